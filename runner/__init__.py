@@ -1,0 +1,3 @@
+"""runner: run language models on your own machine from a terminal."""
+
+__version__ = "0.1.0"

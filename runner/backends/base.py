@@ -1,0 +1,126 @@
+"""The seam between the engine and a backend: the protocols, and the values that cross them.
+
+A backend turns token ids into token ids. It knows nothing of text, templates, stop strings or conversations; the
+engine knows nothing of weights, devices or batches. Every backend passes tests/backends/conformance.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runner.config import LoadOptions, SamplingParams
+from runner.types import CancelToken, MemoryUse, ModelInfo, ReadyModel
+
+LoadProgress = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """`done` of `total` prompt tokens are in the KV cache; `cached` of them were there before this request."""
+
+    done: int
+    total: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One token of the completion. n_drafted and n_accepted count the draft tokens of the round that ended with it."""
+
+    token: int
+    n_drafted: int = 0
+    n_accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """The logits [V] float32 at one position: they predict the token at position + 1."""
+
+    position: int
+    values: NDArray[np.float32]
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back.
+
+    add_bos: the model wants its BOS token first. stop_ids: the tokens that end an answer.
+    strips_leading_space: the first token's leading space is not part of the text (SentencePiece).
+    """
+
+    vocab_size: int
+    bos_id: int | None
+    add_bos: bool
+    stop_ids: frozenset[int]
+    strips_leading_space: bool
+
+    def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
+        """Token ids of `text`, without BOS or EOS added.
+
+        parse_special: text such as "<|im_end|>" becomes the control token; else it is ordinary text.
+        """
+        ...
+
+    def token_bytes(self, token: int, *, special: bool = False) -> bytes:
+        """The UTF-8 bytes that a token adds to the text, possibly part of a character.
+
+        A control token gives b"", or its name when `special`. Raises IndexError outside the vocabulary.
+        """
+        ...
+
+
+class Drafter(Protocol):
+    """Proposes tokens that the target then verifies."""
+
+    def propose(self, tokens: Sequence[int], limit: int) -> Sequence[int]: ...
+
+
+class Backend(Protocol):
+    """One loaded model. Not thread-safe, except that a CancelToken may be set from anywhere."""
+
+    info: ModelInfo
+    tokenizer: Tokenizer
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        drafter: Drafter | None,
+        cancel: CancelToken,
+    ) -> Iterator[Prefill | Step]:
+        """Prefill `prompt` (its longest prefix already in the KV cache is reused), then decode token by token.
+
+        Yields Prefill at least once, before the first Step, and Step until the iterator is closed, `cancel` is set
+        (it then ends within 200 ms, in prefill too) or the context is full: n_ctx tokens in all. Stop ids and
+        max_tokens are the engine's: the backend goes on past them. Closing truncates the KV cache to what was
+        yielded. params.seed is a number here, never None. Token i of the completion is sampled at position
+        len(prompt) + i, so that the same seed gives the same text. Raises ContextOverflow when the prompt has n_ctx
+        tokens or more, UsageError for an empty prompt or an id outside the vocabulary.
+        """
+        ...
+
+    def score(self, tokens: Sequence[int]) -> Iterator[Logits]:
+        """The logits at every position of `tokens`, in order; forgets what the KV cache held."""
+        ...
+
+    def memory(self) -> MemoryUse: ...
+
+    def close(self) -> None:
+        """Give everything back. The object cannot be used again; calling close twice is harmless."""
+        ...
+
+
+class BackendModule(Protocol):
+    """What each backend package offers at module level. Importing it must be cheap: no torch, no llama_cpp."""
+
+    def refusal(self, model: ReadyModel, options: LoadOptions) -> str | None:
+        """Why this backend cannot run that model here, with the remedy, or None if it can."""
+        ...
+
+    def load(self, model: ReadyModel, options: LoadOptions, on_progress: LoadProgress, cancel: CancelToken) -> Backend:
+        """Load it; on_progress gets fractions from 0 to 1. A set cancel token raises RunnerError("cancelled")."""
+        ...

@@ -1,0 +1,155 @@
+"""Two of runner's three configurations: LoadOptions (how to run a model here) and SamplingParams (this request).
+
+The third, ModelConfig (what the model is), is in model_config.py. All are frozen and keyword-only; values are
+checked when they are made, and unknown names are refused with the nearest known one. Where a value comes from
+(flag, environment, file) is settings.py's business, not this file's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from runner.errors import UsageError
+
+BackendChoice = Literal["auto", "native", "llamacpp", "fake"]
+KvType = Literal["f16", "bf16", "f32", "q8_0"]
+OverflowPolicy = Literal["stop", "drop"]
+Think = Literal["auto", "on", "off", "low", "medium", "high"]
+
+T = TypeVar("T")
+
+
+def nearest_hint(name: str, known: Iterable[str]) -> str:
+    """A hint that names the nearest known names, or lists all of them when none is near."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    if near:
+        return "Did you mean " + " or ".join(near) + "?"
+    return "Known names: " + ", ".join(names) + "."
+
+
+def _one_of(owner: str, name: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        raise UsageError(f"{owner}: {name} is {value!r}.", hint=f"It must be one of: {', '.join(map(str, allowed))}.")
+
+
+def _in_range(owner: str, name: str, value: float, low: float, high: float) -> None:
+    if not (isinstance(value, (int, float)) and math.isfinite(value) and low <= value <= high):
+        limit = f"from {low:g} to {high:g}" if math.isfinite(high) else f"{low:g} or more"
+        raise UsageError(f"{owner}: {name} is {value!r}.", hint=f"It must be {limit}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """How to run a model on this machine.
+
+    ctx_size: tokens of context to allocate; None takes the smaller of the model's own and 8192.
+    n_gpu_layers: "auto" (as many as the backend puts there), "all", or a number; 0 is the CPU alone.
+    kv_type: the type of the KV cache. n_threads: CPU threads; None takes the physical cores.
+    batch_size: prompt tokens per prefill chunk. warmup: run one token at load, so that the first answer is not slow.
+    """
+
+    backend: BackendChoice = "auto"
+    ctx_size: int | None = None
+    n_gpu_layers: int | Literal["auto", "all"] = "auto"
+    kv_type: KvType = "f16"
+    n_threads: int | None = None
+    batch_size: int = 512
+    warmup: bool = True
+
+    def __post_init__(self) -> None:
+        _one_of("load options", "backend", self.backend, ("auto", "native", "llamacpp", "fake"))
+        _one_of("load options", "kv_type", self.kv_type, ("f16", "bf16", "f32", "q8_0"))
+        if self.ctx_size is not None:
+            _in_range("load options", "ctx_size", self.ctx_size, 16, 2**26)
+        if self.n_gpu_layers not in ("auto", "all"):
+            _in_range("load options", "n_gpu_layers", self.n_gpu_layers, 0, 2**16)  # type: ignore[arg-type]
+        if self.n_threads is not None:
+            _in_range("load options", "n_threads", self.n_threads, 1, 1024)
+        _in_range("load options", "batch_size", self.batch_size, 1, 2**16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How tokens are chosen for one request, and where the answer ends.
+
+    Filters apply in llama.cpp's order: penalties, top_k, top_p, min_p, temperature. temperature 0 is greedy.
+    top_k 0, top_p 1, min_p 0, repeat_penalty 1, presence_penalty 0 and frequency_penalty 0 each mean off.
+    Penalties look at the last `penalty_last_n` tokens of prompt and answer (0 off, -1 the whole context).
+    seed None draws a new one for the request; it is reported, so that the answer can be repeated.
+    max_tokens None is until the model stops or the context is full. stop: strings that end the answer, left out of it.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    penalty_last_n: int = 64
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _in_range("sampling", "temperature", self.temperature, 0, 100)
+        _in_range("sampling", "top_k", self.top_k, 0, 2**31)
+        _in_range("sampling", "top_p", self.top_p, 0, 1)
+        _in_range("sampling", "min_p", self.min_p, 0, 1)
+        _in_range("sampling", "repeat_penalty", self.repeat_penalty, 0.01, 100)
+        _in_range("sampling", "presence_penalty", self.presence_penalty, -100, 100)
+        _in_range("sampling", "frequency_penalty", self.frequency_penalty, -100, 100)
+        _in_range("sampling", "penalty_last_n", self.penalty_last_n, -1, 2**31)
+        if self.seed is not None:
+            _in_range("sampling", "seed", self.seed, 0, 2**64 - 1)
+        if self.max_tokens is not None:
+            _in_range("sampling", "max_tokens", self.max_tokens, 1, 2**31)
+        if any(not text for text in self.stop):
+            raise UsageError("sampling: an empty stop string.", hint="Give the text that should end the answer.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions:
+    """What one chat request asks of the engine beside sampling.
+
+    overflow: "stop" refuses a conversation that does not fit the context, "drop" leaves out the oldest turns and
+    says which. think: passed to templates that know thinking; "auto" leaves the template's own default.
+    think_budget: tokens after which the thought is closed for the model. raw: no chat template, the last message
+    is the prompt as it stands.
+    """
+
+    overflow: OverflowPolicy = "stop"
+    think: Think = "auto"
+    think_budget: int | None = None
+    raw: bool = False
+
+    def __post_init__(self) -> None:
+        _one_of("chat options", "overflow", self.overflow, ("stop", "drop"))
+        _one_of("chat options", "think", self.think, ("auto", "on", "off", "low", "medium", "high"))
+        if self.think_budget is not None:
+            _in_range("chat options", "think_budget", self.think_budget, 0, 2**31)
+
+
+def build(cls: type[T], *layers: Mapping[str, Any]) -> T:
+    """Make a configuration from layers of values, the later layer winning; None means "not set" and is passed over.
+
+    Raises UsageError for a name that `cls` does not have, with the nearest one, and for a value of the wrong type.
+    """
+    names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            if name not in names:
+                raise UsageError(f"Unknown option {name!r}.", hint=nearest_hint(name, names))
+            if value is not None:
+                values[name] = value
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise UsageError(f"A value has the wrong type: {error}.") from error

@@ -1,0 +1,93 @@
+"""The one exception tree of runner, and the exit code of each class.
+
+This file knows nothing of how an error is shown: front ends print `message`, then `hint`.
+
+    RunnerError                 1   something failed
+    ├── UsageError              2   wrong flag, value, model name or configuration
+    │   ├── ConfigError         2   a settings file or RUNNER_* variable is wrong
+    │   └── UnknownModel        2   no such model; the hint names the nearest ones
+    ├── BusyError               3   busy, locked, or no connection: trying again helps
+    ├── DoesNotFit              4   needs more memory or disk than there is (--force overrides)
+    ├── VerificationFailed      5   a file does not have the contents that it should have
+    ├── BadModelFile            1   a model file is malformed, truncated or unsafe
+    ├── UnsupportedModel        1   a well-formed model that this version cannot run
+    ├── BackendUnavailable      1   a backend is missing or cannot run here
+    ├── TemplateError           1   the chat template is missing, broken, or refuses the messages
+    ├── ContextOverflow         1   the conversation does not fit the context
+    ├── EngineDied              1   the engine process crashed, hung, or was killed
+    └── StoreError              1   the chat database cannot be read or written
+"""
+
+from __future__ import annotations
+
+
+class RunnerError(Exception):
+    """An error with a message for the user and, where there is one, the remedy.
+
+    message: one sentence, no trailing newline. hint: what to do about it, or "".
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(RunnerError):
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    pass
+
+
+class UnknownModel(UsageError):
+    pass
+
+
+class BusyError(RunnerError):
+    exit_code = 3
+
+
+class DoesNotFit(RunnerError):
+    exit_code = 4
+
+
+class VerificationFailed(RunnerError):
+    exit_code = 5
+
+
+class BadModelFile(RunnerError):
+    pass
+
+
+class UnsupportedModel(RunnerError):
+    pass
+
+
+class BackendUnavailable(RunnerError):
+    pass
+
+
+class TemplateError(RunnerError):
+    pass
+
+
+class ContextOverflow(RunnerError):
+    pass
+
+
+class EngineDied(RunnerError):
+    pass
+
+
+class StoreError(RunnerError):
+    pass
+
+
+def error_class(name: str) -> type[RunnerError]:
+    """The class of that name in the tree above, or RunnerError: how an error crosses a process boundary."""
+    found = globals().get(name)
+    return found if isinstance(found, type) and issubclass(found, RunnerError) else RunnerError

@@ -1,0 +1,82 @@
+"""What the engine tells its front ends: one small frozen value an event.
+
+CLI, TUI, bench and tests read the same events, in-process or across the pipe of the engine process. Text here is raw:
+front ends pass it through safe_text before a terminal sees it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from runner.telemetry import Timings
+from runner.types import MemoryUse, ModelInfo
+
+FinishReason = Literal["stop", "length", "context", "cancelled"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """`done` of `total` units of a stage. total 0: not known yet."""
+
+    stage: Literal["download", "load", "prefill"]
+    done: int
+    total: int
+    unit: Literal["bytes", "tokens", "%"]
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something the user should know: a fallback with its reason, turns left out, a warning with its remedy."""
+
+    level: Literal["info", "warning"]
+    text: str
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The model is ready. `reason` says why this backend was chosen. sampling: the model's own defaults."""
+
+    info: ModelInfo
+    memory: MemoryUse
+    reason: str
+    load_s: float
+    sampling: dict[str, float | int]
+
+
+@dataclass(frozen=True)
+class TextDelta:
+    text: str
+
+
+@dataclass(frozen=True)
+class ReasoningDelta:
+    text: str
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Live numbers, a few times a second while an answer streams."""
+
+    timings: Timings
+    n_ctx: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The answer ended: "stop" (the model or a stop string), "length" (max_tokens), "context" (full), "cancelled".
+
+    token_ids: the completion, without the stop token. seed: repeats the answer, with the same model and parameters.
+    """
+
+    reason: FinishReason
+    timings: Timings
+    token_ids: tuple[int, ...]
+    seed: int
+    n_ctx: int
+
+
+LoadEvent = Progress | Notice | Loaded
+ChatEvent = Progress | Notice | TextDelta | ReasoningDelta | Stats | Finished
+Event = LoadEvent | ChatEvent

@@ -1,0 +1,88 @@
+"""One definition of every number that runner shows: TTFT, prefill and decode tokens/s, acceptance.
+
+Durations are seconds, rates tokens per second. Clock readings are passed in, so everything here is
+a pure function of values; the readings of devices are machine.py's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timings:
+    """What one request took so far.
+
+    prompt_tokens counts the whole prompt, cached_tokens the part of it found in the KV cache.
+    ttft_s: from the request to the first token. prefill_s: computing the uncached prompt, up to the first token.
+    decode_s: from the first token to the last (t_last - t_first). total_s: from the request to now.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
+    ttft_s: float | None = None
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    total_s: float = 0.0
+
+    @property
+    def prefill_tok_s(self) -> float | None:
+        """Uncached prompt tokens over prefill_s."""
+        computed = self.prompt_tokens - self.cached_tokens
+        return computed / self.prefill_s if self.prefill_s > 0 and computed > 0 else None
+
+    @property
+    def decode_tok_s(self) -> float | None:
+        """(n - 1) / (t_last - t_first): the first token belongs to the prefill."""
+        return (self.completion_tokens - 1) / self.decode_s if self.decode_s > 0 else None
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        return self.n_accepted / self.n_drafted if self.n_drafted else None
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of context in use after this request."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+class Stopwatch:
+    """Builds Timings from clock readings (seconds of one monotonic clock) as a request runs."""
+
+    def __init__(self, now: float, prompt_tokens: int) -> None:
+        self._requested = now
+        self._prompt_tokens = prompt_tokens
+        self._cached = 0
+        self._completion = 0
+        self._drafted = 0
+        self._accepted = 0
+        self._first: float | None = None
+        self._last = now
+
+    def prefill(self, cached: int) -> None:
+        self._cached = cached
+
+    def token(self, now: float, n_drafted: int = 0, n_accepted: int = 0) -> None:
+        if self._first is None:
+            self._first = now
+        self._last = now
+        self._completion += 1
+        self._drafted += n_drafted
+        self._accepted += n_accepted
+
+    def timings(self, now: float) -> Timings:
+        first = self._first
+        return Timings(
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached,
+            completion_tokens=self._completion,
+            n_drafted=self._drafted,
+            n_accepted=self._accepted,
+            ttft_s=None if first is None else first - self._requested,
+            prefill_s=(now if first is None else first) - self._requested,
+            decode_s=0.0 if first is None else self._last - first,
+            total_s=now - self._requested,
+        )

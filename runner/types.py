@@ -1,0 +1,116 @@
+"""Values that cross layers: messages, model files ready to load, devices, memory, cancellation.
+
+Frozen dataclasses without behaviour beyond small derived numbers. This file does no I/O and knows no backend.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+Role = Literal["system", "user", "assistant", "tool"]
+BackendName = Literal["native", "llamacpp", "fake"]
+WeightsFormat = Literal["gguf", "safetensors", "script"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """One turn of a conversation. `reasoning` is the model's thinking, kept apart from its answer."""
+
+    role: Role
+    content: str
+    reasoning: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadyModel:
+    """A model on disk that can be loaded now: what `prepare` returns and a backend's `load` takes.
+
+    weights: one GGUF (the first part of a split one), one or more safetensors shards, or a fake script.
+    directory: where config.json, tokenizer.json, tokenizer_config.json and generation_config.json are, if anywhere.
+    sampling: the model's own sampling defaults, by SamplingParams field name.
+    chat_template: overrides the one inside the model's files when not None.
+    """
+
+    name: str
+    format: WeightsFormat
+    weights: tuple[Path, ...]
+    directory: Path
+    size_bytes: int
+    sampling: Mapping[str, float | int] = field(default_factory=dict)
+    chat_template: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInfo:
+    """What a loaded model is, as its backend reports it.
+
+    context_length: what the model was trained for; n_ctx: what is allocated now (tokens).
+    quantization: the name of the weight format, e.g. "Q8_0", "BF16", "MQ4".
+    device: where it runs, for people: "CPU (2 threads)", "NVIDIA H200".
+    """
+
+    name: str
+    backend: BackendName
+    architecture: str
+    num_parameters: int
+    num_layers: int
+    n_gpu_layers: int
+    vocab_size: int
+    context_length: int
+    n_ctx: int
+    quantization: str
+    size_bytes: int
+    device: str
+    chat_template: str | None
+    bos_token: str
+    eos_token: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryUse:
+    """Bytes held by a loaded model, by part. On a CPU backend they are RAM, on a GPU backend device memory."""
+
+    weights_bytes: int
+    kv_cache_bytes: int
+    workspace_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.kv_cache_bytes + self.workspace_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """A GPU, or the machine's main memory as kind "cpu". Bytes and names as the driver reports them."""
+
+    kind: Literal["cpu", "cuda", "rocm", "metal"]
+    index: int
+    name: str
+    total_bytes: int
+    free_bytes: int
+
+
+class CancelToken:
+    """Asks a running generation to stop. Set once, from any thread; never reset: one token a request.
+
+    The flag is two bytes of C memory, a string that is empty until cancelled, so that native code can poll it
+    at `address` without taking the GIL.
+    """
+
+    def __init__(self) -> None:
+        self._flag = ctypes.create_string_buffer(2)
+
+    def cancel(self) -> None:
+        self._flag[0] = b"\x01"
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._flag[0] != b"\x00"
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self._flag)
