@@ -1,0 +1,34 @@
+"""Fixtures that every test may use: the demo model, the shared real data, a private home directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def runner_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test has its own RUNNER_HOME and Hugging Face cache, and reaches no model hub."""
+    home = tmp_path / "runner-home"
+    monkeypatch.setenv("RUNNER_HOME", str(home))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf-home"))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    return home
+
+
+@pytest.fixture(scope="session")
+def demo_directory() -> Path:
+    """models/demo of this checkout: the GGUF with its tokenizer and configuration."""
+    return CHECKOUT / "models" / "demo"
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Real test data that is not part of the project, beside the checkout as ../shared/data."""
+    path = CHECKOUT.parent / "shared" / "data"
+    if not path.is_dir():
+        pytest.skip("needs the real test data in ../shared/data")
+    return path
