@@ -23,6 +23,8 @@ Think = Literal["auto", "on", "off", "low", "medium", "high"]
 
 T = TypeVar("T")
 
+DEFAULT_CTX = 8192
+
 
 def nearest_hint(name: str, known: Iterable[str]) -> str:
     """A hint that names the nearest known names, or lists all of them when none is near."""
@@ -48,10 +50,11 @@ def _in_range(owner: str, name: str, value: float, low: float, high: float) -> N
 class LoadOptions:
     """How to run a model on this machine.
 
-    ctx_size: tokens of context to allocate; None takes the smaller of the model's own and 8192.
+    ctx_size: tokens of context to allocate; None takes the smaller of the model's own and DEFAULT_CTX.
     n_gpu_layers: "auto" (as many as the backend puts there), "all", or a number; 0 is the CPU alone.
     kv_type: the type of the KV cache. n_threads: CPU threads; None takes the physical cores.
     batch_size: prompt tokens per prefill chunk. warmup: run one token at load, so that the first answer is not slow.
+    force: load even what is not expected to fit.
     """
 
     backend: BackendChoice = "auto"
@@ -61,6 +64,7 @@ class LoadOptions:
     n_threads: int | None = None
     batch_size: int = 512
     warmup: bool = True
+    force: bool = False
 
     def __post_init__(self) -> None:
         _one_of("load options", "backend", self.backend, ("auto", "native", "llamacpp", "fake"))
@@ -72,6 +76,10 @@ class LoadOptions:
         if self.n_threads is not None:
             _in_range("load options", "n_threads", self.n_threads, 1, 1024)
         _in_range("load options", "batch_size", self.batch_size, 1, 2**16)
+
+    def n_ctx(self, context_length: int) -> int:
+        """Tokens of context to allocate for a model trained on `context_length`."""
+        return self.ctx_size or min(context_length, DEFAULT_CTX)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,35 @@ class Message:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChannelMarkers:
+    """How a model writes messages on named channels (harmony): `turn` role `channel` name `body` text `end`.
+
+    thoughts: the channels that are thinking. answer: the channel that goes on to the end of the completion.
+    """
+
+    turn: str
+    channel: str
+    body: str
+    end: str
+    thoughts: frozenset[str]
+    answer: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasoningMarkers:
+    """The texts that set a model's thinking apart from its answer.
+
+    open and close stand around a thought. closing_text: what to write for the model when its thought is cut short, so
+    that the answer comes next. channels: set for models whose thoughts are messages on a channel of their own.
+    """
+
+    open: str
+    close: str
+    closing_text: str
+    channels: ChannelMarkers | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReadyModel:
     """A model on disk that can be loaded now: what `prepare` returns and a backend's `load` takes.
 

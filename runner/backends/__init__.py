@@ -1,0 +1,64 @@
+"""Which backend runs a model, and why. Backends are imported when they are asked for, never before."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import cast
+
+from runner.backends.base import BackendModule
+from runner.config import LoadOptions
+from runner.errors import BackendUnavailable, UnsupportedModel
+from runner.types import BackendName, ReadyModel, WeightsFormat
+
+# For each kind of file, the backends that may run it, best first, and why that one is best.
+_PREFERENCE: dict[WeightsFormat, tuple[tuple[BackendName, str], ...]] = {
+    "gguf": (
+        ("llamacpp", "the model is a GGUF file, which llama.cpp runs as it is"),
+        ("native", "llama.cpp cannot run it"),
+    ),
+    "safetensors": (("native", "the weights are safetensors, which the native backend reads as they are"),),
+    "script": (("fake", "the model is a script for the fake backend"),),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The backend that will run a model. refused: the backends that will not, each with its reason."""
+
+    name: BackendName
+    reason: str
+    refused: tuple[tuple[BackendName, str], ...]
+
+    @property
+    def is_fallback(self) -> bool:
+        return bool(self.refused)
+
+
+def backend_module(name: BackendName) -> BackendModule:
+    """The package of that backend: cheap to import, whatever its `load` needs."""
+    return cast(BackendModule, importlib.import_module(f"runner.backends.{name}"))
+
+
+def choose(model: ReadyModel, options: LoadOptions) -> Choice:
+    """The backend for `model`: the one asked for, or for "auto" the best that does not refuse.
+
+    Raises BackendUnavailable when the one asked for refuses (it never falls back), UnsupportedModel when all do.
+    """
+    if options.backend != "auto":
+        refusal = backend_module(options.backend).refusal(model, options)
+        if refusal:
+            raise BackendUnavailable(
+                f"The {options.backend} backend cannot run {model.name}: {refusal}",
+                hint="Leave out --backend and runner chooses one that can.",
+            )
+        return Choice(name=options.backend, reason="it was asked for", refused=())
+    refused: list[tuple[BackendName, str]] = []
+    for name, reason in _PREFERENCE[model.format]:
+        refusal = backend_module(name).refusal(model, options)
+        if refusal is None:
+            why = "; ".join(text for _, text in refused)
+            return Choice(name=name, reason=f"{reason}: {why}" if why else reason, refused=tuple(refused))
+        refused.append((name, refusal))
+    reasons = " ".join(f"{name}: {text}" for name, text in refused)
+    raise UnsupportedModel(f"No backend can run {model.name}. {reasons}", hint="`runner doctor` checks the backends.")

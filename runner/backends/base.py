@@ -6,7 +6,7 @@ engine knows nothing of weights, devices or batches. Every backend passes tests/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runner.config import LoadOptions, SamplingParams
+from runner.errors import ContextOverflow, UsageError
 from runner.types import CancelToken, MemoryUse, ModelInfo, ReadyModel
 
 LoadProgress = Callable[[float], None]
@@ -49,6 +50,7 @@ class Tokenizer(Protocol):
     """Text to token ids and back.
 
     add_bos: the model wants its BOS token first. stop_ids: the tokens that end an answer.
+    control_tokens: the texts that `encode` turns into control tokens, such as "<|im_end|>".
     strips_leading_space: the first token's leading space is not part of the text (SentencePiece).
     """
 
@@ -56,6 +58,7 @@ class Tokenizer(Protocol):
     bos_id: int | None
     add_bos: bool
     stop_ids: frozenset[int]
+    control_tokens: frozenset[str]
     strips_leading_space: bool
 
     def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
@@ -73,12 +76,6 @@ class Tokenizer(Protocol):
         ...
 
 
-class Drafter(Protocol):
-    """Proposes tokens that the target then verifies."""
-
-    def propose(self, tokens: Sequence[int], limit: int) -> Sequence[int]: ...
-
-
 class Backend(Protocol):
     """One loaded model. Not thread-safe, except that a CancelToken may be set from anywhere."""
 
@@ -89,9 +86,8 @@ class Backend(Protocol):
         self,
         prompt: Sequence[int],
         params: SamplingParams,
-        drafter: Drafter | None,
         cancel: CancelToken,
-    ) -> Iterator[Prefill | Step]:
+    ) -> Generator[Prefill | Step, None, None]:
         """Prefill `prompt` (its longest prefix already in the KV cache is reused), then decode token by token.
 
         Yields Prefill at least once, before the first Step, and Step until the iterator is closed, `cancel` is set
@@ -124,3 +120,25 @@ class BackendModule(Protocol):
     def load(self, model: ReadyModel, options: LoadOptions, on_progress: LoadProgress, cancel: CancelToken) -> Backend:
         """Load it; on_progress gets fractions from 0 to 1. A set cancel token raises RunnerError("cancelled")."""
         ...
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many ids the two sequences share from their start."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def check_prompt(prompt: Sequence[int], info: ModelInfo, *, room: int = 1) -> None:
+    """Raise UsageError or ContextOverflow for a prompt that a backend must not compute; `room`: tokens to come."""
+    if not prompt:
+        raise UsageError("The prompt is empty.", hint="Give at least one token.")
+    outside = [token for token in prompt if not 0 <= token < info.vocab_size]
+    if outside:
+        raise UsageError(
+            f"Token {outside[0]} is outside the vocabulary of {info.vocab_size} tokens.",
+            hint="The ids must come from this model's own tokenizer.",
+        )
+    if len(prompt) + room > info.n_ctx:
+        raise ContextOverflow(
+            f"The prompt has {len(prompt)} tokens and the context holds {info.n_ctx}.",
+            hint="Shorten it, or load the model with a larger context (-c).",
+        )

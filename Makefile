@@ -1,0 +1,48 @@
+# Two commands do everything on a fresh machine: `make chat` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help install chat test check lint clean
+
+help:
+	@echo "make chat     set up, then chat with the demo model"
+	@echo "make test     set up, then run the tests"
+	@echo "make install  set up alone: runner and what it needs, in $(VENV)"
+	@echo "make check    ruff, mypy, import-linter, then the tests"
+
+install: $(VENV)/.installed
+
+# llama-cpp-python has no wheel for most machines and is compiled here: about 4 minutes on two cores, once.
+# CMAKE_ARGS="-DGGML_CUDA=on" (or -DGGML_HIP=on, -DGGML_METAL=on, -DGGML_VULKAN=on) compiles it for a GPU.
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "runner needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	@command -v cc >/dev/null && command -v c++ >/dev/null || \
+		{ echo "llama-cpp-python is compiled here and needs a C and a C++ compiler (Debian: apt install build-essential)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	@echo "Installing runner. llama.cpp is compiled on the way: this takes about 5 minutes the first time."
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+chat: install
+	@$(BIN)/runner chat demo
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+check: lint test
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache dist build

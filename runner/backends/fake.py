@@ -1,0 +1,212 @@
+"""A scripted backend: bytes for tokens, answers from a JSON file. For work on front ends, for tests, `--backend fake`.
+
+It passes the conformance suite like any other backend and misbehaves on request (slow, stuck, crashing), which a real
+model does not. It computes nothing, so what it says depends on the script and the number of turns alone.
+
+A script: {"replies": ["text", {"text": "...", "token_s": 0.01, "fail": "error", "fail_after": 5}, ...],
+           "prefill_token_s": 0.0, "n_ctx": 8192, "load_s": 0.0}
+Reply n (round and round) answers turn n. token_s: seconds a token. fail: "error" raises, "exit" ends the process,
+"kill" and "segv" send it that signal, "hang" never returns and ignores cancellation; each after `fail_after` tokens.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from runner.backends.base import Backend, LoadProgress, Logits, Prefill, Step, check_prompt, common_prefix
+from runner.config import DEFAULT_CTX, LoadOptions, SamplingParams, build
+from runner.errors import BadModelFile, RunnerError, UsageError
+from runner.types import CancelToken, MemoryUse, ModelInfo, ReadyModel
+
+_SPECIAL = ("<|im_start|>", "<|im_end|>")
+_SPECIAL_PATTERN = re.compile("(" + "|".join(map(re.escape, _SPECIAL)) + ")")
+_START, _END = 256, 257
+_VOCAB_SIZE = 258
+_ASSISTANT = list(b"assistant")
+_PREFILL_CHUNK = 64
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+DEFAULT_REPLY = "I am the scripted backend: I repeat this sentence, whatever you say. "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    text: str = DEFAULT_REPLY
+    token_s: float = 0.0
+    fail: Literal["error", "exit", "kill", "segv", "hang"] | None = None
+    fail_after: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    replies: tuple[Reply, ...] = (Reply(),)
+    prefill_token_s: float = 0.0
+    load_s: float = 0.0
+    n_ctx: int = DEFAULT_CTX
+    chat_template: str = CHAT_TEMPLATE
+
+
+def read_script(path: Path) -> Script:
+    """The script in a JSON file. Raises BadModelFile."""
+    try:
+        plain: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        replies = tuple(
+            Reply(text=item) if isinstance(item, str) else build(Reply, item) for item in plain.pop("replies", [""])
+        )
+        return build(Script, plain, {"replies": replies})
+    except (OSError, ValueError, AttributeError, TypeError, UsageError) as error:
+        raise BadModelFile(
+            f"{path} is not a script for the fake backend: {error}", hint='Write {"replies": ["some text"]}.'
+        ) from error
+
+
+def refusal(model: ReadyModel, options: LoadOptions) -> str | None:
+    """None when it is asked for by name or given a script: nobody gets invented answers by accident."""
+    if model.format == "script" or options.backend == "fake":
+        return None
+    return "The fake backend answers from a script: ask for it with --backend fake."
+
+
+def load(model: ReadyModel, options: LoadOptions, on_progress: LoadProgress, cancel: CancelToken) -> Backend:
+    """Read the script, if `model` is one; any other model gets the default reply."""
+    script = read_script(model.weights[0]) if model.format == "script" and model.weights else Script()
+    for percent in range(101):
+        if cancel.is_cancelled:
+            raise RunnerError("Loading was cancelled.")
+        time.sleep(script.load_s / 100)
+        on_progress(percent / 100)
+    return FakeBackend(model, script, options)
+
+
+class FakeTokenizer:
+    """One token a byte, and two control tokens."""
+
+    vocab_size = _VOCAB_SIZE
+    bos_id: int | None = None
+    add_bos = False
+    stop_ids = frozenset({_END})
+    control_tokens = frozenset(_SPECIAL)
+    strips_leading_space = False
+
+    def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
+        if not parse_special:
+            return list(text.encode("utf-8", "replace"))
+        ids: list[int] = []
+        for part in _SPECIAL_PATTERN.split(text):
+            ids.extend([256 + _SPECIAL.index(part)] if part in _SPECIAL else part.encode("utf-8", "replace"))
+        return ids
+
+    def token_bytes(self, token: int, *, special: bool = False) -> bytes:
+        if not 0 <= token < _VOCAB_SIZE:
+            raise IndexError(f"token {token} is outside the vocabulary of {_VOCAB_SIZE}")
+        if token < 256:
+            return bytes([token])
+        return _SPECIAL[token - 256].encode() if special else b""
+
+
+class FakeBackend(Backend):
+    """See Backend in backends/base.py."""
+
+    def __init__(self, model: ReadyModel, script: Script, options: LoadOptions) -> None:
+        self._script = script
+        self._cached: list[int] = []
+        self.tokenizer = FakeTokenizer()
+        self.info = ModelInfo(
+            name=model.name,
+            backend="fake",
+            architecture="script",
+            num_parameters=0,
+            num_layers=0,
+            n_gpu_layers=0,
+            vocab_size=_VOCAB_SIZE,
+            context_length=script.n_ctx,
+            n_ctx=options.n_ctx(script.n_ctx),
+            quantization="none",
+            size_bytes=model.size_bytes,
+            device="none (scripted)",
+            chat_template=model.chat_template or script.chat_template,
+            bos_token="",
+            eos_token=_SPECIAL[1],
+        )
+
+    def generate(
+        self, prompt: Sequence[int], params: SamplingParams, cancel: CancelToken
+    ) -> Generator[Prefill | Step, None, None]:
+        del params  # the script is the sampling
+        check_prompt(prompt, self.info)
+        cached = min(common_prefix(self._cached, prompt), len(prompt) - 1)
+        for done in (*range(cached, len(prompt), _PREFILL_CHUNK), len(prompt)):
+            if done > cached:
+                _sleep(self._script.prefill_token_s * min(_PREFILL_CHUNK, done - cached), cancel)
+            if cancel.is_cancelled:
+                return
+            self._cached = list(prompt[:done])
+            yield Prefill(done, len(prompt), cached)
+        reply = self._reply(prompt)
+        for i, token in enumerate((*reply.text.encode("utf-8", "surrogateescape"), *[_END] * self.info.n_ctx)):
+            if reply.fail and i >= reply.fail_after:
+                _fail(reply.fail)
+            _sleep(reply.token_s, cancel)
+            if cancel.is_cancelled or len(self._cached) >= self.info.n_ctx:
+                return
+            self._cached.append(token)
+            yield Step(token)
+
+    def score(self, tokens: Sequence[int]) -> Iterator[Logits]:
+        check_prompt(tokens, self.info, room=0)
+        self._cached = []
+        for position in range(len(tokens)):
+            values = np.zeros(_VOCAB_SIZE, np.float32)
+            values[self._expected(tokens[: position + 1])] = 1.0
+            yield Logits(position, values)
+
+    def memory(self) -> MemoryUse:
+        return MemoryUse(weights_bytes=0, kv_cache_bytes=len(self._cached) * 8, workspace_bytes=0)
+
+    def close(self) -> None:
+        self._cached = []
+
+    def _expected(self, tokens: Sequence[int]) -> int:
+        """The token after `tokens`: how much of the reply they end with tells where in it we are."""
+        reply = list(self._reply(tokens).text.encode("utf-8", "surrogateescape"))
+        written = next(
+            n for n in range(min(len(reply), len(tokens)), -1, -1) if list(tokens[len(tokens) - n :]) == reply[:n]
+        )
+        return reply[written] if written < len(reply) else _END
+
+    def _reply(self, prompt: Sequence[int]) -> Reply:
+        """Answers are counted by the assistant turns that the prompt opens; a raw prompt has the first."""
+        opened = sum(token == _START and list(prompt[i + 1 : i + 10]) == _ASSISTANT for i, token in enumerate(prompt))
+        return self._script.replies[max(0, opened - 1) % len(self._script.replies)]
+
+
+def _sleep(seconds: float, cancel: CancelToken) -> None:
+    deadline = time.monotonic() + seconds
+    while not cancel.is_cancelled and (left := deadline - time.monotonic()) > 0:
+        time.sleep(min(left, 0.02))
+
+
+def _fail(how: str) -> None:
+    if how == "error":
+        raise RunnerError("The script asked for an error.", hint="Remove `fail` from the script.")
+    if how == "exit":
+        os._exit(3)
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "segv":
+        ctypes.string_at(0)
+    while True:
+        time.sleep(3600)

@@ -1,0 +1,230 @@
+"""One GGUF model in llama.cpp: batches in, logits out, tokens chosen by runner's own sampling.
+
+It implements the Backend protocol on llama-cpp-python's token-level API, one sequence, and keeps track of what the
+KV cache holds. It knows nothing of text: templates, stop strings and stop ids are the engine's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
+
+import llama_cpp
+import numpy as np
+from numpy.typing import NDArray
+
+from runner.backends.base import Backend, LoadProgress, Logits, Prefill, Step, common_prefix, check_prompt
+from runner.backends.llamacpp.library import ABORT_WHEN_CANCELLED, library_log, open_context, open_model
+from runner.backends.llamacpp.tokenizer import LlamaCppTokenizer
+from runner.config import LoadOptions, SamplingParams
+from runner.errors import RunnerError, UnsupportedModel
+from runner.quant.gguf_file import GgufHeader, read_header
+from runner.sampling import sample
+from runner.types import CancelToken, MemoryUse, ModelInfo, ReadyModel
+
+_SCORE_BATCH = 64  # logits of this many positions are held at once by score()
+_CHUNK_GOAL_S = 0.5  # prefill chunks shrink until one takes about this long, so that progress is seen
+_MIN_CHUNK = 32
+
+
+class LlamaCppBackend(Backend):
+    """See Backend in backends/base.py."""
+
+    def __init__(self, model: ReadyModel, options: LoadOptions, on_progress: LoadProgress, cancel: CancelToken) -> None:
+        header = read_header(model.weights[0])
+        self._batch: Any = None
+        self._context: Any = None
+        self._model = open_model(model.weights[0], options, on_progress, cancel)
+        try:
+            _refuse_unsupported(self._model, model.name)
+            trained = int(llama_cpp.llama_model_n_ctx_train(self._model))
+            self._context = open_context(self._model, options.n_ctx(trained), options)
+            self._open(model, header, options)
+        except BaseException:
+            self.close()
+            raise
+        if options.warmup:
+            self._warm_up()
+
+    def _open(self, model: ReadyModel, header: GgufHeader, options: LoadOptions) -> None:
+        vocab = llama_cpp.llama_model_get_vocab(self._model)
+        adds_space = bool(header.metadata.get("tokenizer.ggml.add_space_prefix", True))
+        self.tokenizer = LlamaCppTokenizer(vocab, adds_space_prefix=adds_space)
+        self._memory = llama_cpp.llama_get_memory(self._context)
+        self._n_swa = int(llama_cpp.llama_model_n_swa(self._model))
+        self._n_batch = options.batch_size
+        self._batch = llama_cpp.llama_batch_init(self._n_batch, 0, 1)
+        self._cached: list[int] = []
+        self._logits_address = 0
+        self._logits = np.empty(0, np.float32)
+        self.info = self._model_info(model, header, options)
+
+    def _model_info(self, model: ReadyModel, header: GgufHeader, options: LoadOptions) -> ModelInfo:
+        num_layers = int(llama_cpp.llama_model_n_layer(self._model))
+        offload = bool(llama_cpp.llama_supports_gpu_offload())
+        wanted = num_layers if options.n_gpu_layers in ("auto", "all") else int(options.n_gpu_layers)
+        n_gpu_layers = min(wanted, num_layers) if offload else 0
+        threads = int(llama_cpp.llama_n_threads(self._context))
+        template = llama_cpp.llama_model_chat_template(self._model, None)
+        return ModelInfo(
+            name=model.name,
+            backend="llamacpp",
+            architecture=header.architecture,
+            num_parameters=int(llama_cpp.llama_model_n_params(self._model)),
+            num_layers=num_layers,
+            n_gpu_layers=n_gpu_layers,
+            vocab_size=self.tokenizer.vocab_size,
+            context_length=int(llama_cpp.llama_model_n_ctx_train(self._model)),
+            n_ctx=int(llama_cpp.llama_n_ctx(self._context)),
+            quantization=header.quantization,
+            size_bytes=model.size_bytes,
+            device=f"GPU ({n_gpu_layers} of {num_layers} layers)" if n_gpu_layers else f"CPU ({threads} threads)",
+            chat_template=model.chat_template or (template.decode("utf-8", "replace") if template else None),
+            bos_token=self._special(llama_cpp.llama_vocab_bos),
+            eos_token=self._special(llama_cpp.llama_vocab_eos),
+        )
+
+    def _special(self, getter: Any) -> str:
+        token = int(getter(llama_cpp.llama_model_get_vocab(self._model)))
+        return self.tokenizer.token_bytes(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
+
+    def _warm_up(self) -> None:
+        """Touch every weight once, so that page faults and lazy set-up are part of the load."""
+        llama_cpp.llama_set_warmup(self._context, True)
+        self._decode([self.tokenizer.bos_id or 0], 0)
+        llama_cpp.llama_set_warmup(self._context, False)
+        self._forget()
+
+    def generate(
+        self, prompt: Sequence[int], params: SamplingParams, cancel: CancelToken
+    ) -> Generator[Prefill | Step, None, None]:
+        check_prompt(prompt, self.info)
+        llama_cpp.llama_set_abort_callback(self._context, ABORT_WHEN_CANCELLED, ctypes.c_void_p(cancel.address))
+        try:
+            yield from self._prefill(prompt, cancel)
+            history = list(prompt)
+            while not cancel.is_cancelled:
+                token = sample(self._last_logits(), params, history, len(history))
+                history.append(token)
+                yield Step(token)
+                if len(history) >= self.info.n_ctx or not self._decode([token], len(history) - 1):
+                    return
+        finally:
+            # The token's memory may be gone before the context is: nothing may poll it any more.
+            if self._context is not None:
+                llama_cpp.llama_set_abort_callback(self._context, llama_cpp.ggml_abort_callback(0), None)
+
+    def _prefill(self, prompt: Sequence[int], cancel: CancelToken) -> Iterator[Prefill]:
+        cached = self._keep(min(common_prefix(self._cached, prompt), len(prompt) - 1))
+        yield Prefill(cached, len(prompt), cached)
+        done, chunk = cached, self._n_batch
+        while done < len(prompt) and not cancel.is_cancelled:
+            part = prompt[done : done + chunk]
+            started = time.monotonic()
+            if not self._decode(part, done):
+                return
+            if time.monotonic() - started > _CHUNK_GOAL_S:
+                chunk = max(chunk // 2, _MIN_CHUNK)
+            done += len(part)
+            yield Prefill(done, len(prompt), cached)
+
+    def score(self, tokens: Sequence[int]) -> Iterator[Logits]:
+        check_prompt(tokens, self.info, room=0)
+        self._forget()
+        size = min(_SCORE_BATCH, self._n_batch)
+        for start in range(0, len(tokens), size):
+            part = tokens[start : start + size]
+            self._decode(part, start, all_logits=True)
+            for i in range(len(part)):
+                yield Logits(start + i, self._logits_at(i).copy())
+
+    def memory(self) -> MemoryUse:
+        """As llama.cpp reported its buffers while it made them."""
+        buffers = library_log().buffers
+        kv = sum(buffers.get(part, 0) for part in ("KV", "RS"))
+        weights = buffers.get("model", 0) or int(llama_cpp.llama_model_size(self._model))
+        return MemoryUse(
+            weights_bytes=weights,
+            kv_cache_bytes=kv,
+            workspace_bytes=buffers.get("compute", 0) + buffers.get("output", 0),
+        )
+
+    def close(self) -> None:
+        if self._batch is not None:
+            llama_cpp.llama_batch_free(self._batch)
+            self._batch = None
+        if self._context is not None:
+            llama_cpp.llama_free(self._context)
+            self._context = None
+        if self._model is not None:
+            llama_cpp.llama_model_free(self._model)
+            self._model = None
+
+    def _decode(self, tokens: Sequence[int], position: int, *, all_logits: bool = False) -> bool:
+        """Compute `tokens` at `position` onwards; the last one's logits (or all) can be read. False: aborted."""
+        batch, last = self._batch, len(tokens) - 1
+        batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i] = token
+            batch.pos[i] = position + i
+            batch.n_seq_id[i] = 1
+            batch.seq_id[i][0] = 0
+            batch.logits[i] = all_logits or i == last
+        status = llama_cpp.llama_decode(self._context, batch)
+        if status == 0:
+            self._cached[position:] = tokens
+            return True
+        self._keep(position)
+        if status == 2:
+            return False
+        reason = "; ".join(library_log().errors) or f"status {status}"
+        raise RunnerError(
+            f"llama.cpp could not compute {len(tokens)} tokens at position {position}: {reason}",
+            hint="Load the model again, with a smaller context (-c) if memory is short.",
+        )
+
+    def _keep(self, length: int) -> int:
+        """Cut the KV cache to its first `length` positions, or to none where the model cannot be cut there.
+
+        Recurrent layers cannot go back; a sliding window has already dropped what lies behind it.
+        """
+        if length == len(self._cached):
+            return length
+        is_cut = length > 0 and llama_cpp.llama_memory_seq_rm(self._memory, 0, length, -1)
+        if is_cut and self._n_swa:
+            oldest = llama_cpp.llama_memory_seq_pos_min(self._memory, 0)
+            is_cut = oldest <= max(0, length - self._n_swa)
+        if not is_cut:
+            self._forget()
+            return 0
+        del self._cached[length:]
+        return length
+
+    def _forget(self) -> None:
+        llama_cpp.llama_memory_clear(self._memory, True)
+        self._cached = []
+
+    def _last_logits(self) -> NDArray[np.float32]:
+        return self._logits_at(-1)
+
+    def _logits_at(self, index: int) -> NDArray[np.float32]:
+        """A view [V] of llama.cpp's own buffer, valid until the next decode; rebuilt only when the buffer moved."""
+        pointer = llama_cpp.llama_get_logits_ith(self._context, index)
+        address = ctypes.addressof(pointer.contents)
+        if address != self._logits_address:
+            self._logits = np.ctypeslib.as_array(pointer, shape=(self.info.vocab_size,))
+            self._logits_address = address
+        return self._logits
+
+
+def _refuse_unsupported(model: Any, name: str) -> None:
+    if llama_cpp.llama_model_has_encoder(model):
+        raise UnsupportedModel(
+            f"{name} has an encoder.", hint="runner runs decoder-only language models: choose another model."
+        )
+    if llama_cpp.llama_model_is_diffusion(model) or not llama_cpp.llama_model_has_decoder(model):
+        raise UnsupportedModel(
+            f"{name} does not write text from left to right.", hint="Choose a causal language model."
+        )

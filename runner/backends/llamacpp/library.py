@@ -1,0 +1,136 @@
+"""The edge to the llama.cpp library: its log, its abort callback, and opening a model and a context.
+
+Everything ctypes-shaped that is not tokens or batches is here. It knows nothing of prompts, sampling or the KV
+cache's contents.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import re
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+
+from runner.backends.base import LoadProgress
+from runner.config import KvType, LoadOptions
+from runner.errors import BadModelFile, DoesNotFit, RunnerError
+from runner.types import CancelToken
+
+log = logging.getLogger(__name__)
+
+_BUFFER_SIZE = re.compile(r"(\w+) buffer size *= *([\d.]+) MiB")
+_LEVELS = {1: logging.DEBUG, 2: logging.WARNING, 3: logging.ERROR, 4: logging.DEBUG}
+
+
+class LibraryLog:
+    """Receives llama.cpp's log: passes it to Python's, keeps the last errors, and adds up the buffers it reports.
+
+    llama.cpp has one log for the process, so there is one of these, made by `library_log()`.
+    """
+
+    def __init__(self) -> None:
+        self.errors: deque[str] = deque(maxlen=4)
+        self.buffers: dict[str, int] = {}
+        self._callback = llama_cpp.llama_log_callback(self._receive)
+        llama_cpp.llama_log_set(self._callback, ctypes.c_void_p(0))
+
+    def start(self) -> None:
+        """Forget errors and buffers: what comes next belongs to a new load."""
+        self.errors.clear()
+        self.buffers.clear()
+
+    def _receive(self, level: int, text: bytes, _data: Any) -> None:
+        line = text.decode("utf-8", "replace").rstrip()
+        if level == 3:
+            self.errors.append(line)
+        for part, size in _BUFFER_SIZE.findall(line):
+            self.buffers[part] = self.buffers.get(part, 0) + round(float(size) * 2**20)
+        log.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
+
+
+_library_log: LibraryLog | None = None
+
+
+def library_log() -> LibraryLog:
+    """The process's LibraryLog; the first call starts llama.cpp."""
+    global _library_log
+    if _library_log is None:
+        llama_cpp.llama_backend_init()
+        _library_log = LibraryLog()
+    return _library_log
+
+
+def _abort_when_cancelled() -> Any:
+    """A C function for llama.cpp to poll between graph nodes: true once the CancelToken it is given is set.
+
+    It is libc's strlen: the token's flag is a C string that is empty until cancelled. A Python callback would take
+    the GIL some hundred times a token; this one costs nanoseconds and works while Python is busy elsewhere.
+    """
+    libc = ctypes.cdll.msvcrt if sys.platform == "win32" else ctypes.CDLL(None)
+    return llama_cpp.ggml_abort_callback(ctypes.cast(libc.strlen, ctypes.c_void_p).value)
+
+
+ABORT_WHEN_CANCELLED = _abort_when_cancelled()
+
+_KV_TYPES: dict[KvType, int] = {
+    "f32": llama_cpp.GGML_TYPE_F32,
+    "f16": llama_cpp.GGML_TYPE_F16,
+    "bf16": llama_cpp.GGML_TYPE_BF16,
+    "q8_0": llama_cpp.GGML_TYPE_Q8_0,
+}
+
+
+def open_model(path: Path, options: LoadOptions, on_progress: LoadProgress, cancel: CancelToken) -> Any:
+    """llama_model_load_from_file with progress and cancellation. Raises BadModelFile with llama.cpp's own reason."""
+    messages = library_log()
+    messages.start()
+    params = llama_cpp.llama_model_default_params()
+    params.n_gpu_layers = -1 if options.n_gpu_layers in ("auto", "all") else options.n_gpu_layers
+
+    def report(fraction: float, _data: Any) -> bool:
+        on_progress(fraction)
+        return not cancel.is_cancelled
+
+    params.progress_callback = llama_cpp.llama_progress_callback(report)
+    model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+    if model is None:
+        if cancel.is_cancelled:
+            raise RunnerError("Loading was cancelled.")
+        reason = "; ".join(messages.errors) or "no reason given"
+        if "alloc" in reason or "memory" in reason:
+            raise DoesNotFit(
+                f"llama.cpp could not allocate the memory for {path.name}: {reason}",
+                hint="Use a smaller quantization or model, or fewer GPU layers (-ngl).",
+            )
+        raise BadModelFile(
+            f"llama.cpp cannot load {path.name}: {reason}",
+            hint="The file may be damaged, or too new for this llama-cpp-python: fetch it again or upgrade.",
+        )
+    return model
+
+
+def open_context(model: Any, n_ctx: int, options: LoadOptions) -> Any:
+    """A context of n_ctx tokens for one sequence. Raises DoesNotFit when its memory cannot be had."""
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx = n_ctx
+    params.n_batch = options.batch_size
+    params.n_ubatch = options.batch_size
+    params.n_seq_max = 1
+    if options.n_threads is not None:
+        params.n_threads = params.n_threads_batch = options.n_threads
+    params.type_k = params.type_v = _KV_TYPES[options.kv_type]
+    params.offload_kqv = True
+    params.no_perf = True
+    context = llama_cpp.llama_init_from_model(model, params)
+    if context is None:
+        reason = "; ".join(library_log().errors) or "out of memory"
+        raise DoesNotFit(
+            f"llama.cpp could not make a context of {n_ctx} tokens: {reason}",
+            hint="Ask for a smaller context with -c, or a smaller KV cache with --kv-type q8_0.",
+        )
+    return context

@@ -1,0 +1,63 @@
+"""The vocabulary inside a GGUF file, through llama.cpp's own tokenizer.
+
+It implements the Tokenizer protocol and knows nothing of templates or of the model's weights.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import llama_cpp
+
+from runner.errors import RunnerError
+
+_SENTENCEPIECE = 1  # LLAMA_VOCAB_TYPE_SPM
+
+
+class LlamaCppTokenizer:
+    """See Tokenizer in backends/base.py. vocab: a llama_vocab pointer; the model must outlive this object."""
+
+    def __init__(self, vocab: Any, *, adds_space_prefix: bool) -> None:
+        self._vocab = vocab
+        self._bytes: dict[tuple[int, bool], bytes] = {}
+        self.vocab_size = int(llama_cpp.llama_vocab_n_tokens(vocab))
+        bos = int(llama_cpp.llama_vocab_bos(vocab))
+        self.bos_id = bos if bos >= 0 else None
+        self.add_bos = bool(llama_cpp.llama_vocab_get_add_bos(vocab))
+        is_eog, is_control = llama_cpp.llama_vocab_is_eog, llama_cpp.llama_vocab_is_control
+        self.stop_ids = frozenset(token for token in range(self.vocab_size) if is_eog(vocab, token))
+        control = (token for token in range(self.vocab_size) if is_control(vocab, token))
+        names = (self.token_bytes(token, special=True).decode("utf-8", "replace") for token in control)
+        self.control_tokens = frozenset(name for name in names if name)
+        self.strips_leading_space = adds_space_prefix and llama_cpp.llama_vocab_type(vocab) == _SENTENCEPIECE
+
+    def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
+        data = text.encode("utf-8", "replace")
+        room = len(data) + 2
+        while True:
+            ids = (llama_cpp.llama_token * room)()
+            n = llama_cpp.llama_tokenize(self._vocab, data, len(data), ids, room, False, parse_special)
+            if n >= 0:
+                return list(ids[:n])
+            if -n <= room:
+                raise RunnerError(f"llama.cpp could not tokenize a text of {len(data)} bytes.")
+            room = -n
+
+    def token_bytes(self, token: int, *, special: bool = False) -> bytes:
+        key = (token, special)
+        piece = self._bytes.get(key)
+        if piece is None:
+            piece = self._bytes[key] = self._piece(token, special)
+        return piece
+
+    def _piece(self, token: int, special: bool) -> bytes:
+        if not 0 <= token < self.vocab_size:
+            raise IndexError(f"token {token} is outside the vocabulary of {self.vocab_size}")
+        room = 64
+        while True:
+            buffer = ctypes.create_string_buffer(room)
+            n = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, room, 0, special)
+            if n >= 0:
+                return buffer.raw[:n]
+            room = -n

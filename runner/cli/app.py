@@ -1,0 +1,162 @@
+"""The `runner` program: the table of commands, and what happens to their errors.
+
+A command's module is imported when that command runs, so that `runner --help` is instant. This file knows no command's
+work: it maps names to modules, and exceptions to exit codes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import runner
+from runner.cli import render
+from runner.config import nearest_hint
+from runner.errors import RunnerError, UsageError
+from runner.paths import open_private, user_paths
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a command is: `attribute` of `module` is its function, or a Typer app with commands of its own."""
+
+    module: str
+    attribute: str
+    help: str
+
+
+COMMANDS: dict[str, Entry] = {
+    "chat": Entry("runner.cli.chat", "chat", "Talk with a model."),
+    "run": Entry("runner.cli.run", "run", "Answer one prompt; text from a pipe is added to it."),
+    "ls": Entry("runner.cli.ls", "ls", "List the models on this machine."),
+    "show": Entry("runner.cli.show", "show", "Show what is known of a model."),
+    "rm": Entry("runner.cli.rm", "rm", "Delete a model's files."),
+    "ps": Entry("runner.cli.ps", "ps", "List the models that are loaded now."),
+    "quantize": Entry("runner.cli.quantize", "quantize", "Convert a model to GGUF, smaller if you wish."),
+    "explain": Entry("runner.cli.explain", "explain", "Say how a model would run here, and why."),
+    "doctor": Entry("runner.cli.doctor", "doctor", "Check this machine and say what to mend."),
+    "config": Entry("runner.cli.config", "app", "Show settings, and where each value comes from."),
+    "sessions": Entry("runner.cli.sessions", "app", "List, show, export, search and delete saved chats."),
+    "logs": Entry("runner.cli.logs", "logs", "Show the program's log."),
+}
+ALIASES = {"list": "ls", "diag": "doctor"}
+
+
+def _placeholder(name: str) -> Any:
+    """A command that has only a name and a help line: enough for lists and for completion of names."""
+    app = new_app()
+    app.command(name, help=COMMANDS[name].help)(lambda: None)
+    return typer.main.get_command(app)
+
+
+def _load(name: str) -> Any:
+    """The real command, from its module."""
+    entry = COMMANDS[name]
+    target = getattr(importlib.import_module(entry.module), entry.attribute)
+    if not isinstance(target, typer.Typer):
+        app = new_app()
+        app.command(name, help=target.__doc__ or entry.help)(target)
+        target = app
+    return typer.main.get_command(target)
+
+
+class LazyCommands(TyperGroup):
+    """The commands of the table above: listed from the table, imported when one of them runs."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return _placeholder(cmd_name) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = ALIASES.get(args[0], args[0])
+        if name in COMMANDS:
+            return name, _load(name), args[1:]
+        if ctx.resilient_parsing:  # completion of something that is no command: nothing to offer
+            return None, None, args[1:]
+        raise UsageError(f"There is no command {args[0]!r}.", hint=nearest_hint(args[0], COMMANDS))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
+
+
+def new_app(*, add_completion: bool = False, **settings: Any) -> typer.Typer:
+    """A Typer app with this program's settings; commands that have commands of their own are made with it."""
+    return typer.Typer(
+        add_completion=add_completion,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+        **settings,
+    )
+
+
+app = new_app(add_completion=True, cls=LazyCommands)
+
+
+@app.callback(invoke_without_command=True)
+def top(
+    ctx: typer.Context,
+    version: Annotated[  # noqa: ARG001 - the callback does the work
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Run language models on your own machine.
+
+    Start with: runner chat demo
+    """
+    render.configure()
+    if ctx.invoked_subcommand is None:
+        render.narrate(ctx.get_help())
+        raise typer.Exit(2)
+
+
+def _wants_traceback(arguments: Sequence[str]) -> bool:
+    return bool(os.environ.get("RUNNER_DEBUG")) or "-v" in arguments or "--verbose" in arguments
+
+
+def _report_crash(error: Exception, arguments: Sequence[str]) -> int:
+    """Say in one line that runner itself failed; the traceback goes to the log (and to stderr with -v)."""
+    trace = "".join(traceback.format_exception(error))
+    log = user_paths().log_file
+    hint = f"The details are in {log}; -v shows them here."
+    try:
+        with os.fdopen(open_private(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} ERROR runner.cli crash\n{trace}")
+    except OSError:
+        hint = "RUNNER_DEBUG=1 shows the details."
+    if _wants_traceback(arguments):
+        render.warn(trace)
+    summary = str(error).strip().split("\n")[0]
+    return render.fail(RunnerError(f"runner failed: {type(error).__name__}: {summary}".rstrip(": "), hint=hint))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:  # a terminal that cannot show a character shows "?" and the program goes on
+            reconfigure(errors="replace")
+    try:
+        app(given, prog_name="runner")
+    except RunnerError as error:
+        return render.fail(error)
+    except KeyboardInterrupt:
+        return 130
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else 0 if done.code is None else 1
+    except Exception as error:
+        return _report_crash(error, given)
+    return 0

@@ -1,0 +1,356 @@
+"""Everything that the command line prints goes through here: stdout is data, stderr is narration.
+
+It decides colour, width and what is safe for a terminal. It knows nothing of models, engines or what the text means.
+
+Text is passed through safe_text on every path, into pipes too; only JSON carries raw strings, escaped. Colour follows
+NO_COLOR, FORCE_COLOR, TERM=dumb and whether the stream is a terminal, in this order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, TextIO
+
+from runner.errors import RunnerError, UsageError
+from runner.safe_text import safe_line, safe_text
+
+Colour = Literal["red", "yellow", "green", "cyan", "dim", "bold"]
+_SGR: Mapping[Colour, str] = {"red": "31", "yellow": "33", "green": "32", "cyan": "36", "dim": "2", "bold": "1"}
+
+
+class _Mode:
+    """What the current command asked for: set at its start by `configure`."""
+
+    quiet = False
+
+
+def configure(*, quiet: bool = False) -> None:
+    """quiet: `narrate` and `Progress` print nothing; warnings and errors still appear."""
+    _Mode.quiet = quiet
+
+
+# --- streams -------------------------------------------------------------------------------------------------------
+
+
+def is_terminal(stream: TextIO | None = None) -> bool:
+    """Whether `stream` (stdout when not given) is a terminal."""
+    try:
+        return (stream or sys.stdout).isatty()
+    except ValueError:  # closed
+        return False
+
+
+def is_dumb() -> bool:
+    """Whether the terminal understands no control sequences (TERM=dumb, or TERM empty or unset)."""
+    return os.environ.get("TERM", "") in ("", "dumb")
+
+
+def has_colour(stream: TextIO | None = None) -> bool:
+    """Whether colour may be written to `stream` (stdout when not given)."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if force := os.environ.get("FORCE_COLOR"):
+        return force != "0"
+    return is_terminal(stream) and not is_dumb()
+
+
+def paint(text: str, colour: Colour, stream: TextIO | None = None) -> str:
+    """`text`, which must be safe already, in that colour when `stream` takes colour."""
+    return f"\x1b[{_SGR[colour]}m{text}\x1b[0m" if text and has_colour(stream) else text
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """Write and flush. A reader that went away (`runner ls | head -1`) ends the program quietly."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:
+        # What is still buffered would raise again at exit: send it nowhere.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+        raise SystemExit(0) from None
+
+
+# --- data: stdout --------------------------------------------------------------------------------------------------
+
+
+def data(text: str) -> None:
+    """One line or block of data on stdout."""
+    _write(sys.stdout, safe_text(text) + "\n")
+
+
+def stream(text: str) -> None:
+    """A piece of an answer on stdout, as it comes: no newline is added."""
+    if text:
+        _write(sys.stdout, safe_text(text))
+
+
+def control(sequence: str) -> None:
+    """A control sequence of our own on stdout, as it stands. Only for terminals, and never with text from outside."""
+    _write(sys.stdout, sequence)
+
+
+def _json_line(value: Mapping[str, Any], indent: int | None = None) -> str:
+    """JSON that keeps every character: readable UTF-8, unless it has some that a terminal would act on."""
+    line = json.dumps(value, ensure_ascii=False, indent=indent)
+    if safe_text(line) != line:
+        line = json.dumps(value, ensure_ascii=True, indent=indent).replace("\x7f", "\\u007f")
+    return line
+
+
+def emit_json(schema: str, payload: Mapping[str, Any]) -> None:
+    """One JSON object on stdout, with "schema" (such as "runner.ls/1") first. Strings are raw."""
+    _write(sys.stdout, _json_line({"schema": schema, **payload}, indent=2 if is_terminal() else None) + "\n")
+
+
+def emit_ndjson(schema: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """One JSON object a line on stdout, each with "schema" first. Rows are written as they come."""
+    for row in rows:
+        _write(sys.stdout, _json_line({"schema": schema, **row}) + "\n")
+
+
+# --- narration: stderr ---------------------------------------------------------------------------------------------
+
+
+def narrate(text: str) -> None:
+    """One line of narration on stderr; nothing with --quiet."""
+    if not _Mode.quiet:
+        _write(sys.stderr, safe_text(text) + "\n")
+
+
+def murmur(text: str) -> None:
+    """A piece of dim narration on stderr, as it comes (thoughts): no newline is added."""
+    if text and not _Mode.quiet:
+        _write(sys.stderr, paint(safe_text(text), "dim", sys.stderr))
+
+
+def _labelled(label: str, colour: Colour, text: str, hint: str) -> None:
+    _write(sys.stderr, paint(label, colour, sys.stderr) + safe_text(text).rstrip("\n") + "\n")
+    if hint:
+        _write(sys.stderr, paint("hint: ", "cyan", sys.stderr) + safe_text(hint).rstrip("\n") + "\n")
+
+
+def warn(text: str, hint: str = "") -> None:
+    """A warning on stderr, and its remedy."""
+    _labelled("warning: ", "yellow", text, hint)
+
+
+def fail(error: RunnerError) -> int:
+    """Print an error and its remedy on stderr; returns its exit code."""
+    _labelled("error: ", "red", error.message or type(error).__name__, error.hint)
+    return error.exit_code
+
+
+def confirm(question: str, yes: bool) -> bool:
+    """Ask on the terminal; `yes` (-y) answers without asking. The answer is no unless it is y or yes.
+
+    Raises UsageError when there is no terminal to ask on.
+    """
+    if yes:
+        return True
+    if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
+        raise UsageError(f"{question} There is no terminal to ask on.", hint="Pass -y to answer yes.")
+    _write(sys.stderr, safe_text(question) + " [y/N] ")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+# --- tables --------------------------------------------------------------------------------------------------------
+
+
+def text_width(text: str) -> int:
+    """Terminal columns that one line of safe text takes."""
+    if text.isascii():
+        return len(text)
+    from wcwidth import wcswidth
+
+    return max(0, wcswidth(text))
+
+
+def clip(text: str, width: int) -> str:
+    """One line of safe text cut to `width` columns, with "…" where something was cut."""
+    if text_width(text) <= width:
+        return text
+    while text and text_width(text) > width - 1:
+        text = text[:-1]
+    return text + "…" if width > 0 else ""
+
+
+def _fit(widths: list[int], total: int) -> list[int]:
+    """Shrink the widest columns until the row fits `total` columns; none below 6."""
+    widths = list(widths)
+    while sum(widths) + 2 * (len(widths) - 1) > total and max(widths) > 6:
+        widths[widths.index(max(widths))] -= 1
+    return widths
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
+    """Aligned plain columns on stdout, two spaces apart; on a terminal, long cells are cut to its width.
+
+    right: the indices of columns that align right (numbers).
+    """
+    cells = [[safe_line(cell) for cell in row] for row in (headers, *rows)]
+    widths = [max(text_width(row[column]) for row in cells) for column in range(len(headers))]
+    if is_terminal():
+        widths = _fit(widths, shutil.get_terminal_size().columns - 1)
+    lines = []
+    for row in cells:
+        line = []
+        for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            shown = clip(cell, width)
+            padding = " " * (width - text_width(shown))
+            line.append(padding + shown if column in right else shown + padding)
+        lines.append("  ".join(line).rstrip())
+    lines[0] = paint(lines[0], "bold")
+    _write(sys.stdout, "\n".join(lines) + "\n")
+
+
+# --- numbers -------------------------------------------------------------------------------------------------------
+
+
+def _scaled(value: float, base: float, units: Sequence[str]) -> str:
+    index = 0
+    while value >= base and index < len(units) - 1:
+        value /= base
+        index += 1
+    return f"{value:.0f} {units[index]}" if index == 0 or value >= 100 else f"{value:.1f} {units[index]}"
+
+
+def decimal_size(size_bytes: float) -> str:
+    """File and disk sizes: kB, MB, GB in powers of 1000."""
+    return _scaled(size_bytes, 1000, ("B", "kB", "MB", "GB", "TB"))
+
+
+def binary_size(size_bytes: float) -> str:
+    """Memory sizes: KiB, MiB, GiB in powers of 1024."""
+    return _scaled(size_bytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
+def short_count(number: int) -> str:
+    """Tokens and parameters: 950, 1.2k, 18.4M, 7.6B."""
+    value, unit = float(number), ""
+    for unit in ("", "k", "M", "B", "T"):  # noqa: B007 - the unit where the loop stops is the result
+        if value < 999.5 or unit == "T":
+            break
+        value /= 1000
+    return str(number) if unit == "" else f"{value:.3g}{unit}"
+
+
+def duration(seconds: float) -> str:
+    """84 ms, 3.1 s, 2 min 05 s, 1 h 02 min."""
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+# --- progress ------------------------------------------------------------------------------------------------------
+
+
+class Progress:
+    """Progress of one long stage on stderr: a bar on a terminal, else a line each 5 % or 10 s; NDJSON with `as_json`.
+
+    unit: "bytes", or the word for what is counted ("tokens", "tensors", "%"). A total of 0 is not known yet.
+    NDJSON lines also go to stderr, so that stdout stays the one object of the result. Use it as a context manager.
+    """
+
+    _BAR_PERIOD_S = 0.1
+    _LINE_PERIOD_S = 10.0
+    _LINE_SHARE = 0.05
+
+    def __init__(
+        self,
+        label: str,
+        total: int = 0,
+        *,
+        unit: str = "bytes",
+        as_json: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._label = safe_line(label)
+        self._total = total
+        self._unit = unit
+        self._as_json = as_json
+        self._clock = clock
+        self._started = clock()
+        self._first: int | None = None
+        self._shown_at: float | None = None
+        self._shown_done = 0
+        self._done = 0
+        self._drawn = False
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def update(self, done: int, total: int | None = None) -> None:
+        """`done` units of the total are there. Cheap to call often."""
+        self._done = done
+        if total is not None:
+            self._total = total
+        if self._first is None:
+            self._first = done
+        if not _Mode.quiet and self._is_due():
+            self._show()
+
+    def close(self) -> None:
+        """End the bar. The last state is shown if it was not yet."""
+        if not _Mode.quiet and self._first is not None and self._done != self._shown_done:
+            self._show()
+        if self._drawn:
+            _write(sys.stderr, "\n")
+            self._drawn = False
+
+    def _draws_bar(self) -> bool:
+        return not self._as_json and is_terminal(sys.stderr) and not is_dumb()
+
+    def _is_due(self) -> bool:
+        since = self._clock() - (self._started if self._shown_at is None else self._shown_at)
+        if self._draws_bar():
+            return self._shown_at is None or since >= self._BAR_PERIOD_S
+        step = self._LINE_SHARE * self._total
+        return since >= self._LINE_PERIOD_S or (0 < step <= self._done - self._shown_done)
+
+    def _show(self) -> None:
+        self._shown_at, self._shown_done = self._clock(), self._done
+        if self._as_json:
+            state = {"stage": self._label, "done": self._done, "total": self._total, "unit": self._unit}
+            _write(sys.stderr, _json_line({"schema": "runner.progress/1", **state}) + "\n")
+        elif self._draws_bar():
+            _write(sys.stderr, "\r" + self._bar(shutil.get_terminal_size().columns - 1) + "\x1b[K")
+            self._drawn = True
+        else:
+            _write(sys.stderr, f"{self._label}  {self._numbers()}\n")
+
+    def _amount(self, value: float) -> str:
+        return decimal_size(value) if self._unit == "bytes" else f"{value:.0f} {self._unit}".replace(" %", " %")
+
+    def _numbers(self) -> str:
+        elapsed = self._clock() - self._started
+        rate = (self._done - (self._first or 0)) / elapsed if elapsed > 0.5 else 0.0
+        parts = [f"{100 * self._done / self._total:.0f} %"] if self._total else []
+        if self._unit != "%":
+            parts.append(self._amount(self._done) + (f" of {self._amount(self._total)}" if self._total else ""))
+        if rate > 0 and self._unit != "%":
+            parts.append(f"{self._amount(rate)}/s")
+        if rate > 0 and self._total > self._done:
+            parts.append(f"{duration((self._total - self._done) / rate)} left")
+        return "  ".join(parts)
+
+    def _bar(self, width: int) -> str:
+        numbers = self._numbers()
+        room = width - text_width(self._label) - text_width(numbers) - 4
+        if not self._total or room < 8:
+            return clip(f"{self._label}  {numbers}", width)
+        cells = min(room, 30)
+        filled = min(cells, round(cells * self._done / self._total))
+        return f"{self._label}  {'█' * filled}{'░' * (cells - filled)}  {numbers}"

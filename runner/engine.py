@@ -1,0 +1,315 @@
+"""The engine: load a model, chat with it, unload it, and tell what happens as events.
+
+The one data path of CLI, TUI, bench and tests: messages -> template -> ids -> backend -> text -> events. It knows no
+screen and no database; engine_process.py offers the same surface with this one in a child process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Protocol
+
+from runner.backends import backend_module, choose
+from runner.backends.base import Backend, Prefill, Step
+from runner.backends.llamacpp import GPU_HINT, probe
+from runner.config import ChatOptions, LoadOptions, SamplingParams
+from runner.detokenize import AnswerStream
+from runner.errors import UsageError
+from runner.events import (
+    ChatEvent,
+    Finished,
+    FinishReason,
+    Loaded,
+    LoadEvent,
+    Notice,
+    Progress,
+    ReasoningDelta,
+    Stats,
+    TextDelta,
+)
+from runner.fit import check_fit, gpu_layers_that_fit
+from runner.machine import default_threads, devices
+from runner.paths import Paths
+from runner.prepare import ready
+from runner.prompt import build_prompt
+from runner.registry import Registry
+from runner.telemetry import Stopwatch
+from runner.types import CancelToken, Device, Message, ModelInfo, ReadyModel
+
+_STATS_EVERY_S = 0.1
+DEFAULT_CHAT_OPTIONS = ChatOptions()
+
+
+class EngineSurface(Protocol):
+    """What a front end may ask of an engine, in this process or in another."""
+
+    loaded: Loaded | None
+
+    def load(self, model: str, options: LoadOptions, *, offline: bool = False) -> Iterator[LoadEvent]:
+        """Get `model` ready (fetching it if need be) and load it in place of the one before; Loaded comes last.
+
+        Closing the iterator before that cancels. Raises RunnerErrors.
+        """
+        ...
+
+    def chat(
+        self, messages: Sequence[Message], params: SamplingParams, options: ChatOptions = DEFAULT_CHAT_OPTIONS
+    ) -> Iterator[ChatEvent]:
+        """Answer the last of `messages`; Finished comes last. Closing the iterator cancels."""
+        ...
+
+    def cancel(self) -> None:
+        """Stop what runs within 200 ms; its iterator then ends as cancelled. From any thread or signal handler."""
+        ...
+
+    def unload(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Engine(EngineSurface):
+    """The engine in this process. One request at a time; only `cancel` may come from another thread."""
+
+    def __init__(self, paths: Paths, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._paths = paths
+        self._clock = clock
+        self._backend: Backend | None = None
+        self._cancel = CancelToken()
+        self.loaded: Loaded | None = None
+
+    def load(
+        self, model: str, options: LoadOptions, *, offline: bool = False, cancel: CancelToken | None = None
+    ) -> Iterator[LoadEvent]:
+        self._cancel = cancel = cancel or CancelToken()
+        self.unload()
+        started = self._clock()
+
+        def work(emit: Callable[[LoadEvent], None]) -> None:
+            files = ready(Registry.load_for(self._paths).resolve(model), offline=offline, on_event=emit, cancel=cancel)
+            backend, reason = _load_backend(files, options, emit, cancel)
+            self._backend = backend
+            self.loaded = Loaded(
+                info=backend.info,
+                memory=backend.memory(),
+                reason=reason,
+                load_s=self._clock() - started,
+                sampling=dict(files.sampling),
+            )
+            if backend.info.n_ctx > backend.info.context_length:
+                emit(_long_context_notice(backend.info))
+            emit(self.loaded)
+
+        yield from _events_of(work, cancel)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams,
+        options: ChatOptions = DEFAULT_CHAT_OPTIONS,
+        *,
+        cancel: CancelToken | None = None,
+    ) -> Iterator[ChatEvent]:
+        if self._backend is None:
+            raise UsageError("No model is loaded.", hint="Load one first.")
+        self._cancel = cancel = cancel or CancelToken()
+        if params.seed is None:
+            params = dataclasses.replace(params, seed=secrets.randbits(32))
+        answer = _Answer(self._backend, params, options, cancel, self._clock)
+        yield from answer.events(messages)
+
+    def cancel(self) -> None:
+        self._cancel.cancel()
+
+    def unload(self) -> None:
+        backend, self._backend, self.loaded = self._backend, None, None
+        if backend is not None:
+            backend.close()
+
+    def close(self) -> None:
+        self.unload()
+
+
+def _load_backend(
+    files: ReadyModel, options: LoadOptions, emit: Callable[[LoadEvent], None], cancel: CancelToken
+) -> tuple[Backend, str]:
+    """Choose, check that it fits, load. Returns the backend and the reason for it."""
+    choice = choose(files, options)
+    if choice.is_fallback:
+        emit(Notice("warning", f"Using the {choice.name} backend: {choice.reason}"))
+    machine = devices()
+    options = dataclasses.replace(options, n_threads=options.n_threads or default_threads())
+    if choice.name == "llamacpp":
+        options = _with_gpu_layers(files, options, machine, emit)
+    if not options.force:
+        check_fit(files, options, machine, choice.name)
+    percent = -1
+
+    def report(fraction: float) -> None:
+        nonlocal percent
+        if int(fraction * 100) > percent:
+            percent = int(fraction * 100)
+            emit(Progress("load", percent, 100, "%"))
+
+    return backend_module(choice.name).load(files, options, report, cancel), choice.reason
+
+
+def _with_gpu_layers(
+    files: ReadyModel, options: LoadOptions, machine: Sequence[Device], emit: Callable[[LoadEvent], None]
+) -> LoadOptions:
+    """Resolve n_gpu_layers "auto" to a number: all on a GPU that holds them, none without a usable GPU."""
+    gpus = [device for device in machine if device.kind != "cpu"]
+    if options.n_gpu_layers != "auto" or not gpus:
+        return dataclasses.replace(options, n_gpu_layers=0) if options.n_gpu_layers == "auto" else options
+    if not probe().gpu_offload:
+        emit(
+            Notice(
+                "warning",
+                f"{gpus[0].name} is not used: the installed llama-cpp-python has no GPU support.",
+                GPU_HINT,
+            )
+        )
+        return dataclasses.replace(options, n_gpu_layers=0)
+    return dataclasses.replace(options, n_gpu_layers=gpu_layers_that_fit(files, options, gpus))
+
+
+def _events_of(work: Callable[[Callable[[LoadEvent], None]], None], cancel: CancelToken) -> Iterator[LoadEvent]:
+    """Run `work(emit)` in a thread and yield what it emits; its exception is raised here. Closing cancels it."""
+    events: queue.SimpleQueue[LoadEvent | None] = queue.SimpleQueue()
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work(events.put)
+        except BaseException as error:
+            failure.append(error)
+        finally:
+            events.put(None)
+
+    thread = threading.Thread(target=run, name="load", daemon=True)
+    thread.start()
+    try:
+        while (event := events.get()) is not None:
+            yield event
+    except GeneratorExit:
+        cancel.cancel()
+        raise
+    finally:
+        thread.join()
+    if failure:
+        raise failure[0]
+
+
+class _Answer:
+    """One request: turns a backend's steps into events until the answer ends."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        params: SamplingParams,
+        options: ChatOptions,
+        cancel: CancelToken,
+        clock: Callable[[], float],
+    ) -> None:
+        self._backend = backend
+        self._params = params
+        self._options = options
+        self._cancel = cancel
+        self._clock = clock
+        self._token_ids: list[int] = []
+        self._n_reasoning = 0
+
+    def events(self, messages: Sequence[Message]) -> Iterator[ChatEvent]:
+        started = self._clock()
+        info, tokenizer = self._backend.info, self._backend.tokenizer
+        quarter = info.n_ctx // 4
+        room = min(self._params.max_tokens or quarter, quarter)
+        prompt = build_prompt(messages, self._options, info, tokenizer, room)
+        if prompt.dropped:
+            yield _dropped_notice(prompt.dropped)
+        self._watch = Stopwatch(started, len(prompt.ids))
+        self._stream = AnswerStream(
+            tokenizer, stops=self._params.stop, markers=prompt.markers, is_in_reasoning=prompt.is_in_reasoning
+        )
+        reason = yield from self._run(prompt.ids)
+        while reason is None:
+            closing = yield from self._close_thought()
+            reason = yield from self._run((*prompt.ids, *closing))
+        yield from self._deltas(self._stream.finish())
+        yield Finished(
+            reason=reason,
+            timings=self._watch.timings(self._clock()),
+            token_ids=tuple(self._token_ids),
+            seed=self._params.seed or 0,
+            n_ctx=info.n_ctx,
+        )
+
+    def _run(self, ids: Sequence[int]) -> Generator[ChatEvent, None, FinishReason | None]:
+        """Generate from `ids` until the answer ends, or None when the thought has used up its budget."""
+        steps = self._backend.generate(ids, self._params, self._cancel)
+        next_stats = self._clock() + _STATS_EVERY_S
+        try:
+            for step in steps:
+                if isinstance(step, Prefill):
+                    self._watch.prefill(step.cached)
+                    yield Progress("prefill", step.done, step.total, "tokens")
+                    continue
+                now = self._clock()
+                if step.token in self._backend.tokenizer.stop_ids:
+                    return "stop"
+                yield from self._take(step, now)
+                if self._stream.is_finished:
+                    return "stop"
+                if self._params.max_tokens and len(self._token_ids) >= self._params.max_tokens:
+                    return "length"
+                if self._is_thought_over_budget():
+                    return None
+                if now >= next_stats:
+                    next_stats = now + _STATS_EVERY_S
+                    yield Stats(self._watch.timings(now), self._backend.info.n_ctx)
+        finally:
+            steps.close()
+        return "cancelled" if self._cancel.is_cancelled else "context"
+
+    def _take(self, step: Step, now: float) -> Iterator[ChatEvent]:
+        self._watch.token(now, step.n_drafted, step.n_accepted)
+        self._token_ids.append(step.token)
+        self._n_reasoning += self._stream.is_in_reasoning
+        return self._deltas(self._stream.push(step.token))
+
+    def _is_thought_over_budget(self) -> bool:
+        budget = self._options.think_budget
+        return budget is not None and self._stream.is_in_reasoning and self._n_reasoning >= budget
+
+    def _close_thought(self) -> Generator[ChatEvent, None, tuple[int, ...]]:
+        """Write the end of the thought for the model; returns the completion so far, to be continued."""
+        for token in self._backend.tokenizer.encode(self._stream.closing_text):
+            self._token_ids.append(token)
+            yield from self._deltas(self._stream.push(token))
+        return tuple(self._token_ids)
+
+    @staticmethod
+    def _deltas(pieces: Sequence[tuple[str, str]]) -> Iterator[ChatEvent]:
+        for kind, text in pieces:
+            yield TextDelta(text) if kind == "text" else ReasoningDelta(text)
+
+
+def _long_context_notice(info: ModelInfo) -> Notice:
+    return Notice(
+        "warning",
+        f"The context of {info.n_ctx} tokens is longer than the {info.context_length} that {info.name} was trained on.",
+        "Answers get worse beyond that: choose a smaller -c.",
+    )
+
+
+def _dropped_notice(dropped: Sequence[Message]) -> Notice:
+    first = " ".join(dropped[0].content.split())[:60]
+    return Notice(
+        "warning",
+        f"The context is full: the oldest {len(dropped)} messages are left out, from “{first}” on.",
+        "Use a larger context (-c), or /clear to start afresh.",
+    )

@@ -1,0 +1,197 @@
+"""The engine process itself: reads requests as lines of JSON, runs them on an Engine, writes events as lines of JSON.
+
+Started by engine_process.py as `python -m runner.engine_child PATHS`. It leaves at once when its input ends, which is
+how it learns that its parent has died. It knows nothing of who reads its events.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from runner.config import ChatOptions, LoadOptions, SamplingParams
+from runner.engine import Engine
+from runner.engine_process import HEARTBEAT_S
+from runner.errors import RunnerError
+from runner.events import Event, Loaded, ReasoningDelta, TextDelta
+from runner.log import start_logging
+from runner.paths import Paths
+from runner.running import announce
+from runner.types import CancelToken, Message
+from runner.wire import from_plain, to_plain
+
+log = logging.getLogger(__name__)
+
+_FLUSH_EVERY_S = 0.025  # text is sent 40 times a second: each line wakes the front end, which shares the CPU with us
+
+
+class _Outbox:
+    """Writes messages to the parent, joining text deltas that come faster than anybody reads."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+        self._text: list[str] = []
+        self._kind: type[TextDelta] | type[ReasoningDelta] = TextDelta
+        self._flushed_at = 0.0
+
+    def event(self, request: int, event: Event) -> None:
+        if isinstance(event, (TextDelta, ReasoningDelta)):
+            if type(event) is not self._kind:
+                self._flush(request)
+                self._kind = type(event)
+            self._text.append(event.text)
+            if time.monotonic() - self._flushed_at >= _FLUSH_EVERY_S:
+                self._flush(request)
+            return
+        self._flush(request)
+        self.write({"id": request, "event": type(event).__name__, "value": to_plain(event)})
+
+    def done(self, request: int, error: RunnerError | None = None) -> None:
+        self._flush(request)
+        plain = error and {"class": type(error).__name__, "message": error.message, "hint": error.hint}
+        self.write({"id": request, "error": plain})
+
+    def write(self, message: dict[str, Any]) -> None:
+        data = memoryview(json.dumps(message).encode() + b"\n")
+        with self._lock:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+
+    def _flush(self, request: int) -> None:
+        if self._text:
+            text = "".join(self._text)
+            self._text.clear()
+            self.write({"id": request, "event": self._kind.__name__, "value": {"text": text}})
+            self._flushed_at = time.monotonic()
+
+
+class _Inbox:
+    """Reads the parent's messages in a thread: requests are queued, a cancel takes effect at once."""
+
+    def __init__(self) -> None:
+        self.requests: queue.SimpleQueue[tuple[dict[str, Any], CancelToken]] = queue.SimpleQueue()
+        self._tokens: dict[int, CancelToken] = {}
+
+    def read(self, stream: Any, on_end: Any) -> None:
+        for line in stream:
+            message = json.loads(line)
+            if message["op"] == "cancel":
+                if token := self._tokens.get(message["id"]):
+                    token.cancel()
+                continue
+            self._tokens = {message["id"]: CancelToken()}
+            self.requests.put((message, self._tokens[message["id"]]))
+        on_end()
+
+
+class _Child:
+    """Runs requests one after another."""
+
+    def __init__(self, paths: Paths, outbox: _Outbox) -> None:
+        self._engine = Engine(paths)
+        self._outbox = outbox
+        self._paths = paths
+        self._announced: Path | None = None
+
+    def run(self, message: dict[str, Any], cancel: CancelToken) -> None:
+        request = message["id"]
+        try:
+            for event in self._perform(message, cancel):
+                self._outbox.event(request, event)
+                if isinstance(event, Loaded):
+                    self._announce(event)
+        except RunnerError as error:
+            self._outbox.done(request, error)
+        except Exception as error:
+            log.exception("request %s failed", message["op"])
+            failure = RunnerError(
+                f"The engine failed: {type(error).__name__}: {error}",
+                hint=f"Please report it; the details are in {self._paths.log_file}.",
+            )
+            self._outbox.done(request, failure)
+        else:
+            self._outbox.done(request)
+
+    def _perform(self, message: dict[str, Any], cancel: CancelToken) -> Any:
+        if message["op"] == "load":
+            self.withdraw()
+            options = from_plain(LoadOptions, message["options"])
+            return self._engine.load(message["model"], options, offline=message["offline"], cancel=cancel)
+        if message["op"] == "chat":
+            return self._engine.chat(
+                [from_plain(Message, item) for item in message["messages"]],
+                from_plain(SamplingParams, message["params"]),
+                from_plain(ChatOptions, message["options"]),
+                cancel=cancel,
+            )
+        if message["op"] == "unload":
+            self.withdraw()
+            self._engine.unload()
+            return ()
+        raise RunnerError(f"The engine does not know the request {message['op']!r}.")
+
+    def _announce(self, event: Loaded) -> None:
+        info = event.info
+        self._announced = announce(
+            self._paths.engines,
+            model=info.name,
+            backend=info.backend,
+            quantization=info.quantization,
+            device=info.device,
+            n_ctx=info.n_ctx,
+            memory_bytes=event.memory.total_bytes,
+        )
+
+    def withdraw(self) -> None:
+        if self._announced is not None:
+            self._announced.unlink(missing_ok=True)
+            self._announced = None
+
+
+def _private_stdout() -> int:
+    """A descriptor that reaches the parent; what anything else prints to stdout goes to stderr instead."""
+    descriptor = os.dup(1)
+    os.dup2(2, 1)
+    return descriptor
+
+
+def main() -> None:
+    faulthandler.enable()
+    for number in (signal.SIGINT, signal.SIGTSTP):
+        signal.signal(number, signal.SIG_IGN)
+    paths = from_plain(Paths, json.loads(sys.argv[1]))
+    start_logging(paths, verbose=False)
+    outbox = _Outbox(_private_stdout())
+    child = _Child(paths, outbox)
+    inbox = _Inbox()
+
+    def leave() -> None:
+        child.withdraw()
+        os._exit(0)
+
+    def beat() -> None:
+        try:
+            while True:
+                outbox.write({})
+                time.sleep(HEARTBEAT_S)
+        except OSError:
+            leave()
+
+    threading.Thread(target=inbox.read, args=(sys.stdin.buffer, leave), name="inbox", daemon=True).start()
+    threading.Thread(target=beat, name="heartbeat", daemon=True).start()
+    while True:
+        child.run(*inbox.requests.get())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""The engine in a child process: the same surface as Engine, and a child that may crash, hang or be killed.
+
+This is the parent's half: it starts the child (engine_child.py), sends it requests as lines of JSON and reads events
+as lines of JSON. When the child dies the front end lives on: the running iterator raises EngineDied, and the next
+`load` starts a new child. It knows nothing of models or tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from typing import IO, TYPE_CHECKING, Any
+
+from runner import events
+from runner.config import ChatOptions, LoadOptions, SamplingParams
+from runner.errors import EngineDied, UsageError, error_class
+from runner.events import ChatEvent, Event, Loaded, LoadEvent
+from runner.paths import Paths
+from runner.types import Message
+from runner.wire import from_plain, to_plain
+
+if TYPE_CHECKING:
+    from runner.engine import EngineSurface
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+_SILENCE_S = 15.0  # the child beats each second from a thread of its own: this long without is a hang
+_CANCEL_GRACE_S = 2.0  # a cancelled request that has not ended by then never will
+_EXIT_GRACE_S = 2.0
+_DEFAULT_CHAT_OPTIONS = ChatOptions()
+
+
+class EngineProcess:
+    """An Engine in a child process; see EngineSurface. A context manager: leaving it ends the child."""
+
+    def __init__(self, paths: Paths) -> None:
+        self._paths = paths
+        self._child: subprocess.Popen[bytes] | None = None
+        self._stderr: IO[bytes] | None = None
+        self._pending = b""
+        self._is_sending = False
+        self._request = 0
+        self._active = False
+        self._cancelled_at: float | None = None
+        self.loaded: Loaded | None = None
+
+    def __enter__(self) -> EngineProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id, or None when there is no child."""
+        return self._child.pid if self._child is not None and self._child.poll() is None else None
+
+    def load(self, model: str, options: LoadOptions, *, offline: bool = False) -> Iterator[LoadEvent]:
+        self.loaded = None
+        if self.pid is None:
+            self._start()
+        request = {"op": "load", "model": model, "options": to_plain(options), "offline": offline}
+        for event in self._events(request):
+            if isinstance(event, Loaded):
+                self.loaded = event
+            yield event  # type: ignore[misc]  # the child sends what Engine.load yields
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams,
+        options: ChatOptions = _DEFAULT_CHAT_OPTIONS,
+    ) -> Iterator[ChatEvent]:
+        if self.loaded is None:
+            raise UsageError("No model is loaded.", hint="Load one first.")
+        request = {
+            "op": "chat",
+            "messages": to_plain(messages),
+            "params": to_plain(params),
+            "options": to_plain(options),
+        }
+        yield from self._events(request)  # type: ignore[misc]  # the child sends what Engine.chat yields
+
+    def cancel(self) -> None:
+        if self._active and self._cancelled_at is None:
+            self._cancelled_at = time.monotonic()
+            if not self._is_sending:  # a signal handler interrupts the request's own write: it is sent after that
+                self._send({"op": "cancel", "id": self._request})
+
+    def kill(self) -> None:
+        """End the child at once, whatever it does; the running iterator raises EngineDied."""
+        if self._child is not None:
+            self._child.kill()
+
+    def unload(self) -> None:
+        if self.loaded is not None and self.pid is not None:
+            for _ in self._events({"op": "unload"}):
+                pass
+        self.loaded = None
+
+    def close(self) -> None:
+        child, self._child, self.loaded = self._child, None, None
+        if child is None:
+            return
+        if child.stdin is not None:
+            try:
+                child.stdin.close()  # the child leaves when its input ends
+            except OSError:
+                pass
+        try:
+            child.wait(_EXIT_GRACE_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        self._release(child)
+
+    def _start(self) -> None:
+        self.close()
+        self._pending = b""
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed in _release
+        # A session of its own: the terminal's Ctrl-C is for the front end, which decides what it means.
+        self._child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "runner.engine_child", json.dumps(to_plain(self._paths))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            start_new_session=True,
+            bufsize=0,
+        )
+
+    def _send(self, message: dict[str, Any]) -> None:
+        child = self._child
+        if child is None or child.stdin is None:
+            return
+        data = memoryview(json.dumps(message).encode() + b"\n")
+        self._is_sending = True
+        try:
+            while data:
+                data = data[os.write(child.stdin.fileno(), data) :]
+        except (OSError, ValueError):
+            log.debug("the engine's input is closed")  # its output ends too, and says so to the reader
+        finally:
+            self._is_sending = False
+
+    def _events(self, request: dict[str, Any]) -> Iterator[Event]:
+        """Send a request and yield its events until it is done; raises its error, or EngineDied."""
+        if self._active:
+            raise UsageError("The engine is answering another request.", hint="Wait for it, or cancel it.")
+        self._request += 1
+        number = self._request
+        self._active, self._cancelled_at = True, None
+        is_done = False
+        try:
+            self._send({**request, "id": number})
+            if self._cancelled_at is not None:
+                self._send({"op": "cancel", "id": number})
+            for message in self._messages():
+                if message.get("id") != number:
+                    continue
+                if "event" in message:
+                    yield _event(message)
+                else:
+                    is_done = True
+                    _raise_error(message)
+                    return
+        except EngineDied:
+            is_done = True
+            raise
+        finally:
+            if not is_done:
+                self._stop_request(number)
+            self._active = False
+
+    def _stop_request(self, number: int) -> None:
+        """The consumer closed the iterator: cancel, and read up to the request's end."""
+        self.cancel()
+        try:
+            for message in self._messages():
+                if message.get("id") == number and "event" not in message:
+                    return
+        except EngineDied:
+            log.warning("the engine died while a request was being cancelled")
+
+    def _messages(self) -> Iterator[dict[str, Any]]:
+        """What the child sends, heartbeats left out. Raises EngineDied when it is dead, silent or deaf to cancel."""
+        heard_at = time.monotonic()
+        while True:
+            line, separator, rest = self._pending.partition(b"\n")
+            if separator:
+                self._pending = rest
+                message = json.loads(line)
+                if message:
+                    yield message
+                    heard_at = time.monotonic()
+                continue
+            child = self._child
+            if child is None or child.stdout is None:
+                raise self._died()
+            if select.select([child.stdout], [], [], 0.1)[0]:
+                data = os.read(child.stdout.fileno(), 1 << 16)
+                if not data:
+                    raise self._died()
+                self._pending += data
+                heard_at = time.monotonic()
+            self._check_patience(heard_at)
+
+    def _check_patience(self, heard_at: float) -> None:
+        now = time.monotonic()
+        if now - heard_at > _SILENCE_S:
+            self.kill()
+            raise self._died(f"The engine did not respond for {_SILENCE_S:.0f} s and was stopped.")
+        if self._cancelled_at is not None and now - self._cancelled_at > _CANCEL_GRACE_S:
+            self.kill()
+            raise self._died("The engine did not stop when asked to, and was ended.")
+
+    def _died(self, message: str = "") -> EngineDied:
+        """Collect the dead child and say what happened to it."""
+        child, self._child, self.loaded = self._child, None, None
+        if child is None:
+            return EngineDied("The engine is not running.", hint="Load the model again.")
+        try:
+            child.wait(_EXIT_GRACE_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        last_words = self._release(child)
+        log.error("engine died with status %s: %s", child.returncode, last_words)
+        return EngineDied(
+            message or f"The engine {_cause(child.returncode)}.", hint=_hint(child.returncode, last_words)
+        )
+
+    def _release(self, child: subprocess.Popen[bytes]) -> str:
+        """Close the pipes of an ended child; returns the end of what it wrote to stderr."""
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except OSError:
+                    pass
+        if self._stderr is None:
+            return ""
+        stderr, self._stderr = self._stderr, None
+        with stderr:
+            size = stderr.seek(0, os.SEEK_END)
+            stderr.seek(max(0, size - 4000))
+            return stderr.read().decode("utf-8", "replace").strip()
+
+
+def _event(message: dict[str, Any]) -> Event:
+    cls: type[Event] = getattr(events, message["event"])
+    return from_plain(cls, message["value"])
+
+
+def _raise_error(message: dict[str, Any]) -> None:
+    if error := message.get("error"):
+        raise error_class(error["class"])(error["message"], hint=error["hint"])
+
+
+def _cause(status: int) -> str:
+    if status >= 0:
+        return f"ended unexpectedly (exit status {status})"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was ended by signal {-status}"
+
+
+def _hint(status: int, last_words: str) -> str:
+    if status == -signal.SIGKILL:
+        return "If nobody killed it, memory ran out: use a smaller model or context (-c). Loading again starts it anew."
+    last_line = last_words.splitlines()[-1] if last_words else ""
+    return f"Loading the model again starts it anew. {f'It said: {last_line}' if last_line else ''}".strip()
+
+
+if TYPE_CHECKING:
+    _conforms: type[EngineSurface] = EngineProcess

@@ -1,0 +1,89 @@
+"""The tensor rules that dense decoder architectures share, under the names of Hugging Face and of GGUF.
+
+An architecture's file puts these together; nothing here knows which model uses what.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from runner.quant.tensor_rules import TensorRule, attention_bias, mlp_bias, untied
+
+_LAYER: Final = "model.layers.{layer}."
+_BLOCK: Final = "blk.{layer}."
+
+EMBEDDINGS: Final = (
+    TensorRule(source="model.embed_tokens.weight", target="token_embd.weight", shape=("vocab", "hidden")),
+    TensorRule(source="model.norm.weight", target="output_norm.weight", shape=("hidden",)),
+    TensorRule(source="lm_head.weight", target="output.weight", shape=("vocab", "hidden"), when=untied),
+)
+
+NORMS: Final = (
+    TensorRule(source=_LAYER + "input_layernorm.weight", target=_BLOCK + "attn_norm.weight", shape=("hidden",)),
+    TensorRule(source=_LAYER + "post_attention_layernorm.weight", target=_BLOCK + "ffn_norm.weight", shape=("hidden",)),
+)
+
+ATTENTION: Final = (
+    TensorRule(
+        source=_LAYER + "self_attn.q_proj.weight",
+        target=_BLOCK + "attn_q.weight",
+        shape=("queries", "hidden"),
+        rotary=True,
+    ),
+    TensorRule(
+        source=_LAYER + "self_attn.k_proj.weight",
+        target=_BLOCK + "attn_k.weight",
+        shape=("keys", "hidden"),
+        rotary=True,
+    ),
+    TensorRule(source=_LAYER + "self_attn.v_proj.weight", target=_BLOCK + "attn_v.weight", shape=("keys", "hidden")),
+    TensorRule(
+        source=_LAYER + "self_attn.o_proj.weight", target=_BLOCK + "attn_output.weight", shape=("hidden", "queries")
+    ),
+)
+
+QKV_BIASES: Final = (
+    TensorRule(
+        source=_LAYER + "self_attn.q_proj.bias",
+        target=_BLOCK + "attn_q.bias",
+        shape=("queries",),
+        rotary=True,
+        when=attention_bias,
+    ),
+    TensorRule(
+        source=_LAYER + "self_attn.k_proj.bias",
+        target=_BLOCK + "attn_k.bias",
+        shape=("keys",),
+        rotary=True,
+        when=attention_bias,
+    ),
+    TensorRule(
+        source=_LAYER + "self_attn.v_proj.bias", target=_BLOCK + "attn_v.bias", shape=("keys",), when=attention_bias
+    ),
+)
+
+OUTPUT_BIAS: Final = (
+    TensorRule(
+        source=_LAYER + "self_attn.o_proj.bias",
+        target=_BLOCK + "attn_output.bias",
+        shape=("hidden",),
+        when=attention_bias,
+    ),
+)
+
+QK_NORMS: Final = (
+    TensorRule(source=_LAYER + "self_attn.q_norm.weight", target=_BLOCK + "attn_q_norm.weight", shape=("head",)),
+    TensorRule(source=_LAYER + "self_attn.k_norm.weight", target=_BLOCK + "attn_k_norm.weight", shape=("head",)),
+)
+
+GATED_MLP: Final = (
+    TensorRule(source=_LAYER + "mlp.gate_proj.weight", target=_BLOCK + "ffn_gate.weight", shape=("intermediate", "hidden")),
+    TensorRule(source=_LAYER + "mlp.up_proj.weight", target=_BLOCK + "ffn_up.weight", shape=("intermediate", "hidden")),
+    TensorRule(source=_LAYER + "mlp.down_proj.weight", target=_BLOCK + "ffn_down.weight", shape=("hidden", "intermediate")),
+)
+
+MLP_BIASES: Final = (
+    TensorRule(source=_LAYER + "mlp.gate_proj.bias", target=_BLOCK + "ffn_gate.bias", shape=("intermediate",), when=mlp_bias),
+    TensorRule(source=_LAYER + "mlp.up_proj.bias", target=_BLOCK + "ffn_up.bias", shape=("intermediate",), when=mlp_bias),
+    TensorRule(source=_LAYER + "mlp.down_proj.bias", target=_BLOCK + "ffn_down.bias", shape=("hidden",), when=mlp_bias),
+)

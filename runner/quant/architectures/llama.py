@@ -1,0 +1,23 @@
+"""Llama (and what shares its graph): grouped-query attention, gated MLP, optional biases, interleaved rotary in GGUF."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from runner.quant.architectures import blocks
+from runner.quant.tensor_rules import Architecture
+
+ARCHITECTURE: Final = Architecture(
+    model_type="llama",
+    gguf_name="llama",
+    interleaved_rotary=True,
+    rules=(
+        *blocks.EMBEDDINGS,
+        *blocks.NORMS,
+        *blocks.ATTENTION,
+        *blocks.QKV_BIASES,
+        *blocks.OUTPUT_BIAS,
+        *blocks.GATED_MLP,
+        *blocks.MLP_BIASES,
+    ),
+)

@@ -1,0 +1,136 @@
+"""Converts a Hugging Face directory of safetensors into one GGUF file, a tensor at a time.
+
+It writes the file it is told to and nothing else: temporary names, disk space and the K-quants are quantize.py's
+business. Peak memory is one encoded tensor and a few rows as float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter
+from numpy.typing import NDArray
+
+from runner.errors import BadModelFile, UnsupportedModel
+from runner.model_config import ModelConfig, parse_model_config
+from runner.quant.architectures import architecture_of
+from runner.quant.byte_level_bpe import is_byte_level, read_byte_level_bpe
+from runner.quant.formats import Format, encode_rows, encoded_bytes, row_spans, type_of
+from runner.quant.gguf_metadata import QUANTIZATION_VERSION, rope_factors, write_model, write_vocabulary
+from runner.quant.safetensors_file import Checkpoint, to_f32
+from runner.quant.tensor_rules import Architecture, PlannedTensor, plan
+from runner.quant.vocabulary import Vocabulary, read_json
+
+OnProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A Hugging Face directory that was read and found convertible; no weight has been touched yet."""
+
+    name: str
+    directory: Path
+    config: ModelConfig
+    architecture: Architecture
+    checkpoint: Checkpoint
+    tensors: tuple[PlannedTensor, ...]
+    vocabulary: Vocabulary
+
+
+def read_source(directory: Path, *, name: str | None = None) -> Source:
+    """Read everything but the weights, and check that all of it can be converted.
+
+    Raises UnsupportedModel for an architecture, option, tensor or tokenizer that cannot be, by its name, and
+    BadModelFile for files that are malformed or do not belong together.
+    """
+    config = parse_model_config(read_json(directory / "config.json"))
+    architecture = architecture_of(config.model_type)
+    checkpoint = Checkpoint.open(directory)
+    shapes = {tensor.name: tensor.shape for tensor in checkpoint.tensors.values()}
+    tensors = plan(architecture, config, shapes)
+    _check_tied_copy(checkpoint, config)
+    return Source(
+        name=name or directory.resolve().name,
+        directory=directory,
+        config=config,
+        architecture=architecture,
+        checkpoint=checkpoint,
+        tensors=tensors,
+        vocabulary=read_vocabulary(directory, config.vocab_size),
+    )
+
+
+def read_vocabulary(directory: Path, vocab_size: int) -> Vocabulary:
+    """The tokenizer of `directory`, byte-level BPE or SentencePiece, filled up to vocab_size ids."""
+    path = directory / "tokenizer.json"
+    tokenizer = read_json(path) if path.is_file() else None
+    if tokenizer is not None and is_byte_level(tokenizer):
+        return read_byte_level_bpe(directory, tokenizer, vocab_size)
+    raise UnsupportedModel(f"{directory.name} has no tokenizer that can be converted.")
+
+
+def convert(source: Source, chosen: Format, output: Path, on_progress: OnProgress) -> None:
+    """Write `source` to `output` in a format made here. on_progress gets (bytes written, bytes in all).
+
+    Raises OSError when the file cannot be written.
+    """
+    writer = GGUFWriter(output, source.architecture.gguf_name)
+    try:
+        write_model(writer, source.config, name=source.name)
+        writer.add_file_type(int(chosen.file_type))
+        writer.add_quantization_version(QUANTIZATION_VERSION)
+        write_vocabulary(writer, source.vocabulary)
+        _write_tensors(writer, source, chosen, on_progress)
+    finally:
+        writer.close()
+
+
+def _write_tensors(writer: GGUFWriter, source: Source, chosen: Format, on_progress: OnProgress) -> None:
+    types = {tensor.target: type_of(tensor, chosen) for tensor in source.tensors}
+    sizes = {tensor.target: encoded_bytes(tensor.shape, types[tensor.target]) for tensor in source.tensors}
+    factors = rope_factors(source.config)
+    if factors is not None:
+        writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
+    for tensor in source.tensors:
+        stored = types[tensor.target]
+        writer.add_tensor_info(tensor.target, tensor.shape, np.dtype(np.float32), sizes[tensor.target], stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    if factors is not None:
+        writer.write_tensor_data(factors)
+    done, total = 0, sum(sizes.values())
+    for tensor in source.tensors:
+        writer.write_tensor_data(_encode(source.checkpoint, tensor, types[tensor.target]))
+        done += sizes[tensor.target]
+        on_progress(done, total)
+    writer.flush()
+
+
+def _encode(checkpoint: Checkpoint, tensor: PlannedTensor, stored: GGMLQuantizationType) -> NDArray[np.uint8]:
+    """One tensor as the bytes of its GGUF type, its rows reordered where the architecture wants that."""
+    raw = checkpoint.raw(tensor.source)
+    dtype = checkpoint.tensors[tensor.source].dtype
+    encoded = np.empty(encoded_bytes(tensor.shape, stored), dtype=np.uint8)
+    at = 0
+    for start, stop in row_spans(tensor.shape):
+        rows = raw[start:stop] if tensor.row_order is None else raw[tensor.row_order[start:stop]]
+        piece = encode_rows(to_f32(rows, dtype), stored)
+        encoded[at : at + piece.size] = piece
+        at += piece.size
+    assert at == encoded.size
+    return encoded
+
+
+def _check_tied_copy(checkpoint: Checkpoint, config: ModelConfig) -> None:
+    """A checkpoint of tied embeddings may carry the output matrix too, but then it must be the same one."""
+    if not config.tie_word_embeddings or "lm_head.weight" not in checkpoint.tensors:
+        return
+    if not np.array_equal(checkpoint.raw("lm_head.weight"), checkpoint.raw("model.embed_tokens.weight")):
+        raise BadModelFile(
+            "config.json ties the embeddings, but the checkpoint's 'lm_head.weight' differs from them.",
+            hint="Set tie_word_embeddings to false in config.json if the output matrix is meant to be used.",
+        )

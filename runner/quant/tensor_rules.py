@@ -1,0 +1,154 @@
+"""How an architecture's tensors are named, shaped and ordered in a checkpoint and in a GGUF: rules as data.
+
+A rule names one tensor, or one tensor in every layer. Matching a checkpoint against the rules finds every missing and
+every extra tensor by name. This file knows nothing of files, types or quantization.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runner.errors import BadModelFile, UnsupportedModel
+from runner.model_config import ModelConfig
+
+Size = Literal["vocab", "hidden", "intermediate", "queries", "keys", "head"]
+Condition = Callable[[ModelConfig], bool]
+
+
+def always(_config: ModelConfig) -> bool:
+    return True
+
+
+def untied(config: ModelConfig) -> bool:
+    return not config.tie_word_embeddings
+
+
+def attention_bias(config: ModelConfig) -> bool:
+    return config.attention_bias
+
+
+def mlp_bias(config: ModelConfig) -> bool:
+    return config.mlp_bias
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorRule:
+    """One tensor: its name in the checkpoint, its name in the GGUF, its shape, and when it is there.
+
+    "{layer}" in a name makes it one tensor a layer. rotary: the rows are heads of a rotary embedding, whose order
+    depends on the GGUF architecture. keeps_f32: small and sensitive (norms, biases), never quantized.
+    """
+
+    source: str
+    target: str
+    shape: tuple[Size, ...]
+    when: Condition = always
+    rotary: bool = False
+
+    @property
+    def keeps_f32(self) -> bool:
+        return len(self.shape) == 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """A family of models: which tensors it has, and which GGUF architecture computes the same mathematics.
+
+    model_type: as in config.json. gguf_name: llama.cpp's name of the graph. interleaved_rotary: that graph turns
+    neighbouring elements of a head as pairs, while checkpoints pair element i with i + head_dim / 2.
+    """
+
+    model_type: str
+    gguf_name: str
+    interleaved_rotary: bool
+    rules: tuple[TensorRule, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedTensor:
+    """One tensor to convert: where it comes from, what it is called, its shape, and the order of its rows."""
+
+    source: str
+    target: str
+    shape: tuple[int, ...]
+    keeps_f32: bool
+    row_order: NDArray[np.intp] | None
+
+
+# Buffers that old checkpoints carry and that follow from the configuration.
+_DERIVED_SUFFIXES: Final = (".rotary_emb.inv_freq", ".attn.masked_bias")
+
+
+def plan(
+    architecture: Architecture, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[PlannedTensor, ...]:
+    """Every tensor that the model needs, in file order, each found in `shapes` (name -> shape of the checkpoint).
+
+    Raises BadModelFile for a missing tensor or one of the wrong shape, UnsupportedModel for one that no rule names.
+    """
+    planned = tuple(_expand(architecture, config))
+    if missing := [tensor.source for tensor in planned if tensor.source not in shapes]:
+        raise BadModelFile(
+            f"The checkpoint lacks {_some(missing)}.",
+            hint="Fetch the model again; if it is complete, its config.json does not belong to it.",
+        )
+    for tensor in planned:
+        if shapes[tensor.source] != tensor.shape:
+            raise BadModelFile(
+                f"Tensor {tensor.source!r} has shape {list(shapes[tensor.source])}, not {list(tensor.shape)}.",
+                hint="config.json and the weights do not belong together.",
+            )
+    known = {tensor.source for tensor in planned}
+    extra = [name for name in shapes if name not in known and not is_derived(name, config)]
+    if extra:
+        raise UnsupportedModel(
+            f"The checkpoint has tensors that a {config.model_type} model does not: {_some(sorted(extra))}.",
+            hint="It is a variant of the architecture that this version does not convert; look for a ready GGUF.",
+        )
+    return planned
+
+
+def is_derived(name: str, config: ModelConfig) -> bool:
+    """Whether tensor `name` may be left out: a rotary table, or the copy of tied embeddings."""
+    return name.endswith(_DERIVED_SUFFIXES) or (config.tie_word_embeddings and name == "lm_head.weight")
+
+
+def interleaved_order(num_heads: int, head_dim: int) -> NDArray[np.intp]:
+    """Row indices that bring a projection's heads from halves (i, i + D/2) to neighbouring pairs (2i, 2i + 1)."""
+    rows = np.arange(num_heads * head_dim, dtype=np.intp).reshape(num_heads, 2, head_dim // 2)
+    return rows.swapaxes(1, 2).reshape(-1)
+
+
+def _expand(architecture: Architecture, config: ModelConfig) -> Iterator[PlannedTensor]:
+    sizes: dict[Size, int] = {
+        "vocab": config.vocab_size,
+        "hidden": config.hidden_size,
+        "intermediate": config.intermediate_size,
+        "queries": config.num_heads * config.head_dim,
+        "keys": config.num_kv_heads * config.head_dim,
+        "head": config.head_dim,
+    }
+    rules = [rule for rule in architecture.rules if rule.when(config)]
+    whole = [(rule, None) for rule in rules if "{layer}" not in rule.source]
+    per_layer = [
+        (rule, layer) for layer in range(config.num_layers) for rule in rules if "{layer}" in rule.source
+    ]
+    for rule, layer in [*whole, *per_layer]:
+        turned = rule.rotary and architecture.interleaved_rotary
+        yield PlannedTensor(
+            source=rule.source.format(layer=layer),
+            target=rule.target.format(layer=layer),
+            shape=tuple(sizes[size] for size in rule.shape),
+            keeps_f32=rule.keeps_f32,
+            row_order=interleaved_order(sizes[rule.shape[0]] // config.head_dim, config.head_dim) if turned else None,
+        )
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

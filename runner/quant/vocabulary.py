@@ -1,0 +1,208 @@
+"""A tokenizer's vocabulary as GGUF stores it: tokens, types, scores, merges, special ids, chat templates.
+
+Values, and reading the files that say which tokens are special. How text becomes tokens is known to the two readers
+(byte_level_bpe, sentencepiece_vocabulary) alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from gguf import TokenType
+
+from runner.errors import BadModelFile, UnsupportedModel
+
+MAX_JSON_BYTES: Final = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecialTokens:
+    """The ids with a role, and whether BOS and EOS are put around a text. end_ids: every id that ends an answer."""
+
+    bos_id: int | None
+    eos_id: int | None
+    unk_id: int | None
+    pad_id: int | None
+    end_ids: tuple[int, ...]
+    add_bos: bool
+    add_eos: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """What a GGUF says about its tokenizer. tokens, types and scores have one entry an id.
+
+    model: "gpt2" (byte-level BPE) or "llama" (SentencePiece). pre: the pre-tokenizer's name in llama.cpp.
+    scores: SentencePiece alone, else empty. merges: byte-level BPE alone, "left right" each.
+    add_space_prefix: a space goes before the text, as SentencePiece models mostly want.
+    chat_templates: by name; "default" is the one that chats use.
+    """
+
+    model: str
+    pre: str
+    tokens: Sequence[str]
+    types: Sequence[int]
+    special: SpecialTokens
+    scores: Sequence[float] = ()
+    merges: Sequence[str] = ()
+    add_space_prefix: bool | None = None
+    chat_templates: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddedToken:
+    """A token that is found in the text before anything else is. special: not part of an answer's text."""
+
+    id: int
+    text: str
+    special: bool
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`. Raises BadModelFile when it is missing, too large, or not an object."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise BadModelFile(f"{path.name} is too large to be what its name says.")
+        value = json.loads(path.read_bytes().decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadModelFile(f"{path} cannot be read: {error}.", hint="Fetch the model's files again.") from error
+    if not isinstance(value, dict):
+        raise BadModelFile(f"{path} does not hold a JSON object.")
+    return value
+
+
+def read_json_if_there(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+def read_special_tokens(
+    directory: Path, ids: Mapping[str, int], *, first: str | None, last: str | None, adds_bos_unasked: bool
+) -> SpecialTokens:
+    """The roles of tokens, from tokenizer_config.json, generation_config.json and config.json, in this order.
+
+    ids: token text -> id. first, last: the tokens that tokenizer.json's post-processor puts around a text, which
+    decide over add_bos_token and add_eos_token. adds_bos_unasked: what holds when no file says anything.
+    """
+    config = read_json_if_there(directory / "config.json")
+    generation = read_json_if_there(directory / "generation_config.json")
+    tokenizer = read_json_if_there(directory / "tokenizer_config.json")
+
+    def role(name: str) -> int | None:
+        named = ids.get(_token_text(tokenizer.get(f"{name}_token")) or "")
+        return named if named is not None else _first_id(generation, config, key=f"{name}_token_id")
+
+    bos, eos = role("bos"), role("eos")
+    has_template = first is not None or last is not None
+    return SpecialTokens(
+        bos_id=bos if bos is not None else ids.get(first or ""),
+        eos_id=eos,
+        unk_id=role("unk"),
+        pad_id=role("pad"),
+        end_ids=_end_ids(eos, generation, config),
+        add_bos=_adds(tokenizer, "add_bos_token", ids.get(first or ""), bos, has_template, adds_bos_unasked),
+        add_eos=_adds(tokenizer, "add_eos_token", ids.get(last or ""), eos, has_template, False),
+    )
+
+
+def read_chat_templates(directory: Path) -> Mapping[str, str]:
+    """The chat templates by name, from chat_template.jinja, chat_template.json or tokenizer_config.json."""
+    named: dict[str, str] = {}
+    value = read_json_if_there(directory / "tokenizer_config.json").get("chat_template")
+    if value is None:
+        value = read_json_if_there(directory / "chat_template.json").get("chat_template")
+    if isinstance(value, str):
+        named["default"] = value
+    elif isinstance(value, list):
+        for entry in value:
+            if isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str):
+                named[entry["name"]] = entry["template"]
+    for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
+        named[path.stem] = path.read_text(encoding="utf-8")
+    if (path := directory / "chat_template.jinja").is_file():
+        named["default"] = path.read_text(encoding="utf-8")
+    return MappingProxyType(named)
+
+
+def added_tokens(tokenizer: Mapping[str, Any]) -> dict[int, AddedToken]:
+    """tokenizer.json's added tokens, by id. Raises BadModelFile when they are malformed."""
+    found: dict[int, AddedToken] = {}
+    for entry in tokenizer.get("added_tokens") or []:
+        number, text = (entry.get("id"), entry.get("content")) if isinstance(entry, dict) else (None, None)
+        if type(number) is not int or not isinstance(text, str):
+            raise BadModelFile(f"tokenizer.json has a malformed added token: {entry!r}.")
+        found[number] = AddedToken(id=number, text=text, special=bool(entry.get("special")))
+    return found
+
+
+def fill_ids(
+    texts: Mapping[int, str], types: Mapping[int, TokenType], vocab_size: int, highest: int = 2**24
+) -> tuple[list[str], list[int]]:
+    """Tokens and types for the ids 0 to vocab_size - 1; ids without a token become unused "[PADn]".
+
+    Raises UnsupportedModel when a token's id is beyond the model's vocabulary.
+    """
+    if texts and (top := max(texts)) >= vocab_size:
+        raise UnsupportedModel(
+            f"The tokenizer has token id {top}, beyond the model's vocabulary of {vocab_size}.",
+            hint="The tokenizer and config.json do not belong together.",
+        )
+    if vocab_size > highest:
+        raise BadModelFile(f"A vocabulary of {vocab_size} tokens is not plausible.")
+    tokens = [texts.get(number) or f"[PAD{number}]" for number in range(vocab_size)]
+    kinds = [int(types[number] if texts.get(number) else TokenType.UNUSED) for number in range(vocab_size)]
+    if len(set(tokens)) != len(tokens):
+        twice = Counter(tokens).most_common(1)[0][0]
+        raise BadModelFile(f"The tokenizer gives two ids to the token {twice!r}.")
+    return tokens, kinds
+
+
+def around_text(tokenizer: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The special tokens that tokenizer.json's post-processor puts before and after a single text."""
+    processor = tokenizer.get("post_processor")
+    if not isinstance(processor, Mapping):
+        return None, None
+    for part in processor.get("processors") or [processor]:
+        if part.get("type") == "TemplateProcessing":
+            template = part.get("single") or []
+            names = [entry.get("SpecialToken", {}).get("id") for entry in template]
+            return (names[0], names[-1]) if len(names) > 1 else (None, None)
+    return None, None
+
+
+def _adds(
+    tokenizer: Mapping[str, Any], key: str, template_id: int | None, role_id: int | None, has_template: bool, else_: bool
+) -> bool:
+    if has_template:
+        return template_id is not None and (role_id is None or template_id == role_id)
+    said = tokenizer.get(key)
+    return role_id is not None and (said if isinstance(said, bool) else else_)
+
+
+def _end_ids(eos: int | None, *sources: Mapping[str, Any]) -> tuple[int, ...]:
+    found = [] if eos is None else [eos]
+    for source in sources:
+        value = source.get("eos_token_id")
+        found += [item for item in (value if isinstance(value, list) else [value]) if type(item) is int]
+    return tuple(dict.fromkeys(found))
+
+
+def _token_text(value: object) -> str | None:
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _first_id(*sources: Mapping[str, Any], key: str) -> int | None:
+    for source in sources:
+        value = source.get(key)
+        if isinstance(value, list) and value:
+            value = value[0]
+        if type(value) is int:
+            return value
+    return None

@@ -1,0 +1,81 @@
+"""The list of this user's running engines: one small file each, written by the engine process (`runner ps`).
+
+A file whose process is gone is removed when it is read. It knows nothing of what an engine does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.paths import open_private
+from runner.wire import from_plain, to_plain
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningEngine:
+    """One engine process. started_at: Unix time, s. process_started_at: the same of the process, against pid reuse."""
+
+    pid: int
+    process_started_at: float
+    started_at: float
+    model: str
+    backend: str
+    quantization: str
+    device: str
+    n_ctx: int
+    memory_bytes: int
+
+
+def _process_started_at(pid: int) -> float | None:
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
+    except psutil.Error:
+        return None
+
+
+def announce(
+    directory: Path, *, model: str, backend: str, quantization: str, device: str, n_ctx: int, memory_bytes: int
+) -> Path:
+    """Write this process's file, replacing an earlier one; returns its path, which `Path.unlink` withdraws."""
+    pid = os.getpid()
+    engine = RunningEngine(
+        pid=pid,
+        process_started_at=_process_started_at(pid) or 0.0,
+        started_at=time.time(),
+        model=model,
+        backend=backend,
+        quantization=quantization,
+        device=device,
+        n_ctx=n_ctx,
+        memory_bytes=memory_bytes,
+    )
+    path = directory / f"{pid}.json"
+    partial = directory / f"{pid}.json.partial"
+    with os.fdopen(open_private(partial), "w") as file:
+        json.dump(to_plain(engine), file)
+    partial.replace(path)
+    return path
+
+
+def running(directory: Path) -> Iterator[RunningEngine]:
+    """The engines that run now, oldest first; files of dead ones are removed."""
+    found: list[RunningEngine] = []
+    for path in sorted(directory.glob("*.json")) if directory.is_dir() else []:
+        try:
+            engine = from_plain(RunningEngine, json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError, AttributeError, KeyError):
+            continue
+        started = _process_started_at(engine.pid)
+        if started is None or abs(started - engine.process_started_at) > 1:
+            path.unlink(missing_ok=True)
+        else:
+            found.append(engine)
+    yield from sorted(found, key=lambda engine: engine.started_at)

@@ -1,0 +1,231 @@
+"""Logits to a token: penalties, top-k, top-p, min-p, temperature, and position-seeded Gumbel-max noise.
+
+Pure functions of their arguments, in numpy. This file knows no model, backend or device, and keeps no state: the
+random number of a (seed, position, token) is computed, not drawn, so the token at a position does not depend on how
+it was reached (speculative verification and a GPU twin choose the same one).
+
+The filters are llama.cpp's, in its order: penalties, top_k, top_p, min_p, temperature. Where llama.cpp leaves ties to
+its sort, here the lowest id comes first. Probabilities are float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runner.config import SamplingParams
+from runner.errors import BadModelFile
+
+Ids = NDArray[np.intp]
+Floats = NDArray[np.float64]
+
+# Philox4x32-10: "Parallel random numbers: as easy as 1, 2, 3" (Salmon et al., SC 2011).
+_ROUNDS = 10
+_MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+
+# Triton's scale of an int32 to [0, 1), and the number that stands in for its 0 (probability 2^-31), whose Gumbel
+# value would be -inf: half of the next possible number. The largest is 1 - 2^-24, so every Gumbel value is finite.
+_UNIFORM_SCALE = np.float32(4.6566127342e-10)
+_SMALLEST_UNIFORM = np.float32(2.0**-32)
+_LARGEST_GUMBEL = -math.log(-math.log(1 - 2.0**-24))
+
+
+def sample(logits: NDArray[np.float32], params: SamplingParams, history: Sequence[int], position: int) -> int:
+    """The token at `position`, chosen from `logits`.
+
+    logits: [V] float32, not modified. history: the prompt and completion ids so far, which the penalties look at (a
+    list, or an integer array). position: the index of the token being sampled, below 2^32. params.seed is a number
+    unless temperature is 0. Raises BadModelFile when the logits are NaN, +inf or all -inf.
+    """
+    logits = _penalized(logits, params, history)
+    if params.temperature == 0:
+        return _greedy(logits)
+    ids, values = _candidates(logits, params)
+    if ids.size == 1:
+        return int(ids[0])
+    if params.seed is None:
+        raise ValueError("sampling needs a seed")
+    return _race(ids, values / params.temperature, params.seed, position)
+
+
+def distribution(logits: NDArray[np.float32], params: SamplingParams, history: Sequence[int]) -> tuple[Ids, Floats]:
+    """What `sample` draws from: the candidate ids and their probabilities, the most probable first.
+
+    Arguments and errors are those of `sample`. At temperature 0 it is the one greedy token.
+    """
+    logits = _penalized(logits, params, history)
+    if params.temperature == 0:
+        return np.array([_greedy(logits)]), np.ones(1)
+    ids, values = _candidates(logits, params)
+    order = np.argsort(-values, kind="stable")
+    weights = np.exp(values[order] / params.temperature)
+    return ids[order], weights / weights.sum()
+
+
+def _greedy(logits: NDArray[np.float32]) -> int:
+    token = int(logits.argmax())
+    _check(logits[token])
+    return token
+
+
+def _check(top: np.float32) -> None:
+    """`top` is the largest logit: numpy gives NaN if there is one."""
+    if not math.isfinite(top):
+        what = {math.inf: "+inf", -math.inf: "all -inf"}.get(float(top), "NaN")
+        raise BadModelFile(
+            f"The model's logits are {what}, so no token can be chosen.",
+            hint="The model file is damaged, or its weights overflow here: verify the file, or try another "
+            "quantization, --kv-type f32 or another --backend.",
+        )
+
+
+# --- filters ---------------------------------------------------------------------------------------------------------
+
+
+def _penalized(logits: NDArray[np.float32], params: SamplingParams, history: Sequence[int]) -> NDArray[np.float32]:
+    """`logits`, or a copy of them in which the tokens of the window are penalized, as llama.cpp does it.
+
+    Once for each distinct token: divided by repeat_penalty if positive, else multiplied by it; then
+    frequency_penalty * count + presence_penalty is subtracted.
+    """
+    repeat, presence, frequency = params.repeat_penalty, params.presence_penalty, params.frequency_penalty
+    if params.penalty_last_n == 0 or (repeat == 1 and presence == 0 and frequency == 0):
+        return logits
+    window = history if params.penalty_last_n < 0 else history[-params.penalty_last_n :]
+    counts = {token: count for token, count in Counter(window).items() if 0 <= token < logits.size}
+    if not counts:
+        return logits
+    ids = np.fromiter(counts.keys(), np.intp, len(counts))
+    values = logits[ids].astype(np.float64)
+    values = np.where(values > 0, values / repeat, values * repeat)
+    values -= presence + frequency * np.fromiter(counts.values(), np.float64, len(counts))
+    penalized = logits.copy()
+    penalized[ids] = values
+    return penalized
+
+
+def _candidates(logits: NDArray[np.float32], params: SamplingParams) -> tuple[Ids, Floats]:
+    """The ids that pass top_k, top_p and min_p, and their logits less the largest one. Never empty."""
+    top = logits.max()
+    _check(top)
+    log_min_p = math.log(params.min_p) if params.min_p > 0 else -math.inf
+    if 0 < params.top_k < logits.size:
+        ids = _largest(logits, params.top_k)
+        values = logits[ids].astype(np.float64) - top
+        total = None
+    elif params.top_p < 1:
+        ids, values, total = _head(logits, top, params.top_p)
+    else:
+        kept = logits >= top + log_min_p if params.min_p > 0 else logits > -np.inf
+        ids = kept.nonzero()[0]
+        return ids, logits[ids].astype(np.float64) - top
+    # From here on the candidates are sorted, so a filter is a number of candidates to keep.
+    keep = ids.size
+    if params.top_p < 1:
+        cumulative = np.exp(values).cumsum()
+        total = cumulative[-1] if total is None else total
+        keep = min(keep, int(cumulative.searchsorted(params.top_p * total)) + 1)
+    lowest = max(log_min_p, -np.finfo(np.float64).max)
+    keep = min(keep, int((-values).searchsorted(-lowest, side="right")))
+    return ids[:keep], values[:keep]
+
+
+def _largest(logits: NDArray[np.float32], count: int) -> Ids:
+    """The ids of the `count` largest logits, the largest first, the lower id first among equals."""
+    columns = 8 * count
+    if 4 * columns <= logits.size:
+        # The count-th largest of the column maxima is a lower bound of the count-th largest logit, and few others
+        # reach it: 10 to 20 times faster than a partition of all of them.
+        rows = logits.size // columns
+        pool = logits[: rows * columns].reshape(rows, columns).max(axis=0)
+    else:
+        pool = logits
+    bound = np.partition(pool, pool.size - count)[pool.size - count]
+    ids = (logits >= bound).nonzero()[0]
+    return ids[(-logits[ids]).argsort(kind="stable")[:count]]
+
+
+def _head(logits: NDArray[np.float32], top: np.float32, top_p: float) -> tuple[Ids, Floats, float]:
+    """Enough of the largest logits (sorted ids, values less `top`) to hold top_p of the whole, which is returned too."""
+    total = float(np.exp(logits.astype(np.float64) - top).sum())
+    count = 256
+    while True:
+        count = min(count, logits.size)
+        ids = _largest(logits, count)
+        values = logits[ids].astype(np.float64) - top
+        if count == logits.size or np.exp(values).sum() >= top_p * total:
+            return ids, values, total
+        count *= 8
+
+
+# --- the random choice -----------------------------------------------------------------------------------------------
+
+
+def _race(ids: Ids, scores: Floats, seed: int, position: int) -> int:
+    """argmax(scores + Gumbel noise): a sample of softmax(scores) (the Gumbel-max trick). The largest score is 0."""
+    # No noise exceeds _LARGEST_GUMBEL, so candidates far below a good result cannot win: theirs is not computed.
+    near = scores >= -4
+    token, best = _winner(ids[near], scores[near], seed, position)
+    far = (scores < -4) & (scores > best - _LARGEST_GUMBEL)
+    if far.any():
+        other, rival = _winner(ids[far], scores[far], seed, position)
+        if rival > best:
+            return other
+    return token
+
+
+def _winner(ids: Ids, scores: Floats, seed: int, position: int) -> tuple[int, float]:
+    noisy = scores + gumbel(seed, position, ids)
+    index = int(noisy.argmax())
+    return int(ids[index]), float(noisy[index])
+
+
+def gumbel(seed: int, position: int, tokens: Ids) -> Floats:
+    """Standard Gumbel noise of each token at `position`, always finite: -log(-log(u)), u = uniform(...)."""
+    return -np.log(-np.log(uniform(seed, position, tokens).astype(np.float64)))
+
+
+def uniform(seed: int, position: int, tokens: Ids) -> NDArray[np.float32]:
+    """A number in (0, 1) for each token at `position`: Triton's tl.rand bits, but 2^-32 where it gives 0.
+
+    In Triton: maximum(uint_to_uniform_float(philox(seed, token, position, 0, 0)[0]), 2^-32), with 32-bit counters.
+    """
+    counters = np.zeros((4, tokens.size), dtype=np.uint64)
+    counters[0] = tokens
+    counters[1] = position
+    signed = philox(seed, counters)[0].view(np.int32)
+    return np.maximum(np.where(signed < 0, ~signed, signed).astype(np.float32) * _UNIFORM_SCALE, _SMALLEST_UNIFORM)
+
+
+def philox(seed: int, counters: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    """Philox4x32-10 of each column of `counters` [4, n] (each below 2^32) under the 64-bit key `seed`: [4, n] uint32."""
+    even, odd = counters[0::2].copy(), counters[1::2].copy()
+    product = np.empty_like(even)
+    crossed = product[::-1]
+    for key in _round_keys(seed):
+        np.multiply(even, _MULTIPLIERS, out=product)
+        np.right_shift(crossed, _HALF, out=even)
+        even ^= odd
+        even ^= key
+        np.bitwise_and(crossed, _LOW, out=odd)
+    output = np.empty(counters.shape, dtype=np.uint32)
+    output[0::2], output[1::2] = even, odd
+    return output
+
+
+@lru_cache(maxsize=16)
+def _round_keys(seed: int) -> tuple[NDArray[np.uint64], ...]:
+    """The two 32-bit keys of each round as [2, 1]: the low half of the seed first, as in Triton."""
+    halves = (seed & 0xFFFFFFFF, seed >> 32)
+    return tuple(
+        np.array([[(half + r * step) & 0xFFFFFFFF] for half, step in zip(halves, _KEY_STEPS, strict=True)], np.uint64)
+        for r in range(_ROUNDS)
+    )

@@ -1,0 +1,203 @@
+"""What every backend must do, whatever computes its tokens. Each backend's test file subclasses BackendConformance.
+
+The subclass gives a fixture `backend`: a loaded Backend with n_ctx of 256 tokens whose prompts are made by `prompt`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from runner.backends.base import Backend, Prefill, Step
+from runner.config import SamplingParams
+from runner.errors import ContextOverflow, UsageError
+from runner.types import CancelToken
+
+N_CTX = 256
+GREEDY = SamplingParams(temperature=0, seed=0)
+SAMPLED = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1234)
+
+
+def take(backend: Backend, prompt: Sequence[int], n: int, params: SamplingParams = GREEDY) -> list[int]:
+    """The first n tokens after `prompt`; the iterator is closed then."""
+    tokens: list[int] = []
+    steps = backend.generate(prompt, params, CancelToken())
+    for step in steps:
+        if isinstance(step, Step):
+            tokens.append(step.token)
+            if len(tokens) == n:
+                break
+    steps.close()
+    return tokens
+
+
+def prefills(backend: Backend, prompt: Sequence[int]) -> list[Prefill]:
+    """The Prefill values of a request that is closed at its first token."""
+    found: list[Prefill] = []
+    steps = backend.generate(prompt, GREEDY, CancelToken())
+    for step in steps:
+        if isinstance(step, Step):
+            break
+        found.append(step)
+    steps.close()
+    return found
+
+
+class BackendConformance:
+    """Subclass it, name the class Test..., and define the fixture `backend`."""
+
+    text = "Once upon a time there was a small boat."
+
+    @pytest.fixture
+    def prompt(self, backend: Backend) -> list[int]:
+        ids = backend.tokenizer.encode(self.text)
+        bos = backend.tokenizer.bos_id
+        return [bos, *ids] if backend.tokenizer.add_bos and bos is not None else ids
+
+    def test_info_describes_the_loaded_model(self, backend: Backend) -> None:
+        info = backend.info
+        assert info.n_ctx == N_CTX
+        assert info.vocab_size == backend.tokenizer.vocab_size
+        assert info.device
+
+    def test_tokenizer_gives_back_the_text(self, backend: Backend) -> None:
+        tokenizer = backend.tokenizer
+        for text in (self.text, "naïve café, 東京, 🙂👩‍👩‍👧", " two  spaces\n\nand lines\t"):
+            data = b"".join(tokenizer.token_bytes(token) for token in tokenizer.encode(text))
+            if tokenizer.strips_leading_space:
+                data = data.removeprefix(b" ")
+            assert data.decode() == text
+
+    def test_tokenizer_refuses_ids_outside_the_vocabulary(self, backend: Backend) -> None:
+        for token in (-1, backend.tokenizer.vocab_size):
+            with pytest.raises(IndexError):
+                backend.tokenizer.token_bytes(token)
+
+    def test_control_tokens_are_parsed_only_when_asked_for(self, backend: Backend) -> None:
+        tokenizer = backend.tokenizer
+        for text in sorted(tokenizer.control_tokens)[:8]:
+            assert len(tokenizer.encode(text)) == 1, text
+            (token,) = tokenizer.encode(text)
+            assert tokenizer.token_bytes(token) == b""
+            assert tokenizer.token_bytes(token, special=True) == text.encode()
+            plain = tokenizer.encode(text, parse_special=False)
+            assert token not in plain
+            assert b"".join(map(tokenizer.token_bytes, plain)).strip() == text.encode()
+
+    def test_prefill_is_reported_up_to_the_whole_prompt_before_the_first_token(
+        self, backend: Backend, prompt: list[int]
+    ) -> None:
+        found = prefills(backend, prompt)
+        assert found
+        assert [p.done for p in found] == sorted(p.done for p in found)
+        assert found[-1].done == found[-1].total == len(prompt)
+
+    def test_greedy_is_the_argmax_of_the_scores(self, backend: Backend, prompt: list[int]) -> None:
+        tokens = take(backend, prompt, 12)
+        logits = {entry.position: entry.values for entry in backend.score([*prompt, *tokens])}
+        assert sorted(logits) == list(range(len(prompt) + len(tokens)))
+        for i, token in enumerate(tokens):
+            values = logits[len(prompt) + i - 1]
+            assert values[token] >= values.max() - 2e-2, "beyond what the order of summation explains"
+
+    def test_greedy_repeats_itself(self, backend: Backend, prompt: list[int]) -> None:
+        assert take(backend, prompt, 16) == take(backend, prompt, 16)
+
+    def test_a_seed_repeats_its_answer(self, backend: Backend, prompt: list[int]) -> None:
+        assert take(backend, prompt, 16, SAMPLED) == take(backend, prompt, 16, SAMPLED)
+
+    def test_prefix_is_reused_and_changes_nothing(self, backend: Backend, prompt: list[int]) -> None:
+        cold = take(backend, prompt, 16)
+        longer = [*prompt, *cold]
+        first = prefills(backend, longer)[0]
+        assert len(prompt) <= first.cached < len(longer)
+        assert first.done == first.cached
+        warm = take(backend, longer, 8)
+        for _ in backend.score(prompt[:2]):  # forgets the cache
+            pass
+        assert take(backend, longer, 8) == warm
+
+    def test_a_changed_prompt_is_not_answered_from_the_cache(self, backend: Backend, prompt: list[int]) -> None:
+        other = [prompt[0], *reversed(prompt[1:])]
+        expected = take(backend, other, 8)
+        take(backend, prompt, 8)
+        assert take(backend, other, 8) == expected
+
+    def test_closing_keeps_only_what_was_yielded(self, backend: Backend, prompt: list[int]) -> None:
+        tokens = take(backend, prompt, 6)
+        first = prefills(backend, [*prompt, *tokens, tokens[-1], tokens[-1]])[0]
+        assert first.cached <= len(prompt) + len(tokens)
+
+    def test_generation_ends_when_the_context_is_full(self, backend: Backend, prompt: list[int]) -> None:
+        long = (prompt * N_CTX)[: N_CTX - 3]
+        assert len(take(backend, long, 100)) == 3
+
+    def test_a_prompt_that_leaves_no_room_is_refused(self, backend: Backend, prompt: list[int]) -> None:
+        with pytest.raises(ContextOverflow):
+            take(backend, (prompt * N_CTX)[:N_CTX], 1)
+        assert len(take(backend, prompt, 2)) == 2
+
+    @pytest.mark.parametrize("bad", [[], [-1], [10**9]])
+    def test_a_prompt_that_is_none_is_refused(self, backend: Backend, bad: list[int]) -> None:
+        with pytest.raises(UsageError):
+            take(backend, bad, 1)
+
+    def test_cancel_from_another_thread_ends_generation_within_200_ms(
+        self, backend: Backend, prompt: list[int]
+    ) -> None:
+        cancel = CancelToken()
+        cancelled_at: list[float] = []
+
+        def cancel_now() -> None:
+            cancelled_at.append(time.monotonic())
+            cancel.cancel()
+
+        timer = threading.Timer(0.02, cancel_now)
+        seen = 0
+        for step in backend.generate(prompt, GREEDY, cancel):
+            if isinstance(step, Step):
+                if not seen:
+                    timer.start()
+                seen += 1
+                time.sleep(0.001)
+        ended = time.monotonic()
+        timer.join()
+        assert seen < N_CTX - len(prompt)
+        assert ended - cancelled_at[0] < 0.2
+
+    def test_a_cancelled_request_yields_no_token(self, backend: Backend, prompt: list[int]) -> None:
+        cancel = CancelToken()
+        cancel.cancel()
+        assert not [step for step in backend.generate(prompt, GREEDY, cancel) if isinstance(step, Step)]
+
+    def test_cancel_then_continue_equals_fresh(self, backend: Backend, prompt: list[int]) -> None:
+        for _ in backend.score(prompt[:2]):
+            pass
+        fresh = take(backend, prompt, 12)
+        cancel = CancelToken()
+        for step in backend.generate([*prompt, *prompt], GREEDY, cancel):
+            if isinstance(step, Step):
+                cancel.cancel()
+        assert take(backend, prompt, 12) == fresh
+
+    def test_scores_are_finite_and_their_own(self, backend: Backend, prompt: list[int]) -> None:
+        entries = list(backend.score(prompt))
+        assert all(entry.values.shape == (backend.info.vocab_size,) for entry in entries)
+        assert all(entry.values.dtype == np.float32 and np.isfinite(entry.values).all() for entry in entries)
+        kept = entries[0].values.copy()
+        take(backend, prompt, 2)
+        assert np.array_equal(entries[0].values, kept)
+
+    def test_memory_is_counted_by_part(self, backend: Backend, prompt: list[int]) -> None:
+        take(backend, prompt, 1)
+        memory = backend.memory()
+        assert memory.total_bytes == memory.weights_bytes + memory.kv_cache_bytes + memory.workspace_bytes
+        assert memory.total_bytes > 0
+
+    def test_close_may_be_called_twice(self, backend: Backend) -> None:
+        backend.close()
+        backend.close()
