@@ -79,7 +79,7 @@ def _gguf_shape(header: GgufHeader) -> Shape:
         context_length=number("context_length"),
         num_layers=layers,
         hidden_size=hidden,
-        vocab_size=header.array_length("tokenizer.ggml.tokens"),
+        vocab_size=len(header.metadata.get("tokenizer.ggml.tokens", ())),
         kv_width=total_kv_heads * width,
     )
 

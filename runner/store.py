@@ -7,7 +7,6 @@ threads and processes may use one database. It knows nothing of engines or scree
 from __future__ import annotations
 
 import difflib
-import json
 import secrets
 import sqlite3
 import threading
@@ -16,51 +15,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from runner.database import as_runner_errors, connect, transaction, truncate_log, wipe_deleted
 from runner.errors import UsageError
 from runner.search_text import excerpt, fold, fold_terms
+from runner.store_rows import (
+    MIGRATIONS,
+    SESSION,
+    SUMMARY,
+    TURN,
+    described,
+    insert_turns,
+    session_from,
+    summary_from,
+    turn_from,
+)
 from runner.transcript import Session, SessionSummary, Turn
 
-MIGRATIONS = (
-    """
-    CREATE TABLE sessions (
-        id TEXT PRIMARY KEY,
-        title TEXT NOT NULL,
-        model TEXT NOT NULL,
-        backend TEXT NOT NULL,
-        system TEXT,
-        settings TEXT NOT NULL,
-        created_at REAL NOT NULL,
-        updated_at REAL NOT NULL,
-        revision INTEGER NOT NULL
-    );
-    CREATE INDEX sessions_by_use ON sessions (updated_at DESC);
-    CREATE TABLE turns (
-        session_id TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
-        position INTEGER NOT NULL,
-        role TEXT NOT NULL CHECK (role IN ('system', 'user', 'assistant', 'tool')),
-        content TEXT NOT NULL,
-        reasoning TEXT NOT NULL,
-        state TEXT NOT NULL CHECK (state IN ('complete', 'partial', 'cancelled', 'error')),
-        model TEXT NOT NULL,
-        seed TEXT,
-        timings TEXT NOT NULL,
-        created_at REAL NOT NULL,
-        PRIMARY KEY (session_id, position)
-    ) WITHOUT ROWID;
-    """,
-)
+T = TypeVar("T")
 
 # Letters and digits that are not mistaken for each other (Crockford's base 32).
 _ID_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _ID_LENGTH = 8
-_DESCRIBED = "title, model, backend, system, settings"
-_SESSION = f"id, created_at, updated_at, revision, {_DESCRIBED}"
-_TURN = "role, content, reasoning, state, model, seed, timings, created_at"
-_SUMMARY = """id, title, model, backend, created_at, updated_at,
-    (SELECT count(*) FROM turns WHERE session_id = id)"""
 _NEWEST_FIRST = "ORDER BY updated_at DESC, sessions.rowid DESC"
 
 
@@ -128,10 +105,10 @@ class Store:
                 updated_at=now,
             )
             database.execute(
-                f"INSERT INTO sessions ({_SESSION}) VALUES (?, ?, ?, 0, ?, ?, ?, ?, ?)",
-                (session.id, now, now, *_described(session)),
+                f"INSERT INTO sessions ({SESSION}) VALUES (?, ?, ?, 0, ?, ?, ?, ?, ?)",
+                (session.id, now, now, *described(session)),
             )
-            _insert_turns(database, session.id, 0, turns, now)
+            insert_turns(database, session.id, 0, turns, now)
         return session
 
     def write_turns(
@@ -157,7 +134,7 @@ class Store:
             removed = database.execute(
                 "DELETE FROM turns WHERE session_id = ? AND position >= ?", (session_id, position)
             ).rowcount
-            _insert_turns(database, session_id, position, turns, now)
+            insert_turns(database, session_id, position, turns, now)
             database.execute(
                 "UPDATE sessions SET revision = revision + 1, updated_at = max(updated_at, ?) WHERE id = ?",
                 (now, session_id),
@@ -175,16 +152,15 @@ class Store:
         if not self._exists():
             return None
         with self._write() as database:
-            row = database.execute(f"SELECT {_SESSION} FROM sessions WHERE id = ?", (session_id,)).fetchone()
+            row = database.execute(f"SELECT {SESSION} FROM sessions WHERE id = ?", (session_id,)).fetchone()
             if row is None:
                 return None
-            new = change(_session(row))
+            new = change(session_from(row))
             database.execute(
                 "UPDATE sessions SET title = ?, model = ?, backend = ?, system = ?, settings = ? WHERE id = ?",
-                (*_described(new), session_id),
+                (*described(new), session_id),
             )
-            row = database.execute(f"SELECT {_SESSION} FROM sessions WHERE id = ?", (session_id,)).fetchone()
-        return _session(row)
+        return new
 
     def delete(self, session_ids: Sequence[str]) -> Deleted:
         """Delete these chats (full ids; others are passed over) for good: no file of the database keeps their text."""
@@ -208,19 +184,19 @@ class Store:
 
     def sessions(self, limit: int | None = None) -> list[SessionSummary]:
         """The chats, the one used last first; at most `limit`."""
-        query = f"SELECT {_SUMMARY} FROM sessions {_NEWEST_FIRST} LIMIT ?"
-        return [_summary(row) for row in self._all(query, -1 if limit is None else limit)]
+        query = f"SELECT {SUMMARY} FROM sessions {_NEWEST_FIRST} LIMIT ?"
+        return self._all(summary_from, query, -1 if limit is None else limit)
 
     def latest(self) -> Session | None:
         """The chat used last."""
-        rows = self._all(f"SELECT {_SESSION} FROM sessions {_NEWEST_FIRST} LIMIT 1")
-        return _session(rows[0]) if rows else None
+        found = self._all(session_from, f"SELECT {SESSION} FROM sessions {_NEWEST_FIRST} LIMIT 1")
+        return found[0] if found else None
 
     def get(self, id_or_prefix: str) -> Session:
-        """The chat with that id, or the only one whose id begins so. Raises UsageError naming what was perhaps meant."""
+        """The chat with that id, or the only one whose id begins so. Raises UsageError with what was perhaps meant."""
         wanted = id_or_prefix.strip().lower()
-        query = f"SELECT {_SESSION} FROM sessions WHERE substr(id, 1, ?) = ? ORDER BY id"
-        found = [_session(row) for row in self._all(query, len(wanted), wanted)] if wanted else []
+        query = f"SELECT {SESSION} FROM sessions WHERE substr(id, 1, ?) = ? ORDER BY id"
+        found = self._all(session_from, query, len(wanted), wanted) if wanted else []
         exact = [session for session in found if session.id == wanted]
         if len(found) == 1 or exact:
             return (exact or found)[0]
@@ -231,8 +207,8 @@ class Store:
 
     def turns(self, session_id: str) -> list[Turn]:
         """The turns of the chat with that id (in full), in order."""
-        query = f"SELECT {_TURN} FROM turns WHERE session_id = ? ORDER BY position"
-        return [_turn(row) for row in self._all(query, session_id)]
+        query = f"SELECT {TURN} FROM turns WHERE session_id = ? ORDER BY position"
+        return self._all(turn_from, query, session_id)
 
     def search(self, text: str, limit: int | None = 50) -> list[Match]:
         """Where all words of `text` occur in one turn or title, the chats used last first.
@@ -243,10 +219,8 @@ class Store:
         terms = fold_terms(text)
         matches: list[Match] = []
         for summary in self.sessions() if terms else ():
-            candidates: list[tuple[Any, ...]] = [(None, "", summary.title)]
             query = "SELECT position, role, content FROM turns WHERE session_id = ? ORDER BY position"
-            candidates += self._all(query, summary.id)
-            for position, role, content in candidates:
+            for position, role, content in [(None, "", summary.title), *self._all(tuple, query, summary.id)]:
                 folded = fold(content)
                 if all(term in folded for term in terms):
                     shown = excerpt(content, terms)
@@ -277,11 +251,12 @@ class Store:
         with self._read() as database, transaction(database, durable=durable):
             yield database
 
-    def _all(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+    def _all(self, make: Callable[[tuple[Any, ...]], T], query: str, *values: object) -> list[T]:
+        """What the query finds, each row made into a value; nothing when there is no database yet."""
         if not self._exists():
             return []
         with self._read() as database:
-            return database.execute(query, values).fetchall()
+            return [make(row) for row in database.execute(query, values).fetchall()]
 
     def _free_id(self, database: sqlite3.Connection) -> str:
         while True:
@@ -298,94 +273,3 @@ class Store:
         listed = " or ".join(dict.fromkeys(f"{session.id} ({session.title})" for session in near))
         hint = f"Did you mean {listed}?" if near else "`runner sessions list` shows them."
         return UsageError(f"There is no chat {wanted!r}.", hint=hint)
-
-
-# --- rows and values -----------------------------------------------------------------------------------------------
-
-
-def _insert_turns(
-    database: sqlite3.Connection, session_id: str, position: int, turns: Sequence[Turn], now: float
-) -> None:
-    """Turns without a time of their own get `now`."""
-    database.executemany(
-        f"INSERT INTO turns (session_id, position, {_TURN}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        [
-            (
-                session_id,
-                position + index,
-                turn.role,
-                _text(turn.content),
-                _text(turn.reasoning),
-                turn.state,
-                _text(turn.model),
-                None if turn.seed is None else str(turn.seed),  # SQLite's integers end at 2^63
-                json.dumps(dict(turn.timings)),
-                turn.created_at or now,
-            )
-            for index, turn in enumerate(turns)
-        ],
-    )
-
-
-def _described(session: Session) -> tuple[str | None, ...]:
-    """The values of the columns _DESCRIBED."""
-    system = None if session.system is None else _text(session.system)
-    settings = json.dumps(dict(session.settings))
-    return _text(session.title), _text(session.model), _text(session.backend), system, settings
-
-
-def _text(value: str) -> str:
-    """`value` as it is, save that half of a surrogate pair, which is no character and has no UTF-8, becomes U+FFFD."""
-    return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise sqlite3.DatabaseError("a row holds something else than the JSON that was written")
-    return value
-
-
-def _session(row: tuple[Any, ...]) -> Session:
-    identity, created_at, updated_at, revision, title, model, backend, system, settings = row
-    return Session(
-        id=identity,
-        title=title,
-        model=model,
-        backend=backend,
-        system=system,
-        settings=_object(settings),
-        created_at=created_at,
-        updated_at=updated_at,
-        revision=revision,
-    )
-
-
-def _turn(row: tuple[Any, ...]) -> Turn:
-    role, content, reasoning, state, model, seed, timings, created_at = row
-    return Turn(
-        role=role,
-        content=content,
-        reasoning=reasoning,
-        state=state,
-        model=model,
-        seed=None if seed is None else int(seed),
-        timings=_object(timings),
-        created_at=created_at,
-    )
-
-
-def _summary(row: tuple[Any, ...]) -> SessionSummary:
-    identity, title, model, backend, created_at, updated_at, n_turns = row
-    return SessionSummary(
-        id=identity,
-        title=title,
-        model=model,
-        backend=backend,
-        n_turns=n_turns,
-        created_at=created_at,
-        updated_at=updated_at,
-    )

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
 from runner.errors import UsageError
-from runner.types import Role
+from runner.types import Message, Role
 
 TurnState = Literal["complete", "partial", "cancelled", "error"]
 
@@ -87,6 +87,29 @@ def title_from(text: str) -> str:
     while cut and unicodedata.combining(line[len(cut)]):  # do not part a letter from its accent
         cut = cut[:-1]
     return cut.rstrip() + "…"
+
+
+def to_messages(system: str | None, turns: Sequence[Turn]) -> tuple[Message, ...]:
+    """What a model is asked with: many templates refuse two messages of the user in a row, or an empty answer.
+
+    Answers without text are left out, and messages of the user that then stand together become one.
+    """
+    messages = [Message(role="system", content=system)] if system else []
+    for turn in turns:
+        if turn.role == "assistant" and not turn.content:
+            continue
+        if turn.role == "user" and messages and messages[-1].role == "user":
+            messages[-1] = Message(role="user", content=f"{messages[-1].content}\n\n{turn.content}")
+        else:
+            messages.append(Message(role=turn.role, content=turn.content, reasoning=turn.reasoning))
+    return tuple(messages)
+
+
+def code_blocks(markdown: str) -> list[str]:
+    """The contents of the fenced code blocks of a text, in order; a fence that was not closed ends with the text."""
+    from markdown_it import MarkdownIt
+
+    return [token.content for token in MarkdownIt("commonmark").parse(markdown) if token.type == "fence"]
 
 
 def iso_time(seconds: float) -> str:

@@ -72,10 +72,10 @@ def _load(name: str) -> Any:
 class LazyCommands(TyperGroup):
     """The commands of the table above: listed from the table, imported when one of them runs."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
+    def list_commands(self, _ctx: Any) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+    def get_command(self, _ctx: Any, cmd_name: str) -> Any:
         return _placeholder(cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -86,7 +86,7 @@ class LazyCommands(TyperGroup):
             return None, None, args[1:]
         raise UsageError(f"There is no command {args[0]!r}.", hint=nearest_hint(args[0], COMMANDS))
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
+    def format_commands(self, _ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
 
@@ -103,6 +103,12 @@ def new_app(*, add_completion: bool = False, **settings: Any) -> typer.Typer:
 
 
 app = new_app(add_completion=True, cls=LazyCommands)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        render.data(f"runner {runner.__version__}")
+        raise typer.Exit(0)
 
 
 @app.callback(invoke_without_command=True)

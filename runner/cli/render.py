@@ -234,7 +234,7 @@ def binary_size(size_bytes: float) -> str:
 def short_count(number: int) -> str:
     """Tokens and parameters: 950, 1.2k, 18.4M, 7.6B."""
     value, unit = float(number), ""
-    for unit in ("", "k", "M", "B", "T"):  # noqa: B007 - the unit where the loop stops is the result
+    for unit in ("", "k", "M", "B", "T"):
         if value < 999.5 or unit == "T":
             break
         value /= 1000

@@ -21,6 +21,7 @@ from runner.quant.byte_level_bpe import is_byte_level, read_byte_level_bpe
 from runner.quant.formats import Format, encode_rows, encoded_bytes, row_spans, type_of
 from runner.quant.gguf_metadata import QUANTIZATION_VERSION, rope_factors, write_model, write_vocabulary
 from runner.quant.safetensors_file import Checkpoint, to_f32
+from runner.quant.sentencepiece_vocabulary import is_sentencepiece, read_from_json, read_from_model
 from runner.quant.tensor_rules import Architecture, PlannedTensor, plan
 from runner.quant.vocabulary import Vocabulary, read_json
 
@@ -69,7 +70,17 @@ def read_vocabulary(directory: Path, vocab_size: int) -> Vocabulary:
     tokenizer = read_json(path) if path.is_file() else None
     if tokenizer is not None and is_byte_level(tokenizer):
         return read_byte_level_bpe(directory, tokenizer, vocab_size)
-    raise UnsupportedModel(f"{directory.name} has no tokenizer that can be converted.")
+    if tokenizer is not None and is_sentencepiece(tokenizer):
+        return read_from_json(directory, tokenizer, vocab_size)
+    if (model := directory / "tokenizer.model").is_file():
+        return read_from_model(directory, model, vocab_size)
+    if tokenizer is None:
+        raise BadModelFile(f"{directory} has no tokenizer.json.", hint="Fetch the model's tokenizer files as well.")
+    model_type = tokenizer["model"].get("type") if isinstance(tokenizer.get("model"), dict) else None
+    raise UnsupportedModel(
+        f"A tokenizer of type {model_type!r} cannot be converted; BPE, byte-level or of SentencePiece, can.",
+        hint="Look for a ready GGUF of the model.",
+    )
 
 
 def convert(source: Source, chosen: Format, output: Path, on_progress: OnProgress) -> None:

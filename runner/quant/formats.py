@@ -51,9 +51,7 @@ def _plain(name: str, file_type: LlamaFileType, linear: GGMLQuantizationType, em
 
 def _by_llama_cpp(name: str, file_type: LlamaFileType) -> Format:
     wide = GGMLQuantizationType.BF16
-    return Format(
-        name=name, label=name.upper(), file_type=file_type, linear=wide, embedding=wide, by_llama_cpp=True
-    )
+    return Format(name=name, label=name.upper(), file_type=file_type, linear=wide, embedding=wide, by_llama_cpp=True)
 
 
 FORMATS: Final[Mapping[str, Format]] = MappingProxyType(

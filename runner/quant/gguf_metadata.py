@@ -6,13 +6,14 @@ It knows llama.cpp's metadata keys, and nothing of weights.
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
-from gguf import GGUFWriter, RopeScalingType
+from gguf import GGUFWriter, Keys, RopeScalingType
 from numpy.typing import NDArray
 
-from runner.errors import UnsupportedModel
 from runner.model_config import ModelConfig, RopeScaling
 from runner.quant.vocabulary import SpecialTokens, Vocabulary
 
@@ -61,8 +62,6 @@ def rope_factors(config: ModelConfig) -> NDArray[np.float32] | None:
     if scaling is None or scaling.kind != "llama3":
         return None
     low, high, original = scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_max_position_embeddings
-    if low is None or high is None or original is None:
-        raise UnsupportedModel("rope_scaling of type 'llama3' lacks one of its parameters.")
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
     wavelengths = 2 * math.pi * config.rope_theta**exponents
     smooth = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
@@ -76,19 +75,13 @@ def _write_rope_scaling(writer: GGUFWriter, scaling: RopeScaling) -> None:
         writer.add_rope_scaling_type(RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(scaling.factor)
         return
-    if scaling.kind != "yarn":
-        raise UnsupportedModel(f"rope_scaling of type {scaling.kind!r} cannot be written to a GGUF.")
     writer.add_rope_scaling_type(RopeScalingType.YARN)
     writer.add_rope_scaling_factor(scaling.factor)
-    if scaling.original_max_position_embeddings is not None:
-        writer.add_rope_scaling_orig_ctx_len(scaling.original_max_position_embeddings)
-    if scaling.attention_factor is not None:
-        # llama.cpp multiplies its own 0.1 ln(factor) + 1 by this.
-        writer.add_rope_scaling_attn_factors(scaling.attention_factor / (0.1 * math.log(scaling.factor) + 1.0))
-    if scaling.beta_fast is not None:
-        writer.add_rope_scaling_yarn_beta_fast(scaling.beta_fast)
-    if scaling.beta_slow is not None:
-        writer.add_rope_scaling_yarn_beta_slow(scaling.beta_slow)
+    writer.add_rope_scaling_orig_ctx_len(scaling.original_max_position_embeddings)
+    # llama.cpp multiplies its own 0.1 ln(factor) + 1 by this.
+    writer.add_rope_scaling_attn_factors(scaling.attention_factor / (0.1 * math.log(scaling.factor) + 1.0))
+    writer.add_rope_scaling_yarn_beta_fast(scaling.beta_fast)
+    writer.add_rope_scaling_yarn_beta_slow(scaling.beta_slow)
 
 
 def write_vocabulary(writer: GGUFWriter, vocabulary: Vocabulary) -> None:
@@ -104,9 +97,17 @@ def write_vocabulary(writer: GGUFWriter, vocabulary: Vocabulary) -> None:
     if vocabulary.add_space_prefix is not None:
         writer.add_add_space_prefix(vocabulary.add_space_prefix)
     _write_special_tokens(writer, vocabulary.special)
-    if vocabulary.chat_templates:
-        entries = [{"name": name, "template": text} for name, text in vocabulary.chat_templates.items()]
-        writer.add_chat_template(entries)
+    _write_chat_templates(writer, vocabulary.chat_templates)
+
+
+def _write_chat_templates(writer: GGUFWriter, templates: Mapping[str, str]) -> None:
+    # The writer's own method for several templates orders them by a hash that changes from run to run.
+    if default := templates.get("default"):
+        writer.add_chat_template(default)
+    named = {re.sub(r"[^A-Za-z0-9]", "_", name): text for name, text in sorted(templates.items()) if name != "default"}
+    for name, text in named.items():
+        writer.add_string(Keys.Tokenizer.CHAT_TEMPLATE_N.format(name=name), text)
+    writer.add_array(Keys.Tokenizer.CHAT_TEMPLATES, list(named))
 
 
 def _write_special_tokens(writer: GGUFWriter, special: SpecialTokens) -> None:

@@ -1,4 +1,4 @@
-"""Reads .safetensors checkpoints, single or sharded: the header first, checked against the file, then a tensor at a time.
+"""Reads .safetensors checkpoints, single or sharded: the header first, checked against the file, then tensor by tensor.
 
 It knows the file format alone: what the tensors are for, and how they are named, is the converter's business. Pickled
 checkpoints are never opened.

@@ -6,7 +6,7 @@ every extra tensor by name. This file knows nothing of files, types or quantizat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -32,6 +32,10 @@ def attention_bias(config: ModelConfig) -> bool:
     return config.attention_bias
 
 
+def attention_output_bias(config: ModelConfig) -> bool:
+    return config.attention_output_bias
+
+
 def mlp_bias(config: ModelConfig) -> bool:
     return config.mlp_bias
 
@@ -53,6 +57,10 @@ class TensorRule:
     @property
     def keeps_f32(self) -> bool:
         return len(self.shape) == 1
+
+    @property
+    def is_per_layer(self) -> bool:
+        return "{layer}" in self.source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +99,7 @@ def plan(
 
     Raises BadModelFile for a missing tensor or one of the wrong shape, UnsupportedModel for one that no rule names.
     """
-    planned = tuple(_expand(architecture, config))
+    planned = tensors_of(architecture, config)
     if missing := [tensor.source for tensor in planned if tensor.source not in shapes]:
         raise BadModelFile(
             f"The checkpoint lacks {_some(missing)}.",
@@ -113,6 +121,33 @@ def plan(
     return planned
 
 
+def tensors_of(architecture: Architecture, config: ModelConfig) -> tuple[PlannedTensor, ...]:
+    """Every tensor that a model of this configuration has, in the order of a GGUF."""
+    sizes: dict[Size, int] = {
+        "vocab": config.vocab_size,
+        "hidden": config.hidden_size,
+        "intermediate": config.intermediate_size,
+        "queries": config.num_heads * config.head_dim,
+        "keys": config.num_kv_heads * config.head_dim,
+        "head": config.head_dim,
+    }
+
+    def planned(rule: TensorRule, layer: int | None) -> PlannedTensor:
+        turned = rule.rotary and architecture.interleaved_rotary
+        return PlannedTensor(
+            source=rule.source.format(layer=layer),
+            target=rule.target.format(layer=layer),
+            shape=tuple(sizes[size] for size in rule.shape),
+            keeps_f32=rule.keeps_f32,
+            row_order=interleaved_order(sizes[rule.shape[0]] // config.head_dim, config.head_dim) if turned else None,
+        )
+
+    rules = [rule for rule in architecture.rules if rule.when(config)]
+    whole = [planned(rule, None) for rule in rules if not rule.is_per_layer]
+    layers = [planned(rule, layer) for layer in range(config.num_layers) for rule in rules if rule.is_per_layer]
+    return (*whole, *layers)
+
+
 def is_derived(name: str, config: ModelConfig) -> bool:
     """Whether tensor `name` may be left out: a rotary table, or the copy of tied embeddings."""
     return name.endswith(_DERIVED_SUFFIXES) or (config.tie_word_embeddings and name == "lm_head.weight")
@@ -122,31 +157,6 @@ def interleaved_order(num_heads: int, head_dim: int) -> NDArray[np.intp]:
     """Row indices that bring a projection's heads from halves (i, i + D/2) to neighbouring pairs (2i, 2i + 1)."""
     rows = np.arange(num_heads * head_dim, dtype=np.intp).reshape(num_heads, 2, head_dim // 2)
     return rows.swapaxes(1, 2).reshape(-1)
-
-
-def _expand(architecture: Architecture, config: ModelConfig) -> Iterator[PlannedTensor]:
-    sizes: dict[Size, int] = {
-        "vocab": config.vocab_size,
-        "hidden": config.hidden_size,
-        "intermediate": config.intermediate_size,
-        "queries": config.num_heads * config.head_dim,
-        "keys": config.num_kv_heads * config.head_dim,
-        "head": config.head_dim,
-    }
-    rules = [rule for rule in architecture.rules if rule.when(config)]
-    whole = [(rule, None) for rule in rules if "{layer}" not in rule.source]
-    per_layer = [
-        (rule, layer) for layer in range(config.num_layers) for rule in rules if "{layer}" in rule.source
-    ]
-    for rule, layer in [*whole, *per_layer]:
-        turned = rule.rotary and architecture.interleaved_rotary
-        yield PlannedTensor(
-            source=rule.source.format(layer=layer),
-            target=rule.target.format(layer=layer),
-            shape=tuple(sizes[size] for size in rule.shape),
-            keeps_f32=rule.keeps_f32,
-            row_order=interleaved_order(sizes[rule.shape[0]] // config.head_dim, config.head_dim) if turned else None,
-        )
 
 
 def _some(names: list[str]) -> str:

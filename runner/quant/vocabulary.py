@@ -26,7 +26,7 @@ class SpecialTokens:
     """The ids with a role, and whether BOS and EOS are put around a text. end_ids: every id that ends an answer."""
 
     bos_id: int | None
-    eos_id: int | None
+    eos_id: int
     unk_id: int | None
     pad_id: int | None
     end_ids: tuple[int, ...]
@@ -87,7 +87,9 @@ def read_special_tokens(
     """The roles of tokens, from tokenizer_config.json, generation_config.json and config.json, in this order.
 
     ids: token text -> id. first, last: the tokens that tokenizer.json's post-processor puts around a text, which
-    decide over add_bos_token and add_eos_token. adds_bos_unasked: what holds when no file says anything.
+    count where add_bos_token and add_eos_token are not given. adds_bos_unasked: what holds when no file says anything.
+
+    Raises UnsupportedModel when no token ends an answer: a GGUF without one would end at a token of llama.cpp's choice.
     """
     config = read_json_if_there(directory / "config.json")
     generation = read_json_if_there(directory / "generation_config.json")
@@ -98,15 +100,21 @@ def read_special_tokens(
         return named if named is not None else _first_id(generation, config, key=f"{name}_token_id")
 
     bos, eos = role("bos"), role("eos")
-    has_template = first is not None or last is not None
+    bos = bos if bos is not None else ids.get(first or "")
+    end_ids = _end_ids(eos, generation, config)
+    if not end_ids:
+        raise UnsupportedModel(
+            "No file of the model says which token ends an answer.",
+            hint='Write "eos_token_id" into its generation_config.json.',
+        )
     return SpecialTokens(
-        bos_id=bos if bos is not None else ids.get(first or ""),
-        eos_id=eos,
+        bos_id=bos,
+        eos_id=end_ids[0],
         unk_id=role("unk"),
         pad_id=role("pad"),
-        end_ids=_end_ids(eos, generation, config),
-        add_bos=_adds(tokenizer, "add_bos_token", ids.get(first or ""), bos, has_template, adds_bos_unasked),
-        add_eos=_adds(tokenizer, "add_eos_token", ids.get(last or ""), eos, has_template, False),
+        end_ids=end_ids,
+        add_bos=_adds(tokenizer.get("add_bos_token"), bos, ids.get(first or ""), unasked=adds_bos_unasked),
+        add_eos=_adds(tokenizer.get("add_eos_token"), eos, ids.get(last or ""), unasked=False),
     )
 
 
@@ -120,7 +128,11 @@ def read_chat_templates(directory: Path) -> Mapping[str, str]:
         named["default"] = value
     elif isinstance(value, list):
         for entry in value:
-            if isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str):
+            if (
+                isinstance(entry, dict)
+                and isinstance(entry.get("name"), str)
+                and isinstance(entry.get("template"), str)
+            ):
                 named[entry["name"]] = entry["template"]
     for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
         named[path.stem] = path.read_text(encoding="utf-8")
@@ -175,13 +187,13 @@ def around_text(tokenizer: Mapping[str, Any]) -> tuple[str | None, str | None]:
     return None, None
 
 
-def _adds(
-    tokenizer: Mapping[str, Any], key: str, template_id: int | None, role_id: int | None, has_template: bool, else_: bool
-) -> bool:
-    if has_template:
-        return template_id is not None and (role_id is None or template_id == role_id)
-    said = tokenizer.get(key)
-    return role_id is not None and (said if isinstance(said, bool) else else_)
+def _adds(said: object, role_id: int | None, around_id: int | None, *, unasked: bool) -> bool:
+    """Whether a token goes around a text: the flag decides, then the post-processor, then what is usual."""
+    if role_id is None:
+        return False
+    if isinstance(said, bool):
+        return said
+    return around_id == role_id or unasked
 
 
 def _end_ids(eos: int | None, *sources: Mapping[str, Any]) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ touches. It knows nothing of Jinja: sandbox.py and operations.py decide what cos
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, KeysView, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -26,7 +26,7 @@ MAX_ITEMS = 200_000
 MAX_DEPTH = 64
 MAX_INT_BITS = 4096
 
-_VIEWS = (KeysView, ValuesView, type({}.items()))
+_VIEWS = (KeysView, ValuesView, ItemsView)
 
 
 class LimitExceeded(Exception):

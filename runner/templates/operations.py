@@ -11,9 +11,10 @@ import json
 import operator
 import re
 import string
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import markupsafe
 from jinja2 import filters as jinja_filters
 from jinja2 import pass_environment
 from jinja2.environment import Environment
@@ -24,6 +25,14 @@ from jinja2.tests import TESTS
 from runner.templates.budget import MAX_INT_BITS, MAX_ITEMS, Budget, LimitExceeded, check_int, current_budget
 
 _MAX_WIDTH = 1000
+_MAX_FORMAT = 4096
+
+
+def names(words: str) -> frozenset[str]:
+    """The words of a text as a set."""
+    return frozenset(words.split())
+
+
 # repr() writes an unprintable character with up to ten others: "\U000e0001".
 _REPR_GROWTH = 10
 
@@ -128,11 +137,11 @@ def joined(parts: Iterable[Any], separator: str = "") -> str:
 
 # --- methods ---
 
-STR_METHODS = frozenset(
+STR_METHODS = names(
     """capitalize casefold center count endswith find format index isalnum isalpha isascii isdecimal isdigit
     isidentifier islower isnumeric isprintable isspace istitle isupper join ljust lower lstrip partition removeprefix
     removesuffix replace rfind rindex rjust rpartition rsplit rstrip split splitlines startswith strip swapcase title
-    upper zfill format_map""".split()
+    upper zfill format_map"""
 )
 _WIDTHS = frozenset({"center", "ljust", "rjust", "zfill"})
 
@@ -147,7 +156,7 @@ def call_method(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         budget.measure(owner)
     if isinstance(owner, str):
         if name == "join":
-            return joined(*args, separator=owner)
+            return joined(args[0] if len(args) == 1 else method(*args), owner)
         if name in ("split", "rsplit"):
             return made(_split(method, *args, **kwargs))
         if name == "replace":
@@ -176,17 +185,25 @@ _PERCENT = re.compile(r"%(?:\([^)]*\))?([^a-zA-Z%]*)([a-zA-Z%])")
 def format_percent(template: str, values: Any) -> str:
     """template % values, with bounded widths."""
     budget = current_budget()
+    _check_format_length(template)
     specs = _PERCENT.findall(template)
     for flags, _ in specs:
         if "*" in flags or re.search(r"\d{4}", flags):
             raise LimitExceeded(f"it pads a text to more than {_MAX_WIDTH} characters")
     items, chars = budget.measure(values)
     budget.make_text(len(template) + len(specs) * (_MAX_WIDTH + 8 * items + _REPR_GROWTH * chars))
-    return template % values
+    return str(template % values)
+
+
+def _check_format_length(template: str) -> None:
+    """Reading a long one for its fields would take quadratic time."""
+    if len(template) > _MAX_FORMAT:
+        raise LimitExceeded(f"it formats by a pattern of more than {_MAX_FORMAT} characters")
 
 
 def check_format(template: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse a str.format call with wide fields, fields within fields, or a result that would be too long."""
+    _check_format_length(template)
     fields = [field for field in string.Formatter().parse(template) if field[1] is not None]
     for _, _, spec, _ in fields:
         if "{" in (spec or "") or re.search(r"\d{4}", spec or ""):
@@ -208,7 +225,9 @@ def _join(environment: Environment, value: Any, d: str = "", attribute: str | in
 
 def _replace(value: Any, old: Any, new: Any, count: int | None = None) -> str:
     text, old, new = text_of(value), text_of(old), text_of(new)
-    return str(call_method(text.replace, (old, new, -1 if count is None else count), {}))
+    count = -1 if count is None else count
+    _check_replace(current_budget(), text, old, new, count)
+    return text.replace(old, new, count)
 
 
 def _indent(value: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
@@ -217,7 +236,7 @@ def _indent(value: Any, width: int | str = 4, first: bool = False, blank: bool =
     if size > _MAX_WIDTH:
         raise LimitExceeded(f"it indents by more than {_MAX_WIDTH} characters")
     current_budget().make_text(len(text) + len(text.splitlines()) * max(0, size))
-    return jinja_filters.do_indent(text, width, first, blank)
+    return str(jinja_filters.do_indent(text, width, first, blank))
 
 
 def _tojson(
@@ -268,10 +287,10 @@ def _format(value: Any, *args: Any, **kwargs: Any) -> str:
 def _escape(value: Any) -> str:
     text = text_of(value)
     current_budget().make_text(6 * len(text))
-    return str(jinja_filters.escape(text))
+    return str(markupsafe.escape(text))
 
 
-def _glance(value: Any) -> None:
+def _glance(_: Any) -> None:
     """For filters that look at the ends of a value, or read it lazily, one element at a time."""
     current_budget().spend(1)
 
@@ -299,12 +318,13 @@ def _bounded(function: Callable[..., Any], check: Callable[[Any], object]) -> Ca
     return run
 
 
-_LAZY = {name: jinja_filters.FILTERS[name] for name in "first last length count default d abs float int".split()} | {
-    name: jinja_filters.FILTERS[name] for name in "items reverse map select reject selectattr rejectattr".split()
-}
-_WHOLE = {name: jinja_filters.FILTERS[name] for name in "dictsort sort unique min max".split()}
-_TEXT = {name: _on_text(jinja_filters.FILTERS[name]) for name in "capitalize lower upper title trim".split()}
-_OWN = {
+_JINJA: Mapping[str, Callable[..., Any]] = jinja_filters.FILTERS
+_LAZY = names(
+    """first last length count default d abs float int items reverse map select reject selectattr rejectattr"""
+)
+_WHOLE = names("dictsort sort unique min max")
+_TEXT = names("capitalize lower upper title trim")
+_OWN: dict[str, Callable[..., Any]] = {
     "join": _join,
     "replace": _replace,
     "indent": _indent,
@@ -320,13 +340,16 @@ _OWN = {
 }
 
 FILTERS: dict[str, Callable[..., Any]] = {
-    **{name: _bounded(function, _glance) for name, function in (_LAZY | _OWN).items()},
-    **{name: _bounded(function, weighed) for name, function in (_WHOLE | _TEXT).items()},
+    **{name: _bounded(_JINJA[name], _glance) for name in _LAZY},
+    **{name: _bounded(_JINJA[name], weighed) for name in _WHOLE},
+    **{name: _bounded(_on_text(_JINJA[name]), weighed) for name in _TEXT},
+    **{name: _bounded(function, _glance) for name, function in _OWN.items()},
 }
 
-_CHEAP_TESTS = frozenset(
+_JINJA_TESTS: Mapping[str, Callable[..., Any]] = TESTS  # type: ignore[assignment]
+_CHEAP_TESTS = names(
     """boolean callable defined divisibleby escaped even false float integer iterable mapping none number odd sameas
-    sequence string true undefined""".split()
+    sequence string true undefined"""
 )
 
 
@@ -334,6 +357,6 @@ def bounded_tests() -> dict[str, Callable[..., Any]]:
     """Jinja's tests, less "filter" and "test", which ask about the environment."""
     return {
         name: _bounded(test, _glance if name in _CHEAP_TESTS else weighed)
-        for name, test in TESTS.items()
+        for name, test in _JINJA_TESTS.items()
         if name not in ("filter", "test")
     }

@@ -1,7 +1,7 @@
 """Compiles a chat template into something that can be run although nobody trusts it.
 
-Jinja's immutable sandbox, narrowed: plain data in, listed operations only (operations.py), and the syntax tree rewritten
-before it is compiled, so that whatever takes time or memory spends from the budget (budget.py) first:
+Jinja's immutable sandbox, narrowed: plain data in, listed operations only (operations.py), and the syntax tree
+rewritten before it is compiled, so that whatever takes time or memory spends from the budget (budget.py) first:
 
     loops, macros           each round or call pays for the size of its body before it runs; so does a loop's filter
     + - * / // % **         intercepted; ~, comparisons and slices are rewritten into checked operations
@@ -17,7 +17,7 @@ It knows nothing of messages and tokens.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -55,9 +55,9 @@ _ATTRIBUTES: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (
     (float, frozenset({"is_integer"})),
     (
         LoopContext,
-        frozenset(
+        operations.names(
             """changed cycle depth depth0 first index index0 last length nextitem previtem revindex
-            revindex0""".split()
+            revindex0"""
         ),
     ),
     (Macro, frozenset({"arguments", "name"})),
@@ -120,7 +120,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             _MADE: operations.made,
             _SLICED: operations.sliced,
         }
-        self.tests = operations.bounded_tests()
+        self.tests = operations.bounded_tests()  # type: ignore[assignment]
         self.globals = {
             "range": self.globals["range"],
             "dict": _dict,
@@ -142,7 +142,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             operations.weighed(argument)
         return super().getitem(obj, argument)
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ARG002
         return operations.operate(operator, left, right)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -156,7 +156,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
         return bounded
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         budget = current_budget()
         budget.spend(1)
         if isinstance(__obj, types.BuiltinMethodType):
@@ -233,7 +233,8 @@ class _Bounding(NodeTransformer):
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
         self.generic_visit(node)
-        for side in (node, *node.ops):
+        sides: list[nodes.Compare | nodes.Operand] = [node, *node.ops]
+        for side in sides:
             if not isinstance(side.expr, nodes.Const):
                 side.expr = _filtered(side.expr, _WEIGHED)
         return node
@@ -251,10 +252,10 @@ def _tick_statement(cost: int) -> nodes.ExprStmt:
     return nodes.ExprStmt(_filtered(nodes.Const(cost), _TICK))
 
 
-def _cost(body: list[nodes.Node] | list[nodes.Expr | None]) -> int:
+def _cost(body: Sequence[nodes.Node]) -> int:
     """Work that one pass over `body` takes beyond what its operations spend: its syntax and its constant text."""
     count = chars = 0
-    stack = [node for node in body if node is not None]
+    stack = list(body)
     while stack:
         node = stack.pop()
         count += 1

@@ -80,7 +80,7 @@ ABORT_WHEN_CANCELLED = _abort_when_cancelled()
 _KV_TYPES: dict[KvType, int] = {
     "f32": llama_cpp.GGML_TYPE_F32,
     "f16": llama_cpp.GGML_TYPE_F16,
-    "bf16": llama_cpp.GGML_TYPE_BF16,
+    "bf16": 30,  # GGML_TYPE_BF16, which llama_cpp has no name for
     "q8_0": llama_cpp.GGML_TYPE_Q8_0,
 }
 

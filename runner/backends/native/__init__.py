@@ -1,0 +1,67 @@
+"""The native backend: Llama, Mistral, Qwen2 and Qwen3 models in plain torch, on CPU or CUDA.
+
+Reads safetensors, and GGUF files with F32, F16, BF16 or Q8_0 tensors that have their Hugging Face files beside them.
+Importing this costs nothing: torch comes with backend.py, which `load` imports. It knows nothing of text or of chats.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+from runner.backends.base import Backend, LoadProgress
+from runner.config import LoadOptions
+from runner.errors import RunnerError
+from runner.types import CancelToken, ReadyModel
+
+
+def refusal(model: ReadyModel, options: LoadOptions) -> str | None:
+    """Why this backend cannot run `model` with `options` here, with the remedy, or None.
+
+    Reads config.json and the header of the weights. torch is imported only to look for a GPU that was asked for.
+    """
+    if model.format not in ("safetensors", "gguf"):
+        return f"the native backend reads safetensors and GGUF, and {model.name} is {model.format}."
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed. Install it with: pip install torch"
+    if options.kv_type == "q8_0":
+        return "its KV cache is f16, bf16 or f32. Choose one with --kv-type, or use --backend llamacpp."
+    try:
+        return _refused_layers(_check(model), options.n_gpu_layers)
+    except RunnerError as error:
+        return f"{error.message} {error.hint}".rstrip()
+
+
+def load(model: ReadyModel, options: LoadOptions, on_progress: LoadProgress, cancel: CancelToken) -> Backend:
+    """Load it, in float32 on a CPU and bfloat16 on a GPU.
+
+    Raises BadModelFile, UnsupportedModel, DoesNotFit, BackendUnavailable, RunnerError when cancelled.
+    """
+    from runner.backends.native.backend import open_backend
+
+    return open_backend(model, options, on_progress, cancel)
+
+
+def _check(model: ReadyModel) -> int:
+    """The number of layers of a model whose configuration, tensor names and types this backend can run."""
+    from runner.backends.native.checkpoint import open_weights
+    from runner.backends.native.model_files import read_config, tokenizer_path
+
+    config = read_config(model.directory)
+    tokenizer_path(model.directory)
+    open_weights(model, config)
+    return config.num_layers
+
+
+def _refused_layers(num_layers: int, n_gpu_layers: int | str) -> str | None:
+    if n_gpu_layers in ("auto", 0):
+        return None
+    if isinstance(n_gpu_layers, int) and n_gpu_layers < num_layers:
+        return (
+            f"it puts a model wholly on the GPU or wholly on the CPU, and {n_gpu_layers} of {num_layers} layers were "
+            "asked for. Use -ngl all or -ngl 0, or --backend llamacpp."
+        )
+    import torch
+
+    if not torch.cuda.is_available():
+        return "torch finds no GPU here. Use -ngl 0, or install a torch build for this machine's GPU."
+    return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from runner.quant.tensor_rules import TensorRule, attention_bias, mlp_bias, untied
+from runner.quant.tensor_rules import TensorRule, attention_bias, attention_output_bias, mlp_bias, untied
 
 _LAYER: Final = "model.layers.{layer}."
 _BLOCK: Final = "blk.{layer}."
@@ -67,7 +67,7 @@ OUTPUT_BIAS: Final = (
         source=_LAYER + "self_attn.o_proj.bias",
         target=_BLOCK + "attn_output.bias",
         shape=("hidden",),
-        when=attention_bias,
+        when=attention_output_bias,
     ),
 )
 
@@ -77,13 +77,21 @@ QK_NORMS: Final = (
 )
 
 GATED_MLP: Final = (
-    TensorRule(source=_LAYER + "mlp.gate_proj.weight", target=_BLOCK + "ffn_gate.weight", shape=("intermediate", "hidden")),
+    TensorRule(
+        source=_LAYER + "mlp.gate_proj.weight", target=_BLOCK + "ffn_gate.weight", shape=("intermediate", "hidden")
+    ),
     TensorRule(source=_LAYER + "mlp.up_proj.weight", target=_BLOCK + "ffn_up.weight", shape=("intermediate", "hidden")),
-    TensorRule(source=_LAYER + "mlp.down_proj.weight", target=_BLOCK + "ffn_down.weight", shape=("hidden", "intermediate")),
+    TensorRule(
+        source=_LAYER + "mlp.down_proj.weight", target=_BLOCK + "ffn_down.weight", shape=("hidden", "intermediate")
+    ),
 )
 
 MLP_BIASES: Final = (
-    TensorRule(source=_LAYER + "mlp.gate_proj.bias", target=_BLOCK + "ffn_gate.bias", shape=("intermediate",), when=mlp_bias),
-    TensorRule(source=_LAYER + "mlp.up_proj.bias", target=_BLOCK + "ffn_up.bias", shape=("intermediate",), when=mlp_bias),
+    TensorRule(
+        source=_LAYER + "mlp.gate_proj.bias", target=_BLOCK + "ffn_gate.bias", shape=("intermediate",), when=mlp_bias
+    ),
+    TensorRule(
+        source=_LAYER + "mlp.up_proj.bias", target=_BLOCK + "ffn_up.bias", shape=("intermediate",), when=mlp_bias
+    ),
     TensorRule(source=_LAYER + "mlp.down_proj.bias", target=_BLOCK + "ffn_down.bias", shape=("hidden",), when=mlp_bias),
 )

@@ -1,4 +1,4 @@
-"""Llama (and what shares its graph): grouped-query attention, gated MLP, optional biases, interleaved rotary in GGUF."""
+"""Llama: grouped-query attention, gated MLP, optional biases; rotary pairs interleaved in GGUF."""
 
 from __future__ import annotations
 

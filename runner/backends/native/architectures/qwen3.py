@@ -1,0 +1,21 @@
+"""Qwen3, dense: an RMSNorm on every head of q and k in place of Qwen2's biases; biases are optional."""
+
+from __future__ import annotations
+
+from runner.backends.native.blocks import Attention, Decoder, GatedMlp, Layer
+from runner.model_config import ModelConfig
+
+
+def build(config: ModelConfig) -> Decoder:
+    return Decoder(config, [_layer(config, index) for index in range(config.num_layers)])
+
+
+def _layer(config: ModelConfig, index: int) -> Layer:
+    attention = Attention(
+        config,
+        bias=config.attention_bias,
+        output_bias=config.attention_output_bias,
+        qk_norm=config.qk_norm,
+        window=config.window(index),
+    )
+    return Layer(config, attention=attention, mlp=GatedMlp(config))

@@ -1,0 +1,42 @@
+"""The small Hugging Face files beside the weights: where they are and what the backend needs of them.
+
+Reads JSON of limited size and nothing else; weights are checkpoint.py's, text is tokenizer.py's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runner.errors import BadModelFile, UnsupportedModel
+from runner.model_config import ModelConfig, parse_model_config
+from runner.quant.vocabulary import read_chat_templates, read_json
+
+
+def read_config(directory: Path) -> ModelConfig:
+    """config.json of `directory`. Raises UnsupportedModel where there is none, or by the name of what it asks for."""
+    path = directory / "config.json"
+    if not path.is_file():
+        raise UnsupportedModel(
+            f"There is no config.json in {directory}.",
+            hint="Put the model's Hugging Face files beside the weights, or use --backend llamacpp for a GGUF alone.",
+        )
+    return parse_model_config(read_json(path))
+
+
+def tokenizer_path(directory: Path) -> Path:
+    """tokenizer.json of `directory`. Raises UnsupportedModel where there is none."""
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise UnsupportedModel(
+            f"There is no tokenizer.json in {directory}.",
+            hint="Fetch it from the model's repository, or use a GGUF of the model with --backend llamacpp.",
+        )
+    return path
+
+
+def chat_template(directory: Path) -> str | None:
+    """The chat template that these files carry, or None. Raises BadModelFile."""
+    try:
+        return read_chat_templates(directory).get("default")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadModelFile(f"The chat template in {directory} cannot be read: {error}.") from error

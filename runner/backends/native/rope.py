@@ -1,0 +1,66 @@
+"""Rotary positions (arXiv:2104.09864): the frequencies of a model, and turning queries and keys by them.
+
+Elements i and i + D/2 of a head are a pair, as in Hugging Face checkpoints. Everything is computed in float32.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from runner.model_config import ModelConfig, RopeScaling
+
+
+def inverse_frequencies(config: ModelConfig) -> Tensor:
+    """Radians per position of each pair, [D/2] float32, with the model's scaling."""
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    plain = 1.0 / config.rope_theta**exponents
+    scaling = config.rope_scaling
+    if scaling is None:
+        return plain
+    if scaling.kind == "linear":
+        return plain / scaling.factor
+    if scaling.kind == "llama3":
+        return _llama3(plain, scaling)
+    return _yarn(plain, scaling, config.rope_theta)
+
+
+def rotations(positions: Tensor, frequencies: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """cos and sin, [T, D] float32 each, of `positions` [T] float32; `scale` is YaRN's attention factor, else 1."""
+    angles = torch.outer(positions, frequencies)
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos() * scale, angles.sin() * scale
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [H, T, D] turned by cos and sin [T, D]; x's dtype is kept."""
+    first, second = x.float().chunk(2, dim=-1)
+    half = cos.shape[-1] // 2
+    cos, sin = cos[:, :half], sin[:, :half]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def _llama3(plain: Tensor, scaling: RopeScaling) -> Tensor:
+    """Long wavelengths divided by `factor`, short ones kept, a linear ramp between (Llama 3.1)."""
+    turns = scaling.original_max_position_embeddings * plain / (2 * math.pi)
+    ramp = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    ramp = ramp.clamp(0.0, 1.0)
+    return (1 - ramp) * plain / scaling.factor + ramp * plain
+
+
+def _yarn(plain: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
+    """Interpolated below beta_slow turns in the original context, kept above beta_fast (arXiv:2309.00071, 3.2)."""
+    head_dim = 2 * len(plain)
+
+    def dimension(turns: float) -> float:
+        """The element of a head that makes that many turns in the original context."""
+        wavelength = scaling.original_max_position_embeddings / (turns * 2 * math.pi)
+        return head_dim * math.log(wavelength) / (2 * math.log(theta))
+
+    low = max(math.floor(dimension(scaling.beta_fast)), 0)
+    high = min(math.ceil(dimension(scaling.beta_slow)), head_dim - 1)
+    ramp = (torch.arange(len(plain), dtype=torch.float32) - low) / max(high - low, 0.001)
+    keep = 1 - ramp.clamp(0.0, 1.0)
+    return plain / scaling.factor * (1 - keep) + plain * keep

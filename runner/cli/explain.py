@@ -1,0 +1,72 @@
+"""`runner explain MODEL`: which backend would run it here, on what, with how much memory, and why.
+
+It reads file headers and asks the drivers; it loads no weights and knows no arithmetic of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from runner.cli import options, render
+
+
+def explain(
+    model: Annotated[str, typer.Argument(help="A name, owner/repo[:quant], a directory or a .gguf file.")],
+    backend: options.Backend = None,
+    ctx_size: options.CtxSize = None,
+    n_gpu_layers: options.GpuLayers = None,
+    kv_type: options.KvType = None,
+    threads: options.Threads = None,
+    offline: options.Offline = None,
+    as_json: options.Json = False,
+) -> None:
+    """Say how a model would run here, and why."""
+    from runner.backends import choose
+    from runner.fit import estimate, model_shape
+    from runner.machine import devices
+    from runner.paths import user_paths
+    from runner.prepare import ready
+    from runner.registry import Registry
+    from runner.types import CancelToken
+    from runner.wire import to_plain
+
+    paths = user_paths()
+    load_options = options.load_options(
+        paths,
+        backend=backend,
+        ctx_size=ctx_size,
+        n_gpu_layers=n_gpu_layers,
+        kv_type=kv_type,
+        n_threads=threads,
+    )
+    files = ready(
+        Registry.load_for(paths).resolve(model),
+        offline=bool(offline),
+        on_event=options.show_event,
+        cancel=CancelToken(),
+    )
+    choice = choose(files, load_options)
+    fit = estimate(model_shape(files), files.size_bytes, load_options, devices())
+    if as_json:
+        payload = {"model": files.name, "files": files.weights, "choice": choice, "fit": fit, "fits": fit.is_fitting}
+        render.emit_json("runner.explain/1", to_plain(payload))
+        return
+    size, need = render.binary_size, fit.need
+    rows = [
+        ["model", files.name],
+        ["files", f"{files.weights[0]}" + (f" and {len(files.weights) - 1} more" if len(files.weights) > 1 else "")],
+        ["backend", f"{choice.name}: {choice.reason}"],
+        *([f"not {name}", reason] for name, reason in choice.refused),
+        ["device", f"{fit.device.name} ({size(fit.available_bytes)} free of {size(fit.device.total_bytes)})"],
+        ["GPU layers", f"{fit.n_gpu_layers}"],
+        ["context", f"{fit.n_ctx} tokens"],
+        ["weights", size(need.weights_bytes)],
+        ["KV cache", f"{size(need.kv_cache_bytes)} ({load_options.kv_type})"],
+        ["workspace", f"about {size(need.workspace_bytes)}"],
+        ["in all", f"{size(need.total_bytes)}: " + ("it fits" if fit.is_fitting else "it does not fit")],
+    ]
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        render.data(f"{name:<{width}}  {value}")

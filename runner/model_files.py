@@ -1,0 +1,205 @@
+"""Which files of a repository or directory make up a model, decided from their names alone.
+
+Pure functions of names: they serve the hub's list of files, the cache and local directories alike. What is in a file is
+for prepare.py and the readers in quant/; this file opens none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Literal
+
+from runner.errors import BadModelFile, UnsupportedModel, UsageError
+from runner.registry import SAFETENSORS, ModelSpec, quant_of
+
+CONFIG, SAMPLING = "config.json", "generation_config.json"
+# Read by tokenizers and templates when they are there; only config.json and a tokenizer must be.
+SIDE_FILES = (
+    CONFIG,
+    SAMPLING,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+INDEX = "model.safetensors.index.json"
+TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+# Taken in this order when a repository has several quantizations and none was asked for.
+PREFERRED_QUANTS = ("Q4_K_M", "UD-Q4_K_M", "MXFP4", "Q4_0", "Q5_K_M", "Q6_K", "Q8_0", "BF16", "F16", "F32")
+
+_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf|\.safetensors)", re.I)
+_WORD = re.compile(r"[-._/]")
+# GGUF files beside a model that are none themselves: vision projectors and calibration data.
+_NO_MODELS = frozenset({"mmproj", "imatrix"})
+
+
+@dataclass(frozen=True)
+class FileGroup:
+    """One set of weights: one file, or all parts of a split one, in order. label: the name without part numbers."""
+
+    label: str
+    names: tuple[str, ...]
+
+    @property
+    def quant(self) -> str:
+        return quant_of(self.label)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The files of one model: `weights` in order, and the side files that are there."""
+
+    format: Literal["gguf", "safetensors"]
+    weights: tuple[str, ...]
+    side: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.weights + self.side
+
+    @property
+    def quant(self) -> str:
+        """The quantization that the first file is named after, or ""."""
+        return quant_of(self.weights[0])
+
+
+def _groups(names: Iterable[str], suffix: str) -> tuple[list[FileGroup], list[str]]:
+    """Complete sets of that suffix, and the labels of the sets with a part missing."""
+    whole: list[FileGroup] = []
+    parts: dict[tuple[str, int], dict[int, str]] = {}
+    for name in sorted(names):
+        if match := _PART.fullmatch(name):
+            if match["suffix"].lower() == suffix:
+                label = match["stem"] + match["suffix"]
+                parts.setdefault((label, int(match["count"])), {})[int(match["number"])] = name
+        elif name.lower().endswith(suffix):
+            whole.append(FileGroup(name, (name,)))
+    incomplete = []
+    for (label, count), numbered in parts.items():
+        if sorted(numbered) == list(range(1, count + 1)):
+            whole.append(FileGroup(label, tuple(numbered[number] for number in sorted(numbered))))
+        else:
+            incomplete.append(f"{label} ({len(numbered)} of {count} parts)")
+    return whole, incomplete
+
+
+def gguf_groups(names: Iterable[str]) -> tuple[FileGroup, ...]:
+    """The complete GGUF models among `names`, split ones as one group. Projectors and the like are left out."""
+    groups, _ = _groups(names, ".gguf")
+    return tuple(group for group in groups if not _NO_MODELS & set(_WORD.split(group.label.lower())))
+
+
+def safetensors_weights(names: Iterable[str]) -> tuple[str, ...]:
+    """The weight files at the top of `names`: model.safetensors, or the shards of it, or a lone other file; or none.
+
+    Raises BadModelFile when a shard is missing and UsageError when it cannot be told which set is the model.
+    """
+    top = [name for name in names if "/" not in name]
+    groups, incomplete = _groups(top, ".safetensors")
+    own = [group for group in groups if group.label == "model.safetensors"]
+    if INDEX in top:  # shards win over a single file: the index says that they are the model
+        own.sort(key=lambda group: -len(group.names))
+    # consolidated.safetensors is Mistral's own layout of the same weights.
+    others = [group for group in groups if not group.label.startswith("consolidated")]
+    if found := own or others:
+        if not own and len(found) > 1:
+            raise UsageError(
+                f"There are several sets of weights: {', '.join(group.label for group in found)}.",
+                hint="Keep one of them in the directory.",
+            )
+        return found[0].names
+    if incomplete:
+        raise BadModelFile(f"Parts of the weights are missing: {', '.join(incomplete)}.", hint="Fetch them again.")
+    return ()
+
+
+def choose(spec: ModelSpec, names: Sequence[str], where: str) -> Choice:
+    """The files of `spec` among `names`, POSIX paths relative to `where` (a repository or directory, for messages).
+
+    Raises UsageError when the quantization is not there or has to be named, BadModelFile when files are missing, and
+    UnsupportedModel when there are only pickled weights or none.
+    """
+    if spec.asked != SAFETENSORS and (groups := gguf_groups(names)):
+        group = _choose_gguf(spec, groups, where)
+        side = tuple(name for name in SIDE_FILES if _beside(group.names[0], name) in names)
+        return Choice("gguf", group.names, tuple(_beside(group.names[0], name) for name in side))
+    if not spec.chosen_quant and (weights := safetensors_weights(names)):
+        missing = missing_side_files(names)
+        if missing:
+            raise BadModelFile(f"{where} has weights, but no {missing}.", hint="Fetch the whole repository.")
+        side = tuple(name for name in (*SIDE_FILES, INDEX) if name in names)
+        return Choice("safetensors", weights, side)
+    raise _nothing(spec, names, where)
+
+
+def _beside(weights: str, name: str) -> str:
+    """`name` in the folder of `weights`."""
+    return str(PurePosixPath(weights).parent / name)
+
+
+def missing_side_files(names: Iterable[str]) -> str:
+    """What safetensors weights lack to be run, in words, or ""."""
+    there = set(names)
+    lacking = [] if CONFIG in there else [CONFIG]
+    if not any(there.issuperset(files) for files in TOKENIZERS):
+        lacking.append("tokenizer.json")
+    return " and no ".join(lacking)
+
+
+def _choose_gguf(spec: ModelSpec, groups: Sequence[FileGroup], where: str) -> FileGroup:
+    wanted = spec.chosen_quant
+    if spec.file:
+        label = spec.file.replace("{quant}", wanted).lower()
+        fitting = [group for group in groups if PurePosixPath(group.label).name.lower() == label]
+    elif wanted:
+        fitting = [group for group in groups if group.quant == wanted.upper()]
+    else:
+        fitting = _preferred(groups)
+    if fitting:  # the same file at the top and in a folder, or whole and in parts: the plainest
+        return min(fitting, key=lambda group: (group.label.count("/"), len(group.names), group.label))
+    listed = ", ".join(group.quant or group.label for group in groups)
+    if wanted:
+        raise UsageError(f"{where} has no {wanted} of this model.", hint=f"It has: {listed}.")
+    raise UsageError(
+        f"{where} has several models: {listed}.", hint="Give the one you mean, as NAME:QUANT or as a path."
+    )
+
+
+def _preferred(groups: Sequence[FileGroup]) -> list[FileGroup]:
+    """What to take when nothing was asked for: the only one, or the best liked quantization of the only model."""
+    if len(groups) == 1:
+        return list(groups)
+    stems = {group.label[: len(group.label) - len(".gguf") - len(group.quant)] for group in groups if group.quant}
+    if len(stems) != 1:
+        return []
+    by_quant = {group.quant: group for group in groups}
+    return next(([by_quant[quant]] for quant in PREFERRED_QUANTS if quant in by_quant), [])
+
+
+def _nothing(spec: ModelSpec, names: Sequence[str], where: str) -> Exception:
+    """The error for a place without files of the model."""
+    _, incomplete = _groups(names, ".gguf")
+    if incomplete:
+        return BadModelFile(
+            f"Parts of the model are missing in {where}: {', '.join(incomplete)}.", hint="Fetch it again."
+        )
+    if spec.chosen_quant and safetensors_weights(names):
+        return UsageError(
+            f"{where} has no {spec.chosen_quant}: it has the original weights.", hint="Ask for :safetensors."
+        )
+    if any(name.lower().endswith(PICKLES) for name in names):
+        return UnsupportedModel(
+            f"{where} has pickled weights only, and loading a pickle can run any program in it.",
+            hint="Look for a safetensors or GGUF version of the model.",
+        )
+    return UnsupportedModel(f"{where} has no GGUF and no safetensors weights.", hint="Is it a language model?")

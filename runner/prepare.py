@@ -1,0 +1,266 @@
+"""From a ModelSpec to files that can be loaded now: found here or fetched, checked, and described as a ReadyModel.
+
+Nothing is asked of the network when the files are on this machine. It reads headers and JSON, never weights, and knows
+nothing of backends.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.config import SamplingParams
+from runner.errors import BadModelFile, BusyError, RunnerError, UnsupportedModel, UsageError
+from runner.events import Notice, Progress
+from runner.hub_cache import snapshots
+from runner.model_files import PICKLES, SAMPLING, SIDE_FILES, Choice, FileGroup, choose, gguf_groups, missing_side_files
+from runner.registry import SCRIPT_SUFFIX, ModelSpec
+from runner.types import CancelToken, ReadyModel
+
+OnEvent = Callable[[Progress | Notice], None]
+
+# What generation_config.json and a GGUF's metadata call the fields of SamplingParams.
+_SAMPLING_KEYS = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repeat_penalty",
+}
+_GGUF_SAMPLING_KEYS = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repeat_penalty",
+    "general.sampling.penalty_last_n": "penalty_last_n",
+}
+MAX_JSON_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Located:
+    """The files of a model on this machine: `choice` names them relative to `directory`."""
+
+    directory: Path
+    choice: Choice
+
+    @property
+    def weights(self) -> tuple[Path, ...]:
+        # Not resolved: llama.cpp finds the other parts of a split model by name, beside the first.
+        return tuple(self.directory / name for name in self.choice.weights)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return tuple(self.directory / name for name in self.choice.names)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the weights."""
+        return sum(path.stat().st_size for path in self.weights)
+
+
+def ready(spec: ModelSpec, *, offline: bool, on_event: OnEvent, cancel: CancelToken) -> ReadyModel:
+    """Make `spec` ready to load: fetch what is missing, check every header, read the sampling defaults.
+
+    on_event gets Progress("download", ...) in bytes and Notices, on this thread. Raises UsageError and BusyError for
+    what cannot be had, BadModelFile and UnsupportedModel for what cannot be loaded, RunnerError when cancelled.
+    """
+    if spec.origin == "fake":
+        return ReadyModel(name=spec.name, format="script", weights=(), directory=Path(), size_bytes=0)
+    if spec.path is not None and spec.path.name.endswith(SCRIPT_SUFFIX):
+        size = spec.path.stat().st_size
+        return ReadyModel(
+            name=spec.name, format="script", weights=(spec.path,), directory=spec.path.parent, size_bytes=size
+        )
+    located = locate(spec)
+    if located is None:
+        if offline:
+            raise BusyError(
+                f"{title(spec)} is not on this machine, and --offline forbids fetching it.",
+                hint="Leave --offline out, or choose one that `runner ls` lists.",
+            )
+        located = _fetch(spec, on_event, cancel)
+    return _describe(spec, located, on_event)
+
+
+def title(spec: ModelSpec) -> str:
+    """The model's name with the quantization that was asked for."""
+    return f"{spec.name}:{spec.asked}" if spec.asked and spec.origin == "registry" else spec.name
+
+
+# --- finding ---------------------------------------------------------------------------------------------------------
+
+
+def locate(spec: ModelSpec) -> Located | None:
+    """The files of `spec` on this machine, or None when some have to be fetched. Asks no network.
+
+    Raises UsageError, BadModelFile or UnsupportedModel for a local path without a model in it.
+    """
+    if spec.path is not None:
+        return _at_path(spec, spec.path)
+    repo, revision = _source(spec)
+    for snapshot in snapshots(repo, revision) if repo else ():
+        try:
+            return Located(snapshot.directory, choose(spec, snapshot.names, repo))
+        except RunnerError:  # this commit is not here, or not completely; another may be
+            continue
+    return None
+
+
+def _source(spec: ModelSpec) -> tuple[str, str]:
+    """The repository and revision that the files come from."""
+    return (spec.repo, spec.revision) if spec.wants_safetensors else (spec.gguf, spec.gguf_revision)
+
+
+def _at_path(spec: ModelSpec, path: Path) -> Located:
+    if path.is_dir():
+        names = [entry.name for entry in sorted(path.iterdir()) if entry.is_file()]
+        groups = gguf_groups(names)
+        if len(groups) > 1:
+            listed = ", ".join(group.label for group in groups)
+            raise UsageError(
+                f"{path} has several models: {listed}.", hint=f"Name one of them: {path / groups[0].names[0]}"
+            )
+        return Located(path, choose(spec, names, str(path)))
+    suffix = path.suffix.lower()
+    if suffix == ".gguf":
+        return Located(path.parent, Choice("gguf", _gguf_parts(path), _side_files(path.parent)))
+    if suffix == ".safetensors":
+        side = _side_files(path.parent)
+        if missing := missing_side_files(side):
+            raise BadModelFile(
+                f"{path.parent} has weights, but no {missing}.", hint="Put it there: it comes with the model."
+            )
+        return Located(path.parent, Choice("safetensors", (path.name,), side))
+    if suffix in PICKLES:
+        raise UnsupportedModel(
+            f"{path.name} is a pickle, and loading one can run any program in it.",
+            hint="Look for a safetensors or GGUF version of the model.",
+        )
+    if not path.exists():
+        raise BadModelFile(f"{path} does not exist.", hint="The models.toml that names it is wrong, or it was deleted.")
+    raise UnsupportedModel(f"{path.name} is no model file.", hint="Give a .gguf file, or a directory with a model.")
+
+
+def _gguf_parts(path: Path) -> tuple[str, ...]:
+    """`path` alone, or all parts of the split model that it belongs to. Raises BadModelFile when one is missing."""
+    beside = [entry.name for entry in path.parent.iterdir() if entry.name.lower().endswith(".gguf")]
+    whole: FileGroup | None = next((group for group in gguf_groups(beside) if path.name in group.names), None)
+    if whole is not None:
+        return whole.names
+    from runner.quant.gguf_file import parts_of
+
+    return tuple(part.name for part in parts_of(path))
+
+
+def _side_files(directory: Path) -> tuple[str, ...]:
+    return tuple(name for name in SIDE_FILES if (directory / name).is_file())
+
+
+# --- fetching --------------------------------------------------------------------------------------------------------
+
+
+def _fetch(spec: ModelSpec, on_event: OnEvent, cancel: CancelToken) -> Located:
+    from runner import hub
+
+    repo, revision = _source(spec)
+    listing = hub.list_files(repo, revision)
+    choice = choose(spec, listing.names, repo)
+    wanted = set(choice.names)
+    size = sum(file.size_bytes for file in listing.files if file.name in wanted)
+    label = choice.weights[0] if len(choice.weights) == 1 else f"{len(choice.weights)} files"
+    on_event(Notice("info", f"Fetching {label} ({size / 1e9:.2f} GB) from {repo}."))
+
+    def on_progress(done: int, total: int) -> None:
+        if cancel.is_cancelled:
+            raise RunnerError("The download was cancelled.")
+        on_event(Progress("download", done, total, "bytes"))
+
+    return Located(hub.fetch(listing, choice.names, on_progress), choice)
+
+
+# --- checking --------------------------------------------------------------------------------------------------------
+
+
+def _describe(spec: ModelSpec, located: Located, on_event: OnEvent) -> ReadyModel:
+    """Check the headers of all weights and read what the engine needs of the files beside them."""
+    from_weights: dict[str, float | int] = {}
+    if located.choice.format == "gguf":
+        from runner.quant.gguf_file import read_header as read_gguf
+
+        headers = [read_gguf(path) for path in located.weights]
+        from_weights = _numbers(headers[0].metadata, _GGUF_SAMPLING_KEYS)
+    else:
+        from runner.quant.safetensors_file import read_header
+
+        for path in located.weights:
+            read_header(path)
+    directory = located.weights[0].parent
+    from_config, ignored = sampling_defaults(directory / SAMPLING)
+    if ignored:
+        on_event(Notice("warning", f"{SAMPLING} has sampling values that cannot be used: {', '.join(ignored)}."))
+    return ReadyModel(
+        name=title(spec),
+        format=located.choice.format,
+        weights=located.weights,
+        directory=directory,
+        size_bytes=located.size_bytes,
+        sampling=_usable({**from_weights, **from_config})[0],
+    )
+
+
+def sampling_defaults(path: Path) -> tuple[dict[str, float | int], tuple[str, ...]]:
+    """A generation_config.json as SamplingParams fields, and the names of values that they cannot hold.
+
+    `do_sample: false` is temperature 0. A missing file gives nothing; raises BadModelFile for one that is not JSON.
+    """
+    plain = read_json(path)
+    values = _numbers(plain, _SAMPLING_KEYS)
+    if plain.get("do_sample") is False:
+        values["temperature"] = 0.0
+    return _usable(values)
+
+
+def _numbers(plain: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, float | int]:
+    """The values of those keys that are numbers, under their new names. Whole floats count for whole fields."""
+    found: dict[str, float | int] = {}
+    for key, name in names.items():
+        value = plain.get(key)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            whole = name in ("top_k", "penalty_last_n") and value == int(value)
+            # GGUF holds 32-bit floats: 0.6 is meant, not 0.6000000238.
+            found[name] = int(value) if whole else float(f"{value:.6g}")
+    return found
+
+
+def _usable(values: Mapping[str, float | int]) -> tuple[dict[str, float | int], tuple[str, ...]]:
+    """The values that SamplingParams accepts, and the names of the others."""
+    good: dict[str, float | int] = {}
+    for name, value in values.items():
+        try:
+            SamplingParams(**{name: value})  # type: ignore[arg-type]
+        except UsageError:
+            continue
+        good[name] = value
+    return good, tuple(name for name in values if name not in good)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A small JSON object of a model; {} when there is no such file. Raises BadModelFile for anything else."""
+    try:
+        if not path.is_file():
+            return {}
+        if os.path.getsize(path) > MAX_JSON_BYTES:
+            raise BadModelFile(f"{path} is far too large for what it is.")
+        plain = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadModelFile(f"{path} cannot be read: {error}.", hint="Fetch the model again.") from error
+    if not isinstance(plain, dict):
+        raise BadModelFile(f"{path} is not a JSON object.", hint="Fetch the model again.")
+    return plain

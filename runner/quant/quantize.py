@@ -1,0 +1,211 @@
+"""Makes a model directory (or one .gguf) in a weight format, from a Hugging Face directory or a GGUF.
+
+Everything is written into "<output>.partial" and renamed at the end, so that a killed run leaves nothing that looks
+whole. It knows the order of the work; the conversion itself is convert.py's and kquants.py's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gguf import GGMLQuantizationType
+
+from runner.errors import BadModelFile, DoesNotFit, UnsupportedModel
+from runner.quant.convert import Source, convert, read_source
+from runner.quant.formats import FORMATS, Format, encoded_bytes, type_of
+from runner.quant.gguf_file import parts_of, read_header
+from runner.quant.kquants import quantize_gguf
+from runner.quant.work_directory import COMPANIONS, WorkDirectory
+
+# What a stage is doing, how much is done, and of how much: bytes when converting, tensors when quantizing.
+OnStage = Callable[[str, int, int], None]
+
+_SOURCE_TYPES: Final = frozenset({"F32", "F16", "BF16", "Q8_0"})
+_HUB_DIRECTORY: Final = re.compile(r"models--(?:.+--)?(?P<name>.+)")
+_FORMAT_SUFFIX: Final = re.compile(r"[-._](?:f32|f16|bf16|q8_0)$", re.IGNORECASE)
+_SPARE_BYTES: Final = 64 * 2**20  # tokenizer, metadata, copied files
+# Bits a weight of llama.cpp's mixtures, rounded up: for the disk space, before anything is written.
+_BITS: Final = {"q4_k_m": 5.5, "q5_k_m": 6.2, "q6_k": 7.0, "q4_0": 5.0, "q8_0": 8.6, "f16": 16.1, "bf16": 16.1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantized:
+    """What was made. path: the directory or .gguf that was asked for; weights: the GGUF itself."""
+
+    path: Path
+    weights: Path
+    format: str
+    size_bytes: int
+    source_bytes: int
+    num_parameters: int
+    bpw: float
+    seconds: float
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """Where the weights come from: a checkpoint to convert, or a GGUF for llama.cpp's quantizer."""
+
+    checkpoint: Source | None
+    gguf: Path | None
+    files: Path
+    source_bytes: int
+    needed_bytes: int
+    warnings: tuple[str, ...]
+
+
+def quantize_model(source: Path, chosen: Format, output: Path, *, force: bool, on_stage: OnStage) -> Quantized:
+    """Write `source` in the format `chosen` to `output`: a .gguf by that suffix, else a directory ready to load.
+
+    force: replace an output that is there. Raises UsageError when it is there without, DoesNotFit when the disk is too
+    small, UnsupportedModel and BadModelFile as the source deserves, BusyError when another process is making it.
+    """
+    started = time.monotonic()
+    work = WorkDirectory(output)
+    work.check_target(force=force)
+    plan = _plan(source, chosen)
+    with work.opened():
+        _check_disk(work.path, plan.needed_bytes)
+        weights = work.path / work.weights_name(f"{model_name(source)}-{chosen.name}.gguf")
+        _make(plan, chosen, weights, on_stage)
+        header = read_header(weights)
+        work.finish(weights, companions_from=plan.files)
+    return Quantized(
+        path=output,
+        weights=output if work.is_file else output / weights.name,
+        format=chosen.label,
+        size_bytes=header.size_bytes,
+        source_bytes=plan.source_bytes,
+        num_parameters=header.num_parameters,
+        bpw=8 * sum(tensor.size_bytes for tensor in header.tensors) / max(1, header.num_parameters),
+        seconds=time.monotonic() - started,
+        warnings=plan.warnings,
+    )
+
+
+def model_name(source: Path) -> str:
+    """A name for what is made from `source`: its directory's or file's, the repository's in the Hugging Face cache."""
+    resolved = source.absolute()
+    if resolved.suffix == ".gguf":
+        stem = re.sub(r"-\d{5}-of-\d{5}$", "", resolved.stem)
+        return _FORMAT_SUFFIX.sub("", stem)
+    for part in reversed(resolved.parts):
+        if match := _HUB_DIRECTORY.fullmatch(part):
+            return match["name"]
+    return _FORMAT_SUFFIX.sub("", resolved.name) or "model"
+
+
+def _plan(source: Path, chosen: Format) -> _Plan:
+    if not source.exists():
+        raise BadModelFile(f"{source} does not exist.", hint="Give a Hugging Face directory or a .gguf file.")
+    gguf = _gguf_of(source)
+    if gguf is not None:
+        return _plan_gguf(gguf, chosen)
+    checkpoint = read_source(source, name=model_name(source))
+    formats = [chosen, lossless_format(checkpoint)] if chosen.by_llama_cpp else [chosen]
+    needed = sum(_converted_bytes(checkpoint, one) for one in formats)
+    return _Plan(
+        checkpoint=checkpoint,
+        gguf=None,
+        files=source,
+        source_bytes=checkpoint.checkpoint.total_bytes,
+        needed_bytes=needed,
+        warnings=checkpoint_warnings(checkpoint),
+    )
+
+
+def _gguf_of(source: Path) -> Path | None:
+    """The GGUF that `source` is, or holds when it holds no safetensors."""
+    if source.is_file():
+        if source.suffix != ".gguf":
+            raise BadModelFile(f"{source} is not a .gguf file.", hint="Give a Hugging Face directory or a .gguf file.")
+        return source
+    if any(source.glob("*.safetensors")):
+        return None
+    found = sorted(source.glob("*.gguf"))
+    return found[0] if found and set(parts_of(found[0])) == set(found) else None
+
+
+def _plan_gguf(path: Path, chosen: Format) -> _Plan:
+    parts = parts_of(path)
+    headers = [read_header(part) for part in parts]
+    types = {tensor.type.name for header in headers for tensor in header.tensors}
+    if others := sorted(types - _SOURCE_TYPES):
+        raise UnsupportedModel(
+            f"{path.name} is quantized already ({headers[0].quantization}: it has {', '.join(others)}).",
+            hint="Start from the safetensors, or from a GGUF in F32, F16, BF16 or Q8_0.",
+        )
+    num_parameters = sum(header.num_parameters for header in headers)
+    lossy = ("The source is Q8_0: its rounding stays in the result.",) if "Q8_0" in types else ()
+    return _Plan(
+        checkpoint=None,
+        gguf=parts[0],
+        files=path.parent,
+        source_bytes=sum(header.size_bytes for header in headers),
+        needed_bytes=int(num_parameters * _BITS.get(chosen.name, 32.5) / 8),
+        warnings=lossy,
+    )
+
+
+def lossless_format(source: Source) -> Format:
+    """The smallest format that keeps every weight of the checkpoint as it is."""
+    types = {source.checkpoint.tensors[tensor.source].dtype for tensor in source.tensors if not tensor.keeps_f32}
+    if types == {"BF16"}:
+        return FORMATS["bf16"]
+    return FORMATS["f16"] if types == {"F16"} else FORMATS["f32"]
+
+
+def checkpoint_warnings(source: Source) -> tuple[str, ...]:
+    """What the GGUF cannot say that the checkpoint does."""
+    found = []
+    config = source.config
+    if config.sliding_window is not None and config.sliding_window < config.max_position_embeddings:
+        found.append(
+            f"llama.cpp has no sliding window for {config.model_type}: the context ends at {config.sliding_window} "
+            f"tokens instead of {config.max_position_embeddings}."
+        )
+    if (count := len(source.vocabulary.special.end_ids)) > 3:
+        found.append(f"A GGUF has room for 3 of the {count} tokens that end an answer; generation_config.json has all.")
+    return tuple(found)
+
+
+def _converted_bytes(source: Source, chosen: Format) -> int:
+    if bits := _BITS.get(chosen.name) if chosen.by_llama_cpp else None:
+        return int(sum(encoded_bytes(tensor.shape, GGMLQuantizationType.I8) for tensor in source.tensors) * bits / 8)
+    return sum(encoded_bytes(tensor.shape, type_of(tensor, chosen)) for tensor in source.tensors)
+
+
+def _check_disk(directory: Path, needed_bytes: int) -> None:
+    free = shutil.disk_usage(directory).free
+    needed = needed_bytes + _SPARE_BYTES
+    if needed > free:
+        raise DoesNotFit(
+            f"{needed / 1e9:.1f} GB are needed in {directory.parent}, and {free / 1e9:.1f} GB are free.",
+            hint="Free some space, or write to another disk with -o.",
+        )
+
+
+def _make(plan: _Plan, chosen: Format, weights: Path, on_stage: OnStage) -> None:
+    file_type = int(chosen.file_type)
+    if plan.gguf is not None:
+        quantize_gguf(plan.gguf, weights, file_type, lambda done, total: on_stage("quantizing", done, total))
+        return
+    assert plan.checkpoint is not None
+    if not chosen.by_llama_cpp:
+        convert(plan.checkpoint, chosen, weights, lambda done, total: on_stage("converting", done, total))
+        return
+    between = weights.with_name("intermediate.gguf")
+    wide = lossless_format(plan.checkpoint)
+    convert(plan.checkpoint, wide, between, lambda done, total: on_stage("converting", done, total))
+    quantize_gguf(between, weights, file_type, lambda done, total: on_stage("quantizing", done, total))
+    between.unlink()
+
+

@@ -1,0 +1,94 @@
+"""Which template a model uses: the forms of tokenizer_config's chat_template, a fingerprint, and a few known templates.
+
+It renders nothing and reads no file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from runner.config import nearest_hint
+from runner.errors import TemplateError
+
+
+def template_hash(template: str) -> str:
+    """12 hexadecimal digits of the sha256 of the template's UTF-8 text: shown, so that two set-ups can be compared."""
+    return hashlib.sha256(template.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def select_template(value: object, name: str = "default") -> str | None:
+    """The template called `name` in a `chat_template` value: a text, a list of {name, template}, or a mapping.
+
+    A single text is the template whatever `name` says; None stays None. TemplateError for another form or name.
+    """
+    if value is None or isinstance(value, str):
+        return value
+    templates = _named_templates(value)
+    if name in templates:
+        return templates[name]
+    if name == "default" and len(templates) == 1:
+        return next(iter(templates.values()))
+    raise TemplateError(f"The model has no chat template named {name!r}.", hint=nearest_hint(name, templates))
+
+
+def _named_templates(value: object) -> dict[str, str]:
+    items: list[tuple[object, object]] = []
+    if isinstance(value, Mapping):
+        items = list(value.items())
+    elif isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
+        items = [(item.get("name"), item.get("template")) for item in value]
+    templates = {name: text for name, text in items if isinstance(name, str) and isinstance(text, str)}
+    if not templates or len(templates) != len(items):
+        raise TemplateError(
+            "The model's chat_template is not a template, a list of named templates or a mapping of them.",
+            hint="Its tokenizer_config.json is damaged: fetch the model again.",
+        )
+    return templates
+
+
+_CHATML = """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+_LLAMA2 = """\
+{%- set ns = namespace(system='') %}
+{%- for message in messages %}
+    {%- if message.role == 'system' %}
+        {%- set ns.system = '<<SYS>>\\n' + message.content + '\\n<</SYS>>\\n\\n' %}
+    {%- elif message.role == 'user' %}
+        {{- bos_token + '[INST] ' + ns.system + message.content | trim + ' [/INST]' }}
+        {%- set ns.system = '' %}
+    {%- else %}
+        {{- ' ' + message.content | trim + ' ' + eos_token }}
+    {%- endif %}
+{%- endfor %}"""
+
+_LLAMA3 = """\
+{{- bos_token }}
+{%- for message in messages %}
+{{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"""
+
+_GEMMA = """\
+{{- bos_token }}
+{%- set ns = namespace(system='') %}
+{%- for message in messages %}
+    {%- if message.role == 'system' %}
+        {%- set ns.system = message.content | trim + '\\n\\n' %}
+    {%- else %}
+        {%- set role = 'model' if message.role == 'assistant' else message.role %}
+        {{- '<start_of_turn>' + role + '\\n' + ns.system + message.content | trim + '<end_of_turn>\\n' }}
+        {%- set ns.system = '' %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<start_of_turn>model\\n' }}{%- endif %}"""
+
+# For a model whose files have lost their template; never chosen unless asked for by name.
+builtin_templates: Mapping[str, str] = MappingProxyType(
+    {"chatml": _CHATML, "gemma": _GEMMA, "llama2": _LLAMA2, "llama3": _LLAMA3}
+)

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runner.backends import choose, llamacpp
+from runner.backends.base import Backend, Prefill, Step
+from runner.config import LoadOptions
+from runner.errors import BackendUnavailable, BadModelFile, DoesNotFit, RunnerError
+from runner.types import CancelToken, ReadyModel
+from tests.backends.conformance import GREEDY, N_CTX, BackendConformance, take
+
+
+def gguf_model(path: Path) -> ReadyModel:
+    return ReadyModel(
+        name=path.stem, format="gguf", weights=(path,), directory=path.parent, size_bytes=path.stat().st_size
+    )
+
+
+def load(path: Path, **options: object) -> Backend:
+    settings = LoadOptions(**{"ctx_size": N_CTX, "n_threads": 2, **options})  # type: ignore[arg-type]
+    return llamacpp.load(gguf_model(path), settings, lambda _: None, CancelToken())
+
+
+@pytest.fixture(scope="module")
+def demo(demo_directory: Path) -> Iterator[Backend]:
+    backend = load(demo_directory / "demo-q8_0.gguf")
+    yield backend
+    backend.close()
+
+
+class TestLlamaCppDemo(BackendConformance):
+    @pytest.fixture
+    def backend(self, demo_directory: Path) -> Iterator[Backend]:
+        backend = load(demo_directory / "demo-q8_0.gguf")
+        yield backend
+        backend.close()
+
+
+class TestLlamaCppStories(BackendConformance):
+    """A SentencePiece vocabulary and the llama architecture."""
+
+    @pytest.fixture
+    def backend(self, shared_data: Path) -> Iterator[Backend]:
+        backend = load(shared_data / "stories260K" / "gguf" / "stories260K-f32.gguf", kv_type="f32")
+        yield backend
+        backend.close()
+
+
+def test_stories_continue_as_their_golden_ids(shared_data: Path) -> None:
+    golden = json.loads((shared_data / "stories260K" / "golden_greedy_200.json").read_text())
+    backend = load(shared_data / "stories260K" / "gguf" / "stories260K-f32.gguf", kv_type="f32")
+    expected = golden["greedy_ids"][1:]
+    assert take(backend, golden["prompt_ids"], len(expected)) == expected
+
+
+def test_stories_have_their_golden_logits(shared_data: Path) -> None:
+    golden = np.load(shared_data / "stories260K" / "golden_logits_64x512_f32.npy")
+    ids = json.loads((shared_data / "stories260K" / "golden_greedy_200.json").read_text())["greedy_ids"][:64]
+    backend = load(shared_data / "stories260K" / "gguf" / "stories260K-f32.gguf", kv_type="f32")
+    logits = np.stack([entry.values for entry in backend.score(ids)])
+    assert np.abs(logits - golden).max() < 2e-3 * np.abs(golden).max()
+
+
+def test_cancel_ends_a_long_prefill_within_200_ms(demo_directory: Path) -> None:
+    backend = load(demo_directory / "demo-q8_0.gguf", ctx_size=2048, batch_size=2048)
+    prompt = [10 + i % 5000 for i in range(2000)]
+    started = time.monotonic()
+    for step in backend.generate(prompt, GREEDY, CancelToken()):
+        if isinstance(step, Step):
+            break
+    whole = time.monotonic() - started
+    list(backend.score(prompt[:1]))
+    cancel = CancelToken()
+    threading.Timer(min(0.05, whole / 4), cancel.cancel).start()
+    started = time.monotonic()
+    steps = list(backend.generate(prompt, GREEDY, cancel))
+    elapsed = time.monotonic() - started
+    assert all(isinstance(step, Prefill) and step.done < len(prompt) for step in steps)
+    assert elapsed < 0.25
+    assert len(take(backend, prompt[:20], 4)) == 4
+
+
+def test_memory_agrees_with_the_shape_of_the_cache(demo: Backend) -> None:
+    memory = demo.memory()
+    assert memory.kv_cache_bytes == pytest.approx(2 * 6 * 4 * 64 * N_CTX * 2, rel=0.01)
+    assert memory.weights_bytes == pytest.approx(19.6e6, rel=0.05)
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "f32", "q8_0"])
+def test_every_kv_type_answers(demo_directory: Path, kv_type: str) -> None:
+    backend = load(demo_directory / "demo-q8_0.gguf", kv_type=kv_type)
+    assert len(take(backend, [10, 11, 12], 4)) == 4
+    backend.close()
+
+
+def test_a_damaged_file_is_refused_with_its_name(tmp_path: Path, demo_directory: Path) -> None:
+    data = (demo_directory / "demo-q8_0.gguf").read_bytes()
+    for name, damaged in {"empty": b"", "cut": data[: len(data) // 2], "other": b"PK\x03\x04" + data[4:]}.items():
+        path = tmp_path / f"{name}.gguf"
+        path.write_bytes(damaged)
+        with pytest.raises(BadModelFile, match=name):
+            load(path)
+
+
+def test_a_cancelled_load_stops(demo_directory: Path) -> None:
+    cancel = CancelToken()
+    cancel.cancel()
+    with pytest.raises(RunnerError, match="cancelled"):
+        llamacpp.load(
+            gguf_model(demo_directory / "demo-q8_0.gguf"), LoadOptions(n_gpu_layers=0), lambda _: None, cancel
+        )
+
+
+def test_a_context_that_cannot_be_had_is_reported(demo_directory: Path) -> None:
+    with pytest.raises(DoesNotFit):
+        load(demo_directory / "demo-q8_0.gguf", ctx_size=2**25, kv_type="f32")
+
+
+def test_gpu_layers_without_gpu_support_name_the_remedy(demo_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu_only = llamacpp.Probe(version="0.0.0", gpu_offload=False, error=None)
+    monkeypatch.setattr(llamacpp, "probe", lambda: cpu_only)
+    model = gguf_model(demo_directory / "demo-q8_0.gguf")
+    with pytest.raises(BackendUnavailable, match="GGML_CUDA=on"):
+        choose(model, LoadOptions(backend="llamacpp", n_gpu_layers="all"))
+    assert choose(model, LoadOptions()).name == "llamacpp"
+
+
+def test_auto_says_why_and_falls_back_with_the_reason(demo_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = gguf_model(demo_directory / "demo-q8_0.gguf")
+    assert "GGUF" in choose(model, LoadOptions()).reason
+    broken = llamacpp.Probe(version="", gpu_offload=False, error="llama-cpp-python cannot be imported: gone")
+    monkeypatch.setattr(llamacpp, "probe", lambda: broken)
+    choice = choose(model, LoadOptions())
+    assert (choice.name, choice.is_fallback) == ("native", True)
+    assert "gone" in choice.reason
+    with pytest.raises(BackendUnavailable, match="gone"):
+        choose(model, LoadOptions(backend="llamacpp"))
