@@ -94,7 +94,7 @@ class EngineProcess:
         if self._active and self._cancelled_at is None:
             self._cancelled_at = time.monotonic()
             if not self._is_sending:  # a signal handler interrupts the request's own write: it is sent after that
-                self._send({"op": "cancel", "id": self._request})
+                self._send_cancel()
 
     def kill(self) -> None:
         """End the child at once, whatever it does; the running iterator raises EngineDied."""
@@ -137,6 +137,10 @@ class EngineProcess:
             bufsize=0,
         )
 
+    def _send_cancel(self) -> None:
+        if self._cancelled_at is not None:
+            self._send({"op": "cancel", "id": self._request})
+
     def _send(self, message: dict[str, Any]) -> None:
         child = self._child
         if child is None or child.stdin is None:
@@ -161,8 +165,7 @@ class EngineProcess:
         is_done = False
         try:
             self._send({**request, "id": number})
-            if self._cancelled_at is not None:
-                self._send({"op": "cancel", "id": number})
+            self._send_cancel()
             for message in self._messages():
                 if message.get("id") != number:
                     continue

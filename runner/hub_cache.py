@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.errors import RunnerError, UsageError
+from runner.model_files import WEIGHT_SUFFIXES
 from runner.registry import check_repo
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
-WEIGHTS = (".gguf", ".safetensors")
 _PREFIX = "models--"
 
 
@@ -154,7 +154,7 @@ def _entry(directory: Path) -> CacheEntry | None:
     for snapshot in snapshots(repo):
         for file in snapshot.files:
             files.setdefault(file.name, file)
-    if not any(name.lower().endswith(WEIGHTS) for name in files):
+    if not any(name.lower().endswith(WEIGHT_SUFFIXES) for name in files):
         return None
     # Each blob once, however many commits link to it; where the system has no links, the snapshots hold the bytes.
     stats = {}

@@ -88,93 +88,76 @@ def num_parameters(config: ModelConfig) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class _Family:
-    """What transformers fixes for a model_type: defaults of missing keys, and the keys it reads beside the common ones.
+    """What transformers fixes for a model_type.
 
-    None as a default of a head count means "as many as attention heads", of head_dim "hidden_size / heads".
-    attention_bias: "key" reads the key for q, k, v and o; "qkv" always has it on q, k, v alone; "none" never has it.
+    defaults: of keys that are missing; None of a head count means "as many as attention heads", of head_dim
+    "hidden_size / num_attention_heads". own_keys: what it reads beside the common keys. attention_bias: "key" reads
+    the key for q, k, v and o; "qkv" always has it on q, k, v alone; "none" never has it.
     """
 
     architectures: tuple[str, ...]
-    hidden_size: int
-    intermediate_size: int
-    num_kv_heads: int | None
-    head_dim: int | None
-    vocab_size: int
-    max_position_embeddings: int
-    bos_token_id: int | None
-    eos_token_id: int | None
-    attention_bias: Literal["key", "qkv", "none"]
-    qk_norm: bool
+    defaults: Mapping[str, int | None]
     own_keys: frozenset[str]
-
-
-_QWEN_KEYS = frozenset({"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"})
-
-_FAMILIES: Mapping[str, _Family] = {
-    "llama": _Family(
-        architectures=("LlamaForCausalLM", "LLaMAForCausalLM"),
-        hidden_size=4096,
-        intermediate_size=11008,
-        num_kv_heads=None,
-        head_dim=None,
-        vocab_size=32000,
-        max_position_embeddings=2048,
-        bos_token_id=1,
-        eos_token_id=2,
-        attention_bias="key",
-        qk_norm=False,
-        own_keys=frozenset({"attention_bias", "mlp_bias"}),
-    ),
-    "mistral": _Family(
-        architectures=("MistralForCausalLM",),
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_kv_heads=8,
-        head_dim=None,
-        vocab_size=32000,
-        max_position_embeddings=131072,
-        bos_token_id=1,
-        eos_token_id=2,
-        attention_bias="none",
-        qk_norm=False,
-        own_keys=frozenset({"sliding_window"}),
-    ),
-    "qwen2": _Family(
-        architectures=("Qwen2ForCausalLM",),
-        hidden_size=4096,
-        intermediate_size=22016,
-        num_kv_heads=32,
-        head_dim=None,
-        vocab_size=151936,
-        max_position_embeddings=32768,
-        bos_token_id=None,
-        eos_token_id=None,
-        attention_bias="qkv",
-        qk_norm=False,
-        own_keys=_QWEN_KEYS | {"attention_bias"},
-    ),
-    "qwen3": _Family(
-        architectures=("Qwen3ForCausalLM",),
-        hidden_size=4096,
-        intermediate_size=22016,
-        num_kv_heads=32,
-        head_dim=128,
-        vocab_size=151936,
-        max_position_embeddings=32768,
-        bos_token_id=None,
-        eos_token_id=None,
-        attention_bias="key",
-        qk_norm=True,
-        own_keys=_QWEN_KEYS | {"attention_bias"},
-    ),
-}
-
-SUPPORTED_MODEL_TYPES: tuple[str, ...] = tuple(_FAMILIES)
+    attention_bias: Literal["key", "qkv", "none"]
+    qk_norm: bool = False
 
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
+
+_LLAMA = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_MISTRAL = _LLAMA | {"intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072}
+_QWEN = _LLAMA | {
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+_QWEN_KEYS = _names("attention_bias use_sliding_window sliding_window max_window_layers layer_types")
+
+_FAMILIES: Mapping[str, _Family] = {
+    "llama": _Family(
+        architectures=("LlamaForCausalLM", "LLaMAForCausalLM"),
+        defaults=_LLAMA,
+        own_keys=_names("attention_bias mlp_bias"),
+        attention_bias="key",
+    ),
+    "mistral": _Family(
+        architectures=("MistralForCausalLM",),
+        defaults=_MISTRAL,
+        own_keys=_names("sliding_window"),
+        attention_bias="none",
+    ),
+    "qwen2": _Family(
+        architectures=("Qwen2ForCausalLM",),
+        defaults=_QWEN,
+        own_keys=_QWEN_KEYS,
+        attention_bias="qkv",
+    ),
+    "qwen3": _Family(
+        architectures=("Qwen3ForCausalLM",),
+        defaults=_QWEN | {"head_dim": 128},
+        own_keys=_QWEN_KEYS,
+        attention_bias="key",
+        qk_norm=True,
+    ),
+}
+
+SUPPORTED_MODEL_TYPES: tuple[str, ...] = tuple(_FAMILIES)
 
 _COMMON_KEYS = _names(
     "model_type architectures vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
@@ -213,28 +196,28 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
     """
     family = _family(config)
     _refuse_unsupported(config, family)
-    num_layers = _integer(config, "num_hidden_layers", 32, 1, 2**12)
-    num_heads = _integer(config, "num_attention_heads", 32, 1, 2**12)
-    num_kv_heads = _integer_or_none(config, "num_key_value_heads", family.num_kv_heads, 1, 2**12) or num_heads
-    hidden_size = _integer(config, "hidden_size", family.hidden_size, 1, 2**18)
-    if num_heads % num_kv_heads:
-        raise _bad("num_key_value_heads", num_kv_heads, f"It must divide num_attention_heads = {num_heads}.")
-    model_type = config["model_type"]
-    window, sliding_layers = _sliding_window(config, model_type, num_layers)
-    rope_theta, rope_scaling = _rope(
-        config, _integer(config, "max_position_embeddings", family.max_position_embeddings)
-    )
+
+    def whole(key: str, high: int) -> int:
+        value = _integer_or_none(config, key, family.defaults[key], 1, high)
+        if value is None:
+            raise _bad(key, value, "It must be a whole number.")
+        return value
+
+    num_heads, num_layers = whole("num_attention_heads", 2**12), whole("num_hidden_layers", 2**12)
+    hidden_size, max_positions = whole("hidden_size", 2**18), whole("max_position_embeddings", 2**26)
+    window, sliding_layers = _sliding_window(config, num_layers)
+    rope_theta, rope_scaling = _rope(config, max_positions)
     has_bias = family.attention_bias == "key" and _flag(config, "attention_bias")
     return ModelConfig(
-        model_type=model_type,
-        vocab_size=_integer(config, "vocab_size", family.vocab_size, 1, 2**24),
+        model_type=config["model_type"],
+        vocab_size=whole("vocab_size", 2**24),
         hidden_size=hidden_size,
-        intermediate_size=_integer(config, "intermediate_size", family.intermediate_size, 1, 2**20),
+        intermediate_size=whole("intermediate_size", 2**20),
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
+        num_kv_heads=_num_kv_heads(config, family, num_heads),
         head_dim=_head_dim(config, family, hidden_size, num_heads),
-        max_position_embeddings=_integer(config, "max_position_embeddings", family.max_position_embeddings),
+        max_position_embeddings=max_positions,
         rms_norm_eps=_number(config, "rms_norm_eps", 1e-6, 0.0, 1.0),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
@@ -245,7 +228,7 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
         sliding_window=window,
         sliding_layers=sliding_layers,
         tie_word_embeddings=_flag(config, "tie_word_embeddings"),
-        bos_token_id=_integer_or_none(config, "bos_token_id", family.bos_token_id, 0, 2**24),
+        bos_token_id=_integer_or_none(config, "bos_token_id", family.defaults["bos_token_id"], 0, 2**24),
         eos_token_ids=_eos_token_ids(config, family),
     )
 
@@ -286,8 +269,16 @@ def _is_off(value: object) -> bool:
     return value is None or value is False or (isinstance(value, (str, list, dict)) and not value)
 
 
+def _num_kv_heads(config: Mapping[str, Any], family: _Family, num_heads: int) -> int:
+    key = "num_key_value_heads"
+    value = _integer_or_none(config, key, family.defaults[key], 1, 2**12) or num_heads
+    if num_heads % value:
+        raise _bad(key, value, f"It must divide num_attention_heads = {num_heads}.")
+    return value
+
+
 def _head_dim(config: Mapping[str, Any], family: _Family, hidden_size: int, num_heads: int) -> int:
-    head_dim = _integer_or_none(config, "head_dim", family.head_dim, 1, 2**12)
+    head_dim = _integer_or_none(config, "head_dim", family.defaults["head_dim"], 1, 2**12)
     if head_dim is None:
         if hidden_size % num_heads:
             raise _bad("hidden_size", hidden_size, f"It must be a multiple of num_attention_heads = {num_heads}.")
@@ -297,8 +288,9 @@ def _head_dim(config: Mapping[str, Any], family: _Family, hidden_size: int, num_
     return head_dim
 
 
-def _sliding_window(config: Mapping[str, Any], model_type: str, num_layers: int) -> tuple[int | None, tuple[int, ...]]:
+def _sliding_window(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, tuple[int, ...]]:
     """The window, and the layers that have it, by the rules of each model_type in transformers."""
+    model_type = config["model_type"]
     if model_type not in ("mistral", "qwen2", "qwen3"):
         return None, ()
     window = _integer_or_none(config, "sliding_window", 4096)
@@ -312,7 +304,7 @@ def _sliding_window(config: Mapping[str, Any], model_type: str, num_layers: int)
 
 def _sliding_layers(config: Mapping[str, Any], num_layers: int, window: int | None) -> tuple[int, ...]:
     if config.get("layer_types") is None:
-        first = _integer(config, "max_window_layers", 28, 0, 2**12)
+        first = _integer_or_none(config, "max_window_layers", 28, 0, 2**12) or 0
         return tuple(range(first, num_layers)) if window is not None else ()
     layer_types = _strings(config, "layer_types")
     if len(layer_types) != num_layers:
@@ -340,14 +332,14 @@ def _rope(config: Mapping[str, Any], max_position_embeddings: int) -> tuple[floa
     if rope.get("truncate") not in (None, True):
         raise _unsupported(f"{name}.truncate", rope["truncate"])
     theta = _number(rope if "rope_theta" in rope else config, "rope_theta", 10000.0, 1.0, 1e15)
-    kind = rope.get("rope_type", rope.get("type")) or "default"
+    kind: Any = rope.get("rope_type", rope.get("type")) or "default"
     if kind == "default":
         return theta, None
-    if kind != "linear" and kind != "llama3" and kind != "yarn":
+    if kind not in ("linear", "llama3", "yarn"):
         raise _unsupported(f"{name}.rope_type", kind)
     # transformers gives the key outside the object priority over the one inside.
     outer = config if config.get("original_max_position_embeddings") is not None else rope
-    original = _integer(outer, "original_max_position_embeddings", max_position_embeddings)
+    original = _integer_or_none(outer, "original_max_position_embeddings", None) or max_position_embeddings
     return theta, _rope_scaling(kind, rope, original, max_position_embeddings)
 
 
@@ -394,19 +386,12 @@ def _attention_factor(rope: Mapping[str, Any], factor: float) -> float:
 
 
 def _eos_token_ids(config: Mapping[str, Any], family: _Family) -> tuple[int, ...]:
-    value = config.get("eos_token_id", family.eos_token_id)
+    value = config.get("eos_token_id", family.defaults["eos_token_id"])
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token <= 2**24:
             raise _bad("eos_token_id", value, "It must be a token id, a list of them, or null.")
     return tuple(ids)
-
-
-def _integer(source: Mapping[str, Any], key: str, default: int, low: int = 1, high: int = 2**26) -> int:
-    value = _integer_or_none(source, key, default, low, high)
-    if value is None:
-        raise _bad(key, value, "It must be a whole number.")
-    return value
 
 
 def _integer_or_none(

@@ -32,6 +32,7 @@ SIDE_FILES = (
 )
 INDEX = "model.safetensors.index.json"
 TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+WEIGHT_SUFFIXES = (".gguf", ".safetensors")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 # Taken in this order when a repository has several quantizations and none was asked for.

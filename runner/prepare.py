@@ -195,7 +195,7 @@ def _describe(spec: ModelSpec, located: Located, on_event: OnEvent) -> ReadyMode
         from runner.quant.gguf_file import read_header as read_gguf
 
         headers = [read_gguf(path) for path in located.weights]
-        from_weights = _numbers(headers[0].metadata, _GGUF_SAMPLING_KEYS)
+        from_weights = gguf_sampling(headers[0].metadata)
     else:
         from runner.quant.safetensors_file import read_header
 
@@ -211,7 +211,7 @@ def _describe(spec: ModelSpec, located: Located, on_event: OnEvent) -> ReadyMode
         weights=located.weights,
         directory=directory,
         size_bytes=located.size_bytes,
-        sampling=_usable({**from_weights, **from_config})[0],
+        sampling={**from_weights, **from_config},
     )
 
 
@@ -225,6 +225,11 @@ def sampling_defaults(path: Path) -> tuple[dict[str, float | int], tuple[str, ..
     if plain.get("do_sample") is False:
         values["temperature"] = 0.0
     return _usable(values)
+
+
+def gguf_sampling(metadata: Mapping[str, Any]) -> dict[str, float | int]:
+    """The sampling defaults in a GGUF's metadata as SamplingParams fields; values that cannot be used are left out."""
+    return _usable(_numbers(metadata, _GGUF_SAMPLING_KEYS))[0]
 
 
 def _numbers(plain: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, float | int]:

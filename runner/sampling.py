@@ -6,6 +6,9 @@ it was reached (speculative verification and a GPU twin choose the same one).
 
 The filters are llama.cpp's, in its order: penalties, top_k, top_p, min_p, temperature. Where llama.cpp leaves ties to
 its sort, here the lowest id comes first. Probabilities are float64.
+
+What a token costs (`python benchmarks/sampling.py`, AMD EPYC, Zen 4): with a vocabulary of 8192, 1 us greedy and 20 to
+80 us with the default filters; with 152k, 11 us and 80 to 140 us. Below ten candidates, Philox is most of it.
 """
 
 from __future__ import annotations

@@ -124,6 +124,11 @@ def narrate(text: str) -> None:
         _write(sys.stderr, safe_text(text) + "\n")
 
 
+def say(text: str) -> None:
+    """One line or block on stderr that the user asked for: it appears with --quiet too."""
+    _write(sys.stderr, safe_text(text) + "\n")
+
+
 def murmur(text: str) -> None:
     """A piece of dim narration on stderr, as it comes (thoughts): no newline is added."""
     if text and not _Mode.quiet:

@@ -5,6 +5,7 @@ The K-quants are made by llama.cpp (kquants.py); this file only names them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -91,7 +92,7 @@ def type_of(tensor: PlannedTensor, chosen: Format) -> GGMLQuantizationType:
 
 def encoded_bytes(shape: tuple[int, ...], stored: GGMLQuantizationType) -> int:
     block_size, block_bytes = GGML_QUANT_SIZES[stored]
-    return int(np.prod(shape, dtype=np.int64)) // block_size * block_bytes
+    return math.prod(shape) // int(block_size) * int(block_bytes)
 
 
 def encode_rows(rows: NDArray[np.float32], stored: GGMLQuantizationType) -> NDArray[np.uint8]:
@@ -105,7 +106,7 @@ def row_spans(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
     if len(shape) < 2:
         yield 0, shape[0]
         return
-    row_bytes = 4 * int(np.prod(shape[1:], dtype=np.int64))
+    row_bytes = 4 * math.prod(shape[1:])
     step = max(1, ROWS_BYTES // max(1, row_bytes))
     for start in range(0, shape[0], step):
         yield start, min(start + step, shape[0])

@@ -133,7 +133,7 @@ class GgufHeader:
         """The weight format's name, such as "Q4_K_M": what the file says, else the type that most weights have."""
         said = self.metadata.get("general.file_type")
         if type(said) is int and said in _FILE_TYPES and said != LlamaFileType.GUESSED:
-            return _FILE_TYPES[said].removeprefix("MOSTLY_").removeprefix("ALL_")
+            return str(_FILE_TYPES[said]).removeprefix("MOSTLY_").removeprefix("ALL_")
         sizes: dict[str, int] = {}
         for tensor in self.tensors:
             sizes[tensor.type.name] = sizes.get(tensor.type.name, 0) + tensor.num_values
@@ -223,7 +223,7 @@ def _parse(path: Path, mapped: mmap.mmap, size: int) -> GgufHeader:
 def _version(path: Path, cursor: ByteCursor) -> int:
     if cursor.take(4) != b"GGUF":
         raise _bad(path, "is not a GGUF file")
-    version = cursor.number("I")
+    version: int = cursor.number("I")
     if version in (2, 3):
         return version
     if version & 0xFFFF == 0:

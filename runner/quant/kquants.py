@@ -65,13 +65,15 @@ def main(arguments: list[str]) -> int:
     os.dup2(2, 1)
     import llama_cpp
 
+    rest = ""
+
     @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
     def log(_level: int, text: bytes, _user_data: Any) -> None:
-        nonlocal partial
-        *lines, partial = (partial + text.decode("utf-8", "replace")).split("\n")
+        nonlocal rest
+        *lines, rest = (rest + text.decode("utf-8", "replace")).split("\n")
         # A tensor's line is finished only when the tensor is; its beginning is what progress needs.
-        if not lines and _TENSOR_LINE.match(partial):
-            lines, partial = [partial], ""
+        if not lines and _TENSOR_LINE.match(rest):
+            lines, rest = [rest], ""
         try:
             for line in lines:
                 pipe.write(json.dumps(line) + "\n")
@@ -79,7 +81,6 @@ def main(arguments: list[str]) -> int:
         except OSError:
             os._exit(1)  # the parent is gone
 
-    partial = ""
     llama_cpp.llama_log_set(log, ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
     params = llama_cpp.llama_model_quantize_default_params()

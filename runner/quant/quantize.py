@@ -6,7 +6,6 @@ whole. It knows the order of the work; the conversion itself is convert.py's and
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import time
@@ -22,7 +21,7 @@ from runner.quant.convert import Source, convert, read_source
 from runner.quant.formats import FORMATS, Format, encoded_bytes, type_of
 from runner.quant.gguf_file import parts_of, read_header
 from runner.quant.kquants import quantize_gguf
-from runner.quant.work_directory import COMPANIONS, WorkDirectory
+from runner.quant.work_directory import WorkDirectory
 
 # What a stage is doing, how much is done, and of how much: bytes when converting, tensors when quantizing.
 OnStage = Callable[[str, int, int], None]
@@ -207,5 +206,3 @@ def _make(plan: _Plan, chosen: Format, weights: Path, on_stage: OnStage) -> None
     convert(plan.checkpoint, wide, between, lambda done, total: on_stage("converting", done, total))
     quantize_gguf(between, weights, file_type, lambda done, total: on_stage("quantizing", done, total))
     between.unlink()
-
-

@@ -128,7 +128,10 @@ def _vocabulary(
         pre="default",
         tokens=tokens,
         types=kinds,
-        scores=[scores.get(number, _UNREACHABLE) for number in range(vocab_size)],
+        scores=[
+            scores.get(number, _UNREACHABLE) if kind == TokenType.NORMAL else _UNREACHABLE
+            for number, kind in enumerate(kinds)
+        ],
         special=read_special_tokens(directory, ids, first=first, last=last, adds_bos_unasked=True),
         add_space_prefix=add_space_prefix,
         chat_templates=read_chat_templates(directory),

@@ -5,8 +5,10 @@ It knows which files go beside a model's weights, and nothing of what is in them
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +30,6 @@ COMPANIONS: Final = (
     "LICENSE.txt",
     "LICENSE.md",
     "NOTICE",
-    "README.md",
 )
 
 
@@ -39,6 +40,7 @@ class WorkDirectory:
         self.output = output.absolute()
         self.is_file = output.suffix == ".gguf"
         self.path = self.output.with_name(self.output.name + ".partial")
+        self._replaces = False
 
     def weights_name(self, name: str) -> str:
         return self.output.name if self.is_file else name
@@ -55,11 +57,12 @@ class WorkDirectory:
         if self.is_file != self.output.is_file():
             kind = "directory" if self.output.is_dir() else "file"
             raise UsageError(f"{self.output} is a {kind}.", hint="Give another path with -o.")
-        if not self.is_file and (others := self._foreign_files()):
+        if not self.is_file and (others := _foreign_files(self.output)):
             raise UsageError(
                 f"{self.output} has files that do not belong to a model, such as {others[0]!r}.",
                 hint="Give another path with -o: this directory will not be deleted.",
             )
+        self._replaces = True
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -71,17 +74,18 @@ class WorkDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_RDONLY)
         except OSError as error:
-            raise RunnerError(f"{self.path} cannot be made: {error.strerror}.", hint="Give another path with -o.") from error
+            raise RunnerError(
+                f"{self.path} cannot be made: {error.strerror}.", hint="Give another path with -o."
+            ) from error
         try:
             self._lock(descriptor)
-            for entry in self.path.iterdir():
-                entry.unlink()
+            self._empty()
             try:
                 yield
             except OSError as error:
-                raise RunnerError(f"Writing {self.output} failed: {error.strerror or error}.") from error
+                raise RunnerError(f"Making {self.output} failed: {error.strerror or error}.") from error
             finally:
-                # Nothing is there any more after finish(); after a failure, half-made files would only take space.
+                # After finish() nothing is left there; after a failure, half-made files would only take space.
                 shutil.rmtree(self.path, ignore_errors=True)
         finally:
             os.close(descriptor)
@@ -96,29 +100,41 @@ class WorkDirectory:
             if (file := companions_from / name).is_file():
                 shutil.copyfile(file, self.path / name)
                 _sync(self.path / name)
-        old = self.output.with_name(self.output.name + ".old")
-        if self.output.exists():
-            shutil.rmtree(old, ignore_errors=True)
-            os.rename(self.output, old)
+        if not self._replaces:
+            os.rename(self.path, self.output)
+            return
+        # The old one is set aside, not deleted, until the new one is in its place.
+        old = Path(tempfile.mkdtemp(prefix=self.output.name + ".old-", dir=self.output.parent))
+        os.rename(self.output, old / "replaced")
         os.rename(self.path, self.output)
         shutil.rmtree(old, ignore_errors=True)
 
     def _lock(self, descriptor: int) -> None:
         try:
-            import fcntl
-        except ImportError:  # no such locks on this system
-            return
-        try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Between opening and locking, its maker may have renamed it to the output.
+            if not os.path.samestat(os.fstat(descriptor), self.path.stat()):
+                raise BlockingIOError
         except OSError as error:
             raise BusyError(f"Another process is making {self.output}.", hint="Wait for it to end.") from error
 
-    def _foreign_files(self) -> list[str]:
-        return sorted(
-            entry.name
-            for entry in self.output.iterdir()
-            if entry.is_dir() or (entry.name not in COMPANIONS and entry.suffix != ".gguf")
-        )
+    def _empty(self) -> None:
+        """Remove what a killed run left; refuse a directory that is somebody else's."""
+        if others := _foreign_files(self.path):
+            raise UsageError(
+                f"{self.path} has files that do not belong to a model, such as {others[0]!r}.",
+                hint="Move them away: runner works in that directory.",
+            )
+        for entry in self.path.iterdir():
+            entry.unlink()
+
+
+def _foreign_files(directory: Path) -> list[str]:
+    return sorted(
+        entry.name
+        for entry in directory.iterdir()
+        if entry.is_dir() or (entry.name not in COMPANIONS and entry.suffix != ".gguf")
+    )
 
 
 def _sync(path: Path) -> None:

@@ -143,7 +143,10 @@ STR_METHODS = names(
     removesuffix replace rfind rindex rjust rpartition rsplit rstrip split splitlines startswith strip swapcase title
     upper zfill format_map"""
 )
-_WIDTHS = frozenset({"center", "ljust", "rjust", "zfill"})
+_WIDTHS = names("center ljust rjust zfill")
+_STRIPS = names("strip lstrip rstrip")
+# Python searches from the right, unlike from the left, in time that grows with the product of the lengths.
+_FROM_THE_RIGHT = names("rfind rindex rpartition rsplit")
 
 
 def call_method(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -163,12 +166,23 @@ def call_method(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
             _check_replace(budget, owner, *args)
         if name in _WIDTHS and args and isinstance(args[0], int) and args[0] > _MAX_WIDTH:
             raise LimitExceeded(f"it pads a text to more than {_MAX_WIDTH} characters")
+        if name in _STRIPS and args:
+            _check_strip(args[0])
+        if name in _FROM_THE_RIGHT:
+            wanted = next((part for part in (*args, *kwargs.values()) if isinstance(part, str)), "")
+            budget.spend(len(owner) * len(wanted) >> 9)
     return made(method(*args, **kwargs))
 
 
 def _split(method: Callable[..., list[str]], sep: str | None = None, maxsplit: int = -1) -> list[str]:
     limit = maxsplit if 0 <= maxsplit <= MAX_ITEMS else MAX_ITEMS + 1
     return method(sep, limit)
+
+
+def _check_strip(chars: Any) -> None:
+    """Each character stripped is looked up in `chars` from its start."""
+    if isinstance(chars, str) and len(chars) > _MAX_WIDTH:
+        raise LimitExceeded(f"it strips a set of more than {_MAX_WIDTH} characters")
 
 
 def _check_replace(budget: Budget, text: str, old: Any = "", new: Any = "", count: Any = -1) -> None:
@@ -274,6 +288,11 @@ def _round(value: Any, precision: int = 0, method: str = "common") -> float:
     return jinja_filters.do_round(value, precision, method)  # type: ignore[arg-type]
 
 
+def _trim(value: Any, chars: str | None = None) -> str:
+    _check_strip(chars)
+    return text_of(value).strip(chars)
+
+
 def _list(value: Any) -> list[Any]:
     if hasattr(value, "__len__"):
         current_budget().make_items(len(value))
@@ -323,7 +342,7 @@ _LAZY = names(
     """first last length count default d abs float int items reverse map select reject selectattr rejectattr"""
 )
 _WHOLE = names("dictsort sort unique min max")
-_TEXT = names("capitalize lower upper title trim")
+_TEXT = names("capitalize lower upper title")
 _OWN: dict[str, Callable[..., Any]] = {
     "join": _join,
     "replace": _replace,
@@ -334,6 +353,7 @@ _OWN: dict[str, Callable[..., Any]] = {
     "list": _list,
     "format": _format,
     "string": text_of,
+    "trim": _trim,
     "safe": text_of,
     "e": _escape,
     "escape": _escape,

@@ -138,6 +138,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return any(attr in names for kind, names in _ATTRIBUTES if isinstance(obj, kind))
 
     def getitem(self, obj: Any, argument: Any) -> Any:
+        current_budget().spend(1)
         if isinstance(argument, tuple):
             operations.weighed(argument)
         return super().getitem(obj, argument)

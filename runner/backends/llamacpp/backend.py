@@ -15,7 +15,7 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from runner.backends.base import Backend, LoadProgress, Logits, Prefill, Step, common_prefix, check_prompt
+from runner.backends.base import Backend, LoadProgress, Logits, Prefill, Step, check_prompt, common_prefix
 from runner.backends.llamacpp.library import ABORT_WHEN_CANCELLED, library_log, open_context, open_model
 from runner.backends.llamacpp.tokenizer import LlamaCppTokenizer
 from runner.config import LoadOptions, SamplingParams
@@ -50,8 +50,7 @@ class LlamaCppBackend(Backend):
 
     def _open(self, model: ReadyModel, header: GgufHeader, options: LoadOptions) -> None:
         vocab = llama_cpp.llama_model_get_vocab(self._model)
-        adds_space = bool(header.metadata.get("tokenizer.ggml.add_space_prefix", True))
-        self.tokenizer = LlamaCppTokenizer(vocab, adds_space_prefix=adds_space)
+        self.tokenizer = LlamaCppTokenizer(vocab, header.metadata)
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._n_swa = int(llama_cpp.llama_model_n_swa(self._model))
         self._n_batch = options.batch_size
@@ -82,13 +81,12 @@ class LlamaCppBackend(Backend):
             size_bytes=model.size_bytes,
             device=f"GPU ({n_gpu_layers} of {num_layers} layers)" if n_gpu_layers else f"CPU ({threads} threads)",
             chat_template=model.chat_template or (template.decode("utf-8", "replace") if template else None),
-            bos_token=self._special(llama_cpp.llama_vocab_bos),
-            eos_token=self._special(llama_cpp.llama_vocab_eos),
+            bos_token=self._name(self.tokenizer.bos_id),
+            eos_token=self._name(header.metadata.get("tokenizer.ggml.eos_token_id")),
         )
 
-    def _special(self, getter: Any) -> str:
-        token = int(getter(llama_cpp.llama_model_get_vocab(self._model)))
-        return self.tokenizer.token_bytes(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
+    def _name(self, token: int | None) -> str:
+        return "" if token is None else self.tokenizer.token_bytes(token, special=True).decode("utf-8", "replace")
 
     def _warm_up(self) -> None:
         """Touch every weight once, so that page faults and lazy set-up are part of the load."""

@@ -24,7 +24,8 @@ from runner.types import CancelToken
 log = logging.getLogger(__name__)
 
 _BUFFER_SIZE = re.compile(r"(\w+) buffer size *= *([\d.]+) MiB")
-_LEVELS = {1: logging.DEBUG, 2: logging.WARNING, 3: logging.ERROR, 4: logging.DEBUG}
+_ERROR = 4  # of ggml_log_level: none 0, debug 1, info 2, warn 3, error 4, continuation 5
+_LEVELS = {3: logging.INFO, _ERROR: logging.WARNING}  # what llama.cpp warns of is seldom news to a user
 
 
 class LibraryLog:
@@ -46,7 +47,7 @@ class LibraryLog:
 
     def _receive(self, level: int, text: bytes, _data: Any) -> None:
         line = text.decode("utf-8", "replace").rstrip()
-        if level == 3:
+        if level == _ERROR:
             self.errors.append(line)
         for part, size in _BUFFER_SIZE.findall(line):
             self.buffers[part] = self.buffers.get(part, 0) + round(float(size) * 2**20)

@@ -6,6 +6,7 @@ It implements the Tokenizer protocol and knows nothing of templates or of the mo
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from typing import Any
 
 import llama_cpp
@@ -16,20 +17,24 @@ _SENTENCEPIECE = 1  # LLAMA_VOCAB_TYPE_SPM
 
 
 class LlamaCppTokenizer:
-    """See Tokenizer in backends/base.py. vocab: a llama_vocab pointer; the model must outlive this object."""
+    """See Tokenizer in backends/base.py. vocab: a llama_vocab pointer; the model must outlive this object.
 
-    def __init__(self, vocab: Any, *, adds_space_prefix: bool) -> None:
+    metadata: the GGUF file's. llama.cpp invents a BOS where a file names none (token 11 for BPE): here there is none.
+    """
+
+    def __init__(self, vocab: Any, metadata: Mapping[str, Any]) -> None:
         self._vocab = vocab
         self._bytes: dict[tuple[int, bool], bytes] = {}
         self.vocab_size = int(llama_cpp.llama_vocab_n_tokens(vocab))
-        bos = int(llama_cpp.llama_vocab_bos(vocab))
-        self.bos_id = bos if bos >= 0 else None
-        self.add_bos = bool(llama_cpp.llama_vocab_get_add_bos(vocab))
+        named = "tokenizer.ggml.bos_token_id" in metadata
+        self.bos_id = int(llama_cpp.llama_vocab_bos(vocab)) if named else None
+        self.add_bos = named and bool(llama_cpp.llama_vocab_get_add_bos(vocab))
         is_eog, is_control = llama_cpp.llama_vocab_is_eog, llama_cpp.llama_vocab_is_control
         self.stop_ids = frozenset(token for token in range(self.vocab_size) if is_eog(vocab, token))
         control = (token for token in range(self.vocab_size) if is_control(vocab, token))
         names = (self.token_bytes(token, special=True).decode("utf-8", "replace") for token in control)
         self.control_tokens = frozenset(name for name in names if name)
+        adds_space_prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
         self.strips_leading_space = adds_space_prefix and llama_cpp.llama_vocab_type(vocab) == _SENTENCEPIECE
 
     def encode(self, text: str, *, parse_special: bool = True) -> list[int]:

@@ -23,7 +23,7 @@ from runner.model_config import ModelConfig
 class Pass:
     """What the layers of one forward pass share.
 
-    cos, sin: [T, D] rotations of the T new positions, the first of which is `start`. checkpoint: called between the
+    cos, sin: [T, D/2] rotations of the T new positions, the first of which is `start`. checkpoint: called between the
     large products; it may raise to end the pass, which leaves the cache's length as it was.
     """
 
@@ -85,13 +85,13 @@ class Attention(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         """[T, N * D] -> [N, T, D]."""
-        return x.unflatten(-1, (-1, self._head_dim)).transpose(0, 1)
+        return x.view(x.shape[0], -1, self._head_dim).transpose(0, 1)
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, start: int, window: int | None) -> Tensor:
     """softmax(q k^T / sqrt(D)) v with the causal mask, and the window's if there is one.
 
-    q: [H, T, D] at positions start...; keys, values: [G, S, D] with S = start + T, H a multiple of G. Returns [H, T, D].
+    q: [H, T, D] at positions start...; keys, values: [G, S, D], S = start + T, H a multiple of G. Returns [H, T, D].
     """
     n_tokens, n_cached = q.shape[1], keys.shape[1]
     if window is not None and n_cached - window > 0:
@@ -115,7 +115,9 @@ def _mask(n_tokens: int, start: int, window: int | None, device: torch.device) -
     return seen if window is None else seen & (key > query - window)
 
 
-def _attention(q: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+def _attention(
+    q: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None = None, is_causal: bool = False
+) -> Tensor:
     # The batch dimension is needed: without it torch takes a slow path on the CPU.
     mixed = functional.scaled_dot_product_attention(
         q[None], keys[None], values[None], attn_mask=mask, is_causal=is_causal, enable_gqa=q.shape[0] != keys.shape[0]

@@ -66,7 +66,7 @@ class SafetensorsWeights:
             tensors.update(shard)
         planned = plan(architecture_of(config.model_type), config, {name: t.shape for name, t in tensors.items()})
         self._checkpoint = Checkpoint(MappingProxyType(tensors))
-        self.shapes = {tensor.source: tensor.shape for tensor in planned}
+        self.shapes: Mapping[str, tuple[int, ...]] = {tensor.source: tensor.shape for tensor in planned}
         for name in self.shapes:
             if tensors[name].dtype not in FLOAT_TYPES:
                 raise UnsupportedModel(
@@ -117,7 +117,7 @@ class GgufWeights:
         shapes = {sources.get(name, name): tensor.shape for name, (_, tensor) in stored.items()}
         planned = plan(architecture, config, shapes)
         self._placed = {tensor.source: _Placed(*stored[tensor.target], tensor) for tensor in planned}
-        self.shapes = {tensor.source: tensor.shape for tensor in planned}
+        self.shapes: Mapping[str, tuple[int, ...]] = {tensor.source: tensor.shape for tensor in planned}
         self.quantization = headers[0].quantization
         _refuse_types(self._placed.values())
 

@@ -34,7 +34,7 @@ class KvCache:
         return self.capacity * self.bytes_per_token
 
     def reserve(self, length: int) -> None:
-        """Make room for `length` positions in all. Raises torch.OutOfMemoryError or RuntimeError; what is held stays."""
+        """Make room for `length` positions in all; what is held stays. Raises as torch does when memory is short."""
         assert length <= self.n_ctx
         if length <= self.capacity:
             return
@@ -71,3 +71,9 @@ class KvCache:
         """Forget all positions from `length` on; the memory stays for what comes next."""
         assert 0 <= length <= self.length
         self.length = length
+
+    def release(self) -> None:
+        """Give the memory back; nothing is held then."""
+        self.length = self.capacity = 0
+        self._keys = [keys[:, :0].clone() for keys in self._keys]
+        self._values = [values[:, :0].clone() for values in self._values]

@@ -28,17 +28,14 @@ def inverse_frequencies(config: ModelConfig) -> Tensor:
 
 
 def rotations(positions: Tensor, frequencies: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """cos and sin, [T, D] float32 each, of `positions` [T] float32; `scale` is YaRN's attention factor, else 1."""
+    """cos and sin, [T, D/2] float32 each, of `positions` [T] float32; `scale` is YaRN's attention factor, else 1."""
     angles = torch.outer(positions, frequencies)
-    angles = torch.cat((angles, angles), dim=-1)
     return angles.cos() * scale, angles.sin() * scale
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [H, T, D] turned by cos and sin [T, D]; x's dtype is kept."""
+    """x [H, T, D] turned by cos and sin [T, D/2]; x's dtype is kept."""
     first, second = x.float().chunk(2, dim=-1)
-    half = cos.shape[-1] // 2
-    cos, sin = cos[:, :half], sin[:, :half]
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 

@@ -1,0 +1,140 @@
+"""Where a model runs here and in which types, and whether it fits there.
+
+The CPU computes in float32: it is the reference that other ways of running a model are compared with, and 16-bit
+products are slower than 32-bit ones on most CPUs. A GPU computes in bfloat16. It knows sizes and devices, no tensors.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from runner.config import LoadOptions
+from runner.errors import BackendUnavailable, DoesNotFit
+from runner.model_config import ModelConfig, num_parameters
+
+# float32 operations that may pass before a cancelled prefill notices. The slowest CPUs of interest do 20 GFLOP/s:
+# 3 GFLOP there are 150 ms.
+_FLOP_BETWEEN_CHECKS = 3e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """dtype: weights and arithmetic. kv_dtype: the KV cache. name: the device for people."""
+
+    device: torch.device
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    name: str
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.device.type != "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """Bytes that a model takes at `n_ctx` tokens of context."""
+
+    weights_bytes: int
+    kv_bytes_per_token: int
+    n_ctx: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.kv_bytes_per_token * self.n_ctx
+
+
+def place(options: LoadOptions) -> Placement:
+    """The GPU if there is one and layers may go there, else the CPU, whose threads are set here for the process.
+
+    kv_type "f16", the default, keeps the cache in the type that attention computes in: float32 on the CPU, where
+    halves would be converted at every step, bfloat16 on a GPU. "bf16" and "f32" are taken as they are.
+    """
+    use_gpu = options.n_gpu_layers != 0 and torch.cuda.is_available()
+    if options.n_gpu_layers not in ("auto", 0) and not use_gpu:
+        raise BackendUnavailable("torch finds no GPU here.", hint="Use -ngl 0 to run the model on the CPU.")
+    dtype = torch.bfloat16 if use_gpu else torch.float32
+    kv_dtype = {"f16": dtype, "bf16": torch.bfloat16, "f32": torch.float32}[options.kv_type]
+    if use_gpu:
+        device = torch.device("cuda", torch.cuda.current_device())
+        return Placement(device=device, dtype=dtype, kv_dtype=kv_dtype, name=torch.cuda.get_device_name(device))
+    torch.set_num_threads(options.n_threads or _physical_cores())
+    threads = torch.get_num_threads()
+    name = f"CPU ({threads} thread{'s' if threads != 1 else ''})"
+    return Placement(device=torch.device("cpu"), dtype=dtype, kv_dtype=kv_dtype, name=name)
+
+
+def _physical_cores() -> int:
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(psutil.cpu_count(logical=False) or allowed, allowed)
+
+
+def prefill_chunk(config: ModelConfig, placement: Placement, batch_size: int) -> int:
+    """Prompt tokens per forward pass: batch_size, or less where a cancelled prefill would not notice in time.
+
+    It follows from the model and not from the clock, so that a prompt is always cut in the same places: the order of
+    summation, and with it the last bits of the logits, does not depend on how busy the machine is.
+    """
+    if placement.is_gpu:
+        return batch_size
+    largest = config.hidden_size * max(config.intermediate_size, config.num_heads * config.head_dim)
+    return max(1, min(batch_size, int(_FLOP_BETWEEN_CHECKS / (2 * largest))))
+
+
+def needs(config: ModelConfig, placement: Placement, n_ctx: int) -> Needs:
+    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * placement.kv_dtype.itemsize
+    weights = num_parameters(config) * placement.dtype.itemsize
+    return Needs(weights_bytes=weights, kv_bytes_per_token=per_token, n_ctx=n_ctx)
+
+
+def check_fit(need: Needs, placement: Placement) -> None:
+    """Raise DoesNotFit, saying what would fit, when the device has less free memory than `need`."""
+    free = free_bytes(placement)
+    if need.total_bytes > free:
+        raise DoesNotFit(
+            _what_was_asked(need, placement, free), hint=what_would_fit(need, free) + " --force tries anyway."
+        )
+
+
+def out_of_memory(need: Needs, placement: Placement) -> DoesNotFit:
+    """The error for an allocation that failed, with what was asked for and what would fit."""
+    free = free_bytes(placement)
+    return DoesNotFit(f"Out of memory. {_what_was_asked(need, placement, free)}", hint=what_would_fit(need, free))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether torch raised `error` because an allocation failed; on the CPU it has no class of its own for that."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
+def free_bytes(placement: Placement) -> int:
+    if not placement.is_gpu:
+        return int(psutil.virtual_memory().available)
+    unused_by_torch = torch.cuda.memory_reserved(placement.device) - torch.cuda.memory_allocated(placement.device)
+    return int(torch.cuda.mem_get_info(placement.device)[0]) + unused_by_torch
+
+
+def what_would_fit(need: Needs, free: int) -> str:
+    n_ctx = (free - need.weights_bytes) // need.kv_bytes_per_token // 256 * 256
+    if n_ctx >= 512:
+        return f"A context of {min(n_ctx, need.n_ctx)} tokens would fit: -c {min(n_ctx, need.n_ctx)}."
+    return "Use a smaller model, or a quantized GGUF of this one with --backend llamacpp."
+
+
+def _what_was_asked(need: Needs, placement: Placement, free: int) -> str:
+    kv = need.kv_bytes_per_token * need.n_ctx
+    kind = str(placement.dtype).removeprefix("torch.")
+    return (
+        f"The weights as {kind} take {_gib(need.weights_bytes)} and the KV cache for {need.n_ctx} tokens {_gib(kv)}; "
+        f"{placement.name} has {_gib(free)} free."
+    )
+
+
+def _gib(n_bytes: int) -> str:
+    return f"{n_bytes / 2**30:.2f} GiB"

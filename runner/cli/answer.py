@@ -1,0 +1,98 @@
+"""Shows an answer as it arrives: text on stdout, thoughts dim on stderr, numbers on the live status line.
+
+It reads the engine's events and knows nothing of where they come from. Newlines around an answer are
+the model's habit, not its content: it begins without them and ends with exactly one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from runner.cli import render
+from runner.cli.live import Live
+from runner.cli.loading import show_notice
+from runner.cli.status_text import answer_status, prefill_status
+from runner.events import ChatEvent, Finished, Notice, Progress, ReasoningDelta, Stats, TextDelta
+
+
+class AnswerView:
+    """One answer on the terminal or in a pipe.
+
+    has_thoughts: show thoughts (never into a pipe). finished: the event of that name, once it has come.
+    """
+
+    def __init__(self, live: Live, *, has_thoughts: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._live = live
+        self._has_thoughts = has_thoughts
+        self._clock = clock
+        self._started = clock()
+        self._first_done: int | None = None
+        self._held_newlines = 0
+        self._status = "waiting for the model"
+        self._is_thinking = False
+        self.has_text = False
+        self.finished: Finished | None = None
+
+    def show_all(self, events: Iterable[ChatEvent]) -> None:
+        """Show events until they end, and end the last line in any case."""
+        try:
+            self._live.show(self._status)
+            for event in events:
+                self.show(event)
+        finally:
+            self.end_line()
+
+    def show(self, event: ChatEvent) -> None:
+        if isinstance(event, TextDelta):
+            self._text(event.text)
+        elif isinstance(event, ReasoningDelta):
+            self._thought(event.text)
+        elif isinstance(event, Progress):
+            self._progress(event)
+        elif isinstance(event, Stats):
+            self._status = answer_status(event.timings, event.n_ctx)
+        elif isinstance(event, Notice):
+            self.end_line()
+            show_notice(event)
+        elif isinstance(event, Finished):
+            self.finished = event
+        self._live.show(self._status)
+
+    def end_line(self) -> None:
+        """End the line that text or thoughts left open."""
+        self._end_thought()
+        if self.has_text and self._held_newlines >= 0:
+            render.stream("\n")
+            self._held_newlines = -1  # ended: what comes now begins a new line
+
+    def _text(self, text: str) -> None:
+        if self._is_thinking:
+            self._end_thought()
+        if not self.has_text:
+            text = text.lstrip("\n")
+        body = text.rstrip("\n")
+        newlines = len(text) - len(body)
+        if body:
+            render.stream("\n" * max(0, self._held_newlines) + body)
+            self.has_text = True
+            self._held_newlines = newlines
+        elif self.has_text:
+            self._held_newlines = max(0, self._held_newlines) + newlines
+
+    def _thought(self, text: str) -> None:
+        if self._has_thoughts:
+            if not self._is_thinking:
+                text = text.lstrip("\n")
+                self._is_thinking = bool(text)
+            render.murmur(text)
+
+    def _end_thought(self) -> None:
+        if self._is_thinking:
+            self._is_thinking = False
+            render.murmur("\n\n")
+
+    def _progress(self, event: Progress) -> None:
+        if self._first_done is None:
+            self._first_done, self._started = event.done, self._clock()
+        self._status = prefill_status(event, self._clock() - self._started, self._first_done)

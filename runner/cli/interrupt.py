@@ -1,0 +1,58 @@
+"""What Ctrl+C means while the engine works: first stop what it does, then, if it does not stop, end the engine.
+
+It knows nothing of what runs, only how to stop it.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any, Protocol
+
+# A key that bounces, or an impatient second press while the first is still being obeyed, is no second wish.
+_SAME_PRESS_S = 0.3
+
+
+class Stoppable(Protocol):
+    """An engine: `cancel` asks it to stop, `kill` ends it. Both may be called from a signal handler."""
+
+    def cancel(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class Interruptible:
+    """While this context is open, Ctrl+C cancels what `engine` does, and a second one kills it.
+
+    presses: how often it was pressed; is_killed: whether the engine was ended.
+    """
+
+    def __init__(self, engine: Stoppable) -> None:
+        self._engine = engine
+        self._before: Any = None
+        self._pressed_at = 0.0
+        self.presses = 0
+        self.is_killed = False
+
+    def __enter__(self) -> Interruptible:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.presses and now - self._pressed_at < _SAME_PRESS_S:
+            return
+        self._pressed_at = now
+        self.presses += 1
+        if self.presses == 1:
+            self._engine.cancel()
+        else:
+            self.is_killed = True
+            self._engine.kill()

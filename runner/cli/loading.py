@@ -1,0 +1,131 @@
+"""Loading a model for a command: progress and notices are narrated, Ctrl+C stops it.
+
+It knows which model was asked for, and loads it again when the engine has died. It knows nothing of conversations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from runner.cli import render
+from runner.cli.interrupt import Interruptible
+from runner.config import LoadOptions
+from runner.errors import EngineDied, RunnerError
+
+if TYPE_CHECKING:
+    from runner.engine_process import EngineProcess
+    from runner.events import LoadEvent, Loaded, Notice
+
+_LABELS = {"download": "Downloading", "load": "Loading", "prefill": "Reading"}
+_PATIENCE_S = 0.4  # what is done sooner needs no bar
+
+
+def show_notice(notice: Notice) -> None:
+    """A notice of the engine on stderr."""
+    if notice.level == "warning":
+        render.warn(notice.text, notice.hint)
+    else:
+        render.narrate(notice.text)
+
+
+class Narrator:
+    """Shows events of getting a model ready: one bar a stage, begun only when the stage takes its time."""
+
+    def __init__(self, *, as_json: bool = False) -> None:
+        self._as_json = as_json
+        self._stage = ""
+        self._stage_began = 0.0
+        self._bar: render.Progress | None = None
+
+    def __enter__(self) -> Narrator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end_bar()
+
+    def __call__(self, event: LoadEvent) -> None:
+        from runner.events import Notice, Progress
+
+        if isinstance(event, Progress):
+            self._progress(event.stage, event.done, event.total, event.unit)
+        elif isinstance(event, Notice):
+            self._end_bar()
+            show_notice(event)
+
+    def _progress(self, stage: str, done: int, total: int, unit: str) -> None:
+        if stage != self._stage:
+            self._end_bar()
+            self._stage, self._stage_began = stage, time.monotonic()
+        if self._bar is None and time.monotonic() - self._stage_began >= _PATIENCE_S and done < total:
+            self._bar = render.Progress(_LABELS.get(stage, stage), total, unit=unit, as_json=self._as_json)
+        if self._bar is not None:
+            self._bar.update(done, total)
+
+    def _end_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        self._bar, self._stage = None, ""
+
+
+def narrated(events: Iterable[LoadEvent], *, as_json: bool = False) -> LoadEvent | None:
+    """Show events as they come; returns the last one."""
+    last = None
+    with Narrator(as_json=as_json) as narrator:
+        for last in events:
+            narrator(last)
+    return last
+
+
+class Loader:
+    """The model that a command uses, and how to load it. `model` and `options` are the ones loaded last, or asked for.
+
+    Loading raises KeyboardInterrupt when the user stopped it, and RunnerErrors.
+    """
+
+    def __init__(
+        self,
+        engine: EngineProcess,
+        model: str,
+        options: LoadOptions,
+        *,
+        offline: bool = False,
+        as_json: bool = False,
+    ) -> None:
+        self.engine = engine
+        self.model = model
+        self.options = options
+        self._offline = offline
+        self._as_json = as_json
+
+    def load(self, model: str | None = None, options: LoadOptions | None = None) -> Loaded:
+        """Load `model` (the same as before when None). They are remembered once they are loaded."""
+        from runner.events import Loaded
+
+        model, options = model or self.model, options or self.options
+        with Interruptible(self.engine) as interrupted:
+            try:
+                loaded = narrated(
+                    self.engine.load(model, options, offline=self._offline), as_json=self._as_json
+                )
+            except RunnerError as error:
+                if interrupted.presses:
+                    raise KeyboardInterrupt from error
+                raise
+        if not isinstance(loaded, Loaded):
+            raise KeyboardInterrupt if interrupted.presses else EngineDied("The engine did not finish loading.")
+        self.model, self.options = model, options
+        return loaded
+
+    def ensure(self) -> Loaded:
+        """The loaded model; loads it again, and says so, when there is none any more."""
+        if self.engine.loaded is not None:
+            return self.engine.loaded
+        render.narrate(f"Loading {self.model} again…")
+        return self.load()
+
+    def reload_with(self, **changes: Any) -> Loaded:
+        """Load the same model with some LoadOptions changed. Raises UsageError for a bad value."""
+        return self.load(options=dataclasses.replace(self.options, **changes))

@@ -1,0 +1,104 @@
+"""The flags that commands share, spelled as the field spells them, and how they become configurations.
+
+A flag that was not given is None, so that the environment, settings files and the model's own defaults come through:
+flag > RUNNER_* > project file > user file > the model's own > built in. It knows no command.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+BACKENDS = ("auto", "native", "llamacpp", "fake")
+KV_TYPES = ("f16", "bf16", "f32", "q8_0")
+THINK = ("on", "off", "low", "medium", "high", "auto")
+
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="MODEL", help="A name, owner/repo[:quant], a directory or a .gguf file.", show_default=False),
+]
+Model = Annotated[str | None, typer.Option("-m", "--model", metavar="MODEL", help="The model, instead of as argument.")]
+Prompt = Annotated[str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt.")]
+Files = Annotated[
+    list[Path] | None, typer.Option("-f", "--file", metavar="PATH", help="Add a text file to the prompt; repeatable.")
+]
+System = Annotated[str | None, typer.Option("-s", "--system", metavar="TEXT", help="The system prompt.")]
+
+CtxSize = Annotated[int | None, typer.Option("-c", "--ctx-size", metavar="N", help="Tokens of context.")]
+MaxTokens = Annotated[int | None, typer.Option("-n", "--max-tokens", metavar="N", help="Longest answer, in tokens.")]
+Temperature = Annotated[float | None, typer.Option("--temp", metavar="T", help="Temperature; 0 is greedy.")]
+TopK = Annotated[int | None, typer.Option("--top-k", metavar="N", help="Keep the N likeliest tokens; 0 is off.")]
+TopP = Annotated[float | None, typer.Option("--top-p", metavar="P", help="Keep the likeliest tokens up to P in all.")]
+MinP = Annotated[
+    float | None, typer.Option("--min-p", metavar="P", help="Drop tokens below P times the likeliest; 0 is off.")
+]
+RepeatPenalty = Annotated[
+    float | None, typer.Option("--repeat-penalty", metavar="X", help="Divide logits of recent tokens; 1 is off.")
+]
+PresencePenalty = Annotated[
+    float | None, typer.Option("--presence-penalty", metavar="X", help="Subtracted once for a recent token; 0 is off.")
+]
+FrequencyPenalty = Annotated[
+    float | None, typer.Option("--frequency-penalty", metavar="X", help="Subtracted for each recent use; 0 is off.")
+]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="The same seed gives the same answer.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="End the answer at TEXT; repeatable.")]
+
+Think = Annotated[
+    str | None,
+    typer.Option("--think", metavar="[=LEVEL]", help="Thinking: on, off, low, medium, high; alone it means on."),
+]
+ThinkBudget = Annotated[int | None, typer.Option("--think-budget", metavar="N", help="Longest thought, in tokens.")]
+HideThinking = Annotated[bool, typer.Option("--hide-thinking", help="Do not show thoughts.")]
+Overflow = Annotated[
+    str | None,
+    typer.Option(
+        "--overflow",
+        metavar="stop|drop",
+        help="When the context is full: stop with an error, or drop the oldest turns.",
+        autocompletion=lambda: ["stop", "drop"],
+    ),
+]
+Raw = Annotated[bool, typer.Option("--raw", help="No chat template: the prompt goes to the model as it stands.")]
+
+Backend = Annotated[
+    str | None,
+    typer.Option(
+        "--backend", metavar="|".join(BACKENDS), help="What runs the model.", autocompletion=lambda: list(BACKENDS)
+    ),
+]
+GpuLayers = Annotated[
+    str | None, typer.Option("-ngl", "--n-gpu-layers", metavar="auto|all|N", help="Layers on the GPU; 0 is the CPU.")
+]
+KvType = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-type", metavar="|".join(KV_TYPES), help="Type of the KV cache.", autocompletion=lambda: list(KV_TYPES)
+    ),
+]
+Threads = Annotated[int | None, typer.Option("-t", "--threads", metavar="N", help="CPU threads.")]
+Force = Annotated[bool, typer.Option("--force", help="Load even what is not expected to fit.")]
+Offline = Annotated[bool | None, typer.Option("--offline", help="Never use the network.", show_default=False)]
+
+Continue = Annotated[bool, typer.Option("--continue", help="Go on with the chat used last.")]
+Resume = Annotated[str | None, typer.Option("--resume", metavar="ID", help="Go on with that chat.")]
+NoLog = Annotated[bool, typer.Option("--no-log", help="Keep nothing of this chat.")]
+
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show timings.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No narration; warnings and errors still appear.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+Yes = Annotated[bool, typer.Option("-y", "--yes", help="Answer yes to every question.")]
+
+
+def gpu_layers(text: str | None) -> int | Literal["auto", "all"] | None:
+    """The value of -ngl. Raises UsageError."""
+    from runner.errors import UsageError
+
+    if text is None or text == "auto" or text == "all":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"-ngl is {text!r}.", hint="It must be auto, all, or a number of layers.") from None

@@ -1,0 +1,168 @@
+"""The chat's loop: reads a message or a slash command, acts on it, shows the answer, survives what goes wrong.
+
+It drives a Conversation and a Loader and reads from any Source: a terminal, a pipe, a list in a test. It knows nothing
+of keys, cursors or the database. The slash commands themselves are in slash.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from runner.cli import render
+from runner.cli.answer import AnswerView
+from runner.cli.interrupt import Interruptible
+from runner.cli.live import Live
+from runner.cli.loading import Loader
+from runner.cli.slash import run_command
+from runner.cli.status_text import summary
+from runner.conversation import Conversation
+from runner.errors import EngineDied, RunnerError
+from runner.events import ChatEvent, Finished
+
+BLOCK = '"""'
+
+
+class Source(Protocol):
+    """Where messages come from."""
+
+    is_interactive: bool
+
+    def read(self, default: str = "") -> str | None:
+        """The next message, with `default` to start from where that can be edited; None at the end."""
+        ...
+
+
+def is_open_block(text: str) -> bool:
+    """Whether `text` began a block of lines with \"\"\" and has not ended it."""
+    stripped = text.lstrip()
+    return stripped.startswith(BLOCK) and BLOCK not in stripped[len(BLOCK) :]
+
+
+def without_block_marks(text: str) -> str:
+    """A message without the \"\"\" around it."""
+    stripped = text.strip()
+    if not stripped.startswith(BLOCK):
+        return text
+    body = stripped[len(BLOCK) :]
+    return (body.removesuffix(BLOCK) if body.endswith(BLOCK) else body).strip("\n")
+
+
+@dataclass
+class Refill:
+    """What the next prompt starts from. is_edit: what is sent then replaces the last message."""
+
+    text: str = ""
+    is_edit: bool = False
+
+
+@dataclass
+class Totals:
+    """What the answers of this chat took together, for /stats."""
+
+    n_answers: int = 0
+    completion_tokens: int = 0
+    decode_s: float = 0.0
+    last: Finished | None = None
+
+    def add(self, finished: Finished) -> None:
+        self.n_answers += 1
+        self.completion_tokens += finished.timings.completion_tokens
+        self.decode_s += finished.timings.decode_s
+        self.last = finished
+
+
+@dataclass
+class Repl:
+    """One running chat. Its attributes are what slash commands act on.
+
+    has_thoughts: show thoughts. attachments: texts that join the next message.
+    """
+
+    conversation: Conversation
+    loader: Loader
+    source: Source
+    has_thoughts: bool = True
+    is_quiet: bool = False
+    is_verbose: bool = False
+    silence: Callable[[], AbstractContextManager[None]] = nullcontext
+    attachments: list[str] = field(default_factory=list)
+    refill: Refill = field(default_factory=Refill)
+    totals: Totals = field(default_factory=Totals)
+    exit_code: int = 0
+    directory: Path = field(default_factory=Path)
+
+    def run(self) -> int:
+        """Read and act until the source ends or the user leaves; returns the exit code.
+
+        A terminal's chat goes on after an error; a pipe's goes on too, and ends with the last error's code.
+        """
+        while True:
+            refill, self.refill = self.refill, Refill()
+            text = self.source.read(refill.text)
+            if text is None or not self.handle(text, is_edit=refill.is_edit):
+                return self.exit_code
+
+    def handle(self, text: str, *, is_edit: bool = False) -> bool:
+        """Act on one message or slash command. False: the user wants to leave."""
+        try:
+            line = text.strip()
+            if line.startswith("/") and not line.startswith("//"):
+                return run_command(self, line)
+            message = without_block_marks(line[1:] if line.startswith("//") else text)
+            if message.strip() or self.attachments:
+                self.say(message, is_edit=is_edit)
+        except KeyboardInterrupt:
+            render.narrate("(stopped)")
+            self._fail_pipe(130)
+        except RunnerError as error:
+            self._fail_pipe(render.fail(error))
+        return True
+
+    def say(self, message: str, *, is_edit: bool = False) -> None:
+        """Send a message, with what /read attached to it, and show the answer."""
+        text = "\n\n".join([*filter(str.strip, [message]), *self.attachments])
+        self.loader.ensure()
+        self.attachments = []
+        self.answer(lambda: self.conversation.edit_last(text) if is_edit else self.conversation.send(text))
+
+    def answer(self, ask: Callable[[], Iterator[ChatEvent]]) -> None:
+        """Show the answer that `ask` begins. What cannot be sent is offered again at the next prompt."""
+        live = Live(is_wanted=self._has_status_line())
+        view = AnswerView(live, has_thoughts=self.has_thoughts and render.is_terminal(render.stderr()))
+        engine = self.loader.engine
+        self.loader.ensure()
+        try:
+            with self.silence(), Interruptible(engine) as interrupted, live:
+                view.show_all(ask())
+        except EngineDied as error:
+            if not interrupted.is_killed:
+                raise
+            render.warn("The engine was ended. The model is loaded again with your next message.", error.hint)
+        finally:
+            self.refill = self.refill if self.refill.text else Refill(self.conversation.unsent)
+        if view.finished is not None:
+            self._conclude(view.finished)
+
+    def _conclude(self, finished: Finished) -> None:
+        """What is said after an answer: why it ended, if not by itself, and its numbers with -v."""
+        self.totals.add(finished)
+        if finished.reason == "cancelled":
+            render.narrate("(stopped)")
+            self._fail_pipe(130)
+        elif finished.reason == "length":
+            render.narrate("(cut off at max_tokens; /set max_tokens none lifts the limit)")
+        elif finished.reason == "context":
+            render.warn("The context is full: the answer is cut off.", "Start anew with /clear, or use a larger -c.")
+        if self.is_verbose:
+            render.say(summary(finished.timings, finished.n_ctx))
+
+    def _fail_pipe(self, code: int) -> None:
+        if not self.source.is_interactive:
+            self.exit_code = code
+
+    def _has_status_line(self) -> bool:
+        return self.source.is_interactive and not self.is_quiet and render.is_terminal() and not render.is_dumb()

@@ -1,0 +1,227 @@
+"""`runner run MODEL [PROMPT]`: one prompt, one answer on stdout, nothing else there.
+
+It puts the prompt together from its argument, files and a pipe. It keeps nothing: chats are `runner chat`'s.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from runner.cli import options, render
+from runner.errors import EngineDied, UsageError
+
+if TYPE_CHECKING:
+    from runner.config import ChatOptions, SamplingParams
+    from runner.engine_process import EngineProcess
+    from runner.events import ChatEvent, Loaded
+    from runner.types import Message
+
+_INTERRUPTED = 130
+
+
+def run(
+    model_argument: options.ModelArgument = None,
+    prompt_words: Annotated[
+        list[str] | None, typer.Argument(metavar="[PROMPT]", help="The prompt; a pipe's text is added to it.")
+    ] = None,
+    model: options.Model = None,
+    prompt: options.Prompt = None,
+    files: options.Files = None,
+    system: options.System = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repeat_penalty: options.RepeatPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    think: options.Think = None,
+    think_budget: options.ThinkBudget = None,
+    hide_thinking: options.HideThinking = False,
+    raw: options.Raw = False,
+    overflow: options.Overflow = None,
+    ctx_size: options.CtxSize = None,
+    backend: options.Backend = None,
+    n_gpu_layers: options.GpuLayers = None,
+    kv_type: options.KvType = None,
+    threads: options.Threads = None,
+    force: options.Force = False,
+    offline: options.Offline = None,
+    verbose: options.Verbose = False,
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
+) -> None:
+    """Answer one prompt. The answer goes to stdout, everything else to stderr.
+
+    Text from a pipe is added to the prompt: git diff | runner run demo "Explain"
+    """
+    from runner.engine_process import EngineProcess
+    from runner.paths import user_paths
+    from runner.types import Message
+
+    render.configure(quiet=quiet)
+    paths = user_paths()
+    settings = options.settings(paths)
+    name, words = _model_and_prompt(model, model_argument, prompt_words or [], settings.model)
+    text = _assemble(prompt, words, files or [])
+    messages = [Message(role="user", content=text)]
+    if system:
+        messages.insert(0, Message(role="system", content=system))
+    load_options = settings.load_options(
+        backend=backend,
+        ctx_size=ctx_size,
+        n_gpu_layers=n_gpu_layers,
+        kv_type=kv_type,
+        n_threads=threads,
+        force=force or None,
+    )
+    chat_options = settings.chat_options(overflow=overflow, think=think, think_budget=think_budget, raw=raw or None)
+    sampling = options.sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repeat_penalty=repeat_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=seed,
+        max_tokens=max_tokens,
+        stop=stop,
+    )
+    settings.sampling_params({}, sampling)  # a wrong value is better said before a model is loaded
+    from runner.cli.loading import Loader
+
+    with EngineProcess(paths) as engine:
+        loaded = Loader(engine, name, load_options, offline=settings.is_offline(offline), as_json=as_json).load()
+        params = settings.sampling_params(loaded.sampling, sampling)
+        one_shot = _OneShot(engine, loaded, messages, params, chat_options)
+        code = one_shot.as_json() if as_json else one_shot.as_text(has_thoughts=not hide_thinking, verbose=verbose)
+    if code:
+        raise typer.Exit(code)
+
+
+def _model_and_prompt(
+    flag: str | None, argument: str | None, words: Sequence[str], default: str | None
+) -> tuple[str, str]:
+    """The model's name and the words of the prompt. With -m, all arguments are words of the prompt."""
+    if flag:
+        return flag, " ".join([argument, *words] if argument else words)
+    model = argument or default
+    if not model:
+        raise UsageError("There is no model.", hint='Say which: runner run demo "Hello"')
+    return model, " ".join(words)
+
+
+def _assemble(flag: str | None, words: str, files: Sequence[Path]) -> str:
+    """The prompt: -p, the arguments, the files, and what is piped in, with empty lines between."""
+    from runner.cli.attachments import attached, read_stdin, read_text_file
+
+    parts = [flag or "", words]
+    for file in files:
+        text, notice = read_text_file(file)
+        parts.append(attached(file, text) if len(files) > 1 else text)
+        if notice:
+            render.warn(notice)
+    if not render.is_terminal(sys.stdin):
+        text, notice = read_stdin()
+        parts.append(text)
+        if notice:
+            render.warn(notice)
+    prompt = "\n\n".join(part.rstrip("\n") for part in parts if part.strip())
+    if not prompt:
+        raise UsageError("There is no prompt.", hint='Write one: runner run demo "Hello", or pipe text into it.')
+    return prompt
+
+
+class _OneShot:
+    """One request to a loaded model, shown as text or as JSON. Both return the exit code."""
+
+    def __init__(
+        self,
+        engine: EngineProcess,
+        loaded: Loaded,
+        messages: Sequence[Message],
+        params: SamplingParams,
+        chat_options: ChatOptions,
+    ) -> None:
+        self._engine = engine
+        self._loaded = loaded
+        self._messages = messages
+        self._params = params
+        self._chat_options = chat_options
+
+    def _events(self) -> Any:
+        return self._engine.chat(self._messages, self._params, self._chat_options)
+
+    def as_text(self, *, has_thoughts: bool, verbose: bool) -> int:
+        from runner.cli.answer import AnswerView
+        from runner.cli.interrupt import Interruptible
+        from runner.cli.live import Live
+        from runner.cli.status_text import summary
+
+        view = AnswerView(Live(is_wanted=False), has_thoughts=has_thoughts and render.is_terminal(sys.stderr))
+        with Interruptible(self._engine) as interrupted:
+            try:
+                view.show_all(self._events())
+            except EngineDied:
+                if interrupted.is_killed:
+                    return _INTERRUPTED
+                raise
+        if (finished := view.finished) is None:
+            return _INTERRUPTED
+        if finished.reason == "context":
+            render.warn("The context is full: the answer is cut off.", "Use a larger context (-c).")
+        elif finished.reason == "length":
+            render.narrate("The answer is cut off at --max-tokens.")
+        if verbose:
+            render.say(summary(finished.timings, finished.n_ctx))
+            render.say(f"{self._loaded.info.backend}: {self._loaded.reason} · seed {finished.seed}")
+        return _INTERRUPTED if finished.reason == "cancelled" else 0
+
+    def as_json(self) -> int:
+        from runner.cli.interrupt import Interruptible
+        from runner.cli.loading import show_notice
+        from runner.events import Finished, Notice, ReasoningDelta, TextDelta
+
+        text: list[str] = []
+        reasoning: list[str] = []
+        finished: Finished | None = None
+        with Interruptible(self._engine):
+            for event in self._events():
+                if isinstance(event, TextDelta):
+                    text.append(event.text)
+                elif isinstance(event, ReasoningDelta):
+                    reasoning.append(event.text)
+                elif isinstance(event, Notice):
+                    show_notice(event)
+                elif isinstance(event, Finished):
+                    finished = event
+        if finished is None:
+            return _INTERRUPTED
+        render.emit_json("runner.run/1", self._payload("".join(text), "".join(reasoning), finished))
+        return _INTERRUPTED if finished.reason == "cancelled" else 0
+
+    def _payload(self, text: str, reasoning: str, finished: Any) -> dict[str, Any]:
+        from runner.cli.status_text import plain_timings
+
+        info = self._loaded.info
+        return {
+            "model": info.name,
+            "backend": info.backend,
+            "backend_reason": self._loaded.reason,
+            "text": text,
+            "reasoning": reasoning,
+            "token_ids": list(finished.token_ids),
+            "finish_reason": finished.reason,
+            "seed": finished.seed,
+            "n_ctx": finished.n_ctx,
+            "timings": plain_timings(finished.timings),
+        }

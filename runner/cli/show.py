@@ -1,0 +1,192 @@
+"""`runner show MODEL`: what is known of a model, from the registry and from the headers of its files if they are here.
+
+It needs no network: for a model that is not here it shows the registry's word. It loads no weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from runner.cli import render
+from runner.errors import TemplateError, UsageError
+from runner.registry import ModelSpec, Registry
+
+if TYPE_CHECKING:
+    from runner.prepare import Located
+
+
+def show(
+    model: Annotated[str, typer.Argument(help="A name, owner/repo[:quant], a directory or a .gguf file.")],
+    template: Annotated[bool, typer.Option("--template", help="Print the chat template alone.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, runner.show/1.")] = False,
+) -> None:
+    """Show what is known of a model."""
+    from runner.prepare import locate
+
+    spec = Registry.load_for().resolve(model)
+    located = None if spec.origin == "fake" or _is_script(spec) else locate(spec)
+    facts = _facts(spec, located)
+    if template:
+        _print_template(spec, located, facts["chat_template"])
+    elif as_json:
+        render.emit_json("runner.show/1", facts)
+    else:
+        _print_facts(facts)
+
+
+def _is_script(spec: ModelSpec) -> bool:
+    from runner.registry import SCRIPT_SUFFIX
+
+    return spec.path is not None and spec.path.name.endswith(SCRIPT_SUFFIX)
+
+
+def _print_template(spec: ModelSpec, located: Located | None, text: str | None) -> None:
+    if located is None:
+        raise UsageError(
+            f"{spec.name} is not on this machine, and its template is in its files.",
+            hint=f"`runner chat {spec.name}` fetches it.",
+        )
+    if text is None:
+        raise TemplateError(f"{spec.name} has no chat template.", hint="It completes text: `runner run --raw`.")
+    render.data(text)
+
+
+# --- facts -----------------------------------------------------------------------------------------------------------
+
+
+def _facts(spec: ModelSpec, located: Located | None) -> dict[str, Any]:
+    """Everything that is shown: the registry's word, overruled by what the files say."""
+    facts: dict[str, Any] = {
+        "name": spec.name,
+        "family": spec.family,
+        "description": spec.description,
+        "architecture": spec.architecture,
+        "parameters": spec.parameters,
+        "context_length": spec.context,
+        "quantization": spec.chosen_quant,
+        "quantizations": list(spec.quants),
+        "licence": spec.licence,
+        "gated": spec.gated,
+        "reasoning": spec.reasoning,
+        "repo": spec.repo if spec.wants_safetensors else spec.gguf,
+        "original_repo": spec.repo,
+        "draft": spec.draft,
+        "is_local": located is not None,
+        "format": "safetensors" if spec.wants_safetensors else "gguf",
+        "files": [],
+        "size_bytes": spec.sizes.get(spec.chosen_quant, 0),
+        "sampling": {},
+        "chat_template": None,
+        "chat_template_hash": None,
+    }
+    if located is None:
+        return facts
+    from runner.prepare import SAMPLING, sampling_defaults
+    from runner.templates import template_hash
+
+    facts["format"] = located.choice.format
+    facts["files"] = [{"path": str(path), "size_bytes": path.stat().st_size} for path in located.files]
+    facts["size_bytes"] = located.size_bytes
+    read = _of_gguf(located) if located.choice.format == "gguf" else _of_safetensors(located)
+    facts.update({key: value for key, value in read.items() if value})
+    facts["sampling"] = {**read["sampling"], **sampling_defaults(located.weights[0].parent / SAMPLING)[0]}
+    if facts["chat_template"] is not None:
+        facts["chat_template_hash"] = template_hash(facts["chat_template"])
+    return facts
+
+
+def _of_gguf(located: Located) -> dict[str, Any]:
+    from runner.prepare import gguf_sampling
+    from runner.quant.gguf_file import read_header
+
+    headers = [read_header(path) for path in located.weights]
+    first = headers[0]
+    context, licence = first.of_architecture("context_length"), first.metadata.get("general.license")
+    return {
+        "architecture": first.architecture,
+        "parameters": sum(header.num_parameters for header in headers),
+        "context_length": context if isinstance(context, int) else 0,
+        "quantization": first.quantization,
+        "licence": licence if isinstance(licence, str) else "",
+        "sampling": gguf_sampling(first.metadata),
+        "chat_template": _selected(first.metadata.get("tokenizer.chat_template")),
+    }
+
+
+def _of_safetensors(located: Located) -> dict[str, Any]:
+    from runner.prepare import read_json
+    from runner.quant.safetensors_file import read_header
+
+    tensors = [tensor for path in located.weights for tensor in read_header(path).values()]
+    sizes: dict[str, int] = {}
+    parameters = 0
+    for tensor in tensors:
+        count = 1
+        for size in tensor.shape:
+            count *= size
+        parameters += count
+        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
+    config = read_json(located.directory / "config.json")
+    inner = config.get("text_config")
+    text = inner if isinstance(inner, dict) else config
+    context = text.get("max_position_embeddings")
+    return {
+        "architecture": str(config.get("model_type", "")),
+        "parameters": parameters,
+        "context_length": context if isinstance(context, int) else 0,
+        "quantization": max(sizes, key=lambda dtype: sizes[dtype], default=""),
+        "sampling": {},
+        "chat_template": _template_beside(located, read_json(located.directory / "tokenizer_config.json")),
+    }
+
+
+def _template_beside(located: Located, tokenizer_config: Mapping[str, Any]) -> str | None:
+    """A template in a file of its own wins over the one in tokenizer_config.json, as in transformers."""
+    path = located.directory / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8", errors="replace")
+    return _selected(tokenizer_config.get("chat_template"))
+
+
+def _selected(value: object) -> str | None:
+    from runner.templates import select_template
+
+    return select_template(value)
+
+
+# --- printing --------------------------------------------------------------------------------------------------------
+
+
+def _print_facts(facts: Mapping[str, Any]) -> None:
+    rows = [[label, text] for label, text in _lines(facts) if text]
+    render.table(["", facts["name"]], rows)
+
+
+def _lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    size = render.decimal_size(facts["size_bytes"]) if facts["size_bytes"] else ""
+    where = [f"{file['path']}  ({render.decimal_size(file['size_bytes'])})" for file in facts["files"]]
+    sampling = ", ".join(f"{name} {value:g}" for name, value in facts["sampling"].items())
+    gated = f"yes: accept the licence of {facts['original_repo']} first" if facts["gated"] else ""
+    return [
+        ("description", facts["description"]),
+        ("family", facts["family"]),
+        ("architecture", facts["architecture"]),
+        ("parameters", render.short_count(facts["parameters"]) if facts["parameters"] else ""),
+        ("context", f"{facts['context_length']} tokens" if facts["context_length"] else ""),
+        ("quantization", facts["quantization"]),
+        ("offered", ", ".join(facts["quantizations"])),
+        ("size", size),
+        ("licence", facts["licence"]),
+        ("gated", gated + " (not for the GGUF files)" if gated and facts["format"] == "gguf" else gated),
+        ("thinks", "yes" if facts["reasoning"] else ""),
+        ("sampling", sampling),
+        ("chat template", f"{facts['chat_template_hash']} (--template prints it)" if facts["chat_template"] else ""),
+        ("draft model", facts["draft"]),
+        ("repository", facts["repo"]),
+        ("original", facts["original_repo"] if facts["original_repo"] != facts["repo"] else ""),
+        ("state", "on this machine" if facts["is_local"] else "not on this machine"),
+        *(("file" if i == 0 else "", path) for i, path in enumerate(where)),
+    ]

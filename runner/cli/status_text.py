@@ -1,0 +1,76 @@
+"""The words for live and final numbers: one line for prefill, one for a running answer, one for a finished one.
+
+Pure functions of values; the numbers themselves are defined in telemetry.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runner.cli.render import duration, short_count
+from runner.events import Progress
+from runner.telemetry import Timings
+from runner.wire import to_plain
+
+SEPARATOR = " · "
+
+
+def rate(tok_s: float) -> str:
+    """142.6 tok/s, 3.9k tok/s."""
+    return f"{tok_s:.1f} tok/s" if tok_s < 1000 else f"{short_count(round(tok_s))} tok/s"
+
+
+def context_used(used: int, n_ctx: int) -> str:
+    """1.2k/8.19k."""
+    return f"{short_count(used)}/{short_count(n_ctx)}"
+
+
+def prefill_status(progress: Progress, elapsed_s: float, first_done: int) -> str:
+    """How far reading the prompt is, and how long it will take. first_done: tokens that needed no reading."""
+    done, total = progress.done, progress.total
+    parts = [f"reading {short_count(done)}/{short_count(total)} tokens"]
+    if total:
+        parts.append(f"{100 * done / total:.0f} %")
+    computed = done - first_done
+    if computed > 0 and elapsed_s > 0.3 and done < total:
+        parts.append(f"{duration((total - done) * elapsed_s / computed)} left")
+    return SEPARATOR.join(parts)
+
+
+def answer_status(timings: Timings, n_ctx: int) -> str:
+    """The live line of an answer, the most wanted numbers first, so that a narrow terminal cuts the least wanted."""
+    parts = []
+    if timings.decode_tok_s is not None:
+        parts.append(rate(timings.decode_tok_s))
+    if timings.ttft_s is not None:
+        parts.append(f"TTFT {duration(timings.ttft_s)}")
+    parts.append(f"context {context_used(timings.context_tokens, n_ctx)}")
+    parts.append(f"{timings.completion_tokens} tokens")
+    return SEPARATOR.join(parts)
+
+
+def summary(timings: Timings, n_ctx: int) -> str:
+    """What a finished answer took, for -v and /stats."""
+    cached = f" ({timings.cached_tokens} cached)" if timings.cached_tokens else ""
+    parts = [f"prompt {timings.prompt_tokens} tokens{cached}"]
+    if timings.prefill_tok_s is not None:
+        parts.append(f"prefill {rate(timings.prefill_tok_s)}")
+    if timings.ttft_s is not None:
+        parts.append(f"TTFT {duration(timings.ttft_s)}")
+    parts.append(f"answer {timings.completion_tokens} tokens")
+    if timings.decode_tok_s is not None:
+        parts.append(f"decode {rate(timings.decode_tok_s)}")
+    if timings.acceptance_rate is not None:
+        parts.append(f"accepted {100 * timings.acceptance_rate:.0f} %")
+    parts += [f"total {duration(timings.total_s)}", f"context {context_used(timings.context_tokens, n_ctx)}"]
+    return SEPARATOR.join(parts)
+
+
+def plain_timings(timings: Timings) -> dict[str, Any]:
+    """Timings for JSON: the durations and counts, and the rates that follow from them."""
+    return {
+        **to_plain(timings),
+        "prefill_tok_s": timings.prefill_tok_s,
+        "decode_tok_s": timings.decode_tok_s,
+        "acceptance_rate": timings.acceptance_rate,
+    }

@@ -1,0 +1,21 @@
+"""The machine, as its drivers and kernel describe it: GPUs, main memory, processor, and what they are doing now.
+
+The edge to NVML, sysfs, cgroups and psutil. Nothing here raises because something is missing: a machine without a GPU
+has only its main memory, and a reading that nobody gives is None. It knows no model and no backend.
+"""
+
+from runner.machine.cgroup import Limits, cgroup_limits
+from runner.machine.cpu import CpuInfo, cpu_info, default_threads
+from runner.machine.gpu import DeviceReadings, devices, process_memory_bytes, readings
+
+__all__ = [
+    "CpuInfo",
+    "DeviceReadings",
+    "Limits",
+    "cgroup_limits",
+    "cpu_info",
+    "default_threads",
+    "devices",
+    "process_memory_bytes",
+    "readings",
+]
