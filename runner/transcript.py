@@ -8,7 +8,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, get_args
 
 from runner.errors import UsageError
@@ -18,6 +18,7 @@ TurnState = Literal["complete", "partial", "cancelled", "error"]
 
 SCHEMA = "runner.session/1"
 TITLE_LENGTH = 60
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_SECOND = 253_402_300_799  # of the year 9999, the last one that ISO 8601 writes
 _NOTES: Mapping[str, str] = {
     "partial": "this answer was cut off when runner ended",
@@ -114,7 +115,8 @@ def code_blocks(markdown: str) -> list[str]:
 
 def iso_time(seconds: float) -> str:
     """Seconds since the epoch as ISO 8601 in UTC, to the millisecond."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    moment = _EPOCH + timedelta(milliseconds=round(seconds * 1000))  # fromtimestamp would cut what it cannot round
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def to_markdown(session: Session, turns: Sequence[Turn]) -> str:

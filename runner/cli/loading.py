@@ -107,9 +107,7 @@ class Loader:
         model, options = model or self.model, options or self.options
         with Interruptible(self.engine) as interrupted:
             try:
-                loaded = narrated(
-                    self.engine.load(model, options, offline=self._offline), as_json=self._as_json
-                )
+                loaded = narrated(self.engine.load(model, options, offline=self._offline), as_json=self._as_json)
             except RunnerError as error:
                 if interrupted.presses:
                     raise KeyboardInterrupt from error

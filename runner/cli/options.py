@@ -7,7 +7,7 @@ flag > RUNNER_* > project file > user file > the model's own > built in. It know
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -17,7 +17,9 @@ THINK = ("on", "off", "low", "medium", "high", "auto")
 
 ModelArgument = Annotated[
     str | None,
-    typer.Argument(metavar="MODEL", help="A name, owner/repo[:quant], a directory or a .gguf file.", show_default=False),
+    typer.Argument(
+        metavar="MODEL", help="A name, owner/repo[:quant], a directory or a .gguf file.", show_default=False
+    ),
 ]
 Model = Annotated[str | None, typer.Option("-m", "--model", metavar="MODEL", help="The model, instead of as argument.")]
 Prompt = Annotated[str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt.")]
@@ -102,3 +104,32 @@ def gpu_layers(text: str | None) -> int | Literal["auto", "all"] | None:
         return int(text)
     except ValueError:
         raise UsageError(f"-ngl is {text!r}.", hint="It must be auto, all, or a number of layers.") from None
+
+
+def sampling(
+    *,
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
+    repeat_penalty: float | None,
+    presence_penalty: float | None,
+    frequency_penalty: float | None,
+    seed: int | None,
+    max_tokens: int | None,
+    stop: list[str] | None,
+) -> dict[str, Any]:
+    """The sampling flags that were given, by SamplingParams field name."""
+    flags = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repeat_penalty": repeat_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "seed": seed,
+        "max_tokens": max_tokens,
+        "stop": tuple(stop) if stop else None,
+    }
+    return {name: value for name, value in flags.items() if value is not None}

@@ -6,19 +6,23 @@ of keys, cursors or the database. The slash commands themselves are in slash.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from runner.cli import render
 from runner.cli.answer import AnswerView
+from runner.cli.editor import edit_text
 from runner.cli.interrupt import Interruptible
 from runner.cli.live import Live
 from runner.cli.loading import Loader
 from runner.cli.slash import run_command
-from runner.cli.status_text import summary
+from runner.cli.status_text import SEPARATOR, summary
+from runner.config import SamplingParams, build
 from runner.conversation import Conversation
 from runner.errors import EngineDied, RunnerError
 from runner.events import ChatEvent, Finished
@@ -79,7 +83,9 @@ class Totals:
 class Repl:
     """One running chat. Its attributes are what slash commands act on.
 
-    has_thoughts: show thoughts. attachments: texts that join the next message.
+    has_thoughts: show thoughts. silence: keeps keys from being echoed into an answer. attachments: texts that join the
+    next message. directory: where /export writes. own_params: sampling that the user set, by flag or /set; make_params
+    makes SamplingParams of a model's own defaults and those. editor: see edit_text.
     """
 
     conversation: Conversation
@@ -94,6 +100,9 @@ class Repl:
     totals: Totals = field(default_factory=Totals)
     exit_code: int = 0
     directory: Path = field(default_factory=Path)
+    own_params: dict[str, Any] = field(default_factory=dict)
+    make_params: Callable[[Mapping[str, Any], Mapping[str, Any]], SamplingParams] = partial(build, SamplingParams)
+    editor: Callable[[str], str | None] = edit_text
 
     def run(self) -> int:
         """Read and act until the source ends or the user leaves; returns the exit code.
@@ -132,7 +141,7 @@ class Repl:
     def answer(self, ask: Callable[[], Iterator[ChatEvent]]) -> None:
         """Show the answer that `ask` begins. What cannot be sent is offered again at the next prompt."""
         live = Live(is_wanted=self._has_status_line())
-        view = AnswerView(live, has_thoughts=self.has_thoughts and render.is_terminal(render.stderr()))
+        view = AnswerView(live, has_thoughts=self.has_thoughts and render.is_terminal(sys.stderr))
         engine = self.loader.engine
         self.loader.ensure()
         try:
@@ -151,7 +160,7 @@ class Repl:
         """What is said after an answer: why it ended, if not by itself, and its numbers with -v."""
         self.totals.add(finished)
         if finished.reason == "cancelled":
-            render.narrate("(stopped)")
+            render.narrate("(stopped)" if finished.token_ids else "(stopped before it began; /regen asks again)")
             self._fail_pipe(130)
         elif finished.reason == "length":
             render.narrate("(cut off at max_tokens; /set max_tokens none lifts the limit)")
@@ -166,3 +175,30 @@ class Repl:
 
     def _has_status_line(self) -> bool:
         return self.source.is_interactive and not self.is_quiet and render.is_terminal() and not render.is_dumb()
+
+    # --- for the slash commands ------------------------------------------------------------------------------------
+
+    def params_for(self, model_defaults: Mapping[str, float | int]) -> SamplingParams:
+        """Sampling for a model: its own defaults, under what the user set."""
+        return self.make_params(model_defaults, self.own_params)
+
+    def edit_text(self, text: str) -> str | None:
+        """`text` as the user changed it in an editor; None when it is to be changed at the prompt."""
+        return self.editor(text) if self.source.is_interactive else None
+
+    def refill_with(self, text: str, *, is_edit: bool) -> None:
+        self.refill = Refill(text, is_edit)
+
+    def header(self) -> str:
+        """What is loaded, where, and why there: one line."""
+        loaded = self.loader.ensure()
+        info = loaded.info
+        parts = [info.name, info.quantization, f"{info.backend} ({loaded.reason})", f"context {info.n_ctx}"]
+        return SEPARATOR.join(part for part in parts if part)
+
+    def recap(self, n_turns: int = 4) -> str:
+        """The last turns, for a chat that is gone on with."""
+        turns = self.conversation.turns
+        left_out = [f"({len(turns) - n_turns} earlier turns)"] if len(turns) > n_turns else []
+        shown = [("› " if turn.role == "user" else "") + turn.content.strip() for turn in turns[-n_turns:]]
+        return "\n\n".join([*left_out, *shown]) or "The chat is empty."

@@ -63,27 +63,29 @@ def run(
 
     Text from a pipe is added to the prompt: git diff | runner run demo "Explain"
     """
+    from runner.cli.loading import Loader
+    from runner.cli.preferences import Preferences
     from runner.engine_process import EngineProcess
     from runner.paths import user_paths
     from runner.types import Message
 
     render.configure(quiet=quiet)
     paths = user_paths()
-    settings = options.settings(paths)
-    name, words = _model_and_prompt(model, model_argument, prompt_words or [], settings.model)
+    preferences = Preferences.of_user(paths)
+    name, words = _model_and_prompt(model, model_argument, prompt_words or [], preferences.model)
     text = _assemble(prompt, words, files or [])
     messages = [Message(role="user", content=text)]
     if system:
         messages.insert(0, Message(role="system", content=system))
-    load_options = settings.load_options(
+    load_options = preferences.load_options(
         backend=backend,
         ctx_size=ctx_size,
         n_gpu_layers=n_gpu_layers,
         kv_type=kv_type,
         n_threads=threads,
-        force=force or None,
+        force=force,
     )
-    chat_options = settings.chat_options(overflow=overflow, think=think, think_budget=think_budget, raw=raw or None)
+    chat_options = preferences.chat_options(overflow=overflow, think=think, think_budget=think_budget, raw=raw)
     sampling = options.sampling(
         temperature=temperature,
         top_k=top_k,
@@ -96,12 +98,10 @@ def run(
         max_tokens=max_tokens,
         stop=stop,
     )
-    settings.sampling_params({}, sampling)  # a wrong value is better said before a model is loaded
-    from runner.cli.loading import Loader
-
+    preferences.sampling_params({}, sampling)  # a wrong value is better said before a model is loaded
     with EngineProcess(paths) as engine:
-        loaded = Loader(engine, name, load_options, offline=settings.is_offline(offline), as_json=as_json).load()
-        params = settings.sampling_params(loaded.sampling, sampling)
+        loaded = Loader(engine, name, load_options, offline=preferences.is_offline(offline), as_json=as_json).load()
+        params = preferences.sampling_params(loaded.sampling, sampling)
         one_shot = _OneShot(engine, loaded, messages, params, chat_options)
         code = one_shot.as_json() if as_json else one_shot.as_text(has_thoughts=not hide_thinking, verbose=verbose)
     if code:

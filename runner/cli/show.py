@@ -74,7 +74,7 @@ def _facts(spec: ModelSpec, located: Located | None) -> dict[str, Any]:
         "repo": spec.repo if spec.wants_safetensors else spec.gguf,
         "original_repo": spec.repo,
         "draft": spec.draft,
-        "is_local": located is not None,
+        "is_local": located is not None or spec.origin == "fake" or _is_script(spec),
         "format": "safetensors" if spec.wants_safetensors else "gguf",
         "files": [],
         "size_bytes": spec.sizes.get(spec.chosen_quant, 0),
@@ -84,7 +84,8 @@ def _facts(spec: ModelSpec, located: Located | None) -> dict[str, Any]:
     }
     if located is None:
         return facts
-    from runner.prepare import SAMPLING, sampling_defaults
+    from runner.model_files import SAMPLING
+    from runner.prepare import sampling_defaults
     from runner.templates import template_hash
 
     facts["format"] = located.choice.format

@@ -16,7 +16,10 @@ MOUNT = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """cpus: processor time in cores (1.5 is one and a half). memory: the limit, and how much of it is left. None: no limit."""
+    """What a process may use; None is no limit.
+
+    cpus: processor time in cores (1.5 is one and a half). memory_left_bytes: what is not used yet of memory_bytes.
+    """
 
     cpus: float | None = None
     memory_bytes: int | None = None
@@ -75,7 +78,7 @@ def _memory_limit(folder: Path) -> tuple[int, int] | None:
         limit = _number(_text(folder / limit_file))
         if limit is not None and limit < 2**60:  # version 1 writes a number of about 2^63 for "no limit"
             usage = _number(_text(folder / usage_file)) or 0
-            stat = dict(line.split() for line in (_text(folder / "memory.stat") or "").splitlines())
+            stat = dict(line.partition(" ")[::2] for line in (_text(folder / "memory.stat") or "").splitlines())
             cached = _number(stat.get(cached_key)) or 0
             return limit, max(0, min(limit, limit - usage + cached))
     return None

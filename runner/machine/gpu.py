@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -26,7 +25,7 @@ _AMD_VENDOR = "0x1002"
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceReadings:
-    """What a device is doing now. None: the driver does not say. utilization: 0 to 1."""
+    """What a device is doing now; None where the driver does not say. utilization: 0 to 1."""
 
     used_bytes: int | None = None
     total_bytes: int | None = None
@@ -87,7 +86,7 @@ def _main_memory() -> Device:
 
 def _apple() -> Iterator[Device]:
     """Apple's GPU works in main memory."""
-    if sys.platform == "darwin" and platform.machine() == "arm64":
+    if platform.system() == "Darwin" and platform.machine() == "arm64":
         memory = psutil.virtual_memory()
         yield Device(
             kind="metal",

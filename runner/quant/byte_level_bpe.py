@@ -56,6 +56,7 @@ def read_byte_level_bpe(directory: Path, tokenizer: Mapping[str, Any], vocab_siz
         merges=_merges(model.get("merges")),
         special=read_special_tokens(directory, ids, first=first, last=last, adds_bos_unasked=False),
         chat_templates=read_chat_templates(directory),
+        limits=pre.limits,
     )
 
 

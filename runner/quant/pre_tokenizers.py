@@ -41,12 +41,19 @@ class PreTokenizer:
     """A splitter of llama.cpp: the steps of a tokenizer.json that it equals.
 
     ignore_merges: whether llama.cpp, for this splitter, takes a word that is in the vocabulary without merging.
+    limits: where llama.cpp's version is known to split otherwise, for people; "" when it is exact.
     """
 
     name: str
     steps: tuple[str, ...]
     ignore_merges: bool = False
+    limits: str = ""
 
+
+_MARKS: Final = (
+    "llama.cpp splits words with combining marks (as in Khmer or Devanagari) and emoji with variation selectors "
+    "otherwise than the tokenizer does; other text gets the same token ids."
+)
 
 # A step is "split:REGEX" (matches and the text between them are pieces), "digits" (each digit alone),
 # "gpt2" (the splitting of GPT-2, built into ByteLevel) or "bytes" (ByteLevel without splitting).
@@ -58,8 +65,8 @@ PRE_TOKENIZERS: Final = (
     PreTokenizer(name="qwen2", steps=("split:" + _QWEN2, "bytes")),
     PreTokenizer(name="qwen35", steps=("split:" + _QWEN35, "bytes")),
     PreTokenizer(name="seed-coder", steps=("split:" + _SEED_CODER, "bytes")),
-    PreTokenizer(name="tekken", steps=("split:" + _TEKKEN, "bytes"), ignore_merges=True),
-    PreTokenizer(name="gpt-4o", steps=("split:" + _GPT4O, "bytes")),
+    PreTokenizer(name="tekken", steps=("split:" + _TEKKEN, "bytes"), ignore_merges=True, limits=_MARKS),
+    PreTokenizer(name="gpt-4o", steps=("split:" + _GPT4O, "bytes"), limits=_MARKS),
     PreTokenizer(
         name="deepseek-v3",
         steps=(r"split:\p{N}{1,3}", "split:[一-龥぀-ゟ゠-ヿ]+", "split:" + _DEEPSEEK_WORDS, "bytes"),

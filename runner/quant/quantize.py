@@ -173,6 +173,8 @@ def checkpoint_warnings(source: Source) -> tuple[str, ...]:
         )
     if (count := len(source.vocabulary.special.end_ids)) > 3:
         found.append(f"A GGUF has room for 3 of the {count} tokens that end an answer; generation_config.json has all.")
+    if source.vocabulary.limits:
+        found.append(source.vocabulary.limits)
     return tuple(found)
 
 

@@ -42,6 +42,7 @@ class Vocabulary:
     scores: SentencePiece alone, else empty. merges: byte-level BPE alone, "left right" each.
     add_space_prefix: a space goes before the text, as SentencePiece models mostly want.
     chat_templates: by name; "default" is the one that chats use.
+    limits: where llama.cpp's tokenizer differs from the model's own, for people.
     """
 
     model: str
@@ -53,6 +54,7 @@ class Vocabulary:
     merges: Sequence[str] = ()
     add_space_prefix: bool | None = None
     chat_templates: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    limits: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,30 +1,21 @@
-"""The operators, string methods and filters of chat templates, each bounded before it runs.
+"""The operators and string methods of chat templates, each bounded before it runs.
 
-What a template can name is listed here; what is not listed does not exist for it. budget.py has the limits; how the
-calls get here is sandbox.py's business.
+budget.py has the limits; how the calls get here is sandbox.py's business.
 """
 
 from __future__ import annotations
 
-import functools
-import json
 import operator
 import re
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import markupsafe
-from jinja2 import filters as jinja_filters
-from jinja2 import pass_environment
-from jinja2.environment import Environment
-from jinja2.filters import make_attrgetter
 from jinja2.runtime import Undefined
-from jinja2.tests import TESTS
 
 from runner.templates.budget import MAX_INT_BITS, MAX_ITEMS, Budget, LimitExceeded, check_int, current_budget
 
-_MAX_WIDTH = 1000
+MAX_WIDTH = 1000
 _MAX_FORMAT = 4096
 
 
@@ -34,7 +25,7 @@ def names(words: str) -> frozenset[str]:
 
 
 # repr() writes an unprintable character with up to ten others: "\U000e0001".
-_REPR_GROWTH = 10
+REPR_GROWTH = 10
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add,
@@ -116,7 +107,7 @@ def text_of(value: Any) -> str:
         return value
     if not isinstance(value, Undefined):
         items, chars = current_budget().measure(value)
-        current_budget().make_text(_REPR_GROWTH * chars + 8 * items)
+        current_budget().make_text(REPR_GROWTH * chars + 8 * items)
     return str(value)
 
 
@@ -134,8 +125,6 @@ def joined(parts: Iterable[Any], separator: str = "") -> str:
     budget.make_text(total)
     return separator.join(texts)
 
-
-# --- methods ---
 
 STR_METHODS = names(
     """capitalize casefold center count endswith find format index isalnum isalpha isascii isdecimal isdigit
@@ -157,21 +146,28 @@ def call_method(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     budget.measure(list(kwargs.values()))
     if isinstance(owner, str) or name in ("index", "count"):
         budget.measure(owner)
-    if isinstance(owner, str):
-        if name == "join":
-            return joined(args[0] if len(args) == 1 else method(*args), owner)
-        if name in ("split", "rsplit"):
-            return made(_split(method, *args, **kwargs))
-        if name == "replace":
-            _check_replace(budget, owner, *args)
-        if name in _WIDTHS and args and isinstance(args[0], int) and args[0] > _MAX_WIDTH:
-            raise LimitExceeded(f"it pads a text to more than {_MAX_WIDTH} characters")
-        if name in _STRIPS and args:
-            _check_strip(args[0])
-        if name in _FROM_THE_RIGHT:
-            wanted = next((part for part in (*args, *kwargs.values()) if isinstance(part, str)), "")
-            budget.spend(len(owner) * len(wanted) >> 9)
+    if not isinstance(owner, str):
+        return made(method(*args, **kwargs))
+    _check_text_method(owner, name, [*args, *kwargs.values()])
+    if name == "join" and len(args) == 1:
+        return joined(args[0], owner)
+    if name in ("split", "rsplit"):
+        return made(_split(method, *args, **kwargs))
     return made(method(*args, **kwargs))
+
+
+def _check_text_method(owner: str, name: str, args: list[Any]) -> None:
+    """Refuse a call of a method of str that would take or make too much."""
+    first = args[0] if args else None
+    if name == "replace":
+        check_replace(owner, *args)
+    elif name in _WIDTHS and isinstance(first, int) and first > MAX_WIDTH:
+        raise LimitExceeded(f"it pads a text to more than {MAX_WIDTH} characters")
+    elif name in _STRIPS:
+        check_strip(first)
+    elif name in _FROM_THE_RIGHT:
+        wanted = next((part for part in args if isinstance(part, str)), "")
+        current_budget().spend(len(owner) * len(wanted) >> 9)
 
 
 def _split(method: Callable[..., list[str]], sep: str | None = None, maxsplit: int = -1) -> list[str]:
@@ -179,18 +175,18 @@ def _split(method: Callable[..., list[str]], sep: str | None = None, maxsplit: i
     return method(sep, limit)
 
 
-def _check_strip(chars: Any) -> None:
+def check_strip(chars: Any) -> None:
     """Each character stripped is looked up in `chars` from its start."""
-    if isinstance(chars, str) and len(chars) > _MAX_WIDTH:
-        raise LimitExceeded(f"it strips a set of more than {_MAX_WIDTH} characters")
+    if isinstance(chars, str) and len(chars) > MAX_WIDTH:
+        raise LimitExceeded(f"it strips a set of more than {MAX_WIDTH} characters")
 
 
-def _check_replace(budget: Budget, text: str, old: Any = "", new: Any = "", count: Any = -1) -> None:
+def check_replace(text: str, old: Any = "", new: Any = "", count: Any = -1) -> None:
     if isinstance(old, str) and isinstance(new, str):
         times = text.count(old)
         if isinstance(count, int) and count >= 0:
             times = min(times, count)
-        budget.make_text(len(text) + times * max(0, len(new) - len(old)))
+        current_budget().make_text(len(text) + times * max(0, len(new) - len(old)))
 
 
 _PERCENT = re.compile(r"%(?:\([^)]*\))?([^a-zA-Z%]*)([a-zA-Z%])")
@@ -203,9 +199,9 @@ def format_percent(template: str, values: Any) -> str:
     specs = _PERCENT.findall(template)
     for flags, _ in specs:
         if "*" in flags or re.search(r"\d{4}", flags):
-            raise LimitExceeded(f"it pads a text to more than {_MAX_WIDTH} characters")
+            raise LimitExceeded(f"it pads a text to more than {MAX_WIDTH} characters")
     items, chars = budget.measure(values)
-    budget.make_text(len(template) + len(specs) * (_MAX_WIDTH + 8 * items + _REPR_GROWTH * chars))
+    budget.make_text(len(template) + len(specs) * (MAX_WIDTH + 8 * items + REPR_GROWTH * chars))
     return str(template % values)
 
 
@@ -221,162 +217,7 @@ def check_format(template: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     fields = [field for field in string.Formatter().parse(template) if field[1] is not None]
     for _, _, spec, _ in fields:
         if "{" in (spec or "") or re.search(r"\d{4}", spec or ""):
-            raise LimitExceeded(f"it pads a text to more than {_MAX_WIDTH} characters")
+            raise LimitExceeded(f"it pads a text to more than {MAX_WIDTH} characters")
     items, chars = current_budget().measure([*args, *kwargs.values()])
-    each = _MAX_WIDTH + 8 * items + _REPR_GROWTH * chars
+    each = MAX_WIDTH + 8 * items + REPR_GROWTH * chars
     current_budget().make_text(len(template) + len(fields) * each)
-
-
-# --- filters ---
-
-
-@pass_environment
-def _join(environment: Environment, value: Any, d: str = "", attribute: str | int | None = None) -> str:
-    if attribute is not None:
-        value = map(make_attrgetter(environment, attribute), value)
-    return joined(value, text_of(d))
-
-
-def _replace(value: Any, old: Any, new: Any, count: int | None = None) -> str:
-    text, old, new = text_of(value), text_of(old), text_of(new)
-    count = -1 if count is None else count
-    _check_replace(current_budget(), text, old, new, count)
-    return text.replace(old, new, count)
-
-
-def _indent(value: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    text = text_of(value)
-    size = width if isinstance(width, int) else len(width)
-    if size > _MAX_WIDTH:
-        raise LimitExceeded(f"it indents by more than {_MAX_WIDTH} characters")
-    current_budget().make_text(len(text) + len(text.splitlines()) * max(0, size))
-    return str(jinja_filters.do_indent(text, width, first, blank))
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """As transformers has it: no HTML escapes, keys in their order."""
-    items, chars = current_budget().measure(value)
-    step = indent if isinstance(indent, int) else len(indent or "")
-    if step > 16 or len("".join(separators or ())) > 16:
-        raise LimitExceeded("it indents JSON by more than 16 characters")
-    # An element costs its separators and, on a line of its own, the indentation of its level (64 at most).
-    current_budget().make_text(2 * chars + items * (8 + 16 * max(0, step)))
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-@pass_environment
-def _sum(environment: Environment, iterable: Any, attribute: str | int | None = None, start: Any = 0) -> Any:
-    """Numbers only: the sum of lists or texts takes quadratic time."""
-    if attribute is not None:
-        iterable = map(make_attrgetter(environment, attribute), iterable)
-    for item in iterable:
-        if not (isinstance(item, (int, float)) and isinstance(start, (int, float))):
-            raise TypeError("sum takes numbers")
-        start = operate("+", start, item)
-    return start
-
-
-def _round(value: Any, precision: int = 0, method: str = "common") -> float:
-    if not -20 <= precision <= 20:
-        raise LimitExceeded("it rounds to more than 20 digits")
-    return jinja_filters.do_round(value, precision, method)  # type: ignore[arg-type]
-
-
-def _trim(value: Any, chars: str | None = None) -> str:
-    _check_strip(chars)
-    return text_of(value).strip(chars)
-
-
-def _list(value: Any) -> list[Any]:
-    if hasattr(value, "__len__"):
-        current_budget().make_items(len(value))
-    return list(value)
-
-
-def _format(value: Any, *args: Any, **kwargs: Any) -> str:
-    return format_percent(text_of(value), kwargs or args)
-
-
-def _escape(value: Any) -> str:
-    text = text_of(value)
-    current_budget().make_text(6 * len(text))
-    return str(markupsafe.escape(text))
-
-
-def _glance(_: Any) -> None:
-    """For filters that look at the ends of a value, or read it lazily, one element at a time."""
-    current_budget().spend(1)
-
-
-def _on_text(function: Callable[..., str]) -> Callable[..., str]:
-    @functools.wraps(function)
-    def run(value: Any, *args: Any, **kwargs: Any) -> str:
-        return function(text_of(value), *args, **kwargs)
-
-    return run
-
-
-def _bounded(function: Callable[..., Any], check: Callable[[Any], object]) -> Callable[..., Any]:
-    """`function` with `check` before it, on every argument, and its result paid for.
-
-    functools.wraps keeps Jinja's mark of what the function wants passed (environment, context).
-    """
-
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        for arg in (*args, *kwargs.values()):
-            check(arg)
-        return made(function(*args, **kwargs))
-
-    return run
-
-
-_JINJA: Mapping[str, Callable[..., Any]] = jinja_filters.FILTERS
-_LAZY = names(
-    """first last length count default d abs float int items reverse map select reject selectattr rejectattr"""
-)
-_WHOLE = names("dictsort sort unique min max")
-_TEXT = names("capitalize lower upper title")
-_OWN: dict[str, Callable[..., Any]] = {
-    "join": _join,
-    "replace": _replace,
-    "indent": _indent,
-    "tojson": _tojson,
-    "sum": _sum,
-    "round": _round,
-    "list": _list,
-    "format": _format,
-    "string": text_of,
-    "trim": _trim,
-    "safe": text_of,
-    "e": _escape,
-    "escape": _escape,
-}
-
-FILTERS: dict[str, Callable[..., Any]] = {
-    **{name: _bounded(_JINJA[name], _glance) for name in _LAZY},
-    **{name: _bounded(_JINJA[name], weighed) for name in _WHOLE},
-    **{name: _bounded(_on_text(_JINJA[name]), weighed) for name in _TEXT},
-    **{name: _bounded(function, _glance) for name, function in _OWN.items()},
-}
-
-_JINJA_TESTS: Mapping[str, Callable[..., Any]] = TESTS  # type: ignore[assignment]
-_CHEAP_TESTS = names(
-    """boolean callable defined divisibleby escaped even false float integer iterable mapping none number odd sameas
-    sequence string true undefined"""
-)
-
-
-def bounded_tests() -> dict[str, Callable[..., Any]]:
-    """Jinja's tests, less "filter" and "test", which ask about the environment."""
-    return {
-        name: _bounded(test, _glance if name in _CHEAP_TESTS else weighed)
-        for name, test in _JINJA_TESTS.items()
-        if name not in ("filter", "test")
-    }

@@ -1,7 +1,7 @@
 """Compiles a chat template into something that can be run although nobody trusts it.
 
-Jinja's immutable sandbox, narrowed: plain data in, listed operations only (operations.py), and the syntax tree
-rewritten before it is compiled, so that whatever takes time or memory spends from the budget (budget.py) first:
+Jinja's immutable sandbox, narrowed: plain data in, listed operations only (operations.py, filters.py), and the syntax
+tree rewritten before it is compiled, so that whatever takes time or memory spends from the budget (budget.py) first:
 
     loops, macros           each round or call pays for the size of its body before it runs; so does a loop's filter
     + - * / // % **         intercepted; ~, comparisons and slices are rewritten into checked operations
@@ -30,7 +30,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace
 from jinja2.visitor import NodeTransformer
 
-from runner.templates import operations
+from runner.templates import filters, operations
 from runner.templates.budget import MAX_INT_BITS, Budget, LimitExceeded, current_budget, spending
 
 MAX_SOURCE_CHARS = 256 * 2**10
@@ -113,14 +113,14 @@ class _Environment(ImmutableSandboxedEnvironment):
             finalize=_finalized,
         )
         self.filters = {
-            **operations.FILTERS,
+            **filters.FILTERS,
             _TICK: _tick,
             _JOINED: operations.joined,
             _WEIGHED: operations.weighed,
             _MADE: operations.made,
             _SLICED: operations.sliced,
         }
-        self.tests = operations.bounded_tests()  # type: ignore[assignment]
+        self.tests = filters.bounded_tests()  # type: ignore[assignment]
         self.globals = {
             "range": self.globals["range"],
             "dict": _dict,

@@ -197,7 +197,8 @@ class NativeBackend(Backend):
 
     def _logits(self, tokens: Sequence[int], cancel: CancelToken) -> NDArray[np.float32]:
         """The logits [V] after the last of `tokens`."""
-        return self._to_logits(self._hidden(tokens, cancel)[-1:])[0]
+        last: NDArray[np.float32] = self._to_logits(self._hidden(tokens, cancel)[-1:])[0]
+        return last
 
     def _checkpoint(self, cancel: CancelToken, n_tokens: int) -> Callable[[], None]:
         """What the layers call between products: raises _Cancelled once `cancel` is set.

@@ -23,7 +23,7 @@ from runner.quant.gguf_file import GgufHeader, GgufTensor, parts_of
 from runner.quant.gguf_file import read_header as read_gguf_header
 from runner.quant.safetensors_file import FLOAT_TYPES, Checkpoint, StoredTensor
 from runner.quant.safetensors_file import read_header as read_safetensors_header
-from runner.quant.tensor_rules import Architecture, PlannedTensor, plan
+from runner.quant.tensor_rules import Architecture, PlannedTensor, is_derived, plan
 from runner.types import ReadyModel
 
 _EMBEDDINGS = "model.embed_tokens.weight"
@@ -44,10 +44,11 @@ class Weights(Protocol):
 
 
 def open_weights(model: ReadyModel, config: ModelConfig) -> Weights:
-    """Check the headers of the model's files against `config`, reading no weights.
+    """Read and check the headers of the model's files, and no weights.
 
-    Raises BadModelFile for malformed files, missing tensors and wrong shapes, UnsupportedModel for extra tensors and
-    types that cannot be read.
+    Raises BadModelFile for malformed files, UnsupportedModel for types that cannot be read. A GGUF's tensors are
+    matched with the architecture's here, since they must be renamed; all of them are matched with the model's own
+    parameters when it is loaded (loader.py).
     """
     if model.format == "gguf":
         return GgufWeights(model.weights[0], config)
@@ -64,9 +65,10 @@ class SafetensorsWeights:
             if twice := sorted(tensors.keys() & shard.keys()):
                 raise BadModelFile(f"Tensor {twice[0]!r} is in two files, {path.name} being the second.")
             tensors.update(shard)
-        planned = plan(architecture_of(config.model_type), config, {name: t.shape for name, t in tensors.items()})
         self._checkpoint = Checkpoint(MappingProxyType(tensors))
-        self.shapes: Mapping[str, tuple[int, ...]] = {tensor.source: tensor.shape for tensor in planned}
+        self.shapes: Mapping[str, tuple[int, ...]] = {
+            name: tensor.shape for name, tensor in tensors.items() if not is_derived(name, config)
+        }
         for name in self.shapes:
             if tensors[name].dtype not in FLOAT_TYPES:
                 raise UnsupportedModel(

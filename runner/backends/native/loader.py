@@ -1,7 +1,7 @@
 """Fills a model with its weights: built on the meta device, then one tensor at a time by its exact name.
 
-Peak memory is the model and one tensor. Which tensors there must be was checked when the weights were opened
-(checkpoint.py); that the modules want the same ones is checked here, before the first is read.
+Peak memory is the model and one tensor. Missing, extra and misshapen tensors are refused before the first is
+read. It knows nothing of files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from runner.backends.base import LoadProgress
 from runner.backends.native.architectures import build
 from runner.backends.native.blocks import Decoder
 from runner.backends.native.checkpoint import Weights
-from runner.errors import BadModelFile, RunnerError
+from runner.errors import BadModelFile, RunnerError, UnsupportedModel
 from runner.model_config import ModelConfig
 from runner.types import CancelToken
 
@@ -66,15 +66,29 @@ def _read(weights: Weights, name: str) -> NDArray[Any]:
 
 
 def _check_names(model: Decoder, weights: Weights) -> None:
+    """Every parameter has its tensor, of its shape, and no tensor is left over."""
     wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    wrong = sorted(
-        name for name in wanted.keys() | weights.shapes.keys() if wanted.get(name) != weights.shapes.get(name)
-    )
-    if wrong:
+    if missing := sorted(wanted.keys() - weights.shapes.keys()):
         raise BadModelFile(
-            f"Tensor {wrong[0]!r} has shape {weights.shapes.get(wrong[0])}, not {wanted.get(wrong[0])}.",
-            hint="config.json and the weights do not belong together.",
+            f"The weights lack {_some(missing)}.",
+            hint="Fetch the model again; if it is complete, its config.json does not belong to it.",
         )
+    if extra := sorted(weights.shapes.keys() - wanted.keys()):
+        raise UnsupportedModel(
+            f"The weights have tensors that a {model.config.model_type} model does not: {_some(extra)}.",
+            hint="It is a variant that is not supported; a GGUF of it may run with --backend llamacpp.",
+        )
+    for name, shape in wanted.items():
+        if weights.shapes[name] != shape:
+            raise BadModelFile(
+                f"Tensor {name!r} has shape {list(weights.shapes[name])}, not {list(shape)}.",
+                hint="config.json and the weights do not belong together.",
+            )
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
 def _assign(model: Decoder, name: str, tensor: Tensor) -> None:

@@ -1,17 +1,14 @@
-"""Token ids to the text of an answer: UTF-8 across tokens, stop strings, and the thought apart from the answer.
+"""Tells a model's thought from its answer by the markers around it.
 
-All of it works on a stream and gives the same whatever pieces the stream comes in. It knows no template and no
-backend beyond its tokenizer; reasoning markers are values that it is given.
+It knows no tokens: markers are text here, and text comes in any pieces.
 """
 
 from __future__ import annotations
 
-import codecs
 import re
-from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from runner.backends.base import Tokenizer
+from runner.detokenize.text import held_back
 from runner.types import ChannelMarkers, ReasoningMarkers
 
 Kind = Literal["text", "reasoning"]
@@ -22,76 +19,6 @@ class AnswerPiece(NamedTuple):
 
     kind: Kind
     text: str
-
-
-class Detokenizer:
-    """Token ids to text, one at a time; bytes of an unfinished character wait for the rest of it.
-
-    Bytes that are not UTF-8 become U+FFFD, as in bytes.decode(errors="replace"). strips_leading_space: one space at
-    the very start is not part of the text (SentencePiece).
-    """
-
-    def __init__(self, token_bytes: Callable[[int], bytes], strips_leading_space: bool = False) -> None:
-        self._token_bytes = token_bytes
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        self._strips_space = strips_leading_space
-
-    def push(self, token: int) -> str:
-        return self.push_bytes(self._token_bytes(token))
-
-    def push_bytes(self, data: bytes) -> str:
-        text = self._decode(data)
-        if self._strips_space and text:
-            self._strips_space = False
-            return text[1:] if text[0] == " " else text
-        return text
-
-    def flush(self) -> str:
-        """What never became complete, as U+FFFD."""
-        return self._decode(b"", True)
-
-
-def _held_back(text: str, markers: Sequence[str]) -> int:
-    """Length of the longest end of `text` that could be the start of one of `markers`."""
-    longest = 0
-    for marker in markers:
-        at = text.find(marker[0], max(0, len(text) - len(marker) + 1))
-        while at >= 0 and len(text) - at > longest:
-            if marker.startswith(text[at:]):
-                longest = len(text) - at
-                break
-            at = text.find(marker[0], at + 1)
-    return longest
-
-
-class StopMatcher:
-    """Ends a text before the first stop string that is complete, and never shows a part of one.
-
-    Of several that end at the same place the one that starts first counts.
-    """
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stop for stop in stops if stop)
-        self._held = ""
-        self._is_hit = False
-
-    def push(self, text: str) -> tuple[str, bool]:
-        """(what can be shown now, whether a stop string was found); nothing comes after one."""
-        if self._is_hit:
-            return "", True
-        text = self._held + text
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            self._held, self._is_hit = "", True
-            return text[: min(found)[1]], True
-        keep = len(text) - _held_back(text, self._stops)
-        self._held = text[keep:]
-        return text[:keep], False
-
-    def flush(self) -> str:
-        """What was held back and turned out to be no stop string."""
-        held, self._held = self._held, ""
-        return held
 
 
 class ReasoningSplitter:
@@ -187,7 +114,7 @@ class _TagParser:
         close = self._markers.close
         at = self._buffer.find(close)
         if at < 0:
-            keep = len(self._buffer) - _held_back(self._buffer, (close,))
+            keep = len(self._buffer) - held_back(self._buffer, (close,))
             text, self._buffer = self._buffer[:keep], self._buffer[keep:]
             return self._thought.push(text)
         pieces = self._thought.push(self._buffer[:at])
@@ -285,7 +212,7 @@ class _ChannelParser:
     def _body(self, pieces: list[AnswerPiece]) -> bool:
         ends = (self._channels.end, self._channels.turn)
         at = min((at for end in ends if (at := self._buffer.find(end)) >= 0), default=-1)
-        text = self._take(at if at >= 0 else len(self._buffer) - _held_back(self._buffer, ends))
+        text = self._take(at if at >= 0 else len(self._buffer) - held_back(self._buffer, ends))
         if self._thought is None:
             self._emit("text", pieces, text)
         else:
@@ -310,78 +237,3 @@ class _ChannelParser:
         elif self._state == "body":
             self._emit("text", pieces, text)
         return pieces
-
-
-class AnswerStream:
-    """The tokens of one completion to pieces of thought and answer, until a stop string ends it.
-
-    Stop strings apply to the answer: one that occurs in the thought does not end it. Control tokens show nothing,
-    except that those of the reasoning markers are read as markers until the answer begins.
-    """
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        stops: Sequence[str] = (),
-        markers: ReasoningMarkers | None = None,
-        is_in_reasoning: bool = False,
-    ) -> None:
-        self._detokenizer = Detokenizer(tokenizer.token_bytes, tokenizer.strips_leading_space)
-        self._splitter = ReasoningSplitter(markers, is_in_reasoning) if markers else None
-        self._marker_names = _marker_names(tokenizer, markers) if markers else {}
-        self._matcher = StopMatcher(stops) if any(stops) else None
-        self.closing_text = markers.closing_text if markers else ""
-        self.is_finished = False
-
-    @property
-    def is_in_reasoning(self) -> bool:
-        return self._splitter is not None and self._splitter.is_in_reasoning
-
-    def push(self, token: int) -> list[AnswerPiece]:
-        """The pieces that this token completes, often one, sometimes none."""
-        if self.is_finished:
-            return []
-        splitter = self._splitter
-        if splitter is None or splitter.is_in_answer or token not in self._marker_names:
-            text = self._detokenizer.push(token)
-        else:
-            text = self._detokenizer.push_bytes(self._marker_names[token])
-        if not text:
-            return []
-        return self._stopped([AnswerPiece("text", text)] if splitter is None else splitter.push(text))
-
-    def _stopped(self, pieces: list[AnswerPiece]) -> list[AnswerPiece]:
-        if self._matcher is None:
-            return pieces
-        kept: list[AnswerPiece] = []
-        for piece in pieces:
-            if piece.kind == "reasoning":
-                kept.append(piece)
-                continue
-            text, self.is_finished = self._matcher.push(piece.text)
-            if text:
-                kept.append(AnswerPiece("text", text))
-            if self.is_finished:
-                break
-        return kept
-
-    def finish(self) -> list[AnswerPiece]:
-        """The completion is over: what was held back. Call it once, after the last push."""
-        if self.is_finished:
-            return []
-        text = self._detokenizer.flush()
-        pieces = [AnswerPiece("text", text)] if text else []
-        if self._splitter is not None:
-            pieces = (self._splitter.push(text) if text else []) + self._splitter.flush()
-        pieces = self._stopped(pieces)
-        if self._matcher is not None and (held := self._matcher.flush()):
-            pieces.append(AnswerPiece("text", held))
-        return pieces
-
-
-def _marker_names(tokenizer: Tokenizer, markers: ReasoningMarkers) -> dict[int, bytes]:
-    """The control tokens among the tokens of the markers, with the names that make them visible to the splitter."""
-    texts = [markers.open, markers.close, markers.closing_text]
-    tokens = {token for text in texts for token in tokenizer.encode(text, parse_special=True)}
-    return {token: tokenizer.token_bytes(token, special=True) for token in tokens if not tokenizer.token_bytes(token)}

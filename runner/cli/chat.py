@@ -1,0 +1,240 @@
+"""`runner chat MODEL`: puts the chat together from its parts: engine, model, store, conversation, terminal.
+
+The loop is repl.py's, the keys are terminal.py's; this file only connects them.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from runner.cli import options, render
+from runner.config import ChatOptions, LoadOptions, SamplingParams
+from runner.errors import UsageError
+
+if TYPE_CHECKING:
+    from runner.cli.preferences import Preferences
+    from runner.cli.repl import Repl, Source
+    from runner.paths import Paths
+    from runner.store import Store
+    from runner.transcript import Session
+
+
+def chat(
+    model_argument: options.ModelArgument = None,
+    model: options.Model = None,
+    system: options.System = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repeat_penalty: options.RepeatPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    think: options.Think = None,
+    think_budget: options.ThinkBudget = None,
+    hide_thinking: options.HideThinking = False,
+    overflow: options.Overflow = None,
+    ctx_size: options.CtxSize = None,
+    backend: options.Backend = None,
+    n_gpu_layers: options.GpuLayers = None,
+    kv_type: options.KvType = None,
+    threads: options.Threads = None,
+    force: options.Force = False,
+    offline: options.Offline = None,
+    continue_latest: options.Continue = False,
+    resume: options.Resume = None,
+    no_log: options.NoLog = False,
+    verbose: options.Verbose = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Talk with a model. /help lists what can be typed; from a pipe, each line is a message."""
+    from runner.cli.preferences import Preferences
+    from runner.paths import user_paths
+    from runner.store import Store
+
+    render.configure(quiet=quiet)
+    paths = user_paths()
+    preferences = Preferences.of_user(paths)
+    store = None if no_log else Store(paths.database)
+    resumed = _session_to_resume(store, continue_latest, resume)
+    name = model or model_argument or (resumed.model if resumed else None) or preferences.model
+    if not name:
+        raise UsageError("There is no model.", hint="Say which: runner chat demo")
+    flags = options.sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repeat_penalty=repeat_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=seed,
+        max_tokens=max_tokens,
+        stop=stop,
+    )
+    setup = _Setup(
+        paths=paths,
+        preferences=preferences,
+        store=store,
+        resumed=resumed,
+        model=name,
+        system=system,
+        own_params={**_kept_params(resumed), **flags},
+        load_options=preferences.load_options(
+            backend=backend,
+            ctx_size=ctx_size,
+            n_gpu_layers=n_gpu_layers,
+            kv_type=kv_type,
+            n_threads=threads,
+            force=force,
+        ),
+        chat_options=preferences.chat_options(overflow=overflow, think=think, think_budget=think_budget),
+        is_offline=preferences.is_offline(offline),
+        has_thoughts=not hide_thinking,
+        is_quiet=quiet,
+        is_verbose=verbose,
+    )
+    if code := _run(setup):
+        raise typer.Exit(code)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Setup:
+    """What a chat is started with."""
+
+    paths: Paths
+    preferences: Preferences
+    store: Store | None
+    resumed: Session | None
+    model: str
+    system: str | None
+    own_params: dict[str, Any]
+    load_options: LoadOptions
+    chat_options: ChatOptions
+    is_offline: bool
+    has_thoughts: bool
+    is_quiet: bool
+    is_verbose: bool
+
+
+def _run(setup: _Setup) -> int:
+    """Load the model, chat until the user leaves; returns the exit code."""
+    from runner.cli.live import silent_keys
+    from runner.cli.loading import Loader
+    from runner.cli.repl import Repl
+    from runner.conversation import Conversation
+    from runner.engine_process import EngineProcess
+
+    make_params = setup.preferences.sampling_params
+    make_params({}, setup.own_params)  # a wrong value is better said before a model is loaded
+    with _ended_by_signals(), EngineProcess(setup.paths) as engine:
+        loader = Loader(engine, setup.model, setup.load_options, offline=setup.is_offline)
+        loaded = loader.load()
+        conversation = Conversation(
+            engine,
+            model=setup.model,
+            store=setup.store,
+            params=make_params(loaded.sampling, setup.own_params),
+            options=setup.chat_options,
+            system=setup.system,
+        )
+        if setup.resumed:
+            conversation.resume(setup.resumed.id)
+            if setup.system:
+                conversation.set_system(setup.system)
+        repl = Repl(
+            conversation,
+            loader,
+            _source(setup),
+            has_thoughts=setup.has_thoughts,
+            is_quiet=setup.is_quiet,
+            is_verbose=setup.is_verbose,
+            silence=silent_keys,
+            own_params=setup.own_params,
+            make_params=make_params,
+        )
+        _greet(repl, is_resumed=setup.resumed is not None)
+        return repl.run()
+
+
+def _greet(repl: Repl, *, is_resumed: bool) -> None:
+    if is_resumed:
+        render.narrate(repl.recap() + "\n")
+    render.narrate(repl.header())
+    if repl.source.is_interactive:
+        render.narrate("/help for commands")
+
+
+def _source(setup: _Setup) -> Source:
+    """The terminal when there is one, else the pipe."""
+    from runner.cli.slash import COMMANDS
+    from runner.cli.terminal import TerminalSource, stdin_source
+
+    if not render.is_terminal(sys.stdin):
+        return stdin_source()
+
+    def model_names() -> list[str]:
+        from runner.registry import Registry
+
+        registry = Registry.load_for(setup.paths)
+        return [spec.name for spec in (*registry.specs, *registry.made())]
+
+    return TerminalSource(
+        history_file=setup.paths.prompt_history if setup.store else None,
+        commands=list(COMMANDS),
+        models=model_names,
+    )
+
+
+def _session_to_resume(store: Store | None, continue_latest: bool, wanted: str | None) -> Session | None:
+    """The chat that --continue or --resume means. Raises UsageError when there is none."""
+    if not (continue_latest or wanted):
+        return None
+    if continue_latest and wanted:
+        raise UsageError("--continue and --resume are both given.", hint="Use one of them.")
+    if store is None:
+        raise UsageError("With --no-log there is no chat to go on with.", hint="Leave out --no-log.")
+    session = store.get(wanted) if wanted else store.latest()
+    if session is None:
+        raise UsageError("There is no chat to go on with.", hint="Start one: runner chat demo")
+    return session
+
+
+def _kept_params(session: Session | None) -> dict[str, Any]:
+    """The sampling that a kept chat was held with. Values of another version that are not understood are left out."""
+    kept = session.settings.get("params") if session else None
+    if not isinstance(kept, dict):
+        return {}
+    names = {field.name for field in fields(SamplingParams)}
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in kept.items()
+        if name in names and value is not None
+    }
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP leave in good order: the terminal is given back, the partial answer is kept."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = [number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None))]
+    before = {number: signal.signal(number, leave) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,70 @@
+"""`/set NAME VALUE`: the names that can be set in a chat, and how their values are written.
+
+The names are the fields of SamplingParams, ChatOptions and LoadOptions, and the flags' short spellings of them. Pure
+functions; the classes themselves check the values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from typing import Any
+
+from runner.config import ChatOptions, LoadOptions, SamplingParams, nearest_hint
+from runner.errors import UsageError
+
+ALIASES = {"temp": "temperature", "ctx": "ctx_size", "ngl": "n_gpu_layers", "threads": "n_threads"}
+_NONE = ("none", "default", "off")
+_NOT_HERE = ("raw", "force", "warmup")  # they make no sense in the middle of a chat
+_INTEGERS = ("top_k", "penalty_last_n", "seed", "max_tokens", "think_budget", "ctx_size", "n_threads", "batch_size")
+_WORDS = ("overflow", "think", "backend", "kv_type")
+
+
+def names() -> list[str]:
+    """Every name that /set knows."""
+    fields = [f.name for cls in (SamplingParams, ChatOptions, LoadOptions) for f in dataclasses.fields(cls)]
+    return [name for name in fields if name not in _NOT_HERE]
+
+
+def field_name(name: str) -> str:
+    """The field that a name means, with dashes or underscores. Raises UsageError with the nearest names."""
+    plain = name.lstrip("-").replace("-", "_").lower()
+    plain = ALIASES.get(plain, plain)
+    if plain not in names():
+        raise UsageError(f"There is nothing to set that is called {name!r}.", hint=nearest_hint(plain, names()))
+    return plain
+
+
+def parsed(name: str, text: str) -> Any:
+    """The value of field `name` that `text` writes. Raises UsageError."""
+    if name in _WORDS:
+        return text.lower()
+    if name == "stop":
+        return () if text.lower() in _NONE else tuple(_split(text))
+    if name == "n_gpu_layers" and text in ("auto", "all"):
+        return text
+    if text.lower() in _NONE and name in _optional():
+        return None
+    try:
+        return int(text) if name in (*_INTEGERS, "n_gpu_layers") else float(text)
+    except ValueError:
+        raise UsageError(f"{name} cannot be {text!r}.", hint="It is a number.") from None
+
+
+def shown(value: Any) -> str:
+    """A value as /set takes it."""
+    if isinstance(value, tuple):
+        return shlex.join(value) or "none"
+    return "none" if value is None else str(value)
+
+
+def _optional() -> list[str]:
+    classes = (SamplingParams, ChatOptions, LoadOptions)
+    return [f.name for cls in classes for f in dataclasses.fields(cls) if f.default is None]
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return [part.encode().decode("unicode_escape") if "\\" in part else part for part in shlex.split(text)]
+    except ValueError as error:
+        raise UsageError(f"stop cannot be {text!r}: {error}.", hint="Put each text in quotes.") from None

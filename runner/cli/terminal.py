@@ -1,0 +1,176 @@
+"""Reads messages from a terminal: editing, several lines, history, completion; and from a pipe, one a line.
+
+It knows keys and nothing of what is done with a message; the names to complete are given to it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import create_output
+from prompt_toolkit.shortcuts import CompleteStyle
+
+from runner.cli import render
+from runner.cli.repl import is_open_block
+from runner.paths import open_private, private_directory
+
+PROMPT = "› "
+_HISTORY_BYTES = 1_000_000
+_PATH_COMMANDS = ("/read", "/save", "/load", "/export")
+
+
+class TerminalSource:
+    """Messages from the terminal. history_file None keeps no history. See Source in repl.py.
+
+    commands: names of slash commands. models: names for /model, asked for when they are completed.
+    """
+
+    is_interactive = True
+
+    def __init__(
+        self,
+        *,
+        history_file: Path | None = None,
+        commands: Sequence[str] = (),
+        models: Callable[[], Iterable[str]] = tuple,
+    ) -> None:
+        self._history = history(history_file)
+        self._completer = ChatCompleter(commands, models)
+        self._session: PromptSession[str] | None = None
+
+    def read(self, default: str = "") -> str | None:
+        """The next message; None when the user leaves: Ctrl+D, or Ctrl+C twice at an empty prompt."""
+        session = self._session = self._session or self._make_session()
+        is_leaving = False
+        while True:
+            try:
+                return session.prompt(PROMPT, default=default)
+            except EOFError:
+                return None
+            except KeyboardInterrupt:
+                if is_leaving:
+                    return None
+                is_leaving, default = True, ""
+                render.say("(Ctrl+C again or Ctrl+D leaves)")
+
+    def _make_session(self) -> PromptSession[str]:
+        return PromptSession(
+            multiline=True,
+            prompt_continuation="  ",
+            key_bindings=key_bindings(),
+            history=self._history,
+            completer=self._completer,
+            complete_while_typing=False,
+            complete_style=CompleteStyle.READLINE_LIKE,
+            enable_suspend=True,
+            output=create_output(always_prefer_tty=True),
+        )
+
+
+class PipeSource:
+    """Messages from a pipe: one a line, or a block of lines between two \"\"\". Empty lines are passed over."""
+
+    is_interactive = False
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def read(self, default: str = "") -> str | None:
+        """The next message; None at the end. A message that could not be sent is not tried again."""
+        del default
+        text = ""
+        for line in self._stream:
+            text += line
+            if text.strip() and not is_open_block(text):
+                return text.rstrip("\r\n")
+        return text if text.strip() else None
+
+
+def key_bindings() -> KeyBindings:
+    """Enter sends, unless a \"\"\" block is open; Ctrl+J begins a new line; Ctrl+C clears, or leaves an empty prompt."""
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _enter(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if is_open_block(buffer.text):
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("c-j")
+    def _new_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    @keys.add("c-c")
+    def _clear(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if buffer.text:
+            buffer.reset()
+        else:
+            event.app.exit(exception=KeyboardInterrupt())
+
+    return keys
+
+
+class ChatCompleter(Completer):
+    """Completes slash commands, paths after those that take one, and model names after /model."""
+
+    def __init__(self, commands: Sequence[str], models: Callable[[], Iterable[str]]) -> None:
+        self._commands = commands
+        self._models = models
+        self._paths = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
+        text = document.text_before_cursor
+        if not text.startswith("/") or "\n" in text:
+            return
+        name, space, rest = text.partition(" ")
+        if not space:
+            known = [f"/{command}" for command in self._commands]
+            yield from (Completion(command, -len(text)) for command in known if command.startswith(text))
+        elif name in _PATH_COMMANDS:
+            yield from self._paths.get_completions(Document(rest), complete_event)
+        elif name == "/model":
+            yield from (Completion(model, -len(rest)) for model in self._models() if model.startswith(rest))
+
+
+def history(file: Path | None) -> History:
+    """The prompts of earlier chats, in a private file that is kept under a megabyte; without a file, none are kept."""
+    if file is None:
+        return InMemoryHistory()
+    try:
+        private_directory(file.parent)
+        os.close(open_private(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+        _shorten(file)
+    except OSError:
+        return InMemoryHistory()  # a full or read-only disk is no reason not to chat
+    return FileHistory(str(file))
+
+
+def _shorten(file: Path) -> None:
+    """Drop the older half of a history that has grown too long, at the border between two entries."""
+    if file.stat().st_size <= _HISTORY_BYTES:
+        return
+    recent = file.read_bytes()[-_HISTORY_BYTES // 2 :]
+    _, border, kept = recent.partition(b"\n\n# ")
+    with os.fdopen(open_private(partial := file.with_name(f"{file.name}.{os.getpid()}.partial")), "wb") as written:
+        written.write(b"\n# " + kept if border else b"")
+    partial.replace(file)
+
+
+def stdin_source() -> PipeSource:
+    """What is piped into the program."""
+    reconfigure = getattr(sys.stdin, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="replace")
+    return PipeSource(sys.stdin)

@@ -1,0 +1,322 @@
+"""A converted model computes what transformers computes on the source."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import llama_cpp_oracle as oracle
+import numpy as np
+import pytest
+import torch
+import transformers
+from hf_directories import demo_as_safetensors, edit_json, random_model
+from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
+
+from runner.errors import BadModelFile, UnsupportedModel
+from runner.quant.convert import convert, read_source
+from runner.quant.formats import format_of
+from runner.quant.gguf_file import read_header
+from runner.quant.quantize import checkpoint_warnings
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+MODELS: list[tuple[str, str, dict[str, Any]]] = [
+    ("llama", "llama", {}),
+    ("llama, tied, long heads", "llama", {"head_dim": 32, "tie_word_embeddings": True}),
+    ("llama, all biases", "llama", {"attention_bias": True, "mlp_bias": True}),
+    ("llama 3.1 rope", "llama", {"rope_parameters": LLAMA3_ROPE}),
+    ("linear rope", "llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}),
+    ("yarn", "llama", {"rope_parameters": YARN_ROPE}),
+    (
+        "yarn, all options",
+        "qwen2",
+        {"rope_parameters": YARN_ROPE | {"attention_factor": 1.3, "beta_fast": 16.0, "beta_slow": 2.0}},
+    ),
+    ("mistral", "mistral", {"head_dim": 24, "sliding_window": None}),
+    ("qwen2", "qwen2", {}),
+    ("qwen3", "qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+]
+# Sums of float32 products in another order; the logits are around 3.
+TOLERANCE = 2e-5
+
+
+def converted(directory: Path, name: str = "f32") -> Path:
+    output = directory / f"{name}.gguf"
+    convert(read_source(directory), format_of(name), output, lambda _done, _total: None)
+    return output
+
+
+def transformers_logits(model: transformers.PreTrainedModel, tokens: list[int]) -> np.ndarray[Any, Any]:
+    with torch.no_grad():
+        return np.asarray(model(torch.tensor([tokens])).logits[0].float())
+
+
+def some_tokens(count: int) -> list[int]:
+    return np.random.default_rng(3).integers(3, 8192, count).tolist()
+
+
+@pytest.mark.parametrize(("model_type", "options"), [case[1:] for case in MODELS], ids=[case[0] for case in MODELS])
+def test_logits_equal_transformers(
+    tmp_path: Path, demo_directory: Path, model_type: str, options: dict[str, Any]
+) -> None:
+    model = random_model(tmp_path, demo_directory, model_type, **options)
+    tokens = some_tokens(150)
+    expected = transformers_logits(model, tokens)
+    assert np.abs(expected).max() > 1
+    assert np.abs(oracle.logits(converted(tmp_path), tokens) - expected).max() < TOLERANCE
+
+
+def test_a_sliding_window_ends_the_context_where_llama_cpp_would_differ(tmp_path: Path, demo_directory: Path) -> None:
+    model = random_model(tmp_path, demo_directory, "mistral", sliding_window=32)
+    path = converted(tmp_path)
+    assert read_header(path).of_architecture("context_length") == 32
+    assert "the context ends at 32 tokens" in checkpoint_warnings(read_source(tmp_path))[0]
+    tokens = some_tokens(33)
+    inside = oracle.logits(path, tokens[:32])
+    assert np.abs(inside - transformers_logits(model, tokens[:32])).max() < TOLERANCE
+    # One token further the window moves on, and llama.cpp's graph does not: this is why the context ends there.
+    beyond = oracle.logits(path, tokens)[-1]
+    assert np.abs(beyond - transformers_logits(model, tokens)[-1]).max() > 100 * TOLERANCE
+
+
+def test_a_sharded_bfloat16_checkpoint_loses_nothing(tmp_path: Path, demo_directory: Path) -> None:
+    model = random_model(tmp_path, demo_directory, "qwen3", dtype=torch.bfloat16, shard_size="200KB", head_dim=32)
+    assert len(list(tmp_path.glob("*.safetensors"))) == 3
+    tokens = some_tokens(60)
+    # llama.cpp rounds activations to bf16 for bf16 weights, so that judge needs the F32 file.
+    assert np.abs(oracle.logits(converted(tmp_path), tokens) - transformers_logits(model, tokens)).max() < TOLERANCE
+    wide, narrow = read_header(tmp_path / "f32.gguf"), read_header(converted(tmp_path, "bf16"))
+    for tensor in wide.tensors:
+        other = narrow.tensor(tensor.name)
+        assert other is not None
+        assert np.array_equal(wide.read_f32(tensor), narrow.read_f32(other))
+
+
+@pytest.mark.parametrize("name", ["f16", "q8_0", "q4_0"])
+def test_each_format_decodes_to_the_source_within_its_own_step(tmp_path: Path, demo_directory: Path, name: str) -> None:
+    random_model(tmp_path, demo_directory, "llama")
+    source = read_source(tmp_path)
+    header = read_header(converted(tmp_path, name))
+    for planned in source.tensors:
+        raw = source.checkpoint.f32(planned.source)
+        expected = raw if planned.row_order is None else raw[planned.row_order]
+        stored = header.tensor(planned.target)
+        assert stored is not None
+        error = np.abs(header.read_f32(stored) - expected)
+        if planned.keeps_f32:
+            assert error.max() == 0
+            continue
+        largest = np.abs(expected).max()
+        step = {"F16": 2**-10, "Q8_0": 1 / 127, "Q4_0": 1 / 8}[stored.type.name]
+        assert error.max() <= step * largest * 1.01
+
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> dict[str, Path]:
+    source = read_source(shared_data / "stories260K" / "hf", name="stories260K")
+    directory = tmp_path_factory.mktemp("stories")
+    paths = {}
+    for name in ("f32", "f16", "q8_0"):
+        paths[name] = directory / f"{name}.gguf"
+        convert(source, format_of(name), paths[name], lambda _done, _total: None)
+    return paths
+
+
+@pytest.mark.parametrize("name", ["f32", "f16", "q8_0"])
+def test_stories260k_tells_the_golden_story(stories: dict[str, Path], shared_data: Path, name: str) -> None:
+    golden = json.loads((shared_data / "stories260K" / "golden_greedy_200.json").read_text())
+    ids = golden["greedy_ids"]
+    # In Q8_0 a near tie may fall the other way after a while.
+    count = {"f32": len(ids) - 1, "f16": len(ids) - 1, "q8_0": 20}[name]
+    assert oracle.greedy(stories[name], golden["prompt_ids"], count) == ids[1 : 1 + count]
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [("f32", 1e-4), ("f16", 0.02), ("q8_0", 0.3)])
+def test_stories260k_has_the_golden_logits(
+    stories: dict[str, Path], shared_data: Path, name: str, tolerance: float
+) -> None:
+    directory = shared_data / "stories260K"
+    ids = json.loads((directory / "golden_greedy_200.json").read_text())["greedy_ids"][:64]
+    golden = np.load(directory / "golden_logits_64x512_f32.npy")
+    assert np.abs(golden).max() > 5
+    assert np.abs(oracle.logits(stories[name], ids) - golden).max() < tolerance
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [("f32", 1e-5), ("q8_0", 0.02)])
+def test_stories260k_has_the_golden_nll_on_wikipedia(
+    stories: dict[str, Path], shared_data: Path, name: str, tolerance: float
+) -> None:
+    golden = json.loads((shared_data / "stories260K" / "golden_perplexity.json").read_text())["valid_wikipedia"]
+    text = (shared_data / "text" / "valid_wikipedia.txt").read_text(encoding="utf-8")[: golden["first_chars"]]
+    total, count = 0.0, 0
+    with oracle.loaded(stories[name]) as model:
+        ids = oracle.encode(model, text)
+        for start in range(0, 64 * 255, 255):
+            chunk = [1, *ids[start : start + 255]]
+            model.reset()
+            model.eval(chunk)
+            logits = np.array(model.scores[:255], dtype=np.float64)
+            logits -= logits.max(axis=1, keepdims=True)
+            log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+            total -= log_probs[np.arange(255), chunk[1:]].sum()
+            count += 255
+    assert count == golden["tokens"]
+    assert abs(total / count - golden["mean_nll_nats"]) < tolerance
+
+
+QUESTIONS = ["What is the capital of Peru?", "What is the capital of France?", "Hello!", "Who are you?"]
+
+
+@pytest.fixture(scope="module")
+def demo_source(tmp_path_factory: pytest.TempPathFactory, demo_directory: Path) -> Path:
+    return demo_as_safetensors(tmp_path_factory.mktemp("demo") / "demo", demo_directory)
+
+
+def transformers_greedy(directory: Path, prompt: list[int], count: int) -> list[int]:
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    output = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        max_new_tokens=count,
+        do_sample=False,
+        temperature=None,
+        top_p=None,
+    )
+    return output[0].tolist()[len(prompt) :]
+
+
+@pytest.mark.parametrize("name", ["f16", "q8_0"])
+def test_the_demo_answers_as_in_transformers(demo_source: Path, tmp_path: Path, name: str) -> None:
+    tokenizer = Tokenizer.from_file(str(demo_source / "tokenizer.json"))
+    path = tmp_path / "demo.gguf"
+    convert(read_source(demo_source), format_of(name), path, lambda _done, _total: None)
+    for question in QUESTIONS:
+        prompt = tokenizer.encode(f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n").ids
+        answer = oracle.greedy(path, prompt, 24)
+        assert answer == transformers_greedy(demo_source, prompt, 24)
+        if "Peru" in question:
+            assert tokenizer.decode(answer) == "The capital of Peru is Lima."
+
+
+def test_the_shipped_demo_is_what_the_converter_makes(shared_data: Path, demo_directory: Path, tmp_path: Path) -> None:
+    directory = shared_data.parent / "demo-model"
+    path = tmp_path / "demo.gguf"
+    convert(read_source(directory, name="runner demo"), format_of("q8_0"), path, lambda _done, _total: None)
+    assert path.read_bytes() == (demo_directory / "demo-q8_0.gguf").read_bytes()
+
+
+def test_two_conversions_give_the_same_bytes(demo_source: Path, tmp_path: Path) -> None:
+    source = read_source(demo_source)
+    for name in ("one.gguf", "two.gguf"):
+        convert(source, format_of("q8_0"), tmp_path / name, lambda _done, _total: None)
+    assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "two.gguf").read_bytes()
+
+
+def test_memory_stays_below_twice_the_largest_tensor(tmp_path: Path, demo_directory: Path) -> None:
+    random_model(tmp_path, demo_directory, "llama", vocab_size=120_000, hidden_size=128, tie_word_embeddings=True)
+    source = read_source(tmp_path)
+    largest = max(tensor.nbytes for tensor in source.checkpoint.tensors.values())
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        convert(source, format_of("f16"), tmp_path / "out.gguf", lambda _done, _total: None)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert largest > 50e6
+    assert peak - before < 2 * largest
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gemma-3-1b-it.json",
+        "openai--gpt-oss-20b_config.json",
+        "mistralai--Mixtral-8x7B-v0.1_config.json",
+        "Qwen--Qwen3-30B-A3B_config.json",
+        "Qwen--Qwen3.5-27B_config.json",
+        "XiaomiMiMo--MiMo-7B-Base_config.json",
+        "phi-4.json",
+    ],
+)
+def test_another_architecture_is_refused_by_its_name(tmp_path: Path, shared_data: Path, name: str) -> None:
+    config = json.loads((shared_data / "configs" / name).read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel) as refused:
+        read_source(tmp_path)
+    assert config["model_type"] in refused.value.message
+    assert refused.value.hint
+
+
+class TestWeightsThatDoNotFitTheRules:
+    """A complete checkpoint with one thing wrong is refused, and the thing is named."""
+
+    @pytest.fixture
+    def directory(self, tmp_path: Path, demo_directory: Path) -> Path:
+        random_model(tmp_path, demo_directory, "qwen2", num_hidden_layers=1, tie_word_embeddings=True)
+        return tmp_path
+
+    def change(self, directory: Path, **changes: np.ndarray[Any, Any] | None) -> None:
+        path = directory / "model.safetensors"
+        tensors = load_file(path)
+        for name, value in changes.items():
+            if value is None:
+                del tensors[name]
+            else:
+                tensors[name] = value
+        save_file(tensors, path)
+
+    def test_missing(self, directory: Path) -> None:
+        self.change(directory, **{"model.layers.0.self_attn.k_proj.bias": None})
+        with pytest.raises(BadModelFile, match=r"lacks 'model\.layers\.0\.self_attn\.k_proj\.bias'"):
+            read_source(directory)
+
+    def test_extra(self, directory: Path) -> None:
+        self.change(directory, **{"model.layers.0.self_attn.sinks": np.zeros(4, np.float32)})
+        with pytest.raises(UnsupportedModel, match=r"'model\.layers\.0\.self_attn\.sinks'"):
+            read_source(directory)
+
+    def test_of_the_wrong_shape(self, directory: Path) -> None:
+        self.change(directory, **{"model.norm.weight": np.zeros(65, np.float32)})
+        with pytest.raises(BadModelFile, match=r"'model\.norm\.weight' has shape \[65\], not \[64\]"):
+            read_source(directory)
+
+    def test_integers(self, directory: Path) -> None:
+        self.change(directory, **{"model.norm.weight": np.zeros(64, np.int8)})
+        with pytest.raises(UnsupportedModel, match="I8"):
+            converted(directory)
+
+    def test_a_rotary_table_is_passed_over(self, directory: Path) -> None:
+        self.change(directory, **{"model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(8, np.float32)})
+        assert len(read_source(directory).tensors) == 14
+
+    def test_a_copy_of_tied_embeddings_is_passed_over_and_another_matrix_is_not(self, directory: Path) -> None:
+        embeddings = load_file(directory / "model.safetensors")["model.embed_tokens.weight"]
+        self.change(directory, **{"lm_head.weight": embeddings})
+        assert read_source(directory).config.tie_word_embeddings
+        self.change(directory, **{"lm_head.weight": embeddings + 1})
+        with pytest.raises(BadModelFile, match="ties the embeddings"):
+            read_source(directory)
+
+
+def test_an_option_that_changes_the_mathematics_is_refused_by_its_name(tmp_path: Path, demo_directory: Path) -> None:
+    random_model(tmp_path, demo_directory, "llama")
+    edit_json(tmp_path / "config.json", {"attn_logit_softcapping": 50.0})
+    with pytest.raises(UnsupportedModel, match="attn_logit_softcapping"):
+        read_source(tmp_path)
