@@ -93,7 +93,8 @@ def estimate(shape: Shape, size_bytes: int, options: LoadOptions, machine: Seque
     need = MemoryUse(
         weights_bytes=size_bytes,
         kv_cache_bytes=round(shape.kv_width * n_ctx * _KV_BYTES[options.kv_type]),
-        workspace_bytes=4 * options.batch_size * (8 * shape.hidden_size) + 4 * shape.vocab_size,
+        # fp32, for one prefill chunk: its logits, and about eight activations as wide as the hidden state
+        workspace_bytes=4 * options.batch_size * (shape.vocab_size + 8 * shape.hidden_size),
     )
     available = device.free_bytes - (_SPARE if on_gpu else 0)
     n_gpu_layers = 0

@@ -166,13 +166,16 @@ def _choose_gguf(spec: ModelSpec, groups: Sequence[FileGroup], where: str) -> Fi
         fitting = [group for group in groups if group.quant == wanted.upper()]
     else:
         fitting = _preferred(groups)
-    if fitting:  # the same file at the top and in a folder, or whole and in parts: the plainest
+    if len({PurePosixPath(group.label).name.lower() for group in fitting}) == 1:
+        # The same file at the top and in a folder, or whole and in parts: the plainest.
         return min(fitting, key=lambda group: (group.label.count("/"), len(group.names), group.label))
-    listed = ", ".join(group.quant or group.label for group in groups)
-    if wanted:
+    if wanted and not fitting:
+        listed = ", ".join(group.quant or group.label for group in groups)
         raise UsageError(f"{where} has no {wanted} of this model.", hint=f"It has: {listed}.")
+    listed = ", ".join(group.label for group in fitting or groups)
     raise UsageError(
-        f"{where} has several models: {listed}.", hint="Give the one you mean, as NAME:QUANT or as a path."
+        f"{where} has several models: {listed}.",
+        hint="Ask for one as NAME:QUANT; or name it in your models.toml, with gguf and file.",
     )
 
 

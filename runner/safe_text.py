@@ -6,10 +6,10 @@ markup: front ends never parse outside text as markup. Raw text stays raw in the
 
 from __future__ import annotations
 
-# Dropped: C0 without tab and newline, DEL, C1 (8-bit escape sequences), bidirectional marks, overrides and isolates with
-# their deprecated kin, annotation and musical format characters, lone surrogates, and the plane of invisible tags, which
-# hides whole texts (the flags of England, Scotland and Wales lose their country to it; a filter without memory cannot
-# tell). What scripts and emoji are written with stays: joiners, soft breaks, fillers, all variation selectors.
+# Dropped: C0 without tab and newline, DEL, C1 (8-bit escape sequences), bidirectional marks, overrides and isolates
+# with their deprecated kin, annotation and musical format characters, lone surrogates, and the plane of invisible tags,
+# which hides whole texts (the flags of England, Scotland and Wales lose their country to it: a filter without memory
+# cannot tell). What scripts and emoji are written with stays: joiners, soft breaks, fillers, variation selectors.
 _DROPPED: dict[int, str | None] = {
     code: None
     for span in (

@@ -52,7 +52,10 @@ def test_without_a_choice_the_best_liked_quantization_is_taken() -> None:
 def test_different_models_in_one_repository_have_to_be_chosen() -> None:
     with pytest.raises(UsageError, match="several models") as caught:
         choose(HUB, ["x-7b-Q4_0.gguf", "x-13b-Q8_0.gguf"], "r")
-    assert "Q4_0, Q8_0" in caught.value.message
+    assert "x-13b-Q8_0.gguf, x-7b-Q4_0.gguf" in caught.value.message
+    assert choose(asked("Q4_0"), ["x-7b-Q4_0.gguf", "x-13b-Q8_0.gguf"], "r").weights == ("x-7b-Q4_0.gguf",)
+    with pytest.raises(UsageError, match="several models"):
+        choose(asked("Q4_0"), ["x-7b-Q4_0.gguf", "x-13b-Q4_0.gguf", "x-7b-Q8_0.gguf"], "r")
 
 
 def test_a_quantization_that_is_not_there_lists_the_others() -> None:

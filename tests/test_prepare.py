@@ -292,7 +292,8 @@ def test_a_damaged_file_from_the_hub_is_refused(server: Hub) -> None:
         prepare("tiny")
 
 
-def test_without_links_in_the_cache_files_are_found_too(server: Hub) -> None:
+@pytest.mark.usefixtures("server")
+def test_without_links_in_the_cache_files_are_found_too() -> None:
     model, _ = prepare("tiny")
     blob = model.weights[0].resolve()
     model.weights[0].unlink()

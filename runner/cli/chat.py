@@ -20,9 +20,9 @@ from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.errors import UsageError
 
 if TYPE_CHECKING:
-    from runner.cli.preferences import Preferences
     from runner.cli.repl import Repl, Source
     from runner.paths import Paths
+    from runner.settings import Settings
     from runner.store import Store
     from runner.transcript import Session
 
@@ -59,18 +59,16 @@ def chat(
     quiet: options.Quiet = False,
 ) -> None:
     """Talk with a model. /help lists what can be typed; from a pipe, each line is a message."""
-    from runner.cli.preferences import Preferences
     from runner.paths import user_paths
+    from runner.settings import load_settings
     from runner.store import Store
 
     render.configure(quiet=quiet)
     paths = user_paths()
-    preferences = Preferences.of_user(paths)
-    store = None if no_log else Store(paths.database)
+    settings = load_settings(paths)
+    store = None if no_log or not settings.save_chats else Store(paths.database)
     resumed = _session_to_resume(store, continue_latest, resume)
-    name = model or model_argument or (resumed.model if resumed else None) or preferences.model
-    if not name:
-        raise UsageError("There is no model.", hint="Say which: runner chat demo")
+    name = model or model_argument or (resumed.model if resumed else "") or settings.model
     flags = options.sampling(
         temperature=temperature,
         top_k=top_k,
@@ -85,23 +83,23 @@ def chat(
     )
     setup = _Setup(
         paths=paths,
-        preferences=preferences,
+        settings=settings,
         store=store,
         resumed=resumed,
         model=name,
         system=system,
         own_params={**_kept_params(resumed), **flags},
-        load_options=preferences.load_options(
+        load_options=settings.load_options(
             backend=backend,
             ctx_size=ctx_size,
-            n_gpu_layers=n_gpu_layers,
+            n_gpu_layers=options.gpu_layers(n_gpu_layers),
             kv_type=kv_type,
             n_threads=threads,
-            force=force,
+            force=force or None,
         ),
-        chat_options=preferences.chat_options(overflow=overflow, think=think, think_budget=think_budget),
-        is_offline=preferences.is_offline(offline),
-        has_thoughts=not hide_thinking,
+        chat_options=settings.chat_options(overflow=overflow, think=think, think_budget=think_budget),
+        is_offline=settings.is_offline(offline),
+        has_thoughts=settings.show_thinking and not hide_thinking,
         is_quiet=quiet,
         is_verbose=verbose,
     )
@@ -114,7 +112,7 @@ class _Setup:
     """What a chat is started with."""
 
     paths: Paths
-    preferences: Preferences
+    settings: Settings
     store: Store | None
     resumed: Session | None
     model: str
@@ -136,7 +134,7 @@ def _run(setup: _Setup) -> int:
     from runner.conversation import Conversation
     from runner.engine_process import EngineProcess
 
-    make_params = setup.preferences.sampling_params
+    make_params = setup.settings.sampling_params
     make_params({}, setup.own_params)  # a wrong value is better said before a model is loaded
     with _ended_by_signals(), EngineProcess(setup.paths) as engine:
         loader = Loader(engine, setup.model, setup.load_options, offline=setup.is_offline)
@@ -147,7 +145,7 @@ def _run(setup: _Setup) -> int:
             store=setup.store,
             params=make_params(loaded.sampling, setup.own_params),
             options=setup.chat_options,
-            system=setup.system,
+            system=setup.system or setup.settings.system,
         )
         if setup.resumed:
             conversation.resume(setup.resumed.id)

@@ -5,15 +5,11 @@ It reads file headers and asks the drivers; it loads no weights and knows no ari
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from runner.cli import options, render
 
 
 def explain(
-    model: Annotated[str, typer.Argument(help="A name, owner/repo[:quant], a directory or a .gguf file.")],
+    model: options.ModelArgument = None,
     backend: options.Backend = None,
     ctx_size: options.CtxSize = None,
     n_gpu_layers: options.GpuLayers = None,
@@ -24,6 +20,8 @@ def explain(
 ) -> None:
     """Say how a model would run here, and why."""
     from runner.backends import choose
+    from runner.cli.loading import Narrator
+    from runner.cli.preferences import Preferences
     from runner.fit import estimate, model_shape
     from runner.machine import devices
     from runner.paths import user_paths
@@ -33,20 +31,14 @@ def explain(
     from runner.wire import to_plain
 
     paths = user_paths()
-    load_options = options.load_options(
-        paths,
-        backend=backend,
-        ctx_size=ctx_size,
-        n_gpu_layers=n_gpu_layers,
-        kv_type=kv_type,
-        n_threads=threads,
+    preferences = Preferences.of_user(paths)
+    load_options = preferences.load_options(
+        backend=backend, ctx_size=ctx_size, n_gpu_layers=n_gpu_layers, kv_type=kv_type, n_threads=threads, force=False
     )
-    files = ready(
-        Registry.load_for(paths).resolve(model),
-        offline=bool(offline),
-        on_event=options.show_event,
-        cancel=CancelToken(),
-    )
+    spec = Registry.load_for(paths).resolve(model or preferences.model or "demo")
+    is_offline = preferences.is_offline(offline)
+    with Narrator(as_json=as_json) as narrator:
+        files = ready(spec, offline=is_offline, on_event=narrator, cancel=CancelToken())
     choice = choose(files, load_options)
     fit = estimate(model_shape(files), files.size_bytes, load_options, devices())
     if as_json:

@@ -30,9 +30,10 @@ _ROOM_BELOW = "\x1bD\x1bM"  # index, reverse index: on the last row the screen s
 def terminal_size() -> tuple[int, int]:
     """(columns, rows) of the terminal on stdout, or (0, 0) when it does not say."""
     try:
-        return tuple(os.get_terminal_size(sys.stdout.fileno()))
+        size = os.get_terminal_size(sys.stdout.fileno())
     except (OSError, ValueError):
         return (0, 0)
+    return size.columns, size.lines
 
 
 class Live:

@@ -17,7 +17,7 @@ from runner.errors import EngineDied, RunnerError
 
 if TYPE_CHECKING:
     from runner.engine_process import EngineProcess
-    from runner.events import LoadEvent, Loaded, Notice
+    from runner.events import Loaded, LoadEvent, Notice
 
 _LABELS = {"download": "Downloading", "load": "Loading", "prefill": "Reading"}
 _PATIENCE_S = 0.4  # what is done sooner needs no bar

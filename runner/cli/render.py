@@ -243,7 +243,9 @@ def short_count(number: int) -> str:
         if value < 999.5 or unit == "T":
             break
         value /= 1000
-    return str(number) if unit == "" else f"{value:.3g}{unit}"
+    if unit == "":
+        return str(number)
+    return f"{value:.0f}{unit}" if value >= 99.95 else f"{value:.1f}".removesuffix(".0") + unit
 
 
 def duration(seconds: float) -> str:

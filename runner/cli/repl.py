@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -79,6 +78,11 @@ class Totals:
         self.last = finished
 
 
+def plain_params(model_defaults: Mapping[str, Any], own: Mapping[str, Any]) -> SamplingParams:
+    """The model's own defaults under what the user set, without any settings between. Raises UsageError."""
+    return build(SamplingParams, model_defaults, own)
+
+
 @dataclass
 class Repl:
     """One running chat. Its attributes are what slash commands act on.
@@ -101,7 +105,7 @@ class Repl:
     exit_code: int = 0
     directory: Path = field(default_factory=Path)
     own_params: dict[str, Any] = field(default_factory=dict)
-    make_params: Callable[[Mapping[str, Any], Mapping[str, Any]], SamplingParams] = partial(build, SamplingParams)
+    make_params: Callable[[Mapping[str, Any], Mapping[str, Any]], SamplingParams] = plain_params
     editor: Callable[[str], str | None] = edit_text
 
     def run(self) -> int:

@@ -18,7 +18,7 @@ from runner.errors import EngineDied, UsageError
 if TYPE_CHECKING:
     from runner.config import ChatOptions, SamplingParams
     from runner.engine_process import EngineProcess
-    from runner.events import ChatEvent, Loaded
+    from runner.events import Loaded
     from runner.types import Message
 
 _INTERRUPTED = 130
@@ -64,28 +64,28 @@ def run(
     Text from a pipe is added to the prompt: git diff | runner run demo "Explain"
     """
     from runner.cli.loading import Loader
-    from runner.cli.preferences import Preferences
     from runner.engine_process import EngineProcess
     from runner.paths import user_paths
+    from runner.settings import load_settings
     from runner.types import Message
 
     render.configure(quiet=quiet)
     paths = user_paths()
-    preferences = Preferences.of_user(paths)
-    name, words = _model_and_prompt(model, model_argument, prompt_words or [], preferences.model)
+    settings = load_settings(paths)
+    name, words = _model_and_prompt(model, model_argument, prompt_words or [], settings.model)
     text = _assemble(prompt, words, files or [])
     messages = [Message(role="user", content=text)]
-    if system:
+    if system := system or settings.system:
         messages.insert(0, Message(role="system", content=system))
-    load_options = preferences.load_options(
+    load_options = settings.load_options(
         backend=backend,
         ctx_size=ctx_size,
-        n_gpu_layers=n_gpu_layers,
+        n_gpu_layers=options.gpu_layers(n_gpu_layers),
         kv_type=kv_type,
         n_threads=threads,
-        force=force,
+        force=force or None,
     )
-    chat_options = preferences.chat_options(overflow=overflow, think=think, think_budget=think_budget, raw=raw)
+    chat_options = settings.chat_options(overflow=overflow, think=think, think_budget=think_budget, raw=raw or None)
     sampling = options.sampling(
         temperature=temperature,
         top_k=top_k,
@@ -98,26 +98,25 @@ def run(
         max_tokens=max_tokens,
         stop=stop,
     )
-    preferences.sampling_params({}, sampling)  # a wrong value is better said before a model is loaded
+    settings.sampling_params({}, sampling)  # a wrong value is better said before a model is loaded
     with EngineProcess(paths) as engine:
-        loaded = Loader(engine, name, load_options, offline=preferences.is_offline(offline), as_json=as_json).load()
-        params = preferences.sampling_params(loaded.sampling, sampling)
+        loaded = Loader(engine, name, load_options, offline=settings.is_offline(offline), as_json=as_json).load()
+        params = settings.sampling_params(loaded.sampling, sampling)
         one_shot = _OneShot(engine, loaded, messages, params, chat_options)
-        code = one_shot.as_json() if as_json else one_shot.as_text(has_thoughts=not hide_thinking, verbose=verbose)
+        code = (
+            one_shot.as_json()
+            if as_json
+            else one_shot.as_text(has_thoughts=settings.show_thinking and not hide_thinking, verbose=verbose)
+        )
     if code:
         raise typer.Exit(code)
 
 
-def _model_and_prompt(
-    flag: str | None, argument: str | None, words: Sequence[str], default: str | None
-) -> tuple[str, str]:
+def _model_and_prompt(flag: str | None, argument: str | None, words: Sequence[str], default: str) -> tuple[str, str]:
     """The model's name and the words of the prompt. With -m, all arguments are words of the prompt."""
     if flag:
         return flag, " ".join([argument, *words] if argument else words)
-    model = argument or default
-    if not model:
-        raise UsageError("There is no model.", hint='Say which: runner run demo "Hello"')
-    return model, " ".join(words)
+    return argument or default, " ".join(words)
 
 
 def _assemble(flag: str | None, words: str, files: Sequence[Path]) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from runner.cli import clipboard, render, set_values
 from runner.cli.attachments import attached, read_text_file
 from runner.cli.status_text import rate, summary
-from runner.config import ChatOptions, LoadOptions, SamplingParams, build, nearest_hint
+from runner.config import ChatOptions, LoadOptions, SamplingParams, nearest_hint
 from runner.errors import UsageError
 
 if TYPE_CHECKING:
@@ -124,7 +124,8 @@ def _think(repl: Repl, argument: str) -> None:
         repl.has_thoughts = word == "show"
         render.narrate("Thoughts are shown." if repl.has_thoughts else "Thoughts are hidden.")
     elif word in _THINK:
-        repl.conversation.configure(options=dataclasses.replace(repl.conversation.options, think=word))
+        change: dict[str, Any] = {"think": word}
+        repl.conversation.configure(options=dataclasses.replace(repl.conversation.options, **change))
         render.narrate(f"Thinking: {word}")
     elif word:
         raise UsageError(f"/think {argument}?", hint=f"One of: {', '.join(_THINK)}, show, hide.")
@@ -134,9 +135,9 @@ def _think(repl: Repl, argument: str) -> None:
 
 def _parameters(repl: Repl) -> str:
     lines = []
-    for title, values in zip(("sampling", "chat", "load"), _configurations(repl), strict=True):
+    for values in _configurations(repl):
         fields = [f.name for f in dataclasses.fields(values) if f.name in set_values.names()]
-        lines += [f"{title:<9} {name:<18} {set_values.shown(getattr(values, name))}" for name in fields]
+        lines += [f"{name:<18} {set_values.shown(getattr(values, name))}" for name in fields]
     return "\n".join(lines)
 
 

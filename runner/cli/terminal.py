@@ -96,7 +96,7 @@ class PipeSource:
 
 
 def key_bindings() -> KeyBindings:
-    """Enter sends, unless a \"\"\" block is open; Ctrl+J begins a new line; Ctrl+C clears, or leaves an empty prompt."""
+    """Enter sends, unless a \"\"\" block is open; Ctrl+J begins a line; Ctrl+C clears, or leaves an empty prompt."""
     keys = KeyBindings()
 
     @keys.add("enter")

@@ -57,10 +57,10 @@ def random_model(
                 parameter.add_(0.3 * torch.randn_like(parameter))
             else:
                 parameter.mul_(4)
-    model = model.to(dtype)
-    model.save_pretrained(directory, max_shard_size=shard_size)
+    model.to(dtype).save_pretrained(directory, max_shard_size=shard_size)
     copy_tokenizer(demo, directory)
-    return model.float()
+    # Loaded afresh: a cast model keeps a rounded rotary table.
+    return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
 
 
 def copy_tokenizer(demo: Path, directory: Path) -> None:

@@ -147,7 +147,7 @@ def test_stories260k_tells_the_golden_story(stories: dict[str, Path], shared_dat
     assert oracle.greedy(stories[name], golden["prompt_ids"], count) == ids[1 : 1 + count]
 
 
-@pytest.mark.parametrize(("name", "tolerance"), [("f32", 1e-4), ("f16", 0.02), ("q8_0", 0.3)])
+@pytest.mark.parametrize(("name", "tolerance"), [("f32", 1e-4), ("f16", 0.02), ("q8_0", 0.5)])
 def test_stories260k_has_the_golden_logits(
     stories: dict[str, Path], shared_data: Path, name: str, tolerance: float
 ) -> None:

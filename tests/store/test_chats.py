@@ -160,7 +160,7 @@ def test_a_unique_beginning_of_an_id_is_enough(store: Store) -> None:
 
 def test_an_ambiguous_beginning_names_the_chats(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     letters = iter("aaaaaaaa" + "aaaaaaaa" + "aaaaaaab")  # the second id is taken, so it is drawn again
-    monkeypatch.setattr("runner.store.secrets.choice", lambda _: next(letters))
+    monkeypatch.setattr("runner.store.chats.secrets.choice", lambda _: next(letters))
     ids = [store.create_session(model="m", title=title).id for title in ("one", "two")]
     assert ids == ["aaaaaaaa", "aaaaaaab"]
     with pytest.raises(UsageError, match="2 chats") as caught:

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from runner.database import as_runner_errors, connect, transaction, truncate_log, wipe_deleted
 from runner.errors import UsageError
-from runner.search_text import excerpt, fold, fold_terms
-from runner.store_rows import (
+from runner.store.database import as_runner_errors, connect, transaction, truncate_log, wipe_deleted
+from runner.store.rows import (
     MIGRATIONS,
     SESSION,
     SUMMARY,
@@ -31,6 +30,7 @@ from runner.store_rows import (
     summary_from,
     turn_from,
 )
+from runner.store.search_text import excerpt, fold, fold_terms
 from runner.transcript import Session, SessionSummary, Turn
 
 T = TypeVar("T")

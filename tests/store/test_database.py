@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.database import as_runner_errors, connect, transaction
 from runner.errors import BusyError, StoreError
+from runner.store.database import as_runner_errors, connect, transaction
 
 FIRST = "CREATE TABLE notes (text TEXT NOT NULL); -- a comment; with semicolons;\nINSERT INTO notes VALUES ('a;b');\n"
 SECOND = "ALTER TABLE notes ADD COLUMN stars INTEGER NOT NULL DEFAULT 1;\n"
@@ -114,7 +114,7 @@ def test_a_directory_in_the_way_is_a_store_error(tmp_path: Path) -> None:
 
 
 def test_a_database_that_stays_locked_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.database.BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("runner.store.database.BUSY_TIMEOUT_S", 0.05)
     path = tmp_path / "notes.sqlite3"
     with closing(connect(path, (FIRST,))) as first, closing(connect(path, (FIRST,))) as second:
         first.execute("BEGIN IMMEDIATE")
@@ -132,7 +132,7 @@ def test_a_transaction_that_fails_is_undone(tmp_path: Path) -> None:
 
 def test_processes_that_open_a_new_database_at_once_all_succeed(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from runner.database import connect, transaction\n"
+        "import sys; from pathlib import Path; from runner.store.database import connect, transaction\n"
         "sys.stdin.readline()\n"
         "database = connect(Path(sys.argv[1]), (sys.argv[2],))\n"
         "with transaction(database): database.execute('INSERT INTO notes VALUES (1)')\n"

@@ -1,0 +1,66 @@
+"""Changes one setting in the user's config.toml, and keeps everything else in it: comments, order, spacing.
+
+The file is replaced in one step, with mode 0600. It knows nothing of where else a setting may be given.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from runner.errors import ConfigError
+from runner.paths import Paths, open_private
+from runner.settings.files import read_text
+from runner.settings.table import setting
+
+
+def set_value(paths: Paths, key: str, texts: Sequence[str]) -> Any:
+    """Write `key` with the value that `texts` mean (one; more for a list) into the user's file; returns the value.
+
+    Raises ConfigError.
+    """
+    value = setting(key).parse(*texts)
+    document = _document(paths.settings_file)
+    document[key] = list(value) if isinstance(value, tuple) else value
+    _write(paths.settings_file, document.as_string())
+    return value
+
+
+def unset_value(paths: Paths, key: str) -> bool:
+    """Remove `key` from the user's file; returns whether it was there.
+
+    A key that is no setting is removed too, if it is there: so a mistake can be taken back. Raises ConfigError.
+    """
+    document = _document(paths.settings_file)
+    if key not in document:
+        setting(key)
+        return False
+    del document[key]
+    _write(paths.settings_file, document.as_string())
+    return True
+
+
+def _document(path: Path) -> Any:
+    import tomlkit
+    from tomlkit.exceptions import ParseError
+
+    try:
+        return tomlkit.parse(read_text(path))
+    except ParseError as error:
+        raise ConfigError(f"{path}:{error.line} is not valid TOML.", hint="Mend the file, then try again.") from error
+
+
+def _write(path: Path, text: str) -> None:
+    target = path.resolve()  # a link into somebody's dotfiles stays a link
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    try:
+        with os.fdopen(open_private(partial), "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from error

@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from runner.backends import choose, native
+from runner.backends.base import Backend, Prefill, Step
+from runner.backends.native import placement
+from runner.config import LoadOptions, SamplingParams
+from runner.errors import BackendUnavailable, DoesNotFit, RunnerError, UnsupportedModel
+from runner.types import CancelToken
+from tests.backends.conformance import GREEDY, N_CTX, BackendConformance, prefills, take
+from tests.backends.native.tiny_models import VOCAB, load, make, ready, save
+
+
+class TestNativeDemo(BackendConformance):
+    """The GGUF source, and byte-level BPE."""
+
+    @pytest.fixture
+    def backend(self, demo_directory: Path) -> Iterator[Backend]:
+        backend = load(ready(demo_directory, demo_directory / "demo-q8_0.gguf"), ctx_size=N_CTX)
+        yield backend
+        backend.close()
+
+
+class TestNativeStories(BackendConformance):
+    """The safetensors source, the llama architecture, and SentencePiece with byte fallback."""
+
+    @pytest.fixture
+    def backend(self, shared_data: Path) -> Iterator[Backend]:
+        backend = load(ready(shared_data / "stories260K" / "hf"), ctx_size=N_CTX)
+        yield backend
+        backend.close()
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return save(make("qwen3", max_position_embeddings=2048), tmp_path)
+
+
+PROMPT = [int(token) for token in np.random.default_rng(9).integers(0, 256, 60)]
+
+
+def test_importing_the_package_and_refusing_a_model_load_no_torch(tiny: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from runner.backends import native; from runner.config import LoadOptions; from runner.types import ReadyModel\n"
+        f"d = Path({str(tiny)!r}); w = (d / 'model.safetensors',)\n"
+        "m = ReadyModel(name='m', format='safetensors', weights=w, directory=d, size_bytes=1)\n"
+        "assert native.refusal(m, LoadOptions()) is None\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[3])
+
+
+def test_safetensors_are_run_by_the_native_backend(tiny: Path) -> None:
+    assert choose(ready(tiny), LoadOptions()).name == "native"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (LoadOptions(kv_type="q8_0"), "--kv-type"),
+        (LoadOptions(n_gpu_layers=1), "--backend llamacpp"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_with_the_remedy(options: LoadOptions, words: str, tiny: Path) -> None:
+    assert words in (native.refusal(ready(tiny), options) or "")
+
+
+def test_other_files_are_refused(tiny: Path) -> None:
+    assert "script" in (native.refusal(replace(ready(tiny), format="script"), LoadOptions()) or "")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpu_that_is_not_there_is_refused_with_the_remedy(tiny: Path) -> None:
+    assert "-ngl 0" in (native.refusal(ready(tiny), LoadOptions(n_gpu_layers="all")) or "")
+    with pytest.raises(BackendUnavailable, match="GPU"):
+        load(ready(tiny), n_gpu_layers="all")
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])
+def test_missing_files_are_named(missing: str, tiny: Path) -> None:
+    (tiny / missing).unlink()
+    assert missing in (native.refusal(ready(tiny), LoadOptions()) or "")
+    with pytest.raises(UnsupportedModel, match=missing):
+        load(ready(tiny))
+
+
+def test_info_says_where_and_how_it_runs(tiny: Path) -> None:
+    info = load(ready(tiny), n_threads=2, ctx_size=64).info
+    assert (info.backend, info.architecture, info.quantization) == ("native", "qwen3", "F32")
+    assert (info.device, info.n_gpu_layers, info.n_ctx, info.context_length) == ("CPU (2 threads)", 0, 64, 2048)
+    assert (info.bos_token, info.eos_token, info.chat_template) == ("<|begin|>", "<|end|>", None)
+    assert info.vocab_size == VOCAB
+
+
+def test_the_chat_template_is_the_models_own_unless_overridden(tiny: Path) -> None:
+    (tiny / "chat_template.jinja").write_text("{{ messages }}")
+    assert load(ready(tiny)).info.chat_template == "{{ messages }}"
+    assert load(replace(ready(tiny), chat_template="mine")).info.chat_template == "mine"
+
+
+def test_load_reports_progress_up_to_the_end(tiny: Path) -> None:
+    seen: list[float] = []
+    native.load(ready(tiny), LoadOptions(n_gpu_layers=0, n_threads=1), seen.append, CancelToken())
+    assert seen == sorted(seen)
+    assert len(seen) > 10
+    assert seen[-1] == 1.0
+
+
+def test_a_cancelled_load_stops(tiny: Path) -> None:
+    cancel = CancelToken()
+    seen: list[float] = []
+
+    def stop_at_half(fraction: float) -> None:
+        seen.append(fraction)
+        if fraction > 0.5:
+            cancel.cancel()
+
+    with pytest.raises(RunnerError, match="cancelled"):
+        native.load(ready(tiny), LoadOptions(n_gpu_layers=0, n_threads=1), stop_at_half, cancel)
+    assert seen[-1] < 1.0
+
+
+def test_prefill_is_yielded_chunk_by_chunk(tiny: Path) -> None:
+    backend = load(ready(tiny), batch_size=25)
+    assert prefills(backend, PROMPT) == [Prefill(done, 60, 0) for done in (0, 25, 50, 60)]
+    assert prefills(backend, [*PROMPT, 1, 2]) == [Prefill(60, 62, 60), Prefill(62, 62, 60)]
+    assert prefills(backend, PROMPT) == [Prefill(59, 60, 59), Prefill(60, 60, 59)]
+    assert prefills(backend, [*PROMPT[:10], 7, 8]) == [Prefill(10, 12, 10), Prefill(12, 12, 10)]
+
+
+def test_a_reused_prefix_gives_the_logits_of_a_cold_start(tiny: Path) -> None:
+    backend = load(ready(tiny), batch_size=16)
+    take(backend, PROMPT, 20)
+    other = [*PROMPT[:33], *PROMPT[:10]]
+    warm = take(backend, other, 20)
+    assert warm == take(load(ready(tiny)), other, 20)
+    assert warm != take(backend, [*PROMPT[:32], *PROMPT[:11]], 20), "the test distinguishes prompts"
+
+
+def test_closing_in_the_middle_of_a_prefill_keeps_what_was_reported(tiny: Path) -> None:
+    backend = load(ready(tiny), batch_size=20)
+    steps = backend.generate(PROMPT, GREEDY, CancelToken())
+    assert [next(steps), next(steps)] == [Prefill(0, 60, 0), Prefill(20, 60, 0)]
+    steps.close()
+    assert prefills(backend, PROMPT)[0] == Prefill(20, 60, 20)
+
+
+def test_cancel_in_a_prefill_keeps_whole_chunks_and_continues_as_fresh(tiny: Path) -> None:
+    backend = load(ready(tiny), batch_size=20)
+    cancel = CancelToken()
+    seen = []
+    for step in backend.generate(PROMPT, GREEDY, cancel):
+        seen.append(step)
+        if step == Prefill(40, 60, 0):
+            cancel.cancel()
+    assert seen[-1] == Prefill(40, 60, 0)
+    assert prefills(backend, PROMPT)[0].cached == 40
+    assert take(backend, PROMPT, 20) == take(load(ready(tiny)), PROMPT, 20)
+
+
+def test_cancel_from_another_thread_ends_a_long_prefill_within_200_ms(demo_directory: Path) -> None:
+    backend = load(ready(demo_directory, demo_directory / "demo-q8_0.gguf"), batch_size=2048)
+    prompt = [10 + i % 5000 for i in range(2000)]
+    cancel = CancelToken()
+    cancelled_at: list[float] = []
+
+    def cancel_now() -> None:
+        cancelled_at.append(time.monotonic())
+        cancel.cancel()
+
+    timer = threading.Timer(0.15, cancel_now)
+    timer.start()
+    steps = list(backend.generate(prompt, GREEDY, cancel))
+    ended = time.monotonic()
+    timer.join()
+    assert not any(isinstance(step, Step) for step in steps)
+    assert ended - cancelled_at[0] < 0.2
+
+
+def test_the_cache_grows_with_the_conversation_and_not_past_the_context(tiny: Path) -> None:
+    backend = load(ready(tiny), ctx_size=700)
+    per_token = 2 * 3 * 2 * 18 * 4
+    take(backend, PROMPT, 3)
+    assert backend.memory().kv_cache_bytes == 256 * per_token
+    assert len(take(backend, PROMPT, 1000)) == 640
+    assert backend.memory().kv_cache_bytes == 700 * per_token
+    assert backend.memory().weights_bytes == backend.info.num_parameters * 4
+
+
+def test_growing_the_cache_changes_no_token(tiny: Path) -> None:
+    backend = load(ready(tiny))
+    long = [token for i in range(11) for token in (*PROMPT, i)]
+    grown = take(backend, PROMPT, 300)
+    take(backend, long, 1)
+    assert take(backend, PROMPT, 300) == grown
+
+
+def test_a_closed_backend_holds_nothing(tiny: Path) -> None:
+    backend = load(ready(tiny))
+    take(backend, PROMPT, 2)
+    backend.close()
+    assert backend.memory().total_bytes == 0
+
+
+def test_a_model_that_does_not_fit_is_refused_with_what_would(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = 4 * load(ready(tiny)).info.num_parameters
+    per_token = 2 * 3 * 2 * 18 * 4
+    monkeypatch.setattr(placement, "free_bytes", lambda _: weights + 1100 * per_token)
+    with pytest.raises(DoesNotFit, match="2048 tokens") as caught:
+        load(ready(tiny))
+    assert "-c 1024" in caught.value.hint
+    assert load(ready(tiny), ctx_size=1024).info.n_ctx == 1024
+    assert load(ready(tiny), force=True).info.n_ctx == 2048
+
+
+def test_an_allocation_that_fails_says_what_was_asked(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = load(ready(tiny))
+    expected = take(backend, PROMPT, 5)
+    # A real failure of torch's allocator: more than any machine's address space.
+    impossible = 2**60
+    monkeypatch.setattr(backend._cache, "reserve", lambda _: torch.empty(impossible))
+    with pytest.raises(DoesNotFit, match="Out of memory.*KV cache for 2048 tokens"):
+        take(backend, PROMPT, 5)
+    monkeypatch.undo()
+    assert take(backend, PROMPT, 5) == expected
+
+
+def test_free_memory_of_the_cpu_is_the_machines(tiny: Path) -> None:
+    found = placement.free_bytes(load(ready(tiny))._placement)
+    assert 0 < found <= psutil.virtual_memory().total
+
+
+def test_sampling_depends_on_the_seed_and_on_nothing_else(tiny: Path) -> None:
+    backend = load(ready(tiny))
+    hot = SamplingParams(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=5)
+    first = take(backend, PROMPT, 30, hot)
+    assert take(backend, PROMPT, 30, hot) == first
+    assert take(load(ready(tiny)), PROMPT, 30, hot) == first
+    assert take(backend, PROMPT, 30, replace(hot, seed=6)) != first
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_it_computes_in_bfloat16_and_answers_alike(demo_directory: Path) -> None:
+    model = ready(demo_directory, demo_directory / "demo-q8_0.gguf")
+    backend = load(model, n_gpu_layers="all")
+    text = "<|im_start|>user\nWhat is the capital of Peru?<|im_end|>\n<|im_start|>assistant\n"
+    prompt = backend.tokenizer.encode(text)
+    cpu = np.stack([entry.values for entry in load(model).score(prompt)])
+    gpu = np.stack([entry.values for entry in backend.score(prompt)])
+    assert np.abs(gpu - cpu).max() < 0.05 * np.abs(cpu).max()
+    assert b"Lima" in b"".join(map(backend.tokenizer.token_bytes, take(backend, prompt, 10)))
+    assert backend.info.n_gpu_layers == backend.info.num_layers
+    assert backend.info.device == torch.cuda.get_device_name()

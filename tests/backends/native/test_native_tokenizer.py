@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from runner.backends.native.tokenizer import HuggingFaceTokenizer
+from runner.errors import BadModelFile, UnsupportedModel
+from tests.backends.native.tiny_models import byte_tokenizer
+
+TRICKY = [
+    "",
+    " ",
+    "  \n\n\t x",
+    "Hello, world! It's 3.14159 o'clock.",
+    " leading and trailing ",
+    "naïve café — “quotes”",
+    "東京 の 天気は？",
+    "👩‍👩‍👧 🇵🇪 ☕️",
+    "i̇ e\u0301 \u200d\ufeff",
+    "\x00\x01\x7f",
+    "<|im_start|>user\nhi<|im_end|>",
+    "<s>not</s> <unk> <0x0A>",
+    "a" * 300,
+    "١٢٣ ४५६ 1234567890",
+    "def f(x):\n    return x**2  # ok\r\n",
+]
+
+
+def whole(tokenizer: HuggingFaceTokenizer, ids: list[int], *, special: bool = False) -> bytes:
+    return b"".join(tokenizer.token_bytes(token, special=special) for token in ids)
+
+
+@pytest.fixture(scope="module")
+def qwen3(shared_data: Path) -> HuggingFaceTokenizer:
+    return HuggingFaceTokenizer(shared_data / "tokenizers" / "qwen3" / "tokenizer.json", 151936)
+
+
+@pytest.fixture(scope="module")
+def llama3(shared_data: Path) -> HuggingFaceTokenizer:
+    return HuggingFaceTokenizer(shared_data / "tokenizers" / "llama3" / "tokenizer.json", 128256)
+
+
+@pytest.fixture(scope="module")
+def stories(shared_data: Path) -> HuggingFaceTokenizer:
+    return HuggingFaceTokenizer(shared_data / "stories260K" / "hf" / "tokenizer.json", 512)
+
+
+@pytest.fixture(scope="module")
+def demo(demo_directory: Path) -> HuggingFaceTokenizer:
+    return HuggingFaceTokenizer(demo_directory / "tokenizer.json", 8192)
+
+
+@pytest.mark.parametrize(("name", "vectors"), [("qwen3", "qwen2"), ("llama3", "llama-bpe")])
+def test_the_47_vectors_of_llama_cpp(
+    name: str, vectors: str, shared_data: Path, request: pytest.FixtureRequest
+) -> None:
+    tokenizer: HuggingFaceTokenizer = request.getfixturevalue(name)
+    stem = shared_data / "vectors" / f"ggml-vocab-{vectors}.gguf"
+    texts = Path(f"{stem}.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
+    lines = Path(f"{stem}.out").read_text().split("\n")
+    assert len(texts) == 47
+    for text, line in zip(texts, lines, strict=False):
+        ids = tokenizer.encode(text, parse_special=False)
+        assert ids == [int(number) for number in line.split()], text
+        assert whole(tokenizer, ids).decode() == text
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama3", "stories", "demo"])
+def test_ids_equal_transformers(
+    name: str, shared_data: Path, demo_directory: Path, request: pytest.FixtureRequest
+) -> None:
+    files = {
+        "qwen3": shared_data / "tokenizers" / "qwen3",
+        "llama3": shared_data / "tokenizers" / "llama3",
+        "stories": shared_data / "stories260K" / "hf",
+        "demo": demo_directory,
+    }
+    ours: HuggingFaceTokenizer = request.getfixturevalue(name)
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(files[name] / "tokenizer.json"))
+    for text in TRICKY:
+        ids = theirs(text, add_special_tokens=False)["input_ids"]
+        assert ours.encode(text) == ids, text
+        assert whole(ours, ids, special=True).removeprefix(b" " if ours.strips_leading_space else b"") == (
+            theirs.decode(ids, clean_up_tokenization_spaces=False).encode()
+        )
+
+
+@pytest.mark.parametrize("name", ["llama3", "stories", "demo"])
+@given(text=st.text(st.characters(blacklist_categories=["Cs"]), max_size=40))
+@settings(max_examples=60, deadline=None)
+def test_the_bytes_of_the_tokens_are_the_text(name: str, text: str, request: pytest.FixtureRequest) -> None:
+    tokenizer: HuggingFaceTokenizer = request.getfixturevalue(name)
+    data = whole(tokenizer, tokenizer.encode(text, parse_special=False))
+    if tokenizer.strips_leading_space and text:
+        assert data.startswith(b" ")
+        data = data[1:]
+    assert data.decode() == text
+
+
+def test_roles_of_tokens_come_from_all_files(
+    qwen3: HuggingFaceTokenizer,
+    llama3: HuggingFaceTokenizer,
+    stories: HuggingFaceTokenizer,
+    demo: HuggingFaceTokenizer,
+) -> None:
+    assert (demo.add_bos, demo.bos_id, demo.stop_ids, demo.strips_leading_space) == (False, None, {0, 2}, False)
+    assert (stories.add_bos, stories.bos_id, stories.stop_ids, stories.strips_leading_space) == (True, 1, {2}, True)
+    assert (llama3.add_bos, llama3.bos_id) == (True, 128000)
+    assert (qwen3.add_bos, qwen3.stop_ids) == (False, {151645})
+    assert "<|im_end|>" in qwen3.control_tokens
+    assert demo.control_tokens == {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}
+
+
+def test_stop_ids_are_those_of_generation_config_config_and_tokenizer_config(tmp_path: Path) -> None:
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 256]}')
+    (tmp_path / "config.json").write_text('{"eos_token_id": 4}')
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "<|end|>"}}')
+    tokenizer = HuggingFaceTokenizer(tmp_path / "tokenizer.json", 263)
+    assert tokenizer.stop_ids == {3, 4, 256, 258}
+    assert tokenizer.eos_id == 258
+
+
+def test_rows_that_no_token_uses_add_nothing_to_the_text(qwen3: HuggingFaceTokenizer) -> None:
+    assert qwen3.token_bytes(151935) == b""
+    for outside in (-1, 151936):
+        with pytest.raises(IndexError):
+            qwen3.token_bytes(outside)
+
+
+def test_tokens_that_are_added_but_not_special_are_text(qwen3: HuggingFaceTokenizer) -> None:
+    (think,) = qwen3.encode("<think>")
+    assert qwen3.token_bytes(think) == b"<think>"
+    assert "<think>" not in qwen3.control_tokens
+
+
+def test_bytes_of_byte_fallback_tokens(stories: HuggingFaceTokenizer) -> None:
+    assert whole(stories, stories.encode("🙂")) == " 🙂".encode()
+    assert b"\xf0" in [stories.token_bytes(token) for token in stories.encode("🙂")]
+
+
+def test_lone_surrogates_become_question_marks(demo: HuggingFaceTokenizer) -> None:
+    assert whole(demo, demo.encode("a\ud800b")) == b"a?b"
+
+
+def test_a_vocabulary_beyond_the_models_is_refused(demo_directory: Path) -> None:
+    with pytest.raises(BadModelFile, match="beyond the model's vocabulary"):
+        HuggingFaceTokenizer(demo_directory / "tokenizer.json", 8000)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": "1.0", "model": {"type": "Nonsense"}}'])
+def test_what_is_no_tokenizer_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(BadModelFile):
+        HuggingFaceTokenizer(tmp_path / "tokenizer.json", 100)
+
+
+def test_an_unknown_kind_of_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordPiece(vocab={"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UnsupportedModel, match="decoder = WordPiece"):
+        HuggingFaceTokenizer(tmp_path / "tokenizer.json", 2)
+
+
+def test_a_metaspace_tokenizer_says_whether_it_puts_a_space_first(tmp_path: Path, shared_data: Path) -> None:
+    shutil.copy(shared_data / "stories260K" / "hf" / "tokenizer.json", tmp_path)
+    path = tmp_path / "tokenizer.json"
+    description = json.loads(path.read_text())
+    for scheme, strips in (("always", True), ("never", False)):
+        space = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}
+        description |= {"normalizer": None, "pre_tokenizer": space}
+        description["decoder"] = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, space]}
+        path.write_text(json.dumps(description))
+        tokenizer = HuggingFaceTokenizer(path, 512)
+        assert tokenizer.strips_leading_space is strips
+        assert whole(tokenizer, tokenizer.encode("Once upon")) == b" " * strips + b"Once upon"

@@ -1,0 +1,266 @@
+"""`runner ls`, `show` and `rm`, as a user types them, over the demo, the cache and models made here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_files import TEMPLATE, read_tree, write_gguf, write_safetensors
+
+from runner.cli.app import main
+from runner.hub_cache import hub_settings
+from runner.paths import user_paths
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def cached(repo: str, source: Path) -> Path:
+    """Put the files of `source` into the cache, the way that the hub's library does; returns the snapshot."""
+    directory = hub_settings().cache / f"models--{repo.replace('/', '--')}"
+    snapshot = directory / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (directory / "blobs").mkdir()
+    for number, (name, data) in enumerate(sorted(read_tree(source).items())):
+        (directory / "blobs" / f"{number:040x}").write_bytes(data)
+        (snapshot / name).symlink_to(f"../../blobs/{number:040x}")
+    (directory / "refs").mkdir()
+    (directory / "refs" / "main").write_text(COMMIT)
+    return snapshot
+
+
+@pytest.fixture
+def qwen(tmp_path: Path) -> Path:
+    """Two quantizations of a registry model in the cache."""
+    write_gguf(tmp_path / "q" / "Qwen3-8B-Q4_K_M.gguf")
+    write_gguf(tmp_path / "q" / "Qwen3-8B-Q8_0.gguf", hidden=64)
+    return cached("Qwen/Qwen3-8B-GGUF", tmp_path / "q")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(arguments)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    code, out, _ = run(capsys, *arguments, "--json")
+    assert code == 0
+    plain: dict[str, Any] = json.loads(out)
+    return plain
+
+
+# --- ls ---
+
+
+def test_ls_on_a_fresh_machine_has_the_demo_and_says_where_more_is(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "ls")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["MODEL", "demo"]
+    assert "19.8 MB" in out
+    assert "ls --all" in err
+
+
+@pytest.mark.usefixtures("qwen")
+def test_ls_names_what_can_be_run_and_how_to_call_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_gguf(user_paths().models / "mine" / "mine-q4_0.gguf")
+    write_gguf(user_paths().models / "half.partial" / "x-q4_0.gguf")
+    cached("Qwen/Qwen3-8B", write_safetensors(tmp_path / "hf", shards=2))
+    cached("who/ever", write_gguf(tmp_path / "w" / "thing-Q6_K.gguf").parent)
+    models = run_json(capsys, "ls")["models"]
+    listed = {model["name"]: (model["kind"], model["format"], model["quantization"]) for model in models}
+    assert listed == {
+        "demo": ("built-in", "gguf", "Q8_0"),
+        "mine": ("made here", "gguf", "Q4_0"),
+        "qwen3-8b": ("cache", "gguf", "Q4_K_M"),
+        "qwen3-8b:Q8_0": ("cache", "gguf", "Q8_0"),
+        "qwen3-8b:safetensors": ("cache", "safetensors", ""),
+        "who/ever:Q6_K": ("cache", "gguf", "Q6_K"),
+    }
+    assert all(Path(model["path"]).stat().st_size <= model["size_bytes"] for model in models)
+    assert all(model["last_used"] > 10**9 for model in models)
+
+
+@pytest.mark.usefixtures("qwen")
+def test_every_name_that_ls_gives_is_understood_by_show(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_gguf(user_paths().models / "mine" / "mine-q4_0.gguf")
+    cached("who/ever", write_gguf(tmp_path / "w" / "thing-Q6_K.gguf").parent)
+    for model in run_json(capsys, "ls")["models"]:
+        shown = run_json(capsys, "show", model["name"])
+        assert shown["is_local"], model["name"]
+        assert shown["files"][0]["path"] == model["path"]
+
+
+@pytest.mark.usefixtures("qwen")
+def test_ls_all_adds_the_registry_with_its_state(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "ls", "--all")
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    assert "here: Q4_K_M, Q8_0" in lines["qwen3-8b"]
+    assert "not here" in lines["llama-3.1-8b"]
+    assert "gated" in lines["llama-3.1-8b"]
+    registry = {one["name"]: one for one in run_json(capsys, "ls", "--all")["registry"]}
+    assert registry["qwen3-8b"]["here"] == ["qwen3-8b", "qwen3-8b:Q8_0"]
+    assert registry["gpt-oss-20b"]["here"] == []
+
+
+def test_a_split_model_is_one_line_and_an_incomplete_one_is_none(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for number in (1, 2, 3):
+        write_gguf(tmp_path / "o" / f"gpt-oss-120b-mxfp4-{number:05d}-of-00003.gguf")
+    snapshot = cached("ggml-org/gpt-oss-120b-GGUF", tmp_path / "o")
+    assert [model["name"] for model in run_json(capsys, "ls")["models"]] == ["demo", "gpt-oss-120b"]
+    next(snapshot.iterdir()).unlink()
+    assert [model["name"] for model in run_json(capsys, "ls")["models"]] == ["demo"]
+
+
+def test_names_with_escape_sequences_do_not_reach_the_terminal(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    write_gguf(user_paths().models / "a\x1b]0;owned\x07b" / "x-q4_0.gguf")
+    _, out, _ = run(capsys, "ls")
+    assert "\x1b" not in out
+    assert "\x07" not in out
+    del tmp_path
+
+
+def test_ls_loads_nothing_heavy() -> None:
+    code = "import sys; from runner.cli.app import main; main(['ls', '--all']); "
+    code += "bad = {'torch', 'triton', 'llama_cpp', 'textual', 'huggingface_hub', 'transformers', 'numpy'}; "
+    code += "sys.exit(', '.join(bad & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# --- show ---
+
+
+def test_show_of_a_model_that_is_here_reads_its_header(capsys: pytest.CaptureFixture[str], qwen: Path) -> None:
+    shown = run_json(capsys, "show", "qwen3-8b:q8_0")
+    assert (shown["architecture"], shown["context_length"], shown["licence"]) == ("llama", 128, "mit")
+    assert (shown["parameters"], shown["quantization"]) == (16 * 64, "F16")
+    assert shown["chat_template"] == TEMPLATE
+    assert shown["files"] == [{"path": str(qwen / "Qwen3-8B-Q8_0.gguf"), "size_bytes": shown["size_bytes"]}]
+
+
+def test_show_of_safetensors_reads_headers_and_configuration(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    shown = run_json(capsys, "show", str(write_safetensors(tmp_path / "m", shards=2)))
+    assert (shown["architecture"], shown["parameters"], shown["quantization"]) == ("llama", 64, "F32")
+    assert (shown["context_length"], shown["chat_template"]) == (64, TEMPLATE)
+    assert shown["sampling"] == {"temperature": 0.6, "top_k": 20, "repeat_penalty": 1.1}
+
+
+def test_show_of_a_registry_model_needs_no_network(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "show", "llama-3.1-8b")
+    assert code == 0
+    for said in ("8.03B", "131072 tokens", "meta-llama/Llama-3.1-8B-Instruct", "not on this machine", "llama-3.2-1b"):
+        assert said in out
+
+
+def test_show_prints_the_template_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "show", "demo", "--template")
+    assert code == 0
+    assert out.startswith("{%- for message in messages %}")
+    assert "<|im_start|>" in out
+
+
+def test_show_template_says_what_is_missing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, _, err = run(capsys, "show", "qwen3-8b", "--template")
+    assert code == 2
+    assert "not on this machine" in err
+    directory = write_safetensors(tmp_path / "m")
+    (directory / "tokenizer_config.json").unlink()
+    code, _, err = run(capsys, "show", str(directory), "--template")
+    assert code == 1
+    assert "no chat template" in err
+
+
+def test_show_of_an_unknown_name_hints_at_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "show", "qwen3-8")
+    assert (code, out) == (2, "")
+    assert "qwen3-8b" in err
+
+
+def test_show_of_the_scripted_model_works(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_json(capsys, "show", "fake")["is_local"] is True
+
+
+# --- rm ---
+
+
+def test_rm_deletes_one_quantization_and_says_what_it_freed(capsys: pytest.CaptureFixture[str], qwen: Path) -> None:
+    size = (qwen / "Qwen3-8B-Q8_0.gguf").stat().st_size
+    answer = run_json(capsys, "rm", "-y", "qwen3-8b:Q8_0")
+    assert answer["freed_bytes"] == size
+    assert [path.name for path in qwen.iterdir()] == ["Qwen3-8B-Q4_K_M.gguf"]
+
+
+def test_rm_of_the_last_weights_deletes_the_whole_repository(capsys: pytest.CaptureFixture[str], qwen: Path) -> None:
+    assert run(capsys, "rm", "-y", "qwen3-8b:Q8_0", "qwen3-8b:Q4_K_M")[0] == 0
+    assert [model["name"] for model in run_json(capsys, "ls")["models"]] == ["demo"]
+    assert not any(qwen.parent.glob("*/*.gguf"))
+    write_gguf(qwen.parent / "again" / "x-Q4_0.gguf")
+
+
+def test_rm_of_a_name_alone_deletes_all_of_its_files(
+    capsys: pytest.CaptureFixture[str], qwen: Path, tmp_path: Path
+) -> None:
+    original = cached("Qwen/Qwen3-8B", write_safetensors(tmp_path / "hf"))
+    code, _, err = run(capsys, "rm", "-y", "qwen3-8b")
+    assert code == 0
+    assert "Freed" in err
+    assert not qwen.exists()
+    assert not original.exists()
+
+
+def test_rm_asks_first_and_without_a_terminal_wants_yes(capsys: pytest.CaptureFixture[str], qwen: Path) -> None:
+    code, _, err = run(capsys, "rm", "qwen3-8b")
+    assert code == 2
+    assert "-y" in err
+    assert len(list(qwen.iterdir())) == 2
+
+
+def test_rm_deletes_a_model_made_here(capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_gguf(user_paths().models / "mine" / "mine-q4_0.gguf")
+    size = path.stat().st_size
+    assert run_json(capsys, "rm", "-y", "mine")["freed_bytes"] == size
+    assert not path.parent.exists()
+
+
+def test_rm_of_a_linked_directory_deletes_the_link_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "elsewhere" / "x-q4_0.gguf")
+    user_paths().models.mkdir(parents=True)
+    (user_paths().models / "linked").symlink_to(path.parent)
+    assert run(capsys, "rm", "-y", "linked")[0] == 0
+    assert path.is_file()
+    assert list(user_paths().models.iterdir()) == []
+
+
+def test_rm_refuses_the_demo_own_files_and_what_is_not_here(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, demo_directory: Path
+) -> None:
+    own = write_gguf(tmp_path / "own.gguf")
+    for model, said in (
+        ("demo", "ships with runner"),
+        (str(demo_directory), "ships with runner"),
+        (str(own), "neither made nor fetched"),
+        ("fake", "neither made nor fetched"),
+        ("qwen3-8b", "not on this machine"),
+        ("nobody/nothing", "not on this machine"),
+    ):
+        code, _, err = run(capsys, "rm", "-y", model)
+        assert code == 2, model
+        assert said in err
+    assert own.is_file()
+    assert (demo_directory / "demo-q8_0.gguf").is_file()
+
+
+def test_rm_deletes_nothing_when_one_of_the_names_is_wrong(capsys: pytest.CaptureFixture[str], qwen: Path) -> None:
+    code, _, _ = run(capsys, "rm", "-y", "qwen3-8b", "no-such-model")
+    assert code == 2
+    assert len(list(qwen.iterdir())) == 2
