@@ -12,6 +12,7 @@ library, which knows about blobs shared between repositories. This file reaches 
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -143,6 +144,10 @@ def cache_entry(repo: str) -> CacheEntry | None:
     return _entry(directory) if directory.is_dir() else None
 
 
+def _is_weights(name: str) -> bool:
+    return name.lower().endswith(WEIGHT_SUFFIXES)
+
+
 def _entry(directory: Path) -> CacheEntry | None:
     owner, _, name = directory.name.removeprefix(_PREFIX).partition("--")
     repo = f"{owner}/{name}"
@@ -154,7 +159,7 @@ def _entry(directory: Path) -> CacheEntry | None:
     for snapshot in snapshots(repo):
         for file in snapshot.files:
             files.setdefault(file.name, file)
-    if not any(name.lower().endswith(WEIGHT_SUFFIXES) for name in files):
+    if not any(_is_weights(name) for name in files):
         return None
     # Each blob once, however many commits link to it; where the system has no links, the snapshots hold the bytes.
     stats = {}
@@ -185,16 +190,25 @@ def record_ref(repo: str, revision: str, commit: str) -> None:
 def remove(entry: CacheEntry, names: Collection[str] | None = None) -> int:
     """Delete those files of a repository in every commit, or with None all of it; returns the bytes freed.
 
-    A file that another commit shares under a different name stays. Raises RunnerError when something cannot be deleted.
+    When no weights would be left, all of it goes. Raises RunnerError when something cannot be deleted.
     """
     from huggingface_hub import scan_cache_dir
 
+    now = _entry(entry.directory)  # something else may have been deleted since the entry was made
+    if names is not None and (
+        now is None or not {file.name for file in now.files if _is_weights(file.name)} - {*names}
+    ):
+        names = None
     try:
         scanned = scan_cache_dir(entry.directory.parent)
-        revisions = [one for repo in scanned.repos if repo.repo_path == entry.directory for one in repo.revisions]
+        # Commits are what the library deletes by, and a copied repository has the same ones: let it see this one alone.
+        own = dataclasses.replace(
+            scanned, repos=frozenset(repo for repo in scanned.repos if repo.repo_path == entry.directory)
+        )
+        revisions = [revision for repo in own.repos for revision in repo.revisions]
         if names is None:
             doomed = [entry.directory]
-            plan = scanned.delete_revisions(*(revision.commit_hash for revision in revisions))
+            plan = own.delete_revisions(*(revision.commit_hash for revision in revisions))
         else:
             files = [
                 file
@@ -203,7 +217,7 @@ def remove(entry: CacheEntry, names: Collection[str] | None = None) -> int:
                 if file.file_path.relative_to(revision.snapshot_path).as_posix() in names
             ]
             doomed = [file.file_path for file in files]
-            plan = scanned.delete_files(*files)
+            plan = own.delete_files(*files)
         plan.execute()
     except OSError as error:
         raise RunnerError(f"{entry.repo} cannot be deleted: {error.strerror or error}.") from error

@@ -79,8 +79,11 @@ def builtin(name: str) -> Path:
 
 
 def private_directory(path: Path) -> Path:
-    """Make `path` (and its parents) with mode 0700 where it is missing, and return it."""
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    """Make `path` and its parents, each with mode 0700 where it is missing, and return it."""
+    if not path.is_dir():
+        if path.parent != path:
+            private_directory(path.parent)
+        path.mkdir(exist_ok=True, mode=0o700)
     return path
 
 

@@ -280,3 +280,22 @@ def test_a_whole_repository_can_be_removed_and_its_neighbour_stays(server: Hub) 
     assert hub_cache.remove(entry) == 3000
     assert [one.repo for one in hub_cache.cache_entries()] == ["owner/other"]
     assert not entry.directory.exists()
+
+
+def test_removing_a_repository_spares_its_copy_with_the_same_commit(server: Hub) -> None:
+    server.repos["owner/copy"] = Repo(dict(FILES))
+    for repo in (REPO, "owner/copy"):
+        fetch(["tiny-Q4_0.gguf"], repo)
+    for entry in hub_cache.cache_entries():
+        if entry.repo == REPO:
+            hub_cache.remove(entry)
+    assert [one.repo for one in hub_cache.cache_entries()] == ["owner/copy"]
+
+
+def test_removing_the_last_weights_removes_the_repository(server: Hub) -> None:
+    fetch(["tiny-Q4_0.gguf", "tiny-Q8_0.gguf", "README.md"])
+    (entry,) = hub_cache.cache_entries()
+    hub_cache.remove(entry, {"tiny-Q4_0.gguf"})
+    hub_cache.remove(entry, {"tiny-Q8_0.gguf"})
+    assert not entry.directory.exists()
+    assert server.fetched()

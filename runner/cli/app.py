@@ -7,9 +7,9 @@ work: it maps names to modules, and exceptions to exit codes.
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
-import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,10 @@ import runner
 from runner.cli import render
 from runner.config import nearest_hint
 from runner.errors import RunnerError, UsageError
-from runner.paths import open_private, user_paths
+from runner.log import start_logging, stop_logging
+from runner.paths import user_paths
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,12 @@ class LazyCommands(TyperGroup):
             return None, None, args[1:]
         raise UsageError(f"There is no command {args[0]!r}.", hint=nearest_hint(args[0], COMMANDS))
 
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """A bare --think means --think=on: Typer has no options with an optional value."""
+        end = args.index("--") if "--" in args else len(args)
+        spelled = ["--think=on" if arg == "--think" else arg for arg in args[:end]]
+        return super().parse_args(ctx, spelled + args[end:])
+
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
@@ -126,6 +135,8 @@ def top(
     if ctx.invoked_subcommand is None:
         render.narrate(ctx.get_help())
         raise typer.Exit(2)
+    start_logging(user_paths())
+    ctx.call_on_close(stop_logging)
 
 
 def _wants_traceback(arguments: Sequence[str]) -> bool:
@@ -134,18 +145,15 @@ def _wants_traceback(arguments: Sequence[str]) -> bool:
 
 def _report_crash(error: Exception, arguments: Sequence[str]) -> int:
     """Say in one line that runner itself failed; the traceback goes to the log (and to stderr with -v)."""
-    trace = "".join(traceback.format_exception(error))
-    log = user_paths().log_file
-    hint = f"The details are in {log}; -v shows them here."
-    try:
-        with os.fdopen(open_private(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a", encoding="utf-8") as file:
-            file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} ERROR runner.cli crash\n{trace}")
-    except OSError:
-        hint = "RUNNER_DEBUG=1 shows the details."
+    start_logging(user_paths())
+    _log.error("crash", exc_info=error)
+    stop_logging()
     if _wants_traceback(arguments):
-        render.warn(trace)
+        render.warn("".join(traceback.format_exception(error)))
     summary = str(error).strip().split("\n")[0]
-    return render.fail(RunnerError(f"runner failed: {type(error).__name__}: {summary}".rstrip(": "), hint=hint))
+    message = f"runner failed: {type(error).__name__}: {summary}".rstrip(": ")
+    hint = f"The details are in {user_paths().log_file}; -v or RUNNER_DEBUG=1 shows them here."
+    return render.fail(RunnerError(message, hint=hint))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

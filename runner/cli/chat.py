@@ -170,8 +170,6 @@ def _greet(repl: Repl, *, is_resumed: bool) -> None:
     if is_resumed:
         render.narrate(repl.recap() + "\n")
     render.narrate(repl.header())
-    if repl.source.is_interactive:
-        render.narrate("/help for commands")
 
 
 def _source(setup: _Setup) -> Source:

@@ -21,22 +21,26 @@ def explain(
     """Say how a model would run here, and why."""
     from runner.backends import choose
     from runner.cli.loading import Narrator
-    from runner.cli.preferences import Preferences
     from runner.fit import estimate, model_shape
     from runner.machine import devices
     from runner.paths import user_paths
     from runner.prepare import ready
     from runner.registry import Registry
+    from runner.settings import load_settings
     from runner.types import CancelToken
     from runner.wire import to_plain
 
     paths = user_paths()
-    preferences = Preferences.of_user(paths)
-    load_options = preferences.load_options(
-        backend=backend, ctx_size=ctx_size, n_gpu_layers=n_gpu_layers, kv_type=kv_type, n_threads=threads, force=False
+    settings = load_settings(paths)
+    load_options = settings.load_options(
+        backend=backend,
+        ctx_size=ctx_size,
+        n_gpu_layers=options.gpu_layers(n_gpu_layers),
+        kv_type=kv_type,
+        n_threads=threads,
     )
-    spec = Registry.load_for(paths).resolve(model or preferences.model or "demo")
-    is_offline = preferences.is_offline(offline)
+    spec = Registry.load_for(paths).resolve(model or settings.model)
+    is_offline = settings.is_offline(offline)
     with Narrator(as_json=as_json) as narrator:
         files = ready(spec, offline=is_offline, on_event=narrator, cancel=CancelToken())
     choice = choose(files, load_options)

@@ -118,10 +118,10 @@ class Loader:
         return loaded
 
     def ensure(self) -> Loaded:
-        """The loaded model; loads it again, and says so, when there is none any more."""
-        if self.engine.loaded is not None:
+        """The loaded model; loads it again, and says so, when the engine has died or was ended."""
+        if self.engine.loaded is not None and self.engine.pid is not None:
             return self.engine.loaded
-        render.narrate(f"Loading {self.model} again…")
+        render.narrate(f"The engine is gone: loading {self.model} again…")
         return self.load()
 
     def reload_with(self, **changes: Any) -> Loaded:

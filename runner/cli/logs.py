@@ -43,15 +43,14 @@ def logs(
 
 def _print_tail(file: Path, lines: int) -> int:
     """Print the last lines; returns the size of what was read, from where to go on."""
-    try:
-        with file.open("rb") as opened:
-            text = tail(opened, lines)
-            position = opened.tell()
-    except FileNotFoundError:
-        render.narrate(f"There is no log yet: {file} does not exist.")
-        return 0
+    text, position = b"", 0
+    with suppress(FileNotFoundError), file.open("rb") as opened:
+        text = tail(opened, lines)
+        position = opened.tell()
     if text:
         render.data(text.decode("utf-8", "replace").rstrip("\n"))
+    elif position == 0:
+        render.narrate(f"Nothing is logged yet in {file}")
     return position
 
 

@@ -7,15 +7,11 @@ flag > RUNNER_* > project file > user file > the model's own > built in. It know
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from runner.errors import UsageError
-
-if TYPE_CHECKING:
-    from runner.config import LoadOptions
-    from runner.paths import Paths
 
 BACKENDS = ("auto", "native", "llamacpp", "fake")
 KV_TYPES = ("f16", "bf16", "f32", "q8_0")
@@ -112,27 +108,6 @@ def gpu_layers(text: str | None) -> int | Literal["auto", "all"] | None:
         return int(text)
     except ValueError:
         raise UsageError(f"-ngl is {text!r}.", hint="It must be auto, all, or a number of layers.") from None
-
-
-def load_options(
-    paths: Paths,
-    *,
-    backend: str | None = None,
-    ctx_size: int | None = None,
-    n_gpu_layers: str | None = None,
-    kv_type: str | None = None,
-    n_threads: int | None = None,
-) -> LoadOptions:
-    """How to run a model: these flags over the user's settings. Raises UsageError."""
-    from runner.settings import load_settings
-
-    return load_settings(paths).load_options(
-        backend=backend,
-        ctx_size=ctx_size,
-        n_gpu_layers=gpu_layers(n_gpu_layers),
-        kv_type=kv_type,
-        n_threads=n_threads,
-    )
 
 
 def sampling(

@@ -138,16 +138,17 @@ class Repl:
     def say(self, message: str, *, is_edit: bool = False) -> None:
         """Send a message, with what /read attached to it, and show the answer."""
         text = "\n\n".join([*filter(str.strip, [message]), *self.attachments])
+        self.refill = Refill(message, is_edit)  # until it is sent, it can be sent again
         self.loader.ensure()
-        self.attachments = []
+        self.refill, self.attachments = Refill(), []
         self.answer(lambda: self.conversation.edit_last(text) if is_edit else self.conversation.send(text))
 
     def answer(self, ask: Callable[[], Iterator[ChatEvent]]) -> None:
         """Show the answer that `ask` begins. What cannot be sent is offered again at the next prompt."""
         live = Live(is_wanted=self._has_status_line())
         view = AnswerView(live, has_thoughts=self.has_thoughts and render.is_terminal(sys.stderr))
-        engine = self.loader.engine
         self.loader.ensure()
+        engine = self.loader.engine
         try:
             with self.silence(), Interruptible(engine) as interrupted, live:
                 view.show_all(ask())
@@ -156,7 +157,7 @@ class Repl:
                 raise
             render.warn("The engine was ended. The model is loaded again with your next message.", error.hint)
         finally:
-            self.refill = self.refill if self.refill.text else Refill(self.conversation.unsent)
+            self.refill = Refill(self.conversation.unsent)
         if view.finished is not None:
             self._conclude(view.finished)
 
@@ -172,6 +173,8 @@ class Repl:
             render.warn("The context is full: the answer is cut off.", "Start anew with /clear, or use a larger -c.")
         if self.is_verbose:
             render.say(summary(finished.timings, finished.n_ctx))
+        if self.source.is_interactive:
+            render.narrate("")
 
     def _fail_pipe(self, code: int) -> None:
         if not self.source.is_interactive:
@@ -194,11 +197,11 @@ class Repl:
         self.refill = Refill(text, is_edit)
 
     def header(self) -> str:
-        """What is loaded, where, and why there: one line."""
+        """What is loaded, and where and why it runs there: two lines."""
         loaded = self.loader.ensure()
         info = loaded.info
-        parts = [info.name, info.quantization, f"{info.backend} ({loaded.reason})", f"context {info.n_ctx}"]
-        return SEPARATOR.join(part for part in parts if part)
+        parts = [info.name, info.quantization, f"context {info.n_ctx}", "/help for commands"]
+        return f"{SEPARATOR.join(parts)}\n{info.backend}: {loaded.reason}"
 
     def recap(self, n_turns: int = 4) -> str:
         """The last turns, for a chat that is gone on with."""

@@ -143,7 +143,8 @@ def delete(
             return
         done = store.delete(ids)
     chats, turns = _count(done.n_sessions, "chat"), _count(done.n_turns, "turn")
-    render.narrate(f"Deleted {chats} with {turns}; {render.decimal_size(done.freed_bytes)} freed.")
+    freed = f"; {render.decimal_size(done.freed_bytes)} freed" if done.freed_bytes else ""
+    render.narrate(f"Deleted {chats} with {turns}{freed}.")
     history = user_paths().prompt_history
     if history.exists():
         render.narrate(f"What you typed is also in the prompt history: {history}")

@@ -280,7 +280,7 @@ COMMANDS: dict[str, Command] = {
     "copy": Command(_copy, "Copy the last answer, or its n-th code block.", "[N]"),
     "save": Command(_save, "Save the chat as .json or .md.", "PATH"),
     "load": Command(_load, "Go on with a chat saved as .json.", "PATH"),
-    "export": Command(_export, "Write the chat as md or json into this directory, or to PATH.", "[md|json|PATH]"),
+    "export": Command(_export, "Write the chat to a file of this directory, or to PATH.", "[md|json|PATH]"),
     "stats": Command(_stats, "Show speed and tokens."),
 }
 _BY_NAME = {alias: command for name, command in COMMANDS.items() for alias in (name, *command.aliases)}

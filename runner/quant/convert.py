@@ -65,7 +65,21 @@ def read_source(directory: Path, *, name: str | None = None) -> Source:
 
 
 def read_vocabulary(directory: Path, vocab_size: int) -> Vocabulary:
-    """The tokenizer of `directory`, byte-level BPE or SentencePiece, filled up to vocab_size ids."""
+    """The tokenizer of `directory`, byte-level BPE or SentencePiece, filled up to vocab_size ids.
+
+    Raises UnsupportedModel for one that llama.cpp's tokenizers do not equal, BadModelFile for malformed files.
+    """
+    try:
+        return _read_vocabulary(directory, vocab_size)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        # A part of the JSON that is not of the kind it should be, anywhere in a large and free structure.
+        raise BadModelFile(
+            f"The tokenizer's files in {directory} are malformed ({type(error).__name__}: {error}).",
+            hint="Fetch the model's tokenizer files again.",
+        ) from error
+
+
+def _read_vocabulary(directory: Path, vocab_size: int) -> Vocabulary:
     path = directory / "tokenizer.json"
     tokenizer = read_json(path) if path.is_file() else None
     if tokenizer is not None and is_byte_level(tokenizer):
@@ -76,9 +90,9 @@ def read_vocabulary(directory: Path, vocab_size: int) -> Vocabulary:
         return read_from_model(directory, model, vocab_size)
     if tokenizer is None:
         raise BadModelFile(f"{directory} has no tokenizer.json.", hint="Fetch the model's tokenizer files as well.")
-    model_type = tokenizer["model"].get("type") if isinstance(tokenizer.get("model"), dict) else None
     raise UnsupportedModel(
-        f"A tokenizer of type {model_type!r} cannot be converted; BPE, byte-level or of SentencePiece, can.",
+        f"A tokenizer of type {tokenizer['model'].get('type')!r} cannot be converted; BPE, byte-level or of "
+        "SentencePiece, can.",
         hint="Look for a ready GGUF of the model.",
     )
 

@@ -87,7 +87,7 @@ def find(pre_tokenizer: object, *, ignore_merges: bool) -> PreTokenizer:
     for known in PRE_TOKENIZERS:
         if known.steps == steps and known.ignore_merges == ignore_merges:
             return known
-    described = " + ".join(repr(step) for step in steps) or "none"
+    described = " + ".join(f"'{step}'" for step in steps) or "none"
     raise UnsupportedModel(
         f"No pre-tokenizer of llama.cpp is known to equal this model's: {described}"
         f"{' with ignore_merges' if ignore_merges else ''}.",

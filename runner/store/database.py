@@ -1,7 +1,7 @@
 """Opens a private SQLite file at the current version of its schema, and turns SQLite's errors into ours.
 
-Responsible for file modes, durability, migrations and for wiping what was deleted; it knows nothing of what the tables
-hold. Nothing is ever deleted or repaired here: a file that cannot be used is refused with the way to move it aside.
+Responsible for file modes, durability, migrations and for wiping what was deleted; it knows no table. Nothing is ever
+deleted or repaired here: a file that cannot be used is refused with the way to move it aside.
 """
 
 from __future__ import annotations

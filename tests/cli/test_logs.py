@@ -37,11 +37,11 @@ def test_the_path_alone_is_printed(runner_home: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == f"{user_paths(runner_home).log_file}\n"
 
 
-def test_without_a_log_there_is_no_data(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_anything_logged_there_is_no_data(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logs"]) == 0
     out, err = capsys.readouterr()
     assert out == ""
-    assert "no log yet" in err
+    assert "Nothing is logged" in err
 
 
 def test_a_log_that_cannot_be_read_is_an_error(log_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

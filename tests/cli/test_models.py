@@ -70,7 +70,9 @@ def test_ls_names_what_can_be_run_and_how_to_call_it(capsys: pytest.CaptureFixtu
     write_gguf(user_paths().models / "half.partial" / "x-q4_0.gguf")
     cached("Qwen/Qwen3-8B", write_safetensors(tmp_path / "hf", shards=2))
     cached("who/ever", write_gguf(tmp_path / "w" / "thing-Q6_K.gguf").parent)
-    models = run_json(capsys, "ls")["models"]
+    answer = run_json(capsys, "ls")
+    models = answer["models"]
+    assert answer["schema"] == "runner.ls/1"
     listed = {model["name"]: (model["kind"], model["format"], model["quantization"]) for model in models}
     assert listed == {
         "demo": ("built-in", "gguf", "Q8_0"),
@@ -117,20 +119,17 @@ def test_a_split_model_is_one_line_and_an_incomplete_one_is_none(
     assert [model["name"] for model in run_json(capsys, "ls")["models"]] == ["demo"]
 
 
-def test_names_with_escape_sequences_do_not_reach_the_terminal(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_names_with_escape_sequences_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     write_gguf(user_paths().models / "a\x1b]0;owned\x07b" / "x-q4_0.gguf")
     _, out, _ = run(capsys, "ls")
     assert "\x1b" not in out
     assert "\x07" not in out
-    del tmp_path
 
 
 def test_ls_loads_nothing_heavy() -> None:
     code = "import sys; from runner.cli.app import main; main(['ls', '--all']); "
     code += "bad = {'torch', 'triton', 'llama_cpp', 'textual', 'huggingface_hub', 'transformers', 'numpy'}; "
-    code += "sys.exit(', '.join(bad & set(sys.modules)))"
+    code += "sys.exit(', '.join(bad & set(sys.modules)) or 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -158,7 +157,8 @@ def test_show_of_safetensors_reads_headers_and_configuration(
 def test_show_of_a_registry_model_needs_no_network(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "show", "llama-3.1-8b")
     assert code == 0
-    for said in ("8.03B", "131072 tokens", "meta-llama/Llama-3.1-8B-Instruct", "not on this machine", "llama-3.2-1b"):
+    assert out.split("parameters")[1].split()[0].startswith("8")
+    for said in ("131072 tokens", "meta-llama/Llama-3.1-8B-Instruct", "not on this machine", "llama-3.2-1b"):
         assert said in out
 
 
@@ -203,8 +203,7 @@ def test_rm_deletes_one_quantization_and_says_what_it_freed(capsys: pytest.Captu
 def test_rm_of_the_last_weights_deletes_the_whole_repository(capsys: pytest.CaptureFixture[str], qwen: Path) -> None:
     assert run(capsys, "rm", "-y", "qwen3-8b:Q8_0", "qwen3-8b:Q4_K_M")[0] == 0
     assert [model["name"] for model in run_json(capsys, "ls")["models"]] == ["demo"]
-    assert not any(qwen.parent.glob("*/*.gguf"))
-    write_gguf(qwen.parent / "again" / "x-Q4_0.gguf")
+    assert not qwen.parent.parent.exists()
 
 
 def test_rm_of_a_name_alone_deletes_all_of_its_files(
@@ -212,7 +211,7 @@ def test_rm_of_a_name_alone_deletes_all_of_its_files(
 ) -> None:
     original = cached("Qwen/Qwen3-8B", write_safetensors(tmp_path / "hf"))
     code, _, err = run(capsys, "rm", "-y", "qwen3-8b")
-    assert code == 0
+    assert code == 0, err
     assert "Freed" in err
     assert not qwen.exists()
     assert not original.exists()

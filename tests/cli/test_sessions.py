@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,7 +36,7 @@ def test_list_without_chats_prints_no_data(capsys: pytest.CaptureFixture[str], r
     out, err = capsys.readouterr()
     assert out == ""
     assert "No chats" in err
-    assert not runner_home.exists()
+    assert not user_paths(runner_home).database.exists()
 
 
 def test_list_shows_a_row_a_chat(store: Store, chat_id: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,11 +174,16 @@ def test_delete_without_a_terminal_asks_for_the_flag(
     assert store.get(chat_id)
 
 
-def test_resume_passes_the_chats_model_and_the_flags_on(chat_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[list[str]] = []
-    monkeypatch.setattr("runner.cli.sessions.main", lambda arguments: calls.append(arguments) or 3)
-    assert main(["sessions", "resume", chat_id[:6], "--temp", "0", "--think=off"]) == 3
-    assert calls == [["chat", "demo", "--resume", chat_id, "--temp", "0", "--think=off"]]
+def test_resume_goes_on_with_the_chats_model_and_takes_the_flags_of_chat(store: Store, tmp_path: Path) -> None:
+    script = tmp_path / "a.script.json"
+    script.write_text(json.dumps({"replies": ["first", "second"]}))
+    turns = [Turn(role="user", content="q1"), Turn(role="assistant", content="first")]
+    session = store.create_session(model=str(script), turns=turns)
+    code = "import sys; from runner.cli.app import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "sessions", "resume", session.id[:6], "--max-tokens", "3", "-q"]
+    done = subprocess.run(command, input="q2\n", capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "sec")
+    assert [turn.content for turn in store.turns(session.id)] == ["q1", "first", "q2", "sec"]
 
 
 def test_a_damaged_database_is_reported_with_the_remedy(runner_home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 
 from runner.backends import native
@@ -69,7 +68,7 @@ def test_weights_of_more_layers_than_the_config_says_are_refused(tiny: Path) -> 
 
 
 def test_a_config_of_impossible_size_allocates_nothing(tiny: Path) -> None:
-    edit_config(tiny, hidden_size=2**18, intermediate_size=2**20, num_hidden_layers=4096, head_dim=4096)
+    edit_config(tiny, hidden_size=2**18, intermediate_size=2**20, num_hidden_layers=100, head_dim=4096)
     with pytest.raises(RunnerError):
         load(ready(tiny), force=True)
 
@@ -118,7 +117,9 @@ def test_damaged_headers_are_refused_before_anything_is_read(damage: str, tiny: 
         load(ready(tiny))
 
 
-@pytest.mark.parametrize("config", ["[]", "{", '{"model_type": "gemma3_text"}', '{"model_type": "llama", "head_dim": 3}'])
+@pytest.mark.parametrize(
+    "config", ["[]", "{", '{"model_type": "gemma3_text"}', '{"model_type": "llama", "head_dim": 3}']
+)
 def test_a_bad_config_is_refused(config: str, tiny: Path) -> None:
     (tiny / "config.json").write_text(config)
     assert native.refusal(ready(tiny), LoadOptions()) is not None
@@ -126,11 +127,14 @@ def test_a_bad_config_is_refused(config: str, tiny: Path) -> None:
         load(ready(tiny))
 
 
-@pytest.fixture
-def as_gguf(tiny: Path) -> Path:
-    """The tiny llama as F32 GGUF, beside its Hugging Face files; the demo's tokenizer.json names a known kind."""
-    path = tiny / "tiny-f32.gguf"
-    convert(read_source(tiny), FORMATS["f32"], path, lambda *_: None)
+@pytest.fixture(params=["llama-biases", "mistral", "qwen2", "qwen3"])
+def as_gguf(request: pytest.FixtureRequest, tmp_path: Path, demo_directory: Path) -> Path:
+    """A tiny model as F32 GGUF beside its Hugging Face files, with the demo's tokenizer: one that can be converted."""
+    directory = save(make(request.param, vocab_size=8192, eos_token_id=2, bos_token_id=None), tmp_path / "source")
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(demo_directory / name, directory)
+    path = directory / "tiny-f32.gguf"
+    convert(read_source(directory), FORMATS["f32"], path, lambda *_: None)
     return path
 
 
@@ -142,6 +146,7 @@ def test_a_gguf_gives_the_very_logits_of_its_source(as_gguf: Path) -> None:
     assert np.array_equal(found, source)
 
 
+@pytest.mark.parametrize("as_gguf", ["llama-biases"], indirect=True)
 def test_a_gguf_beside_the_config_of_another_model_is_refused(as_gguf: Path) -> None:
     edit_config(as_gguf.parent, model_type="qwen2", architectures=["Qwen2ForCausalLM"], mlp_bias=False)
     refusal = native.refusal(ready(as_gguf.parent, as_gguf), LoadOptions())
@@ -149,21 +154,26 @@ def test_a_gguf_beside_the_config_of_another_model_is_refused(as_gguf: Path) -> 
     assert "'qwen2'" in (refusal or "")
 
 
-def test_quantized_types_that_need_llama_cpp_are_refused_with_the_remedy(
-    as_gguf: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    q4 = GGMLQuantizationType.Q4_0
-    data = bytearray(as_gguf.read_bytes())
-    # The type of a tensor follows its name, its count of dimensions and the dimensions in the header.
-    name = b"blk.0.attn_v.weight"
-    at = data.index(name) + len(name) + 4 + 2 * 8
-    assert struct.unpack_from("<I", data, at) == (0,)
-    struct.pack_into("<I", data, at, int(q4))
-    rows = data.index(name) + len(name) + 4
-    struct.pack_into("<2Q", data, rows, 64, 12)
-    as_gguf.write_bytes(data)
-    refusal = native.refusal(ready(as_gguf.parent, as_gguf), LoadOptions())
-    assert refusal is not None
+@pytest.mark.parametrize("as_gguf", ["qwen3"], indirect=True)
+def test_a_gguf_that_lacks_a_tensor_is_refused(as_gguf: Path) -> None:
+    edit_config(as_gguf.parent, num_hidden_layers=4)
+    assert "model.layers.3." in (native.refusal(ready(as_gguf.parent, as_gguf), LoadOptions()) or "")
+    edit_config(as_gguf.parent, num_hidden_layers=2)
+    assert "blk.2." in (native.refusal(ready(as_gguf.parent, as_gguf), LoadOptions()) or "")
+
+
+def test_quantized_types_that_need_llama_cpp_are_refused_with_the_remedy(tmp_path: Path, demo_directory: Path) -> None:
+    shape = {"hidden_size": 256, "intermediate_size": 256, "vocab_size": 8192, "eos_token_id": 2}
+    directory = save(make("qwen3", **shape), tmp_path / "source")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo_directory / name, directory)
+    path = directory / "tiny-q4_0.gguf"
+    convert(read_source(directory), FORMATS["q4_0"], path, lambda *_: None)
+    refusal = native.refusal(ready(directory, path), LoadOptions())
+    assert "Q4_0" in (refusal or "")
+    assert "--backend llamacpp" in (refusal or "")
+    with pytest.raises(UnsupportedModel, match="Q4_0"):
+        load(ready(directory, path))
 
 
 def test_bfloat16_bits_and_mapped_files_become_tensors_of_their_own(tmp_path: Path) -> None:

@@ -43,8 +43,11 @@ def qwen3(shared_data: Path) -> HuggingFaceTokenizer:
 
 
 @pytest.fixture(scope="module")
-def llama3(shared_data: Path) -> HuggingFaceTokenizer:
-    return HuggingFaceTokenizer(shared_data / "tokenizers" / "llama3" / "tokenizer.json", 128256)
+def llama3(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceTokenizer:
+    directory = tmp_path_factory.mktemp("llama3")
+    shutil.copy(shared_data / "tokenizers" / "llama3" / "tokenizer.json", directory)
+    (directory / "generation_config.json").write_text('{"eos_token_id": [128001, 128008, 128009]}')
+    return HuggingFaceTokenizer(directory / "tokenizer.json", 128256)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +115,7 @@ def test_roles_of_tokens_come_from_all_files(
 ) -> None:
     assert (demo.add_bos, demo.bos_id, demo.stop_ids, demo.strips_leading_space) == (False, None, {0, 2}, False)
     assert (stories.add_bos, stories.bos_id, stories.stop_ids, stories.strips_leading_space) == (True, 1, {2}, True)
-    assert (llama3.add_bos, llama3.bos_id) == (True, 128000)
+    assert (llama3.add_bos, llama3.bos_id, llama3.stop_ids) == (True, 128000, {128001, 128008, 128009})
     assert (qwen3.add_bos, qwen3.stop_ids) == (False, {151645})
     assert "<|im_end|>" in qwen3.control_tokens
     assert demo.control_tokens == {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}
@@ -173,6 +176,7 @@ def test_an_unknown_kind_of_tokenizer_is_refused_by_name(tmp_path: Path) -> None
 def test_a_metaspace_tokenizer_says_whether_it_puts_a_space_first(tmp_path: Path, shared_data: Path) -> None:
     shutil.copy(shared_data / "stories260K" / "hf" / "tokenizer.json", tmp_path)
     path = tmp_path / "tokenizer.json"
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 2}')
     description = json.loads(path.read_text())
     for scheme, strips in (("always", True), ("never", False)):
         space = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}
