@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -41,9 +40,14 @@ def _one_of(owner: str, name: str, value: object, allowed: tuple[object, ...]) -
 
 
 def _in_range(owner: str, name: str, value: float, low: float, high: float) -> None:
-    if not (isinstance(value, (int, float)) and math.isfinite(value) and low <= value <= high):
-        limit = f"from {low:g} to {high:g}" if math.isfinite(high) else f"{low:g} or more"
-        raise UsageError(f"{owner}: {name} is {value!r}.", hint=f"It must be {limit}.")
+    # NaN is in no range, and bool is an int to Python but no number to a user.
+    if isinstance(value, bool) or not (isinstance(value, (int, float)) and low <= value <= high):
+        raise UsageError(f"{owner}: {name} is {value!r}.", hint=f"It must be from {low:g} to {high:g}.")
+
+
+def _whole(owner: str, name: str, value: int, low: int, high: int) -> None:
+    if isinstance(value, bool) or not (isinstance(value, int) and low <= value <= high):
+        raise UsageError(f"{owner}: {name} is {value!r}.", hint=f"It must be a whole number from {low} to {high}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +74,12 @@ class LoadOptions:
         _one_of("load options", "backend", self.backend, ("auto", "native", "llamacpp", "fake"))
         _one_of("load options", "kv_type", self.kv_type, ("f16", "bf16", "f32", "q8_0"))
         if self.ctx_size is not None:
-            _in_range("load options", "ctx_size", self.ctx_size, 16, 2**26)
+            _whole("load options", "ctx_size", self.ctx_size, 16, 2**26)
         if self.n_gpu_layers not in ("auto", "all"):
-            _in_range("load options", "n_gpu_layers", self.n_gpu_layers, 0, 2**16)  # type: ignore[arg-type]
+            _whole("load options", "n_gpu_layers", self.n_gpu_layers, 0, 2**16)  # type: ignore[arg-type]
         if self.n_threads is not None:
-            _in_range("load options", "n_threads", self.n_threads, 1, 1024)
-        _in_range("load options", "batch_size", self.batch_size, 1, 2**16)
+            _whole("load options", "n_threads", self.n_threads, 1, 1024)
+        _whole("load options", "batch_size", self.batch_size, 1, 2**16)
 
     def n_ctx(self, context_length: int) -> int:
         """Tokens of context to allocate for a model trained on `context_length`."""
@@ -107,17 +111,17 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _in_range("sampling", "temperature", self.temperature, 0, 100)
-        _in_range("sampling", "top_k", self.top_k, 0, 2**31)
+        _whole("sampling", "top_k", self.top_k, 0, 2**31)
         _in_range("sampling", "top_p", self.top_p, 0, 1)
         _in_range("sampling", "min_p", self.min_p, 0, 1)
         _in_range("sampling", "repeat_penalty", self.repeat_penalty, 0.01, 100)
         _in_range("sampling", "presence_penalty", self.presence_penalty, -100, 100)
         _in_range("sampling", "frequency_penalty", self.frequency_penalty, -100, 100)
-        _in_range("sampling", "penalty_last_n", self.penalty_last_n, -1, 2**31)
+        _whole("sampling", "penalty_last_n", self.penalty_last_n, -1, 2**31)
         if self.seed is not None:
-            _in_range("sampling", "seed", self.seed, 0, 2**64 - 1)
+            _whole("sampling", "seed", self.seed, 0, 2**64 - 1)
         if self.max_tokens is not None:
-            _in_range("sampling", "max_tokens", self.max_tokens, 1, 2**31)
+            _whole("sampling", "max_tokens", self.max_tokens, 1, 2**31)
         if any(not text for text in self.stop):
             raise UsageError("sampling: an empty stop string.", hint="Give the text that should end the answer.")
 
@@ -141,7 +145,7 @@ class ChatOptions:
         _one_of("chat options", "overflow", self.overflow, ("stop", "drop"))
         _one_of("chat options", "think", self.think, ("auto", "on", "off", "low", "medium", "high"))
         if self.think_budget is not None:
-            _in_range("chat options", "think_budget", self.think_budget, 0, 2**31)
+            _whole("chat options", "think_budget", self.think_budget, 0, 2**31)
 
 
 def build(cls: type[T], *layers: Mapping[str, Any]) -> T:

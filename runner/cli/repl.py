@@ -140,11 +140,14 @@ class Repl:
         text = "\n\n".join([*filter(str.strip, [message]), *self.attachments])
         self.refill = Refill(message, is_edit)  # until it is sent, it can be sent again
         self.loader.ensure()
-        self.refill, self.attachments = Refill(), []
-        self.answer(lambda: self.conversation.edit_last(text) if is_edit else self.conversation.send(text))
+        try:
+            self.answer(lambda: self.conversation.edit_last(text) if is_edit else self.conversation.send(text))
+        finally:
+            if not self.conversation.unsent:
+                self.refill, self.attachments = Refill(), []
 
     def answer(self, ask: Callable[[], Iterator[ChatEvent]]) -> None:
-        """Show the answer that `ask` begins. What cannot be sent is offered again at the next prompt."""
+        """Show the answer that `ask` begins, and say how it ended."""
         live = Live(is_wanted=self._has_status_line())
         view = AnswerView(live, has_thoughts=self.has_thoughts and render.is_terminal(sys.stderr))
         self.loader.ensure()
@@ -156,8 +159,6 @@ class Repl:
             if not interrupted.is_killed:
                 raise
             render.warn("The engine was ended. The model is loaded again with your next message.", error.hint)
-        finally:
-            self.refill = Refill(self.conversation.unsent)
         if view.finished is not None:
             self._conclude(view.finished)
 

@@ -54,7 +54,8 @@ PROMPT = [int(token) for token in np.random.default_rng(9).integers(0, 256, 60)]
 def test_importing_the_package_and_refusing_a_model_load_no_torch(tiny: Path) -> None:
     script = (
         "import sys; from pathlib import Path\n"
-        "from runner.backends import native; from runner.config import LoadOptions; from runner.types import ReadyModel\n"
+        "from runner.backends import native; from runner.config import LoadOptions\n"
+        "from runner.types import ReadyModel\n"
         f"d = Path({str(tiny)!r}); w = (d / 'model.safetensors',)\n"
         "m = ReadyModel(name='m', format='safetensors', weights=w, directory=d, size_bytes=1)\n"
         "assert native.refusal(m, LoadOptions()) is None\n"
@@ -232,7 +233,7 @@ def test_an_allocation_that_fails_says_what_was_asked(tiny: Path, monkeypatch: p
     # A real failure of torch's allocator: more than any machine's address space.
     impossible = 2**60
     monkeypatch.setattr(backend._cache, "reserve", lambda _: torch.empty(impossible))
-    with pytest.raises(DoesNotFit, match="Out of memory.*KV cache for 2048 tokens"):
+    with pytest.raises(DoesNotFit, match=r"Out of memory\..*KV cache for 2048 tokens"):
         take(backend, PROMPT, 5)
     monkeypatch.undo()
     assert take(backend, PROMPT, 5) == expected

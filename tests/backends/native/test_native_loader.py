@@ -156,9 +156,9 @@ def test_a_gguf_beside_the_config_of_another_model_is_refused(as_gguf: Path) -> 
 
 @pytest.mark.parametrize("as_gguf", ["qwen3"], indirect=True)
 def test_a_gguf_that_lacks_a_tensor_is_refused(as_gguf: Path) -> None:
-    edit_config(as_gguf.parent, num_hidden_layers=4)
+    edit_config(as_gguf.parent, num_hidden_layers=4, layer_types=None)
     assert "model.layers.3." in (native.refusal(ready(as_gguf.parent, as_gguf), LoadOptions()) or "")
-    edit_config(as_gguf.parent, num_hidden_layers=2)
+    edit_config(as_gguf.parent, num_hidden_layers=2, layer_types=None)
     assert "blk.2." in (native.refusal(ready(as_gguf.parent, as_gguf), LoadOptions()) or "")
 
 

@@ -1,0 +1,232 @@
+"""What reaches stdout and stderr: colour rules, safety, tables, sizes, progress, and a reader that goes away."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner.cli import render
+from runner.errors import DoesNotFit, UsageError
+
+
+class FakeTerminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> FakeTerminal:
+    """stdout and stderr are one terminal of 40 columns with colour."""
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "40")
+    stream = FakeTerminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+    render.configure()
+    return stream
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_coloured"),
+    [
+        ({}, True),
+        ({"NO_COLOR": "1"}, False),
+        ({"NO_COLOR": ""}, True),
+        ({"TERM": "dumb"}, False),
+        ({"TERM": "dumb", "FORCE_COLOR": "1"}, True),
+        ({"FORCE_COLOR": "0"}, False),
+        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, False),
+    ],
+)
+def test_colour_follows_the_environment(
+    terminal: FakeTerminal, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], is_coloured: bool
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    render.fail(UsageError("wrong"))
+    assert ("\x1b[" in terminal.getvalue()) is is_coloured
+
+
+def test_a_pipe_gets_no_colour_unless_it_is_forced(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    render.warn("careful", "the remedy")
+    render.table(["A"], [["b"]])
+    captured = capsys.readouterr()
+    assert captured.err == "warning: careful\nhint: the remedy\n"
+    assert captured.out == "A\nb\n"
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    render.warn("careful")
+    assert "\x1b[33m" in capsys.readouterr().err
+
+
+def test_an_error_goes_to_stderr_with_its_remedy_and_returns_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert render.fail(DoesNotFit("too big", hint="use less")) == 4
+    captured = capsys.readouterr()
+    assert captured.err == "error: too big\nhint: use less\n"
+    assert captured.out == ""
+
+
+@given(st.text())
+def test_no_control_character_of_a_text_reaches_any_sink(text: str) -> None:
+    stream = FakeTerminal()
+    stdout, stderr = sys.stdout, sys.stderr
+    sys.stdout = sys.stderr = stream
+    try:
+        render.data(text)
+        render.stream(text)
+        render.narrate(text)
+        render.say(text)
+        render.emit_json("x/1", {"text": text})
+        render.emit_ndjson("x/1", [{"text": text}])
+    finally:
+        sys.stdout, sys.stderr = stdout, stderr
+    assert not set(stream.getvalue()) & {*map(chr, range(9)), *map(chr, range(11, 32)), *map(chr, range(127, 160))}
+
+
+def test_json_keeps_raw_text_and_puts_the_schema_first(capsys: pytest.CaptureFixture[str]) -> None:
+    render.emit_json("runner.x/1", {"text": "é\x1b[31m\x9b\u202e\x7f"})
+    line = capsys.readouterr().out
+    assert line.startswith('{"schema": "runner.x/1"')
+    assert json.loads(line)["text"] == "é\x1b[31m\x9b\u202e\x7f"
+    assert "\x9b" not in line
+    render.emit_ndjson("runner.x/1", [{"a": 1}, {"a": "é"}])
+    assert capsys.readouterr().out == '{"schema": "runner.x/1", "a": 1}\n{"schema": "runner.x/1", "a": "é"}\n'
+
+
+def test_quiet_silences_narration_but_not_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+    render.configure(quiet=True)
+    try:
+        render.narrate("a")
+        render.murmur("b")
+        render.warn("c")
+        with render.Progress("d", 10) as bar:
+            bar.update(10)
+    finally:
+        render.configure()
+    assert capsys.readouterr().err == "warning: c\n"
+
+
+def test_a_table_in_a_pipe_is_aligned_and_never_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    render.table(["NAME", "SIZE"], [["模型", "1 GB"], ["x" * 200, "20 GB"]], right=[1])
+    lines = capsys.readouterr().out.splitlines()
+    assert "x" * 200 in lines[2]
+    assert {render.text_width(line) for line in lines} == {200 + 2 + 5}
+
+
+def test_a_table_on_a_terminal_fits_its_width(terminal: FakeTerminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    render.table(["NAME", "WHAT", "N"], [["模型" * 30, "b\nc" * 30, "7"], ["short", "y", "8"]], right=[2])
+    lines = terminal.getvalue().splitlines()
+    assert len(lines) == 3
+    assert all(render.text_width(line) <= 39 for line in lines)
+    assert lines[1].endswith("7")
+    assert lines[2].endswith("8")
+
+
+@given(st.text(alphabet=st.characters(blacklist_categories=["Cc", "Cs"])), st.integers(0, 30))
+def test_clipping_never_exceeds_the_width(text: str, width: int) -> None:
+    assert render.text_width(render.clip(text, width)) <= width
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (render.decimal_size(999), "999 B"),
+        (render.decimal_size(19_799_648), "19.8 MB"),
+        (render.decimal_size(123e9), "123 GB"),
+        (render.binary_size(2**30), "1.0 GiB"),
+        (render.binary_size(1536), "1.5 KiB"),
+        (render.short_count(950), "950"),
+        (render.short_count(1234), "1.2k"),
+        (render.short_count(999_960), "1M"),
+        (render.short_count(18_400_000), "18.4M"),
+        (render.short_count(7_600_000_000), "7.6B"),
+        (render.duration(0.0841), "84 ms"),
+        (render.duration(0.9999), "1.0 s"),
+        (render.duration(125), "2 min 05 s"),
+        (render.duration(3720), "1 h 02 min"),
+    ],
+)
+def test_numbers_are_written_in_one_way(shown: str, expected: str) -> None:
+    assert shown == expected
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_progress_without_a_terminal_is_a_line_each_five_percent(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    with render.Progress("Loading", 1000, unit="tokens", clock=clock) as bar:
+        for done in range(1001):
+            clock.now += 0.001
+            bar.update(done)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 20
+    assert "100 %" in lines[-1]
+    assert "\x1b" not in "".join(lines)
+
+
+def test_progress_of_unknown_length_is_a_line_each_ten_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    with render.Progress("Fetching", clock=clock) as bar:
+        for _ in range(35):
+            clock.now += 1
+            bar.update(int(clock.now * 1e6))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 4  # at 10, 20 and 30 s, and what was there at the end
+    assert lines[0].startswith("Fetching  10.0 MB")
+
+
+def test_progress_as_json_is_one_object_a_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    with render.Progress("Loading", 100, unit="%", as_json=True, clock=Clock()) as bar:
+        for done in range(0, 101, 10):
+            bar.update(done)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    states = [json.loads(line) for line in captured.err.splitlines()]
+    assert states[-1] == {"schema": "runner.progress/1", "stage": "Loading", "done": 100, "total": 100, "unit": "%"}
+
+
+def test_the_bar_is_redrawn_in_place_and_fits(terminal: FakeTerminal) -> None:
+    clock = Clock()
+    with render.Progress("Downloading a model with a long name", 10**9, clock=clock) as bar:
+        for step in range(100):
+            clock.now += 0.01
+            bar.update(step * 10**7)
+    drawn = terminal.getvalue().removesuffix("\n").split("\r")[1:]
+    assert 10 <= len(drawn) <= 12
+    assert all(render.text_width(frame.removesuffix("\x1b[K")) <= 39 for frame in drawn)
+
+
+def test_without_a_terminal_a_question_needs_y(capsys: pytest.CaptureFixture[str]) -> None:
+    assert render.confirm("Delete?", yes=True)
+    with pytest.raises(UsageError, match="no terminal") as refused:
+        render.confirm("Delete?", yes=False)
+    assert "-y" in refused.value.hint
+    assert capsys.readouterr().out == ""
+
+
+def test_a_reader_that_goes_away_ends_the_program_quietly() -> None:
+    program = "from runner.cli import render\nfor i in range(100000): render.data('line %d' % i)"
+    done = subprocess.run(
+        ["bash", "-c", f'set -o pipefail; "{sys.executable}" -c "{program}" | head -1; echo "${{PIPESTATUS[0]}}"'],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.stdout.splitlines() == ["line 0", "0"]
+    assert done.stderr == ""

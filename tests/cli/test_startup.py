@@ -1,0 +1,154 @@
+"""Starting the program: fast, without heavy imports, with the right exit codes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from runner.cli import app as app_module
+from runner.cli.app import ALIASES, COMMANDS, app, main
+
+HEAVY = ("torch", "triton", "llama_cpp", "textual", "huggingface_hub", "transformers", "rich", "prompt_toolkit")
+
+
+def python(program: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["ls"], ["ps"]])
+def test_light_commands_import_nothing_heavy(arguments: list[str]) -> None:
+    program = (
+        "import sys\nfrom runner.cli.app import main\ncode = main(sys.argv[1:])\n"
+        f"print('LOADED', code, [name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = python(program, *arguments)
+    assert done.stdout.splitlines()[-1] == "LOADED 0 []", done.stderr
+
+
+def test_help_takes_less_than_400_ms() -> None:
+    def once() -> float:
+        started = time.perf_counter()
+        assert python("from runner.cli.app import main; main(['--help'])").returncode == 0
+        return time.perf_counter() - started
+
+    assert min(once() for _ in range(4)) < 0.4
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"  {name} " in printed for name in COMMANDS)
+    assert not any(f"  {name} " in printed for name in ALIASES)
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, *ALIASES])
+def test_every_command_has_help_of_its_own(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"Usage: runner {ALIASES.get(name, name)}")
+
+
+def test_version_is_data(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("runner ")
+
+
+def test_alone_it_prints_help_to_stderr_and_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "runner chat demo" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["cht"], "Did you mean chat"),
+        (["--nonsense"], "No such option"),
+        (["run", "demo", "x", "--tempp", "1"], "--temp"),
+        (["run", "demo", "x", "--temp", "-1"], "from 0 to 100"),
+        (["run", "demo", "x", "--temp", "warm"], "warm"),
+        (["run", "demo", "x", "--backend", "cuda"], "llamacpp"),
+        (["run", "demo", "x", "-ngl", "some"], "auto, all"),
+        (["run", "demmo", "x"], "demo"),
+    ],
+)
+def test_wrong_usage_exits_2_and_says_what_would_be_right(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert words in captured.err
+
+
+def test_a_bare_think_means_on() -> None:
+    seen: list[str | None] = []
+    command = app_module.new_app(cls=app_module.LazyCommands)
+
+    @command.callback(invoke_without_command=True)
+    def top(think: str = "") -> None:
+        seen.append(think)
+
+    for arguments in (["--think"], ["--think=low"], []):
+        assert CliRunner().invoke(command, arguments).exit_code == 0
+    assert seen == ["on", "low", ""]
+
+
+def test_completion_offers_commands_and_their_flags() -> None:
+    def complete(words: str, position: int) -> list[str]:
+        done = python(
+            "from runner.cli.app import main; main([])",
+            _RUNNER_COMPLETE="complete_bash",
+            COMP_WORDS=words,
+            COMP_CWORD=str(position),
+        )
+        return done.stdout.split()
+
+    assert complete("runner s", 1) == ["show", "sessions"]
+    assert "--max-tokens" in complete("runner run --max", 2)
+    assert complete("runner run --backend n", 3) == ["native"]
+
+
+def test_a_crash_is_one_line_and_the_traceback_is_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(_paths: object) -> None:
+        raise ZeroDivisionError("a bug\x1b[31m")
+
+    monkeypatch.setattr("runner.running.running", broken)
+    monkeypatch.delenv("RUNNER_DEBUG", raising=False)
+    assert main(["ps"]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("error: runner failed: ZeroDivisionError: a bug")
+    assert "Traceback" not in message
+    assert "\x1b" not in message
+    assert main(["logs"]) == 0
+    assert "ZeroDivisionError: a bug" in capsys.readouterr().out
+    monkeypatch.setenv("RUNNER_DEBUG", "1")
+    main(["ps"])
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_interrupt_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_paths: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("runner.running.running", interrupted)
+    assert main(["ps"]) == 130
+
+
+def test_the_app_object_is_the_same_program() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.exit_code == 0
