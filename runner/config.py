@@ -122,8 +122,10 @@ class SamplingParams:
             _whole("sampling", "seed", self.seed, 0, 2**64 - 1)
         if self.max_tokens is not None:
             _whole("sampling", "max_tokens", self.max_tokens, 1, 2**31)
-        if any(not text for text in self.stop):
-            raise UsageError("sampling: an empty stop string.", hint="Give the text that should end the answer.")
+        stop: object = self.stop
+        if not isinstance(stop, (tuple, list)) or not all(isinstance(text, str) and text for text in stop):
+            hint = "Give the texts that should end the answer, none of them empty."
+            raise UsageError(f"sampling: stop is {stop!r}.", hint=hint)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -282,7 +282,7 @@ def models_check(paths: Paths) -> Check:
 
 
 def database_check(paths: Paths) -> Check:
-    """The chat database opens. One that is not there yet is not made."""
+    """The chats can be read. A database that is not there yet is not made."""
     from runner.store import Store
 
     name = "Chats"
@@ -290,12 +290,13 @@ def database_check(paths: Paths) -> Check:
         return Check(name=name, status="ok", detail="none kept yet")
     try:
         store = Store(paths.database)
+        count = len(store.sessions())
         store.close()
     except RunnerError as error:
         remedy = error.hint or f"Move {_tilde(paths.database)} away; chats start anew then."
         return Check(name=name, status="error", detail=error.message, remedy=remedy)
     size = paths.database.stat().st_size / 1e6
-    return Check(name=name, status="ok", detail=f"{_tilde(paths.database)} opens, {size:.1f} MB")
+    return Check(name=name, status="ok", detail=f"{count} kept in {_tilde(paths.database)}, {size:.1f} MB")
 
 
 # --- the surroundings ------------------------------------------------------------------------------------------------

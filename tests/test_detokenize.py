@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -131,7 +132,6 @@ def test_one_leading_space_is_dropped_at_the_start_only() -> None:
 
 
 def test_a_real_vocabulary_gives_back_the_text_token_by_token(shared_data: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
     tokenizer = tokenizers.Tokenizer.from_file(str(shared_data / "tokenizers" / "qwen3" / "tokenizer.json"))
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     shifted = [byte for byte in range(256) if byte not in printable]
@@ -243,6 +243,7 @@ CASES = [
     (HARMONY, "<|channel|>analy", False, "", ""),
     (HARMONY, "<", False, "", "<"),
     (HARMONY, "<|channel|>" + "x" * 500, False, "", "<|channel|>" + "x" * 500),
+    (HARMONY, "<|start|>" + "x" * 500 + "<|message|>", False, "", "<|start|>" + "x" * 500 + "<|message|>"),
     (HARMONY, "<|channel|>analysis<|message|>cut <|en", False, "cut <|en", ""),
 ]
 

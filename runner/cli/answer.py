@@ -35,12 +35,14 @@ class AnswerView:
         self.finished: Finished | None = None
 
     def show_all(self, events: Iterable[ChatEvent]) -> None:
-        """Show events until they end, and end the last line in any case."""
+        """Show events until they end; in any case, stop what sends them, and end the last line."""
         try:
             self._live.show(self._status)
             for event in events:
                 self.show(event)
         finally:
+            if close := getattr(events, "close", None):
+                close()
             self.end_line()
 
     def show(self, event: ChatEvent) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from runner.cli.render import can_ask
 from runner.errors import RunnerError, UsageError
 
 MAX_BYTES = 4 * 1024 * 1024
@@ -38,7 +39,9 @@ def read_text_file(path: Path) -> tuple[str, str]:
 
 
 def read_stdin() -> tuple[str, str]:
-    """What is piped into the program, up to its end, and a notice or ""."""
+    """What is piped into the program, up to its end, and a notice or "". Nothing from a terminal."""
+    if sys.stdin is None or can_ask():
+        return "", ""
     raw = sys.stdin.buffer.read(MAX_BYTES + 1)
     _check_size(raw, "What was piped in")
     return decode(raw, "What was piped in")

@@ -6,7 +6,6 @@ The loop is repl.py's, the keys are terminal.py's; this file only connects them.
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -177,7 +176,7 @@ def _source(setup: _Setup) -> Source:
     from runner.cli.slash import COMMANDS
     from runner.cli.terminal import TerminalSource, stdin_source
 
-    if not render.is_terminal(sys.stdin):
+    if not render.can_ask():
         return stdin_source()
 
     def model_names() -> list[str]:

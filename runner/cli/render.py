@@ -40,9 +40,14 @@ def configure(*, quiet: bool = False) -> None:
 def is_terminal(stream: TextIO | None = None) -> bool:
     """Whether `stream` (stdout when not given) is a terminal."""
     try:
-        return (stream or sys.stdout).isatty()
+        return (sys.stdout if stream is None else stream).isatty()
     except ValueError:  # closed
         return False
+
+
+def can_ask() -> bool:
+    """Whether there is a user at stdin: False in a pipe, and when stdin is closed."""
+    return sys.stdin is not None and is_terminal(sys.stdin)
 
 
 def is_dumb() -> bool:
@@ -159,7 +164,7 @@ def confirm(question: str, yes: bool) -> bool:
     """
     if yes:
         return True
-    if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
+    if not (can_ask() and is_terminal(sys.stderr)):
         raise UsageError(f"{question} There is no terminal to ask on.", hint="Pass -y to answer yes.")
     _write(sys.stderr, safe_text(question) + " [y/N] ")
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -73,10 +73,6 @@ def run(
     paths = user_paths()
     settings = load_settings(paths)
     name, words = _model_and_prompt(model, model_argument, prompt_words or [], settings.model)
-    text = _assemble(prompt, words, files or [])
-    messages = [Message(role="user", content=text)]
-    if system := system or settings.system:
-        messages.insert(0, Message(role="system", content=system))
     load_options = settings.load_options(
         backend=backend,
         ctx_size=ctx_size,
@@ -98,7 +94,11 @@ def run(
         max_tokens=max_tokens,
         stop=stop,
     )
-    settings.sampling_params({}, sampling)  # a wrong value is better said before a model is loaded
+    settings.sampling_params({}, sampling)  # a wrong value is better said before anything is read or loaded
+    text = _assemble(prompt, words, files or [])
+    messages = [Message(role="user", content=text)]
+    if system := system or settings.system:
+        messages.insert(0, Message(role="system", content=system))
     with EngineProcess(paths) as engine:
         loaded = Loader(engine, name, load_options, offline=settings.is_offline(offline), as_json=as_json).load()
         params = settings.sampling_params(loaded.sampling, sampling)
@@ -129,11 +129,10 @@ def _assemble(flag: str | None, words: str, files: Sequence[Path]) -> str:
         parts.append(attached(file, text) if len(files) > 1 else text)
         if notice:
             render.warn(notice)
-    if not render.is_terminal(sys.stdin):
-        text, notice = read_stdin()
-        parts.append(text)
-        if notice:
-            render.warn(notice)
+    text, notice = read_stdin()
+    parts.append(text)
+    if notice:
+        render.warn(notice)
     prompt = "\n\n".join(part.rstrip("\n") for part in parts if part.strip())
     if not prompt:
         raise UsageError("There is no prompt.", hint='Write one: runner run demo "Hello", or pipe text into it.')
@@ -186,6 +185,8 @@ class _OneShot:
         return _INTERRUPTED if finished.reason == "cancelled" else 0
 
     def as_json(self) -> int:
+        from contextlib import closing
+
         from runner.cli.interrupt import Interruptible
         from runner.cli.loading import show_notice
         from runner.events import Finished, Notice, ReasoningDelta, TextDelta
@@ -193,8 +194,8 @@ class _OneShot:
         text: list[str] = []
         reasoning: list[str] = []
         finished: Finished | None = None
-        with Interruptible(self._engine):
-            for event in self._events():
+        with Interruptible(self._engine), closing(self._events()) as events:
+            for event in events:
                 if isinstance(event, TextDelta):
                     text.append(event.text)
                 elif isinstance(event, ReasoningDelta):

@@ -5,6 +5,7 @@ It knows keys and nothing of what is done with a message; the names to complete 
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -169,8 +170,10 @@ def _shorten(file: Path) -> None:
 
 
 def stdin_source() -> PipeSource:
-    """What is piped into the program."""
+    """What is piped into the program; nothing when stdin is closed. Bytes that are not UTF-8 are replaced."""
+    if sys.stdin is None:
+        return PipeSource(io.StringIO())
     reconfigure = getattr(sys.stdin, "reconfigure", None)
     if reconfigure is not None:
-        reconfigure(errors="replace")
+        reconfigure(encoding="utf-8", errors="replace")
     return PipeSource(sys.stdin)

@@ -24,15 +24,19 @@ _TENSOR_LINE: Final = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")
 _KEPT_LINES: Final = 4
 
 
-def quantize_gguf(source: Path, target: Path, file_type: int, on_progress: Callable[[int, int], None]) -> None:
+def quantize_gguf(
+    source: Path, target: Path, file_type: int, on_progress: Callable[[int, int], None], *, lock: int
+) -> None:
     """Write `source`, quantized to llama.cpp's `file_type`, to `target`. on_progress gets (tensors done, in all).
 
-    Values that are quantized already are quantized again. Raises RunnerError with llama.cpp's last lines when it fails.
+    Values that are quantized already are quantized again. lock: the descriptor of a lock on where `target` is; the
+    child holds it too, so that nobody writes there before it is gone, even when this process is killed. Raises
+    RunnerError with llama.cpp's last lines when it fails.
     """
     command = [sys.executable, "-m", "runner.quant.kquants", str(source), str(target), str(file_type)]
     last: deque[str] = deque(maxlen=_KEPT_LINES)
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, pass_fds=[lock]
     ) as child:
         try:
             assert child.stdout is not None

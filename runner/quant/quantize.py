@@ -71,10 +71,10 @@ def quantize_model(source: Path, chosen: Format, output: Path, *, force: bool, o
     work = WorkDirectory(output)
     work.check_target(force=force)
     plan = _plan(source, chosen)
-    with work.opened():
+    with work.opened() as lock:
         _check_disk(work.path, plan.needed_bytes)
         weights = work.path / work.weights_name(f"{model_name(source)}-{chosen.name}.gguf")
-        _make(plan, chosen, weights, on_stage)
+        _make(plan, chosen, weights, lock, on_stage)
         header = read_header(weights)
         work.finish(weights, companions_from=plan.files)
     return Quantized(
@@ -194,17 +194,21 @@ def _check_disk(directory: Path, needed_bytes: int) -> None:
         )
 
 
-def _make(plan: _Plan, chosen: Format, weights: Path, on_stage: OnStage) -> None:
-    file_type = int(chosen.file_type)
+def _make(plan: _Plan, chosen: Format, weights: Path, lock: int, on_stage: OnStage) -> None:
+    def converting(done: int, total: int) -> None:
+        on_stage("converting", done, total)
+
+    def quantizing(done: int, total: int) -> None:
+        on_stage("quantizing", done, total)
+
     if plan.gguf is not None:
-        quantize_gguf(plan.gguf, weights, file_type, lambda done, total: on_stage("quantizing", done, total))
+        quantize_gguf(plan.gguf, weights, int(chosen.file_type), quantizing, lock=lock)
         return
     assert plan.checkpoint is not None
     if not chosen.by_llama_cpp:
-        convert(plan.checkpoint, chosen, weights, lambda done, total: on_stage("converting", done, total))
+        convert(plan.checkpoint, chosen, weights, converting)
         return
     between = weights.with_name("intermediate.gguf")
-    wide = lossless_format(plan.checkpoint)
-    convert(plan.checkpoint, wide, between, lambda done, total: on_stage("converting", done, total))
-    quantize_gguf(between, weights, file_type, lambda done, total: on_stage("quantizing", done, total))
+    convert(plan.checkpoint, lossless_format(plan.checkpoint), between, converting)
+    quantize_gguf(between, weights, int(chosen.file_type), quantizing, lock=lock)
     between.unlink()

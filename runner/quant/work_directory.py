@@ -65,8 +65,10 @@ class WorkDirectory:
         self._replaces = True
 
     @contextmanager
-    def opened(self) -> Iterator[None]:
-        """Make the directory, empty, and hold its lock. What a killed run left there goes; so does a failed run's.
+    def opened(self) -> Iterator[int]:
+        """Make the directory, empty, and hold its lock, whose descriptor this gives.
+
+        What a killed run left there goes; so does what a failed run made.
 
         Raises BusyError when another process is making the same output, RunnerError when it cannot be written.
         """
@@ -81,7 +83,7 @@ class WorkDirectory:
             self._lock(descriptor)
             self._empty()
             try:
-                yield
+                yield descriptor
             except OSError as error:
                 raise RunnerError(f"Making {self.output} failed: {error.strerror or error}.") from error
             finally:

@@ -31,7 +31,7 @@ def read_file(path: Path) -> dict[str, Any]:
     text = read_text(path)
     try:
         found = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a number of 5000 digits and brackets 5000 deep are no TOML errors
         where = re.search(r"at line (\d+), column (\d+)", str(error))
         place = f"{path}:{where[1]}" if where else f"{path}:{text.count(chr(10)) + 1}"
         reason = str(error).split(" (at ")[0]

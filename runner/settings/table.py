@@ -7,6 +7,7 @@ reads no file and no variable.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,7 +20,7 @@ Owner = type[LoadOptions] | type[SamplingParams] | type[ChatOptions]
 
 _YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _EXPECTED: dict[Kind, str] = {
-    "text": "It must be text.",
+    "text": "It must be text; put quotes around several words.",
     "number": "It must be a number.",
     "integer": "It must be a whole number.",
     "yes/no": "It must be true or false.",
@@ -71,7 +72,7 @@ class Setting:
         if not _has_kind(value, self.kind):
             raise ConfigError(f"{self.key} is {value!r}.", hint=_EXPECTED[self.kind])
         if self.kind == "number":
-            value = float(value)
+            value = float(value) if abs(value) < 1e300 else math.inf  # refused below
         elif self.kind == "texts":
             value = tuple(value)
         if self.owner is not None:
@@ -79,10 +80,6 @@ class Setting:
                 self.owner(**{self.field: value})
             except UsageError as error:
                 raise ConfigError(f"{self.key} is {value!r}.", hint=error.hint) from error
-            except OverflowError as error:
-                raise ConfigError(
-                    f"{self.key} is a number of {len(str(value))} digits.", hint="It is too large."
-                ) from error
         return value
 
 

@@ -25,7 +25,7 @@ from typing import Any
 from jinja2 import Template, ext, nodes
 from jinja2.exceptions import SecurityError, TemplateRuntimeError
 from jinja2.parser import Parser
-from jinja2.runtime import Context, LoopContext, Macro, Undefined
+from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace
 from jinja2.visitor import NodeTransformer
@@ -226,7 +226,7 @@ class _Bounding(NodeTransformer):
 
     def _literal(self, node: nodes.Expr) -> nodes.Expr:
         self.generic_visit(node)
-        return _filtered(node, _MADE)
+        return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:
         self.generic_visit(node)
@@ -310,6 +310,3 @@ class CompiledTemplate:
 def compile_template(source: str) -> CompiledTemplate:
     """Compile `source`, once. Raises LimitExceeded and what Jinja and Python raise for a broken template."""
     return CompiledTemplate(source)
-
-
-__all__ = ["CompiledTemplate", "LimitExceeded", "Refused", "Undefined", "compile_template"]

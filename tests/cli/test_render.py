@@ -6,6 +6,8 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 import pytest
 from hypothesis import given
@@ -20,18 +22,21 @@ class FakeTerminal(io.StringIO):
         return True
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> FakeTerminal:
+@contextmanager
+def on_terminal() -> Iterator[FakeTerminal]:
     """stdout and stderr are one terminal of 40 columns with colour."""
+    stream = FakeTerminal()
+    with redirect_stdout(stream), redirect_stderr(stream):
+        yield stream
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "40")
-    stream = FakeTerminal()
-    monkeypatch.setattr(sys, "stdout", stream)
-    monkeypatch.setattr(sys, "stderr", stream)
     render.configure()
-    return stream
 
 
 @pytest.mark.parametrize(
@@ -47,18 +52,18 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> FakeTerminal:
     ],
 )
 def test_colour_follows_the_environment(
-    terminal: FakeTerminal, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], is_coloured: bool
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], is_coloured: bool
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    render.fail(UsageError("wrong"))
+    with on_terminal() as terminal:
+        render.fail(UsageError("wrong"))
     assert ("\x1b[" in terminal.getvalue()) is is_coloured
 
 
 def test_a_pipe_gets_no_colour_unless_it_is_forced(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("FORCE_COLOR", raising=False)
     render.warn("careful", "the remedy")
     render.table(["A"], [["b"]])
     captured = capsys.readouterr()
@@ -78,19 +83,14 @@ def test_an_error_goes_to_stderr_with_its_remedy_and_returns_its_exit_code(capsy
 
 @given(st.text())
 def test_no_control_character_of_a_text_reaches_any_sink(text: str) -> None:
-    stream = FakeTerminal()
-    stdout, stderr = sys.stdout, sys.stderr
-    sys.stdout = sys.stderr = stream
-    try:
+    with on_terminal() as terminal:
         render.data(text)
         render.stream(text)
-        render.narrate(text)
         render.say(text)
+        render.narrate(text)
         render.emit_json("x/1", {"text": text})
         render.emit_ndjson("x/1", [{"text": text}])
-    finally:
-        sys.stdout, sys.stderr = stdout, stderr
-    assert not set(stream.getvalue()) & {*map(chr, range(9)), *map(chr, range(11, 32)), *map(chr, range(127, 160))}
+    assert not set(terminal.getvalue()) & {*map(chr, range(9)), *map(chr, range(11, 32)), *map(chr, range(127, 160))}
 
 
 def test_json_keeps_raw_text_and_puts_the_schema_first(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,9 +123,10 @@ def test_a_table_in_a_pipe_is_aligned_and_never_cut(capsys: pytest.CaptureFixtur
     assert {render.text_width(line) for line in lines} == {200 + 2 + 5}
 
 
-def test_a_table_on_a_terminal_fits_its_width(terminal: FakeTerminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_on_a_terminal_fits_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    render.table(["NAME", "WHAT", "N"], [["模型" * 30, "b\nc" * 30, "7"], ["short", "y", "8"]], right=[2])
+    with on_terminal() as terminal:
+        render.table(["NAME", "WHAT", "N"], [["模型" * 30, "b\nc" * 30, "7"], ["short", "y", "8"]], right=[2])
     lines = terminal.getvalue().splitlines()
     assert len(lines) == 3
     assert all(render.text_width(line) <= 39 for line in lines)
@@ -201,9 +202,9 @@ def test_progress_as_json_is_one_object_a_line_on_stderr(capsys: pytest.CaptureF
     assert states[-1] == {"schema": "runner.progress/1", "stage": "Loading", "done": 100, "total": 100, "unit": "%"}
 
 
-def test_the_bar_is_redrawn_in_place_and_fits(terminal: FakeTerminal) -> None:
+def test_the_bar_is_redrawn_in_place_and_fits() -> None:
     clock = Clock()
-    with render.Progress("Downloading a model with a long name", 10**9, clock=clock) as bar:
+    with on_terminal() as terminal, render.Progress("Downloading a model with a long name", 10**9, clock=clock) as bar:
         for step in range(100):
             clock.now += 0.01
             bar.update(step * 10**7)

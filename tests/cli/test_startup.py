@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -78,15 +79,16 @@ def test_alone_it_prints_help_to_stderr_and_exits_2(capsys: pytest.CaptureFixtur
         (["--nonsense"], "No such option"),
         (["run", "demo", "x", "--tempp", "1"], "--temp"),
         (["run", "demo", "x", "--temp", "-1"], "from 0 to 100"),
-        (["run", "demo", "x", "--temp", "warm"], "warm"),
+        (["run", "demo", "x", "--temp", "warm"], "number"),
         (["run", "demo", "x", "--backend", "cuda"], "llamacpp"),
         (["run", "demo", "x", "-ngl", "some"], "auto, all"),
         (["run", "demmo", "x"], "demo"),
     ],
 )
 def test_wrong_usage_exits_2_and_says_what_would_be_right(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

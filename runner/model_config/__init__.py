@@ -1,0 +1,20 @@
+"""What a model is: ModelConfig, read from the config.json that Hugging Face models carry.
+
+Every key that changes the mathematics is read, has the default that transformers gives to it, or is refused by its
+name. Nothing here reads a file or knows of tensors, devices or backends.
+"""
+
+from __future__ import annotations
+
+from runner.model_config.families import SUPPORTED_MODEL_TYPES
+from runner.model_config.parse import parse_model_config
+from runner.model_config.values import ModelConfig, RopeKind, RopeScaling, num_parameters
+
+__all__ = [
+    "SUPPORTED_MODEL_TYPES",
+    "ModelConfig",
+    "RopeKind",
+    "RopeScaling",
+    "num_parameters",
+    "parse_model_config",
+]

@@ -1,0 +1,339 @@
+"""`runner chat` on a real pseudo-terminal, read back by a terminal emulator: what the user would see."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pexpect
+import psutil
+import pyte
+import pytest
+
+from runner.paths import user_paths
+from runner.store import Store
+
+MAIN = ["-c", "import sys; from runner.cli.app import main; sys.exit(main())"]
+PROMPT = "›"
+# Every sequence that the chat itself may send: cursor, erasing, colours, margins, keypad, paste and screen modes.
+OWN_SEQUENCES = re.compile(
+    r"\x1b\[[0-9;]*[ABCDGHJKmr]|\x1b\[\?(1|7|12|25|2004|2026)[hl]|\x1b\[\?12l\x1b\[\?25h|\x1b\[6n|\x1b[78DM=>]|\x1b\[0? q"
+)
+
+
+class Terminal:
+    """A chat in a terminal of the given size."""
+
+    def __init__(self, arguments: list[str], columns: int, rows: int) -> None:
+        self.screen = pyte.Screen(columns, rows)
+        self._stream = pyte.Stream(self.screen)
+        self.raw = ""
+        self.child = pexpect.spawn(
+            sys.executable,
+            [*MAIN, *arguments],
+            dimensions=(rows, columns),
+            encoding="utf-8",
+            codec_errors="replace",
+            env={**os.environ, "TERM": "xterm-256color", "NO_COLOR": "", "PROMPT_TOOLKIT_NO_CPR": "1"},
+            timeout=20,
+        )
+
+    def type(self, text: str) -> None:
+        self.child.send(text)
+
+    def resize(self, columns: int, rows: int) -> None:
+        self.screen.resize(rows, columns)
+        self.child.setwinsize(rows, columns)
+
+    def read(self, for_s: float = 0.05) -> str:
+        """Take what arrives in `for_s` seconds; returns the screen's text."""
+        end = time.monotonic() + for_s
+        while time.monotonic() < end:
+            try:
+                text = self.child.read_nonblocking(65536, timeout=max(0.01, end - time.monotonic()))
+            except pexpect.TIMEOUT:
+                break
+            except pexpect.EOF:
+                break
+            self.raw += text
+            self._stream.feed(text)
+        return "\n".join(line.rstrip() for line in self.screen.display).rstrip()
+
+    def wait_for(self, condition: Callable[[str], bool], within_s: float = 15) -> str:
+        end = time.monotonic() + within_s
+        while not condition(shown := self.read()):
+            assert time.monotonic() < end, f"the screen stayed:\n{shown}"
+        return shown
+
+    def wait_for_prompt(self) -> str:
+        """Wait until the last line is an empty prompt."""
+        return self.wait_for(lambda shown: shown.split("\n")[-1].strip() == PROMPT)
+
+    def wait_for_exit(self) -> int:
+        end = time.monotonic() + 10
+        while self.child.isalive():
+            self.read()
+            assert time.monotonic() < end, "the chat did not end"
+        self.read()
+        return int(self.child.exitstatus if self.child.exitstatus is not None else -self.child.signalstatus)
+
+    @property
+    def engine(self) -> psutil.Process:
+        return next(
+            process
+            for process in psutil.Process(self.child.pid).children(recursive=True)
+            if "runner.engine_child" in process.cmdline()
+        )
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[..., str]:
+    def write(*replies: object, **values: object) -> str:
+        path = tmp_path / "m.script.json"
+        path.write_text(json.dumps({"replies": replies, **values}))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def chat() -> Iterator[Callable[..., Terminal]]:
+    opened: list[Terminal] = []
+
+    def start(*arguments: str, columns: int = 80, rows: int = 24) -> Terminal:
+        opened.append(Terminal(["chat", *arguments], columns, rows))
+        opened[-1].wait_for_prompt()
+        return opened[-1]
+
+    yield start
+    for terminal in opened:
+        terminal.child.close(force=True)
+
+
+def test_the_demo_answers_and_the_prompt_comes_quickly(chat: Callable[..., Terminal]) -> None:
+    started = time.monotonic()
+    terminal = chat("demo", "--temp", "0")
+    took = time.monotonic() - started
+    shown = terminal.read()
+    assert "demo · Q8_0 · context 2048 · /help for commands" in shown
+    assert "llamacpp: " in shown
+    assert took < 5  # 1.5 s on a machine that does nothing else
+    terminal.type("What is the capital of Peru?\r")
+    shown = terminal.wait_for(lambda text: "Lima." in text)
+    terminal.wait_for_prompt()
+    terminal.type("\x04")
+    assert terminal.wait_for_exit() == 0
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (40, 12)])
+def test_a_streaming_answer_has_a_status_line_that_goes_away(
+    chat: Callable[..., Terminal], script: Callable[..., str], columns: int, rows: int
+) -> None:
+    text = "".join(f"{n} 漢字 word {'x' * (n % 50)}\n" for n in range(60))
+    terminal = chat(script({"text": text, "token_s": 0.001}), columns=columns, rows=rows)
+    terminal.type("go\r")
+    shown = terminal.wait_for(lambda text: "tok/s" in text.split("\n")[-1])
+    bottom = terminal.screen.display[rows - 1]
+    assert "TTFT" in bottom
+    assert "context" in bottom or columns == 40
+    assert sum("tok/s" in line for line in shown.split("\n")) == 1
+    shown = terminal.wait_for_prompt()
+    assert "tok/s" not in shown
+    assert f"59 漢 字  word {'x' * 9}".replace(" ", "") in shown.replace(" ", "")
+    assert terminal.screen.margins is None or terminal.screen.margins == (0, rows - 1)
+
+
+def test_long_lines_wrap_and_nothing_is_lost_at_the_edges(
+    chat: Callable[..., Terminal], script: Callable[..., str]
+) -> None:
+    text = "".join(f"<{n}>" for n in range(200))
+    terminal = chat(script({"text": text, "token_s": 0.002}), columns=40, rows=40)
+    terminal.type("go\r")
+    terminal.wait_for(lambda shown: "<199>" in shown.replace("\n", ""))
+    shown = terminal.wait_for_prompt()
+    assert text in shown.replace("\n", "")
+
+
+def test_ctrl_c_stops_an_answer_in_200_ms_and_says_so(
+    chat: Callable[..., Terminal], script: Callable[..., str]
+) -> None:
+    terminal = chat(script({"text": "word " * 1000, "token_s": 0.01}, "fine"))
+    terminal.type("go\r")
+    terminal.wait_for(lambda shown: shown.count("word") > 3)
+    pressed_at = time.monotonic()
+    terminal.type("\x03")
+    terminal.wait_for(lambda shown: "(stopped)" in shown)
+    assert time.monotonic() - pressed_at < 0.2 + 0.3  # the margin is the machine's
+    terminal.wait_for_prompt()
+    assert "^C" not in terminal.read()
+    terminal.type("and now?\r")
+    terminal.wait_for(lambda shown: "fine" in shown)
+
+
+def test_ctrl_c_stops_a_prefill_in_200_ms(chat: Callable[..., Terminal], script: Callable[..., str]) -> None:
+    terminal = chat(script("never", prefill_token_s=0.01))
+    terminal.type("long " * 200 + "\r")
+    terminal.wait_for(lambda shown: re.search(r"reading \d+/\S+ tokens · \d+ % · .* left", shown) is not None)
+    pressed_at = time.monotonic()
+    terminal.type("\x03")
+    terminal.wait_for(lambda shown: "/regen asks again" in shown)
+    assert time.monotonic() - pressed_at < 0.2 + 0.3
+
+
+def test_a_second_ctrl_c_ends_an_engine_that_does_not_stop(
+    chat: Callable[..., Terminal], script: Callable[..., str]
+) -> None:
+    terminal = chat(script({"text": "stuck", "token_s": 0.05, "fail": "hang", "fail_after": 3}, "back again"))
+    terminal.type("go\r")
+    terminal.wait_for(lambda shown: "\nst" in shown)
+    terminal.type("\x03")
+    terminal.read(0.6)
+    terminal.type("\x03")
+    terminal.wait_for(lambda shown: "The engine was ended" in shown)
+    terminal.wait_for_prompt()
+    terminal.type("again\r")
+    terminal.wait_for(lambda shown: "back again" in shown)
+
+
+def test_a_killed_engine_leaves_the_chat_and_comes_back(
+    chat: Callable[..., Terminal], script: Callable[..., str]
+) -> None:
+    terminal = chat(script({"text": "word " * 1000, "token_s": 0.01}, "whole"))
+    terminal.type("go\r")
+    terminal.wait_for(lambda shown: shown.count("word") > 3)
+    terminal.engine.kill()
+    shown = terminal.wait_for(lambda shown: "SIGKILL" in shown)
+    assert "word word" in shown
+    terminal.wait_for_prompt()
+    assert "tok/s" not in terminal.read()
+    terminal.type("again\r")
+    shown = terminal.wait_for(lambda shown: "whole" in shown)
+    assert "loading" in shown
+
+
+def test_a_pasted_text_of_200_lines_is_one_message(chat: Callable[..., Terminal], script: Callable[..., str]) -> None:
+    terminal = chat(script("got it"))
+    pasted = "\r".join(f"line {n} of the paste" for n in range(200))
+    terminal.type(f"\x1b[200~{pasted}\x1b[201~")
+    terminal.wait_for(lambda shown: "line 199" in shown)
+    terminal.type("\r")
+    terminal.wait_for(lambda shown: "got it" in shown)
+    terminal.type("/exit\r")
+    assert terminal.wait_for_exit() == 0
+    store = Store(user_paths().database)
+    session = store.latest()
+    assert session is not None
+    question, answer = store.turns(session.id)
+    store.close()
+    assert question.content == pasted.replace("\r", "\n")
+    assert answer.content == "got it"
+
+
+def test_a_storm_of_resizes_does_no_harm(chat: Callable[..., Terminal], script: Callable[..., str]) -> None:
+    terminal = chat(script({"text": "word 漢字 " * 400, "token_s": 0.001}, "fine"))
+    terminal.type("go\r")
+    terminal.wait_for(lambda shown: "tok/s" in shown)
+    for columns, rows in [(100, 30), (40, 12), (10, 3), (200, 50), (20, 4), (1, 1), (80, 24), (40, 12)] * 3:
+        terminal.resize(columns, rows)
+        terminal.read(0.03)
+    terminal.wait_for(lambda shown: "tok/s" in shown.split("\n")[-1] or shown.split("\n")[-1].strip() == PROMPT)
+    terminal.wait_for_prompt()
+    assert "Traceback" not in terminal.raw
+    terminal.type("again\r")
+    terminal.wait_for(lambda shown: "fine" in shown)
+    shown = terminal.wait_for_prompt()
+    assert "tok/s" not in shown.split("\n")[-3:]
+    assert terminal.screen.margins is None or terminal.screen.margins == (0, 11)
+
+
+def test_no_escape_sequence_of_a_model_reaches_the_terminal(
+    chat: Callable[..., Terminal], script: Callable[..., str]
+) -> None:
+    attacks = [
+        "\x1b]52;c;ZXZpbA==\x07",
+        "\x1b]0;owned\x1b\\",
+        "\x1b]8;;http://evil\x1b\\link\x1b]8;;\x1b\\",
+        "\x1bP+q544e\x1b\\",
+        "\x1b[2J\x1b[H",
+        "\x1b[1;1r",
+        "\x1b[?1049h",
+        "\x1b[5i",
+        "\x1bc",
+        "\x9b2J",
+        "\x9d52;c;ZXZpbA==\x9c",
+        "\r\b\x7f\x0e\x0f\x00\x05",
+        "\u202etxt.exe\u2066",
+        "[@click=app.quit]x[/] a[/]b",
+    ]
+    terminal = chat(script({"text": "\n".join(attacks) + "\nEND", "token_s": 0.0005}))
+    before = len(terminal.raw)
+    terminal.type("go\r")
+    shown = terminal.wait_for(lambda shown: "END" in shown)
+    terminal.wait_for_prompt()
+    assert "a[/]b" in shown
+    left = OWN_SEQUENCES.sub("", terminal.raw[before:])
+    assert "\x1b" not in left, repr(left)
+    assert not set(left) & {*map(chr, range(0x80, 0xA0)), "\x07", "\x0e", "\x0f", "\x05", "\u202e", "\u2066"}
+
+
+def test_keys_typed_during_an_answer_wait_for_the_prompt(
+    chat: Callable[..., Terminal], script: Callable[..., str]
+) -> None:
+    terminal = chat(script({"text": "slow " * 30, "token_s": 0.01}, "second"))
+    terminal.type("go\r")
+    terminal.wait_for(lambda shown: "slow" in shown)
+    terminal.type("typed ahead\r")
+    shown = terminal.wait_for(lambda shown: "second" in shown)
+    assert "slow typed" not in shown
+    assert f"{PROMPT} typed ahead" in shown
+
+
+def test_a_killed_chat_is_kept_as_partial_and_can_be_resumed(
+    chat: Callable[..., Terminal], script: Callable[..., str]
+) -> None:
+    model = script({"text": "word " * 1000, "token_s": 0.01}, "and then")
+    terminal = chat(model)
+    terminal.type("tell me\r")
+    terminal.wait_for(lambda shown: shown.count("word") > 30)
+    engine = terminal.engine
+    terminal.child.kill(signal.SIGKILL)
+    engine.wait(3)
+    with sqlite3.connect(user_paths().database) as database:
+        states = [row[0] for row in database.execute("SELECT state FROM turns ORDER BY position")]
+    database.close()
+    assert states == ["complete", "partial"]
+    again = chat("--continue")
+    shown = again.read()
+    assert "tell me" in shown
+    assert "word word" in shown
+    again.type("go on\r")
+    again.wait_for(lambda shown: "and then" in shown)
+
+
+def test_sigterm_gives_the_terminal_back_and_keeps_the_answer(
+    chat: Callable[..., Terminal], script: Callable[..., str]
+) -> None:
+    terminal = chat(script({"text": "word " * 1000, "token_s": 0.01}))
+    terminal.type("go\r")
+    terminal.wait_for(lambda shown: "tok/s" in shown)
+    terminal.child.kill(signal.SIGTERM)
+    assert terminal.wait_for_exit() == 128 + signal.SIGTERM
+    assert terminal.screen.margins is None or terminal.screen.margins == (0, 23)
+    assert "tok/s" not in terminal.read()
+
+
+def test_ctrl_c_twice_at_an_empty_prompt_leaves(chat: Callable[..., Terminal], script: Callable[..., str]) -> None:
+    terminal = chat(script("ok"))
+    terminal.type("half a line\x03")
+    terminal.wait_for(lambda shown: "half" not in shown)
+    terminal.type("\x03")
+    terminal.wait_for(lambda shown: "again" in shown)
+    terminal.type("\x03")
+    assert terminal.wait_for_exit() == 0

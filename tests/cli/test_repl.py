@@ -1,0 +1,377 @@
+"""The chat's loop and every slash command, without a terminal: a list of lines in, what was printed out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runner.cli import render
+from runner.cli.loading import Loader
+from runner.cli.repl import Repl, is_open_block, without_block_marks
+from runner.cli.slash import COMMANDS
+from runner.config import LoadOptions
+from runner.conversation import Conversation
+from runner.engine_process import EngineProcess
+from runner.paths import user_paths
+from runner.store import Store
+
+
+class Lines:
+    """A source of messages that also notes what each prompt would start from."""
+
+    is_interactive = True
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.defaults: list[str] = []
+
+    def read(self, default: str = "") -> str | None:
+        self.defaults.append(default)
+        return self.lines.pop(0) if self.lines else None
+
+
+class Chat:
+    """A chat with a scripted model. `type` types lines and returns what was answered and what was narrated."""
+
+    def __init__(self, engine: EngineProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.engine = engine
+        self.tmp_path = tmp_path
+        self.capsys = capsys
+        self.source = Lines()
+        self.store = Store(user_paths().database)
+        self.repl: Repl
+
+    def start(self, *replies: object, name: str = "model", **script: object) -> Chat:
+        loader = Loader(self.engine, self.script(*replies, name=name, **script), LoadOptions())
+        loader.load()
+        conversation = Conversation(self.engine, model=loader.model, store=self.store)
+        self.repl = Repl(conversation, loader, self.source, directory=self.tmp_path)
+        return self
+
+    def script(self, *replies: object, name: str = "other", **script: object) -> str:
+        path = self.tmp_path / f"{name}.script.json"
+        path.write_text(json.dumps({"replies": replies, **script}))
+        return str(path)
+
+    def type(self, *lines: str) -> tuple[str, str]:
+        self.source.lines += lines
+        self.repl.run()
+        captured = self.capsys.readouterr()
+        return captured.out, captured.err
+
+    @property
+    def said(self) -> list[str]:
+        return [turn.content for turn in self.repl.conversation.turns]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    with EngineProcess(user_paths(tmp_path_factory.mktemp("engine"))) as made:
+        yield made
+
+
+@pytest.fixture
+def chat(engine: EngineProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Chat]:
+    render.configure()
+    made = Chat(engine, tmp_path, capsys)
+    yield made
+    made.store.close()
+
+
+def test_a_message_is_answered_on_stdout_and_kept(chat: Chat) -> None:
+    out, err = chat.start("\n\nHello there.\n\n").type("hi")
+    assert out == "Hello there.\n"
+    assert "Hello" not in err
+    assert [turn.role for turn in chat.store.turns(chat.repl.conversation.session_id or "")] == ["user", "assistant"]
+
+
+def test_escape_sequences_of_a_model_are_not_printed_but_kept(chat: Chat) -> None:
+    attack = "a\x1b]52;c;ZXZpbA==\x07b\x1b[2Jc\x9b31md[@click=app.quit]e[/]"
+    out, _ = chat.start(attack).type("hi")
+    assert out == "a]52;c;ZXZpbA==b[2Jc31md[@click=app.quit]e[/]\n"
+    assert chat.said[1] == attack
+
+
+def test_two_slashes_send_a_slash(chat: Chat) -> None:
+    chat.start("ok").type("//etc is a directory")
+    assert chat.said[0] == "/etc is a directory"
+
+
+def test_an_unknown_command_is_never_sent(chat: Chat) -> None:
+    out, err = chat.start("no").type("/regne")
+    assert (out, chat.said) == ("", [])
+    assert "/regen" in err
+
+
+@pytest.mark.parametrize("word", ["/exit", "/quit", "/bye", "/EXIT"])
+def test_leaving(chat: Chat, word: str) -> None:
+    chat.start("no").type(word, "never read")
+    assert chat.source.lines == ["never read"]
+
+
+def test_help_lists_every_command(chat: Chat) -> None:
+    _, err = chat.start("no").type("/help")
+    assert all(f"/{name}" in err for name in COMMANDS)
+    assert all(len(line) < 80 for line in err.splitlines())
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_survives_an_empty_chat_and_nonsense(chat: Chat, name: str) -> None:
+    chat.start("ok").type(f"/{name}", f"/{name} \x1b[31m nonsense 9 \x00", "/think", f"/{name}\n\nx")
+    assert "\x1b" not in str(chat.type("/show"))
+
+
+def test_clear_starts_a_new_chat_and_keeps_the_old_one(chat: Chat) -> None:
+    chat.start("one", "two").type("a", "/clear", "b")
+    assert chat.said == ["b", "one"]
+    assert len(chat.store.sessions()) == 2
+
+
+def test_system_is_set_shown_and_removed(chat: Chat) -> None:
+    chat.start("ok").type("/system Be brief,\nplease.")
+    assert chat.repl.conversation.system == "Be brief,\nplease."
+    assert "Be brief" in chat.type("/system")[1]
+    assert "no system prompt" in chat.type("/system none", "/show system")[1]
+
+
+def test_set_changes_sampling_chat_and_load_options(chat: Chat) -> None:
+    chat.start("ok").type("/set temp 0.25", "/set stop END 'two words'", "/set overflow drop", "/set ctx-size 512")
+    assert chat.repl.conversation.params.temperature == 0.25
+    assert chat.repl.conversation.params.stop == ("END", "two words")
+    assert chat.repl.conversation.options.overflow == "drop"
+    assert chat.engine.loaded is not None
+    assert chat.engine.loaded.info.n_ctx == 512
+    assert "temperature        0.25" in chat.type("/set")[1]
+    chat.type("/set max_tokens 5", "/set max_tokens none")
+    assert chat.repl.conversation.params.max_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("/set temprature 1", "temperature"),
+        ("/set top_k many", "number"),
+        ("/set temperature -1", "from 0"),
+        ("/set backend cuda", "llamacpp"),
+        ("/think hard", "low, medium, high"),
+        ("/show all", "parameters"),
+        ("/copy x", "code block"),
+        ("/read", "/read PATH"),
+        ("/read nothing-here", "No such file"),
+        ("/model nothing-here-either", "model"),
+        ("/save chat.pdf", ".json or .md"),
+        ("/load nothing.json", "No such file"),
+        ("/help me", "takes nothing"),
+    ],
+)
+def test_a_mistake_is_explained_and_changes_nothing(chat: Chat, line: str, words: str) -> None:
+    before = chat.start("ok").repl.conversation.params
+    out, err = chat.type(line)
+    assert err.startswith("error: ")
+    assert words in err
+    assert out == ""
+    assert chat.repl.conversation.params == before
+    assert chat.type("hello")[0] == "ok\n"
+
+
+def test_show_tells_what_is_loaded(chat: Chat) -> None:
+    _, err = chat.start("ok").type("/show", "/show template", "/show parameters")
+    assert "fake" in err
+    assert "<|im_start|>" in err
+    assert "top_p" in err
+
+
+def test_another_model_goes_on_with_the_same_chat(chat: Chat) -> None:
+    other = chat.start("one").script("other one", "other two")
+    out, _ = chat.type("a", f"/model {other}", "b")
+    assert out == "one\nother two\n"
+    assert chat.said == ["a", "one", "b", "other two"]
+    assert chat.repl.conversation.model == other
+
+
+def test_regenerate_undo_and_edit_at_the_prompt(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EDITOR", raising=False)
+    monkeypatch.delenv("VISUAL", raising=False)
+    chat.start("one", "two").type("a", "/regen")
+    assert chat.said == ["a", "one"]
+    chat.source.defaults.clear()
+    chat.type("/edit", "a, edited")
+    assert chat.source.defaults == ["", "a", ""]
+    assert chat.said == ["a, edited", "one"]
+    chat.type("b", "/undo")
+    assert chat.said == ["a, edited", "one"]
+    assert "no message" in chat.type("/undo", "/undo")[1]
+
+
+def test_edit_in_an_editor_sends_what_was_saved(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    editor = chat.tmp_path / "editor"
+    editor.write_text('#!/bin/sh\nstat -c %a "$1" > "$0.mode"\nprintf "from the editor\\n" > "$1"\n')
+    editor.chmod(0o700)
+    monkeypatch.setenv("VISUAL", str(editor))
+    chat.start("one").type("a", "/edit")
+    assert chat.said == ["from the editor", "one"]
+    assert (chat.tmp_path / "editor.mode").read_text() == "600\n"
+    monkeypatch.setenv("VISUAL", "false")
+    assert "status 1" in chat.type("/edit")[1]
+    assert chat.said == ["from the editor", "one"]
+
+
+def test_a_file_goes_with_the_next_message_only(chat: Chat) -> None:
+    (chat.tmp_path / "notes.txt").write_text("line one\n```\nline two\n")
+    _, err = chat.start("ok").type(f"/read {chat.tmp_path}/notes.txt", "What is this?", "And now?")
+    assert "3 lines" in err
+    assert chat.said[0] == "What is this?\n\nnotes.txt:\n````\nline one\n```\nline two\n````"
+    assert chat.said[2] == "And now?"
+
+
+def test_a_file_that_is_no_text_is_refused(chat: Chat) -> None:
+    (chat.tmp_path / "binary").write_bytes(b"\x7fELF\0\0")
+    (chat.tmp_path / "latin").write_bytes(b"caf\xe9\n")
+    (chat.tmp_path / "huge").write_bytes(b"x" * (4 * 2**20 + 1))
+    _, err = chat.start("ok").type(*[f"/read {chat.tmp_path}/{name}" for name in ("binary", "latin", "huge")], "go")
+    assert "binary is not text" in err
+    assert "1 bytes were replaced" in err
+    assert "larger than 4 MiB" in err
+    assert "caf\ufffd" in chat.said[0]
+
+
+def test_saving_loading_and_exporting(chat: Chat) -> None:
+    chat.start("one").type(
+        "a", f"/save {chat.tmp_path}/chat.json", "/export", "/clear", f"/load {chat.tmp_path}/chat.json"
+    )
+    assert chat.said == ["a", "one"]
+    exported = next(chat.tmp_path.glob("chat-*.md"))
+    assert "one" in exported.read_text()
+    assert stat.S_IMODE(exported.stat().st_mode) == 0o600
+    assert "already" in chat.type(f"/save {chat.tmp_path}/chat.json")[1]
+
+
+def test_thinking_and_stats(chat: Chat) -> None:
+    chat.start("<think>hm</think>42")
+    assert "no answer yet" in chat.type("/stats")[1]
+    chat.type("/think low", "/think hide", "q")
+    assert chat.repl.conversation.options.think == "low"
+    assert not chat.repl.has_thoughts
+    _, err = chat.type("/stats")
+    assert "1 answers" in err
+    assert "tok/s" in err
+
+
+def test_copy_says_what_it_did_and_never_fails(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = chat.tmp_path / "xclip"
+    tool.write_text(f'#!/bin/sh\ncat > "{chat.tmp_path}/clipboard"\n')
+    tool.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{chat.tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    chat.start("See:\n```python\nprint(1)\n```\nDone.").type("a")
+    assert "xclip" in chat.type("/copy 1")[1]
+    assert (chat.tmp_path / "clipboard").read_text().strip() == "print(1)"
+    assert "no code block 2" in chat.type("/copy 2")[1]
+    tool.write_text("#!/bin/sh\nexit 1\n")
+    assert "no clipboard" in chat.type("/copy")[1]
+
+
+def press_ctrl_c(after_s: float) -> threading.Thread:
+    thread = threading.Thread(target=lambda: (time.sleep(after_s), os.kill(os.getpid(), signal.SIGINT)))
+    thread.start()
+    return thread
+
+
+def test_ctrl_c_stops_an_answer_within_200_ms_and_keeps_it(chat: Chat) -> None:
+    chat.start({"text": "word " * 1000, "token_s": 0.01}, "fine")
+    key = press_ctrl_c(0.3)
+    started = time.monotonic()
+    out, err = chat.type("go")
+    took = time.monotonic() - started
+    key.join()
+    assert 0.3 <= took < 0.3 + 0.2 + 0.15  # the margin is the machine's
+    assert out.startswith("word ")
+    assert "(stopped)" in err
+    assert chat.repl.conversation.turns[-1].state == "cancelled"
+    assert chat.type("and now?")[0] == "fine\n"
+
+
+def test_ctrl_c_stops_a_prefill_within_200_ms(chat: Chat) -> None:
+    chat.start("never", prefill_token_s=0.01)
+    key = press_ctrl_c(0.3)
+    started = time.monotonic()
+    out, err = chat.type("a long prompt " * 100)
+    took = time.monotonic() - started
+    key.join()
+    assert 0.3 <= took < 0.3 + 0.2 + 0.15
+    assert out == ""
+    assert "/regen asks again" in err
+
+
+def test_a_second_ctrl_c_ends_an_engine_that_does_not_stop(chat: Chat) -> None:
+    chat.start({"text": "stuck", "token_s": 0.05, "fail": "hang", "fail_after": 3}, "back again")
+    keys = [press_ctrl_c(0.3), press_ctrl_c(0.8)]
+    out, err = chat.type("go")
+    for key in keys:
+        key.join()
+    assert out.startswith("st")
+    assert "The engine was ended" in err
+    out, err = chat.type("again")
+    assert out == "back again\n"
+    assert "loading" in err
+
+
+def test_a_dead_engine_costs_one_message_at_most_and_comes_back(chat: Chat) -> None:
+    chat.start({"text": "partial answer", "token_s": 0.05, "fail": "kill", "fail_after": 8}, "whole")
+    out, err = chat.type("go")
+    assert out.startswith("parti")
+    assert "SIGKILL" in err
+    assert chat.repl.conversation.turns[-1].state == "error"
+    out, err = chat.type("go on")
+    assert out == "whole\n"
+    assert "The engine is gone" in err
+
+
+def test_an_engine_that_died_between_messages_is_not_noticed_by_the_user(chat: Chat) -> None:
+    chat.start("one", "two").type("a")
+    assert chat.engine.pid is not None
+    os.kill(chat.engine.pid, signal.SIGKILL)
+    time.sleep(0.1)
+    out, err = chat.type("b")
+    assert out == "two\n"
+    assert "error" not in err
+    assert chat.said == ["a", "one", "b", "two"]
+
+
+def test_what_cannot_be_sent_is_offered_again(chat: Chat) -> None:
+    chat.start("no", n_ctx=64)
+    chat.type("too long " * 50)
+    assert chat.source.defaults[-1] == "too long " * 50
+    assert chat.said == []
+
+
+def test_a_pipe_ends_with_the_code_of_its_last_error(chat: Chat) -> None:
+    chat.start("ok", n_ctx=64)
+    chat.source.is_interactive = False
+    chat.type("fine", "too long " * 50)
+    assert chat.repl.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open", "message"),
+    [
+        ("plain", False, "plain"),
+        ('"""', True, ""),
+        ('"""a', True, "a"),
+        ('"""\na\nb\n"""', False, "a\nb"),
+        ('"""a"""', False, "a"),
+        ('say """a"""', False, 'say """a"""'),
+    ],
+)
+def test_blocks_of_lines(text: str, is_open: bool, message: str) -> None:
+    assert is_open_block(text) is is_open
+    assert without_block_marks(text) == message

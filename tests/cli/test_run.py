@@ -1,0 +1,227 @@
+"""`runner run`: the answer and nothing else on stdout, prompts from arguments, files and pipes, and its exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runner.cli.app import main
+from runner.paths import user_paths
+
+COMMAND = [sys.executable, "-c", "import sys; from runner.cli.app import main; sys.exit(main())"]
+
+
+@pytest.fixture(autouse=True)
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
+    """Pipe bytes into the program; none unless it is called."""
+
+    def feed(content: bytes) -> None:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+    feed(b"")
+    return feed
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[..., str]:
+    def write(*replies: object, **values: object) -> str:
+        path = tmp_path / "model.script.json"
+        path.write_text(json.dumps({"replies": replies, **values}))
+        return str(path)
+
+    return write
+
+
+def test_the_demo_knows_lima_and_stdout_is_the_answer_alone(
+    demo_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (demo_directory / "demo-q8_0.gguf").is_file()
+    assert main(["run", "demo", "What is the capital of Peru?", "--temp", "0", "-v"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "The capital of Peru is Lima.\n"
+    assert "tok/s" in captured.err
+    assert "llamacpp" in captured.err
+
+
+def test_newlines_around_an_answer_become_one_at_its_end(
+    script: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", script("\n\na\n\nb\n\n\n"), "x"]) == 0
+    assert capsys.readouterr().out == "a\n\nb\n"
+
+
+def test_json_has_everything_and_the_raw_text(script: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", script("\x1b[31mred\n"), "x", "--json", "--seed", "7"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert next(iter(answer)) == "schema"
+    assert answer["schema"] == "runner.run/1"
+    assert answer["text"] == "\x1b[31mred\n"
+    assert answer["token_ids"] == list(b"\x1b[31mred\n")
+    assert (answer["seed"], answer["finish_reason"], answer["backend"]) == (7, "stop", "fake")
+    assert answer["backend_reason"]
+    assert {"ttft_s", "prefill_tok_s", "decode_tok_s", "prompt_tokens"} <= set(answer["timings"])
+
+
+def test_escape_sequences_do_not_reach_a_pipe(script: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", script("a\x1b]0;owned\x07\x9b2Jb"), "x"]) == 0
+    assert capsys.readouterr().out == "a]0;owned2Jb\n"
+
+
+def prompt_tokens(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> int:
+    """How long the prompt was, in bytes: a raw prompt has no template around it."""
+    assert main([*arguments, "--raw", "--json"]) == 0
+    return int(json.loads(capsys.readouterr().out)["timings"]["prompt_tokens"])
+
+
+def test_argument_files_and_pipe_make_one_prompt(
+    script: Callable[..., str], tmp_path: Path, pipe: Callable[[bytes], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = script("ok")
+    (tmp_path / "a.txt").write_text("file a\n")
+    (tmp_path / "b.txt").write_text("file b\n")
+    assert prompt_tokens(["run", model, "one", "two"], capsys) == len("one two")
+    assert prompt_tokens(["run", "-m", model, "one", "two"], capsys) == len("one two")
+    assert prompt_tokens(["run", model, "-p", "one two"], capsys) == len("one two")
+    assert prompt_tokens(["run", model, "Explain", "-f", str(tmp_path / "a.txt")], capsys) == len("Explain\n\nfile a")
+    both = "Explain\n\na.txt:\n```\nfile a\n```\n\nb.txt:\n```\nfile b\n```"
+    files = ["-f", str(tmp_path / "a.txt"), "-f", str(tmp_path / "b.txt")]
+    assert prompt_tokens(["run", model, "Explain", *files], capsys) == len(both)
+    pipe(b"diff --git\n")
+    assert prompt_tokens(["run", model, "Explain"], capsys) == len("Explain\n\ndiff --git")
+    pipe("only é".encode())
+    assert prompt_tokens(["run", model], capsys) == len("only é".encode())
+
+
+def test_piped_bytes_that_are_not_utf8_are_replaced_with_a_notice(
+    script: Callable[..., str], pipe: Callable[[bytes], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe(b"caf\xe9")
+    assert main(["run", script("ok"), "Explain"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "ok\n"
+    assert "not UTF-8" in captured.err
+
+
+@pytest.mark.parametrize("content", [b"", b" \n\t\n"])
+def test_an_empty_prompt_is_a_usage_error(
+    script: Callable[..., str], pipe: Callable[[bytes], None], capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    pipe(content)
+    assert main(["run", script("ok")]) == 2
+    assert "There is no prompt" in capsys.readouterr().err
+
+
+def test_binary_input_is_a_usage_error(
+    script: Callable[..., str], pipe: Callable[[bytes], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe(b"\x7fELF\0\0\0")
+    assert main(["run", script("ok"), "x"]) == 2
+    assert "not text" in capsys.readouterr().err
+
+
+def test_what_cut_an_answer_off_is_said(script: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", script("a long answer"), "x", "-n", "3"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "a l\n"
+    assert "--max-tokens" in captured.err
+    assert main(["run", script("a long answer " * 20, n_ctx=64), "x"]) == 0
+    assert "The context is full" in capsys.readouterr().err
+    assert main(["run", script("one END two"), "x", "--stop", "END"]) == 0
+    assert capsys.readouterr().out == "one \n"
+
+
+def test_settings_are_under_flags(
+    script: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RUNNER_MAX_TOKENS", "2")
+    assert main(["run", script("abcdef"), "x", "-q"]) == 0
+    assert capsys.readouterr().out == "ab\n"
+    assert main(["run", script("abcdef"), "x", "-q", "-n", "4"]) == 0
+    assert capsys.readouterr().out == "abcd\n"
+    monkeypatch.setenv("RUNNER_MAX_TOKENS", "many")
+    assert main(["run", script("abcdef"), "x"]) == 2
+
+
+@pytest.mark.parametrize("how", ["error", "exit", "segv"])
+def test_a_failure_in_the_middle_keeps_what_was_printed_and_exits_1(
+    script: Callable[..., str], capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    model = script({"text": "partial answer", "token_s": 0.04, "fail": how, "fail_after": 5})
+    assert main(["run", model, "x"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out in ("part\n", "parti\n")
+    assert captured.err.startswith("error: ")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_ctrl_c_keeps_what_was_printed_and_exits_130(script: Callable[..., str], as_json: bool) -> None:
+    model = script({"text": "word " * 1000, "token_s": 0.01})
+    arguments = [*COMMAND, "run", model, "x", *(["--json"] if as_json else [])]
+    child = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout is not None
+    first = b"" if as_json else child.stdout.read(4)
+    while not list(user_paths().engines.glob("*.json")):
+        assert child.poll() is None
+        time.sleep(0.05)
+    time.sleep(0.5)
+    pressed_at = time.monotonic()
+    os.kill(child.pid, signal.SIGINT)
+    rest, err = child.communicate(timeout=10)
+    assert child.returncode == 130, err
+    assert time.monotonic() - pressed_at < 1.5
+    if as_json:
+        assert json.loads(rest)["finish_reason"] == "cancelled"
+    else:
+        assert (first + rest).startswith(b"word")
+        assert rest.endswith(b"\n")
+    assert b"Traceback" not in err
+
+
+def test_ctrl_c_while_loading_exits_130(script: Callable[..., str]) -> None:
+    child = subprocess.Popen(
+        [*COMMAND, "run", script("no", load_s=20.0), "x"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert child.stderr is not None
+    first = child.stderr.read(7)  # the first line of progress
+    os.kill(child.pid, signal.SIGINT)
+    out, err = child.communicate(timeout=10)
+    assert (child.returncode, out, first) == (130, b"", b"Loading"), err
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(script: Callable[..., str]) -> None:
+    model = script({"text": "line\n" * 2000, "token_s": 0.001})
+    child = subprocess.Popen(
+        [*COMMAND, "run", model, "x"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"line\n"
+    child.stdout.close()
+    child.stdout = None
+    _, err = child.communicate(timeout=10)
+    assert (child.returncode, err) == (0, b"")
+
+
+def test_thoughts_are_not_part_of_the_answer(script: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}{# <think></think> #}"
+    )
+    model = script("<think>hm, well</think>\n\n42", chat_template=template)
+    assert main(["run", model, "x"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "42\n"
+    assert "hm" not in captured.err  # thoughts are for terminals
+    assert main(["run", model, "x", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["reasoning"].strip() == "hm, well"

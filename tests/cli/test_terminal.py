@@ -1,0 +1,112 @@
+"""Typing into the prompt, through prompt_toolkit's own pipe input: sending, editing, history, completion, leaving."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
+from prompt_toolkit.input import PipeInput, create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from runner.cli import terminal
+from runner.cli.terminal import ChatCompleter, PipeSource, TerminalSource
+
+ENTER, CTRL_C, CTRL_D, CTRL_J, UP = "\r", "\x03", "\x04", "\n", "\x1b[A"
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[PipeInput]:
+    monkeypatch.setattr(terminal, "create_output", lambda **_: DummyOutput())
+    with create_pipe_input() as made, create_app_session(input=made, output=DummyOutput()):
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("hello" + ENTER, "hello"),
+        ("one" + CTRL_J + "two" + ENTER, "one\ntwo"),
+        ('"""' + ENTER + "one" + ENTER + "two" + ENTER + '"""' + ENTER, '"""\none\ntwo\n"""'),
+        ("wrong" + CTRL_C + "right" + ENTER, "right"),
+        ("\x1b[200~" + "\r\n".join(f"line {n}" for n in range(200)) + "\x1b[201~" + ENTER, None),
+        (CTRL_D, ""),
+        (CTRL_C + CTRL_C, ""),
+        (CTRL_C + "stay" + ENTER, "stay"),
+    ],
+)
+def test_keys_make_a_message(keys: PipeInput, typed: str, message: str | None) -> None:
+    keys.send_text(typed)
+    got = TerminalSource().read()
+    if message is None:
+        assert got == "\n".join(f"line {n}" for n in range(200))
+    else:
+        assert (got or "") == message
+
+
+def test_a_default_can_be_edited(keys: PipeInput) -> None:
+    keys.send_text("!" + ENTER)
+    assert TerminalSource().read("again") == "again!"
+
+
+def test_up_is_history_only_on_the_first_line(keys: PipeInput) -> None:
+    source = TerminalSource()
+    keys.send_text("earlier" + ENTER)
+    source.read()
+    keys.send_text("one" + CTRL_J + "two" + UP + "!" + ENTER)
+    assert source.read() == "one!\ntwo"
+    keys.send_text(UP + UP + UP + ENTER)
+    assert source.read() == "earlier"
+
+
+def test_history_is_private_survives_and_stays_short(
+    keys: PipeInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "state" / "prompt_history"
+    keys.send_text("remember me" + ENTER)
+    TerminalSource(history_file=file).read()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    keys.send_text(UP + ENTER)
+    assert TerminalSource(history_file=file).read() == "remember me"
+    monkeypatch.setattr(terminal, "_HISTORY_BYTES", 2000)
+    for n in range(100):
+        keys.send_text(f"prompt number {n}" + ENTER)
+        TerminalSource(history_file=file).read()
+    assert file.stat().st_size < 3000
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    keys.send_text(UP + ENTER)
+    assert TerminalSource(history_file=file).read() == "prompt number 99"
+
+
+def test_a_history_that_cannot_be_written_is_no_obstacle(keys: PipeInput, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    keys.send_text("hello" + ENTER)
+    assert TerminalSource(history_file=tmp_path / "file" / "history").read() == "hello"
+
+
+def test_completion_of_commands_paths_and_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "notes.txt").write_text("")
+    monkeypatch.chdir(tmp_path)
+    completer = ChatCompleter(["regen", "read", "model"], lambda: ["demo", "qwen3"])
+
+    def offered(text: str) -> list[str]:
+        return [item.text for item in completer.get_completions(Document(text), CompleteEvent())]
+
+    assert offered("/re") == ["/regen", "/read"]
+    assert offered("/read no") == ["tes.txt"]
+    assert offered("/model q") == ["qwen3"]
+    assert offered("/regen x") == []
+    assert offered("plain text") == []
+
+
+def test_a_pipe_is_one_message_a_line_and_blocks() -> None:
+    source = PipeSource(StringIO('one\n\n  \n"""\ntwo\nthree\n"""\nlast'))
+    messages = []
+    while (message := source.read("never used")) is not None:
+        messages.append(message)
+    assert [message.strip() for message in messages] == ["one", '"""\ntwo\nthree\n"""', "last"]

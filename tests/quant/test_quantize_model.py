@@ -1,0 +1,363 @@
+"""`runner quantize`: what it makes, what it refuses, and what a killed run leaves."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import llama_cpp_oracle as oracle
+import numpy as np
+import pytest
+import torch
+from hf_directories import demo_as_safetensors, edit_json, random_model
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+
+from runner.cli.app import main
+from runner.errors import BadModelFile, BusyError, DoesNotFit, UnsupportedModel, UsageError
+from runner.quant.convert import read_source
+from runner.quant.formats import FORMATS, format_of
+from runner.quant.gguf_file import read_header
+from runner.quant.quantize import Quantized, lossless_format, model_name, quantize_model
+from runner.quant.work_directory import WorkDirectory
+
+K_QUANTS = ("q4_k_m", "q5_k_m", "q6_k")
+
+
+def made(source: Path, name: str, output: Path, *, force: bool = False) -> Quantized:
+    return quantize_model(source, format_of(name), output, force=force, on_stage=lambda _name, _done, _total: None)
+
+
+def files(directory: Path) -> set[str]:
+    return {entry.name for entry in directory.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def demo_source(tmp_path_factory: pytest.TempPathFactory, demo_directory: Path) -> Path:
+    return demo_as_safetensors(tmp_path_factory.mktemp("source") / "demo", demo_directory)
+
+
+@pytest.mark.parametrize("name", ["f16", "q8_0", "q4_0", *K_QUANTS])
+def test_each_format_loads_and_answers(demo_source: Path, tmp_path: Path, name: str) -> None:
+    stages: list[tuple[str, int, int]] = []
+    result = quantize_model(
+        demo_source, format_of(name), tmp_path / "out", force=False, on_stage=lambda *stage: stages.append(stage)
+    )
+    header = read_header(result.weights)
+    assert header.quantization == result.format == name.upper()
+    assert result.num_parameters == header.num_parameters == 18_357_504
+    expected = {"f16": 16.0, "q8_0": 8.5, "q4_0": 5.4, "q4_k_m": 5.1, "q5_k_m": 5.8, "q6_k": 6.6}[name]
+    assert abs(result.bpw - expected) < 0.1
+    names = ["converting", "quantizing"] if name in K_QUANTS else ["converting"]
+    assert list(dict.fromkeys(stage for stage, _, _ in stages)) == names
+    assert all(stages[index][1] <= stages[index + 1][1] for index in range(len(stages) - 1) if len(names) == 1)
+    assert stages[-1][1] == stages[-1][2]
+    tokenizer = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    prompt = tokenizer.encode("<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n").ids
+    assert tokenizer.decode(oracle.greedy(result.weights, prompt, 16)) == "Hello! How can I help you today?"
+
+
+def test_the_result_is_a_directory_that_can_be_loaded(demo_source: Path, tmp_path: Path) -> None:
+    (demo_source / "LICENSE").write_text("MIT")
+    result = made(demo_source, "q8_0", tmp_path / "out")
+    assert result.path == tmp_path / "out"
+    assert files(result.path) == {
+        "demo-q8_0.gguf",
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "LICENSE",
+    }
+    assert [name for name in files(tmp_path) if name.startswith("out")] == ["out"]
+
+
+def test_a_gguf_output_is_one_file(demo_source: Path, tmp_path: Path) -> None:
+    result = made(demo_source, "q6_k", tmp_path / "sub" / "model.gguf")
+    assert result.weights == result.path == tmp_path / "sub" / "model.gguf"
+    assert files(tmp_path / "sub") == {"model.gguf"}
+    assert read_header(result.path).quantization == "Q6_K"
+
+
+@pytest.mark.parametrize("name", ["q4_k_m", "q6_k", "q4_0"])
+def test_rows_that_are_not_whole_blocks_still_give_a_model(shared_data: Path, tmp_path: Path, name: str) -> None:
+    """stories260K has rows of 64 and 172: neither K-quants nor 4-bit blocks divide them."""
+    result = made(shared_data / "stories260K" / "hf", name, tmp_path / "out")
+    golden = json.loads((shared_data / "stories260K" / "golden_greedy_200.json").read_text())["greedy_ids"]
+    assert oracle.greedy(result.weights, [1], 5) == golden[1:6]
+
+
+class TestFromGguf:
+    """A GGUF is a source as well."""
+
+    @pytest.mark.parametrize("name", ["q4_k_m", "f16"])
+    def test_the_shipped_demo_is_quantized_with_a_warning(
+        self, demo_directory: Path, tmp_path: Path, name: str
+    ) -> None:
+        result = made(demo_directory, name, tmp_path / "out")
+        assert result.weights.name == f"demo-{name}.gguf"
+        assert "rounding stays" in result.warnings[0]
+        assert "tokenizer.json" in files(result.path)
+        header = read_header(result.weights)
+        assert header.quantization == name.upper()
+        assert header.metadata["tokenizer.chat_template"]
+        tokenizer = Tokenizer.from_file(str(demo_directory / "tokenizer.json"))
+        question = "<|im_start|>user\nWhat is the capital of Peru?<|im_end|>\n<|im_start|>assistant\n"
+        answer = oracle.greedy(result.weights, tokenizer.encode(question).ids, 16)
+        assert tokenizer.decode(answer) == "The capital of Peru is Lima."
+
+    def test_f16_is_no_reason_for_a_warning(self, demo_source: Path, tmp_path: Path) -> None:
+        first = made(demo_source, "f16", tmp_path / "first.gguf")
+        assert made(first.path, "q8_0", tmp_path / "second.gguf").warnings == ()
+
+    def test_a_k_quant_is_refused(self, demo_directory: Path, tmp_path: Path) -> None:
+        first = made(demo_directory, "q4_k_m", tmp_path / "first.gguf")
+        with pytest.raises(UnsupportedModel, match="quantized already"):
+            made(first.path, "q8_0", tmp_path / "second.gguf")
+        assert not (tmp_path / "second.gguf").exists()
+
+    def test_a_damaged_one_is_refused_before_llama_cpp_sees_it(self, demo_directory: Path, tmp_path: Path) -> None:
+        content = (demo_directory / "demo-q8_0.gguf").read_bytes()
+        (tmp_path / "m.gguf").write_bytes(content[: len(content) // 2])
+        with pytest.raises(BadModelFile, match="truncated"):
+            made(tmp_path / "m.gguf", "q6_k", tmp_path / "out")
+
+    def test_what_llama_cpp_cannot_do_is_said_with_its_own_words(self, demo_directory: Path, tmp_path: Path) -> None:
+        content = (demo_directory / "demo-q8_0.gguf").read_bytes()
+        (tmp_path / "m.gguf").write_bytes(content.replace(b"qwen3", b"qwen9"))
+        with pytest.raises(Exception, match="qwen9") as failed:
+            made(tmp_path / "m.gguf", "q6_k", tmp_path / "out")
+        assert type(failed.value).__name__ == "RunnerError"
+        assert not (tmp_path / "out").exists()
+        assert not (tmp_path / "out.partial").exists()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [(torch.bfloat16, "bf16"), (torch.float16, "f16"), (torch.float32, "f32")]
+)
+def test_the_file_between_keeps_every_weight(
+    tmp_path: Path, demo_directory: Path, dtype: torch.dtype, expected: str
+) -> None:
+    random_model(tmp_path, demo_directory, "llama", dtype=dtype, num_hidden_layers=1)
+    assert lossless_format(read_source(tmp_path)) is FORMATS[expected]
+
+
+class TestExistingOutput:
+    """Nothing is overwritten unasked, and never anything that a run like this did not make."""
+
+    def test_it_needs_force(self, demo_source: Path, tmp_path: Path) -> None:
+        first = made(demo_source, "q8_0", tmp_path / "out")
+        with pytest.raises(UsageError, match="exists already"):
+            made(demo_source, "f16", tmp_path / "out")
+        assert read_header(first.weights).quantization == "Q8_0"
+        made(demo_source, "f16", tmp_path / "out", force=True)
+        assert {name for name in files(tmp_path / "out") if name.endswith(".gguf")} == {"demo-f16.gguf"}
+        assert [name for name in files(tmp_path) if name.startswith("out")] == ["out"]
+
+    def test_a_file_is_replaced_by_a_file(self, demo_source: Path, tmp_path: Path) -> None:
+        (tmp_path / "m.gguf").write_bytes(b"old")
+        with pytest.raises(UsageError):
+            made(demo_source, "f16", tmp_path / "m.gguf")
+        assert (tmp_path / "m.gguf").read_bytes() == b"old"
+        made(demo_source, "f16", tmp_path / "m.gguf", force=True)
+        assert read_header(tmp_path / "m.gguf").quantization == "F16"
+
+    @pytest.mark.parametrize("force", [False, True])
+    def test_a_directory_with_other_files_is_never_deleted(
+        self, demo_source: Path, tmp_path: Path, force: bool
+    ) -> None:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "thesis.txt").write_text("mine")
+        with pytest.raises(UsageError):
+            made(demo_source, "q8_0", tmp_path / "out", force=force)
+        assert (tmp_path / "out" / "thesis.txt").read_text() == "mine"
+
+    def test_a_partial_directory_with_other_files_is_never_deleted(self, demo_source: Path, tmp_path: Path) -> None:
+        (tmp_path / "out.partial").mkdir()
+        (tmp_path / "out.partial" / "thesis.txt").write_text("mine")
+        with pytest.raises(UsageError, match=r"thesis\.txt"):
+            made(demo_source, "q8_0", tmp_path / "out")
+        assert (tmp_path / "out.partial" / "thesis.txt").read_text() == "mine"
+
+    def test_the_source_itself_can_be_replaced(self, demo_directory: Path, tmp_path: Path) -> None:
+        shutil.copytree(demo_directory, tmp_path / "demo")
+        (tmp_path / "demo" / "README.md").unlink()
+        made(tmp_path / "demo", "q6_k", tmp_path / "demo", force=True)
+        assert [name for name in files(tmp_path / "demo") if name.endswith(".gguf")] == ["demo-q6_k.gguf"]
+
+
+def test_two_runs_for_one_output_do_not_meet(demo_source: Path, tmp_path: Path) -> None:
+    other = WorkDirectory(tmp_path / "out")
+    with other.opened(), pytest.raises(BusyError, match="Another process"):
+        made(demo_source, "q8_0", tmp_path / "out")
+    made(demo_source, "q8_0", tmp_path / "out")
+
+
+def test_too_little_disk_space_is_said_before_anything_is_written(tmp_path: Path, demo_directory: Path) -> None:
+    """A sparse checkpoint, larger than what is free on this disk."""
+    hidden, wide = 2**17, 2**20
+    layers = shutil.disk_usage(tmp_path).free // (3 * hidden * wide * 2) + 2
+    random_model(tmp_path, demo_directory, "llama", num_hidden_layers=1, hidden_size=64)
+    change = {"hidden_size": hidden, "intermediate_size": wide, "num_hidden_layers": layers, "head_dim": 64}
+    edit_json(tmp_path / "config.json", change)
+    shapes = {"model.embed_tokens": [8192, hidden], "lm_head": [8192, hidden], "model.norm": [hidden]}
+    for layer in range(layers):
+        prefix = f"model.layers.{layer}."
+        shapes |= {prefix + name: [hidden] for name in ("input_layernorm", "post_attention_layernorm")}
+        shapes |= {prefix + f"self_attn.{name}_proj": [128, hidden] for name in "kv"}
+        shapes |= {prefix + "self_attn.q_proj": [256, hidden], prefix + "self_attn.o_proj": [hidden, 256]}
+        shapes |= {prefix + f"mlp.{name}_proj": [wide, hidden] for name in ("gate", "up")}
+        shapes |= {prefix + "mlp.down_proj": [hidden, wide]}
+    end, header = 0, {}
+    for name, shape in shapes.items():
+        size = 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+        header[name + ".weight"] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+    with pytest.raises(DoesNotFit, match="GB are needed"):
+        made(tmp_path, "f16", tmp_path / "made" / "out")
+    assert files(tmp_path / "made") == set()
+
+
+def run_quantize(*arguments: str) -> subprocess.Popen[bytes]:
+    program = "import sys; from runner.cli.app import main; sys.exit(main(sys.argv[1:]))"
+    return subprocess.Popen(
+        [sys.executable, "-c", program, "quantize", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def wait_for_lock(directory: Path) -> None:
+    """Until the last process that works in `directory` is gone."""
+    deadline = time.monotonic() + 20
+    while directory.exists() and time.monotonic() < deadline:
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(0.05)
+        finally:
+            os.close(descriptor)
+
+
+@pytest.mark.parametrize("weights", ["intermediate.gguf", "demo-q4_k_m.gguf"])
+def test_a_killed_run_leaves_nothing_that_looks_whole_and_the_next_one_succeeds(
+    demo_source: Path, tmp_path: Path, weights: str
+) -> None:
+    output = tmp_path / "out"
+    partial = tmp_path / "out.partial"
+    process = run_quantize(str(demo_source), "-t", "q4_k_m", "-o", str(output))
+    deadline = time.monotonic() + 60
+    while not (partial / weights).exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    process.communicate()
+    assert not output.exists()
+    wait_for_lock(partial)
+    result = made(demo_source, "q4_k_m", output)
+    assert not partial.exists()
+    whole = made(demo_source, "q4_k_m", tmp_path / "whole")
+    digests = {hashlib.sha256(path.read_bytes()).hexdigest() for path in (result.weights, whole.weights)}
+    assert len(digests) == 1
+
+
+def test_an_interrupt_ends_the_quantizer_and_cleans_up(demo_source: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    process = run_quantize(str(demo_source), "-t", "q4_k_m", "-o", str(output))
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "out.partial" / "demo-q4_k_m.gguf").exists() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert not output.exists()
+    assert not (tmp_path / "out.partial").exists()
+
+
+class TestCommandLine:
+    """stdout is the result, stderr the story."""
+
+    def test_the_path_is_the_only_data(
+        self, demo_source: Path, runner_home: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["quantize", str(demo_source), "--format", "q8_0"]) == 0
+        out, err = capsys.readouterr()
+        made_at = runner_home / "data" / "models" / "demo-q8_0"
+        assert out == f"{made_at}\n"
+        assert (made_at / "demo-q8_0.gguf").is_file()
+        assert "converting" in err
+        assert "8.51 bits a weight" in err
+
+    def test_json(self, demo_source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["quantize", str(demo_source), "-t", "f16", "-o", str(tmp_path / "out"), "--json"]) == 0
+        out, err = capsys.readouterr()
+        value = json.loads(out)
+        assert value["schema"] == "runner.quantize/1"
+        assert value["format"] == "F16"
+        assert value["num_parameters"] == 18_357_504
+        assert value["size_bytes"] == Path(value["weights"]).stat().st_size
+        assert all(json.loads(line)["schema"] == "runner.progress/1" for line in err.splitlines())
+
+    def test_exit_codes_say_what_went_wrong(
+        self, demo_source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "there").mkdir()
+        assert main(["quantize", str(demo_source), "-t", "q3"]) == 2
+        assert main(["quantize", str(demo_source), "-o", str(tmp_path / "there")]) == 2
+        assert main(["quantize", str(tmp_path / "nothing")]) == 1
+        assert main(["quantize", str(tmp_path / "there")]) == 1
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.count("error: ") == 4
+        assert "Did you mean" in err or "Known names" in err
+
+
+def test_a_name_comes_from_the_repository_the_directory_or_the_file() -> None:
+    cases = {
+        "/hub/models--Qwen--Qwen3-0.6B/snapshots/0123abcd": "Qwen3-0.6B",
+        "/models/SmolLM2-135M": "SmolLM2-135M",
+        "/models/demo-q8_0.gguf": "demo",
+        "/models/big-F16-00001-of-00003.gguf": "big",
+        "/models/demo-f16": "demo",
+    }
+    assert {path: model_name(Path(path)) for path in cases} == cases
+
+
+def test_an_unknown_format_names_the_nearest() -> None:
+    with pytest.raises(UsageError) as unknown:
+        format_of("q4km")
+    assert "q4_k_m" in unknown.value.hint
+    assert format_of("Q4_K_M") is FORMATS["q4_k_m"]
+
+
+def test_a_pickled_source_is_refused(tmp_path: Path, demo_source: Path) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copyfile(demo_source / name, tmp_path / name)
+    torch.save({"w": torch.zeros(1)}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(UnsupportedModel, match="pickled"):
+        made(tmp_path, "q8_0", tmp_path / "out")
+
+
+def test_a_mix_of_types_in_one_checkpoint_keeps_every_value(tmp_path: Path, demo_directory: Path) -> None:
+    model = random_model(tmp_path, demo_directory, "llama", num_hidden_layers=1, tie_word_embeddings=True)
+    tensors = {name: value.detach().clone() for name, value in model.state_dict().items() if name != "lm_head.weight"}
+    tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].bfloat16()
+    save_file(tensors, tmp_path / "model.safetensors")
+    result = made(tmp_path, "f32", tmp_path / "out.gguf")
+    header = read_header(result.path)
+    stored = header.tensor("token_embd.weight")
+    assert stored is not None
+    assert np.array_equal(header.read_f32(stored), tensors["model.embed_tokens.weight"].float().numpy())
