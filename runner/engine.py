@@ -143,10 +143,10 @@ def _load_backend(
         emit(Notice("warning", f"Using the {choice.name} backend: {choice.reason}"))
     machine = devices()
     options = dataclasses.replace(options, n_threads=options.n_threads or default_threads())
-    if choice.name == "llamacpp":
+    if choice.name == "llamacpp":  # native knows its types and its allocator, and checks for itself
         options = _with_gpu_layers(files, options, machine, emit)
-    if not options.force:
-        check_fit(files, options, machine, choice.name)
+        if not options.force:
+            check_fit(files, options, machine)
     percent = -1
 
     def report(fraction: float) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from runner.config import DEFAULT_CTX, KvType, LoadOptions
 from runner.errors import BadModelFile, DoesNotFit
-from runner.model_config import parse_model_config
+from runner.model_config import num_parameters, parse_model_config
 from runner.quant.gguf_file import GgufHeader, read_header
 from runner.types import BackendName, Device, MemoryUse, ReadyModel
 
@@ -26,6 +26,7 @@ class Shape:
     """What the estimate needs to know of a model. kv_width: elements of K and V of all layers per token."""
 
     context_length: int
+    num_parameters: int
     num_layers: int
     hidden_size: int
     vocab_size: int
@@ -52,10 +53,13 @@ def model_shape(model: ReadyModel) -> Shape:
     if model.format == "gguf":
         return _gguf_shape(read_header(model.weights[0]))
     if model.format == "script":
-        return Shape(context_length=DEFAULT_CTX, num_layers=0, hidden_size=0, vocab_size=0, kv_width=0)
+        return Shape(
+            context_length=DEFAULT_CTX, num_parameters=0, num_layers=0, hidden_size=0, vocab_size=0, kv_width=0
+        )
     config = parse_model_config(json.loads((model.directory / "config.json").read_text(encoding="utf-8")))
     return Shape(
         context_length=config.max_position_embeddings,
+        num_parameters=num_parameters(config),
         num_layers=config.num_layers,
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
@@ -77,6 +81,7 @@ def _gguf_shape(header: GgufHeader) -> Shape:
     total_kv_heads = sum(kv_heads) if isinstance(kv_heads, Sequence) else layers * int(kv_heads)
     return Shape(
         context_length=number("context_length"),
+        num_parameters=header.num_parameters,
         num_layers=layers,
         hidden_size=hidden,
         vocab_size=len(header.metadata.get("tokenizer.ggml.tokens", ())),
@@ -84,15 +89,25 @@ def _gguf_shape(header: GgufHeader) -> Shape:
     )
 
 
-def estimate(shape: Shape, size_bytes: int, options: LoadOptions, machine: Sequence[Device]) -> Fit:
-    """What a model of `shape` with `size_bytes` of weights needs, on the GPU with most free memory or in RAM."""
+def estimate(
+    shape: Shape, size_bytes: int, options: LoadOptions, machine: Sequence[Device], backend: BackendName = "llamacpp"
+) -> Fit:
+    """What a model of `shape` with `size_bytes` of files needs, on the GPU with most free memory or in RAM.
+
+    llama.cpp keeps weights as they are in the file; native has them, and its KV cache, in float32 on a CPU and in
+    bfloat16 on a GPU.
+    """
     n_ctx = options.n_ctx(shape.context_length)
     gpus = [device for device in machine if device.kind != "cpu"]
     on_gpu = bool(gpus) and options.n_gpu_layers != 0
     device = max(gpus if on_gpu else machine, key=lambda device: device.free_bytes)
+    weights_bytes, kv_bytes = size_bytes, _KV_BYTES[options.kv_type]
+    if backend == "native":
+        weights_bytes = shape.num_parameters * (2 if on_gpu else 4)
+        kv_bytes = 4.0 if options.kv_type == "f16" and not on_gpu else kv_bytes
     need = MemoryUse(
-        weights_bytes=size_bytes,
-        kv_cache_bytes=round(shape.kv_width * n_ctx * _KV_BYTES[options.kv_type]),
+        weights_bytes=weights_bytes,
+        kv_cache_bytes=round(shape.kv_width * n_ctx * kv_bytes),
         # fp32, for one prefill chunk: its logits, and about eight activations as wide as the hidden state
         workspace_bytes=4 * options.batch_size * (shape.vocab_size + 8 * shape.hidden_size),
     )
@@ -111,28 +126,27 @@ def gpu_layers_that_fit(model: ReadyModel, options: LoadOptions, gpus: Sequence[
     return shape.num_layers + 1 if fit.is_fitting else fit.n_gpu_layers
 
 
-def check_fit(model: ReadyModel, options: LoadOptions, machine: Sequence[Device], backend: BackendName) -> None:
-    """Raise DoesNotFit when the estimate exceeds the memory there is, naming what would fit.
+def check_fit(model: ReadyModel, options: LoadOptions, machine: Sequence[Device]) -> None:
+    """Raise DoesNotFit when llama.cpp would need more than there is, naming what would fit.
 
-    llama.cpp splits a model between GPU and RAM, so for it the two count together.
+    It splits a model between GPU and RAM, so the two count together.
     """
-    shape = model_shape(model)
-    fit = estimate(shape, model.size_bytes, options, machine)
+    fit = estimate(model_shape(model), model.size_bytes, options, machine)
     ram = sum(device.free_bytes for device in machine if device.kind == "cpu")
     available = fit.available_bytes
-    if backend == "llamacpp" and fit.device.kind != "cpu":
+    if fit.device.kind != "cpu":
         available += ram
     if fit.need.total_bytes > available:
         raise DoesNotFit(
             f"{model.name} needs {_gib(fit.need.total_bytes)} (weights {_gib(fit.need.weights_bytes)}, "
             f"KV cache for {fit.n_ctx} tokens {_gib(fit.need.kv_cache_bytes)}); {_gib(available)} are free.",
-            hint=_what_would_fit(shape, fit, available, options) + " --force tries anyway.",
+            hint=_what_would_fit(fit, available) + " --force tries anyway.",
         )
 
 
-def _what_would_fit(shape: Shape, fit: Fit, available: int, options: LoadOptions) -> str:
+def _what_would_fit(fit: Fit, available: int) -> str:
     left = available - fit.need.weights_bytes - fit.need.workspace_bytes
-    n_ctx = int(left / (shape.kv_width * _KV_BYTES[options.kv_type])) if shape.kv_width else 0
+    n_ctx = left * fit.n_ctx // fit.need.kv_cache_bytes if fit.need.kv_cache_bytes else 0
     if n_ctx >= 512:
         return f"A context of {n_ctx // 256 * 256} tokens would fit: -c {n_ctx // 256 * 256}."
     return "Choose a smaller quantization or a smaller model."

@@ -14,7 +14,14 @@ from runner.types import CancelToken, Device, ReadyModel
 
 GIB = 2**30
 # Qwen3-8B: 36 layers, 8 KV heads of 128; Q4_K_M is 5.03 GB.
-QWEN3_8B = Shape(context_length=40960, num_layers=36, hidden_size=4096, vocab_size=151936, kv_width=2 * 36 * 8 * 128)
+QWEN3_8B = Shape(
+    context_length=40960,
+    num_parameters=8_190_735_360,
+    num_layers=36,
+    hidden_size=4096,
+    vocab_size=151936,
+    kv_width=2 * 36 * 8 * 128,
+)
 Q4_BYTES = 5_030_000_000
 
 
@@ -64,16 +71,21 @@ def test_the_estimate_agrees_with_what_llama_cpp_allocates(demo: ReadyModel) -> 
 def test_what_does_not_fit_says_what_would(demo: ReadyModel) -> None:
     big = LoadOptions(ctx_size=2**20)
     with pytest.raises(DoesNotFit, match="KV cache for 1048576 tokens") as refused:
-        check_fit(demo, big, machine(1), "llamacpp")
+        check_fit(demo, big, machine(1))
     suggested = int(refused.value.hint.split("-c ")[1].split(".")[0])
-    check_fit(demo, dataclasses.replace(big, ctx_size=suggested), machine(1), "llamacpp")
+    check_fit(demo, dataclasses.replace(big, ctx_size=suggested), machine(1))
     huge = dataclasses.replace(demo, size_bytes=40 * GIB)
     with pytest.raises(DoesNotFit) as refused:
-        check_fit(huge, LoadOptions(), machine(8), "llamacpp")
+        check_fit(huge, LoadOptions(), machine(8))
     assert "smaller model" in refused.value.hint
-    check_fit(huge, LoadOptions(), machine(30, 16), "llamacpp")  # split between GPU and RAM
-    with pytest.raises(DoesNotFit):
-        check_fit(huge, LoadOptions(), machine(30, 16), "native")  # which does not split
+    check_fit(huge, LoadOptions(), machine(30, 16))  # split between GPU and RAM
+
+
+def test_native_holds_wider_weights_than_the_file() -> None:
+    on_cpu = estimate(QWEN3_8B, Q4_BYTES, LoadOptions(), machine(64), "native").need
+    on_gpu = estimate(QWEN3_8B, Q4_BYTES, LoadOptions(), machine(64, 40), "native").need
+    assert on_cpu.weights_bytes == 4 * QWEN3_8B.num_parameters == 2 * on_gpu.weights_bytes
+    assert on_cpu.kv_cache_bytes == 2 * on_gpu.kv_cache_bytes
 
 
 def test_gpu_layers_of_a_file(demo: ReadyModel) -> None:

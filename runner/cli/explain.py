@@ -44,7 +44,7 @@ def explain(
     with Narrator(as_json=as_json) as narrator:
         files = ready(spec, offline=is_offline, on_event=narrator, cancel=CancelToken())
     choice = choose(files, load_options)
-    fit = estimate(model_shape(files), files.size_bytes, load_options, devices())
+    fit = estimate(model_shape(files), files.size_bytes, load_options, devices(), choice.name)
     if as_json:
         payload = {"model": files.name, "files": files.weights, "choice": choice, "fit": fit, "fits": fit.is_fitting}
         render.emit_json("runner.explain/1", to_plain(payload))
@@ -59,7 +59,7 @@ def explain(
         ["GPU layers", f"{fit.n_gpu_layers}"],
         ["context", f"{fit.n_ctx} tokens"],
         ["weights", size(need.weights_bytes)],
-        ["KV cache", f"{size(need.kv_cache_bytes)} ({load_options.kv_type})"],
+        ["KV cache", size(need.kv_cache_bytes)],
         ["workspace", f"about {size(need.workspace_bytes)}"],
         ["in all", f"{size(need.total_bytes)}: " + ("it fits" if fit.is_fitting else "it does not fit")],
     ]

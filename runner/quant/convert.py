@@ -143,10 +143,10 @@ def _encode(checkpoint: Checkpoint, tensor: PlannedTensor, stored: GGMLQuantizat
     at = 0
     for start, stop in row_spans(tensor.shape):
         rows = raw[start:stop] if tensor.row_order is None else raw[tensor.row_order[start:stop]]
-        same = dtype == stored.name  # F32, F16 and BF16 have one name and one layout in both files
-        piece = (
-            np.ascontiguousarray(rows).reshape(-1).view(np.uint8) if same else encode_rows(to_f32(rows, dtype), stored)
-        )
+        if dtype == stored.name:  # F32, F16 and BF16 have one name and one layout in both files
+            piece = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+        else:
+            piece = encode_rows(to_f32(rows, dtype), stored)
         encoded[at : at + piece.size] = piece
         at += piece.size
     assert at == encoded.size

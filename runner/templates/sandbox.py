@@ -226,7 +226,7 @@ class _Bounding(NodeTransformer):
 
     def _literal(self, node: nodes.Expr) -> nodes.Expr:
         self.generic_visit(node)
-        return node
+        return _filtered(node, _MADE)
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:
         self.generic_visit(node)

@@ -24,7 +24,7 @@ MAIN = ["-c", "import sys; from runner.cli.app import main; sys.exit(main())"]
 PROMPT = "›"
 # Every sequence that the chat itself may send: cursor, erasing, colours, margins, keypad, paste and screen modes.
 OWN_SEQUENCES = re.compile(
-    r"\x1b\[[0-9;]*[ABCDGHJKmr]|\x1b\[\?(1|7|12|25|2004|2026)[hl]|\x1b\[\?12l\x1b\[\?25h|\x1b\[6n|\x1b[78DM=>]|\x1b\[0? q"
+    r"\x1b\[[0-9;]*[ABCDGHJKmr]|\x1b\[\?(1|7|12|25|2004|2026)[hl]|\x1b\[6n|\x1b[78DM=>]|\x1b\[0? q"
 )
 
 
@@ -136,8 +136,8 @@ def test_the_demo_answers_and_the_prompt_comes_quickly(chat: Callable[..., Termi
 def test_a_streaming_answer_has_a_status_line_that_goes_away(
     chat: Callable[..., Terminal], script: Callable[..., str], columns: int, rows: int
 ) -> None:
-    text = "".join(f"{n} 漢字 word {'x' * (n % 50)}\n" for n in range(60))
-    terminal = chat(script({"text": text, "token_s": 0.001}), columns=columns, rows=rows)
+    text = "".join(f"{n} 漢字 word {'x' * (n % 50)}\n" for n in range(40))
+    terminal = chat(script({"text": text, "token_s": 0.0005}), columns=columns, rows=rows)
     terminal.type("go\r")
     shown = terminal.wait_for(lambda text: "tok/s" in text.split("\n")[-1])
     bottom = terminal.screen.display[rows - 1]
@@ -146,7 +146,7 @@ def test_a_streaming_answer_has_a_status_line_that_goes_away(
     assert sum("tok/s" in line for line in shown.split("\n")) == 1
     shown = terminal.wait_for_prompt()
     assert "tok/s" not in shown
-    assert f"59 漢 字  word {'x' * 9}".replace(" ", "") in shown.replace(" ", "")
+    assert f"39漢字word{'x' * 39}" in re.sub(r"\s", "", shown)
     assert terminal.screen.margins is None or terminal.screen.margins == (0, rows - 1)
 
 
@@ -249,7 +249,7 @@ def test_a_storm_of_resizes_does_no_harm(chat: Callable[..., Terminal], script: 
     terminal.type("again\r")
     terminal.wait_for(lambda shown: "fine" in shown)
     shown = terminal.wait_for_prompt()
-    assert "tok/s" not in shown.split("\n")[-3:]
+    assert "tok/s" not in shown.split("\n", 1)[1]  # a line that a resize moved to the top may stay there
     assert terminal.screen.margins is None or terminal.screen.margins == (0, 11)
 
 

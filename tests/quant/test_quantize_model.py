@@ -99,6 +99,18 @@ def test_rows_that_are_not_whole_blocks_still_give_a_model(shared_data: Path, tm
 class TestFromGguf:
     """A GGUF is a source as well."""
 
+    @pytest.mark.parametrize("name", ["q8_0", "q4_0"])
+    def test_our_blocks_and_llama_cpps_are_the_same_bytes(self, demo_source: Path, tmp_path: Path, name: str) -> None:
+        ours = read_header(made(demo_source, name, tmp_path / "ours.gguf").path)
+        wide = made(demo_source, "f16", tmp_path / "wide.gguf").path
+        theirs = read_header(made(wide, name, tmp_path / "theirs.gguf").path)
+        # llama.cpp puts the embeddings of a 4-bit model into Q6_K, we into Q8_0.
+        others = {"token_embd.weight"} if name == "q4_0" else set()
+        for tensor in ours.tensors:
+            other = theirs.tensor(tensor.name)
+            assert other is not None
+            assert np.array_equal(ours.read_raw(tensor), theirs.read_raw(other)) == (tensor.name not in others)
+
     @pytest.mark.parametrize("name", ["q4_k_m", "f16"])
     def test_the_shipped_demo_is_quantized_with_a_warning(
         self, demo_directory: Path, tmp_path: Path, name: str
