@@ -587,7 +587,7 @@ ATTACKS = {
     "nested loops": "{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}",
     "loops that filter all": "{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}",
     "loops over a list": "{% set x = range(99999) | list %}{% for i in x %}{% for j in x %}{% endfor %}{% endfor %}",
-    "loops that filter a list": "{% set x = range(99999) | list %}{% for i in x %}{% for j in x if i == -1 %}"
+    "loops that filter a list": "{% set x = range(99999) | list %}{% for i in x %}{% for j in x if nothing %}"
     "{% endfor %}{% endfor %}",
     "a recursive loop": "{% for i in range(99999) recursive %}{{ loop(range(99999)) }}{% endfor %}",
     "a recursive macro": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
@@ -711,6 +711,12 @@ def test_the_attacks_stay_within_a_gigabyte_of_address_space() -> None:
     attacks = json.dumps({name: ATTACKS[name] for name in GREEDY})
     done = subprocess.run([sys.executable, "-c", program], input=attacks, capture_output=True, text=True, timeout=150)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("name", ["loops over a list", "loops that filter a list"])
+def test_loops_are_stopped_by_counting_so_that_every_machine_stops_them_alike(name: str) -> None:
+    with pytest.raises(TemplateError, match="steps of work"):
+        render(ATTACKS[name], [user("hi")], bos_token="", eos_token="")
 
 
 def test_work_is_bounded_by_the_clock_as_well() -> None:

@@ -14,6 +14,7 @@ from runner.cli.live import Live
 from runner.cli.loading import show_notice
 from runner.cli.status_text import answer_status, prefill_status
 from runner.events import ChatEvent, Finished, Notice, Progress, ReasoningDelta, Stats, TextDelta
+from runner.safe_text import safe_text
 
 
 class AnswerView:
@@ -56,6 +57,7 @@ class AnswerView:
             self._status = answer_status(event.timings, event.n_ctx)
         elif isinstance(event, Notice):
             self.end_line()
+            self._live.clear()
             show_notice(event)
         elif isinstance(event, Finished):
             self.finished = event
@@ -65,7 +67,7 @@ class AnswerView:
         """End the line that text or thoughts left open."""
         self._end_thought()
         if self.has_text and self._held_newlines >= 0:
-            render.stream("\n")
+            self._write(render.stream, "\n")
             self._held_newlines = -1  # ended: what comes now begins a new line
 
     def _text(self, text: str) -> None:
@@ -76,7 +78,7 @@ class AnswerView:
         body = text.rstrip("\n")
         newlines = len(text) - len(body)
         if body:
-            render.stream("\n" * max(0, self._held_newlines) + body)
+            self._write(render.stream, "\n" * max(0, self._held_newlines) + body)
             self.has_text = True
             self._held_newlines = newlines
         elif self.has_text:
@@ -87,12 +89,18 @@ class AnswerView:
             if not self._is_thinking:
                 text = text.lstrip("\n")
                 self._is_thinking = bool(text)
-            render.murmur(text)
+            self._write(render.murmur, text)
 
     def _end_thought(self) -> None:
         if self._is_thinking:
             self._is_thinking = False
-            render.murmur("\n\n")
+            self._write(render.murmur, "\n\n")
+
+    def _write(self, write: Callable[[str], None], text: str) -> None:
+        text = safe_text(text)
+        self._live.before_writing(text)
+        write(text)
+        self._live.wrote(text)
 
     def _progress(self, event: Progress) -> None:
         if self._first_done is None:

@@ -1,8 +1,8 @@
-"""The live status line: the terminal's bottom row while an answer streams, the answer scrolling above it.
+"""The live status line: the line below the cursor while an answer streams.
 
-The row is kept out of the scrolling region (DECSTBM), so the answer is written as it comes, wraps as it likes, and
-never mixes with the line. It knows nothing of what the line says. Leaving the context always gives the row back: at
-the end, on an error, on Ctrl+C, and around Ctrl+Z.
+The answer is written as it comes; the line is taken away before the answer reaches it, and drawn again below. All
+moves are relative to the cursor, so a resize that the terminal tells late (tmux does) spoils nothing. It knows nothing
+of what the line says. Leaving the context always takes the line away: at the end, on an error, on Ctrl+C, around Ctrl+Z.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -21,10 +21,11 @@ from runner.safe_text import safe_line
 
 _MIN_ROWS, _MIN_COLUMNS = 4, 20
 _PERIOD_S = 0.1
-_SAVE, _RESTORE = "\x1b7", "\x1b8"  # DECSC and DECRC keep a pending line wrap too
-_ERASE_LINE, _ERASE_BELOW = "\x1b[2K", "\x1b[J"
-_WHOLE_SCREEN = _SAVE + "\x1b[r" + _RESTORE  # setting a region moves the cursor home
-_ROOM_BELOW = "\x1bD\x1bM"  # index, reverse index: on the last row the screen scrolls, the column stays
+_ROOM_BELOW = "\x1bD\x1bM"  # index, reverse index: on the last row the screen scrolls; the column stays
+_DOWN = _ROOM_BELOW + "\x1b7\x1b[B\r"  # save the cursor, go to the line below
+_BACK = "\x1b8"
+_CLEAR = _DOWN + "\x1b[J" + _BACK
+_NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"  # a line that is too long for a width we do not know yet stays one line
 
 
 def terminal_size() -> tuple[int, int]:
@@ -37,9 +38,10 @@ def terminal_size() -> tuple[int, int]:
 
 
 class Live:
-    """A context in which `show(text)` keeps `text` on the bottom row, at most ten times a second.
+    """A context in which `show(text)` keeps `text` below the cursor, at most ten times a second and after a new line.
 
-    It does nothing where it cannot work: no terminal, TERM=dumb, a terminal smaller than 20 x 4, or not wanted.
+    It must be told what else is written: `before_writing(text)`, then `wrote(text)`. The context begins at the start
+    of a line. It does nothing when it is not wanted, or in a terminal smaller than 20 x 4.
     """
 
     def __init__(
@@ -54,101 +56,128 @@ class Live:
         self._write = write
         self._size = size
         self._clock = clock
-        self._text = ""
-        self._columns = self._rows = 0
-        self._is_on = False
-        self._is_resized = False
+        self._is_drawn = False
         self._drawn_at = 0.0
-        self._before: dict[int, Any] = {}
+        self._line = ""  # what was written since the last newline
+        self._column = 0
+        self._columns = 0
+        self._stop_handler: Any = None
 
     def __enter__(self) -> Live:
-        if self._is_wanted:
-            self._take_row()
-            self._handle_signals()
+        if self._is_wanted and (number := getattr(signal, "SIGTSTP", None)):
+            try:
+                self._stop_handler = signal.signal(number, self._on_stop)
+            except ValueError:
+                pass  # not the main thread: Ctrl+Z leaves the line on the screen
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
-        self._give_row_back()
+        self.clear()
+        if self._stop_handler is not None:
+            signal.signal(signal.SIGTSTP, self._stop_handler)
+            self._stop_handler = None
 
-    def show(self, text: str) -> None:
-        """Put `text` on the bottom row when it is due. Call it often: a resize is followed here too."""
+    def before_writing(self, text: str) -> None:
+        """Take the line away if `text`, safe, could reach it: it goes on to a new line, or is of unsure width."""
+        if self._is_drawn and not (self._line + text).isascii():
+            self.clear()
+        elif self._is_drawn and ("\n" in text or "\t" in text or self._column + len(text) >= self._columns):
+            self.clear()
+
+    def wrote(self, text: str) -> None:
+        """`text`, safe, was written where the cursor was."""
         if not self._is_wanted:
             return
-        if self._is_resized:
-            self._is_resized = False
-            self._write(_WHOLE_SCREEN + _ERASE_BELOW)  # nothing but the old line can be below the cursor
-            self._is_on = False
-            self._take_row()
-        self._text = text
-        if self._is_on and self._clock() - self._drawn_at >= _PERIOD_S:
-            self._drawn_at = self._clock()
-            self._write(self._line())
+        _, newline, rest = text.rpartition("\n")
+        if newline:
+            self._line, self._column = "", 0
+        self._line += rest
+        self._column = column_after(rest, self._column, self._columns)
 
-    def _take_row(self) -> None:
-        self._columns, self._rows = self._size()
-        if self._columns < _MIN_COLUMNS or self._rows < _MIN_ROWS:
+    def show(self, text: str) -> None:
+        """Put `text` below the cursor when it is due."""
+        if not self._is_wanted:
             return
-        self._write(_ROOM_BELOW + _SAVE + f"\x1b[1;{self._rows - 1}r" + _RESTORE + self._line())
-        self._is_on = True
+        columns, rows = self._size()
+        if columns != self._columns:
+            self._columns = columns
+            self._column = column_after(self._line, 0, columns)  # terminals wrap their lines anew
+        if columns < _MIN_COLUMNS or rows < _MIN_ROWS:
+            self.clear()
+        # A cursor that waits behind the last column is not restored there by every terminal (tmux): the next character
+        # would replace the last one. So nothing is drawn then.
+        elif self._column < columns and (not self._is_drawn or self._clock() - self._drawn_at >= _PERIOD_S):
+            self._drawn_at = self._clock()
+            shown = render.paint(render.clip(safe_line(text), columns - 1), "dim")
+            self._write(f"{_DOWN}{_NO_WRAP}\x1b[2K{shown}{_WRAP}{_BACK}")
+            self._is_drawn = True
 
-    def _give_row_back(self) -> None:
-        if self._is_on:
-            self._is_on = False
-            self._write(self._release())
-
-    def _line(self) -> str:
-        shown = render.clip(safe_line(self._text), self._columns - 1)
-        return f"{_SAVE}\x1b[{self._rows};1H{_ERASE_LINE}{render.paint(shown, 'dim')}{_RESTORE}"
-
-    def _release(self) -> str:
-        return f"{_SAVE}\x1b[{self._rows};1H{_ERASE_LINE}\x1b[r{_RESTORE}"
-
-    # --- signals ---------------------------------------------------------------------------------------------------
-
-    def _handle_signals(self) -> None:
-        handlers: Mapping[str, Callable[[int, FrameType | None], None]] = {
-            "SIGWINCH": self._on_resize,
-            "SIGTSTP": self._on_stop,
-        }
-        for name, handler in handlers.items():
-            if number := getattr(signal, name, None):
-                try:
-                    self._before[number] = signal.signal(number, handler)
-                except ValueError:  # not the main thread: the line works, resizes are not followed
-                    return
-
-    def _on_resize(self, _number: int, _frame: FrameType | None) -> None:
-        self._is_resized = True  # written by show(): a handler may interrupt a write
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._is_drawn:
+            self._is_drawn = False
+            self._write(_CLEAR)
 
     def _on_stop(self, number: int, _frame: FrameType | None) -> None:
-        """Ctrl+Z: give the row back, stop, and take it again when the shell continues us."""
-        if self._is_on:
-            os.write(sys.stdout.fileno(), self._release().encode())
+        """Ctrl+Z: take the line away and stop; the answer goes on at the start of a line when the shell lets us."""
+        if self._is_drawn:
+            self._is_drawn = False
+            os.write(sys.stdout.fileno(), _CLEAR.encode())  # this may interrupt a write of the buffered stream
+        keys = _keys()
         handler = signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
         signal.signal(number, handler)
-        self._is_resized = True
+        _set_keys(keys)  # the shell has its own
+        self._line, self._column = "", 0
+
+
+def column_after(text: str, column: int, columns: int) -> int:
+    """Where the cursor is after one line of safe text that began at `column`; `columns`: behind the last one."""
+    for character in text:
+        if character == "\t":
+            column = min((column // 8 + 1) * 8, columns - 1)
+            continue
+        width = render.text_width(character)
+        column = column + width if column + width <= columns else width
+    return column
+
+
+# --- keys ----------------------------------------------------------------------------------------------------------
+
+
+def _keys() -> list[Any] | None:
+    """How the terminal on stdin treats keys now, or None when there is no terminal."""
+    try:
+        import termios
+
+        return termios.tcgetattr(sys.stdin.fileno())
+    except (ImportError, AttributeError, OSError, ValueError):
+        return None
+    except termios.error:
+        return None
+
+
+def _set_keys(keys: list[Any] | None) -> None:
+    if keys is not None:
+        import termios
+
+        try:
+            termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, keys)
+        except (OSError, ValueError, termios.error):
+            return  # the terminal is gone
 
 
 @contextmanager
 def silent_keys() -> Iterator[None]:
     """Keys are not echoed into the answer, but kept for the next prompt; Ctrl+C still interrupts."""
-    try:
+    before, silent = _keys(), _keys()
+    if silent is not None:
         import termios
 
-        descriptor = sys.stdin.fileno()
-        before = termios.tcgetattr(descriptor)
-    except (ImportError, OSError, ValueError, termios.error):
-        yield
-        return
-    silent = termios.tcgetattr(descriptor)
-    silent[0] &= ~termios.ICRNL  # Enter stays Enter: the prompt tells it from Ctrl+J
-    silent[3] &= ~(termios.ECHO | termios.ICANON)
-    termios.tcsetattr(descriptor, termios.TCSANOW, silent)
+        silent[0] &= ~termios.ICRNL  # Enter stays Enter: the prompt tells it from Ctrl+J
+        silent[3] &= ~(termios.ECHO | termios.ICANON)
+    _set_keys(silent)
     try:
         yield
     finally:
-        termios.tcsetattr(descriptor, termios.TCSANOW, before)
+        _set_keys(before)

@@ -165,7 +165,7 @@ def _check_text_method(owner: str, name: str, args: list[Any]) -> None:
         raise LimitExceeded(f"it pads a text to more than {MAX_WIDTH} characters")
     elif name in _STRIPS:
         check_strip(first)
-    elif False:
+    elif name in _FROM_THE_RIGHT:
         wanted = next((part for part in args if isinstance(part, str)), "")
         current_budget().spend(len(owner) * len(wanted) >> 9)
 

@@ -197,7 +197,7 @@ class _Bounding(NodeTransformer):
         self.generic_visit(node)
         node.body.insert(0, _tick_statement(body_cost))
         if node.test is not None:
-            node.test = nodes.And(_filtered(nodes.Const(test_cost), _TICK), node.test, lineno=node.lineno)
+            pass
         return node
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:
@@ -263,7 +263,7 @@ def _cost(body: Sequence[nodes.Node]) -> int:
         if isinstance(node, nodes.TemplateData):
             chars += len(node.data)
         stack.extend(node.iter_child_nodes())
-    return 1 + (count >> 3) + (chars >> 4)
+    return 3 + (count >> 3) + (chars >> 4)
 
 
 def _check_tree(tree: nodes.Template) -> None:

@@ -15,9 +15,20 @@ F32 = 0  # ggml's number of the type, for the KV cache
 
 @contextmanager
 def loaded(path: Path, *, n_ctx: int = 256) -> Iterator[llama_cpp.Llama]:
-    """The model in `path`, with every logit kept and the KV cache in float32."""
+    """The model in `path`, with every logit kept and the KV cache in float32.
+
+    One thread: the models are tiny, and two would wait for each other whenever the machine is busy.
+    """
     model = llama_cpp.Llama(
-        str(path), n_ctx=n_ctx, n_batch=n_ctx, logits_all=True, type_k=F32, type_v=F32, n_threads=2, verbose=False
+        str(path),
+        n_ctx=n_ctx,
+        n_batch=n_ctx,
+        logits_all=True,
+        type_k=F32,
+        type_v=F32,
+        n_threads=1,
+        n_threads_batch=1,
+        verbose=False,
     )
     try:
         yield model
