@@ -1,8 +1,9 @@
 """The live status line: the line below the cursor while an answer streams.
 
 The answer is written as it comes; the line is taken away before the answer reaches it, and drawn again below. All
-moves are relative to the cursor, so a resize that the terminal tells late (tmux does) spoils nothing. It knows nothing
-of what the line says. Leaving the context always takes the line away: at the end, on an error, on Ctrl+C, around Ctrl+Z.
+moves are relative to the cursor, so a resize that the terminal tells late (tmux does) spoils nothing. Leaving the
+context always takes the line away: at the end, on an error, on Ctrl+C, around Ctrl+Z. It knows nothing of what the line
+says.
 """
 
 from __future__ import annotations
@@ -79,9 +80,8 @@ class Live:
 
     def before_writing(self, text: str) -> None:
         """Take the line away if `text`, safe, could reach it: it goes on to a new line, or is of unsure width."""
-        if self._is_drawn and not (self._line + text).isascii():
-            self.clear()
-        elif self._is_drawn and ("\n" in text or "\t" in text or self._column + len(text) >= self._columns):
+        is_sure = text.isprintable() and text.isascii() and self._line.isascii()
+        if not is_sure or self._column + len(text) >= self._columns:
             self.clear()
 
     def wrote(self, text: str) -> None:

@@ -197,7 +197,7 @@ class _Bounding(NodeTransformer):
         self.generic_visit(node)
         node.body.insert(0, _tick_statement(body_cost))
         if node.test is not None:
-            pass
+            node.test = nodes.And(_filtered(nodes.Const(test_cost), _TICK), node.test, lineno=node.lineno)
         return node
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:

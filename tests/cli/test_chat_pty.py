@@ -23,9 +23,7 @@ from runner.store import Store
 MAIN = ["-c", "import sys; from runner.cli.app import main; sys.exit(main())"]
 PROMPT = "›"
 # Every sequence that the chat itself may send: cursor, erasing, colours, margins, keypad, paste and screen modes.
-OWN_SEQUENCES = re.compile(
-    r"\x1b\[[0-9;]*[ABCDGHJKmr]|\x1b\[\?(1|7|12|25|2004|2026)[hl]|\x1b\[6n|\x1b[78DM=>]|\x1b\[0? q"
-)
+OWN_SEQUENCES = re.compile(r"\x1b\[[0-9;]*[ABCDGHJKm]|\x1b\[\?(1|7|12|25|2004)[hl]|\x1b\[6n|\x1b[78DM=>]|\x1b\[0? q")
 
 
 class Terminal:
@@ -147,7 +145,6 @@ def test_a_streaming_answer_has_a_status_line_that_goes_away(
     shown = terminal.wait_for_prompt()
     assert "tok/s" not in shown
     assert f"39漢字word{'x' * 39}" in re.sub(r"\s", "", shown)
-    assert terminal.screen.margins is None or terminal.screen.margins == (0, rows - 1)
 
 
 def test_long_lines_wrap_and_nothing_is_lost_at_the_edges(
@@ -249,8 +246,7 @@ def test_a_storm_of_resizes_does_no_harm(chat: Callable[..., Terminal], script: 
     terminal.type("again\r")
     terminal.wait_for(lambda shown: "fine" in shown)
     shown = terminal.wait_for_prompt()
-    assert "tok/s" not in shown.split("\n", 1)[1]  # a line that a resize moved to the top may stay there
-    assert terminal.screen.margins is None or terminal.screen.margins == (0, 11)
+    assert "tok/s" not in shown
 
 
 def test_no_escape_sequence_of_a_model_reaches_the_terminal(
@@ -325,7 +321,6 @@ def test_sigterm_gives_the_terminal_back_and_keeps_the_answer(
     terminal.wait_for(lambda shown: "tok/s" in shown)
     terminal.child.kill(signal.SIGTERM)
     assert terminal.wait_for_exit() == 128 + signal.SIGTERM
-    assert terminal.screen.margins is None or terminal.screen.margins == (0, 23)
     assert "tok/s" not in terminal.read()
 
 
