@@ -212,6 +212,7 @@ def _describe(spec: ModelSpec, located: Located, on_event: OnEvent) -> ReadyMode
         directory=directory,
         size_bytes=located.size_bytes,
         sampling={**from_weights, **from_config},
+        stop_ids=stop_ids(read_json(directory / SAMPLING)),
     )
 
 
@@ -225,6 +226,13 @@ def sampling_defaults(path: Path) -> tuple[dict[str, float | int], tuple[str, ..
     if plain.get("do_sample") is False:
         values["temperature"] = 0.0
     return _usable(values)
+
+
+def stop_ids(generation_config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The `eos_token_id` of a generation_config.json, which is a number, a list of them, or nothing."""
+    value = generation_config.get("eos_token_id")
+    listed = value if isinstance(value, list) else [value]
+    return tuple(token for token in listed if isinstance(token, int) and not isinstance(token, bool) and token >= 0)
 
 
 def gguf_sampling(metadata: Mapping[str, Any]) -> dict[str, float | int]:

@@ -61,6 +61,7 @@ class ReadyModel:
     weights: one GGUF (the first part of a split one), one or more safetensors shards, or a fake script.
     directory: where config.json, tokenizer.json, tokenizer_config.json and generation_config.json are, if anywhere.
     sampling: the model's own sampling defaults, by SamplingParams field name.
+    stop_ids: tokens that end an answer, as generation_config.json lists them; a GGUF has room for three.
     chat_template: overrides the one inside the model's files when not None.
     """
 
@@ -70,6 +71,7 @@ class ReadyModel:
     directory: Path
     size_bytes: int
     sampling: Mapping[str, float | int] = field(default_factory=dict)
+    stop_ids: tuple[int, ...] = ()
     chat_template: str | None = None
 
 

@@ -15,7 +15,7 @@ from runner.errors import BadModelFile, BusyError, RunnerError, UnsupportedModel
 from runner.events import Notice, Progress
 from runner.hub_cache import hub_settings
 from runner.paths import user_paths
-from runner.prepare import ready, sampling_defaults
+from runner.prepare import ready, sampling_defaults, stop_ids
 from runner.registry import Registry
 from runner.types import CancelToken, ReadyModel
 
@@ -299,3 +299,10 @@ def test_without_links_in_the_cache_files_are_found_too() -> None:
     model.weights[0].unlink()
     shutil.move(blob, model.weights[0])
     assert prepare("tiny", offline=True)[0] == model
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(2, (2,)), ([2, 0], (2, 0)), (None, ()), ([2, "x", -1, True], (2,)), ("2", ())]
+)
+def test_stop_ids_are_read_from_every_form(value: object, expected: tuple[int, ...]) -> None:
+    assert stop_ids({"eos_token_id": value}) == expected

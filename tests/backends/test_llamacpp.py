@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 import time
@@ -90,7 +91,7 @@ def test_cancel_ends_a_long_prefill_within_200_ms(demo_directory: Path) -> None:
 def test_memory_agrees_with_the_shape_of_the_cache(demo: Backend) -> None:
     memory = demo.memory()
     assert memory.kv_cache_bytes == pytest.approx(2 * 6 * 4 * 64 * N_CTX * 2, rel=0.01)
-    assert memory.weights_bytes == pytest.approx(19.6e6, rel=0.05)
+    assert 19.5e6 <= memory.weights_bytes < 25e6  # a GPU keeps tied embeddings twice
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "f32", "q8_0"])
@@ -98,6 +99,21 @@ def test_every_kv_type_answers(demo_directory: Path, kv_type: str) -> None:
     backend = load(demo_directory / "demo-q8_0.gguf", kv_type=kv_type)
     assert len(take(backend, [10, 11, 12], 4)) == 4
     backend.close()
+
+
+def test_stop_ids_of_the_generation_config_count_too(demo: Backend, demo_directory: Path) -> None:
+    assert demo.tokenizer.stop_ids == {0, 2}
+    model = dataclasses.replace(gguf_model(demo_directory / "demo-q8_0.gguf"), stop_ids=(2, 77, 10**6))
+    backend = llamacpp.load(model, LoadOptions(ctx_size=N_CTX, n_threads=2), lambda _: None, CancelToken())
+    assert backend.tokenizer.stop_ids == {0, 2, 77}
+    backend.close()
+
+
+def test_a_file_that_names_no_bos_has_none(demo: Backend) -> None:
+    assert demo.tokenizer.bos_id is None
+    assert not demo.tokenizer.add_bos
+    assert demo.info.bos_token == ""
+    assert demo.info.eos_token == "<|im_end|>"
 
 
 def test_a_damaged_file_is_refused_with_its_name(tmp_path: Path, demo_directory: Path) -> None:

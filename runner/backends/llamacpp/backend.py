@@ -50,7 +50,7 @@ class LlamaCppBackend(Backend):
 
     def _open(self, model: ReadyModel, header: GgufHeader, options: LoadOptions) -> None:
         vocab = llama_cpp.llama_model_get_vocab(self._model)
-        self.tokenizer = LlamaCppTokenizer(vocab, header.metadata)
+        self.tokenizer = LlamaCppTokenizer(vocab, header.metadata, model.stop_ids)
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._n_swa = int(llama_cpp.llama_model_n_swa(self._model))
         self._n_batch = options.batch_size

@@ -6,7 +6,7 @@ It implements the Tokenizer protocol and knows nothing of templates or of the mo
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import llama_cpp
@@ -19,10 +19,11 @@ _SENTENCEPIECE = 1  # LLAMA_VOCAB_TYPE_SPM
 class LlamaCppTokenizer:
     """See Tokenizer in backends/base.py. vocab: a llama_vocab pointer; the model must outlive this object.
 
-    metadata: the GGUF file's. llama.cpp invents a BOS where a file names none (token 11 for BPE): here there is none.
+    metadata: the GGUF file's. stop_ids: tokens that end an answer, beside those that llama.cpp knows of.
+    llama.cpp invents a BOS where a file names none (token 11 for BPE): here there is none.
     """
 
-    def __init__(self, vocab: Any, metadata: Mapping[str, Any]) -> None:
+    def __init__(self, vocab: Any, metadata: Mapping[str, Any], stop_ids: Sequence[int] = ()) -> None:
         self._vocab = vocab
         self._bytes: dict[tuple[int, bool], bytes] = {}
         self.vocab_size = int(llama_cpp.llama_vocab_n_tokens(vocab))
@@ -30,7 +31,8 @@ class LlamaCppTokenizer:
         self.bos_id = int(llama_cpp.llama_vocab_bos(vocab)) if named else None
         self.add_bos = named and bool(llama_cpp.llama_vocab_get_add_bos(vocab))
         is_eog, is_control = llama_cpp.llama_vocab_is_eog, llama_cpp.llama_vocab_is_control
-        self.stop_ids = frozenset(token for token in range(self.vocab_size) if is_eog(vocab, token))
+        ends = {token for token in range(self.vocab_size) if is_eog(vocab, token)}
+        self.stop_ids = frozenset(ends | {token for token in stop_ids if token < self.vocab_size})
         control = (token for token in range(self.vocab_size) if is_control(vocab, token))
         names = (self.token_bytes(token, special=True).decode("utf-8", "replace") for token in control)
         self.control_tokens = frozenset(name for name in names if name)
