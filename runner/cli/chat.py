@@ -6,9 +6,11 @@ The loop is repl.py's, the keys are terminal.py's; this file only connects them.
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -137,6 +139,8 @@ def _run(setup: _Setup) -> int:
     make_params({}, setup.own_params)  # a wrong value is better said before a model is loaded
     with _ended_by_signals(), EngineProcess(setup.paths) as engine:
         loader = Loader(engine, setup.model, setup.load_options, offline=setup.is_offline)
+        # The prompt's library takes a tenth of a second to import: while the engine loads, that costs nothing.
+        threading.Thread(target=import_module, args=["runner.cli.terminal"], daemon=True).start()
         loaded = loader.load()
         conversation = Conversation(
             engine,

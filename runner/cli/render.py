@@ -8,6 +8,7 @@ NO_COLOR, FORCE_COLOR, TERM=dumb and whether the stream is a terminal, in this o
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -16,8 +17,37 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TextIO
 
+from runner.cli.measures import binary_size, clip, decimal_size, duration, short_count, text_width
 from runner.errors import RunnerError, UsageError
 from runner.safe_text import safe_line, safe_text
+
+__all__ = [
+    "Progress",
+    "binary_size",
+    "can_ask",
+    "clip",
+    "configure",
+    "confirm",
+    "control",
+    "data",
+    "decimal_size",
+    "duration",
+    "emit_json",
+    "emit_ndjson",
+    "fail",
+    "has_colour",
+    "is_dumb",
+    "is_terminal",
+    "murmur",
+    "narrate",
+    "paint",
+    "say",
+    "short_count",
+    "stream",
+    "table",
+    "text_width",
+    "warn",
+]
 
 Colour = Literal["red", "yellow", "green", "cyan", "dim", "bold"]
 _SGR: Mapping[Colour, str] = {"red": "31", "yellow": "33", "green": "32", "cyan": "36", "dim": "2", "bold": "1"}
@@ -41,7 +71,7 @@ def is_terminal(stream: TextIO | None = None) -> bool:
     """Whether `stream` (stdout when not given) is a terminal."""
     try:
         return (sys.stdout if stream is None else stream).isatty()
-    except ValueError:  # closed
+    except (AttributeError, ValueError):  # closed, before the program began or since
         return False
 
 
@@ -69,12 +99,16 @@ def paint(text: str, colour: Colour, stream: TextIO | None = None) -> str:
     return f"\x1b[{_SGR[colour]}m{text}\x1b[0m" if text and has_colour(stream) else text
 
 
-def _write(stream: TextIO, text: str) -> None:
-    """Write and flush. A reader that went away (`runner ls | head -1`) ends the program quietly."""
+def _write(stream: TextIO | None, text: str) -> None:
+    """Write and flush. A reader that went away (`runner ls | head -1`, a closed terminal) ends the program quietly."""
+    if stream is None:  # closed before the program began
+        return
     try:
         stream.write(text)
         stream.flush()
-    except BrokenPipeError:
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            raise
         # What is still buffered would raise again at exit: send it nowhere.
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
@@ -173,24 +207,6 @@ def confirm(question: str, yes: bool) -> bool:
 # --- tables --------------------------------------------------------------------------------------------------------
 
 
-def text_width(text: str) -> int:
-    """Terminal columns that one line of safe text takes."""
-    if text.isascii():
-        return len(text)
-    from wcwidth import wcswidth
-
-    return max(0, wcswidth(text))
-
-
-def clip(text: str, width: int) -> str:
-    """One line of safe text cut to `width` columns, with "…" where something was cut."""
-    if text_width(text) <= width:
-        return text
-    while text and text_width(text) > width - 1:
-        text = text[:-1]
-    return text + "…" if width > 0 else ""
-
-
 def _fit(widths: list[int], total: int) -> list[int]:
     """Shrink the widest columns until the row fits `total` columns; none below 6."""
     widths = list(widths)
@@ -218,49 +234,6 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence
         lines.append("  ".join(line).rstrip())
     lines[0] = paint(lines[0], "bold")
     _write(sys.stdout, "\n".join(lines) + "\n")
-
-
-# --- numbers -------------------------------------------------------------------------------------------------------
-
-
-def _scaled(value: float, base: float, units: Sequence[str]) -> str:
-    index = 0
-    while value >= base and index < len(units) - 1:
-        value /= base
-        index += 1
-    return f"{value:.0f} {units[index]}" if index == 0 or value >= 100 else f"{value:.1f} {units[index]}"
-
-
-def decimal_size(size_bytes: float) -> str:
-    """File and disk sizes: kB, MB, GB in powers of 1000."""
-    return _scaled(size_bytes, 1000, ("B", "kB", "MB", "GB", "TB"))
-
-
-def binary_size(size_bytes: float) -> str:
-    """Memory sizes: KiB, MiB, GiB in powers of 1024."""
-    return _scaled(size_bytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
-
-
-def short_count(number: int) -> str:
-    """Tokens and parameters: 950, 1.2k, 18.4M, 7.6B."""
-    value, unit = float(number), ""
-    for unit in ("", "k", "M", "B", "T"):
-        if value < 999.5 or unit == "T":
-            break
-        value /= 1000
-    if unit == "":
-        return str(number)
-    return f"{value:.0f}{unit}" if value >= 99.95 else f"{value:.1f}".removesuffix(".0") + unit
-
-
-def duration(seconds: float) -> str:
-    """84 ms, 3.1 s, 2 min 05 s, 1 h 02 min."""
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 # --- progress ------------------------------------------------------------------------------------------------------

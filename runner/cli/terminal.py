@@ -90,7 +90,7 @@ class PipeSource:
         del default
         text = ""
         for line in self._stream:
-            text += line
+            text = text + line if text.strip() else line
             if text.strip() and not is_open_block(text):
                 return text.rstrip("\r\n")
         return text if text.strip() else None
@@ -138,7 +138,7 @@ class ChatCompleter(Completer):
         name, space, rest = text.partition(" ")
         if not space:
             known = [f"/{command}" for command in self._commands]
-            yield from (Completion(command, -len(text)) for command in known if command.startswith(text))
+            yield from (Completion(f"{name} ", -len(text), display=name) for name in known if name.startswith(text))
         elif name in _PATH_COMMANDS:
             yield from self._paths.get_completions(Document(rest), complete_event)
         elif name == "/model":

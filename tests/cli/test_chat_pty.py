@@ -188,9 +188,10 @@ def test_ctrl_c_stops_a_prefill_in_200_ms(chat: Callable[..., Terminal], script:
 def test_a_second_ctrl_c_ends_an_engine_that_does_not_stop(
     chat: Callable[..., Terminal], script: Callable[..., str]
 ) -> None:
-    terminal = chat(script({"text": "stuck", "token_s": 0.05, "fail": "hang", "fail_after": 3}, "back again"))
+    terminal = chat(script({"text": "stuck", "token_s": 0.05, "fail": "hang", "fail_after": 2}, "back again"))
     terminal.type("go\r")
     terminal.wait_for(lambda shown: "\nst" in shown)
+    terminal.read(0.2)
     terminal.type("\x03")
     terminal.read(0.6)
     terminal.type("\x03")

@@ -313,7 +313,7 @@ def test_ctrl_c_stops_a_prefill_within_200_ms(chat: Chat) -> None:
 
 
 def test_a_second_ctrl_c_ends_an_engine_that_does_not_stop(chat: Chat) -> None:
-    chat.start({"text": "stuck", "token_s": 0.05, "fail": "hang", "fail_after": 3}, "back again")
+    chat.start({"text": "stuck", "token_s": 0.05, "fail": "hang", "fail_after": 2}, "back again")
     keys = [press_ctrl_c(0.3), press_ctrl_c(0.8)]
     out, err = chat.type("go")
     for key in keys:

@@ -97,7 +97,7 @@ def test_completion_of_commands_paths_and_models(tmp_path: Path, monkeypatch: py
     def offered(text: str) -> list[str]:
         return [item.text for item in completer.get_completions(Document(text), CompleteEvent())]
 
-    assert offered("/re") == ["/regen", "/read"]
+    assert offered("/re") == ["/regen ", "/read "]
     assert offered("/read no") == ["tes.txt"]
     assert offered("/model q") == ["qwen3"]
     assert offered("/regen x") == []
