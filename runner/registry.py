@@ -301,6 +301,8 @@ def _looks_like_path(text: str) -> bool:
     return (
         text.startswith(("/", "./", "../", "~", ".\\", "..\\"))
         or text in (".", "..")
+        or text.endswith("/")
+        or text.count("/") > 1
         or "\\" in text
         or _DRIVE.match(text) is not None
         or text.lower().endswith((".gguf", ".safetensors", SCRIPT_SUFFIX))

@@ -10,11 +10,13 @@ from typing import Annotated
 
 import typer
 
-from runner.cli import render
+from runner.cli import options, render
 
 
 def quantize(
-    source: Annotated[Path, typer.Argument(help="A Hugging Face directory, or a GGUF in F32, F16, BF16 or Q8_0.")],
+    source: Annotated[
+        str, typer.Argument(help="A Hugging Face directory, a GGUF in F32, F16, BF16 or Q8_0, a name, or owner/repo.")
+    ],
     weight_format: Annotated[
         str,
         typer.Option("--format", "-t", metavar="FORMAT", help="f32, f16, bf16, q8_0, q4_0, q4_k_m, q5_k_m or q6_k."),
@@ -23,6 +25,7 @@ def quantize(
         Path | None, typer.Option("--output", "-o", metavar="OUT", help="A directory, or a file that ends in .gguf.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an output that is there.")] = False,
+    offline: options.Offline = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object; progress as NDJSON.")] = False,
 ) -> None:
@@ -36,10 +39,11 @@ def quantize(
 
     render.configure(quiet=quiet)
     chosen = format_of(weight_format)
-    target = output or user_paths().models / f"{model_name(source)}-{chosen.name}"
+    path = _source_path(source, offline, as_json=as_json)
+    target = output or user_paths().models / f"{model_name(path)}-{chosen.name}"
     stages = _Stages(as_json=as_json)
     try:
-        made = quantize_model(source, chosen, target, force=force, on_stage=stages.show)
+        made = quantize_model(path, chosen, target, force=force, on_stage=stages.show)
     finally:
         stages.close()
     for warning in made.warnings:
@@ -48,7 +52,7 @@ def quantize(
         render.emit_json(
             "runner.quantize/1",
             {
-                "source": str(source),
+                "source": str(path),
                 "path": str(made.path),
                 "weights": str(made.weights),
                 "format": made.format,
@@ -67,6 +71,29 @@ def quantize(
         f"{render.short_count(made.num_parameters)} parameters, in {render.duration(made.seconds)}"
     )
     render.data(str(made.path))
+
+
+def _source_path(text: str, offline: bool | None, *, as_json: bool) -> Path:
+    """A path as it is; of a registry name or a repository the original weights, fetched when they are not here."""
+    path = Path(text).expanduser()
+    if path.exists():
+        return path
+    from runner.cli.loading import Narrator
+    from runner.paths import user_paths
+    from runner.prepare import ready
+    from runner.registry import SAFETENSORS, Registry
+    from runner.settings import load_settings
+    from runner.types import CancelToken
+
+    paths = user_paths()
+    registry = Registry.load_for(paths)
+    spec = registry.resolve(text)
+    if spec.origin == "registry" and spec.repo and not spec.asked:
+        spec = registry.resolve(f"{text}:{SAFETENSORS}")
+    is_offline = load_settings(paths).is_offline(offline)
+    with Narrator(as_json=as_json) as narrator:
+        model = ready(spec, offline=is_offline, on_event=narrator, cancel=CancelToken())
+    return model.directory if model.format == "safetensors" else model.weights[0]
 
 
 class _Stages:

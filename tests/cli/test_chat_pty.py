@@ -152,7 +152,7 @@ def test_long_lines_wrap_and_nothing_is_lost_at_the_edges(
     chat: Callable[..., Terminal], script: Callable[..., str]
 ) -> None:
     text = "".join(f"<{n}>" for n in range(200))
-    terminal = chat(script({"text": text, "token_s": 0.002}), columns=40, rows=40)
+    terminal = chat(script({"text": text, "token_s": 0.001}), columns=40, rows=40)
     terminal.type("go\r")
     terminal.wait_for(lambda shown: "<199>" in shown.replace("\n", ""))
     shown = terminal.wait_for_prompt()
@@ -236,7 +236,7 @@ def test_a_pasted_text_of_200_lines_is_one_message(chat: Callable[..., Terminal]
 
 
 def test_a_storm_of_resizes_does_no_harm(chat: Callable[..., Terminal], script: Callable[..., str]) -> None:
-    terminal = chat(script({"text": "some words " * 200, "token_s": 0.001}, "fine"))
+    terminal = chat(script({"text": "some words " * 150, "token_s": 0.001}, "fine"))
     terminal.type("go\r")
     terminal.wait_for(lambda shown: "tok/s" in shown)
     for columns, rows in [(100, 30), (40, 12), (10, 3), (200, 50), (20, 4), (1, 1), (80, 24), (40, 12)] * 3:
@@ -284,7 +284,7 @@ def test_no_escape_sequence_of_a_model_reaches_the_terminal(
 def test_keys_typed_during_an_answer_wait_for_the_prompt(
     chat: Callable[..., Terminal], script: Callable[..., str]
 ) -> None:
-    terminal = chat(script({"text": "slow " * 30, "token_s": 0.01}, "second"))
+    terminal = chat(script({"text": "slow " * 40, "token_s": 0.004}, "second"))
     terminal.type("go\r")
     terminal.wait_for(lambda shown: "slow" in shown)
     terminal.type("typed ahead\r")
@@ -296,7 +296,7 @@ def test_keys_typed_during_an_answer_wait_for_the_prompt(
 def test_a_killed_chat_is_kept_as_partial_and_can_be_resumed(
     chat: Callable[..., Terminal], script: Callable[..., str]
 ) -> None:
-    model = script({"text": "word " * 1000, "token_s": 0.01}, "and then")
+    model = script({"text": "word " * 1600, "token_s": 0.004}, "and then")
     terminal = chat(model)
     terminal.type("tell me\r")
     terminal.wait_for(lambda shown: shown.count("word") > 30)

@@ -73,14 +73,14 @@ def test_history_is_private_survives_and_stays_short(
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     keys.send_text(UP + ENTER)
     assert TerminalSource(history_file=file).read() == "remember me"
-    monkeypatch.setattr(terminal, "_HISTORY_BYTES", 2000)
-    for n in range(100):
+    monkeypatch.setattr(terminal, "_HISTORY_BYTES", 600)
+    for n in range(25):
         keys.send_text(f"prompt number {n}" + ENTER)
         TerminalSource(history_file=file).read()
-    assert file.stat().st_size < 3000
+    assert file.stat().st_size < 900
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     keys.send_text(UP + ENTER)
-    assert TerminalSource(history_file=file).read() == "prompt number 99"
+    assert TerminalSource(history_file=file).read() == "prompt number 24"
 
 
 def test_a_history_that_cannot_be_written_is_no_obstacle(keys: PipeInput, tmp_path: Path) -> None:
