@@ -15,7 +15,7 @@ from runner.paths import user_paths
 def test_the_demo_by_its_name_becomes_smaller_and_answers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     assert main(["quantize", "demo", "--format", "q6_k", "-q"]) == 0
     out = capsys.readouterr()
     path = Path(out.out.strip())
