@@ -1,8 +1,11 @@
 """What runner's engine costs over llama.cpp itself: decode tokens/s on one GGUF file, in one run.
 
-    python benchmarks/decode_overhead.py [MODEL.gguf] [--tokens 256] [--rounds 8] [--threads N]
+    python benchmarks/decode_overhead.py [MODEL.gguf] [--tokens 200] [--rounds 24] [--threads N]
 
-Four ways to decode the same number of tokens after the same prompt, with the same threads and context, in ABBA order:
+Four ways to decode the same number of tokens after the same prompt, with the same threads and context, in ABBA order.
+The overhead is the median over rounds of the time a token takes, compared within the round; its 95 % interval is
+bootstrapped. Run it on a machine that does nothing else.
+
   bare      llama_decode and llama.cpp's own samplers, called from the shortest loop that Python can write
   generate  llama-cpp-python's own loop, Llama.generate
   engine    runner's Engine in this process, with its events, text and sampling
@@ -12,6 +15,7 @@ Four ways to decode the same number of tokens after the same prompt, with the sa
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import tempfile
 import time
@@ -20,12 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import llama_cpp
-from runner.machine import default_threads
 
+import runner
 from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.engine import Engine
 from runner.engine_process import EngineProcess
 from runner.events import Finished
+from runner.machine import default_threads
 from runner.paths import builtin, user_paths
 from runner.types import Message
 
@@ -110,7 +115,14 @@ class Ours:
 
 def quiet_llama(path: Path, threads: int) -> llama_cpp.Llama:
     return llama_cpp.Llama(
-        str(path), n_ctx=N_CTX, n_threads=threads, n_threads_batch=threads, n_gpu_layers=0, verbose=False, seed=1
+        str(path),
+        n_ctx=N_CTX,
+        n_threads=threads,
+        n_threads_batch=threads,
+        n_gpu_layers=0,
+        flash_attn=True,
+        verbose=False,
+        seed=1,
     )
 
 
@@ -131,24 +143,35 @@ def measure(path: Path, n: int, rounds: int, threads: int, is_greedy: bool) -> d
         return found
 
 
+def overhead(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
+    """Median of theirs / ours - 1 over rounds (tokens/s), and its bootstrapped 95 % interval."""
+    ratios = [their / our - 1 for our, their in zip(ours, theirs, strict=True)]
+    draw = random.Random(0)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(2000))
+    return statistics.median(ratios), medians[50], medians[-51]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, nargs="?", default=builtin("models/demo") / "demo-q8_0.gguf")
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--threads", type=int, default=default_threads())
     args = parser.parse_args()
     print(f"{args.model.name}, {args.tokens} tokens, {args.rounds} rounds, {args.threads} threads")
-    print(f"{'sampling':9} {'way':9} {'tok/s':>8} {'sd':>6} {'us/token over bare':>19} {'over generate':>14}")
+    print(f"llama-cpp-python {llama_cpp.__version__}, runner {runner.__version__}")
+    print(
+        f"{'sampling':9} {'way':9} {'tok/s':>8} {'sd':>6} {'over generate':>14} {'95 % interval':>18} {'over bare':>10}"
+    )
     for is_greedy in (True, False):
         found = measure(args.model, args.tokens, args.rounds, args.threads, is_greedy)
-        medians = {name: statistics.median(values) for name, values in found.items()}
         for name, values in found.items():
-            extra_us = 1e6 / medians[name] - 1e6 / medians["bare"]
-            overhead = medians["generate"] / medians[name] - 1
-            label = "greedy" if is_greedy else "sampled"
-            deviation = statistics.stdev(values)
-            print(f"{label:9} {name:9} {medians[name]:8.1f} {deviation:6.1f} {extra_us:19.0f} {overhead:13.1%}")
+            middle, low, high = overhead(values, found["generate"])
+            over_bare = overhead(values, found["bare"])[0]
+            print(
+                f"{'greedy' if is_greedy else 'sampled':9} {name:9} {statistics.median(values):8.1f} "
+                f"{statistics.stdev(values):6.1f} {middle:14.1%} {low:8.1%} .. {high:6.1%} {over_bare:10.1%}"
+            )
 
 
 if __name__ == "__main__":

@@ -75,18 +75,26 @@ def as_dict(result: tuple[np.ndarray, np.ndarray]) -> dict[int, float]:
 )
 def test_philox_gives_the_known_answers_of_random123(counter: str, key: str, expected: str) -> None:
     low, high = (int(word, 16) for word in key.split())
-    column = np.array([[int(word, 16)] for word in counter.split()], dtype=np.uint64)
-    output = philox(high << 32 | low, column)
-    assert [f"{word:08x}" for word in output[:, 0]] == expected.split()
+    output = philox(high << 32 | low, [int(word, 16) for word in counter.split()])
+    assert [f"{word:08x}" for word in output] == expected.split()
 
 
-def test_philox_treats_columns_one_by_one_and_leaves_its_input_alone() -> None:
+def test_philox_of_arrays_is_philox_of_their_numbers() -> None:
     counters = np.random.default_rng(3).integers(0, 2**32, (4, 50), dtype=np.uint64)
     before = counters.copy()
-    together = philox(77, counters)
-    apart = np.hstack([philox(77, counters[:, [i]]) for i in range(50)])
-    assert np.array_equal(together, apart)
+    together = np.stack(philox(77, counters))
+    for i in range(50):
+        assert together[:, i].tolist() == list(philox(77, counters[:, i].tolist()))
     assert np.array_equal(counters, before)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**32 - 1, 2**64 - 1])
+@pytest.mark.parametrize("n", [1, 2, 40, 511, 512, 513, 5000])
+def test_the_noise_of_a_token_does_not_depend_on_its_company(seed: int, n: int) -> None:
+    tokens = np.random.default_rng(n).permutation(2**18)[:n]
+    together = uniform(seed, 2**32 - 1, tokens)
+    for i in {0, n // 2, n - 1}:
+        assert uniform(seed, 2**32 - 1, tokens[i : i + 1]) == together[i]
 
 
 TRITON_SCRIPT = """
@@ -130,9 +138,8 @@ def test_the_random_numbers_are_those_of_triton(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     for seed, tokens, positions, words, floats in json.loads(done.stdout):
-        counters = np.zeros((4, len(tokens)), dtype=np.uint64)
-        counters[0], counters[1] = tokens, positions
-        assert philox(seed, counters)[0].view(np.int32).tolist() == words
+        counter = (np.array(tokens, np.uint64), np.array(positions, np.uint64), 0, 0)
+        assert philox(seed, counter)[0].astype(np.uint32).view(np.int32).tolist() == words
         for position in set(positions):
             chosen = np.array([token for token, at in zip(tokens, positions, strict=True) if at == position])
             theirs = [bits for bits, at in zip(floats, positions, strict=True) if at == position]
@@ -141,7 +148,7 @@ def test_the_random_numbers_are_those_of_triton(tmp_path: Path) -> None:
 
 def test_uniform_numbers_are_inside_zero_and_one_and_gumbel_noise_is_finite_at_the_ends(monkeypatch) -> None:
     ends = np.array([0, 0xFFFFFFFF, 0x7FFFFFFF, 0x80000000, 1, 0xFFFFFFFE], dtype=np.uint32)
-    monkeypatch.setattr("runner.sampling.philox", lambda *_: np.stack([ends] * 4))
+    monkeypatch.setattr("runner.sampling._first_words", lambda *_: ends)
     u = uniform(1, 0, np.arange(6))
     assert u.dtype == np.float32
     assert u[0] == u[1] == np.float32(2.0**-32)
