@@ -34,8 +34,11 @@ def probe() -> Probe:
     """Import llama_cpp and ask it; never raises. About 0.3 s the first time."""
     try:
         import llama_cpp
+
+        from runner.backends.llamacpp.library import library_log
     except Exception as error:  # a broken wheel raises anything from ImportError to OSError and RuntimeError
         return Probe(version="", gpu_offload=False, error=f"llama-cpp-python cannot be imported: {error}")
+    library_log()  # before the GPU backends start and print what they found
     return Probe(version=llama_cpp.__version__, gpu_offload=bool(llama_cpp.llama_supports_gpu_offload()), error=None)
 
 

@@ -61,8 +61,8 @@ def library_log() -> LibraryLog:
     """The process's LibraryLog; the first call starts llama.cpp."""
     global _library_log
     if _library_log is None:
+        _library_log = LibraryLog()  # first: starting the GPU backends is logged too
         llama_cpp.llama_backend_init()
-        _library_log = LibraryLog()
     return _library_log
 
 
