@@ -167,6 +167,7 @@ def _private_stdout() -> int:
 
 def main() -> None:
     faulthandler.enable()
+    os.environ["GGML_NO_BACKTRACE"] = "1"  # a failing library must not start a debugger on us
     for number in (signal.SIGINT, signal.SIGTSTP):
         signal.signal(number, signal.SIG_IGN)
     paths = from_plain(Paths, json.loads(sys.argv[1]))

@@ -16,6 +16,8 @@ def runner_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RUNNER_HOME", str(home))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf-home"))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    # llama.cpp's threads spin at barriers: two of them on cores that others use too are ten times slower than one.
+    monkeypatch.setenv("RUNNER_N_THREADS", "1")
     return home
 
 

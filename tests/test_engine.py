@@ -40,7 +40,7 @@ def script(tmp_path: Path) -> Callable[..., str]:
 
 
 def load(engine: EngineSurface, model: str, **options: object) -> Loaded:
-    event = list(engine.load(model, LoadOptions(**options)))[-1]  # type: ignore[arg-type]
+    event = list(engine.load(model, LoadOptions(**{"n_threads": 1, **options})))[-1]  # type: ignore[arg-type]
     assert isinstance(event, Loaded)
     return event
 

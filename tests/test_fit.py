@@ -58,7 +58,7 @@ def test_a_gpu_takes_all_layers_some_or_none() -> None:
 
 
 def test_the_estimate_agrees_with_what_llama_cpp_allocates(demo: ReadyModel) -> None:
-    options = LoadOptions(ctx_size=1024, n_threads=2)
+    options = LoadOptions(ctx_size=1024, n_threads=1)
     fit = estimate(model_shape(demo), demo.size_bytes, options, machine(8))
     backend = llamacpp.load(demo, options, lambda _: None, CancelToken())
     used = backend.memory()

@@ -7,13 +7,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 
 from runner.backends import choose, llamacpp
 from runner.backends.base import Backend, Prefill, Step
 from runner.config import LoadOptions
-from runner.errors import BackendUnavailable, BadModelFile, DoesNotFit, RunnerError
+from runner.errors import BackendUnavailable, BadModelFile, DoesNotFit, RunnerError, UnsupportedModel
 from runner.types import CancelToken, ReadyModel
 from tests.backends.conformance import GREEDY, N_CTX, BackendConformance, take
 
@@ -25,7 +26,7 @@ def gguf_model(path: Path) -> ReadyModel:
 
 
 def load(path: Path, **options: object) -> Backend:
-    settings = LoadOptions(**{"ctx_size": N_CTX, "n_threads": 2, **options})  # type: ignore[arg-type]
+    settings = LoadOptions(**{"ctx_size": N_CTX, "n_threads": 1, **options})  # type: ignore[arg-type]
     return llamacpp.load(gguf_model(path), settings, lambda _: None, CancelToken())
 
 
@@ -104,7 +105,7 @@ def test_every_kv_type_answers(demo_directory: Path, kv_type: str) -> None:
 def test_stop_ids_of_the_generation_config_count_too(demo: Backend, demo_directory: Path) -> None:
     assert demo.tokenizer.stop_ids == {0, 2}
     model = dataclasses.replace(gguf_model(demo_directory / "demo-q8_0.gguf"), stop_ids=(2, 77, 10**6))
-    backend = llamacpp.load(model, LoadOptions(ctx_size=N_CTX, n_threads=2), lambda _: None, CancelToken())
+    backend = llamacpp.load(model, LoadOptions(ctx_size=N_CTX, n_threads=1), lambda _: None, CancelToken())
     assert backend.tokenizer.stop_ids == {0, 2, 77}
     backend.close()
 
@@ -123,6 +124,31 @@ def test_a_damaged_file_is_refused_with_its_name(tmp_path: Path, demo_directory:
         path.write_bytes(damaged)
         with pytest.raises(BadModelFile, match=name):
             load(path)
+
+
+def test_a_file_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bare.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(32)
+    writer.add_head_count(1)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(16)
+    writer.add_tokenizer_model("none")
+    matrices = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    for name in (*matrices, "attn_norm", "ffn_norm"):
+        shape = (32, 32) if name in matrices else (32,)
+        writer.add_tensor(f"blk.0.{name}.weight", np.zeros(shape, np.float32))
+    writer.add_tensor("token_embd.weight", np.zeros((16, 32), np.float32))
+    writer.add_tensor("output_norm.weight", np.zeros(32, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModel, match="no tokenizer"):
+        load(path)
 
 
 def test_a_cancelled_load_stops(demo_directory: Path) -> None:

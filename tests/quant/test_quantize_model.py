@@ -329,7 +329,7 @@ class TestCommandLine:
         (tmp_path / "there").mkdir()
         assert main(["quantize", str(demo_source), "-t", "q3"]) == 2
         assert main(["quantize", str(demo_source), "-o", str(tmp_path / "there")]) == 2
-        assert main(["quantize", str(tmp_path / "nothing")]) == 1
+        assert main(["quantize", str(tmp_path / "nothing")]) == 2
         assert main(["quantize", str(tmp_path / "there")]) == 1
         out, err = capsys.readouterr()
         assert out == ""

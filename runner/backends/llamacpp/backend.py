@@ -218,6 +218,10 @@ class LlamaCppBackend(Backend):
 
 
 def _refuse_unsupported(model: Any, name: str) -> None:
+    if llama_cpp.llama_vocab_type(llama_cpp.llama_model_get_vocab(model)) == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
+        raise UnsupportedModel(  # llama.cpp would end the process when asked to tokenize
+            f"The GGUF file of {name} has no tokenizer.", hint="Fetch or convert the model again, with its tokenizer."
+        )
     if llama_cpp.llama_model_has_encoder(model):
         raise UnsupportedModel(
             f"{name} has an encoder.", hint="runner runs decoder-only language models: choose another model."

@@ -13,8 +13,6 @@ import llama_cpp
 
 from runner.errors import RunnerError
 
-_SENTENCEPIECE = 1  # LLAMA_VOCAB_TYPE_SPM
-
 
 class LlamaCppTokenizer:
     """See Tokenizer in backends/base.py. vocab: a llama_vocab pointer; the model must outlive this object.
@@ -36,8 +34,9 @@ class LlamaCppTokenizer:
         control = (token for token in range(self.vocab_size) if is_control(vocab, token))
         names = (self.token_bytes(token, special=True).decode("utf-8", "replace") for token in control)
         self.control_tokens = frozenset(name for name in names if name)
-        adds_space_prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
-        self.strips_leading_space = adds_space_prefix and llama_cpp.llama_vocab_type(vocab) == _SENTENCEPIECE
+        is_sentencepiece = llama_cpp.llama_vocab_type(vocab) == llama_cpp.LLAMA_VOCAB_TYPE_SPM
+        adds_space = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+        self.strips_leading_space = is_sentencepiece and adds_space
 
     def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
         data = text.encode("utf-8", "replace")
