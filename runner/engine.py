@@ -7,6 +7,7 @@ screen and no database; engine_process.py offers the same surface with this one 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import queue
 import secrets
 import threading
@@ -40,6 +41,8 @@ from runner.prompt import build_prompt
 from runner.registry import Registry
 from runner.telemetry import Stopwatch
 from runner.types import CancelToken, Device, Message, ModelInfo, ReadyModel
+
+log = logging.getLogger(__name__)
 
 _STATS_EVERY_S = 0.1
 DEFAULT_CHAT_OPTIONS = ChatOptions()
@@ -102,6 +105,7 @@ class Engine(EngineSurface):
             )
             if backend.info.n_ctx > backend.info.context_length:
                 emit(_long_context_notice(backend.info))
+            log.info("loaded %s on %s in %.2f s: %s", model, backend.info.device, self.loaded.load_s, reason)
             emit(self.loaded)
 
         yield from _events_of(work, cancel)
@@ -240,9 +244,11 @@ class _Answer:
             closing = yield from self._close_thought()
             reason = yield from self._run((*prompt.ids, *closing))
         yield from self._deltas(self._stream.finish())
+        timings = self._watch.timings(self._clock())
+        log.info("answered (%s): %s", reason, timings)
         yield Finished(
             reason=reason,
-            timings=self._watch.timings(self._clock()),
+            timings=timings,
             token_ids=tuple(self._token_ids),
             seed=self._params.seed or 0,
             n_ctx=info.n_ctx,

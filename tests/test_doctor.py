@@ -203,6 +203,7 @@ def test_little_disk_space_is_a_warning(tmp_path: Path) -> None:
 
 def test_settings_are_read(paths: Paths, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RUNNER_N_THREADS")
     assert_fine(settings_check(paths), "defaults")
     paths.config.mkdir(parents=True)
     paths.settings_file.write_text("top_k = 3\n")
