@@ -193,7 +193,7 @@ class Conversation:
                 yield event
             if not answer.finished:
                 raise EngineDied("The engine ended the answer without saying why.", hint="Ask again with /regen.")
-        except (GeneratorExit, KeyboardInterrupt):
+        except (GeneratorExit, KeyboardInterrupt, SystemExit):
             if not answer.finished:
                 self._keep(question, answer, "cancelled")
             raise

@@ -325,10 +325,13 @@ def terminal_check(stream: TextIO, environ: Mapping[str, str]) -> Check:
 def hub_check() -> Check:
     """Which model hub would be asked. It is not."""
     settings = hub_settings()
-    parts = urlsplit(settings.endpoint)
+    remedy = "Set HF_ENDPOINT to an address that begins with https://, or unset it."
+    try:
+        parts = urlsplit(settings.endpoint)
+    except ValueError as error:
+        return Check(name="Model hub", status="error", detail=f"HF_ENDPOINT is no address: {error}", remedy=remedy)
     shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # a password may be in it
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        remedy = "Set HF_ENDPOINT to an address that begins with https://, or unset it."
         return Check(name="Model hub", status="error", detail=f"HF_ENDPOINT is no address: {shown}", remedy=remedy)
     offline = ", offline (HF_HUB_OFFLINE)" if settings.is_offline else ", not asked"
     return Check(name="Model hub", status="ok", detail=f"{shown}{offline}")

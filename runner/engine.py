@@ -20,7 +20,7 @@ from runner.backends.base import Backend, Prefill, Step
 from runner.backends.llamacpp import GPU_HINT, probe
 from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.detokenize import AnswerStream
-from runner.errors import UsageError
+from runner.errors import RunnerError, UsageError
 from runner.events import (
     ChatEvent,
     Finished,
@@ -95,6 +95,9 @@ class Engine(EngineSurface):
         def work(emit: Callable[[LoadEvent], None]) -> None:
             files = ready(Registry.load_for(self._paths).resolve(model), offline=offline, on_event=emit, cancel=cancel)
             backend, reason = _load_backend(files, options, emit, cancel)
+            if cancel.is_cancelled:  # it came when the backend had looked for it the last time
+                backend.close()
+                raise RunnerError("Loading was cancelled.")
             self._backend = backend
             self.loaded = Loaded(
                 info=backend.info,
@@ -199,7 +202,7 @@ def _events_of(work: Callable[[Callable[[LoadEvent], None]], None], cancel: Canc
     try:
         while (event := events.get()) is not None:
             yield event
-    except GeneratorExit:
+    except BaseException:
         cancel.cancel()
         raise
     finally:
@@ -226,6 +229,7 @@ class _Answer:
         self._clock = clock
         self._token_ids: list[int] = []
         self._n_reasoning = 0
+        self._has_answered = False
 
     def events(self, messages: Sequence[Message]) -> Iterator[ChatEvent]:
         started = self._clock()
@@ -239,10 +243,12 @@ class _Answer:
         self._stream = AnswerStream(
             tokenizer, stops=self._params.stop, markers=prompt.markers, is_in_reasoning=prompt.is_in_reasoning
         )
-        reason = yield from self._run(prompt.ids)
+        reason = None if self._is_thought_over_budget() else (yield from self._run(prompt.ids))
         while reason is None:
-            closing = yield from self._close_thought()
-            reason = yield from self._run((*prompt.ids, *closing))
+            yield from self._close_thought()
+            reason = self._reached_limit(len(prompt.ids))
+            if reason is None:
+                reason = yield from self._run((*prompt.ids, *self._token_ids))
         yield from self._deltas(self._stream.finish())
         timings = self._watch.timings(self._clock())
         log.info("answered (%s): %s", reason, timings)
@@ -261,10 +267,12 @@ class _Answer:
         try:
             for step in steps:
                 if isinstance(step, Prefill):
-                    self._watch.prefill(step.cached)
-                    yield Progress("prefill", step.done, step.total, "tokens")
+                    if not self._has_answered:  # else it goes on after a closed thought, and the prompt is long done
+                        self._watch.prefill(step.cached)
+                        yield Progress("prefill", step.done, step.total, "tokens")
                     continue
                 now = self._clock()
+                self._has_answered = True
                 if step.token in self._backend.tokenizer.stop_ids:
                     return "stop"
                 yield from self._take(step, now)
@@ -291,12 +299,18 @@ class _Answer:
         budget = self._options.think_budget
         return budget is not None and self._stream.is_in_reasoning and self._n_reasoning >= budget
 
-    def _close_thought(self) -> Generator[ChatEvent, None, tuple[int, ...]]:
-        """Write the end of the thought for the model; returns the completion so far, to be continued."""
+    def _close_thought(self) -> Iterator[ChatEvent]:
+        """Write the end of the thought for the model, as part of its completion."""
         for token in self._backend.tokenizer.encode(self._stream.closing_text):
+            self._watch.written()
             self._token_ids.append(token)
             yield from self._deltas(self._stream.push(token))
-        return tuple(self._token_ids)
+
+    def _reached_limit(self, n_prompt: int) -> FinishReason | None:
+        """Why nothing can follow what was written for the model, if so."""
+        if self._params.max_tokens and len(self._token_ids) >= self._params.max_tokens:
+            return "length"
+        return "context" if n_prompt + len(self._token_ids) >= self._backend.info.n_ctx else None
 
     @staticmethod
     def _deltas(pieces: Sequence[tuple[str, str]]) -> Iterator[ChatEvent]:

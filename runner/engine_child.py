@@ -15,6 +15,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +39,9 @@ _FLUSH_EVERY_S = 0.025  # text is sent 40 times a second: each line wakes the fr
 class _Outbox:
     """Writes messages to the parent, joining text deltas that come faster than anybody reads."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, on_gone: Callable[[], None]) -> None:
         self._descriptor = descriptor
+        self._on_gone = on_gone
         self._lock = threading.Lock()
         self._text: list[str] = []
         self._kind: type[TextDelta] | type[ReasoningDelta] = TextDelta
@@ -64,8 +67,11 @@ class _Outbox:
     def write(self, message: dict[str, Any]) -> None:
         data = memoryview(json.dumps(message).encode() + b"\n")
         with self._lock:
-            while data:
-                data = data[os.write(self._descriptor, data) :]
+            try:
+                while data:
+                    data = data[os.write(self._descriptor, data) :]
+            except OSError:  # the parent is gone
+                self._on_gone()
 
     def _flush(self, request: int) -> None:
         if self._text:
@@ -82,16 +88,22 @@ class _Inbox:
         self.requests: queue.SimpleQueue[tuple[dict[str, Any], CancelToken]] = queue.SimpleQueue()
         self._tokens: dict[int, CancelToken] = {}
 
-    def read(self, stream: Any, on_end: Any) -> None:
-        for line in stream:
-            message = json.loads(line)
-            if message["op"] == "cancel":
-                if token := self._tokens.get(message["id"]):
-                    token.cancel()
-                continue
-            self._tokens = {message["id"]: CancelToken()}
-            self.requests.put((message, self._tokens[message["id"]]))
+    def read(self, stream: Any, on_end: Callable[[], None]) -> None:
+        """Read to the end of the input. A line that cannot be read ends it as well: nobody knows what was asked."""
+        try:
+            for line in stream:
+                self._take(json.loads(line))
+        except Exception:
+            log.exception("a request cannot be read")
         on_end()
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if message["op"] == "cancel":
+            if token := self._tokens.get(message["id"]):
+                token.cancel()
+            return
+        self._tokens = {message["id"]: CancelToken()}
+        self.requests.put((message, self._tokens[message["id"]]))
 
 
 class _Child:
@@ -141,21 +153,26 @@ class _Child:
         raise RunnerError(f"The engine does not know the request {message['op']!r}.")
 
     def _announce(self, event: Loaded) -> None:
+        """Appear in `runner ps`; where no file can be written, the model runs without."""
         info = event.info
-        self._announced = announce(
-            self._paths.engines,
-            model=info.name,
-            backend=info.backend,
-            quantization=info.quantization,
-            device=info.device,
-            n_ctx=info.n_ctx,
-            memory_bytes=event.memory.total_bytes,
-        )
+        try:
+            self._announced = announce(
+                self._paths.engines,
+                model=info.name,
+                backend=info.backend,
+                quantization=info.quantization,
+                device=info.device,
+                n_ctx=info.n_ctx,
+                memory_bytes=event.memory.total_bytes,
+            )
+        except OSError as error:
+            log.warning("not in the list of running engines: %s", error)
 
     def withdraw(self) -> None:
-        if self._announced is not None:
-            self._announced.unlink(missing_ok=True)
-            self._announced = None
+        announced, self._announced = self._announced, None
+        if announced is not None:
+            with suppress(OSError):  # `running` removes what is left of a dead engine
+                announced.unlink(missing_ok=True)
 
 
 def _private_stdout() -> int:
@@ -172,21 +189,19 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     paths = from_plain(Paths, json.loads(sys.argv[1]))
     start_logging(paths, verbose=False)
-    outbox = _Outbox(_private_stdout())
-    child = _Child(paths, outbox)
-    inbox = _Inbox()
 
     def leave() -> None:
         child.withdraw()
         os._exit(0)
 
+    outbox = _Outbox(_private_stdout(), leave)
+    child = _Child(paths, outbox)
+    inbox = _Inbox()
+
     def beat() -> None:
-        try:
-            while True:
-                outbox.write({})
-                time.sleep(HEARTBEAT_S)
-        except OSError:
-            leave()
+        while True:
+            outbox.write({})
+            time.sleep(HEARTBEAT_S)
 
     threading.Thread(target=inbox.read, args=(sys.stdin.buffer, leave), name="inbox", daemon=True).start()
     threading.Thread(target=beat, name="heartbeat", daemon=True).start()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import select
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
 from runner import events
@@ -24,6 +26,7 @@ from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.errors import EngineDied, UsageError, error_class
 from runner.events import ChatEvent, Event, Loaded, LoadEvent
 from runner.paths import Paths
+from runner.running import entry
 from runner.types import Message
 from runner.wire import from_plain, to_plain
 
@@ -36,7 +39,10 @@ HEARTBEAT_S = 1.0
 _SILENCE_S = 15.0  # the child beats each second from a thread of its own: this long without is a hang
 _CANCEL_GRACE_S = 2.0  # a cancelled request that has not ended by then never will
 _EXIT_GRACE_S = 2.0
+_LOOK_S = 0.1
+_PAUSED_S = 1.0  # a look that took longer than this was stopped: Ctrl-Z, a frozen container, a sleeping machine
 _DEFAULT_CHAT_OPTIONS = ChatOptions()
+_SOURCE_FOLDER = re.compile(r"\S*/(?=[\w.-]+:\d+: )")  # where a library was built, before its "file.cpp:12: "
 
 
 class EngineProcess:
@@ -65,14 +71,18 @@ class EngineProcess:
         return self._child.pid if self._child is not None and self._child.poll() is None else None
 
     def load(self, model: str, options: LoadOptions, *, offline: bool = False) -> Iterator[LoadEvent]:
+        self._refuse_second_request()
         self.loaded = None
         if self.pid is None:
             self._start()
         request = {"op": "load", "model": model, "options": to_plain(options), "offline": offline}
-        for event in self._events(request):
-            if isinstance(event, Loaded):
-                self.loaded = event
-            yield event  # type: ignore[misc]  # the child sends what Engine.load yields
+        try:
+            for event in self._events(request):
+                if isinstance(event, Loaded):
+                    self.loaded = event
+                yield event  # type: ignore[misc]  # the child sends what Engine.load yields
+        except EngineDied as died:
+            raise EngineDied(f"{died.message} It was loading {model}.", hint=died.hint) from died
 
     def chat(
         self,
@@ -108,7 +118,7 @@ class EngineProcess:
         self.loaded = None
 
     def close(self) -> None:
-        child, self._child, self.loaded = self._child, None, None
+        child, stderr = self._take_child()
         if child is None:
             return
         if child.stdin is not None:
@@ -121,50 +131,68 @@ class EngineProcess:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
-        self._release(child)
+        self._release(child, stderr)
 
     def _start(self) -> None:
         self.close()
         self._pending = b""
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed in _release
-        # A session of its own: the terminal's Ctrl-C is for the front end, which decides what it means.
-        self._child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "runner.engine_child", json.dumps(to_plain(self._paths))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            start_new_session=True,
-            bufsize=0,
-        )
+        try:
+            self._stderr = _temporary_file()
+            # A session of its own: the terminal's Ctrl-C is for the front end, which decides what it means.
+            self._child = subprocess.Popen(
+                [sys.executable, "-P", "-m", "runner.engine_child", json.dumps(to_plain(self._paths))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                start_new_session=True,
+                bufsize=0,
+            )
+        except OSError as error:
+            if self._stderr is not None:
+                self._stderr.close()
+                self._stderr = None
+            raise EngineDied(
+                f"The engine cannot be started: {error.strerror or error}.",
+                hint="Make room: memory, processes, open files or the disk may be exhausted.",
+            ) from error
+        assert self._child.stdin is not None
+        os.set_blocking(self._child.stdin.fileno(), False)
 
     def _send_cancel(self) -> None:
         if self._cancelled_at is not None:
-            self._send({"op": "cancel", "id": self._request})
+            self._send({"op": "cancel", "id": self._request}, patience_s=_LOOK_S)
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any], *, patience_s: float) -> bool:
+        """Write a message; False when the child reads nothing for `patience_s`."""
         child = self._child
-        if child is None or child.stdin is None:
-            return
-        data = memoryview(json.dumps(message).encode() + b"\n")
         self._is_sending = True
         try:
+            if child is None or child.stdin is None:
+                return True
+            data = memoryview(json.dumps(message).encode() + b"\n")
+            n_looks = 0
             while data:
-                data = data[os.write(child.stdin.fileno(), data) :]
+                if select.select([], [child.stdin], [], _LOOK_S)[1]:
+                    data, n_looks = data[os.write(child.stdin.fileno(), data) :], 0
+                elif (n_looks := n_looks + 1) * _LOOK_S > patience_s:
+                    return False
         except (OSError, ValueError):
             log.debug("the engine's input is closed")  # its output ends too, and says so to the reader
         finally:
             self._is_sending = False
+        return True
 
     def _events(self, request: dict[str, Any]) -> Iterator[Event]:
         """Send a request and yield its events until it is done; raises its error, or EngineDied."""
-        if self._active:
-            raise UsageError("The engine is answering another request.", hint="Wait for it, or cancel it.")
+        self._refuse_second_request()
         self._request += 1
         number = self._request
-        self._active, self._cancelled_at = True, None
+        self._cancelled_at = None
+        self._is_sending = self._active = True  # in this order: a cancel from now on waits for the request's end
         is_done = False
         try:
-            self._send({**request, "id": number})
+            if not self._send({**request, "id": number}, patience_s=_SILENCE_S):
+                raise self._fell_silent()
             self._send_cancel()
             for message in self._messages():
                 if message.get("id") != number:
@@ -182,6 +210,10 @@ class EngineProcess:
             if not is_done:
                 self._stop_request(number)
             self._active = False
+
+    def _refuse_second_request(self) -> None:
+        if self._active:
+            raise UsageError("The engine is answering another request.", hint="Wait for it, or cancel it.")
 
     def _stop_request(self, number: int) -> None:
         """The consumer closed the iterator: cancel, and read up to the request's end."""
@@ -208,26 +240,55 @@ class EngineProcess:
             child = self._child
             if child is None or child.stdout is None:
                 raise self._died()
-            if select.select([child.stdout], [], [], 0.1)[0]:
-                data = os.read(child.stdout.fileno(), 1 << 16)
-                if not data:
-                    raise self._died()
+            looked_at = time.monotonic()
+            data = self._read(child)
+            paused = max(
+                0.0, time.monotonic() - looked_at - _PAUSED_S
+            )  # we were stopped, and perhaps the child with us
+            if data is None:
+                heard_at += paused
+            elif not data:
+                raise self._died()
+            else:
                 self._pending += data
                 heard_at = time.monotonic()
+            if self._cancelled_at is not None:
+                self._cancelled_at += paused
             self._check_patience(heard_at)
+
+    @staticmethod
+    def _read(child: subprocess.Popen[bytes]) -> bytes | None:
+        """What the child has written, b"" at its end, None when nothing came for a moment."""
+        try:
+            assert child.stdout is not None
+            if not select.select([child.stdout], [], [], _LOOK_S)[0]:
+                return None
+            return os.read(child.stdout.fileno(), 1 << 16)
+        except (OSError, ValueError):  # another thread has closed the engine
+            return b""
 
     def _check_patience(self, heard_at: float) -> None:
         now = time.monotonic()
         if now - heard_at > _SILENCE_S:
-            self.kill()
-            raise self._died(f"The engine did not respond for {_SILENCE_S:.0f} s and was stopped.")
+            raise self._fell_silent()
         if self._cancelled_at is not None and now - self._cancelled_at > _CANCEL_GRACE_S:
             self.kill()
             raise self._died("The engine did not stop when asked to, and was ended.")
 
+    def _take_child(self) -> tuple[subprocess.Popen[bytes] | None, IO[bytes] | None]:
+        """The child and its stderr, which are the caller's to end: another thread may start the next one meanwhile."""
+        child, self._child = self._child, None
+        stderr, self._stderr = self._stderr, None
+        self.loaded = None
+        return child, stderr
+
+    def _fell_silent(self) -> EngineDied:
+        self.kill()
+        return self._died(f"The engine did not respond for {_SILENCE_S:.0f} s and was stopped.")
+
     def _died(self, message: str = "") -> EngineDied:
         """Collect the dead child and say what happened to it."""
-        child, self._child, self.loaded = self._child, None, None
+        child, stderr = self._take_child()
         if child is None:
             return EngineDied("The engine is not running.", hint="Load the model again.")
         try:
@@ -235,27 +296,38 @@ class EngineProcess:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
-        last_words = self._release(child)
+        last_words = self._release(child, stderr)
         log.error("engine died with status %s: %s", child.returncode, last_words)
         return EngineDied(
             message or f"The engine {_cause(child.returncode)}.", hint=_hint(child.returncode, last_words)
         )
 
-    def _release(self, child: subprocess.Popen[bytes]) -> str:
-        """Close the pipes of an ended child; returns the end of what it wrote to stderr."""
+    def _release(self, child: subprocess.Popen[bytes], stderr: IO[bytes] | None) -> str:
+        """Close the pipes of an ended child, and take it off the list; returns the end of what it wrote to stderr."""
+        with suppress(OSError):
+            entry(self._paths.engines, child.pid).unlink(missing_ok=True)
         for pipe in (child.stdin, child.stdout):
             if pipe is not None:
                 try:
                     pipe.close()
                 except OSError:
                     pass
-        if self._stderr is None:
+        if stderr is None:
             return ""
-        stderr, self._stderr = self._stderr, None
         with stderr:
             size = stderr.seek(0, os.SEEK_END)
-            stderr.seek(max(0, size - 4000))
+            stderr.seek(max(0, size - 16_000))
             return stderr.read().decode("utf-8", "replace").strip()
+
+
+def _temporary_file() -> IO[bytes]:
+    """Where the child's last words go: memory, when there is no directory for temporary files."""
+    try:
+        return tempfile.TemporaryFile()
+    except OSError:
+        if not hasattr(os, "memfd_create"):
+            raise
+        return os.fdopen(os.memfd_create("runner-engine"), "w+b")
 
 
 def _event(message: dict[str, Any]) -> Event:
@@ -280,8 +352,15 @@ def _cause(status: int) -> str:
 def _hint(status: int, last_words: str) -> str:
     if status == -signal.SIGKILL:
         return "If nobody killed it, memory ran out: use a smaller model or context (-c). Loading again starts it anew."
-    last_line = last_words.splitlines()[-1] if last_words else ""
-    return f"Loading the model again starts it anew. {f'It said: {last_line}' if last_line else ''}".strip()
+    # What a library says before it aborts comes first; faulthandler's account of every thread follows, for the log.
+    own_words = last_words.partition("Fatal Python error: ")[0].splitlines()
+    said = f" It said: {_SOURCE_FOLDER.sub('', own_words[-1].strip())}" if own_words else ""
+    if status in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGFPE, -signal.SIGBUS, -signal.SIGILL):
+        return (
+            "Loading the model again starts it anew. If that ends the same way, the file is damaged or too new for the "
+            f"library that runs it: fetch it again, or upgrade that.{said}"
+        )
+    return f"Loading the model again starts it anew.{said}"
 
 
 if TYPE_CHECKING:

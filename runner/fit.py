@@ -7,7 +7,6 @@ MemoryUse after the load.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from runner.config import DEFAULT_CTX, KvType, LoadOptions
 from runner.errors import BadModelFile, DoesNotFit
 from runner.model_config import num_parameters, parse_model_config
 from runner.quant.gguf_file import GgufHeader, read_header
+from runner.quant.json_file import read_json
 from runner.types import BackendName, Device, MemoryUse, ReadyModel
 
 _KV_BYTES: dict[KvType, float] = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}
@@ -56,7 +56,7 @@ def model_shape(model: ReadyModel) -> Shape:
         return Shape(
             context_length=DEFAULT_CTX, num_parameters=0, num_layers=0, hidden_size=0, vocab_size=0, kv_width=0
         )
-    config = parse_model_config(json.loads((model.directory / "config.json").read_text(encoding="utf-8")))
+    config = parse_model_config(read_json(model.directory / "config.json"))
     return Shape(
         context_length=config.max_position_embeddings,
         num_parameters=num_parameters(config),
@@ -71,11 +71,16 @@ def _gguf_shape(header: GgufHeader) -> Shape:
     def number(key: str, default: int | None = None) -> int:
         value = header.metadata.get(f"{header.architecture}.{key}", default)
         if not isinstance(value, int):
-            raise BadModelFile(f"The GGUF file has no number under {header.architecture}.{key}.")
+            raise BadModelFile(
+                f"{header.path.name} has no number under {header.architecture}.{key}.",
+                hint="The file is damaged: fetch it again.",
+            )
         return value
 
-    layers, hidden, heads = number("block_count"), number("embedding_length"), number("attention.head_count")
-    head_dim = hidden // max(heads, 1)
+    layers, hidden = number("block_count"), number("embedding_length")
+    heads = header.of_architecture("attention.head_count")  # one number, or one for each layer
+    most_heads = max(heads, default=1) if isinstance(heads, Sequence) else number("attention.head_count")
+    head_dim = hidden // max(most_heads, 1)
     width = number("attention.key_length", head_dim) + number("attention.value_length", head_dim)
     kv_heads = header.metadata.get(f"{header.architecture}.attention.head_count_kv", heads)
     total_kv_heads = sum(kv_heads) if isinstance(kv_heads, Sequence) else layers * int(kv_heads)

@@ -96,10 +96,12 @@ def fetch(listing: Listing, names: Sequence[str], on_progress: OnProgress) -> Pa
     if missing:
         if hub_settings().is_offline:
             _refuse_offline(listing.repo)
-        _check_space(sum(file.size_bytes for file in missing))
+        with _Translated(listing.repo, listing.revision):
+            _check_space(sum(file.size_bytes for file in missing))
     for file in missing:
         _fetch_one(listing, file, meter)
-    record_ref(listing.repo, listing.revision, listing.commit)
+    with _Translated(listing.repo, listing.revision):
+        record_ref(listing.repo, listing.revision, listing.commit)
     on_progress(total, total)
     return snapshot
 

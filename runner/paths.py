@@ -13,6 +13,8 @@ from pathlib import Path
 
 import platformdirs
 
+from runner.errors import ConfigError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Paths:
@@ -55,8 +57,11 @@ class Paths:
 
 
 def user_paths(home: Path | None = None) -> Paths:
-    """This user's paths; under `home`, else under $RUNNER_HOME, else where the platform wants them."""
-    root = home or (Path(value).expanduser() if (value := os.environ.get("RUNNER_HOME")) else None)
+    """This user's paths; under `home`, else under $RUNNER_HOME, else where the platform wants them.
+
+    Raises ConfigError.
+    """
+    root = home or _runner_home()
     if root is not None:
         return Paths(config=root / "config", data=root / "data", state=root / "state", cache=root / "cache")
     dirs = platformdirs.PlatformDirs("runner", appauthor=False)
@@ -66,6 +71,16 @@ def user_paths(home: Path | None = None) -> Paths:
         state=dirs.user_state_path,
         cache=dirs.user_cache_path,
     )
+
+
+def _runner_home() -> Path | None:
+    value = os.environ.get("RUNNER_HOME")
+    try:
+        return Path(value).expanduser() if value else None
+    except RuntimeError as error:
+        raise ConfigError(
+            f"RUNNER_HOME is {value!r}, and there is no such user.", hint="Give the path of a directory."
+        ) from error
 
 
 def builtin(name: str) -> Path:

@@ -6,9 +6,7 @@ nothing of backends.
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from runner.errors import BadModelFile, BusyError, RunnerError, UnsupportedModel
 from runner.events import Notice, Progress
 from runner.hub_cache import snapshots
 from runner.model_files import PICKLES, SAMPLING, SIDE_FILES, Choice, FileGroup, choose, gguf_groups, missing_side_files
+from runner.quant.json_file import read_json_if_there
 from runner.registry import SCRIPT_SUFFIX, ModelSpec
 from runner.types import CancelToken, ReadyModel
 
@@ -40,7 +39,6 @@ _GGUF_SAMPLING_KEYS = {
     "general.sampling.penalty_repeat": "repeat_penalty",
     "general.sampling.penalty_last_n": "penalty_last_n",
 }
-MAX_JSON_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -212,7 +210,7 @@ def _describe(spec: ModelSpec, located: Located, on_event: OnEvent) -> ReadyMode
         directory=directory,
         size_bytes=located.size_bytes,
         sampling={**from_weights, **from_config},
-        stop_ids=stop_ids(read_json(directory / SAMPLING)),
+        stop_ids=stop_ids(read_json_if_there(directory / SAMPLING)),
     )
 
 
@@ -221,7 +219,7 @@ def sampling_defaults(path: Path) -> tuple[dict[str, float | int], tuple[str, ..
 
     `do_sample: false` is temperature 0. A missing file gives nothing; raises BadModelFile for one that is not JSON.
     """
-    plain = read_json(path)
+    plain = read_json_if_there(path)
     values = _numbers(plain, _SAMPLING_KEYS)
     if plain.get("do_sample") is False:
         values["temperature"] = 0.0
@@ -262,18 +260,3 @@ def _usable(values: Mapping[str, float | int]) -> tuple[dict[str, float | int], 
             continue
         good[name] = value
     return good, tuple(name for name in values if name not in good)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A small JSON object of a model; {} when there is no such file. Raises BadModelFile for anything else."""
-    try:
-        if not path.is_file():
-            return {}
-        if os.path.getsize(path) > MAX_JSON_BYTES:
-            raise BadModelFile(f"{path} is far too large for what it is.")
-        plain = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadModelFile(f"{path} cannot be read: {error}.", hint="Fetch the model again.") from error
-    if not isinstance(plain, dict):
-        raise BadModelFile(f"{path} is not a JSON object.", hint="Fetch the model again.")
-    return plain

@@ -5,6 +5,7 @@ It computes nothing with the ids and knows no backend beyond its tokenizer.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,10 @@ from runner.backends.base import Tokenizer
 from runner.config import ChatOptions
 from runner.errors import ContextOverflow, TemplateError, UsageError
 from runner.templates import ReasoningMarkers, reasoning_markers, render, starts_in_reasoning
+from runner.templates.budget import MAX_CHARS
 from runner.types import Message, ModelInfo
+
+_MAX_CONTENT_CHARS = MAX_CHARS * 9 // 10  # the rest is for what templates write around the messages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +49,8 @@ def build_prompt(
         return _template_prompt(kept, options, info, tokenizer, markers)
 
     if options.overflow == "stop":
-        return _checked(build(messages), info, len(messages))
+        _refuse_what_no_template_may_write(messages, info)
+        return _checked(build(messages), info, sum(message.role != "system" for message in messages))
     return _with_dropped_turns(messages, build, info, room)
 
 
@@ -92,14 +97,37 @@ def _with_bos(ids: list[int], tokenizer: Tokenizer) -> list[int]:
     return ids
 
 
+def _is_too_long(messages: Sequence[Message]) -> bool:
+    return sum(len(message.content) for message in messages) > _MAX_CONTENT_CHARS
+
+
+def _refuse_what_no_template_may_write(messages: Sequence[Message], info: ModelInfo) -> None:
+    """Raise ContextOverflow for messages that would make any template exceed its limits: it is not its fault."""
+    if _is_too_long(messages):
+        length = sum(len(message.content) for message in messages)
+        raise ContextOverflow(
+            f"The conversation has {length / 1e6:.1f} million characters and the context holds {info.n_ctx} tokens.",
+            hint="Shorten the longest message, or start afresh with /clear.",
+        )
+
+
+def _sentence(remedies: Sequence[str]) -> str:
+    """What can be done, as one sentence: "Shorten it, or load ..."."""
+    text = ", or ".join(remedies)
+    return f"{text[0].upper()}{text[1:]}."
+
+
 def _checked(prompt: Prompt, info: ModelInfo, n_messages: int) -> Prompt:
     if len(prompt.ids) >= info.n_ctx:
-        what = "The conversation" if n_messages > 1 else "The message"
-        larger = f"load the model with a larger context (-c, up to {info.context_length})"
+        has_turns = n_messages > 1
+        what, remedies = ("The conversation", ["start afresh"]) if has_turns else ("The message", ["shorten it"])
+        if has_turns:
+            remedies.append("let the oldest turns go (--overflow drop; in a chat, /set overflow drop)")
+        if info.context_length > info.n_ctx:
+            remedies.append(f"load the model with a larger context (-c, up to {info.context_length})")
         raise ContextOverflow(
             f"{what} has {len(prompt.ids)} tokens and the context holds {info.n_ctx}.",
-            hint="Start afresh with /clear, let old turns go with --overflow drop"
-            + (f", or {larger}." if info.context_length > info.n_ctx else "."),
+            hint=_sentence(remedies),
         )
     return prompt
 
@@ -107,20 +135,31 @@ def _checked(prompt: Prompt, info: ModelInfo, n_messages: int) -> Prompt:
 def _with_dropped_turns(
     messages: Sequence[Message], build: Callable[[Sequence[Message]], Prompt], info: ModelInfo, room: int
 ) -> Prompt:
-    """Leave out the oldest turns, question and answer together, until `room` tokens are free; system stays."""
-    head = [message for message in messages[:1] if message.role == "system"]
-    turns = list(messages[len(head) :])
-    dropped: list[Message] = []
-    while True:
-        prompt = build([*head, *turns])
-        next_turn = next((i for i, message in enumerate(turns) if i > 0 and message.role == "user"), None)
-        if len(prompt.ids) + room <= info.n_ctx or next_turn is None:
-            checked = _checked(prompt, info, len(turns))
-            return Prompt(
-                ids=checked.ids,
-                dropped=tuple(dropped),
-                markers=checked.markers,
-                is_in_reasoning=checked.is_in_reasoning,
-            )
-        dropped += turns[:next_turn]
-        del turns[:next_turn]
+    """Leave out the oldest turns, question and answer together, until `room` tokens are free; system stays.
+
+    What is kept is searched from the newest turn on, so that a long conversation costs one rendering of all of it and
+    a few of about a context's length, not one of all of it for each turn.
+    """
+    n_head = 1 if messages[0].role == "system" else 0
+    head, turns = messages[:n_head], messages[n_head:]
+    starts = [0, *(i for i, message in enumerate(turns) if i > 0 and message.role == "user")]
+
+    def without(n: int) -> Prompt:
+        return dataclasses.replace(build([*head, *turns[starts[n] :]]), dropped=tuple(turns[: starts[n]]))
+
+    def is_fitting(prompt: Prompt) -> bool:
+        return len(prompt.ids) + room <= info.n_ctx
+
+    too_few = next((n for n, start in enumerate(starts) if not _is_too_long([*head, *turns[start:]])), len(starts) - 1)
+    _refuse_what_no_template_may_write([*head, *turns[starts[too_few] :]], info)
+    best = without(too_few)
+    n, step = len(starts) - 1, 1
+    if n > too_few and not is_fitting(best):
+        best = without(n)
+        while is_fitting(best) and n - too_few > 1:
+            fewer = max(n - step, (n + too_few) // 2)
+            if is_fitting(longer := without(fewer)):
+                best, n, step = longer, fewer, 2 * step
+            else:
+                too_few = fewer
+    return _checked(best, info, len(turns) - len(best.dropped))

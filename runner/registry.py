@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -111,6 +112,14 @@ def quant_of(file_name: str) -> str:
 # --- reading the files -----------------------------------------------------------------------------------------------
 
 
+def _is_there(path: Path) -> bool:
+    """Whether there is a file, or something about which the system refuses to say: reading it tells why."""
+    try:
+        return path.is_file()
+    except OSError:
+        return True
+
+
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -185,7 +194,7 @@ class Registry:
         """Read the built-in file and lay the user's over it, key by key. Raises ConfigError, naming the file."""
         values = _read_models(builtin_file)
         source = dict.fromkeys(values, builtin_file)
-        if user_file is not None and user_file.is_file():
+        if user_file is not None and _is_there(user_file):
             for name, table in _read_models(user_file).items():
                 # A model that moves to files of the user's own has no repository, and the other way round.
                 moved = {"path"} if table.keys() & {"repo", "gguf"} else set()
@@ -207,11 +216,13 @@ class Registry:
 
     def made(self) -> tuple[ModelSpec, ...]:
         """The finished models that `runner quantize` made here, by name."""
-        if self._made is None or not self._made.is_dir():
+        try:
+            paths = sorted(self._made.iterdir()) if self._made is not None else []
+        except OSError:  # none were made yet, or they cannot be had
             return ()
         return tuple(
             ModelSpec(name=path.name, origin="made", path=path.absolute())
-            for path in sorted(self._made.iterdir())
+            for path in paths
             if path.is_dir() and not path.name.startswith(".") and not path.name.endswith(".partial")
         )
 
@@ -284,6 +295,8 @@ class Registry:
         names = [*self._specs, *self._aliases, *(spec.name for spec in self.made())]
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.5) or [one for one in names if name in one][:3]
         hint = f"Did you mean {' or '.join(near)}?" if near else "`runner ls --all` lists the names."
+        if os.path.exists(text):
+            hint = f"To mean the file or directory of that name, write ./{text}. {hint}"
         return UnknownModel(f"There is no model {text!r}.", hint=f"{hint} A repository is written owner/repo.")
 
 

@@ -9,9 +9,11 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from runner.errors import RunnerError
 from runner.paths import open_private
 from runner.wire import from_plain, to_plain
 
@@ -41,6 +43,11 @@ def _process_started_at(pid: int) -> float | None:
         return None
 
 
+def entry(directory: Path, pid: int) -> Path:
+    """The file of the engine with that process id, there or not."""
+    return directory / f"{pid}.json"
+
+
 def announce(
     directory: Path, *, model: str, backend: str, quantization: str, device: str, n_ctx: int, memory_bytes: int
 ) -> Path:
@@ -57,7 +64,7 @@ def announce(
         n_ctx=n_ctx,
         memory_bytes=memory_bytes,
     )
-    path = directory / f"{pid}.json"
+    path = entry(directory, pid)
     partial = directory / f"{pid}.json.partial"
     with os.fdopen(open_private(partial), "w") as file:
         json.dump(to_plain(engine), file)
@@ -65,17 +72,30 @@ def announce(
     return path
 
 
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return sorted(path for path in directory.iterdir() if path.suffix == ".json")
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise RunnerError(
+            f"{directory} cannot be read: {error.strerror or error}.", hint="Check its permissions."
+        ) from error
+
+
 def running(directory: Path) -> Iterator[RunningEngine]:
-    """The engines that run now, oldest first; files of dead ones are removed."""
+    """The engines that run now, oldest first; files of dead ones are removed. Raises RunnerError."""
     found: list[RunningEngine] = []
-    for path in sorted(directory.glob("*.json")) if directory.is_dir() else []:
+    for path in _entries(directory):
         try:
             engine = from_plain(RunningEngine, json.loads(path.read_text(encoding="utf-8")))
+            started = _process_started_at(int(engine.pid))
+            is_same = started is not None and abs(started - float(engine.process_started_at)) <= 1
         except (OSError, ValueError, TypeError, AttributeError, KeyError):
             continue
-        started = _process_started_at(engine.pid)
-        if started is None or abs(started - engine.process_started_at) > 1:
-            path.unlink(missing_ok=True)
+        if not is_same:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
         else:
             found.append(engine)
     yield from sorted(found, key=lambda engine: engine.started_at)

@@ -73,6 +73,10 @@ class Stopwatch:
         self._drafted += n_drafted
         self._accepted += n_accepted
 
+    def written(self) -> None:
+        """A token of the completion that was not sampled: the end that was written for a thought."""
+        self._completion += 1
+
     def timings(self, now: float) -> Timings:
         first = self._first
         return Timings(

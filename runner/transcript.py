@@ -20,7 +20,7 @@ SCHEMA = "runner.session/1"
 TITLE_LENGTH = 60
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_SECOND = 253_402_300_799  # of the year 9999, the last one that ISO 8601 writes
-_NOTES: Mapping[str, str] = {
+NOTES: Mapping[str, str] = {
     "partial": "this answer was cut off when runner ended",
     "cancelled": "this answer was stopped",
     "error": "this answer ended with an error",
@@ -131,7 +131,7 @@ def to_markdown(session: Session, turns: Sequence[Turn]) -> str:
             parts.append(f"<details><summary>Thought</summary>\n\n{turn.reasoning.strip()}\n\n</details>")
         if turn.content:
             parts.append(turn.content.rstrip("\n"))
-        if note := _NOTES.get(turn.state):
+        if note := NOTES.get(turn.state):
             parts.append(f"*({note})*")
     return "\n\n".join(parts) + "\n"
 

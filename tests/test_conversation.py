@@ -244,16 +244,18 @@ def test_an_engine_that_stops_without_a_word_is_an_error(store: Store) -> None:
     assert kept(conversation, store) == [("q", "complete"), ("half", "error")]
 
 
-def test_ctrl_c_inside_the_engine_keeps_what_arrived(store: Store) -> None:
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
+def test_a_signal_inside_the_engine_keeps_what_arrived(store: Store, end: type[BaseException]) -> None:
     class Interrupted(Scripted):
         def chat(self, *_: object) -> Iterator[ChatEvent]:
-            yield TextDelta("half")
-            raise KeyboardInterrupt
+            yield TextDelta("half ")
+            yield TextDelta("an answer")
+            raise end
 
     conversation = Conversation(Interrupted(), model="demo", store=store)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(end):
         list(conversation.send("q"))
-    assert kept(conversation, store) == [("q", "complete"), ("half", "cancelled")]
+    assert kept(conversation, store) == [("q", "complete"), ("half an answer", "cancelled")]
 
 
 def test_regenerate_replaces_the_answer_when_the_new_one_begins(store: Store) -> None:

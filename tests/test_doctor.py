@@ -286,3 +286,8 @@ def test_the_home_directory_is_not_spelled_out(monkeypatch: pytest.MonkeyPatch, 
     check = directory_check("Data", tmp_path / "data", [])
     assert "~/data" in check.detail
     assert str(tmp_path) not in check.detail
+
+
+def test_an_address_that_cannot_be_parsed_is_an_error_of_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://[mirror.example")
+    assert_bad(hub_check(), "error", "HF_ENDPOINT")

@@ -7,9 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import runner.engine
 from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.engine import Engine, EngineSurface
 from runner.engine_process import EngineProcess
@@ -240,3 +242,75 @@ def test_a_load_that_is_closed_early_stops(engine: EngineSurface, script: Callab
     loading.close()  # type: ignore[attr-defined]
     assert time.monotonic() - started < 3
     load(engine, "demo")
+
+
+def test_a_closed_thought_keeps_the_numbers_of_the_prompt(engine: EngineSurface, script: Callable[..., str]) -> None:
+    load(engine, script(replies=["on and on and on and on"], chat_template=THINKING_TEMPLATE))
+    options = ChatOptions(think="on", think_budget=6)
+    events = list(engine.chat(user("1+1"), SamplingParams(temperature=0, max_tokens=40), options))
+    end = finished(events)
+    assert end.timings.cached_tokens == 0
+    assert end.timings.completion_tokens == len(end.token_ids) == 40
+    assert {event.total for event in events if isinstance(event, Progress)} == {end.timings.prompt_tokens}
+
+
+def test_no_budget_means_no_thought(engine: EngineSurface, script: Callable[..., str]) -> None:
+    load(engine, script(replies=["Two."], chat_template=THINKING_TEMPLATE))
+    events = list(engine.chat(user("1+1"), GREEDY, ChatOptions(think="on", think_budget=0)))
+    assert not [event for event in events if isinstance(event, ReasoningDelta)]
+    assert text_of(events) == "Two."
+    assert any(isinstance(event, Progress) for event in events)
+
+
+@pytest.mark.parametrize("limit", ["context", "length"])
+def test_a_limit_that_the_end_of_a_thought_reaches_ends_the_answer(
+    engine: EngineSurface, script: Callable[..., str], limit: str
+) -> None:
+    path = script(replies=["on and on " * 9], chat_template=THINKING_TEMPLATE)
+    load(engine, path)
+    options = ChatOptions(think="on", think_budget=6)
+    n_prompt = finished(list(engine.chat(user("1+1"), GREEDY, options))).timings.prompt_tokens
+    load(engine, path, ctx_size=n_prompt + 10 if limit == "context" else 512)
+    params = SamplingParams(temperature=0, max_tokens=8 if limit == "length" else None)
+    assert finished(list(engine.chat(user("1+1"), params, options))).reason == limit
+
+
+def test_ten_thousand_messages_are_shortened_in_seconds(engine: EngineSurface, script: Callable[..., str]) -> None:
+    load(engine, script(replies=["fine"]), ctx_size=512)
+    turns = [Message(role="user" if i % 2 == 0 else "assistant", content=f"text {i}") for i in range(10_001)]
+    messages = [Message(role="system", content="Be brief."), *turns]
+    started = time.monotonic()
+    events = list(engine.chat(messages, GREEDY, ChatOptions(overflow="drop")))
+    assert time.monotonic() - started < 5
+    (notice,) = [event for event in events if isinstance(event, Notice)]
+    n_left_out = int(notice.text.split(" oldest ")[1].split()[0])
+    assert text_of(events) == "fine"
+    # No more is left out than has to be: with one turn more it would not fit beside the room for the answer.
+    n_free = 512 - 512 // 4 - finished(events).timings.prompt_tokens
+    one_turn = sum(len(f"<|im_start|>{m.role}\n{m.content}<|im_end|>\n") for m in turns[n_left_out - 2 : n_left_out])
+    assert 0 <= n_free < one_turn
+
+
+def test_a_huge_message_is_not_blamed_on_the_template(engine: EngineSurface, script: Callable[..., str]) -> None:
+    load(engine, script(replies=["fine"]))
+    huge = "lorem ipsum " * 800_000
+    for overflow in ("stop", "drop"):
+        with pytest.raises(ContextOverflow, match="million characters"):
+            list(engine.chat(user(huge), GREEDY, ChatOptions(overflow=overflow)))  # type: ignore[arg-type]
+    older = [*user(huge), Message(role="assistant", content="long"), *user("short")]
+    assert text_of(list(engine.chat(older, GREEDY, ChatOptions(overflow="drop")))) == "fine"
+
+
+def test_a_cancel_that_the_backend_did_not_see_still_ends_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Engine(user_paths())
+    real = runner.engine._load_backend
+
+    def load_then_cancel(*arguments: Any) -> Any:
+        loaded = real(*arguments)
+        made.cancel()
+        return loaded
+
+    monkeypatch.setattr("runner.engine._load_backend", load_then_cancel)
+    with pytest.raises(RunnerError, match="cancelled"):
+        list(made.load("demo", LoadOptions(n_threads=1)))
+    assert made.loaded is None

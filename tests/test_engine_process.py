@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -11,13 +13,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
 import pytest
+from gguf import GGUFWriter
 
 from runner.config import LoadOptions, SamplingParams
 from runner.engine_process import EngineProcess
-from runner.errors import EngineDied
+from runner.errors import EngineDied, UsageError
 from runner.events import TextDelta
 from runner.paths import user_paths
 from runner.running import running
@@ -145,3 +150,122 @@ for event in engine.chat([Message(role="user", content="x")], SamplingParams()):
     while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline, "the engine outlived its parent by 2 s"
         time.sleep(0.02)
+
+
+def test_a_library_that_aborts_on_a_damaged_file_is_quoted(engine: EngineProcess, tmp_path: Path) -> None:
+    path = tmp_path / "damaged.gguf"
+    writer = GGUFWriter(path, "llama")
+    for add in (writer.add_block_count, writer.add_head_count, writer.add_head_count_kv):
+        add(1)
+    for add in (writer.add_context_length, writer.add_embedding_length, writer.add_feed_forward_length):
+        add(32)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(["same", "same", "a", "b"])  # llama.cpp ends the process over a token that is there twice
+    writer.add_token_types([1, 1, 1, 1])
+    writer.add_token_merges(["a b"])
+    writer.add_tensor("token_embd.weight", np.zeros((4, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(EngineDied, match=r"SIGABRT.*damaged\.gguf") as died:
+        load(engine, str(path))
+    assert "It said: llama-vocab.cpp:" in died.value.hint
+    assert "GGML_ASSERT" in died.value.hint
+    assert "fetch it again" in died.value.hint
+
+
+def test_a_pause_of_everything_is_no_hang(
+    engine: EngineProcess, script: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runner.engine_process._SILENCE_S", 1.5)
+    load(engine, script({"text": "slow " * 12, "token_s": 0.01}))
+    real, n_looks = select.select, 0
+
+    def paused(*arguments: Any) -> Any:
+        """At the third look all is frozen for 2 s, and we are the first to go on."""
+        nonlocal n_looks
+        n_looks += 1
+        if n_looks != 3 or engine.pid is None:
+            return real(*arguments)
+        os.kill(engine.pid, signal.SIGSTOP)
+        time.sleep(2)
+        threading.Timer(0.2, os.kill, (engine.pid, signal.SIGCONT)).start()
+        return [], [], []
+
+    monkeypatch.setattr("runner.engine_process.select.select", paused)
+    assert "".join(received(engine)) == "slow " * 12
+
+
+def test_closing_from_another_thread_ends_the_answer(engine: EngineProcess, script: Callable[..., str]) -> None:
+    load(engine, script({"text": "slow " * 1000, "token_s": 0.02}))
+    threading.Timer(0.3, engine.close).start()
+    with pytest.raises(EngineDied):
+        received(engine)
+    load(engine, script("fine"))
+    assert "".join(received(engine)) == "fine"
+
+
+def test_a_child_that_reads_nothing_is_ended(
+    engine: EngineProcess, script: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runner.engine_process._SILENCE_S", 0.5)
+    load(engine, script("fine"))
+    assert engine.pid is not None
+    os.kill(engine.pid, signal.SIGSTOP)
+    with pytest.raises(EngineDied, match="did not respond"):
+        list(engine.chat([Message(role="user", content="x" * 1_000_000)], GREEDY))
+
+
+def test_a_request_that_cannot_be_read_ends_the_child(engine: EngineProcess, script: Callable[..., str]) -> None:
+    load(engine, script({"text": "slow " * 1000, "token_s": 0.02}))
+    with pytest.raises(EngineDied):
+        for event in engine.chat(ASK, GREEDY):
+            if isinstance(event, TextDelta):
+                child = engine._child
+                assert child is not None
+                assert child.stdin is not None
+                os.write(child.stdin.fileno(), b'{"op": "ch\n')
+
+
+def test_a_model_runs_where_no_file_can_be_written(engine: EngineProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = user_paths().state
+    state.parent.mkdir(parents=True, exist_ok=True)
+    state.write_text("in the way of the directory")
+    monkeypatch.setattr("tempfile.TemporaryFile", _no_room)
+    load(engine, "demo")
+    assert "".join(received(engine))
+
+
+def _no_room(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_an_engine_that_cannot_be_started_says_why(engine: EngineProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subprocess.Popen", _no_room)
+    n_open = psutil.Process().num_fds()
+    with pytest.raises(EngineDied, match="No space left") as died:
+        load(engine, "demo")
+    assert died.value.hint
+    assert psutil.Process().num_fds() == n_open
+
+
+def test_a_load_that_is_refused_leaves_the_model_loaded(engine: EngineProcess, script: Callable[..., str]) -> None:
+    path = script({"text": "slow " * 100, "token_s": 0.02})
+    load(engine, path)
+    answer = engine.chat(ASK, GREEDY)
+    next(answer)
+    with pytest.raises(UsageError, match="another request"):
+        load(engine, path)
+    assert engine.loaded is not None
+    answer.close()  # type: ignore[attr-defined]
+
+
+def test_a_killed_child_leaves_no_entry_behind(engine: EngineProcess) -> None:
+    load(engine, "demo")
+    engine.kill()
+    with pytest.raises(EngineDied):
+        received(engine)
+    assert list(user_paths().engines.iterdir()) == []

@@ -5,10 +5,11 @@ import json
 from pathlib import Path
 
 import pytest
+from tiny_files import write_gguf
 
 from runner.backends import llamacpp
 from runner.config import LoadOptions
-from runner.errors import DoesNotFit
+from runner.errors import BadModelFile, DoesNotFit
 from runner.fit import Shape, check_fit, estimate, gpu_layers_that_fit, model_shape
 from runner.types import CancelToken, Device, ReadyModel
 
@@ -97,3 +98,11 @@ def test_shape_from_a_hugging_face_config(shared_data: Path, tmp_path: Path) -> 
     (tmp_path / "config.json").write_text(json.dumps(config))
     model = ReadyModel(name="m", format="safetensors", weights=(), directory=tmp_path, size_bytes=0)
     assert model_shape(model) == QWEN3_8B
+
+
+def test_a_gguf_without_its_shape_is_named(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "shapeless.gguf")
+    model = ReadyModel(name="x", format="gguf", weights=(path,), directory=tmp_path, size_bytes=path.stat().st_size)
+    with pytest.raises(BadModelFile, match=r"shapeless\.gguf has no number under llama\.block_count") as caught:
+        model_shape(model)
+    assert caught.value.hint

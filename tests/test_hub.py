@@ -214,6 +214,16 @@ def test_a_disk_that_fills_up_on_the_way_is_said_so() -> None:
 
 
 @pytest.mark.usefixtures("server")
+def test_a_disk_that_is_full_after_the_last_file_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(hub, "record_ref", no_room)
+    with pytest.raises(DoesNotFit, match="disk is full"):
+        fetch(["tiny-Q4_0.gguf"])
+
+
+@pytest.mark.usefixtures("server")
 def test_a_cache_that_cannot_be_written_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = tmp_path / "a-file"
     blocked.write_text("")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from runner.errors import ConfigError
 from runner.paths import Paths, builtin, open_private, private_directory, user_paths
 
 
@@ -102,3 +103,9 @@ def test_flags_can_append(tmp_path: Path) -> None:
 def test_what_ships_with_runner_is_found() -> None:
     assert builtin("models.toml").is_file()
     assert builtin("models/demo").is_dir()
+
+
+def test_a_home_of_nobody_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNNER_HOME", "~no-such-user-here/x")
+    with pytest.raises(ConfigError, match="RUNNER_HOME"):
+        user_paths()

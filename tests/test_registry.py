@@ -274,3 +274,26 @@ def test_quantizations_are_read_from_file_names(name: str, quant: str) -> None:
 def test_a_spec_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         ModelSpec(name="x").name = "y"  # type: ignore[misc]
+
+
+def test_a_directory_that_has_the_unknown_name_is_hinted_at(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my-model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnknownModel) as caught:
+        registry.resolve("my-model")
+    assert "./my-model" in caught.value.hint
+
+
+def test_a_user_file_that_the_system_refuses_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, *_: object, **__: object) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    user_file = user_paths().user_models_file
+    with monkeypatch.context() as patched:
+        read = Path.read_text
+        patched.setattr(Path, "is_file", lambda path: refuse(path) if path == user_file else True)
+        patched.setattr(Path, "read_text", lambda path, **how: refuse(path) if path == user_file else read(path, **how))
+        with pytest.raises(ConfigError, match="Permission denied"):
+            Registry.load_for()

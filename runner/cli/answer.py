@@ -32,6 +32,7 @@ class AnswerView:
         self._held_newlines = 0
         self._status = "waiting for the model"
         self._is_thinking = False
+        self._is_stopping = False
         self.has_text = False
         self.finished: Finished | None = None
 
@@ -53,7 +54,7 @@ class AnswerView:
             self._thought(event.text)
         elif isinstance(event, Progress):
             self._progress(event)
-        elif isinstance(event, Stats):
+        elif isinstance(event, Stats) and not self._is_stopping:
             self._status = answer_status(event.timings, event.n_ctx)
         elif isinstance(event, Notice):
             self.end_line()
@@ -62,6 +63,11 @@ class AnswerView:
         elif isinstance(event, Finished):
             self.finished = event
         self._live.show(self._status)
+
+    def stopping(self) -> None:
+        """The user asked for an end: say how to insist. May be called from a signal handler."""
+        self._is_stopping, self._status = True, "stopping · Ctrl+C again ends the engine"
+        self._live.show_now(self._status)
 
     def end_line(self) -> None:
         """End the line that text or thoughts left open."""
@@ -105,4 +111,5 @@ class AnswerView:
     def _progress(self, event: Progress) -> None:
         if self._first_done is None:
             self._first_done, self._started = event.done, self._clock()
-        self._status = prefill_status(event, self._clock() - self._started, self._first_done)
+        if not self._is_stopping:
+            self._status = prefill_status(event, self._clock() - self._started, self._first_done)

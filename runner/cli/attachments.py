@@ -23,7 +23,9 @@ def decode(raw: bytes, origin: str) -> tuple[str, str]:
         return raw.decode("utf-8-sig"), ""
     except UnicodeDecodeError:
         text = raw.decode("utf-8-sig", "replace")
-        return text, f"{origin} is not UTF-8: {text.count(chr(0xFFFD))} bytes were replaced by “\ufffd”."
+        count = text.count(chr(0xFFFD))
+        replaced = "1 byte was" if count == 1 else f"{count} bytes were"
+        return text, f"{origin} is not UTF-8: {replaced} replaced by “\ufffd”."
 
 
 def read_text_file(path: Path) -> tuple[str, str]:

@@ -52,7 +52,7 @@ def show(as_json: Json = False) -> None:
 
 @app.command()
 def get(key: Key, as_json: Json = False) -> None:
-    """Print one value, and nothing else; an empty line when nothing is set."""
+    """Print one value: an empty line when nothing is set."""
     settings = load_settings(user_paths())
     value = settings.value(key)
     if as_json:
@@ -64,9 +64,12 @@ def get(key: Key, as_json: Json = False) -> None:
 @app.command("set", context_settings={"ignore_unknown_options": True})  # so that -1 is a value
 def set_(
     key: Key,
-    value: Annotated[list[str], typer.Argument(metavar="VALUE...", help="Several only where a setting is a list.")],
+    value: Annotated[list[str], typer.Argument(metavar="VALUE", help="Several only where a setting is a list.")],
 ) -> None:
-    """Write one setting into your config.toml; its comments and order are kept."""
+    """Write one setting into your config.toml.
+
+    Its comments and order are kept.
+    """
     paths = user_paths()
     written = set_value(paths, key, value)
     render.narrate(f"{key} = {shown(written)} in {paths.settings_file}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
@@ -26,11 +27,13 @@ class Stoppable(Protocol):
 class Interruptible:
     """While this context is open, Ctrl+C cancels what `engine` does, and a second one kills it.
 
+    on_first: called in the signal handler after the first press.
     presses: how often it was pressed; is_killed: whether the engine was ended.
     """
 
-    def __init__(self, engine: Stoppable) -> None:
+    def __init__(self, engine: Stoppable, on_first: Callable[[], None] = lambda: None) -> None:
         self._engine = engine
+        self._on_first = on_first
         self._before: Any = None
         self._pressed_at = 0.0
         self.presses = 0
@@ -53,6 +56,7 @@ class Interruptible:
         self.presses += 1
         if self.presses == 1:
             self._engine.cancel()
+            self._on_first()
         else:
             self.is_killed = True
             self._engine.kill()

@@ -108,9 +108,14 @@ class Live:
         # would replace the last one. So nothing is drawn then.
         elif self._column < columns and (not self._is_drawn or self._clock() - self._drawn_at >= _PERIOD_S):
             self._drawn_at = self._clock()
-            shown = render.paint(render.clip(safe_line(text), columns - 1), "dim")
-            self._write(f"{_DOWN}{_NO_WRAP}\x1b[2K{shown}{_WRAP}{_BACK}")
+            self._write(_drawn(text, columns))
             self._is_drawn = True
+
+    def show_now(self, text: str) -> None:
+        """Replace what is shown below the cursor, if something is. For signal handlers."""
+        if self._is_drawn:
+            # The buffered stream may be in the middle of a write: it cannot be entered again.
+            os.write(sys.stdout.fileno(), _drawn(text, self._columns).encode("utf-8", "replace"))
 
     def clear(self) -> None:
         """Take the line away."""
@@ -129,6 +134,11 @@ class Live:
         signal.signal(number, handler)
         _set_keys(keys)  # the shell has its own
         self._line, self._column = "", 0
+
+
+def _drawn(text: str, columns: int) -> str:
+    shown = render.paint(render.clip(safe_line(text), columns - 1), "dim")
+    return f"{_DOWN}{_NO_WRAP}\x1b[2K{shown}{_WRAP}{_BACK}"
 
 
 def column_after(text: str, column: int, columns: int) -> int:

@@ -26,6 +26,21 @@ def clip(text: str, width: int) -> str:
     return text + "…" if width > 0 else ""
 
 
+def wrap(text: str, width: int) -> str:
+    """Lines of safe text broken at spaces, so that each takes at most `width` columns if its words allow it."""
+    lines = []
+    for line in text.split("\n"):
+        shown, *words = line.split(" ")
+        for word in words:
+            longer = f"{shown} {word}"
+            if shown.strip() and text_width(longer) > width:
+                lines.append(shown.rstrip(" "))
+                longer = word
+            shown = longer
+        lines.append(shown)
+    return "\n".join(lines)
+
+
 def _scaled(value: float, base: float, units: Sequence[str]) -> str:
     index = 0
     while value >= base and index < len(units) - 1:

@@ -11,11 +11,15 @@ from typing import Annotated
 import typer
 
 from runner.cli import options, render
+from runner.errors import UsageError
 
 
 def quantize(
     source: Annotated[
-        str, typer.Argument(help="A Hugging Face directory, a GGUF in F32, F16, BF16 or Q8_0, a name, or owner/repo.")
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="A Hugging Face directory, a GGUF in F32, F16, BF16 or Q8_0, a name, or owner/repo."
+        ),
     ],
     weight_format: Annotated[
         str,
@@ -76,6 +80,10 @@ def quantize(
 def _source_path(text: str, offline: bool | None, *, as_json: bool) -> Path:
     """A path as it is; of a registry name or a repository the original weights, fetched when they are not here."""
     path = Path(text).expanduser()
+    if path.is_dir() and not (path / "config.json").exists():
+        raise UsageError(
+            f"{path} is not the directory of a model.", hint="It has no config.json. A GGUF is named by its file."
+        )
     if path.exists():
         return path
     from runner.cli.loading import Narrator

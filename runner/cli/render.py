@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TextIO
 
-from runner.cli.measures import binary_size, clip, decimal_size, duration, short_count, text_width
+from runner.cli.measures import binary_size, clip, decimal_size, duration, short_count, text_width, wrap
 from runner.errors import RunnerError, UsageError
 from runner.safe_text import safe_line, safe_text
 
@@ -107,13 +107,13 @@ def _write(stream: TextIO | None, text: str) -> None:
         stream.write(text)
         stream.flush()
     except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.EIO):
-            raise
         # What is still buffered would raise again at exit: send it nowhere.
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)
-        raise SystemExit(0) from None
+        if error.errno in (errno.EPIPE, errno.EIO):
+            raise SystemExit(0) from None
+        raise RunnerError(f"The output cannot be written: {error.strerror}.") from error
 
 
 # --- data: stdout --------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def emit_ndjson(schema: str, rows: Iterable[Mapping[str, Any]]) -> None:
 def narrate(text: str) -> None:
     """One line of narration on stderr; nothing with --quiet."""
     if not _Mode.quiet:
-        _write(sys.stderr, safe_text(text) + "\n")
+        _write(sys.stderr, _wrapped(safe_text(text)) + "\n")
 
 
 def say(text: str) -> None:
@@ -174,10 +174,15 @@ def murmur(text: str) -> None:
         _write(sys.stderr, paint(safe_text(text), "dim", sys.stderr))
 
 
+def _wrapped(text: str) -> str:
+    """Safe text with its lines broken between words on a terminal; a word that is too long (a path) stays whole."""
+    return wrap(text, shutil.get_terminal_size().columns) if is_terminal(sys.stderr) else text
+
+
 def _labelled(label: str, colour: Colour, text: str, hint: str) -> None:
-    _write(sys.stderr, paint(label, colour, sys.stderr) + safe_text(text).rstrip("\n") + "\n")
-    if hint:
-        _write(sys.stderr, paint("hint: ", "cyan", sys.stderr) + safe_text(hint).rstrip("\n") + "\n")
+    for name, shade, words in ((label, colour, text), ("hint: ", "cyan", hint))[: 2 if hint else 1]:
+        lines = _wrapped(name + safe_text(words).rstrip("\n"))
+        _write(sys.stderr, paint(name, shade, sys.stderr) + lines.removeprefix(name) + "\n")
 
 
 def warn(text: str, hint: str = "") -> None:
@@ -231,7 +236,8 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence
             shown = clip(cell, width)
             padding = " " * (width - text_width(shown))
             line.append(padding + shown if column in right else shown + padding)
-        lines.append("  ".join(line).rstrip())
+        shown = "  ".join(line).rstrip()
+        lines.append(clip(shown, shutil.get_terminal_size().columns - 1) if is_terminal() else shown)
     lines[0] = paint(lines[0], "bold")
     _write(sys.stdout, "\n".join(lines) + "\n")
 

@@ -6,6 +6,7 @@ of keys, cursors or the database. The slash commands themselves are in slash.py.
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -25,6 +26,8 @@ from runner.config import SamplingParams, build
 from runner.conversation import Conversation
 from runner.errors import EngineDied, RunnerError
 from runner.events import ChatEvent, Finished
+from runner.safe_text import safe_line
+from runner.transcript import NOTES
 
 BLOCK = '"""'
 
@@ -126,14 +129,25 @@ class Repl:
             if line.startswith("/") and not line.startswith("//"):
                 return run_command(self, line)
             message = without_block_marks(line[1:] if line.startswith("//") else text)
-            if message.strip() or self.attachments:
+            if is_edit and not message.strip():
+                render.narrate("Nothing was changed.")
+            elif message.strip() or self.attachments:
                 self.say(message, is_edit=is_edit)
         except KeyboardInterrupt:
             render.narrate("(stopped)")
             self._fail_pipe(130)
         except RunnerError as error:
             self._fail_pipe(render.fail(error))
+            self._keep_error_in_sight()
         return True
+
+    def _keep_error_in_sight(self) -> None:
+        """A prompt that is refilled with many lines would push the error off the screen: history has them as well."""
+        size = shutil.get_terminal_size()
+        n_rows = sum(1 + render.text_width(safe_line(line)) // size.columns for line in self.refill.text.split("\n"))
+        if self.source.is_interactive and not self.refill.is_edit and n_rows > size.lines // 2:
+            self.refill = Refill()
+            render.narrate("(Up brings your message back)")
 
     def say(self, message: str, *, is_edit: bool = False) -> None:
         """Send a message, with what /read attached to it, and show the answer."""
@@ -153,12 +167,13 @@ class Repl:
         self.loader.ensure()
         engine = self.loader.engine
         try:
-            with self.silence(), Interruptible(engine) as interrupted, live:
+            with self.silence(), Interruptible(engine, on_first=view.stopping) as interrupted, live:
                 view.show_all(ask())
-        except EngineDied as error:
+        except EngineDied:
             if not interrupted.is_killed:
                 raise
-            render.warn("The engine was ended. The model is loaded again with your next message.", error.hint)
+            render.narrate("(stopped by ending the engine; the model is loaded again with your next message)\n")
+            self._fail_pipe(130)
         if view.finished is not None:
             self._conclude(view.finished)
 
@@ -209,4 +224,6 @@ class Repl:
         turns = self.conversation.turns
         left_out = [f"({len(turns) - n_turns} earlier turns)"] if len(turns) > n_turns else []
         shown = [("› " if turn.role == "user" else "") + turn.content.strip() for turn in turns[-n_turns:]]
+        if turns and turns[-1].state in NOTES:
+            shown.append(f"({NOTES[turns[-1].state]}; /regen asks again)")
         return "\n\n".join([*left_out, *shown]) or "The chat is empty."

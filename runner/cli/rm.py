@@ -16,7 +16,7 @@ from runner.registry import Registry
 
 
 def rm(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="As `runner ls` names them.")],
+    models: Annotated[list[str], typer.Argument(metavar="MODEL", help="As `runner ls` names them.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, runner.rm/1.")] = False,
 ) -> None:

@@ -48,7 +48,7 @@ def list_sessions(
         render.emit_json("runner.sessions/1", {"sessions": [_plain(summary) for summary in found]})
     elif found:
         rows = [(s.id, s.title, s.model, str(s.n_turns), _local(s.updated_at)) for s in found]
-        render.table(("id", "title", "model", "turns", "updated"), rows, right=(3,))
+        render.table(("ID", "TITLE", "MODEL", "TURNS", "UPDATED"), rows, right=(3,))
     else:
         render.narrate("No chats are kept yet.")
 
@@ -106,7 +106,7 @@ def search(
         render.emit_json("runner.sessions.search/1", {"text": text, "matches": rows})
     elif matches:
         render.table(
-            ("id", "title", "who", "text"),
+            ("ID", "TITLE", "WHO", "TEXT"),
             [(m.session.id, m.session.title, m.role or "title", m.excerpt) for m in matches],
         )
     else:
@@ -126,11 +126,14 @@ def rename(session_id: Id, title: Annotated[str, typer.Argument(metavar="TITLE",
 
 @app.command()
 def delete(
-    session_ids: Annotated[list[str] | None, typer.Argument(metavar="ID...", help="Ids, or their beginnings.")] = None,
+    session_ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids, or their beginnings.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Delete every chat.")] = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Delete chats for good: their text is wiped from the database's files."""
+    """Delete chats for good.
+
+    Their text is wiped from the database's files.
+    """
     if bool(session_ids) == everything:
         raise UsageError("Which chats?", hint="Name their ids (`runner sessions list`), or pass --all alone.")
     with _store() as store:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def show(
-    model: Annotated[str, typer.Argument(help="A name, owner/repo[:quant], a directory or a .gguf file.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A name, owner/repo[:quant], a directory or a .gguf file.")
+    ],
     template: Annotated[bool, typer.Option("--template", help="Print the chat template alone.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, runner.show/1.")] = False,
 ) -> None:
@@ -118,7 +120,7 @@ def _of_gguf(located: Located) -> dict[str, Any]:
 
 
 def _of_safetensors(located: Located) -> dict[str, Any]:
-    from runner.prepare import read_json
+    from runner.quant.json_file import read_json_if_there
     from runner.quant.safetensors_file import read_header
 
     tensors = [tensor for path in located.weights for tensor in read_header(path).values()]
@@ -130,7 +132,7 @@ def _of_safetensors(located: Located) -> dict[str, Any]:
             count *= size
         parameters += count
         sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
-    config = read_json(located.directory / "config.json")
+    config = read_json_if_there(located.directory / "config.json")
     inner = config.get("text_config")
     text = inner if isinstance(inner, dict) else config
     context = text.get("max_position_embeddings")
@@ -140,7 +142,7 @@ def _of_safetensors(located: Located) -> dict[str, Any]:
         "context_length": context if isinstance(context, int) else 0,
         "quantization": max(sizes, key=lambda dtype: sizes[dtype], default=""),
         "sampling": {},
-        "chat_template": _template_beside(located, read_json(located.directory / "tokenizer_config.json")),
+        "chat_template": _template_beside(located, read_json_if_there(located.directory / "tokenizer_config.json")),
     }
 
 
@@ -163,7 +165,7 @@ def _selected(value: object) -> str | None:
 
 def _print_facts(facts: Mapping[str, Any]) -> None:
     rows = [[label, text] for label, text in _lines(facts) if text]
-    render.table(["", facts["name"]], rows)
+    render.table(["name", facts["name"]], rows)
 
 
 def _lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -259,7 +259,8 @@ def _stats(repl: Repl, _argument: str) -> None:
     lines = [f"last answer  {summary(totals.last.timings, totals.last.n_ctx)}", f"seed         {totals.last.seed}"]
     n_timed = totals.completion_tokens - totals.n_answers
     speed = f" · {rate(n_timed / totals.decode_s)}" if totals.decode_s > 0 and n_timed > 0 else ""
-    lines.append(f"this chat    {totals.n_answers} answers · {totals.completion_tokens} tokens{speed}")
+    answers = f"{totals.n_answers} answer{'' if totals.n_answers == 1 else 's'}"
+    lines.append(f"this chat    {answers} · {totals.completion_tokens} tokens{speed}")
     render.say("\n".join(lines))
 
 

@@ -47,10 +47,15 @@ class TerminalSource:
         self._history = history(history_file)
         self._completer = ChatCompleter(commands, models)
         self._session: PromptSession[str] | None = None
+        self._is_refilled = False
 
     def read(self, default: str = "") -> str | None:
-        """The next message; None when the user leaves: Ctrl+D, or Ctrl+C twice at an empty prompt."""
+        """The next message; None when the user leaves: Ctrl+D, or Ctrl+C twice at an empty prompt.
+
+        "" when the user gave up the text that `default` put there, by Ctrl+C.
+        """
         session = self._session = self._session or self._make_session()
+        self._is_refilled = bool(default)
         is_leaving = False
         while True:
             try:
@@ -61,13 +66,14 @@ class TerminalSource:
                 if is_leaving:
                     return None
                 is_leaving, default = True, ""
+                self._is_refilled = False
                 render.say("(Ctrl+C again or Ctrl+D leaves)")
 
     def _make_session(self) -> PromptSession[str]:
         return PromptSession(
             multiline=True,
             prompt_continuation="  ",
-            key_bindings=key_bindings(),
+            key_bindings=key_bindings(lambda: self._is_refilled),
             history=self._history,
             completer=self._completer,
             complete_while_typing=False,
@@ -96,8 +102,11 @@ class PipeSource:
         return text if text.strip() else None
 
 
-def key_bindings() -> KeyBindings:
-    """Enter sends, unless a \"\"\" block is open; Ctrl+J begins a line; Ctrl+C clears, or leaves an empty prompt."""
+def key_bindings(is_refilled: Callable[[], bool] = lambda: False) -> KeyBindings:
+    """Enter sends, unless a \"\"\" block is open; Ctrl+J begins a line; Ctrl+C clears, or leaves an empty prompt.
+
+    is_refilled: whether the prompt began with a text. Clearing that gives the text up: the prompt ends with "".
+    """
     keys = KeyBindings()
 
     @keys.add("enter")
@@ -115,7 +124,9 @@ def key_bindings() -> KeyBindings:
     @keys.add("c-c")
     def _clear(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
-        if buffer.text:
+        if buffer.text and is_refilled():
+            event.app.exit(result="")
+        elif buffer.text:
             buffer.reset()
         else:
             event.app.exit(exception=KeyboardInterrupt())

@@ -18,6 +18,7 @@ from runner.quant.vocabulary import (
     added_tokens,
     around_text,
     fill_ids,
+    limits_of,
     read_chat_templates,
     read_special_tokens,
 )
@@ -54,9 +55,9 @@ def read_byte_level_bpe(directory: Path, tokenizer: Mapping[str, Any], vocab_siz
         tokens=tokens,
         types=kinds,
         merges=_merges(model.get("merges")),
-        special=read_special_tokens(directory, ids, first=first, last=last, adds_bos_unasked=False),
+        special=read_special_tokens(directory, ids, vocab_size, first=first, last=last, adds_bos_unasked=False),
         chat_templates=read_chat_templates(directory),
-        limits=pre.limits,
+        limits=" ".join(filter(None, (pre.limits, limits_of(added)))),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
@@ -20,10 +21,11 @@ from runner.quant.architectures import architecture_of
 from runner.quant.byte_level_bpe import is_byte_level, read_byte_level_bpe
 from runner.quant.formats import Format, encode_rows, encoded_bytes, row_spans, type_of
 from runner.quant.gguf_metadata import QUANTIZATION_VERSION, rope_factors, write_model, write_vocabulary
+from runner.quant.json_file import read_json
 from runner.quant.safetensors_file import Checkpoint, to_f32
 from runner.quant.sentencepiece_vocabulary import is_sentencepiece, read_from_json, read_from_model
 from runner.quant.tensor_rules import Architecture, PlannedTensor, plan
-from runner.quant.vocabulary import Vocabulary, read_json
+from runner.quant.vocabulary import Vocabulary
 
 OnProgress = Callable[[int, int], None]
 
@@ -100,7 +102,8 @@ def _read_vocabulary(directory: Path, vocab_size: int) -> Vocabulary:
 def convert(source: Source, chosen: Format, output: Path, on_progress: OnProgress) -> None:
     """Write `source` to `output` in a format made here. on_progress gets (bytes written, bytes in all).
 
-    Raises OSError when the file cannot be written.
+    Raises OSError when the file cannot be written, BadModelFile for a weight that is NaN or infinite, UnsupportedModel
+    for one that the format cannot hold.
     """
     writer = GGUFWriter(output, source.architecture.gguf_name)
     try:
@@ -143,14 +146,35 @@ def _encode(checkpoint: Checkpoint, tensor: PlannedTensor, stored: GGMLQuantizat
     at = 0
     for start, stop in row_spans(tensor.shape):
         rows = raw[start:stop] if tensor.row_order is None else raw[tensor.row_order[start:stop]]
+        _check_finite(rows, dtype, tensor.source)
         if dtype == stored.name:  # F32, F16 and BF16 have one name and one layout in both files
             piece = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
         else:
-            piece = encode_rows(to_f32(rows, dtype), stored)
+            piece = _encode_rows(to_f32(rows, dtype), stored, tensor.source)
         encoded[at : at + piece.size] = piece
         at += piece.size
     assert at == encoded.size
     return encoded
+
+
+def _check_finite(rows: NDArray[Any], dtype: str, name: str) -> None:
+    """Raise BadModelFile when a weight is NaN or infinite: every answer of such a model is damaged."""
+    # All exponent bits set, in the upper half of a float32.
+    is_finite = (rows & 0x7F80) != 0x7F80 if dtype == "BF16" else np.isfinite(rows)
+    if not is_finite.all():
+        raise BadModelFile(
+            f"Tensor {name!r} has weights that are NaN or infinite.", hint="The file is damaged: fetch it again."
+        )
+
+
+def _encode_rows(rows: NDArray[np.float32], stored: GGMLQuantizationType, name: str) -> NDArray[np.uint8]:
+    try:
+        with np.errstate(over="raise"):
+            return encode_rows(rows, stored)
+    except FloatingPointError as error:
+        raise UnsupportedModel(
+            f"Tensor {name!r} has weights that are too large for {stored.name}.", hint="Use --format bf16 or f32."
+        ) from error
 
 
 def _check_tied_copy(checkpoint: Checkpoint, config: ModelConfig) -> None:

@@ -13,14 +13,16 @@ from typing import Any, Final
 from gguf import TokenType
 
 from runner.errors import BackendUnavailable, BadModelFile, UnsupportedModel
+from runner.quant.json_file import read_json_if_there
 from runner.quant.vocabulary import (
     AddedToken,
     Vocabulary,
+    added_token,
     added_tokens,
     around_text,
     fill_ids,
+    limits_of,
     read_chat_templates,
-    read_json_if_there,
     read_special_tokens,
 )
 
@@ -132,9 +134,10 @@ def _vocabulary(
             scores.get(number, _UNREACHABLE) if kind == TokenType.NORMAL else _UNREACHABLE
             for number, kind in enumerate(kinds)
         ],
-        special=read_special_tokens(directory, ids, first=first, last=last, adds_bos_unasked=True),
+        special=read_special_tokens(directory, ids, vocab_size, first=first, last=last, adds_bos_unasked=True),
         add_space_prefix=add_space_prefix,
         chat_templates=read_chat_templates(directory),
+        limits=limits_of(added),
     )
 
 
@@ -223,7 +226,7 @@ def _added_in_config(directory: Path) -> dict[int, AddedToken]:
     entries = read_json_if_there(directory / "tokenizer_config.json").get("added_tokens_decoder")
     for number, entry in entries.items() if isinstance(entries, dict) else ():
         if number.isdecimal() and isinstance(entry, dict) and isinstance(entry.get("content"), str):
-            token = AddedToken(id=int(number), text=entry["content"], special=bool(entry.get("special")))
+            token = added_token(int(number), entry["content"], entry)
             found[token.id] = token
     for text, value in read_json_if_there(directory / "added_tokens.json").items():
         if type(value) is int and value >= 0:

@@ -6,19 +6,17 @@ Values, and reading the files that say which tokens are special. How text become
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 from gguf import TokenType
 
 from runner.errors import BadModelFile, UnsupportedModel
-
-MAX_JSON_BYTES: Final = 256 * 1024 * 1024
+from runner.quant.json_file import read_json_if_there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,37 +57,31 @@ class Vocabulary:
 
 @dataclass(frozen=True, kw_only=True)
 class AddedToken:
-    """A token that is found in the text before anything else is. special: not part of an answer's text."""
+    """A token that is found in the text before anything else is. special: not part of an answer's text.
+
+    is_picky: it takes in the spaces beside it, or is found only as a whole word, which llama.cpp knows nothing of.
+    """
 
     id: int
     text: str
     special: bool
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`. Raises BadModelFile when it is missing, too large, or not an object."""
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise BadModelFile(f"{path.name} is too large to be what its name says.")
-        value = json.loads(path.read_bytes().decode("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadModelFile(f"{path} cannot be read: {error}.", hint="Fetch the model's files again.") from error
-    if not isinstance(value, dict):
-        raise BadModelFile(f"{path} does not hold a JSON object.")
-    return value
-
-
-def read_json_if_there(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
+    is_picky: bool = False
 
 
 def read_special_tokens(
-    directory: Path, ids: Mapping[str, int], *, first: str | None, last: str | None, adds_bos_unasked: bool
+    directory: Path,
+    ids: Mapping[str, int],
+    vocab_size: int,
+    *,
+    first: str | None,
+    last: str | None,
+    adds_bos_unasked: bool,
 ) -> SpecialTokens:
     """The roles of tokens, from tokenizer_config.json, generation_config.json and config.json, in this order.
 
-    ids: token text -> id. first, last: the tokens that tokenizer.json's post-processor puts around a text, which
-    count where add_bos_token and add_eos_token are not given. adds_bos_unasked: what holds when no file says anything.
+    ids: token text -> id. vocab_size: ids from there on are nobody's and are passed over. first, last: the tokens that
+    tokenizer.json's post-processor puts around a text, which count where add_bos_token and add_eos_token are not
+    given. adds_bos_unasked: what holds when no file says anything.
 
     Raises UnsupportedModel when no token ends an answer: a GGUF without one would end at a token of llama.cpp's choice.
     """
@@ -99,11 +91,13 @@ def read_special_tokens(
 
     def role(name: str) -> int | None:
         named = ids.get(_token_text(tokenizer.get(f"{name}_token")) or "")
-        return named if named is not None else _first_id(generation, config, key=f"{name}_token_id")
+        if named is not None:
+            return named
+        return _first_id(generation, config, key=f"{name}_token_id", vocab_size=vocab_size)
 
     bos, eos = role("bos"), role("eos")
     bos = bos if bos is not None else ids.get(first or "")
-    end_ids = _end_ids(eos, generation, config)
+    end_ids = _end_ids(eos, generation, config, vocab_size=vocab_size)
     if not end_ids:
         raise UnsupportedModel(
             "No file of the model says which token ends an answer.",
@@ -150,8 +144,30 @@ def added_tokens(tokenizer: Mapping[str, Any]) -> dict[int, AddedToken]:
         number, text = (entry.get("id"), entry.get("content")) if isinstance(entry, dict) else (None, None)
         if type(number) is not int or not isinstance(text, str):
             raise BadModelFile(f"tokenizer.json has a malformed added token: {entry!r}.")
-        found[number] = AddedToken(id=number, text=text, special=bool(entry.get("special")))
+        found[number] = added_token(number, text, entry)
     return found
+
+
+def added_token(number: int, text: str, entry: Mapping[str, Any]) -> AddedToken:
+    """The token whose properties tokenizer.json, or tokenizer_config.json, gives in `entry`."""
+    return AddedToken(
+        id=number,
+        text=text,
+        special=bool(entry.get("special")),
+        is_picky=any(entry.get(key) is True for key in ("lstrip", "rstrip", "single_word")),
+    )
+
+
+def limits_of(added: Mapping[int, AddedToken]) -> str:
+    """What llama.cpp's tokenizers cannot do of these tokens, for people, or ""."""
+    picky = [token.text for token in added.values() if token.is_picky]
+    if not picky:
+        return ""
+    shown = ", ".join(repr(text) for text in picky[:3]) + (f" and {len(picky) - 3} more" if len(picky) > 3 else "")
+    return (
+        f"The tokenizer takes in the spaces beside {shown}, or finds it only as a whole word; llama.cpp does neither, "
+        "so the ids differ there."
+    )
 
 
 def fill_ids(
@@ -198,11 +214,15 @@ def _adds(said: object, role_id: int | None, around_id: int | None, *, unasked: 
     return around_id == role_id or unasked
 
 
-def _end_ids(eos: int | None, *sources: Mapping[str, Any]) -> tuple[int, ...]:
+def _end_ids(eos: int | None, *sources: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
     found = [] if eos is None else [eos]
     for source in sources:
         value = source.get("eos_token_id")
-        found += [item for item in (value if isinstance(value, list) else [value]) if type(item) is int]
+        found += [
+            item
+            for item in (value if isinstance(value, list) else [value])
+            if type(item) is int and 0 <= item < vocab_size
+        ]
     return tuple(dict.fromkeys(found))
 
 
@@ -212,11 +232,11 @@ def _token_text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _first_id(*sources: Mapping[str, Any], key: str) -> int | None:
+def _first_id(*sources: Mapping[str, Any], key: str, vocab_size: int) -> int | None:
     for source in sources:
         value = source.get(key)
         if isinstance(value, list) and value:
             value = value[0]
-        if type(value) is int:
+        if type(value) is int and 0 <= value < vocab_size:
             return value
     return None

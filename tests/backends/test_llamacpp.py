@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 from runner.backends import choose, llamacpp
 from runner.backends.base import Backend, Prefill, Step
 from runner.config import LoadOptions
-from runner.errors import BackendUnavailable, BadModelFile, DoesNotFit, RunnerError, UnsupportedModel
+from runner.errors import BackendUnavailable, BadModelFile, ContextOverflow, DoesNotFit, RunnerError, UnsupportedModel
 from runner.types import CancelToken, ReadyModel
 from tests.backends.conformance import GREEDY, N_CTX, BackendConformance, take
 
@@ -184,3 +185,25 @@ def test_auto_says_why_and_falls_back_with_the_reason(demo_directory: Path, monk
     assert "gone" in choice.reason
     with pytest.raises(BackendUnavailable, match="gone"):
         choose(model, LoadOptions(backend="llamacpp"))
+
+
+def test_the_context_is_what_was_asked_for_though_llama_cpp_rounds_it_up(demo_directory: Path) -> None:
+    backend = load(demo_directory / "demo-q8_0.gguf", ctx_size=100)
+    assert backend.info.n_ctx == 100
+    assert len(take(backend, list(range(10, 100)), 50)) == 10
+    with pytest.raises(ContextOverflow):
+        take(backend, [10] * 100, 1)
+
+
+def test_the_name_of_the_unknown_token_is_a_control_token(shared_data: Path) -> None:
+    tokenizer = load(shared_data / "stories260K" / "gguf" / "stories260K-f32.gguf").tokenizer
+    assert "<unk>" in tokenizer.control_tokens  # with parse_special llama.cpp finds it in a text as it does <s>
+    assert tokenizer.encode("<unk>", parse_special=True) == [0]
+
+
+def test_a_file_name_that_is_not_utf_8_is_loaded(demo_directory: Path, tmp_path: Path) -> None:
+    named = tmp_path / os.fsdecode(b"caf\xe9.gguf")
+    named.symlink_to(demo_directory / "demo-q8_0.gguf")
+    backend = load(named, warmup=False)
+    assert backend.info.num_layers > 0
+    backend.close()

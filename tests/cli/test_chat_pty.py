@@ -193,9 +193,11 @@ def test_a_second_ctrl_c_ends_an_engine_that_does_not_stop(
     terminal.wait_for(lambda shown: "\nst" in shown)
     terminal.read(0.2)
     terminal.type("\x03")
-    terminal.read(0.6)
+    terminal.wait_for(lambda shown: "Ctrl+C again ends the engine" in shown)
+    terminal.read(0.4)
     terminal.type("\x03")
-    terminal.wait_for(lambda shown: "The engine was ended" in shown)
+    shown = terminal.wait_for(lambda shown: "stopped by ending the engine" in shown)
+    assert "memory ran out" not in shown
     terminal.wait_for_prompt()
     terminal.type("again\r")
     terminal.wait_for(lambda shown: "back again" in shown)

@@ -25,6 +25,11 @@ def test_the_demo_by_its_name_becomes_smaller_and_answers(
     assert capsys.readouterr().out == "The capital of Peru is Lima.\n"
 
 
+def test_a_directory_without_a_model_is_refused_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["quantize", str(tmp_path)]) == 2
+    assert f"{tmp_path} is not the directory of a model" in capsys.readouterr().err
+
+
 def test_json_says_what_was_made(tmp_path: Path, demo_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, output = str(demo_directory / "demo-q8_0.gguf"), str(tmp_path / "out.gguf")
     assert main(["quantize", source, "--format", "q4_0", "-o", output, "--json", "-q"]) == 0

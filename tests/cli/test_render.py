@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.cli import render
-from runner.errors import DoesNotFit, UsageError
+from runner.cli.measures import wrap
+from runner.errors import DoesNotFit, RunnerError, UsageError
 
 
 class FakeTerminal(io.StringIO):
@@ -137,6 +140,55 @@ def test_a_table_on_a_terminal_fits_its_width(monkeypatch: pytest.MonkeyPatch) -
 @given(st.text(alphabet=st.characters(blacklist_categories=["Cc", "Cs"])), st.integers(0, 30))
 def test_clipping_never_exceeds_the_width(text: str, width: int) -> None:
     assert render.text_width(render.clip(text, width)) <= width
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("one two three", "one two\nthree"),
+        ("  in dented words", "  in\ndented\nwords"),
+        ("one\n\ntwo", "one\n\ntwo"),
+        ("/a/very/long/path is kept", "/a/very/long/path\nis kept"),
+        ("模型 模型", "模型\n模型"),
+        ("", ""),
+    ],
+)
+def test_narration_breaks_between_words(text: str, expected: str) -> None:
+    assert wrap(text, 8) == expected
+
+
+def test_errors_and_hints_are_broken_between_words_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    message, hint = "There is not nearly enough memory for this.", "Use a smaller model or a smaller context (-c)."
+    render.fail(RunnerError(message, hint=hint))
+    assert capsys.readouterr().err == f"error: {message}\nhint: {hint}\n"
+    with on_terminal() as terminal:
+        render.fail(RunnerError(message, hint=hint))
+    assert terminal.getvalue() == (
+        "error: There is not nearly enough memory\nfor this.\nhint: Use a smaller model or a smaller\ncontext (-c).\n"
+    )
+
+
+def test_many_columns_are_cut_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    with on_terminal() as terminal:
+        render.table(["A" * 9] * 8, [["b" * 9] * 8])
+    assert all(render.text_width(line) <= 39 for line in terminal.getvalue().splitlines())
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is Linux's")
+def test_a_full_disk_under_stdout_is_an_error_and_no_crash(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", "import sys; from runner.cli.app import main; sys.exit(main(['config', 'show']))"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "RUNNER_HOME": str(tmp_path)},
+        )
+    assert (done.returncode, done.stderr) == (1, "error: The output cannot be written: No space left on device.\n")
 
 
 @pytest.mark.parametrize(

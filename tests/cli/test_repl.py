@@ -111,6 +111,27 @@ def test_an_unknown_command_is_never_sent(chat: Chat) -> None:
     assert "/regen" in err
 
 
+def test_an_edit_that_is_given_up_leaves_the_last_message(chat: Chat) -> None:
+    chat.start("one", "two")
+    chat.repl.editor = lambda _text: None
+    _, err = chat.type("first", "/edit", "", "second")
+    assert chat.source.defaults[2:4] == ["first", ""]
+    assert "Nothing was changed." in err
+    assert chat.said == ["first", "one", "second", "two"]
+
+
+def test_an_error_is_not_pushed_off_the_screen_by_the_message_that_caused_it(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
+    _, err = chat.start("no", n_ctx=64).type("\n".join(["line"] * 50), "x" * 100)
+    assert "Up brings your message back" in err
+    assert "shorten it" in err.lower()
+    assert "/clear" not in err
+    assert chat.source.defaults == ["", "", "x" * 100]
+
+
 @pytest.mark.parametrize("word", ["/exit", "/quit", "/bye", "/EXIT"])
 def test_leaving(chat: Chat, word: str) -> None:
     chat.start("no").type(word, "never read")
@@ -238,7 +259,7 @@ def test_a_file_that_is_no_text_is_refused(chat: Chat) -> None:
     (chat.tmp_path / "huge").write_bytes(b"x" * (4 * 2**20 + 1))
     _, err = chat.start("ok").type(*[f"/read {chat.tmp_path}/{name}" for name in ("binary", "latin", "huge")], "go")
     assert "binary is not text" in err
-    assert "1 bytes were replaced" in err
+    assert "1 byte was replaced" in err
     assert "larger than 4 MiB" in err
     assert "caf\ufffd" in chat.said[0]
 
@@ -254,6 +275,11 @@ def test_saving_loading_and_exporting(chat: Chat) -> None:
     assert "already" in chat.type(f"/save {chat.tmp_path}/chat.json")[1]
 
 
+def test_a_recap_says_that_the_last_answer_was_not_finished(chat: Chat) -> None:
+    chat.start({"text": "half an answer", "fail": "error", "fail_after": 4}).type("hi")
+    assert "this answer ended with an error; /regen asks again" in chat.repl.recap()
+
+
 def test_thinking_and_stats(chat: Chat) -> None:
     chat.start("<think>hm</think>42")
     assert "no answer yet" in chat.type("/stats")[1]
@@ -261,7 +287,7 @@ def test_thinking_and_stats(chat: Chat) -> None:
     assert chat.repl.conversation.options.think == "low"
     assert not chat.repl.has_thoughts
     _, err = chat.type("/stats")
-    assert "1 answers" in err
+    assert "1 answer ·" in err
     assert "tok/s" in err
 
 
@@ -319,7 +345,8 @@ def test_a_second_ctrl_c_ends_an_engine_that_does_not_stop(chat: Chat) -> None:
     for key in keys:
         key.join()
     assert out.startswith("st")
-    assert "The engine was ended" in err
+    assert "stopped by ending the engine" in err
+    assert "memory" not in err
     out, err = chat.type("again")
     assert out == "back again\n"
     assert "loading" in err

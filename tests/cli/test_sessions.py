@@ -43,7 +43,7 @@ def test_list_shows_a_row_a_chat(store: Store, chat_id: str, capsys: pytest.Capt
     newer = store.create_session(model="m" + HOSTILE, title="t\n" + HOSTILE).id
     assert main(["sessions", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["id", newer, chat_id]
+    assert [line.split()[0] for line in lines] == ["ID", newer, chat_id]
     assert "Where is Lima?" in lines[2]
     assert not any("\x1b" in line or "\x9b" in line for line in lines)
     assert main(["sessions", "list", "-n", "1"]) == 0
@@ -98,7 +98,7 @@ def test_search_shows_where(store: Store, chat_id: str, capsys: pytest.CaptureFi
     store.create_session(model="demo", turns=[Turn(role="user", content="nothing of the sort")])
     assert main(["sessions", "search", "peru IN"]) == 0
     (header, row) = capsys.readouterr().out.splitlines()
-    assert header.split() == ["id", "title", "who", "text"]
+    assert header.split() == ["ID", "TITLE", "WHO", "TEXT"]
     assert row.startswith(chat_id)
     assert row.endswith("assistant  In Peru.")
     assert main(["sessions", "search", "peru", "--json"]) == 0

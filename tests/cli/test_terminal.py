@@ -54,6 +54,14 @@ def test_a_default_can_be_edited(keys: PipeInput) -> None:
     assert TerminalSource().read("again") == "again!"
 
 
+def test_ctrl_c_gives_up_a_text_that_the_prompt_began_with(keys: PipeInput) -> None:
+    source = TerminalSource()
+    keys.send_text(CTRL_C)
+    assert source.read("the last message") == ""
+    keys.send_text("wrong" + CTRL_C + "right" + ENTER)
+    assert source.read() == "right"
+
+
 def test_up_is_history_only_on_the_first_line(keys: PipeInput) -> None:
     source = TerminalSource()
     keys.send_text("earlier" + ENTER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import torch
 import transformers
 from hf_directories import demo_as_safetensors, edit_json, random_model
 from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file as torch_load
+from safetensors.torch import save_file as torch_save
 from tokenizers import Tokenizer
 
 from runner.errors import BadModelFile, UnsupportedModel
@@ -320,3 +323,44 @@ def test_an_option_that_changes_the_mathematics_is_refused_by_its_name(tmp_path:
     edit_json(tmp_path / "config.json", {"attn_logit_softcapping": 50.0})
     with pytest.raises(UnsupportedModel, match="attn_logit_softcapping"):
         read_source(tmp_path)
+
+
+def set_one_weight(directory: Path, name: str, value: float) -> None:
+    tensors = torch_load(directory / "model.safetensors")
+    tensors[name].view(-1)[3] = value
+    torch_save(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_weight_that_is_no_number_is_refused(
+    tmp_path: Path, demo_directory: Path, dtype: torch.dtype, value: float
+) -> None:
+    random_model(tmp_path, demo_directory, "llama", dtype=dtype, num_hidden_layers=1)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    set_one_weight(tmp_path, name, value)
+    for format_name in ("f32", "bf16", "q8_0"):
+        with pytest.raises(BadModelFile, match=re.escape(name)):
+            converted(tmp_path, format_name)
+
+
+@pytest.mark.parametrize(("format_name", "value"), [("f16", 1e6), ("q8_0", 1e30), ("q4_0", 1e30)])
+def test_a_weight_that_is_too_large_for_the_format_is_refused(
+    tmp_path: Path, demo_directory: Path, format_name: str, value: float
+) -> None:
+    random_model(tmp_path, demo_directory, "llama", num_hidden_layers=1)
+    set_one_weight(tmp_path, "model.layers.0.mlp.up_proj.weight", value)
+    with pytest.raises(UnsupportedModel, match=r"up_proj.*too large"):
+        converted(tmp_path, format_name)
+    assert converted(tmp_path, "bf16").is_file()
+
+
+def test_ids_with_a_role_that_the_vocabulary_does_not_have_are_passed_over(
+    tmp_path: Path, demo_directory: Path
+) -> None:
+    random_model(tmp_path, demo_directory, "llama", num_hidden_layers=1)
+    beyond = {"eos_token_id": [2, 99_999_999, -1], "pad_token_id": -1, "bos_token_id": 99_999_999_999}
+    edit_json(tmp_path / "generation_config.json", beyond)
+    metadata = read_header(converted(tmp_path)).metadata
+    assert metadata["tokenizer.ggml.eos_token_id"] == 2
+    assert {"tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"}.isdisjoint(metadata)

@@ -330,7 +330,7 @@ class TestCommandLine:
         assert main(["quantize", str(demo_source), "-t", "q3"]) == 2
         assert main(["quantize", str(demo_source), "-o", str(tmp_path / "there")]) == 2
         assert main(["quantize", str(tmp_path / "nothing")]) == 2
-        assert main(["quantize", str(tmp_path / "there")]) == 1
+        assert main(["quantize", str(tmp_path / "there")]) == 2
         out, err = capsys.readouterr()
         assert out == ""
         assert err.count("error: ") == 4

@@ -347,3 +347,27 @@ def test_a_damaged_tokenizer_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"\x0a\xff\xff\xff\xff" * 20)
     with pytest.raises(BadModelFile, match=r"tokenizer\.model"):
         read_vocabulary(tmp_path, 64)
+
+
+@pytest.mark.parametrize("property_name", ["lstrip", "rstrip", "single_word"])
+def test_an_added_token_that_llama_cpp_finds_otherwise_is_told_of(
+    demo_directory: Path, tmp_path: Path, property_name: str
+) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(demo_directory / name, tmp_path / name)
+    assert read_vocabulary(tmp_path, 8192).limits == ""
+    described = json.loads((tmp_path / "tokenizer.json").read_text())
+    described["added_tokens"][1][property_name] = True
+    edit_json(tmp_path / "tokenizer.json", described)
+    assert repr(described["added_tokens"][1]["content"]) in read_vocabulary(tmp_path, 8192).limits
+
+
+def test_an_added_token_of_sentencepiece_that_takes_in_spaces_is_told_of(shared_data: Path, tmp_path: Path) -> None:
+    for path in (shared_data / "stories260K" / "hf").iterdir():
+        if path.suffix == ".json":
+            shutil.copyfile(path, tmp_path / path.name)
+    assert read_vocabulary(tmp_path, 512).limits == ""
+    described = json.loads((tmp_path / "tokenizer.json").read_text())
+    described["added_tokens"][-1]["rstrip"] = True
+    edit_json(tmp_path / "tokenizer.json", described)
+    assert "spaces" in read_vocabulary(tmp_path, 512).limits

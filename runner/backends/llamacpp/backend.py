@@ -62,6 +62,7 @@ class LlamaCppBackend(Backend):
 
     def _model_info(self, model: ReadyModel, header: GgufHeader, options: LoadOptions) -> ModelInfo:
         num_layers = int(llama_cpp.llama_model_n_layer(self._model))
+        context_length = int(llama_cpp.llama_model_n_ctx_train(self._model))
         offload = bool(llama_cpp.llama_supports_gpu_offload())
         wanted = num_layers if options.n_gpu_layers in ("auto", "all") else int(options.n_gpu_layers)
         n_gpu_layers = min(wanted, num_layers) if offload else 0
@@ -75,8 +76,9 @@ class LlamaCppBackend(Backend):
             num_layers=num_layers,
             n_gpu_layers=n_gpu_layers,
             vocab_size=self.tokenizer.vocab_size,
-            context_length=int(llama_cpp.llama_model_n_ctx_train(self._model)),
-            n_ctx=int(llama_cpp.llama_n_ctx(self._context)),
+            context_length=context_length,
+            # llama.cpp rounds the cache up to 256 cells; what was asked for, or trained, is still where it ends.
+            n_ctx=min(int(llama_cpp.llama_n_ctx(self._context)), options.n_ctx(context_length)),
             quantization=header.quantization,
             size_bytes=model.size_bytes,
             device=f"GPU ({n_gpu_layers} of {num_layers} layers)" if n_gpu_layers else f"CPU ({threads} threads)",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import re
 import sys
 from collections import deque
@@ -98,7 +99,7 @@ def open_model(path: Path, options: LoadOptions, on_progress: LoadProgress, canc
         return not cancel.is_cancelled
 
     params.progress_callback = llama_cpp.llama_progress_callback(report)
-    model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+    model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
     if model is None:
         if cancel.is_cancelled:
             raise RunnerError("Loading was cancelled.")

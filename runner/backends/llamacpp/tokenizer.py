@@ -28,10 +28,13 @@ class LlamaCppTokenizer:
         named = "tokenizer.ggml.bos_token_id" in metadata
         self.bos_id = int(llama_cpp.llama_vocab_bos(vocab)) if named else None
         self.add_bos = named and bool(llama_cpp.llama_vocab_get_add_bos(vocab))
-        is_eog, is_control = llama_cpp.llama_vocab_is_eog, llama_cpp.llama_vocab_is_control
+        is_eog = llama_cpp.llama_vocab_is_eog
         ends = {token for token in range(self.vocab_size) if is_eog(vocab, token)}
         self.stop_ids = frozenset(ends | {token for token in stop_ids if token < self.vocab_size})
-        control = (token for token in range(self.vocab_size) if is_control(vocab, token))
+        # The unknown token's name is found in a text as control tokens are.
+        wanted = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
+        attributes = llama_cpp.llama_vocab_get_attr
+        control = (token for token in range(self.vocab_size) if attributes(vocab, token) & wanted)
         names = (self.token_bytes(token, special=True).decode("utf-8", "replace") for token in control)
         self.control_tokens = frozenset(name for name in names if name)
         is_sentencepiece = llama_cpp.llama_vocab_type(vocab) == llama_cpp.LLAMA_VOCAB_TYPE_SPM

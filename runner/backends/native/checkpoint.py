@@ -33,10 +33,12 @@ _ROPE_TABLE = "rope_freqs.weight"  # llama3's divisors as llama.cpp wants them; 
 
 
 class Weights(Protocol):
-    """Tensors by Hugging Face name. quantization: the type that most weights have, for people."""
+    """Tensors by Hugging Face name. quantization: the type that most weights have; where: the file's or directory's
+    name; both for people."""
 
     shapes: Mapping[str, tuple[int, ...]]
     quantization: str
+    where: str
 
     def read(self, name: str) -> NDArray[Any]:
         """One tensor in its shape: float32 or float16, or bfloat16 as uint16 bits. Raises OSError."""
@@ -59,6 +61,7 @@ class SafetensorsWeights:
     """One or more .safetensors files."""
 
     def __init__(self, paths: tuple[Path, ...], config: ModelConfig) -> None:
+        self.where = paths[0].name if len(paths) == 1 else paths[0].parent.name
         tensors: dict[str, StoredTensor] = {}
         for path in paths:
             shard = read_safetensors_header(path)
@@ -105,6 +108,7 @@ class GgufWeights:
     """One GGUF file, or all parts of a split one, with tensors of types that need no llama.cpp."""
 
     def __init__(self, path: Path, config: ModelConfig) -> None:
+        self.where = path.name
         headers = [read_gguf_header(part) for part in parts_of(path)]
         architecture = architecture_of(config.model_type)
         if headers[0].architecture != architecture.gguf_name:

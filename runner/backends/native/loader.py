@@ -70,18 +70,18 @@ def _check_names(model: Decoder, weights: Weights) -> None:
     wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     if missing := sorted(wanted.keys() - weights.shapes.keys()):
         raise BadModelFile(
-            f"The weights lack {_some(missing)}.",
+            f"{weights.where} lacks {_some(missing)}.",
             hint="Fetch the model again; if it is complete, its config.json does not belong to it.",
         )
     if extra := sorted(weights.shapes.keys() - wanted.keys()):
         raise UnsupportedModel(
-            f"The weights have tensors that a {model.config.model_type} model does not: {_some(extra)}.",
+            f"{weights.where} has tensors that a {model.config.model_type} model does not: {_some(extra)}.",
             hint="It is a variant that is not supported; a GGUF of it may run with --backend llamacpp.",
         )
     for name, shape in wanted.items():
         if weights.shapes[name] != shape:
             raise BadModelFile(
-                f"Tensor {name!r} has shape {list(weights.shapes[name])}, not {list(shape)}.",
+                f"Tensor {name!r} of {weights.where} has shape {list(weights.shapes[name])}, not {list(shape)}.",
                 hint="config.json and the weights do not belong together.",
             )
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from runner.errors import BadModelFile, UnsupportedModel
 from runner.model_config import ModelConfig, parse_model_config
-from runner.quant.vocabulary import read_chat_templates, read_json
+from runner.quant.json_file import read_json
+from runner.quant.vocabulary import read_chat_templates
 
 
 def read_config(directory: Path) -> ModelConfig:

@@ -13,7 +13,8 @@ from typing import Any
 from tokenizers import Tokenizer as HfTokenizer
 
 from runner.errors import BadModelFile, UnsupportedModel
-from runner.quant.vocabulary import around_text, read_json, read_special_tokens
+from runner.quant.json_file import read_json
+from runner.quant.vocabulary import around_text, read_special_tokens
 
 _SPACE = "\u2581"  # SentencePiece writes a space as this character
 _SENTENCEPIECE_DECODERS = frozenset({"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"})
@@ -68,11 +69,13 @@ class HuggingFaceTokenizer:
     def _read_special_tokens(self, directory: Path, ids: Mapping[str, int], description: Mapping[str, Any]) -> None:
         first, last = around_text(description)
         # A SentencePiece model was trained with BOS in front; byte-level ones say so when they were.
-        special = read_special_tokens(directory, ids, first=first, last=last, adds_bos_unasked=not self._is_byte_level)
+        special = read_special_tokens(
+            directory, ids, self.vocab_size, first=first, last=last, adds_bos_unasked=not self._is_byte_level
+        )
         self.bos_id = special.bos_id
         self.eos_id = special.eos_id
         self.add_bos = special.add_bos
-        self.stop_ids = frozenset(token for token in special.end_ids if 0 <= token < self.vocab_size)
+        self.stop_ids = frozenset(special.end_ids)
 
     def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
         self._tokenizer.encode_special_tokens = not parse_special

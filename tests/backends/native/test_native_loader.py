@@ -45,7 +45,7 @@ def edit_config(directory: Path, **changes: Any) -> None:
 
 def test_missing_tensors_are_named(tiny: Path) -> None:
     edit_tensors(tiny, model__layers__1__mlp__up_proj__bias=None)
-    with pytest.raises(BadModelFile, match=r"lack 'model\.layers\.1\.mlp\.up_proj\.bias'"):
+    with pytest.raises(BadModelFile, match=r"lacks 'model\.layers\.1\.mlp\.up_proj\.bias'"):
         load(ready(tiny))
 
 
@@ -57,7 +57,7 @@ def test_extra_tensors_are_named(tiny: Path) -> None:
 
 def test_a_tensor_of_another_shape_is_named(tiny: Path) -> None:
     edit_tensors(tiny, model__norm__weight=torch.ones(49))
-    with pytest.raises(BadModelFile, match=r"'model\.norm\.weight' has shape \[49\], not \[48\]"):
+    with pytest.raises(BadModelFile, match=r"'model\.norm\.weight' of model\.safetensors has shape \[49\], not \[48\]"):
         load(ready(tiny))
 
 

@@ -1,0 +1,35 @@
+"""The small JSON files beside a model's weights, read with a limit on their size.
+
+It knows nothing of what is in them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from runner.errors import BadModelFile
+
+MAX_JSON_BYTES: Final = 256 * 1024 * 1024  # tokenizer.json of a large vocabulary is some 30 MB
+_HINT = "Fetch the model's files again."
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`. Raises BadModelFile when it is missing, too large, or not an object."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise BadModelFile(f"{path} is too large to be what its name says.", hint=_HINT)
+        value = json.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise BadModelFile(f"{path} cannot be read: {error.strerror or error}.", hint=_HINT) from error
+    except (ValueError, RecursionError) as error:
+        raise BadModelFile(f"{path} is not JSON: {error}.", hint=_HINT) from error
+    if not isinstance(value, dict):
+        raise BadModelFile(f"{path} is not a JSON object.", hint=_HINT)
+    return value
+
+
+def read_json_if_there(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`, or {} when there is no such file. Raises BadModelFile for anything else."""
+    return read_json(path) if path.is_file() else {}
