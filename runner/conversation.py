@@ -26,7 +26,7 @@ from runner.errors import BusyError, EngineDied, RunnerError, StoreError, UsageE
 from runner.events import ChatEvent, Finished, Notice, ReasoningDelta, Stats, TextDelta
 from runner.kept_chat import KeptChat
 from runner.store import Store
-from runner.transcript import Session, Turn, TurnState, code_blocks, title_from, to_markdown, to_messages
+from runner.transcript import Session, Turn, TurnState, code_blocks, title_from, to_messages
 from runner.types import Message
 from runner.wire import to_plain
 
@@ -118,10 +118,6 @@ class Conversation:
             hint = f"It has {len(blocks)}." if blocks else "Without a number, the whole answer is copied."
             raise UsageError(f"The last answer has no code block {n}.", hint=hint)
         return blocks[n - 1]
-
-    def transcript(self) -> str:
-        """The conversation as Markdown."""
-        return to_markdown(self.about(), self._turns)
 
     def about(self) -> Session:
         """The conversation without its turns, as the store and exported files have it."""

@@ -151,7 +151,7 @@ def _load_backend(
     machine = devices()
     options = dataclasses.replace(options, n_threads=options.n_threads or default_threads())
     if choice.name == "llamacpp":  # native knows its types and its allocator, and checks for itself
-        options = _with_gpu_layers(files, options, machine, emit)
+        options = with_gpu_layers(files, options, machine, emit)
         if not options.force:
             check_fit(files, options, machine)
     percent = -1
@@ -165,7 +165,7 @@ def _load_backend(
     return backend_module(choice.name).load(files, options, report, cancel), choice.reason
 
 
-def _with_gpu_layers(
+def with_gpu_layers(
     files: ReadyModel, options: LoadOptions, machine: Sequence[Device], emit: Callable[[LoadEvent], None]
 ) -> LoadOptions:
     """Resolve n_gpu_layers "auto" to a number: all on a GPU that holds them, none without a usable GPU."""

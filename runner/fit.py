@@ -35,17 +35,21 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """An estimate beside what the device has. need: by part; available_bytes: free on `device` now."""
+    """An estimate beside what the device has. need: by part; available_bytes: free on `device` now.
+
+    ram_bytes: free main memory for the layers that a GPU has no room for; 0 where the backend does not split a model.
+    """
 
     device: Device
     n_ctx: int
     need: MemoryUse
     available_bytes: int
+    ram_bytes: int
     n_gpu_layers: int
 
     @property
     def is_fitting(self) -> bool:
-        return self.need.total_bytes <= self.available_bytes
+        return self.need.total_bytes <= self.available_bytes + self.ram_bytes
 
 
 def model_shape(model: ReadyModel) -> Shape:
@@ -105,7 +109,8 @@ def estimate(
     n_ctx = options.n_ctx(shape.context_length)
     gpus = [device for device in machine if device.kind != "cpu"]
     on_gpu = bool(gpus) and options.n_gpu_layers != 0
-    device = max(gpus if on_gpu else machine, key=lambda device: device.free_bytes)
+    candidates = gpus if on_gpu else [device for device in machine if device.kind == "cpu"]
+    device = max(candidates, key=lambda device: device.free_bytes)
     weights_bytes, kv_bytes = size_bytes, _KV_BYTES[options.kv_type]
     if backend == "native":
         weights_bytes = shape.num_parameters * (2 if on_gpu else 4)
@@ -121,7 +126,15 @@ def estimate(
     if on_gpu and shape.num_layers:
         per_layer = (need.weights_bytes + need.kv_cache_bytes) / shape.num_layers
         n_gpu_layers = min(shape.num_layers, max(0, int((available - need.workspace_bytes) / max(per_layer, 1))))
-    return Fit(device=device, n_ctx=n_ctx, need=need, available_bytes=available, n_gpu_layers=n_gpu_layers)
+    is_split = on_gpu and backend == "llamacpp"
+    return Fit(
+        device=device,
+        n_ctx=n_ctx,
+        need=need,
+        available_bytes=available,
+        ram_bytes=sum(device.free_bytes for device in machine if device.kind == "cpu") if is_split else 0,
+        n_gpu_layers=n_gpu_layers,
+    )
 
 
 def gpu_layers_that_fit(model: ReadyModel, options: LoadOptions, gpus: Sequence[Device]) -> int:
@@ -132,16 +145,10 @@ def gpu_layers_that_fit(model: ReadyModel, options: LoadOptions, gpus: Sequence[
 
 
 def check_fit(model: ReadyModel, options: LoadOptions, machine: Sequence[Device]) -> None:
-    """Raise DoesNotFit when llama.cpp would need more than there is, naming what would fit.
-
-    It splits a model between GPU and RAM, so the two count together.
-    """
+    """Raise DoesNotFit when llama.cpp would need more than GPU and RAM together have, naming what would fit."""
     fit = estimate(model_shape(model), model.size_bytes, options, machine)
-    ram = sum(device.free_bytes for device in machine if device.kind == "cpu")
-    available = fit.available_bytes
-    if fit.device.kind != "cpu":
-        available += ram
-    if fit.need.total_bytes > available:
+    if not fit.is_fitting:
+        available = fit.available_bytes + fit.ram_bytes
         raise DoesNotFit(
             f"{model.name} needs {_gib(fit.need.total_bytes)} (weights {_gib(fit.need.weights_bytes)}, "
             f"KV cache for {fit.n_ctx} tokens {_gib(fit.need.kv_cache_bytes)}); {_gib(available)} are free.",

@@ -29,6 +29,7 @@ from runner.events import (
 )
 from runner.store import Store
 from runner.telemetry import Timings
+from runner.transcript import to_markdown
 from runner.types import Message
 
 Piece = ChatEvent | str | Exception
@@ -407,7 +408,7 @@ def test_a_chat_that_went_on_elsewhere_is_kept_apart_and_nothing_is_lost(store: 
 def test_a_chat_that_was_deleted_elsewhere_stays_deleted(store: Store) -> None:
     conversation = talk(store, ["a1"], ["a2"], ["a3"])
     list(conversation.send("q1"))
-    store.delete_all()
+    store.delete([session.id for session in store.sessions()])
     events = list(conversation.send("q2"))
     assert any(isinstance(event, Notice) and "deleted" in event.text for event in events)
     assert (store.sessions(), conversation.is_kept, len(conversation.turns)) == ([], False, 4)
@@ -561,7 +562,7 @@ def test_saving_does_not_replace_a_file_unless_asked(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="already"):
         conversation.save(tmp_path / "chat.md")
     conversation.save(tmp_path / "chat.md", overwrite=True)
-    assert (tmp_path / "chat.md").read_text() == conversation.transcript()
+    assert (tmp_path / "chat.md").read_text() == to_markdown(conversation.about(), conversation.turns)
     assert [path.name for path in tmp_path.iterdir()] == ["chat.md"]
 
 

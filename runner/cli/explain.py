@@ -5,7 +5,14 @@ It reads file headers and asks the drivers; it loads no weights and knows no ari
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from runner.cli import options, render
+
+if TYPE_CHECKING:
+    from runner.cli.loading import Narrator
+    from runner.paths import Paths
+    from runner.types import ReadyModel
 
 
 def explain(
@@ -15,19 +22,16 @@ def explain(
     n_gpu_layers: options.GpuLayers = None,
     kv_type: options.KvType = None,
     threads: options.Threads = None,
-    offline: options.Offline = None,
     as_json: options.Json = False,
 ) -> None:
-    """Say how a model would run here, and why."""
+    """Say how a model would run here, and why. It must be on this machine: nothing is fetched or loaded."""
     from runner.backends import choose
     from runner.cli.loading import Narrator
+    from runner.engine import with_gpu_layers
     from runner.fit import estimate, model_shape
     from runner.machine import devices
     from runner.paths import user_paths
-    from runner.prepare import ready
-    from runner.registry import Registry
     from runner.settings import load_settings
-    from runner.types import CancelToken
     from runner.wire import to_plain
 
     paths = user_paths()
@@ -39,20 +43,22 @@ def explain(
         kv_type=kv_type,
         n_threads=threads,
     )
-    spec = Registry.load_for(paths).resolve(model or settings.model)
-    is_offline = settings.is_offline(offline)
     with Narrator(as_json=as_json) as narrator:
-        files = ready(spec, offline=is_offline, on_event=narrator, cancel=CancelToken())
-    choice = choose(files, load_options)
-    fit = estimate(model_shape(files), files.size_bytes, load_options, devices(), choice.name)
+        files = _files(model or settings.model, paths, narrator)
+        choice = choose(files, load_options)
+        machine = devices()
+        if choice.name == "llamacpp":
+            load_options = with_gpu_layers(files, load_options, machine, narrator)
+    fit = estimate(model_shape(files), files.size_bytes, load_options, machine, choice.name)
     if as_json:
         payload = {"model": files.name, "files": files.weights, "choice": choice, "fit": fit, "fits": fit.is_fitting}
         render.emit_json("runner.explain/1", to_plain(payload))
         return
     size, need = render.binary_size, fit.need
+    more = f" and {len(files.weights) - 1} more" if len(files.weights) > 1 else ""
     rows = [
         ["model", files.name],
-        ["files", f"{files.weights[0]}" + (f" and {len(files.weights) - 1} more" if len(files.weights) > 1 else "")],
+        ["files", f"{files.weights[0]}{more}" if files.weights else "none"],
         ["backend", f"{choice.name}: {choice.reason}"],
         *([f"not {name}", reason] for name, reason in choice.refused),
         ["device", f"{fit.device.name} ({size(fit.available_bytes)} free of {size(fit.device.total_bytes)})"],
@@ -66,3 +72,19 @@ def explain(
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         render.data(f"{name:<{width}}  {value}")
+
+
+def _files(name: str, paths: Paths, narrator: Narrator) -> ReadyModel:
+    """The model's files on this machine. Raises UsageError where they are not: headers are read, never fetched."""
+    from runner.errors import UsageError
+    from runner.prepare import locate, ready, title
+    from runner.registry import FAKE, Registry
+    from runner.types import CancelToken
+
+    spec = Registry.load_for(paths).resolve(name)
+    if spec.origin != FAKE and spec.path is None and locate(spec) is None:
+        raise UsageError(
+            f"{title(spec)} is not on this machine, and explaining it takes its files.",
+            hint=f"`runner show {name}` says what is known of it; `runner chat {name}` fetches it.",
+        )
+    return ready(spec, offline=True, on_event=narrator, cancel=CancelToken())

@@ -15,7 +15,6 @@ from runner.errors import UsageError
 
 BACKENDS = ("auto", "native", "llamacpp", "fake")
 KV_TYPES = ("f16", "bf16", "f32", "q8_0")
-THINK = ("on", "off", "low", "medium", "high", "auto")
 
 ModelArgument = Annotated[
     str | None,
@@ -93,7 +92,6 @@ NoLog = Annotated[bool, typer.Option("--no-log", help="Keep nothing of this chat
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show timings.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No narration; warnings and errors still appear.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
-Yes = Annotated[bool, typer.Option("-y", "--yes", help="Answer yes to every question.")]
 
 
 def gpu_layers(text: str | None) -> int | Literal["auto", "all"] | None:

@@ -35,18 +35,9 @@ class Settings:
         return self.given.get(key, (default, DEFAULT_ORIGIN))[0]
 
     def origin(self, key: str) -> str:
-        """Where the value comes from: "flag --temp", "RUNNER_TEMPERATURE", a file's path, or "default"."""
+        """Where the value comes from: "RUNNER_TEMPERATURE", a file's path, or "default"."""
         setting(key)
         return self.given.get(key, (None, DEFAULT_ORIGIN))[1]
-
-    def with_flags(self, flags: Mapping[str, Any]) -> Settings:
-        """These settings with flags of a command line over them, by setting name. Raises UsageError."""
-        over = {}
-        for key, value in flags.items():
-            if value is not None:
-                item = setting(key)
-                over[key] = (item.check(value), f"flag {item.flag}")
-        return Settings({**self.given, **over})
 
     @property
     def model(self) -> str:

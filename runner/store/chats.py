@@ -176,10 +176,6 @@ class Store:
             wipe_deleted(database)
         return Deleted(n_sessions=n_sessions, n_turns=n_turns, freed_bytes=max(0, before - self._size()))
 
-    def delete_all(self) -> Deleted:
-        """Delete every chat for good."""
-        return self.delete([session.id for session in self.sessions()])
-
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def sessions(self, limit: int | None = None) -> list[SessionSummary]:

@@ -42,11 +42,11 @@ class LlamaCppBackend(Backend):
             trained = int(llama_cpp.llama_model_n_ctx_train(self._model))
             self._context = open_context(self._model, options.n_ctx(trained), options)
             self._open(model, header, options)
+            if options.warmup:
+                self._warm_up()
         except BaseException:
             self.close()
             raise
-        if options.warmup:
-            self._warm_up()
 
     def _open(self, model: ReadyModel, header: GgufHeader, options: LoadOptions) -> None:
         vocab = llama_cpp.llama_model_get_vocab(self._model)
