@@ -57,10 +57,10 @@ def test_each_place_wins_over_those_below_it(paths: Paths, home: Path) -> None:
     keys = ("top_k", "temperature", "seed", "min_p")
     user = write(paths.settings_file, "".join(f"{key} = 1\n" for key in keys))
     project = write(home / "project" / "runner.toml", "temperature = 0.5\nseed = 2\nmin_p = 0.2\n")
-    settings = load(paths, home, RUNNER_SEED="3", RUNNER_MIN_P="0.3").with_flags({"min_p": 0.4, "top_p": None})
-    assert [settings.value(key) for key in keys] == [1, 0.5, 3, 0.4]
+    settings = load(paths, home, RUNNER_SEED="3", RUNNER_MIN_P="0.3")
+    assert [settings.value(key) for key in keys] == [1, 0.5, 3, 0.3]
     origins = [settings.origin(key) for key in (*keys, "top_p")]
-    assert origins == [str(user), str(project), "RUNNER_SEED", "flag --min-p", "default"]
+    assert origins == [str(user), str(project), "RUNNER_SEED", "RUNNER_MIN_P", "default"]
 
 
 def test_the_models_own_sampling_lies_between_defaults_and_settings(paths: Paths, home: Path) -> None:
@@ -82,7 +82,7 @@ def test_flags_win_in_every_configuration(paths: Paths, home: Path) -> None:
 def test_a_wrong_flag_is_refused(paths: Paths, home: Path) -> None:
     settings = load(paths, home)
     with pytest.raises(UsageError, match="top_p"):
-        settings.with_flags({"top_p": 2.0})
+        settings.sampling_params({}, {"top_p": 2.0})
     with pytest.raises(UsageError, match="ctx_size"):
         settings.load_options(ctx_size=1)
     with pytest.raises(UsageError, match="ctx_sise"):

@@ -64,7 +64,7 @@ def test_nothing_is_made_before_the_first_write(store: Store) -> None:
     assert store.latest() is None
     assert store.search("x") == []
     assert store.turns("abc") == []
-    assert store.delete_all().n_sessions == 0
+    assert store.delete([session.id for session in store.sessions()]).n_sessions == 0
     assert store.update_session("abc", lambda session: session) is None
     with pytest.raises(UsageError, match="no chat"):
         store.get("abc")
@@ -243,7 +243,7 @@ def test_a_deletion_wipes_the_files_while_another_process_has_them_open(store: S
     session = store.create_session(model="m", turns=[user("SECRET text")])
     other = Store(store.path)
     other.write_turns(session.id, 1, [assistant("SECRET answer")])
-    assert store.delete_all().n_turns == 2
+    assert store.delete([session.id for session in store.sessions()]).n_turns == 2
     assert files_with(store.path.parent, "SECRET") == []
     assert other.sessions() == []
     other.close()
