@@ -13,11 +13,11 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from runner.backends import backend_module, choose
 from runner.backends.base import Backend, Prefill, Step
-from runner.backends.llamacpp import GPU_HINT, probe
 from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.detokenize import AnswerStream
 from runner.errors import RunnerError, UsageError
@@ -33,14 +33,15 @@ from runner.events import (
     Stats,
     TextDelta,
 )
-from runner.fit import check_fit, gpu_layers_that_fit
+from runner.fit import Alternative, alternatives, check_fit, plan, read_facts, record_of
+from runner.fit_history import read_history, record_load
 from runner.machine import default_threads, devices
 from runner.paths import Paths
 from runner.prepare import ready
 from runner.prompt import build_prompt
 from runner.registry import Registry
 from runner.telemetry import Stopwatch
-from runner.types import CancelToken, Device, Message, ModelInfo, ReadyModel
+from runner.types import CancelToken, Message, ModelInfo, ReadyModel
 
 log = logging.getLogger(__name__)
 
@@ -93,8 +94,11 @@ class Engine(EngineSurface):
         started = self._clock()
 
         def work(emit: Callable[[LoadEvent], None]) -> None:
-            files = ready(Registry.load_for(self._paths).resolve(model), offline=offline, on_event=emit, cancel=cancel)
-            backend, reason = _load_backend(files, options, emit, cancel)
+            registry = Registry.load_for(self._paths)
+            spec = registry.resolve(model)
+            files = ready(spec, offline=offline, on_event=emit, cancel=cancel)
+            context = FitContext(self._paths.fit_history, lambda: alternatives(spec, registry))
+            backend, reason = load_backend(files, options, emit, cancel, context)
             if cancel.is_cancelled:  # it came when the backend had looked for it the last time
                 backend.close()
                 raise RunnerError("Loading was cancelled.")
@@ -141,19 +145,33 @@ class Engine(EngineSurface):
         self.unload()
 
 
-def _load_backend(
-    files: ReadyModel, options: LoadOptions, emit: Callable[[LoadEvent], None], cancel: CancelToken
+@dataclasses.dataclass(frozen=True)
+class FitContext:
+    """What an estimate can lean on: the file of earlier loads, and what could be run instead of a model."""
+
+    history: Path
+    others: Callable[[], Sequence[Alternative]]
+
+
+def load_backend(
+    files: ReadyModel,
+    options: LoadOptions,
+    emit: Callable[[LoadEvent], None],
+    cancel: CancelToken,
+    context: FitContext | None = None,
 ) -> tuple[Backend, str]:
-    """Choose, check that it fits, load. Returns the backend and the reason for it."""
+    """Choose, check that it fits, load. Returns the backend and the reason for it.
+
+    With a context the estimate is corrected by earlier loads, and this load is added to them.
+    """
     choice = choose(files, options)
     if choice.is_fallback:
         emit(Notice("warning", f"Using the {choice.name} backend: {choice.reason}"))
-    machine = devices()
+    machine, facts = devices(), read_facts(files)
     options = dataclasses.replace(options, n_threads=options.n_threads or default_threads())
-    if choice.name == "llamacpp":  # native knows its types and its allocator, and checks for itself
-        options = with_gpu_layers(files, options, machine, emit)
-        if not options.force:
-            check_fit(files, options, machine)
+    made = plan(facts, options, machine, choice.name, read_history(context.history) if context else (), emit)
+    if choice.name == "llamacpp" and not options.force:  # native knows its types and its allocator: it checks itself
+        check_fit(files.name, facts, made, machine, context.others if context else tuple)
     percent = -1
 
     def report(fraction: float) -> None:
@@ -162,26 +180,10 @@ def _load_backend(
             percent = int(fraction * 100)
             emit(Progress("load", percent, 100, "%"))
 
-    return backend_module(choice.name).load(files, options, report, cancel), choice.reason
-
-
-def with_gpu_layers(
-    files: ReadyModel, options: LoadOptions, machine: Sequence[Device], emit: Callable[[LoadEvent], None]
-) -> LoadOptions:
-    """Resolve n_gpu_layers "auto" to a number: all on a GPU that holds them, none without a usable GPU."""
-    gpus = [device for device in machine if device.kind != "cpu"]
-    if options.n_gpu_layers != "auto" or not gpus:
-        return dataclasses.replace(options, n_gpu_layers=0) if options.n_gpu_layers == "auto" else options
-    if not probe().gpu_offload:
-        emit(
-            Notice(
-                "warning",
-                f"{gpus[0].name} is not used: the installed llama-cpp-python has no GPU support.",
-                GPU_HINT,
-            )
-        )
-        return dataclasses.replace(options, n_gpu_layers=0)
-    return dataclasses.replace(options, n_gpu_layers=gpu_layers_that_fit(files, options, gpus))
+    backend = backend_module(choice.name).load(files, made.options, report, cancel)
+    if context:
+        record_load(context.history, record_of(made, backend.memory()))
+    return backend, choice.reason
 
 
 def _events_of(work: Callable[[Callable[[LoadEvent], None]], None], cancel: CancelToken) -> Iterator[LoadEvent]:

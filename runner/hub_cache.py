@@ -5,6 +5,14 @@ The layout is the one documented by huggingface_hub ("Understand caching", and t
     <cache>/models--<owner>--<name>/blobs/<etag>            the bytes
                                     refs/<revision>         the commit that a branch or tag meant when it was fetched
                                     snapshots/<commit>/...  the repository's files, as links to blobs
+           .locks/models--<owner>--<name>/<etag>.lock       held by whoever fetches that file
+
+runner adds to blobs/, where other tools pass over it (hub_parts.py reads these):
+
+    blobs/<etag>.runner-part                                the beginning of a file whose download has not ended
+    blobs/<etag>.runner-part.json                           what it is the beginning of
+    blobs/<etag>.corrupt-<n>                                a file that turned out damaged, set aside
+    blobs/<etag>.stale-<n>                                  a beginning of something else, set aside
 
 It is read here directly, because importing that library takes 0.3 s and `runner ls` should not. Removing is left to the
 library, which knows about blobs shared between repositories. This file reaches no network.
@@ -12,17 +20,16 @@ library, which knows about blobs shared between repositories. This file reaches 
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from runner.errors import RunnerError, UsageError
-from runner.model_files import WEIGHT_SUFFIXES
 from runner.registry import check_repo
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
+PART_SUFFIX, SIDECAR_SUFFIX = ".runner-part", ".runner-part.json"
 _PREFIX = "models--"
 
 
@@ -72,20 +79,6 @@ class Snapshot:
         return tuple(file.name for file in self.files)
 
 
-@dataclass(frozen=True)
-class CacheEntry:
-    """One model repository in the cache: its files (of the newest commit that has each), and all that it takes.
-
-    size_bytes: of everything, older commits included. last_used: Unix time, s, of the last reading or writing.
-    """
-
-    repo: str
-    directory: Path
-    files: tuple[CachedFile, ...]
-    size_bytes: int
-    last_used: float
-
-
 def repo_directory(repo: str) -> Path:
     """Where the cache keeps that repository, there or not. Raises UsageError for a malformed name."""
     return hub_settings().cache / (_PREFIX + check_repo(repo).replace("/", "--"))
@@ -111,6 +104,11 @@ def _ref(directory: Path, revision: str) -> str:
         return ""
 
 
+def commit_of(repo: str, revision: str) -> str:
+    """The commit that a revision meant when it was last fetched, or ""."""
+    return _ref(repo_directory(repo), revision)
+
+
 def snapshots(repo: str, revision: str = "main") -> tuple[Snapshot, ...]:
     """What the cache has of that repository: the commit that `revision` means first, then the others, newest first.
 
@@ -128,52 +126,45 @@ def snapshots(repo: str, revision: str = "main") -> tuple[Snapshot, ...]:
     return tuple(Snapshot(path.name, path, _files(path)) for path in commits)
 
 
-def cache_entries() -> tuple[CacheEntry, ...]:
-    """The repositories of the cache that have GGUF or safetensors weights, by name."""
+def cached_repos() -> tuple[tuple[str, Path], ...]:
+    """Every model repository that has a directory in the cache, whatever is in it: its name and the directory."""
     try:
         directories = sorted(hub_settings().cache.iterdir())
     except OSError:
         return ()
-    entries = (_entry(path) for path in directories if path.name.startswith(_PREFIX) and path.is_dir())
-    return tuple(entry for entry in entries if entry is not None)
+    named = ((_repo_of(path), path) for path in directories if path.name.startswith(_PREFIX) and path.is_dir())
+    return tuple((repo, path) for repo, path in named if repo)
 
 
-def cache_entry(repo: str) -> CacheEntry | None:
-    """That repository in the cache, or None."""
-    directory = repo_directory(repo)
-    return _entry(directory) if directory.is_dir() else None
-
-
-def _is_weights(name: str) -> bool:
-    return name.lower().endswith(WEIGHT_SUFFIXES)
-
-
-def _entry(directory: Path) -> CacheEntry | None:
-    owner, _, name = directory.name.removeprefix(_PREFIX).partition("--")
-    repo = f"{owner}/{name}"
-    try:
-        check_repo(repo)
-    except UsageError:  # not made by the hub's library, or a repository without an owner
-        return None
+def cached_files(repo: str) -> tuple[CachedFile, ...]:
+    """The files of a repository that can be opened, each of the newest commit that has it, by name."""
     files: dict[str, CachedFile] = {}
     for snapshot in snapshots(repo):
         for file in snapshot.files:
             files.setdefault(file.name, file)
-    if not any(_is_weights(name) for name in files):
-        return None
-    # Each blob once, however many commits link to it; where the system has no links, the snapshots hold the bytes.
-    stats = {}
-    for part in ("blobs", "snapshots"):
-        for file in _files(directory / part):
-            stat = file.path.stat()
-            stats[(stat.st_dev, stat.st_ino)] = stat
-    return CacheEntry(
-        repo=repo,
-        directory=directory,
-        files=tuple(files[name] for name in sorted(files)),
-        size_bytes=sum(stat.st_size for stat in stats.values()),
-        last_used=max(max(stat.st_atime, stat.st_mtime) for stat in stats.values()),
-    )
+    return tuple(files[name] for name in sorted(files))
+
+
+def broken_links(repo: str) -> dict[str, Path]:
+    """Files of a repository whose blob is gone, by name: where the newest commit that has each should have it."""
+    found: dict[str, Path] = {}
+    seen: set[str] = set()
+    for snapshot in snapshots(repo):
+        for path in _entries(snapshot.directory):
+            name = path.relative_to(snapshot.directory).as_posix()
+            if name not in seen and not path.exists():
+                found[name] = path
+            seen.add(name)
+    return found
+
+
+def _repo_of(directory: Path) -> str:
+    """The repository that a directory of the cache is named after, or ""."""
+    owner, _, name = directory.name.removeprefix(_PREFIX).partition("--")
+    try:
+        return check_repo(f"{owner}/{name}")
+    except UsageError:  # not made by the hub's library, or a repository without an owner
+        return ""
 
 
 def record_ref(repo: str, revision: str, commit: str) -> None:
@@ -187,40 +178,55 @@ def record_ref(repo: str, revision: str, commit: str) -> None:
     os.replace(partial, path)
 
 
-def remove(entry: CacheEntry, names: Collection[str] | None = None) -> int:
-    """Delete those files of a repository in every commit, or with None all of it; returns the bytes freed.
+def remove_files(directory: Path, names: Collection[str] | None) -> int:
+    """Delete those files from every commit in the cache's directory of a repository, or with None the directory.
 
-    When no weights would be left, all of it goes. Raises RunnerError when something cannot be deleted.
+    A blob goes when nothing else links to it. Works on damaged repositories too, which the library's own scan passes
+    over. Returns the bytes freed; raises RunnerError when something cannot be deleted.
     """
-    from huggingface_hub import scan_cache_dir
+    from huggingface_hub import DeleteCacheStrategy
 
-    now = _entry(entry.directory)  # something else may have been deleted since the entry was made
-    if names is not None and (
-        now is None or not {file.name for file in now.files if _is_weights(file.name)} - {*names}
-    ):
-        names = None
+    links = {link: first_hop(link) for link in _entries(directory / "snapshots")}
+    doomed, blobs = [directory], set[Path]()
+    if names is not None:
+        doomed = [link for link in links if _name_of(link, directory) in names]
+        kept = {blob for link, blob in links.items() if link not in set(doomed)}
+        blobs = {links[link] for link in doomed} - kept - set(doomed)
+    taken = taken_bytes(directory)
     try:
-        scanned = scan_cache_dir(entry.directory.parent)
-        # Commits are what the library deletes by, and a copied repository has the same ones: let it see this one alone.
-        own = dataclasses.replace(
-            scanned, repos=frozenset(repo for repo in scanned.repos if repo.repo_path == entry.directory)
-        )
-        revisions = [revision for repo in own.repos for revision in repo.revisions]
-        if names is None:
-            doomed = [entry.directory]
-            plan = own.delete_revisions(*(revision.commit_hash for revision in revisions))
-        else:
-            files = [
-                file
-                for revision in revisions
-                for file in revision.files
-                if file.file_path.relative_to(revision.snapshot_path).as_posix() in names
-            ]
-            doomed = [file.file_path for file in files]
-            plan = own.delete_files(*files)
-        plan.execute()
+        DeleteCacheStrategy(
+            expected_freed_size=0,
+            blobs=frozenset(blob for blob in blobs if blob.parent == directory / "blobs" and os.path.lexists(blob)),
+            files=frozenset(doomed if names is not None else ()),
+            refs=frozenset(),
+            repos=frozenset(doomed if names is None else ()),
+            snapshots=frozenset(),
+            cache_dir=directory.parent,
+        ).execute()
     except OSError as error:
-        raise RunnerError(f"{entry.repo} cannot be deleted: {error.strerror or error}.") from error
+        raise RunnerError(f"{directory} cannot be deleted: {error.strerror or error}.") from error
     if left := [path for path in doomed if os.path.lexists(path)]:  # the library only logs what it could not delete
         raise RunnerError(f"{left[0]} cannot be deleted.", hint="Does another user own it, or is the cache damaged?")
-    return plan.expected_freed_size
+    return sum(size for path, size in taken.items() if not path.exists())
+
+
+def _entries(directory: Path) -> list[Path]:
+    """Everything below `directory` that is no directory, links to nowhere too."""
+    return [Path(folder, name) for folder, _, names in os.walk(directory) for name in names]
+
+
+def first_hop(path: Path) -> Path:
+    """What a link points to, itself where it is none. A blob may be a link again, into a store of all repositories."""
+    return Path(os.path.normpath(path.parent / os.readlink(path))) if path.is_symlink() else path
+
+
+def _name_of(link: Path, directory: Path) -> str:
+    """What the repository calls that file of a snapshot."""
+    return PurePosixPath(*link.relative_to(directory / "snapshots").parts[1:]).as_posix()
+
+
+def taken_bytes(directory: Path) -> dict[Path, int]:
+    """The files that hold the bytes of a repository, wherever they are, each once; and their sizes."""
+    return {
+        file.path.resolve(): file.size_bytes for part in ("blobs", "snapshots") for file in _files(directory / part)
+    }

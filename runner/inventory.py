@@ -1,25 +1,27 @@
-"""What models are on this machine, whose they are, and what deleting one would take away.
+"""What models are on this machine, whose they are, and whether they are whole.
 
-It joins the registry, the models made here and the Hugging Face cache, by file names and sizes; it opens no model file
-and reaches no network. Deleting covers what runner made and what the cache holds, nothing else.
+It joins the registry, the models made here and the Hugging Face cache, by file names and sizes; it opens no file but
+the manifest of a packed model, and reaches no network. Whether the contents are right is verify.py's question.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from runner.errors import RunnerError, UsageError
-from runner.hub_cache import CachedFile, CacheEntry, cache_entries, cache_entry, remove
-from runner.model_files import WEIGHT_SUFFIXES, choose, gguf_groups, safetensors_weights
+from runner.errors import RunnerError
+from runner.hub_cache import CachedFile, broken_links, cached_files, cached_repos, repo_directory
+from runner.hub_parts import Part, leftovers
+from runner.model_files import FileGroup, gguf_groups, intended_groups, missing_side_files, safetensors_weights
 from runner.paths import builtin
+from runner.quant.packed_files import MANIFEST_NAME, is_packed
 from runner.registry import SAFETENSORS, ModelSpec, Registry
 
 Kind = Literal["built-in", "made here", "own file", "cache"]
+State = Literal["complete", "partial", "damaged"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,26 +29,35 @@ class LocalModel:
     """One set of weights on this machine. name: what to call it on the command line.
 
     path: the first weight file. repo: where it came from, or "". last_used: Unix time, s, of the last access.
+    state: "partial" after an interrupted download, "damaged" where links lead nowhere. size_bytes: what is here of its
+    weights; total_bytes: what there will be, 0 when not known. num_here of num_files weight files are here whole.
     """
 
     name: str
     kind: Kind
-    format: Literal["gguf", "safetensors"]
+    format: Literal["gguf", "safetensors", "packed"]
     quantization: str
     size_bytes: int
     path: Path
     repo: str
     last_used: float
+    state: State = "complete"
+    total_bytes: int
+    num_here: int
+    num_files: int
 
 
 def local_models(registry: Registry) -> tuple[LocalModel, ...]:
-    """Everything that can be run without the network: built-in, made here, named by the user's file, cached."""
+    """Every model of which there is something here: built-in, made here, named by the user's file, cached.
+
+    Those in the state "complete" can be run without the network.
+    """
     found: list[LocalModel] = []
     for spec in (*registry.specs, *registry.made()):
         if spec.path is not None:
             found += _in_directory(spec, spec.path)
-    for entry in cache_entries():
-        found += _in_cache(registry, entry)
+    for repo, directory in cached_repos():
+        found += _in_cache(registry, repo, directory)
     return tuple(found)
 
 
@@ -65,7 +76,7 @@ def is_builtin(spec: ModelSpec) -> bool:
 class _Weights:
     """One set of weight files. label: the file name without part numbers."""
 
-    format: Literal["gguf", "safetensors"]
+    format: Literal["gguf", "safetensors", "packed"]
     label: str
     quantization: str
     files: tuple[CachedFile, ...]
@@ -81,6 +92,9 @@ class _Weights:
             path=self.files[0].path,
             repo=repo,
             last_used=max(max(stat.st_atime, stat.st_mtime) for stat in stats),
+            total_bytes=sum(file.size_bytes for file in self.files),
+            num_here=len(self.files),
+            num_files=len(self.files),
         )
 
 
@@ -95,9 +109,22 @@ def _weights(files: Iterable[CachedFile]) -> list[_Weights]:
         names = safetensors_weights(by_name)
     except RunnerError:  # incomplete, or several models in one directory: nothing that could be run by this name
         names = ()
-    if names:
+    if names and is_packed(by_name):
+        form = _packed_format(by_name[MANIFEST_NAME].path)
+        found.append(_Weights("packed", names[0], form, tuple(by_name[name] for name in names)))
+    elif names:
         found.append(_Weights("safetensors", names[0], "", tuple(by_name[name] for name in names)))
     return found
+
+
+def _packed_format(manifest: Path) -> str:
+    """What a packed model's manifest calls its format; "" when it cannot be read, which loading the model tells."""
+    from runner.quant.mq.manifest import read_manifest
+
+    try:
+        return read_manifest(manifest).quantization
+    except RunnerError:
+        return ""
 
 
 def _in_directory(spec: ModelSpec, path: Path) -> list[LocalModel]:
@@ -109,11 +136,63 @@ def _in_directory(spec: ModelSpec, path: Path) -> list[LocalModel]:
     return [weights.model(spec.name, _kind(spec), "") for weights in _weights(files)]
 
 
-def _in_cache(registry: Registry, entry: CacheEntry) -> list[LocalModel]:
-    known = registry.known_repo(entry.repo)
-    return [
-        weights.model(_cache_name(known, entry.repo, weights), "cache", entry.repo) for weights in _weights(entry.files)
-    ]
+def _in_cache(registry: Registry, repo: str, directory: Path) -> list[LocalModel]:
+    known = registry.known_repo(repo)
+    files = {file.name: file for file in cached_files(repo)}
+    whole = [weights for weights in _weights(files.values()) if _can_run(weights, files)]
+    found = [weights.model(_cache_name(known, repo, weights), "cache", repo) for weights in whole]
+    there = {file.name for weights in whole for file in weights.files}
+    parts = {part.name: part for part in leftovers(directory).parts if part.is_resumable}
+    broken = broken_links(repo)
+    for group in intended_groups([*files, *parts, *broken]):
+        if there.isdisjoint(group.names):
+            unfinished = _Unfinished(group, files, parts, broken)
+            found.append(unfinished.model(_cache_name(known, repo, unfinished.weights), repo))
+    return found
+
+
+def _can_run(weights: _Weights, names: Iterable[str]) -> bool:
+    """Whether the files are there without which the weights are of no use."""
+    return weights.format == "gguf" or not missing_side_files(names)
+
+
+@dataclass(frozen=True)
+class _Unfinished:
+    """A set of weights in the cache of which something is missing."""
+
+    group: FileGroup
+    files: Mapping[str, CachedFile]
+    parts: Mapping[str, Part]
+    broken: Mapping[str, Path]
+
+    @property
+    def weights(self) -> _Weights:
+        is_gguf = self.group.label.lower().endswith(".gguf")
+        return _Weights("gguf" if is_gguf else "safetensors", self.group.label, self.group.quant if is_gguf else "", ())
+
+    def model(self, name: str, repo: str) -> LocalModel:
+        names = self.group.names
+        parts = [self.parts[one] for one in names if one in self.parts and one not in self.files]
+        here = [self.files[one] for one in names if one in self.files]
+        links = [self.broken[one] for one in names if one in self.broken]
+        sizes = [file.size_bytes for file in here] + [part.size_bytes for part in parts]
+        is_size_known = len(sizes) == len(names) and all(sizes)
+        paths = [file.path for file in here] + [part.path for part in parts] + links
+        stats = [os.lstat(path) for path in paths]
+        return LocalModel(
+            name=name,
+            kind="cache",
+            format=self.weights.format,
+            quantization=self.weights.quantization,
+            size_bytes=sum(file.size_bytes for file in here) + sum(part.done_bytes for part in parts),
+            path=paths[0],
+            repo=repo,
+            last_used=max(stat.st_mtime for stat in stats),
+            state="damaged" if links and not parts else "partial",
+            total_bytes=sum(sizes) if is_size_known else 0,
+            num_here=len(here),
+            num_files=len(names),
+        )
 
 
 def _cache_name(known: ModelSpec | None, repo: str, weights: _Weights) -> str:
@@ -128,76 +207,21 @@ def _cache_name(known: ModelSpec | None, repo: str, weights: _Weights) -> str:
     return f"{repo}:{weights.quantization}" if weights.quantization else repo
 
 
-# --- deleting --------------------------------------------------------------------------------------------------------
+def known_names(repo: str) -> frozenset[str]:
+    """The names of all files of a repository of which there is something in the cache: whole, begun, or a bare link."""
+    here = {file.name for file in cached_files(repo)}
+    begun = {part.name for part in leftovers(repo_directory(repo)).parts if part.name}
+    return frozenset(here | begun | broken_links(repo).keys())
 
 
-@dataclass(frozen=True)
-class Removal:
-    """One deletion: a directory of a model made here, or files (None: all) of a repository in the cache."""
-
-    title: str
-    size_bytes: int
-    directory: Path | None = None
-    entry: CacheEntry | None = None
-    names: frozenset[str] | None = None
-
-
-def plan_removal(spec: ModelSpec, made: Path) -> tuple[Removal, ...]:
-    """What deleting `spec` means; nothing is deleted yet. made: the directory of the models made here.
-
-    Raises UsageError for a model that is not here, that ships with runner, or whose files are not runner's.
-    """
-    if is_builtin(spec):
-        raise UsageError(
-            f"{spec.name} ships with runner and cannot be deleted.", hint="Removing the program removes it."
-        )
-    if spec.origin == "made" and spec.path is not None and spec.path.parent == made.absolute():
-        size = sum(os.lstat(Path(folder, name)).st_size for folder, _, names in os.walk(spec.path) for name in names)
-        return (Removal(spec.name, size, directory=spec.path),)
-    if spec.path is not None or spec.origin == "fake":
-        raise UsageError(
-            f"{spec.path or spec.name} was neither made nor fetched by runner.",
-            hint="Only models from `runner ls` of the kinds 'cache' and 'made here' are deleted.",
-        )
-    removals = [
-        removal
-        for repo in dict.fromkeys(one for one in (spec.gguf, spec.repo) if one)
-        if (entry := cache_entry(repo)) is not None and (removal := _from_cache(spec, entry)) is not None
-    ]
-    if not removals:
-        raise UsageError(f"{spec.name} is not on this machine.", hint="`runner ls` lists what is.")
-    return tuple(removals)
-
-
-def _from_cache(spec: ModelSpec, entry: CacheEntry) -> Removal | None:
-    """The part of a cached repository that `spec` means; all of it when no other weights would be left."""
-    if not spec.asked:
-        return Removal(entry.repo, entry.size_bytes, entry=entry)
-    if spec.asked == SAFETENSORS and spec.gguf and entry.repo.lower() == spec.gguf.lower() != spec.repo.lower():
-        return None
-    by_name = {file.name: file for file in entry.files}
-    try:
-        choice = choose(spec, tuple(by_name), entry.repo)
-    except RunnerError:
-        return None
-    left = [name for name in by_name if name.lower().endswith(WEIGHT_SUFFIXES) and name not in choice.weights]
-    if not left:
-        return Removal(entry.repo, entry.size_bytes, entry=entry)
-    size = sum(by_name[name].size_bytes for name in choice.weights)
-    label = f"{entry.repo}, {choice.quant or SAFETENSORS}"
-    return Removal(label, size, entry=entry, names=frozenset(choice.weights))
-
-
-def delete(removal: Removal) -> int:
-    """Carry it out; returns the bytes freed. Raises RunnerError when something could not be deleted."""
-    if removal.entry is not None:
-        return remove(removal.entry, removal.names)
-    assert removal.directory is not None
-    try:
-        if removal.directory.is_symlink():  # someone linked a directory in here: the link is ours, what it means is not
-            removal.directory.unlink()
-            return 0
-        shutil.rmtree(removal.directory)
-    except OSError as error:
-        raise RunnerError(f"{removal.directory} cannot be deleted: {error.strerror or error}.") from error
-    return removal.size_bytes
+def is_meant(spec: ModelSpec, repo: str, group: FileGroup) -> bool:
+    """Whether those weights of a repository are what the user asked for with ":QUANT" or ":safetensors"."""
+    is_gguf = group.label.lower().endswith(".gguf")
+    if spec.asked == SAFETENSORS:
+        is_other = spec.gguf and repo.lower() == spec.gguf.lower() != spec.repo.lower()
+        return not is_gguf and not is_other
+    if not is_gguf:
+        return False
+    if spec.file:
+        return group.label.rsplit("/", 1)[-1].lower() == spec.file.replace("{quant}", spec.asked).lower()
+    return group.quant == spec.asked.upper()

@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from typing import Literal
 
 from runner.errors import BadModelFile, UnsupportedModel, UsageError
+from runner.quant.packed_files import MANIFEST_NAME, WEIGHTS_NAME, is_packed
 from runner.registry import SAFETENSORS, ModelSpec, quant_of
 
 CONFIG, SAMPLING = "config.json", "generation_config.json"
@@ -60,7 +61,7 @@ class FileGroup:
 class Choice:
     """The files of one model: `weights` in order, and the side files that are there."""
 
-    format: Literal["gguf", "safetensors"]
+    format: Literal["gguf", "safetensors", "packed"]
     weights: tuple[str, ...]
     side: tuple[str, ...]
 
@@ -92,6 +93,32 @@ def _groups(names: Iterable[str], suffix: str) -> tuple[list[FileGroup], list[st
         else:
             incomplete.append(f"{label} ({len(numbered)} of {count} parts)")
     return whole, incomplete
+
+
+def intended_groups(names: Iterable[str]) -> tuple[FileGroup, ...]:
+    """The sets of weights that `names` belong to, whole or not; a split one has the names of all its parts.
+
+    Safetensors count at the top alone; projectors and the like are left out.
+    """
+    found: dict[str, FileGroup] = {}
+    for name in sorted(names):
+        suffix = PurePosixPath(name).suffix.lower()
+        if suffix not in WEIGHT_SUFFIXES or (suffix == ".safetensors" and "/" in name):
+            continue
+        label, parts = name, [name]
+        if match := _PART.fullmatch(name):
+            label = match["stem"] + match["suffix"]
+            count = match["count"]
+            parts = [f"{match['stem']}-{n:05d}-of-{count}{match['suffix']}" for n in range(1, int(count) + 1)]
+        if not _NO_MODELS & set(_WORD.split(label.lower())):
+            found.setdefault(f"{label} in {len(parts)}", FileGroup(label, tuple(parts)))
+    return tuple(found.values())
+
+
+def part_number(name: str) -> int | None:
+    """Which part of a split file that is, from 1; None for a file that is not split."""
+    match = _PART.fullmatch(name)
+    return int(match["number"]) if match else None
 
 
 def gguf_groups(names: Iterable[str]) -> tuple[FileGroup, ...]:
@@ -138,6 +165,9 @@ def choose(spec: ModelSpec, names: Sequence[str], where: str) -> Choice:
         missing = missing_side_files(names)
         if missing:
             raise BadModelFile(f"{where} has weights, but no {missing}.", hint="Fetch the whole repository.")
+        if is_packed(names):
+            side = tuple(name for name in (MANIFEST_NAME, *SIDE_FILES) if name in names)
+            return Choice("packed", (WEIGHTS_NAME,), side)
         side = tuple(name for name in (*SIDE_FILES, INDEX) if name in names)
         return Choice("safetensors", weights, side)
     raise _nothing(spec, names, where)

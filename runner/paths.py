@@ -2,7 +2,7 @@
 
 RUNNER_HOME (or the argument) puts all of them under one directory, which tests and portable installs use. This file
 makes directories when asked and knows nothing of what goes into them. Downloads live in the Hugging Face cache
-(hub.py), not here.
+(hub), not here.
 """
 
 from __future__ import annotations
@@ -45,6 +45,11 @@ class Paths:
     @property
     def log_file(self) -> Path:
         return self.state / "runner.log"
+
+    @property
+    def fit_history(self) -> Path:
+        """What earlier loads were estimated to take and took."""
+        return self.state / "fit.jsonl"
 
     @property
     def engines(self) -> Path:

@@ -18,6 +18,7 @@ from runner.events import Notice, Progress
 from runner.hub_cache import snapshots
 from runner.model_files import PICKLES, SAMPLING, SIDE_FILES, Choice, FileGroup, choose, gguf_groups, missing_side_files
 from runner.quant.json_file import read_json_if_there
+from runner.quant.packed_files import MANIFEST_NAME, WEIGHTS_NAME
 from runner.registry import SCRIPT_SUFFIX, ModelSpec
 from runner.types import CancelToken, ReadyModel
 
@@ -135,6 +136,8 @@ def _at_path(spec: ModelSpec, path: Path) -> Located:
             raise BadModelFile(
                 f"{path.parent} has weights, but no {missing}.", hint="Put it there: it comes with the model."
             )
+        if path.name == WEIGHTS_NAME and (path.parent / MANIFEST_NAME).is_file():
+            return Located(path.parent, Choice("packed", (path.name,), (MANIFEST_NAME, *side)))
         return Located(path.parent, Choice("safetensors", (path.name,), side))
     if suffix in PICKLES:
         raise UnsupportedModel(
@@ -175,12 +178,13 @@ def _fetch(spec: ModelSpec, on_event: OnEvent, cancel: CancelToken) -> Located:
     label = choice.weights[0] if len(choice.weights) == 1 else f"{len(choice.weights)} files"
     on_event(Notice("info", f"Fetching {label} ({size / 1e9:.2f} GB) from {repo}."))
 
-    def on_progress(done: int, total: int) -> None:
-        if cancel.is_cancelled:
-            raise RunnerError("The download was cancelled.")
-        on_event(Progress("download", done, total, "bytes"))
+    if listing.renamed_to:
+        on_event(Notice("info", f"{repo} is now called {listing.renamed_to}."))
 
-    return Located(hub.fetch(listing, choice.names, on_progress), choice)
+    def on_progress(state: hub.FetchState) -> None:
+        on_event(Progress("download", state.done_bytes, state.total_bytes, "bytes"))
+
+    return Located(hub.fetch(listing, choice.names, on_progress=on_progress, cancel=cancel), choice)
 
 
 # --- checking --------------------------------------------------------------------------------------------------------
@@ -199,6 +203,10 @@ def _describe(spec: ModelSpec, located: Located, on_event: OnEvent) -> ReadyMode
 
         for path in located.weights:
             read_header(path)
+        if located.choice.format == "packed":
+            from runner.quant.mq.manifest import read_manifest
+
+            read_manifest(located.directory)
     directory = located.weights[0].parent
     from_config, ignored = sampling_defaults(directory / SAMPLING)
     if ignored:

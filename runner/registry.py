@@ -1,7 +1,7 @@
 """Which model a text means: models.toml, the user's own file over it, repositories, and files on this machine.
 
 It turns "qwen3-8b:Q8_0", "owner/repo:Q4_K_M", a directory or a .gguf file into a frozen ModelSpec. It knows nothing of
-what is downloaded (hub.py) or how files are chosen and checked (prepare.py), and reads no model file.
+what is downloaded (hub) or how files are chosen and checked (prepare.py), and reads no model file.
 """
 
 from __future__ import annotations
@@ -77,6 +77,16 @@ class ModelSpec:
     def chosen_quant(self) -> str:
         """The GGUF quantization to take: the one asked for, else the model's default, else ""."""
         return "" if self.wants_safetensors else self.asked or self.quant
+
+    @property
+    def source(self) -> tuple[str, str]:
+        """The repository and revision that its files come from."""
+        return (self.repo, self.revision) if self.wants_safetensors else (self.gguf, self.gguf_revision)
+
+    @property
+    def repos(self) -> tuple[str, ...]:
+        """The repositories of its GGUF files and of its original weights, where they are known."""
+        return tuple(dict.fromkeys(one for one in (self.gguf, self.repo) if one))
 
 
 _KEYS = tuple(f.name for f in dataclasses.fields(ModelSpec) if f.name not in ("name", "origin", "asked"))
@@ -225,6 +235,15 @@ class Registry:
             for path in paths
             if path.is_dir() and not path.name.startswith(".") and not path.name.endswith(".partial")
         )
+
+    def search(self, query: str) -> tuple[ModelSpec, ...]:
+        """The models of the files in whose names, family, repositories or description all words of `query` are."""
+        words = query.lower().split()
+
+        def text(spec: ModelSpec) -> str:
+            return " ".join((spec.name, *spec.aliases, spec.family, spec.repo, spec.gguf, spec.description)).lower()
+
+        return tuple(spec for spec in self.specs if words and all(word in text(spec) for word in words))
 
     def known_repo(self, repo: str) -> ModelSpec | None:
         """The first model whose files come from that repository."""

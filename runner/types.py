@@ -13,7 +13,7 @@ from typing import Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
 BackendName = Literal["native", "llamacpp", "fake"]
-WeightsFormat = Literal["gguf", "safetensors", "script"]
+WeightsFormat = Literal["gguf", "safetensors", "packed", "script"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,8 @@ class ReasoningMarkers:
 class ReadyModel:
     """A model on disk that can be loaded now: what `prepare` returns and a backend's `load` takes.
 
-    weights: one GGUF (the first part of a split one), one or more safetensors shards, or a fake script.
+    weights: one GGUF (the first part of a split one), one or more safetensors shards, the model.safetensors of a packed
+    model, whose runner.json is beside it, or a fake script.
     directory: where config.json, tokenizer.json, tokenizer_config.json and generation_config.json are, if anywhere.
     sampling: the model's own sampling defaults, by SamplingParams field name.
     stop_ids: tokens that end an answer, as generation_config.json lists them; a GGUF has room for three.

@@ -303,14 +303,14 @@ def test_a_huge_message_is_not_blamed_on_the_template(engine: EngineSurface, scr
 
 def test_a_cancel_that_the_backend_did_not_see_still_ends_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Engine(user_paths())
-    real = runner.engine._load_backend
+    real = runner.engine.load_backend
 
     def load_then_cancel(*arguments: Any) -> Any:
         loaded = real(*arguments)
         made.cancel()
         return loaded
 
-    monkeypatch.setattr("runner.engine._load_backend", load_then_cancel)
+    monkeypatch.setattr("runner.engine.load_backend", load_then_cancel)
     with pytest.raises(RunnerError, match="cancelled"):
         list(made.load("demo", LoadOptions(n_threads=1)))
     assert made.loaded is None

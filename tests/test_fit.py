@@ -5,25 +5,49 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny_files import write_gguf
+from fit_models import write_gemma3, write_llama, write_qwen35
+from safetensors.numpy import save_file
 
 from runner.backends import llamacpp
 from runner.config import LoadOptions
-from runner.errors import BadModelFile, DoesNotFit
-from runner.fit import Shape, check_fit, estimate, gpu_layers_that_fit, model_shape
-from runner.types import CancelToken, Device, ReadyModel
+from runner.errors import DoesNotFit
+from runner.events import Notice
+from runner.fit import (
+    Alternative,
+    Fit,
+    ModelFacts,
+    alternatives,
+    check_fit,
+    estimate,
+    gpu_layers_that_fit,
+    plan,
+    read_facts,
+    remedy,
+)
+from runner.fit.facts import NO_FACTS
+from runner.model_config.shape import LayerCache, Shape
+from runner.paths import builtin
+from runner.registry import Registry
+from runner.types import CancelToken, Device, MemoryUse, ReadyModel
 
 GIB = 2**30
 # Qwen3-8B: 36 layers, 8 KV heads of 128; Q4_K_M is 5.03 GB.
 QWEN3_8B = Shape(
-    context_length=40960,
+    architecture="qwen3",
     num_parameters=8_190_735_360,
-    num_layers=36,
+    num_active_parameters=8_190_735_360,
+    context_length=40960,
     hidden_size=4096,
     vocab_size=151936,
-    kv_width=2 * 36 * 8 * 128,
+    caches=(LayerCache(kind="full", width=2 * 8 * 128),) * 36,
 )
-Q4_BYTES = 5_030_000_000
+Q4 = ModelFacts(
+    format="gguf",
+    shape=QWEN3_8B,
+    weights_bytes=5_030_000_000,
+    num_parameters=8_190_735_360,
+    quantization="Q4_K_M",
+)
 
 
 def machine(ram_gib: float, gpu_gib: float | None = None) -> tuple[Device, ...]:
@@ -34,75 +58,232 @@ def machine(ram_gib: float, gpu_gib: float | None = None) -> tuple[Device, ...]:
     return (gpu, ram)
 
 
+def gguf(path: Path) -> ReadyModel:
+    size = path.stat().st_size
+    return ReadyModel(name="m", format="gguf", weights=(path,), directory=path.parent, size_bytes=size)
+
+
 @pytest.fixture
 def demo(demo_directory: Path) -> ReadyModel:
-    path = demo_directory / "demo-q8_0.gguf"
-    return ReadyModel(
-        name="demo", format="gguf", weights=(path,), directory=demo_directory, size_bytes=path.stat().st_size
-    )
+    return gguf(demo_directory / "demo-q8_0.gguf")
+
+
+def used_by_llama_cpp(model: ReadyModel, options: LoadOptions) -> MemoryUse:
+    backend = llamacpp.load(model, options, lambda _: None, CancelToken())
+    used = backend.memory()
+    backend.close()
+    return used
+
+
+# --- the arithmetic --------------------------------------------------------------------------------------------------
 
 
 def test_kv_cache_of_a_known_model() -> None:
-    fit = estimate(QWEN3_8B, Q4_BYTES, LoadOptions(ctx_size=32768), machine(64))
+    fit = estimate(Q4, LoadOptions(ctx_size=32768), machine(64))
     assert fit.need.kv_cache_bytes == 32768 * 147456  # 144 KiB a token in f16
-    half = estimate(QWEN3_8B, Q4_BYTES, LoadOptions(ctx_size=32768, kv_type="q8_0"), machine(64))
+    half = estimate(Q4, LoadOptions(ctx_size=32768, kv_type="q8_0"), machine(64))
     assert half.need.kv_cache_bytes == pytest.approx(fit.need.kv_cache_bytes * 0.53, rel=0.01)
+
+
+def test_kv_cache_by_kind_of_layer() -> None:
+    caches = (
+        LayerCache(kind="full", width=100),
+        LayerCache(kind="window", width=100, window=512),
+        LayerCache(kind="state", state_size=1000),
+        LayerCache(kind="shared"),
+    )
+    facts = dataclasses.replace(Q4, shape=dataclasses.replace(QWEN3_8B, caches=caches))
+    parts = {part.kind: part for part in estimate(facts, LoadOptions(ctx_size=4096), machine(64)).kv_parts}
+    assert parts["full"].size_bytes == 2 * 100 * 4096
+    assert parts["window"].size_bytes == parts["full"].size_bytes  # llama.cpp keeps windows whole
+    assert parts["window"].window == 512
+    assert parts["state"].size_bytes == 4 * 1000  # float32, whatever the KV type
+    assert parts["shared"].size_bytes == 0
+
+
+def test_what_others_hold_and_what_a_draft_takes_count() -> None:
+    fit = estimate(Q4, LoadOptions(), machine(16))
+    assert fit.others_bytes == 48 * GIB
+    draft = dataclasses.replace(Q4, weights_bytes=GIB, shape=dataclasses.replace(QWEN3_8B, caches=QWEN3_8B.caches[:4]))
+    with_draft = estimate(Q4, LoadOptions(), machine(16), draft=draft)
+    assert with_draft.draft_bytes == GIB + fit.need.kv_cache_bytes * 4 // 36
+    assert with_draft.total_bytes == fit.total_bytes + with_draft.draft_bytes
 
 
 def test_a_gpu_takes_all_layers_some_or_none() -> None:
     def layers(gpu_gib: float) -> int:
-        return estimate(QWEN3_8B, Q4_BYTES, LoadOptions(), machine(32, gpu_gib)).n_gpu_layers
+        return estimate(Q4, LoadOptions(), machine(32, gpu_gib)).n_gpu_layers
 
     assert layers(24) == 36
     assert 8 < layers(4) < 28
     assert layers(0.3) == 0
 
 
-def test_the_estimate_agrees_with_what_llama_cpp_allocates(demo: ReadyModel) -> None:
-    options = LoadOptions(ctx_size=1024, n_threads=1)
-    fit = estimate(model_shape(demo), demo.size_bytes, options, machine(8))
-    backend = llamacpp.load(demo, options, lambda _: None, CancelToken())
-    used = backend.memory()
-    backend.close()
-    assert fit.need.weights_bytes == pytest.approx(used.weights_bytes, rel=0.05)
-    assert fit.need.kv_cache_bytes == pytest.approx(used.kv_cache_bytes, rel=0.01)
-    assert used.workspace_bytes <= fit.need.workspace_bytes < 1.6 * used.workspace_bytes  # a bound
-
-
-def test_what_does_not_fit_says_what_would(demo: ReadyModel) -> None:
-    big = LoadOptions(ctx_size=2**20)
-    with pytest.raises(DoesNotFit, match="KV cache for 1048576 tokens") as refused:
-        check_fit(demo, big, machine(1))
-    suggested = int(refused.value.hint.split("-c ")[1].split(".")[0])
-    check_fit(demo, dataclasses.replace(big, ctx_size=suggested), machine(1))
-    huge = dataclasses.replace(demo, size_bytes=40 * GIB)
-    with pytest.raises(DoesNotFit) as refused:
-        check_fit(huge, LoadOptions(), machine(8))
-    assert "smaller model" in refused.value.hint
-    check_fit(huge, LoadOptions(), machine(30, 16))  # split between GPU and RAM
-
-
-def test_native_holds_wider_weights_than_the_file() -> None:
-    on_cpu = estimate(QWEN3_8B, Q4_BYTES, LoadOptions(), machine(64), "native").need
-    on_gpu = estimate(QWEN3_8B, Q4_BYTES, LoadOptions(), machine(64, 40), "native").need
+def test_native_holds_weights_in_its_own_types() -> None:
+    on_cpu = estimate(Q4, LoadOptions(), machine(64), "native").need
+    on_gpu = estimate(Q4, LoadOptions(), machine(64, 40), "native").need
     assert on_cpu.weights_bytes == 4 * QWEN3_8B.num_parameters == 2 * on_gpu.weights_bytes
     assert on_cpu.kv_cache_bytes == 2 * on_gpu.kv_cache_bytes
+    assert estimate(Q4, LoadOptions(), machine(64), "native").kv_type == "f32"
+    packed = dataclasses.replace(Q4, format="packed")
+    assert estimate(packed, LoadOptions(), machine(64, 40), "native").need.weights_bytes == Q4.weights_bytes
+    assert estimate(packed, LoadOptions(), machine(64), "native").need.weights_bytes == on_cpu.weights_bytes
 
 
 def test_gpu_layers_of_a_file(demo: ReadyModel) -> None:
-    assert gpu_layers_that_fit(demo, LoadOptions(), machine(8, 8)[:1]) == 7
+    assert gpu_layers_that_fit(read_facts(demo), LoadOptions(), machine(8, 8)[:1]) == 7
 
 
-def test_shape_from_a_hugging_face_config(shared_data: Path, tmp_path: Path) -> None:
+# --- against what is really allocated --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["demo", "llama", "gemma3", "qwen35"])
+@pytest.mark.parametrize("options", [LoadOptions(ctx_size=1000), LoadOptions(ctx_size=8192, kv_type="q8_0")])
+def test_the_estimate_agrees_with_what_llama_cpp_allocates(
+    name: str, options: LoadOptions, demo: ReadyModel, tmp_path: Path
+) -> None:
+    writers = {"llama": write_llama, "gemma3": write_gemma3, "qwen35": write_qwen35}
+    model = gguf(writers[name](tmp_path / "m.gguf", demo.weights[0])) if name in writers else demo
+    options = dataclasses.replace(options, n_threads=1, warmup=False)
+    need = estimate(read_facts(model), options, machine(8)).need
+    used = used_by_llama_cpp(model, options)
+    assert need.weights_bytes == pytest.approx(used.weights_bytes, rel=0.01)
+    assert need.kv_cache_bytes == pytest.approx(used.kv_cache_bytes, rel=0.01)  # the log has two decimals of a MiB
+    assert used.workspace_bytes <= need.workspace_bytes < 2 * used.workspace_bytes  # a bound
+
+
+def test_plans_beside_a_load_make_a_record(demo: ReadyModel) -> None:
+    from runner.fit import record_of
+
+    made = plan(read_facts(demo), LoadOptions(), machine(8), "native", (), lambda _: None)
+    used = MemoryUse(weights_bytes=7, kv_cache_bytes=8, workspace_bytes=9)
+    record = record_of(made, used)
+    assert record.actual == MemoryUse(weights_bytes=7, kv_cache_bytes=0, workspace_bytes=9)  # its cache has yet to grow
+    assert record.estimated == made.fit.estimated
+    assert (record.key.backend, record.key.device, record.key.architecture) == ("native", "cpu", "qwen3")
+    assert record.key.quantization == "Q8_0"
+
+
+# --- what does not fit -----------------------------------------------------------------------------------------------
+
+
+def refusal(facts: ModelFacts, options: LoadOptions, devices: tuple[Device, ...], *others: Alternative) -> DoesNotFit:
+    made = plan(facts, options, devices, "llamacpp", (), lambda _: None)
+    with pytest.raises(DoesNotFit) as refused:
+        check_fit("m", facts, made, devices, lambda: others)
+    return refused.value
+
+
+def fitting(facts: ModelFacts, options: LoadOptions, devices: tuple[Device, ...]) -> Fit:
+    made = plan(facts, options, devices, "llamacpp", (), lambda _: None)
+    check_fit("m", facts, made, devices)
+    return made.fit
+
+
+def test_a_context_that_is_too_large_names_the_largest_that_fits(demo: ReadyModel) -> None:
+    facts, big = read_facts(demo), LoadOptions(ctx_size=2**20)
+    error = refusal(facts, big, machine(1))
+    assert "KV cache for 1048576 tokens" in error.message
+    suggested = int(error.hint.split("-c ")[1].split(".")[0])
+    fitting(facts, dataclasses.replace(big, ctx_size=suggested), machine(1))
+    refusal(facts, dataclasses.replace(big, ctx_size=suggested + 256), machine(1))
+
+
+def test_weights_that_are_too_large_name_another_quantization_or_another_model() -> None:
+    others = (
+        Alternative(name="m:Q2_K", size_bytes=3 * GIB, is_same=True, is_exact=True),
+        Alternative(name="m:Q3_K_M", size_bytes=int(3.5 * GIB), is_same=True, is_exact=False),
+        Alternative(name="m:Q8_0", size_bytes=9 * GIB, is_same=True, is_exact=True),
+        Alternative(name="small", size_bytes=GIB, is_same=False, is_exact=True),
+        Alternative(name="tiny", size_bytes=GIB // 2, is_same=False, is_exact=True),
+    )
+    options = LoadOptions(ctx_size=2048)
+    assert "m:Q3_K_M (about 3.50 GiB) would fit" in refusal(Q4, options, machine(4.5), *others).hint
+    assert "small (1.00 GiB) would fit" in refusal(Q4, options, machine(2), *others).hint
+    assert "smaller model" in refusal(Q4, options, machine(0.2), *others).hint
+
+
+def test_a_gpu_and_ram_hold_a_model_together() -> None:
+    huge = dataclasses.replace(Q4, weights_bytes=40 * GIB)
+    refusal(huge, LoadOptions(n_gpu_layers=20), machine(8, 16))
+    assert 0 < fitting(huge, LoadOptions(n_gpu_layers=20), machine(30, 16)).n_gpu_layers < 36
+
+
+def test_nothing_is_suggested_that_needs_more_than_there_is() -> None:
+    made = plan(Q4, LoadOptions(ctx_size=40960), machine(7), "llamacpp", (), lambda _: None)
+    found = remedy(Q4, made, machine(7))
+    assert 512 <= found.n_ctx < 40960
+    assert found.quant is None
+    assert found.model is None
+
+
+def test_alternatives_come_from_the_listing_else_from_the_registry() -> None:
+    registry = Registry.load(builtin("models.toml"))
+    spec = registry.resolve("qwen3-8b")
+    by_name = {one.name: one for one in alternatives(spec, registry)}
+    assert by_name["qwen3-8b:Q8_0"] == Alternative(
+        name="qwen3-8b:Q8_0", size_bytes=spec.sizes["Q8_0"], is_same=True, is_exact=True
+    )
+    assert "qwen3-8b:Q4_K_M" not in by_name  # the one that was chosen
+    assert by_name["qwen3-0.6b"].size_bytes == pytest.approx(0.63e9, rel=0.05)  # Q8_0, by the usual bits a weight
+    assert not by_name["qwen3-0.6b"].is_exact
+    half = alternatives(spec, registry, {"a-Q2_K-00001-of-00002.gguf": 2, "x.json": 1})
+    assert half == alternatives(spec, registry)  # half of a split file is no model
+    whole = alternatives(spec, registry, {"a-Q2_K-00001-of-00002.gguf": 2, "a-Q2_K-00002-of-00002.gguf": 3})
+    assert whole[0] == Alternative(name="Qwen/Qwen3-8B-GGUF:Q2_K", size_bytes=5, is_same=True, is_exact=True)
+    assert alternatives(spec, registry, {"a-Q8_0.gguf": 9})[0].name == "qwen3-8b:Q8_0"
+    every = {registry.resolve(one.name).name for one in alternatives(spec, registry)}  # each name is understood
+    assert len(every) > 20
+
+
+def test_a_gpu_that_llama_cpp_cannot_use_is_said(monkeypatch: pytest.MonkeyPatch, demo: ReadyModel) -> None:
+    probe = llamacpp.Probe(version="0.0.0", gpu_offload=False, error=None)
+    monkeypatch.setattr("runner.fit.arithmetic.probe", lambda: probe)
+    notices: list[Notice] = []
+    made = plan(read_facts(demo), LoadOptions(), machine(8, 8), "llamacpp", (), notices.append)
+    assert made.fit.device.kind == "cpu"
+    assert made.options.n_gpu_layers == 0
+    assert "GGML_CUDA=on" in notices[0].hint
+
+
+# --- facts -----------------------------------------------------------------------------------------------------------
+
+
+def hf_directory(directory: Path, config: dict[str, object]) -> ReadyModel:
+    import numpy as np
+
+    path = directory / "model.safetensors"
+    save_file({"a": np.ones((8, 64), np.float16), "b": np.ones((4,), np.float32)}, path)
+    (directory / "config.json").write_text(json.dumps(config))
+    size = path.stat().st_size
+    return ReadyModel(name="m", format="safetensors", weights=(path,), directory=directory, size_bytes=size)
+
+
+def test_facts_of_a_hugging_face_directory(shared_data: Path, tmp_path: Path) -> None:
     config = json.loads((shared_data / "configs" / "Qwen--Qwen3-8B_config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    model = ReadyModel(name="m", format="safetensors", weights=(), directory=tmp_path, size_bytes=0)
-    assert model_shape(model) == QWEN3_8B
+    facts = read_facts(hf_directory(tmp_path, config))
+    assert facts.shape == QWEN3_8B
+    assert (facts.weights_bytes, facts.quantization, facts.format) == (8 * 64 * 2 + 16, "F16", "safetensors")
 
 
-def test_a_gguf_without_its_shape_is_named(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "shapeless.gguf")
-    model = ReadyModel(name="x", format="gguf", weights=(path,), directory=tmp_path, size_bytes=path.stat().st_size)
-    with pytest.raises(BadModelFile, match=r"shapeless\.gguf has no number under llama\.block_count") as caught:
-        model_shape(model)
-    assert caught.value.hint
+def test_weights_of_an_unknown_family_are_counted_in_the_headers(tmp_path: Path) -> None:
+    facts = read_facts(hf_directory(tmp_path, {"model_type": "brand_new"}))
+    assert facts.num_parameters == 8 * 64 + 4
+    assert facts.bpw == pytest.approx(8 * (8 * 64 * 2 + 16) / (8 * 64 + 4))
+
+
+def test_packed_weights_are_known_by_their_manifest(tmp_path: Path) -> None:
+    model = hf_directory(tmp_path, {"model_type": "llama"})
+    (tmp_path / "runner.json").write_text(json.dumps({"format": "mq4"}))
+    facts = read_facts(model)
+    assert facts.format == "packed"
+    assert facts.quantization == "MQ4"
+    assert (
+        facts.num_parameters == facts.shape.num_parameters > 10**9
+    )  # config.json's word: tensors are codes and scales
+
+
+def test_a_script_takes_nothing() -> None:
+    model = ReadyModel(name="x", format="script", weights=(), directory=Path(), size_bytes=0)
+    assert read_facts(model) == NO_FACTS
+    assert estimate(NO_FACTS, LoadOptions(), machine(1), "fake").total_bytes == 0

@@ -254,6 +254,7 @@ def test_half_fetched_shards_are_completed(server: Hub) -> None:
 
 
 def test_a_cancelled_download_stops_and_leaves_nothing_half_made(server: Hub) -> None:
+    server.bytes_s = 100
     cancel = CancelToken()
 
     def on_event(event: Progress | Notice) -> None:

@@ -18,6 +18,7 @@ _PREFERENCE: dict[WeightsFormat, tuple[tuple[BackendName, str], ...]] = {
         ("native", "llama.cpp cannot run it"),
     ),
     "safetensors": (("native", "the weights are safetensors, which the native backend reads as they are"),),
+    "packed": (("native", "the weights are packed by runner quantize, for the native backend"),),
     "script": (("fake", "the model is a script for the fake backend"),),
 }
 

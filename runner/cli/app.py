@@ -41,17 +41,22 @@ COMMANDS: dict[str, Entry] = {
     "chat": Entry("runner.cli.chat", "chat", "Talk with a model."),
     "run": Entry("runner.cli.run", "run", "Answer one prompt; text from a pipe is added to it."),
     "ls": Entry("runner.cli.ls", "ls", "List the models on this machine."),
+    "search": Entry("runner.cli.search", "search", "Find models in the registry and on the hub."),
+    "pull": Entry("runner.cli.pull", "pull", "Fetch models, or go on with an interrupted download."),
     "show": Entry("runner.cli.show", "show", "Show what is known of a model."),
     "rm": Entry("runner.cli.rm", "rm", "Delete a model's files."),
+    "verify": Entry("runner.cli.verify", "verify", "Check the files of models against their hashes, and mend them."),
+    "du": Entry("runner.cli.du", "du", "Show what models take on the disk."),
     "ps": Entry("runner.cli.ps", "ps", "List the models that are loaded now."),
     "quantize": Entry("runner.cli.quantize", "quantize", "Convert a model to GGUF, smaller if you wish."),
+    "eval": Entry("runner.cli.eval", "evaluate", "Measure perplexity, and how far a model is from its reference."),
     "explain": Entry("runner.cli.explain", "explain", "Say how a model would run here, and why."),
     "doctor": Entry("runner.cli.doctor", "doctor", "Check this machine and say what to mend."),
     "config": Entry("runner.cli.config", "app", "Show settings, and where each value comes from."),
     "sessions": Entry("runner.cli.sessions", "app", "List, show, export, search and delete saved chats."),
     "logs": Entry("runner.cli.logs", "logs", "Show the program's log."),
 }
-ALIASES = {"list": "ls", "diag": "doctor"}
+ALIASES = {"list": "ls", "get": "pull", "diag": "doctor"}
 
 
 def _placeholder(name: str) -> Any:

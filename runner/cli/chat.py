@@ -53,6 +53,7 @@ def chat(
     threads: options.Threads = None,
     force: options.Force = False,
     offline: options.Offline = None,
+    estimate_only: options.EstimateOnly = False,
     continue_latest: options.Continue = False,
     resume: options.Resume = None,
     no_log: options.NoLog = False,
@@ -104,7 +105,11 @@ def chat(
         is_quiet=quiet,
         is_verbose=verbose,
     )
-    if code := _run(setup):
+    if estimate_only:
+        from runner.cli.fit_text import show_estimate
+
+        show_estimate(setup.model, setup.load_options, paths, offline=setup.is_offline)
+    elif code := _run(setup):
         raise typer.Exit(code)
 
 

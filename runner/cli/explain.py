@@ -1,6 +1,6 @@
 """`runner explain MODEL`: which backend would run it here, on what, with how much memory, and why.
 
-It reads file headers and asks the drivers; it loads no weights and knows no arithmetic of its own.
+It reads file headers, here or on the hub, and asks the drivers; it loads no weights and knows no arithmetic of its own.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 from runner.cli import options, render
 
 if TYPE_CHECKING:
-    from runner.cli.loading import Narrator
-    from runner.paths import Paths
-    from runner.types import ReadyModel
+    from runner.preview import Backing
 
 
 def explain(
@@ -22,17 +20,16 @@ def explain(
     n_gpu_layers: options.GpuLayers = None,
     kv_type: options.KvType = None,
     threads: options.Threads = None,
+    offline: options.Offline = None,
     as_json: options.Json = False,
 ) -> None:
-    """Say how a model would run here, and why. It must be on this machine: nothing is fetched or loaded."""
-    from runner.backends import choose
-    from runner.cli.loading import Narrator
-    from runner.engine import with_gpu_layers
-    from runner.fit import estimate, model_shape
-    from runner.machine import devices
+    """Say how a model would run here, and why. Of a model that is not here only headers are read from the hub."""
+    from runner.cli.fit_text import estimate_payload, fit_rows, model_rows, print_rows
+    from runner.cli.loading import show_notice
     from runner.paths import user_paths
+    from runner.preview import preview
+    from runner.registry import Registry
     from runner.settings import load_settings
-    from runner.wire import to_plain
 
     paths = user_paths()
     settings = load_settings(paths)
@@ -43,48 +40,19 @@ def explain(
         kv_type=kv_type,
         n_threads=threads,
     )
-    with Narrator(as_json=as_json) as narrator:
-        files = _files(model or settings.model, paths, narrator)
-        choice = choose(files, load_options)
-        machine = devices()
-        if choice.name == "llamacpp":
-            load_options = with_gpu_layers(files, load_options, machine, narrator)
-    fit = estimate(model_shape(files), files.size_bytes, load_options, machine, choice.name)
+    spec = Registry.load_for(paths).resolve(model or settings.model)
+    seen = preview(spec, load_options, offline=settings.is_offline(offline), paths=paths)
+    for notice in seen.notices:
+        show_notice(notice)
     if as_json:
-        payload = {"model": files.name, "files": files.weights, "choice": choice, "fit": fit, "fits": fit.is_fitting}
-        render.emit_json("runner.explain/1", to_plain(payload))
+        render.emit_json("runner.explain/1", estimate_payload(seen))
         return
-    size, need = render.binary_size, fit.need
-    more = f" and {len(files.weights) - 1} more" if len(files.weights) > 1 else ""
-    rows = [
-        ["model", files.name],
-        ["files", f"{files.weights[0]}{more}" if files.weights else "none"],
-        ["backend", f"{choice.name}: {choice.reason}"],
-        *([f"not {name}", reason] for name, reason in choice.refused),
-        ["device", f"{fit.device.name} ({size(fit.available_bytes)} free of {size(fit.device.total_bytes)})"],
-        ["GPU layers", f"{fit.n_gpu_layers}"],
-        ["context", f"{fit.n_ctx} tokens"],
-        ["weights", size(need.weights_bytes)],
-        ["KV cache", size(need.kv_cache_bytes)],
-        ["workspace", f"about {size(need.workspace_bytes)}"],
-        ["in all", f"{size(need.total_bytes)}: " + ("it fits" if fit.is_fitting else "it does not fit")],
+    layers = ("GPU layers", f"{seen.fit.n_gpu_layers} of {seen.fit.num_layers}")
+    print_rows([*model_rows(seen), *_backend_rows(seen.backing), layers, *fit_rows(seen)])
+
+
+def _backend_rows(backing: Backing) -> list[tuple[str, str]]:
+    return [
+        ("backend", f"{backing.name or 'none'}: {backing.reason}"),
+        *((f"not {name}", reason) for name, reason in backing.refused),
     ]
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        render.data(f"{name:<{width}}  {value}")
-
-
-def _files(name: str, paths: Paths, narrator: Narrator) -> ReadyModel:
-    """The model's files on this machine. Raises UsageError where they are not: headers are read, never fetched."""
-    from runner.errors import UsageError
-    from runner.prepare import locate, ready, title
-    from runner.registry import FAKE, Registry
-    from runner.types import CancelToken
-
-    spec = Registry.load_for(paths).resolve(name)
-    if spec.origin != FAKE and spec.path is None and locate(spec) is None:
-        raise UsageError(
-            f"{title(spec)} is not on this machine, and explaining it takes its files.",
-            hint=f"`runner show {name}` says what is known of it; `runner chat {name}` fetches it.",
-        )
-    return ready(spec, offline=True, on_event=narrator, cancel=CancelToken())

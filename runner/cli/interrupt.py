@@ -8,9 +8,15 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
+
+import typer
+
+from runner.errors import RunnerError
+from runner.types import CancelToken
 
 # A key that bounces, or an impatient second press while the first is still being obeyed, is no second wish.
 _SAME_PRESS_S = 0.3
@@ -60,3 +66,27 @@ class Interruptible:
         else:
             self.is_killed = True
             self._engine.kill()
+
+
+class _Token:
+    """A CancelToken as something stoppable: a second press does not wait for the work to notice the first."""
+
+    def __init__(self, token: CancelToken) -> None:
+        self.cancel = token.cancel
+
+    def kill(self) -> None:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def cancelling(on_stopped: Callable[[], None]) -> Iterator[CancelToken]:
+    """A token that Ctrl+C cancels while the context is open. Work that ends by it calls on_stopped and exits 130."""
+    token = CancelToken()
+    with Interruptible(_Token(token)) as interrupted:
+        try:
+            yield token
+        except (RunnerError, KeyboardInterrupt) as error:
+            if isinstance(error, RunnerError) and not interrupted.presses:
+                raise
+            on_stopped()
+            raise typer.Exit(130) from error

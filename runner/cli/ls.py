@@ -6,14 +6,19 @@ It shows what inventory.py found. It opens no model file and imports nothing hea
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from runner.cli import render
+from runner.cli.columns import print_table
 from runner.inventory import LocalModel, local_models
 from runner.registry import ModelSpec, Registry
 from runner.wire import to_plain
+
+_SHOWN = ("MODEL", "QUANT", "SIZE", "STATE", "KIND", "LAST USED", "WHERE")
+_BY_WORTH = ("MODEL", "STATE", "SIZE", "QUANT", "WHERE", "KIND", "LAST USED")
 
 
 def ls(
@@ -33,15 +38,43 @@ def ls(
         _table_of_all(registry, models)
         return
     rows = [_row(model) for model in models]
-    render.table(["MODEL", "QUANT", "SIZE", "KIND", "LAST USED", "WHERE"], rows, right=[2])
+    print_table(_SHOWN, _BY_WORTH, rows, elastic=["MODEL", "WHERE"], right=["SIZE"])
+    _say_remedies(models)
     if all(model.kind == "built-in" for model in models):
         render.narrate("`runner ls --all` lists models that can be fetched.")
 
 
-def _row(model: LocalModel) -> list[str]:
-    size = render.decimal_size(model.size_bytes)
-    day = time.strftime("%Y-%m-%d", time.localtime(model.last_used))
-    return [model.name, model.quantization or model.format, size, model.kind, day, model.repo or str(model.path)]
+def _row(model: LocalModel) -> dict[str, str]:
+    return {
+        "MODEL": model.name,
+        "QUANT": model.quantization or model.format,
+        "SIZE": render.decimal_size(model.size_bytes),
+        "STATE": _progress(model),
+        "KIND": model.kind,
+        "LAST USED": time.strftime("%Y-%m-%d", time.localtime(model.last_used)),
+        "WHERE": model.repo or str(model.path),
+    }
+
+
+def _progress(model: LocalModel) -> str:
+    """The state, and how far a partial download is: by bytes where all sizes are known, else by files."""
+    if model.state != "partial":
+        return model.state
+    if model.num_here == model.num_files:
+        return "partial, no configuration or tokenizer"
+    if model.total_bytes:
+        return f"partial {100 * model.size_bytes // model.total_bytes} %"
+    return f"partial, {model.num_here} of {model.num_files} files" if model.num_files > 1 else "partial"
+
+
+def _say_remedies(models: Sequence[LocalModel]) -> None:
+    """What to do about models that are not whole."""
+    partial = next((model for model in models if model.state == "partial"), None)
+    if partial is not None:
+        render.narrate(f"Partial: `runner pull {partial.name}` goes on with it, `runner rm {partial.name}` deletes it.")
+    damaged = next((model for model in models if model.state == "damaged"), None)
+    if damaged is not None:
+        render.narrate(f"Damaged: `runner verify {damaged.name} --repair` fetches what is missing.")
 
 
 def _here(spec: ModelSpec, models: tuple[LocalModel, ...]) -> list[LocalModel]:
@@ -52,7 +85,9 @@ def _here(spec: ModelSpec, models: tuple[LocalModel, ...]) -> list[LocalModel]:
 def _state(here: list[LocalModel]) -> str:
     if not here:
         return "not here"
-    return "here: " + ", ".join(model.quantization or model.format for model in here)
+    whole = [model.quantization or model.format for model in here if model.state == "complete"]
+    others = [f"{model.quantization or model.format} {_progress(model)}" for model in here if model.state != "complete"]
+    return ", ".join([*(["here: " + ", ".join(whole)] if whole else []), *others])
 
 
 def _plain(spec: ModelSpec, models: tuple[LocalModel, ...]) -> dict[str, object]:

@@ -6,6 +6,7 @@ flag > RUNNER_* > project file > user file > the model's own > built in. It know
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +15,7 @@ import typer
 from runner.errors import UsageError
 
 BACKENDS = ("auto", "native", "llamacpp", "fake")
+_RATE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 KV_TYPES = ("f16", "bf16", "f32", "q8_0")
 
 ModelArgument = Annotated[
@@ -83,7 +85,16 @@ KvType = Annotated[
 ]
 Threads = Annotated[int | None, typer.Option("-t", "--threads", metavar="N", help="CPU threads.")]
 Force = Annotated[bool, typer.Option("--force", help="Load even what is not expected to fit.")]
+EstimateOnly = Annotated[
+    bool, typer.Option("--estimate-only", help="Say what the model would take here, and stop: nothing is fetched.")
+]
 Offline = Annotated[bool | None, typer.Option("--offline", help="Never use the network.", show_default=False)]
+
+LimitRate = Annotated[
+    str | None,
+    typer.Option("--limit-rate", metavar="RATE", help="Fetch at most so many bytes a second: 500k, 10M, 1G."),
+]
+Parallel = Annotated[int, typer.Option("-j", "--parallel", min=1, max=64, metavar="N", help="Files fetched at once.")]
 
 Continue = Annotated[bool, typer.Option("--continue", help="Go on with the chat used last.")]
 Resume = Annotated[str | None, typer.Option("--resume", metavar="ID", help="Go on with that chat.")]
@@ -106,6 +117,17 @@ def gpu_layers(text: str | None) -> int | Literal["auto", "all"] | None:
         return int(text)
     except ValueError:
         raise UsageError(f"-ngl is {text!r}.", hint="It must be auto, all, or a number of layers.") from None
+
+
+def rate_bytes_s(text: str | None) -> int | None:
+    """The value of --limit-rate in bytes a second: a number, with k, M or G for powers of 1000. Raises UsageError."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmMgG]?)[bB]?(?:/s)?", text.strip())
+    rate = round(float(match[1]) * _RATE_UNITS[match[2].lower()]) if match else 0
+    if rate < 1:
+        raise UsageError(f"--limit-rate is {text!r}.", hint="It must be bytes a second, such as 500k, 10M or 1.5G.")
+    return rate
 
 
 def sampling(

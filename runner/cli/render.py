@@ -31,12 +31,15 @@ __all__ = [
     "control",
     "data",
     "decimal_size",
+    "draw",
     "duration",
     "emit_json",
     "emit_ndjson",
+    "emit_progress",
     "fail",
     "has_colour",
     "is_dumb",
+    "is_loud",
     "is_terminal",
     "murmur",
     "narrate",
@@ -62,6 +65,11 @@ class _Mode:
 def configure(*, quiet: bool = False) -> None:
     """quiet: `narrate` and `Progress` print nothing; warnings and errors still appear."""
     _Mode.quiet = quiet
+
+
+def is_loud() -> bool:
+    """Whether the current command narrates: not with --quiet."""
+    return not _Mode.quiet
 
 
 # --- streams -------------------------------------------------------------------------------------------------------
@@ -148,6 +156,11 @@ def emit_json(schema: str, payload: Mapping[str, Any]) -> None:
     _write(sys.stdout, _json_line({"schema": schema, **payload}, indent=2 if is_terminal() else None) + "\n")
 
 
+def emit_progress(state: Mapping[str, Any]) -> None:
+    """One line of NDJSON about how far something is, on stderr: stdout stays the one object of the result."""
+    _write(sys.stderr, _json_line({"schema": "runner.progress/1", **state}) + "\n")
+
+
 def emit_ndjson(schema: str, rows: Iterable[Mapping[str, Any]]) -> None:
     """One JSON object a line on stdout, each with "schema" first. Rows are written as they come."""
     for row in rows:
@@ -161,6 +174,11 @@ def narrate(text: str) -> None:
     """One line of narration on stderr; nothing with --quiet."""
     if not _Mode.quiet:
         _write(sys.stderr, _wrapped(safe_text(text)) + "\n")
+
+
+def draw(text: str) -> None:
+    """Text and control sequences of our own on stderr, as they stand; what is from outside must be safe already."""
+    _write(sys.stderr, text)
 
 
 def say(text: str) -> None:
@@ -315,7 +333,7 @@ class Progress:
         self._shown_at, self._shown_done = self._clock(), self._done
         if self._as_json:
             state = {"stage": self._label, "done": self._done, "total": self._total, "unit": self._unit}
-            _write(sys.stderr, _json_line({"schema": "runner.progress/1", **state}) + "\n")
+            emit_progress(state)
         elif self._draws_bar():
             _write(sys.stderr, "\r" + self._bar(shutil.get_terminal_size().columns - 1) + "\x1b[K")
             self._drawn = True

@@ -1,6 +1,6 @@
-"""`runner rm MODEL...`: delete models that were fetched or made here.
+"""`runner rm MODEL...`: delete models that were fetched or made here; with --partial, only what is begun or damaged.
 
-It asks, then deletes what inventory.py planned. Nothing is deleted before every name has been understood.
+It asks, then deletes what removal.py planned. Nothing is deleted before every name has been understood.
 """
 
 from __future__ import annotations
@@ -10,30 +10,53 @@ from typing import Annotated
 import typer
 
 from runner.cli import render
-from runner.inventory import delete, plan_removal
-from runner.paths import user_paths
+from runner.errors import UsageError
+from runner.paths import Paths, user_paths
 from runner.registry import Registry
+from runner.removal import Removal, delete, plan_leftovers, plan_removal
 
 
 def rm(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL", help="As `runner ls` names them.")],
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="MODEL...", help="As `runner ls` names them.", show_default=False)
+    ] = None,
+    partial: Annotated[
+        bool,
+        typer.Option(
+            "--partial", help="Only partial downloads and damaged files set aside: of MODELs, or all there are."
+        ),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, runner.rm/1.")] = False,
 ) -> None:
-    """Delete a model's files."""
-    paths = user_paths()
-    registry = Registry.load_for(paths)
-    plans = [plan for model in models for plan in plan_removal(registry.resolve(model), paths.models)]
-    plans = list(dict.fromkeys(plans))  # the same model named twice
+    """Delete a model's files, with what was begun of it."""
+    plans = _plans(models or [], partial, user_paths())
     for plan in plans:
         render.narrate(f"{plan.title}: {render.decimal_size(plan.size_bytes)}")
     question = f"Delete {'this' if len(plans) == 1 else 'these'}?"
-    if not render.confirm(question, yes):
+    if plans and not render.confirm(question, yes):
         render.narrate("Nothing was deleted.")
         raise typer.Exit(1)
     freed = {plan.title: delete(plan) for plan in plans}
     if as_json:
         removed = [{"name": title, "freed_bytes": size} for title, size in freed.items()]
         render.emit_json("runner.rm/1", {"removed": removed, "freed_bytes": sum(freed.values())})
-    else:
+    elif plans:
         render.narrate(f"Freed {render.decimal_size(sum(freed.values()))}.")
+    else:
+        render.narrate("There is nothing unfinished or set aside.")
+
+
+def _plans(models: list[str], partial: bool, paths: Paths) -> list[Removal]:
+    """What is to be deleted, each once."""
+    registry = Registry.load_for(paths)
+    if not models and not partial:
+        raise UsageError("Which models?", hint="Name them as `runner ls` does; --partial deletes unfinished downloads.")
+    if not models:
+        return list(plan_leftovers(None))
+    plans: dict[str, Removal] = {}
+    for model in models:
+        spec = registry.resolve(model)
+        for plan in plan_leftovers(spec) if partial else plan_removal(spec, paths.models):
+            plans.setdefault(plan.title, plan)  # the same model named twice
+    return list(plans.values())

@@ -55,6 +55,7 @@ def run(
     threads: options.Threads = None,
     force: options.Force = False,
     offline: options.Offline = None,
+    estimate_only: options.EstimateOnly = False,
     verbose: options.Verbose = False,
     quiet: options.Quiet = False,
     as_json: options.Json = False,
@@ -81,6 +82,10 @@ def run(
         n_threads=threads,
         force=force or None,
     )
+    if estimate_only:
+        from runner.cli.fit_text import show_estimate
+
+        return show_estimate(name, load_options, paths, offline=settings.is_offline(offline), as_json=as_json)
     chat_options = settings.chat_options(overflow=overflow, think=think, think_budget=think_budget, raw=raw or None)
     sampling = options.sampling(
         temperature=temperature,
@@ -110,6 +115,7 @@ def run(
         )
     if code:
         raise typer.Exit(code)
+    return None
 
 
 def _model_and_prompt(flag: str | None, argument: str | None, words: Sequence[str], default: str) -> tuple[str, str]:

@@ -1,6 +1,7 @@
-"""`runner show MODEL`: what is known of a model, from the registry and from the headers of its files if they are here.
+"""`runner show MODEL`: what is known of a model, from the registry and from the headers of its files.
 
-It needs no network: for a model that is not here it shows the registry's word. It loads no weights.
+Of a model that is not here only the headers are read from the hub; where they cannot be had, the registry's word is
+shown. It loads no weights.
 """
 
 from __future__ import annotations
@@ -10,33 +11,80 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from runner.cli import render
-from runner.errors import TemplateError, UsageError
+from runner.cli import options, render
+from runner.errors import RunnerError, TemplateError, UsageError
 from runner.registry import ModelSpec, Registry
 
 if TYPE_CHECKING:
+    from runner.config import LoadOptions
+    from runner.paths import Paths
     from runner.prepare import Located
+    from runner.preview import Preview
 
 
 def show(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="A name, owner/repo[:quant], a directory or a .gguf file.")
     ],
+    offline: options.Offline = None,
     template: Annotated[bool, typer.Option("--template", help="Print the chat template alone.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, runner.show/1.")] = False,
 ) -> None:
-    """Show what is known of a model."""
+    """Show what is known of a model, and what it would take here."""
+    from runner.paths import user_paths
     from runner.prepare import locate
+    from runner.settings import load_settings
 
-    spec = Registry.load_for().resolve(model)
+    paths = user_paths()
+    spec = Registry.load_for(paths).resolve(model)
     located = None if spec.origin == "fake" or _is_script(spec) else locate(spec)
     facts = _facts(spec, located)
     if template:
         _print_template(spec, located, facts["chat_template"])
-    elif as_json:
+        return
+    settings = load_settings(paths)
+    seen = _preview(spec, settings.load_options(), paths, offline=settings.is_offline(offline))
+    if seen is not None:
+        facts.update(_previewed(seen))
+    if as_json:
         render.emit_json("runner.show/1", facts)
     else:
-        _print_facts(facts)
+        _print_facts(facts, seen)
+
+
+def _preview(spec: ModelSpec, load_options: LoadOptions, paths: Paths, *, offline: bool) -> Preview | None:
+    """The estimate; None, after saying why, where there is none: what is known without it is shown all the same."""
+    from runner.preview import preview
+
+    try:
+        return preview(spec, load_options, offline=offline, paths=paths)
+    except RunnerError as error:
+        render.narrate(f"No estimate: {error.message}")
+        return None
+
+
+def _previewed(seen: Preview) -> dict[str, Any]:
+    """What the headers say over what the registry does, and the estimate."""
+    from runner.cli.fit_text import estimate_payload
+
+    plain = estimate_payload(seen)
+    found = {
+        "architecture": seen.architecture,
+        "parameters": seen.num_parameters,
+        "context_length": seen.context_length,
+        "quantization": seen.quantization,
+        "active_parameters": seen.num_active_parameters,
+        "bpw": seen.bpw,
+        "download_bytes": seen.download_bytes,
+        "backend": plain["backing"],
+        "fit": plain["fit"],
+        "fits": plain["fits"],
+        "instead": plain["instead"],
+        "notes": plain["notes"],
+    }
+    if not seen.is_local:
+        found |= {"size_bytes": seen.size_bytes, "format": seen.format}
+    return {key: value for key, value in found.items() if value or key in ("fits", "download_bytes")}
 
 
 def _is_script(spec: ModelSpec) -> bool:
@@ -93,7 +141,7 @@ def _facts(spec: ModelSpec, located: Located | None) -> dict[str, Any]:
     facts["format"] = located.choice.format
     facts["files"] = [{"path": str(path), "size_bytes": path.stat().st_size} for path in located.files]
     facts["size_bytes"] = located.size_bytes
-    read = _of_gguf(located) if located.choice.format == "gguf" else _of_safetensors(located)
+    read = {"gguf": _of_gguf, "safetensors": _of_safetensors, "packed": _of_packed}[located.choice.format](located)
     facts.update({key: value for key, value in read.items() if value})
     facts["sampling"] = {**read["sampling"], **sampling_defaults(located.weights[0].parent / SAMPLING)[0]}
     if facts["chat_template"] is not None:
@@ -146,6 +194,14 @@ def _of_safetensors(located: Located) -> dict[str, Any]:
     }
 
 
+def _of_packed(located: Located) -> dict[str, Any]:
+    from runner.quant.mq.manifest import read_manifest
+
+    manifest = read_manifest(located.directory)
+    named = {"parameters": manifest.num_parameters, "quantization": manifest.quantization}
+    return {**_of_safetensors(located), **named}
+
+
 def _template_beside(located: Located, tokenizer_config: Mapping[str, Any]) -> str | None:
     """A template in a file of its own wins over the one in tokenizer_config.json, as in transformers."""
     path = located.directory / "chat_template.jinja"
@@ -163,8 +219,11 @@ def _selected(value: object) -> str | None:
 # --- printing --------------------------------------------------------------------------------------------------------
 
 
-def _print_facts(facts: Mapping[str, Any]) -> None:
-    rows = [[label, text] for label, text in _lines(facts) if text]
+def _print_facts(facts: Mapping[str, Any], seen: Preview | None) -> None:
+    from runner.cli.fit_text import fit_rows
+
+    estimated = fit_rows(seen) if seen is not None and seen.format != "script" else []
+    rows = [[label, text] for label, text in (*_lines(facts), *estimated) if text]
     render.table(["name", facts["name"]], rows)
 
 
@@ -178,7 +237,7 @@ def _lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("family", facts["family"]),
         ("architecture", facts["architecture"]),
         ("parameters", render.short_count(facts["parameters"]) if facts["parameters"] else ""),
-        ("context", f"{facts['context_length']} tokens" if facts["context_length"] else ""),
+        ("trained for", f"{facts['context_length']} tokens" if facts["context_length"] else ""),
         ("quantization", facts["quantization"]),
         ("offered", ", ".join(facts["quantizations"])),
         ("size", size),

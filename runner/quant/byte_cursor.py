@@ -14,8 +14,16 @@ class CutShort(Exception):
     """Something in the header would end outside the file."""
 
 
+class NotHere(Exception):
+    """The header goes on beyond the bytes at hand, which are the file's first. wanted: how many are needed at least."""
+
+    def __init__(self, wanted: int) -> None:
+        super().__init__(f"the first {wanted} bytes are needed")
+        self.wanted = wanted
+
+
 class ByteCursor:
-    """Reads little-endian values one after the other from `view`, which has `size` bytes."""
+    """Reads little-endian values one after the other from `view`, the first bytes of a file of `size` bytes."""
 
     def __init__(self, view: memoryview, size: int) -> None:
         self._view = view
@@ -23,9 +31,11 @@ class ByteCursor:
         self.position = 0
 
     def need(self, count: int) -> None:
-        """Raise CutShort unless `count` more bytes are there."""
+        """Raise CutShort unless the file has `count` more bytes, NotHere unless they are at hand."""
         if count > self._size - self.position:
             raise CutShort(f"{count} bytes wanted at {self.position}, {self._size - self.position} left")
+        if self.position + count > len(self._view):
+            raise NotHere(self.position + count)
 
     def skip(self, count: int) -> None:
         self.need(count)
@@ -54,9 +64,12 @@ class ByteCursor:
     def skip_strings(self, count: int) -> None:
         """Pass over `count` strings."""
         self.need(8 * count)
-        length_at, view, end, position = struct.Struct("<Q").unpack_from, self._view, self._size - 8, self.position
+        length_at, view, position = struct.Struct("<Q").unpack_from, self._view, self.position
+        end = min(self._size, len(view)) - 8
         for _ in range(count):
             if position > end:
-                raise CutShort(f"{count} strings")
+                if position + 8 > self._size:
+                    raise CutShort(f"{count} strings")
+                raise NotHere(position + 8)
             position += 8 + length_at(view, position)[0]
         self.skip(position - self.position)

@@ -6,10 +6,10 @@ business. Peak memory is one encoded tensor and a few rows as float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
@@ -30,6 +30,24 @@ from runner.quant.vocabulary import Vocabulary
 OnProgress = Callable[[int, int], None]
 
 
+class Tensors(Protocol):
+    """Where the weights come from: `Checkpoint`, or another file with tensors under Hugging Face names.
+
+    dtype: "F32", "F16", "BF16" or what else safetensors have. rows: some rows of a tensor, or elements of a vector, in
+    it, BF16 as uint16 bits.
+    """
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+
+    @property
+    def total_bytes(self) -> int: ...
+
+    def dtype(self, name: str) -> str: ...
+
+    def rows(self, name: str, index: slice | NDArray[np.intp]) -> NDArray[Any]: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """A Hugging Face directory that was read and found convertible; no weight has been touched yet."""
@@ -38,22 +56,23 @@ class Source:
     directory: Path
     config: ModelConfig
     architecture: Architecture
-    checkpoint: Checkpoint
+    checkpoint: Tensors
     tensors: tuple[PlannedTensor, ...]
     vocabulary: Vocabulary
 
 
-def read_source(directory: Path, *, name: str | None = None) -> Source:
+def read_source(directory: Path, *, name: str | None = None, weights: Tensors | None = None) -> Source:
     """Read everything but the weights, and check that all of it can be converted.
+
+    weights: where they are, if not in the directory's safetensors.
 
     Raises UnsupportedModel for an architecture, option, tensor or tokenizer that cannot be, by its name, and
     BadModelFile for files that are malformed or do not belong together.
     """
     config = parse_model_config(read_json(directory / "config.json"))
     architecture = architecture_of(config.model_type)
-    checkpoint = Checkpoint.open(directory)
-    shapes = {tensor.name: tensor.shape for tensor in checkpoint.tensors.values()}
-    tensors = plan(architecture, config, shapes)
+    checkpoint = weights or Checkpoint.open(directory)
+    tensors = plan(architecture, config, checkpoint.shapes)
     _check_tied_copy(checkpoint, config)
     return Source(
         name=name or directory.resolve().name,
@@ -138,14 +157,14 @@ def _write_tensors(writer: GGUFWriter, source: Source, chosen: Format, on_progre
     writer.flush()
 
 
-def _encode(checkpoint: Checkpoint, tensor: PlannedTensor, stored: GGMLQuantizationType) -> NDArray[np.uint8]:
+def _encode(checkpoint: Tensors, tensor: PlannedTensor, stored: GGMLQuantizationType) -> NDArray[np.uint8]:
     """One tensor as the bytes of its GGUF type, its rows reordered where the architecture wants that."""
-    raw = checkpoint.raw(tensor.source)
-    dtype = checkpoint.tensors[tensor.source].dtype
+    dtype = checkpoint.dtype(tensor.source)
     encoded = np.empty(encoded_bytes(tensor.shape, stored), dtype=np.uint8)
     at = 0
     for start, stop in row_spans(tensor.shape):
-        rows = raw[start:stop] if tensor.row_order is None else raw[tensor.row_order[start:stop]]
+        index = slice(start, stop) if tensor.row_order is None else tensor.row_order[start:stop]
+        rows = checkpoint.rows(tensor.source, index)
         _check_finite(rows, dtype, tensor.source)
         if dtype == stored.name:  # F32, F16 and BF16 have one name and one layout in both files
             piece = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
@@ -177,11 +196,14 @@ def _encode_rows(rows: NDArray[np.float32], stored: GGMLQuantizationType, name: 
         ) from error
 
 
-def _check_tied_copy(checkpoint: Checkpoint, config: ModelConfig) -> None:
+def _check_tied_copy(checkpoint: Tensors, config: ModelConfig) -> None:
     """A checkpoint of tied embeddings may carry the output matrix too, but then it must be the same one."""
-    if not config.tie_word_embeddings or "lm_head.weight" not in checkpoint.tensors:
+    if not config.tie_word_embeddings or "lm_head.weight" not in checkpoint.shapes:
         return
-    if not np.array_equal(checkpoint.raw("lm_head.weight"), checkpoint.raw("model.embed_tokens.weight")):
+    everything = slice(None)
+    if not np.array_equal(
+        checkpoint.rows("lm_head.weight", everything), checkpoint.rows("model.embed_tokens.weight", everything)
+    ):
         raise BadModelFile(
             "config.json ties the embeddings, but the checkpoint's 'lm_head.weight' differs from them.",
             hint="Set tie_word_embeddings to false in config.json if the output matrix is meant to be used.",

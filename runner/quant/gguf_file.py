@@ -167,16 +167,29 @@ def read_header(path: Path) -> GgufHeader:
     """
     try:
         size = path.stat().st_size
+        if size == 0:  # an empty file cannot be mapped
+            return parse_header(path, b"", size)
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            return parse_header(path, mapped, size)
+    except OSError as error:
+        raise BadModelFile(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def parse_header(path: Path, start: bytes | mmap.mmap, size: int) -> GgufHeader:
+    """The checked header of a file of `size` bytes that begins with `start`; `path` names it and is not opened.
+
+    Raises BadModelFile for a file that is malformed, truncated or unsafe to load, and NotHere when the header goes on
+    beyond `start`.
+    """
+    try:
         if size < 24:
             raise _bad(path, "is too short for a GGUF file")
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            return _parse(path, mapped, size)
+        with memoryview(start) as view:
+            return _parse(path, view, size)
     except CutShort as error:
         raise _bad(path, f"is truncated or has an impossible size in its header ({error})") from error
     except UnicodeDecodeError as error:
         raise _bad(path, "has a name that is not UTF-8") from error
-    except OSError as error:
-        raise BadModelFile(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
 def parts_of(path: Path) -> tuple[Path, ...]:
@@ -197,17 +210,16 @@ def parts_of(path: Path) -> tuple[Path, ...]:
     return parts
 
 
-def _parse(path: Path, mapped: mmap.mmap, size: int) -> GgufHeader:
-    with memoryview(mapped) as view:
-        cursor = ByteCursor(view, min(size, MAX_HEADER_BYTES))
-        version = _version(path, cursor)
-        num_tensors, num_entries = cursor.number("Q"), cursor.number("Q")
-        if num_tensors > MAX_TENSORS or num_entries > MAX_ENTRIES:
-            raise _bad(path, f"claims to have {num_tensors} tensors and {num_entries} metadata entries")
-        metadata = _metadata(path, cursor, num_entries)
-        alignment = _alignment(path, metadata)
-        described = [_tensor(path, cursor) for _ in range(num_tensors)]
-        data_offset = -(-cursor.position // alignment) * alignment
+def _parse(path: Path, view: memoryview, size: int) -> GgufHeader:
+    cursor = ByteCursor(view, min(size, MAX_HEADER_BYTES))
+    version = _version(path, cursor)
+    num_tensors, num_entries = cursor.number("Q"), cursor.number("Q")
+    if num_tensors > MAX_TENSORS or num_entries > MAX_ENTRIES:
+        raise _bad(path, f"claims to have {num_tensors} tensors and {num_entries} metadata entries")
+    metadata = _metadata(path, cursor, num_entries)
+    alignment = _alignment(path, metadata)
+    described = [_tensor(path, cursor) for _ in range(num_tensors)]
+    data_offset = -(-cursor.position // alignment) * alignment
     tensors = tuple(_placed(path, tensor, data_offset, alignment) for tensor in described)
     _check_extents(path, tensors, size)
     return GgufHeader(

@@ -1,4 +1,4 @@
-"""Makes a model directory (or one .gguf) in a weight format, from a Hugging Face directory or a GGUF.
+"""Makes a model directory (or one .gguf) in a weight format, from a Hugging Face directory, a GGUF or a hipfire file.
 
 Everything is written into "<output>.partial" and renamed at the end, so that a killed run leaves nothing that looks
 whole. It knows the order of the work; the conversion itself is convert.py's and kquants.py's.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from runner.errors import BadModelFile, DoesNotFit, UnsupportedModel
 from runner.quant.convert import Source, convert, read_source
 from runner.quant.formats import FORMATS, Format, encoded_bytes, type_of
 from runner.quant.gguf_file import parts_of, read_header
+from runner.quant.hipfire import is_hipfire_file
 from runner.quant.kquants import quantize_gguf
 from runner.quant.work_directory import WorkDirectory
 
@@ -28,7 +30,7 @@ OnStage = Callable[[str, int, int], None]
 
 _SOURCE_TYPES: Final = frozenset({"F32", "F16", "BF16", "Q8_0"})
 _HUB_DIRECTORY: Final = re.compile(r"models--(?:.+--)?(?P<name>.+)")
-_FORMAT_SUFFIX: Final = re.compile(r"[-._](?:f32|f16|bf16|q8_0)$", re.IGNORECASE)
+_FORMAT_SUFFIX: Final = re.compile(r"[-._](?:f32|f16|bf16|q8_0|mq4|mq6|hfq4)$", re.IGNORECASE)
 _SPARE_BYTES: Final = 64 * 2**20  # tokenizer, metadata, copied files
 # Bits a weight of llama.cpp's mixtures, rounded up: for the disk space, before anything is written.
 _BITS: Final = {"q4_k_m": 5.5, "q5_k_m": 6.2, "q6_k": 7.0, "q4_0": 5.0, "q8_0": 8.6, "f16": 16.1, "bf16": 16.1}
@@ -70,13 +72,14 @@ def quantize_model(source: Path, chosen: Format, output: Path, *, force: bool, o
     started = time.monotonic()
     work = WorkDirectory(output)
     work.check_target(force=force)
-    plan = _plan(source, chosen)
-    with work.opened() as lock:
-        _check_disk(work.path, plan.needed_bytes)
-        weights = work.path / work.weights_name(f"{model_name(source)}-{chosen.name}.gguf")
-        _make(plan, chosen, weights, lock, on_stage)
-        header = read_header(weights)
-        work.finish(weights, companions_from=plan.files)
+    with tempfile.TemporaryDirectory(prefix="runner-") as unpacked:
+        plan = _plan(source, chosen, Path(unpacked))
+        with work.opened() as lock:
+            _check_disk(work.path, plan.needed_bytes)
+            weights = work.path / work.weights_name(f"{model_name(source)}-{chosen.name}.gguf")
+            _make(plan, chosen, weights, lock, on_stage)
+            header = read_header(weights)
+            work.finish(weights, companions_from=plan.files)
     return Quantized(
         path=output,
         weights=output if work.is_file else output / weights.name,
@@ -93,7 +96,7 @@ def quantize_model(source: Path, chosen: Format, output: Path, *, force: bool, o
 def model_name(source: Path) -> str:
     """A name for what is made from `source`: its directory's or file's, the repository's in the Hugging Face cache."""
     resolved = source.absolute()
-    if resolved.suffix == ".gguf":
+    if resolved.suffix == ".gguf" or is_hipfire_file(resolved):
         stem = re.sub(r"-\d{5}-of-\d{5}$", "", resolved.stem)
         return _FORMAT_SUFFIX.sub("", stem)
     for part in reversed(resolved.parts):
@@ -102,26 +105,40 @@ def model_name(source: Path) -> str:
     return _FORMAT_SUFFIX.sub("", resolved.name) or "model"
 
 
-def _plan(source: Path, chosen: Format) -> _Plan:
+def _plan(source: Path, chosen: Format, unpacked: Path) -> _Plan:
+    """unpacked: where the files that a hipfire file has inside are put."""
     if not source.exists():
         raise BadModelFile(f"{source} does not exist.", hint="Give a Hugging Face directory or a .gguf file.")
-    gguf = _gguf_of(source)
+    if is_hipfire_file(source):
+        return _plan_hipfire(source, chosen, unpacked)
+    gguf = gguf_of(source)
     if gguf is not None:
         return _plan_gguf(gguf, chosen)
-    checkpoint = read_source(source, name=model_name(source))
+    return _plan_checkpoint(read_source(source, name=model_name(source)), chosen)
+
+
+def _plan_hipfire(source: Path, chosen: Format, unpacked: Path) -> _Plan:
+    from runner.quant.hipfire.source import HfqWeights  # imports torch
+
+    weights = HfqWeights(source)
+    weights.write_companions(unpacked)
+    checkpoint = read_source(unpacked, name=model_name(source), weights=weights)
+    return _plan_checkpoint(checkpoint, chosen, warnings=weights.warnings())
+
+
+def _plan_checkpoint(checkpoint: Source, chosen: Format, warnings: tuple[str, ...] = ()) -> _Plan:
     formats = [chosen, lossless_format(checkpoint)] if chosen.by_llama_cpp else [chosen]
-    needed = sum(_converted_bytes(checkpoint, one) for one in formats)
     return _Plan(
         checkpoint=checkpoint,
         gguf=None,
-        files=source,
+        files=checkpoint.directory,
         source_bytes=checkpoint.checkpoint.total_bytes,
-        needed_bytes=needed,
-        warnings=checkpoint_warnings(checkpoint),
+        needed_bytes=sum(_converted_bytes(checkpoint, one) for one in formats),
+        warnings=(*warnings, *checkpoint_warnings(checkpoint)),
     )
 
 
-def _gguf_of(source: Path) -> Path | None:
+def gguf_of(source: Path) -> Path | None:
     """The GGUF that `source` is, or holds when it holds no safetensors."""
     if source.is_file():
         if source.suffix != ".gguf":
@@ -156,7 +173,7 @@ def _plan_gguf(path: Path, chosen: Format) -> _Plan:
 
 def lossless_format(source: Source) -> Format:
     """The smallest format that keeps every weight of the checkpoint as it is."""
-    types = {source.checkpoint.tensors[tensor.source].dtype for tensor in source.tensors if not tensor.keeps_f32}
+    types = {source.checkpoint.dtype(tensor.source) for tensor in source.tensors if not tensor.keeps_f32}
     if types == {"BF16"}:
         return FORMATS["bf16"]
     return FORMATS["f16"] if types == {"F16"} else FORMATS["f32"]

@@ -99,6 +99,18 @@ class Checkpoint:
     def total_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: tensor.shape for name, tensor in self.tensors.items()}
+
+    def dtype(self, name: str) -> str:
+        """The stored type of one tensor. Raises KeyError."""
+        return self.tensors[name].dtype
+
+    def rows(self, name: str, index: slice | NDArray[np.intp]) -> NDArray[Any]:
+        """Some rows of one tensor, or elements of a vector, in its stored type. Raises KeyError, OSError."""
+        return np.asarray(self.raw(name)[index])
+
     def raw(self, name: str) -> NDArray[Any]:
         """One tensor, mapped from the file, not copied; BF16 as uint16 bits. Raises KeyError, OSError."""
         tensor = self.tensors[name]
@@ -118,14 +130,28 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         size = path.stat().st_size
         with path.open("rb") as file:
             start = file.read(8)
-            if len(start) < 8:
-                raise _bad(path, "is too short for a header")
-            (length,) = struct.unpack("<Q", start)
-            if length > MAX_HEADER_BYTES or length > size - 8:
-                raise _bad(path, f"has a header of {length} bytes in a file of {size}")
-            text = file.read(length)
+            text = file.read(header_length(path, start, size))
     except OSError as error:
         raise BadModelFile(f"{path} cannot be read: {error.strerror or error}.") from error
+    return parse_header(path, text, size)
+
+
+def header_length(path: Path, start: bytes, size: int) -> int:
+    """Bytes of the header after the first 8, which are `start`, of a file of `size` bytes. Raises BadModelFile."""
+    if len(start) < 8:
+        raise _bad(path, "is too short for a header")
+    length: int = struct.unpack_from("<Q", start)[0]
+    if length > MAX_HEADER_BYTES or length > size - 8:
+        raise _bad(path, f"has a header of {length} bytes in a file of {size}")
+    return length
+
+
+def parse_header(path: Path, text: bytes, size: int) -> dict[str, StoredTensor]:
+    """The checked contents of a file of `size` bytes, by tensor name, from its header's `text`; `path` names it.
+
+    Raises BadModelFile.
+    """
+    length = len(text)
     entries = _json_object(path, text)
     entries.pop("__metadata__", None)
     tensors = {name: _entry(path, name, value, 8 + length) for name, value in entries.items()}

@@ -1,6 +1,7 @@
 """Where an output is made before it is whole: "<output>.partial", locked, then one rename.
 
-It knows which files go beside a model's weights, and nothing of what is in them.
+What is made again from the start is removed when that fails; what can be continued is kept. It knows which files go
+beside a model's weights, and nothing of what is in them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from runner.errors import BusyError, RunnerError, UsageError
+from runner.errors import BadModelFile, BusyError, RunnerError, UnsupportedModel, UsageError
+from runner.quant.packed_files import JOURNAL_NAME, MANIFEST_NAME, WEIGHTS_NAME
 
 COMPANIONS: Final = (
     "config.json",
@@ -33,12 +35,17 @@ COMPANIONS: Final = (
 )
 
 
+# A model that is one file.
+FILE_SUFFIXES: Final = frozenset({".gguf", ".hfq", ".mq4"})
+_PACKED: Final = frozenset({WEIGHTS_NAME, MANIFEST_NAME, JOURNAL_NAME})
+
+
 class WorkDirectory:
-    """The making of `output`: one .gguf file when it has that suffix, else a directory with the files beside it."""
+    """The making of `output`: one file when it has the suffix of one, else a directory with the files beside it."""
 
     def __init__(self, output: Path) -> None:
         self.output = output.absolute()
-        self.is_file = output.suffix == ".gguf"
+        self.is_file = output.suffix in FILE_SUFFIXES
         self.path = self.output.with_name(self.output.name + ".partial")
         self._replaces = False
 
@@ -65,10 +72,11 @@ class WorkDirectory:
         self._replaces = True
 
     @contextmanager
-    def opened(self) -> Iterator[int]:
-        """Make the directory, empty, and hold its lock, whose descriptor this gives.
+    def opened(self, *, resumes: bool = False) -> Iterator[int]:
+        """Make the directory, and hold its lock, whose descriptor this gives.
 
-        What a killed run left there goes; so does what a failed run made.
+        What a killed run left there goes, and so does what a failed run made. resumes: what was left of a packed model
+        stays there, and so does what this run makes when it is stopped or the disk is full.
 
         Raises BusyError when another process is making the same output, RunnerError when it cannot be written.
         """
@@ -81,35 +89,51 @@ class WorkDirectory:
             ) from error
         try:
             self._lock(descriptor)
-            self._empty()
+            self._empty(spared=_PACKED if resumes else frozenset())
+            is_kept = resumes
             try:
                 yield descriptor
             except OSError as error:
                 raise RunnerError(f"Making {self.output} failed: {error.strerror or error}.") from error
+            except (BadModelFile, UnsupportedModel):
+                is_kept = False  # it would fail again
+                raise
             finally:
                 # After finish() nothing is left there; after a failure, half-made files would only take space.
-                shutil.rmtree(self.path, ignore_errors=True)
+                if not is_kept:
+                    shutil.rmtree(self.path, ignore_errors=True)
         finally:
             os.close(descriptor)
 
     def finish(self, weights: Path, *, companions_from: Path) -> None:
         """Put the whole thing in its place, on the disk first. The old one goes last."""
-        _sync(weights)
+        sync(weights)
         if self.is_file:
             os.replace(weights, self.output)
             return
+        self.copy_companions(companions_from)
+        self.place()
+
+    def copy_companions(self, source: Path) -> None:
+        """The files that go beside the weights, as far as `source` has them."""
         for name in COMPANIONS:
-            if (file := companions_from / name).is_file():
+            if (file := source / name).is_file():
                 shutil.copyfile(file, self.path / name)
-                _sync(self.path / name)
-        if not self._replaces:
+                sync(self.path / name)
+
+    def place(self) -> None:
+        """Rename the directory to the output; all that is in it is on the disk already."""
+        sync(self.path)
+        if self._replaces:
+            # The old one is set aside, not deleted, until the new one is in its place.
+            old = Path(tempfile.mkdtemp(prefix=self.output.name + ".old-", dir=self.output.parent))
+            os.rename(self.output, old / "replaced")
             os.rename(self.path, self.output)
-            return
-        # The old one is set aside, not deleted, until the new one is in its place.
-        old = Path(tempfile.mkdtemp(prefix=self.output.name + ".old-", dir=self.output.parent))
-        os.rename(self.output, old / "replaced")
-        os.rename(self.path, self.output)
-        shutil.rmtree(old, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.rename(self.path, self.output)
+        (self.output / JOURNAL_NAME).unlink(missing_ok=True)  # now, and not before: until here, a run could go on
+        sync(self.output.parent)
 
     def _lock(self, descriptor: int) -> None:
         try:
@@ -120,26 +144,34 @@ class WorkDirectory:
         except OSError as error:
             raise BusyError(f"Another process is making {self.output}.", hint="Wait for it to end.") from error
 
-    def _empty(self) -> None:
-        """Remove what a killed run left; refuse a directory that is somebody else's."""
+    def _empty(self, spared: frozenset[str]) -> None:
+        """Remove what a killed run left, but what is spared; refuse a directory that is somebody else's."""
         if others := _foreign_files(self.path):
             raise UsageError(
                 f"{self.path} has files that do not belong to a model, such as {others[0]!r}.",
                 hint="Move them away: runner works in that directory.",
             )
         for entry in self.path.iterdir():
-            entry.unlink()
+            if entry.name not in spared:
+                entry.unlink()
 
 
 def _foreign_files(directory: Path) -> list[str]:
-    return sorted(
+    """What is there that no run of ours made. Weights with no manifest and no journal are somebody's own model."""
+    entries = sorted(directory.iterdir())
+    names = {entry.name for entry in entries}
+    ours = {*COMPANIONS, *(_PACKED if names & {MANIFEST_NAME, JOURNAL_NAME} else ())}
+    return [
         entry.name
-        for entry in directory.iterdir()
-        if entry.is_dir() or (entry.name not in COMPANIONS and entry.suffix != ".gguf")
-    )
+        for entry in entries
+        if entry.is_dir() or (entry.name not in ours and entry.suffix not in FILE_SUFFIXES)
+    ]
 
 
-def _sync(path: Path) -> None:
-    """Wait until the file is on the disk: a rename must not overtake its contents."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+def sync(path: Path) -> None:
+    """Wait until the file, or the directory's list of names, is on the disk: a rename must not overtake contents."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -91,6 +91,7 @@ def test_every_name_that_ls_gives_is_understood_by_show(capsys: pytest.CaptureFi
     write_gguf(user_paths().models / "mine" / "mine-q4_0.gguf")
     cached("who/ever", write_gguf(tmp_path / "w" / "thing-Q6_K.gguf").parent)
     for model in run_json(capsys, "ls")["models"]:
+        assert model["state"] == "complete"
         shown = run_json(capsys, "show", model["name"])
         assert shown["is_local"], model["name"]
         assert shown["files"][0]["path"] == model["path"]
@@ -108,7 +109,7 @@ def test_ls_all_adds_the_registry_with_its_state(capsys: pytest.CaptureFixture[s
     assert registry["gpt-oss-20b"]["here"] == []
 
 
-def test_a_split_model_is_one_line_and_an_incomplete_one_is_none(
+def test_a_split_model_is_one_line_and_an_incomplete_one_is_partial(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     for number in (1, 2, 3):
@@ -116,7 +117,15 @@ def test_a_split_model_is_one_line_and_an_incomplete_one_is_none(
     snapshot = cached("ggml-org/gpt-oss-120b-GGUF", tmp_path / "o")
     assert [model["name"] for model in run_json(capsys, "ls")["models"]] == ["demo", "gpt-oss-120b"]
     next(snapshot.iterdir()).unlink()
-    assert [model["name"] for model in run_json(capsys, "ls")["models"]] == ["demo"]
+    model = run_json(capsys, "ls")["models"][1]
+    assert (model["name"], model["state"], model["num_here"], model["num_files"]) == ("gpt-oss-120b", "partial", 2, 3)
+    assert "partial, 2 of 3 files" in run(capsys, "ls")[1]
+
+
+def test_weights_without_their_configuration_are_partial(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    snapshot = cached("Qwen/Qwen3-8B", write_safetensors(tmp_path / "hf", shards=2))
+    (snapshot / "config.json").unlink()
+    assert "partial, no configuration or tokenizer" in run(capsys, "ls")[1]
 
 
 def test_names_with_escape_sequences_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,73 @@ def test_the_demo_by_its_name_becomes_smaller_and_answers(
     assert "The source is Q8_0" in out.err
     assert main(["run", path.name, "What is the capital of Peru?", "--temp", "0"]) == 0
     assert capsys.readouterr().out == "The capital of Peru is Lima.\n"
+
+
+def test_four_bits_are_the_default_and_the_model_is_found_by_its_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+    assert main(["quantize", "demo", "-q", "--calibration-tokens", "1024"]) == 0
+    out = capsys.readouterr()
+    path = Path(out.out.strip())
+    assert path == user_paths().models / "demo-mq4"
+    assert "Q8_0, 8.5 bits a weight" in out.err
+    assert main(["run", "demo-mq4", "What is the capital of Peru?", "--temp", "0"]) == 0
+    assert capsys.readouterr().out == "The capital of Peru is Lima.\n"
+    assert main(["ls", "--json"]) == 0
+    listed = {model["name"]: model for model in json.loads(capsys.readouterr().out)["models"]}
+    assert listed["demo-mq4"]["quantization"] == "MQ4"
+    assert listed["demo-mq4"]["format"] == "packed"
+    assert main(["show", "demo-mq4", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["quantization"], shown["parameters"], shown["format"]) == ("MQ4", 18_357_504, "packed")
+    assert main(["explain", "demo-mq4"]) == 0
+    assert "native: the weights are packed" in capsys.readouterr().out
+
+
+def test_a_recipe_and_a_folded_rotation_are_taken_and_told(
+    tmp_path: Path, demo_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text('rules = [{tensors = "model.layers.0.*", format = "mq6"}]')
+    arguments = ["quantize", str(demo_directory), "-o", str(tmp_path / "out"), "--rotation", "folded", "--json", "-q"]
+    arguments.append("--no-calibrate")
+    assert main([*arguments, "--recipe", str(recipe)]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["rotation"] == "folded"
+    assert 4.25 < result["bpw_body"] < 6.25
+    manifest = json.loads((tmp_path / "out" / "runner.json").read_text())
+    assert manifest["tensors"]["model.layers.0.mlp.up_proj.weight"]["format"] == "mq6"
+    assert manifest["tensors"]["model.layers.1.mlp.up_proj.weight"]["format"] == "mq4"
+    assert manifest["recipe"]["name"] == "mq4+mine"
+
+
+def test_a_gguf_output_is_a_gguf_without_being_told(
+    tmp_path: Path, demo_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quantize", str(demo_directory), "-o", str(tmp_path / "out.gguf"), "-q"]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "out.gguf")
+    assert (tmp_path / "out.gguf").read_bytes()[:4] == b"GGUF"
+
+
+def test_an_interrupted_run_goes_on_and_says_so(
+    tmp_path: Path, demo_directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from runner.quant.mq import plain
+
+    real, left = plain.encode, iter(range(10))
+
+    def stopping(*arguments: Any) -> Any:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    arguments = ["quantize", str(demo_directory), "-o", str(tmp_path / "out"), "-q", "--no-calibrate"]
+    with monkeypatch.context() as patch:
+        patch.setattr(plain, "encode", stopping)
+        assert main(arguments) == 130
+    assert main(arguments) == 0
+    assert "Going on with an earlier run: 10 of 68 tensors are done." in capsys.readouterr().err
 
 
 def test_a_directory_without_a_model_is_refused_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,6 +113,16 @@ def test_json_says_what_was_made(tmp_path: Path, demo_directory: Path, capsys: p
         (["dmeo"], 2, "demo"),
         (["no/such/directory/at/all"], 2, "There is no file or directory"),
         (["demo", "--format", "q4_k_x"], 2, "q4_k_m"),
+        (["demo", "--format", "mq5"], 2, "mq4"),
+        (["demo", "--rotation", "sideways"], 2, "online or folded"),
+        (["demo", "--format", "q8_0", "--rotation", "folded"], 2, "has no rotation"),
+        (["demo", "--format", "mq4", "-o", "x.gguf"], 2, "directory"),
+        (["demo", "--recipe", "none.toml"], 2, "none.toml"),
+        (["demo", "--calibrate", "none.txt"], 2, "none.txt"),
+        (["demo", "--calibrate", "none.txt", "--no-calibrate"], 2, "contradicts"),
+        (["demo", "--calibration-tokens", "0"], 2, "1 or more"),
+        (["demo", "--format", "q8_0", "--no-calibrate"], 2, "calibration"),
+        (["demo", "--bpw", "4"], 2, "more than the budget"),
         (["qwen3-0.6b", "--offline"], 3, "--offline"),
     ],
 )

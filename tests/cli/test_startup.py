@@ -14,7 +14,18 @@ from typer.testing import CliRunner
 from runner.cli import app as app_module
 from runner.cli.app import ALIASES, COMMANDS, app, main
 
-HEAVY = ("torch", "triton", "llama_cpp", "textual", "huggingface_hub", "transformers", "rich", "prompt_toolkit")
+HEAVY = (
+    "torch",
+    "triton",
+    "llama_cpp",
+    "textual",
+    "huggingface_hub",
+    "transformers",
+    "rich",
+    "prompt_toolkit",
+    "httpx",
+    "httpx2",
+)
 
 
 def python(program: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -28,7 +39,7 @@ def python(program: str, *arguments: str, **environment: str) -> subprocess.Comp
     )
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["ls"], ["ps"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["ls"], ["ps"], ["du"]])
 def test_light_commands_import_nothing_heavy(arguments: list[str]) -> None:
     program = (
         "import sys\nfrom runner.cli.app import main\ncode = main(sys.argv[1:])\n"
@@ -118,7 +129,7 @@ def test_completion_offers_commands_and_their_flags() -> None:
         )
         return done.stdout.split()
 
-    assert complete("runner s", 1) == ["show", "sessions"]
+    assert complete("runner s", 1) == ["search", "show", "sessions"]
     assert "--max-tokens" in complete("runner run --max", 2)
     assert complete("runner run --backend n", 3) == ["native"]
 

@@ -1,6 +1,7 @@
 """The native backend: Llama, Mistral, Qwen2 and Qwen3 models in plain torch, on CPU or CUDA.
 
-Reads safetensors, and GGUF files with F32, F16, BF16 or Q8_0 tensors that have their Hugging Face files beside them.
+Reads safetensors, packed models (`runner quantize`), and GGUF files with F32, F16, BF16 or Q8_0 tensors that have their
+Hugging Face files beside them.
 Importing this costs nothing: torch comes with backend.py, which `load` imports. It knows nothing of text or of chats.
 """
 
@@ -19,8 +20,8 @@ def refusal(model: ReadyModel, options: LoadOptions) -> str | None:
 
     Reads config.json and the header of the weights. torch is imported only to look for a GPU that was asked for.
     """
-    if model.format not in ("safetensors", "gguf"):
-        return f"the native backend reads safetensors and GGUF, and {model.name} is {model.format}."
+    if model.format not in ("safetensors", "gguf", "packed"):
+        return f"the native backend reads safetensors, GGUF and packed models, and {model.name} is {model.format}."
     if importlib.util.find_spec("torch") is None:
         return "torch is not installed. Install it with: pip install torch"
     if options.kv_type == "q8_0":
@@ -43,12 +44,16 @@ def load(model: ReadyModel, options: LoadOptions, on_progress: LoadProgress, can
 
 def _check(model: ReadyModel) -> int:
     """The number of layers of a model whose configuration, tensor names and types this backend can run."""
-    from runner.backends.native.checkpoint import open_weights
     from runner.backends.native.model_files import read_config, tokenizer_path
+    from runner.quant.mq.manifest import read_manifest
+    from runner.quant.weights import open_weights
 
     config = read_config(model.directory)
     tokenizer_path(model.directory)
-    open_weights(model, config)
+    if model.format == "packed":
+        read_manifest(model.directory)  # the parts are compared with it when it is loaded: that takes torch
+    else:
+        open_weights(model, config)
     return config.num_layers
 
 

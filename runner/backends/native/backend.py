@@ -16,7 +16,6 @@ from torch import Tensor
 
 from runner.backends.base import Backend, LoadProgress, Logits, Prefill, Step, check_prompt, common_prefix
 from runner.backends.native.blocks import Decoder
-from runner.backends.native.checkpoint import Weights, open_weights
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.loader import load_model
 from runner.backends.native.model_files import chat_template, read_config, tokenizer_path
@@ -34,6 +33,8 @@ from runner.backends.native.tokenizer import HuggingFaceTokenizer
 from runner.config import LoadOptions, SamplingParams
 from runner.errors import UnsupportedModel
 from runner.model_config import ModelConfig, num_parameters
+from runner.quant.mq.packed_weights import PackedWeights
+from runner.quant.weights import Weights, open_weights
 from runner.sampling import sample
 from runner.types import CancelToken, MemoryUse, ModelInfo, ReadyModel
 
@@ -51,7 +52,7 @@ def open_backend(
     if options.kv_type == "q8_0":
         raise UnsupportedModel("The native backend has no q8_0 KV cache.", hint="Use --kv-type f16, bf16 or f32.")
     config = read_config(model.directory)
-    weights = open_weights(model, config)
+    weights = PackedWeights(model.directory) if model.format == "packed" else open_weights(model, config)
     tokenizer = HuggingFaceTokenizer(tokenizer_path(model.directory), config.vocab_size)
     placement = place(options)
     need = needs(config, placement, options.n_ctx(config.max_position_embeddings))

@@ -74,34 +74,35 @@ class Attention(nn.Module):
         self._window = window
 
     def forward(self, x: Tensor, layer: int, run: Pass) -> Tensor:
-        """x: [T, hidden] -> [T, hidden]; K and V of the T tokens go into the cache."""
+        """x: [..., T, hidden] -> the same; K and V of the T tokens go into the cache."""
         q, k, v = (self._heads(proj(x)) for proj in (self.q_proj, self.k_proj, self.v_proj))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, run.cos, run.sin), rotate(k, run.cos, run.sin)
         keys, values = run.cache.put(layer, k, v)
         mixed = attend(q, keys.to(q.dtype), values.to(q.dtype), run.start, self._window)
-        return self.o_proj(mixed.transpose(0, 1).flatten(1))  # type: ignore[no-any-return]
+        return self.o_proj(mixed.transpose(-3, -2).flatten(-2))  # type: ignore[no-any-return]
 
     def _heads(self, x: Tensor) -> Tensor:
-        """[T, N * D] -> [N, T, D]."""
-        return x.view(x.shape[0], -1, self._head_dim).transpose(0, 1)
+        """[..., T, N * D] -> [..., N, T, D]."""
+        return x.view(*x.shape[:-1], -1, self._head_dim).transpose(-3, -2)
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, start: int, window: int | None) -> Tensor:
     """softmax(q k^T / sqrt(D)) v with the causal mask, and the window's if there is one.
 
-    q: [H, T, D] at positions start...; keys, values: [G, S, D], S = start + T, H a multiple of G. Returns [H, T, D].
+    q: [..., H, T, D] at positions start...; keys, values: [..., G, S, D], S = start + T, H a multiple of G. Returns
+    [..., H, T, D].
     """
-    n_tokens, n_cached = q.shape[1], keys.shape[1]
+    n_tokens, n_cached = q.shape[-2], keys.shape[-2]
     if window is not None and n_cached - window > 0:
         # No new token sees further back than the first one does.
         first = max(0, start - window + 1)
-        keys, values, start = keys[:, first:], values[:, first:], start - first
+        keys, values, start = keys[..., first:, :], values[..., first:, :], start - first
     if n_tokens == 1:
         # One query sees everything: a group's heads become rows of one product, and K and V are read once.
-        grouped = q.view(keys.shape[0], -1, q.shape[-1])
-        return _attention(grouped, keys, values).view_as(q)
+        grouped = q.reshape(*keys.shape[:-2], -1, q.shape[-1])
+        return _attention(grouped, keys, values).flatten(-3, -2).unsqueeze(-2)
     if start == 0 and (window is None or n_tokens <= window):
         return _attention(q, keys, values, is_causal=True)
     return _attention(q, keys, values, mask=_mask(n_tokens, start, window, q.device))
@@ -119,10 +120,13 @@ def _attention(
     q: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None = None, is_causal: bool = False
 ) -> Tensor:
     # The batch dimension is needed: without it torch takes a slow path on the CPU.
+    is_batch = q.dim() > 3
+    if not is_batch:
+        q, keys, values = q[None], keys[None], values[None]
     mixed = functional.scaled_dot_product_attention(
-        q[None], keys[None], values[None], attn_mask=mask, is_causal=is_causal, enable_gqa=q.shape[0] != keys.shape[0]
+        q, keys, values, attn_mask=mask, is_causal=is_causal, enable_gqa=q.shape[-3] != keys.shape[-3]
     )
-    return mixed[0]
+    return mixed if is_batch else mixed[0]
 
 
 class GatedMlp(nn.Module):
@@ -193,22 +197,23 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor, cache: KvCache, checkpoint: Callable[[], None]) -> Tensor:
         """The final hidden states [T, hidden] of `tokens` [T] int64, placed after what the cache holds.
 
-        The cache must have room for them (`reserve`), and holds them afterwards.
+        The cache must have room for them (`reserve`), and holds them afterwards. Sequences of one length may come as a
+        batch: [B, T] gives [B, T, hidden], with a cache made for B.
         """
-        run = self._pass(cache, len(tokens), checkpoint)
+        run = self.start_pass(cache, tokens.shape[-1], tokens.device, checkpoint)
         x = self.model.embed_tokens(tokens)
         for index, layer in enumerate(self.model.layers):
             x = layer(x, index, run)
-        cache.advance(len(tokens))
+        cache.advance(tokens.shape[-1])
         return self.model.norm(x)  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The logits [T, V] float32 of final hidden states [T, hidden]."""
+        """The logits [..., V] float32 of final hidden states [..., hidden]."""
         weight = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
         return functional.linear(hidden, weight).float()
 
-    def _pass(self, cache: KvCache, n_tokens: int, checkpoint: Callable[[], None]) -> Pass:
-        device = self.model.norm.weight.device
+    def start_pass(self, cache: KvCache, n_tokens: int, device: torch.device, checkpoint: Callable[[], None]) -> Pass:
+        """What the layers share for `n_tokens` tokens after those that the cache holds."""
         if self._frequencies is None:
             self._frequencies = inverse_frequencies(self.config).to(device)
         positions = torch.arange(cache.length, cache.length + n_tokens, dtype=torch.float32, device=device)

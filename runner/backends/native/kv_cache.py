@@ -1,9 +1,11 @@
-"""Keys and values of one sequence, one pair of tensors a layer, grown by blocks as the sequence grows.
+"""Keys and values of a sequence, one pair of tensors a layer, grown by blocks as the sequence grows.
 
 It knows positions and nothing of tokens: which ids lie at them is the backend's to remember.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -12,20 +14,30 @@ BLOCK = 256  # tokens; the unit of allocation
 
 
 class KvCache:
-    """`length` positions of K and V, each [G, capacity, D] a layer; capacity never passes `n_ctx`.
+    """`length` positions of K and V, each [*batch, G, capacity, D] a layer; capacity never passes `n_ctx`.
+
+    batch: () for one sequence, (B,) for B sequences that have one length.
 
     Growing by half (in whole blocks) keeps the copies of a long chat linear in its length, and a short chat in a long
     context small.
     """
 
     def __init__(
-        self, *, num_layers: int, num_kv_heads: int, head_dim: int, n_ctx: int, dtype: torch.dtype, device: torch.device
+        self,
+        *,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        n_ctx: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        batch: tuple[int, ...] = (),
     ) -> None:
         self.length = 0
         self.n_ctx = n_ctx
         self.capacity = 0
-        self.bytes_per_token = 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize
-        empty = torch.empty(num_kv_heads, 0, head_dim, dtype=dtype, device=device)
+        self.bytes_per_token = math.prod(batch) * 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize
+        empty = torch.empty(*batch, num_kv_heads, 0, head_dim, dtype=dtype, device=device)
         self._keys: list[Tensor] = [empty] * num_layers
         self._values: list[Tensor] = [empty] * num_layers
 
@@ -47,21 +59,21 @@ class KvCache:
         self.capacity = capacity
 
     def _grown(self, old: Tensor, capacity: int) -> Tensor:
-        if old.shape[1] >= capacity:
+        if old.shape[-2] >= capacity:
             return old
-        new = old.new_empty(old.shape[0], capacity, old.shape[2])
-        new[:, : self.length] = old[:, : self.length]
+        new = old.new_empty(*old.shape[:-2], capacity, old.shape[-1])
+        new[..., : self.length, :] = old[..., : self.length, :]
         return new
 
     def put(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write K and V [G, T, D] after `length`; returns all of the layer's, [G, length + T, D] views.
+        """Write K and V [*batch, G, T, D] after `length`; returns all of the layer's, [*batch, G, length + T, D] views.
 
         `length` itself moves with `advance`, once every layer has been written.
         """
-        end = self.length + keys.shape[1]
-        self._keys[layer][:, self.length : end] = keys
-        self._values[layer][:, self.length : end] = values
-        return self._keys[layer][:, :end], self._values[layer][:, :end]
+        end = self.length + keys.shape[-2]
+        self._keys[layer][..., self.length : end, :] = keys
+        self._values[layer][..., self.length : end, :] = values
+        return self._keys[layer][..., :end, :], self._values[layer][..., :end, :]
 
     def advance(self, n_tokens: int) -> None:
         assert self.length + n_tokens <= self.capacity
@@ -75,5 +87,5 @@ class KvCache:
     def release(self) -> None:
         """Give the memory back; nothing is held then."""
         self.length = self.capacity = 0
-        self._keys = [keys[:, :0].clone() for keys in self._keys]
-        self._values = [values[:, :0].clone() for values in self._values]
+        self._keys = [keys[..., :0, :].clone() for keys in self._keys]
+        self._values = [values[..., :0, :].clone() for values in self._values]

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from runner.backends.base import LoadProgress
 from runner.backends.native.architectures import build
 from runner.backends.native.blocks import Decoder
-from runner.backends.native.checkpoint import Weights
 from runner.errors import BadModelFile, RunnerError, UnsupportedModel
 from runner.model_config import ModelConfig
+from runner.quant.weights import Weights
 from runner.types import CancelToken
 
 

@@ -1,6 +1,6 @@
 """The small Hugging Face files beside the weights: where they are and what the backend needs of them.
 
-Reads JSON of limited size and nothing else; weights are checkpoint.py's, text is tokenizer.py's.
+Reads JSON of limited size and nothing else; weights are quant.weights', text is tokenizer.py's.
 """
 
 from __future__ import annotations

@@ -1,0 +1,140 @@
+"""What the matrices of a layer see: second moments of their inputs, in the model and in its rounded copy.
+
+A layer runs as the model runs it, in batches, and stops where the matrices in question read their input. It knows
+nothing of rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runner.backends.native.blocks import Decoder, Layer, Pass
+from runner.quant.mq.rotation import rotate
+
+
+@dataclass(frozen=True)
+class Group:
+    """Matrices of a layer that read one input. before: the norm whose input is the residual stream that their output
+    is added to, or "" when it is not added to it."""
+
+    matrices: tuple[str, ...]
+    before: str = ""
+
+
+# In the order of a forward pass.
+GROUPS = (
+    Group(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
+    Group(("self_attn.o_proj",), before="input_layernorm"),
+    Group(("mlp.gate_proj", "mlp.up_proj")),
+    Group(("mlp.down_proj",), before="post_attention_layernorm"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moments:
+    """Means over all tokens, in the basis that the matrices are stored in.
+
+    own [K, K]: of x x^T, x the input in the rounded copy. cross [K, K]: of y x^T, y the same input in the model.
+    drift [N, K] or None: of d x^T, d what the residual stream of the copy lacks to the model's.
+    """
+
+    own: Tensor
+    cross: Tensor
+    drift: Tensor | None
+
+
+class _Reached(Exception):
+    """The input was read: the rest of the layer need not run."""
+
+
+class _Stub:
+    """A KvCache for passes that begin at position 0 and are not continued: it keeps nothing."""
+
+    length = 0
+
+    def put(self, _layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        return keys, values
+
+
+def run_layer(decoder: Decoder, layer: Layer, index: int, x: Tensor) -> Tensor:
+    """The layer's output for x [B, T, hidden], whole sequences."""
+    return layer(x, index, _pass(decoder, x))  # type: ignore[no-any-return]
+
+
+def _pass(decoder: Decoder, x: Tensor) -> Pass:
+    return decoder.start_pass(_Stub(), x.shape[-2], x.device, lambda: None)  # type: ignore[arg-type]
+
+
+def measure(
+    decoder: Decoder,
+    index: int,
+    group: Group,
+    rotation: int,
+    model: tuple[Layer, Tensor],
+    copy: tuple[Layer, Tensor],
+    batch: int,
+) -> Moments:
+    """The moments of `group` over all sequences; model, copy: the layer and what it reads [B, T, hidden]."""
+    own = cross = drift = None
+    n_tokens = 0
+    for start in range(0, len(model[1]), batch):
+        span = slice(start, start + batch)
+        y, residual = _inputs(decoder, model[0], index, model[1][span], group)
+        x, residual_of_copy = _inputs(decoder, copy[0], index, copy[1][span], group)
+        x, y = rotate(x, rotation), rotate(y, rotation)
+        own = _add(own, x.T @ x)
+        cross = _add(cross, y.T @ x)
+        if group.before:
+            drift = _add(drift, (residual - residual_of_copy).T @ x)
+        n_tokens += len(x)
+    assert own is not None
+    assert cross is not None
+    return Moments(own=own / n_tokens, cross=cross / n_tokens, drift=None if drift is None else drift / n_tokens)
+
+
+def _add(total: Tensor | None, part: Tensor) -> Tensor:
+    return part if total is None else total.add_(part)
+
+
+def _inputs(decoder: Decoder, layer: Layer, index: int, x: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+    """The input [tokens, K] of the group's matrices, and the residual stream [tokens, hidden] before them."""
+    seen: dict[str, Tensor] = {}
+
+    def keep(name: str, *, stop: bool) -> Callable[[object, tuple[Tensor, ...]], None]:
+        def hook(_module: object, arguments: tuple[Tensor, ...]) -> None:
+            seen[name] = arguments[0].flatten(0, -2)
+            if stop:
+                raise _Reached
+
+        return hook
+
+    hooks = [layer.get_submodule(group.matrices[0]).register_forward_pre_hook(keep("input", stop=True))]
+    if group.before:
+        hooks.append(layer.get_submodule(group.before).register_forward_pre_hook(keep("residual", stop=False)))
+    try:
+        run_layer(decoder, layer, index, x)
+    except _Reached:
+        pass
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen["input"], seen.get("residual", seen["input"])
+
+
+def target(w: Tensor, moments: Moments, damping: float) -> Tensor:
+    """The matrix [N, K] whose output in the rounded copy comes nearest to the model's: W C (H + cI)^-1, and for a
+    matrix that writes to the residual stream also what that lacks (least squares with W as the prior).
+
+    w: [N, K] in the stored basis. damping: c over the mean of H's diagonal; the larger, the nearer to w.
+    """
+    ridge = damping * moments.own.diagonal().mean().clamp(min=1e-30)
+    h = moments.own.clone()
+    h.diagonal().add_(ridge)
+    wanted = w @ moments.cross + ridge * w
+    if moments.drift is not None:
+        wanted += moments.drift
+    return torch.cholesky_solve(wanted.T, torch.linalg.cholesky(h)).T.contiguous()

@@ -1,0 +1,323 @@
+"""Rounds a model layer after layer, each on the output of the layers already rounded (see quant/mq/producer.py).
+
+Two streams of activations go through the layers: the model's, and that of the copy that has been rounded so far. Each
+matrix is first moved to where it makes up for the copy's errors, then rounded with error feedback. One layer's weights
+are held at a time, twice, as float32. It knows nothing of files.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor, nn
+
+from runner.backends.base import Tokenizer
+from runner.backends.native.architectures import build
+from runner.backends.native.blocks import Layer
+from runner.backends.native.loader import load_model
+from runner.backends.native.model_files import chat_template, tokenizer_path
+from runner.backends.native.tokenizer import HuggingFaceTokenizer
+from runner.calibration.moments import GROUPS, Group, measure, run_layer, target
+from runner.calibration.text import read_text, text_starts, write_text
+from runner.errors import UsageError
+from runner.model_config import ModelConfig
+from runner.quant.mq.basis import to_float
+from runner.quant.mq.formats import TENSOR_FORMATS
+from runner.quant.mq.gptq import round_with_feedback
+from runner.quant.mq.grid import GridFormat
+from runner.quant.mq.packed_file import PackedFile
+from runner.quant.mq.plain import encode
+from runner.quant.mq.plan import PackedPlan, TensorPlan
+from runner.quant.mq.producer import OnStage
+from runner.quant.mq.rotation import rotate, unrotate
+from runner.quant.mq.source import PackedSource
+from runner.quant.mq.tensor_format import Encoded
+from runner.quant.weights import EMBEDDINGS, Weights
+from runner.types import CancelToken
+
+DEFAULT_TOKENS: Final = 65536
+_LENGTH: Final = 512  # tokens of a sequence
+_SEED: Final = 0
+# From the demo model, where 0.03 to 0.4 and 0.2 to 2 differ by no more than chance does (docs/LOG.md).
+_DAMPING: Final = 0.1
+_TARGET_DAMPING: Final = 0.5
+_BATCH_WEIGHTS: Final = {"cpu": 2**22, "cuda": 2**28}  # activations of the widest matrix that are held at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibratedProducer:
+    """text: a file to calibrate on; None lets the model write. n_tokens: of text, in sequences of 512 at most.
+
+    template, bos, eos: the chat template and the texts of its tokens, for the chats that the model writes.
+    """
+
+    device: torch.device
+    tokenizer: Tokenizer
+    template: str | None
+    bos: str
+    eos: str
+    text: Path | None = None
+    n_tokens: int = DEFAULT_TOKENS
+
+    @property
+    def calibration(self) -> Mapping[str, Any]:
+        text = {"kind": "written by the model", "seed": _SEED}
+        if self.text is not None:
+            text = {
+                "kind": "file",
+                "name": self.text.name,
+                "sha256": hashlib.sha256(self.text.read_bytes()).hexdigest(),
+            }
+        return {
+            "method": "gptq",
+            "text": text,
+            "tokens": self.n_tokens,
+            "sequence_length": _LENGTH,
+            "damping": _DAMPING,
+            "target_damping": _TARGET_DAMPING,
+        }
+
+    def produce(
+        self, plan: PackedPlan, weights: Weights, written: PackedFile, on_stage: OnStage
+    ) -> Iterator[tuple[str, Encoded]]:
+        """See Producer."""
+        work = _Work(self.device, plan, weights, written, on_stage)
+        yield from work.alone([tensor for tensor in plan.tensors if not _is_calibrated(tensor)])
+        if all(tensor.name in written.done for tensor in plan.tensors):
+            return
+        with torch.inference_mode(), _fast_products():
+            ids = self._ids(plan, weights, on_stage)
+        yield from work.layers(ids)
+
+    def _ids(self, plan: PackedPlan, weights: Weights, on_stage: OnStage) -> Tensor:
+        config = _config(plan)
+        length = min(_LENGTH, config.max_position_embeddings)
+        count = max(1, self.n_tokens // length)
+        if self.text is not None:
+            return read_text(self.text, self.tokenizer, length, count).to(self.device)
+        starts = text_starts(self.tokenizer, self.template, self.bos, self.eos, count, _SEED)
+        dtype = torch.float32 if self.device.type == "cpu" else torch.bfloat16
+
+        def loading(share: float) -> None:
+            on_stage("loading", round(share * plan.source_bytes), plan.source_bytes)
+
+        def writing(done: int, total: int) -> None:
+            on_stage("writing text", done, total)
+
+        decoder = load_model(
+            config, weights, dtype=dtype, device=self.device, on_progress=loading, cancel=CancelToken()
+        )
+        batch = max(1, _text_batch(config, length, self.device))
+        rows = [starts[i : i + batch] for i in range(0, count, batch)]
+        total = count * length
+        texts = []
+        for index, some in enumerate(rows):
+            before = index * batch * length
+            texts.append(
+                write_text(
+                    decoder,
+                    some,
+                    length,
+                    vocab_size=_used_ids(self.tokenizer),
+                    seed=_SEED + index,
+                    on_tokens=lambda done, _, before=before: writing(before + done, total),  # type: ignore[misc]
+                )
+            )
+        writing(total, total)
+        return torch.cat(texts)
+
+
+def calibrated(text: Path | None, n_tokens: int) -> Callable[[PackedSource, torch.device], CalibratedProducer]:
+    """What makes the producer of a source: see CalibratedProducer for the arguments.
+
+    The result raises UsageError for a text that cannot be read, UnsupportedModel for a source without a tokenizer.
+    """
+    if text is not None and not text.is_file():
+        raise UsageError(f"{text} is not a file.", hint="Give a text file to --calibrate.")
+
+    def make(source: PackedSource, device: torch.device) -> CalibratedProducer:
+        tokenizer = HuggingFaceTokenizer(tokenizer_path(source.companions), source.config.vocab_size)
+
+        def name(token: int | None) -> str:
+            return "" if token is None else tokenizer.token_bytes(token, special=True).decode("utf-8", "replace")
+
+        return CalibratedProducer(
+            device=device,
+            tokenizer=tokenizer,
+            template=chat_template(source.companions),
+            bos=name(tokenizer.bos_id),
+            eos=name(tokenizer.eos_id),
+            text=text,
+            n_tokens=n_tokens,
+        )
+
+    return make
+
+
+def _used_ids(tokenizer: Tokenizer) -> int:
+    """The ids that the tokenizer has, without the padding of the model's vocabulary at its end."""
+    return 1 + max(token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token, special=True))
+
+
+def _text_batch(config: ModelConfig, length: int, device: torch.device) -> int:
+    """How many sequences are written at once: those whose KV cache takes a tenth of the free memory."""
+    if device.type == "cpu":
+        return 64
+    per_sequence = 4 * config.num_layers * config.num_kv_heads * config.head_dim * length
+    return min(256, int(torch.cuda.mem_get_info(device)[0] / 10 / per_sequence))
+
+
+def _config(plan: PackedPlan) -> ModelConfig:
+    """The configuration of the model in the plan's basis."""
+    is_tied = plan.config_changes.get("tie_word_embeddings", plan.config.tie_word_embeddings)
+    return replace(plan.config, tie_word_embeddings=is_tied)
+
+
+def _is_calibrated(tensor: TensorPlan) -> bool:
+    """Whether it is a matrix of a layer in a format that error feedback can round to."""
+    is_in_layer = any(tensor.name.endswith(f".{name}.weight") for group in GROUPS for name in group.matrices)
+    return is_in_layer and isinstance(TENSOR_FORMATS.get(tensor.format), GridFormat)
+
+
+@contextmanager
+def _fast_products() -> Iterator[None]:
+    """Let a GPU round the factors of float32 products to 10 bits of mantissa: activations need no more."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+class _Work:
+    """One run over the layers. Nothing of it survives the run: a resumed one reads what was written and goes on."""
+
+    def __init__(
+        self, device: torch.device, plan: PackedPlan, weights: Weights, written: PackedFile, on_stage: OnStage
+    ) -> None:
+        self._device, self._plan, self._weights, self._written = device, plan, weights, written
+        self._on_stage = on_stage
+        self._by_name = plan.by_name
+        with torch.device("meta"):
+            self._decoder = build(_config(plan))
+        widest = max(plan.config.hidden_size, plan.config.intermediate_size)
+        self._batch = max(1, _BATCH_WEIGHTS[device.type] // (widest * _LENGTH))
+
+    def alone(self, tensors: list[TensorPlan]) -> Iterator[tuple[str, Encoded]]:
+        """The tensors that no text is needed for."""
+        for tensor in tensors:
+            if tensor.name not in self._written.done:
+                yield tensor.name, encode(tensor, self._weights, self._device, self._plan.largest_f32_bytes // 2)
+
+    def layers(self, ids: Tensor) -> Iterator[tuple[str, Encoded]]:
+        embedding = to_float(self._weights.read(EMBEDDINGS), self._device)
+        of_model = nn.functional.embedding(ids, embedding)
+        del embedding
+        of_copy = of_model.clone()
+        done, total = 0, sum(self._by_name[name].source_bytes for name in self._in_layers())
+        for index in range(self._plan.config.num_layers):
+            model = self._layer(index)
+            rounded = copy.deepcopy(model)
+            for group in GROUPS:
+                names = self._names(index, group)
+                yield from self._group(index, group, (model, of_model), (rounded, of_copy))
+                done += sum(self._by_name[name].source_bytes for name in names)
+                self._on_stage("calibrating", done, total)
+            with torch.inference_mode(), _fast_products():
+                for start in range(0, len(ids), self._batch):
+                    span = slice(start, start + self._batch)
+                    of_model[span] = run_layer(self._decoder, model, index, of_model[span])
+                    of_copy[span] = run_layer(self._decoder, rounded, index, of_copy[span])
+
+    def _in_layers(self) -> list[str]:
+        return [name for i in range(self._plan.config.num_layers) for group in GROUPS for name in self._names(i, group)]
+
+    def _names(self, index: int, group: Group) -> list[str]:
+        return [f"model.layers.{index}.{matrix}.weight" for matrix in group.matrices]
+
+    def _layer(self, index: int) -> Layer:
+        """Layer `index` with the weights of the plan's basis, float32."""
+        prefix = f"model.layers.{index}."
+        layer = cast(Layer, copy.deepcopy(self._decoder.model.layers[index]))
+        for name, _ in list(layer.named_parameters()):
+            path, _, leaf = name.rpartition(".")
+            values = to_float(self._weights.read(prefix + name), self._device)
+            setattr(layer.get_submodule(path), leaf, nn.Parameter(values, requires_grad=False))
+        return layer
+
+    def _group(
+        self, index: int, group: Group, model: tuple[Layer, Tensor], rounded: tuple[Layer, Tensor]
+    ) -> Iterator[tuple[str, Encoded]]:
+        """Round the matrices of one group and put them into the copy; those written before are taken from there."""
+        names = self._names(index, group)
+        found: dict[str, Encoded] = {}
+        with torch.inference_mode():
+            if all(name in self._written.done for name in names):
+                found = {name: self._written.read(name) for name in names}
+            else:
+                found = self._rounded(index, group, names, model, rounded)
+            for matrix, name in zip(group.matrices, names, strict=True):
+                linear = rounded[0].get_submodule(matrix)
+                linear.weight = nn.Parameter(self._dense(self._by_name[name], found[name]), requires_grad=False)
+        for name in names:
+            if name not in self._written.done:
+                yield name, found[name]
+
+    def _rounded(
+        self, index: int, group: Group, names: list[str], model: tuple[Layer, Tensor], rounded: tuple[Layer, Tensor]
+    ) -> dict[str, Encoded]:
+        """The group's matrices, those of one format as one: they share their input."""
+        tensors = [self._by_name[name] for name in names]
+        found = {
+            tensor.name: encode(tensor, self._weights, self._device, self._plan.largest_f32_bytes // 2)
+            for tensor in tensors
+            if not _is_calibrated(tensor)
+        }
+        by_format: dict[str, list[TensorPlan]] = {}
+        for tensor in tensors:
+            if tensor.name not in found:
+                by_format.setdefault(tensor.format, []).append(tensor)
+        if not by_format:
+            return found
+        rotation = tensors[0].input_rotation
+        with _fast_products():
+            moments = measure(self._decoder, index, group, rotation, model, rounded, self._batch)
+        for form, some in by_format.items():
+            w = torch.cat([rotate(to_float(self._weights.read(one.name), self._device), rotation) for one in some])
+            grid = TENSOR_FORMATS[form]
+            assert isinstance(grid, GridFormat)
+            wanted = target(w, moments, _TARGET_DAMPING)
+            encoded = round_with_feedback(wanted, moments.own, grid, damping=_DAMPING)
+            found |= _split(encoded, some)
+        return found
+
+    def _dense(self, tensor: TensorPlan, encoded: Encoded) -> Tensor:
+        """The matrix [N, K] float32 as the model computes with it."""
+        if tensor.is_kept:
+            return encoded.parts[""].to(self._device).float()
+        on_device = Encoded(
+            parts={suffix: part.to(self._device) for suffix, part in encoded.parts.items()},
+            parameters=encoded.parameters,
+        )
+        stored = TENSOR_FORMATS[tensor.format].decode(on_device, tensor.matrix_shape)
+        return unrotate(stored, tensor.input_rotation)
+
+
+def _split(encoded: Encoded, tensors: list[TensorPlan]) -> dict[str, Encoded]:
+    """The matrices that were stacked, each by itself again, on the CPU."""
+    sizes = [tensor.shape[0] for tensor in tensors]
+    pieces = {suffix: torch.split(part.cpu(), sizes) for suffix, part in encoded.parts.items()}
+    return {
+        tensor.name: Encoded(
+            parts={suffix: pieces[suffix][i].contiguous() for suffix in pieces}, parameters=encoded.parameters
+        )
+        for i, tensor in enumerate(tensors)
+    }

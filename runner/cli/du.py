@@ -1,0 +1,49 @@
+"""`runner du`: what models take on the disk, and what could be freed.
+
+It shows what disk_usage.py counted.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from runner.cli import render
+from runner.disk_usage import DiskUsage, disk_usage
+from runner.paths import user_paths
+from runner.registry import Registry
+from runner.wire import to_plain
+
+
+def du(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, runner.du/1.")] = False,
+) -> None:
+    """Show what models take on the disk: the cache, models made here, partial downloads, damaged files set aside."""
+    paths = user_paths()
+    usage = disk_usage(Registry.load_for(paths), paths.models)
+    if as_json:
+        render.emit_json("runner.du/1", {**to_plain(usage), "size_bytes": usage.size_bytes})
+        return
+    _print(usage)
+
+
+def _print(usage: DiskUsage) -> None:
+    def size(value: int) -> str:
+        return render.decimal_size(value) if value else ""
+
+    rows = [
+        [render.decimal_size(use.size_bytes), size(use.partial_bytes), size(use.set_aside_bytes), use.kind, use.name]
+        for use in usage.uses
+    ]
+    partial = sum(use.partial_bytes for use in usage.uses)
+    aside = sum(use.set_aside_bytes for use in usage.uses)
+    rows.append([render.decimal_size(usage.size_bytes), size(partial), size(aside), "", "in all"])
+    render.table(["SIZE", "PARTIAL", "SET ASIDE", "KIND", "MODEL"], rows, right=[0, 1, 2])
+    for disk in usage.disks:
+        free, total = render.decimal_size(disk.free_bytes), render.decimal_size(disk.total_bytes)
+        render.data(f"{free} of {total} are free on the disk of {disk.path}")
+    if partial:
+        render.narrate("`runner pull` goes on with a partial download.")
+    if partial or aside:
+        render.narrate("`runner rm --partial` deletes partial downloads and what was set aside.")

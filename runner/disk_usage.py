@@ -1,0 +1,135 @@
+"""How much of the disk models take: the Hugging Face cache, models made here, and what is unfinished or damaged.
+
+Sizes come from the file system, each file once however many links lead to it. It opens no file and deletes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from runner.hub_cache import cached_repos, hub_settings
+from runner.hub_parts import leftovers
+from runner.registry import Registry
+
+UseKind = Literal["cache", "made here", "unfinished", "other"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    """What one model takes. size_bytes: in all, with partial_bytes (downloads) and set_aside_bytes (damaged files).
+
+    kind: "unfinished" is a conversion that was not completed, "other" is what is in the cache and is no model. A file
+    that two of them share counts for the first.
+    """
+
+    name: str
+    kind: UseKind
+    path: Path
+    size_bytes: int
+    partial_bytes: int = 0
+    set_aside_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disk:
+    """The disk that a directory is on."""
+
+    path: Path
+    free_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskUsage:
+    """Everything, the largest first, and the disks it is on."""
+
+    uses: tuple[Use, ...]
+    disks: tuple[Disk, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(use.size_bytes for use in self.uses)
+
+
+def disk_usage(registry: Registry, made: Path) -> DiskUsage:
+    """What models take. made: the directory of the models made here."""
+    counter = _Counter()
+    uses = [_cached(registry, counter, repo, directory) for repo, directory in cached_repos()]
+    uses += _made(counter, made)
+    cache = hub_settings().cache
+    others = counter.new_bytes([cache])
+    if others:
+        uses.append(Use(name="other files in the cache", kind="other", path=cache, size_bytes=others))
+    uses.sort(key=lambda use: (-use.size_bytes, use.name))
+    return DiskUsage(uses=tuple(uses), disks=_disks([cache, made]))
+
+
+class _Counter:
+    """Adds up files that it has not met before, by device and inode."""
+
+    def __init__(self) -> None:
+        self._met: set[tuple[int, int]] = set()
+
+    def new_bytes(self, directories: Iterable[Path]) -> int:
+        total = 0
+        for directory in directories:
+            for folder, _, names in os.walk(directory):
+                for name in names:
+                    total += self._new(os.path.join(folder, name))
+        return total
+
+    def _new(self, path: str) -> int:
+        try:
+            stat = os.stat(path)
+        except OSError:  # a link to nowhere, or gone since
+            return 0
+        key = (stat.st_dev, stat.st_ino)
+        if key in self._met:
+            return 0
+        self._met.add(key)
+        return stat.st_size
+
+
+def _cached(registry: Registry, counter: _Counter, repo: str, directory: Path) -> Use:
+    left = leftovers(directory)
+    known = registry.known_repo(repo)
+    return Use(
+        name=f"{repo} ({known.name})" if known is not None else repo,
+        kind="cache",
+        path=directory,
+        size_bytes=counter.new_bytes([directory]),
+        partial_bytes=left.partial_bytes,
+        set_aside_bytes=left.set_aside_bytes,
+    )
+
+
+def _made(counter: _Counter, made: Path) -> list[Use]:
+    try:
+        paths = sorted(path for path in made.iterdir() if path.is_dir())
+    except OSError:  # none were made yet
+        return []
+    return [
+        Use(
+            name=path.name,
+            kind="unfinished" if path.name.endswith(".partial") else "made here",
+            path=path,
+            size_bytes=counter.new_bytes([path]),
+        )
+        for path in paths
+    ]
+
+
+def _disks(directories: Iterable[Path]) -> tuple[Disk, ...]:
+    """The disks of those directories, which need not exist yet, each once."""
+    found: dict[int, Disk] = {}
+    for directory in directories:
+        place = next((one for one in (directory, *directory.parents) if one.exists()), None)
+        if place is not None and (device := place.stat().st_dev) not in found:
+            usage = shutil.disk_usage(place)
+            found[device] = Disk(path=place, free_bytes=usage.free, total_bytes=usage.total)
+    return tuple(found.values())

@@ -1,0 +1,232 @@
+"""The arithmetic: weights, KV cache by kind of layer, workspace and draft, beside what a device has free.
+
+How each backend holds what a file stores is in one table here. It knows no allocator: what was really used is in
+MemoryUse after the load, and fit_history corrects the next estimate by it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from runner.backends.llamacpp import GPU_HINT, probe
+from runner.config import KvType, LoadOptions
+from runner.events import Notice
+from runner.fit.facts import ModelFacts, default_context
+from runner.fit_history import NO_CORRECTION, Correction
+from runner.model_config.shape import CacheKind, LayerCache, Shape
+from runner.types import BackendName, Device, MemoryUse
+
+_KV_BYTES: Final[Mapping[KvType, float]] = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}
+_SPARE: Final = 256 * 2**20  # what drivers and libraries take for themselves on a GPU
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """An estimate beside what the device has.
+
+    need: by part, corrected; estimated: the same as the formulas have it. kv_parts: need's KV cache by kind of layer.
+    draft_bytes: weights and KV cache of the draft model. available_bytes: free on `device` now, less what drivers
+    take. others_bytes: what other processes hold there. ram_bytes: free main memory for the layers that a GPU has no
+    room for; 0 where the backend does not split a model. n_loads: how many earlier loads the correction comes from.
+    """
+
+    device: Device
+    backend: BackendName
+    n_ctx: int
+    kv_type: KvType
+    need: MemoryUse
+    estimated: MemoryUse
+    kv_parts: tuple[KvPart, ...]
+    draft_bytes: int
+    available_bytes: int
+    others_bytes: int
+    ram_bytes: int
+    n_gpu_layers: int
+    num_layers: int
+    n_loads: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.need.total_bytes + self.draft_bytes
+
+    @property
+    def room_bytes(self) -> int:
+        return self.available_bytes + self.ram_bytes
+
+    @property
+    def is_fitting(self) -> bool:
+        return self.total_bytes <= self.room_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvPart:
+    """What the layers of one kind keep at the estimate's context. window: tokens that such a layer needs, or 0."""
+
+    kind: CacheKind
+    num_layers: int
+    window: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ways:
+    """How a backend holds a model. ctx_block: the context is rounded up to a multiple. gpus: kinds that it uses."""
+
+    ctx_block: int
+    keeps_windows_whole: bool
+    splits: bool
+    gpus: tuple[str, ...]
+
+
+# llama.cpp: measured with llama-cpp-python 0.3.36. Its default is swa_full, by which layers with a window have cells
+# for all of the context: it lets the cache be cut anywhere. Recurrent states are float32 whatever --kv-type says.
+# native: its cache has one length for all layers.
+_WAYS: Final[Mapping[BackendName, _Ways]] = {
+    "llamacpp": _Ways(ctx_block=256, keeps_windows_whole=True, splits=True, gpus=("cuda", "rocm", "metal")),
+    "native": _Ways(ctx_block=1, keeps_windows_whole=True, splits=False, gpus=("cuda", "rocm")),
+    "fake": _Ways(ctx_block=1, keeps_windows_whole=False, splits=False, gpus=()),
+}
+
+
+def estimate(
+    facts: ModelFacts,
+    options: LoadOptions,
+    machine: Sequence[Device],
+    backend: BackendName = "llamacpp",
+    *,
+    draft: ModelFacts | None = None,
+    correction: Correction = NO_CORRECTION,
+) -> Fit:
+    """What a model needs on the GPU with most free memory, or in RAM. draft: of speculative decoding, on the same."""
+    n_ctx = options.n_ctx(default_context(facts.shape))
+    gpus = [device for device in machine if device.kind in _WAYS[backend].gpus]
+    on_gpu = bool(gpus) and options.n_gpu_layers != 0
+    candidates = gpus if on_gpu else [device for device in machine if device.kind == "cpu"]
+    device = max(candidates, key=lambda device: device.free_bytes)
+    estimated, parts = _need(facts, options, n_ctx, backend, on_gpu=on_gpu)
+    need = correction.apply(estimated)
+    draft_bytes = 0
+    if draft is not None:
+        of_draft, _ = _need(draft, options, n_ctx, backend, on_gpu=on_gpu)
+        draft_bytes = of_draft.weights_bytes + of_draft.kv_cache_bytes
+    available = device.free_bytes - (_SPARE if on_gpu else 0)
+    is_split = on_gpu and _WAYS[backend].splits
+    return Fit(
+        device=device,
+        backend=backend,
+        n_ctx=n_ctx,
+        kv_type=_kv_type(options, backend, on_gpu=on_gpu),
+        need=need,
+        estimated=estimated,
+        kv_parts=parts,
+        draft_bytes=draft_bytes,
+        available_bytes=available,
+        others_bytes=max(0, device.total_bytes - device.free_bytes),
+        ram_bytes=sum(device.free_bytes for device in machine if device.kind == "cpu") if is_split else 0,
+        n_gpu_layers=_layers_on_gpu(need, available - draft_bytes, facts.shape.num_layers) if on_gpu else 0,
+        num_layers=facts.shape.num_layers,
+        n_loads=correction.n_loads,
+    )
+
+
+def _need(
+    facts: ModelFacts, options: LoadOptions, n_ctx: int, backend: BackendName, *, on_gpu: bool
+) -> tuple[MemoryUse, tuple[KvPart, ...]]:
+    ways = _WAYS[backend]
+    cells = -(-n_ctx // ways.ctx_block) * ways.ctx_block
+    per_element = _KV_BYTES[_kv_type(options, backend, on_gpu=on_gpu)]
+    parts = _kv_parts(facts.shape, cells, per_element, is_window_whole=ways.keeps_windows_whole)
+    workspace = {"llamacpp": _llamacpp_workspace, "native": _native_workspace}.get(backend)
+    need = MemoryUse(
+        weights_bytes=_weights_bytes(facts, backend, on_gpu=on_gpu),
+        kv_cache_bytes=sum(part.size_bytes for part in parts),
+        workspace_bytes=workspace(facts.shape, options.batch_size, cells) if workspace else 0,
+    )
+    return need, parts
+
+
+def _kv_type(options: LoadOptions, backend: BackendName, *, on_gpu: bool) -> KvType:
+    """The type of the KV cache. native takes f16, the default, as the type that its attention computes in."""
+    if backend == "native" and options.kv_type == "f16":
+        return "bf16" if on_gpu else "f32"
+    return options.kv_type
+
+
+def _weights_bytes(facts: ModelFacts, backend: BackendName, *, on_gpu: bool) -> int:
+    """What the weights take once they are loaded: the one place that knows what each backend makes of a file.
+
+    llama.cpp keeps them as the file has them. native computes in float32 on a CPU, packed formats included, which it
+    unpacks there; on a GPU packed ones stay as the file has them and the others become bfloat16.
+    """
+    if backend != "native" or not facts.num_parameters:
+        return facts.weights_bytes
+    if not on_gpu:
+        return 4 * facts.num_parameters
+    return facts.weights_bytes if facts.format == "packed" else 2 * facts.num_parameters
+
+
+def _kv_parts(shape: Shape, cells: int, per_element: float, *, is_window_whole: bool) -> tuple[KvPart, ...]:
+    sizes: dict[tuple[CacheKind, int], list[int]] = {}
+    for cache in shape.caches:
+        sizes.setdefault((cache.kind, cache.window), []).append(
+            _cache_bytes(cache, cells, per_element, is_window_whole=is_window_whole)
+        )
+    return tuple(
+        KvPart(kind=kind, num_layers=len(of_layers), window=window, size_bytes=sum(of_layers))
+        for (kind, window), of_layers in sizes.items()
+    )
+
+
+def _cache_bytes(cache: LayerCache, cells: int, per_element: float, *, is_window_whole: bool) -> int:
+    return round(cache.elements(cells, is_window_whole=is_window_whole) * per_element) + cache.state_bytes
+
+
+def _llamacpp_workspace(shape: Shape, batch_size: int, cells: int) -> int:
+    """A bound for one prefill chunk: its logits and about eight activations in float32, a mask for each kind of window.
+
+    llama.cpp's allocator reuses what is no longer needed: it took 0.5 to 0.97 of this on six small models, at contexts
+    of 1000 to 32768 tokens (llama-cpp-python 0.3.36, CPU).
+    """
+    masks = len({cache.window for cache in shape.caches if cache.width})
+    return batch_size * (4 * (shape.vocab_size + 8 * shape.hidden_size) + 2 * masks * cells)
+
+
+def _native_workspace(shape: Shape, batch_size: int, _cells: int) -> int:
+    """A bound: float32 activations of one prefill chunk, and the logits of its last token alone."""
+    return 4 * (batch_size * 14 * shape.hidden_size + shape.vocab_size)
+
+
+def _layers_on_gpu(need: MemoryUse, available: int, num_layers: int) -> int:
+    if not num_layers:
+        return 0
+    per_layer = (need.weights_bytes + need.kv_cache_bytes) / num_layers
+    return min(num_layers, max(0, int((available - need.workspace_bytes) / max(per_layer, 1))))
+
+
+def gpu_layers_that_fit(
+    facts: ModelFacts, options: LoadOptions, gpus: Sequence[Device], correction: Correction = NO_CORRECTION
+) -> int:
+    """How many layers the GPU with most free memory holds; one more than there are also moves the output layer."""
+    fit = estimate(facts, options, gpus, correction=correction)
+    return facts.shape.num_layers + 1 if fit.total_bytes <= fit.available_bytes else fit.n_gpu_layers
+
+
+def with_gpu_layers(
+    facts: ModelFacts,
+    options: LoadOptions,
+    machine: Sequence[Device],
+    emit: Callable[[Notice], None],
+    correction: Correction = NO_CORRECTION,
+) -> LoadOptions:
+    """Resolve n_gpu_layers "auto" for llama.cpp: all on a GPU that holds them, none without a usable GPU."""
+    gpus = [device for device in machine if device.kind != "cpu"]
+    if options.n_gpu_layers != "auto" or not gpus:
+        return dataclasses.replace(options, n_gpu_layers=0) if options.n_gpu_layers == "auto" else options
+    if not probe().gpu_offload:
+        text = f"{gpus[0].name} is not used: the installed llama-cpp-python has no GPU support."
+        emit(Notice("warning", text, GPU_HINT))
+        return dataclasses.replace(options, n_gpu_layers=0)
+    return dataclasses.replace(options, n_gpu_layers=gpu_layers_that_fit(facts, options, gpus, correction))

@@ -1,0 +1,107 @@
+"""What would fit where a model does not: a smaller context, another quantization, a smaller model; and the refusal.
+
+It compares sizes with an estimate. It knows no file and asks nobody.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from runner.errors import DoesNotFit
+from runner.fit.arithmetic import estimate
+from runner.fit.facts import ModelFacts
+from runner.fit.other_models import Alternative
+from runner.fit.planning import Plan
+from runner.types import Device
+
+_STEP: Final = 256
+_LEAST_CTX: Final = 512
+# Another model's KV cache and workspace are not known from its size: a share of its weights and some bytes are added.
+_MORE_SHARE: Final = 1.15
+_MORE_BYTES: Final = 512 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """What would fit: a context in tokens (0: none does), another quantization, a smaller model."""
+
+    n_ctx: int = 0
+    quant: Alternative | None = None
+    model: Alternative | None = None
+
+    def __str__(self) -> str:
+        """Sentences for people."""
+        found = []
+        if self.n_ctx:
+            found.append(f"A context of {self.n_ctx} tokens would fit: -c {self.n_ctx}.")
+        if self.quant:
+            found.append(f"{_named(self.quant)} would fit.")
+        if self.model and not (self.n_ctx or self.quant):
+            found.append(f"{_named(self.model)} would fit.")
+        return " ".join(found) or "Choose a smaller quantization or a smaller model."
+
+
+def _named(alternative: Alternative) -> str:
+    about = "" if alternative.is_exact else "about "
+    return f"{alternative.name} ({about}{alternative.size_bytes / 2**30:.2f} GiB)"
+
+
+def remedy(facts: ModelFacts, made: Plan, machine: Sequence[Device], others: Iterable[Alternative] = ()) -> Remedy:
+    """What would fit instead of the plan that was made for `facts`. The largest that fits is named."""
+    fit = made.fit
+
+    def fits_with(n_ctx: int) -> bool:
+        smaller = dataclasses.replace(made.options, ctx_size=n_ctx)
+        changed = estimate(facts, smaller, machine, fit.backend, draft=made.draft, correction=made.learned)
+        return changed.is_fitting
+
+    beside = fit.total_bytes - fit.need.weights_bytes
+    others = tuple(others)
+    quants = [one for one in others if one.is_same and one.size_bytes + beside <= fit.room_bytes]
+    models = [one for one in others if not one.is_same and one.size_bytes * _MORE_SHARE + _MORE_BYTES <= fit.room_bytes]
+    return Remedy(
+        n_ctx=_largest(fits_with, fit.n_ctx),
+        quant=max(quants, key=lambda one: one.size_bytes, default=None),
+        model=max(models, key=lambda one: one.size_bytes, default=None),
+    )
+
+
+def _largest(fits_with: Callable[[int], bool], n_ctx: int) -> int:
+    """The largest multiple of _STEP below n_ctx that fits, or 0 when not even _LEAST_CTX does."""
+    low, high = _LEAST_CTX // _STEP, -(-n_ctx // _STEP) - 1
+    if high < low or not fits_with(low * _STEP):
+        return 0
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits_with(middle * _STEP):
+            low = middle
+        else:
+            high = middle - 1
+    return low * _STEP
+
+
+def check_fit(
+    name: str,
+    facts: ModelFacts,
+    made: Plan,
+    machine: Sequence[Device],
+    others: Callable[[], Iterable[Alternative]] = tuple,
+) -> None:
+    """Raise DoesNotFit when the plan needs more than GPU and RAM together have, naming what of `others` would fit."""
+    fit = made.fit
+    if not fit.is_fitting:
+        draft = f", draft {_gib(fit.draft_bytes)}" if fit.draft_bytes else ""
+        raise DoesNotFit(
+            f"{name} needs {_gib(fit.total_bytes)} (weights {_gib(fit.need.weights_bytes)}, "
+            f"KV cache for {fit.n_ctx} tokens {_gib(fit.need.kv_cache_bytes)}, "
+            f"workspace {_gib(fit.need.workspace_bytes)}{draft}); "
+            f"{_gib(fit.room_bytes)} are free.",
+            hint=f"{remedy(facts, made, machine, others())} --force tries anyway.",
+        )
+
+
+def _gib(n_bytes: int) -> str:
+    return f"{n_bytes / 2**30:.2f} GiB"

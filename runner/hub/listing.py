@@ -1,0 +1,79 @@
+"""What the hub says of repositories, as frozen values, and which file names are safe to write.
+
+Pure: it reaches neither the network nor the disk, and knows nothing of how the values come about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runner.errors import BadModelFile, UsageError
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file of a repository.
+
+    sha256: of its contents, for files that the hub keeps in large-file storage, else "". blob_id: git's SHA-1 of the
+    blob, hex; of the contents for the small files alone, for a large one of the text that stands for it.
+    """
+
+    name: str
+    size_bytes: int
+    sha256: str = ""
+    blob_id: str = ""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a repository holds at one commit. revision: what was asked for and meant that commit.
+
+    repo: the name that was asked for; renamed_to: the one that it has now, where that is another.
+    """
+
+    repo: str
+    revision: str
+    commit: str
+    is_gated: bool
+    files: tuple[RemoteFile, ...]
+    renamed_to: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(file.name for file in self.files)
+
+    def file(self, name: str) -> RemoteFile:
+        """The file of that name. Raises UsageError when there is none."""
+        for file in self.files:
+            if file.name == name:
+                return file
+        raise UsageError(f"{self.repo} has no file {name!r}.", hint="Check the name; it is case-sensitive.")
+
+
+@dataclass(frozen=True)
+class Found:
+    """One search result. updated: a date, YYYY-MM-DD, or "". num_parameters: 0 when the hub does not know.
+
+    formats: those of "gguf" and "safetensors" that the repository has.
+    """
+
+    repo: str
+    downloads: int
+    likes: int
+    updated: str
+    is_gated: bool
+    num_parameters: int
+    formats: tuple[str, ...]
+
+
+def check_file_name(name: str) -> str:
+    """`name` if it can only mean a file inside its repository, on every system. Raises BadModelFile."""
+    parts = name.split("/")
+    unsafe = any(part in ("", ".", "..") or part.endswith((" ", ".")) for part in parts) or any(
+        character in '\\:*?"<>|' or ord(character) < 32 or ord(character) == 127 for character in name
+    )
+    if unsafe or len(name) > 512:
+        raise BadModelFile(
+            f"The repository has a file with an unsafe name: {name[:200]!r}.", hint="Do not use this repository."
+        )
+    return name

@@ -1,0 +1,72 @@
+"""How far a download is: the values that front ends show, made from the marks that the transfers leave.
+
+Transfers write their Mark on one thread and `Marks.state` reads it on another; each field is one assignment. It knows
+nothing of rates or of how progress is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from runner.hub.listing import RemoteFile
+
+FileStage = Literal["waiting", "attached", "downloading", "done"]
+
+
+@dataclass(frozen=True)
+class FileState:
+    """One file of a download. attached: another process fetches it, and this one shows how far that is."""
+
+    name: str
+    done_bytes: int
+    size_bytes: int
+    state: FileStage
+
+
+@dataclass(frozen=True)
+class FetchState:
+    """A whole download. done_bytes counts what was there before; fetched_bytes came over the network in this run."""
+
+    files: tuple[FileState, ...]
+    done_bytes: int
+    total_bytes: int
+    fetched_bytes: int
+
+
+@dataclass
+class Mark:
+    """Where the transfer of one file is now."""
+
+    name: str
+    size_bytes: int
+    done_bytes: int = 0
+    fetched_bytes: int = 0
+    state: FileStage = "waiting"
+
+    def finish(self) -> None:
+        self.done_bytes = self.size_bytes
+        self.state = "done"
+
+
+class Marks:
+    """The marks of all files of a download."""
+
+    def __init__(self, files: Iterable[RemoteFile]) -> None:
+        self._marks = {file.name: Mark(file.name, file.size_bytes) for file in files}
+
+    def __getitem__(self, name: str) -> Mark:
+        return self._marks[name]
+
+    def state(self) -> FetchState:
+        files = tuple(
+            FileState(mark.name, min(mark.done_bytes, mark.size_bytes), mark.size_bytes, mark.state)
+            for mark in self._marks.values()
+        )
+        return FetchState(
+            files=files,
+            done_bytes=sum(file.done_bytes for file in files),
+            total_bytes=sum(file.size_bytes for file in files),
+            fetched_bytes=sum(mark.fetched_bytes for mark in self._marks.values()),
+        )

@@ -1,0 +1,127 @@
+"""The hub as the transfers of one download share it: asking where a file is, and how often to try.
+
+It moves no contents and writes nothing to the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from runner.hub import errors
+from runner.hub.errors import TryAgain
+from runner.hub.http import (
+    MAX_REDIRECTS,
+    Origin,
+    Tuning,
+    encoding_of,
+    normal_etag,
+    plain_etag,
+    redirect_target,
+    whole_number,
+)
+from runner.hub.listing import Listing, RemoteFile
+from runner.hub.rate import RateLimit
+
+if TYPE_CHECKING:
+    import httpx2
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a file is now and what the hub says of it. size_bytes None: it does not say."""
+
+    url: str
+    etag: str
+    size_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Remote:
+    """The hub as the transfers of one download share it."""
+
+    client: httpx2.AsyncClient
+    origin: Origin
+    asked: errors.Asked
+    listing: Listing
+    tuning: Tuning
+    limit: RateLimit
+
+    async def locate(self, file: RemoteFile) -> Location:
+        """Ask where `file` is. Raises TryAgain, and UsageError for what the hub refuses."""
+        url = self.origin.resolve_url(self.listing.repo, self.listing.commit, file.name)
+        commit, linked_etag, linked_size = "", "", None
+        for _ in range(MAX_REDIRECTS):
+            response = await self._head(url, file)
+            headers = response.headers
+            commit = commit or headers.get("x-repo-commit", "")
+            linked_etag = linked_etag or plain_etag(headers.get("x-linked-etag", ""))
+            if linked_size is None:
+                linked_size = whole_number(headers.get("x-linked-size"))
+            target = redirect_target(response)
+            if target and self.origin.is_own(target):
+                url = target
+                continue
+            if not target:
+                self.check_status(response)
+                if linked_size is None and not encoding_of(headers):
+                    linked_size = whole_number(headers.get("content-length"))
+            if not commit:
+                raise TryAgain(errors.not_a_hub(self.asked, file.name))
+            if commit != self.listing.commit:
+                raise errors.changed(self.asked, file.name)
+            etag = linked_etag or normal_etag(headers) or file.sha256 or file.blob_id
+            return Location(target or url, etag, linked_size)
+        raise TryAgain(errors.broken_off(self.asked, file.name, "the hub redirects in a circle"))
+
+    async def _head(self, url: str, file: RemoteFile) -> httpx2.Response:
+        import httpx2
+
+        try:
+            return await self.client.head(url, headers=self.origin.headers(url))
+        except httpx2.TransportError as error:
+            raise TryAgain(errors.lost(self.asked, file.name, error)) from error
+        except (httpx2.InvalidURL, httpx2.HTTPError) as error:
+            raise errors.broken_off(self.asked, file.name, f"a redirect cannot be followed ({error})") from error
+
+    def check_status(self, response: httpx2.Response) -> None:
+        """Raise for an answer of the hub itself that has no file: TryAgain where that may help."""
+        status = response.status_code
+        if status in (200, 206):
+            return
+        refusal = errors.refused(self.asked, status, response.headers, has_token=bool(self.origin.authorization))
+        if status in (408, 425, 429) or status < 400 or status >= 500:
+            raise TryAgain(refusal, errors.retry_after_s(response.headers, datetime.now(UTC)))
+        raise refusal
+
+
+class Tries:
+    """Counts failures in a row, waits after each, and gives up after too many."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        self._tuning = tuning
+        self._failures = 0
+
+    def succeeded(self) -> None:
+        self._failures = 0
+
+    async def failed(self, again: TryAgain) -> None:
+        """Wait before the next try. Raises the cause when there is to be none."""
+        self._failures += 1
+        if self._failures >= self._tuning.max_tries or again.wait_s > self._tuning.wait_max_s:
+            raise again.cause from again
+        pause_s = self._tuning.backoff(self._failures) * random.uniform(0.75, 1.25)
+        await asyncio.sleep(max(again.wait_s, pause_s))
+
+
+async def locate(remote: Remote, file: RemoteFile) -> Location:
+    """`Remote.locate`, tried as often as the tuning says."""
+    tries = Tries(remote.tuning)
+    while True:
+        try:
+            return await remote.locate(file)
+        except TryAgain as again:
+            await tries.failed(again)

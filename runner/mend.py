@@ -1,0 +1,117 @@
+"""Mending what verify.py found: damaged files are set aside and fetched again.
+
+Nothing is changed before the hub has said that it has the file. It never deletes contents; what it set aside goes with
+`runner rm --partial`. It knows nothing of how findings come about or are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner import hub
+from runner.errors import RunnerError
+from runner.hub.hashes import Expected, expected_hash
+from runner.hub_cache import repo_directory
+from runner.hub_parts import quarantine, refuse_while_fetched
+from runner.types import CancelToken
+from runner.verify import Finding
+
+OnProgress = Callable[[hub.FetchState], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mended:
+    """What became of one finding. set_aside: where the damaged file is now, if there was one."""
+
+    finding: Finding
+    is_mended: bool
+    set_aside: Path | None
+    detail: str
+
+
+def listed_hashes(repo: str, commit: str) -> Mapping[str, Expected]:
+    """What the hub says the files of a commit are, by name. Raises what hub.list_files raises."""
+    return {file.name: expected_hash(file) for file in hub.list_files(repo, commit).files}
+
+
+def mend(
+    findings: Sequence[Finding],
+    *,
+    on_progress: OnProgress,
+    cancel: CancelToken,
+    options: hub.FetchOptions,
+) -> tuple[Mended, ...]:
+    """Mend the damage among `findings`, one commit after the other; says of each what became of it.
+
+    Raises RunnerError only when cancelled; what could not be fetched is said of its finding.
+    """
+    damaged = [finding for finding in findings if finding.is_damage]
+    done = [_without_hub(finding) for finding in damaged if not finding.links]
+    for (repo, commit), group in _by_commit(finding for finding in damaged if finding.links).items():
+        done += _mend_commit(repo, commit, group, on_progress, cancel, options)
+    return tuple(done)
+
+
+def _by_commit(findings: Iterable[Finding]) -> dict[tuple[str, str], list[Finding]]:
+    """Each finding once, under the first commit that has the file: other commits link to the same blob."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.repo, finding.links[0][0]), []).append(finding)
+    return groups
+
+
+def _without_hub(finding: Finding) -> Mended:
+    if not finding.repo:
+        detail = "it was made here and cannot be fetched: make it again with `runner quantize`"
+        return Mended(finding=finding, is_mended=False, set_aside=None, detail=detail)
+    try:
+        aside = _set_aside(finding)
+    except RunnerError as error:
+        return Mended(finding=finding, is_mended=False, set_aside=None, detail=error.message)
+    return Mended(finding=finding, is_mended=True, set_aside=aside, detail="set aside; nothing needs it")
+
+
+def _set_aside(finding: Finding) -> Path | None:
+    """Take the damaged file, or the link that leads to the wrong one, out of the way."""
+    directory = repo_directory(finding.repo)
+    if finding.problem == "swapped":
+        finding.path.unlink(missing_ok=True)
+        return None
+    if finding.problem == "missing":
+        return None
+    refuse_while_fetched(directory, [finding.path.name])
+    return quarantine(finding.path, directory / "blobs")
+
+
+def _mend_commit(
+    repo: str,
+    commit: str,
+    findings: Sequence[Finding],
+    on_progress: OnProgress,
+    cancel: CancelToken,
+    options: hub.FetchOptions,
+) -> list[Mended]:
+    aside: dict[Path, Path | None] = {}
+    try:
+        listing = hub.list_files(repo, commit)
+        offered = [one for one in findings if one.links[0][1] in listing.names]
+        for finding in offered:
+            aside[finding.path] = _set_aside(finding)
+        names = sorted({name for one in offered for at, name in one.links if at == commit})
+        hub.fetch(listing, names, on_progress=on_progress, cancel=cancel, options=options)
+        error = ""
+    except RunnerError as raised:
+        if cancel.is_cancelled:
+            raise
+        offered, error = [], f"{raised.message} {raised.hint}".strip()
+    return [_result(finding, aside.get(finding.path), finding in offered, error) for finding in findings]
+
+
+def _result(finding: Finding, aside: Path | None, was_fetched: bool, error: str) -> Mended:
+    if not was_fetched:
+        detail = error or "the hub no longer has it in that commit"
+        return Mended(finding=finding, is_mended=False, set_aside=aside, detail=detail)
+    detail = "linked to the right file" if finding.problem == "swapped" else "fetched again"
+    return Mended(finding=finding, is_mended=True, set_aside=aside, detail=detail)

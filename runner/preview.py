@@ -1,0 +1,221 @@
+"""What a model would take here, before anything large is fetched: from its files, or from their headers on the hub.
+
+`preview` puts together what registry, hub, fit and backends know. It loads no weights and prints nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from runner import hub
+from runner.backends import backend_module, choose
+from runner.config import LoadOptions
+from runner.errors import BusyError, RunnerError
+from runner.events import Notice
+from runner.fit import (
+    Fit,
+    ModelFacts,
+    Remedy,
+    alternatives,
+    gguf_facts,
+    plan,
+    read_facts,
+    remedy,
+    safetensors_facts,
+)
+from runner.fit.facts import CONFIG
+from runner.fit_history import read_history
+from runner.hub_cache import snapshots
+from runner.machine import devices
+from runner.model_config import parse_model_config
+from runner.model_files import WEIGHT_SUFFIXES, Choice
+from runner.model_files import choose as choose_files
+from runner.paths import Paths, user_paths
+from runner.prepare import locate, ready, title
+from runner.quant.packed_files import MANIFEST_NAME
+from runner.registry import SCRIPT_SUFFIX, ModelSpec, Registry
+from runner.remote_headers import gguf_header, json_object, safetensors_header
+from runner.types import BackendName, CancelToken, ReadyModel, WeightsFormat
+
+# Headers of more shards than this are not read one by one: config.json tells the number of weights as well.
+MAX_HEADERS: Final = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backing:
+    """Which backend would run the model, and why; name None: none would, for that reason."""
+
+    name: BackendName | None
+    reason: str
+    refused: tuple[tuple[BackendName, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preview:
+    """What a model is and what it would take here.
+
+    files: names and bytes; download_bytes: those that are not here yet. num_parameters: of the text model, 0 when not
+    known. bpw: bits a weight takes in the files. remedy: what would fit, where it does not. notes: what the numbers
+    leave out or assume. notices: what the user should know of this machine.
+    """
+
+    name: str
+    repo: str
+    files: tuple[tuple[str, int], ...]
+    download_bytes: int
+    format: WeightsFormat
+    architecture: str
+    num_parameters: int
+    num_active_parameters: int
+    quantization: str
+    bpw: float
+    context_length: int
+    backing: Backing
+    fit: Fit
+    remedy: Remedy | None
+    is_local: bool
+    notes: tuple[str, ...] = ()
+    notices: tuple[Notice, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the weight files."""
+        return sum(size for name, size in self.files if name.lower().endswith(WEIGHT_SUFFIXES))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """What is known of the files, here or on the hub. listed: sizes of all files of the repository."""
+
+    facts: ModelFacts
+    backing: Backing
+    files: tuple[tuple[str, int], ...]
+    download_bytes: int
+    listed: dict[str, int]
+    is_local: bool
+
+
+def preview(spec: ModelSpec, options: LoadOptions, *, offline: bool, paths: Paths | None = None) -> Preview:
+    """What `spec` would take here with `options`; from the hub's headers where its files are not here.
+
+    Raises BusyError when they would have to be asked for and `offline` forbids it, and what prepare, hub and the
+    readers of headers raise.
+    """
+    paths = paths or user_paths()
+    found = _found(spec, options, offline=offline)
+    facts, machine, notices = found.facts, devices(), list[Notice]()
+    backend = found.backing.name or ("llamacpp" if facts.format == "gguf" else "native")
+    made = plan(facts, options, machine, backend, read_history(paths.fit_history), notices.append)
+    others = () if made.fit.is_fitting else alternatives(spec, Registry.load_for(paths), found.listed)
+    return Preview(
+        name=title(spec),
+        repo="" if spec.path is not None else spec.source[0],
+        files=found.files,
+        download_bytes=found.download_bytes,
+        format=facts.format,
+        architecture=facts.shape.architecture,
+        num_parameters=facts.num_parameters,
+        num_active_parameters=facts.shape.num_active_parameters,
+        quantization=facts.quantization,
+        bpw=facts.bpw,
+        context_length=facts.shape.context_length,
+        backing=found.backing,
+        fit=made.fit,
+        remedy=None if made.fit.is_fitting else remedy(facts, made, machine, others),
+        is_local=found.is_local,
+        notes=facts.shape.notes,
+        notices=tuple(notices),
+    )
+
+
+def _found(spec: ModelSpec, options: LoadOptions, *, offline: bool) -> _Found:
+    is_script = spec.path is not None and spec.path.name.endswith(SCRIPT_SUFFIX)
+    if spec.origin == "fake" or is_script or locate(spec) is not None:
+        return _here(spec, options)
+    if offline:
+        raise BusyError(
+            f"{title(spec)} is not on this machine, and --offline forbids asking the hub for its headers.",
+            hint="Leave --offline out; `runner show` says what the registry knows.",
+        )
+    return _on_the_hub(spec, options)
+
+
+def _here(spec: ModelSpec, options: LoadOptions) -> _Found:
+    model = ready(spec, offline=True, on_event=lambda _: None, cancel=CancelToken())
+    try:
+        choice = choose(model, options)
+        backing = Backing(name=choice.name, reason=choice.reason, refused=choice.refused)
+    except RunnerError as error:
+        backing = _none(error)
+    files = tuple((path.name, path.stat().st_size) for path in model.weights)
+    return _Found(facts=read_facts(model), backing=backing, files=files, download_bytes=0, listed={}, is_local=True)
+
+
+def _none(error: RunnerError) -> Backing:
+    return Backing(name=None, reason=f"{error.message} {error.hint}".strip())
+
+
+# --- on the hub ------------------------------------------------------------------------------------------------------
+
+
+def _on_the_hub(spec: ModelSpec, options: LoadOptions) -> _Found:
+    repo, revision = spec.source
+    listing = hub.list_files(repo, revision)
+    choice = choose_files(spec, listing.names, repo)
+    listed = {file.name: file.size_bytes for file in listing.files}
+    here = next((set(one.names) for one in snapshots(repo, revision) if one.commit == listing.commit), set[str]())
+    model = ReadyModel(name=title(spec), format=choice.format, weights=(), directory=Path(repo), size_bytes=0)
+    with hub.RemoteReader(listing) as reader:
+        if choice.format == "gguf":
+            facts = gguf_facts([gguf_header(reader, listing.file(name)) for name in choice.weights])
+            backing = _backing(model, options, "llamacpp", None)
+        else:
+            config = json_object(reader, listing.file(CONFIG))
+            facts = _safetensors_facts(reader, listing, choice, config)
+            backing = _backing(model, options, "native", _native_refusal(config))
+    return _Found(
+        facts=facts,
+        backing=backing,
+        files=tuple((name, listed[name]) for name in choice.names),
+        download_bytes=sum(listed[name] for name in choice.names if name not in here),
+        listed=listed,
+        is_local=False,
+    )
+
+
+def _safetensors_facts(
+    reader: hub.RemoteReader, listing: hub.Listing, choice: Choice, config: Mapping[str, Any]
+) -> ModelFacts:
+    """The first shard tells the type of the weights; all of them are read when there are few."""
+    files = [listing.file(name) for name in choice.weights]
+    read = files if len(files) <= MAX_HEADERS else files[:1]
+    tensors = [tensor for file in read for tensor in safetensors_header(reader, file).values()]
+    manifest = json_object(reader, listing.file(MANIFEST_NAME)) if choice.format == "packed" else None
+    size = None if len(read) == len(files) else sum(file.size_bytes for file in files)
+    return safetensors_facts(config, tensors, manifest, size_bytes=size)
+
+
+def _native_refusal(config: Mapping[str, Any]) -> str | None:
+    """Why the native backend would not run a model with that config.json, or None."""
+    try:
+        parse_model_config(config)
+    except RunnerError as error:
+        return f"{error.message} {error.hint}".strip()
+    return None
+
+
+def _backing(model: ReadyModel, options: LoadOptions, best: BackendName, refusal: str | None) -> Backing:
+    """Which backend would run files that are not here yet; `best` is the one for their format.
+
+    refusal: why native would not, as far as config.json tells: it cannot look into the files themselves.
+    """
+    name: BackendName = best if options.backend == "auto" else options.backend
+    why = f"the one for {model.format} files" if options.backend == "auto" else "it was asked for"
+    if name == "native":
+        reason = refusal
+    else:
+        reason = backend_module(name).refusal(model, options)
+    return Backing(name=None, reason=f"{name}: {reason}") if reason else Backing(name=name, reason=why)

@@ -1,0 +1,229 @@
+"""Makes a packed model: plan, one tensor after the other, manifest last, one rename.
+
+Everything is written into "<output>.partial", and a run that is stopped or killed is continued by the next one with the
+same source and settings. It knows the order of the work; what is rounded how is a producer's business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+import runner
+from runner.errors import DoesNotFit, UsageError
+from runner.quant.hipfire.producer import ImportProducer, import_recipe
+from runner.quant.hipfire.source import HfqWeights
+from runner.quant.json_file import read_json
+from runner.quant.mq import packed_file
+from runner.quant.mq.basis import in_basis
+from runner.quant.mq.budget import spend
+from runner.quant.mq.manifest import FileRecord, Manifest, Rotation, TensorRecord, to_json
+from runner.quant.mq.mq4_hipfire import MQ4_HIPFIRE
+from runner.quant.mq.packed_file import PackedFile, lay_out
+from runner.quant.mq.plain import PlainProducer, weight_error
+from runner.quant.mq.plan import PackedPlan, make_plan
+from runner.quant.mq.producer import OnStage, Producer
+from runner.quant.mq.recipe import RECIPES, Recipe
+from runner.quant.mq.source import PackedSource
+from runner.quant.mq.source import opened as opened_source
+from runner.quant.packed_files import JOURNAL_NAME, MANIFEST_NAME, WEIGHTS_NAME
+from runner.quant.quantize import Quantized
+from runner.quant.weights import Weights
+from runner.quant.work_directory import COMPANIONS, WorkDirectory, sync
+
+OnNote = Callable[[str], None]
+MakeProducer = Callable[[PackedSource, torch.device], Producer]
+_SPARE_BYTES: Final = 2 * 2**20  # manifest and journal of the largest models
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed(Quantized):
+    """bpw_body: of the layers' matrices. tensors: what the manifest says of each, the weight error among it."""
+
+    bpw_body: float
+    rotation: Rotation
+    tensors: Mapping[str, TensorRecord]
+
+
+def quantize_packed(
+    source: Path,
+    recipe: Recipe,
+    output: Path,
+    *,
+    rotation: Rotation = "online",
+    bpw: float | None = None,
+    force: bool = False,
+    device: torch.device | None = None,
+    on_stage: OnStage,
+    on_note: OnNote = lambda _: None,
+    make_producer: MakeProducer | None = None,
+) -> Packed:
+    """Write `source` as the recipe says to the directory `output`, with its tokenizer and a manifest.
+
+    bpw: bits a weight of the layers that may be spent (budget.py). force: replace an output that is there. device:
+    where rounding is done; None takes a GPU if there is one. on_note: what is known before the work begins, a sentence
+    each. make_producer: what rounds, for the opened source and a device; None rounds each matrix by itself.
+
+    Raises UsageError when the output is there without `force` or cannot be a directory, DoesNotFit when the disk is or
+    becomes too small, UnsupportedModel and BadModelFile as the source deserves, BusyError when another process is
+    making the same output. After DoesNotFit, KeyboardInterrupt or a kill the same call goes on where it was.
+    """
+    started = time.monotonic()
+    work = WorkDirectory(output)
+    if work.is_file:
+        raise UsageError(
+            f"{output} would be one file, and {recipe.name} makes a directory.",
+            hint="Leave the suffix out, or choose a GGUF format such as --format q4_k_m.",
+        )
+    work.check_target(force=force)
+    place = device or best_device()
+    with opened_source(source) as opened:
+        recipe = recipe if bpw is None else spend(recipe, opened.config, bpw)
+        recipe, producer = _ways(opened, recipe, make_producer, place)
+        weights = in_basis(opened.weights, opened.config, rotation)
+        plan = make_plan(opened.config, weights, recipe, rotation)
+        for note in plan.notes:
+            on_note(note)
+        with work.opened(resumes=True):
+            _check_disk(work.path, plan, opened.companions)
+            made_from = {
+                "source": [str(source.absolute()), opened.fingerprint],
+                "calibration": producer.calibration,
+                "tool": _tool(),
+            }
+            had_journal = (work.path / JOURNAL_NAME).is_file()
+            with packed_file.opened(work.path, plan, made_from, on_stage) as (file, is_new):
+                _tell(file, plan, on_note, had_journal=had_journal, is_new=is_new)
+                _fill(file, plan, weights, producer, place, on_stage)
+                records = file.records()
+            size_bytes = _finish(work, plan, opened, producer.calibration, records, on_stage)
+        return Packed(
+            path=output,
+            weights=output / WEIGHTS_NAME,
+            format=plan.main_format.upper(),
+            size_bytes=size_bytes,
+            source_bytes=opened.size_bytes,
+            num_parameters=plan.num_parameters,
+            bpw=plan.bpw,
+            bpw_body=plan.bpw_body,
+            rotation=rotation,
+            tensors=records,
+            seconds=time.monotonic() - started,
+            warnings=plan.notes,
+        )
+
+
+def _ways(
+    source: PackedSource, recipe: Recipe, make_producer: MakeProducer | None, device: torch.device
+) -> tuple[Recipe, Producer]:
+    """The recipe and the producer for that source: a hipfire file is taken over as it is where the recipe means it."""
+    takes_over = recipe == RECIPES[MQ4_HIPFIRE.name]
+    if isinstance(source.weights, HfqWeights) and (takes_over or make_producer is None):
+        chosen = import_recipe(source.weights) if takes_over else recipe
+        return chosen, ImportProducer(source=source.weights, device=device)
+    return recipe, PlainProducer(device=device) if make_producer is None else make_producer(source, device)
+
+
+def best_device() -> torch.device:
+    """The GPU if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _tool() -> str:
+    return f"runner {runner.__version__}"
+
+
+def _check_disk(directory: Path, plan: PackedPlan, companions: Path) -> None:
+    """Raise DoesNotFit when the disk has not room for what is still to be written."""
+    total = lay_out(plan.tensors).total_bytes + _SPARE_BYTES
+    total += sum((companions / name).stat().st_size for name in COMPANIONS if (companions / name).is_file())
+    there = sum(entry.stat().st_blocks * 512 for entry in directory.iterdir())
+    free = shutil.disk_usage(directory).free
+    if total > free + there:
+        raise DoesNotFit(
+            f"{total / 1e9:.2f} GB are needed in {directory.parent}, and {(free + there) / 1e9:.2f} GB are free.",
+            hint="Free some space, or write to another disk with -o.",
+        )
+
+
+def _tell(file: PackedFile, plan: PackedPlan, on_note: OnNote, *, had_journal: bool, is_new: bool) -> None:
+    if not is_new:
+        on_note(f"Going on with an earlier run: {len(file.done)} of {len(plan.tensors)} tensors are done.")
+    elif had_journal:
+        on_note("What an earlier run left was of other settings or another source: starting over.")
+
+
+def _fill(
+    file: PackedFile, plan: PackedPlan, weights: Weights, producer: Producer, device: torch.device, on_stage: OnStage
+) -> None:
+    """Write every tensor that is not there yet."""
+    by_name = plan.by_name
+    for name, encoded in producer.produce(plan, weights, file, on_stage):
+        file.write(name, encoded, weight_error(by_name[name], encoded, weights, device))
+    missing = by_name.keys() - file.done
+    assert not missing, missing
+
+
+# --- finishing -------------------------------------------------------------------------------------------------------
+
+
+def _finish(
+    work: WorkDirectory,
+    plan: PackedPlan,
+    source: PackedSource,
+    calibration: Mapping[str, Any] | None,
+    records: Mapping[str, TensorRecord],
+    on_stage: OnStage,
+) -> int:
+    """Put companions and manifest beside the weights and rename it all. Returns the bytes of all files."""
+    work.copy_companions(source.companions)
+    if plan.config_changes:
+        _change_config(work.path / "config.json", plan.config_changes)
+    names = [WEIGHTS_NAME, *(name for name in COMPANIONS if (work.path / name).is_file())]
+    files = {name: _record(work.path / name, on_stage) for name in names}
+    manifest = Manifest(
+        format=plan.main_format,
+        bpw=round(plan.bpw, 4),
+        bpw_body=round(plan.bpw_body, 4),
+        rotation=plan.rotation,
+        recipe=plan.recipe,
+        calibration=calibration,
+        config_changes=plan.config_changes,
+        notes=plan.notes,
+        source=source.record(),
+        tool=_tool(),
+        tensors=records,
+        files=files,
+    )
+    path = work.path / MANIFEST_NAME
+    path.write_text(to_json(manifest), encoding="utf-8")
+    sync(path)
+    size_bytes = sum(record.size_bytes for record in files.values()) + path.stat().st_size
+    work.place()
+    return size_bytes
+
+
+def _change_config(path: Path, changes: Mapping[str, Any]) -> None:
+    config = {**read_json(path), **changes}
+    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    sync(path)
+
+
+def _record(path: Path, on_stage: OnStage) -> FileRecord:
+    """The size and checksum of a file as it lies on the disk."""
+    size, done, digest = path.stat().st_size, 0, hashlib.sha256()
+    with path.open("rb") as file:
+        while data := file.read(2**24):
+            digest.update(data)
+            done += len(data)
+            if path.name == WEIGHTS_NAME:
+                on_stage("hashing", done, size)
+    return FileRecord(size_bytes=size, sha256=digest.hexdigest())

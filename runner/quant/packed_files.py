@@ -1,0 +1,15 @@
+"""The names of the files that a packed model has, finished or half made. It imports nothing and opens nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+MANIFEST_NAME: Final = "runner.json"
+WEIGHTS_NAME: Final = "model.safetensors"
+JOURNAL_NAME: Final = "journal.jsonl"  # which tensors are done, while the model is made
+
+
+def is_packed(names: Collection[str]) -> bool:
+    """Whether files of these names, side by side, are a packed model."""
+    return MANIFEST_NAME in names and WEIGHTS_NAME in names

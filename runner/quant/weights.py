@@ -1,0 +1,236 @@
+"""The tensors of a model under their Hugging Face names, whatever file they lie in: safetensors, or a GGUF.
+
+Headers are read and checked when a source is opened; a tensor, or a few of its rows, is read, decoded and put back into
+the order of the checkpoint when it is asked for. It knows nothing of torch or of the model's modules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, Protocol
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+
+from runner.errors import BadModelFile, UnsupportedModel
+from runner.model_config import ModelConfig
+from runner.quant.architectures import architecture_of
+from runner.quant.gguf_file import GgufHeader, GgufTensor, parts_of
+from runner.quant.gguf_file import read_header as read_gguf_header
+from runner.quant.safetensors_file import FLOAT_TYPES, Checkpoint, StoredTensor
+from runner.quant.safetensors_file import read_header as read_safetensors_header
+from runner.quant.tensor_rules import Architecture, PlannedTensor, is_derived, plan
+from runner.types import ReadyModel
+
+EMBEDDINGS: Final = "model.embed_tokens.weight"
+OUTPUT: Final = "lm_head.weight"
+# The GGUF types that the native backend runs: those whose dense form is not much larger than the file.
+PLAIN_GGUF_TYPES: Final = frozenset({"F32", "F16", "BF16", "Q8_0"})
+_ROPE_TABLE: Final = "rope_freqs.weight"  # llama3's divisors as llama.cpp wants them; ours follow from config.json
+
+
+class Weights(Protocol):
+    """Tensors by Hugging Face name.
+
+    types: how each is stored, as safetensors or ggml calls it ("BF16", "Q4_K"). bits: stored bits a weight, by name.
+    quantization: the type that most weights have; where: the file's or directory's name; both for people.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    types: Mapping[str, str]
+    bits: Mapping[str, float]
+    quantization: str
+    where: str
+
+    def read(self, name: str) -> NDArray[Any]:
+        """One tensor in its shape: float32 or float16, or bfloat16 as uint16 bits. Raises OSError."""
+        ...
+
+    def read_rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        """Rows start to stop - 1 of one tensor, a copy, in the same types. Raises OSError."""
+        ...
+
+
+def open_weights(model: ReadyModel, config: ModelConfig) -> Weights:
+    """Read and check the headers of the files of a model to be run, and no weights.
+
+    Raises BadModelFile for malformed files, UnsupportedModel for types that cannot be run as they are. A GGUF's tensors
+    are matched with the architecture's here, since they must be renamed; all of them are matched with the model's own
+    parameters when it is loaded.
+    """
+    if model.format == "gguf":
+        weights = GgufWeights(model.weights[0], config)
+        weights.require_types(PLAIN_GGUF_TYPES)
+        return weights
+    return SafetensorsWeights(model.weights, config)
+
+
+def open_source(directory: Path, gguf: Path | None, config: ModelConfig) -> Weights:
+    """The same for a model to be quantized: the GGUF if there is one, else the safetensors of `directory`.
+
+    A GGUF may have every type that can be decoded without llama.cpp, the K-quants too.
+    """
+    if gguf is None:
+        return SafetensorsWeights(tuple(_files_of(Checkpoint.open(directory))), config)
+    weights = GgufWeights(gguf, config)
+    weights.require_types({kind for kind in set(weights.types.values()) if is_decodable(kind)})
+    return weights
+
+
+def _files_of(checkpoint: Checkpoint) -> list[Path]:
+    return sorted({tensor.path for tensor in checkpoint.tensors.values()})
+
+
+@cache
+def is_decodable(kind: str) -> bool:
+    """Whether tensors of that ggml type can be decoded here."""
+    stored = GGMLQuantizationType[kind]
+    try:
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[stored][1]), np.uint8), stored)
+    except NotImplementedError:
+        return False
+    return True
+
+
+class SafetensorsWeights:
+    """One or more .safetensors files."""
+
+    def __init__(self, paths: tuple[Path, ...], config: ModelConfig) -> None:
+        self.where = paths[0].name if len(paths) == 1 else paths[0].parent.name
+        tensors: dict[str, StoredTensor] = {}
+        for path in paths:
+            shard = read_safetensors_header(path)
+            if twice := sorted(tensors.keys() & shard.keys()):
+                raise BadModelFile(f"Tensor {twice[0]!r} is in two files, {path.name} being the second.")
+            tensors.update(shard)
+        self._checkpoint = Checkpoint(MappingProxyType(tensors))
+        self._copy_is_checked = False
+        self.shapes: Mapping[str, tuple[int, ...]] = {
+            name: tensor.shape for name, tensor in tensors.items() if not is_derived(name, config)
+        }
+        self.types: Mapping[str, str] = {name: tensors[name].dtype for name in self.shapes}
+        for name, dtype in self.types.items():
+            if dtype not in FLOAT_TYPES:
+                raise UnsupportedModel(
+                    f"Tensor {name!r} is stored as {dtype}.",
+                    hint="Use the model's F32, F16 or BF16 version, or a GGUF of it with --backend llamacpp.",
+                )
+        self.bits: Mapping[str, float] = {
+            name: 8 * tensors[name].nbytes / max(1, math.prod(shape)) for name, shape in self.shapes.items()
+        }
+        self.quantization = _commonest(self.types, self.shapes)
+
+    def read(self, name: str) -> NDArray[Any]:
+        raw = self._raw(name)
+        return raw.astype(np.float32) if raw.dtype == np.float64 else raw
+
+    def read_rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        rows = np.array(self._raw(name)[start:stop])
+        return rows.astype(np.float32) if rows.dtype == np.float64 else rows
+
+    def _raw(self, name: str) -> NDArray[Any]:
+        if name == EMBEDDINGS and not self._copy_is_checked:
+            self._check_tied_copy()
+            self._copy_is_checked = True
+        return self._checkpoint.raw(name)
+
+    def _check_tied_copy(self) -> None:
+        """A checkpoint of tied embeddings may carry the output matrix too, but then it must be the same one."""
+        if OUTPUT in self.shapes or OUTPUT not in self._checkpoint.tensors:
+            return
+        if not np.array_equal(self._checkpoint.raw(OUTPUT), self._checkpoint.raw(EMBEDDINGS)):
+            raise BadModelFile(
+                f"config.json ties the embeddings, but the checkpoint's {OUTPUT!r} differs from them.",
+                hint="Set tie_word_embeddings to false in config.json if the output matrix is meant to be used.",
+            )
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A tensor of a GGUF: the part that holds it, where it is there, and what it is in the checkpoint."""
+
+    header: GgufHeader
+    tensor: GgufTensor
+    planned: PlannedTensor
+
+
+class GgufWeights:
+    """One GGUF file, or all parts of a split one."""
+
+    def __init__(self, path: Path, config: ModelConfig) -> None:
+        self.where = path.name
+        headers = [read_gguf_header(part) for part in parts_of(path)]
+        architecture = architecture_of(config.model_type)
+        if headers[0].architecture != architecture.gguf_name:
+            raise BadModelFile(
+                f"{path.name} is a {headers[0].architecture!r} model, and config.json beside it says "
+                f"{config.model_type!r}.",
+                hint="Put the config.json of the same model beside the GGUF, or use --backend llamacpp.",
+            )
+        stored = {tensor.name: (header, tensor) for header in headers for tensor in header.tensors}
+        stored.pop(_ROPE_TABLE, None)
+        sources = _source_names(architecture, config.num_layers)
+        shapes = {sources.get(name, name): tensor.shape for name, (_, tensor) in stored.items()}
+        planned = plan(architecture, config, shapes)
+        self._placed = {tensor.source: _Placed(*stored[tensor.target], tensor) for tensor in planned}
+        self.shapes: Mapping[str, tuple[int, ...]] = {tensor.source: tensor.shape for tensor in planned}
+        self.types: Mapping[str, str] = {name: placed.tensor.type.name for name, placed in self._placed.items()}
+        self.bits: Mapping[str, float] = {
+            name: 8 * placed.tensor.size_bytes / max(1, placed.tensor.num_values)
+            for name, placed in self._placed.items()
+        }
+        self.quantization = headers[0].quantization
+
+    def require_types(self, readable: Iterable[str]) -> None:
+        """Raise UnsupportedModel for the first tensor whose type is none of these."""
+        allowed = frozenset(readable)
+        for placed in self._placed.values():
+            if placed.tensor.type.name not in allowed:
+                raise UnsupportedModel(
+                    f"Tensor {placed.tensor.name!r} has type {placed.tensor.type.name}; what can be read here is "
+                    f"{', '.join(sorted(allowed)) or 'none of its types'}.",
+                    hint="Use --backend llamacpp for it.",
+                )
+
+    def read(self, name: str) -> NDArray[Any]:
+        return self.read_rows(name, 0, self.shapes[name][0])
+
+    def read_rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        placed = self._placed[name]
+        tensor, order = placed.tensor, placed.planned.row_order
+        raw = placed.header.read_raw(tensor)
+        if len(tensor.shape) == 1:
+            values = _decode(raw[None], tensor.type)[0]
+            found: NDArray[np.float32] = values if order is None else values[np.argsort(order)]
+            return found[start:stop]
+        rows = raw.reshape(tensor.shape[0], -1)
+        taken = rows[start:stop] if order is None else rows[np.argsort(order)[start:stop]]
+        return _decode(taken, tensor.type)
+
+
+def _decode(rows: NDArray[np.uint8], kind: GGMLQuantizationType) -> NDArray[np.float32]:
+    """Rows of stored bytes [R, bytes] as values [R, K]; it never shares memory with the file."""
+    return np.array(dequantize(rows, kind), dtype=np.float32)
+
+
+def _source_names(architecture: Architecture, num_layers: int) -> dict[str, str]:
+    """The Hugging Face name of every GGUF tensor that the architecture may have."""
+    return {
+        rule.target.format(layer=layer): rule.source.format(layer=layer)
+        for rule in architecture.rules
+        for layer in range(num_layers)
+    }
+
+
+def _commonest(types: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> str:
+    sizes: dict[str, int] = {}
+    for name, kind in types.items():
+        sizes[kind] = sizes.get(kind, 0) + math.prod(shapes[name])
+    return max(sizes, key=sizes.__getitem__)

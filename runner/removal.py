@@ -1,0 +1,142 @@
+"""What deleting a model would take away, and deleting it: models made here, and what the Hugging Face cache holds.
+
+Nothing else is ever deleted. It plans by names and sizes, opens no model file, reaches no network and asks nobody: the
+front end shows the plan and asks.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runner.errors import RunnerError, UsageError
+from runner.hub_cache import cached_files, cached_repos, remove_files, repo_directory, taken_bytes
+from runner.hub_parts import Leftovers, delete_leftovers, leftovers, lock_directory, refuse_while_fetched
+from runner.inventory import is_builtin, is_meant, known_names
+from runner.model_files import intended_groups
+from runner.registry import SAFETENSORS, ModelSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removal:
+    """One deletion. directory: of a model made here, or of the repository `repo` in the cache.
+
+    names: the files of the repository that go; None means all of the directory. left: the unfinished and damaged files
+    that go with them.
+    """
+
+    title: str
+    size_bytes: int
+    directory: Path
+    repo: str = ""
+    names: frozenset[str] | None = None
+    left: Leftovers = field(default_factory=Leftovers)
+
+
+def plan_removal(spec: ModelSpec, made: Path) -> tuple[Removal, ...]:
+    """What deleting `spec` means; nothing is deleted yet. made: the directory of the models made here.
+
+    Raises UsageError for a model that is not here, that ships with runner, or whose files are not runner's.
+    """
+    if is_builtin(spec):
+        raise UsageError(
+            f"{spec.name} ships with runner and cannot be deleted.", hint="Removing the program removes it."
+        )
+    if spec.origin == "made" and spec.path is not None and spec.path.parent == made.absolute():
+        size = sum(os.lstat(Path(folder, name)).st_size for folder, _, names in os.walk(spec.path) for name in names)
+        return (Removal(title=spec.name, size_bytes=size, directory=spec.path),)
+    if spec.path is not None or spec.origin == "fake":
+        raise UsageError(
+            f"{spec.path or spec.name} was neither made nor fetched by runner.",
+            hint="Only models from `runner ls` of the kinds 'cache' and 'made here' are deleted.",
+        )
+    removals = [removal for repo in spec.repos if (removal := _from_cache(spec, repo)) is not None]
+    if not removals:
+        raise UsageError(f"{spec.name} is not on this machine.", hint="`runner ls` lists what is.")
+    return tuple(removals)
+
+
+def plan_leftovers(spec: ModelSpec | None) -> tuple[Removal, ...]:
+    """What deleting the unfinished and the damaged files of `spec` means, or with None those of the whole cache."""
+    found = []
+    repos = cached_repos() if spec is None else [(repo, repo_directory(repo)) for repo in spec.repos]
+    for repo, directory in repos:
+        if left := leftovers(directory):
+            found.append(_of_leftovers(repo, directory, left))
+    return tuple(found)
+
+
+def _of_leftovers(repo: str, directory: Path, left: Leftovers) -> Removal:
+    return Removal(
+        title=f"{repo}, {_words(left)}",
+        size_bytes=left.partial_bytes + left.set_aside_bytes,
+        directory=directory,
+        repo=repo,
+        names=frozenset(),
+        left=left,
+    )
+
+
+def _words(left: Leftovers) -> str:
+    counts = [(len(left.parts), "partial download"), (len(left.set_aside), "damaged file")]
+    return " and ".join(f"{count} {noun}{'s' if count > 1 else ''}" for count, noun in counts if count)
+
+
+def _from_cache(spec: ModelSpec, repo: str) -> Removal | None:
+    """The part of a cached repository that `spec` means; all of it when no other weights would be left."""
+    directory = repo_directory(repo)
+    left = leftovers(directory)
+    names = known_names(repo)
+    groups = intended_groups(names)
+    if not groups and not left:
+        return None
+    chosen = [group for group in groups if is_meant(spec, repo, group)] if spec.asked else list(groups)
+    if spec.asked and not chosen:
+        return None
+    if len(chosen) == len(groups):
+        whole = sum(taken_bytes(directory).values())
+        return Removal(title=repo, size_bytes=whole, directory=directory, repo=repo)
+    doomed = frozenset(name for group in chosen for name in group.names if name in names)
+    sizes = {file.name: file.size_bytes for file in cached_files(repo)}
+    of_files = left.of_files(doomed)
+    return Removal(
+        title=f"{repo}, {chosen[0].quant or SAFETENSORS}",
+        size_bytes=sum(sizes.get(name, 0) for name in doomed) + of_files.partial_bytes,
+        directory=directory,
+        repo=repo,
+        names=doomed,
+        left=of_files,
+    )
+
+
+def delete(removal: Removal) -> int:
+    """Carry it out; returns the bytes freed.
+
+    Raises BusyError when a process is fetching those files, RunnerError when something could not be deleted.
+    """
+    if removal.repo:
+        return _delete_cached(removal)
+    try:
+        if removal.directory.is_symlink():  # someone linked a directory in here: the link is ours, what it means is not
+            removal.directory.unlink()
+            return 0
+        shutil.rmtree(removal.directory)
+    except OSError as error:
+        raise RunnerError(f"{removal.directory} cannot be deleted: {error.strerror or error}.") from error
+    return removal.size_bytes
+
+
+def _delete_cached(removal: Removal) -> int:
+    names = removal.names
+    if names:  # another deletion since the plan may have left these as the last weights
+        others = known_names(removal.repo) - names
+        names = names if intended_groups(others) else None
+    if names is None:
+        refuse_while_fetched(removal.directory)
+        freed = remove_files(removal.directory, None)
+        shutil.rmtree(lock_directory(removal.directory), ignore_errors=True)
+        return freed
+    freed = delete_leftovers(removal.directory, removal.left)
+    return freed + (remove_files(removal.directory, names) if names else 0)

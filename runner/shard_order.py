@@ -1,0 +1,60 @@
+"""Is each part of a split model the part that its name says? Asked of the parts' own headers.
+
+Hashes cannot tell: two links that were exchanged lead to sound files. It reads headers and the index, no weights, and
+knows nothing of caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from runner.errors import RunnerError
+from runner.model_files import INDEX, part_number
+from runner.quant.json_file import read_json_if_there
+
+
+def wrong_shards(directory: Path, files: Mapping[str, Path]) -> tuple[tuple[str, str], ...]:
+    """The names among `files` (name -> where it is) that hold another part, each with how that shows.
+
+    directory: where the safetensors index is, if anywhere. Files whose headers cannot be read are passed over: their
+    hash says whether they are meant to be like that.
+    """
+    return (*_safetensors(directory, files), *_gguf(files))
+
+
+def _safetensors(directory: Path, files: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
+    """Shards without the tensors that the index says they have."""
+    from runner.quant.safetensors_file import read_header
+
+    try:
+        weight_map = read_json_if_there(directory / INDEX).get("weight_map")
+    except RunnerError:
+        return
+    promised: dict[str, set[str]] = {}
+    for tensor, shard in weight_map.items() if isinstance(weight_map, dict) else ():
+        if isinstance(shard, str) and shard in files:
+            promised.setdefault(shard, set()).add(tensor)
+    for shard, tensors in sorted(promised.items()):
+        try:
+            missing = tensors - read_header(files[shard]).keys()
+        except RunnerError:
+            continue
+        if missing:
+            yield shard, f"it has no {min(missing)}, which the index says it has"
+
+
+def _gguf(files: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
+    """Parts of a split GGUF that count themselves as another part."""
+    from runner.quant.gguf_file import read_header
+
+    for name, path in sorted(files.items()):
+        number = part_number(name)
+        if number is None or not name.lower().endswith(".gguf"):
+            continue
+        try:
+            own = read_header(path).metadata.get("split.no")
+        except RunnerError:
+            continue
+        if isinstance(own, int) and own + 1 != number:
+            yield name, f"it is part {own + 1} by its own header"

@@ -1,0 +1,213 @@
+"""What to check of a model, and what each file should be.
+
+A blob of the Hugging Face cache is named after its hash: SHA-256 for large files, git's SHA-1 for small ones. Models
+made here have theirs in runner.json. Where a name tells nothing, the hub's listing is asked for, through a function
+that is given. It reads names and the manifest, no contents; checking is verify.py's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runner.errors import RunnerError, UsageError
+from runner.hub.hashes import Expected, expected_hash
+from runner.hub.listing import RemoteFile
+from runner.hub_cache import Snapshot, cached_repos, first_hop, repo_directory, snapshots
+from runner.hub_parts import leftovers
+from runner.inventory import is_meant, known_names
+from runner.model_files import SIDE_FILES, intended_groups
+from runner.quant.json_file import read_json
+from runner.registry import ModelSpec, Registry
+from runner.verify import UNKNOWN, Finding, Link, Plan, Problem, Target
+
+MANIFEST = "runner.json"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+# What the hub lists for (repository, commit), by name. Raises RunnerError.
+AskHub = Callable[[str, str], Mapping[str, Expected]]
+
+
+def plan_everything(registry: Registry, ask_hub: AskHub) -> Plan:
+    """What to check of all models on this machine: in the cache, made here, and shipped with runner."""
+    plan = Plan((), ())
+    for spec in (*registry.specs, *registry.made()):
+        # Files of the user's own, and those that ship with runner, need have no hashes; what runner made should.
+        if spec.path is not None and (spec.origin == "made" or (spec.path / MANIFEST).exists()):
+            plan += plan_directory(spec.name, spec.path)
+    for repo, directory in cached_repos():
+        plan += plan_cached(repo, directory, None, ask_hub)
+    return plan
+
+
+def plan_of(spec: ModelSpec, ask_hub: AskHub) -> Plan:
+    """What to check of one model. Raises UsageError when it is not here or has no files."""
+    if spec.origin == "fake":
+        raise UsageError(f"{spec.name} has no files.", hint="`runner ls` lists models that have.")
+    if spec.path is not None:
+        return plan_directory(spec.name, spec.path)
+    plan = Plan((), ())
+    for repo in spec.repos:
+        names = _names_of(spec, repo)
+        if names is None or names:
+            plan += plan_cached(repo, repo_directory(repo), names, ask_hub)
+    if not plan.targets and not plan.findings:
+        raise UsageError(f"{spec.name} is not on this machine.", hint="`runner ls` lists what is.")
+    return plan
+
+
+def _names_of(spec: ModelSpec, repo: str) -> frozenset[str] | None:
+    """The files of a repository that `spec` means: None for all, and none where the quantization is not there."""
+    if not spec.asked:
+        return None
+    groups = [group for group in intended_groups(known_names(repo)) if is_meant(spec, repo, group)]
+    return frozenset(name for group in groups for name in group.names) | (
+        frozenset(SIDE_FILES) if groups else frozenset()
+    )
+
+
+# --- the cache -------------------------------------------------------------------------------------------------------
+
+
+def plan_cached(repo: str, directory: Path, names: Collection[str] | None, ask_hub: AskHub) -> Plan:
+    """What to check of a repository in the cache: those files, or with None all of it, unused blobs included."""
+    plan = _Cached(repo, names, ask_hub)
+    for snapshot in snapshots(repo):
+        plan.add_snapshot(snapshot)
+    left = leftovers(directory)
+    for part in left.parts:
+        if names is None or part.name in names:
+            whole = f" of {part.size_bytes}" if part.size_bytes else ""
+            plan.note(part.name or part.path.name, part.path, "partial download", f"{part.done_bytes}{whole} bytes")
+    if names is None:
+        for path in left.set_aside:
+            plan.note(path.name, path, "set aside", "found damaged, or to belong to nothing, before")
+        plan.add_unused(directory / "blobs", {part.path for part in left.parts} | set(left.set_aside))
+    return Plan(tuple(plan.targets.values()), tuple(plan.findings))
+
+
+class _Cached:
+    """Collects what to check of one repository: each blob once, whichever commits link to it."""
+
+    def __init__(self, repo: str, names: Collection[str] | None, ask_hub: AskHub) -> None:
+        self._repo = repo
+        self._names = names
+        self._ask_hub = ask_hub
+        self.targets: dict[Path, Target] = {}
+        self.findings: list[Finding] = []
+
+    def note(self, name: str, path: Path, problem: Problem, detail: str, links: tuple[Link, ...] = ()) -> None:
+        self.findings.append(
+            Finding(
+                model=self._repo,
+                repo=self._repo,
+                name=name,
+                path=path,
+                problem=problem,
+                detail=detail,
+                links=links,
+            )
+        )
+
+    def add_snapshot(self, snapshot: Snapshot) -> None:
+        nameless: list[tuple[str, Path]] = []
+        for name, path in _entries(snapshot.directory):
+            if self._names is not None and name not in self._names:
+                continue
+            blob = first_hop(path)
+            if not path.exists():
+                self.note(
+                    name, path, "missing", f"the link leads to {blob.name}, which is gone", ((snapshot.commit, name),)
+                )
+            elif (expected := expected_of(blob.name)) is not None and path.is_symlink():
+                self._add(name, blob, expected, snapshot.commit)
+            else:
+                nameless.append((name, path))
+        if nameless:
+            self._add_nameless(snapshot, nameless)
+
+    def _add(self, name: str, path: Path, expected: Expected, commit: str) -> None:
+        links = (*(self.targets[path].links if path in self.targets else ()), (commit, name))
+        self.targets[path] = Target(
+            model=self._repo, repo=self._repo, name=name, path=path, expected=expected, links=links
+        )
+
+    def _add_nameless(self, snapshot: Snapshot, entries: Sequence[tuple[str, Path]]) -> None:
+        """Files whose names tell no hash, as on systems without links: the hub knows what they should be."""
+        try:
+            listed = self._ask_hub(self._repo, snapshot.commit)
+            why = "the hub does not list it"
+        except RunnerError as error:
+            listed, why = (
+                dict[str, Expected](),
+                f"its name tells no hash, and the hub could not be asked: {error.message}",
+            )
+        for name, path in entries:
+            expected = listed.get(name)
+            if expected is not None and expected.kind:
+                self._add(name, path, expected, snapshot.commit)
+            else:
+                self.note(name, path, "not checked", why, ((snapshot.commit, name),))
+
+    def add_unused(self, blobs: Path, others: set[Path]) -> None:
+        """Blobs that no commit links to: a later download would take them for the real files."""
+        for name, path in _entries(blobs):
+            expected = expected_of(name)
+            if path not in self.targets and path not in others and expected is not None and path.exists():
+                self.targets[path] = Target(model=self._repo, repo=self._repo, name=name, path=path, expected=expected)
+
+
+def _entries(directory: Path) -> list[tuple[str, Path]]:
+    """Everything below `directory` but directories, links to nowhere too: its POSIX path in there, and where it is."""
+    found = [Path(folder, name) for folder, _, names in os.walk(directory) for name in names]
+    return sorted((path.relative_to(directory).as_posix(), path) for path in found)
+
+
+def expected_of(blob_name: str) -> Expected | None:
+    """What the name of a blob says of its contents; None when it says nothing."""
+    expected = expected_hash(RemoteFile(blob_name, UNKNOWN), blob_name)
+    return expected if expected.kind else None
+
+
+# --- models made here ------------------------------------------------------------------------------------------------
+
+
+def plan_directory(model: str, directory: Path) -> Plan:
+    """What to check of a model that has a runner.json: the files it lists, with their sizes and hashes.
+
+    directory: of the model, or its only file, for which there is nothing to compare with.
+    """
+    targets, findings = [], []
+
+    def find(name: str, problem: Problem, detail: str) -> None:
+        findings.append(Finding(model=model, repo="", name=name, path=directory / name, problem=problem, detail=detail))
+
+    try:
+        files = read_json(directory / MANIFEST).get("files") if (directory / MANIFEST).exists() else None
+    except RunnerError as error:
+        find(MANIFEST, "unreadable", error.message)
+        return Plan((), tuple(findings))
+    if not isinstance(files, dict):
+        find(directory.name, "not checked", f"there are no hashes to compare with (no {MANIFEST})")
+        return Plan((), tuple(findings))
+    for name, facts in files.items():
+        expected = _manifest_entry(name, facts)
+        if expected is None:
+            find(MANIFEST, "unreadable", f"its entry for {name!r} is malformed")
+        elif not (directory / name).is_file():
+            find(name, "missing", f"{MANIFEST} lists it")
+        else:
+            targets.append(Target(model=model, repo="", name=name, path=directory / name, expected=expected))
+    return Plan(tuple(targets), tuple(findings))
+
+
+def _manifest_entry(name: str, facts: Any) -> Expected | None:
+    """One entry of "files"; None when it is malformed or leads out of the directory."""
+    sha256, size = (facts.get("sha256"), facts.get("size_bytes")) if isinstance(facts, dict) else (None, None)
+    is_inside = name and not os.path.isabs(name) and ".." not in Path(name).parts and "\x00" not in name
+    if not is_inside or not isinstance(sha256, str) or not _SHA256.fullmatch(sha256) or type(size) is not int:
+        return None
+    return Expected("sha256", sha256, size)

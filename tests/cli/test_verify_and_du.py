@@ -1,0 +1,143 @@
+"""`runner verify` and `runner du`, as a user and as a program call them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hub_server import Hub
+from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, blob, fetch_all, small_hub
+
+from runner.cli.app import main
+
+
+@pytest.fixture
+def server(tmp_path: Path, demo_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with small_hub(tmp_path / "served", demo_directory) as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        yield running
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(arguments)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def damage(repo: str, name: str) -> None:
+    blob(repo, name).write_bytes(b"damaged")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--all"], [SHARDS], [SHARDS, SHARDS]])
+def test_sound_models_exit_0_offline_with_an_empty_output(
+    capsys: pytest.CaptureFixture[str], server: Hub, arguments: list[str]
+) -> None:
+    fetch_all(SHARDS)
+    server.requests.clear()
+    code, out, err = run(capsys, "verify", *arguments, "--offline")
+    assert (code, out) == (0, "")
+    assert "none is damaged" in err
+    assert server.requests == []
+
+
+def test_damage_exits_5_and_names_file_and_remedy(capsys: pytest.CaptureFixture[str], server: Hub) -> None:
+    fetch_all(SHARDS)
+    damage(SHARDS, "config.json")
+    code, out, err = run(capsys, "verify")
+    assert code == 5
+    assert out.startswith(f"{SHARDS}: config.json: wrong contents: ")
+    assert f"runner verify {SHARDS} --repair" in err
+    assert run(capsys, "verify", SHARDS, "--quiet")[0] == 5
+    assert server.fetched()
+
+
+def test_repair_says_what_it_did_and_exits_0(capsys: pytest.CaptureFixture[str], server: Hub) -> None:
+    fetch_all(SHARDS)
+    damage(SHARDS, "config.json")
+    code, out, err = run(capsys, "verify", "--repair")
+    assert code == 0
+    assert "fetched again" in out
+    assert ".corrupt-1" in err
+    assert blob(SHARDS, "config.json").read_bytes() == server.repos[SHARDS].files["config.json"]
+    code, out, _ = run(capsys, "verify")
+    assert (code, "set aside" in out) == (0, True)
+
+
+def test_a_repair_that_fails_exits_5_and_says_why(capsys: pytest.CaptureFixture[str], server: Hub) -> None:
+    fetch_all(SHARDS)
+    damage(SHARDS, "config.json")
+    del server.repos[SHARDS]
+    code, out, err = run(capsys, "verify", "--repair")
+    assert code == 5
+    assert "not repaired: There is no repository" in out
+    assert "1 file is damaged" in err
+    assert blob(SHARDS, "config.json").read_bytes() == b"damaged"
+
+
+def test_json_lists_findings_with_what_became_of_them(capsys: pytest.CaptureFixture[str], server: Hub) -> None:
+    fetch_all(SHARDS)
+    begin_fetch(GGUF, WEIGHTS, server)
+    damage(SHARDS, "config.json")
+    code, out, _ = run(capsys, "verify", "--json")
+    answer = json.loads(out)
+    assert (code, answer["schema"]) == (5, "runner.verify/1")
+    assert [(one["file"], one["problem"], one["is_damage"], one["is_repaired"]) for one in answer["findings"]] == [
+        (WEIGHTS, "partial download", False, False),
+        ("config.json", "wrong contents", True, False),
+    ]
+    code, out, _ = run(capsys, "verify", "--json", "--repair")
+    assert code == 0
+    repaired = [one for one in json.loads(out)["findings"] if one["is_damage"]]
+    assert [(one["is_repaired"], Path(one["set_aside"]).read_bytes()) for one in repaired] == [(True, b"damaged")]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["nobody/nothing"], ["qwen3-8b"], ["fake"], ["--all", "demo"], ["--repair", "--offline"], ["nonsense"]],
+)
+def test_wrong_usage_exits_2(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    code, out, err = run(capsys, "verify", *arguments)
+    assert (code, out) == (2, "")
+    assert "hint" in err
+
+
+def test_a_model_without_hashes_is_said_to_be_unchecked(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "verify", "demo")
+    assert code == 0
+    assert "not checked" in out
+
+
+def test_hostile_names_in_the_cache_do_not_act_on_the_terminal(capsys: pytest.CaptureFixture[str], server: Hub) -> None:
+    snapshot = fetch_all(SHARDS)
+    (snapshot / "a\x1b]0;owned\x07\nb.gguf").symlink_to("../../blobs/gone\x1b[2J")
+    code, out, _ = run(capsys, "verify")
+    assert code == 5
+    assert len(out.splitlines()) == 1
+    assert "\x1b" not in out
+    assert "\x1b" not in run(capsys, "ls")[1]
+    assert server.fetched()
+
+
+def test_du_sums_up_and_says_what_could_be_freed(capsys: pytest.CaptureFixture[str], server: Hub) -> None:
+    fetch_all(SHARDS)
+    part = begin_fetch(GGUF, WEIGHTS, server).stat().st_size
+    code, out, err = run(capsys, "du")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0].split() == ["SIZE", "PARTIAL", "SET", "ASIDE", "KIND", "MODEL"]
+    assert {line.split()[-1] for line in lines[1:3]} == {SHARDS, GGUF}
+    assert lines[3].endswith("in all")
+    assert "are free on the disk of" in lines[4]
+    assert "rm --partial" in err
+    answer = json.loads(run(capsys, "du", "--json")[1])
+    assert answer["schema"] == "runner.du/1"
+    assert answer["size_bytes"] == sum(use["size_bytes"] for use in answer["uses"])
+    assert [use["partial_bytes"] for use in answer["uses"] if use["name"] == GGUF] == [part]
+
+
+def test_du_on_a_fresh_machine_has_nothing_but_the_disk(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "du")
+    assert (code, err) == (0, "")
+    assert "0 B" in out.splitlines()[1]

@@ -1,0 +1,34 @@
+"""Bits a weight, from headers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runner.evaluation.bits import BitsPerWeight, bits_per_weight
+from runner.quant.gguf_file import read_header
+from runner.types import ReadyModel
+from tests.backends.native import tiny_models
+
+
+def test_a_checkpoint_in_float32_has_32_bits(tmp_path: Path) -> None:
+    for name in ("qwen3", "llama-untied-one-kv-head"):
+        directory = tiny_models.save(tiny_models.make(name), tmp_path / name)
+        assert bits_per_weight(tiny_models.ready(directory)) == BitsPerWeight(total=32.0, body=32.0)
+
+
+def test_scales_count_and_metadata_does_not(demo_directory: Path) -> None:
+    path = demo_directory / "demo-q8_0.gguf"
+    model = ReadyModel(
+        name="demo", format="gguf", weights=(path,), directory=path.parent, size_bytes=path.stat().st_size
+    )
+    bits = bits_per_weight(model)
+    header = read_header(path)
+    assert bits is not None
+    assert bits.total == 8 * sum(tensor.size_bytes for tensor in header.tensors) / header.num_parameters
+    assert 8.5 < bits.total < bits.body < 8.52  # Q8_0 is 8.5; the norms are float32
+    embeddings = header.tensor("token_embd.weight")
+    assert embeddings is not None
+    rest = bits.total * header.num_parameters - 8 * embeddings.size_bytes
+    assert bits.body == pytest.approx(rest / (header.num_parameters - embeddings.num_values))

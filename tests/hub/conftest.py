@@ -1,0 +1,17 @@
+"""A running hub for each test, which HF_ENDPOINT names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from fetching import FILES, REPO
+from hub_server import Hub, Repo, serving
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with serving(Hub(repos={REPO: Repo(dict(FILES))})) as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        yield running

@@ -1,0 +1,62 @@
+"""Weights by Hugging Face name, whole and in rows, from whatever file they lie in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hf_directories import random_model
+
+from runner.errors import UnsupportedModel
+from runner.model_config import ModelConfig, parse_model_config
+from runner.quant.convert import convert, read_source
+from runner.quant.formats import FORMATS
+from runner.quant.json_file import read_json
+from runner.quant.quantize import quantize_model
+from runner.quant.weights import PLAIN_GGUF_TYPES, GgufWeights, is_decodable, open_source
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, demo_directory: Path) -> tuple[Path, ModelConfig]:
+    """A llama with biases: GGUF has the rows of its queries and keys in another order."""
+    directory = tmp_path_factory.mktemp("model")
+    random_model(directory, demo_directory, "llama", attention_bias=True)
+    return directory, parse_model_config(read_json(directory / "config.json"))
+
+
+def test_rows_of_a_gguf_are_those_of_its_source(model: tuple[Path, ModelConfig], tmp_path: Path) -> None:
+    directory, config = model
+    convert(read_source(directory), FORMATS["f32"], tmp_path / "f32.gguf", lambda *_: None)
+    source, found = open_source(directory, None, config), open_source(directory, tmp_path / "f32.gguf", config)
+    assert isinstance(found, GgufWeights)
+    assert found.shapes == source.shapes
+    for name in source.shapes:
+        assert np.array_equal(found.read(name), source.read(name))
+        assert np.array_equal(found.read_rows(name, 3, 27), source.read(name)[3:27])
+    assert set(found.bits.values()) == set(source.bits.values()) == {32.0}
+
+
+def test_rows_never_share_memory_with_the_file(model: tuple[Path, ModelConfig]) -> None:
+    weights = open_source(model[0], None, model[1])
+    rows = weights.read_rows("model.layers.0.mlp.up_proj.weight", 0, 4)
+    rows[:] = 0
+    assert weights.read("model.layers.0.mlp.up_proj.weight")[:4].any()
+
+
+def test_types_and_bits_are_those_of_the_file(demo_directory: Path, tmp_path: Path) -> None:
+    quantize_model(demo_directory, FORMATS["q4_k_m"], tmp_path / "q4.gguf", force=False, on_stage=lambda *_: None)
+    config = parse_model_config(read_json(demo_directory / "config.json"))
+    weights = open_source(demo_directory, tmp_path / "q4.gguf", config)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert (weights.types[name], weights.bits[name]) == ("Q4_K", 4.5)
+    assert weights.types["model.norm.weight"] == "F32"
+    assert isinstance(weights, GgufWeights)
+    with pytest.raises(UnsupportedModel, match="has type Q") as raised:
+        weights.require_types(PLAIN_GGUF_TYPES)
+    assert "--backend llamacpp" in raised.value.hint
+
+
+def test_the_k_quants_can_be_decoded() -> None:
+    assert all(is_decodable(kind) for kind in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q8_0", "F32", "F16"))
+    assert not is_decodable("Q8_K")

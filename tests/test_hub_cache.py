@@ -1,0 +1,86 @@
+"""The cache as this and other tools leave it: where it is, what is listed, what removing spares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hub_server import Hub, Repo, serving
+
+from runner import hub, hub_cache
+from runner.types import CancelToken
+
+REPO = "owner/tiny-GGUF"
+FILES = {"tiny-Q4_0.gguf": b"4" * 3000, "tiny-Q8_0.gguf": b"8" * 7000, "README.md": b"hello"}
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with serving(Hub(repos={REPO: Repo(dict(FILES))})) as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        yield running
+
+
+def fetch(names: Sequence[str], repo: str = REPO) -> Path:
+    return hub.fetch(hub.list_files(repo), names, on_progress=lambda _state: None, cancel=CancelToken())
+
+
+def test_the_places_follow_the_variables_of_huggingface_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hub_cache.hub_settings().cache == tmp_path / "hf-home" / "hub"
+    monkeypatch.setenv("HF_HUB_CACHE", "~/elsewhere")
+    assert hub_cache.hub_settings().cache == Path.home() / "elsewhere"
+    for name in ("HF_HUB_CACHE", "HF_HOME", "HF_ENDPOINT"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert hub_cache.hub_settings().cache == tmp_path / "xdg" / "huggingface" / "hub"
+    assert hub_cache.hub_settings().endpoint == "https://huggingface.co"
+
+
+def test_a_cache_that_is_not_there_or_has_odd_things_in_it_lists_only_repositories() -> None:
+    assert hub_cache.cached_repos() == ()
+    cache = hub_cache.hub_settings().cache
+    for name in (
+        "models--gpt2/snapshots/c/x.gguf",
+        "datasets--a--b/snapshots/c/x.gguf",
+        "models--a--b/snapshots/c/t.txt",
+    ):
+        (cache / name).parent.mkdir(parents=True)
+        (cache / name).write_bytes(b"x")
+    (cache / "models--a--c").write_text("a file")
+    broken = cache / "models--a--d" / "snapshots" / "c"
+    broken.mkdir(parents=True)
+    (broken / "x.gguf").symlink_to("../../blobs/gone")
+    assert [repo for repo, _ in hub_cache.cached_repos()] == ["a/b", "a/d"]
+    assert [file.name for file in hub_cache.cached_files("a/b")] == ["t.txt"]
+    assert hub_cache.cached_files("a/d") == ()
+    assert hub_cache.broken_links("a/d") == {"x.gguf": broken / "x.gguf"}
+
+
+@pytest.mark.usefixtures("server")
+def test_one_file_can_be_removed_and_the_rest_stays() -> None:
+    snapshot = fetch(["tiny-Q4_0.gguf", "tiny-Q8_0.gguf"])
+    ((_, directory),) = hub_cache.cached_repos()
+    assert hub_cache.remove_files(directory, {"tiny-Q4_0.gguf"}) == 3000
+    assert [path.name for path in snapshot.iterdir()] == ["tiny-Q8_0.gguf"]
+    assert (snapshot / "tiny-Q8_0.gguf").read_bytes() == FILES["tiny-Q8_0.gguf"]
+    assert len(list((directory / "blobs").iterdir())) == 1
+
+
+@pytest.mark.usefixtures("server")
+def test_a_blob_that_another_name_links_to_stays() -> None:
+    snapshot = fetch(["tiny-Q4_0.gguf"])
+    (snapshot / "same.gguf").symlink_to((snapshot / "tiny-Q4_0.gguf").readlink())
+    assert hub_cache.remove_files(hub_cache.repo_directory(REPO), {"tiny-Q4_0.gguf"}) == 0
+    assert (snapshot / "same.gguf").read_bytes() == FILES["tiny-Q4_0.gguf"]
+
+
+def test_a_whole_repository_can_be_removed_and_its_copy_with_the_same_commit_stays(server: Hub) -> None:
+    server.repos["owner/copy"] = Repo(dict(FILES))
+    for repo in (REPO, "owner/copy"):
+        fetch(["tiny-Q4_0.gguf"], repo)
+    directory = hub_cache.repo_directory(REPO)
+    assert hub_cache.taken_bytes(directory) == {next((directory / "blobs").iterdir()).resolve(): 3000}
+    assert hub_cache.remove_files(directory, None) == 3000
+    assert [repo for repo, _ in hub_cache.cached_repos()] == ["owner/copy"]
+    assert not directory.exists()

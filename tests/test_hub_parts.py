@@ -1,0 +1,111 @@
+"""What interrupted downloads leave: read, deleted, refused while somebody fetches; and damaged files set aside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import filelock
+import pytest
+from hub_server import Hub
+from pulled import GGUF, WEIGHTS, begin_fetch, blob, fetch_all, small_hub
+
+from runner.errors import BusyError
+from runner.hub_cache import repo_directory
+from runner.hub_parts import delete_leftovers, leftovers, lock_directory, quarantine, refuse_while_fetched
+
+
+@pytest.fixture
+def server(tmp_path: Path, demo_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with small_hub(tmp_path / "served", demo_directory) as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        yield running
+
+
+def test_a_part_says_which_file_it_begins_and_how_far_it_is(server: Hub) -> None:
+    path = begin_fetch(GGUF, WEIGHTS, server)
+    (part,) = leftovers(repo_directory(GGUF)).parts
+    assert (part.name, part.commit) == (WEIGHTS, server.repos[GGUF].commit)
+    assert part.size_bytes == len(server.repos[GGUF].files[WEIGHTS])
+    assert 0 < part.done_bytes == path.stat().st_size < part.size_bytes
+    assert part.is_resumable
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"name": 7, "size": "big"}', '{"size": -3, "name": null}', "[" * 9999]
+)
+def test_a_part_with_an_unreadable_sidecar_is_counted_and_belongs_to_nothing(text: str) -> None:
+    blobs = repo_directory(GGUF) / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "abc.runner-part").write_bytes(b"12345")
+    (blobs / "abc.runner-part.json").write_text(text)
+    (part,) = leftovers(repo_directory(GGUF)).parts
+    assert (part.name, part.size_bytes, part.done_bytes, part.is_resumable) == ("", 0, 5, False)
+
+
+def test_what_other_tools_left_is_counted_and_deleted_too() -> None:
+    directory = repo_directory(GGUF)
+    (directory / "blobs").mkdir(parents=True)
+    (directory / "blobs" / "abc.1234abcd.incomplete").write_bytes(b"123")
+    (directory / "blobs" / "abc").write_bytes(b"whole")
+    left = leftovers(directory)
+    assert (left.partial_bytes, left.parts[0].is_resumable) == (3, False)
+    assert delete_leftovers(directory, left) == 3
+    assert [path.name for path in (directory / "blobs").iterdir()] == ["abc"]
+
+
+def test_deleting_takes_part_sidecar_and_lock(server: Hub) -> None:
+    begin_fetch(GGUF, WEIGHTS, server)
+    directory = repo_directory(GGUF)
+    left = leftovers(directory)
+    assert delete_leftovers(directory, left) == left.partial_bytes > 0
+    assert list((directory / "blobs").iterdir()) == []
+    assert list(lock_directory(directory).iterdir()) == []
+    assert not leftovers(directory)
+
+
+def test_nothing_is_deleted_while_a_process_fetches_it(server: Hub) -> None:
+    path = begin_fetch(GGUF, WEIGHTS, server)
+    directory = repo_directory(GGUF)
+    left = leftovers(directory)
+    with filelock.FileLock(lock_directory(directory) / f"{left.parts[0].etag}.lock"):
+        with pytest.raises(BusyError, match=GGUF):
+            delete_leftovers(directory, left)
+        with pytest.raises(BusyError):
+            refuse_while_fetched(directory)
+    assert path.exists()
+    refuse_while_fetched(directory)
+
+
+def test_a_damaged_file_is_set_aside_under_a_free_name(server: Hub) -> None:
+    fetch_all(GGUF)
+    path = blob(GGUF, WEIGHTS)
+    for number in (1, 2):
+        path.write_bytes(b"damaged")
+        assert quarantine(path, path.parent) == path.with_name(f"{path.name}.corrupt-{number}")
+        assert not path.exists()
+    left = leftovers(repo_directory(GGUF))
+    assert (len(left.set_aside), left.set_aside_bytes) == (2, 14)
+    assert server.fetched()
+
+
+def test_setting_aside_follows_a_link_into_the_shared_store_and_never_out_of_the_cache(
+    server: Hub, tmp_path: Path
+) -> None:
+    fetch_all(GGUF)
+    path = blob(GGUF, WEIGHTS)
+    store = path.parent.parent.parent / "blobs" / "ab" / "abcd"
+    store.parent.mkdir(parents=True)
+    path.rename(store)
+    path.symlink_to(store)
+    aside = quarantine(path, path.parent)
+    assert aside is not None
+    assert aside.is_file()
+    assert not store.exists()
+    own = tmp_path / "own.gguf"
+    own.write_bytes(b"mine")
+    path.symlink_to(own)
+    assert quarantine(path, path.parent) is None
+    assert own.read_bytes() == b"mine"
+    assert not path.is_symlink()
+    assert server.fetched()

@@ -1,0 +1,91 @@
+"""What a pull would fetch, and what it says of commits and parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hub_server import Hub
+from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, fetch_all, shard, small_hub
+
+from runner.errors import UsageError
+from runner.hub import FetchOptions
+from runner.pull import PullPlan, at_revision, here_for_good, plan_pull, pull
+from runner.registry import Registry
+from runner.types import CancelToken
+
+
+@pytest.fixture
+def server(tmp_path: Path, demo_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with small_hub(tmp_path / "served", demo_directory) as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        yield running
+
+
+def plan(text: str) -> PullPlan:
+    return plan_pull(Registry.load_for().resolve(text))
+
+
+def carry_out(planned: PullPlan) -> tuple[Path, ...]:
+    return pull(planned, on_progress=lambda _: None, cancel=CancelToken(), options=FetchOptions()).weights
+
+
+def test_only_the_files_of_the_model_are_planned_and_fetched(server: Hub) -> None:
+    planned = plan(GGUF)
+    size = len(server.repos[GGUF].files[WEIGHTS])
+    assert [file.name for file in planned.missing] == [WEIGHTS]
+    assert (planned.size_bytes, planned.missing_bytes, planned.before) == (size, size, "")
+    assert not planned.is_complete
+    (path,) = carry_out(planned)
+    assert path.read_bytes() == server.repos[GGUF].files[WEIGHTS]
+    assert server.fetched() == [WEIGHTS]
+    again = plan(GGUF)
+    assert (again.is_complete, again.missing, again.before) == (True, (), planned.listing.commit)
+
+
+def test_what_an_interrupted_pull_left_is_not_fetched_again(server: Hub) -> None:
+    here = begin_fetch(GGUF, WEIGHTS, server).stat().st_size
+    planned = plan(GGUF)
+    assert (planned.part_bytes, planned.missing_bytes) == (here, planned.size_bytes - here)
+    before = server.sent_bytes(WEIGHTS)
+    carry_out(planned)
+    assert server.sent_bytes(WEIGHTS) - before == planned.missing_bytes
+
+
+def test_small_files_come_first(server: Hub) -> None:
+    planned = plan(SHARDS)
+    pull(planned, on_progress=lambda _: None, cancel=CancelToken(), options=FetchOptions(parallel=1))
+    assert server.fetched().index("config.json") < server.fetched().index(shard(1))
+
+
+def test_a_moved_revision_is_seen_and_only_the_new_files_are_missing(server: Hub) -> None:
+    carry_out(plan(SHARDS))
+    old = server.repos[SHARDS].commit
+    server.repos[SHARDS].files["config.json"] += b"\n"
+    planned = plan(SHARDS)
+    assert (planned.has_moved, planned.before) == (True, old)
+    assert [file.name for file in planned.missing] == ["config.json"]
+    server.requests.clear()
+    carry_out(planned)
+    assert server.fetched() == ["config.json"]
+    assert plan(SHARDS).is_complete
+
+
+def test_a_pinned_commit_that_is_here_needs_no_question(server: Hub) -> None:
+    spec = Registry.load_for().resolve(GGUF)
+    pinned = at_revision(spec, server.repos[GGUF].commit)
+    assert here_for_good(pinned) is None
+    fetch_all(GGUF)
+    server.requests.clear()
+    located = here_for_good(pinned)
+    assert located is not None
+    assert [path.name for path in located.weights] == [WEIGHTS]
+    assert here_for_good(spec) is None
+    assert server.requests == []
+
+
+@pytest.mark.usefixtures("server")
+def test_a_revision_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UsageError, match="no revision"):
+        plan_pull(at_revision(Registry.load_for().resolve(GGUF), "v9"))

@@ -1,0 +1,92 @@
+"""Deleting what is unfinished or damaged, with and beside whole models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import filelock
+import pytest
+from hub_server import Hub
+from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, blob, fetch_all, shard, small_hub
+
+from runner.errors import BusyError, UsageError
+from runner.hub_cache import repo_directory
+from runner.hub_parts import leftovers, lock_directory
+from runner.paths import user_paths
+from runner.registry import Registry
+from runner.removal import Removal, delete, plan_leftovers, plan_removal
+
+
+@pytest.fixture
+def server(tmp_path: Path, demo_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with small_hub(tmp_path / "served", demo_directory) as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        yield running
+
+
+def removals(text: str) -> tuple[Removal, ...]:
+    return plan_removal(Registry.load_for().resolve(text), user_paths().models)
+
+
+def test_a_model_that_was_only_begun_can_be_deleted_with_its_locks(server: Hub) -> None:
+    part = begin_fetch(GGUF, WEIGHTS, server)
+    size = part.stat().st_size
+    for text in (GGUF, f"{GGUF}:Q8_0"):
+        (removal,) = removals(text)
+        assert removal.size_bytes >= size
+    delete(removal)
+    assert not repo_directory(GGUF).exists()
+    assert not lock_directory(repo_directory(GGUF)).exists()
+
+
+def test_one_quantization_goes_with_what_was_begun_of_it_and_the_other_stays(server: Hub) -> None:
+    fetch_all(GGUF)
+    server.repos[GGUF].files["llama-Q4_0.gguf"] = bytes(500_000)
+    begin_fetch(GGUF, "llama-Q4_0.gguf", server)
+    (removal,) = removals(f"{GGUF}:Q4_0")
+    assert delete(removal) == removal.size_bytes > 0
+    assert not leftovers(repo_directory(GGUF))
+    assert blob(GGUF, WEIGHTS).read_bytes() == server.repos[GGUF].files[WEIGHTS]
+
+
+@pytest.mark.usefixtures("server")
+def test_a_damaged_repository_can_be_deleted() -> None:
+    fetch_all(SHARDS)
+    blob(SHARDS, shard(2)).unlink()
+    (removal,) = removals(SHARDS)
+    assert delete(removal) == removal.size_bytes
+    assert not repo_directory(SHARDS).exists()
+
+
+def test_nothing_is_deleted_under_a_running_download(server: Hub) -> None:
+    begin_fetch(GGUF, WEIGHTS, server)
+    etag = leftovers(repo_directory(GGUF)).parts[0].etag
+    with filelock.FileLock(lock_directory(repo_directory(GGUF)) / f"{etag}.lock"):
+        for removal in (*removals(GGUF), *plan_leftovers(None)):
+            with pytest.raises(BusyError):
+                delete(removal)
+    assert leftovers(repo_directory(GGUF)).partial_bytes > 0
+
+
+def test_leftovers_alone_go_of_one_model_or_of_all(server: Hub) -> None:
+    assert plan_leftovers(None) == ()
+    fetch_all(SHARDS)
+    blob(SHARDS, shard(1)).with_name("e.corrupt-1").write_bytes(b"1234567")
+    begin_fetch(GGUF, WEIGHTS, server)
+    registry = Registry.load_for()
+    assert plan_leftovers(registry.resolve("qwen3-8b")) == ()
+    (of_shards,) = plan_leftovers(registry.resolve(SHARDS))
+    assert (of_shards.title, delete(of_shards)) == (f"{SHARDS}, 1 damaged file", 7)
+    (of_gguf,) = plan_leftovers(None)
+    assert of_gguf.title == f"{GGUF}, 1 partial download"
+    assert delete(of_gguf) == of_gguf.size_bytes > 0
+    assert blob(SHARDS, shard(1)).is_file()
+
+
+@pytest.mark.usefixtures("server")
+def test_a_model_whose_last_trace_is_gone_is_not_here() -> None:
+    fetch_all(SHARDS)
+    delete(removals(SHARDS)[0])
+    with pytest.raises(UsageError, match="not on this machine"):
+        removals(SHARDS)

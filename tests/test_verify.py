@@ -1,0 +1,286 @@
+"""Checking files against their hashes: what is found, of the cache and of models made here, and mending it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from hub_server import Hub, Repo
+from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, blob, fetch_all, shard, small_hub
+
+from runner import hub
+from runner.errors import BusyError, RunnerError, UsageError
+from runner.hub.hashes import Expected
+from runner.hub_cache import repo_directory, snapshots
+from runner.mend import Mended, listed_hashes, mend
+from runner.paths import user_paths
+from runner.registry import Registry
+from runner.types import CancelToken
+from runner.verify import Finding, Plan, check
+from runner.verify_plan import plan_cached, plan_everything, plan_of
+
+
+@pytest.fixture
+def server(tmp_path: Path, demo_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with small_hub(tmp_path / "served", demo_directory) as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        yield running
+
+
+def nobody(repo: str, commit: str) -> Mapping[str, Expected]:
+    """A hub that must not be asked, and if it is, cannot be reached."""
+    raise BusyError(f"{repo} at {commit} is not to be asked for")
+
+
+def found(plan: Plan) -> tuple[Finding, ...]:
+    return check(plan, lambda _done, _total: None, CancelToken())
+
+
+def cached(repo: str) -> tuple[Finding, ...]:
+    return found(plan_cached(repo, repo_directory(repo), None, nobody))
+
+
+def repaired(findings: tuple[Finding, ...]) -> tuple[Mended, ...]:
+    return mend(findings, on_progress=lambda _: None, cancel=CancelToken(), options=hub.FetchOptions())
+
+
+def problems(findings: tuple[Finding, ...]) -> dict[str, str]:
+    return {finding.name: finding.problem for finding in findings}
+
+
+# --- the cache ---
+
+
+def test_sound_files_have_no_findings_and_every_byte_is_counted(server: Hub) -> None:
+    fetch_all(GGUF)
+    fetch_all(SHARDS)
+    server.requests.clear()
+    plan = plan_everything(Registry.load_for(), nobody)
+    seen: list[tuple[int, int]] = []
+    assert check(plan, lambda done, total: seen.append((done, total)), CancelToken()) == ()
+    size = sum(len(data) for repo in server.repos.values() for data in repo.files.values())
+    assert seen[-1] == (size, size)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("at", [0, 700_000, -1])
+def test_one_flipped_bit_is_found_and_mended(server: Hub, at: int) -> None:
+    fetch_all(GGUF)
+    path, right = blob(GGUF, WEIGHTS), server.repos[GGUF].files[WEIGHTS]
+    wrong = bytearray(right)
+    wrong[at] ^= 1
+    path.write_bytes(wrong)
+    findings = cached(GGUF)
+    assert problems(findings) == {WEIGHTS: "wrong contents"}
+    (mended,) = repaired(findings)
+    assert mended.is_mended
+    assert mended.set_aside is not None
+    assert mended.set_aside.read_bytes() == wrong
+    assert path.read_bytes() == right
+    assert problems(cached(GGUF)) == {mended.set_aside.name: "set aside"}
+
+
+def test_small_files_are_checked_by_gits_hash(server: Hub) -> None:
+    fetch_all(SHARDS)
+    assert len(blob(SHARDS, "config.json").name) == 40
+    blob(SHARDS, "config.json").write_text("{}")
+    assert problems(cached(SHARDS)) == {"config.json": "wrong contents"}
+    assert repaired(cached(SHARDS))[0].is_mended
+    assert blob(SHARDS, "config.json").read_bytes() == server.repos[SHARDS].files["config.json"]
+
+
+def test_truncated_empty_and_missing_files_are_found_and_mended(server: Hub) -> None:
+    fetch_all(SHARDS)
+    os.truncate(blob(SHARDS, shard(1)), 1000)
+    os.truncate(blob(SHARDS, shard(2)), 0)
+    blob(SHARDS, shard(3)).unlink()
+    findings = cached(SHARDS)
+    assert problems(findings) == {shard(1): "wrong contents", shard(2): "truncated", shard(3): "missing"}
+    assert all(one.is_mended for one in repaired(findings))
+    for number in (1, 2, 3):
+        assert blob(SHARDS, shard(number)).read_bytes() == server.repos[SHARDS].files[shard(number)]
+
+
+@pytest.mark.usefixtures("server")
+def test_exchanged_contents_are_named_after_each_other() -> None:
+    fetch_all(SHARDS)
+    one, two = blob(SHARDS, shard(1)), blob(SHARDS, shard(2))
+    kept = one.read_bytes()
+    one.write_bytes(two.read_bytes())
+    two.write_bytes(kept)
+    findings = cached(SHARDS)
+    assert [finding.detail for finding in findings] == [
+        f"it holds what {shard(2)} should hold",
+        f"it holds what {shard(1)} should hold",
+    ]
+
+
+def test_exchanged_links_to_sound_files_are_found_and_mended_without_a_download(server: Hub) -> None:
+    snapshot = fetch_all(SHARDS)
+    links = [os.readlink(snapshot / shard(number)) for number in (1, 2)]
+    for number, link in ((1, links[1]), (2, links[0])):
+        (snapshot / shard(number)).unlink()
+        (snapshot / shard(number)).symlink_to(link)
+    findings = cached(SHARDS)
+    assert problems(findings) == {shard(1): "swapped", shard(2): "swapped"}
+    sent = server.sent_bytes()
+    assert all(one.is_mended and one.set_aside is None for one in repaired(findings))
+    assert [os.readlink(snapshot / shard(number)) for number in (1, 2)] == links
+    assert server.sent_bytes() == sent
+    assert cached(SHARDS) == ()
+
+
+@pytest.mark.usefixtures("server")
+def test_a_blob_that_no_commit_needs_is_checked_and_only_set_aside() -> None:
+    fetch_all(GGUF)
+    unused = blob(GGUF, WEIGHTS).with_name("0" * 64)
+    unused.write_bytes(b"what a later pull would take for the real one")
+    findings = cached(GGUF)
+    assert problems(findings) == {"0" * 64: "wrong contents"}
+    (mended,) = repaired(findings)
+    assert (mended.is_mended, unused.exists()) == (True, False)
+
+
+def test_a_partial_download_is_a_note_and_no_damage(server: Hub) -> None:
+    begin_fetch(GGUF, WEIGHTS, server)
+    (finding,) = cached(GGUF)
+    assert (finding.name, finding.problem, finding.is_damage) == (WEIGHTS, "partial download", False)
+    assert repaired((finding,)) == ()
+
+
+@pytest.mark.usefixtures("server")
+def test_a_blob_shared_by_two_commits_is_hashed_once() -> None:
+    snapshot = fetch_all(GGUF)
+    shutil.copytree(snapshot, snapshot.with_name("f" * 40), symlinks=True)
+    plan = plan_cached(GGUF, repo_directory(GGUF), None, nobody)
+    assert len(plan.targets) == 2
+    assert {len(target.links) for target in plan.targets} == {2}
+
+
+def test_without_links_the_hub_says_what_files_should_be(server: Hub) -> None:
+    snapshot = fetch_all(GGUF)
+    for name in (WEIGHTS, "README.md"):
+        kept = (snapshot / name).read_bytes()
+        (snapshot / name).resolve().unlink()
+        (snapshot / name).unlink()
+        (snapshot / name).write_bytes(kept)
+    directory = repo_directory(GGUF)
+    assert found(plan_cached(GGUF, directory, None, listed_hashes)) == ()
+    assert problems(cached(GGUF)) == {WEIGHTS: "not checked", "README.md": "not checked"}
+    os.truncate(snapshot / WEIGHTS, 100)
+    findings = found(plan_cached(GGUF, directory, None, listed_hashes))
+    assert problems(findings) == {WEIGHTS: "truncated"}
+    assert repaired(findings)[0].is_mended
+    assert (snapshot / WEIGHTS).read_bytes() == server.repos[GGUF].files[WEIGHTS]
+
+
+def test_nothing_is_set_aside_when_the_hub_cannot_be_asked(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch_all(GGUF)
+    blob(GGUF, WEIGHTS).write_bytes(b"damaged")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    (mended,) = repaired(cached(GGUF))
+    assert (mended.is_mended, mended.set_aside) == (False, None)
+    assert "no connection" in mended.detail
+    assert blob(GGUF, WEIGHTS).read_bytes() == b"damaged"
+    assert server.fetched()
+
+
+def test_a_file_that_the_hub_no_longer_has_is_left_as_it_is(server: Hub) -> None:
+    fetch_all(GGUF)
+    blob(GGUF, "README.md").write_bytes(b"damaged")
+    server.repos[GGUF] = Repo({WEIGHTS: server.repos[GGUF].files[WEIGHTS]}, revisions=(snapshots(GGUF)[0].commit,))
+    (mended,) = repaired(cached(GGUF))
+    assert not mended.is_mended
+    assert "no longer" in mended.detail
+    assert blob(GGUF, "README.md").read_bytes() == b"damaged"
+
+
+@pytest.mark.usefixtures("server")
+def test_checking_can_be_cancelled() -> None:
+    fetch_all(GGUF)
+    cancel = CancelToken()
+    cancel.cancel()
+    with pytest.raises(RunnerError, match="cancelled"):
+        check(plan_cached(GGUF, repo_directory(GGUF), None, nobody), lambda _done, _total: None, cancel)
+
+
+# --- by name ---
+
+
+def test_a_quantization_means_its_files_alone(server: Hub) -> None:
+    server.repos[GGUF].files["llama-Q4_0.gguf"] = b"other"
+    fetch_all(GGUF)
+    blob(GGUF, "llama-Q4_0.gguf").write_bytes(b"OTHER")
+    registry = Registry.load_for()
+    assert found(plan_of(registry.resolve(f"{GGUF}:Q8_0"), nobody)) == ()
+    assert len(found(plan_of(registry.resolve(f"{GGUF}:Q4_0"), nobody))) == 1
+    assert len(found(plan_of(registry.resolve(GGUF), nobody))) == 1
+
+
+@pytest.mark.parametrize("name", ["fake", "nobody/nothing", "qwen3-8b", "qwen3-8b:Q8_0"])
+def test_what_is_not_here_cannot_be_checked(name: str) -> None:
+    with pytest.raises(UsageError):
+        plan_of(Registry.load_for().resolve(name), nobody)
+
+
+# --- models made here ---
+
+
+def make(files: dict[str, bytes], manifest: object = None) -> Path:
+    directory = user_paths().models / "mine"
+    directory.mkdir(parents=True)
+    for name, data in files.items():
+        (directory / name).write_bytes(data)
+    if manifest is None:
+        listed = {
+            name: {"size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()
+        }
+        manifest = {"files": listed}
+    (directory / "runner.json").write_text(json.dumps(manifest))
+    return directory
+
+
+def test_a_model_made_here_is_checked_by_its_manifest() -> None:
+    directory = make({"a.safetensors": b"aaaa", "b.safetensors": b"bbbb", "c.safetensors": b"cccc", "d.json": b"{}"})
+    spec = Registry.load_for().resolve("mine")
+    assert found(plan_of(spec, nobody)) == ()
+    (directory / "a.safetensors").write_bytes(b"aaab")
+    (directory / "b.safetensors").write_bytes(b"bb")
+    (directory / "c.safetensors").unlink()
+    findings = found(plan_of(spec, nobody))
+    assert problems(findings) == {
+        "a.safetensors": "wrong contents",
+        "b.safetensors": "truncated",
+        "c.safetensors": "missing",
+    }
+    assert {(one.is_mended, one.set_aside) for one in repaired(findings)} == {(False, None)}
+    assert "runner quantize" in repaired(findings)[0].detail
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        {"files": {"../../out": {"size_bytes": 1, "sha256": "0" * 64}}},
+        {"files": {"/etc/passwd": {"size_bytes": 1, "sha256": "0" * 64}}},
+        {"files": {"a": {"size_bytes": True, "sha256": "0" * 64}}},
+        {"files": {"a": {"size_bytes": 1, "sha256": "zz"}}},
+        {"files": {"a": 7}},
+        [],
+    ],
+)
+def test_a_malformed_manifest_is_damage_and_leads_nowhere(manifest: object) -> None:
+    make({"a": b"a"}, manifest)
+    findings = found(plan_of(Registry.load_for().resolve("mine"), nobody))
+    assert problems(findings) == {"runner.json": "unreadable"}
+
+
+def test_without_a_manifest_nothing_can_be_compared_and_that_is_said() -> None:
+    (user_paths().models / "mine").mkdir(parents=True)
+    (finding,) = found(plan_of(Registry.load_for().resolve("mine"), nobody))
+    assert (finding.problem, finding.is_damage) == ("not checked", False)
