@@ -54,10 +54,13 @@ FORMATS = (
     Format("Q6_K", "llama.cpp", ("--format", "q6_k")),
     Format("Q4_K_M", "llama.cpp", ("--format", "q4_k_m")),
     Format("Q4_0", "llama.cpp", ("--format", "q4_0")),
-    Format("mq4-hipfire", "hipfire", ("--format", "mq4-hipfire", "--no-calibrate")),
+    Format("mq4-hipfire", "hipfire", ("--format", "mq4-hipfire")),
     Format("mq4, not calibrated", "runner", ("--format", "mq4", "--no-calibrate")),
     Format("mq4", "runner", ("--format", "mq4")),
+    Format("mq4-uniform", "runner", ("--format", "mq4-uniform")),
     Format("mq4 at 4.5 bpw", "runner", ("--format", "mq4", "--bpw", "4.5")),
+    Format("mq6", "runner", ("--format", "mq6")),
+    Format("mq8", "runner", ("--format", "mq8")),
 )
 
 
@@ -71,18 +74,28 @@ class Inputs:
     windows: str
     threads: int | None
     weights_alone: bool
+    parse_special: bool
 
     @property
     def eval_arguments(self) -> list[str]:
         texts = [word for text in self.texts for word in ("--text", str(text))]
         threads = [] if self.threads is None else ["--threads", str(self.threads)]
-        return [*texts, "--window", str(self.window), "--windows", self.windows, *threads]
+        special = ["--parse-special"] if self.parse_special else []
+        return [*texts, "--window", str(self.window), "--windows", self.windows, *threads, *special]
 
     def key(self, *more: object) -> str:
         """A name for these inputs: contents of the texts, sizes and times of the source's files."""
         texts = [hashlib.sha256(text.read_bytes()).hexdigest() for text in self.texts]
         files = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self.model.iterdir())
-        asked = [runner.__version__, texts, files, self.window, self.windows, *more]  # not the threads
+        asked = [
+            runner.__version__,
+            texts,
+            files,
+            self.window,
+            self.windows,
+            self.parse_special,
+            *more,
+        ]  # not the threads
         return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
 
 
@@ -131,7 +144,7 @@ def report_of(model: Path, inputs: Inputs, work: Path) -> dict[str, Any]:
 
 def inputs_of_build(form: Format, inputs: Inputs) -> str:
     """A name for what a format is made from: not the texts."""
-    return Inputs(inputs.model, (), 0, "", None, False).key(form.arguments)
+    return Inputs(inputs.model, (), 0, "", None, False, False).key(form.arguments)
 
 
 def weight_error(source: Path, stored: Path) -> float:
@@ -189,6 +202,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--formats", nargs="+", metavar="NAME", help="only these rows of the table")
     parser.add_argument("--weights-alone", action="store_true", help="also llama.cpp's formats decoded to float32")
+    parser.add_argument("--parse-special", action="store_true", help="the texts have control tokens, as chats do")
     parser.add_argument("--work", type=Path, default=Path.home() / ".cache" / "runner-quality")
     parser.add_argument("--again", action="store_true", help="make and measure everything anew")
     parser.add_argument("-o", "--output", type=Path, default=Path("quality"))
@@ -200,7 +214,15 @@ def main() -> int:
     asked.work.mkdir(parents=True, exist_ok=True)
     asked.output.mkdir(parents=True, exist_ok=True)
     texts = tuple(asked.text or [documentation(asked.work)])
-    inputs = Inputs(asked.model.resolve(), texts, asked.window, asked.windows, asked.threads, asked.weights_alone)
+    inputs = Inputs(
+        asked.model.resolve(),
+        texts,
+        asked.window,
+        asked.windows,
+        asked.threads,
+        asked.weights_alone,
+        asked.parse_special,
+    )
     known = {form.name.lower(): form for form in FORMATS}
     if unknown := [name for name in asked.formats or [] if name.lower() not in known]:
         print(f"There is no format {unknown[0]!r}; there are: {', '.join(form.name for form in FORMATS)}.")
