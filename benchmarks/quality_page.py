@@ -44,10 +44,37 @@ def page(data: dict[str, Any], *, own_text: bool) -> str:
         )
         parts += [OWN_TEXT] if own_text else []
         parts.append("\n![Bits a weight against divergence](quality.svg)\n")
+        parts.append(_against_q4_k_m(data["rows"]))
         parts += [_text(data["rows"], number) for number in range(len(report["results"]))]
     parts += [f"\nNot made: {name}: {reason}\n" for name, reason in data["not_made"].items()]
     parts.append(_synthetic(data["synthetic"]))
     return "".join(parts)
+
+
+def _against_q4_k_m(rows: list[dict[str, Any]]) -> str:
+    """The mean KLD of each format as a ratio to Q4_K_M's, weights alone where that was measured."""
+    base = next((row for row in rows if row["name"] == "Q4_K_M"), None)
+    if base is None:
+        return ""
+    texts = [result["text"] for result in base["report"]["results"]]
+    lines = [
+        "\n## Against Q4_K_M\n",
+        "Mean KLD over that of Q4_K_M; below 1 is better. Where the tables below have one for weights alone, that is",
+        "compared: what runs on native has no rounding of activations either.\n",
+        "| format | bpw | body | " + " | ".join(texts) + " |",
+        "|---|---|---|" + "---|" * len(texts),
+    ]
+    for row in rows:
+        bits = row["report"]["model"]["bits"]
+        ratios = " | ".join(f"{_kld(row, i) / _kld(base, i):.2f}" for i in range(len(texts)))
+        lines.append(f"| {row['name']} | {bits['total']:.2f} | {bits['body']:.2f} | {ratios} |")
+    return "\n".join(lines) + "\n"
+
+
+def _kld(row: dict[str, Any], number: int) -> float:
+    report = row["weights_alone"] or row["report"]
+    value: float = report["results"][number]["against"]["mean_kld"]["value"]
+    return value
 
 
 def _text(rows: list[dict[str, Any]], number: int) -> str:

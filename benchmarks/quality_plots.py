@@ -101,6 +101,8 @@ def _panel(ax: Axes, title: str, points: list[Point], x_label: str) -> None:
             if point.low is not None and point.high is not None:
                 ax.plot([point.x, point.x], [point.low, point.high], color=colour, linewidth=1.4, zorder=2)
     ax.margins(x=0.28, y=0.12)
+    low, high = ax.get_xlim()
+    ax.set_xlim(low - 0.25 * (high - low), high)  # room for the names on the left
 
 
 def _label(ax: Axes, points: list[Point]) -> None:
