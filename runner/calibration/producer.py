@@ -8,7 +8,6 @@ are held at a time, twice, as float32. It knows nothing of files.
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,18 +24,18 @@ from runner.backends.native.loader import load_model
 from runner.backends.native.model_files import chat_template, tokenizer_path
 from runner.backends.native.tokenizer import HuggingFaceTokenizer
 from runner.calibration.moments import GROUPS, Group, measure, run_layer, target
-from runner.calibration.text import read_text, text_starts, write_text
-from runner.errors import UsageError
+from runner.calibration.text import GivenText, not_calibrated, read_text, text_starts, write_text
+from runner.errors import UnsupportedModel, UsageError
 from runner.model_config import ModelConfig
-from runner.quant.mq.basis import to_float
+from runner.quant.mq.basis import stored_rows, to_float
 from runner.quant.mq.formats import TENSOR_FORMATS
 from runner.quant.mq.gptq import round_with_feedback
 from runner.quant.mq.grid import GridFormat
 from runner.quant.mq.packed_file import PackedFile
-from runner.quant.mq.plain import encode
+from runner.quant.mq.plain import encode, not_finite
 from runner.quant.mq.plan import PackedPlan, TensorPlan
 from runner.quant.mq.producer import OnStage
-from runner.quant.mq.rotation import rotate, unrotate
+from runner.quant.mq.rotation import unrotate
 from runner.quant.mq.source import PackedSource
 from runner.quant.mq.tensor_format import Encoded
 from runner.quant.weights import EMBEDDINGS, Weights
@@ -53,7 +52,7 @@ _BATCH_WEIGHTS: Final = {"cpu": 2**22, "cuda": 2**28}  # activations of the wide
 
 @dataclass(frozen=True, kw_only=True)
 class CalibratedProducer:
-    """text: a file to calibrate on; None lets the model write. n_tokens: of text, in sequences of 512 at most.
+    """text: what to calibrate on; None lets the model write `n_tokens`, in sequences of 512 at most.
 
     template, bos, eos: the chat template and the texts of its tokens, for the chats that the model writes.
     """
@@ -63,23 +62,22 @@ class CalibratedProducer:
     template: str | None
     bos: str
     eos: str
-    text: Path | None = None
+    text: GivenText | None = None
     n_tokens: int = DEFAULT_TOKENS
 
-    @property
-    def calibration(self) -> Mapping[str, Any]:
-        text = {"kind": "written by the model", "seed": _SEED}
+    def calibration(self, plan: PackedPlan) -> Mapping[str, Any] | None:
+        if not any(_is_calibrated(tensor) for tensor in plan.tensors):
+            return None
+        count, length = windows_of(plan.config, self.n_tokens)
+        text: dict[str, Any] = {"kind": "written by the model", "seed": _SEED}
         if self.text is not None:
-            text = {
-                "kind": "file",
-                "name": self.text.name,
-                "sha256": hashlib.sha256(self.text.read_bytes()).hexdigest(),
-            }
+            count = len(self.text.ids)
+            text = {"kind": "file", "name": self.text.name, "sha256": self.text.sha256}
         return {
             "method": "gptq",
             "text": text,
-            "tokens": self.n_tokens,
-            "sequence_length": _LENGTH,
+            "tokens": count * length,
+            "sequence_length": length,
             "damping": _DAMPING,
             "target_damping": _TARGET_DAMPING,
         }
@@ -97,11 +95,10 @@ class CalibratedProducer:
         yield from work.layers(ids)
 
     def _ids(self, plan: PackedPlan, weights: Weights, on_stage: OnStage) -> Tensor:
-        config = _config(plan)
-        length = min(_LENGTH, config.max_position_embeddings)
-        count = max(1, self.n_tokens // length)
         if self.text is not None:
-            return read_text(self.text, self.tokenizer, length, count).to(self.device)
+            return self.text.ids.to(self.device)
+        config = _config(plan)
+        count, length = windows_of(config, self.n_tokens)
         starts = text_starts(self.tokenizer, self.template, self.bos, self.eos, count, _SEED)
         dtype = torch.float32 if self.device.type == "cpu" else torch.bfloat16
 
@@ -144,6 +141,7 @@ def calibrated(text: Path | None, n_tokens: int) -> Callable[[PackedSource, torc
 
     def make(source: PackedSource, device: torch.device) -> CalibratedProducer:
         tokenizer = HuggingFaceTokenizer(tokenizer_path(source.companions), source.config.vocab_size)
+        count, length = windows_of(source.config, n_tokens)
 
         def name(token: int | None) -> str:
             return "" if token is None else tokenizer.token_bytes(token, special=True).decode("utf-8", "replace")
@@ -154,11 +152,17 @@ def calibrated(text: Path | None, n_tokens: int) -> Callable[[PackedSource, torc
             template=chat_template(source.companions),
             bos=name(tokenizer.bos_id),
             eos=name(tokenizer.eos_id),
-            text=text,
+            text=None if text is None else read_text(text, tokenizer, length, count),
             n_tokens=n_tokens,
         )
 
     return make
+
+
+def windows_of(config: ModelConfig, n_tokens: int) -> tuple[int, int]:
+    """How many sequences of how many tokens make up about `n_tokens`."""
+    length = min(_LENGTH, config.max_position_embeddings)
+    return max(1, n_tokens // length), length
 
 
 def _used_ids(tokenizer: Tokenizer) -> int:
@@ -167,11 +171,14 @@ def _used_ids(tokenizer: Tokenizer) -> int:
 
 
 def _text_batch(config: ModelConfig, length: int, device: torch.device) -> int:
-    """How many sequences are written at once: those whose KV cache takes a tenth of the free memory."""
+    """How many sequences are written at once: those whose KV cache takes a tenth of the GPU's memory.
+
+    Of all of it, not of what is free: a run that was stopped goes on with the same text.
+    """
     if device.type == "cpu":
         return 64
     per_sequence = 4 * config.num_layers * config.num_kv_heads * config.head_dim * length
-    return min(256, int(torch.cuda.mem_get_info(device)[0] / 10 / per_sequence))
+    return min(256, int(torch.cuda.mem_get_info(device)[1] / 10 / per_sequence))
 
 
 def _config(plan: PackedPlan) -> ModelConfig:
@@ -287,17 +294,30 @@ class _Work:
                 by_format.setdefault(tensor.format, []).append(tensor)
         if not by_format:
             return found
-        rotation = tensors[0].input_rotation
+        (rotation,) = {tensor.input_rotation for some in by_format.values() for tensor in some}
         with _fast_products():
             moments = measure(self._decoder, index, group, rotation, model, rounded, self._batch)
         for form, some in by_format.items():
-            w = torch.cat([rotate(to_float(self._weights.read(one.name), self._device), rotation) for one in some])
+            w = torch.cat([self._stored(one) for one in some])
             grid = TENSOR_FORMATS[form]
             assert isinstance(grid, GridFormat)
-            wanted = target(w, moments, _TARGET_DAMPING)
-            encoded = round_with_feedback(wanted, moments.own, grid, damping=_DAMPING)
+            try:
+                wanted = target(w, moments, _TARGET_DAMPING)
+                encoded = round_with_feedback(wanted, moments.own, grid, damping=_DAMPING)
+            except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+                raise _overflow(some) from error
+            if not wanted.isfinite().all():  # what it was rounded to means nothing then
+                raise _overflow(some)
             found |= _split(encoded, some)
         return found
+
+    def _stored(self, tensor: TensorPlan) -> Tensor:
+        """The model's matrix [N, K] float32 in the stored basis."""
+        n_rows, _ = tensor.matrix_shape
+        rows = stored_rows(self._weights, tensor.name, tensor.input_rotation, 0, n_rows, self._device)
+        if not rows.isfinite().all():
+            raise not_finite(tensor.name)
+        return rows
 
     def _dense(self, tensor: TensorPlan, encoded: Encoded) -> Tensor:
         """The matrix [N, K] float32 as the model computes with it."""
@@ -309,6 +329,10 @@ class _Work:
         )
         stored = TENSOR_FORMATS[tensor.format].decode(on_device, tensor.matrix_shape)
         return unrotate(stored, tensor.input_rotation)
+
+
+def _overflow(tensors: list[TensorPlan]) -> UnsupportedModel:
+    return not_calibrated(f"The inputs of {tensors[0].name!r} are so large that their squares are not finite.")
 
 
 def _split(encoded: Encoded, tensors: list[TensorPlan]) -> dict[str, Encoded]:

@@ -7,8 +7,11 @@ text has the distribution that the model has. It knows nothing of rounding.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -16,11 +19,13 @@ from torch import Tensor
 from runner.backends.base import Tokenizer
 from runner.backends.native.blocks import Decoder
 from runner.backends.native.kv_cache import KvCache
-from runner.errors import TemplateError, UsageError
+from runner.errors import TemplateError, UnsupportedModel, UsageError
 from runner.templates import render
 from runner.types import Message
 
 OnTokens = Callable[[int, int], None]
+_MAX_TEXT_BYTES: Final = 2**26
+_PLACEHOLDER: Final = "calibration-placeholder"  # stands for the user's message; what comes before it begins a chat
 
 
 def write_text(
@@ -34,14 +39,16 @@ def write_text(
 ) -> Tensor:
     """Continue each of `starts` to `length` ids, all in one batch: [len(starts), length] int64 on the decoder's device.
 
-    vocab_size: ids from there on are padding of the vocabulary and are not sampled. on_tokens(done, total).
+    vocab_size: ids from there on are padding of the vocabulary and are not sampled. on_tokens(done, total). Of a start
+    that is longer than `length` the first ids are all there is. Raises UnsupportedModel for a model whose probabilities
+    are no numbers.
     """
     weight = decoder.model.norm.weight
     config = decoder.config
     ids = torch.zeros(len(starts), length, dtype=torch.int64, device=weight.device)
     known = torch.zeros_like(ids, dtype=torch.bool)
     for row, start in enumerate(starts):
-        ids[row, : len(start)] = torch.tensor(start)
+        ids[row, : len(start)] = torch.tensor(start[:length])
         known[row, : len(start)] = True
     cache = KvCache(
         num_layers=config.num_layers,
@@ -57,6 +64,8 @@ def write_text(
     for position in range(1, length):
         hidden = decoder(ids[:, position - 1 : position], cache, _go_on)
         probs = decoder.logits(hidden[:, 0])[:, :vocab_size].softmax(-1)
+        if not probs.isfinite().all():
+            raise not_calibrated("The model gives probabilities that are NaN: it cannot write its own text.")
         sampled = torch.multinomial(probs, 1, generator=generator)[:, 0]
         ids[:, position] = torch.where(known[:, position], ids[:, position], sampled)
         on_tokens(position * len(starts), length * len(starts))
@@ -90,7 +99,7 @@ def _chat_start(tokenizer: Tokenizer, template: str | None, bos: str, eos: str) 
     try:
         rendered = render(
             template,
-            [Message(role="user", content="?")],
+            [Message(role="user", content=_PLACEHOLDER)],
             bos_token=bos,
             eos_token=eos,
             think="off",
@@ -98,27 +107,38 @@ def _chat_start(tokenizer: Tokenizer, template: str | None, bos: str, eos: str) 
         )
     except TemplateError:
         return None
-    ids: list[int] = []
-    for piece in rendered.pieces:
-        if piece.is_content:
-            break
-        ids.extend(tokenizer.encode(piece.text, parse_special=True))
-    return ids or None
+    before, found, _ = rendered.text.partition(_PLACEHOLDER)
+    return tokenizer.encode(before, parse_special=True) or None if found else None
 
 
-def read_text(path: Path, tokenizer: Tokenizer, length: int, count: int) -> Tensor:
-    """Up to `count` windows of `length` ids, evenly spread over a UTF-8 text: [B, length] int64.
+@dataclass(frozen=True, kw_only=True)
+class GivenText:
+    """A user's text. sha256: of the file; ids: [B, length] int64, windows of it."""
+
+    name: str
+    sha256: str
+    ids: Tensor
+
+
+def read_text(path: Path, tokenizer: Tokenizer, length: int, count: int) -> GivenText:
+    """Up to `count` windows of `length` ids, evenly spread over a UTF-8 text.
 
     Raises UsageError for a file that cannot be read, or is shorter than one window.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        if path.stat().st_size > _MAX_TEXT_BYTES:
+            raise UsageError(
+                f"{path} has more than {_MAX_TEXT_BYTES >> 20} MiB.",
+                hint="Give a shorter text to --calibrate: a few hundred kB of the right kind are enough.",
+            )
+        data = path.read_bytes()
+        text = data.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UsageError(f"{path} cannot be read: {reason}.", hint="Give a text file to --calibrate.") from error
     first = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
     ids = tokenizer.encode(text, parse_special=True)
-    width = length - len(first)
+    width = max(1, length - len(first))
     windows = min(count, len(ids) // width)
     if windows < 1:
         raise UsageError(
@@ -126,4 +146,12 @@ def read_text(path: Path, tokenizer: Tokenizer, length: int, count: int) -> Tens
             hint="Give a longer text, or leave --calibrate out: the model then writes its own.",
         )
     spots = [index * (len(ids) - width) // max(1, windows - 1) for index in range(windows)]
-    return torch.tensor([[*first, *ids[spot : spot + width]] for spot in spots])
+    found = torch.tensor([[*first, *ids[spot : spot + width]] for spot in spots])
+    return GivenText(name=path.name, sha256=hashlib.sha256(data).hexdigest(), ids=found)
+
+
+def not_calibrated(what: str) -> UnsupportedModel:
+    """The error for a model whose numbers calibration cannot work with."""
+    return UnsupportedModel(
+        what, hint="Give --no-calibrate: it rounds without running the model, and names weights that are damaged."
+    )

@@ -28,6 +28,7 @@ _LARGEST_CODE: Final = 127
 _OCTAVES: Final = 8
 _TINY: Final = 2.0**-149
 _LEAST_EXPONENT: Final = -126  # of a normal float32
+_LARGEST_EXPONENT: Final = 127 - (_OCTAVES - 1)  # the largest scale is finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,8 @@ class GridFormat:
 
         importance: weights of the squared errors, [group_size] or [M, group_size]; none for all alike.
         """
-        values = scale_values(exponent, groups.device)
+        groups = groups * 2.0**-exponent  # so that squares neither overflow nor vanish
+        values = scale_values(0, groups.device)
         positive = values[: _LARGEST_CODE + 1]
         best = torch.full(groups.shape[:1], _LARGEST_CODE, device=groups.device)
         least = torch.full(best.shape, torch.inf, device=groups.device)
@@ -115,6 +117,10 @@ class GridFormat:
         return ((x - low) / step).round_().clamp_(0, len(self.levels) - 1).int()
 
     # --- a matrix ----------------------------------------------------------------------------------------------------
+
+    @property
+    def parameters(self) -> Mapping[str, range]:
+        return {"scale_exponent": range(_LEAST_EXPONENT, _LARGEST_EXPONENT + 1)}
 
     def parts(self, shape: tuple[int, int]) -> Mapping[str, Part]:
         rows, columns = shape

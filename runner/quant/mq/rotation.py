@@ -33,8 +33,9 @@ def unrotate(x: Tensor, size: int) -> Tensor:
 
 
 def _blocks(x: Tensor, right: Tensor, size: int) -> Tensor:
-    blocks: Tensor = x.reshape(*x.shape[:-1], -1, size) @ right
-    return blocks.flatten(-2)
+    # As one matrix: with strided blocks, as a transposed matrix has, the product can take seconds for milliseconds.
+    blocks: Tensor = x.reshape(-1, size) @ right
+    return blocks.view(x.shape)
 
 
 @cache

@@ -1,0 +1,81 @@
+"""Second moments of what the matrices of a layer read, and the target that follows from them."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+from runner.backends.native.blocks import Decoder
+from runner.backends.native.loader import load_model
+from runner.calibration.moments import GROUPS, Group, Moments, measure, run_layer, target
+from runner.quant.mq.rotation import rotate
+from runner.types import CancelToken
+from tests.quant.mq.packed_models import opened, tiny
+
+BY_GROUP = pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.matrices[0])
+
+
+@pytest.fixture
+def decoder(tmp_path: Path) -> Decoder:
+    weights, config = opened(tiny(tmp_path / "model", "qwen3"))
+    return load_model(
+        config,
+        weights,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        on_progress=lambda _: None,
+        cancel=CancelToken(),
+    )
+
+
+def seen(decoder: Decoder, layer: torch.nn.Module, name: str, x: torch.Tensor) -> torch.Tensor:
+    """What the submodule `name` is given in one run over all sequences, [tokens, K]."""
+    found: list[torch.Tensor] = []
+    hook = layer.get_submodule(name).register_forward_pre_hook(lambda _module, given: found.append(given[0]))
+    run_layer(decoder, layer, 1, x)  # type: ignore[arg-type]
+    hook.remove()
+    return found[0].flatten(0, -2)
+
+
+@BY_GROUP
+@torch.inference_mode()
+def test_they_are_the_means_of_what_the_matrices_read(decoder: Decoder, group: Group) -> None:
+    model = decoder.model.layers[1]
+    rounded = copy.deepcopy(model)
+    for parameter in rounded.parameters():
+        parameter.data *= 1.05
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 12, 64, generator=generator)
+    x_of_copy = x + 0.1 * torch.randn(5, 12, 64, generator=generator)
+    found = measure(decoder, 1, group, 32, (model, x), (rounded, x_of_copy), batch=2)  # type: ignore[arg-type]
+    read = rotate(seen(decoder, rounded, group.matrices[-1], x_of_copy), 32)
+    read_by_model = rotate(seen(decoder, model, group.matrices[-1], x), 32)
+    assert torch.allclose(found.own, read.T @ read / 60, rtol=1e-4, atol=1e-5)
+    assert torch.allclose(found.cross, read_by_model.T @ read / 60, rtol=1e-4, atol=1e-5)
+    if not group.before:
+        assert found.drift is None
+        return
+    lacking = seen(decoder, model, group.before, x) - seen(decoder, rounded, group.before, x_of_copy)
+    assert found.drift is not None
+    assert torch.allclose(found.drift, lacking.T @ read / 60, rtol=1e-4, atol=1e-5)
+
+
+def test_the_target_makes_up_for_inputs_and_for_the_stream() -> None:
+    generator = torch.Generator().manual_seed(0)
+    w, y = torch.randn(4, 8, generator=generator), torch.randn(4000, 8, generator=generator)
+    x = y @ (torch.eye(8) + 0.3 * torch.randn(8, 8, generator=generator))
+    d = 0.2 * torch.randn(4000, 4, generator=generator) + x[:, :4] * 0.1
+    moments = Moments(own=x.T @ x / 4000, cross=y.T @ x / 4000, drift=d.T @ x / 4000)
+    wanted = torch.linalg.lstsq(x, y @ w.T + d).solution.T
+    assert torch.allclose(target(w, moments, 1e-6), wanted, atol=1e-3)
+
+
+def test_much_damping_leaves_the_matrix_as_it_is() -> None:
+    generator = torch.Generator().manual_seed(0)
+    w, own = torch.randn(4, 8, generator=generator), torch.eye(8)
+    moments = Moments(own=own, cross=0.5 * own, drift=None)
+    assert torch.allclose(target(w, moments, 1e6), w, atol=1e-4)
+    assert torch.allclose(target(w, moments, 1e-6), 0.5 * w, atol=1e-4)
