@@ -11,6 +11,7 @@ import pytest
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SAYS = {
     "chat.py": "Lima",
+    "compare.py": "mq4: KL divergence 0.",
     "convert.py": "Lima",
     "perplexity.py": "perplexity",
     "stop_and_think.py": "thought: 2 and 2\nanswer: Four.",

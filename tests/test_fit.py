@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 from fit_models import write_gemma3, write_llama, write_qwen35
+from gguf import GGUFWriter
 from safetensors.numpy import save_file
 
 from runner.backends import llamacpp
 from runner.config import LoadOptions
-from runner.errors import DoesNotFit
+from runner.errors import BadModelFile, DoesNotFit
 from runner.events import Notice
 from runner.fit import (
     Alternative,
@@ -125,8 +126,8 @@ def test_native_holds_weights_in_its_own_types() -> None:
     assert on_cpu.weights_bytes == 4 * QWEN3_8B.num_parameters == 2 * on_gpu.weights_bytes
     assert on_cpu.kv_cache_bytes == 2 * on_gpu.kv_cache_bytes
     assert estimate(Q4, LoadOptions(), machine(64), "native").kv_type == "f32"
-    packed = dataclasses.replace(Q4, format="packed")
-    assert estimate(packed, LoadOptions(), machine(64, 40), "native").need.weights_bytes == Q4.weights_bytes
+    packed = dataclasses.replace(Q4, format="packed")  # unpacked as it is read
+    assert estimate(packed, LoadOptions(), machine(64, 40), "native").need.weights_bytes == on_gpu.weights_bytes
     assert estimate(packed, LoadOptions(), machine(64), "native").need.weights_bytes == on_cpu.weights_bytes
 
 
@@ -209,6 +210,17 @@ def test_a_gpu_and_ram_hold_a_model_together() -> None:
     assert 0 < fitting(huge, LoadOptions(n_gpu_layers=20), machine(30, 16)).n_gpu_layers < 36
 
 
+def test_what_a_gpu_has_no_room_for_may_fit_on_the_cpu() -> None:
+    original, devices = dataclasses.replace(Q4, format="safetensors"), machine(60, 8)
+    made = plan(original, LoadOptions(ctx_size=512), devices, "native", (), lambda _: None)
+    assert not made.fit.is_fitting
+    found = remedy(original, made, devices)
+    assert str(found) == "It would fit on the CPU: -ngl 0."
+    on_cpu = LoadOptions(ctx_size=512, n_gpu_layers=0)
+    check_fit("m", original, plan(original, on_cpu, devices, "native", (), lambda _: None), devices)
+    assert not remedy(original, made, machine(8, 8)).is_for_cpu
+
+
 def test_nothing_is_suggested_that_needs_more_than_there_is() -> None:
     made = plan(Q4, LoadOptions(ctx_size=40960), machine(7), "llamacpp", (), lambda _: None)
     found = remedy(Q4, made, machine(7))
@@ -262,8 +274,29 @@ def hf_directory(directory: Path, config: dict[str, object]) -> ReadyModel:
 def test_facts_of_a_hugging_face_directory(shared_data: Path, tmp_path: Path) -> None:
     config = json.loads((shared_data / "configs" / "Qwen--Qwen3-8B_config.json").read_text())
     facts = read_facts(hf_directory(tmp_path, config))
-    assert facts.shape == QWEN3_8B
+    assert dataclasses.replace(facts.shape, notes=()) == QWEN3_8B
     assert (facts.weights_bytes, facts.quantization, facts.format) == (8 * 64 * 2 + 16, "F16", "safetensors")
+
+
+def test_files_with_less_than_their_config_describes_are_said_to_be_doubtful(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "hidden_size": 8, "num_attention_heads": 1, "intermediate_size": 4}
+    config |= {"vocab_size": 8, "num_hidden_layers": 1}
+    assert read_facts(hf_directory(tmp_path, config)).shape.notes == ()
+    config |= {"vocab_size": 16}  # 632 weights, or 504 where the embeddings are tied: the files hold 516
+    assert read_facts(hf_directory(tmp_path, config)).shape.notes == ()
+    (note,) = read_facts(hf_directory(tmp_path, config | {"num_hidden_layers": 9})).shape.notes
+    assert note.startswith("The files hold 516 weights and config.json describes 3,576: ")
+
+
+def test_a_gguf_with_a_vocabulary_alone_is_no_model(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "vocab.gguf", "llama")
+    for key, value in {"block_count": 2, "context_length": 64, "embedding_length": 64}.items():
+        writer.add_uint32(f"llama.{key}", value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(BadModelFile, match=r"vocab\.gguf has no weights"):
+        read_facts(gguf(tmp_path / "vocab.gguf"))
 
 
 def test_weights_of_an_unknown_family_are_counted_in_the_headers(tmp_path: Path) -> None:

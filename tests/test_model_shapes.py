@@ -202,6 +202,28 @@ def test_an_unknown_family_says_so_and_what_is_known() -> None:
     assert shape.caches[0] == LayerCache(kind="full", width=2 * 4 * 8)
 
 
+def test_the_older_names_of_a_decoders_numbers_are_read() -> None:
+    gpt2 = config_shape(
+        {"model_type": "gpt2", "n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024, "vocab_size": 50257}
+    )
+    assert gpt2.caches == (LayerCache(kind="full", width=2 * 768),) * 12
+    assert (gpt2.context_length, gpt2.hidden_size) == (1024, 768)
+
+
+def test_heads_of_latent_attention_have_sizes_of_their_own() -> None:
+    deepseek_v3 = {"hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128}
+    deepseek_v3 |= {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+    shape = config_shape({"model_type": "deepseek_v3", **deepseek_v3})
+    assert shape.caches[0] == LayerCache(kind="full", width=128 * (192 + 128))
+
+
+@pytest.mark.parametrize("sizes", [{"num_hidden_layers": 24, "hidden_size": 768}, {"d_model": 512, "num_layers": 6}])
+def test_what_an_unknown_family_keeps_is_not_made_up(sizes: dict[str, int]) -> None:
+    shape = config_shape({"model_type": "mamba", **sizes})
+    assert sum(cache.elements(8192) for cache in shape.caches) == 0
+    assert shape.notes[-1].endswith("not known and not counted.")
+
+
 def test_a_multimodal_model_is_read_by_its_text_model() -> None:
     text = {"model_type": "gemma3_text", **SMALL, "head_dim": 16}
     whole = {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 9}}

@@ -48,7 +48,7 @@ COMMANDS: dict[str, Entry] = {
     "verify": Entry("runner.cli.verify", "verify", "Check the files of models against their hashes, and mend them."),
     "du": Entry("runner.cli.du", "du", "Show what models take on the disk."),
     "ps": Entry("runner.cli.ps", "ps", "List the models that are loaded now."),
-    "quantize": Entry("runner.cli.quantize", "quantize", "Convert a model to GGUF, smaller if you wish."),
+    "quantize": Entry("runner.cli.quantize", "quantize", "Make a model smaller: four bits unless you say otherwise."),
     "eval": Entry("runner.cli.eval", "evaluate", "Measure perplexity, and how far a model is from its reference."),
     "explain": Entry("runner.cli.explain", "explain", "Say how a model would run here, and why."),
     "doctor": Entry("runner.cli.doctor", "doctor", "Check this machine and say what to mend."),

@@ -45,7 +45,9 @@ def evaluate(
     context: Annotated[
         int | None,
         typer.Option(
-            "--context", metavar="N", help="Tokens read and not scored in each window; half and one when left out."
+            "--context",
+            metavar="N",
+            help="Tokens read and not scored in each window; one more than half when left out.",
         ),
     ] = None,
     parse_special: Annotated[
@@ -224,7 +226,8 @@ def _bits(bits: BitsPerWeight) -> str:
 
 def _rows(result: TextResult) -> list[list[str]]:
     against = result.against
-    heading = [f"{result.text}: {result.n_windows} windows, {result.n_scored} tokens", "", ""]
+    windows = "1 window" if result.n_windows == 1 else f"{result.n_windows} windows"
+    heading = [f"{result.text}: {windows}, {result.n_scored} tokens", "", ""]
     rows = [heading, _row("perplexity", result.perplexity, "{:.4f}")]
     if against is not None:
         rows += [

@@ -43,7 +43,7 @@ def model_rows(preview: Preview) -> list[tuple[str, str]]:
     rows = [("model", preview.name)]
     if preview.num_parameters:
         active = ""
-        if preview.num_active_parameters < preview.num_parameters:
+        if 0 < preview.num_active_parameters < preview.num_parameters:
             active = f", {short_count(preview.num_active_parameters)} of them for a token"
         rows.append(("parameters", short_count(preview.num_parameters) + active))
     if preview.files:
@@ -107,11 +107,16 @@ def _kinds(parts: tuple[KvPart, ...]) -> str:
     """Which layers keep what, where they are not all alike."""
     if len(parts) < 2:
         return ""
-    words = {"full": "whole", "window": "window of", "state": "fixed state", "shared": "shared"}
+    words = {
+        "full": "with all tokens",
+        "window": "with a window of {}",
+        "state": "with a fixed state",
+        "shared": "without a cache of their own",
+    }
     said = []
     for part in parts:
-        window = f" {part.window}" if part.window else ""
-        said.append(f"{part.num_layers} layers {words[part.kind]}{window} {binary_size(part.size_bytes)}")
+        count = "1 layer" if part.num_layers == 1 else f"{part.num_layers} layers"
+        said.append(f"{count} {words[part.kind].format(part.window)}: {binary_size(part.size_bytes)}")
     return f" ({', '.join(said)})"
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def pull(
     models: Annotated[
-        list[str], typer.Argument(metavar="MODEL...", help="Names, or owner/repo[:quant].", show_default=False)
+        list[str], typer.Argument(metavar="MODEL", help="Names, or owner/repo[:quant].", show_default=False)
     ],
     revision: Annotated[
         str | None, typer.Option("--revision", metavar="REV", help="A branch, tag or commit of the repository.")

@@ -18,7 +18,7 @@ from runner.removal import Removal, delete, plan_leftovers, plan_removal
 
 def rm(
     models: Annotated[
-        list[str] | None, typer.Argument(metavar="MODEL...", help="As `runner ls` names them.", show_default=False)
+        list[str] | None, typer.Argument(metavar="MODEL", help="As `runner ls` names them.", show_default=False)
     ] = None,
     partial: Annotated[
         bool,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def verify(
     models: Annotated[
         list[str] | None,
-        typer.Argument(metavar="MODEL...", help="As `runner ls` names them. [default: all]", show_default=False),
+        typer.Argument(metavar="MODEL", help="As `runner ls` names them. [default: all]", show_default=False),
     ] = None,
     every: Annotated[
         bool, typer.Option("--all", "-a", help="Every model on this machine, as when none is named.")

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from runner.backends.base import Backend
+from runner.backends.base import Backend, Tokenizer
 from runner.engine import load_backend
 from runner.errors import DoesNotFit, RunnerError
 from runner.evaluation.bits import bits_per_weight
@@ -26,6 +26,7 @@ from runner.evaluation.report import (
     Measuring,
     Report,
     Request,
+    Text,
     TextResult,
     divergence_result,
     perplexity_result,
@@ -198,12 +199,26 @@ class _Evaluation:
     # --- measuring ---------------------------------------------------------------------------------------------------
 
     def _texts(self, backend: Backend) -> tuple[TextWindows, ...]:
-        tokenizer, request = backend.tokenizer, self._request
+        tokenizer = backend.tokenizer
         bos = tokenizer.bos_id if tokenizer.add_bos else None
         return tuple(
-            cut(text.name, tokenizer.encode(text.content, parse_special=request.parse_special), request.windowing, bos)
-            for text in request.texts
+            cut(text.name, self._ids(tokenizer, text), self._request.windowing, bos) for text in self._request.texts
         )
+
+    def _ids(self, tokenizer: Tokenizer, text: Text) -> Sequence[int]:
+        special = tokenizer.encode(text.content, parse_special=True)
+        if self._request.parse_special:
+            return special
+        plain = tokenizer.encode(text.content, parse_special=False)
+        if plain != special:
+            self._emit(
+                Notice(
+                    "info",
+                    f"{text.name} has names of control tokens, which are measured as plain text.",
+                    "--parse-special reads them as control tokens.",
+                )
+            )
+        return plain
 
     def _meter(self, texts: Sequence[TextWindows], n_models: int) -> _Meter:
         n_windows = sum(len(text.windows) for text in texts)

@@ -158,14 +158,12 @@ def _kv_type(options: LoadOptions, backend: BackendName, *, on_gpu: bool) -> KvT
 def _weights_bytes(facts: ModelFacts, backend: BackendName, *, on_gpu: bool) -> int:
     """What the weights take once they are loaded: the one place that knows what each backend makes of a file.
 
-    llama.cpp keeps them as the file has them. native computes in float32 on a CPU, packed formats included, which it
-    unpacks there; on a GPU packed ones stay as the file has them and the others become bfloat16.
+    llama.cpp keeps them as the file has them. native holds all of them in float32 on a CPU and in bfloat16 on a GPU:
+    packed ones are unpacked as they are read.
     """
     if backend != "native" or not facts.num_parameters:
         return facts.weights_bytes
-    if not on_gpu:
-        return 4 * facts.num_parameters
-    return facts.weights_bytes if facts.format == "packed" else 2 * facts.num_parameters
+    return (2 if on_gpu else 4) * facts.num_parameters
 
 
 def _kv_parts(shape: Shape, cells: int, per_element: float, *, is_window_whole: bool) -> tuple[KvPart, ...]:

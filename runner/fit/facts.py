@@ -5,12 +5,14 @@ It reads headers and config.json, never weights. It knows formats, and no device
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from runner.config import DEFAULT_CTX
+from runner.errors import BadModelFile
 from runner.model_config.shape import NO_SHAPE, Shape
 from runner.model_config.shapes import config_shape
 from runner.quant.gguf_file import GgufHeader, read_header
@@ -61,7 +63,12 @@ def read_facts(model: ReadyModel) -> ModelFacts:
 
 
 def gguf_facts(headers: Sequence[GgufHeader]) -> ModelFacts:
-    """The facts of a GGUF from the headers of all its parts, in order. Raises BadModelFile."""
+    """The facts of a GGUF from the headers of all its parts, in order. Raises BadModelFile, also for no weights."""
+    if not any(header.tensors for header in headers):
+        raise BadModelFile(
+            f"{headers[0].path.name} has no weights: it is a vocabulary, or the beginning of a model.",
+            hint="Choose another file of it.",
+        )
     shape = gguf_shape(headers)
     return ModelFacts(
         format="gguf",
@@ -94,7 +101,7 @@ def safetensors_facts(
     counted = sum(math.prod(tensor.shape) for tensor in tensors) if size_bytes is None and is_plain else 0
     return ModelFacts(
         format="packed" if manifest else "safetensors",
-        shape=shape,
+        shape=_with_doubts(shape, counted),
         weights_bytes=sum(sizes.values()) if size_bytes is None else size_bytes,
         num_parameters=_text_parameters(shape.num_parameters, counted),
         quantization=_label(config, dtype, manifest),
@@ -105,6 +112,17 @@ def safetensors_facts(
 def _text_parameters(by_config: int, by_files: int) -> int:
     """Weights of the text model. Files hold more where there are other parts, and less where config.json is wrong."""
     return min(by_config, by_files) if by_config and by_files else by_config or by_files
+
+
+def _with_doubts(shape: Shape, by_files: int) -> Shape:
+    """With a note when the files hold less than config.json describes, by more than embeddings that it calls untied."""
+    if not by_files or by_files + shape.vocab_size * shape.hidden_size >= 0.99 * shape.num_parameters:
+        return shape
+    doubt = (
+        f"The files hold {by_files:,} weights and config.json describes {shape.num_parameters:,}: "
+        "parts are missing, or they do not belong together."
+    )
+    return dataclasses.replace(shape, notes=(*shape.notes, doubt))
 
 
 def _label(config: Mapping[str, Any], dtype: str, manifest: Mapping[str, Any] | None) -> str:

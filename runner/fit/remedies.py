@@ -26,9 +26,10 @@ _MORE_BYTES: Final = 512 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """What would fit: a context in tokens (0: none does), another quantization, a smaller model."""
+    """What would fit: a context in tokens (0: none does), main memory, another quantization, a smaller model."""
 
     n_ctx: int = 0
+    is_for_cpu: bool = False
     quant: Alternative | None = None
     model: Alternative | None = None
 
@@ -37,9 +38,11 @@ class Remedy:
         found = []
         if self.n_ctx:
             found.append(f"A context of {self.n_ctx} tokens would fit: -c {self.n_ctx}.")
+        if self.is_for_cpu:
+            found.append("It would fit on the CPU: -ngl 0.")
         if self.quant:
             found.append(f"{_named(self.quant)} would fit.")
-        if self.model and not (self.n_ctx or self.quant):
+        if self.model and not (self.n_ctx or self.is_for_cpu or self.quant):
             found.append(f"{_named(self.model)} would fit.")
         return " ".join(found) or "Choose a smaller quantization or a smaller model."
 
@@ -58,12 +61,15 @@ def remedy(facts: ModelFacts, made: Plan, machine: Sequence[Device], others: Ite
         changed = estimate(facts, smaller, machine, fit.backend, draft=made.draft, correction=made.learned)
         return changed.is_fitting
 
+    on_cpu = dataclasses.replace(made.options, n_gpu_layers=0)
+    has_cpu = fit.device.kind != "cpu" and any(device.kind == "cpu" for device in machine)
     beside = fit.total_bytes - fit.need.weights_bytes
     others = tuple(others)
     quants = [one for one in others if one.is_same and one.size_bytes + beside <= fit.room_bytes]
     models = [one for one in others if not one.is_same and one.size_bytes * _MORE_SHARE + _MORE_BYTES <= fit.room_bytes]
     return Remedy(
         n_ctx=_largest(fits_with, fit.n_ctx),
+        is_for_cpu=has_cpu and estimate(facts, on_cpu, machine, fit.backend, draft=made.draft).is_fitting,
         quant=max(quants, key=lambda one: one.size_bytes, default=None),
         model=max(models, key=lambda one: one.size_bytes, default=None),
     )

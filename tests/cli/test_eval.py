@@ -41,6 +41,11 @@ def test_figures_come_with_intervals(story: Path, capsys: pytest.CaptureFixture[
     assert "Measuring" in err
 
 
+def test_one_window_is_one(story: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "demo", "--text", str(story), "--window", "64", "--windows", "1", "-q"]) == 0
+    assert "story.txt: 1 window, 31 tokens" in capsys.readouterr().out
+
+
 def test_perplexity_needs_no_reference_and_a_text_may_come_from_a_pipe(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,10 +63,19 @@ def test_kinds_of_layers_a_draft_and_corrections_are_shown(demo: Preview) -> Non
     )
     fit = dataclasses.replace(demo.fit, kv_parts=parts, draft_bytes=3 * 2**20, n_loads=2)
     found = rows(dataclasses.replace(demo, fit=fit, notes=("Only the text model is counted.",)))
-    assert found["KV cache"] == "6.0 MiB in f16 (5 layers window of 512 5.0 MiB, 1 layers whole 1.0 MiB)"
+    kinds = "5 layers with a window of 512: 5.0 MiB, 1 layer with all tokens: 1.0 MiB"
+    assert found["KV cache"] == f"6.0 MiB in f16 ({kinds})"
     assert found["draft"] == "3.0 MiB"
     assert found[""] == "corrected by what was used before (2 loads)"
     assert found["note"] == "Only the text model is counted."
+
+
+def test_active_weights_are_said_where_they_are_known_and_fewer(demo: Preview) -> None:
+    def parameters(n_active: int) -> str:
+        return dict(model_rows(dataclasses.replace(demo, num_active_parameters=n_active)))["parameters"]
+
+    assert parameters(10_000_000) == "18.4M, 10M of them for a token"
+    assert parameters(demo.num_parameters) == parameters(0) == "18.4M"
 
 
 def test_what_does_not_fit_says_by_how_much_and_what_would(demo: Preview) -> None:

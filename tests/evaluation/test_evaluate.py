@@ -234,6 +234,18 @@ def test_control_tokens_are_read_as_such_when_asked(demo: Path) -> None:
     assert special.results[0].n_tokens < plain.results[0].n_tokens
 
 
+def test_control_tokens_that_are_read_as_text_are_said(demo: Path) -> None:
+    chat = Text(name="chat", content="Hello there!<|im_end|>\n" * 60)
+
+    def hints(text: Text, *, parse_special: bool) -> list[str]:
+        seen: list[object] = []
+        evaluate(request(demo, texts=(text,), parse_special=parse_special), user_paths(), seen.append)
+        return [event.hint for event in seen if isinstance(event, Notice)]
+
+    assert hints(chat, parse_special=False) == ["--parse-special reads them as control tokens."]
+    assert hints(chat, parse_special=True) == hints(TEXT, parse_special=False) == []
+
+
 def test_another_vocabulary_is_refused_before_anything_is_measured(demo: Path, tmp_path: Path) -> None:
     tiny = tiny_models.save(tiny_models.make("qwen3"), tmp_path / "tiny")
     seen: list[object] = []

@@ -81,7 +81,7 @@ class LlamaCppBackend(Backend):
             n_ctx=min(int(llama_cpp.llama_n_ctx(self._context)), options.n_ctx(context_length)),
             quantization=header.quantization,
             size_bytes=model.size_bytes,
-            device=f"GPU ({n_gpu_layers} of {num_layers} layers)" if n_gpu_layers else f"CPU ({threads} threads)",
+            device=_where(n_gpu_layers, num_layers, threads),
             chat_template=model.chat_template or (template.decode("utf-8", "replace") if template else None),
             bos_token=self._name(self.tokenizer.bos_id),
             eos_token=self._name(header.metadata.get("tokenizer.ggml.eos_token_id")),
@@ -232,3 +232,10 @@ def _refuse_unsupported(model: Any, name: str) -> None:
         raise UnsupportedModel(
             f"{name} does not write text from left to right.", hint="Choose a causal language model."
         )
+
+
+def _where(n_gpu_layers: int, num_layers: int, threads: int) -> str:
+    """The device for people."""
+    if n_gpu_layers:
+        return f"GPU ({n_gpu_layers} of {num_layers} layers)"
+    return "CPU (1 thread)" if threads == 1 else f"CPU ({threads} threads)"

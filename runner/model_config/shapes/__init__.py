@@ -45,7 +45,12 @@ def config_shape(config: Mapping[str, Any]) -> Shape:
 def _unfamiliar(model_type: str, config: Mapping[str, Any]) -> Shape:
     """What any decoder's keys say. Every layer is taken to keep all tokens, which is the most it can be."""
     read = Reader(config, {})
-    width = 2 * read.num_kv_heads * read.head_dim
+    caches = (LayerCache(kind="full", width=_width(read)),) * read.num_layers
+    kept = (
+        "every layer is taken to keep all tokens."
+        if any(cache.width for cache in caches)
+        else "what it keeps of the tokens before is not known and not counted."
+    )
     return Shape(
         architecture=model_type,
         num_parameters=0,
@@ -53,10 +58,15 @@ def _unfamiliar(model_type: str, config: Mapping[str, Any]) -> Shape:
         context_length=read.whole("max_position_embeddings"),
         hidden_size=read.whole("hidden_size", 2**18),
         vocab_size=read.whole("vocab_size", 2**24),
-        caches=(LayerCache(kind="full", width=width),) * read.num_layers,
+        caches=caches,
         notes=(
             *read.notes(),
-            f"The architecture {model_type} is not known: weights are taken from the files, "
-            "and every layer is taken to keep all tokens.",
+            f"The architecture {model_type} is not known: weights are taken from the files, and {kept}",
         ),
     )
+
+
+def _width(read: Reader) -> int:
+    """Elements of K and V a token. With latent attention (DeepSeek) their heads have sizes of their own."""
+    key = read.whole("qk_nope_head_dim") + read.whole("qk_rope_head_dim")
+    return read.num_kv_heads * ((key or read.head_dim) + (read.whole("v_head_dim") or read.head_dim))

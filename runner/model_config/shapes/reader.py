@@ -11,6 +11,13 @@ from typing import Any, Final
 from runner.model_config.fields import flag, integer_or_none, invalid, strings
 
 MAX_LAYERS: Final = 2**12
+# GPT-2 and those after it have other names for the same numbers.
+_OLDER_NAMES: Final = {
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+}
 _TOWERS: Final = {"vision_config": "vision", "audio_config": "audio"}
 
 
@@ -23,7 +30,9 @@ class Reader:
         self._defaults = defaults
 
     def whole_or_none(self, key: str, high: int = 2**26) -> int | None:
-        return integer_or_none(self._inner, key, self._defaults.get(key), 0, high)
+        older = _OLDER_NAMES.get(key, key)
+        name = key if key in self._inner or older not in self._inner else older
+        return integer_or_none(self._inner, name, self._defaults.get(key), 0, high)
 
     def whole(self, key: str, high: int = 2**26) -> int:
         """The number, its default, or 0 when there is neither."""
