@@ -128,7 +128,7 @@ def _disks(directories: Iterable[Path]) -> tuple[Disk, ...]:
     """The disks of those directories, which need not exist yet, each once."""
     found: dict[int, Disk] = {}
     for directory in directories:
-        place = next((one for one in (directory, *directory.parents) if one.exists()), None)
+        place = next((one for one in (directory, *directory.parents) if os.path.exists(one)), None)
         if place is not None and (device := place.stat().st_dev) not in found:
             usage = shutil.disk_usage(place)
             found[device] = Disk(path=place, free_bytes=usage.free, total_bytes=usage.total)

@@ -20,12 +20,14 @@ library, which knows about blobs shared between repositories. This file reaches 
 
 from __future__ import annotations
 
+import logging
 import os
+import stat
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from runner.errors import RunnerError, UsageError
+from runner.errors import ConfigError, RunnerError, UsageError
 from runner.registry import check_repo
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
@@ -45,14 +47,21 @@ class HubSettings:
 def hub_settings() -> HubSettings:
     """The settings by the variables of huggingface_hub: HF_ENDPOINT, HF_HUB_CACHE, HF_HOME, HF_HUB_OFFLINE.
 
-    They are read at each call. The library reads them when it is imported, so it is told what is found here.
+    They are read at each call. The library reads them when it is imported, so it is told what is found here. Raises
+    ConfigError for a home directory of nobody.
     """
     environment = os.environ
     home = environment.get("HF_HOME") or os.path.join(environment.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    cache = environment.get("HF_HUB_CACHE") or os.path.join(home, "hub")
+    cache = os.path.expandvars(environment.get("HF_HUB_CACHE") or os.path.join(home, "hub"))
+    try:
+        directory = Path(cache).expanduser().absolute()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"The cache is to be {cache!r}, and there is no such user.", hint="Correct HF_HOME or HF_HUB_CACHE."
+        ) from error
     return HubSettings(
         endpoint=(environment.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/"),
-        cache=Path(os.path.expandvars(cache)).expanduser().absolute(),
+        cache=directory,
         is_offline=environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"),
     )
 
@@ -84,14 +93,23 @@ def repo_directory(repo: str) -> Path:
     return hub_settings().cache / (_PREFIX + check_repo(repo).replace("/", "--"))
 
 
+def file_size(path: Path) -> int | None:
+    """The size of a file, links followed; None where there is none that can be reached, or none any more."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
 def _files(directory: Path) -> tuple[CachedFile, ...]:
     """The files below `directory` that can be opened; a link whose blob is gone is no file."""
     found = []
     for folder, _, names in os.walk(directory):
         for name in names:
             path = Path(folder, name)
-            if path.is_file():
-                found.append(CachedFile(path.relative_to(directory).as_posix(), path, path.stat().st_size))
+            if (size := file_size(path)) is not None:
+                found.append(CachedFile(path.relative_to(directory).as_posix(), path, size))
     return tuple(sorted(found, key=lambda file: file.name))
 
 
@@ -117,10 +135,10 @@ def snapshots(repo: str, revision: str = "main") -> tuple[Snapshot, ...]:
     directory = repo_directory(repo)
     wanted = _ref(directory, revision) or revision
     try:
-        commits = [path for path in (directory / "snapshots").iterdir() if path.is_dir()]
+        ages = {path: -path.stat().st_mtime for path in (directory / "snapshots").iterdir() if path.is_dir()}
     except OSError:
         return ()
-    commits.sort(key=lambda path: (path.name != wanted, -path.stat().st_mtime))
+    commits = sorted(ages, key=lambda path: (path.name != wanted, ages[path]))
     if revision != "main":
         commits = [path for path in commits if path.name == wanted]
     return tuple(Snapshot(path.name, path, _files(path)) for path in commits)
@@ -132,7 +150,7 @@ def cached_repos() -> tuple[tuple[str, Path], ...]:
         directories = sorted(hub_settings().cache.iterdir())
     except OSError:
         return ()
-    named = ((_repo_of(path), path) for path in directories if path.name.startswith(_PREFIX) and path.is_dir())
+    named = ((_repo_of(path), path) for path in directories if path.name.startswith(_PREFIX) and os.path.isdir(path))
     return tuple((repo, path) for repo, path in named if repo)
 
 
@@ -146,13 +164,13 @@ def cached_files(repo: str) -> tuple[CachedFile, ...]:
 
 
 def broken_links(repo: str) -> dict[str, Path]:
-    """Files of a repository whose blob is gone, by name: where the newest commit that has each should have it."""
+    """Files of a repository whose blob is gone or out of reach, by name: where the newest commit with each has it."""
     found: dict[str, Path] = {}
     seen: set[str] = set()
     for snapshot in snapshots(repo):
         for path in _entries(snapshot.directory):
             name = path.relative_to(snapshot.directory).as_posix()
-            if name not in seen and not path.exists():
+            if name not in seen and not os.path.exists(path):
                 found[name] = path
             seen.add(name)
     return found
@@ -186,6 +204,7 @@ def remove_files(directory: Path, names: Collection[str] | None) -> int:
     """
     from huggingface_hub import DeleteCacheStrategy
 
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # what it cannot delete is told below
     links = {link: first_hop(link) for link in _entries(directory / "snapshots")}
     doomed, blobs = [directory], set[Path]()
     if names is not None:
@@ -207,7 +226,7 @@ def remove_files(directory: Path, names: Collection[str] | None) -> int:
         raise RunnerError(f"{directory} cannot be deleted: {error.strerror or error}.") from error
     if left := [path for path in doomed if os.path.lexists(path)]:  # the library only logs what it could not delete
         raise RunnerError(f"{left[0]} cannot be deleted.", hint="Does another user own it, or is the cache damaged?")
-    return sum(size for path, size in taken.items() if not path.exists())
+    return sum(size for path, size in taken.items() if not os.path.exists(path))
 
 
 def _entries(directory: Path) -> list[Path]:

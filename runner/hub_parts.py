@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import BusyError, RunnerError
-from runner.hub_cache import PART_SUFFIX, SIDECAR_SUFFIX
+from runner.hub_cache import PART_SUFFIX, SIDECAR_SUFFIX, file_size
 
 # What huggingface_hub and tools built on it call the file that they write to; they do not go on with it.
 _FOREIGN_SUFFIX = ".incomplete"
@@ -56,7 +56,7 @@ class Leftovers:
 
     @property
     def set_aside_bytes(self) -> int:
-        return sum(_size(path) for path in self.set_aside)
+        return sum(file_size(path) or 0 for path in self.set_aside)
 
     def of_files(self, names: Iterable[str]) -> Leftovers:
         """The parts of those files alone."""
@@ -74,12 +74,12 @@ def leftovers(directory: Path) -> Leftovers:
     except OSError:
         return Leftovers()
     parts = [part for path in paths if (part := _part(path)) is not None]
-    aside = [path for path in paths if _SET_ASIDE.fullmatch(path.name) and path.is_file()]
+    aside = [path for path in paths if _SET_ASIDE.fullmatch(path.name) and os.path.isfile(path)]
     return Leftovers(parts=tuple(parts), set_aside=tuple(aside))
 
 
 def _part(path: Path) -> Part | None:
-    if not path.name.endswith((PART_SUFFIX, _FOREIGN_SUFFIX)) or not path.is_file():
+    if not path.name.endswith((PART_SUFFIX, _FOREIGN_SUFFIX)) or not os.path.isfile(path):
         return None
     etag = path.name.partition(".")[0]
     known = _sidecar(path.with_name(etag + SIDECAR_SUFFIX)) if path.name.endswith(PART_SUFFIX) else {}
@@ -90,7 +90,7 @@ def _part(path: Path) -> Part | None:
         name=name if isinstance(name, str) else "",
         commit=commit if isinstance(commit, str) else "",
         size_bytes=size if type(size) is int and size > 0 else 0,
-        done_bytes=_size(path),
+        done_bytes=file_size(path) or 0,
     )
 
 
@@ -101,13 +101,6 @@ def _sidecar(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return plain if isinstance(plain, dict) else {}
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:  # it has gone since it was listed
-        return 0
 
 
 # --- deleting and setting aside --------------------------------------------------------------------------------------
@@ -126,7 +119,7 @@ def refuse_while_fetched(directory: Path, etags: Iterable[str] | None = None) ->
     except OSError:
         return
     for path in found:
-        if path.suffix == ".lock" and path.is_file() and _is_held(path):
+        if path.suffix == ".lock" and os.path.isfile(path) and _is_held(path):
             raise BusyError(
                 f"Another process is fetching files of {directory.name.removeprefix('models--').replace('--', '/')}.",
                 hint="Wait for it to end, or stop it.",
@@ -182,7 +175,7 @@ def quarantine(blob: Path, blobs: Path) -> Path | None:
     try:
         if real is not None:
             blobs.mkdir(parents=True, exist_ok=True)
-            target = _free_name(blobs / f"{blob.name}.corrupt")
+            target = free_name(blobs / f"{blob.name}.corrupt")
             os.replace(real, target)
         blob.unlink(missing_ok=True)
     except OSError as error:
@@ -190,7 +183,8 @@ def quarantine(blob: Path, blobs: Path) -> Path | None:
     return target
 
 
-def _free_name(stem: Path) -> Path:
+def free_name(stem: Path) -> Path:
+    """`<stem>-<n>` with the first n, from 1, that nothing has."""
     number = 1
     while os.path.lexists(free := stem.with_name(f"{stem.name}-{number}")):
         number += 1

@@ -6,6 +6,7 @@ the manifest of a packed model, and reaches no network. Whether the contents are
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from runner.errors import RunnerError
-from runner.hub_cache import CachedFile, broken_links, cached_files, cached_repos, repo_directory
+from runner.hub_cache import CachedFile, broken_links, cached_files, cached_repos, file_size, repo_directory
 from runner.hub_parts import Part, leftovers
 from runner.model_files import FileGroup, gguf_groups, intended_groups, missing_side_files, safetensors_weights
 from runner.paths import builtin
@@ -82,7 +83,6 @@ class _Weights:
     files: tuple[CachedFile, ...]
 
     def model(self, name: str, kind: Kind, repo: str) -> LocalModel:
-        stats = [file.path.stat() for file in self.files]
         return LocalModel(
             name=name,
             kind=kind,
@@ -91,11 +91,21 @@ class _Weights:
             size_bytes=sum(file.size_bytes for file in self.files),
             path=self.files[0].path,
             repo=repo,
-            last_used=max(max(stat.st_atime, stat.st_mtime) for stat in stats),
+            last_used=_last_used(file.path for file in self.files),
             total_bytes=sum(file.size_bytes for file in self.files),
             num_here=len(self.files),
             num_files=len(self.files),
         )
+
+
+def _last_used(paths: Iterable[Path]) -> float:
+    """When one of them was last read or written, Unix time in s; a download may move them away meanwhile."""
+    times = [0.0]
+    for path in paths:
+        with contextlib.suppress(OSError):
+            found = os.stat(path) if os.path.exists(path) else os.lstat(path)
+            times += [found.st_atime, found.st_mtime]
+    return max(times)
 
 
 def _weights(files: Iterable[CachedFile]) -> list[_Weights]:
@@ -129,10 +139,11 @@ def _packed_format(manifest: Path) -> str:
 
 def _in_directory(spec: ModelSpec, path: Path) -> list[LocalModel]:
     try:
-        entries = [path] if path.is_file() else sorted(path.iterdir())
+        entries = [path] if os.path.isfile(path) else sorted(path.iterdir())
     except OSError:
         return []
-    files = [CachedFile(entry.name, entry, entry.stat().st_size) for entry in entries if entry.is_file()]
+    sizes = {entry: file_size(entry) for entry in entries}
+    files = [CachedFile(entry.name, entry, size) for entry, size in sizes.items() if size is not None]
     return [weights.model(spec.name, _kind(spec), "") for weights in _weights(files)]
 
 
@@ -178,7 +189,6 @@ class _Unfinished:
         sizes = [file.size_bytes for file in here] + [part.size_bytes for part in parts]
         is_size_known = len(sizes) == len(names) and all(sizes)
         paths = [file.path for file in here] + [part.path for part in parts] + links
-        stats = [os.lstat(path) for path in paths]
         return LocalModel(
             name=name,
             kind="cache",
@@ -187,7 +197,7 @@ class _Unfinished:
             size_bytes=sum(file.size_bytes for file in here) + sum(part.done_bytes for part in parts),
             path=paths[0],
             repo=repo,
-            last_used=max(stat.st_mtime for stat in stats),
+            last_used=_last_used(paths),
             state="damaged" if links and not parts else "partial",
             total_bytes=sum(sizes) if is_size_known else 0,
             num_here=len(here),

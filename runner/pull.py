@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner import hub
-from runner.hub_cache import commit_of, repo_directory
+from runner.hub_cache import commit_of, file_size, repo_directory
 from runner.hub_parts import leftovers
 from runner.model_files import Choice, choose
 from runner.prepare import Located, locate, title
@@ -48,16 +48,6 @@ class PullPlan:
     @property
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
-
-    @property
-    def missing_bytes(self) -> int:
-        """What has to come over the network."""
-        return max(0, sum(file.size_bytes for file in self.missing) - self.part_bytes)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether nothing is to be done: the files are here, and the revision still means this commit."""
-        return not self.missing and self.before == self.listing.commit
 
     @property
     def is_begun(self) -> bool:
@@ -116,7 +106,7 @@ def _is_here(directory: Path, listing: hub.Listing, file: hub.RemoteFile) -> boo
     """Whether the file is in this commit's snapshot, or its blob is here from another commit."""
     paths = [directory / "snapshots" / listing.commit / hub.check_file_name(file.name)]
     paths += [directory / "blobs" / etag for etag in (file.sha256 or file.blob_id,) if etag]
-    return any(path.is_file() and path.stat().st_size == file.size_bytes for path in paths)
+    return any(file_size(path) == file.size_bytes for path in paths)
 
 
 def pull(

@@ -7,7 +7,6 @@ What to check is verify_plan.py's choice. It changes nothing and reaches no netw
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Literal
 
 from runner.errors import RunnerError
 from runner.hub.hashes import Expected
-from runner.hub_cache import first_hop, snapshots
+from runner.hub_cache import file_size, first_hop, snapshots
 from runner.shard_order import wrong_shards
 from runner.types import CancelToken
 
@@ -31,15 +30,11 @@ Problem = Literal[
 ]
 # What is worth saying, and wrong with nothing.
 _NOTES: frozenset[Problem] = frozenset({"partial download", "set aside", "not checked"})
-MANIFEST = "runner.json"
 _CHUNK_BYTES = 4 * 2**20
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 UNKNOWN = -1
 Link = tuple[str, str]
 OnHashed = Callable[[int, int], None]
-# What the hub lists for (repository, commit), by name. Raises RunnerError.
-AskHub = Callable[[str, str], Mapping[str, Expected]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,17 +79,10 @@ class Plan:
 
     @property
     def size_bytes(self) -> int:
-        return sum(_size(target.path) for target in self.targets)
+        return sum(file_size(target.path) or 0 for target in self.targets)
 
     def __add__(self, other: Plan) -> Plan:
         return Plan(self.targets + other.targets, self.findings + other.findings)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 # --- hashing ---------------------------------------------------------------------------------------------------------
@@ -115,7 +103,7 @@ def check(plan: Plan, on_hashed: OnHashed, cancel: CancelToken) -> tuple[Finding
 
         finding = _check_one(target, owners, on_read, cancel)
         findings += [finding] if finding is not None else []
-        done += _size(target.path)
+        done += file_size(target.path) or 0
     findings += _swapped(plan, {finding.path for finding in findings if finding.is_damage})
     on_hashed(total, total)
     return tuple(sorted(findings, key=lambda finding: (finding.model, not finding.is_damage, finding.name)))
@@ -124,8 +112,8 @@ def check(plan: Plan, on_hashed: OnHashed, cancel: CancelToken) -> tuple[Finding
 def _check_one(
     target: Target, owners: Mapping[str, Target], on_read: Callable[[int], None], cancel: CancelToken
 ) -> Finding | None:
-    expected, size = target.expected, _size(target.path)
-    if 0 <= size < expected.size_bytes:
+    expected, size = target.expected, file_size(target.path)
+    if size is not None and size < expected.size_bytes:
         return _found(target, "truncated", f"{size} bytes instead of {expected.size_bytes}")
     try:
         digest = _digest(target, on_read, cancel)
@@ -154,7 +142,7 @@ def _found(target: Target, problem: Problem, detail: str) -> Finding:
 
 def _digest(target: Target, on_read: Callable[[int], None], cancel: CancelToken) -> str:
     """The hash of the file, of the kind that is expected of it. Raises OSError, RunnerError when cancelled."""
-    running = dataclasses.replace(target.expected, size_bytes=_size(target.path)).new()
+    running = dataclasses.replace(target.expected, size_bytes=file_size(target.path) or 0).new()
     assert running is not None, "a file without a known hash is no target"
     read = 0
     with target.path.open("rb", buffering=0) as file:

@@ -21,10 +21,10 @@ from runner.hub_parts import leftovers
 from runner.inventory import is_meant, known_names
 from runner.model_files import SIDE_FILES, intended_groups
 from runner.quant.json_file import read_json
+from runner.quant.packed_files import MANIFEST_NAME
 from runner.registry import ModelSpec, Registry
 from runner.verify import UNKNOWN, Finding, Link, Plan, Problem, Target
 
-MANIFEST = "runner.json"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 # What the hub lists for (repository, commit), by name. Raises RunnerError.
@@ -36,7 +36,7 @@ def plan_everything(registry: Registry, ask_hub: AskHub) -> Plan:
     plan = Plan((), ())
     for spec in (*registry.specs, *registry.made()):
         # Files of the user's own, and those that ship with runner, need have no hashes; what runner made should.
-        if spec.path is not None and (spec.origin == "made" or (spec.path / MANIFEST).exists()):
+        if spec.path is not None and (spec.origin == "made" or (spec.path / MANIFEST_NAME).exists()):
             plan += plan_directory(spec.name, spec.path)
     for repo, directory in cached_repos():
         plan += plan_cached(repo, directory, None, ask_hub)
@@ -118,7 +118,7 @@ class _Cached:
             if self._names is not None and name not in self._names:
                 continue
             blob = first_hop(path)
-            if not path.exists():
+            if _is_gone(path):
                 self.note(
                     name, path, "missing", f"the link leads to {blob.name}, which is gone", ((snapshot.commit, name),)
                 )
@@ -156,8 +156,17 @@ class _Cached:
         """Blobs that no commit links to: a later download would take them for the real files."""
         for name, path in _entries(blobs):
             expected = expected_of(name)
-            if path not in self.targets and path not in others and expected is not None and path.exists():
+            if path not in self.targets and path not in others and expected is not None and os.path.exists(path):
                 self.targets[path] = Target(model=self._repo, repo=self._repo, name=name, path=path, expected=expected)
+
+
+def _is_gone(path: Path) -> bool:
+    """Whether a link leads to nothing; what may not be read is another matter, which reading it tells."""
+    try:
+        path.stat()
+    except OSError as error:
+        return not isinstance(error, PermissionError)
+    return False
 
 
 def _entries(directory: Path) -> list[tuple[str, Path]]:
@@ -186,19 +195,19 @@ def plan_directory(model: str, directory: Path) -> Plan:
         findings.append(Finding(model=model, repo="", name=name, path=directory / name, problem=problem, detail=detail))
 
     try:
-        files = read_json(directory / MANIFEST).get("files") if (directory / MANIFEST).exists() else None
+        files = read_json(directory / MANIFEST_NAME).get("files") if (directory / MANIFEST_NAME).exists() else None
     except RunnerError as error:
-        find(MANIFEST, "unreadable", error.message)
+        find(MANIFEST_NAME, "unreadable", error.message)
         return Plan((), tuple(findings))
     if not isinstance(files, dict):
-        find(directory.name, "not checked", f"there are no hashes to compare with (no {MANIFEST})")
+        find(directory.name, "not checked", f"there are no hashes to compare with (no {MANIFEST_NAME})")
         return Plan((), tuple(findings))
     for name, facts in files.items():
         expected = _manifest_entry(name, facts)
         if expected is None:
-            find(MANIFEST, "unreadable", f"its entry for {name!r} is malformed")
+            find(MANIFEST_NAME, "unreadable", f"its entry for {name!r} is malformed")
         elif not (directory / name).is_file():
-            find(name, "missing", f"{MANIFEST} lists it")
+            find(name, "missing", f"{MANIFEST_NAME} lists it")
         else:
             targets.append(Target(model=model, repo="", name=name, path=directory / name, expected=expected))
     return Plan(tuple(targets), tuple(findings))

@@ -20,6 +20,7 @@ FaultKind = Literal[
     "flip",  # flip a bit of the byte at `at`
     "flip whole",  # the same, and ignore Range
     "page",  # a web page of `at` bytes instead, as of a network that wants a login; 0: with no Content-Length
+    "slow",  # header lines without end, one after the other
     "shorter",  # the file has `at` bytes less than the listing says
     "longer",  # `at` more bytes, with no Content-Length
     "gzip",  # compressed, though nobody asked for it

@@ -170,9 +170,15 @@ class _Handler(BaseHTTPRequestHandler):
             headers = {
                 "Content-Type": "text/html",
                 **({} if fault.at else {"Connection": "close", "Content-Length": ""}),
+                **fault.headers,
             }
             self._send(200, b"<p>" * ((fault.at or 300) // 3), headers)
             self.close_connection = True
+            return True
+        if fault is not None and fault.kind == "slow":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n")
+            while not self.hub.ended.wait(0.02):
+                self.wfile.write(b"X-More: to come\r\n")
             return True
         return False
 

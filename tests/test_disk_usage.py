@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from runner.disk_usage import DiskUsage, disk_usage
 from runner.hub_cache import hub_settings, repo_directory
 from runner.paths import user_paths
@@ -34,6 +36,13 @@ def test_a_machine_without_models_takes_nothing_and_has_a_disk() -> None:
     assert (found.uses, found.size_bytes) == ((), 0)
     assert 0 < found.disks[0].free_bytes <= found.disks[0].total_bytes
     assert not hub_settings().cache.exists()
+
+
+def test_a_cache_in_a_place_that_cannot_be_reached_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / ("x" * 300)))
+    assert usage().uses == ()
 
 
 def test_a_blob_that_two_commits_link_to_counts_once() -> None:

@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 from hub_server import Hub, Repo, serving
 
-from runner import hub, hub_cache
+from runner import hub, hub_cache, inventory
+from runner.errors import ConfigError
+from runner.hub_parts import Leftovers, leftovers
+from runner.inventory import local_models
+from runner.mend import listed_hashes
+from runner.registry import Registry
 from runner.types import CancelToken
+from runner.verify_plan import plan_cached
 
 REPO = "owner/tiny-GGUF"
 FILES = {"tiny-Q4_0.gguf": b"4" * 3000, "tiny-Q8_0.gguf": b"8" * 7000, "README.md": b"hello"}
@@ -55,6 +61,36 @@ def test_a_cache_that_is_not_there_or_has_odd_things_in_it_lists_only_repositori
     assert [file.name for file in hub_cache.cached_files("a/b")] == ["t.txt"]
     assert hub_cache.cached_files("a/d") == ()
     assert hub_cache.broken_links("a/d") == {"x.gguf": broken / "x.gguf"}
+
+
+def test_a_home_of_nobody_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", "~no-such-user-of-this-machine/hf")
+    with pytest.raises(ConfigError, match="no such user"):
+        hub_cache.hub_settings()
+
+
+def test_a_link_that_no_system_follows_is_broken_and_no_crash() -> None:
+    directory = hub_cache.repo_directory("a/b")
+    snapshot = directory / "snapshots" / "c"
+    for folder in (snapshot, directory / "blobs"):
+        folder.mkdir(parents=True)
+    (snapshot / "x.gguf").symlink_to("y" * 300)  # longer than a file's name can be: not "not found", another error
+    (directory / "blobs" / "e.runner-part").symlink_to("y" * 300)
+    assert hub_cache.cached_files("a/b") == ()
+    assert list(hub_cache.broken_links("a/b")) == ["x.gguf"]
+    assert not leftovers(directory)
+    assert [model.state for model in local_models(Registry.load_for()) if model.repo] == ["damaged"]
+    (target,) = plan_cached("a/b", directory, None, listed_hashes).findings
+    assert target.problem == "missing"
+
+
+def test_a_file_that_goes_while_it_is_listed_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a download ends in the middle of `runner ls`."""
+    snapshot = hub_cache.repo_directory("a/b") / "snapshots" / "c"
+    snapshot.mkdir(parents=True)
+    (snapshot / "x.gguf").write_bytes(b"x")
+    monkeypatch.setattr(inventory, "leftovers", lambda _: [(snapshot / "x.gguf").unlink(), Leftovers()][1])
+    assert [model.repo for model in local_models(Registry.load_for()) if model.repo] == ["a/b"]
 
 
 @pytest.mark.usefixtures("server")

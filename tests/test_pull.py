@@ -35,22 +35,22 @@ def test_only_the_files_of_the_model_are_planned_and_fetched(server: Hub) -> Non
     planned = plan(GGUF)
     size = len(server.repos[GGUF].files[WEIGHTS])
     assert [file.name for file in planned.missing] == [WEIGHTS]
-    assert (planned.size_bytes, planned.missing_bytes, planned.before) == (size, size, "")
-    assert not planned.is_complete
+    assert (planned.size_bytes, planned.part_bytes, planned.before) == (size, 0, "")
+    assert planned.missing == planned.files
     (path,) = carry_out(planned)
     assert path.read_bytes() == server.repos[GGUF].files[WEIGHTS]
     assert server.fetched() == [WEIGHTS]
     again = plan(GGUF)
-    assert (again.is_complete, again.missing, again.before) == (True, (), planned.listing.commit)
+    assert (again.missing, again.before) == ((), planned.listing.commit)
 
 
 def test_what_an_interrupted_pull_left_is_not_fetched_again(server: Hub) -> None:
     here = begin_fetch(GGUF, WEIGHTS, server).stat().st_size
     planned = plan(GGUF)
-    assert (planned.part_bytes, planned.missing_bytes) == (here, planned.size_bytes - here)
+    assert planned.part_bytes == here
     before = server.sent_bytes(WEIGHTS)
     carry_out(planned)
-    assert server.sent_bytes(WEIGHTS) - before == planned.missing_bytes
+    assert server.sent_bytes(WEIGHTS) - before == planned.size_bytes - here
 
 
 def test_small_files_come_first(server: Hub) -> None:
@@ -69,7 +69,7 @@ def test_a_moved_revision_is_seen_and_only_the_new_files_are_missing(server: Hub
     server.requests.clear()
     carry_out(planned)
     assert server.fetched() == ["config.json"]
-    assert plan(SHARDS).is_complete
+    assert not plan(SHARDS).missing
 
 
 def test_a_pinned_commit_that_is_here_needs_no_question(server: Hub) -> None:

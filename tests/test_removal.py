@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 from hub_server import Hub
 from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, blob, fetch_all, shard, small_hub
 
-from runner.errors import BusyError, UsageError
+from runner.errors import BusyError, RunnerError, UsageError
 from runner.hub_cache import repo_directory
 from runner.hub_parts import leftovers, lock_directory
 from runner.paths import user_paths
@@ -57,6 +59,28 @@ def test_a_damaged_repository_can_be_deleted() -> None:
     (removal,) = removals(SHARDS)
     assert delete(removal) == removal.size_bytes
     assert not repo_directory(SHARDS).exists()
+
+
+@pytest.mark.usefixtures("server")
+def test_what_cannot_be_deleted_is_one_error_and_no_traceback_of_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch_all(GGUF)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    seen: list[logging.LogRecord] = []
+    listener = logging.Handler()
+    listener.emit = seen.append  # type: ignore[method-assign]
+    logger = logging.getLogger("huggingface_hub")
+    logger.addHandler(listener)
+    try:
+        with pytest.raises(RunnerError, match="cannot be deleted") as caught:
+            delete(removals(GGUF)[0])
+    finally:
+        logger.removeHandler(listener)
+    assert "another user" in caught.value.hint
+    assert not seen
 
 
 def test_nothing_is_deleted_under_a_running_download(server: Hub) -> None:

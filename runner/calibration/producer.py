@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from runner.backends.base import Tokenizer
 from runner.backends.native.architectures import build
 from runner.backends.native.blocks import Layer
-from runner.backends.native.loader import load_model
 from runner.backends.native.model_files import chat_template, tokenizer_path
 from runner.backends.native.tokenizer import HuggingFaceTokenizer
 from runner.calibration.moments import GROUPS, Group, measure, run_layer, target
-from runner.calibration.text import GivenText, not_calibrated, read_text, text_starts, write_text
+from runner.calibration.own_text import own_text
+from runner.calibration.text import GivenText, not_calibrated, read_text, text_starts
 from runner.errors import UnsupportedModel, UsageError
 from runner.model_config import ModelConfig
 from runner.quant.mq.basis import stored_rows, to_float
@@ -39,7 +39,6 @@ from runner.quant.mq.rotation import unrotate
 from runner.quant.mq.source import PackedSource
 from runner.quant.mq.tensor_format import Encoded
 from runner.quant.weights import EMBEDDINGS, Weights
-from runner.types import CancelToken
 
 DEFAULT_TOKENS: Final = 65536
 _LENGTH: Final = 512  # tokens of a sequence
@@ -91,44 +90,24 @@ class CalibratedProducer:
         if all(tensor.name in written.done for tensor in plan.tensors):
             return
         with torch.inference_mode(), _fast_products():
-            ids = self._ids(plan, weights, on_stage)
+            ids = self._ids(plan, weights, written, on_stage)
         yield from work.layers(ids)
 
-    def _ids(self, plan: PackedPlan, weights: Weights, on_stage: OnStage) -> Tensor:
+    def _ids(self, plan: PackedPlan, weights: Weights, written: PackedFile, on_stage: OnStage) -> Tensor:
         if self.text is not None:
             return self.text.ids.to(self.device)
-        config = _config(plan)
-        count, length = windows_of(config, self.n_tokens)
-        starts = text_starts(self.tokenizer, self.template, self.bos, self.eos, count, _SEED)
-        dtype = torch.float32 if self.device.type == "cpu" else torch.bfloat16
-
-        def loading(share: float) -> None:
-            on_stage("loading", round(share * plan.source_bytes), plan.source_bytes)
-
-        def writing(done: int, total: int) -> None:
-            on_stage("writing text", done, total)
-
-        decoder = load_model(
-            config, weights, dtype=dtype, device=self.device, on_progress=loading, cancel=CancelToken()
+        count, length = windows_of(plan.config, self.n_tokens)
+        return own_text(
+            _config(plan),
+            weights,
+            self.tokenizer,
+            text_starts(self.tokenizer, self.template, self.bos, self.eos, count, _SEED),
+            length,
+            device=self.device,
+            seed=_SEED,
+            written=written,
+            on_stage=on_stage,
         )
-        batch = max(1, _text_batch(config, length, self.device))
-        rows = [starts[i : i + batch] for i in range(0, count, batch)]
-        total = count * length
-        texts = []
-        for index, some in enumerate(rows):
-            before = index * batch * length
-            texts.append(
-                write_text(
-                    decoder,
-                    some,
-                    length,
-                    vocab_size=_used_ids(self.tokenizer),
-                    seed=_SEED + index,
-                    on_tokens=lambda done, _, before=before: writing(before + done, total),  # type: ignore[misc]
-                )
-            )
-        writing(total, total)
-        return torch.cat(texts)
 
 
 def calibrated(text: Path | None, n_tokens: int) -> Callable[[PackedSource, torch.device], CalibratedProducer]:
@@ -163,22 +142,6 @@ def windows_of(config: ModelConfig, n_tokens: int) -> tuple[int, int]:
     """How many sequences of how many tokens make up about `n_tokens`."""
     length = min(_LENGTH, config.max_position_embeddings)
     return max(1, n_tokens // length), length
-
-
-def _used_ids(tokenizer: Tokenizer) -> int:
-    """The ids that the tokenizer has, without the padding of the model's vocabulary at its end."""
-    return 1 + max(token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token, special=True))
-
-
-def _text_batch(config: ModelConfig, length: int, device: torch.device) -> int:
-    """How many sequences are written at once: those whose KV cache takes a tenth of the GPU's memory.
-
-    Of all of it, not of what is free: a run that was stopped goes on with the same text.
-    """
-    if device.type == "cpu":
-        return 64
-    per_sequence = 4 * config.num_layers * config.num_kv_heads * config.head_dim * length
-    return min(256, int(torch.cuda.mem_get_info(device)[1] / 10 / per_sequence))
 
 
 def _config(plan: PackedPlan) -> ModelConfig:

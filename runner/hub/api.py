@@ -1,25 +1,36 @@
-"""What the hub holds, in the words of huggingface_hub's API: the files of a repository, and searching.
+"""Asking the hub's API: what a repository holds, and what a search finds.
 
-The library is imported when something is asked. This file moves no contents.
+One question is one answer in JSON, limited in size and time. What an answer means is read in answers.py; this file
+moves no contents of models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
 
 from runner.errors import RunnerError
 from runner.hub import errors
+from runner.hub.answers import read_found, read_listing
 from runner.hub.errors import Asked
-from runner.hub.http import Tuning, asked_of, client_options, origin, use_library_quietly
-from runner.hub.listing import Found, Listing, RemoteFile, check_file_name
+from runner.hub.http import Tuning, asked_of, client_options, origin
+from runner.hub.listing import Found, Listing, check_revision
 from runner.hub_cache import hub_settings
 from runner.registry import check_repo
 
-_API_TIMEOUT_S = 30
-SEARCHING = Tuning(stall_timeout_s=20.0)
-_FORMATS = ("gguf", "safetensors")
+if TYPE_CHECKING:
+    import httpx2
+
+T = TypeVar("T")
+
+ASKING = Tuning(stall_timeout_s=20.0)
+# A listing takes some 300 bytes a file: this is room for 200000 of them.
+MAX_ANSWER_BYTES = 64 * 2**20
+# From the first byte of an answer to the last.
+MAX_ANSWER_S = 120.0
 _SEARCHED = ["downloads", "likes", "lastModified", "gated", "safetensors", "gguf", "tags"]
 
 
@@ -29,16 +40,9 @@ def list_files(repo: str, revision: str = "main") -> Listing:
     Raises UsageError for no such repository, revision or access, BusyError for no connection, BadModelFile for file
     names that are not safe to write.
     """
-    asked = asked_of(check_repo(repo), revision)
-    with _asking(asked) as api:
-        info = api.model_info(repo, revision=revision, files_metadata=True, timeout=_API_TIMEOUT_S)
-    commit = str(info.sha or "")
-    if len(commit) != 40 or not set(commit) <= set("0123456789abcdef"):
-        raise RunnerError(f"The hub gave no commit for {repo}.", hint="Is HF_ENDPOINT right?")
-    files = tuple(_remote_file(sibling) for sibling in info.siblings or [])
-    name = str(info.id or repo)
-    renamed_to = name if name.casefold() != repo.casefold() else ""
-    return Listing(repo, revision, commit, bool(info.gated), files, renamed_to)
+    path = f"/api/models/{check_repo(repo)}/revision/{quote(check_revision(revision), safe='')}"
+    asked = asked_of(repo, revision)
+    return _ask(asked, path, {"blobs": True}, lambda answer: read_listing(answer, repo, revision))
 
 
 def search(query: str, *, limit: int = 20) -> tuple[Found, ...]:
@@ -46,71 +50,46 @@ def search(query: str, *, limit: int = 20) -> tuple[Found, ...]:
 
     Raises BusyError for no connection, UsageError for a refused token.
     """
-    with _asking(asked_of("")):
-        import httpx2
-        from huggingface_hub import ModelInfo
-
-        hub = origin()
-        url = f"{hub.endpoint}/api/models"
-        wanted: dict[str, Any] = {"search": query, "sort": "downloads", "limit": limit, "expand": _SEARCHED}
-        # Not by the library's list_models: without a connection that tries for 23 s, and tells the terminal of each.
-        with httpx2.Client(**client_options(SEARCHING)) as client:
-            answer = client.get(url, params=wanted, headers=hub.headers(url), follow_redirects=True)
-        answer.raise_for_status()
-        read: Any = ModelInfo  # it has no types
-        return tuple(_found(read(**plain)) for plain in answer.json()[:limit])
+    wanted = {"search": query, "sort": "downloads", "limit": limit, "expand": _SEARCHED}
+    return _ask(asked_of(""), "/api/models", wanted, lambda answer: read_found(answer, limit))
 
 
-def _remote_file(sibling: Any) -> RemoteFile:
-    sha256 = sibling.lfs.sha256 if sibling.lfs else ""
-    return RemoteFile(check_file_name(sibling.rfilename), sibling.size or 0, sha256 or "", sibling.blob_id or "")
-
-
-def _found(info: Any) -> Found:
-    tags = set(info.tags or ())
-    return Found(
-        repo=str(info.id),
-        downloads=int(info.downloads or 0),
-        likes=int(info.likes or 0),
-        updated=info.last_modified.date().isoformat() if info.last_modified else "",
-        is_gated=bool(info.gated),
-        num_parameters=_num_parameters(info),
-        formats=tuple(name for name in _FORMATS if name in tags),
-    )
-
-
-def _num_parameters(info: Any) -> int:
-    """From the headers of the weights, as the hub has read them."""
-    if info.safetensors is not None and info.safetensors.total:
-        return int(info.safetensors.total)
-    gguf = info.gguf if isinstance(info.gguf, dict) else {}
-    total = gguf.get("total")
-    return total if isinstance(total, int) else 0
-
-
-@contextmanager
-def _asking(asked: Asked) -> Iterator[Any]:
-    """HfApi for one question; its errors become ours."""
-    settings = hub_settings()
-    if settings.is_offline:
+def _ask(asked: Asked, path: str, query: Mapping[str, Any], read: Callable[[Any], T]) -> T:
+    """One question to the hub, its answer as `read` reads it; what goes wrong becomes our errors."""
+    if hub_settings().is_offline:
         raise errors.offline(asked)
-    use_library_quietly()
+    hub = origin()
     import httpx2
-    from huggingface_hub import HfApi
 
-    has_token = bool(origin().authorization)
+    url = hub.endpoint + path
     try:
-        yield HfApi(endpoint=settings.endpoint, library_name="runner")
-    except RunnerError:
-        raise
+        client = httpx2.Client(**client_options(ASKING))
+    except (ImportError, ValueError, httpx2.InvalidURL) as error:
+        raise errors.unusable_proxy(error) from error
+    try:
+        with (
+            client,
+            client.stream("GET", url, params=query, headers=hub.headers(url), follow_redirects=True) as response,
+        ):
+            response.raise_for_status()
+            return read(json.loads(_body(response)))
     except httpx2.TransportError as error:
         raise errors.unreachable(asked, error) from error
-    except (ImportError, httpx2.InvalidURL) as error:
-        raise errors.unusable_proxy(error) from error
-    except Exception as error:  # the library has several kinds, and raises plain ones for an answer it cannot read
-        response = getattr(error, "response", None)
-        if response is not None:
-            raise errors.refused(asked, response.status_code, response.headers, has_token=has_token) from error
-        raise RunnerError(
-            f"{settings.endpoint} gave no usable answer: {error}.", hint="Is HF_ENDPOINT right?"
-        ) from error
+    except httpx2.HTTPStatusError as error:
+        answer, has_token = error.response, bool(hub.authorization)
+        raise errors.refused(asked, answer.status_code, answer.headers, has_token=has_token) from error
+    # A circle of redirects, or one to nowhere; no JSON, or not what it should say.
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, RecursionError) as error:
+        raise RunnerError(f"{hub.endpoint} gave no usable answer: {error}.", hint="Is HF_ENDPOINT right?") from error
+
+
+def _body(response: httpx2.Response) -> bytes:
+    """All of an answer. Raises ValueError for one without end."""
+    body, began = bytearray(), time.monotonic()
+    for chunk in response.iter_bytes():
+        body += chunk
+        if len(body) > MAX_ANSWER_BYTES:
+            raise ValueError(f"it has more than {MAX_ANSWER_BYTES // 2**20} MiB")
+        if time.monotonic() - began > MAX_ANSWER_S:
+            raise ValueError(f"it has not ended after {MAX_ANSWER_S:.0f} s")
+    return bytes(body)

@@ -26,7 +26,8 @@ from runner.errors import BadModelFile
 from runner.hub.errors import cancelled
 from runner.hub.hashes import CHUNK_BYTES, Expected
 from runner.hub.listing import Listing, check_file_name
-from runner.hub_cache import PART_SUFFIX, SIDECAR_SUFFIX, repo_directory
+from runner.hub_cache import PART_SUFFIX, SIDECAR_SUFFIX, file_size, repo_directory
+from runner.hub_parts import free_name
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -76,11 +77,8 @@ def _check_etag(etag: str) -> str:
 
 
 def is_whole(path: Path, size_bytes: int) -> bool:
-    """Whether that file can be opened and has that size; links are followed."""
-    try:
-        return path.is_file() and path.stat().st_size == size_bytes
-    except OSError:
-        return False
+    """Whether that file is there and has that size; links are followed."""
+    return file_size(path) == size_bytes
 
 
 def part_bytes(blob: Path) -> int:
@@ -104,9 +102,7 @@ def arrived_bytes(blob: Path) -> int:
 
 def set_aside(path: Path, blob: Path, why: str) -> Path:
     """Rename `path` to `<blob>.<why>-<n>` with the first n that is free, and return that. Raises OSError."""
-    number = 1
-    while os.path.lexists(aside := blob.with_name(f"{blob.name}.{why}-{number}")):
-        number += 1
+    aside = free_name(blob.with_name(f"{blob.name}.{why}"))
     os.rename(path, aside)
     return aside
 
@@ -199,6 +195,11 @@ class Part:
         if self.length:
             set_aside(self.path, self.blob, "stale")
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        self.length, self._hash = 0, self._expected.new()
+
+    def clear(self) -> None:
+        """Drop the bytes so far: they are of something else, and few."""
+        os.ftruncate(self._descriptor, 0)
         self.length, self._hash = 0, self._expected.new()
 
     def beginning(self, *, is_known: bool) -> Beginning:

@@ -6,6 +6,7 @@ files a model needs.
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
@@ -145,11 +146,11 @@ class _Download:
         """Raises DoesNotFit when the disk has no room for what has still to come."""
         needed = sum(file.size_bytes - self.marks[file.name].done_bytes for file in self.missing)
         place = self.folders.root
-        while not place.exists():
+        while not os.path.exists(place):
             place = place.parent
         free = shutil.disk_usage(place).free
         if needed and needed + SPARE_BYTES > free:
-            raise errors.no_space(needed, free, place)
+            raise errors.no_space(needed, SPARE_BYTES, free, place)
 
     def stop(self) -> None:
         """Let blocking work on the disk end soon."""

@@ -133,6 +133,11 @@ def unreachable(asked: Asked, error: Exception) -> BusyError:
             f"The certificate of {asked.endpoint} cannot be verified.",
             hint="Check this machine's clock; behind a proxy with its own certificates, name them in SSL_CERT_FILE.",
         )
+    if "SSL" in str(error).upper():
+        return BusyError(
+            f"{asked.endpoint} does not answer as https does.",
+            hint="Is HF_ENDPOINT right? Some hubs have http:// only.",
+        )
     return BusyError(
         f"There is no connection to {asked.endpoint}.",
         hint="Check the network; --offline uses only what is on this machine.",
@@ -210,9 +215,10 @@ def wrong_size(asked: Asked, name: str, found: int, listed: int) -> Verification
     )
 
 
-def no_space(needed_bytes: int, free_bytes: int, place: Path) -> DoesNotFit:
+def no_space(needed_bytes: int, spare_bytes: int, free_bytes: int, place: Path) -> DoesNotFit:
+    needed, spare, free = (f"{n / 1e9:.2f} GB" for n in (needed_bytes, spare_bytes, free_bytes))
     return DoesNotFit(
-        f"The download needs {needed_bytes / 1e9:.2f} GB, and {place} has {free_bytes / 1e9:.2f} GB free.",
+        f"The download needs {needed}, with {spare} to spare for other programs, and {place} has {free} free.",
         hint="Delete models with `runner rm`, or put the cache on another disk with HF_HOME.",
     )
 

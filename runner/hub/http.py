@@ -79,7 +79,7 @@ class Origin:
 def origin() -> Origin:
     """The hub by this process's environment: HF_ENDPOINT, and the token as huggingface_hub finds it.
 
-    Raises ConfigError for an endpoint that is no address.
+    Raises ConfigError for an endpoint that is no address, and a token that cannot be one.
     """
     endpoint = hub_settings().endpoint
     try:
@@ -92,7 +92,12 @@ def origin() -> Origin:
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     headers = build_hf_headers(library_name="runner", library_version=__version__)
-    return Origin(endpoint, headers.get("user-agent", ""), headers.get("authorization", ""))
+    authorization = headers.get("authorization", "")
+    if not (authorization.isascii() and authorization.isprintable()):
+        raise ConfigError(
+            "The token of the hub has characters that none has.", hint="Correct HF_TOKEN, or log in anew."
+        )
+    return Origin(endpoint, headers.get("user-agent", ""), authorization)
 
 
 def client_options(tuning: Tuning) -> dict[str, Any]:

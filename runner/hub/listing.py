@@ -68,12 +68,33 @@ class Found:
 
 def check_file_name(name: str) -> str:
     """`name` if it can only mean a file inside its repository, on every system. Raises BadModelFile."""
-    parts = name.split("/")
-    unsafe = any(part in ("", ".", "..") or part.endswith((" ", ".")) for part in parts) or any(
-        character in '\\:*?"<>|' or ord(character) < 32 or ord(character) == 127 for character in name
-    )
-    if unsafe or len(name) > 512:
+    if not _is_safe_path(name):
         raise BadModelFile(
             f"The repository has a file with an unsafe name: {name[:200]!r}.", hint="Do not use this repository."
         )
     return name
+
+
+def check_revision(revision: str) -> str:
+    """`revision` if it can be a branch, a tag or a commit: it becomes the name of a file. Raises UsageError."""
+    if not _is_safe_path(revision):
+        raise UsageError(
+            f"{revision[:200]!r} cannot be a revision.", hint="Give a branch, a tag or a commit of the repository."
+        )
+    return revision
+
+
+def _is_safe_path(path: str) -> bool:
+    """Whether `path` leads nowhere but down, and every file system can hold it."""
+    return len(path) <= 512 and all(_is_safe_part(part) for part in path.split("/"))
+
+
+def _is_safe_part(part: str) -> bool:
+    if part in ("", ".", "..") or part.endswith((" ", ".")):
+        return False
+    if any(character in '\\:*?"<>|' or ord(character) < 32 or ord(character) == 127 for character in part):
+        return False
+    try:
+        return len(part.encode()) <= 255
+    except UnicodeEncodeError:  # half a character, which JSON can spell
+        return False

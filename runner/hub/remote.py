@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -62,11 +64,13 @@ class Remote:
             if linked_size is None:
                 linked_size = whole_number(headers.get("x-linked-size"))
             target = redirect_target(response)
-            if target and self.origin.is_own(target):
+            # Without a commit it is not the hub that has answered: its address has changed, or only its scheme.
+            if target and (self.origin.is_own(target) or not commit):
                 url = target
                 continue
             if not target:
-                self.check_status(response)
+                if commit or self.origin.is_own(url):
+                    self.check_status(response)
                 if linked_size is None and not encoding_of(headers):
                     linked_size = whole_number(headers.get("content-length"))
             if not commit:
@@ -78,14 +82,33 @@ class Remote:
         raise TryAgain(errors.broken_off(self.asked, file.name, "the hub redirects in a circle"))
 
     async def _head(self, url: str, file: RemoteFile) -> httpx2.Response:
+        async with self.request("HEAD", url, file.name) as response:
+            await response.aread()
+            return response
+
+    @asynccontextmanager
+    async def request(self, method: str, url: str, name: str, byte_range: str = "") -> AsyncIterator[httpx2.Response]:
+        """The answer to a request for the file `name`, its body still to be read.
+
+        Its headers come in time, or not at all. Raises TryAgain for a connection that fails, also within the context.
+        """
         import httpx2
 
+        headers, tuning = self.origin.headers(url, byte_range), self.tuning
         try:
-            return await self.client.head(url, headers=self.origin.headers(url))
+            request = self.client.build_request(method, url, headers=headers)
+            async with asyncio.timeout(tuning.connect_timeout_s + tuning.stall_timeout_s):
+                response = await self.client.send(request, stream=True)
+            try:
+                yield response
+            finally:
+                await response.aclose()
+        except TimeoutError as error:
+            raise TryAgain(errors.broken_off(self.asked, name, "the server does not answer")) from error
         except httpx2.TransportError as error:
-            raise TryAgain(errors.lost(self.asked, file.name, error)) from error
+            raise TryAgain(errors.lost(self.asked, name, error)) from error
         except (httpx2.InvalidURL, httpx2.HTTPError) as error:
-            raise errors.broken_off(self.asked, file.name, f"a redirect cannot be followed ({error})") from error
+            raise errors.broken_off(self.asked, name, f"a redirect cannot be followed ({error})") from error
 
     def check_status(self, response: httpx2.Response) -> None:
         """Raise for an answer of the hub itself that has no file: TryAgain where that may help."""

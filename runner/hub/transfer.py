@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NoReturn
 
 from runner.errors import RunnerError
@@ -38,6 +39,9 @@ MAX_WRITE_BYTES = 2**20
 # loses that too. Without a limit little waits there.
 AHEAD_S = 0.1
 MIN_AHEAD_BYTES = 64 * 2**10
+# An answer that ends in good order after so little is more likely somebody's note than the beginning of the file.
+MAX_NOTE_BYTES = 64 * 2**10
+_PAGES = (".html", ".htm")
 
 
 class Transfer:
@@ -49,7 +53,7 @@ class Transfer:
         self._remote, self._file, self._part, self._mark = remote, file, part, mark
         self._location: Location | None = location
         self._etag = location.etag
-        self._n_restarts = 0
+        self._n_contradictions = 0
         self._first_url = httpx2.URL(remote.origin.resolve_url(remote.listing.repo, remote.listing.commit, file.name))
 
     async def run(self) -> None:
@@ -61,30 +65,24 @@ class Transfer:
                 await self._request()
             except TryAgain as again:
                 if self._part.length > farthest:
-                    farthest = self._part.length
+                    farthest, self._n_contradictions = self._part.length, 0
                     tries.succeeded()
+                else:
+                    self._location = None  # another place may have it
                 await tries.failed(again)
 
     async def _request(self) -> None:
         """One request for all that is missing; returns when it has come. Raises TryAgain when it has not."""
-        import httpx2
-
         url = await self._address()
         start = self._part.length
         byte_range = f"bytes={start}-" if start else ""
-        try:
-            for _ in range(MAX_REDIRECTS):
-                headers = self._remote.origin.headers(url, byte_range)
-                async with self._remote.client.stream("GET", url, headers=headers) as response:
-                    if target := redirect_target(response):
-                        url = target
-                        continue
-                    await self._accept(response)
-                    return
-        except httpx2.TransportError as error:
-            raise TryAgain(errors.lost(self._remote.asked, self._file.name, error)) from error
-        except (httpx2.InvalidURL, httpx2.HTTPError) as error:
-            raise self._broken(f"a redirect cannot be followed ({error})") from error
+        for _ in range(MAX_REDIRECTS):
+            async with self._remote.request("GET", url, self._file.name, byte_range) as response:
+                if target := redirect_target(response):
+                    url = target
+                    continue
+                await self._accept(response)
+                return
         self._location = None
         raise TryAgain(self._broken("the hub redirects in a circle"))
 
@@ -103,11 +101,11 @@ class Transfer:
         start, size, headers = self._part.length, self._file.size_bytes, response.headers
         skipped = None
         if response.status_code == 416:
-            await self._restart("the server has fewer bytes of it than the hub says")
+            await self._contradict("the server has fewer bytes of it than the hub says")
         elif response.status_code == 206:
             found = content_range(headers)
             if found is None or found[0] != start or found[2] not in (None, size):
-                await self._restart("the server sends another part than asked for")
+                await self._contradict("the server sends another part than asked for")
         else:
             if (promised := whole_number(headers.get("content-length"))) not in (None, size):
                 self._location = None  # a page of somebody else, most likely: what is here is not touched
@@ -121,6 +119,9 @@ class Transfer:
         if status in (200, 206):
             if encoding := encoding_of(response.headers):
                 raise errors.compressed(self._remote.asked, self._file.name, encoding)
+            if _is_page(response.headers) and not self._file.name.lower().endswith(_PAGES):
+                self._location = None
+                raise TryAgain(errors.not_a_hub(self._remote.asked, self._file.name))
             # Where the bytes come from elsewhere, their ETag is of that place and says nothing.
             if is_direct and normal_etag(response.headers) not in ("", self._etag):
                 raise errors.changed(self._remote.asked, self._file.name)
@@ -130,13 +131,14 @@ class Transfer:
         elif status != 416:
             self._remote.check_status(response)
 
-    async def _restart(self, why: str) -> NoReturn:
-        """Begin again after an answer that contradicts the part file: once, then it is the server that is wrong."""
+    async def _contradict(self, why: str) -> NoReturn:
+        """After an answer that contradicts the part file: ask again, then begin again, then the server is wrong."""
         self._location = None
-        if self._n_restarts:
+        self._n_contradictions += 1
+        if self._n_contradictions > 2:
             raise self._broken(why)
-        self._n_restarts += 1
-        await in_thread(self._part.restart)
+        if self._n_contradictions == 2:
+            await in_thread(self._part.restart)
         raise TryAgain(self._broken(why))
 
     async def _copy(self, response: httpx2.Response, skipped: Beginning | None) -> None:
@@ -144,16 +146,20 @@ class Transfer:
         if self._remote.limit.bytes_s is not None:
             ahead = min(int(self._remote.limit.bytes_s * AHEAD_S), self._file.size_bytes // 256)
             _receive_ahead(response, max(MIN_AHEAD_BYTES, ahead))
+        start = self._part.length
         async with _Writer(self._part, self._mark, self._file.size_bytes) as writer:
             async for chunk in response.aiter_raw():
                 await self._remote.limit.take(len(chunk))
                 self._mark.fetched_bytes += len(chunk)
                 fresh = chunk if skipped is None else skipped.cut(chunk)
                 if fresh and skipped is not None and not skipped.is_same:
-                    await self._restart("the server sends something else than before")
+                    await self._contradict("the server sends something else than before")
                 await writer.add(fresh)
                 if writer.is_whole:
                     return
+        if start == 0 and self._part.length <= MAX_NOTE_BYTES:
+            await in_thread(self._part.clear)
+            self._mark.done_bytes = 0
         raise TryAgain(self._broken("the answer is shorter than promised"))
 
     def _broken(self, why: str) -> RunnerError:
@@ -205,6 +211,11 @@ class _Writer:
             writing, self._writing = self._writing, None
             self._mark.done_bytes = self._part.length
             writing.result()
+
+
+def _is_page(headers: Mapping[str, str]) -> bool:
+    """Whether a body is for a browser: of a proxy, a login, an address that has expired."""
+    return headers.get("content-type", "").strip().lower().startswith("text/html")
 
 
 def _receive_ahead(response: httpx2.Response, n_bytes: int) -> None:

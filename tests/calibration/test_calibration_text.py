@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from runner.backends.native.loader import load_model
 from runner.backends.native.model_files import chat_template, tokenizer_path
 from runner.backends.native.tokenizer import HuggingFaceTokenizer
 from runner.calibration.text import read_text, text_starts, write_text
-from runner.errors import UsageError
+from runner.errors import UnsupportedModel, UsageError
 from runner.types import CancelToken
 from tests.quant.mq.packed_models import opened, tiny
 
@@ -91,15 +92,49 @@ def test_windows_are_spread_over_the_file(directory: Path, tmp_path: Path) -> No
     text.write_text("".join(chr(97 + i % 26) for i in range(1000)))
     tokenizer = tokenizer_of(directory)
     whole = tokenizer.encode(text.read_text())
-    ids = read_text(text, tokenizer, 64, 3)
+    found = read_text(text, tokenizer, 64, 3)
+    ids = found.ids
+    assert found.name == "text.txt"
+    assert found.sha256 == hashlib.sha256(text.read_bytes()).hexdigest()
     assert ids.shape == (3, 64)
     bos = 1 if tokenizer.add_bos else 0
     assert ids[0, bos:].tolist() == whole[: 64 - bos]
     assert ids[2, bos:].tolist() == whole[-(64 - bos) :]
-    assert len(read_text(text, tokenizer, 64, 1000)) == len(whole) // (64 - bos)
+    assert len(read_text(text, tokenizer, 64, 1000).ids) == len(whole) // (64 - bos)
 
 
-@pytest.mark.parametrize("content", [b"short", b"\xff\xfe\x00bad", None])
+def test_a_mark_at_the_beginning_of_a_file_is_no_text(directory: Path, tmp_path: Path) -> None:
+    plain, marked = tmp_path / "plain.txt", tmp_path / "marked.txt"
+    plain.write_text("text " * 100)
+    marked.write_bytes(b"\xef\xbb\xbf" + plain.read_bytes())
+    tokenizer = tokenizer_of(directory)
+    assert torch.equal(read_text(plain, tokenizer, 64, 3).ids, read_text(marked, tokenizer, 64, 3).ids)
+
+
+def test_a_start_that_is_longer_than_the_context_is_cut(directory: Path) -> None:
+    ids = write_text(decoder_of(directory), [[5, 6, 7, 8], [9]], 3, vocab_size=259, seed=0)
+    assert ids.shape == (2, 3)
+    assert ids[0].tolist() == [5, 6, 7]
+
+
+@torch.inference_mode()
+def test_a_model_that_gives_no_numbers_is_named_as_such(directory: Path) -> None:
+    decoder = decoder_of(directory)
+    decoder.model.norm.weight.fill_(float("nan"))
+    with pytest.raises(UnsupportedModel, match="NaN") as caught:
+        write_text(decoder, [[5]], 4, vocab_size=259, seed=0)
+    assert "--no-calibrate" in caught.value.hint
+
+
+def test_a_file_of_gigabytes_is_refused_before_it_is_read(directory: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    with text.open("wb") as file:
+        file.truncate(2**33)
+    with pytest.raises(UsageError, match="more than 64 MiB"):
+        read_text(text, tokenizer_of(directory), 64, 3)
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"\xff\xfe\x00bad", "Stra\xdfe ".encode("latin-1") * 99, None])
 def test_a_file_that_cannot_serve_says_what_to_do(directory: Path, tmp_path: Path, content: bytes | None) -> None:
     text = tmp_path / "text.txt"
     if content is not None:

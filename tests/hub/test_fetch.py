@@ -15,6 +15,8 @@ from hub_server import Hub, etag_of
 from runner import hub, hub_cache
 from runner.errors import BadModelFile, BusyError, DoesNotFit, RunnerError, UsageError, VerificationFailed
 from runner.hub import download
+from runner.pull import plan_pull, pull
+from runner.registry import Registry
 from runner.types import CancelToken
 
 
@@ -267,7 +269,7 @@ def test_a_download_that_does_not_fit_the_disk_is_refused_before_it_starts(
     server: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_free(monkeypatch, 2999)
-    with pytest.raises(DoesNotFit, match="GB free") as caught:
+    with pytest.raises(DoesNotFit, match=r"to spare.*GB free") as caught:
         fetch(["tiny-Q4_0.gguf"])
     assert caught.value.exit_code == 4
     assert server.fetched() == []
@@ -330,6 +332,14 @@ def test_a_cache_that_cannot_be_written_is_said_so(tmp_path: Path, monkeypatch: 
         fetch(["tiny-Q4_0.gguf"])
     assert str(blocked) in caught.value.message
     assert "HF_HOME" in caught.value.hint
+
+
+@pytest.mark.usefixtures("server")
+def test_a_cache_that_cannot_be_reached_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / ("x" * 300)))
+    plan = plan_pull(Registry.load_for().resolve(f"{REPO}:Q4_0"))
+    with pytest.raises(RunnerError, match="cannot be written"):
+        pull(plan, on_progress=lambda _: None, cancel=CancelToken(), options=hub.FetchOptions())
 
 
 @pytest.mark.usefixtures("server")

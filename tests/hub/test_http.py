@@ -71,6 +71,17 @@ def test_a_hub_that_redirects_to_another_machine_gives_no_token_away(
         assert not any("authorization" in headers for headers in thief.headers)
 
 
+def test_a_hub_that_has_moved_is_followed_without_the_token(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(Hub(repos=server.repos)) as new:
+        monkeypatch.setenv("HF_TOKEN", server.token)
+        moved = {"Location": f"{new.url}/{REPO}/resolve/{server.repos[REPO].commit}/README.md"}
+        server.faults = [Fault("status", status=301, headers=moved, method="HEAD", times=None)]
+        directory, _ = fetch(["README.md"])
+        assert (directory / "README.md").read_bytes() == b"hello"
+        assert [method for method, _ in new.requests] == ["HEAD", "GET"]
+        assert not any("authorization" in headers for headers in new.headers)
+
+
 @pytest.mark.parametrize("how", ["HF_TOKEN", "HF_TOKEN_PATH", "stored login"])
 def test_the_token_is_found_where_huggingface_hub_finds_it(server: Hub, tmp_path: Path, how: str) -> None:
     server.repos[REPO].is_gated = True
@@ -128,7 +139,7 @@ def test_no_proxy_goes_around_it(server: Hub, tmp_path: Path) -> None:
     run_fetch(base_environment(server, tmp_path) | {"HTTP_PROXY": nobody, "NO_PROXY": "127.0.0.1"})
 
 
-@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1", "http://[::bad"])
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1", "http://[::bad", "foo://127.0.0.1:1"])
 def test_a_proxy_that_cannot_be_used_is_a_configuration_error(
     server: Hub, monkeypatch: pytest.MonkeyPatch, proxy: str
 ) -> None:
@@ -139,6 +150,21 @@ def test_a_proxy_that_cannot_be_used_is_a_configuration_error(
 
 
 # --- headers ---
+
+
+def test_a_token_that_can_be_none_is_a_configuration_error(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_ü")
+    with pytest.raises(ConfigError, match="token") as caught:
+        hub.list_files(REPO)
+    assert "HF_TOKEN" in caught.value.hint
+    assert server.requests == []
+
+
+def test_a_hub_without_tls_is_told_from_no_connection(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", server.url.replace("http:", "https:"))
+    with pytest.raises(BusyError, match="https") as caught:
+        hub.list_files(REPO)
+    assert "HF_ENDPOINT" in caught.value.hint
 
 
 def test_an_etag_is_read_without_its_quotes() -> None:

@@ -11,6 +11,7 @@ from hub_server import Hub, Repo, git_sha1
 
 from runner import hub, hub_cache
 from runner.errors import BadModelFile, BusyError, ConfigError, RunnerError, UsageError
+from runner.types import CancelToken
 
 
 def test_a_listing_has_commit_sizes_and_hashes(server: Hub) -> None:
@@ -31,13 +32,36 @@ def test_a_file_that_is_not_listed_is_a_usage_error() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["../x.gguf", "a/../../x", "/etc/passwd", "C:/x", "c:x", "a\\b", "x\x00.gguf", "a//b", "./x", "x/.", "x.", "a\n"]
+    ["../x.gguf", "a/../../x", "/etc/passwd", "C:/x", "c:x", "a\\b", "x\x00.gguf", "a//b", "./x", "x/.", "x.", "a\n",
+     "x" * 300]
 )  # fmt: skip
 def test_a_listing_with_an_unsafe_name_is_refused_before_anything_is_written(server: Hub, name: str) -> None:
     server.repos[REPO].files[name] = b"evil"
     with pytest.raises(BadModelFile, match="unsafe name"):
         hub.list_files(REPO)
     assert not hub_cache.hub_settings().cache.exists()
+
+
+def test_a_file_that_is_the_folder_of_another_is_refused(server: Hub) -> None:
+    server.repos[REPO].files["README.md/x.gguf"] = b"evil"
+    with pytest.raises(BadModelFile, match=r"'README.md' as a file and as a folder"):
+        hub.list_files(REPO)
+
+
+@pytest.mark.parametrize("revision", ["", "../../x", "/etc", "a\x00", "refs//1", "a/.."])
+def test_a_revision_that_is_no_name_is_refused_before_anything_is_asked(server: Hub, revision: str) -> None:
+    with pytest.raises(UsageError, match="cannot be a revision"):
+        hub.list_files(REPO, revision)
+    assert server.requests == []
+
+
+def test_a_revision_may_have_slashes(server: Hub) -> None:
+    server.repos[REPO].revisions = ("main", "refs/pr/1")
+    listing = hub.list_files(REPO, "refs/pr/1")
+    hub.fetch(listing, ["README.md"], on_progress=lambda _: None, cancel=CancelToken())
+    assert hub_cache.commit_of(REPO, "refs/pr/1") == server.repos[REPO].commit
+    (snapshot,) = hub_cache.snapshots(REPO, "refs/pr/1")
+    assert snapshot.names == ("README.md",)
 
 
 def test_a_renamed_repository_is_followed_and_its_new_name_known(server: Hub) -> None:

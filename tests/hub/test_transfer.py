@@ -6,6 +6,7 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from fetching import FILES, QUICK, REPO, blob_names, fetch, noise
@@ -146,11 +147,11 @@ def test_a_whole_body_of_unknown_kind_is_compared_with_what_is_here(big: Hub, et
     assert big.sent_bytes() == SIZE + 50_000
 
 
-def test_a_whole_body_with_another_beginning_starts_the_file_over(big: Hub) -> None:
+def test_a_whole_body_with_another_beginning_starts_the_file_over_the_second_time(big: Hub) -> None:
     big.cdn = True
-    big.faults = [Fault("drop", at=50_000), Fault("flip whole", at=3)]
+    big.faults = [Fault("drop", at=50_000), Fault("flip whole", at=3, times=2)]
     fetch_big()
-    assert big.ranges() == ["", "bytes=50000-", ""]
+    assert big.ranges() == ["", "bytes=50000-", "bytes=50000-", ""]
     assert (part_file().parent / f"{ETAG}.stale-1").read_bytes() == DATA[:50_000]
 
 
@@ -160,6 +161,33 @@ def test_a_page_of_somebody_else_does_no_harm_to_the_part(big: Hub, length: bool
     fetch_big()
     assert big.ranges() == ["", "bytes=50000-"]
     assert big.fetched() == ["big.gguf"] * 3
+
+
+@pytest.mark.parametrize("header", [{}, {"Content-Type": ""}, {"Content-Type": "application/json"}])
+def test_a_note_of_somebody_else_is_not_taken_for_the_beginning(big: Hub, header: dict[str, str]) -> None:
+    big.faults = [Fault("page", headers=header)]
+    seen = fetch_big()
+    assert big.ranges() == [""]
+    assert blob_names() == [ETAG]  # nothing had to be set aside
+    assert seen[-1].fetched_bytes <= SIZE + 300
+
+
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+def test_an_answer_whose_headers_do_not_end_is_given_up(big: Hub, method: str) -> None:
+    listing = hub.list_files(REPO)
+    big.faults = [Fault("slow", method=method)]
+    options = hub.FetchOptions(tuning=replace(QUICK, connect_timeout_s=0.2))
+    hub.fetch(listing, ["big.gguf"], on_progress=lambda _state: None, cancel=CancelToken(), options=options)
+    big.faults = [Fault("slow", method=method, times=None)]
+    with pytest.raises(BusyError, match="does not answer"):
+        hub.fetch(listing, ["README.md"], on_progress=lambda _state: None, cancel=CancelToken(), options=options)
+
+
+@pytest.mark.parametrize("elsewhere", ["http://127.0.0.1:9/", "{cdn}/cdn/" + "0" * 64 + "?Expires=1e9&Name=x"])
+def test_a_place_that_does_not_work_is_asked_for_anew(big: Hub, elsewhere: str) -> None:
+    place = {"Location": elsewhere.format(cdn=big.cdn_url), "X-Repo-Commit": big.repos[REPO].commit}
+    big.faults = [Fault("status", status=302, method="HEAD", headers={**place, "X-Linked-ETag": ETAG})]
+    fetch_big()
 
 
 def test_a_network_that_wants_a_login_is_told_from_the_hub(big: Hub) -> None:
@@ -181,15 +209,26 @@ def test_a_server_without_ranges_that_always_drops_is_given_up(big: Hub) -> None
 
 @pytest.mark.parametrize("headers", [{"Content-Range": ""}, {"Content-Range": "bytes 5-9/10"}, {"Content-Range": "x"}])
 def test_a_part_of_unknown_place_is_never_appended(big: Hub, headers: dict[str, str]) -> None:
-    big.faults = [Fault("drop", at=50_000), Fault("headers", headers=headers)]
+    big.faults = [Fault("drop", at=50_000), Fault("headers", headers=headers, times=2)]
     fetch_big()
-    assert big.ranges() == ["", "bytes=50000-", ""]
+    assert big.ranges() == ["", "bytes=50000-", "bytes=50000-", ""]
     assert f"{ETAG}.stale-1" in blob_names()
 
 
-def test_another_part_than_asked_for_is_never_appended(big: Hub) -> None:
-    big.faults = [Fault("drop", at=50_000), Fault("wrong range", at=1000)]
+@pytest.mark.parametrize("times", [1, 2])
+def test_another_part_than_asked_for_is_never_appended(big: Hub, times: int) -> None:
+    big.faults = [Fault("drop", at=50_000), Fault("wrong range", at=1, times=times)]
     fetch_big()
+
+
+@pytest.mark.parametrize("kind", ["wrong range", "status"])
+def test_an_answer_that_contradicts_the_part_once_costs_no_byte(
+    big: Hub, kind: Literal["wrong range", "status"]
+) -> None:
+    big.faults = [Fault("drop", at=150_000), Fault(kind, at=1, status=416)]
+    seen = fetch_big()
+    assert seen[-1].fetched_bytes == SIZE
+    assert blob_names() == [ETAG]
 
 
 def test_a_file_that_is_shorter_than_listed_ends_in_an_error(big: Hub) -> None:
@@ -199,12 +238,12 @@ def test_a_file_that_is_shorter_than_listed_ends_in_an_error(big: Hub) -> None:
 
 
 def test_a_range_that_the_server_does_not_have_starts_the_file_over_once(big: Hub) -> None:
-    beyond = Fault("status", status=416, headers={"Content-Range": "bytes */10"})
+    beyond = Fault("status", status=416, headers={"Content-Range": "bytes */10"}, times=2)
     big.faults = [Fault("drop", at=50_000), replace(beyond)]
     fetch_big()
     assert big.ranges() == ["", ""]
     big.repos[REPO].files["other.gguf"] = noise(SIZE, 5)
-    big.faults = [Fault("drop", at=50_000), replace(beyond), Fault("drop", at=60_000), replace(beyond)]
+    big.faults = [Fault("drop", at=50_000), replace(beyond, times=None)]
     with pytest.raises(BusyError, match="fewer bytes"):
         fetch(["other.gguf"])
 
@@ -358,10 +397,11 @@ def test_a_hub_that_is_gone_is_no_connection(big: Hub, monkeypatch: pytest.Monke
 
 
 def test_one_bad_file_ends_the_others_and_keeps_what_they_have(big: Hub) -> None:
-    big.bytes_s = 400_000
-    big.faults = [Fault("flip", name="tiny-Q4_0.gguf", at=0, times=None)]
+    big.bytes_s = 300_000
+    big.repos[REPO].files["bad.gguf"] = noise(40_000, 2)
+    big.faults = [Fault("flip", name="bad.gguf", at=0, times=None)]
     with pytest.raises(VerificationFailed):
-        fetch(["big.gguf", "tiny-Q4_0.gguf"])
+        fetch(["big.gguf", "bad.gguf"])
     kept = part_file().stat().st_size
     assert 0 < kept < SIZE
     big.faults, big.bytes_s = [], 0

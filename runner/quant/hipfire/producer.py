@@ -5,9 +5,8 @@ What is stored otherwise is encoded as any weights are. It knows no files but th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -42,8 +41,7 @@ class ImportProducer:
     source: HfqWeights
     device: torch.device
 
-    @property
-    def calibration(self) -> Mapping[str, Any] | None:
+    def calibration(self, _plan: PackedPlan) -> None:
         return None
 
     def produce(

@@ -32,6 +32,10 @@ class HipfireFormat:
     def unit(self) -> int:
         return BLOCK_WEIGHTS
 
+    @property
+    def parameters(self) -> Mapping[str, range]:
+        return {}
+
     def parts(self, shape: tuple[int, int]) -> Mapping[str, Part]:
         return {"packed": Part(dtype=torch.uint8, shape=(shape[0], shape[1] // BLOCK_WEIGHTS, BLOCK_BYTES))}
 

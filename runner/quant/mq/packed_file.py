@@ -2,7 +2,7 @@
 
 All sizes follow from the plan, so the header comes first and every tensor has its place from the start. A journal
 beside the file names the tensors that are on the disk, each with the sha256 of its bytes; a tensor counts as done after
-its line is. It knows nothing of how tensors are made.
+its line is. The journal also keeps what a producer asks it to. It knows nothing of how tensors are made.
 """
 
 from __future__ import annotations
@@ -115,6 +115,7 @@ class PackedFile:
         self._file = file
         self._journal = journal
         self._done: dict[str, _Done] = {}
+        self._kept: dict[str, Any] = {}
 
     @property
     def done(self) -> frozenset[str]:
@@ -154,6 +155,19 @@ class PackedFile:
         parts = {suffix: self._read_part(place) for suffix, place in self._layout.places[name].items()}
         return Encoded(parts=parts, parameters=done.parameters)
 
+    def keep(self, key: str, value: Any) -> None:
+        """Put something else, as JSON, beside the tensors until the file is whole, for a run that goes on after this.
+
+        Raises DoesNotFit when the disk is full.
+        """
+        with self._full_disk():
+            _append(self._journal, {"kept": key, "value": value})
+        self._kept[key] = value
+
+    def kept(self, key: str) -> Any:
+        """What was kept under that key, by this run or an earlier one; None when there is nothing."""
+        return self._kept.get(key)
+
     def records(self) -> dict[str, TensorRecord]:
         """What the manifest says of every tensor; all of them must be done."""
         return {
@@ -192,10 +206,11 @@ class PackedFile:
         header = os.pread(self._file, len(self._layout.header), 0)
         if header != self._layout.header or os.fstat(self._file).st_size != self._layout.total_bytes:
             return False
-        recorded = {line.get("tensor"): _done_of(line) for line in lines[1:]}
+        self._kept = {line["kept"]: line.get("value") for line in lines[1:] if isinstance(line.get("kept"), str)}
+        recorded = {line["tensor"]: _done_of(line) for line in lines[1:] if isinstance(line.get("tensor"), str)}
         for index, (name, done) in enumerate(recorded.items()):
             on_progress("checking", index, len(recorded))
-            if not isinstance(name, str) or name not in self._layout.places or done is None:
+            if name not in self._layout.places or done is None:
                 continue
             if _sha256(self._file, self._layout.places[name].values()) == done.sha256:
                 self._done[name] = done

@@ -20,7 +20,7 @@ from runner.quant.mq.formats import TENSOR_FORMATS
 from runner.quant.mq.manifest import Manifest, TensorRecord, read_manifest
 from runner.quant.mq.packed_file import DTYPE_NAMES, PADDING, entry_name
 from runner.quant.mq.plain import Span, row_spans, row_workers
-from runner.quant.mq.plan import PLAIN_TYPES, parts_of
+from runner.quant.mq.plan import parts_of
 from runner.quant.mq.rotation import unrotate
 from runner.quant.mq.tensor_format import Encoded
 from runner.quant.packed_files import WEIGHTS_NAME
@@ -117,11 +117,9 @@ def _check(manifest: Manifest, checkpoint: Checkpoint) -> None:
 
 
 def _check_parameters(name: str, record: TensorRecord) -> None:
-    """The parameters are those that the format gives a matrix of its own."""
-    if record.format in PLAIN_TYPES:
-        expected: set[str] = set()
-    else:
-        form = TENSOR_FORMATS[record.format]
-        expected = set(form.encode(torch.ones(1, form.unit)).parameters)
-    if record.parameters.keys() != expected or any(not -127 <= value <= 127 for value in record.parameters.values()):
+    """The parameters are those of the format, with values that it can decode."""
+    allowed = {} if record.is_kept else TENSOR_FORMATS[record.format].parameters
+    if record.parameters.keys() != allowed.keys() or any(
+        value not in allowed[key] for key, value in record.parameters.items()
+    ):
         raise BadModelFile(f"The manifest gives {name!r} parameters that its format does not have.", hint=_HINT)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,8 +38,7 @@ class PlainProducer:
 
     device: torch.device
 
-    @property
-    def calibration(self) -> Mapping[str, Any] | None:
+    def calibration(self, _plan: PackedPlan) -> None:
         return None
 
     def produce(
@@ -80,7 +79,7 @@ def encode(tensor: TensorPlan, weights: Weights, device: torch.device, held_byte
         # NaN has to win: max() of Python would pass over it.
         largest = float(torch.tensor(list(workers(measure, spans))).max())
         if not math.isfinite(largest):
-            raise _not_finite(tensor.name)
+            raise not_finite(tensor.name)
 
         def round_rows(span: Span) -> Mapping[str, int]:
             encoded = _encode_rows(tensor.format, held.pop(span) if holds else read(span), largest)
@@ -131,13 +130,15 @@ def _kept(tensor: TensorPlan, weights: Weights) -> Encoded:
         values = weights.read(tensor.name)
     except OSError as error:
         raise BadModelFile(f"Tensor {tensor.name!r} cannot be read: {error}.", hint="Fetch the model again.") from error
-    floats = to_float(values)
-    if not math.isfinite(float(floats.abs().max())):
-        raise _not_finite(tensor.name)
-    return Encoded(parts={"": floats.to(PLAIN_TYPES[tensor.format])}, parameters={})
+    # Checked as stored: folding can carry a float16 beyond its range.
+    stored = to_float(values).to(PLAIN_TYPES[tensor.format])
+    if not stored.isfinite().all():
+        raise not_finite(tensor.name)
+    return Encoded(parts={"": stored}, parameters={})
 
 
-def _not_finite(name: str) -> BadModelFile:
+def not_finite(name: str) -> BadModelFile:
+    """The error for a tensor that nothing can be made from."""
     return BadModelFile(
         f"Tensor {name!r} has weights that are NaN or infinite.", hint="The file is damaged: fetch it again."
     )
@@ -154,7 +155,8 @@ def weight_error(tensor: TensorPlan, encoded: Encoded, weights: Weights, device:
     spans = _sampled(n_rows, max(1, _ERROR_WEIGHTS // n_columns))
 
     def measure(span: Span) -> tuple[float, float]:
-        wanted = stored_rows(weights, tensor.name, tensor.input_rotation, *span, device)
+        # In float64: squares of float32 need not be finite.
+        wanted = stored_rows(weights, tensor.name, tensor.input_rotation, *span, device).double()
         found = decode_rows(tensor.format, encoded, *span, n_columns, device)
         return float((found - wanted).square().sum()), float(wanted.square().sum())
 

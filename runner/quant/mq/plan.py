@@ -100,10 +100,13 @@ class PackedPlan:
         return tuple(one for one in self.tensors if len(one.shape) == 2 and one.name not in (EMBEDDINGS, OUTPUT))
 
     @property
+    def num_body_weights(self) -> int:
+        return sum(math.prod(tensor.shape) for tensor in self.body)
+
+    @property
     def bpw_body(self) -> float:
         """Stored bits a weight of the body."""
-        count = sum(math.prod(tensor.shape) for tensor in self.body)
-        return 8 * sum(tensor.nbytes for tensor in self.body) / max(1, count)
+        return 8 * sum(tensor.nbytes for tensor in self.body) / max(1, self.num_body_weights)
 
     @property
     def main_format(self) -> str:

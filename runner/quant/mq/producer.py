@@ -19,11 +19,12 @@ OnStage = Callable[[str, int, int], None]
 
 
 class Producer(Protocol):
-    """Makes tensors in any order. calibration: what the manifest says of it, as JSON, or None; a half-made file is only
-    continued by a producer that says the same."""
+    """Makes tensors in any order."""
 
-    @property
-    def calibration(self) -> Mapping[str, Any] | None: ...
+    def calibration(self, plan: PackedPlan) -> Mapping[str, Any] | None:
+        """What the manifest says of the calibration, as JSON; None where there is none. A half-made file is only
+        continued by a producer that says the same."""
+        ...
 
     def produce(
         self, plan: PackedPlan, weights: Weights, written: PackedFile, on_stage: OnStage

@@ -86,17 +86,19 @@ def quantize_packed(
     work.check_target(force=force)
     place = device or best_device()
     with opened_source(source) as opened:
-        recipe = recipe if bpw is None else spend(recipe, opened.config, bpw)
-        recipe, producer = _ways(opened, recipe, make_producer, place)
         weights = in_basis(opened.weights, opened.config, rotation)
+        if bpw is not None:
+            recipe = spend(make_plan(opened.config, weights, recipe, rotation), bpw)
+        recipe, producer = _ways(opened, recipe, make_producer, place)
         plan = make_plan(opened.config, weights, recipe, rotation)
+        calibration = producer.calibration(plan)
         for note in plan.notes:
             on_note(note)
         with work.opened(resumes=True):
             _check_disk(work.path, plan, opened.companions)
             made_from = {
                 "source": [str(source.absolute()), opened.fingerprint],
-                "calibration": producer.calibration,
+                "calibration": calibration,
                 "tool": _tool(),
             }
             had_journal = (work.path / JOURNAL_NAME).is_file()
@@ -104,7 +106,7 @@ def quantize_packed(
                 _tell(file, plan, on_note, had_journal=had_journal, is_new=is_new)
                 _fill(file, plan, weights, producer, place, on_stage)
                 records = file.records()
-            size_bytes = _finish(work, plan, opened, producer.calibration, records, on_stage)
+            size_bytes = _finish(work, plan, opened, calibration, records, on_stage)
         return Packed(
             path=output,
             weights=output / WEIGHTS_NAME,

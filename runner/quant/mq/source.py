@@ -24,6 +24,7 @@ from runner.quant.mq.manifest import FileRecord, SourceRecord
 from runner.quant.packed_files import MANIFEST_NAME
 from runner.quant.quantize import gguf_of, model_name
 from runner.quant.weights import Weights, open_source
+from runner.quant.work_directory import COMPANIONS
 
 _CHEAP_BYTES: Final = 256 * 2**20  # a file of the source that is not larger is hashed for the manifest
 _REPO: Final = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
@@ -46,9 +47,15 @@ class PackedSource:
 
     @property
     def fingerprint(self) -> list[list[object]]:
-        """What changes when a file does, without reading it: names, sizes and times."""
-        stats = [(path.name, path.stat()) for path in self.files]
-        return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+        """What changes when a file does: sizes and times of the weights, which are not read, and contents of the files
+        beside them, which say what the weights compute and are written anew for a hipfire file."""
+        found: list[list[object]] = []
+        for path in self.files:
+            stat = path.stat()
+            found.append([path.name, stat.st_size, stat.st_mtime_ns])
+        beside = [path for name in COMPANIONS if (path := self.companions / name).is_file()]
+        found.extend([path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in beside)
+        return found
 
     def record(self) -> SourceRecord:
         """What the manifest says of it. Reads files that are small."""

@@ -47,6 +47,11 @@ class TensorFormat(Protocol):
     @property
     def unit(self) -> int: ...
 
+    @property
+    def parameters(self) -> Mapping[str, range]:
+        """The parameters that an encoded matrix has, and the values that each can have."""
+        ...
+
     def parts(self, shape: tuple[int, int]) -> Mapping[str, Part]:
         """The stored parts of a matrix [N, K], by suffix, in storage order."""
         ...
