@@ -7,6 +7,8 @@ is stored in. It knows nothing of models or of where H comes from.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -24,7 +26,10 @@ def round_with_feedback(w: Tensor, hessian: Tensor, form: GridFormat, *, damping
     the scales as they are stored.
     """
     exponent = form.scale_exponent(w, _HEADROOM)
-    index, scale = _feedback(w, damped(hessian, damping), form, exponent)
+    # Both by powers of two, which changes no rounding, so that no product of large ones overflows.
+    h = damped(hessian, damping)
+    h *= 2.0 ** -math.frexp(float(h.diagonal().mean()))[1]
+    index, scale = _feedback(w * 2.0**-exponent, h, form)
     return form.encoded(index, scale, exponent)
 
 
@@ -38,14 +43,14 @@ def damped(hessian: Tensor, damping: float) -> Tensor:
     return h
 
 
-def _feedback(w: Tensor, h: Tensor, form: GridFormat, exponent: int) -> tuple[Tensor, Tensor]:
-    """Level indices [N, K] uint8 and scale codes [N, K / group_size] uint8, column by column."""
+def _feedback(w: Tensor, h: Tensor, form: GridFormat) -> tuple[Tensor, Tensor]:
+    """Level indices [N, K] uint8 and scale codes [N, K / group_size] uint8, column by column; w over 2^exponent."""
     size = form.group_size
     upper = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(h)), upper=True)
     rest = w.clone()
     index = torch.empty(w.shape, dtype=torch.uint8, device=w.device)
     scale = torch.empty(w.shape[0], w.shape[1] // size, dtype=torch.uint8, device=w.device)
-    values = scale_values(exponent, w.device)
+    values = scale_values(0, w.device)
     importance = upper.diagonal().square().reciprocal()
     block = max(_BLOCK, size)
     for start in range(0, w.shape[1], block):
@@ -54,7 +59,7 @@ def _feedback(w: Tensor, h: Tensor, form: GridFormat, exponent: int) -> tuple[Te
         for column in range(start, end):
             if column % size == 0:
                 group = rest[:, column : column + size]
-                codes = form.choose_scales(group, exponent, importance[column : column + size])
+                codes = form.choose_scales(group, 0, importance[column : column + size])
                 scale[:, column // size] = codes
                 step = values[codes.int()]
             chosen = form.index(rest[:, column] / step)

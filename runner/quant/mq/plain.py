@@ -5,7 +5,6 @@ Peak memory is the stored form of one tensor and a bounded number of rows as flo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ Span = tuple[int, int]  # rows from the first to before the second
 
 _CHUNK_WEIGHTS: Final = {"cpu": 2**20, "gpu": 2**26}  # worked on at a time
 _LEAST: Final = 2.0**-64
+_LARGEST: Final = 2.0**126  # what is rounded up from there may be infinite
 _ERROR_WEIGHTS: Final = 2**21  # looked at for a matrix's error: enough for three digits
 
 
@@ -78,7 +78,7 @@ def encode(tensor: TensorPlan, weights: Weights, device: torch.device, held_byte
     with row_workers(device) as workers:
         # NaN has to win: max() of Python would pass over it.
         largest = float(torch.tensor(list(workers(measure, spans))).max())
-        if not math.isfinite(largest):
+        if not largest < _LARGEST:
             raise not_finite(tensor.name)
 
         def round_rows(span: Span) -> Mapping[str, int]:
@@ -140,7 +140,8 @@ def _kept(tensor: TensorPlan, weights: Weights) -> Encoded:
 def not_finite(name: str) -> BadModelFile:
     """The error for a tensor that nothing can be made from."""
     return BadModelFile(
-        f"Tensor {name!r} has weights that are NaN or infinite.", hint="The file is damaged: fetch it again."
+        f"Tensor {name!r} has weights that are NaN or infinite, or nearly so.",
+        hint="The file is damaged: fetch it again.",
     )
 
 
