@@ -10,7 +10,7 @@ from hub_server import Hub, Repo, serving
 
 from runner import hub, hub_cache, inventory
 from runner.errors import ConfigError
-from runner.hub_parts import Leftovers, leftovers
+from runner.hub_parts import leftovers
 from runner.inventory import local_models
 from runner.mend import listed_hashes
 from runner.registry import Registry
@@ -89,7 +89,13 @@ def test_a_file_that_goes_while_it_is_listed_is_no_crash(monkeypatch: pytest.Mon
     snapshot = hub_cache.repo_directory("a/b") / "snapshots" / "c"
     snapshot.mkdir(parents=True)
     (snapshot / "x.gguf").write_bytes(b"x")
-    monkeypatch.setattr(inventory, "leftovers", lambda _: [(snapshot / "x.gguf").unlink(), Leftovers()][1])
+
+    def listed_and_gone(repo: str) -> tuple[hub_cache.CachedFile, ...]:
+        files = hub_cache.cached_files(repo)
+        (snapshot / "x.gguf").unlink()
+        return files
+
+    monkeypatch.setattr(inventory, "cached_files", listed_and_gone)
     assert [model.repo for model in local_models(Registry.load_for()) if model.repo] == ["a/b"]
 
 

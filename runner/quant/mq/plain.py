@@ -5,6 +5,7 @@ Peak memory is the stored form of one tensor and a bounded number of rows as flo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from runner.errors import BadModelFile
-from runner.quant.mq.basis import stored_rows, to_float
+from runner.quant.mq.basis import stored_rows
 from runner.quant.mq.formats import TENSOR_FORMATS
 from runner.quant.mq.packed_file import PackedFile
 from runner.quant.mq.plan import PLAIN_TYPES, PackedPlan, TensorPlan
@@ -126,14 +127,12 @@ def row_spans(n_rows: int, n_columns: int, device: torch.device) -> list[Span]:
 
 
 def _kept(tensor: TensorPlan, weights: Weights) -> Encoded:
-    try:
-        values = weights.read(tensor.name)
-    except OSError as error:
-        raise BadModelFile(f"Tensor {tensor.name!r} cannot be read: {error}.", hint="Fetch the model again.") from error
-    # Checked as stored: folding can carry a float16 beyond its range.
-    stored = to_float(values).to(PLAIN_TYPES[tensor.format])
-    if not stored.isfinite().all():
-        raise not_finite(tensor.name)
+    stored = torch.empty(tensor.shape, dtype=PLAIN_TYPES[tensor.format])
+    for start, stop in row_spans(tensor.shape[0], math.prod(tensor.shape[1:]), torch.device("cpu")):
+        stored[start:stop] = stored_rows(weights, tensor.name, 1, start, stop, torch.device("cpu"))
+        # Checked as stored: folding can carry a float16 beyond its range.
+        if not stored[start:stop].isfinite().all():
+            raise not_finite(tensor.name)
     return Encoded(parts={"": stored}, parameters={})
 
 
