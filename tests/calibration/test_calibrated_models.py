@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from runner.calibration.producer import CalibratedProducer, calibrated
-from runner.errors import BadModelFile, UnsupportedModel, UsageError
+from runner.errors import BadModelFile, DoesNotFit, UnsupportedModel, UsageError
 from runner.model_config import parse_model_config
 from runner.quant.json_file import read_json
 from runner.quant.mq.packed_weights import PackedWeights
@@ -233,3 +234,26 @@ def test_a_file_beside_the_weights_that_changes_starts_over(tmp_path: Path, name
     notes: list[str] = []
     make(source, tmp_path / "out", on_note=notes.append)
     assert any("starting over" in note for note in notes)
+
+
+def test_a_model_too_large_to_write_is_calibrated_on_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, text = tiny(tmp_path / "source", num_hidden_layers=1), tmp_path / "mine.txt"
+    text.write_text("All work and no play makes Jack a dull boy. " * 100)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=100_000))
+    with pytest.raises(DoesNotFit, match="whole model") as caught:
+        make(source, tmp_path / "out")
+    assert "--calibrate FILE" in caught.value.hint
+    assert make(source, tmp_path / "out", text).path.is_dir()
+
+
+def test_memory_that_runs_out_while_calibrating_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tiny(tmp_path / "source", num_hidden_layers=1)
+
+    def measure(*_arguments: Any) -> Any:
+        return torch.empty(2**58)
+
+    monkeypatch.setattr("runner.calibration.producer.measure", measure)
+    with pytest.raises(DoesNotFit, match="out of memory") as caught:
+        make(source, tmp_path / "out")
+    assert "--calibration-tokens" in caught.value.hint
+    assert (tmp_path / "out.partial").is_dir()

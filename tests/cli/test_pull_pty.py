@@ -117,11 +117,14 @@ def test_ctrl_c_stops_at_once_exits_130_and_pulling_again_goes_on(
 def test_many_files_are_shown_in_place_and_leave_one_line(
     terminal: Callable[..., Terminal], server: Hub, columns: int, rows: int
 ) -> None:
-    server.bytes_s = 100_000
+    server.bytes_s = 30_000
     screen = terminal(SHARDS, "-j", "8", columns=columns, rows=rows)
-    shown = screen.wait_for(lambda text: text.count("model-0000") == 3)
+
+    def is_whole_frame(text: str) -> bool:
+        return text.count("model-0000") == 3 and "tiny/shards" in text.split("\n")[-1]
+
+    shown = screen.wait_for(is_whole_frame)
     assert all(len(line) < columns for line in shown.split("\n"))
-    assert "tiny/shards" in shown.split("\n")[-1]
     server.bytes_s = 0
     code, shown = screen.wait_for_exit()
     assert code == 0

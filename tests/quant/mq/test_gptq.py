@@ -65,6 +65,17 @@ def test_independent_inputs_leave_nothing_to_feed_back() -> None:
     assert torch.equal(unpack(encoded.parts["packed"], 4, 32).int(), nearest)
 
 
+@pytest.mark.parametrize("form", [MQ4, MQ4_UNIFORM, MQ6], ids=lambda form: form.name)
+@pytest.mark.parametrize(("weights", "inputs"), [(2.0**110, 2.0**100), (2.0**-60, 2.0**-90), (2.0**110, 2.0**-90)])
+def test_sizes_do_not_matter(form: GridFormat, weights: float, inputs: float) -> None:
+    """The same but for the exponent, however large the products of weights and moments are."""
+    w, h = gaussian(8, 64), second_moment(64)
+    usual = round_with_feedback(w, h, form, damping=0.1)
+    other = round_with_feedback(w * weights, h * inputs, form, damping=0.1)
+    for suffix, part in usual.parts.items():
+        assert torch.equal(other.parts[suffix], part)
+
+
 def test_inputs_that_were_never_seen_do_no_harm() -> None:
     w, h = gaussian(4, 64), second_moment(64)
     h[10], h[:, 10] = 0.0, 0.0

@@ -189,23 +189,27 @@ def test_peak_memory_is_below_twice_the_largest_tensor(tmp_path: Path) -> None:
     directory = tiny(tmp_path / "source", "llama-tied", vocab_size=2**14, hidden_size=1024, head_dim=256)
     program = f"""
 import resource, sys, torch
+from dataclasses import replace
 from pathlib import Path
 from runner.quant.mq.quantize import quantize_packed
-from runner.quant.mq.recipe import recipe_of
+from runner.quant.mq.recipe import Rule, recipe_of
 def pack(source, output):
-    quantize_packed(Path(source), recipe_of("mq8"), Path(output), rotation=sys.argv[1], on_stage=lambda *_: None)
-pack({str(tiny(tmp_path / "small"))!r}, {str(tmp_path / "warm")!r} + sys.argv[1])
+    mq8 = recipe_of("mq8")
+    own = [Rule(tensors="model.embed_tokens.weight", format=sys.argv[2])]
+    recipe = replace(mq8, rules=(*own, *mq8.rules))
+    quantize_packed(Path(source), recipe, Path(output), rotation=sys.argv[1], on_stage=lambda *_: None)
+pack({str(tiny(tmp_path / "small"))!r}, {str(tmp_path / "warm")!r} + sys.argv[1] + sys.argv[2])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-pack({str(directory)!r}, {str(tmp_path / "out")!r} + sys.argv[1])
+pack({str(directory)!r}, {str(tmp_path / "out")!r} + sys.argv[1] + sys.argv[2])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
-    for rotation in ("online", "folded"):
+    for rotation, embedding in (("online", "mq8"), ("folded", "mq8"), ("folded", "keep")):
         done = subprocess.run(
-            [sys.executable, "-c", program, rotation],
+            [sys.executable, "-c", program, rotation, embedding],
             capture_output=True,
             text=True,
             timeout=120,
             env={**os.environ, "OMP_NUM_THREADS": "2"},
         )
         assert done.returncode == 0, done.stderr
-        assert int(done.stdout) * 1024 < 2 * 64 * 2**20, rotation
+        assert int(done.stdout) * 1024 < 2 * 64 * 2**20, (rotation, embedding)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from runner.config import LoadOptions
 from runner.errors import BadModelFile
 from runner.model_files import Choice
 from runner.prepare import locate, ready
+from runner.quant.mq.packed_weights import PackedWeights
 from runner.quant.packed_files import MANIFEST_NAME, WEIGHTS_NAME
 from runner.registry import Registry
 from runner.types import CancelToken, ReadyModel
@@ -74,6 +77,17 @@ def test_other_backends_refuse_it_with_the_reason(model: Path) -> None:
     from runner.backends import llamacpp
 
     assert "packed" in (llamacpp.refusal(prepared(model), LoadOptions()) or "")
+
+
+@pytest.mark.parametrize("exponent", [-128, -127, 121, 127, 32767])
+def test_scales_that_are_no_numbers_are_refused(model: Path, tmp_path: Path, exponent: int) -> None:
+    """The largest scale is 31/16 * 2^(exponent + 7): beyond 120 it is no float32, and below -126 the bits mean less."""
+    shutil.copytree(model, tmp_path / "model")
+    manifest = json.loads((model / MANIFEST_NAME).read_text())
+    manifest["tensors"]["model.layers.0.mlp.up_proj.weight"]["parameters"]["scale_exponent"] = exponent
+    (tmp_path / "model" / MANIFEST_NAME).write_text(json.dumps(manifest))
+    with pytest.raises(BadModelFile, match="up_proj"):
+        PackedWeights(tmp_path / "model")
 
 
 @pytest.mark.parametrize("damage", ["truncated", "manifest", "config"])

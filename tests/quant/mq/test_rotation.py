@@ -41,6 +41,12 @@ def test_the_largest_power_of_two_that_divides_k(k: int, size: int) -> None:
     assert rotation_size(k) == size
 
 
+def test_a_transposed_matrix_is_rotated_as_its_copy_is() -> None:
+    w = torch.randn(96, 160, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(rotate(w.T, 32), rotate(w.T.contiguous(), 32))
+    assert torch.equal(unrotate(w.T, 32), unrotate(w.T.contiguous(), 32))
+
+
 def test_an_outlier_is_spread_over_its_block() -> None:
     x = torch.zeros(512)
     x[3] = 16.0
