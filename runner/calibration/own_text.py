@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from runner.backends.base import Tokenizer
 from runner.backends.native.blocks import Decoder
 from runner.backends.native.loader import load_model
 from runner.calibration.text import write_text
+from runner.errors import DoesNotFit
 from runner.model_config import ModelConfig
 from runner.quant.mq.packed_file import PackedFile
 from runner.quant.mq.producer import OnStage
@@ -37,7 +39,8 @@ def own_text(
 ) -> Tensor:
     """`starts` continued by the model of `config`: [len(starts), length] int64 on `device`.
 
-    written: where batches are kept and found again. Raises UnsupportedModel for a model that writes nothing.
+    written: where batches are kept and found again. Raises UnsupportedModel for a model that writes nothing, DoesNotFit
+    for one that is too large for the memory.
     """
     vocab_size = _used_ids(tokenizer)
     size = _batch(config, length, device)
@@ -79,15 +82,29 @@ def _checked(value: Any, shape: tuple[int, int], vocab_size: int) -> Tensor | No
 
 
 def _loaded(config: ModelConfig, weights: Weights, device: torch.device, on_stage: OnStage) -> Decoder:
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    count = sum(math.prod(shape) for shape in weights.shapes.values())
+    _require_memory(count * dtype.itemsize, device)
     total = round(sum(bits * math.prod(weights.shapes[name]) / 8 for name, bits in weights.bits.items()))
     return load_model(
         config,
         weights,
-        dtype=torch.float32 if device.type == "cpu" else torch.bfloat16,
+        dtype=dtype,
         device=device,
         on_progress=lambda share: on_stage("loading", round(share * total), total),
         cancel=CancelToken(),
     )
+
+
+def _require_memory(needed: int, device: torch.device) -> None:
+    """Raise DoesNotFit when there is not room for the whole model: a system that runs out may kill any process."""
+    free = psutil.virtual_memory().available if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    if needed > free:
+        raise DoesNotFit(
+            f"To write its own text the whole model is loaded, which takes {needed / 2**30:.1f} GiB; "
+            f"{free / 2**30:.1f} GiB of memory are free.",
+            hint="Give a text with --calibrate FILE, which takes one layer at a time, or --no-calibrate.",
+        )
 
 
 def _used_ids(tokenizer: Tokenizer) -> int:

@@ -21,11 +21,12 @@ from runner.backends.base import Tokenizer
 from runner.backends.native.architectures import build
 from runner.backends.native.blocks import Layer
 from runner.backends.native.model_files import chat_template, tokenizer_path
+from runner.backends.native.placement import is_out_of_memory
 from runner.backends.native.tokenizer import HuggingFaceTokenizer
 from runner.calibration.moments import GROUPS, Group, measure, run_layer, target
 from runner.calibration.own_text import own_text
 from runner.calibration.text import GivenText, not_calibrated, read_text, text_starts
-from runner.errors import UnsupportedModel, UsageError
+from runner.errors import DoesNotFit, UnsupportedModel, UsageError
 from runner.model_config import ModelConfig
 from runner.quant.mq.basis import stored_rows, to_float
 from runner.quant.mq.formats import TENSOR_FORMATS
@@ -86,12 +87,20 @@ class CalibratedProducer:
     ) -> Iterator[tuple[str, Encoded]]:
         """See Producer."""
         work = _Work(self.device, plan, weights, written, on_stage)
-        yield from work.alone([tensor for tensor in plan.tensors if not _is_calibrated(tensor)])
-        if all(tensor.name in written.done for tensor in plan.tensors):
-            return
-        with torch.inference_mode(), _fast_products():
-            ids = self._ids(plan, weights, written, on_stage)
-        yield from work.layers(ids)
+        try:
+            yield from work.alone([tensor for tensor in plan.tensors if not _is_calibrated(tensor)])
+            if all(tensor.name in written.done for tensor in plan.tensors):
+                return
+            with torch.inference_mode(), _fast_products():
+                ids = self._ids(plan, weights, written, on_stage)
+            yield from work.layers(ids)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise DoesNotFit(
+                f"Calibrating ran out of memory ({self.device.type}).",
+                hint="Give fewer --calibration-tokens, or --no-calibrate; what is done is kept.",
+            ) from error
 
     def _ids(self, plan: PackedPlan, weights: Weights, written: PackedFile, on_stage: OnStage) -> Tensor:
         if self.text is not None:
