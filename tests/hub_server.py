@@ -240,8 +240,12 @@ class _Handler(BaseHTTPRequestHandler):
         step = max(1, min(16384, self.hub.bytes_s // 50)) if self.hub.bytes_s else 2**20
         for start in range(0, len(part), step):
             piece = part[start : start + step]
-            self.wfile.write(piece)
-            body.sent_bytes += len(piece)
+            body.sent_bytes += len(piece)  # before it leaves: who has received it may ask at once how much was sent
+            try:
+                self.wfile.write(piece)
+            except OSError:
+                body.sent_bytes -= len(piece)
+                raise
             if self.hub.bytes_s and self.hub.ended.wait(len(piece) / self.hub.bytes_s):
                 return
 
