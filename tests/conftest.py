@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -10,6 +11,10 @@ import pytest
 # A test run in the background of a shell inherits an ignored SIGINT, and would hand it on to the programs it starts.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Without a GPU the kernels run in Triton's interpreter. It must be chosen before the first of them is imported.
+if not Path("/dev/nvidia0").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 CHECKOUT = Path(__file__).parent.parent
 

@@ -45,9 +45,14 @@ def rotation_matrix(size: int, device: torch.device, dtype: torch.dtype) -> Tens
     hadamard = torch.ones(1, 1, dtype=torch.float64)
     while len(hadamard) < size:
         hadamard = torch.cat((torch.cat((hadamard, hadamard), 1), torch.cat((hadamard, -hadamard), 1)))
-    first, second = signs(_FIRST_SEED)[:size].double(), signs(_SECOND_SEED)[:size].double()
+    first, second = (signs[:size].double() for signs in first_and_second_signs())
     matrix: Tensor = second[:, None] * hadamard * first[None, :] / size**0.5
     return matrix.to(device=device, dtype=dtype)
+
+
+def first_and_second_signs() -> tuple[Tensor, Tensor]:
+    """The signs of D1 and of D2, [256] float32 each."""
+    return signs(_FIRST_SEED), signs(_SECOND_SEED)
 
 
 def signs(seed: int) -> Tensor:

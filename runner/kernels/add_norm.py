@@ -1,0 +1,104 @@
+"""h += norm(y), for models with a norm after a branch (Gemma, OLMo 2), and the squares of a stream that has none yet.
+
+The product that made y has summed its squares already; this sums those of the new h. A program is a span of one row. It
+knows no weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from runner.kernels.compile import Variant
+from runner.kernels.epilogues import p_rstd
+from runner.kernels.values import OPTIONS, Squares, rstd_ref
+
+
+def add_normed_ref(h: Tensor, y: Tensor, squares: Squares, gain: Tensor) -> Tensor:
+    """The new h; see add_normed."""
+    return h + y * rstd_ref(squares)[:, None] * gain
+
+
+@triton.jit
+def _add_normed(
+    h, y, y_parts, gain, parts, K, n_spans, inverse_size, eps,
+    PARTS: tl.constexpr, PADDED: tl.constexpr, SPAN: tl.constexpr,
+):  # fmt: skip
+    span = tl.program_id(0)
+    row = tl.program_id(1) + tl.arange(0, 1)
+    k = span * SPAN + tl.arange(0, SPAN)
+    at = row[:, None].to(tl.int64) * K + k[None, :]
+    ok = (k < K)[None, :]
+    factor = p_rstd(y_parts, row, row >= 0, inverse_size, eps, PARTS, PADDED)[:, None]
+    scaled = (
+        tl.load(y + at, mask=ok, other=0.0).to(tl.float32) * factor * tl.load(gain + k, mask=k < K, other=0.0)[None, :]
+    )
+    value = tl.load(h + at, mask=ok, other=0.0) + scaled
+    tl.store(h + at, value, mask=ok)
+    tl.store(parts + row * n_spans + span, tl.sum(value * value, 1))
+
+
+@triton.jit
+def _squares(h, parts, K, n_spans, SPAN: tl.constexpr):
+    span = tl.program_id(0)
+    row = tl.program_id(1)
+    k = span * SPAN + tl.arange(0, SPAN)
+    value = tl.load(h + row.to(tl.int64) * K + k, mask=k < K, other=0.0).to(tl.float32)
+    tl.store(parts + row * n_spans + span, tl.sum(value * value, 0))
+
+
+def add_normed(h: Tensor, y: Tensor, squares: Squares, gain: Tensor) -> Squares:
+    """h += y / rms(y) * gain in place; returns the sums of squares of the new h, with the eps of `squares`.
+
+    h: [M, K] float32, contiguous. y: the same shape, any float type. squares: of y. gain: [K] float32.
+    """
+    (n_rows, k), n_parts = h.shape, squares.parts.shape[1]
+    assert y.shape == h.shape
+    assert h.is_contiguous()
+    assert y.is_contiguous()
+    assert (len(squares.parts), squares.size) == (n_rows, k)
+    assert squares.parts.is_contiguous()
+    n_spans = triton.cdiv(k, _SPAN)
+    parts = torch.empty(n_rows, n_spans, dtype=torch.float32, device=h.device)
+    _add_normed[(n_spans, n_rows)](
+        h, y, squares.parts, gain, parts, k, n_spans, 1.0 / squares.size, squares.eps,
+        PARTS=n_parts, PADDED=triton.next_power_of_2(n_parts), SPAN=_SPAN, num_warps=_WARPS, **OPTIONS,
+    )  # fmt: skip
+    return Squares(parts=parts, size=k, eps=squares.eps)
+
+
+def squares(h: Tensor, eps: float) -> Squares:
+    """The sums of squares of h [M, K], contiguous."""
+    n_rows, k = h.shape
+    assert h.is_contiguous()
+    n_spans = triton.cdiv(k, _SPAN)
+    parts = torch.empty(n_rows, n_spans, dtype=torch.float32, device=h.device)
+    _squares[(n_spans, n_rows)](h, parts, k, n_spans, SPAN=_SPAN, num_warps=_WARPS, **OPTIONS)
+    return Squares(parts=parts, size=k, eps=eps)
+
+
+_SPAN, _WARPS = 512, 2
+
+
+def variants() -> Iterator[Variant]:
+    yield Variant(
+        name="add_normed",
+        kernel=_add_normed,
+        signature={
+            "h": "*fp32", "y": "*fp32", "y_parts": "*fp32", "gain": "*fp32", "parts": "*fp32", "K": "i32:16",
+            "n_spans": "i32", "inverse_size": "fp32", "eps": "fp32",
+        },
+        constants={"PARTS": 512, "PADDED": 512, "SPAN": _SPAN},
+        num_warps=_WARPS,
+    )  # fmt: skip
+    yield Variant(
+        name="squares",
+        kernel=_squares,
+        signature={"h": "*fp32", "parts": "*fp32", "K": "i32:16", "n_spans": "i32"},
+        constants={"SPAN": _SPAN},
+        num_warps=_WARPS,
+    )

@@ -1,0 +1,75 @@
+"""python -m runner.kernels.compile [--target NAME] [--only NAME] [--json FILE] [--markdown [FILE]]
+
+Compiles the kernels for every target without a GPU, a line for each, and exits with 1 if one fails, spills though it is
+for decoding, or takes more shared memory than there is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+from runner.errors import RunnerError
+from runner.kernels.compile import report
+from runner.kernels.compile.jobs import compile_jobs, jobs
+from runner.kernels.compile.targets import TARGETS
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m runner.kernels.compile", description=__doc__.split("\n", 1)[1])
+    parser.add_argument(
+        "--target", action="append", choices=list(TARGETS), help="compile for this one; may be repeated"
+    )
+    parser.add_argument("--only", metavar="NAME", help="a kernel file (gemv_packed) or a variant, in full")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there")
+    parser.add_argument(
+        "--markdown", nargs="?", const="-", metavar="FILE", help="print a table, or write it into a page that has one"
+    )
+    parser.add_argument("--jobs", type=int, default=_cores(), metavar="N", help="processes (one for each core)")
+    options = parser.parse_args()
+    try:
+        return run(options)
+    except RunnerError as error:
+        print(f"error: {error.message}", f"hint: {error.hint}" if error.hint else "", sep="\n", file=sys.stderr)
+        return error.exit_code
+
+
+def run(options: argparse.Namespace) -> int:
+    # Before Triton is imported, here or in the processes: kernels for the interpreter cannot be compiled.
+    os.environ.pop("TRITON_INTERPRET", None)
+    narration = sys.stderr if options.markdown == "-" else sys.stdout
+    outcomes = []
+    wanted = jobs(options.target or list(TARGETS), options.only)
+    for outcome in compile_jobs(wanted, options.jobs):
+        print(report.line(outcome), file=narration, flush=True)
+        outcomes.append(outcome)
+    outcomes.sort(key=lambda outcome: wanted.index(outcome.job))
+    if options.json is not None:
+        options.json.write_text(json.dumps(report.values(outcomes), indent=1) + "\n")
+    if options.markdown is not None:
+        write_table(report.markdown(outcomes, version("triton")), options.markdown)
+    complaints = [outcome.complaint for outcome in outcomes if outcome.complaint]
+    for complaint in complaints:
+        print(complaint, file=sys.stderr)
+    return 1 if complaints else 0
+
+
+def write_table(table: str, place: str) -> None:
+    """Print the table ("-"), or put it into the page of that name."""
+    if place == "-":
+        print(table)
+    else:
+        page = Path(place)
+        page.write_text(report.with_table(page.read_text(), table))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

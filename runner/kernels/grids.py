@@ -1,0 +1,134 @@
+"""Packed weights inside a kernel: words to int8 levels, scale codes to float32, and 4-way products with int8.
+
+The layouts are those of quant/mq/grid.py, and so are the levels. What a kernel computes is the same integers on every
+device: dp4a and PRMT on NVIDIA, shifts and masks elsewhere. It knows nothing of tiles.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from runner.quant.mq.formats import MQ4, MQ4_UNIFORM, MQ6, MQ8
+from runner.quant.mq.grid import GridFormat
+
+FORMATS = {form.name: form for form in (MQ4, MQ4_UNIFORM, MQ6, MQ8)}
+
+
+@cache
+def table(device: torch.device) -> Tensor:
+    """The 16 levels of mq4, int32 [16]: what the portable form of a kernel looks them up in."""
+    return torch.tensor(MQ4.levels, dtype=torch.int32, device=device)
+
+
+def words_of_group(form: GridFormat) -> int:
+    return form.bits * form.group_size // 32
+
+
+def _look_up() -> str:
+    """PTX: eight nibbles of $2 to their levels: those of the low nibbles in $0, those of the high ones in $1.
+
+    PRMT picks four bytes of eight by the low three bits of four nibbles, from each half of the table; a second one
+    picks between the halves by bit 3. That leaves low and high nibbles alternating, which the last two part.
+    """
+    words = [int.from_bytes(bytes(level & 255 for level in MQ4.levels[i : i + 4]), "little") for i in (0, 4, 8, 12)]
+    tables = " ".join(f"mov.b32 t{i}, {word:#x};" for i, word in enumerate(words))
+    half = "prmt.b32 a, t0, t1, s; prmt.b32 b, t2, t3, s; prmt.b32 {}, a, b, m;"
+    return (
+        "{ .reg .b32 s, m, a, b, u, v, t0, t1, t2, t3; "
+        + tables
+        + " and.b32 s, $2, 0x77777777; shr.u32 m, $2, 1; and.b32 m, m, 0x44444444; or.b32 m, m, 0x32103210; "
+        + half.format("u")
+        + " shr.u32 s, s, 16; shr.u32 m, m, 16; "
+        + half.format("v")
+        + " prmt.b32 $0, u, v, 0x6420; prmt.b32 $1, u, v, 0x7531; }"
+    )
+
+
+LOOK_UP = tl.constexpr(_look_up())
+LOW_NIBBLES = tl.constexpr(0x0F0F0F0F)
+LOW_PAIRS = tl.constexpr(0x03030303)
+TOP_BITS = tl.constexpr(-0x7F7F7F80)  # 0x80 in each byte, as an int32
+UNIFORM_4 = tl.constexpr(-MQ4_UNIFORM.levels[0] * 0x01010101)
+UNIFORM_6 = tl.constexpr(-MQ6.levels[0] * 0x01010101)
+
+
+@triton.jit
+def odd_levels(index, LOWEST: tl.constexpr):
+    """2 * index - lowest in each of four bytes, as int8. The top bit keeps borrows from crossing bytes."""
+    return (((index << 1) | TOP_BITS) - LOWEST) ^ TOP_BITS
+
+
+@triton.jit
+def table_quad(index, levels):
+    """Four indices, one a byte, to their levels, one a byte."""
+    quad = tl.load(levels + (index & 255)) & 255
+    quad |= (tl.load(levels + ((index >> 8) & 255)) & 255) << 8
+    quad |= (tl.load(levels + ((index >> 16) & 255)) & 255) << 16
+    return quad | (tl.load(levels + ((index >> 24) & 255)) << 24)
+
+
+@triton.jit
+def load_quads(group, stride, ok, levels, j, FORMAT: tl.constexpr, NVIDIA: tl.constexpr):
+    """The levels of quads j and j + 4 of groups whose first words `group` points at, as int8 in int32s.
+
+    stride: from word to word of a group. j: 0 to 3.
+    """
+    word = tl.load(group + j * stride, mask=ok, other=0, eviction_policy="evict_first")
+    if FORMAT == "mq8":
+        return word, tl.load(group + (j + 4) * stride, mask=ok, other=0, eviction_policy="evict_first")
+    if FORMAT == "mq4" and NVIDIA:
+        return tl.inline_asm_elementwise(LOOK_UP, "=r,=r,r", [word], dtype=(tl.int32, tl.int32), is_pure=True, pack=1)
+    low = word & LOW_NIBBLES
+    high = (word >> 4) & LOW_NIBBLES
+    if FORMAT == "mq4":
+        return table_quad(low, levels), table_quad(high, levels)
+    if FORMAT == "mq4-uniform":
+        return odd_levels(low, UNIFORM_4), odd_levels(high, UNIFORM_4)
+    # mq6: the high two bits of quads 0 to 3 in the fifth word, of 4 to 7 in the sixth
+    more_low = tl.load(group + 4 * stride, mask=ok, other=0, eviction_policy="evict_first")
+    more_high = tl.load(group + 5 * stride, mask=ok, other=0, eviction_policy="evict_first")
+    low |= ((more_low >> (2 * j)) & LOW_PAIRS) << 4
+    high |= ((more_high >> (2 * j)) & LOW_PAIRS) << 4
+    return odd_levels(low, UNIFORM_6), odd_levels(high, UNIFORM_6)
+
+
+@triton.jit
+def load_level(group, stride, ok, levels, quad, i, FORMAT: tl.constexpr):
+    """The level, int32, of element i of quad `quad` of the same groups; both may be numbers of the run."""
+    if FORMAT == "mq8":
+        return (tl.load(group + quad * stride, mask=ok, other=0) << (24 - 8 * i)) >> 24
+    word = tl.load(group + (quad % 4) * stride, mask=ok, other=0)
+    index = (word >> (8 * i + 4 * (quad // 4))) & 15
+    if FORMAT == "mq4":
+        return tl.load(levels + index)
+    if FORMAT == "mq4-uniform":
+        return 2 * index - (UNIFORM_4 & 255)
+    more = tl.load(group + (4 + quad // 4) * stride, mask=ok, other=0)
+    index |= ((more >> (8 * i + 2 * (quad % 4))) & 3) << 4
+    return 2 * index - (UNIFORM_6 & 255)
+
+
+@triton.jit
+def scale_value(code):
+    """(1 + (code & 15) / 16) * 2^(code >> 4 & 7), negative from code 128 on: the bits of a float32."""
+    code = code.to(tl.int32)
+    bits = ((code & 127) << 19) + (127 << 23)
+    return (bits | ((code & 128) << 24)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def dot4(a, b, total, NVIDIA: tl.constexpr):
+    """total + sum of a[i] * b[i] over the four int8 of each int32."""
+    if NVIDIA:
+        return tl.inline_asm_elementwise(
+            "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, total], dtype=tl.int32, is_pure=True, pack=1
+        )
+    total += ((a << 24) >> 24) * ((b << 24) >> 24)
+    total += ((a << 16) >> 24) * ((b << 16) >> 24)
+    total += ((a << 8) >> 24) * ((b << 8) >> 24)
+    return total + (a >> 24) * (b >> 24)

@@ -1,0 +1,223 @@
+"""From the product with the q, k and v weights to queries, and to keys and values in their places in the cache.
+
+Per head: an RMS norm where the model has one, the rotary positions, one rounding. A program is one head of one row, so
+a row has the same bits whatever its neighbours are. It knows no weights and computes no angles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from runner.kernels.compile import Variant
+from runner.kernels.kv_layer import LARGEST_LEVEL, LayerCache, write_ref
+from runner.kernels.values import OPTIONS
+
+HeadNorm = Literal["none", "head", "row"]
+"""What is normed together: nothing, the D elements of a head (Qwen3, Gemma 3), all heads of q or of k (OLMo 2)."""
+
+
+def place_heads_ref(
+    qkv: Tensor,
+    num_heads: int,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    q_gain: Tensor | None,
+    k_gain: Tensor | None,
+    norm: HeadNorm,
+    eps: float,
+    cache: LayerCache,
+    start: int,
+) -> Tensor:
+    """See place_heads; computed in the dtype of qkv, and `start` is a number."""
+    sizes = [num_heads * cache.head_dim, *[cache.num_kv_heads * cache.head_dim] * 2]
+    q, k, v = qkv.split(sizes, dim=1)
+    q = _turned_ref(_normed_ref(q, q_gain, norm, eps, cache.head_dim), cos, sin)
+    k = _turned_ref(_normed_ref(k, k_gain, norm, eps, cache.head_dim), cos, sin)
+    v = v.unflatten(1, (-1, cache.head_dim))
+    write_ref(cache, start, k.transpose(0, 1), v.transpose(0, 1))
+    return q
+
+
+def _normed_ref(x: Tensor, gain: Tensor | None, norm: HeadNorm, eps: float, head_dim: int) -> Tensor:
+    """[M, N * D] -> [M, N, D]."""
+    if norm == "row":
+        x = _rms_norm(x, gain, eps)
+    x = x.unflatten(1, (-1, head_dim))
+    return _rms_norm(x, gain, eps) if norm == "head" else x
+
+
+def _rms_norm(x: Tensor, gain: Tensor | None, eps: float) -> Tensor:
+    assert gain is not None
+    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * gain
+
+
+def _turned_ref(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [M, N, D] with its first R elements rotated in pairs (i, i + R/2) by cos and sin [M, R/2]."""
+    half = cos.shape[1]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    cos, sin = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+
+
+@triton.jit
+def _rstd(x, size, eps, BLOCK: tl.constexpr):
+    """1 / rms of the `size` float elements at x."""
+    squares = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, size, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        part = tl.load(x + at, mask=at < size, other=0.0).to(tl.float32)
+        squares += part * part
+    return tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(tl.sum(squares, 0), size * 1.0) + eps))
+
+
+@triton.jit
+def _normed(x, at, ok, rstd, gain, gain_first, NORM: tl.constexpr):
+    value = tl.load(x + at, mask=ok, other=0.0).to(tl.float32)
+    if NORM != "none":
+        value = value * rstd * tl.load(gain + gain_first + at, mask=ok, other=0.0)
+    return value
+
+
+@triton.jit
+def _turned(
+    x, n, n_heads, cos, sin, gain, eps,
+    D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_ROW: tl.constexpr,
+):  # fmt: skip
+    """Head n of the n_heads at x, normed and rotated, [BLOCK] float32; cos and sin point at the row's."""
+    d = tl.arange(0, BLOCK)
+    head = x + n * D
+    rstd = 1.0
+    gain_first = 0
+    if NORM == "head":
+        rstd = _rstd(head, D, eps, BLOCK)
+    elif NORM == "row":
+        rstd = _rstd(x, n_heads * D, eps, BLOCK_ROW)
+        gain_first = n * D
+    value = _normed(head, d, d < D, rstd, gain, gain_first, NORM)
+    if HALF > 0:
+        # The other element of each pair is read again: it is near, and no lane has to ask another one for it.
+        is_first = d < HALF
+        is_turned = d < 2 * HALF
+        pair = tl.where(is_first, d, d - HALF)
+        other = _normed(head, tl.where(is_first, d + HALF, d - HALF), is_turned, rstd, gain, gain_first, NORM)
+        c = tl.load(cos + pair, mask=is_turned, other=1.0)
+        s = tl.load(sin + pair, mask=is_turned, other=0.0)
+        value = value * c + tl.where(is_first, -other, other) * s
+    return value
+
+
+@triton.jit
+def _append(value, d, kept, kept_scale, g, position, capacity, D: tl.constexpr, LARGEST: tl.constexpr):
+    """A head's D elements to their place in the cache; nothing is written beyond its capacity."""
+    is_room = (position >= 0) & (position < capacity)
+    room = tl.where(is_room, D, 0)
+    place = g.to(tl.int64) * capacity + position
+    if kept_scale is not None:
+        value = tl.where(d < D, value, 0.0)
+        is_nan = tl.max((value != value).to(tl.int32), 0) > 0
+        scale = tl.div_rn(tl.max(tl.abs(value), 0), LARGEST * 1.0)
+        # Adding 1.5 * 2^23 leaves no bits behind the point: halves are rounded to even.
+        level = (tl.div_rn(value, tl.where(scale > 0.0, scale, 1.0)) + 12582912.0) - 12582912.0
+        value = tl.where(level == level, level, 0.0)  # the scale says that it was no number
+        tl.store(kept_scale + place, tl.where(is_nan, float("nan"), scale), mask=is_room)
+    tl.store(kept + place * D + d, value.to(kept.dtype.element_ty), mask=d < room)
+
+
+@triton.jit(do_not_specialize=["capacity"])
+def _place_heads(
+    qkv, cos, sin, q_gain, k_gain, start, q, keys, values, key_scale, value_scale, capacity, eps,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
+    LARGEST: tl.constexpr, BLOCK: tl.constexpr, BLOCK_ROW: tl.constexpr,
+):  # fmt: skip
+    m = tl.program_id(0)
+    n = tl.program_id(1)
+    d = tl.arange(0, BLOCK)
+    row = qkv + m.to(tl.int64) * ((H + 2 * G) * D)
+    row_cos = cos + m * HALF
+    row_sin = sin + m * HALF
+    position = tl.load(start) + m
+    if n < H:
+        value = _turned(row, n, H, row_cos, row_sin, q_gain, eps, D, HALF, NORM, BLOCK, BLOCK_ROW)
+        tl.store(q + (m.to(tl.int64) * H + n) * D + d, value.to(q.dtype.element_ty), mask=d < D)
+    elif n < H + G:
+        value = _turned(row + H * D, n - H, G, row_cos, row_sin, k_gain, eps, D, HALF, NORM, BLOCK, BLOCK_ROW)
+        _append(value, d, keys, key_scale, n - H, position, capacity, D, LARGEST)
+    else:
+        value = tl.load(row + n * D + d, mask=d < D, other=0.0).to(tl.float32)
+        _append(value, d, values, value_scale, n - H - G, position, capacity, D, LARGEST)
+
+
+def place_heads(
+    qkv: Tensor,
+    num_heads: int,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    q_gain: Tensor | None,
+    k_gain: Tensor | None,
+    norm: HeadNorm,
+    eps: float,
+    cache: LayerCache,
+    start: Tensor,
+) -> Tensor:
+    """Queries [M, H, D] in the dtype of qkv; keys and values go into the cache at positions start + m.
+
+    qkv: [M, (H + 2 G) * D], contiguous: the heads of q, of k, of v. cos, sin: [M, R/2] float32, R <= D even: the first
+    R elements of each head of q and k are rotated in pairs (i, i + R/2) (arXiv:2104.09864); R = 0 rotates nothing.
+    q_gain, k_gain: float32 [D] for norm "head", [H * D] and [G * D] for "row", None for "none". start: int32 [1], on
+    the device. Rows whose position lies beyond the cache's capacity leave no keys and values. All in float32.
+    """
+    n_rows, half = cos.shape
+    heads, d = num_heads + 2 * cache.num_kv_heads, cache.head_dim
+    assert qkv.shape == (n_rows, heads * d), (qkv.shape, n_rows, heads, d)
+    assert 2 * half <= d, (half, d)
+    assert sin.shape == cos.shape
+    assert start.shape == (1,)
+    assert start.dtype == torch.int32
+    assert all(tensor.is_contiguous() for tensor in (qkv, cos, sin))
+    for gain, n in ((q_gain, num_heads), (k_gain, cache.num_kv_heads)):
+        size = None if gain is None else gain.numel()
+        assert size == {"none": None, "head": d, "row": n * d}[norm], (norm, size)
+    q = torch.empty(n_rows, num_heads, d, dtype=qkv.dtype, device=qkv.device)
+    _place_heads[(n_rows, heads)](
+        qkv, cos, sin, q_gain, k_gain, start, q,
+        cache.keys, cache.values, cache.key_scale, cache.value_scale, cache.capacity, eps,
+        H=num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=norm, LARGEST=LARGEST_LEVEL,
+        BLOCK=triton.next_power_of_2(d), BLOCK_ROW=_BLOCK_ROW, num_warps=_WARPS, **OPTIONS,
+    )  # fmt: skip
+    return q
+
+
+# A head is small: one warp holds it, and a row of all heads is summed 1024 elements at a time.
+_BLOCK_ROW, _WARPS = 1024, 1
+
+
+def variants() -> Iterator[Variant]:
+    for name, norm, heads, form in (
+        ("bf16 d128", "none", (32, 8, 128, 64), "*bf16"),
+        ("bf16 d128 norm of heads", "head", (16, 8, 128, 64), "*bf16"),
+        ("bf16 d128 norm of rows", "row", (32, 32, 128, 64), "*bf16"),
+        ("int8 d96 partial", "none", (24, 8, 96, 36), "*i8"),
+    ):
+        gain, scale = "*fp32" if norm != "none" else None, "*fp32" if form == "*i8" else None
+        yield Variant(
+            name=f"place_heads {name}",
+            kernel=_place_heads,
+            signature={
+                "qkv": "*bf16", "cos": "*fp32", "sin": "*fp32", "q_gain": gain, "k_gain": gain, "start": "*i32",
+                "q": "*bf16", "keys": form, "values": form, "key_scale": scale, "value_scale": scale,
+                "capacity": "i32", "eps": "fp32",
+            },
+            constants={
+                **dict(zip(("H", "G", "D", "HALF"), heads, strict=True)), "NORM": norm, "LARGEST": LARGEST_LEVEL,
+                "BLOCK": triton.next_power_of_2(heads[2]), "BLOCK_ROW": _BLOCK_ROW,
+            },
+            num_warps=_WARPS,
+        )  # fmt: skip

@@ -1,0 +1,206 @@
+"""The products of a decoder with what follows them: x @ w.T and an epilogue program, in one kernel.
+
+Which kernel runs follows from the weights and from the number of rows: packed or dense, up to 16 rows or more. Up to 16
+rows, row m has the same bits whatever M is. Each operation stands beside its reference. A new fusion is a program in
+epilogues.py, and here a reference and a launcher of ten lines. It knows no models.
+
+Activations x of M rows come as the weights want them, from rotate.py:
+    dense weights               [M, K], contiguous
+    packed weights, M <= 16     Int8Rows, rotated
+    packed weights, M > 16      planes [M, 32, K / 32], rotated
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn import functional
+
+from runner.kernels import epilogues
+from runner.kernels.gemm import Gemm
+from runner.kernels.gemv_dense import GemvDense
+from runner.kernels.gemv_packed import GemvPacked
+from runner.kernels.pack import dequantize_ref
+from runner.kernels.values import MOST_ROWS, Int8Rows, Matrix, Squares, rstd_ref
+
+Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
+Rows = Tensor | Int8Rows
+
+
+# --- references ------------------------------------------------------------------------------------------------------
+
+
+def product_ref(x: Rows, w: Matrix) -> Tensor:
+    """x @ w.T [M, N] in float32, of activations as they come and weights as they are stored."""
+    weights = w.float() if isinstance(w, Tensor) else dequantize_ref(w)
+    return dense_rows(x).float() @ weights.T
+
+
+def dense_rows(x: Rows) -> Tensor:
+    """Activations in natural order [M, K]."""
+    if isinstance(x, Int8Rows):
+        levels = x.words.transpose(1, 2).contiguous().view(torch.int8).view(len(x.words), -1, 32)
+        return (levels.float() * x.scale[:, :, None]).flatten(1)
+    return x.transpose(1, 2).flatten(1) if x.dim() == 3 else x
+
+
+def linear_ref(x: Rows, w: Matrix, *, bias: Tensor | None, squares: Squares | None, dtype: torch.dtype) -> Tensor:
+    """See linear."""
+    return _scaled_ref(product_ref(x, w), bias, squares).to(dtype)
+
+
+def _scaled_ref(y: Tensor, bias: Tensor | None, squares: Squares | None) -> Tensor:
+    y = y if squares is None else y * rstd_ref(squares)[:, None]
+    return y if bias is None else y + bias.float()
+
+
+def gate_ref(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+    """act(gate) * up."""
+    if activation == "silu":
+        return functional.silu(gate) * up
+    if activation == "gelu_tanh":
+        return functional.gelu(gate, approximate="tanh") * up
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+
+
+def linear_gated_ref(
+    x: Rows, w: Matrix, activation: Activation, *, bias: Tensor | None, squares: Squares | None, dtype: torch.dtype
+) -> Tensor:
+    """See linear_gated."""
+    gate, up = _scaled_ref(product_ref(x, w), bias, squares).chunk(2, dim=1)
+    return gate_ref(gate, up, activation).to(dtype)
+
+
+# --- operations ------------------------------------------------------------------------------------------------------
+
+
+def linear(
+    x: Rows, w: Matrix, *, bias: Tensor | None = None, squares: Squares | None = None, dtype: torch.dtype
+) -> Tensor:
+    """x @ w.T / rms + bias.
+
+    x: see above. bias: [N]. squares: of the rows that x was made of; the norm's gain is in x. Returns [M, N] `dtype`.
+    """
+    launch = _launch(x, w)
+    out = torch.empty(launch.num_rows, w.shape[0], dtype=dtype, device=_device(w))
+    norm, config = _norm(squares, out)
+    args = (out, w.shape[0], norm, out if bias is None else bias)
+    launch.launch(epilogues.store, args, (*config, bias is not None), _n_tiles(launch, w))
+    return out
+
+
+def linear_squares(
+    x: Rows, w: Matrix, *, bias: Tensor | None = None, squares: Squares | None = None, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Squares]:
+    """The same, with the sums of squares of the result: for a norm after the product."""
+    launch = _launch(x, w)
+    n_tiles = _n_tiles(launch, w)
+    out = torch.empty(launch.num_rows, w.shape[0], dtype=dtype, device=_device(w))
+    parts = torch.empty(launch.num_rows, n_tiles, dtype=torch.float32, device=out.device)
+    norm, config = _norm(squares, out)
+    args = (out, w.shape[0], norm, out if bias is None else bias, parts, n_tiles)
+    launch.launch(epilogues.store_squares, args, (*config, bias is not None), n_tiles)
+    return out, Squares(parts=parts, size=w.shape[0], eps=eps)
+
+
+def linear_residual(x: Rows, w: Matrix, h: Tensor, *, bias: Tensor | None = None, eps: float) -> Squares:
+    """h += x @ w.T + bias in place, h [M, N] float32; returns the sums of squares of the new h."""
+    assert h.shape == (_num_rows(x), w.shape[0])
+    assert h.is_contiguous()
+    launch = _launch(x, w)
+    n_tiles = _n_tiles(launch, w)
+    parts = torch.empty(len(h), n_tiles, dtype=torch.float32, device=h.device)
+    norm, config = _norm(None, h)
+    args = (h, w.shape[0], norm, h if bias is None else bias, parts, n_tiles)
+    launch.launch(epilogues.add_residual, args, (*config, bias is not None), n_tiles)
+    return Squares(parts=parts, size=w.shape[0], eps=eps)
+
+
+def linear_gated(
+    x: Rows,
+    w: Matrix,
+    activation: Activation,
+    *,
+    bias: Tensor | None = None,
+    squares: Squares | None = None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """act(x @ gate.T) * (x @ up.T), w [2 I, K] the rows of gate and then those of up; returns [M, I] `dtype`."""
+    launch = _launch(x, w, pair=w.shape[0] // 2)
+    width = w.shape[0] // 2
+    out = torch.empty(launch.num_rows, width, dtype=dtype, device=_device(w))
+    norm, config = _norm(squares, out)
+    args = (out, width, norm, out if bias is None else bias)
+    launch.launch(
+        epilogues.gate,
+        args,
+        (*config, bias is not None, epilogues.ACTIVATIONS[activation]),
+        triton.cdiv(width, launch.tile),
+    )
+    return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logits:
+    """Logits [M, N] float32, and of each tile of columns t: the largest [M, T], the lowest id that has it [M, T] int32,
+    and sum exp(z - largest) [M, T]."""
+
+    values: Tensor
+    maxima: Tensor
+    arguments: Tensor
+    sums: Tensor
+
+    def log_sum_exp(self) -> Tensor:
+        """log sum exp over all columns, [M] float32, from the tiles."""
+        return torch.logsumexp(self.maxima + self.sums.log(), 1)
+
+
+def linear_logits(x: Rows, w: Matrix, *, squares: Squares | None) -> Logits:
+    """The logits x @ w.T / rms, and what their tiles say of them: greedy decoding reads no logit again."""
+    launch = _launch(x, w)
+    n_rows, n_tiles, device = launch.num_rows, _n_tiles(launch, w), _device(w)
+    out = torch.empty(n_rows, w.shape[0], dtype=torch.float32, device=device)
+    maxima = torch.empty(n_rows, n_tiles, dtype=torch.float32, device=device)
+    arguments = torch.empty(n_rows, n_tiles, dtype=torch.int32, device=device)
+    sums = torch.empty_like(maxima)
+    norm, config = _norm(squares, out)
+    args = (out, w.shape[0], norm, out, maxima, arguments, sums, n_tiles)
+    launch.launch(epilogues.logits, args, (*config, False), n_tiles)
+    return Logits(values=out, maxima=maxima, arguments=arguments, sums=sums)
+
+
+# --- which kernel ----------------------------------------------------------------------------------------------------
+
+
+def _launch(x: Rows, w: Matrix, pair: int = 0) -> GemvPacked | GemvDense | Gemm:
+    if isinstance(x, Int8Rows):
+        assert not isinstance(w, Tensor), "int8 activations are for packed weights"
+        return GemvPacked(x=x, w=w, pair=pair)
+    if isinstance(w, Tensor) and len(x) <= MOST_ROWS:
+        return GemvDense(x=x, w=w, pair=pair)
+    return Gemm(x=x, w=w, pair=pair)
+
+
+def _num_rows(x: Rows) -> int:
+    return x.shape[0]
+
+
+def _n_tiles(launch: GemvPacked | GemvDense | Gemm, w: Matrix) -> int:
+    return -(-w.shape[0] // launch.tile)
+
+
+def _device(w: Matrix) -> torch.device:
+    return w.device if isinstance(w, Tensor) else w.packed.device
+
+
+def _norm(squares: Squares | None, unused: Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The arguments of a program's norm, and its constants (PARTS, PADDED)."""
+    if squares is None:
+        return (unused, 0.0, 0.0), (0, 0)
+    n_parts = squares.parts.shape[1]
+    return (squares.parts, 1.0 / squares.size, squares.eps), (n_parts, triton.next_power_of_2(n_parts))

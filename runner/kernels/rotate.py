@@ -1,0 +1,185 @@
+"""Activations on their way to a product: times a norm's gain, rotated in blocks, rounded to int8 or a float type.
+
+The rotation is that of quant/mq/rotation.py, by butterflies: weights are stored rotated, so their input is rotated too.
+After it no element stands out, and int8 with a scale for 32 elements loses less than a tenth of what 4-bit weights do.
+A program is a few blocks of one row; nothing depends on other rows. It knows no weights but the block size they want.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from runner.kernels.compile import Variant
+from runner.kernels.values import GROUP, OPTIONS, Int8Rows
+from runner.quant.mq.rotation import first_and_second_signs, rotate
+
+_LARGEST = tl.constexpr(127.0)
+_ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it leaves no bits behind the point, halves rounded to even
+
+
+def quantize_rows_ref(x: Tensor, gain: Tensor | None, rotation: int) -> Int8Rows:
+    """See quantize_rows."""
+    groups = _rotated_ref(x, gain, rotation).unflatten(1, (-1, GROUP))
+    scale = groups.abs().amax(2) / 127
+    levels = torch.round(groups / torch.where(scale > 0, scale, 1.0)[:, :, None]).to(torch.int8)
+    words = levels.unflatten(2, (8, 4)).contiguous().view(torch.int32).squeeze(-1)
+    return Int8Rows(words=words.transpose(1, 2).contiguous(), scale=scale.float())
+
+
+def rotate_rows_ref(x: Tensor, gain: Tensor | None, rotation: int, dtype: torch.dtype, *, planes: bool) -> Tensor:
+    """See rotate_rows."""
+    rows = _rotated_ref(x, gain, rotation).to(dtype)
+    return rows.unflatten(1, (-1, GROUP)).transpose(1, 2).contiguous() if planes else rows
+
+
+def _rotated_ref(x: Tensor, gain: Tensor | None, rotation: int) -> Tensor:
+    x = x if x.dtype == torch.float64 else x.float()
+    x = x if gain is None else x * gain
+    return x if rotation == 1 else rotate(x, rotation)
+
+
+# --- kernels ---------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def rotated(v, signs, SIZE: tl.constexpr, SPAN: tl.constexpr):
+    """R v of v [SPAN] in blocks of SIZE: signs, butterflies of neighbours (all sums before all differences), signs."""
+    if SIZE == 1:
+        return v
+    else:
+        i = tl.arange(0, SIZE)
+        block = tl.reshape(v, (SPAN // SIZE, SIZE)) * tl.load(signs + i)[None, :]
+        HALVINGS: tl.constexpr = tl.constexpr(SIZE.bit_length() - 1)
+        for _ in tl.static_range(HALVINGS):
+            a, b = tl.split(tl.reshape(block, (SPAN // SIZE, SIZE // 2, 2)))
+            block = tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 2, 1)), (SPAN // SIZE, SIZE))
+        block = block * tl.load(signs + 256 + i)[None, :]
+        return tl.reshape(block, (SPAN,))
+
+
+@triton.jit
+def _loaded(x, gain, signs, row, first, K, HAS_GAIN: tl.constexpr, SIZE: tl.constexpr, SPAN: tl.constexpr):
+    """Elements first ... first + SPAN of a row, times their gain, rotated."""
+    k = first + tl.arange(0, SPAN)
+    v = tl.load(x + row.to(tl.int64) * K + k, mask=k < K, other=0.0).to(tl.float32)
+    if HAS_GAIN:
+        v *= tl.load(gain + k, mask=k < K, other=0.0)
+    return rotated(v, signs, SIZE, SPAN)
+
+
+@triton.jit
+def _quantize_rows(
+    x, gain, signs, words, scale, K,
+    HAS_GAIN: tl.constexpr, SIZE: tl.constexpr, SPAN: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(1)
+    first = tl.program_id(0) * SPAN
+    n_groups = K // 32
+    v = tl.reshape(_loaded(x, gain, signs, row, first, K, HAS_GAIN, SIZE, SPAN), (SPAN // 32, 32))
+    # As whole numbers, since of these NaN is the largest: a maximum of floats would pass it over.
+    largest = tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1).to(tl.float32, bitcast=True)
+    unit = tl.div_rn(largest, _LARGEST)
+    level = (tl.div_rn(v, tl.where(unit > 0.0, unit, 1.0)[:, None]) + _ROUNDING) - _ROUNDING
+    quads = tl.reshape(level.to(tl.int32) & 255, (SPAN // 32, 8, 4))
+    word = tl.sum(quads << (8 * tl.arange(0, 4))[None, None, :], 2)
+    g = first // 32 + tl.arange(0, SPAN // 32)
+    at = row * (8 * n_groups) + tl.arange(0, 8)[None, :] * n_groups + g[:, None]
+    tl.store(words + at, word, mask=(g < n_groups)[:, None])
+    tl.store(scale + row * n_groups + g, unit, mask=g < n_groups)
+
+
+@triton.jit
+def _rotate_rows(
+    x, gain, signs, out, K,
+    HAS_GAIN: tl.constexpr, SIZE: tl.constexpr, PLANES: tl.constexpr, SPAN: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(1)
+    first = tl.program_id(0) * SPAN
+    v = _loaded(x, gain, signs, row, first, K, HAS_GAIN, SIZE, SPAN)
+    k = first + tl.arange(0, SPAN)
+    at = (k % 32) * (K // 32) + k // 32 if PLANES else k
+    tl.store(out + row.to(tl.int64) * K + at, v.to(out.dtype.element_ty), mask=k < K)
+
+
+# --- launchers -------------------------------------------------------------------------------------------------------
+
+
+def quantize_rows(x: Tensor, gain: Tensor | None, rotation: int) -> Int8Rows:
+    """R (x * gain) as int8 with a scale for each 32 elements: max|v| / 127, 0 where all are 0; halves round to even.
+
+    x: [M, K] float32 or 16 bits, contiguous, K a multiple of 32 and of `rotation`, the block size (1: none). gain: [K]
+    float32 or None. Levels are those of the reference, bit for bit without a rotation; with one, an element at a half
+    may be one level away. A group with a NaN or an infinity has it as its scale, and levels that mean nothing.
+    """
+    n_rows, k = x.shape
+    _check(x, gain, rotation)
+    assert k % GROUP == 0
+    words = torch.empty(n_rows, 8, k // GROUP, dtype=torch.int32, device=x.device)
+    scale = torch.empty(n_rows, k // GROUP, dtype=torch.float32, device=x.device)
+    _quantize_rows[(triton.cdiv(k, _SPAN), n_rows)](
+        x, x if gain is None else gain, rotation_signs(rotation, x.device), words, scale, k,
+        HAS_GAIN=gain is not None, SIZE=rotation, SPAN=_SPAN, num_warps=_WARPS, **OPTIONS,
+    )  # fmt: skip
+    return Int8Rows(words=words, scale=scale)
+
+
+def rotate_rows(x: Tensor, gain: Tensor | None, rotation: int, dtype: torch.dtype, *, planes: bool) -> Tensor:
+    """R (x * gain) in `dtype`: [M, K], or as planes [M, 32, K / 32], element e of group g at [m, e, g].
+
+    x, gain, rotation: as for quantize_rows; K may be anything without planes and rotation.
+    """
+    n_rows, k = x.shape
+    _check(x, gain, rotation)
+    assert not planes or k % GROUP == 0
+    out = torch.empty((n_rows, GROUP, k // GROUP) if planes else (n_rows, k), dtype=dtype, device=x.device)
+    _rotate_rows[(triton.cdiv(k, _SPAN), n_rows)](
+        x, x if gain is None else gain, rotation_signs(rotation, x.device), out, k,
+        HAS_GAIN=gain is not None, SIZE=rotation, PLANES=planes, SPAN=_SPAN, num_warps=_WARPS, **OPTIONS,
+    )  # fmt: skip
+    return out
+
+
+# One warp holds a span of the largest block, so butterflies need no barrier.
+_SPAN, _WARPS = 256, 1
+
+
+def _check(x: Tensor, gain: Tensor | None, rotation: int) -> None:
+    k = x.shape[1]
+    assert x.is_contiguous()
+    assert rotation & (rotation - 1) == 0
+    assert rotation <= _SPAN
+    assert k % rotation == 0, (k, rotation)
+    assert gain is None or (gain.shape == (k,) and gain.dtype == torch.float32)
+
+
+@cache
+def rotation_signs(size: int, device: torch.device) -> Tensor:
+    """The signs before and after the butterflies, [2, 256] float32; the second ones divided by sqrt(size)."""
+    first, second = first_and_second_signs()
+    return torch.stack((first, second / size**0.5)).to(device)
+
+
+def variants() -> Iterator[Variant]:
+    for name, dtype, rotation, has_gain in (("fp32", "*fp32", 256, True), ("bf16", "*bf16", 64, False)):
+        inputs = {"x": dtype, "gain": "*fp32" if has_gain else dtype, "signs": "*fp32"}
+        common = {"HAS_GAIN": has_gain, "SIZE": rotation, "SPAN": _SPAN}
+        yield Variant(
+            name=f"quantize_rows {name} r{rotation}",
+            kernel=_quantize_rows,
+            signature={**inputs, "words": "*i32", "scale": "*fp32", "K": "i32:16"},
+            constants=common,
+            num_warps=_WARPS,
+        )
+        yield Variant(
+            name=f"rotate_rows {name} r{rotation}",
+            kernel=_rotate_rows,
+            signature={**inputs, "out": "*bf16", "K": "i32:16"},
+            constants={**common, "PLANES": True},
+            num_warps=_WARPS,
+        )

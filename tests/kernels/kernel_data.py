@@ -1,0 +1,53 @@
+"""What the tests of kernels share: the device, seeded numbers, poisoned outputs, and comparing with float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from runner.kernels.grids import FORMATS
+from runner.kernels.pack import packed_matrix
+from runner.kernels.values import PackedMatrix
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+_POISON = -77  # for whole numbers: no result has it
+
+
+def random(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def packed(form: str, n: int, k: int, rotation: int = 1, seed: int = 0) -> PackedMatrix:
+    """A random matrix in a format, as if its columns were rotated already."""
+    w = torch.randn(n, k, generator=torch.Generator().manual_seed(seed)) * 0.3
+    return packed_matrix(FORMATS[form].encode(w), FORMATS[form], rotation, DEVICE)
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """What a kernel does not write is NaN, or a number that no result has."""
+    empty, empty_like = torch.empty, torch.empty_like
+
+    def fill(tensor: Tensor) -> Tensor:
+        return tensor.fill_(float("nan") if tensor.is_floating_point() else _POISON)
+
+    def poisoned_empty(*args: Any, **kwargs: Any) -> Tensor:
+        return fill(empty(*args, **kwargs))
+
+    def poisoned_like(*args: Any, **kwargs: Any) -> Tensor:
+        return fill(empty_like(*args, **kwargs))
+
+    with patch.object(torch, "empty", poisoned_empty), patch.object(torch, "empty_like", poisoned_like):
+        yield
+
+
+def close(found: Tensor, wanted: Tensor, tolerance: float = 2e-6) -> None:
+    """Within float32's error of a sum, relative to the largest element."""
+    assert found.shape == wanted.shape
+    error = (found.double() - wanted.double()).abs().max() / wanted.double().abs().max().clamp(min=1e-30)
+    assert error < tolerance, f"{error:.2e}"

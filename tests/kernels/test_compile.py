@@ -1,0 +1,160 @@
+"""Every kernel compiles for every target without a GPU, and those for decoding keep to the registers there are."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.errors import UsageError
+from runner.kernels.compile import TARGETS, Compiled
+from runner.kernels.compile.compilation import read_amdgcn, read_ptxas
+from runner.kernels.compile.jobs import Job, Outcome
+from runner.kernels.compile.report import BEGIN, END, line, markdown, with_table
+from runner.kernels.compile.spread import Failure
+
+CHECKOUT = Path(__file__).parents[2]
+Row = dict[str, Any]
+
+
+def python(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Python in the checkout, not for Triton's interpreter."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(CHECKOUT)
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
+    """One row for each variant and target, of all kernels that there are."""
+    path = tmp_path_factory.mktemp("compiled") / "compiled.json"
+    done = python("-m", "runner.kernels.compile", "--json", path)
+    assert path.exists(), done.stderr
+    print(done.stdout)
+    rows: list[Row] = json.loads(path.read_text())["compiled"]
+    return rows
+
+
+@pytest.fixture(scope="module")
+def samples() -> dict[str, Row]:
+    """What came of the sample kernels, by variant and target."""
+    done = python(Path(__file__).with_name("compile_samples.py"))
+    assert done.returncode == 0, done.stderr
+    rows: dict[str, Row] = json.loads(done.stdout)
+    return rows
+
+
+def names(rows: list[Row]) -> list[str]:
+    return [f"{row['variant']} for {row['target']}" for row in rows]
+
+
+# --- the kernels -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(900)
+def test_every_kernel_compiles_for_every_target(compiled: list[Row]) -> None:
+    assert {row["module"]: row["failure"] for row in compiled if "failure" in row} == {}
+    wanted = {f"{row['variant']} for {target}" for row in compiled for target in TARGETS}
+    assert wanted == set(names(compiled)) != set()
+    assert len(wanted) == len(compiled), "names of variants are not unique"
+
+
+@pytest.mark.timeout(900)
+def test_no_kernel_for_decoding_spills_registers(compiled: list[Row]) -> None:
+    spilling = [row for row in compiled if row["is_decode"] and row.get("spilled_bytes", 0) > 0]
+    assert names(spilling) == []
+
+
+@pytest.mark.timeout(900)
+def test_every_kernel_fits_the_shared_memory_of_its_target(compiled: list[Row]) -> None:
+    too_large = [row for row in compiled if row.get("shared_bytes", 0) > TARGETS[row["target"]].shared_limit]
+    assert names(too_large) == []
+
+
+@pytest.mark.timeout(900)
+def test_the_documentation_has_a_row_for_every_variant(compiled: list[Row]) -> None:
+    table = (CHECKOUT / "docs" / "KERNELS.md").read_text().partition(BEGIN)[2].partition(END)[0]
+    documented = {row.split("|")[1].strip() for row in table.splitlines() if row.startswith("| ")} - {"variant", "---"}
+    assert documented == {row["variant"] for row in compiled}, "run: python -m runner.kernels.compile --markdown FILE"
+
+
+# --- the compiling itself --------------------------------------------------------------------------------------------
+
+
+def test_tuples_functions_and_absent_tensors_are_arguments_as_at_a_launch(samples: dict[str, Row]) -> None:
+    for name in ("plain sm_90", "plain gfx1100", "biased sm_90", "biased gfx1100"):
+        assert "failure" not in samples[name], samples[name]
+        assert samples[name]["spilled_bytes"] == 0
+        assert 16 <= samples[name]["registers"] <= 256
+        assert samples[name]["size"] > 1000
+
+
+def test_what_does_not_fit_into_registers_is_counted_as_spilled(samples: dict[str, Row]) -> None:
+    # 512 floats a thread, on machines with 255 and 256 registers.
+    for name in ("hoard sm_90", "hoard gfx1100"):
+        assert samples[name]["spilled_bytes"] >= 4 * (512 - 256), samples[name]
+
+
+def test_what_does_not_compile_says_why(samples: dict[str, Row]) -> None:
+    for name in ("misspelt sm_90", "misspelt gfx1100"):
+        assert "float33" in samples[name]["failure"]
+
+
+def test_the_program_refuses_a_name_that_nothing_has_and_tells_a_near_one() -> None:
+    done = python("-m", "runner.kernels.compile", "--only", "gemv_pack")
+    assert done.returncode == 2
+    assert "'gemv_pack'" in done.stderr
+    assert "hint: Near to it: gemv_packed" in done.stderr
+
+
+def test_what_compilers_say_is_read() -> None:
+    ptxas = """ptxas info    : Function properties for _kernel
+    5304 bytes stack frame, 5288 bytes spill stores, 7612 bytes spill loads
+ptxas info    : Used 64 registers, used 0 barriers, 5304 bytes cumulative stack size"""
+    assert read_ptxas(ptxas) == (64, 5288)
+    assert read_amdgcn("    .vgpr_count:     256\n    .vgpr_spill_count: 417\n") == (256, 1668)
+    with pytest.raises(AssertionError, match="nothing matches"):
+        read_ptxas("ptxas fatal : not this one")
+
+
+# --- the report ------------------------------------------------------------------------------------------------------
+
+
+def outcome(target: str = "sm_89", *, is_decode: bool = True, spilled: int = 0, shared: int = 2048) -> Outcome:
+    job = Job(module="sample", variant="sample bf16", target=target, is_decode=is_decode)
+    numbers = Compiled(registers=96, spilled_bytes=spilled, shared_bytes=shared, seconds=0.5, size=9000)
+    return Outcome(job=job, result=numbers)
+
+
+def test_a_spill_is_a_complaint_about_a_kernel_for_decoding_alone() -> None:
+    assert outcome().complaint == ""
+    assert outcome(spilled=84).complaint == "sample bf16 for sm_89 spills 84 bytes of registers"
+    assert outcome(spilled=84, is_decode=False).complaint == ""
+
+
+def test_shared_memory_is_held_against_what_the_target_has() -> None:
+    assert outcome("sm_90", shared=100 * 1024).complaint == ""
+    assert "takes 102400 bytes of shared memory, and there are 101376" in outcome(shared=100 * 1024).complaint
+
+
+def test_a_failure_is_marked_and_named_on_one_line() -> None:
+    failed = Outcome(job=outcome().job, result=Failure(reason="its process died: SIGABRT\nLLVM ERROR"))
+    assert failed.complaint == "sample bf16 for sm_89 does not compile: its process died: SIGABRT\nLLVM ERROR"
+    assert line(failed).split() == ["!", "sample", "bf16", "sm_89", "its", "process", "died:", "SIGABRT"]
+
+
+def test_the_table_replaces_what_stood_between_its_marks() -> None:
+    table = markdown([outcome(), outcome("gfx942", spilled=84)], "3.9.0")
+    assert "| sample bf16 | 96 / 2 | 96 / 2 (84) |" in table
+    page = f"# Kernels\n\n{BEGIN}\nold\n{END}\n\nThe rest.\n"
+    written = with_table(page, table)
+    assert written == f"# Kernels\n\n{BEGIN}\n\n{table}\n{END}\n\nThe rest.\n"
+    assert with_table(written, table) == written
+    with pytest.raises(UsageError, match="no place for the table"):
+        with_table("# Kernels\n", table)

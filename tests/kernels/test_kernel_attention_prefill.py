@@ -1,0 +1,88 @@
+"""Attention of prompts against float64, by the kernel and by torch's; what is not seen is not read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attention_cases import FLOATS, check_attention, filled, poison_new_tensors, random
+from torch import Tensor
+
+from runner.kernels import attention_prefill
+from runner.kernels.attention import attend_ref
+from runner.kernels.attention_prefill import attend_prompt
+from runner.kernels.kv_layer import LayerCache
+
+# H, G, D, M, start, window: a program has 64 rows.
+SHAPES = [
+    (6, 2, 18, 1, 0, None),
+    (4, 4, 12, 70, 0, None),
+    (3, 1, 64, 33, 200, None),
+    (9, 3, 80, 17, 5, None),
+    (2, 2, 128, 65, 100, 30),
+    (6, 2, 18, 130, 0, 70),
+    (6, 2, 18, 20, 37, 1000),
+    (2, 1, 16, 90, 10, 1),
+]
+KINDS = [
+    ("float32", "float32"),
+    ("float16", "float16"),
+    ("bfloat16", "bfloat16"),
+    ("float32", "bfloat16"),
+    ("float32", "int8"),
+    ("float16", "int8"),
+    ("bfloat16", "int8"),
+]
+# Weights of values are rounded to 8 or 11 bits for the product; they sum to 1, and no value is above 5.
+SUMS = {"float32": 4e-6, "float16": 5 * 2.0**-12, "bfloat16": 5 * 2.0**-9}
+
+
+@pytest.fixture(autouse=True)
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    poison_new_tensors(monkeypatch)
+
+
+def check(cache: LayerCache, q: Tensor, start: int, window: int | None, sinks: Tensor | None, sums: float) -> None:
+    scale = cache.head_dim**-0.5
+    found = attend_prompt(q, cache, start, window=window, sinks=sinks, scale=scale)
+    wanted = attend_ref(q.double(), cache, start, window=window, sinks=sinks, scale=scale)
+    check_attention(found, wanted, sums=sums)
+
+
+@pytest.mark.parametrize(
+    ("kind", "kept", "h", "g", "d", "m", "start", "window"),
+    [("float32", "float32", *shape) for shape in SHAPES] + [(*kind, *SHAPES[4]) for kind in KINDS[1:]],
+)
+def test_it_equals_float64(
+    kind: str, kept: str, h: int, g: int, d: int, m: int, start: int, window: int | None
+) -> None:
+    cache = filled(kept, g, start + m, start + m + 50, d)
+    check(cache, random(m, h, d, dtype=FLOATS[kind]), start, window, None, SUMS[kind])
+
+
+@pytest.mark.parametrize(
+    ("kept", "start", "window"), [("float32", 0, None), ("float32", 0, 2), ("bfloat16", 90, None), ("int8", 90, 20)]
+)
+def test_sinks_take_part_in_the_softmax_and_have_no_value(kept: str, start: int, window: int | None) -> None:
+    check(filled(kept, 2, start + 70, 200, 18), random(70, 6, 18), start, window, 3 * random(6, seed=9), 4e-6)
+
+
+@pytest.mark.parametrize(("h", "g", "d", "m", "start", "window"), [*SHAPES[:4], SHAPES[6]])
+def test_the_librarys_attention_sees_the_same_positions(
+    monkeypatch: pytest.MonkeyPatch, h: int, g: int, d: int, m: int, start: int, window: int | None
+) -> None:
+    monkeypatch.setattr(attention_prefill, "_library_is_fast", lambda *_: True)
+    check(filled("float32", g, start + m, start + m + 50, d), random(m, h, d), start, window, None, 4e-6)
+
+
+def test_the_kernel_does_not_read_what_lies_before_the_window() -> None:
+    seen, unseen = filled("float32", 2, 120, 120, 18), filled("float32", 2, 120, 120, 18, first=81)
+    q = random(20, 4, 18)
+    results = [attend_prompt(q, cache, 100, window=20, sinks=None, scale=0.3) for cache in (seen, unseen)]
+    assert torch.equal(*results)
+
+
+def test_a_prompt_in_chunks_gives_what_it_gives_at_once() -> None:
+    cache, q = filled("float32", 2, 100, 128, 18), random(100, 6, 18)
+    at_once = attend_prompt(q, cache, 0, window=30, sinks=None, scale=0.3)
+    chunks = [attend_prompt(q[i : i + 40], cache, i, window=30, sinks=None, scale=0.3) for i in (0, 40, 80)]
+    torch.testing.assert_close(torch.cat(chunks), at_once, rtol=0, atol=4e-6)

@@ -1,0 +1,101 @@
+"""Rotating and quantizing activations against float64, in every block size, and row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from kernel_data import DEVICE, close, poisoned, random
+
+from runner.kernels.matmul import dense_rows
+from runner.kernels.rotate import quantize_rows, quantize_rows_ref, rotate_rows, rotate_rows_ref
+from runner.quant.mq.rotation import rotate
+
+
+@pytest.fixture(autouse=True)
+def poison() -> Iterator[None]:
+    with poisoned():
+        yield
+
+
+@pytest.mark.parametrize(("k", "rotation"), [(512, 256), (384, 128), (320, 64), (96, 32), (64, 1), (544, 32)])
+@pytest.mark.parametrize("has_gain", [False, True])
+def test_rows_are_rotated_in_blocks(k: int, rotation: int, has_gain: bool) -> None:
+    x, gain = random(3, k), random(k, seed=2) if has_gain else None
+    wanted = x.double() if gain is None else x.double() * gain
+    wanted = wanted if rotation == 1 else rotate(wanted, rotation)
+    close(rotate_rows(x, gain, rotation, torch.float32, planes=False), wanted, 1e-6)
+    planes = rotate_rows(x, gain, rotation, torch.float32, planes=True)
+    assert planes.shape == (3, 32, k // 32)
+    close(dense_rows(planes), wanted, 1e-6)
+
+
+@pytest.mark.parametrize("k", [1, 45, 300])
+def test_rows_for_dense_weights_have_any_width(k: int) -> None:
+    x, gain = random(2, k), random(k, seed=2)
+    found = rotate_rows(x, gain, 1, torch.float16, planes=False)
+    assert torch.equal(found, rotate_rows_ref(x, gain, 1, torch.float16, planes=False))
+
+
+@pytest.mark.parametrize(("k", "rotation"), [(512, 256), (96, 32), (896, 128)])
+def test_levels_are_those_of_float64_but_at_a_half(k: int, rotation: int) -> None:
+    x, gain = random(5, k), random(k, seed=2)
+    found = quantize_rows(x, gain, rotation)
+    wanted = quantize_rows_ref(x.double(), gain.double(), rotation)
+    close(found.scale, wanted.scale, 1e-6)
+    levels, exact = (one.words.contiguous().view(torch.int8).int() for one in (found, wanted))
+    assert int((levels - exact).abs().max()) <= 1
+    assert float((levels != exact).float().mean()) < 1e-3
+    close(dense_rows(found), rotate(x.double() * gain, rotation), 0.5 / 127)
+
+
+@pytest.mark.parametrize("has_gain", [False, True])
+def test_without_a_rotation_levels_and_scales_are_those_of_the_reference_bit_for_bit(has_gain: bool) -> None:
+    x, gain = random(4, 1056), random(1056, seed=2) if has_gain else None
+    # The reference on the CPU: torch divides by a number on a GPU by multiplying with its rounded inverse.
+    found, wanted = quantize_rows(x, gain, 1), quantize_rows_ref(x.cpu(), None if gain is None else gain.cpu(), 1)
+    assert torch.equal(found.words.cpu(), wanted.words)
+    assert torch.equal(found.scale.cpu(), wanted.scale)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_is_seen_in_the_scale_of_its_group_alone(bad: float) -> None:
+    x = random(2, 96)
+    clean = quantize_rows(x, None, 1)
+    x[1, 40] = bad
+    found = quantize_rows(x, None, 1)
+    assert found.scale.isfinite().tolist() == [[True, True, True], [True, False, True]]
+    assert torch.equal(found.words[:, :, [0, 2]], clean.words[:, :, [0, 2]])
+
+
+def test_a_group_of_zeros_has_scale_0_and_level_0() -> None:
+    x = random(2, 96)
+    x[1, 32:64] = 0
+    found = quantize_rows(x, None, 1)
+    assert float(found.scale[1, 1]) == 0
+    assert not found.words[1, :, 1].any()
+    assert int(found.words.contiguous().view(torch.int8).int().abs().max()) == 127
+
+
+def test_halves_round_to_even() -> None:
+    x = torch.zeros(1, 32, device=DEVICE)
+    x[0, :5] = torch.tensor([127.0, 0.5, 1.5, 2.5, -0.5])
+    levels = dense_rows(quantize_rows(x, None, 1))[0, :5]
+    assert levels.tolist() == [127, 0, 2, 2, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bit_activations_are_read_as_they_are(dtype: torch.dtype) -> None:
+    x = random(2, 128).to(dtype)
+    wide = x.float()
+    assert torch.equal(quantize_rows(x, None, 128).words, quantize_rows(wide, None, 128).words)
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    x, gain = random(16, 288), random(288, seed=2)
+    together = quantize_rows(x, gain, 32)
+    for m in (0, 7, 15):
+        alone = quantize_rows(x[m : m + 1].contiguous(), gain, 32)
+        assert torch.equal(alone.words[0], together.words[m])
+        assert torch.equal(alone.scale[0], together.scale[m])

@@ -1,0 +1,98 @@
+"""The residual stream: embeddings in every format, and norms that follow a branch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from kernel_data import DEVICE, close, packed, poisoned, random
+
+from runner.kernels.add_norm import add_normed, squares
+from runner.kernels.embedding import embed, embed_ref
+from runner.kernels.grids import FORMATS
+from runner.kernels.pack import concatenate, dequantize_ref, packed_matrix
+from runner.kernels.values import Squares
+from runner.quant.mq.rotation import unrotate
+
+
+@pytest.fixture(autouse=True)
+def poison() -> Iterator[None]:
+    with poisoned():
+        yield
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("k", "rotation"), [(512, 256), (96, 32), (64, 1)])
+def test_packed_rows_are_decoded_and_rotated_back(form: str, k: int, rotation: int) -> None:
+    w = packed(form, 40, k, rotation)
+    tokens = torch.tensor([3, 39, 0, 3], device=DEVICE)
+    h, of_h = embed(tokens, w, 1.5, 1e-5)
+    rows = dequantize_ref(w).double()[tokens]
+    wanted = 1.5 * (rows if rotation == 1 else unrotate(rows, rotation))
+    close(h, wanted)
+    close(of_h.parts.sum(1), wanted.square().sum(1))
+    assert (of_h.size, of_h.eps) == (k, 1e-5)
+    close(embed_ref(tokens, w, 1.5), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("k", [45, 300])
+def test_dense_rows_are_looked_up(dtype: torch.dtype, k: int) -> None:
+    w, tokens = random(20, k).to(dtype), torch.tensor([19, 0], device=DEVICE)
+    h, of_h = embed(tokens, w, 2.0, 1e-6)
+    assert torch.equal(h, embed_ref(tokens, w, 2.0))
+    close(of_h.parts.sum(1), h.double().square().sum(1))
+
+
+@pytest.mark.parametrize("kind", ["dense", "mq4", "mq8"])
+def test_a_token_that_is_none_gives_a_row_of_nan_and_reads_nothing(kind: str) -> None:
+    w = random(20, 96) if kind == "dense" else packed(kind, 20, 96, 32)
+    tokens = torch.tensor([5, -1, 20, 2**40, 19], device=DEVICE)
+    h, of_h = embed(tokens, w, 1.5, 1e-5)
+    is_known = torch.tensor([True, False, False, False, True], device=DEVICE)
+    assert torch.equal(h.isnan().all(1), ~is_known)
+    assert torch.equal(of_h.parts.isnan().all(1), ~is_known)
+    close(h[is_known], embed_ref(tokens[is_known], w, 1.5))
+    assert torch.equal(embed_ref(tokens, w, 1.5).isnan(), h.isnan())
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_is_stored_is_decoded_as_the_format_says(form: str) -> None:
+    w = torch.randn(9, 64, generator=torch.Generator().manual_seed(3))
+    encoded = FORMATS[form].encode(w)
+    stored = packed_matrix(encoded, FORMATS[form], 1, torch.device("cpu"))
+    assert stored.shape == (9, 64)
+    assert torch.equal(dequantize_ref(stored), FORMATS[form].decode(encoded, (9, 64)))
+
+
+def test_joined_matrices_keep_their_own_exponents() -> None:
+    parts = [packed("mq4", 5, 64, seed=seed) for seed in range(2)]
+    parts[1].row_scale.mul_(4096)
+    assert torch.equal(dequantize_ref(concatenate(parts)), torch.cat([dequantize_ref(one) for one in parts]))
+
+
+@pytest.mark.parametrize("k", [45, 1100])
+def test_a_branch_is_normed_and_added(k: int) -> None:
+    h, y, gain = random(4, k), random(4, k, seed=2) * 3, random(k, seed=3)
+    parts = torch.stack([part.square().sum(1) for part in y.chunk(3, 1)], 1)
+    rstd = (y.double().square().mean(1, keepdim=True) + 1e-5).rsqrt()
+    wanted = h.double() + y.double() * rstd * gain
+    after = add_normed(h, y, Squares(parts=parts, size=k, eps=1e-5), gain)
+    close(h, wanted)
+    close(after.parts.sum(1), wanted.square().sum(1))
+    close(squares(h, 1e-5).parts.sum(1), wanted.square().sum(1))
+
+
+def test_rows_of_a_stream_do_not_depend_on_the_others() -> None:
+    gain = random(600, seed=3)
+
+    def run(first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
+        h, y = (random(16, 600, seed=seed)[first:last].contiguous() for seed in (1, 2))
+        after = add_normed(h, y, squares(y, 1e-5), gain)
+        return h, after.parts
+
+    together = run(0, 16)
+    for m in (0, 9, 15):
+        for alone, all_rows in zip(run(m, m + 1), together, strict=True):
+            assert torch.equal(alone[0], all_rows[m])
