@@ -181,6 +181,8 @@ def load_backend(
             emit(Progress("load", percent, 100, "%"))
 
     backend = backend_module(choice.name).load(files, made.options, report, cancel)
+    if backend.info.note:
+        emit(Notice("info", backend.info.note))
     if context:
         record_load(context.history, record_of(made, backend.memory()))
     return backend, choice.reason

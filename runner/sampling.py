@@ -89,12 +89,16 @@ def _greedy(logits: NDArray[np.float32]) -> int:
 def _check(top: float) -> None:
     """Refuse logits by their largest, `top`: it is NaN if any of them is."""
     if not math.isfinite(top):
-        what = {math.inf: "+inf", -math.inf: "all -inf"}.get(top, "NaN")
-        raise BadModelFile(
-            f"The model's logits are {what}, so no token can be chosen.",
-            hint="The model file is damaged, or its weights overflow here: verify the file, or try another "
-            "quantization, --kv-type f32 or another --backend.",
-        )
+        raise bad_logits({math.inf: "+inf", -math.inf: "all -inf"}.get(top, "NaN"))
+
+
+def bad_logits(what: str = "not finite") -> BadModelFile:
+    """The error for logits that no token can be chosen from."""
+    return BadModelFile(
+        f"The model's logits are {what}, so no token can be chosen.",
+        hint="The model file is damaged, or its weights overflow here: verify the file, or try another "
+        "quantization, --kv-type f32 or another --backend.",
+    )
 
 
 # --- filters ---------------------------------------------------------------------------------------------------------

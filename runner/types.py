@@ -82,7 +82,8 @@ class ModelInfo:
 
     context_length: what the model was trained for; n_ctx: what is allocated now (tokens).
     quantization: the name of the weight format, e.g. "Q8_0", "BF16", "MQ4".
-    device: where it runs, for people: "CPU (2 threads)", "NVIDIA H200".
+    device: where it runs, for people: "CPU (2 threads)", "NVIDIA H200". note: what its user should know of that, a
+    sentence or two, or nothing.
     """
 
     name: str
@@ -100,6 +101,7 @@ class ModelInfo:
     chat_template: str | None
     bos_token: str
     eos_token: str
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,10 +111,11 @@ class MemoryUse:
     weights_bytes: int
     kv_cache_bytes: int
     workspace_bytes: int
+    graphs_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        return self.weights_bytes + self.kv_cache_bytes + self.workspace_bytes
+        return self.weights_bytes + self.kv_cache_bytes + self.workspace_bytes + self.graphs_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ SAYS = {
     "chat.py": "Lima",
     "compare.py": "mq4: KL divergence 0.",
     "convert.py": "Lima",
+    "fusion.py": "mq4: largest difference",
     "perplexity.py": "perplexity",
     "stop_and_think.py": "thought: 2 and 2\nanswer: Four.",
     "survive_a_crash.py": "loaded again: demo",

@@ -126,8 +126,8 @@ def test_native_holds_weights_in_its_own_types() -> None:
     assert on_cpu.weights_bytes == 4 * QWEN3_8B.num_parameters == 2 * on_gpu.weights_bytes
     assert on_cpu.kv_cache_bytes == 2 * on_gpu.kv_cache_bytes
     assert estimate(Q4, LoadOptions(), machine(64), "native").kv_type == "f32"
-    packed = dataclasses.replace(Q4, format="packed")  # unpacked as it is read
-    assert estimate(packed, LoadOptions(), machine(64, 40), "native").need.weights_bytes == on_gpu.weights_bytes
+    packed = dataclasses.replace(Q4, format="packed")  # stays so on a GPU, and is unpacked as it is read on a CPU
+    assert estimate(packed, LoadOptions(), machine(64, 40), "native").need.weights_bytes == packed.weights_bytes
     assert estimate(packed, LoadOptions(), machine(64), "native").need.weights_bytes == on_cpu.weights_bytes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from runner.errors import BadModelFile, UnsupportedModel
-from runner.model_config import num_parameters, parse_model_config
+from runner.model_config import SUPPORTED_MODEL_TYPES, num_parameters, parse_model_config
 from runner.model_config.shape import LayerCache, Shape
 from runner.model_config.shapes import KNOWN_FAMILIES, config_shape
 
@@ -84,10 +85,13 @@ def test_what_the_native_backend_runs_is_counted_alike(name: str, shared_data: P
     try:
         parsed = parse_model_config(config)
     except UnsupportedModel:
-        assert config["model_type"] not in ("llama", "mistral", "qwen2", "qwen3")
+        assert config["model_type"] not in SUPPORTED_MODEL_TYPES
         return
     shape = config_shape(config)
-    assert shape.num_parameters == shape.num_active_parameters == num_parameters(parsed)
+    if "vocab_size" not in config:  # an estimate infers it then
+        parsed = dataclasses.replace(parsed, vocab_size=shape.vocab_size)
+    assert shape.num_parameters == num_parameters(parsed)
+    assert (shape.num_active_parameters < shape.num_parameters) == (parsed.experts is not None)
     assert sum(cache.width for cache in shape.caches) == 2 * parsed.num_layers * parsed.num_kv_heads * parsed.head_dim
     assert (shape.context_length, shape.vocab_size) == (parsed.max_position_embeddings, parsed.vocab_size)
 
@@ -189,6 +193,11 @@ def test_small_models_of_every_family_are_counted_as_transformers_counts_them(
     if model_type in ("olmo2", "phi3", "granite", "smollm3", "llama"):
         del config["head_dim"]
     assert config_shape(config).num_parameters == count_by_transformers(config)
+
+
+def test_the_number_of_experts_is_found_under_the_name_that_transformers_5_writes() -> None:
+    config = {"model_type": "qwen3_moe", **SMALL, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    assert config_shape({**config, "num_local_experts": 6}) == config_shape({**config, "num_experts": 6})
 
 
 # --- what is not known, and what makes no sense ----------------------------------------------------------------------

@@ -12,26 +12,39 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runner.backends.native.blocks import Decoder, Layer, Pass
+from runner.backends.native.blocks import Decoder, GatedMlp, Layer, Pass
 from runner.quant.mq.rotation import rotate
 
 
 @dataclass(frozen=True)
 class Group:
     """Matrices of a layer that read one input. before: the norm whose input is the residual stream that their output
-    is added to, or "" when it is not added to it."""
+    is added to as it is, or "" when it is not."""
 
     matrices: tuple[str, ...]
     before: str = ""
 
 
-# In the order of a forward pass.
-GROUPS = (
-    Group(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
-    Group(("self_attn.o_proj",), before="input_layernorm"),
-    Group(("mlp.gate_proj", "mlp.up_proj")),
-    Group(("mlp.down_proj",), before="post_attention_layernorm"),
-)
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_JOINED_QKV = ("self_attn.qkv_proj",)
+_O = ("self_attn.o_proj",)
+_GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+_JOINED_GATE_UP = ("mlp.gate_up_proj",)
+_DOWN = ("mlp.down_proj",)
+# Whatever the layer, the matrices that it may have.
+MATRICES = (*_QKV, *_JOINED_QKV, *_O, *_GATE_UP, *_JOINED_GATE_UP, *_DOWN)
+
+
+def groups_of(layer: Layer) -> tuple[Group, ...]:
+    """The groups of a layer without experts, in the order of a forward pass."""
+    assert isinstance(layer.mlp, GatedMlp)
+    norms = layer.norms
+    return (
+        Group(_JOINED_QKV if layer.self_attn.is_joined else _QKV),
+        Group(_O, before=norms.before_attention or "" if norms.after_attention is None else ""),
+        Group(_JOINED_GATE_UP if layer.mlp.is_joined else _GATE_UP),
+        Group(_DOWN, before=norms.before_mlp or "" if norms.after_mlp is None else ""),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +68,7 @@ class _Stub:
     """A KvCache for passes that begin at position 0 and are not continued: it keeps nothing."""
 
     length = 0
+    n_ctx = 0
 
     def put(self, _layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         return keys, values

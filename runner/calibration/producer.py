@@ -23,7 +23,7 @@ from runner.backends.native.blocks import Layer
 from runner.backends.native.model_files import chat_template, tokenizer_path
 from runner.backends.native.placement import is_out_of_memory
 from runner.backends.native.tokenizer import HuggingFaceTokenizer
-from runner.calibration.moments import GROUPS, Group, measure, run_layer, target
+from runner.calibration.moments import MATRICES, Group, groups_of, measure, run_layer, target
 from runner.calibration.own_text import own_text
 from runner.calibration.text import GivenText, not_calibrated, read_text, text_starts
 from runner.errors import DoesNotFit, UnsupportedModel, UsageError
@@ -33,9 +33,9 @@ from runner.quant.mq.formats import TENSOR_FORMATS
 from runner.quant.mq.gptq import round_with_feedback
 from runner.quant.mq.grid import GridFormat
 from runner.quant.mq.packed_file import PackedFile
-from runner.quant.mq.plain import encode, not_finite
+from runner.quant.mq.plain import PlainProducer, encode, not_finite
 from runner.quant.mq.plan import PackedPlan, TensorPlan
-from runner.quant.mq.producer import OnStage
+from runner.quant.mq.producer import OnStage, Producer
 from runner.quant.mq.rotation import unrotate
 from runner.quant.mq.source import PackedSource
 from runner.quant.mq.tensor_format import Encoded
@@ -119,15 +119,24 @@ class CalibratedProducer:
         )
 
 
-def calibrated(text: Path | None, n_tokens: int) -> Callable[[PackedSource, torch.device], CalibratedProducer]:
+def calibrated(
+    text: Path | None, n_tokens: int, *, on_refusal: Callable[[str], None] | None = None
+) -> Callable[[PackedSource, torch.device], Producer]:
     """What makes the producer of a source: see CalibratedProducer for the arguments.
 
-    The result raises UsageError for a text that cannot be read, UnsupportedModel for a source without a tokenizer.
+    on_refusal: is told why a model cannot be calibrated, and it is rounded without; None refuses it. The result raises
+    UsageError for a text that cannot be read, UnsupportedModel for a source without a tokenizer or one that is refused.
     """
     if text is not None and not text.is_file():
         raise UsageError(f"{text} is not a file.", hint="Give a text file to --calibrate.")
 
-    def make(source: PackedSource, device: torch.device) -> CalibratedProducer:
+    def make(source: PackedSource, device: torch.device) -> Producer:
+        if source.config.experts is not None:
+            reason = f"{source.name} has experts, and a model that has them cannot be calibrated"
+            if on_refusal is None:
+                raise not_calibrated(f"{reason}.")
+            on_refusal(f"{reason}: it is rounded without.")
+            return PlainProducer(device=device)
         tokenizer = HuggingFaceTokenizer(tokenizer_path(source.companions), source.config.vocab_size)
         count, length = windows_of(source.config, n_tokens)
 
@@ -161,7 +170,7 @@ def _config(plan: PackedPlan) -> ModelConfig:
 
 def _is_calibrated(tensor: TensorPlan) -> bool:
     """Whether it is a matrix of a layer in a format that error feedback can round to."""
-    is_in_layer = any(tensor.name.endswith(f".{name}.weight") for group in GROUPS for name in group.matrices)
+    is_in_layer = any(tensor.name.endswith(f".{name}.weight") for name in MATRICES)
     return is_in_layer and isinstance(TENSOR_FORMATS.get(tensor.format), GridFormat)
 
 
@@ -187,6 +196,7 @@ class _Work:
         self._by_name = plan.by_name
         with torch.device("meta"):
             self._decoder = build(_config(plan))
+        self._groups = groups_of(cast(Layer, self._decoder.model.layers[0]))  # every layer's are the same
         widest = max(plan.config.hidden_size, plan.config.intermediate_size)
         self._batch = max(1, _BATCH_WEIGHTS[device.type] // (widest * _LENGTH))
 
@@ -197,15 +207,16 @@ class _Work:
                 yield tensor.name, encode(tensor, self._weights, self._device, self._plan.largest_f32_bytes // 2)
 
     def layers(self, ids: Tensor) -> Iterator[tuple[str, Encoded]]:
-        embedding = to_float(self._weights.read(EMBEDDINGS), self._device)
-        of_model = nn.functional.embedding(ids, embedding)
-        del embedding
+        embed = copy.deepcopy(self._decoder.model.embed_tokens)
+        embed.weight = nn.Parameter(to_float(self._weights.read(EMBEDDINGS), self._device), requires_grad=False)
+        of_model = embed(ids)
+        del embed
         of_copy = of_model.clone()
         done, total = 0, sum(self._by_name[name].source_bytes for name in self._in_layers())
         for index in range(self._plan.config.num_layers):
             model = self._layer(index)
             rounded = copy.deepcopy(model)
-            for group in GROUPS:
+            for group in self._groups:
                 names = self._names(index, group)
                 yield from self._group(index, group, (model, of_model), (rounded, of_copy))
                 done += sum(self._by_name[name].source_bytes for name in names)
@@ -217,7 +228,8 @@ class _Work:
                     of_copy[span] = run_layer(self._decoder, rounded, index, of_copy[span])
 
     def _in_layers(self) -> list[str]:
-        return [name for i in range(self._plan.config.num_layers) for group in GROUPS for name in self._names(i, group)]
+        layers = range(self._plan.config.num_layers)
+        return [name for index in layers for group in self._groups for name in self._names(index, group)]
 
     def _names(self, index: int, group: Group) -> list[str]:
         return [f"model.layers.{index}.{matrix}.weight" for matrix in group.matrices]

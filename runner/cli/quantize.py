@@ -171,12 +171,12 @@ def _make_packed(path: Path, name: str, target: Path, stages: _Stages, packing: 
         force=force,
         on_stage=stages.show,
         on_note=stages.outside(render.warn),
-        make_producer=_calibration(name, packing),
+        make_producer=_calibration(name, packing, stages.outside(render.warn)),
     )
 
 
-def _calibration(name: str, packing: _Packing) -> MakeProducer | None:
-    """How a model of that recipe is calibrated: as asked for, else where it is worth the time."""
+def _calibration(name: str, packing: _Packing, on_refusal: Callable[[str], None]) -> MakeProducer | None:
+    """How a model of that recipe is calibrated: as asked for, else where it is worth the time and can be done."""
     asked = packing.calibrate is not None or packing.calibration_tokens is not None
     from runner.quant.mq.recipe import CALIBRATED
 
@@ -184,7 +184,8 @@ def _calibration(name: str, packing: _Packing) -> MakeProducer | None:
         return None
     from runner.calibration.producer import DEFAULT_TOKENS, calibrated
 
-    return calibrated(packing.calibrate, packing.calibration_tokens or DEFAULT_TOKENS)
+    n_tokens = packing.calibration_tokens or DEFAULT_TOKENS
+    return calibrated(packing.calibrate, n_tokens, on_refusal=None if asked else on_refusal)
 
 
 def _source_path(text: str, offline: bool | None, *, as_json: bool) -> Path:

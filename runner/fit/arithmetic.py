@@ -158,10 +158,10 @@ def _kv_type(options: LoadOptions, backend: BackendName, *, on_gpu: bool) -> KvT
 def _weights_bytes(facts: ModelFacts, backend: BackendName, *, on_gpu: bool) -> int:
     """What the weights take once they are loaded: the one place that knows what each backend makes of a file.
 
-    llama.cpp keeps them as the file has them. native holds all of them in float32 on a CPU and in bfloat16 on a GPU:
-    packed ones are unpacked as they are read.
+    llama.cpp keeps them as the file has them. native holds all of them in float32 on a CPU; on a GPU packed ones stay
+    packed and all others are bfloat16.
     """
-    if backend != "native" or not facts.num_parameters:
+    if backend != "native" or not facts.num_parameters or (on_gpu and facts.format == "packed"):
         return facts.weights_bytes
     return (2 if on_gpu else 4) * facts.num_parameters
 

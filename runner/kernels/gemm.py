@@ -87,7 +87,7 @@ def _gemm_packed(
 class Gemm:
     """A launch of one of the kernels. x: [M, K] for dense weights, planes [M, 32, K / 32] for packed ones.
 
-    tile: columns that one program stores.
+    n_tiles: programs along N, each of which has a part of every row.
     """
 
     x: Tensor
@@ -104,24 +104,24 @@ class Gemm:
         return len(self.x)
 
     @property
-    def tile(self) -> int:
-        return _BN // 2 if self.pair else _BN
+    def n_tiles(self) -> int:
+        return -(-self.pair // (_BN // 2)) if self.pair else -(-self.w.shape[0] // _BN)
 
-    def launch(
-        self, epilogue: Callable[..., Any], args: tuple[Any, ...], config: tuple[Any, ...], n_tiles: int
-    ) -> None:
+    def run(self, epilogue: Callable[..., Any], args: tuple[Any, ...], config: tuple[Any, ...]) -> None:
+        """epilogue: a program (epilogues.py) with its arguments and constants."""
         m, (n, k) = len(self.x), self.w.shape
         bm = min(_BM, max(16, triton.next_power_of_2(m)))
-        grid = (triton.cdiv(m, bm) * n_tiles,)
+        grid = (triton.cdiv(m, bm) * self.n_tiles,)
         if isinstance(self.w, Tensor):
             _gemm_dense[grid](
-                self.w, self.x, m, n, k, n_tiles, args,
+                self.w, self.x, m, n, k, self.n_tiles, args,
                 EPILOGUE=epilogue, CONFIG=config, PAIR=self.pair, BM=bm, BN=_BN, BK=_BK,
                 num_warps=_WARPS, num_stages=_STAGES, **OPTIONS,
             )  # fmt: skip
             return
         _gemm_packed[grid](
-            self.w.packed, self.w.scale, self.w.row_scale, table(self.x.device), self.x, m, n, k // 32, n_tiles, args,
+            self.w.packed, self.w.scale, self.w.row_scale, table(self.x.device), self.x, m, n, k // 32, self.n_tiles,
+            args,
             EPILOGUE=epilogue, CONFIG=config, PAIR=self.pair, FORMAT=self.w.format, WORDS=self.w.packed.shape[1],
             BM=bm, BN=_BN, BG=_BG, num_warps=_WARPS, num_stages=_STAGES, **OPTIONS,
         )  # fmt: skip

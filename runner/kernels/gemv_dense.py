@@ -26,28 +26,33 @@ def _gemv_dense(
     EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr,
     ROWS: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    tile = tl.program_id(0)
+    n_parts = tl.cdiv(M, ROWS)
+    tile = tl.program_id(0) // n_parts
+    first_row = tl.program_id(0) % n_parts * ROWS
     w_row, w_ok, n, n2, n_ok = columns(tile, N, PAIR, BN)
-    m = tl.arange(0, ROWS)
-    acc = tl.zeros((ROWS, BN, BK), tl.float32)
+    row = w_row[:, None].to(tl.int64) + tl.zeros((BN, BK), tl.int64)
+    sums = ()
+    for _ in tl.static_range(ROWS):
+        sums = sums + (tl.zeros((BN, BK), tl.float32),)
     for first in range(0, K, BK):
-        k = first + tl.arange(0, BK)
-        k_ok = k < K
-        at = w_row[:, None].to(tl.int64) * K + k[None, :]
-        weights = tl.load(w + at, mask=w_ok[:, None] & k_ok[None, :], other=0.0, eviction_policy="evict_first")
-        rows = tl.load(x + m[:, None] * K + k[None, :], mask=(m < M)[:, None] & k_ok[None, :], other=0.0)
-        acc = tl.fma(weights.to(tl.float32)[None, :, :] + tl.zeros_like(acc), rows.to(tl.float32)[:, None, :], acc)
-    by_row = tl.sum(acc, 2)
-    for row in tl.static_range(ROWS):
-        one = tl.sum(tl.where((m == row)[:, None], by_row, 0.0), 0)
-        lo, hi = streams(one[None, :], PAIR, 1, BN)
-        numbers = row + tl.arange(0, 1)
-        EPILOGUE(lo, hi, numbers, numbers < M, n, n2, n_ok, tile, args, CONFIG)
+        k = first + tl.arange(0, BK)[None, :] + tl.zeros((BN, BK), tl.int32)
+        ok = w_ok[:, None] & (k < K)
+        weights = tl.load(w + row * K + k, mask=ok, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        more = ()
+        for m in tl.static_range(ROWS):
+            at = (first_row + m) + tl.zeros_like(k)
+            values = tl.load(x + at * K + k, mask=ok & (at < M), other=0.0).to(tl.float32)
+            more = more + (tl.fma(weights, values, sums[m]),)
+        sums = more
+    for m in tl.static_range(ROWS):
+        lo, hi = streams(tl.sum(sums[m], 1)[None, :], PAIR, 1, BN)
+        rows = first_row + m + tl.arange(0, 1)
+        EPILOGUE(lo, hi, rows, rows < M, n, n2, n_ok, tile, args, CONFIG)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GemvDense:
-    """A launch of the kernel. tile: columns that one program stores."""
+    """A launch of the kernel. n_tiles: programs along N, each of which has a part of every row."""
 
     x: Tensor
     w: Tensor
@@ -64,29 +69,29 @@ class GemvDense:
         return len(self.x)
 
     @property
-    def tile(self) -> int:
-        return _BN // 2 if self.pair else _BN
+    def n_tiles(self) -> int:
+        return -(-self.pair // (_BN // 2)) if self.pair else -(-self.w.shape[0] // _BN)
 
-    def launch(
-        self, epilogue: Callable[..., Any], args: tuple[Any, ...], config: tuple[Any, ...], n_tiles: int
-    ) -> None:
+    def run(self, epilogue: Callable[..., Any], args: tuple[Any, ...], config: tuple[Any, ...]) -> None:
+        """epilogue: a program (epilogues.py) with its arguments and constants."""
         n, k = self.w.shape
-        _gemv_dense[(n_tiles,)](
+        rows = min(_ROWS, triton.next_power_of_2(len(self.x)))
+        _gemv_dense[(self.n_tiles * -(-len(self.x) // rows),)](
             self.w, self.x, len(self.x), n, k, args,
             EPILOGUE=epilogue, CONFIG=config, PAIR=self.pair,
-            ROWS=triton.next_power_of_2(len(self.x)), BN=_BN, BK=min(_BK, triton.next_power_of_2(k)),
+            ROWS=rows, BN=_BN, BK=min(_BK, triton.next_power_of_2(k)),
             num_warps=_WARPS, **OPTIONS,
         )  # fmt: skip
 
 
-# One choice for every M, since the order of summation follows from it.
-_BN, _BK, _WARPS = 4, 256, 4
+# One choice for every M, since the order of summation follows from it; more than 8 rows are two programs.
+_BN, _BK, _WARPS, _ROWS = 4, 256, 4, 8
 
 
 def variants() -> Iterator[Variant]:
     for program, rows, config in (
         (epilogues.store, 1, (512, 512, False)),
-        (epilogues.add_residual, 16, (0, 0, True)),
+        (epilogues.add_residual, 8, (0, 0, True)),
     ):
         yield Variant(
             name=f"gemv_dense {program.__name__} M={rows}",

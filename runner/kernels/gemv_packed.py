@@ -1,8 +1,8 @@
 """Packed weights times 1 to 16 rows of int8 activations: the product of decoding and of verifying drafts.
 
 y[m, n] = row_scale[n] * sum over groups g of scale[n, g] * x.scale[m, g] * sum over g of level * x level. The inner sum
-is exact (int32); the outer one is float32 and in one order for every M. A program computes BN columns for all rows
-and hands each row to the epilogue by itself. Weights are read once, in planes, so that neighbouring lanes read
+is exact (int32); the outer one is float32 and in one order for every M. A program computes BN columns for up to 8
+rows and hands each row to the epilogue by itself. Weights are read once, in planes, so that neighbouring lanes read
 neighbouring words; the words of a group are accumulated by chained dp4a and scaled once. The reference is
 matmul.linear_ref. It knows nothing of what an epilogue does.
 """
@@ -24,19 +24,27 @@ from runner.kernels.values import MOST_ROWS, OPTIONS, Int8Rows, PackedMatrix, is
 
 
 @triton.jit
-def _add_quads(
-    total, group, ok, levels, x_group, x_ok, n_groups, j, FORMAT: tl.constexpr, NVIDIA: tl.constexpr
-):  # fmt: skip
-    """total [ROWS, BN, BG] plus the products of quads j and j + 4 of each group."""
-    low, high = load_quads(group, n_groups, ok, levels, j, FORMAT, NVIDIA)
-    x_low = tl.load(x_group + j * n_groups, mask=x_ok, other=0)
-    x_high = tl.load(x_group + (j + 4) * n_groups, mask=x_ok, other=0)
-    total = dot4(
-        tl.broadcast_to(low[None, :, :], total.shape), tl.broadcast_to(x_low[:, None, :], total.shape), total, NVIDIA
-    )
-    return dot4(
-        tl.broadcast_to(high[None, :, :], total.shape), tl.broadcast_to(x_high[:, None, :], total.shape), total, NVIDIA
-    )
+def _all_quads(group, stride, ok, levels, FORMAT: tl.constexpr, NVIDIA: tl.constexpr):
+    """The levels of a group's eight quads, as int8 in int32s: a tuple of eight [BN, BG]."""
+    low = ()
+    high = ()
+    for j in tl.static_range(4):
+        a, b = load_quads(group, stride, ok, levels, j, FORMAT, NVIDIA)
+        low = low + (a,)
+        high = high + (b,)
+    return low + high
+
+
+@triton.jit
+def _row_total(quads, x_group, stride, ok, NVIDIA: tl.constexpr):
+    """The sums of level * x level over each group [BN, BG] int32, x_group [BN, BG] pointing at the groups of one row.
+
+    Every lane reads the words of x that it multiplies by: they are in the L1 cache, and no lane waits for another.
+    """
+    total = tl.zeros(ok.shape, tl.int32)
+    for q in tl.static_range(8):
+        total = dot4(quads[q], tl.load(x_group + q * stride, mask=ok, other=0), total, NVIDIA)
+    return total
 
 
 @triton.jit
@@ -45,38 +53,37 @@ def _gemv_packed(
     EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, FORMAT: tl.constexpr, WORDS: tl.constexpr,
     ROWS: tl.constexpr, BN: tl.constexpr, BG: tl.constexpr, NVIDIA: tl.constexpr,
 ):  # fmt: skip
-    tile = tl.program_id(0)
+    n_parts = tl.cdiv(M, ROWS)
+    tile = tl.program_id(0) // n_parts
+    first_row = tl.program_id(0) % n_parts * ROWS
     w_row, w_ok, n, n2, n_ok = columns(tile, N, PAIR, BN)
-    m = tl.arange(0, ROWS)
-    acc = tl.zeros((ROWS, BN, BG), tl.float32)
+    row = w_row[:, None].to(tl.int64) + tl.zeros((BN, BG), tl.int64)
+    sums = ()
+    for _ in tl.static_range(ROWS):
+        sums = sums + (tl.zeros((BN, BG), tl.float32),)
     for first in range(0, n_groups, BG):
-        g = first + tl.arange(0, BG)
-        g_ok = g < n_groups
-        ok = w_ok[:, None] & g_ok[None, :]
-        group = packed + w_row[:, None].to(tl.int64) * (WORDS * n_groups) + g[None, :]
-        code = tl.load(scale + w_row[:, None].to(tl.int64) * n_groups + g[None, :], mask=ok, other=0)
-        x_ok = (m < M)[:, None] & g_ok[None, :]
-        x_group = x + m[:, None] * (8 * n_groups) + g[None, :]
-        total = tl.zeros((ROWS, BN, BG), tl.int32)
-        if NVIDIA:
-            for j in tl.static_range(4):
-                total = _add_quads(total, group, ok, levels, x_group, x_ok, n_groups, j, FORMAT, NVIDIA)
-        else:  # unrolled, the portable form would need more registers than there are
-            for j in range(4):
-                total = _add_quads(total, group, ok, levels, x_group, x_ok, n_groups, j, FORMAT, NVIDIA)
-        factor = tl.load(x_scale + m[:, None] * n_groups + g[None, :], mask=x_ok, other=0.0)
-        acc = tl.fma(total.to(tl.float32), scale_value(code)[None, :, :] * factor[:, None, :], acc)
-    by_row = tl.sum(acc, 2) * tl.load(row_scale + w_row, mask=w_ok, other=0.0)[None, :]
-    for row in tl.static_range(ROWS):
-        one = tl.sum(tl.where((m == row)[:, None], by_row, 0.0), 0)
-        lo, hi = streams(one[None, :], PAIR, 1, BN)
-        rows = row + tl.arange(0, 1)
+        g = first + tl.arange(0, BG)[None, :] + tl.zeros((BN, BG), tl.int32)
+        ok = w_ok[:, None] & (g < n_groups)
+        quads = _all_quads(packed + row * (WORDS * n_groups) + g, n_groups, ok, levels, FORMAT, NVIDIA)
+        unit = scale_value(tl.load(scale + row * n_groups + g, mask=ok, other=0))
+        more = ()
+        for m in tl.static_range(ROWS):
+            at = (first_row + m) + tl.zeros_like(g)
+            there = ok & (at < M)
+            total = _row_total(quads, x + at * (8 * n_groups) + g, n_groups, there, NVIDIA)
+            factor = tl.load(x_scale + at * n_groups + g, mask=there, other=0.0)
+            more = more + (tl.fma(total.to(tl.float32), unit * factor, sums[m]),)
+        sums = more
+    by_column = tl.load(row_scale + w_row, mask=w_ok, other=0.0)
+    for m in tl.static_range(ROWS):
+        lo, hi = streams((tl.sum(sums[m], 1) * by_column)[None, :], PAIR, 1, BN)
+        rows = first_row + m + tl.arange(0, 1)
         EPILOGUE(lo, hi, rows, rows < M, n, n2, n_ok, tile, args, CONFIG)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GemvPacked:
-    """A launch of the kernel. tile: columns that one program stores."""
+    """A launch of the kernel. n_tiles: programs along N, each of which has a part of every row."""
 
     x: Int8Rows
     w: PackedMatrix
@@ -91,24 +98,25 @@ class GemvPacked:
         return self.x.shape[0]
 
     @property
-    def tile(self) -> int:
-        return _BN // 2 if self.pair else _BN
+    def n_tiles(self) -> int:
+        return -(-self.pair // (_BN // 2)) if self.pair else -(-self.w.shape[0] // _BN)
 
-    def launch(
-        self, epilogue: Callable[..., Any], args: tuple[Any, ...], config: tuple[Any, ...], n_tiles: int
-    ) -> None:
+    def run(self, epilogue: Callable[..., Any], args: tuple[Any, ...], config: tuple[Any, ...]) -> None:
+        """epilogue: a program (epilogues.py) with its arguments and constants."""
         n_rows, n_groups = self.x.shape[0], self.w.packed.shape[2]
-        _gemv_packed[(n_tiles,)](
+        rows = min(_ROWS, triton.next_power_of_2(n_rows))
+        _gemv_packed[(self.n_tiles * -(-n_rows // rows),)](
             self.w.packed, self.w.scale, self.w.row_scale, table(self.w.packed.device), self.x.words, self.x.scale,
             n_rows, self.w.shape[0], n_groups, args,
             EPILOGUE=epilogue, CONFIG=config, PAIR=self.pair, FORMAT=self.w.format, WORDS=self.w.packed.shape[1],
-            ROWS=triton.next_power_of_2(n_rows), BN=_BN, BG=min(_BG, triton.next_power_of_2(n_groups)),
+            ROWS=rows, BN=_BN, BG=min(_BG, triton.next_power_of_2(n_groups)),
             NVIDIA=is_nvidia(self.w.packed), num_warps=_WARPS, **OPTIONS,
         )  # fmt: skip
 
 
-# Columns and groups of a tile: one choice for every M, since the order of summation follows from it.
-_BN, _BG, _WARPS = 8, 32, 4
+# Columns and groups of a tile: one choice for every M, since the order of summation follows from it. More than 8 rows
+# are two programs of 8 that run side by side: the second finds the weights in the L2 cache, and both have registers.
+_BN, _BG, _WARPS, _ROWS = 8, 32, 4, 8
 
 
 def variants() -> Iterator[Variant]:
@@ -116,8 +124,8 @@ def variants() -> Iterator[Variant]:
         ("mq4", epilogues.store, 1, 0, (512, 512, False)),
         ("mq4", epilogues.add_residual, 1, 0, (0, 0, False)),
         ("mq4", epilogues.gate, 1, 14336, (512, 512, False, 0)),
-        ("mq4", epilogues.gate, 16, 14336, (512, 512, False, 0)),
-        ("mq4-uniform", epilogues.add_residual, 16, 0, (0, 0, False)),
+        ("mq4", epilogues.gate, 8, 14336, (512, 512, False, 0)),
+        ("mq4-uniform", epilogues.add_residual, 8, 0, (0, 0, False)),
         ("mq6", epilogues.logits, 1, 0, (512, 512, False)),
         ("mq8", epilogues.store, 4, 0, (512, 512, True)),
     ):

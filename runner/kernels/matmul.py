@@ -86,11 +86,11 @@ def linear(
 
     x: see above. bias: [N]. squares: of the rows that x was made of; the norm's gain is in x. Returns [M, N] `dtype`.
     """
-    launch = _launch(x, w)
+    launch = product(x, w)
     out = torch.empty(launch.num_rows, w.shape[0], dtype=dtype, device=_device(w))
     norm, config = _norm(squares, out)
     args = (out, w.shape[0], norm, out if bias is None else bias)
-    launch.launch(epilogues.store, args, (*config, bias is not None), _n_tiles(launch, w))
+    launch.run(epilogues.store, args, (*config, bias is not None))
     return out
 
 
@@ -98,26 +98,26 @@ def linear_squares(
     x: Rows, w: Matrix, *, bias: Tensor | None = None, squares: Squares | None = None, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Squares]:
     """The same, with the sums of squares of the result: for a norm after the product."""
-    launch = _launch(x, w)
-    n_tiles = _n_tiles(launch, w)
+    launch = product(x, w)
+    n_tiles = launch.n_tiles
     out = torch.empty(launch.num_rows, w.shape[0], dtype=dtype, device=_device(w))
     parts = torch.empty(launch.num_rows, n_tiles, dtype=torch.float32, device=out.device)
     norm, config = _norm(squares, out)
     args = (out, w.shape[0], norm, out if bias is None else bias, parts, n_tiles)
-    launch.launch(epilogues.store_squares, args, (*config, bias is not None), n_tiles)
+    launch.run(epilogues.store_squares, args, (*config, bias is not None))
     return out, Squares(parts=parts, size=w.shape[0], eps=eps)
 
 
 def linear_residual(x: Rows, w: Matrix, h: Tensor, *, bias: Tensor | None = None, eps: float) -> Squares:
     """h += x @ w.T + bias in place, h [M, N] float32; returns the sums of squares of the new h."""
-    assert h.shape == (_num_rows(x), w.shape[0])
+    assert h.shape == (x.shape[0], w.shape[0])
     assert h.is_contiguous()
-    launch = _launch(x, w)
-    n_tiles = _n_tiles(launch, w)
+    launch = product(x, w)
+    n_tiles = launch.n_tiles
     parts = torch.empty(len(h), n_tiles, dtype=torch.float32, device=h.device)
     norm, config = _norm(None, h)
     args = (h, w.shape[0], norm, h if bias is None else bias, parts, n_tiles)
-    launch.launch(epilogues.add_residual, args, (*config, bias is not None), n_tiles)
+    launch.run(epilogues.add_residual, args, (*config, bias is not None))
     return Squares(parts=parts, size=w.shape[0], eps=eps)
 
 
@@ -131,17 +131,12 @@ def linear_gated(
     dtype: torch.dtype,
 ) -> Tensor:
     """act(x @ gate.T) * (x @ up.T), w [2 I, K] the rows of gate and then those of up; returns [M, I] `dtype`."""
-    launch = _launch(x, w, pair=w.shape[0] // 2)
+    launch = product(x, w, pair=w.shape[0] // 2)
     width = w.shape[0] // 2
     out = torch.empty(launch.num_rows, width, dtype=dtype, device=_device(w))
     norm, config = _norm(squares, out)
     args = (out, width, norm, out if bias is None else bias)
-    launch.launch(
-        epilogues.gate,
-        args,
-        (*config, bias is not None, epilogues.ACTIVATIONS[activation]),
-        triton.cdiv(width, launch.tile),
-    )
+    launch.run(epilogues.gate, args, (*config, bias is not None, epilogues.ACTIVATIONS[activation]))
     return out
 
 
@@ -162,36 +157,29 @@ class Logits:
 
 def linear_logits(x: Rows, w: Matrix, *, squares: Squares | None) -> Logits:
     """The logits x @ w.T / rms, and what their tiles say of them: greedy decoding reads no logit again."""
-    launch = _launch(x, w)
-    n_rows, n_tiles, device = launch.num_rows, _n_tiles(launch, w), _device(w)
+    launch = product(x, w)
+    n_rows, n_tiles, device = launch.num_rows, launch.n_tiles, _device(w)
     out = torch.empty(n_rows, w.shape[0], dtype=torch.float32, device=device)
     maxima = torch.empty(n_rows, n_tiles, dtype=torch.float32, device=device)
     arguments = torch.empty(n_rows, n_tiles, dtype=torch.int32, device=device)
     sums = torch.empty_like(maxima)
     norm, config = _norm(squares, out)
     args = (out, w.shape[0], norm, out, maxima, arguments, sums, n_tiles)
-    launch.launch(epilogues.logits, args, (*config, False), n_tiles)
+    launch.run(epilogues.logits, args, (*config, False))
     return Logits(values=out, maxima=maxima, arguments=arguments, sums=sums)
 
 
 # --- which kernel ----------------------------------------------------------------------------------------------------
 
 
-def _launch(x: Rows, w: Matrix, pair: int = 0) -> GemvPacked | GemvDense | Gemm:
+def product(x: Rows, w: Matrix, *, pair: int = 0) -> GemvPacked | GemvDense | Gemm:
+    """x @ w.T, to be `run` with an epilogue program. pair: the rows of w come in pairs (n, n + pair), see columns."""
     if isinstance(x, Int8Rows):
         assert not isinstance(w, Tensor), "int8 activations are for packed weights"
         return GemvPacked(x=x, w=w, pair=pair)
     if isinstance(w, Tensor) and len(x) <= MOST_ROWS:
         return GemvDense(x=x, w=w, pair=pair)
     return Gemm(x=x, w=w, pair=pair)
-
-
-def _num_rows(x: Rows) -> int:
-    return x.shape[0]
-
-
-def _n_tiles(launch: GemvPacked | GemvDense | Gemm, w: Matrix) -> int:
-    return -(-w.shape[0] // launch.tile)
 
 
 def _device(w: Matrix) -> torch.device:

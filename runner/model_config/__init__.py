@@ -8,13 +8,32 @@ from __future__ import annotations
 
 from runner.model_config.families import SUPPORTED_MODEL_TYPES
 from runner.model_config.parse import parse_model_config
-from runner.model_config.values import ModelConfig, RopeKind, RopeScaling, num_parameters
+from runner.model_config.values import (
+    Activation,
+    ExpertsConfig,
+    HeadNorm,
+    ModelConfig,
+    NormPlacement,
+    Rope,
+    RopeKind,
+    RopeName,
+    RopeScaling,
+    Routing,
+    num_parameters,
+)
 
 __all__ = [
     "SUPPORTED_MODEL_TYPES",
+    "Activation",
+    "ExpertsConfig",
+    "HeadNorm",
     "ModelConfig",
+    "NormPlacement",
+    "Rope",
     "RopeKind",
+    "RopeName",
     "RopeScaling",
+    "Routing",
     "num_parameters",
     "parse_model_config",
 ]

@@ -6,8 +6,10 @@ It knows nothing of how values are read and checked.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from runner.model_config.values import Activation, HeadNorm, NormPlacement, RopeKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,14 +18,64 @@ class Family:
 
     defaults: of keys that are missing; None of a head count means "as many as attention heads", of head_dim
     "hidden_size / num_attention_heads". own_keys: what it reads beside the common keys. attention_bias: "key" reads
-    the key for q, k, v and o; "qkv" always has it on q, k, v alone; "none" never has it.
+    the key for q, k, v and o, is_biased being its default; "qkv" always has it on q, k, v alone; "none" never has it.
+    activation, qk_norm, has_sinks, norms, norm_offset, is_joined: see ModelConfig. is_tied: when no key says it.
+    scales_embeddings: by sqrt(hidden_size). experts: see ExpertKeys. quant_methods: the compressed checkpoints that can
+    be read. fixed: keys that may only have that value.
+
+    window: which layers see `sliding_window` tokens, that being its default: "all" of them; "upper", those from
+    max_window_layers on; "pattern", all but each window_every-th. Where they are among own_keys, layer_types says
+    otherwise, and without use_sliding_window no layer has it.
+
+    rope, rope_theta: the rotary embedding of a config.json that says nothing of it. local_rope_theta: of the sliding
+    layers where they have their own. rope_names: its older names of kinds. has_partial_rope: reads
+    partial_rotary_factor. original_context: the default of original_max_position_embeddings.
     """
 
     architectures: tuple[str, ...]
     defaults: Mapping[str, int | None]
     own_keys: frozenset[str]
     attention_bias: Literal["key", "qkv", "none"]
-    qk_norm: bool = False
+    is_biased: bool = False
+    activation: Activation = "silu"
+    qk_norm: HeadNorm = "none"
+    has_sinks: bool = False
+    norms: NormPlacement = "before"
+    norm_offset: float = 0.0
+    is_joined: bool = False
+    is_tied: bool = False
+    scales_embeddings: bool = False
+    experts: ExpertKeys | None = None
+    quant_methods: tuple[str, ...] = ()
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    rms_norm_eps: float = 1e-6
+    window: Literal["none", "all", "upper", "pattern"] = "none"
+    sliding_window: int | None = 4096
+    window_every: int = 2
+    rope: Mapping[str, Any] | None = None
+    rope_theta: float = 10000.0
+    local_rope_theta: float | None = None
+    rope_names: Mapping[str, RopeKind] = field(default_factory=dict)
+    has_partial_rope: bool = False
+    original_context: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertKeys:
+    """How a family spells its mixture of experts, and what it fixes for it (see ExpertsConfig).
+
+    count: the names of the number of experts; least: the least number that makes sense. width: the name of the size of
+    one. fixed: keys that may only have that value.
+    """
+
+    count: tuple[str, ...]
+    least: int
+    width: str
+    routing: Literal["softmax_topk", "topk_softmax"]
+    activation: Literal["silu", "clamped_swiglu"]
+    has_bias: bool
+    router: Literal["gate", "router"]
+    fixed: Mapping[str, float]
 
 
 def _names(text: str) -> frozenset[str]:
@@ -51,6 +103,47 @@ _QWEN = _LLAMA | {
     "bos_token_id": None,
     "eos_token_id": None,
 }
+_QWEN_MOE = _QWEN | {
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+}
+_GPT_OSS = _QWEN | {
+    "vocab_size": 201088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 131072,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+}
+_GEMMA3 = _LLAMA | {
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+}
+_PHI3 = _LLAMA | {
+    "vocab_size": 32064,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 4096,
+    "eos_token_id": 32000,
+}
+_OLMO2 = _LLAMA | {"vocab_size": 50304, "bos_token_id": None, "eos_token_id": 50279}
 _QWEN_KEYS = _names("attention_bias use_sliding_window sliding_window max_window_layers layer_types")
 
 FAMILIES: Mapping[str, Family] = {
@@ -65,19 +158,120 @@ FAMILIES: Mapping[str, Family] = {
         defaults=_MISTRAL,
         own_keys=_names("sliding_window"),
         attention_bias="none",
+        window="all",
     ),
     "qwen2": Family(
         architectures=("Qwen2ForCausalLM",),
         defaults=_QWEN,
         own_keys=_QWEN_KEYS,
         attention_bias="qkv",
+        window="upper",
     ),
     "qwen3": Family(
         architectures=("Qwen3ForCausalLM",),
         defaults=_QWEN | {"head_dim": 128},
         own_keys=_QWEN_KEYS,
         attention_bias="key",
-        qk_norm=True,
+        qk_norm="head",
+        window="upper",
+    ),
+    "qwen3_moe": Family(
+        architectures=("Qwen3MoeForCausalLM",),
+        defaults=_QWEN_MOE,
+        own_keys=_names(
+            "attention_bias use_sliding_window sliding_window max_window_layers num_experts num_local_experts "
+            "num_experts_per_tok moe_intermediate_size norm_topk_prob decoder_sparse_step mlp_only_layers"
+        ),
+        attention_bias="key",
+        qk_norm="head",
+        window="all",
+        experts=ExpertKeys(
+            count=("num_experts", "num_local_experts"),
+            least=0,
+            width="moe_intermediate_size",
+            routing="softmax_topk",
+            activation="silu",
+            has_bias=False,
+            router="gate",
+            fixed={},
+        ),
+    ),
+    "gpt_oss": Family(
+        architectures=("GptOssForCausalLM",),
+        defaults=_GPT_OSS,
+        # The last two say again, in its maker's words, what other keys say.
+        own_keys=_names(
+            "attention_bias sliding_window layer_types num_local_experts num_experts_per_tok swiglu_alpha swiglu_limit "
+            "experts_per_token initial_context_length"
+        ),
+        attention_bias="key",
+        is_biased=True,
+        has_sinks=True,
+        window="pattern",
+        sliding_window=128,
+        experts=ExpertKeys(
+            count=("num_local_experts",),
+            least=1,
+            width="intermediate_size",
+            routing="topk_softmax",
+            activation="clamped_swiglu",
+            has_bias=True,
+            router="router",
+            fixed={"swiglu_alpha": 1.702, "swiglu_limit": 7.0},
+        ),
+        quant_methods=("mxfp4",),
+        rms_norm_eps=1e-5,
+        rope={
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "truncate": False,
+        },
+        rope_theta=150000.0,
+    ),
+    "gemma3_text": Family(
+        architectures=("Gemma3ForCausalLM",),
+        defaults=_GEMMA3,
+        # Older configs have sliding_window_pattern in place of layer_types; transformers 5 notes it with a dash before.
+        own_keys=_names(
+            "attention_bias sliding_window sliding_window_pattern _sliding_window_pattern layer_types "
+            "query_pre_attn_scalar rope_local_base_freq hidden_activation"
+        ),
+        attention_bias="key",
+        activation="gelu_tanh",
+        qk_norm="head",
+        norms="around",
+        norm_offset=1.0,
+        is_tied=True,
+        scales_embeddings=True,
+        window="pattern",
+        window_every=6,
+        rope_theta=1000000.0,
+        local_rope_theta=10000.0,
+    ),
+    "phi3": Family(
+        architectures=("Phi3ForCausalLM",),
+        defaults=_PHI3,
+        # Its maker's files name the code that transformers took over; what is fixed here is read by neither.
+        own_keys=_names("sliding_window auto_map full_attn_mod interpolate_factor"),
+        attention_bias="none",
+        is_joined=True,
+        fixed={"full_attn_mod": 1, "interpolate_factor": 1},
+        rms_norm_eps=1e-5,
+        window="all",
+        sliding_window=None,
+        rope_names={"su": "longrope", "yarn": "longrope"},
+        has_partial_rope=True,
+        original_context=4096,
+    ),
+    "olmo2": Family(
+        architectures=("Olmo2ForCausalLM",),
+        defaults=_OLMO2,
+        own_keys=_names("attention_bias"),
+        attention_bias="key",
+        qk_norm="row",
+        norms="after",
+        rms_norm_eps=1e-5,
     ),
 }
 
@@ -98,8 +292,9 @@ INERT_KEYS = _names(
     # Training alone: initial values, dropout, checkpointing.
     "initializer_range attention_dropout hidden_dropout resid_pdrop embd_pdrop gradient_checkpointing "
     # How the sums are split or cached, which kernel computes them, what is returned beside the logits.
-    "use_cache pretraining_tp chunk_size_feed_forward return_dict output_attentions output_hidden_states "
-    "attn_implementation _attn_implementation _attn_implementation_autoset _flash_attn_2_enabled "
+    "use_cache cache_implementation pretraining_tp chunk_size_feed_forward return_dict output_attentions "
+    "output_hidden_states attn_implementation _attn_implementation _attn_implementation_autoset "
+    "_flash_attn_2_enabled output_router_logits router_aux_loss_coef "
     # Labels of classification heads; a causal model has none.
     "id2label label2id num_labels problem_type task_specific_params "
     # Padding of batches, and defaults of sampling: the tokenizer's and the sampler's business.
@@ -109,5 +304,5 @@ INERT_KEYS = _names(
 
 ROPE_KEYS = _names(
     "rope_type type rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings "
-    "attention_factor beta_fast beta_slow mscale mscale_all_dim partial_rotary_factor truncate"
+    "attention_factor beta_fast beta_slow mscale mscale_all_dim partial_rotary_factor truncate short_factor long_factor"
 )

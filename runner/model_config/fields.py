@@ -43,6 +43,13 @@ def flag(source: Mapping[str, Any], key: str) -> bool:
     return bool(value)
 
 
+def numbers(source: Mapping[str, Any], key: str, count: int, low: float, high: float) -> tuple[float, ...]:
+    value = source.get(key)
+    if not isinstance(value, list) or len(value) != count:
+        raise invalid(key, value, f"It must be a list of {count} numbers.")
+    return tuple(number({key: item}, key, None, low, high) for item in value)
+
+
 def strings(source: Mapping[str, Any], key: str) -> list[str]:
     value = source.get(key)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):

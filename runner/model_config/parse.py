@@ -1,14 +1,15 @@
 """config.json to ModelConfig, by the rules of transformers for each model_type; what we do not compute is refused.
 
-The rotary embedding is rope.py's; the tables are in families.py.
+Rotary embeddings are rope.py's, windows windows.py's and experts experts.py's; the tables are in families.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from runner.errors import BadModelFile, UnsupportedModel
+from runner.model_config.experts import parse_experts
 from runner.model_config.families import COMMON_KEYS, FAMILIES, INERT_KEYS, SUPPORTED_MODEL_TYPES, Family
 from runner.model_config.fields import (
     OTHER_BACKEND,
@@ -20,15 +21,24 @@ from runner.model_config.fields import (
     strings,
     unsupported,
 )
-from runner.model_config.rope import parse_rope
-from runner.model_config.values import ModelConfig
+from runner.model_config.multimodal import text_model
+from runner.model_config.rope import parse_ropes
+from runner.model_config.values import Activation, ModelConfig
+from runner.model_config.windows import parse_window
+
+# What transformers calls them: the first in hidden_act, and in Gemma's hidden_activation.
+_ACTIVATIONS: Final[Mapping[Activation, tuple[str, ...]]] = {
+    "silu": ("silu", "swish"),
+    "gelu_tanh": ("gelu_pytorch_tanh",),
+}
 
 
 def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
-    """The ModelConfig of a config.json's contents.
+    """The ModelConfig of a config.json's contents; of a multimodal model, that of its text model.
 
     Raises UnsupportedModel, naming the key, for what we do not compute, and BadModelFile for values that make no sense.
     """
+    config = text_model(config)
     family = _family(config)
     _refuse_unsupported(config, family)
 
@@ -40,9 +50,11 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
 
     num_heads, num_layers = whole("num_attention_heads", 2**12), whole("num_hidden_layers", 2**12)
     hidden_size, max_positions = whole("hidden_size", 2**18), whole("max_position_embeddings", 2**26)
-    window, sliding_layers = _sliding_window(config, num_layers)
-    rope_theta, rope_scaling = parse_rope(config, max_positions)
-    has_bias = family.attention_bias == "key" and flag(config, "attention_bias")
+    head_dim = _head_dim(config, family, hidden_size, num_heads)
+    window, sliding_layers = parse_window(config, family, num_layers)
+    ropes = parse_ropes(config, family, head_dim, max_positions)
+    is_biased = family.is_biased if config.get("attention_bias") is None else flag(config, "attention_bias")
+    has_bias = family.attention_bias == "key" and is_biased
     return ModelConfig(
         model_type=config["model_type"],
         vocab_size=whole("vocab_size", 2**24),
@@ -51,20 +63,30 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=_num_kv_heads(config, family, num_heads),
-        head_dim=_head_dim(config, family, hidden_size, num_heads),
+        head_dim=head_dim,
         max_position_embeddings=max_positions,
-        rms_norm_eps=number(config, "rms_norm_eps", 1e-6, 0.0, 1.0),
-        rope_theta=rope_theta,
-        rope_scaling=rope_scaling,
+        rms_norm_eps=number(config, "rms_norm_eps", family.rms_norm_eps, 0.0, 1.0),
+        rope_theta=ropes["global"].theta,
+        rope_scaling=ropes["global"].scaling,
         attention_bias=has_bias or family.attention_bias == "qkv",
         attention_output_bias=has_bias,
         mlp_bias="mlp_bias" in family.own_keys and flag(config, "mlp_bias"),
         qk_norm=family.qk_norm,
         sliding_window=window,
         sliding_layers=sliding_layers,
-        tie_word_embeddings=flag(config, "tie_word_embeddings"),
+        tie_word_embeddings=_is_tied(config, family),
         bos_token_id=integer_or_none(config, "bos_token_id", family.defaults["bos_token_id"], 0, 2**24),
         eos_token_ids=_eos_token_ids(config, family),
+        experts=parse_experts(config, family, num_layers),
+        has_sinks=family.has_sinks,
+        rotary_dim=None if ropes["global"].dim == head_dim else ropes["global"].dim,
+        local_rope_theta=ropes["local"].theta if "local" in ropes else None,
+        attention_scale=_attention_scale(config, family, head_dim),
+        activation=family.activation,
+        norms=family.norms,
+        norm_offset=family.norm_offset,
+        is_joined=family.is_joined,
+        embedding_factor=hidden_size**0.5 if family.scales_embeddings else 1.0,
     )
 
 
@@ -87,17 +109,26 @@ def _refuse_unsupported(config: Mapping[str, Any], family: Family) -> None:
     architectures = config.get("architectures")
     if architectures and not set(strings(config, "architectures")) & set(family.architectures):
         raise unsupported("architectures", ", ".join(architectures))
-    if config.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise unsupported("hidden_act", config["hidden_act"])
-    if config.get("partial_rotary_factor") not in (None, 1):
-        raise unsupported("partial_rotary_factor", config["partial_rotary_factor"])
+    for key in ("hidden_act", "hidden_activation"):
+        if key in config and config[key] not in _ACTIVATIONS[family.activation]:
+            raise unsupported(key, config[key])
+    for key, value in family.fixed.items():
+        if config.get(key, value) != value:
+            raise unsupported(key, config[key])
     if quantization := config.get("quantization_config"):
         method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else quantization
-        raise unsupported("quantization_config", method)
+        if method not in family.quant_methods:
+            raise unsupported("quantization_config", method)
     known = COMMON_KEYS | INERT_KEYS | family.own_keys
     for key, value in config.items():
-        if key not in known and not is_off(value):
+        if (key not in known or (key == "auto_map" and not _is_own_code(value, family))) and not is_off(value):
             raise unsupported(key, value)
+
+
+def _is_own_code(auto_map: object, family: Family) -> bool:
+    """Whether an auto_map names, for the model, the class that transformers has itself by now."""
+    name = auto_map.get("AutoModelForCausalLM") if isinstance(auto_map, Mapping) else None
+    return isinstance(name, str) and name.rpartition(".")[2] in family.architectures
 
 
 def _num_kv_heads(config: Mapping[str, Any], family: Family, num_heads: int) -> int:
@@ -119,34 +150,18 @@ def _head_dim(config: Mapping[str, Any], family: Family, hidden_size: int, num_h
     return head_dim
 
 
-def _sliding_window(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, tuple[int, ...]]:
-    """The window, and the layers that have it, by the rules of each model_type in transformers."""
-    model_type = config["model_type"]
-    if model_type not in ("mistral", "qwen2", "qwen3"):
-        return None, ()
-    window = integer_or_none(config, "sliding_window", 4096)
-    if model_type == "mistral":
-        return window, tuple(range(num_layers)) if window is not None else ()
-    if not flag(config, "use_sliding_window"):
-        window = None
-    layers = _sliding_layers(config, num_layers, window)
-    return (window, layers) if layers else (None, ())
+def _is_tied(config: Mapping[str, Any], family: Family) -> bool:
+    key = "tie_word_embeddings"
+    return family.is_tied if config.get(key) is None else flag(config, key)
 
 
-def _sliding_layers(config: Mapping[str, Any], num_layers: int, window: int | None) -> tuple[int, ...]:
-    if config.get("layer_types") is None:
-        first = integer_or_none(config, "max_window_layers", 28, 0, 2**12) or 0
-        return tuple(range(first, num_layers)) if window is not None else ()
-    layer_types = strings(config, "layer_types")
-    if len(layer_types) != num_layers:
-        raise invalid("layer_types", f"a list of {len(layer_types)}", f"It must name all {num_layers} layers.")
-    for layer_type in layer_types:
-        if layer_type not in ("full_attention", "sliding_attention"):
-            raise unsupported("layer_types", layer_type)
-    layers = tuple(i for i, layer_type in enumerate(layer_types) if layer_type == "sliding_attention")
-    if layers and window is None:
-        raise invalid("layer_types", "sliding_attention", "It needs sliding_window, and use_sliding_window = true.")
-    return layers
+def _attention_scale(config: Mapping[str, Any], family: Family, head_dim: int) -> float | None:
+    """1 / sqrt(query_pre_attn_scalar) where the family has that key, by default 256."""
+    key = "query_pre_attn_scalar"
+    if key not in family.own_keys:
+        return None
+    scalar = number(config, key, 256.0, 1e-6, 1e9)
+    return None if scalar == head_dim else scalar**-0.5
 
 
 def _eos_token_ids(config: Mapping[str, Any], family: Family) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Reads the rotary embedding from config.json: `rope_parameters`, or `rope_theta` and `rope_scaling` before it.
+"""Reads the rotary embeddings from config.json: `rope_parameters`, or `rope_theta` and `rope_scaling` before it.
 
 The frequencies themselves are computed by whoever runs the model.
 """
@@ -7,68 +7,160 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final, cast, get_args
 
-from runner.model_config.families import ROPE_KEYS
-from runner.model_config.fields import integer_or_none, invalid, is_off, number, unsupported
-from runner.model_config.values import RopeKind, RopeScaling
+from runner.model_config.families import ROPE_KEYS, Family
+from runner.model_config.fields import flag, integer_or_none, invalid, is_off, number, numbers, unsupported
+from runner.model_config.values import Rope, RopeKind, RopeName, RopeScaling
 
-
-def parse_rope(config: Mapping[str, Any], max_position_embeddings: int) -> tuple[float, RopeScaling | None]:
-    """rope_theta and the scaling, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`."""
-    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-    rope = config.get(name) or {}
-    if not isinstance(rope, Mapping):
-        raise invalid(name, rope, "It must be an object.")
-    for key, value in rope.items():
-        if key not in ROPE_KEYS and not is_off(value):
-            raise unsupported(f"{name}.{key}", value)
-    if rope.get("partial_rotary_factor") not in (None, 1):
-        raise unsupported(f"{name}.partial_rotary_factor", rope["partial_rotary_factor"])
-    if rope.get("truncate") not in (None, True):
-        raise unsupported(f"{name}.truncate", rope["truncate"])
-    theta = number(rope if "rope_theta" in rope else config, "rope_theta", 10000.0, 1.0, 1e15)
-    kind: Any = rope.get("rope_type", rope.get("type")) or "default"
-    if kind == "default":
-        return theta, None
-    if kind not in ("linear", "llama3", "yarn"):
-        raise unsupported(f"{name}.rope_type", kind)
-    # transformers gives the key outside the object priority over the one inside.
-    outer = config if config.get("original_max_position_embeddings") is not None else rope
-    original = integer_or_none(outer, "original_max_position_embeddings", None) or max_position_embeddings
-    return theta, _rope_scaling(kind, rope, original, max_position_embeddings)
+_KINDS: Final = get_args(RopeKind)
+_GLOBAL, _LOCAL = "full_attention", "sliding_attention"  # the layer types that rope_parameters are keyed by
 
 
-def _rope_scaling(kind: RopeKind, rope: Mapping[str, Any], original: int, max_position_embeddings: int) -> RopeScaling:
-    if kind == "yarn" and rope.get("factor") is None:
-        factor = max_position_embeddings / original
+def parse_ropes(
+    config: Mapping[str, Any], family: Family, head_dim: int, max_position_embeddings: int
+) -> dict[RopeName, Rope]:
+    """The rotary embedding of the model, and that of its sliding layers where the family gives them their own.
+
+    Raises UnsupportedModel, naming the key, for what we do not compute, and BadModelFile for values that make no sense.
+    """
+    read = _Reader(config, family, head_dim, max_position_embeddings)
+    if family.local_rope_theta is None:
+        name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+        found = config.get(name) or family.rope or {}
+        return {"global": read.rope(name, _object(name, found), "rope_theta", family.rope_theta)}
+    parts = _object("rope_parameters", config.get("rope_parameters") or {})
+    for key, value in parts.items():
+        if key not in (_GLOBAL, _LOCAL) and not is_off(value):
+            raise unsupported(f"rope_parameters.{key}", value)
+    name = "rope_scaling" if config.get("rope_scaling") else f"rope_parameters.{_GLOBAL}"
+    local_name = f"rope_parameters.{_LOCAL}"
+    scaling = _object("rope_scaling", config.get("rope_scaling") or {})
+    everywhere = {**_object(f"rope_parameters.{_GLOBAL}", parts.get(_GLOBAL) or {}), **scaling}
+    local = read.rope(
+        local_name, _object(local_name, parts.get(_LOCAL) or {}), "rope_local_base_freq", family.local_rope_theta
+    )
+    if local.scaling is not None:
+        raise unsupported(f"{local_name}.rope_type", local.scaling.kind)
+    return {"global": read.rope(name, everywhere, "rope_theta", family.rope_theta), "local": local}
+
+
+def _object(name: str, value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise invalid(name, value, "It must be an object.")
+    return value
+
+
+class _Reader:
+    """What is common to the rotary embeddings of one config.json."""
+
+    def __init__(self, config: Mapping[str, Any], family: Family, head_dim: int, max_position_embeddings: int) -> None:
+        self._config, self._family = config, family
+        self._head_dim, self._max_positions = head_dim, max_position_embeddings
+
+    def rope(self, name: str, rope: Mapping[str, Any], outer_theta: str, default_theta: float) -> Rope:
+        """The embedding of the object `rope`, which the config calls `name`.
+
+        outer_theta: the key of its base outside of the object, where older configs have it.
+        """
+        for key, value in rope.items():
+            if key not in ROPE_KEYS and not is_off(value):
+                raise unsupported(f"{name}.{key}", value)
+        if "rope_theta" in rope:
+            theta = number(rope, "rope_theta", default_theta, 1.0, 1e15)
+        else:
+            theta = number(self._config, outer_theta, default_theta, 1.0, 1e15)
+        dim = self._dim(name, rope)
+        kind = self._kind(name, rope)
+        if kind is None:
+            return Rope(theta=theta, scaling=None, dim=dim)
+        return Rope(theta=theta, scaling=_scaling(kind, rope, self._original(rope), self._max_positions, dim), dim=dim)
+
+    def _kind(self, name: str, rope: Mapping[str, Any]) -> RopeKind | None:
+        found: Any = rope.get("rope_type", rope.get("type")) or "default"
+        if found == "default":
+            return None
+        kind = self._family.rope_names.get(found, found) if isinstance(found, str) else found
+        if kind not in _KINDS:
+            raise unsupported(f"{name}.rope_type", found)
+        return cast(RopeKind, kind)
+
+    def _dim(self, name: str, rope: Mapping[str, Any]) -> int:
+        """The elements of a head that are turned."""
+        key = "partial_rotary_factor"
+        for source, shown in ((rope, f"{name}.{key}"), (self._config, key)):
+            if source.get(key) in (None, 1):
+                continue
+            if not self._family.has_partial_rope:
+                raise unsupported(shown, source[key])
+            share = number(source, key, None, 0.0, 1.0)
+            dim = int(self._head_dim * share)
+            if dim < 2 or dim % 2:
+                raise invalid(shown, share, f"It must turn an even number of a head's {self._head_dim} elements.")
+            return dim
+        return self._head_dim
+
+    def _original(self, rope: Mapping[str, Any]) -> int:
+        """The context of pretraining: transformers gives the key outside of the object priority over the one inside."""
+        key = "original_max_position_embeddings"
+        outer = integer_or_none(self._config, key, self._family.original_context)
+        return outer or integer_or_none(rope, key, None) or self._max_positions
+
+
+def _scaling(kind: RopeKind, rope: Mapping[str, Any], original: int, max_positions: int, dim: int) -> RopeScaling:
+    if kind in ("yarn", "longrope") and rope.get("factor") is None:
+        factor = max_positions / original
     else:
         factor = number(rope, "factor", None, 1e-3, 1e6)
     if kind == "linear":
         return RopeScaling(kind=kind, factor=factor, original_max_position_embeddings=original)
     if kind == "llama3":
-        low = number(rope, "low_freq_factor", None, 1e-6, 1e6)
-        high = number(rope, "high_freq_factor", None, 1e-6, 1e6)
-        if high <= low:
-            raise invalid("high_freq_factor", high, f"It must be more than low_freq_factor = {low:g}.")
-        return RopeScaling(
-            kind=kind,
-            factor=factor,
-            original_max_position_embeddings=original,
-            low_freq_factor=low,
-            high_freq_factor=high,
-        )
+        return _llama3(rope, factor, original)
+    if kind == "longrope":
+        return _longrope(rope, factor, original, dim)
     return RopeScaling(
         kind=kind,
         factor=factor,
         original_max_position_embeddings=original,
-        attention_factor=_attention_factor(rope, factor),
+        attention_factor=_yarn_attention_factor(rope, factor),
         beta_fast=number(rope, "beta_fast", 32.0, 0.0, 1e6) or 32.0,
         beta_slow=number(rope, "beta_slow", 1.0, 0.0, 1e6) or 1.0,
+        truncate=rope.get("truncate") is None or flag(rope, "truncate"),
     )
 
 
-def _attention_factor(rope: Mapping[str, Any], factor: float) -> float:
+def _llama3(rope: Mapping[str, Any], factor: float, original: int) -> RopeScaling:
+    low = number(rope, "low_freq_factor", None, 1e-6, 1e6)
+    high = number(rope, "high_freq_factor", None, 1e-6, 1e6)
+    if high <= low:
+        raise invalid("high_freq_factor", high, f"It must be more than low_freq_factor = {low:g}.")
+    return RopeScaling(
+        kind="llama3",
+        factor=factor,
+        original_max_position_embeddings=original,
+        low_freq_factor=low,
+        high_freq_factor=high,
+    )
+
+
+def _longrope(rope: Mapping[str, Any], factor: float, original: int, dim: int) -> RopeScaling:
+    """With the attention factor that is given, or sqrt(1 + ln(factor) / ln(original context))."""
+    if original < 2:
+        raise invalid("original_max_position_embeddings", original, "It must be more than 1.")
+    scale = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    if rope.get("attention_factor") is not None:
+        scale = number(rope, "attention_factor", None, 1e-6, 1e6)
+    return RopeScaling(
+        kind="longrope",
+        factor=factor,
+        original_max_position_embeddings=original,
+        attention_factor=scale,
+        short_factors=numbers(rope, "short_factor", dim // 2, 1e-6, 1e6),
+        long_factors=numbers(rope, "long_factor", dim // 2, 1e-6, 1e6),
+    )
+
+
+def _yarn_attention_factor(rope: Mapping[str, Any], factor: float) -> float:
     """What YaRN multiplies cos and sin by: given, or from mscale and mscale_all_dim, or 0.1 ln(factor) + 1."""
     if rope.get("attention_factor") is not None:
         return number(rope, "attention_factor", None, 1e-6, 1e6)

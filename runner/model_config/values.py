@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-RopeKind = Literal["linear", "llama3", "yarn"]
+RopeKind = Literal["linear", "llama3", "yarn", "longrope"]
+RopeName = Literal["global", "local"]
+Routing = Literal["softmax_topk", "topk_softmax"]
+ExpertActivation = Literal["silu", "clamped_swiglu"]
+Activation = Literal["silu", "gelu_tanh"]
+NormPlacement = Literal["before", "after", "around"]
+HeadNorm = Literal["none", "head", "row"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,7 +20,9 @@ class RopeScaling:
 
     linear: all frequencies divided by `factor`. llama3 (Llama 3.1): low ones divided, high ones kept, a ramp between
     original_max_position_embeddings / low_freq_factor and / high_freq_factor. yarn (arXiv:2309.00071): a ramp over the
-    dimensions between beta_fast and beta_slow rotations; attention_factor multiplies cos and sin.
+    dimensions between beta_fast and beta_slow rotations, its ends rounded outwards with truncate; attention_factor
+    multiplies cos and sin. longrope (arXiv:2402.13753): each frequency divided by its own factor, of long_factors where
+    the context is longer than original_max_position_embeddings, else of short_factors.
     """
 
     kind: RopeKind
@@ -25,15 +33,59 @@ class RopeScaling:
     attention_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """A rotary embedding: its base, its scaling, and how many elements of a head it turns, the first `dim`."""
+
+    theta: float
+    scaling: RopeScaling | None
+    dim: int
+
+    @property
+    def attention_factor(self) -> float:
+        return self.scaling.attention_factor if self.scaling else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsConfig:
+    """The mixture of experts that the layers `layers` have in place of their MLP.
+
+    count: experts of a layer, of which each token takes `per_token`; intermediate_size: of one expert. routing: a
+    token weighs its experts by their shares of a softmax over all ("softmax_topk"), or over the chosen alone
+    ("topk_softmax"), which is what dividing the former by their sum gives. activation: silu(gate) * up, or gpt-oss's
+    clamped form of it. has_bias: on the router and on the experts' matrices. router: what checkpoints call it.
+    """
+
+    count: int
+    per_token: int
+    intermediate_size: int
+    routing: Routing
+    activation: ExpertActivation
+    has_bias: bool
+    router: Literal["gate", "router"]
+    layers: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A dense decoder of the Llama family: RMSNorm, rotary positions, grouped-query attention, gated SiLU MLP.
+    """A decoder of the Llama family: RMSNorm, rotary positions, grouped-query attention, gated MLPs or experts.
 
-    attention_bias: q, k and v projections; attention_output_bias: the o projection. qk_norm: RMSNorm on each head of
-    q and k. sliding_window: a token of the layers `sliding_layers` sees that many tokens, itself included; None when
-    every layer sees all. eos_token_ids: every id that config.json names, in its order.
+    attention_bias: q, k and v projections; attention_output_bias: the o projection. qk_norm: an RMSNorm on each
+    head of q and of k ("head"), or on all heads of q and on all of k ("row"). sliding_window: a token of the layers
+    `sliding_layers` sees that many tokens, itself included; None when every layer sees all. has_sinks: each head has a
+    learned logit without a value in its softmax (gpt-oss). attention_scale: of the scores; None for 1 / sqrt(head_dim).
+    rotary_dim: elements of a head that are turned; None for all. local_rope_theta: of the sliding layers where their
+    rotary embedding is another one.
+
+    experts: what some layers have in place of the MLP; activation: of the MLP. norms: whether a layer's branches have
+    an RMSNorm before them, after them or both; norm_offset: what is added to the weights of all norms (1 in Gemma).
+    is_joined: checkpoints have q, k and v in one matrix, and gate and up in another (Phi-3). embedding_factor: what
+    embeddings are multiplied by. eos_token_ids: every id that config.json names, in its order.
     """
 
     model_type: str
@@ -51,12 +103,36 @@ class ModelConfig:
     attention_bias: bool
     attention_output_bias: bool
     mlp_bias: bool
-    qk_norm: bool
+    qk_norm: HeadNorm
     sliding_window: int | None
     sliding_layers: tuple[int, ...]
     tie_word_embeddings: bool
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    experts: ExpertsConfig | None = None
+    has_sinks: bool = False
+    rotary_dim: int | None = None
+    local_rope_theta: float | None = None
+    attention_scale: float | None = None
+    activation: Activation = "silu"
+    norms: NormPlacement = "before"
+    norm_offset: float = 0.0
+    is_joined: bool = False
+    embedding_factor: float = 1.0
+
+    @property
+    def num_norms(self) -> int:
+        """RMSNorms of hidden_size in a layer."""
+        return 4 if self.norms == "around" else 2
+
+    @property
+    def ropes(self) -> dict[RopeName, Rope]:
+        """The rotary embeddings of the model: "local" is that of its sliding layers, where they have their own."""
+        dim = self.head_dim if self.rotary_dim is None else self.rotary_dim
+        found: dict[RopeName, Rope] = {"global": Rope(theta=self.rope_theta, scaling=self.rope_scaling, dim=dim)}
+        if self.local_rope_theta is not None:
+            found["local"] = Rope(theta=self.local_rope_theta, scaling=None, dim=dim)
+        return found
 
     def window(self, layer: int) -> int | None:
         """Tokens that a token of this layer sees, itself included; None for all."""
@@ -70,7 +146,19 @@ def num_parameters(config: ModelConfig) -> int:
     attention = hidden * (2 * q_size + 2 * kv_size)
     attention += (q_size + 2 * kv_size) if config.attention_bias else 0
     attention += hidden if config.attention_output_bias else 0
-    attention += 2 * config.head_dim if config.qk_norm else 0
+    attention += {"none": 0, "head": 2 * config.head_dim, "row": q_size + kv_size}[config.qk_norm]
+    attention += config.num_heads if config.has_sinks else 0
     mlp = 3 * hidden * intermediate + (2 * intermediate + hidden if config.mlp_bias else 0)
+    sparse = config.experts.layers if config.experts else ()
+    mlps = (config.num_layers - len(sparse)) * mlp + len(sparse) * _mixture(config)
     embeddings = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
-    return embeddings + config.num_layers * (attention + mlp + 2 * hidden) + hidden
+    return embeddings + config.num_layers * (attention + config.num_norms * hidden) + mlps + hidden
+
+
+def _mixture(config: ModelConfig) -> int:
+    """Weights of the router and of all experts of a layer."""
+    experts, hidden = config.experts, config.hidden_size
+    if experts is None:
+        return 0
+    width, bias = experts.intermediate_size, int(experts.has_bias)
+    return experts.count * (hidden + bias + 3 * hidden * width + bias * (2 * width + hidden))

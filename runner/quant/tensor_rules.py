@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from runner.errors import BadModelFile, UnsupportedModel
 from runner.model_config import ModelConfig
 
-Size = Literal["vocab", "hidden", "intermediate", "queries", "keys", "head"]
+Size = Literal["vocab", "hidden", "intermediate", "gate_up", "queries", "keys", "qkv", "head", "heads"]
 Condition = Callable[[ModelConfig], bool]
 
 
@@ -38,6 +38,10 @@ def attention_output_bias(config: ModelConfig) -> bool:
 
 def mlp_bias(config: ModelConfig) -> bool:
     return config.mlp_bias
+
+
+def has_sinks(config: ModelConfig) -> bool:
+    return config.has_sinks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,9 +131,12 @@ def tensors_of(architecture: Architecture, config: ModelConfig) -> tuple[Planned
         "vocab": config.vocab_size,
         "hidden": config.hidden_size,
         "intermediate": config.intermediate_size,
+        "gate_up": 2 * config.intermediate_size,
+        "qkv": (config.num_heads + 2 * config.num_kv_heads) * config.head_dim,
         "queries": config.num_heads * config.head_dim,
         "keys": config.num_kv_heads * config.head_dim,
         "head": config.head_dim,
+        "heads": config.num_heads,
     }
 
     def planned(rule: TensorRule, layer: int | None) -> PlannedTensor:

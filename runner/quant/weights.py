@@ -21,18 +21,21 @@ from numpy.typing import NDArray
 
 from runner.errors import BadModelFile, UnsupportedModel
 from runner.model_config import ModelConfig
-from runner.quant.architectures import architecture_of
+from runner.quant.architectures import ARCHITECTURES, architecture_of
+from runner.quant.expert_stacks import MXFP4, Part, expert_parts, is_stack, read_part
 from runner.quant.gguf_file import GgufHeader, GgufTensor, parts_of
 from runner.quant.gguf_file import read_header as read_gguf_header
 from runner.quant.safetensors_file import FLOAT_TYPES, Checkpoint, StoredTensor
 from runner.quant.safetensors_file import read_header as read_safetensors_header
 from runner.quant.tensor_rules import Architecture, PlannedTensor, is_derived, plan
+from runner.quant.text_tensors import of_text_model
 from runner.types import ReadyModel
 
 EMBEDDINGS: Final = "model.embed_tokens.weight"
 OUTPUT: Final = "lm_head.weight"
 # The GGUF types that the native backend runs: those whose dense form is not much larger than the file.
 PLAIN_GGUF_TYPES: Final = frozenset({"F32", "F16", "BF16", "Q8_0"})
+_PART_OF_MULTIMODAL: Final = frozenset({"gemma3_text"})
 _ROPE_TABLE: Final = "rope_freqs.weight"  # llama3's divisors as llama.cpp wants them; ours follow from config.json
 
 
@@ -110,28 +113,40 @@ class SafetensorsWeights:
             if twice := sorted(tensors.keys() & shard.keys()):
                 raise BadModelFile(f"Tensor {twice[0]!r} is in two files, {path.name} being the second.")
             tensors.update(shard)
+        if config.model_type in _PART_OF_MULTIMODAL:
+            tensors = of_text_model(tensors)
         self._checkpoint = Checkpoint(MappingProxyType(tensors))
         self._copy_is_checked = False
-        self.shapes: Mapping[str, tuple[int, ...]] = {
-            name: tensor.shape for name, tensor in tensors.items() if not is_derived(name, config)
+        stacked = config.experts if config.model_type == "gpt_oss" else None
+        self._experts = expert_parts(self._checkpoint, stacked.count) if stacked else {}
+        found: dict[str, StoredTensor | Part] = {
+            name: tensor
+            for name, tensor in tensors.items()
+            if not is_derived(name, config) and not (stacked and is_stack(name))
         }
-        self.types: Mapping[str, str] = {name: tensors[name].dtype for name in self.shapes}
+        found |= self._experts
+        self.shapes: Mapping[str, tuple[int, ...]] = {name: tensor.shape for name, tensor in found.items()}
+        self.types: Mapping[str, str] = {name: tensor.dtype for name, tensor in found.items()}
         for name, dtype in self.types.items():
-            if dtype not in FLOAT_TYPES:
+            if dtype not in FLOAT_TYPES and dtype != MXFP4:
                 raise UnsupportedModel(
                     f"Tensor {name!r} is stored as {dtype}.",
                     hint="Use the model's F32, F16 or BF16 version, or a GGUF of it with --backend llamacpp.",
                 )
         self.bits: Mapping[str, float] = {
-            name: 8 * tensors[name].nbytes / max(1, math.prod(shape)) for name, shape in self.shapes.items()
+            name: 8 * tensor.nbytes / max(1, math.prod(tensor.shape)) for name, tensor in found.items()
         }
         self.quantization = _commonest(self.types, self.shapes)
 
     def read(self, name: str) -> NDArray[Any]:
+        if name in self._experts:
+            return self.read_rows(name, 0, self.shapes[name][0])
         raw = self._raw(name)
         return raw.astype(np.float32) if raw.dtype == np.float64 else raw
 
     def read_rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        if name in self._experts:
+            return read_part(self._checkpoint, self._experts[name], start, stop)
         rows = np.array(self._raw(name)[start:stop])
         return rows.astype(np.float32) if rows.dtype == np.float64 else rows
 
@@ -166,8 +181,13 @@ class GgufWeights:
 
     def __init__(self, path: Path, config: ModelConfig) -> None:
         self.where = path.name
-        headers = [read_gguf_header(part) for part in parts_of(path)]
+        if config.model_type not in ARCHITECTURES:
+            raise UnsupportedModel(
+                f"A GGUF of a {config.model_type} model cannot be read here.",
+                hint="Use --backend llamacpp for it, or the model's safetensors.",
+            )
         architecture = architecture_of(config.model_type)
+        headers = [read_gguf_header(part) for part in parts_of(path)]
         if headers[0].architecture != architecture.gguf_name:
             raise BadModelFile(
                 f"{path.name} is a {headers[0].architecture!r} model, and config.json beside it says "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -41,8 +42,14 @@ def make(source: Path, output: Path, text: Path | None = None, **more: Any) -> P
     return packed(source, output, more.pop("form", "mq4"), make_producer=calibrated(text, TOKENS), **more)
 
 
-@pytest.mark.parametrize("rotation", ["online", "folded"])
-@pytest.mark.parametrize("name", ["qwen3", "qwen2", "llama-biases", "mistral-window"])
+@pytest.mark.parametrize(
+    ("name", "rotation"),
+    [
+        *itertools.product(("qwen3", "qwen2", "llama-biases", "mistral-window", "phi3"), ("online", "folded")),
+        ("gemma3", "online"),
+        ("olmo2", "online"),
+    ],
+)
 def test_calibration_brings_the_model_nearer_to_its_source(tmp_path: Path, name: str, rotation: str) -> None:
     source = tiny(tmp_path / "source", name, num_hidden_layers=2)
     packed(source, tmp_path / "plain", "mq4", rotation=rotation)

@@ -8,19 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from runner.backends.native.architectures import build
 from runner.backends.native.blocks import Decoder
 from runner.backends.native.loader import load_model
-from runner.calibration.moments import GROUPS, Group, Moments, measure, run_layer, target
+from runner.calibration.moments import Moments, groups_of, measure, run_layer, target
 from runner.quant.mq.rotation import rotate
 from runner.types import CancelToken
 from tests.quant.mq.packed_models import opened, tiny
 
-BY_GROUP = pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.matrices[0])
 
-
-@pytest.fixture
-def decoder(tmp_path: Path) -> Decoder:
-    weights, config = opened(tiny(tmp_path / "model", "qwen3"))
+@pytest.fixture(params=["qwen3", "gemma3", "phi3", "olmo2"])
+def decoder(request: pytest.FixtureRequest, tmp_path: Path) -> Decoder:
+    weights, config = opened(tiny(tmp_path / "model", request.param))
     return load_model(
         config,
         weights,
@@ -40,10 +39,11 @@ def seen(decoder: Decoder, layer: torch.nn.Module, name: str, x: torch.Tensor) -
     return found[0].flatten(0, -2)
 
 
-@BY_GROUP
+@pytest.mark.parametrize("number", range(4))
 @torch.inference_mode()
-def test_they_are_the_means_of_what_the_matrices_read(decoder: Decoder, group: Group) -> None:
+def test_they_are_the_means_of_what_the_matrices_read(decoder: Decoder, number: int) -> None:
     model = decoder.model.layers[1]
+    group = groups_of(model)[number]  # type: ignore[arg-type]
     rounded = copy.deepcopy(model)
     for parameter in rounded.parameters():
         parameter.data *= 1.05
@@ -79,3 +79,16 @@ def test_much_damping_leaves_the_matrix_as_it_is() -> None:
     moments = Moments(own=own, cross=0.5 * own, drift=None)
     assert torch.allclose(target(w, moments, 1e6), w, atol=1e-4)
     assert torch.allclose(target(w, moments, 1e-6), 0.5 * w, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [("qwen3", ["input_layernorm", "post_attention_layernorm"]), ("gemma3", ["", ""]), ("olmo2", ["", ""])],
+)
+def test_the_stream_is_made_up_for_where_no_norm_lies_between(name: str, before: list[str], tmp_path: Path) -> None:
+    _, config = opened(tiny(tmp_path / "model", name))
+    with torch.device("meta"):
+        layer = build(config).model.layers[0]
+    groups = groups_of(layer)  # type: ignore[arg-type]
+    assert [group.before for group in groups[1::2]] == before
+    assert [group.before for group in groups[::2]] == ["", ""]

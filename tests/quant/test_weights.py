@@ -60,3 +60,9 @@ def test_types_and_bits_are_those_of_the_file(demo_directory: Path, tmp_path: Pa
 def test_the_k_quants_can_be_decoded() -> None:
     assert all(is_decodable(kind) for kind in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q8_0", "F32", "F16"))
     assert not is_decodable("Q8_K")
+
+
+def test_a_gguf_whose_tensors_have_no_names_here_is_refused_with_what_reads_it(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="GGUF of a gemma3_text model") as raised:
+        GgufWeights(tmp_path / "any.gguf", parse_model_config({"model_type": "gemma3_text"}))
+    assert "--backend llamacpp" in raised.value.hint

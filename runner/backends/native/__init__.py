@@ -1,4 +1,4 @@
-"""The native backend: Llama, Mistral, Qwen2 and Qwen3 models in plain torch, on CPU or CUDA.
+"""The native backend: models on a GPU by the kernels of runner.kernels, on a CPU by plain torch, their reference.
 
 Reads safetensors, packed models (`runner quantize`), and GGUF files with F32, F16, BF16 or Q8_0 tensors that have their
 Hugging Face files beside them.
@@ -24,8 +24,8 @@ def refusal(model: ReadyModel, options: LoadOptions) -> str | None:
         return f"the native backend reads safetensors, GGUF and packed models, and {model.name} is {model.format}."
     if importlib.util.find_spec("torch") is None:
         return "torch is not installed. Install it with: pip install torch"
-    if options.kv_type == "q8_0":
-        return "its KV cache is f16, bf16 or f32. Choose one with --kv-type, or use --backend llamacpp."
+    if options.kv_type == "q8_0" and (options.n_gpu_layers == 0 or not _has_kernels()):
+        return "its KV cache on a CPU is f16, bf16 or f32. Choose one with --kv-type, or use --backend llamacpp."
     try:
         return _refused_layers(_check(model), options.n_gpu_layers)
     except RunnerError as error:
@@ -33,7 +33,7 @@ def refusal(model: ReadyModel, options: LoadOptions) -> str | None:
 
 
 def load(model: ReadyModel, options: LoadOptions, on_progress: LoadProgress, cancel: CancelToken) -> Backend:
-    """Load it, in float32 on a CPU and bfloat16 on a GPU.
+    """Load it: packed weights stay packed on a GPU; all others are bfloat16 there, and float32 on a CPU.
 
     Raises BadModelFile, UnsupportedModel, DoesNotFit, BackendUnavailable, RunnerError when cancelled.
     """
@@ -55,6 +55,13 @@ def _check(model: ReadyModel) -> int:
     else:
         open_weights(model, config)
     return config.num_layers
+
+
+def _has_kernels() -> bool:
+    """Whether a GPU and Triton are here: what runs on them is the kernels."""
+    import torch
+
+    return importlib.util.find_spec("triton") is not None and torch.cuda.is_available()
 
 
 def _refused_layers(num_layers: int, n_gpu_layers: int | str) -> str | None:

@@ -1,23 +1,24 @@
-"""One model in torch: the Backend protocol over a Decoder and its KvCache.
+"""One model in torch: the Backend protocol over an Execution and its KvCache.
 
-It keeps track of which ids the KV cache holds, cuts prompts into chunks, and hands logits to runner's own sampling.
-Text, templates, stop strings and stop ids are the engine's.
+It keeps track of which ids the KV cache holds, cuts prompts into chunks, and hands logits to runner's own sampling
+where the execution does not sample itself. Text, templates, stop strings and stop ids are the engine's.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from runner.backends.base import Backend, LoadProgress, Logits, Prefill, Step, check_prompt, common_prefix
-from runner.backends.native.blocks import Decoder
+from runner.backends.native.execution import Execution, PlainExecution, Wanted
 from runner.backends.native.kv_cache import KvCache
-from runner.backends.native.loader import load_model
+from runner.backends.native.loader import load_model, unfilled
 from runner.backends.native.model_files import chat_template, read_config, tokenizer_path
 from runner.backends.native.placement import (
     Needs,
@@ -31,14 +32,13 @@ from runner.backends.native.placement import (
 )
 from runner.backends.native.tokenizer import HuggingFaceTokenizer
 from runner.config import LoadOptions, SamplingParams
-from runner.errors import UnsupportedModel
 from runner.model_config import ModelConfig, num_parameters
 from runner.quant.mq.packed_weights import PackedWeights
 from runner.quant.weights import Weights, open_weights
 from runner.sampling import sample
 from runner.types import CancelToken, MemoryUse, ModelInfo, ReadyModel
 
-_SCORE_CHUNK = 64  # the logits of this many positions are held at once by score()
+_CPU_NOTE = "Without a GPU the native backend computes in plain torch: right, but slow (llamacpp is faster on a CPU)."
 
 
 class _Cancelled(Exception):
@@ -49,29 +49,53 @@ def open_backend(
     model: ReadyModel, options: LoadOptions, on_progress: LoadProgress, cancel: CancelToken
 ) -> NativeBackend:
     """Read, check and load `model`. Nothing large is allocated before all headers and the free memory were checked."""
-    if options.kv_type == "q8_0":
-        raise UnsupportedModel("The native backend has no q8_0 KV cache.", hint="Use --kv-type f16, bf16 or f32.")
     config = read_config(model.directory)
     weights = PackedWeights(model.directory) if model.format == "packed" else open_weights(model, config)
     tokenizer = HuggingFaceTokenizer(tokenizer_path(model.directory), config.vocab_size)
     placement = place(options)
-    need = needs(config, placement, options.n_ctx(config.max_position_embeddings))
+    need = needs(config, weights, placement, options.n_ctx(config.max_position_embeddings))
     if not options.force:
         check_fit(need, placement)
     with _memory_errors(need, placement):
-        decoder = load_model(
-            config,
-            weights,
-            dtype=placement.dtype,
-            device=placement.device,
-            on_progress=on_progress,
-            cancel=cancel,
-        )
+        execution = _execution(config, weights, placement, need, options, on_progress, cancel)
         info = _model_info(model, config, weights, tokenizer, placement, need.n_ctx)
-        backend = NativeBackend(info, tokenizer, decoder, placement, need, options)
+        backend = NativeBackend(info, tokenizer, execution, config, placement, need, options)
         if options.warmup:
             backend.warm_up()
     return backend
+
+
+def _execution(
+    config: ModelConfig,
+    weights: Weights,
+    placement: Placement,
+    need: Needs,
+    options: LoadOptions,
+    on_progress: LoadProgress,
+    cancel: CancelToken,
+) -> Execution:
+    """The model on its device: by the kernels on a GPU, by the plain modules on a CPU."""
+    cache = KvCache(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        n_ctx=need.n_ctx,
+        dtype=placement.kv_dtype,
+        device=placement.device,
+    )
+    if placement.has_kernels:
+        from runner.backends.native.fused import FusedDecoder
+        from runner.backends.native.fused_execution import FusedExecution
+        from runner.backends.native.matrices import MatrixReader
+
+        reader = MatrixReader(
+            weights, dtype=placement.dtype, device=placement.device, on_progress=on_progress, cancel=cancel
+        )
+        return FusedExecution(FusedDecoder(unfilled(config, weights), reader), cache)
+    decoder = load_model(
+        config, weights, dtype=placement.dtype, device=placement.device, on_progress=on_progress, cancel=cancel
+    )
+    return PlainExecution(decoder, cache, placement.device, prefill_chunk(config, placement, options.batch_size))
 
 
 class NativeBackend(Backend):
@@ -81,32 +105,32 @@ class NativeBackend(Backend):
         self,
         info: ModelInfo,
         tokenizer: HuggingFaceTokenizer,
-        decoder: Decoder,
+        execution: Execution,
+        config: ModelConfig,
         placement: Placement,
         need: Needs,
         options: LoadOptions,
     ) -> None:
-        config = decoder.config
         self.info = info
         self.tokenizer = tokenizer
-        self._decoder: Decoder | None = decoder
+        self._execution = execution
         self._placement = placement
         self._need = need
         self._chunk = prefill_chunk(config, placement, options.batch_size)
         self._held: list[int] = []  # the ids in the KV cache, by position
-        self._cache = KvCache(
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            n_ctx=info.n_ctx,
-            dtype=placement.kv_dtype,
-            device=placement.device,
-        )
+        self._is_open = True
 
     def warm_up(self) -> None:
-        """Run one token, so that pages, threads and kernels are ready, and forget it."""
-        self._logits([0], CancelToken())
+        """Run one token, so that pages, threads and kernels are ready, and forget it. On a CPU a second one is timed:
+        what is slow is to say how slow."""
+        self._last([0], CancelToken())
         self._keep(0)
+        if not self._placement.is_gpu:
+            started = time.perf_counter()
+            self._last([0], CancelToken())
+            rate = 1 / (time.perf_counter() - started)
+            self._keep(0)
+            self.info = dataclasses.replace(self.info, note=f"{self.info.note} Here: about {rate:.2g} tokens/s.")
 
     def generate(
         self, prompt: Sequence[int], params: SamplingParams, cancel: CancelToken
@@ -115,15 +139,37 @@ class NativeBackend(Backend):
         try:
             logits = yield from self._prefill(prompt, cancel)
             history = list(prompt)
-            while not cancel.is_cancelled:
-                token = sample(logits, params, history, len(history))
-                history.append(token)
+            for token in self._tokens(logits, params, history, cancel):
                 yield Step(token)
-                if len(history) >= self.info.n_ctx:
-                    return
-                logits = self._logits([token], cancel)
         except _Cancelled:
             return
+
+    def _tokens(
+        self, logits: NDArray[np.float32], params: SamplingParams, history: list[int], cancel: CancelToken
+    ) -> Iterator[int]:
+        """The completion of `history`, which grows with it; `logits` are those after its last token."""
+        while not cancel.is_cancelled:
+            token = sample(logits, params, history, len(history))
+            history.append(token)
+            yield token
+            if len(history) >= self.info.n_ctx:
+                return
+            decoded = self._execution.decode(token, params, cancel)
+            if decoded is not None:
+                yield from self._followed(decoded, history)
+                return
+            logits = self._last([token], cancel)
+
+    def _followed(self, decoded: Generator[int, None, None], history: list[int]) -> Iterator[int]:
+        """What the execution samples itself, which lengthens `history`."""
+        try:
+            with _memory_errors(self._need, self._placement):
+                for token in decoded:
+                    history.append(token)
+                    yield token
+        finally:
+            decoded.close()
+            self._held = history[: self._execution.cache.length]
 
     def _prefill(self, prompt: Sequence[int], cancel: CancelToken) -> Generator[Prefill, None, NDArray[np.float32]]:
         """Compute what of `prompt` the cache lacks; returns the logits [V] after its last token."""
@@ -133,10 +179,10 @@ class NativeBackend(Backend):
         yield Prefill(cached, len(prompt), cached)
         done = cached
         while len(prompt) - done > self._chunk:
-            self._hidden(prompt[done : done + self._chunk], cancel)
+            self._extend(prompt[done : done + self._chunk], "none", cancel)
             done += self._chunk
             yield Prefill(done, len(prompt), cached)
-        logits = self._logits(prompt[done:], cancel)
+        logits = self._last(prompt[done:], cancel)
         yield Prefill(len(prompt), len(prompt), cached)
         return logits
 
@@ -144,61 +190,49 @@ class NativeBackend(Backend):
         check_prompt(tokens, self.info, room=0)
         self._keep(0)
         never = CancelToken()
-        size = min(_SCORE_CHUNK, self._chunk)
+        size = min(self._execution.score_rows, self._chunk)
         for start in range(0, len(tokens), size):
-            hidden = self._hidden(tokens[start : start + size], never)
-            rows = self._to_logits(hidden)
+            rows = self._extend(tokens[start : start + size], "all", never)
             for i in range(len(rows)):
                 yield Logits(start + i, rows[i].copy())
 
     def memory(self) -> MemoryUse:
-        """Weights and KV cache as allocated; the workspace is torch's rest on a GPU, a bound from shapes on a CPU."""
-        if self._decoder is None:
+        """Weights, KV cache and graphs as allocated; the workspace is all else (see Execution)."""
+        if not self._is_open:
             return MemoryUse(weights_bytes=0, kv_cache_bytes=0, workspace_bytes=0)
-        weights = sum(parameter.nbytes for parameter in self._decoder.parameters())
-        kv_cache = self._cache.nbytes
-        if self._placement.is_gpu:
-            workspace = max(0, torch.cuda.memory_reserved(self._placement.device) - weights - kv_cache)
-        else:
-            config = self._decoder.config
-            q_size = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-            row = 4 * config.hidden_size + 2 * config.intermediate_size + 2 * q_size
-            workspace = 4 * (self._chunk * row + config.vocab_size)
-        return MemoryUse(weights_bytes=weights, kv_cache_bytes=kv_cache, workspace_bytes=workspace)
+        execution = self._execution
+        return MemoryUse(
+            weights_bytes=execution.weights_bytes,
+            kv_cache_bytes=execution.cache.nbytes,
+            graphs_bytes=execution.graphs_bytes,
+            workspace_bytes=execution.workspace_bytes,
+        )
 
     def close(self) -> None:
-        if self._decoder is None:
+        if not self._is_open:
             return
-        self._decoder = None
-        self._cache.release()
+        self._is_open = False
+        self._execution.release()
         self._held = []
         if self._placement.is_gpu:
             torch.cuda.empty_cache()
 
     def _keep(self, length: int) -> None:
-        self._cache.truncate(length)
+        self._execution.cache.truncate(length)
         del self._held[length:]
 
-    def _hidden(self, tokens: Sequence[int], cancel: CancelToken) -> Tensor:
-        """The final hidden states [T, hidden] of `tokens`; the cache holds them then. Raises _Cancelled, DoesNotFit."""
-        assert self._decoder is not None, "the backend is closed"
-        with torch.inference_mode(), _memory_errors(self._need, self._placement):
-            self._cache.reserve(self._cache.length + len(tokens))
-            ids = torch.tensor(tokens, dtype=torch.int64, device=self._placement.device)
-            hidden: Tensor = self._decoder(ids, self._cache, self._checkpoint(cancel, len(tokens)))
+    def _extend(self, tokens: Sequence[int], wanted: Wanted, cancel: CancelToken) -> NDArray[np.float32]:
+        """The logits [n, V] that are wanted of `tokens`; the cache holds them then. Raises _Cancelled, DoesNotFit."""
+        assert self._is_open, "the backend is closed"
+        with _memory_errors(self._need, self._placement):
+            logits = self._execution.extend(tokens, wanted, self._checkpoint(cancel, len(tokens)))
+            rows: NDArray[np.float32] = logits.cpu().numpy()
         self._held.extend(tokens)
-        return hidden
-
-    def _to_logits(self, hidden: Tensor) -> NDArray[np.float32]:
-        assert self._decoder is not None, "the backend is closed"
-        with torch.inference_mode(), _memory_errors(self._need, self._placement):
-            logits: Tensor = self._decoder.logits(hidden).cpu()
-        rows: NDArray[np.float32] = logits.numpy()
         return rows
 
-    def _logits(self, tokens: Sequence[int], cancel: CancelToken) -> NDArray[np.float32]:
+    def _last(self, tokens: Sequence[int], cancel: CancelToken) -> NDArray[np.float32]:
         """The logits [V] after the last of `tokens`."""
-        last: NDArray[np.float32] = self._to_logits(self._hidden(tokens, cancel)[-1:])[0]
+        last: NDArray[np.float32] = self._extend(tokens, "last", cancel)[0]
         return last
 
     def _checkpoint(self, cancel: CancelToken, n_tokens: int) -> Callable[[], None]:
@@ -258,4 +292,5 @@ def _model_info(
         chat_template=chat_template(model.directory) if model.chat_template is None else model.chat_template,
         bos_token=name(tokenizer.bos_id),
         eos_token=name(tokenizer.eos_id),
+        note="" if placement.is_gpu else _CPU_NOTE,
     )

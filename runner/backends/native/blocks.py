@@ -6,8 +6,10 @@ what, is said in architectures/; where the weights come from is the loader's bus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -16,41 +18,49 @@ from torch.nn import functional
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.linear import Linear
 from runner.backends.native.rope import inverse_frequencies, rotate, rotations
-from runner.model_config import ModelConfig
+from runner.model_config import Activation, HeadNorm, ModelConfig, NormPlacement, RopeName
 
 
 @dataclass(frozen=True)
 class Pass:
     """What the layers of one forward pass share.
 
-    cos, sin: [T, D/2] rotations of the T new positions, the first of which is `start`. checkpoint: called between the
-    large products; it may raise to end the pass, which leaves the cache's length as it was.
+    rotations: by RopeName, cos and sin [T, R/2] of the T new positions, the first of which is `start`. checkpoint:
+    called between the large products; it may raise to end the pass, which leaves the cache's length as it was.
     """
 
     cache: KvCache
     start: int
-    cos: Tensor
-    sin: Tensor
+    rotations: Mapping[RopeName, tuple[Tensor, Tensor]]
     checkpoint: Callable[[], None]
 
 
 class RmsNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension, computed in float32 (arXiv:1910.07467)."""
+    """x / rms(x) * (weight + offset) over the last dimension, computed in float32 (arXiv:1910.07467)."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
-        self._eps = eps
+        self.eps = eps
+        self.offset = offset
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.rms_norm(x, self.weight.shape, self.weight, self._eps)
+        if not self.offset:
+            return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        # What Gemma's models round is the product, not its factors.
+        wide = torch.promote_types(x.dtype, torch.float32)
+        weight = self.weight.to(wide) + self.offset
+        return functional.rms_norm(x.to(wide), weight.shape, weight, self.eps).to(x.dtype)
 
 
 class Attention(nn.Module):
     """Causal grouped-query attention with rotary positions.
 
-    bias: on q, k and v; output_bias: on o. qk_norm: an RmsNorm on each head of q and of k, before the rotation.
-    window: tokens that a token sees, itself included; None for all.
+    bias: on q, k and v; output_bias: on o. norm: an RmsNorm before the rotation, on each head of q and of k ("head"),
+    or on all heads of q and on all of k ("row"). window: tokens that a token sees, itself included; None for all.
+    sinks: a logit of each head, [H], that takes part in its softmax and has no value. scale: of the scores,
+    1 / sqrt(head_dim) unless it is given. rope: which of the model's rotations it turns by. is_joined: q, k and v are
+    the rows of one matrix, qkv_proj.
     """
 
     def __init__(
@@ -59,53 +69,92 @@ class Attention(nn.Module):
         *,
         bias: bool = False,
         output_bias: bool = False,
-        qk_norm: bool = False,
+        norm: HeadNorm = "none",
         window: int | None = None,
+        sinks: bool = False,
+        scale: float | None = None,
+        rope: RopeName = "global",
+        is_joined: bool = False,
     ) -> None:
         super().__init__()
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.q_proj = Linear(config.hidden_size, q_size, bias=bias)
-        self.k_proj = Linear(config.hidden_size, kv_size, bias=bias)
-        self.v_proj = Linear(config.hidden_size, kv_size, bias=bias)
+        self.is_joined = is_joined
+        if is_joined:
+            self.qkv_proj = Linear(config.hidden_size, q_size + 2 * kv_size, bias=bias)
+        else:
+            self.q_proj = Linear(config.hidden_size, q_size, bias=bias)
+            self.k_proj = Linear(config.hidden_size, kv_size, bias=bias)
+            self.v_proj = Linear(config.hidden_size, kv_size, bias=bias)
         self.o_proj = Linear(q_size, config.hidden_size, bias=output_bias)
-        self.q_norm = RmsNorm(config.head_dim, config.rms_norm_eps) if qk_norm else None
-        self.k_norm = RmsNorm(config.head_dim, config.rms_norm_eps) if qk_norm else None
-        self._head_dim = config.head_dim
-        self._window = window
+        of_q, of_k = (config.head_dim, config.head_dim) if norm == "head" else (q_size, kv_size)
+        self.q_norm = RmsNorm(of_q, config.rms_norm_eps, config.norm_offset) if norm != "none" else None
+        self.k_norm = RmsNorm(of_k, config.rms_norm_eps, config.norm_offset) if norm != "none" else None
+        self.sinks = nn.Parameter(torch.empty(config.num_heads), requires_grad=False) if sinks else None
+        self.norm = norm
+        self.num_heads = config.num_heads
+        self.num_kv_heads = config.num_kv_heads
+        self.head_dim = config.head_dim
+        self.window = window
+        self.scale = config.head_dim**-0.5 if scale is None else scale
+        self.rope = rope
 
     def forward(self, x: Tensor, layer: int, run: Pass) -> Tensor:
         """x: [..., T, hidden] -> the same; K and V of the T tokens go into the cache."""
-        q, k, v = (self._heads(proj(x)) for proj in (self.q_proj, self.k_proj, self.v_proj))
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q, run.cos, run.sin), rotate(k, run.cos, run.sin)
+        q, k, v = self._projections(x)
+        if self.norm == "row":
+            q, k = self._normed(q, k)
+        q, k, v = (part.view(*part.shape[:-1], -1, self.head_dim).transpose(-3, -2) for part in (q, k, v))
+        if self.norm == "head":
+            q, k = self._normed(q, k)
+        cos, sin = run.rotations[self.rope]
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         keys, values = run.cache.put(layer, k, v)
-        mixed = attend(q, keys.to(q.dtype), values.to(q.dtype), run.start, self._window)
+        mixed = attend(q, keys.to(q.dtype), values.to(q.dtype), run.start, self.window, self.scale, self.sinks)
         return self.o_proj(mixed.transpose(-3, -2).flatten(-2))  # type: ignore[no-any-return]
 
-    def _heads(self, x: Tensor) -> Tensor:
-        """[..., T, N * D] -> [..., N, T, D]."""
-        return x.view(*x.shape[:-1], -1, self._head_dim).transpose(-3, -2)
+    def _projections(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q [..., T, H * D], k and v [..., T, G * D]."""
+        if not self.is_joined:
+            return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        kv_size = self.num_kv_heads * self.head_dim
+        q, k, v = self.qkv_proj(x).split([self.num_heads * self.head_dim, kv_size, kv_size], dim=-1)
+        return q, k, v
+
+    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.q_norm is not None
+        assert self.k_norm is not None
+        return self.q_norm(q), self.k_norm(k)
 
 
-def attend(q: Tensor, keys: Tensor, values: Tensor, start: int, window: int | None) -> Tensor:
-    """softmax(q k^T / sqrt(D)) v with the causal mask, and the window's if there is one.
+def attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    start: int,
+    window: int | None,
+    scale: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """softmax(q k^T * scale) v with the causal mask, the window's if there is one, and the heads' sinks.
 
     q: [..., H, T, D] at positions start...; keys, values: [..., G, S, D], S = start + T, H a multiple of G. Returns
-    [..., H, T, D].
+    [..., H, T, D]. scale: 1 / sqrt(D) unless it is given.
     """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
     n_tokens, n_cached = q.shape[-2], keys.shape[-2]
     if window is not None and n_cached - window > 0:
         # No new token sees further back than the first one does.
         first = max(0, start - window + 1)
         keys, values, start = keys[..., first:, :], values[..., first:, :], start - first
+    if sinks is not None:
+        return _attention_with_sinks(q, keys, values, scale, sinks, _mask(n_tokens, start, window, q.device))
     if n_tokens == 1:
         # One query sees everything: a group's heads become rows of one product, and K and V are read once.
         grouped = q.reshape(*keys.shape[:-2], -1, q.shape[-1])
-        return _attention(grouped, keys, values).flatten(-3, -2).unsqueeze(-2)
+        return _attention(grouped, keys, values, scale).flatten(-3, -2).unsqueeze(-2)
     if start == 0 and (window is None or n_tokens <= window):
-        return _attention(q, keys, values, is_causal=True)
-    return _attention(q, keys, values, mask=_mask(n_tokens, start, window, q.device))
+        return _attention(q, keys, values, scale, is_causal=True)
+    return _attention(q, keys, values, scale, mask=_mask(n_tokens, start, window, q.device))
 
 
 def _mask(n_tokens: int, start: int, window: int | None, device: torch.device) -> Tensor:
@@ -117,61 +166,121 @@ def _mask(n_tokens: int, start: int, window: int | None, device: torch.device) -
 
 
 def _attention(
-    q: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None = None, is_causal: bool = False
+    q: Tensor, keys: Tensor, values: Tensor, scale: float, *, mask: Tensor | None = None, is_causal: bool = False
 ) -> Tensor:
     # The batch dimension is needed: without it torch takes a slow path on the CPU.
     is_batch = q.dim() > 3
     if not is_batch:
         q, keys, values = q[None], keys[None], values[None]
     mixed = functional.scaled_dot_product_attention(
-        q, keys, values, attn_mask=mask, is_causal=is_causal, enable_gqa=q.shape[-3] != keys.shape[-3]
+        q, keys, values, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=q.shape[-3] != keys.shape[-3]
     )
     return mixed if is_batch else mixed[0]
 
 
-class GatedMlp(nn.Module):
-    """down(silu(gate(x)) * up(x)) (SwiGLU, arXiv:2002.05202)."""
+def _attention_with_sinks(q: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor, mask: Tensor) -> Tensor:
+    """The same with one more logit in each head's softmax, which has no value (arXiv:2309.17453). sinks: [H]."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    of_group = q.reshape(*keys.shape[:-2], -1, *q.shape[-2:])
+    scores = of_group.to(wide) @ keys.to(wide).unsqueeze(-3).transpose(-2, -1) * scale
+    scores = scores.masked_fill(~mask, -torch.inf)
+    sink = sinks.to(wide).view(*of_group.shape[-4:-2], 1, 1).expand(*scores.shape[:-1], 1)
+    weights = torch.cat((scores, sink), dim=-1).softmax(dim=-1)[..., :-1]
+    return (weights.to(values.dtype) @ values.unsqueeze(-3)).flatten(-4, -3)
 
-    def __init__(self, config: ModelConfig, *, bias: bool = False) -> None:
+
+class GatedMlp(nn.Module):
+    """down(act(gate(x)) * up(x)) (SwiGLU and GEGLU, arXiv:2002.05202).
+
+    activation: "silu", or "gelu_tanh", gelu by its tanh formula. is_joined: gate and up are the rows of one matrix,
+    gate_up_proj.
+    """
+
+    def __init__(
+        self, config: ModelConfig, *, bias: bool = False, activation: Activation = "silu", is_joined: bool = False
+    ) -> None:
         super().__init__()
-        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=bias)
-        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=bias)
+        self.activation = activation
+        self.is_joined = is_joined
+        if is_joined:
+            self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, bias=bias)
+        else:
+            self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=bias)
+            self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=bias)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=bias)
 
     def forward(self, x: Tensor, run: Pass) -> Tensor:
-        gate = functional.silu(self.gate_proj(x))
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1) if self.is_joined else (self.gate_proj(x), None)
+        gate = functional.silu(gate) if self.activation == "silu" else functional.gelu(gate, approximate="tanh")
         run.checkpoint()
-        gate *= self.up_proj(x)
+        gate *= self.up_proj(x) if up is None else up
         run.checkpoint()
         return self.down_proj(gate)  # type: ignore[no-any-return]
 
 
-class Layer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)): the layer of every architecture here."""
+@dataclass(frozen=True, kw_only=True)
+class LayerNorms:
+    """What checkpoints call the norms of a layer: of what a branch reads, and of what it adds; None where none is."""
 
-    def __init__(self, config: ModelConfig, *, attention: Attention, mlp: GatedMlp) -> None:
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    before_mlp: str | None = "post_attention_layernorm"
+    after_mlp: str | None = None
+
+
+LAYER_NORMS: Final[Mapping[NormPlacement, LayerNorms]] = {
+    "before": LayerNorms(),
+    "after": LayerNorms(
+        before_attention=None,
+        after_attention="post_attention_layernorm",
+        before_mlp=None,
+        after_mlp="post_feedforward_layernorm",
+    ),
+    "around": LayerNorms(
+        after_attention="post_attention_layernorm",
+        before_mlp="pre_feedforward_layernorm",
+        after_mlp="post_feedforward_layernorm",
+    ),
+}
+
+
+class Layer(nn.Module):
+    """x + after(attention(before(x))), then the same with the MLP: the layer of every architecture here.
+
+    mlp: a GatedMlp, or a module with its forward. Which norms there are, and their offset, is in `config`.
+    """
+
+    def __init__(self, config: ModelConfig, *, attention: Attention, mlp: nn.Module) -> None:
         super().__init__()
-        self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
+        self.norms = LAYER_NORMS[config.norms]
         self.self_attn = attention
-        self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = mlp
+        for name in dataclasses.astuple(self.norms):
+            if name is not None:
+                self.add_module(name, RmsNorm(config.hidden_size, config.rms_norm_eps, config.norm_offset))
 
     def forward(self, x: Tensor, layer: int, run: Pass) -> Tensor:
+        norms = self.norms
         run.checkpoint()
-        x = x + self.self_attn(self.input_layernorm(x), layer, run)
+        x = x + self._normed(norms.after_attention, self.self_attn(self._normed(norms.before_attention, x), layer, run))
         run.checkpoint()
-        return x + self.mlp(self.post_attention_layernorm(x), run)  # type: ignore[no-any-return]
+        return x + self._normed(norms.after_mlp, self.mlp(self._normed(norms.before_mlp, x), run))
+
+    def _normed(self, name: str | None, x: Tensor) -> Tensor:
+        return x if name is None else self.get_submodule(name)(x)
 
 
 class Embedding(nn.Module):
-    """Rows of `weight` [V, hidden] by token id."""
+    """Rows of `weight` [V, hidden] by token id, times `factor`, rounded to the weights' type (as Gemma does)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size), requires_grad=False)
+        self.factor = config.embedding_factor
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return functional.embedding(tokens, self.weight)
+        rows = functional.embedding(tokens, self.weight)
+        return rows if self.factor == 1 else rows * torch.tensor(self.factor, dtype=rows.dtype, device=rows.device)
 
 
 class Trunk(nn.Module):
@@ -181,7 +290,7 @@ class Trunk(nn.Module):
         super().__init__()
         self.embed_tokens = Embedding(config)
         self.layers = nn.ModuleList(layers)
-        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, config.norm_offset)
 
 
 class Decoder(nn.Module):
@@ -192,7 +301,11 @@ class Decoder(nn.Module):
         self.config = config
         self.model = Trunk(config, layers)
         self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
-        self._frequencies: Tensor | None = None
+        self._frequencies: dict[RopeName, Tensor] = {}
+
+    @property
+    def layers(self) -> list[Layer]:
+        return [layer for layer in self.model.layers if isinstance(layer, Layer)]
 
     def forward(self, tokens: Tensor, cache: KvCache, checkpoint: Callable[[], None]) -> Tensor:
         """The final hidden states [T, hidden] of `tokens` [T] int64, placed after what the cache holds.
@@ -214,9 +327,19 @@ class Decoder(nn.Module):
 
     def start_pass(self, cache: KvCache, n_tokens: int, device: torch.device, checkpoint: Callable[[], None]) -> Pass:
         """What the layers share for `n_tokens` tokens after those that the cache holds."""
-        if self._frequencies is None:
-            self._frequencies = inverse_frequencies(self.config).to(device)
         positions = torch.arange(cache.length, cache.length + n_tokens, dtype=torch.float32, device=device)
-        scaling = self.config.rope_scaling
-        cos, sin = rotations(positions, self._frequencies, scaling.attention_factor if scaling else 1.0)
-        return Pass(cache, cache.length, cos, sin, checkpoint)
+        return Pass(cache, cache.length, self.rotations(positions, cache.n_ctx), checkpoint)
+
+    def rotations(self, positions: Tensor, n_ctx: int) -> dict[RopeName, tuple[Tensor, Tensor]]:
+        """cos and sin [T, R/2] float32 of `positions` [T] float32, for each of the model's rotary embeddings.
+
+        n_ctx: the context that the model is loaded for, the same in every call.
+        """
+        if not self._frequencies:
+            self._frequencies = {
+                name: inverse_frequencies(rope, n_ctx).to(positions.device) for name, rope in self.config.ropes.items()
+            }
+        return {
+            name: rotations(positions, frequencies, self.config.ropes[name].attention_factor)
+            for name, frequencies in self._frequencies.items()
+        }

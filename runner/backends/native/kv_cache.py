@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 BLOCK = 256  # tokens; the unit of allocation
+_SCALE = torch.float32
 
 
 class KvCache:
     """`length` positions of K and V, each [*batch, G, capacity, D] a layer; capacity never passes `n_ctx`.
 
+    dtype: int8 adds a scale for each head's row, which the kernels write and read; `put` is for the other types.
     batch: () for one sequence, (B,) for B sequences that have one length.
 
     Growing by half (in whole blocks) keeps the copies of a long chat linear in its length, and a short chat in a long
@@ -36,10 +38,18 @@ class KvCache:
         self.length = 0
         self.n_ctx = n_ctx
         self.capacity = 0
-        self.bytes_per_token = math.prod(batch) * 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize
-        empty = torch.empty(*batch, num_kv_heads, 0, head_dim, dtype=dtype, device=device)
-        self._keys: list[Tensor] = [empty] * num_layers
-        self._values: list[Tensor] = [empty] * num_layers
+        self.num_layers = num_layers
+        row_bytes = head_dim * dtype.itemsize + (_SCALE.itemsize if dtype == torch.int8 else 0)
+        self.bytes_per_token = math.prod(batch) * 2 * num_layers * num_kv_heads * row_bytes
+        self._parts: dict[str, list[Tensor]] = {
+            name: [torch.empty(*batch, num_kv_heads, 0, head_dim, dtype=dtype, device=device)] * num_layers
+            for name in ("keys", "values")
+        }
+        if dtype == torch.int8:
+            self._parts |= {
+                name: [torch.empty(*batch, num_kv_heads, 0, 1, dtype=_SCALE, device=device)] * num_layers
+                for name in ("key_scale", "value_scale")
+            }
 
     @property
     def nbytes(self) -> int:
@@ -53,9 +63,9 @@ class KvCache:
         wanted = max(length, self.capacity + self.capacity // 2)
         capacity = min(self.n_ctx, -(-wanted // BLOCK) * BLOCK)
         # A layer at a time: at most one layer is held twice. Tensors that grew before a failure are simply longer.
-        for layer in range(len(self._keys)):
-            self._keys[layer] = self._grown(self._keys[layer], capacity)
-            self._values[layer] = self._grown(self._values[layer], capacity)
+        for layer in range(self.num_layers):
+            for tensors in self._parts.values():
+                tensors[layer] = self._grown(tensors[layer], capacity)
         self.capacity = capacity
 
     def _grown(self, old: Tensor, capacity: int) -> Tensor:
@@ -65,15 +75,24 @@ class KvCache:
         new[..., : self.length, :] = old[..., : self.length, :]
         return new
 
+    def layer(self, layer: int) -> dict[str, Tensor]:
+        """A layer's tensors as kernels take them: keys and values [*batch, G, capacity, D], and the scales
+        [*batch, G, capacity] of an int8 cache, by the names of kernels.kv_layer.LayerCache."""
+        return {
+            name: tensors[layer].squeeze(-1) if name.endswith("_scale") else tensors[layer]
+            for name, tensors in self._parts.items()
+        }
+
     def put(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write K and V [*batch, G, T, D] after `length`; returns all of the layer's, [*batch, G, length + T, D] views.
 
         `length` itself moves with `advance`, once every layer has been written.
         """
         end = self.length + keys.shape[-2]
-        self._keys[layer][..., self.length : end, :] = keys
-        self._values[layer][..., self.length : end, :] = values
-        return self._keys[layer][..., :end, :], self._values[layer][..., :end, :]
+        all_keys, all_values = self._parts["keys"][layer], self._parts["values"][layer]
+        all_keys[..., self.length : end, :] = keys
+        all_values[..., self.length : end, :] = values
+        return all_keys[..., :end, :], all_values[..., :end, :]
 
     def advance(self, n_tokens: int) -> None:
         assert self.length + n_tokens <= self.capacity
@@ -87,5 +106,5 @@ class KvCache:
     def release(self) -> None:
         """Give the memory back; nothing is held then."""
         self.length = self.capacity = 0
-        self._keys = [keys[..., :0, :].clone() for keys in self._keys]
-        self._values = [values[..., :0, :].clone() for values in self._values]
+        for tensors in self._parts.values():
+            tensors[:] = [tensor[..., :0, :].clone() for tensor in tensors]

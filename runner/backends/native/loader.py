@@ -1,4 +1,4 @@
-"""Fills a model with its weights: built on the meta device, then one tensor at a time by its exact name.
+"""Fills a model with its weights: built on the meta device, then one tensor at a time by its exact name (places.py).
 
 Peak memory is the model and one tensor. Missing, extra and misshapen tensors are refused before the first is
 read. It knows nothing of files.
@@ -7,6 +7,7 @@ read. It knows nothing of files.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from runner.backends.base import LoadProgress
 from runner.backends.native.architectures import build
 from runner.backends.native.blocks import Decoder
+from runner.backends.native.places import Place, places_of
 from runner.errors import BadModelFile, RunnerError, UnsupportedModel
 from runner.model_config import ModelConfig
 from runner.quant.weights import Weights
@@ -37,17 +39,27 @@ def load_model(
     on_progress gets the fraction of the parameters that are in place. Raises BadModelFile for weights that are not the
     model's, RunnerError when cancelled, torch.OutOfMemoryError.
     """
-    with torch.device("meta"):
-        model = build(config)
-    _check_names(model, weights)
+    model = unfilled(config, weights)
+    places = places_of(model)
     sizes = {name: math.prod(shape) for name, shape in weights.shapes.items()}
     done, total = 0, sum(sizes.values())
     for name, size in sizes.items():
         if cancel.is_cancelled:
             raise RunnerError("Loading was cancelled.")
-        _assign(model, name, to_tensor(_read(weights, name)).to(device=device, dtype=dtype))
+        _put(model, places[name], to_tensor(_read(weights, name)).to(device=device, dtype=dtype))
         done += size
         on_progress(done / total)
+    return model
+
+
+def unfilled(config: ModelConfig, weights: Weights) -> Decoder:
+    """The model of `config` on the meta device, whose parameters and `weights` have the same names and shapes.
+
+    Raises BadModelFile or UnsupportedModel where they have not.
+    """
+    with torch.device("meta"):
+        model = build(config)
+    _check_names(model, places_of(model), weights)
     return model
 
 
@@ -65,9 +77,10 @@ def _read(weights: Weights, name: str) -> NDArray[Any]:
         raise BadModelFile(f"Tensor {name!r} cannot be read: {error}.", hint="Fetch the model again.") from error
 
 
-def _check_names(model: Decoder, weights: Weights) -> None:
-    """Every parameter has its tensor, of its shape, and no tensor is left over."""
-    wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+def _check_names(model: Decoder, places: Mapping[str, Place], weights: Weights) -> None:
+    """Every parameter, or part of one, has its tensor, of its shape, and no tensor is left over."""
+    parameters = dict(model.named_parameters())
+    wanted = {name: tuple(parameters[place.parameter][place.part].shape) for name, place in places.items()}
     if missing := sorted(wanted.keys() - weights.shapes.keys()):
         raise BadModelFile(
             f"{weights.where} lacks {_some(missing)}.",
@@ -91,6 +104,15 @@ def _some(names: list[str]) -> str:
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
-def _assign(model: Decoder, name: str, tensor: Tensor) -> None:
-    path, _, leaf = name.rpartition(".")
-    setattr(model.get_submodule(path), leaf, nn.Parameter(tensor, requires_grad=False))
+def _put(model: Decoder, place: Place, tensor: Tensor) -> None:
+    """Make `tensor` the parameter, or a part of it: the first part makes room for all of them."""
+    path, _, leaf = place.parameter.rpartition(".")
+    module = model.get_submodule(path)
+    if not place.part:
+        setattr(module, leaf, nn.Parameter(tensor, requires_grad=False))
+        return
+    parameter = module.get_parameter(leaf)
+    if parameter.is_meta:
+        parameter = nn.Parameter(tensor.new_empty(parameter.shape), requires_grad=False)
+        setattr(module, leaf, parameter)
+    parameter[place.part] = tensor

@@ -6,6 +6,8 @@ products are slower than 32-bit ones on most CPUs. A GPU computes in bfloat16. I
 
 from __future__ import annotations
 
+import importlib.util
+import math
 import os
 from dataclasses import dataclass
 
@@ -13,22 +15,29 @@ import psutil
 import torch
 
 from runner.config import LoadOptions
-from runner.errors import BackendUnavailable, DoesNotFit
-from runner.model_config import ModelConfig, num_parameters
+from runner.errors import BackendUnavailable, DoesNotFit, UnsupportedModel
+from runner.model_config import ModelConfig
+from runner.quant.weights import Weights
 
 # float32 operations that may pass before a cancelled prefill notices. The slowest CPUs of interest do 20 GFLOP/s:
 # 3 GFLOP there are 150 ms.
 _FLOP_BETWEEN_CHECKS = 3e9
 
+PACKED_ON_DEVICE = frozenset({"mq4", "mq4-uniform", "mq6", "mq8"})  # the formats that have kernels
+
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """dtype: weights and arithmetic. kv_dtype: the KV cache. name: the device for people."""
+    """dtype: dense weights and arithmetic. kv_dtype: the KV cache. name: the device for people.
+
+    has_kernels: the model runs on the kernels, and packed weights stay packed.
+    """
 
     device: torch.device
     dtype: torch.dtype
     kv_dtype: torch.dtype
     name: str
+    has_kernels: bool
 
     @property
     def is_gpu(self) -> bool:
@@ -52,23 +61,36 @@ def place(options: LoadOptions) -> Placement:
     """The GPU if there is one and layers may go there, else the CPU, whose threads are set here for the process.
 
     kv_type "f16", the default, keeps the cache in the type that attention computes in: float32 on the CPU, where
-    halves would be converted at every step, bfloat16 on a GPU. "bf16" and "f32" are taken as they are.
+    halves would be converted at every step, bfloat16 on a GPU. "bf16" and "f32" are taken as they are. "q8_0" is int8
+    with a scale for each head's row, which only the kernels read: UnsupportedModel on a CPU.
     """
     use_gpu = options.n_gpu_layers != 0 and torch.cuda.is_available()
     if options.n_gpu_layers not in ("auto", 0) and not use_gpu:
         raise BackendUnavailable("torch finds no GPU here.", hint="Use -ngl 0 to run the model on the CPU.")
     dtype = torch.bfloat16 if use_gpu else torch.float32
-    kv_dtype = {"f16": dtype, "bf16": torch.bfloat16, "f32": torch.float32}[options.kv_type]
+    has_kernels = use_gpu and importlib.util.find_spec("triton") is not None
+    if options.kv_type == "q8_0" and not has_kernels:
+        raise UnsupportedModel(
+            "The native backend has a q8_0 KV cache only on a GPU with Triton.",
+            hint="Use --kv-type f16, bf16 or f32, or --backend llamacpp.",
+        )
+    kv_dtype = {"f16": dtype, "bf16": torch.bfloat16, "f32": torch.float32, "q8_0": torch.int8}[options.kv_type]
     if use_gpu:
         # cuDNN's attention plans anew for every length, which each token changes: 24 tok/s instead of 384
         # (demo model, H200, torch 2.11).
         torch.backends.cuda.enable_cudnn_sdp(False)
         device = torch.device("cuda", torch.cuda.current_device())
-        return Placement(device=device, dtype=dtype, kv_dtype=kv_dtype, name=torch.cuda.get_device_name(device))
+        return Placement(
+            device=device,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            name=torch.cuda.get_device_name(device),
+            has_kernels=has_kernels,
+        )
     torch.set_num_threads(options.n_threads or _physical_cores())
     threads = torch.get_num_threads()
     name = f"CPU ({threads} thread{'s' if threads != 1 else ''})"
-    return Placement(device=torch.device("cpu"), dtype=dtype, kv_dtype=kv_dtype, name=name)
+    return Placement(device=torch.device("cpu"), dtype=dtype, kv_dtype=kv_dtype, name=name, has_kernels=False)
 
 
 def _physical_cores() -> int:
@@ -88,10 +110,20 @@ def prefill_chunk(config: ModelConfig, placement: Placement, batch_size: int) ->
     return max(1, min(batch_size, int(_FLOP_BETWEEN_CHECKS / (2 * largest))))
 
 
-def needs(config: ModelConfig, placement: Placement, n_ctx: int) -> Needs:
-    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * placement.kv_dtype.itemsize
-    weights = num_parameters(config) * placement.dtype.itemsize
-    return Needs(weights_bytes=weights, kv_bytes_per_token=per_token, n_ctx=n_ctx)
+def needs(config: ModelConfig, weights: Weights, placement: Placement, n_ctx: int) -> Needs:
+    row = config.head_dim * placement.kv_dtype.itemsize + (4 if placement.kv_dtype == torch.int8 else 0)
+    per_token = 2 * config.num_layers * config.num_kv_heads * row
+    return Needs(weights_bytes=_weights_bytes(weights, placement), kv_bytes_per_token=per_token, n_ctx=n_ctx)
+
+
+def _weights_bytes(weights: Weights, placement: Placement) -> int:
+    """What the weights take on the device: those that kernels read as they are stored, all others as `dtype`."""
+    total = 0.0
+    for name, shape in weights.shapes.items():
+        stays = placement.has_kernels and weights.types[name] in PACKED_ON_DEVICE
+        bits = weights.bits[name] if stays else 8 * placement.dtype.itemsize
+        total += math.prod(shape) * bits / 8
+    return int(total)
 
 
 def check_fit(need: Needs, placement: Placement) -> None:
@@ -132,9 +164,9 @@ def what_would_fit(need: Needs, free: int) -> str:
 
 def _what_was_asked(need: Needs, placement: Placement, free: int) -> str:
     kv = need.kv_bytes_per_token * need.n_ctx
-    kind = str(placement.dtype).removeprefix("torch.")
+    kind = "" if placement.has_kernels else f" as {str(placement.dtype).removeprefix('torch.')}"
     return (
-        f"The weights as {kind} take {_gib(need.weights_bytes)} and the KV cache for {need.n_ctx} tokens {_gib(kv)}; "
+        f"The weights{kind} take {_gib(need.weights_bytes)} and the KV cache for {need.n_ctx} tokens {_gib(kv)}; "
         f"{placement.name} has {_gib(free)} free."
     )
 

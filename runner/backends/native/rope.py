@@ -1,6 +1,7 @@
 """Rotary positions (arXiv:2104.09864): the frequencies of a model, and turning queries and keys by them.
 
-Elements i and i + D/2 of a head are a pair, as in Hugging Face checkpoints. Everything is computed in float32.
+Elements i and i + R/2 of a head, R the elements that are turned, are a pair, as in Hugging Face checkpoints. Everything
+is computed in float32.
 """
 
 from __future__ import annotations
@@ -10,33 +11,43 @@ import math
 import torch
 from torch import Tensor
 
-from runner.model_config import ModelConfig, RopeScaling
+from runner.model_config import Rope, RopeScaling
 
 
-def inverse_frequencies(config: ModelConfig) -> Tensor:
-    """Radians per position of each pair, [D/2] float32, with the model's scaling."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    plain = 1.0 / config.rope_theta**exponents
-    scaling = config.rope_scaling
+def inverse_frequencies(rope: Rope, n_ctx: int) -> Tensor:
+    """Radians per position of each pair, [R/2] float32, with the scaling of `rope`.
+
+    n_ctx: the context that the model is loaded for, which decides between the two sets of factors of longrope.
+    transformers decides anew at each step; keys that were turned before do not fit the others then.
+    """
+    exponents = torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim
+    plain = 1.0 / rope.theta**exponents
+    scaling = rope.scaling
     if scaling is None:
         return plain
     if scaling.kind == "linear":
         return plain / scaling.factor
     if scaling.kind == "llama3":
         return _llama3(plain, scaling)
-    return _yarn(plain, scaling, config.rope_theta)
+    if scaling.kind == "longrope":
+        is_long = n_ctx > scaling.original_max_position_embeddings
+        factors = torch.tensor(scaling.long_factors if is_long else scaling.short_factors)
+        return 1.0 / (factors * rope.theta**exponents)
+    return _yarn(plain, scaling, rope.theta)
 
 
 def rotations(positions: Tensor, frequencies: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """cos and sin, [T, D/2] float32 each, of `positions` [T] float32; `scale` is YaRN's attention factor, else 1."""
+    """cos and sin, [T, R/2] float32 each, of `positions` [T] float32; `scale` is the attention factor of YaRN or
+    longrope, else 1."""
     angles = torch.outer(positions, frequencies)
     return angles.cos() * scale, angles.sin() * scale
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [H, T, D] turned by cos and sin [T, D/2]; x's dtype is kept."""
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    """x [H, T, D], its first R elements turned by cos and sin [T, R/2]; x's dtype is kept."""
+    half = cos.shape[-1]
+    first, second, rest = x.float().tensor_split((half, 2 * half), dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(x.dtype)
 
 
 def _llama3(plain: Tensor, scaling: RopeScaling) -> Tensor:
@@ -56,8 +67,10 @@ def _yarn(plain: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
         wavelength = scaling.original_max_position_embeddings / (turns * 2 * math.pi)
         return head_dim * math.log(wavelength) / (2 * math.log(theta))
 
-    low = max(math.floor(dimension(scaling.beta_fast)), 0)
-    high = min(math.ceil(dimension(scaling.beta_slow)), head_dim - 1)
+    first, last = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    low, high = max(first, 0), min(last, head_dim - 1)
     ramp = (torch.arange(len(plain), dtype=torch.float32) - low) / max(high - low, 0.001)
     keep = 1 - ramp.clamp(0.0, 1.0)
     return plain / scaling.factor * (1 - keep) + plain * keep

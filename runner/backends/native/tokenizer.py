@@ -32,7 +32,13 @@ class HuggingFaceTokenizer:
             self._tokenizer = HfTokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
             raise BadModelFile(f"{path} is not a tokenizer: {error}.", hint="Fetch the model's files again.") from error
-        ids = self._tokenizer.get_vocab(with_added_tokens=True)
+        every_added = self._tokenizer.get_added_tokens_decoder()
+        # Gemma's text models have the tokenizer of their multimodal ones, and no row for its image token.
+        ids = {
+            text: number
+            for text, number in self._tokenizer.get_vocab(with_added_tokens=True).items()
+            if number < vocab_size or number not in every_added or not every_added[number].special
+        }
         if (top := max(ids.values(), default=0)) >= vocab_size:
             raise BadModelFile(
                 f"The tokenizer has token id {top}, beyond the model's vocabulary of {vocab_size}.",
@@ -43,8 +49,7 @@ class HuggingFaceTokenizer:
         for text, number in ids.items():
             self._texts[number] = text
         self._added = {
-            number: (token.content, bool(token.special))
-            for number, token in self._tokenizer.get_added_tokens_decoder().items()
+            number: (token.content, bool(token.special)) for number, token in every_added.items() if number < vocab_size
         }
         self.control_tokens = frozenset(text for text, is_special in self._added.values() if is_special)
         self._read_pieces(description)

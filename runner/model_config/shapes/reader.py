@@ -11,12 +11,13 @@ from typing import Any, Final
 from runner.model_config.fields import flag, integer_or_none, invalid, strings
 
 MAX_LAYERS: Final = 2**12
-# GPT-2 and those after it have other names for the same numbers.
-_OLDER_NAMES: Final = {
+# GPT-2 and those after it have other names for the same numbers; transformers 5 writes num_local_experts for all.
+_OTHER_NAMES: Final = {
     "num_hidden_layers": "n_layer",
     "num_attention_heads": "n_head",
     "hidden_size": "n_embd",
     "max_position_embeddings": "n_positions",
+    "num_experts": "num_local_experts",
 }
 _TOWERS: Final = {"vision_config": "vision", "audio_config": "audio"}
 
@@ -30,8 +31,8 @@ class Reader:
         self._defaults = defaults
 
     def whole_or_none(self, key: str, high: int = 2**26) -> int | None:
-        older = _OLDER_NAMES.get(key, key)
-        name = key if key in self._inner or older not in self._inner else older
+        other = _OTHER_NAMES.get(key, key)
+        name = key if key in self._inner or other not in self._inner else other
         return integer_or_none(self._inner, name, self._defaults.get(key), 0, high)
 
     def whole(self, key: str, high: int = 2**26) -> int:

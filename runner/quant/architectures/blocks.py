@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from runner.quant.tensor_rules import TensorRule, attention_bias, attention_output_bias, mlp_bias, untied
+from runner.quant.tensor_rules import (
+    TensorRule,
+    attention_bias,
+    attention_output_bias,
+    has_sinks,
+    mlp_bias,
+    untied,
+)
 
 _LAYER: Final = "model.layers.{layer}."
 _BLOCK: Final = "blk.{layer}."
@@ -21,6 +28,24 @@ EMBEDDINGS: Final = (
 NORMS: Final = (
     TensorRule(source=_LAYER + "input_layernorm.weight", target=_BLOCK + "attn_norm.weight", shape=("hidden",)),
     TensorRule(source=_LAYER + "post_attention_layernorm.weight", target=_BLOCK + "ffn_norm.weight", shape=("hidden",)),
+)
+
+_POST_ATTENTION: Final = TensorRule(
+    source=_LAYER + "post_attention_layernorm.weight", target=_BLOCK + "post_attention_norm.weight", shape=("hidden",)
+)
+_POST_MLP: Final = TensorRule(
+    source=_LAYER + "post_feedforward_layernorm.weight", target=_BLOCK + "post_ffw_norm.weight", shape=("hidden",)
+)
+
+NORMS_AFTER: Final = (_POST_ATTENTION, _POST_MLP)
+
+NORMS_AROUND: Final = (
+    NORMS[0],
+    _POST_ATTENTION,
+    TensorRule(
+        source=_LAYER + "pre_feedforward_layernorm.weight", target=_BLOCK + "ffn_norm.weight", shape=("hidden",)
+    ),
+    _POST_MLP,
 )
 
 ATTENTION: Final = (
@@ -40,6 +65,11 @@ ATTENTION: Final = (
     TensorRule(
         source=_LAYER + "self_attn.o_proj.weight", target=_BLOCK + "attn_output.weight", shape=("hidden", "queries")
     ),
+)
+
+JOINED_ATTENTION: Final = (
+    TensorRule(source=_LAYER + "self_attn.qkv_proj.weight", target=_BLOCK + "attn_qkv.weight", shape=("qkv", "hidden")),
+    ATTENTION[3],
 )
 
 QKV_BIASES: Final = (
@@ -76,6 +106,17 @@ QK_NORMS: Final = (
     TensorRule(source=_LAYER + "self_attn.k_norm.weight", target=_BLOCK + "attn_k_norm.weight", shape=("head",)),
 )
 
+QK_ROW_NORMS: Final = (
+    TensorRule(source=_LAYER + "self_attn.q_norm.weight", target=_BLOCK + "attn_q_norm.weight", shape=("queries",)),
+    TensorRule(source=_LAYER + "self_attn.k_norm.weight", target=_BLOCK + "attn_k_norm.weight", shape=("keys",)),
+)
+
+SINKS: Final = (
+    TensorRule(
+        source=_LAYER + "self_attn.sinks", target=_BLOCK + "attn_sinks.weight", shape=("heads",), when=has_sinks
+    ),
+)
+
 GATED_MLP: Final = (
     TensorRule(
         source=_LAYER + "mlp.gate_proj.weight", target=_BLOCK + "ffn_gate.weight", shape=("intermediate", "hidden")
@@ -84,6 +125,11 @@ GATED_MLP: Final = (
     TensorRule(
         source=_LAYER + "mlp.down_proj.weight", target=_BLOCK + "ffn_down.weight", shape=("hidden", "intermediate")
     ),
+)
+
+JOINED_MLP: Final = (
+    TensorRule(source=_LAYER + "mlp.gate_up_proj.weight", target=_BLOCK + "ffn_up.weight", shape=("gate_up", "hidden")),
+    GATED_MLP[2],
 )
 
 MLP_BIASES: Final = (

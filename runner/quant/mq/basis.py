@@ -18,18 +18,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runner.errors import BadModelFile
+from runner.errors import BadModelFile, UsageError
 from runner.model_config import ModelConfig
 from runner.quant.mq.manifest import Rotation
 from runner.quant.mq.rotation import rotate, rotation_size
 from runner.quant.weights import EMBEDDINGS, OUTPUT, Weights
 
-DOWN: Final = ".mlp.down_proj.weight"
+DOWN: Final = ".down_proj.weight"
+_ROUTERS: Final = ("gate", "router")  # of mixtures of experts
 _ATTENTION_NORM, _MLP_NORM, _FINAL_NORM = "input_layernorm", "post_attention_layernorm", "model.norm"
 
 
 def in_basis(weights: Weights, config: ModelConfig, rotation: Rotation) -> Weights:
-    """The weights of the model that computes in that basis: the source's own, or a view that folds them."""
+    """The weights of the model that computes in that basis: the source's own, or a view that folds them.
+
+    Raises UsageError for a model that cannot be folded.
+    """
+    if rotation == "folded" and config.norms != "before":
+        raise UsageError(
+            f"The rotations of a {config.model_type} model cannot be folded: it has norms after its branches, whose "
+            "gains belong to the unrotated stream.",
+            hint="Use --rotation online.",
+        )
     return weights if rotation == "online" else FoldedWeights(weights, config)
 
 
@@ -67,12 +77,14 @@ def stored_rows(
 @dataclass(frozen=True, kw_only=True)
 class _Fold:
     """What becomes of one tensor. source: the tensor that it is made from; gain: the norm that goes into its columns;
-    inward, outward: the block sizes of the rotations of its input and of its output (rows), 1 for none."""
+    inward, outward: the block sizes of the rotations of its input and of its output (rows), 1 for none.
+    turned_from: the first row that the latter turns."""
 
     source: str
     gain: str = ""
     inward: int = 1
     outward: int = 1
+    turned_from: int = 0
 
 
 class FoldedWeights:
@@ -82,6 +94,7 @@ class FoldedWeights:
         self._source = source
         self._hidden = rotation_size(config.hidden_size)
         self._head = rotation_size(config.head_dim)
+        self._first_value = (config.num_heads + config.num_kv_heads) * config.head_dim  # row of a joined matrix
         is_tied = OUTPUT not in source.shapes
         self._made_from = {name: name for name in source.shapes} | ({OUTPUT: EMBEDDINGS} if is_tied else {})
         self._gains: dict[str, Tensor] = {}
@@ -97,8 +110,10 @@ class FoldedWeights:
         return {name: values[made_from] for name, made_from in self._made_from.items()}
 
     def _type(self, name: str, kind: str) -> str:
-        """A vector that is changed needs float32; a matrix is rounded in any case."""
-        return "F32" if len(self.shapes[name]) == 1 and (_is_gain(name) or self._fold(name).outward > 1) else kind
+        """A vector that is changed needs float32, and so does a router; any other matrix is rounded in any case."""
+        if len(self.shapes[name]) == 1:
+            return "F32" if _is_gain(name) or self._fold(name).outward > 1 else kind
+        return "F32" if _kind(name)[1] in _ROUTERS else kind
 
     def read(self, name: str) -> NDArray[Any]:
         return self.read_rows(name, 0, self.shapes[name][0])
@@ -117,7 +132,8 @@ class FoldedWeights:
         if fold.inward > 1:
             rows = rotate(rows, fold.inward)
         if fold.outward > 1:
-            rows = rotate(rows.T, fold.outward).T if rows.dim() == 2 else rotate(rows, fold.outward)
+            turned = rows[max(0, fold.turned_from - first) :]
+            turned.copy_(rotate(turned.T, fold.outward).T if rows.dim() == 2 else rotate(turned, fold.outward))
         return np.ascontiguousarray(rows[start - first : stop - first].numpy())
 
     def _gain(self, norm: str) -> Tensor:
@@ -127,7 +143,7 @@ class FoldedWeights:
 
     def _fold(self, name: str) -> _Fold:
         hidden, head = self._hidden, self._head
-        layer, _, kind = name.rpartition(".")[0].partition(".self_attn." if ".self_attn." in name else ".mlp.")
+        layer, kind = _kind(name)
         is_bias = name.endswith(".bias")
         if name == EMBEDDINGS:
             return _Fold(source=name, inward=hidden)
@@ -139,13 +155,22 @@ class FoldedWeights:
             if is_bias:
                 return _Fold(source=name, outward=head)
             return _Fold(source=name, gain=f"{layer}.{_ATTENTION_NORM}", inward=hidden, outward=head)
-        if kind in ("gate_proj", "up_proj") and not is_bias:
+        if kind == "qkv_proj":
+            gain = f"{layer}.{_ATTENTION_NORM}"
+            return _Fold(source=name, gain=gain, inward=hidden, outward=head, turned_from=self._first_value)
+        if kind in ("gate_proj", "up_proj", "gate_up_proj", *_ROUTERS) and not is_bias:
             return _Fold(source=name, gain=f"{layer}.{_MLP_NORM}", inward=hidden)
         if kind == "o_proj":
             return _Fold(source=name, inward=1 if is_bias else head, outward=hidden)
         if kind == "down_proj":
             return _Fold(source=name, outward=hidden)
         return _Fold(source=name)
+
+
+def _kind(name: str) -> tuple[str, str]:
+    """The layer of a tensor, and the matrix that it is, or belongs to: the same of every expert."""
+    layer, _, rest = name.rpartition(".")[0].partition(".self_attn." if ".self_attn." in name else ".mlp.")
+    return layer, rest.rpartition(".")[2]
 
 
 def _is_gain(name: str) -> bool:

@@ -6,6 +6,7 @@ and nothing of weights.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
@@ -15,9 +16,18 @@ from runner.quant.mq.formats import MQ6
 from runner.quant.mq.plan import PackedPlan, TensorPlan
 from runner.quant.mq.recipe import Recipe, Rule
 
+_NUMBER_OF_EXPERT: Final = re.compile(r"\.experts\.\d+\.")
 _EVERYWHERE: Final = "self_attn.v_proj"  # small with grouped queries, and the most sensitive of all
 # By layer, the first and the last ones before those between them.
-_BY_LAYER: Final = ("mlp.down_proj", "self_attn.o_proj", "self_attn.k_proj", "mlp.gate_proj", "self_attn.q_proj")
+_BY_LAYER: Final = (
+    "mlp.down_proj",
+    "self_attn.o_proj",
+    "self_attn.qkv_proj",
+    "self_attn.k_proj",
+    "mlp.gate_proj",
+    "mlp.gate_up_proj",
+    "self_attn.q_proj",
+)
 
 
 def spend(plan: PackedPlan, bpw: float) -> Recipe:
@@ -34,7 +44,7 @@ def spend(plan: PackedPlan, bpw: float) -> Recipe:
             hint="Give a larger --bpw, or leave it out.",
         )
     rules = []
-    for pattern, names in _candidates(plan.config.num_layers):
+    for pattern, names in _candidates(plan):
         more = sum(_more_bits(recipe, tensors[name]) for name in names)
         if 0 < more <= budget - used:
             used += more
@@ -51,14 +61,24 @@ def _more_bits(recipe: Recipe, tensor: TensorPlan) -> int:
     return 8 * max(0, raised - tensor.nbytes)
 
 
-def _candidates(num_layers: int) -> Iterator[tuple[str, list[str]]]:
-    """What may be raised, best first: a pattern of names, and the names of the matrices that it means."""
-    layers = range(num_layers)
-    yield f"model.layers.*.{_EVERYWHERE}.weight", [f"model.layers.{index}.{_EVERYWHERE}.weight" for index in layers]
+def _candidates(plan: PackedPlan) -> Iterator[tuple[str, list[str]]]:
+    """What may be raised, best first: a pattern of names, and the names of the matrices that it means.
+
+    The experts of a layer are raised together.
+    """
+    by_pattern: dict[str, list[str]] = {}
+    for tensor in plan.body:
+        pattern = _NUMBER_OF_EXPERT.sub(".experts.*.", tensor.name)
+        if pattern.endswith(f".{_EVERYWHERE}.weight"):
+            pattern = f"model.layers.*.{_EVERYWHERE}.weight"
+        by_pattern.setdefault(pattern, []).append(tensor.name)
+    layers = _from_the_edges(plan.config.num_layers)
+    wanted = [f"model.layers.*.{_EVERYWHERE}.weight"]
     for matrix in _BY_LAYER:
-        for index in _from_the_edges(num_layers):
+        for index in layers:
             name = f"model.layers.{index}.{matrix}.weight"
-            yield name, [name]
+            wanted.append(name if name in by_pattern else name.replace(".mlp.", ".mlp.experts.*."))
+    yield from ((pattern, by_pattern[pattern]) for pattern in wanted if pattern in by_pattern)
 
 
 def _from_the_edges(count: int) -> list[int]:

@@ -17,13 +17,14 @@ from runner.config import nearest_hint
 from runner.errors import BadModelFile, UnsupportedModel, UsageError
 from runner.model_config import ModelConfig
 from runner.quant.architectures import blocks
+from runner.quant.architectures.experts import with_experts
 from runner.quant.mq.basis import config_changes, stored_rotation
 from runner.quant.mq.formats import TENSOR_FORMATS
 from runner.quant.mq.manifest import PLAIN_FORMATS, Rotation
 from runner.quant.mq.recipe import KEEP, Recipe, Rule
 from runner.quant.mq.rotation import LARGEST, rotation_size
 from runner.quant.mq.tensor_format import Part
-from runner.quant.tensor_rules import Architecture, tensors_of
+from runner.quant.tensor_rules import Architecture, TensorRule, tensors_of
 from runner.quant.weights import EMBEDDINGS, OUTPUT, Weights
 
 PLAIN_TYPES: Final[Mapping[str, torch.dtype]] = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -170,18 +171,8 @@ def _is_idle(rule: Rule, names: tuple[str, ...]) -> bool:
 
 def _names_in_order(config: ModelConfig, weights: Weights, rotation: Rotation) -> tuple[str, ...]:
     """The tensors that a model of this configuration has, in the order of a forward pass, each found in `weights`."""
-    rules = (
-        *blocks.EMBEDDINGS[:1],
-        *blocks.NORMS,
-        *blocks.ATTENTION,
-        *blocks.QKV_BIASES,
-        *blocks.OUTPUT_BIAS,
-        *(blocks.QK_NORMS if config.qk_norm else ()),
-        *blocks.GATED_MLP,
-        *blocks.MLP_BIASES,
-    )
-    decoder = Architecture(model_type=config.model_type, gguf_name="", interleaved_rotary=False, rules=rules)
-    wanted = {tensor.source: tensor.shape for tensor in tensors_of(decoder, config)}
+    decoder = Architecture(model_type=config.model_type, gguf_name="", interleaved_rotary=False, rules=_rules(config))
+    wanted = with_experts({tensor.source: tensor.shape for tensor in tensors_of(decoder, config)}, config)
     wanted["model.norm.weight"] = (config.hidden_size,)
     if not config.tie_word_embeddings or rotation == "folded":
         wanted[OUTPUT] = (config.vocab_size, config.hidden_size)
@@ -202,6 +193,19 @@ def _names_in_order(config: ModelConfig, weights: Weights, rotation: Rotation) -
             hint="It is a variant of the architecture that this version does not know; look for a ready GGUF.",
         )
     return tuple(wanted)
+
+
+def _rules(config: ModelConfig) -> tuple[TensorRule, ...]:
+    """The tensors of the embedding and of all layers."""
+    return (
+        *blocks.EMBEDDINGS[:1],
+        *{"before": blocks.NORMS, "after": blocks.NORMS_AFTER, "around": blocks.NORMS_AROUND}[config.norms],
+        *(blocks.JOINED_ATTENTION if config.is_joined else (*blocks.ATTENTION, *blocks.QKV_BIASES)),
+        *blocks.OUTPUT_BIAS,
+        *{"none": (), "head": blocks.QK_NORMS, "row": blocks.QK_ROW_NORMS}[config.qk_norm],
+        *blocks.SINKS,
+        *(blocks.JOINED_MLP if config.is_joined else (*blocks.GATED_MLP, *blocks.MLP_BIASES)),
+    )
 
 
 def _plan_one(name: str, weights: Weights, recipe: Recipe, rotation: Rotation, notes: list[str]) -> TensorPlan:

@@ -41,7 +41,8 @@ from runner.quant.work_directory import COMPANIONS, WorkDirectory, sync
 
 OnNote = Callable[[str], None]
 MakeProducer = Callable[[PackedSource, torch.device], Producer]
-_SPARE_BYTES: Final = 2 * 2**20  # manifest and journal of the largest models
+_SPARE_BYTES: Final = 2 * 2**20  # manifest and journal, and for each tensor's line in either:
+_SPARE_BYTES_OF_ONE: Final = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +146,7 @@ def _tool() -> str:
 
 def _check_disk(directory: Path, plan: PackedPlan, companions: Path) -> None:
     """Raise DoesNotFit when the disk has not room for what is still to be written."""
-    total = lay_out(plan.tensors).total_bytes + _SPARE_BYTES
+    total = lay_out(plan.tensors).total_bytes + _SPARE_BYTES + len(plan.tensors) * _SPARE_BYTES_OF_ONE
     total += sum((companions / name).stat().st_size for name in COMPANIONS if (companions / name).is_file())
     there = sum(entry.stat().st_blocks * 512 for entry in directory.iterdir())
     free = shutil.disk_usage(directory).free

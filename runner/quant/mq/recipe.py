@@ -52,7 +52,8 @@ def recipe(name: str, linear: str, *, embedding: str, output: str) -> Recipe:
         rules=(
             Rule(tensors="model.embed_tokens.weight", format=embedding),
             Rule(tensors="lm_head.weight", format=output),
-            Rule(tensors="*.mlp.gate.weight", format=KEEP),  # routers of mixtures of experts
+            Rule(tensors="*.mlp.gate.weight", format=KEEP),  # routers of mixtures of experts, under two names
+            Rule(tensors="*.mlp.router.weight", format=KEEP),
             Rule(tensors="*", format=linear),
         ),
     )

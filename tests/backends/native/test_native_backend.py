@@ -232,7 +232,7 @@ def test_an_allocation_that_fails_says_what_was_asked(tiny: Path, monkeypatch: p
     expected = take(backend, PROMPT, 5)
     # A real failure of torch's allocator: more than any machine's address space.
     impossible = 2**60
-    monkeypatch.setattr(backend._cache, "reserve", lambda _: torch.empty(impossible))
+    monkeypatch.setattr(backend._execution.cache, "reserve", lambda _: torch.empty(impossible))
     with pytest.raises(DoesNotFit, match=r"Out of memory\..*KV cache for 2048 tokens"):
         take(backend, PROMPT, 5)
     monkeypatch.undo()
@@ -251,17 +251,3 @@ def test_sampling_depends_on_the_seed_and_on_nothing_else(tiny: Path) -> None:
     assert take(backend, PROMPT, 30, hot) == first
     assert take(load(ready(tiny)), PROMPT, 30, hot) == first
     assert take(backend, PROMPT, 30, replace(hot, seed=6)) != first
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_it_computes_in_bfloat16_and_answers_alike(demo_directory: Path) -> None:
-    model = ready(demo_directory, demo_directory / "demo-q8_0.gguf")
-    backend = load(model, n_gpu_layers="all")
-    text = "<|im_start|>user\nWhat is the capital of Peru?<|im_end|>\n<|im_start|>assistant\n"
-    prompt = backend.tokenizer.encode(text)
-    cpu = np.stack([entry.values for entry in load(model).score(prompt)])
-    gpu = np.stack([entry.values for entry in backend.score(prompt)])
-    assert np.abs(gpu - cpu).max() < 0.05 * np.abs(cpu).max()
-    assert b"Lima" in b"".join(map(backend.tokenizer.token_bytes, take(backend, prompt, 10)))
-    assert backend.info.n_gpu_layers == backend.info.num_layers
-    assert backend.info.device == torch.cuda.get_device_name()

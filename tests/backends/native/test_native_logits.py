@@ -53,13 +53,25 @@ def test_logits_and_greedy_ids_equal_transformers(name: str, tmp_path: Path) -> 
     assert backend.info.num_parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["llama-tied", "mistral-window", "qwen2-window-in-upper-layers", "qwen3"])
+CHUNKED = ("llama-tied", "mistral-window", "qwen2-window-in-upper-layers", "qwen3")
+CHUNKED += ("gemma3", "phi3-partial-rope-and-window", "phi3-long-rope", "olmo2")
+
+
+@pytest.mark.parametrize("name", CHUNKED)
 @pytest.mark.parametrize("batch_size", [1, 6, 7, 8])
 def test_chunked_prefill_equals_one_shot(name: str, batch_size: int, tmp_path: Path) -> None:
     directory = save(make(name), tmp_path)
     whole, chunked = load(ready(directory), batch_size=64), load(ready(directory), batch_size=batch_size)
     assert relative_error(scores(chunked, IDS), scores(whole, IDS)) < 1e-5
     assert take(chunked, IDS, 8) == take(whole, IDS, 8)
+
+
+@pytest.mark.parametrize("name", CHUNKED)
+def test_a_prefix_that_is_reused_gives_the_ids_of_a_cold_start(name: str, tmp_path: Path) -> None:
+    directory = save(make(name), tmp_path)
+    warm, cold = load(ready(directory)), load(ready(directory))
+    take(warm, IDS[:30], 6)
+    assert take(warm, [*IDS[:25], 3, 4, 5], 8) == take(cold, [*IDS[:25], 3, 4, 5], 8)
 
 
 def test_beyond_the_first_block_of_the_cache_logits_still_equal_transformers(tmp_path: Path) -> None:

@@ -158,6 +158,23 @@ def test_a_vocabulary_beyond_the_models_is_refused(demo_directory: Path) -> None
         HuggingFaceTokenizer(demo_directory / "tokenizer.json", 8000)
 
 
+def test_a_control_token_beyond_the_models_vocabulary_is_passed_over(demo_directory: Path, tmp_path: Path) -> None:
+    """Gemma 3 1B has the tokenizer of its multimodal siblings, whose image token it has no row for."""
+    path = tmp_path / "tokenizer.json"
+    description = json.loads((demo_directory / "tokenizer.json").read_text())
+    image = {"id": 8192, "content": "<image>", "special": True}
+    image |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    path.write_text(json.dumps({**description, "added_tokens": [*description["added_tokens"], image]}))
+    shutil.copy(demo_directory / "generation_config.json", tmp_path)
+    tokenizer = HuggingFaceTokenizer(path, 8192)
+    assert "<image>" not in tokenizer.control_tokens
+    assert whole(tokenizer, tokenizer.encode("an <image>", parse_special=False)) == b"an <image>"
+    description["added_tokens"].append({**image, "special": False})
+    path.write_text(json.dumps(description))
+    with pytest.raises(BadModelFile, match="token id 8192"):
+        HuggingFaceTokenizer(path, 8192)
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": "1.0", "model": {"type": "Nonsense"}}'])
 def test_what_is_no_tokenizer_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(text)

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from runner.backends import native
 from runner.backends.native.backend import NativeBackend
@@ -39,6 +38,17 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+_EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
+_GPT_OSS = {"num_local_experts": 7, "num_experts_per_tok": 3, "sliding_window": 6, "pad_token_id": None}
+_GEMMA = {"head_dim": 18, "pad_token_id": 0, "query_pre_attn_scalar": 30, "sliding_window": 6}
+_LOCAL_ROPE = {"rope_type": "default", "rope_theta": 50.0}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.25, 1.5],
+    "long_factor": [2.0, 3.5, 6.0],
+}
 _YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 32}
 
 # By name: the model_type and what is special about it.
@@ -59,17 +69,61 @@ TINY: Mapping[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("qwen3", {"head_dim": 18, "tie_word_embeddings": True}),
     "qwen3-biases": ("qwen3", {"head_dim": 10, "attention_bias": True}),
+    "gemma3": ("gemma3_text", {**_GEMMA, "sliding_window_pattern": 3}),
+    "gemma3-global-rope-scaled-in-first-layer": (
+        "gemma3_text",
+        {
+            **_GEMMA,
+            "attention_bias": True,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 99.0},
+                "sliding_attention": _LOCAL_ROPE,
+            },
+        },
+    ),
+    "gemma3-untied-no-window": (
+        "gemma3_text",
+        {**_GEMMA, "tie_word_embeddings": False, "layer_types": ["full_attention"] * 3, "query_pre_attn_scalar": 18},
+    ),
+    "phi3": ("phi3", {"pad_token_id": 0}),
+    "phi3-partial-rope-and-window": (
+        "phi3",
+        {"pad_token_id": 0, "partial_rotary_factor": 0.5, "sliding_window": 6, "tie_word_embeddings": True},
+    ),
+    "phi3-short-rope": (
+        "phi3",
+        {"pad_token_id": 0, "rope_parameters": _LONGROPE, "original_max_position_embeddings": 128},
+    ),
+    "phi3-long-rope": (
+        "phi3",
+        {"pad_token_id": 0, "rope_parameters": _LONGROPE, "original_max_position_embeddings": 16},
+    ),
+    "olmo2": ("olmo2", {"pad_token_id": 0}),
+    "olmo2-biases-tied-one-kv-head": (
+        "olmo2",
+        {"pad_token_id": 0, "attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 1},
+    ),
+    "qwen3-moe": ("qwen3_moe", {"head_dim": 18, **_EXPERTS, "norm_topk_prob": True, "tie_word_embeddings": True}),
+    "qwen3-moe-in-some-layers": ("qwen3_moe", {"head_dim": 18, **_EXPERTS, "mlp_only_layers": [1]}),
+    "gpt-oss": ("gpt_oss", {"head_dim": 18, **_GPT_OSS}),
+    "gpt-oss-plain-rope": (
+        "gpt_oss",
+        {"head_dim": 18, **_GPT_OSS, "attention_bias": False, "rope_parameters": {"rope_theta": 99.0}},
+    ),
+    "qwen3-moe-window": (
+        "qwen3_moe",
+        {"head_dim": 18, **_EXPERTS, "decoder_sparse_step": 2, "use_sliding_window": True, "sliding_window": 6},
+    ),
 }
-_CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
 
 def make(name: str, **more: Any) -> PreTrainedModel:
     """The tiny model of that name in float32, all its weights random, norms and biases too."""
     model_type, special = TINY[name]
-    prefix = _CLASSES[model_type]
-    config = getattr(transformers, f"{prefix}Config")(**{**_SHAPE, **special, **more})
+    config = AutoConfig.for_model(model_type, **{**_SHAPE, **special, **more})
     torch.manual_seed(7)
-    model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:

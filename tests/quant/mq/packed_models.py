@@ -27,7 +27,10 @@ def tiny(directory: Path, name: str = "qwen3", **more: Any) -> Path:
     """A tiny model of that name whose matrices can be packed, as bfloat16 or what `dtype` says."""
     dtype = more.pop("dtype", torch.bfloat16)
     heads = {"num_key_value_heads": 2} if name != "llama-no-gqa" else {"num_key_value_heads": 4}
-    return save(make(name, **{**SHAPE, **heads, **more}).to(dtype), directory)
+    shape = {**SHAPE, **heads, **more}
+    if name.startswith("phi3"):  # whose heads share hidden_size
+        del shape["head_dim"]
+    return save(make(name, **shape).to(dtype), directory)
 
 
 def opened(directory: Path) -> tuple[Weights, ModelConfig]:

@@ -15,7 +15,7 @@ def _layer(config: ModelConfig, index: int) -> Layer:
         config,
         bias=config.attention_bias,
         output_bias=config.attention_output_bias,
-        qk_norm=config.qk_norm,
+        norm=config.qk_norm,
         window=config.window(index),
     )
     return Layer(config, attention=attention, mlp=GatedMlp(config))

@@ -1,0 +1,204 @@
+"""A decoder as the kernels compute it: the blocks of blocks.py, walked once, with their products joined and fused.
+
+It is written over the blocks and not over architectures, so an architecture that composes them runs here too. The
+residual stream is float32; a norm is one factor a row, which the product behind it applies; activations are rotated and
+quantized on their way to packed weights. It knows nothing of graphs, of sampling or of what the tokens mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from runner.backends.native.blocks import Attention, Decoder, GatedMlp, Layer
+from runner.backends.native.fused_moe import FusedMoE
+from runner.backends.native.matrices import MatrixReader
+from runner.backends.native.moe import MoE
+from runner.backends.native.stream import (
+    Norm,
+    Stream,
+    activations,
+    add_branch,
+    dtype_of,
+    multiply,
+    read_norm,
+    read_product,
+)
+from runner.kernels.attention_decode import attend_rows
+from runner.kernels.attention_prefill import attend_prompt
+from runner.kernels.embedding import embed
+from runner.kernels.heads import place_heads
+from runner.kernels.kv_layer import LayerCache
+from runner.kernels.matmul import Activation, Logits, gate_ref, linear_gated, linear_logits
+from runner.kernels.values import MOST_ROWS, Squares
+from runner.model_config import RopeName
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedPass:
+    """What the layers of one pass share. caches: a layer each. start: the position of the first row, int32 [1] on the
+    device, and as a number for prompts of more than 16 rows, which no graph captures. checkpoint: see blocks.Pass."""
+
+    caches: list[LayerCache]
+    start: Tensor
+    first: int
+    rotations: dict[RopeName, tuple[Tensor, Tensor]]
+    checkpoint: Callable[[], None]
+
+
+class FusedAttention:
+    """See blocks.Attention."""
+
+    def __init__(self, module: Attention, name: str, reader: MatrixReader) -> None:
+        self.module = module
+        self.dtype = reader.dtype
+        names = ["qkv_proj"] if module.is_joined else ["q_proj", "k_proj", "v_proj"]
+        self.qkv = read_product(reader, name, names)
+        self.o = read_product(reader, name, ["o_proj"])
+        self.q_gain = read_norm(reader, module, name, "q_norm" if module.q_norm is not None else None)
+        self.k_gain = read_norm(reader, module, name, "k_norm" if module.k_norm is not None else None)
+        self.sinks = reader.vector(f"{name}.sinks") if module.sinks is not None else None
+
+    def mix(self, stream: Stream, before: Norm | None, layer: int, run: FusedPass) -> Tensor:
+        """The heads' mixture [M, H * D] of the rows' values, before the output product."""
+        module, cache = self.module, run.caches[layer]
+        qkv = multiply(stream, before, self.qkv, self.dtype)
+        run.checkpoint()
+        cos, sin = run.rotations[module.rope]
+        q = place_heads(
+            qkv,
+            module.num_heads,
+            cos,
+            sin,
+            q_gain=None if self.q_gain is None else self.q_gain.gain,
+            k_gain=None if self.k_gain is None else self.k_gain.gain,
+            norm=module.norm,
+            eps=0.0 if self.q_gain is None else self.q_gain.eps,
+            cache=cache,
+            start=run.start,
+        )
+        if len(q) <= MOST_ROWS:
+            return attend_rows(q, cache, run.start, window=module.window, sinks=self.sinks, scale=module.scale)
+        return attend_prompt(q, cache, run.first, window=module.window, sinks=self.sinks, scale=module.scale)
+
+
+class FusedMlp:
+    """See blocks.GatedMlp."""
+
+    def __init__(self, module: GatedMlp, name: str, reader: MatrixReader) -> None:
+        self.activation: Activation = module.activation
+        self.dtype = reader.dtype
+        names = ["gate_up_proj"] if module.is_joined else ["gate_proj", "up_proj"]
+        self.gate_up = read_product(reader, name, names)
+        self.down = read_product(reader, name, ["down_proj"])
+
+    def gated(self, stream: Stream, before: Norm | None) -> Tensor:
+        """act(gate) * up [M, intermediate], before the output product."""
+        product = self.gate_up
+        if len(product.parts) > 1:  # gate and up in different formats
+            gate, up = multiply(stream, before, product, torch.float32).chunk(2, 1)
+            return gate_ref(gate, up, self.activation).to(self.dtype)
+        x = activations(stream.h, None if before is None else before.gain, product.parts[0], self.dtype)
+        return linear_gated(
+            x,
+            product.parts[0],
+            self.activation,
+            bias=product.biases[0],
+            squares=stream.squares if before is not None else None,
+            dtype=self.dtype,
+        )
+
+
+class FusedLayer:
+    """See blocks.Layer."""
+
+    def __init__(self, module: Layer, index: int, name: str, reader: MatrixReader) -> None:
+        self.index = index
+        self.dtype = reader.dtype
+        norms = module.norms
+        self.before_attention = read_norm(reader, module, name, norms.before_attention)
+        self.after_attention = read_norm(reader, module, name, norms.after_attention)
+        self.before_mlp = read_norm(reader, module, name, norms.before_mlp)
+        self.after_mlp = read_norm(reader, module, name, norms.after_mlp)
+        self.attention = FusedAttention(module.self_attn, f"{name}.self_attn", reader)
+        self.mlp = _mlp(module.mlp, f"{name}.mlp", reader)
+
+    def __call__(self, stream: Stream, run: FusedPass) -> Stream:
+        run.checkpoint()
+        mixed = self.attention.mix(stream, self.before_attention, self.index, run)
+        stream = add_branch(stream, mixed, self.attention.o, self.after_attention, self.dtype)
+        run.checkpoint()
+        if isinstance(self.mlp, FusedMoE):
+            return self.mlp.add_to(stream, self.before_mlp)
+        gated = self.mlp.gated(stream, self.before_mlp)
+        run.checkpoint()
+        return add_branch(stream, gated, self.mlp.down, self.after_mlp, self.dtype)
+
+
+def _mlp(module: nn.Module, name: str, reader: MatrixReader) -> FusedMlp | FusedMoE:
+    if isinstance(module, MoE):
+        return FusedMoE(module, name, reader)
+    assert isinstance(module, GatedMlp)
+    return FusedMlp(module, name, reader)
+
+
+class FusedDecoder:
+    """A whole model on the device. Reads all weights when it is made; see MatrixReader for what that raises."""
+
+    def __init__(self, decoder: Decoder, reader: MatrixReader) -> None:
+        config = decoder.config
+        self.decoder = decoder
+        self.eps = config.rms_norm_eps
+        self.dtype = reader.dtype
+        self.device = reader.device
+        self.embedding = reader.matrix("model.embed_tokens.weight")
+        # As the plain model rounds it: to the type of its weights.
+        self.factor = float(torch.tensor(decoder.model.embed_tokens.factor, dtype=reader.dtype))
+        self.layers = [
+            FusedLayer(layer, index, f"model.layers.{index}", reader) for index, layer in enumerate(decoder.layers)
+        ]
+        norm = read_norm(reader, decoder.model, "model", "norm")
+        assert norm is not None
+        self.norm = norm
+        self.head = self.embedding if decoder.lm_head is None else reader.matrix("lm_head.weight")
+        reader.require_all_read()
+        self.nbytes = reader.nbytes
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        caches: list[LayerCache],
+        start: Tensor,
+        *,
+        first: int,
+        n_ctx: int,
+        checkpoint: Callable[[], None],
+    ) -> Stream:
+        """The final residual stream of `tokens` [M] int64, at positions from `start` on; the caches hold them then.
+
+        first: `start` as a number, which prompts of more than 16 tokens want. n_ctx: see Decoder.rotations.
+        """
+        positions = start + torch.arange(len(tokens), device=self.device)
+        run = FusedPass(
+            caches=caches,
+            start=start,
+            first=first,
+            rotations=self.decoder.rotations(positions.float(), n_ctx),
+            checkpoint=checkpoint,
+        )
+        h, squares = embed(tokens, self.embedding, self.factor, self.eps)
+        stream = Stream(h=h, squares=squares)
+        for layer in self.layers:
+            stream = layer(stream, run)
+        return stream
+
+    def logits(self, stream: Stream, rows: slice = slice(None)) -> Logits:
+        """The logits of those rows of the stream."""
+        h = stream.h[rows].contiguous()
+        parts = stream.squares.parts[rows].contiguous()
+        squares = Squares(parts=parts, size=stream.squares.size, eps=self.norm.eps)
+        x = activations(h, self.norm.gain, self.head, dtype_of(self.head, self.dtype))
+        return linear_logits(x, self.head, squares=squares)

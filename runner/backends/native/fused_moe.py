@@ -1,0 +1,79 @@
+"""A mixture of experts as the kernels compute it: see moe.MoE, and fused.py for what the rest of a layer does.
+
+The experts' matrices are stacked, in the format that they are stored in; which experts a token takes is decided and
+read on the device. It knows nothing of layers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from runner.backends.native.matrices import MatrixReader, join
+from runner.backends.native.moe import MoE
+from runner.backends.native.stream import Norm, Stream, activations, multiply, read_product
+from runner.kernels.matmul import gate_ref
+from runner.kernels.moe_matmul import Dispatch, dispatch, moe_linear, moe_linear_gated, moe_linear_residual
+from runner.kernels.moe_route import route
+from runner.kernels.values import MOST_ROWS, Matrix
+
+
+class FusedMoE:
+    """See moe.MoE. gate_up: one stack of both, or two where their formats differ."""
+
+    def __init__(self, module: MoE, name: str, reader: MatrixReader) -> None:
+        self.module = module
+        self.dtype = reader.dtype
+        self.router = read_product(reader, name, [module.router_name])
+        self.gate_up = _stacks(reader, name, module.num_experts, ["gate_proj", "up_proj"])
+        (self.down,) = _stacks(reader, name, module.num_experts, ["down_proj"])
+
+    def add_to(self, stream: Stream, before: Norm | None) -> Stream:
+        """The stream after h += sum over a token's experts of weight * down(act(gate) * up)."""
+        module, h = self.module, stream.h
+        logits = multiply(stream, before, self.router, torch.float32)
+        weights, experts = route(logits, module.experts_per_token, module.routing)
+        to = dispatch(weights, experts, module.num_experts)
+        down, bias = self.down
+        x = activations(self._gated(stream, before, to), None, down, self.dtype, is_few=len(h) <= MOST_ROWS)
+        eps = stream.squares.eps
+        return Stream(h=h, squares=moe_linear_residual(x, down, to, h, bias=bias, eps=eps))
+
+    def _gated(self, stream: Stream, before: Norm | None, to: Dispatch) -> Tensor:
+        """act(gate) * up of all pairs of a token and an expert, [M * k, I]."""
+        gain, squares = (None, None) if before is None else (before.gain, stream.squares)
+        activation = self.module.activation
+        if len(self.gate_up) == 1:
+            ((w, bias),) = self.gate_up
+            x = activations(stream.h, gain, w, self.dtype)
+            return moe_linear_gated(x, w, to, activation, bias=bias, squares=squares, dtype=self.dtype)
+        gate, up = (
+            moe_linear(
+                activations(stream.h, gain, w, self.dtype), w, to, bias=bias, squares=squares, dtype=torch.float32
+            )
+            for w, bias in self.gate_up
+        )
+        return gate_ref(gate, up, activation).to(self.dtype)
+
+
+def _stacks(reader: MatrixReader, name: str, count: int, members: list[str]) -> list[tuple[Matrix, Tensor | None]]:
+    """The members' matrices of all experts as [E * N, K] and biases [E, N]: together if their formats agree."""
+    matrices = {
+        member: [reader.matrix(f"{name}.experts.{expert}.{member}.weight") for expert in range(count)]
+        for member in members
+    }
+    biases = {
+        member: [reader.optional_vector(f"{name}.experts.{expert}.{member}.bias") for expert in range(count)]
+        for member in members
+    }
+    by_expert = [matrices[member][expert] for expert in range(count) for member in members]
+    joined = join(by_expert, [biases[member][expert] for expert in range(count) for member in members])
+    if len(joined.parts) == 1:
+        bias = joined.biases[0]
+        return [(joined.parts[0], None if bias is None else bias.view(count, -1))]
+    found = []
+    for member in members:
+        alone = join(matrices[member], biases[member])
+        ((w,), (bias,)) = alone.parts, alone.biases
+        found.append((w, None if bias is None else bias.view(count, -1)))
+    return found

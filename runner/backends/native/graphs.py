@@ -1,0 +1,60 @@
+"""CUDA graphs: a step is recorded once for each of its shapes, and replayed with one call after that.
+
+A step reads and writes tensors that stay where they are. It knows nothing of what a step computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Graphs:
+    """Recorded steps by key. With is_enabled False, and on a CPU, every step simply runs.
+
+    All graphs share one pool of memory: what a step returns is good until the next step of any key.
+    """
+
+    def __init__(self, device: torch.device, *, is_enabled: bool) -> None:
+        self.nbytes = 0
+        self._device = device
+        self._is_enabled = is_enabled and device.type == "cuda"
+        self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
+        self._pool: Any = None
+
+    def run(self, key: Hashable, state: Sequence[Tensor], step: Callable[[], Any]) -> Any:
+        """What step() returns. state: the tensors that it changes and reads again, which recording must leave alone."""
+        if not self._is_enabled:
+            return step()
+        found = self._graphs.get(key)
+        if found is None:
+            found = self._graphs[key] = self._record(state, step)
+        found[0].replay()
+        return found[1]
+
+    def _record(self, state: Sequence[Tensor], step: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+        # Kernels are compiled and loaded by a run of their own: neither can be done while a graph is recorded.
+        kept = [tensor.clone() for tensor in state]
+        step()
+        for tensor, value in zip(state, kept, strict=True):
+            tensor.copy_(value)
+        torch.cuda.synchronize(self._device)
+        before = torch.cuda.memory_reserved(self._device)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            result = step()
+        self.nbytes += max(0, torch.cuda.memory_reserved(self._device) - before)
+        return graph, result
+
+    def forget(self) -> None:
+        """Drop all: the tensors that they read have moved. Waits for those that still run."""
+        if self._graphs:
+            torch.cuda.synchronize(self._device)
+        self._graphs.clear()
+        self._pool = None
+        self.nbytes = 0

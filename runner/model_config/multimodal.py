@@ -1,0 +1,53 @@
+"""Takes the text model out of the config.json of a multimodal one, as if it stood alone.
+
+What the vision part computes is nobody's business here: no image ever comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from runner.model_config.families import INERT_KEYS
+from runner.model_config.fields import invalid, is_off, strings, unsupported
+
+# The model_type of the whole: what its architecture is called, and the model_type of its text model.
+_WHOLES: Final = {"gemma3": ("Gemma3ForConditionalGeneration", "gemma3_text")}
+# What the whole says of its text model too, and says last.
+_SHARED: Final = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "quantization_config")
+_OF_IMAGES: Final = frozenset(
+    [
+        "vision_config",
+        "mm_tokens_per_image",
+        "boi_token_index",
+        "eoi_token_index",
+        "image_token_index",
+        "boi_token_id",
+        "eoi_token_id",
+        "image_token_id",
+    ]
+)
+
+
+def text_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The text model's config of a multimodal one, else `config` itself.
+
+    Raises UnsupportedModel for a key of the whole that is not known, and BadModelFile where there is no text model.
+    """
+    found = _WHOLES.get(config["model_type"]) if isinstance(config.get("model_type"), str) else None
+    if found is None:
+        return config
+    architecture, model_type = found
+    if config.get("architectures") and architecture not in strings(config, "architectures"):
+        raise unsupported("architectures", ", ".join(config["architectures"]))
+    text = config.get("text_config")
+    if not isinstance(text, Mapping):
+        raise invalid("text_config", text, "It must be an object.")
+    known = {"model_type", "architectures", "text_config", *_SHARED, *_OF_IMAGES, *INERT_KEYS}
+    for key, value in config.items():
+        if key not in known and not is_off(value):
+            raise unsupported(key, value)
+    if text.get("model_type", model_type) != model_type:
+        raise unsupported("text_config.model_type", text["model_type"])
+    shared = {key: config[key] for key in _SHARED if config.get(key) is not None}
+    return {"model_type": model_type, **text, **shared}

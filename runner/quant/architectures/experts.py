@@ -1,0 +1,46 @@
+"""The tensors of layers that have experts in place of an MLP, under the names of Hugging Face checkpoints.
+
+A GGUF stacks them, and is not written here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from runner.model_config import ExpertsConfig, ModelConfig
+
+Shape = tuple[int, ...]
+
+
+def with_experts(tensors: Mapping[str, Shape], config: ModelConfig) -> dict[str, Shape]:
+    """`tensors` of a model without experts, in the order of a forward pass, with theirs in place of the MLPs."""
+    experts = config.experts
+    if experts is None:
+        return dict(tensors)
+    sparse = {f"model.layers.{layer}.mlp." for layer in experts.layers}
+    found: dict[str, Shape] = {}
+    for name, shape in tensors.items():
+        layer, is_mlp, _ = name.partition(".mlp.")
+        if f"{layer}{is_mlp}" in sparse:
+            found |= _of_layer(f"{layer}.mlp.", config.hidden_size, experts)
+        else:
+            found[name] = shape
+    return found
+
+
+def _of_layer(prefix: str, hidden: int, experts: ExpertsConfig) -> dict[str, Shape]:
+    width, count = experts.intermediate_size, experts.count
+    found: dict[str, Shape] = {f"{prefix}{experts.router}.weight": (count, hidden)}
+    if experts.has_bias:
+        found[f"{prefix}{experts.router}.bias"] = (count,)
+    for expert in range(count):
+        for matrix, shape in (
+            ("gate_proj", (width, hidden)),
+            ("up_proj", (width, hidden)),
+            ("down_proj", (hidden, width)),
+        ):
+            name = f"{prefix}experts.{expert}.{matrix}"
+            found[f"{name}.weight"] = shape
+            if experts.has_bias:
+                found[f"{name}.bias"] = shape[:1]
+    return found

@@ -1,0 +1,140 @@
+"""gpt-oss's checkpoints as if they named each expert's matrices, the way all others with experts do.
+
+There a layer's experts are one tensor, [E, 2 I, hidden] with the rows of gate and up in turn: MXFP4 blocks and scales
+as published, or plain and transposed as transformers saves them. Here they are `mlp.experts.{e}.gate_proj.weight` and
+so on. It knows nothing of torch or of the model's modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runner.errors import BadModelFile
+from runner.quant import mxfp4
+from runner.quant.safetensors_file import Checkpoint, StoredTensor
+
+# The parts of each stack: their rows among the stack's.
+_ROWS: Final[Mapping[str, Mapping[str, slice]]] = MappingProxyType(
+    {
+        "gate_up_proj": {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)},
+        "down_proj": {"down_proj": slice(0, None, 1)},
+    }
+)
+_EXPERTS: Final = ".mlp.experts."
+MXFP4: Final = "MXFP4"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One expert's matrix or bias: `rows` of entry `expert` of the tensor `stack`.
+
+    scales: MXFP4's, else "". dtype: how it is stored; nbytes: what it takes there.
+    """
+
+    stack: str
+    scales: str
+    expert: int
+    rows: slice
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+
+
+def expert_parts(checkpoint: Checkpoint, count: int) -> dict[str, Part]:
+    """The matrices and biases of `count` experts a layer by the names that they have here. Raises BadModelFile."""
+    found: dict[str, Part] = {}
+    for stored in checkpoint.tensors.values():
+        for name, part in _parts(checkpoint, stored, count):
+            if name in found or name in checkpoint.tensors:
+                raise _bad(stored, f"holds {name!r}, which is in the checkpoint twice")
+            found[name] = part
+    return found
+
+
+def is_stack(name: str) -> bool:
+    """Whether a checkpoint's tensor is a stack of experts, or the scales of one."""
+    _, found, rest = name.partition(_EXPERTS)
+    return bool(found) and _stack_of(rest) in _ROWS
+
+
+def read_part(checkpoint: Checkpoint, part: Part, start: int, stop: int) -> NDArray[Any]:
+    """Rows start to stop - 1 of one: float32 of MXFP4, else as they are stored. Raises OSError."""
+    step, first = part.rows.step, part.rows.start
+    rows = slice(first + step * start, first + step * stop, step)
+    stack = checkpoint.raw(part.stack)[part.expert]
+    if part.scales:
+        return mxfp4.decode(np.array(stack[rows]), np.array(checkpoint.raw(part.scales)[part.expert, rows]))
+    values = np.array(stack[rows] if stack.ndim == 1 else stack[:, rows].T, order="C")
+    return values.astype(np.float32) if values.dtype == np.float64 else values
+
+
+def _parts(checkpoint: Checkpoint, stored: StoredTensor, count: int) -> Iterator[tuple[str, Part]]:
+    """What one tensor of the checkpoint holds of the experts; nothing for one of another kind, or for scales."""
+    layer, _, name = stored.name.partition(_EXPERTS)
+    if not is_stack(stored.name) or _are_scales(checkpoint, stored):
+        return
+    scales = stored.name.removesuffix("_blocks") + "_scales" if name.endswith("_blocks") else ""
+    shape = _mxfp4_shape(checkpoint, stored, scales) if scales else _plain_shape(stored)
+    if shape[0] != count:
+        raise _bad(stored, f"has {shape[0]} experts, not {count}")
+    nbytes = stored.nbytes + (checkpoint.tensors[scales].nbytes if scales else 0)
+    parts = _ROWS[_stack_of(name)]
+    kind = "bias" if name.endswith("_bias") else "weight"
+    for projection, rows in parts.items():
+        for expert in range(count):
+            yield (
+                f"{layer}{_EXPERTS}{expert}.{projection}.{kind}",
+                Part(
+                    stack=stored.name,
+                    scales=scales,
+                    expert=expert,
+                    rows=rows,
+                    shape=(len(range(*rows.indices(shape[1]))), *shape[2:]),
+                    dtype=MXFP4 if scales else stored.dtype,
+                    nbytes=nbytes // (count * len(parts)),
+                ),
+            )
+
+
+def _stack_of(name: str) -> str:
+    for suffix in ("_scales", "_blocks", "_bias"):
+        name = name.removesuffix(suffix)
+    return name
+
+
+def _are_scales(checkpoint: Checkpoint, stored: StoredTensor) -> bool:
+    if not stored.name.endswith("_scales"):
+        return False
+    if stored.name.removesuffix("_scales") + "_blocks" not in checkpoint.tensors:
+        raise _bad(stored, "has no blocks beside it")
+    return True
+
+
+def _plain_shape(stored: StoredTensor) -> tuple[int, ...]:
+    """[E, N, K] of a stack, which is stored as [E, K, N]; [E, N] of one of biases."""
+    if len(stored.shape) != (2 if stored.name.endswith("_bias") else 3):
+        raise _bad(stored, f"has shape {list(stored.shape)}")
+    return (stored.shape[0], *reversed(stored.shape[1:]))
+
+
+def _mxfp4_shape(checkpoint: Checkpoint, blocks: StoredTensor, scales: str) -> tuple[int, ...]:
+    """[E, N, K] of a stack in MXFP4."""
+    found = checkpoint.tensors.get(scales)
+    if found is None:
+        raise _bad(blocks, f"has no {scales!r} beside it")
+    if len(blocks.shape) != 4 or blocks.shape != (*found.shape, mxfp4.GROUP // 2):
+        raise _bad(blocks, f"has shape {list(blocks.shape)} and its scales {list(found.shape)}")
+    if (blocks.dtype, found.dtype) != ("U8", "U8"):
+        raise _bad(blocks, f"is stored as {blocks.dtype} and its scales as {found.dtype}")
+    count, rows, groups = found.shape
+    return count, rows, mxfp4.GROUP * groups
+
+
+def _bad(stored: StoredTensor, what: str) -> BadModelFile:
+    return BadModelFile(f"Tensor {stored.name!r} {what}.", hint="The checkpoint is damaged: fetch the model again.")

@@ -1,0 +1,42 @@
+"""The tensors of a multimodal checkpoint's text model, by the names that they have where it stands alone.
+
+It knows names alone; which models are multimodal is model_config's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, TypeVar
+
+from runner.errors import BadModelFile
+
+T = TypeVar("T")
+
+# What goes before the text model's names, in two ways that occur, and what takes its place.
+_PREFIXES: Final = (("language_model.", ""), ("model.language_model.", "model."))
+_OF_IMAGES: Final = tuple(
+    f"{model}{part}" for model in ("", "model.") for part in ("vision_tower.", "multi_modal_projector.")
+)
+
+
+def of_text_model(tensors: Mapping[str, T]) -> dict[str, T]:
+    """`tensors` without those of the vision part, renamed; a text model's own are given back as they are.
+
+    Raises BadModelFile when two have one name then.
+    """
+    found: dict[str, T] = {}
+    for name, tensor in tensors.items():
+        if name.startswith(_OF_IMAGES):
+            continue
+        text_name = _renamed(name)
+        if text_name in found:
+            raise BadModelFile(f"Tensor {text_name!r} is there twice, once as {name!r}.", hint="Fetch the model again.")
+        found[text_name] = tensor
+    return found
+
+
+def _renamed(name: str) -> str:
+    for old, new in _PREFIXES:
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name

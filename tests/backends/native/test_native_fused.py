@@ -1,0 +1,196 @@
+"""The fused decoder computes what the plain modules do, and its decode loop what sampling on the host does.
+
+Without a GPU the kernels run in Triton's interpreter, which is why models, prompts and answers are so small here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_models
+import torch
+
+from runner.backends.native.execution import PlainExecution
+from runner.backends.native.fused import FusedDecoder
+from runner.backends.native.fused_execution import FusedExecution
+from runner.backends.native.kv_cache import KvCache
+from runner.backends.native.loader import load_model, unfilled
+from runner.backends.native.matrices import MatrixReader
+from runner.backends.native.model_files import read_config
+from runner.config import SamplingParams
+from runner.errors import BadModelFile
+from runner.model_config import ModelConfig
+from runner.quant.mq.packed_weights import PackedWeights
+from runner.quant.mq.quantize import quantize_packed
+from runner.quant.mq.recipe import recipe_of
+from runner.quant.weights import Weights, open_weights
+from runner.sampling import sample
+from runner.types import CancelToken
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+GREEDY = SamplingParams(temperature=0.0)
+PROMPT = [5, 20, 31, 7, 7, 44, 14, 3, 25, 18, 59, 59, 2, 33, 13, 8, 21, 9]  # more than 16: the way of prefill
+# The blocks that a fused decoder knows, in as few models as have them all.
+MODELS = (
+    "llama-biases",
+    "mistral-window",
+    "qwen3",
+    "gemma3",
+    "phi3-partial-rope-and-window",
+    "phi3-long-rope",
+    "olmo2",
+    "qwen3-moe",
+    "gpt-oss",
+)
+
+
+def cache(config: ModelConfig, dtype: torch.dtype = torch.float32, n_ctx: int = 64) -> KvCache:
+    return KvCache(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        n_ctx=n_ctx,
+        dtype=dtype,
+        device=DEVICE,
+    )
+
+
+def plain(config: ModelConfig, weights: Weights) -> PlainExecution:
+    decoder = load_model(
+        config, weights, dtype=torch.float32, device=DEVICE, on_progress=lambda _: None, cancel=CancelToken()
+    )
+    return PlainExecution(decoder, cache(config), DEVICE, 64)
+
+
+def fused(
+    config: ModelConfig, weights: Weights, kv_dtype: torch.dtype = torch.float32, n_ctx: int = 64
+) -> FusedExecution:
+    reader = MatrixReader(weights, dtype=torch.float32, device=DEVICE, on_progress=lambda _: None, cancel=CancelToken())
+    return FusedExecution(FusedDecoder(unfilled(config, weights), reader), cache(config, kv_dtype, n_ctx))
+
+
+def made(directory: Path, name: str, **more: object) -> tuple[ModelConfig, Weights]:
+    small = {"num_hidden_layers": 2, "vocab_size": 61, "bos_token_id": 1, "eos_token_id": 2}
+    tiny_models.save(tiny_models.make(name, **{**small, **more}), directory)
+    config = read_config(directory)
+    return config, open_weights(tiny_models.ready(directory), config)
+
+
+def go_on() -> None:
+    """A checkpoint that lets everything pass."""
+
+
+def difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).abs().max() / wanted.abs().max())
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelConfig, Weights]:
+    return made(tmp_path_factory.mktemp("tiny"), "llama-tied", num_hidden_layers=1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_architecture_is_what_its_modules_compute(tmp_path: Path, name: str) -> None:
+    config, weights = made(tmp_path, name)
+    reference, kernels = plain(config, weights), fused(config, weights)
+    for tokens in (PROMPT, [9, 12], [33]):
+        wanted = reference.extend(tokens, "all", go_on)
+        assert difference(kernels.extend(tokens, "all", go_on), wanted) < 2e-5
+    assert kernels.cache.length == len(PROMPT) + 3
+
+
+@pytest.mark.parametrize("recipe", ["mq4", "mq4-uniform"])
+def test_packed_weights_stay_packed_and_give_what_their_values_do(tmp_path: Path, recipe: str) -> None:
+    source, packed = tmp_path / "source", tmp_path / "packed"
+    made(source, "qwen3", hidden_size=64, intermediate_size=96, head_dim=32)
+    quantize_packed(source, recipe_of(recipe), packed, device=torch.device("cpu"), on_stage=lambda *_: None)
+    config, weights = read_config(packed), PackedWeights(packed)
+    reference, kernels = plain(config, weights), fused(config, weights)
+    assert kernels.weights_bytes < reference.weights_bytes / 4
+    wanted = reference.extend(PROMPT, "all", go_on)
+    assert difference(kernels.extend(PROMPT, "all", go_on), wanted) < 2e-5  # prefill keeps its activations
+    wanted = reference.extend([9], "last", go_on)
+    assert difference(kernels.extend([9], "last", go_on), wanted) < 0.05  # decoding rounds them to int8
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float16])
+def test_a_smaller_kv_cache_costs_little(tiny: tuple[ModelConfig, Weights], kv_dtype: torch.dtype) -> None:
+    reference, kernels = plain(*tiny), fused(*tiny, kv_dtype=kv_dtype)
+    for tokens in (PROMPT, [9]):
+        wanted = reference.extend(tokens, "last", go_on)
+        assert difference(kernels.extend(tokens, "last", go_on), wanted) < 0.03
+    assert kernels.cache.nbytes < reference.cache.nbytes
+
+
+@pytest.mark.parametrize(
+    "params", [GREEDY, SamplingParams(temperature=1.2, seed=7), SamplingParams(top_k=0, top_p=0.9, min_p=0, seed=2**40)]
+)
+def test_the_loop_on_the_device_gives_the_tokens_that_the_host_would(
+    tiny: tuple[ModelConfig, Weights], params: SamplingParams
+) -> None:
+    reference, kernels = plain(*tiny), fused(*tiny)
+    kernels.extend(PROMPT, "none", go_on)
+    logits = reference.extend(PROMPT, "last", go_on)
+    history = [*PROMPT, int(logits[0].argmax())]
+    decoded = kernels.decode(history[-1], params, CancelToken())
+    assert decoded is not None
+    for _ in range(3):
+        logits = reference.extend(history[-1:], "last", go_on)
+        wanted = sample(logits[0].cpu().numpy(), params, history, len(history))
+        assert next(decoded) == wanted
+        history.append(wanted)
+    decoded.close()
+    assert kernels.cache.length == len(history)
+    # What it left in the cache is the history, and nothing of the step that ran ahead.
+    wanted = reference.extend(history[-1:], "last", go_on)
+    kernels.cache.truncate(len(history) - 1)
+    assert difference(kernels.extend(history[-1:], "last", go_on), wanted) < 2e-5
+
+
+def test_the_loop_ends_where_the_context_does(tiny: tuple[ModelConfig, Weights]) -> None:
+    kernels = fused(*tiny, n_ctx=len(PROMPT) + 4)
+    kernels.extend(PROMPT, "none", go_on)
+    decoded = kernels.decode(1, GREEDY, CancelToken())
+    assert decoded is not None
+    # `token` takes one of the four places, and the last token of all needs none in the cache.
+    assert len(list(decoded)) == 3
+    assert kernels.cache.length == len(PROMPT) + 3
+
+
+def test_a_cancelled_loop_keeps_what_it_gave(tiny: tuple[ModelConfig, Weights]) -> None:
+    kernels, cancel = fused(*tiny), CancelToken()
+    kernels.extend(PROMPT, "none", go_on)
+    decoded = kernels.decode(1, GREEDY, cancel)
+    assert decoded is not None
+    next(decoded)
+    cancel.cancel()
+    assert list(decoded) == []
+    assert kernels.cache.length == len(PROMPT) + 2
+
+
+def test_penalties_are_left_to_the_host(tiny: tuple[ModelConfig, Weights]) -> None:
+    kernels = fused(*tiny)
+    assert kernels.decode(1, replace(GREEDY, repeat_penalty=1.1), CancelToken()) is None
+
+
+def test_logits_that_are_no_numbers_are_an_error(tiny: tuple[ModelConfig, Weights]) -> None:
+    kernels = fused(*tiny)
+    kernels.extend(PROMPT, "none", go_on)
+    kernels._opened().norm.gain.fill_(float("nan"))
+    decoded = kernels.decode(1, GREEDY, CancelToken())
+    assert decoded is not None
+    with pytest.raises(BadModelFile, match="no token can be chosen"):
+        next(decoded)
+
+
+def test_a_cache_that_grows_keeps_what_it_holds(tiny: tuple[ModelConfig, Weights]) -> None:
+    reference, kernels = plain(*tiny), fused(*tiny, n_ctx=1000)
+    reference.cache.n_ctx = 1000
+    tokens = (np.arange(250) % 60).tolist()
+    for part in (tokens, tokens[:20]):  # from one block of 256 positions into a second
+        wanted = reference.extend(part, "last", go_on)
+        assert difference(kernels.extend(part, "last", go_on), wanted) < 2e-5
+    assert kernels.cache.capacity == 512

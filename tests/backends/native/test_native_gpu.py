@@ -1,0 +1,154 @@
+"""The native backend on a GPU, by `pytest -m gpu`: conformance, graphs, bits and memory, with the real kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from runner.backends import native
+from runner.backends.base import Backend
+from runner.backends.native.backend import NativeBackend
+from runner.backends.native.fused_execution import FusedExecution
+from runner.backends.native.graphs import Graphs
+from runner.config import LoadOptions, SamplingParams
+from runner.errors import DoesNotFit
+from runner.quant.mq.quantize import quantize_packed
+from runner.quant.mq.recipe import recipe_of
+from runner.types import CancelToken, ReadyModel
+from tests.backends.conformance import GREEDY, N_CTX, BackendConformance, take
+from tests.backends.native.tiny_models import ready
+
+pytestmark = pytest.mark.gpu
+PROMPT = [int(token) for token in np.random.default_rng(9).integers(300, 8000, 60)]
+
+
+def opened(model: ReadyModel, **options: object) -> NativeBackend:
+    settings = LoadOptions(**{"n_gpu_layers": "all", "ctx_size": N_CTX, **options})  # type: ignore[arg-type]
+    backend = native.load(model, settings, lambda _: None, CancelToken())
+    assert isinstance(backend, NativeBackend)
+    return backend
+
+
+@pytest.fixture(scope="module")
+def demo() -> ReadyModel:
+    directory = Path(__file__).parents[3] / "models" / "demo"
+    return ready(directory, directory / "demo-q8_0.gguf")
+
+
+@pytest.fixture(scope="module")
+def packed(demo: ReadyModel, tmp_path_factory: pytest.TempPathFactory) -> ReadyModel:
+    """The demo model as MQ4."""
+    directory = tmp_path_factory.mktemp("packed") / "demo-mq4"
+    quantize_packed(demo.directory, recipe_of("mq4"), directory, on_stage=lambda *_: None)
+    (weights,) = directory.glob("*.safetensors")
+    return ReadyModel(
+        name="demo-mq4", format="packed", weights=(weights,), directory=directory, size_bytes=weights.stat().st_size
+    )
+
+
+class TestNativeDemoOnAGpu(BackendConformance):
+    """Dense weights."""
+
+    @pytest.fixture
+    def backend(self, demo: ReadyModel) -> Iterator[Backend]:
+        backend = opened(demo)
+        yield backend
+        backend.close()
+
+
+class TestNativePackedOnAGpu(BackendConformance):
+    """MQ4 weights and an int8 KV cache."""
+
+    @pytest.fixture
+    def backend(self, packed: ReadyModel) -> Iterator[Backend]:
+        backend = opened(packed, kv_type="q8_0")
+        yield backend
+        backend.close()
+
+
+@pytest.fixture(params=["demo", "packed"])
+def model(request: pytest.FixtureRequest) -> ReadyModel:
+    found: ReadyModel = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(seed=3)])
+def test_ten_thousand_tokens_are_the_same_with_graphs_and_without(
+    model: ReadyModel, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_each, answers = 2000, []
+    for is_enabled in (True, False):
+        with monkeypatch.context() as patch:
+            if not is_enabled:
+                patch.setattr(Graphs, "run", lambda _self, _key, _state, step: step())
+            backend = opened(model, ctx_size=2048)
+            prompts = [PROMPT[start : start + 20] for start in range(0, 30, 6)]
+            answers.append([take(backend, prompt, n_each, params) for prompt in prompts])
+            backend.close()
+    assert [len(answer) for answer in answers[0]] == 5 * [n_each]
+    assert answers[0] == answers[1]
+
+
+def test_a_row_has_the_same_bits_in_every_batch_of_up_to_16(model: ReadyModel) -> None:
+    backend = opened(model)
+    execution = backend._execution
+    assert isinstance(execution, FusedExecution)
+    tokens = PROMPT[:48]
+
+    def logits(n_rows: int) -> torch.Tensor:
+        execution.cache.truncate(0)
+        parts = [tokens[start : start + n_rows] for start in range(0, len(tokens), n_rows)]
+        return torch.cat([execution.extend(part, "all", lambda: None) for part in parts])
+
+    alone = logits(1)
+    assert alone.isfinite().all()
+    assert [n for n in range(2, 17) if not torch.equal(logits(n), alone)] == []
+    backend.close()
+
+
+def test_what_is_held_is_what_the_device_lacks(model: ReadyModel) -> None:
+    torch.cuda.empty_cache()
+    torch.zeros(1, device="cuda")  # the context, and the libraries that the first product loads, are not the model's
+    opened(model).close()
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info()[0]
+    backend = opened(model, ctx_size=2048)
+    take(backend, PROMPT, 100, GREEDY)
+    used = backend.memory()
+    assert min(used.weights_bytes, used.kv_cache_bytes) > 0
+    taken = free - torch.cuda.mem_get_info()[0]
+    assert abs(used.total_bytes - taken) <= 0.03 * taken + 2**21  # the driver gives memory out in pieces of 2 MiB
+    backend.close()
+    assert backend.memory().total_bytes == 0
+
+
+def test_an_allocation_that_fails_is_an_error_and_nothing_is_lost(
+    demo: ReadyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DoesNotFit, match="KV cache"):
+        opened(demo, ctx_size=2**25)
+    backend = opened(demo)
+    expected = take(backend, PROMPT, 5)
+    monkeypatch.setattr(backend._execution.cache, "reserve", lambda _: torch.empty(2**50, device="cuda"))
+    with pytest.raises(DoesNotFit, match="Out of memory"):
+        take(backend, PROMPT[::-1] * 5, 5)
+    monkeypatch.undo()
+    assert take(backend, PROMPT, 5) == expected
+    backend.close()
+
+
+def test_it_answers_as_the_cpu_does(demo: ReadyModel) -> None:
+    backend = opened(demo)
+    text = "<|im_start|>user\nWhat is the capital of Peru?<|im_end|>\n<|im_start|>assistant\n"
+    prompt = backend.tokenizer.encode(text)
+    cpu = np.stack([entry.values for entry in opened(demo, n_gpu_layers=0).score(prompt)])
+    gpu = np.stack([entry.values for entry in backend.score(prompt)])
+    assert np.abs(gpu - cpu).max() < 0.05 * np.abs(cpu).max()
+    assert b"Lima" in b"".join(map(backend.tokenizer.token_bytes, take(backend, prompt, 10)))
+    assert backend.info.n_gpu_layers == backend.info.num_layers
+    assert backend.info.device == torch.cuda.get_device_name()
+    assert backend.info.note == ""

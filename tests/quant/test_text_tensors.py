@@ -1,0 +1,36 @@
+"""The text model of a multimodal checkpoint, by either way of naming its tensors."""
+
+from __future__ import annotations
+
+import pytest
+
+from runner.errors import BadModelFile
+from runner.quant.text_tensors import of_text_model
+
+OLDER = {
+    "language_model.model.embed_tokens.weight": 1,
+    "language_model.lm_head.weight": 2,
+    "vision_tower.vision_model.head.probe": 3,
+    "multi_modal_projector.mm_soft_emb_norm.weight": 4,
+}
+NEWER = {
+    "model.language_model.embed_tokens.weight": 1,
+    "lm_head.weight": 2,
+    "model.vision_tower.vision_model.head.probe": 3,
+    "model.multi_modal_projector.mm_soft_emb_norm.weight": 4,
+}
+
+
+@pytest.mark.parametrize("tensors", [OLDER, NEWER])
+def test_the_text_models_tensors_have_its_own_names_and_those_of_images_go(tensors: dict[str, int]) -> None:
+    assert of_text_model(tensors) == {"model.embed_tokens.weight": 1, "lm_head.weight": 2}
+
+
+def test_a_text_model_alone_stays_as_it_is() -> None:
+    tensors = {"model.embed_tokens.weight": 1, "model.layers.0.mlp.up_proj.weight": 2, "something.else": 3}
+    assert of_text_model(tensors) == tensors
+
+
+def test_two_tensors_of_one_name_are_refused() -> None:
+    with pytest.raises(BadModelFile, match=r"model\.embed_tokens\.weight"):
+        of_text_model({**OLDER, **NEWER})

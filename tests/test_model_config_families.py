@@ -1,0 +1,224 @@
+"""What is special about the config.json of Gemma 3, Phi-3 and OLMo 2, and of a multimodal model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from runner.errors import BadModelFile, UnsupportedModel
+from runner.model_config import ModelConfig, parse_model_config
+
+GEMMA: dict[str, Any] = {"model_type": "gemma3_text", "num_hidden_layers": 7, "sliding_window": 512}
+PHI: dict[str, Any] = {"model_type": "phi3", "hidden_size": 96, "num_attention_heads": 6}
+FACTORS: dict[str, Any] = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+
+
+def gemma(**changes: Any) -> ModelConfig:
+    return parse_model_config(GEMMA | changes)
+
+
+def phi(**changes: Any) -> ModelConfig:
+    return parse_model_config(PHI | changes)
+
+
+# --- Gemma 3 ---------------------------------------------------------------------------------------------------------
+
+
+def test_gemma_has_norms_around_its_branches_and_scaled_embeddings() -> None:
+    config = gemma(hidden_size=1152)
+    assert (config.norms, config.norm_offset, config.num_norms, config.qk_norm) == ("around", 1.0, 4, "head")
+    assert (config.activation, config.tie_word_embeddings) == ("gelu_tanh", True)
+    assert config.embedding_factor == 1152**0.5
+    assert not gemma(tie_word_embeddings=False).tie_word_embeddings
+
+
+def test_every_sixth_layer_of_gemma_sees_everything_unless_the_config_says_otherwise() -> None:
+    assert gemma().sliding_layers == (0, 1, 2, 3, 4, 6)
+    assert gemma(sliding_window_pattern=3).sliding_layers == (0, 1, 3, 4, 6)
+    named = ["full_attention", *["sliding_attention"] * 2, *["full_attention"] * 4]
+    assert gemma(layer_types=named, sliding_window_pattern=3).sliding_layers == (1, 2)
+    assert gemma(layer_types=["full_attention"] * 7).window(0) is None
+
+
+def test_gemmas_two_rotary_embeddings_are_read_under_old_and_new_names() -> None:
+    old = gemma(rope_theta=5e5, rope_local_base_freq=9e3, rope_scaling={"factor": 8.0, "rope_type": "linear"})
+    new = gemma(
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 9e3},
+        }
+    )
+    assert old == new
+    assert (old.ropes["global"].theta, old.ropes["local"].theta) == (5e5, 9e3)
+    assert old.ropes["global"].scaling is not None
+    assert old.ropes["local"].scaling is None
+    assert (gemma().rope_theta, gemma().local_rope_theta) == (1e6, 1e4)
+    # As transformers has it: only what is missing in the new form is looked for in the old one.
+    half = gemma(rope_theta=5e5, rope_local_base_freq=9e3, rope_parameters={"full_attention": {"rope_theta": 7e5}})
+    assert (half.rope_theta, half.local_rope_theta) == (7e5, 9e3)
+
+
+@pytest.mark.parametrize(("scalar", "scale"), [(168, 168**-0.5), (256, None), (None, None)])
+def test_gemmas_scores_are_scaled_by_a_key_of_its_own(scalar: int | None, scale: float | None) -> None:
+    config = gemma() if scalar is None else gemma(query_pre_attn_scalar=scalar)
+    assert config.attention_scale == scale
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
+        ({"hidden_activation": "gelu"}, "hidden_activation = gelu"),
+        ({"hidden_act": "silu"}, "hidden_act = silu"),
+        ({"architectures": ["Gemma3TextModel"]}, "architectures = Gemma3TextModel"),
+        ({"rope_parameters": {"rope_theta": 5.0}}, "rope_parameters.rope_theta = 5.0"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}, "rope_parameters.full_attention.rope_type"),
+        (
+            {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+            "rope_parameters.sliding_attention.rope_type = linear",
+        ),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
+        ({"layer_types": ["chunked_attention"] * 7}, "layer_types = chunked_attention"),
+    ],
+)
+def test_what_gemma_could_ask_for_and_is_not_there_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        gemma(**changes)
+    assert words in caught.value.message
+    assert "llamacpp" in caught.value.hint
+
+
+def test_switched_off_keys_of_gemma_are_passed_over() -> None:
+    off = {"final_logit_softcapping": None, "attn_logit_softcapping": None, "use_bidirectional_attention": False}
+    assert gemma(**off, cache_implementation="hybrid", _sliding_window_pattern=6) == gemma()
+
+
+# --- Phi-3 -----------------------------------------------------------------------------------------------------------
+
+
+def test_phi_has_joined_matrices_and_no_biases() -> None:
+    config = phi()
+    assert (config.is_joined, config.attention_bias, config.mlp_bias) == (True, False, False)
+    assert (config.sliding_window, config.norms, config.tie_word_embeddings) == (None, "before", False)
+    assert phi(sliding_window=2047, num_hidden_layers=3).sliding_layers == (0, 1, 2)
+    with pytest.raises(UnsupportedModel, match="attention_bias = True"):
+        phi(attention_bias=True)
+
+
+def test_part_of_phis_heads_may_be_turned() -> None:
+    assert phi().rotary_dim is None
+    assert (phi(partial_rotary_factor=0.75).rotary_dim, phi(partial_rotary_factor=1.0).rotary_dim) == (12, None)
+    inside = phi(rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.5})
+    assert (inside.rotary_dim, inside.ropes["global"].dim) == (8, 8)
+    for share in (0.2, 0.0, 1.5, "half"):
+        with pytest.raises(BadModelFile, match="partial_rotary_factor"):
+            phi(partial_rotary_factor=share)
+
+
+@pytest.mark.parametrize("name", ["longrope", "su", "yarn"])
+def test_longrope_is_read_under_its_older_names(name: str) -> None:
+    rope = {"type": name, "original_max_position_embeddings": 4096, **FACTORS}
+    keys: dict[str, Any] = {"rope_scaling": rope, "max_position_embeddings": 131072}
+    scaling = phi(**keys).rope_scaling
+    theirs = AutoConfig.for_model(**PHI, **keys)
+    assert scaling is not None
+    assert (scaling.kind, theirs.rope_parameters["rope_type"]) == ("longrope", "longrope")
+    assert (
+        scaling.original_max_position_embeddings == theirs.rope_parameters["original_max_position_embeddings"] == 4096
+    )
+    assert (scaling.short_factors, scaling.long_factors) == ((1.0,) * 8, (4.0,) * 8)
+    assert scaling.factor == 32.0
+
+
+def test_the_keys_of_phi_4_minis_own_code_are_known_as_far_as_they_say_nothing_new() -> None:
+    auto_map = {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
+    known = {
+        "auto_map": auto_map,
+        "full_attn_mod": 1,
+        "interpolate_factor": 1,
+        "lm_head_bias": False,
+        "mlp_bias": False,
+    }
+    assert phi(**known) == phi()
+    for changes, words in (
+        ({"full_attn_mod": 2}, "full_attn_mod = 2"),
+        ({"auto_map": {"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}}, "auto_map"),
+        ({"auto_map": {"AutoModel": "modeling_phi3.Phi3Model"}}, "auto_map"),
+        ({"rope_scaling": {"type": "longrope", "short_mscale": 1.1, **FACTORS}}, "rope_scaling.short_mscale = 1.1"),
+    ):
+        with pytest.raises(UnsupportedModel) as caught:
+            phi(**changes)
+        assert words in caught.value.message
+
+
+# --- OLMo 2 ----------------------------------------------------------------------------------------------------------
+
+
+def test_olmo_has_its_norms_after_the_branches() -> None:
+    config = parse_model_config({"model_type": "olmo2", "attention_bias": True, "rope_theta": 500000})
+    assert (config.norms, config.num_norms, config.qk_norm, config.norm_offset) == ("after", 2, "row", 0.0)
+    assert (config.attention_bias, config.attention_output_bias, config.rope_theta) == (True, True, 5e5)
+    with pytest.raises(UnsupportedModel, match=r"clip_qkv = 8\.0"):
+        parse_model_config({"model_type": "olmo2", "clip_qkv": 8.0})
+
+
+# --- multimodal models -----------------------------------------------------------------------------------------------
+
+# As the hub has google/gemma-3-27b-it.
+WHOLE: dict[str, Any] = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "boi_token_index": 255999,
+    "eoi_token_index": 256000,
+    "eos_token_id": [1, 106],
+    "image_token_index": 262144,
+    "initializer_range": 0.02,
+    "mm_tokens_per_image": 256,
+    "model_type": "gemma3",
+    "text_config": {
+        "head_dim": 128,
+        "hidden_size": 5376,
+        "intermediate_size": 21504,
+        "model_type": "gemma3_text",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 62,
+        "num_key_value_heads": 16,
+        "query_pre_attn_scalar": 168,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "torch_dtype": "bfloat16",
+    "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
+}
+
+
+def test_of_a_multimodal_model_the_text_model_is_read() -> None:
+    config = parse_model_config(WHOLE)
+    assert config == parse_model_config({**WHOLE["text_config"], "eos_token_id": [1, 106]})
+    assert (config.model_type, config.vocab_size, config.eos_token_ids) == ("gemma3_text", 262208, (1, 106))
+    assert (config.attention_scale, config.window(0), config.window(5)) == (168**-0.5, 1024, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["Gemma3ForSequenceClassification"]}, "architectures"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config = gptq"),
+        ({"audio_config": {"hidden_size": 3}}, "audio_config"),
+        ({"text_config": {"model_type": "llama"}}, "text_config.model_type = llama"),
+        ({"text_config": {"final_logit_softcapping": 30.0}}, "final_logit_softcapping = 30.0"),
+    ],
+)
+def test_a_multimodal_model_of_another_kind_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        parse_model_config({**WHOLE, **changes})
+    assert words in caught.value.message
+
+
+@pytest.mark.parametrize("text", [None, "gemma3_text", []])
+def test_a_multimodal_model_without_its_text_model_is_refused(text: object) -> None:
+    with pytest.raises(BadModelFile, match="text_config"):
+        parse_model_config({**WHOLE, "text_config": text})
