@@ -33,7 +33,7 @@ def _gemv_dense(
     row = w_row[:, None].to(tl.int64) + tl.zeros((BN, BK), tl.int64)
     sums = ()
     for _ in tl.static_range(ROWS):
-        sums = sums + (tl.zeros((BN, BK), tl.float32),)
+        sums = sums + (tl.zeros((BN, BK), tl.float32),)  # type: ignore[assignment]
     for first in range(0, K, BK):
         k = first + tl.arange(0, BK)[None, :] + tl.zeros((BN, BK), tl.int32)
         ok = w_ok[:, None] & (k < K)
@@ -42,7 +42,7 @@ def _gemv_dense(
         for m in tl.static_range(ROWS):
             at = (first_row + m) + tl.zeros_like(k)
             values = tl.load(x + at * K + k, mask=ok & (at < M), other=0.0).to(tl.float32)
-            more = more + (tl.fma(weights, values, sums[m]),)
+            more = more + (tl.fma(weights, values, sums[m]),)  # type: ignore[assignment]
         sums = more
     for m in tl.static_range(ROWS):
         lo, hi = streams(tl.sum(sums[m], 1)[None, :], PAIR, 1, BN)

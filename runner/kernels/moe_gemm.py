@@ -118,6 +118,7 @@ class Gemm:
         bm = min(_BM, max(16, triton.next_power_of_2(n_pairs // n_experts)))
         n_blocks = n_pairs // bm + min(n_experts, n_pairs)  # an expert's last block may have few
         n_tiles = triton.cdiv(n_columns, _BN // 2 if pair else _BN)
+        weights: tuple[Tensor, ...]
         if isinstance(self.w, Tensor):
             weights, form, words, length, step = (self.w,), "dense", 0, self.w.shape[1], _BK
         else:

@@ -27,24 +27,24 @@ from runner.kernels.values import OPTIONS, Int8Rows, PackedMatrix, is_nvidia
 def _dot_dense(w, x, w_row, w_ok, x_row, K, BK: tl.constexpr):
     """x[x_row] . w[w_row] [S, BN] for S rows of x, each with BN rows of w of its own."""
     w_at = w + w_row[:, :, None].to(tl.int64) * K
-    x_at = x + x_row[:, None, None].to(tl.int64) * K
+    x_at = x + (x_row[:, None, None].to(tl.int64) * K + tl.zeros((w_row.shape[0], w_row.shape[1], 1), tl.int64))
     acc = tl.zeros((w_row.shape[0], w_row.shape[1], BK), tl.float32)
     for first in range(0, K, BK):
         k = first + tl.arange(0, BK)[None, None, :]
-        weights = tl.load(w_at + k, mask=w_ok[:, :, None] & (k < K), other=0.0).to(tl.float32)
-        values = tl.load(x_at + k, mask=k < K, other=0.0).to(tl.float32)
-        acc = tl.fma(weights, tl.broadcast_to(values, acc.shape), acc)
+        ok = w_ok[:, :, None] & (k < K)
+        weights = tl.load(w_at + k, mask=ok, other=0.0).to(tl.float32)
+        # Every lane reads what it multiplies by, here and below: it is in the L1 cache, and no lane waits for another.
+        values = tl.load(x_at + k, mask=ok, other=0.0).to(tl.float32)
+        acc = tl.fma(weights, values, acc)
     return tl.sum(acc, 2)
 
 
 @triton.jit
-def _add_quads(total, group, ok, levels, x_at, x_ok, n_groups, j, FORMAT: tl.constexpr, NVIDIA: tl.constexpr):
+def _add_quads(total, group, ok, levels, x_at, n_groups, j, FORMAT: tl.constexpr, NVIDIA: tl.constexpr):
     """total [S, BN, BG] plus the products of quads j and j + 4 of each group."""
     low, high = load_quads(group, n_groups, ok, levels, j, FORMAT, NVIDIA)
-    x_low = tl.load(x_at + j * n_groups, mask=x_ok, other=0)
-    x_high = tl.load(x_at + (j + 4) * n_groups, mask=x_ok, other=0)
-    total = dot4(low, tl.broadcast_to(x_low, total.shape), total, NVIDIA)
-    return dot4(high, tl.broadcast_to(x_high, total.shape), total, NVIDIA)
+    total = dot4(low, tl.load(x_at + j * n_groups, mask=ok, other=0), total, NVIDIA)
+    return dot4(high, tl.load(x_at + (j + 4) * n_groups, mask=ok, other=0), total, NVIDIA)
 
 
 @triton.jit
@@ -56,22 +56,22 @@ def _dot_packed(
     packed, scale, row_scale, levels = w
     x_words, x_scale = x
     acc = tl.zeros((w_row.shape[0], w_row.shape[1], BG), tl.float32)
+    x_of = x_row[:, None, None] + tl.zeros((w_row.shape[0], w_row.shape[1], 1), tl.int32)
     for first in range(0, n_groups, BG):
         g = first + tl.arange(0, BG)[None, None, :]
-        x_ok = g < n_groups
-        ok = w_ok[:, :, None] & x_ok
+        ok = w_ok[:, :, None] & (g < n_groups)
         group = packed + w_row[:, :, None].to(tl.int64) * (WORDS * n_groups) + g
-        x_at = x_words + x_row[:, None, None] * (8 * n_groups) + g
+        x_at = x_words + x_of * (8 * n_groups) + g
         total = tl.zeros((w_row.shape[0], w_row.shape[1], BG), tl.int32)
         if NVIDIA:
             for j in tl.static_range(4):
-                total = _add_quads(total, group, ok, levels, x_at, x_ok, n_groups, j, FORMAT, NVIDIA)
+                total = _add_quads(total, group, ok, levels, x_at, n_groups, j, FORMAT, NVIDIA)
         else:  # unrolled, the portable form would need more registers than there are
             for j in range(4):
-                total = _add_quads(total, group, ok, levels, x_at, x_ok, n_groups, j, FORMAT, NVIDIA)
+                total = _add_quads(total, group, ok, levels, x_at, n_groups, j, FORMAT, NVIDIA)
         code = tl.load(scale + w_row[:, :, None].to(tl.int64) * n_groups + g, mask=ok, other=0)
-        factor = tl.load(x_scale + x_row[:, None, None] * n_groups + g, mask=x_ok, other=0.0)
-        acc = tl.fma(total.to(tl.float32), scale_value(code) * tl.broadcast_to(factor, acc.shape), acc)
+        factor = tl.load(x_scale + x_of * n_groups + g, mask=ok, other=0.0)
+        acc = tl.fma(total.to(tl.float32), scale_value(code) * factor, acc)
     return tl.sum(acc, 2) * tl.load(row_scale + w_row, mask=w_ok, other=0.0)
 
 
@@ -156,7 +156,7 @@ class Gemv:
 
     @property
     def n_sum_tiles(self) -> int:
-        return triton.cdiv(self.num_rows, _BN_SUM)  # type: ignore[no-any-return]
+        return -(-self.num_rows // _BN_SUM)
 
     def sum(self, weights: Tensor, h: Tensor, bias: Tensor | None, parts: Tensor) -> None:
         """h [M, N] += the sum over slots of weight * (product + bias); parts [M, n_sum_tiles]: of the new squares."""
@@ -191,8 +191,9 @@ _LARGEST_DENSE, _LARGEST_PACKED = 4096, 1024  # elements of a step: what registe
 
 def _length(form: str, n_vectors: int, length: int) -> int:
     """Elements, or groups of packed weights, that a step takes of each of n_vectors rows of weights."""
-    most, largest = (256, _LARGEST_DENSE) if form == "dense" else (32, _LARGEST_PACKED)
-    return max(1, min(most, largest // n_vectors, triton.next_power_of_2(length)))
+    most, largest = (256, _LARGEST_DENSE) if form == "dense" else (64, _LARGEST_PACKED)
+    step: int = min(most, largest // n_vectors, triton.next_power_of_2(length))
+    return max(1, step)
 
 
 def variants() -> Iterator[Variant]:

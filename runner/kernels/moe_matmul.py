@@ -79,15 +79,15 @@ def moe_linear_gated_ref(
 
 def moe_linear_residual_ref(x: Rows, w: Matrix, to: Dispatch, h: Tensor, *, bias: Tensor | None) -> Tensor:
     """The new h; see moe_linear_residual."""
-    y = _products_ref(dense_rows(x).float(), w, to, bias).unflatten(0, to.experts.shape)
+    y = _products_ref(dense_rows(x).float(), w, to, bias).view(*to.experts.shape, -1)
     return h + (y * to.weights[:, :, None]).sum(1)
 
 
 def _products_ref(rows: Tensor, w: Matrix, to: Dispatch, bias: Tensor | None) -> Tensor:
     """[P, N] of the pairs' rows [P, K]."""
     experts = to.experts.flatten().long()
-    weights = (w.float() if isinstance(w, Tensor) else dequantize_ref(w)).unflatten(0, (to.num_experts, -1))
-    y = torch.einsum("pk,pnk->pn", rows, weights[experts])
+    weights = (w.float() if isinstance(w, Tensor) else dequantize_ref(w)).view(to.num_experts, -1, rows.shape[1])
+    y: Tensor = torch.einsum("pk,pnk->pn", rows, weights[experts])
     return y if bias is None else y + bias[experts].float()
 
 
@@ -209,7 +209,8 @@ def variants() -> Iterator[Variant]:
         name="moe_matmul add bf16",
         kernel=_add,
         signature={
-            "h": "*fp32", "y": "*bf16", "weights": "*fp32", "parts": "*fp32", "N": "i32:16", "k": "i32", "n_spans": "i32",
+            "h": "*fp32", "y": "*bf16", "weights": "*fp32", "parts": "*fp32", "N": "i32:16", "k": "i32",
+            "n_spans": "i32",
         },
         constants={"SPAN": _SPAN},
         num_warps=_WARPS,

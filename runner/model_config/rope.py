@@ -25,24 +25,27 @@ def parse_ropes(
     Raises UnsupportedModel, naming the key, for what we do not compute, and BadModelFile for values that make no sense.
     """
     read = _Reader(config, family, head_dim, max_position_embeddings)
-    if family.local_rope_theta is None:
-        name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-        found = config.get(name) or family.rope or {}
-        return {"global": read.rope(name, _object(name, found), "rope_theta", family.rope_theta)}
+    if family.local_rope_theta is not None:
+        return _two(read, config, family.rope_theta, family.local_rope_theta)
+    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    found = _object(name, config.get(name) or family.rope or {})
+    return {"global": read.rope(name, found, "rope_theta", family.rope_theta)}
+
+
+def _two(read: _Reader, config: Mapping[str, Any], theta: float, local_theta: float) -> dict[RopeName, Rope]:
+    """The embeddings that rope_parameters has by type of layer; rope_scaling is that of the layers that see all."""
     parts = _object("rope_parameters", config.get("rope_parameters") or {})
     for key, value in parts.items():
         if key not in (_GLOBAL, _LOCAL) and not is_off(value):
             raise unsupported(f"rope_parameters.{key}", value)
-    name = "rope_scaling" if config.get("rope_scaling") else f"rope_parameters.{_GLOBAL}"
-    local_name = f"rope_parameters.{_LOCAL}"
-    scaling = _object("rope_scaling", config.get("rope_scaling") or {})
-    everywhere = {**_object(f"rope_parameters.{_GLOBAL}", parts.get(_GLOBAL) or {}), **scaling}
-    local = read.rope(
-        local_name, _object(local_name, parts.get(_LOCAL) or {}), "rope_local_base_freq", family.local_rope_theta
-    )
+    name, local_name = f"rope_parameters.{_GLOBAL}", f"rope_parameters.{_LOCAL}"
+    everywhere, sliding = (_object(f"rope_parameters.{key}", parts.get(key) or {}) for key in (_GLOBAL, _LOCAL))
+    if config.get("rope_scaling"):
+        name, everywhere = "rope_scaling", {**everywhere, **_object("rope_scaling", config["rope_scaling"])}
+    local = read.rope(local_name, sliding, "rope_local_base_freq", local_theta)
     if local.scaling is not None:
         raise unsupported(f"{local_name}.rope_type", local.scaling.kind)
-    return {"global": read.rope(name, everywhere, "rope_theta", family.rope_theta), "local": local}
+    return {"global": read.rope(name, everywhere, "rope_theta", theta), "local": local}
 
 
 def _object(name: str, value: object) -> Mapping[str, Any]:

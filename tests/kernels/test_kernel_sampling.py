@@ -137,10 +137,26 @@ def test_top_k_and_top_p_keep_the_lowest_ids_of_equals() -> None:
     assert max(halved) < 750
 
 
+@pytest.mark.parametrize("values", [{"top_p": 0.9}, {"top_k": 13}])
+def test_candidates_that_are_far_apart_are_all_found(values: dict[str, float]) -> None:
+    logits = np.full((24, 2048), -30.0, np.float32)
+    logits[:, ::128] = np.linspace(0, -1, 16)
+    drawn = check(logits, params(temperature=100, **values))
+    assert set(drawn) <= set(range(0, 14 * 128, 128))
+    assert max(drawn) > 11 * 128
+
+
 def test_top_p_zero_and_top_k_one_leave_the_first_of_the_largest() -> None:
-    logits = np.array([1, 4, 4, 0], np.float32)
+    logits = np.array([1, 0, 0, 0, 0, 4, 4, 0], np.float32)
     for values in ({"top_p": 0.0}, {"top_k": 1}, {"min_p": 1.0, "top_k": 1}, {"temperature": 0, "seed": None}):
-        assert check(logits, params(**values)) == [1]
+        assert check(logits, params(**values)) == [5]
+
+
+def test_top_p_is_a_share_of_what_top_k_keeps_before_min_p_drops_any() -> None:
+    logits = np.full((12, 30), -9.0, np.float32)
+    logits[:, 1:24] = np.log([0.5, 0.3, 0.1] + 20 * [0.005])
+    # 0.85 of all 23 needs three tokens; of the three that min_p leaves it would need two.
+    assert set(check(logits, params(top_k=23, top_p=0.85, min_p=0.1, temperature=100))) == {1, 2, 3}
 
 
 def test_zero_and_minus_zero_are_equal() -> None:

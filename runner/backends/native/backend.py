@@ -83,6 +83,7 @@ def _execution(
         dtype=placement.kv_dtype,
         device=placement.device,
     )
+    before = torch.cuda.memory_reserved(placement.device) if placement.is_gpu else 0
     if placement.has_kernels:
         from runner.backends.native.fused import FusedDecoder
         from runner.backends.native.fused_execution import FusedExecution
@@ -91,7 +92,7 @@ def _execution(
         reader = MatrixReader(
             weights, dtype=placement.dtype, device=placement.device, on_progress=on_progress, cancel=cancel
         )
-        return FusedExecution(FusedDecoder(unfilled(config, weights), reader), cache)
+        return FusedExecution(FusedDecoder(unfilled(config, weights), reader), cache, reserved_before=before)
     decoder = load_model(
         config, weights, dtype=placement.dtype, device=placement.device, on_progress=on_progress, cancel=cancel
     )

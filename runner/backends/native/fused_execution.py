@@ -26,13 +26,16 @@ from runner.types import CancelToken
 
 
 class FusedExecution:
-    """See Execution."""
+    """See Execution. reserved_before: what torch held on the device before the model was loaded."""
 
-    def __init__(self, decoder: FusedDecoder, cache: KvCache, *, use_graphs: bool = True) -> None:
+    def __init__(
+        self, decoder: FusedDecoder, cache: KvCache, *, use_graphs: bool = True, reserved_before: int = 0
+    ) -> None:
         device = decoder.device
         self.cache = cache
         # As many rows as a step may have: scoring then measures the arithmetic of decoding.
         self.score_rows = MOST_ROWS
+        self._reserved_before = reserved_before
         self._decoder: FusedDecoder | None = decoder
         self._graphs = Graphs(device, is_enabled=use_graphs)
         self._tokens = torch.zeros(MOST_ROWS, dtype=torch.int64, device=device)
@@ -54,7 +57,7 @@ class FusedExecution:
         """What torch holds besides."""
         if self._decoder is None or self._decoder.device.type == "cpu":
             return 0
-        held = torch.cuda.memory_reserved(self._decoder.device)
+        held = torch.cuda.memory_reserved(self._decoder.device) - self._reserved_before
         return max(0, held - self.weights_bytes - self.cache.nbytes - self.graphs_bytes)
 
     def extend(self, tokens: Sequence[int], wanted: Wanted, checkpoint: Callable[[], None]) -> Tensor:

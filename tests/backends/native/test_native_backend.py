@@ -71,7 +71,7 @@ def test_safetensors_are_run_by_the_native_backend(tiny: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (LoadOptions(kv_type="q8_0"), "--kv-type"),
+        (LoadOptions(kv_type="q8_0", n_gpu_layers=0), "--kv-type"),
         (LoadOptions(n_gpu_layers=1), "--backend llamacpp"),
     ],
 )

@@ -19,7 +19,7 @@ from runner.errors import DoesNotFit
 from runner.quant.mq.quantize import quantize_packed
 from runner.quant.mq.recipe import recipe_of
 from runner.types import CancelToken, ReadyModel
-from tests.backends.conformance import GREEDY, N_CTX, BackendConformance, take
+from tests.backends.conformance import GREEDY, N_CTX, BackendConformance, prefills, take
 from tests.backends.native.tiny_models import ready
 
 pytestmark = pytest.mark.gpu
@@ -68,6 +68,16 @@ class TestNativePackedOnAGpu(BackendConformance):
         backend = opened(packed, kv_type="q8_0")
         yield backend
         backend.close()
+
+    def test_prefix_is_reused_and_changes_nothing(self, backend: Backend, prompt: list[int]) -> None:
+        """But for the last bits: steps round activations to int8 and prefill does not, which keys remember."""
+        cold = take(backend, prompt, 16)
+        longer = [*prompt, *cold]
+        assert len(prompt) <= prefills(backend, longer)[0].cached < len(longer)
+        (warm,) = take(backend, longer, 1)
+        for _ in backend.score(prompt[:2]):  # forgets the cache
+            pass
+        assert take(backend, longer, 1) == [warm]
 
 
 @pytest.fixture(params=["demo", "packed"])
@@ -131,11 +141,11 @@ def test_an_allocation_that_fails_is_an_error_and_nothing_is_lost(
 ) -> None:
     with pytest.raises(DoesNotFit, match="KV cache"):
         opened(demo, ctx_size=2**25)
-    backend = opened(demo)
+    backend = opened(demo, ctx_size=1024)
     expected = take(backend, PROMPT, 5)
     monkeypatch.setattr(backend._execution.cache, "reserve", lambda _: torch.empty(2**50, device="cuda"))
     with pytest.raises(DoesNotFit, match="Out of memory"):
-        take(backend, PROMPT[::-1] * 5, 5)
+        take(backend, PROMPT[::-1] * 5, 5)  # more than the first block of the cache
     monkeypatch.undo()
     assert take(backend, PROMPT, 5) == expected
     backend.close()

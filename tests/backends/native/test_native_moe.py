@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,13 @@ from runner.backends.native.moe import MoE, clamped_swiglu, route
 from runner.backends.native.places import places_of
 from runner.config import LoadOptions
 from runner.errors import BadModelFile, UnsupportedModel
+from runner.quant.mq.packed_weights import PackedWeights
+from runner.quant.mq.quantize import quantize_packed
+from runner.quant.mq.recipe import Rule, recipe_of
 from runner.quant.weights import open_weights
 from runner.types import CancelToken
 from tests.backends.conformance import take
+from tests.backends.native.test_native_fused import PROMPT, difference, fused, plain
 from tests.backends.native.test_native_logits import IDS, greedy, reference, relative_error, scores
 from tests.backends.native.tiny_models import load, make, ready, save
 
@@ -231,3 +236,26 @@ def test_stacks_of_a_model_that_names_its_experts_are_refused(tmp_path: Path) ->
     assert "config" not in (native.refusal(ready(directory), LoadOptions()) or "")
     with pytest.raises(UnsupportedModel, match=r"model\.layers\.0\.mlp\.experts\.gate_up_proj"):
         load(ready(directory))
+
+
+# --- as the kernels compute them -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "format_of_gate"), [("qwen3-moe", "mq4"), ("gpt-oss", "mq6")])
+def test_packed_experts_stay_packed_and_give_what_their_values_do(
+    name: str, format_of_gate: str, tmp_path: Path
+) -> None:
+    """Gate and up are one product where their formats agree, and two where they do not."""
+    count = {"num_experts": 3, "moe_intermediate_size": 32} if name == "qwen3-moe" else {"num_local_experts": 3}
+    small = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "num_hidden_layers": 1, "vocab_size": 61}
+    save(make(name, **small, **count, num_experts_per_tok=2, bos_token_id=1, eos_token_id=2), tmp_path / "source")
+    recipe = recipe_of("mq4")
+    rule = Rule(tensors="*.gate_proj.weight", format=format_of_gate)
+    recipe = replace(recipe, rules=(*recipe.rules[:-1], rule, recipe.rules[-1]))
+    packed, cpu = tmp_path / "packed", torch.device("cpu")
+    quantize_packed(tmp_path / "source", recipe, packed, device=cpu, on_stage=lambda *_: None)
+    config, weights = read_config(packed), PackedWeights(packed)
+    kernels, reference = fused(config, weights), plain(config, weights)
+    for tokens, tolerance in ((PROMPT, 1e-4), ([9], 0.05)):  # decoding rounds activations to int8
+        wanted = reference.extend(tokens, "all", lambda: None)
+        assert difference(kernels.extend(tokens, "all", lambda: None), wanted) < tolerance

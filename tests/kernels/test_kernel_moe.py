@@ -1,0 +1,212 @@
+"""Routing, grouping and the products of experts against float64, and the same bits for a row in every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from kernel_data import DEVICE, close, packed, poisoned, random
+from torch import Tensor
+
+from runner.kernels.matmul import Activation, Rows, dense_rows, gate_ref
+from runner.kernels.moe_groups import group_pairs, group_pairs_ref
+from runner.kernels.moe_matmul import (
+    Dispatch,
+    dispatch,
+    moe_linear,
+    moe_linear_gated,
+    moe_linear_gated_ref,
+    moe_linear_ref,
+    moe_linear_residual,
+    moe_linear_residual_ref,
+)
+from runner.kernels.moe_route import Routing, route, route_ref
+from runner.kernels.pack import dequantize_ref
+from runner.kernels.rotate import quantize_rows, rotate_rows
+from runner.kernels.values import Int8Rows, Matrix, Squares
+
+KINDS = ("dense", "mq4")
+# M, E, k, N, K: odd, fewer columns than a tile, experts that nobody takes
+FEW = ((1, 5, 3, 14, 64), (3, 2, 1, 13, 96))
+LONG = (1, 6, 2, 5, 2080)
+MANY = ((17, 3, 2, 21, 64), (33, 4, 2, 70, 32))
+
+
+@pytest.fixture(autouse=True)
+def poison() -> Iterator[None]:
+    with poisoned():
+        yield
+
+
+def matrix(kind: str, n: int, k: int) -> Matrix:
+    return random(n, k, seed=9) * 0.3 if kind == "dense" else packed(kind, n, k)
+
+
+def activations(x: Tensor, w: Matrix, n_rows: int) -> Rows:
+    """x as a product with w wants it when n_rows rows are computed; x may be of their pairs."""
+    if isinstance(w, Tensor):
+        return x
+    return quantize_rows(x, None, 1) if n_rows <= 16 else rotate_rows(x, None, 1, torch.float32, planes=True)
+
+
+def routed(m: int, e: int, k: int, seed: int = 4) -> Dispatch:
+    """Random experts for each row; the last expert is never taken, so that it has no block."""
+    logits = random(m, e, seed=seed)
+    if k < e:
+        logits[:, -1] = -9.0
+    weights, experts = route(logits, k, "topk_softmax")
+    return dispatch(weights, experts, e)
+
+
+def exact(rows: Tensor, w: Matrix, to: Dispatch) -> Tensor:
+    """Rows of pairs [P, K] times their experts' matrices in float64."""
+    weights = (w if isinstance(w, Tensor) else dequantize_ref(w)).double().view(to.num_experts, -1, rows.shape[1])
+    products = [weights[expert] @ row for row, expert in zip(rows.double(), to.experts.flatten().tolist(), strict=True)]
+    return torch.stack(products)
+
+
+def of_pairs(x: Rows, to: Dispatch) -> Tensor:
+    return dense_rows(x).repeat_interleave(to.experts.shape[1], 0)
+
+
+# --- which experts ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["softmax_topk", "topk_softmax"])
+@pytest.mark.parametrize(("m", "e", "k"), [(1, 1, 1), (5, 128, 8), (18, 13, 13), (3, 32, 4)])
+def test_routing_equals_its_reference_in_float64(kind: Routing, m: int, e: int, k: int) -> None:
+    logits = random(m, e) * 4
+    weights, experts = route(logits, k, kind)
+    wanted, numbers = route_ref(logits.double(), k, kind)
+    assert torch.equal(experts, numbers)
+    close(weights, wanted)
+
+
+def test_equal_logits_go_to_the_lower_experts_and_others_are_never_chosen() -> None:
+    logits = torch.tensor([[2.0, 1.0, 2.0, 2.0, 1.0], [0.0, -torch.inf, -torch.inf, -torch.inf, -torch.inf]])
+    weights, experts = route(logits.to(DEVICE), 4, "softmax_topk")
+    assert experts.tolist() == [[0, 2, 3, 1], [0, 1, 2, 3]]
+    assert weights[0, 0] == weights[0, 1] == weights[0, 2]
+    assert weights[1].tolist() == [1.0, 0.0, 0.0, 0.0]
+    huge = torch.tensor([[3e38, -3e38, 88.0]]).to(DEVICE)
+    assert route(huge, 2, "topk_softmax")[0].tolist() == [[1.0, 0.0]]
+
+
+def test_logits_that_are_no_numbers_choose_experts_that_exist() -> None:
+    logits = torch.tensor([[torch.nan] * 5, [1.0, torch.nan, torch.inf, 2.0, torch.nan]]).to(DEVICE)
+    _, experts = route(logits, 4, "topk_softmax")
+    assert experts[0].tolist() == [0, 1, 2, 3]
+    assert experts[1].tolist() == [2, 3, 0, 1]
+
+
+@pytest.mark.parametrize(("m", "e", "k"), [(17, 1, 1), (40, 9, 4), (130, 9, 8)])
+def test_pairs_are_sorted_by_expert_and_stay_in_order(m: int, e: int, k: int) -> None:
+    _, experts = route(random(m, e), k, "topk_softmax")
+    found, wanted = group_pairs(experts, e), group_pairs_ref(experts, e)
+    assert torch.equal(found.order, wanted.order)
+    assert torch.equal(found.counts, wanted.counts)
+
+
+# --- products --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [*((kind, shape) for kind in KINDS for shape in (*FEW, LONG, *MANY)), ("mq6", FEW[1]), ("mq8", MANY[0])],
+    ids=str,
+)
+def test_products_of_pairs_equal_float64(kind: str, shape: tuple[int, ...]) -> None:
+    m, e, k, n, length = shape
+    w, to, bias = matrix(kind, e * n, length), routed(m, e, k), random(e, n, seed=5)
+    x = activations(random(m, length), w, m)
+    squares = Squares(parts=random(m, 3, seed=2).square(), size=64, eps=1e-5)
+    rstd = (squares.parts.double().sum(1) / 64 + 1e-5).rsqrt()
+    wanted = exact(of_pairs(x, to), w, to)
+    close(moe_linear(x, w, to, dtype=torch.float32), wanted)
+    wanted = wanted * rstd.repeat_interleave(k)[:, None] + bias[to.experts.flatten().long()]
+    close(moe_linear(x, w, to, bias=bias, squares=squares, dtype=torch.float32), wanted)
+    close(moe_linear_ref(x, w, to, bias=bias, squares=squares, dtype=torch.float32), wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("activation", ["silu", "clamped_swiglu"])
+@pytest.mark.parametrize("shape", [FEW[0], MANY[0]], ids=str)
+def test_pairs_of_rows_of_an_expert_are_gated(kind: str, activation: Activation, shape: tuple[int, ...]) -> None:
+    m, e, k, n, length = (*shape[:3], 14, shape[4])
+    w, to, bias = matrix(kind, e * n, length), routed(m, e, k), random(e, n, seed=5)
+    x = activations(random(m, length), w, m)
+    squares = Squares(parts=random(m, 5, seed=2).square() * 20, size=96, eps=1e-5)
+    found = moe_linear_gated(x, w, to, activation, bias=bias, squares=squares, dtype=torch.float32)
+    rstd = (squares.parts.double().sum(1) / 96 + 1e-5).rsqrt().repeat_interleave(k)[:, None]
+    gate, up = (exact(of_pairs(x, to), w, to) * rstd + bias[to.experts.flatten().long()]).chunk(2, 1)
+    close(found, gate_ref(gate, up, activation), 1e-5)
+    close(moe_linear_gated_ref(x, w, to, activation, bias=bias, squares=squares, dtype=torch.float32), found, 1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("shape", "has_bias"), [(FEW[0], True), (FEW[1], False), (LONG, False), (MANY[0], True)], ids=str
+)
+def test_a_rows_experts_are_weighed_and_added_to_the_stream(kind: str, shape: tuple[int, ...], has_bias: bool) -> None:
+    m, e, k, n, length = shape
+    w, to, h = matrix(kind, e * n, length), routed(m, e, k), random(m, n, seed=3)
+    bias = random(e, n, seed=5) if has_bias else None
+    x = activations(random(m * k, length), w, m)
+    y = exact(dense_rows(x), w, to) + (0 if bias is None else bias[to.experts.flatten().long()])
+    wanted = h.double() + (y.view(m, k, n) * to.weights.double()[:, :, None]).sum(1)
+    close(moe_linear_residual_ref(x, w, to, h, bias=bias), wanted)
+    squares = moe_linear_residual(x, w, to, h, bias=bias, eps=1e-5)
+    close(h, wanted)
+    close(squares.parts.sum(1), wanted.square().sum(1))
+    assert (squares.size, squares.eps) == (n, 1e-5)
+
+
+@pytest.mark.parametrize(("m", "dtype"), [(2, torch.bfloat16), (2, torch.float16), (20, torch.float16)])
+def test_activations_of_16_bits_are_taken_and_given(m: int, dtype: torch.dtype) -> None:
+    to, w, h = routed(m, 4, 2), random(4 * 24, 40, seed=9).to(dtype), random(m, 24, seed=3)
+    x, unit = random(m, 40).to(dtype), torch.finfo(dtype).eps  # the interpreter cuts bits off where a GPU rounds
+    wanted = exact(of_pairs(x, to), w, to)
+    found = moe_linear(x, w, to, dtype=dtype)
+    assert found.dtype == dtype
+    close(found, wanted, unit)
+    wanted = h.double() + (wanted.view(m, 2, 24) * to.weights.double()[:, :, None]).sum(1)
+    moe_linear_residual(of_pairs(x, to), w, to, h, eps=1e-5)
+    close(h, wanted, 2e-6 if m <= 16 else unit)  # above 16 rows the outputs of experts pass through 16 bits
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_has_the_same_bits_in_every_batch_of_up_to_16(kind: str) -> None:
+    e, k, n, length, width = 5, 2, 4, 96, 9
+    up, down = matrix(kind, e * 2 * n, length), matrix(kind, e * width, length)
+    logits, x, parts = random(16, e, seed=4), random(16, length), random(16, 40, seed=2).square()
+    inner = random(16 * k, length, seed=6)
+
+    def run(first: int, last: int) -> list[Tensor]:
+        rows = slice(first, last)
+        to = dispatch(*route(logits[rows].contiguous(), k, "softmax_topk"), e)
+        squares = Squares(parts=parts[rows].contiguous(), size=64, eps=1e-5)
+        of_rows = activations(x[rows].contiguous(), up, last - first)
+        gated = moe_linear_gated(of_rows, up, to, "silu", squares=squares, dtype=torch.float32)
+        h = random(16, width, seed=8)[rows].contiguous()
+        pairs = activations(inner[first * k : last * k].contiguous(), down, last - first)
+        after = moe_linear_residual(pairs, down, to, h, eps=1e-5)
+        return [to.weights, gated.view(last - first, k, n), h, after.parts]
+
+    alone = {m: run(m, m + 1) for m in (0, 5, 15)}
+    for n_rows in (3, 16):
+        together = run(0, n_rows)
+        for m in (m for m in alone if m < n_rows):
+            for one, batch in zip(alone[m], together, strict=True):
+                assert torch.equal(one[0], batch[m])
+
+
+def test_int8_rows_of_pairs_are_those_of_the_pairs_in_order() -> None:
+    """What the down product reads: quantizing all pairs at once and each by itself is the same."""
+    inner = random(6, 64)
+    whole = quantize_rows(inner, None, 1)
+    assert isinstance(whole, Int8Rows)
+    for pair in range(6):
+        one = quantize_rows(inner[pair : pair + 1], None, 1)
+        assert torch.equal(one.words[0], whole.words[pair])
+        assert torch.equal(one.scale[0], whole.scale[pair])
