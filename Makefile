@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+WORKERS ?= 2
 
 .PHONY: help install chat test check lint clean
 
@@ -34,8 +35,9 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 chat: install
 	@$(BIN)/runner chat demo
 
+# A file's tests stay in one of the processes: they share what is costly to make.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

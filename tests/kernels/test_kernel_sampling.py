@@ -72,13 +72,13 @@ def check(logits: np.ndarray, p: SamplingParams, position: int = 7) -> list[int]
 def test_every_combination_chooses_what_numpy_chooses(temperature: float, top_k: int, top_p: float) -> None:
     for i, min_p in enumerate((0.0, 0.05)):
         p = params(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=2**64 - 1 - i)
-        check(logits_of(2, 1100, 2.0, seed=i), p, position=1000 * i)
+        check(logits_of(1, 1100, 2.0, seed=i), p, position=1000 * i)
 
 
 def test_random_requests_on_logits_with_many_equals_choose_what_numpy_chooses() -> None:
     rng = np.random.default_rng(3)
     wanted = set()
-    for _ in range(18):
+    for _ in range(12):
         logits = (logits_of(2, int(rng.integers(1, 70)), 2.0, seed=int(rng.integers(2**31))) * 2).round() / 2
         logits[rng.random(logits.shape) < 0.2] = -np.inf
         logits[:, 0] = rng.choice([0.0, -0.0, 3.0], 2)
@@ -90,7 +90,7 @@ def test_random_requests_on_logits_with_many_equals_choose_what_numpy_chooses() 
             seed=int(rng.integers(2**63)),
         )
         wanted.update(check(logits, p, int(rng.integers(2**32 - 4))))
-    assert len(wanted) > 10
+    assert len(wanted) > 6
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.01, 6.0])
@@ -108,7 +108,7 @@ def test_a_large_vocabulary_is_nothing_special() -> None:
 @pytest.mark.parametrize("scale", [0.0, 1.0, 30.0])
 @pytest.mark.parametrize("temperature", [1e-3, 1.0, 100.0])
 def test_without_filters_the_whole_vocabulary_races(scale: float, temperature: float) -> None:
-    check(logits_of(3, 2050, scale), params(temperature=temperature), position=2**32 - 3)
+    check(logits_of(2, 2050, scale), params(temperature=temperature), position=2**32 - 2)
 
 
 # --- ends of the filters ---------------------------------------------------------------------------------------------
@@ -139,11 +139,11 @@ def test_top_k_and_top_p_keep_the_lowest_ids_of_equals() -> None:
 
 @pytest.mark.parametrize("values", [{"top_p": 0.9}, {"top_k": 13}])
 def test_candidates_that_are_far_apart_are_all_found(values: dict[str, float]) -> None:
-    logits = np.full((24, 2048), -30.0, np.float32)
+    logits = np.full((10, 2048), -30.0, np.float32)
     logits[:, ::128] = np.linspace(0, -1, 16)
     drawn = check(logits, params(temperature=100, **values))
     assert set(drawn) <= set(range(0, 14 * 128, 128))
-    assert max(drawn) > 11 * 128
+    assert max(drawn) > 10 * 128
 
 
 def test_top_p_zero_and_top_k_one_leave_the_first_of_the_largest() -> None:
@@ -226,7 +226,7 @@ def recorded(launch: Callable[[], Tensor]) -> Callable[[], Tensor]:
 
 
 def test_one_recorded_launch_serves_every_request_and_position() -> None:
-    logits, position, request = logits_of(3, 1200, 1.5), at(0), Choice.of(params(), DEVICE)
+    logits, position, request = logits_of(2, 1200, 1.5), at(0), Choice.of(params(), DEVICE)
     there = on_device(logits)
     run = recorded(lambda: choose(there, request, position))
     for i, values in enumerate(2 * KINDS):
