@@ -12,6 +12,7 @@ from torch import Tensor
 from runner.backends.native.matrices import MatrixReader, join
 from runner.backends.native.moe import MoE
 from runner.backends.native.stream import Norm, Stream, activations, multiply, read_product
+from runner.errors import UnsupportedModel
 from runner.kernels.matmul import gate_ref
 from runner.kernels.moe_matmul import Dispatch, dispatch, moe_linear, moe_linear_gated, moe_linear_residual
 from runner.kernels.moe_route import route
@@ -57,7 +58,10 @@ class FusedMoE:
 
 
 def _stacks(reader: MatrixReader, name: str, count: int, members: list[str]) -> list[tuple[Matrix, Tensor | None]]:
-    """The members' matrices of all experts as [E * N, K] and biases [E, N]: together if their formats agree."""
+    """The members' matrices of all experts as [E * N, K] and biases [E, N]: together if their formats agree.
+
+    Raises UnsupportedModel where a member's own formats differ from expert to expert.
+    """
     matrices = {
         member: [reader.matrix(f"{name}.experts.{expert}.{member}.weight") for expert in range(count)]
         for member in members
@@ -74,6 +78,11 @@ def _stacks(reader: MatrixReader, name: str, count: int, members: list[str]) -> 
     found = []
     for member in members:
         alone = join(matrices[member], biases[member])
+        if len(alone.parts) > 1:
+            raise UnsupportedModel(
+                f"The experts of {name} have {member} in different formats.",
+                hint="Quantize the model again with one format for all experts of a layer, or run it with -ngl 0.",
+            )
         ((w,), (bias,)) = alone.parts, alone.biases
         found.append((w, None if bias is None else bias.view(count, -1)))
     return found

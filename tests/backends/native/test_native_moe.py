@@ -259,3 +259,16 @@ def test_packed_experts_stay_packed_and_give_what_their_values_do(
     for tokens, tolerance in ((PROMPT, 1e-4), ([9], 0.05)):  # decoding rounds activations to int8
         wanted = reference.extend(tokens, "all", lambda: None)
         assert difference(kernels.extend(tokens, "all", lambda: None), wanted) < tolerance
+
+
+def test_experts_of_one_layer_in_different_formats_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    small = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "num_hidden_layers": 1, "num_experts": 3}
+    save(make("qwen3-moe", **small, moe_intermediate_size=32, num_experts_per_tok=2), tmp_path / "source")
+    recipe = recipe_of("mq4")
+    rule = Rule(tensors="*.experts.1.down_proj.weight", format="mq6")
+    recipe = replace(recipe, rules=(*recipe.rules[:-1], rule, recipe.rules[-1]))
+    packed, cpu = tmp_path / "packed", torch.device("cpu")
+    quantize_packed(tmp_path / "source", recipe, packed, device=cpu, on_stage=lambda *_: None)
+    with pytest.raises(UnsupportedModel, match="down_proj in different formats") as caught:
+        fused(read_config(packed), PackedWeights(packed))
+    assert "-ngl 0" in caught.value.hint
