@@ -7,7 +7,6 @@ whole. It knows the order of the work; the conversion itself is convert.py's and
 from __future__ import annotations
 
 import re
-import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from typing import Final
 
 from gguf import GGMLQuantizationType
 
-from runner.errors import BadModelFile, DoesNotFit, UnsupportedModel
+from runner.errors import BadModelFile, UnsupportedModel
 from runner.quant.convert import Source, convert, read_source
 from runner.quant.formats import FORMATS, Format, encoded_bytes, type_of
 from runner.quant.gguf_file import parts_of, read_header
@@ -75,7 +74,7 @@ def quantize_model(source: Path, chosen: Format, output: Path, *, force: bool, o
     with tempfile.TemporaryDirectory(prefix="runner-") as unpacked:
         plan = _plan(source, chosen, Path(unpacked))
         with work.opened() as lock:
-            _check_disk(work.path, plan.needed_bytes)
+            work.require_room(plan.needed_bytes + _SPARE_BYTES)
             weights = work.path / work.weights_name(f"{model_name(source)}-{chosen.name}.gguf")
             _make(plan, chosen, weights, lock, on_stage)
             header = read_header(weights)
@@ -199,16 +198,6 @@ def _converted_bytes(source: Source, chosen: Format) -> int:
     if bits := _BITS.get(chosen.name) if chosen.by_llama_cpp else None:
         return int(sum(encoded_bytes(tensor.shape, GGMLQuantizationType.I8) for tensor in source.tensors) * bits / 8)
     return sum(encoded_bytes(tensor.shape, type_of(tensor, chosen)) for tensor in source.tensors)
-
-
-def _check_disk(directory: Path, needed_bytes: int) -> None:
-    free = shutil.disk_usage(directory).free
-    needed = needed_bytes + _SPARE_BYTES
-    if needed > free:
-        raise DoesNotFit(
-            f"{needed / 1e9:.1f} GB are needed in {directory.parent}, and {free / 1e9:.1f} GB are free.",
-            hint="Free some space, or write to another disk with -o.",
-        )
 
 
 def _make(plan: _Plan, chosen: Format, weights: Path, lock: int, on_stage: OnStage) -> None:

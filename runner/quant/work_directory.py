@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from runner.errors import BadModelFile, BusyError, RunnerError, UnsupportedModel, UsageError
+from runner.errors import BadModelFile, BusyError, DoesNotFit, RunnerError, UnsupportedModel, UsageError
 from runner.quant.packed_files import JOURNAL_NAME, MANIFEST_NAME, WEIGHTS_NAME
 
 COMPANIONS: Final = (
@@ -70,6 +70,15 @@ class WorkDirectory:
                 hint="Give another path with -o: this directory will not be deleted.",
             )
         self._replaces = True
+
+    def require_room(self, needed_bytes: int, *, there_bytes: int = 0) -> None:
+        """Raise DoesNotFit when the disk lacks `needed_bytes` in all, of which `there_bytes` are taken already."""
+        free = shutil.disk_usage(self.path).free + there_bytes
+        if needed_bytes > free:
+            raise DoesNotFit(
+                f"{needed_bytes / 1e9:.2f} GB are needed in {self.path.parent}, and {free / 1e9:.2f} GB are free.",
+                hint="Free some space, or write to another disk with -o.",
+            )
 
     @contextmanager
     def opened(self, *, resumes: bool = False) -> Iterator[int]:

@@ -6,13 +6,12 @@ It knows the order of the work; types, bytes and metadata are write.py's.
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from runner.errors import DoesNotFit, UsageError
+from runner.errors import UsageError
 from runner.model_config import parse_model_config
 from runner.quant.architectures import architecture_of
 from runner.quant.hipfire import is_hipfire_file
@@ -41,13 +40,7 @@ def make_container(source: Path, output: Path, *, force: bool, on_stage: OnStage
     planned = plan_container(weights.shapes)
     size = sum(tensor.size_bytes for tensor in planned)
     with work.opened():
-        free = shutil.disk_usage(work.path).free
-        if size + _SPARE_BYTES > free:
-            raise DoesNotFit(
-                f"{(size + _SPARE_BYTES) / 1e9:.1f} GB are needed in {work.path.parent}, and {free / 1e9:.1f} GB are "
-                "free.",
-                hint="Free some space, or write to another disk with -o.",
-            )
+        work.require_room(size + _SPARE_BYTES)
         target = work.path / output.name
         write_container(
             target, metadata_of(directory), planned, weights, lambda done, total: on_stage("converting", done, total)

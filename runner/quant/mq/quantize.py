@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any, Final
 import torch
 
 import runner
-from runner.errors import DoesNotFit, UsageError
+from runner.errors import UsageError
 from runner.quant.hipfire.producer import ImportProducer, import_recipe
 from runner.quant.hipfire.source import HfqWeights
 from runner.quant.json_file import read_json
@@ -96,7 +95,7 @@ def quantize_packed(
         for note in plan.notes:
             on_note(note)
         with work.opened(resumes=True):
-            _check_disk(work.path, plan, opened.companions)
+            work.require_room(_needed_bytes(plan, opened.companions), there_bytes=_held_bytes(work.path))
             made_from = {
                 "source": [str(source.absolute()), opened.fingerprint],
                 "calibration": calibration,
@@ -144,17 +143,15 @@ def _tool() -> str:
     return f"runner {runner.__version__}"
 
 
-def _check_disk(directory: Path, plan: PackedPlan, companions: Path) -> None:
-    """Raise DoesNotFit when the disk has not room for what is still to be written."""
+def _needed_bytes(plan: PackedPlan, companions: Path) -> int:
+    """What the whole model takes on the disk, with the files beside it."""
     total = lay_out(plan.tensors).total_bytes + _SPARE_BYTES + len(plan.tensors) * _SPARE_BYTES_OF_ONE
-    total += sum((companions / name).stat().st_size for name in COMPANIONS if (companions / name).is_file())
-    there = sum(entry.stat().st_blocks * 512 for entry in directory.iterdir())
-    free = shutil.disk_usage(directory).free
-    if total > free + there:
-        raise DoesNotFit(
-            f"{total / 1e9:.2f} GB are needed in {directory.parent}, and {(free + there) / 1e9:.2f} GB are free.",
-            hint="Free some space, or write to another disk with -o.",
-        )
+    return total + sum((companions / name).stat().st_size for name in COMPANIONS if (companions / name).is_file())
+
+
+def _held_bytes(directory: Path) -> int:
+    """What an earlier run's files take already; holes in them take nothing."""
+    return sum(entry.stat().st_blocks * 512 for entry in directory.iterdir())
 
 
 def _tell(file: PackedFile, plan: PackedPlan, on_note: OnNote, *, had_journal: bool, is_new: bool) -> None:
