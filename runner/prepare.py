@@ -17,6 +17,7 @@ from runner.errors import BadModelFile, BusyError, RunnerError, UnsupportedModel
 from runner.events import Notice, Progress
 from runner.hub_cache import snapshots
 from runner.model_files import PICKLES, SAMPLING, SIDE_FILES, Choice, FileGroup, choose, gguf_groups, missing_side_files
+from runner.quant.hipfire import is_hipfire_file
 from runner.quant.json_file import read_json_if_there
 from runner.quant.packed_files import MANIFEST_NAME, WEIGHTS_NAME
 from runner.registry import SCRIPT_SUFFIX, ModelSpec
@@ -146,6 +147,11 @@ def _at_path(spec: ModelSpec, path: Path) -> Located:
         )
     if not path.exists():
         raise BadModelFile(f"{path} does not exist.", hint="The models.toml that names it is wrong, or it was deleted.")
+    if is_hipfire_file(path):
+        raise UnsupportedModel(
+            f"{path.name} is one of hipfire's files, which are not run as they are.",
+            hint=f"Make a model of it: runner quantize {path}",
+        )
     raise UnsupportedModel(f"{path.name} is no model file.", hint="Give a .gguf file, or a directory with a model.")
 
 
