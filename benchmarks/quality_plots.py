@@ -1,7 +1,4 @@
-"""The plots of quality.py: bits a weight against divergence and against weight error, as SVG and PNG.
-
-Nothing is drawn on a background, and lines and letters are of colours that can be read on white and on black.
-"""
+"""The plots of quality.py: bits a weight against divergence and against weight error."""
 
 from __future__ import annotations
 
@@ -9,29 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("agg")
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from plot_style import BLUE, ORANGE, PURPLE, drawn, panel
 
-INK = "#808080"
 LINE, REACH = 13, 60  # pixels at 100 dpi: the height of a label, and how far apart points are that cannot collide
-FAMILIES = {"llama.cpp": ("#2f8fe0", "o"), "runner": ("#e8720c", "s"), "hipfire": ("#b25fd6", "^")}
-STYLE = {
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "svg.hashsalt": "runner",  # the same figure is the same file
-    "font.size": 10,
-}
+FAMILIES = {"llama.cpp": (BLUE, "o"), "runner": (ORANGE, "s"), "hipfire": (PURPLE, "^")}
 
 
 @dataclass(frozen=True)
@@ -70,28 +49,20 @@ def _error(row: dict[str, Any], kind: str) -> Point:
 
 
 def _figure(panels: dict[str, list[Point]], x_label: str, y_label: str, path: Path) -> None:
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(
-            1, len(panels), figsize=(1.5 + 4.5 * len(panels), 4.8), sharey=True, squeeze=False, layout="constrained"
-        )
-        for ax, (title, points) in zip(axes[0], panels.items(), strict=True):
+    with drawn(path, len(panels), sharey=True) as (figure, axes):
+        for ax, (title, points) in zip(axes, panels.items(), strict=True):
             _panel(ax, title, points, x_label)
-        axes[0][0].set_ylabel(y_label)
-        handles, labels = axes[0][0].get_legend_handles_labels()
-        axes[0][-1].legend(handles, labels, frameon=False, loc="upper right")
+        axes[0].set_ylabel(y_label)
+        handles, labels = axes[0].get_legend_handles_labels()
+        axes[-1].legend(handles, labels, frameon=False, loc="upper right")
         figure.canvas.draw()  # labels are set apart in pixels, which are known from here on
-        for ax, points in zip(axes[0], panels.values(), strict=True):
+        for ax, points in zip(axes, panels.values(), strict=True):
             _label(ax, points)
-        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
-        figure.savefig(path.with_suffix(".png"), dpi=150)
-        plt.close(figure)
 
 
 def _panel(ax: Axes, title: str, points: list[Point], x_label: str) -> None:
-    ax.set_title(title, fontsize=11)
+    panel(ax, title, x_label)
     ax.set_yscale("log")
-    ax.set_xlabel(x_label)
-    ax.grid(color=INK, alpha=0.25, linewidth=0.6)
     for family, (colour, marker) in FAMILIES.items():
         mine = [point for point in points if point.family == family]
         if not mine:

@@ -1,10 +1,10 @@
-"""How long quantizing takes: `python benchmarks/quantize_speed.py --shape llama-8b` times `runner quantize`.
+"""How long quantizing takes: `python benchmarks/quantize_speed.py --shape llama-3.1-8b` times `runner quantize`.
 
-    python benchmarks/quantize_speed.py [--shape llama-8b] [--layers N] [--work DIR] [--ways calibrated plain ...]
+    python benchmarks/quantize_speed.py [--shape llama-3.1-8b] [--layers N] [--work DIR] [--ways calibrated plain ...]
 
-A checkpoint of the shape of a real model is written with random bf16 weights (16 GB for llama-8b) and the demo model's
-tokenizer, then quantized as a user would. --layers makes it of fewer layers, and says so: what that takes is not
-scaled up. Rows: the wall-clock time of the command, the largest resident memory, and of the GPU where there is one.
+A checkpoint of the shape of a real model is written with random bf16 weights (16 GB for llama-3.1-8b) and the demo
+model's tokenizer, then quantized as a user would. --layers makes it of fewer layers, and says so: what that takes is
+not scaled up. Rows: the wall-clock time of the command, the largest resident memory, and of the GPU where there is one.
 """
 
 from __future__ import annotations
@@ -21,35 +21,12 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from shapes import SHAPES, config_of
 
 from runner.paths import builtin
 
 CHECKOUT = Path(__file__).parent.parent
 RUNNER = (sys.executable, "-c", "import sys; from runner.cli.app import main; sys.exit(main())")
-SHAPES = {
-    "llama-8b": {
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "rope_theta": 500000.0,
-    },
-    "qwen3-0.6b": {
-        "model_type": "qwen3",
-        "vocab_size": 151936,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": True,
-    },
-}
 WAYS = {
     "calibrated": ("--format", "mq4"),
     "plain": ("--format", "mq4", "--no-calibrate"),
@@ -60,8 +37,7 @@ WAYS = {
 def write_checkpoint(directory: Path, config: dict[str, object]) -> int:
     """A model of that shape with random weights, a file for each layer; returns its bytes."""
     directory.mkdir(parents=True)
-    common = {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "hidden_act": "silu"}
-    (directory / "config.json").write_text(json.dumps({**common, **config}))
+    (directory / "config.json").write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(builtin("models") / "demo" / name, directory / name)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -108,14 +84,13 @@ def _shapes(config: dict[str, object]) -> list[dict[str, tuple[int, ...]]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
+    dense = [name for name, shape in SHAPES.items() if "num_experts" not in shape]
+    parser.add_argument("--shape", choices=dense, default="llama-3.1-8b")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--work", type=Path)
     arguments = parser.parse_args()
-    config = dict(SHAPES[arguments.shape])
-    if arguments.layers is not None:
-        config["num_hidden_layers"] = arguments.layers
+    config = config_of(arguments.shape, arguments.layers) | {"max_position_embeddings": 4096}
     with tempfile.TemporaryDirectory(dir=arguments.work) as work:
         source = Path(work) / "source"
         size = write_checkpoint(source, config)

@@ -57,7 +57,8 @@ class LoadOptions:
     ctx_size: tokens of context to allocate; None takes the smaller of the model's own and DEFAULT_CTX.
     n_gpu_layers: "auto" (as many as the backend puts there), "all", or a number; 0 is the CPU alone.
     kv_type: the type of the KV cache. n_threads: CPU threads; None takes the physical cores.
-    batch_size: prompt tokens per prefill chunk. warmup: run one token at load, so that the first answer is not slow.
+    batch_size: prompt tokens per prefill chunk; None takes what the backend is fast with. warmup: run one token at
+    load, so that the first answer is not slow.
     force: load even what is not expected to fit.
     """
 
@@ -66,7 +67,7 @@ class LoadOptions:
     n_gpu_layers: int | Literal["auto", "all"] = "auto"
     kv_type: KvType = "f16"
     n_threads: int | None = None
-    batch_size: int = 512
+    batch_size: int | None = None
     warmup: bool = True
     force: bool = False
 
@@ -79,7 +80,14 @@ class LoadOptions:
             _whole("load options", "n_gpu_layers", self.n_gpu_layers, 0, 2**16)  # type: ignore[arg-type]
         if self.n_threads is not None:
             _whole("load options", "n_threads", self.n_threads, 1, 1024)
-        _whole("load options", "batch_size", self.batch_size, 1, 2**16)
+        if self.batch_size is not None:
+            _whole("load options", "batch_size", self.batch_size, 1, 2**16)
+
+    def chunk(self, *, is_native_gpu: bool = False) -> int:
+        """Prompt tokens per prefill chunk. The native engine decodes its weights anew for each on a GPU."""
+        if self.batch_size is not None:
+            return self.batch_size
+        return 2048 if is_native_gpu else 512
 
     def n_ctx(self, context_length: int) -> int:
         """Tokens of context to allocate for a model trained on `context_length`."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from runner.backends import backend_module, choose
-from runner.backends.base import Backend, Prefill, Step
+from runner.backends.base import Backend, Began, Compiling, Prefill, Step
 from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.detokenize import AnswerStream
 from runner.errors import RunnerError, UsageError
@@ -40,7 +40,7 @@ from runner.paths import Paths
 from runner.prepare import ready
 from runner.prompt import build_prompt
 from runner.registry import Registry
-from runner.telemetry import Stopwatch
+from runner.telemetry import Stages, Stopwatch
 from runner.types import CancelToken, Message, ModelInfo, ReadyModel
 
 log = logging.getLogger(__name__)
@@ -92,13 +92,18 @@ class Engine(EngineSurface):
         self._cancel = cancel = cancel or CancelToken()
         self.unload()
         started = self._clock()
+        stages = Stages()
+
+        def on_stage(name: str) -> None:
+            stages.begin(name, self._clock())
 
         def work(emit: Callable[[LoadEvent], None]) -> None:
+            on_stage("files")
             registry = Registry.load_for(self._paths)
             spec = registry.resolve(model)
             files = ready(spec, offline=offline, on_event=emit, cancel=cancel)
             context = FitContext(self._paths.fit_history, lambda: alternatives(spec, registry))
-            backend, reason = load_backend(files, options, emit, cancel, context)
+            backend, reason = load_backend(files, options, emit, cancel, context, on_stage)
             if cancel.is_cancelled:  # it came when the backend had looked for it the last time
                 backend.close()
                 raise RunnerError("Loading was cancelled.")
@@ -109,10 +114,12 @@ class Engine(EngineSurface):
                 reason=reason,
                 load_s=self._clock() - started,
                 sampling=dict(files.sampling),
+                stages=stages.end(self._clock()),
             )
             if backend.info.n_ctx > backend.info.context_length:
                 emit(_long_context_notice(backend.info))
             log.info("loaded %s on %s in %.2f s: %s", model, backend.info.device, self.loaded.load_s, reason)
+            log.info("stages of it in s: %s", self.loaded.stages)
             emit(self.loaded)
 
         yield from _events_of(work, cancel)
@@ -125,13 +132,19 @@ class Engine(EngineSurface):
         *,
         cancel: CancelToken | None = None,
     ) -> Iterator[ChatEvent]:
-        if self._backend is None:
-            raise UsageError("No model is loaded.", hint="Load one first.")
+        backend = self.backend
         self._cancel = cancel = cancel or CancelToken()
         if params.seed is None:
             params = dataclasses.replace(params, seed=secrets.randbits(32))
-        answer = _Answer(self._backend, params, options, cancel, self._clock)
+        answer = _Answer(backend, params, options, cancel, self._clock)
         yield from answer.events(messages)
+
+    @property
+    def backend(self) -> Backend:
+        """What is loaded, for those who measure it. Raises UsageError when nothing is."""
+        if self._backend is None:
+            raise UsageError("No model is loaded.", hint="Load one first.")
+        return self._backend
 
     def cancel(self) -> None:
         self._cancel.cancel()
@@ -159,25 +172,33 @@ def load_backend(
     emit: Callable[[LoadEvent], None],
     cancel: CancelToken,
     context: FitContext | None = None,
+    on_stage: Callable[[str], None] = lambda _: None,
 ) -> tuple[Backend, str]:
-    """Choose, check that it fits, load. Returns the backend and the reason for it.
+    """Choose, check that it fits, load. Returns the backend and the reason for it. on_stage hears what begins.
 
     With a context the estimate is corrected by earlier loads, and this load is added to them.
     """
+    on_stage("choice")
     choice = choose(files, options)
     if choice.is_fallback:
         emit(Notice("warning", f"Using the {choice.name} backend: {choice.reason}"))
+    on_stage("estimate")
     machine, facts = devices(), read_facts(files)
     options = dataclasses.replace(options, n_threads=options.n_threads or default_threads())
     made = plan(facts, options, machine, choice.name, read_history(context.history) if context else (), emit)
     if choice.name == "llamacpp" and not options.force:  # native knows its types and its allocator: it checks itself
         check_fit(files.name, facts, made, machine, context.others if context else tuple)
+    on_stage("backend")
     percent = -1
 
-    def report(fraction: float) -> None:
+    def report(progress: float | Compiling | Began) -> None:
         nonlocal percent
-        if int(fraction * 100) > percent:
-            percent = int(fraction * 100)
+        if isinstance(progress, Began):
+            on_stage(progress.stage)
+        elif isinstance(progress, Compiling):
+            emit(Progress("compile", progress.done, progress.total, "kernels"))
+        elif int(progress * 100) > percent:
+            percent = int(progress * 100)
             emit(Progress("load", percent, 100, "%"))
 
     backend = backend_module(choice.name).load(files, made.options, report, cancel)

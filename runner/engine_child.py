@@ -24,7 +24,7 @@ from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.engine import Engine
 from runner.engine_process import HEARTBEAT_S
 from runner.errors import RunnerError
-from runner.events import Event, Loaded, ReasoningDelta, TextDelta
+from runner.events import Loaded, ReasoningDelta, TextDelta
 from runner.log import start_logging
 from runner.paths import Paths
 from runner.running import announce
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 _FLUSH_EVERY_S = 0.025  # text is sent 40 times a second: each line wakes the front end, which shares the CPU with us
 
 
-class _Outbox:
+class Outbox:
     """Writes messages to the parent, joining text deltas that come faster than anybody reads."""
 
     def __init__(self, descriptor: int, on_gone: Callable[[], None]) -> None:
@@ -47,7 +47,7 @@ class _Outbox:
         self._kind: type[TextDelta] | type[ReasoningDelta] = TextDelta
         self._flushed_at = 0.0
 
-    def event(self, request: int, event: Event) -> None:
+    def event(self, request: int, event: object) -> None:
         if isinstance(event, (TextDelta, ReasoningDelta)):
             if type(event) is not self._kind:
                 self._flush(request)
@@ -61,6 +61,7 @@ class _Outbox:
 
     def done(self, request: int, error: RunnerError | None = None) -> None:
         self._flush(request)
+        self._flushed_at = 0.0  # the next answer's first piece goes out at once, however soon it comes
         plain = error and {"class": type(error).__name__, "message": error.message, "hint": error.hint}
         self.write({"id": request, "error": plain})
 
@@ -106,11 +107,11 @@ class _Inbox:
         self.requests.put((message, self._tokens[message["id"]]))
 
 
-class _Child:
+class Child:
     """Runs requests one after another."""
 
-    def __init__(self, paths: Paths, outbox: _Outbox) -> None:
-        self._engine = Engine(paths)
+    def __init__(self, paths: Paths, outbox: Outbox) -> None:
+        self.engine = Engine(paths)
         self._outbox = outbox
         self._paths = paths
         self._announced: Path | None = None
@@ -118,7 +119,7 @@ class _Child:
     def run(self, message: dict[str, Any], cancel: CancelToken) -> None:
         request = message["id"]
         try:
-            for event in self._perform(message, cancel):
+            for event in self.perform(message, cancel):
                 self._outbox.event(request, event)
                 if isinstance(event, Loaded):
                     self._announce(event)
@@ -134,13 +135,14 @@ class _Child:
         else:
             self._outbox.done(request)
 
-    def _perform(self, message: dict[str, Any], cancel: CancelToken) -> Any:
+    def perform(self, message: dict[str, Any], cancel: CancelToken) -> Any:
+        """The events that answer a request."""
         if message["op"] == "load":
             self.withdraw()
             options = from_plain(LoadOptions, message["options"])
-            return self._engine.load(message["model"], options, offline=message["offline"], cancel=cancel)
+            return self.engine.load(message["model"], options, offline=message["offline"], cancel=cancel)
         if message["op"] == "chat":
-            return self._engine.chat(
+            return self.engine.chat(
                 [from_plain(Message, item) for item in message["messages"]],
                 from_plain(SamplingParams, message["params"]),
                 from_plain(ChatOptions, message["options"]),
@@ -148,7 +150,7 @@ class _Child:
             )
         if message["op"] == "unload":
             self.withdraw()
-            self._engine.unload()
+            self.engine.unload()
             return ()
         raise RunnerError(f"The engine does not know the request {message['op']!r}.")
 
@@ -182,20 +184,21 @@ def _private_stdout() -> int:
     return descriptor
 
 
-def main() -> None:
+def main(make_child: Callable[[Paths, Outbox], Child] = Child) -> None:
     faulthandler.enable()
     os.environ["GGML_NO_BACKTRACE"] = "1"  # a failing library must not start a debugger on us
     for number in (signal.SIGINT, signal.SIGTSTP):
         signal.signal(number, signal.SIG_IGN)
     paths = from_plain(Paths, json.loads(sys.argv[1]))
+    os.environ.setdefault("TRITON_CACHE_DIR", str(paths.kernels))  # unless the user keeps them elsewhere
     start_logging(paths, verbose=False)
 
     def leave() -> None:
         child.withdraw()
         os._exit(0)
 
-    outbox = _Outbox(_private_stdout(), leave)
-    child = _Child(paths, outbox)
+    outbox = Outbox(_private_stdout(), leave)
+    child = make_child(paths, outbox)
     inbox = _Inbox()
 
     def beat() -> None:

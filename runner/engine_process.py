@@ -19,7 +19,8 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from runner import events
 from runner.config import ChatOptions, LoadOptions, SamplingParams
@@ -46,7 +47,12 @@ _SOURCE_FOLDER = re.compile(r"\S*/(?=[\w.-]+:\d+: )")  # where a library was bui
 
 
 class EngineProcess:
-    """An Engine in a child process; see EngineSurface. A context manager: leaving it ends the child."""
+    """An Engine in a child process; see EngineSurface. A context manager: leaving it ends the child.
+
+    A subclass may run another module in the child, which answers more requests, with events of its own.
+    """
+
+    child_module = "runner.engine_child"
 
     def __init__(self, paths: Paths) -> None:
         self._paths = paths
@@ -59,7 +65,7 @@ class EngineProcess:
         self._cancelled_at: float | None = None
         self.loaded: Loaded | None = None
 
-    def __enter__(self) -> EngineProcess:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -70,16 +76,22 @@ class EngineProcess:
         """The child's process id, or None when there is no child."""
         return self._child.pid if self._child is not None and self._child.poll() is None else None
 
+    def start(self) -> None:
+        """Start the child, which `load` does otherwise: the earlier it starts, the sooner it is ready for that."""
+        if self.pid is None:
+            self._start()
+
     def load(self, model: str, options: LoadOptions, *, offline: bool = False) -> Iterator[LoadEvent]:
         self._refuse_second_request()
         self.loaded = None
-        if self.pid is None:
-            self._start()
+        asked_at = time.monotonic()
+        self.start()
         request = {"op": "load", "model": model, "options": to_plain(options), "offline": offline}
         try:
             for event in self._events(request):
                 if isinstance(event, Loaded):
-                    self.loaded = event
+                    outside_s = time.monotonic() - asked_at - event.load_s
+                    self.loaded = event = replace(event, stages={"process": outside_s, **event.stages})
                 yield event  # type: ignore[misc]  # the child sends what Engine.load yields
         except EngineDied as died:
             raise EngineDied(f"{died.message} It was loading {model}.", hint=died.hint) from died
@@ -133,6 +145,11 @@ class EngineProcess:
             child.wait()
         self._release(child, stderr)
 
+    def event_type(self, name: str) -> type[Event]:
+        """The class of the events of that name that the child sends."""
+        cls: type[Event] = getattr(events, name)
+        return cls
+
     def _start(self) -> None:
         self.close()
         self._pending = b""
@@ -140,7 +157,7 @@ class EngineProcess:
             self._stderr = _temporary_file()
             # A session of its own: the terminal's Ctrl-C is for the front end, which decides what it means.
             self._child = subprocess.Popen(
-                [sys.executable, "-P", "-m", "runner.engine_child", json.dumps(to_plain(self._paths))],
+                [sys.executable, "-P", "-m", self.child_module, json.dumps(to_plain(self._paths))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
@@ -198,7 +215,7 @@ class EngineProcess:
                 if message.get("id") != number:
                     continue
                 if "event" in message:
-                    yield _event(message)
+                    yield from_plain(self.event_type(message["event"]), message["value"])
                 else:
                     is_done = True
                     _raise_error(message)
@@ -328,11 +345,6 @@ def _temporary_file() -> IO[bytes]:
         if not hasattr(os, "memfd_create"):
             raise
         return os.fdopen(os.memfd_create("runner-engine"), "w+b")
-
-
-def _event(message: dict[str, Any]) -> Event:
-    cls: type[Event] = getattr(events, message["event"])
-    return from_plain(cls, message["value"])
 
 
 def _raise_error(message: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ front ends pass it through safe_text before a terminal sees it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from runner.telemetry import Timings
@@ -19,10 +19,10 @@ FinishReason = Literal["stop", "length", "context", "cancelled"]
 class Progress:
     """`done` of `total` units of a stage. total 0: not known yet."""
 
-    stage: Literal["download", "load", "prefill"]
+    stage: Literal["download", "load", "compile", "prefill"]
     done: int
     total: int
-    unit: Literal["bytes", "tokens", "%"]
+    unit: Literal["bytes", "tokens", "kernels", "%"]
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,17 @@ class Notice:
 
 @dataclass(frozen=True)
 class Loaded:
-    """The model is ready. `reason` says why this backend was chosen. sampling: the model's own defaults."""
+    """The model is ready. `reason` says why this backend was chosen. sampling: the model's own defaults.
+
+    stages: seconds by what was done in them, in order.
+    """
 
     info: ModelInfo
     memory: MemoryUse
     reason: str
     load_s: float
     sampling: dict[str, float | int]
+    stages: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

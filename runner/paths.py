@@ -52,6 +52,16 @@ class Paths:
         return self.state / "fit.jsonl"
 
     @property
+    def bench_history(self) -> Path:
+        """What `runner bench` measured, a run a line."""
+        return self.state / "bench.jsonl"
+
+    @property
+    def kernels(self) -> Path:
+        """What Triton has compiled."""
+        return self.cache / "kernels"
+
+    @property
     def engines(self) -> Path:
         """One JSON file for each running engine process (`runner ps`)."""
         return self.state / "engines"

@@ -49,6 +49,30 @@ class Timings:
         return self.prompt_tokens + self.completion_tokens
 
 
+class Stages:
+    """What the time of a load went into: seconds by the name of a stage, in order."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._name = ""
+        self._began = 0.0
+
+    def begin(self, name: str, now: float) -> None:
+        """The stage before ends where this one begins. A stage that is begun again goes on."""
+        self._end(now)
+        self._name, self._began = name, now
+
+    def end(self, now: float) -> dict[str, float]:
+        """All stages, the last one ended."""
+        self._end(now)
+        self._name = ""
+        return dict(self._seconds)
+
+    def _end(self, now: float) -> None:
+        if self._name:
+            self._seconds[self._name] = self._seconds.get(self._name, 0.0) + now - self._began
+
+
 class Stopwatch:
     """Builds Timings from clock readings (seconds of one monotonic clock) as a request runs."""
 

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+import runner.backends.fake
 import runner.engine
+from runner.backends.base import Began, Compiling
 from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.engine import Engine, EngineSurface
 from runner.engine_process import EngineProcess
@@ -58,6 +60,28 @@ def finished(events: list[ChatEvent]) -> Finished:
 
 def user(text: str) -> list[Message]:
     return [Message(role="user", content=text)]
+
+
+def test_a_load_tells_of_compiling_and_of_its_stages(
+    script: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loading(*arguments: Any) -> Any:
+        on_progress = arguments[2]
+        on_progress(Began("kernels"))
+        for done in range(3):
+            on_progress(Compiling(done, 2))
+        return fake_load(*arguments)
+
+    fake_load = runner.backends.fake.load
+    monkeypatch.setattr(runner.backends.fake, "load", loading)
+    made = Engine(user_paths())
+    events = list(made.load(script(replies=["yes"]), LoadOptions(backend="fake")))
+    assert [event for event in events if isinstance(event, Progress) and event.stage == "compile"] == [
+        Progress("compile", done, 2, "kernels") for done in range(3)
+    ]
+    assert made.loaded is not None
+    assert list(made.loaded.stages) == ["files", "choice", "estimate", "backend", "kernels"]
+    assert sum(made.loaded.stages.values()) == pytest.approx(made.loaded.load_s, abs=0.05)
 
 
 def test_the_demo_knows_a_capital(engine: EngineSurface) -> None:

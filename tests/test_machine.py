@@ -14,7 +14,7 @@ import pytest
 from runner.machine import cgroup_limits, cpu_info, default_threads, devices, process_memory_bytes, readings
 from runner.machine.cgroup import Limits
 from runner.machine.cpu import _cpu_list, _physical_cores, _threads, parse_cpuinfo
-from runner.machine.gpu import _nvml, is_visible
+from runner.machine.gpu import is_visible, nvml
 from runner.types import Device
 
 
@@ -222,7 +222,7 @@ def no_answer(*_: object) -> None:
 @pytest.fixture
 def nvidia_driver(monkeypatch: pytest.MonkeyPatch):
     """A stand-in for NVML with two GPUs: one with every sensor, one that works in main memory and has none."""
-    nvml = SimpleNamespace(
+    driver = SimpleNamespace(
         NVMLError=NoAnswer,
         NVML_TEMPERATURE_GPU=0,
         NVML_CLOCK_SM=1,
@@ -239,10 +239,10 @@ def nvidia_driver(monkeypatch: pytest.MonkeyPatch):
         nvmlDeviceGetTemperature=lambda handle, _: 55 if handle == 0 else no_answer(),
         nvmlDeviceGetClockInfo=lambda handle, _: 1755 if handle == 0 else no_answer(),
     )
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    _nvml.cache_clear()
-    yield nvml
-    _nvml.cache_clear()
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    nvml.cache_clear()
+    yield driver
+    nvml.cache_clear()
 
 
 @pytest.mark.usefixtures("nvidia_driver")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.telemetry import Stopwatch, Timings
+from runner.telemetry import Stages, Stopwatch, Timings
 
 
 def test_a_request_is_timed_by_its_first_and_last_token() -> None:
@@ -76,3 +76,11 @@ def test_the_parts_never_exceed_the_whole(start: float, gaps: list[float], promp
 def test_empty_timings_have_no_rates() -> None:
     empty = Timings()
     assert (empty.prefill_tok_s, empty.decode_tok_s, empty.acceptance_rate, empty.context_tokens) == (None,) * 3 + (0,)
+
+
+def test_the_time_of_a_load_is_divided_into_its_stages() -> None:
+    stages = Stages()
+    for name, now in (("files", 10.0), ("weights", 10.5), ("kernels", 12.5), ("weights", 13.0)):
+        stages.begin(name, now)
+    assert stages.end(13.25) == {"files": 0.5, "weights": 2.25, "kernels": 0.5}
+    assert stages.end(20.0) == {"files": 0.5, "weights": 2.25, "kernels": 0.5}

@@ -17,7 +17,24 @@ from runner.config import LoadOptions, SamplingParams
 from runner.errors import ContextOverflow, UsageError
 from runner.types import CancelToken, MemoryUse, ModelInfo, ReadyModel
 
-LoadProgress = Callable[[float], None]
+
+@dataclass(frozen=True, slots=True)
+class Compiling:
+    """`done` of `total` kernels are compiled: what a machine does once for a kind of model."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """The next stage of a load begins: for who asks where its time goes."""
+
+    stage: str
+
+
+LoadProgress = Callable[[float | Compiling | Began], None]
+"""Hears how far a load is: the fraction of the weights, from 0 to 1, and what else there is to tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +135,7 @@ class BackendModule(Protocol):
         ...
 
     def load(self, model: ReadyModel, options: LoadOptions, on_progress: LoadProgress, cancel: CancelToken) -> Backend:
-        """Load it; on_progress gets fractions from 0 to 1. A set cancel token raises RunnerError("cancelled")."""
+        """Load it; see LoadProgress. A set cancel token raises RunnerError("cancelled")."""
         ...
 
 

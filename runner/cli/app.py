@@ -50,6 +50,7 @@ COMMANDS: dict[str, Entry] = {
     "ps": Entry("runner.cli.ps", "ps", "List the models that are loaded now."),
     "quantize": Entry("runner.cli.quantize", "quantize", "Make a model smaller: four bits unless you say otherwise."),
     "eval": Entry("runner.cli.eval", "evaluate", "Measure perplexity, and how far a model is from its reference."),
+    "bench": Entry("runner.cli.bench", "app", "Measure how fast a model runs here, and compare runs."),
     "explain": Entry("runner.cli.explain", "explain", "Say how a model would run here, and why."),
     "doctor": Entry("runner.cli.doctor", "doctor", "Check this machine and say what to mend."),
     "config": Entry("runner.cli.config", "app", "Show settings, and where each value comes from."),

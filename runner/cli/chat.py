@@ -134,15 +134,17 @@ class _Setup:
 
 def _run(setup: _Setup) -> int:
     """Load the model, chat until the user leaves; returns the exit code."""
-    from runner.cli.live import silent_keys
-    from runner.cli.loading import Loader
-    from runner.cli.repl import Repl
-    from runner.conversation import Conversation
     from runner.engine_process import EngineProcess
 
     make_params = setup.settings.sampling_params
     make_params({}, setup.own_params)  # a wrong value is better said before a model is loaded
     with _ended_by_signals(), EngineProcess(setup.paths) as engine:
+        engine.start()  # it imports what it needs while this process does
+        from runner.cli.live import silent_keys
+        from runner.cli.loading import Loader
+        from runner.cli.repl import Repl
+        from runner.conversation import Conversation
+
         loader = Loader(engine, setup.model, setup.load_options, offline=setup.is_offline)
         # The prompt's library takes a tenth of a second to import: while the engine loads, that costs nothing.
         threading.Thread(target=import_module, args=["runner.cli.terminal"], daemon=True).start()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from runner.cli import render
-from runner.cli.measures import binary_size, decimal_size, short_count
+from runner.measures import binary_size, decimal_size, short_count
 
 if TYPE_CHECKING:
     from runner.config import LoadOptions

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from runner.engine_process import EngineProcess
     from runner.events import Loaded, LoadEvent, Notice
 
-_LABELS = {"download": "Downloading", "load": "Loading", "prefill": "Reading"}
+_LABELS = {
+    "download": "Downloading",
+    "load": "Loading",
+    "compile": "Compiling kernels, once per machine",
+    "prefill": "Reading",
+}
 _PATIENCE_S = 0.4  # what is done sooner needs no bar
 
 

@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TextIO
 
-from runner.cli.measures import binary_size, clip, decimal_size, duration, short_count, text_width, wrap
 from runner.errors import RunnerError, UsageError
+from runner.measures import binary_size, clip, decimal_size, duration, short_count, text_width, wrap
 from runner.safe_text import safe_line, safe_text
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "murmur",
     "narrate",
     "paint",
+    "painted",
     "say",
     "short_count",
     "stream",
@@ -141,6 +142,14 @@ def stream(text: str) -> None:
 def control(sequence: str) -> None:
     """A control sequence of our own on stdout, as it stands. Only for terminals, and never with text from outside."""
     _write(sys.stdout, sequence)
+
+
+def painted(lines: Iterable[Sequence[tuple[str, Colour | None]]], stream: TextIO | None = None) -> None:
+    """Lines whose pieces have colours, on `stream` (stdout when not given), with --quiet too."""
+    out = sys.stdout if stream is None else stream
+    for line in lines:
+        pieces = [(safe_line(text), colour) for text, colour in line]
+        _write(out, "".join(text if colour is None else paint(text, colour, out) for text, colour in pieces) + "\n")
 
 
 def _json_line(value: Mapping[str, Any], indent: int | None = None) -> str:

@@ -169,7 +169,7 @@ class _OneShot:
         from runner.cli.answer import AnswerView
         from runner.cli.interrupt import Interruptible
         from runner.cli.live import Live
-        from runner.cli.status_text import summary
+        from runner.cli.status_text import load_summary, summary
 
         view = AnswerView(Live(is_wanted=False), has_thoughts=has_thoughts and render.is_terminal(sys.stderr))
         with Interruptible(self._engine) as interrupted:
@@ -187,6 +187,7 @@ class _OneShot:
             render.narrate("The answer is cut off at --max-tokens.")
         if verbose:
             render.say(summary(finished.timings, finished.n_ctx))
+            render.say(load_summary(self._loaded))
             render.say(f"{self._loaded.info.backend}: {self._loaded.reason} · seed {finished.seed}")
         return _INTERRUPTED if finished.reason == "cancelled" else 0
 

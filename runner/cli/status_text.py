@@ -8,11 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 from runner.cli.render import duration, short_count
-from runner.events import Progress
+from runner.events import Loaded, Progress
 from runner.telemetry import Timings
 from runner.wire import to_plain
 
 SEPARATOR = " · "
+_SHORTEST_S = 0.005  # a stage that took less is not worth a word
 
 
 def rate(tok_s: float) -> str:
@@ -49,6 +50,13 @@ def answer_status(timings: Timings, n_ctx: int) -> str:
     parts.append(f"context {context_used(timings.context_tokens, n_ctx)}")
     parts.append(f"{timings.completion_tokens} tokens")
     return SEPARATOR.join(parts)
+
+
+def load_summary(loaded: Loaded) -> str:
+    """What loading took, and what of it, for -v."""
+    total = max(loaded.load_s, sum(loaded.stages.values()))
+    parts = [f"{name} {duration(seconds)}" for name, seconds in loaded.stages.items() if seconds >= _SHORTEST_S]
+    return SEPARATOR.join([f"load {duration(total)}", *parts])
 
 
 def summary(timings: Timings, n_ctx: int) -> str:

@@ -102,6 +102,7 @@ def main() -> None:
     asked = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     paths = from_plain(Paths, asked["paths"])
+    os.environ.setdefault("TRITON_CACHE_DIR", str(paths.kernels))  # unless the user keeps them elsewhere
     start_logging(paths)
 
     def send(message: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from runner.model_config.shape import CacheKind, LayerCache, Shape
 from runner.types import BackendName, Device, MemoryUse
 
 _KV_BYTES: Final[Mapping[KvType, float]] = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}
+_PREFILL_BLOCK: Final = 256 * 2**20  # runner.kernels.gemm.BLOCK_BYTES, which is not imported: it would import torch
 _SPARE: Final = 256 * 2**20  # what drivers and libraries take for themselves on a GPU
 
 
@@ -143,7 +144,9 @@ def _need(
     need = MemoryUse(
         weights_bytes=_weights_bytes(facts, backend, on_gpu=on_gpu),
         kv_cache_bytes=sum(part.size_bytes for part in parts),
-        workspace_bytes=workspace(facts.shape, options.batch_size, cells) if workspace else 0,
+        workspace_bytes=workspace(facts.shape, options.chunk(is_native_gpu=backend == "native" and on_gpu), cells, on_gpu)
+        if workspace
+        else 0,
     )
     return need, parts
 
@@ -182,7 +185,7 @@ def _cache_bytes(cache: LayerCache, cells: int, per_element: float, *, is_window
     return round(cache.elements(cells, is_window_whole=is_window_whole) * per_element) + cache.state_bytes
 
 
-def _llamacpp_workspace(shape: Shape, batch_size: int, cells: int) -> int:
+def _llamacpp_workspace(shape: Shape, batch_size: int, cells: int, _on_gpu: bool) -> int:
     """A bound for one prefill chunk: its logits and about eight activations in float32, a mask for each kind of window.
 
     llama.cpp's allocator reuses what is no longer needed: it took 0.5 to 0.97 of this on six small models, at contexts
@@ -192,9 +195,19 @@ def _llamacpp_workspace(shape: Shape, batch_size: int, cells: int) -> int:
     return batch_size * (4 * (shape.vocab_size + 8 * shape.hidden_size) + 2 * masks * cells)
 
 
-def _native_workspace(shape: Shape, batch_size: int, _cells: int) -> int:
-    """A bound: float32 activations of one prefill chunk, and the logits of its last token alone."""
-    return 4 * (batch_size * 14 * shape.hidden_size + shape.vocab_size)
+def _native_workspace(shape: Shape, batch_size: int, _cells: int, on_gpu: bool) -> int:
+    """A bound: float32 activations of one prefill chunk, and the logits of its last token alone.
+
+    On a GPU also a matrix as bfloat16, and its product in float32, both of which are cut where they would take more
+    than _PREFILL_BLOCK. A matrix is at most all that a token passes through in a layer.
+    """
+    activations = 4 * (batch_size * 14 * shape.hidden_size + shape.vocab_size)
+    if not on_gpu:
+        return activations
+    embedding = shape.vocab_size * shape.hidden_size
+    matrix = max(0, shape.num_active_parameters - embedding) // max(1, shape.num_layers)
+    product = 4 * batch_size * (matrix // max(1, shape.hidden_size))
+    return activations + min(_PREFILL_BLOCK, 2 * matrix) + min(_PREFILL_BLOCK, product)
 
 
 def _layers_on_gpu(need: MemoryUse, available: int, num_layers: int) -> int:

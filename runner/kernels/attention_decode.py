@@ -15,11 +15,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels.attention import TYPES, check_query, fold_tile, multiplied_in, tile_positions
 from runner.kernels.compile import Variant
 from runner.kernels.kv_layer import LayerCache
-from runner.kernels.values import MOST_ROWS, OPTIONS, is_nvidia
+from runner.kernels.values import MOST_ROWS, OPTIONS, has_pdl, is_nvidia, pdl_option
 
 
 @triton.jit
@@ -33,8 +34,11 @@ def _seen_range(start, m, window, capacity):
 def _attend_split(
     q, keys, values, key_scale, value_scale, start, tops, totals, mixes, scale, window, capacity, n_splits,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr,
-    QUERIES: tl.constexpr, TILE: tl.constexpr, TYPE: tl.constexpr, PRODUCTS: tl.constexpr,
+    QUERIES: tl.constexpr, TILE: tl.constexpr, TYPE: tl.constexpr, PRODUCTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     m = tl.program_id(0)
     PER_GROUP: tl.constexpr = H // G
     PARTS: tl.constexpr = (PER_GROUP + QUERIES - 1) // QUERIES
@@ -74,7 +78,11 @@ def _attend_split(
 def _combine(
     tops, totals, mixes, sinks, start, out, window, capacity, n_splits,
     H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     m = tl.program_id(0)
     h = tl.program_id(1)
     first, last = _seen_range(start, m, window, capacity)
@@ -121,17 +129,19 @@ def attend_rows(
     reach = _NO_WINDOW if window is None else window
     per_group = num_heads // cache.num_kv_heads
     block_d = max(16, triton.next_power_of_2(d))
+    pdl = has_pdl(q)
     shape = _shape(per_group, block_d, multiplied_in(q, cache) if is_nvidia(q) else None)
     # Rows are neighbours in the grid: they read the same keys and values, the first from memory, the others from L2.
     _attend_split[(n_rows, cache.num_kv_heads * triton.cdiv(per_group, shape["QUERIES"]), n_splits)](
         q, cache.keys, cache.values, cache.key_scale, cache.value_scale, start, tops, totals, mixes,
         scale, reach, cache.capacity, n_splits,
         H=num_heads, G=cache.num_kv_heads, D=d, BLOCK_D=block_d, SPLIT=_SPLIT, **shape,
-        num_warps=_WARPS, num_stages=_STAGES, **OPTIONS,
+        PDL=pdl, num_warps=_WARPS, num_stages=_STAGES, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     _combine[(n_rows, num_heads)](
         tops, totals, mixes, sinks, start, out, reach, cache.capacity, n_splits,
-        H=num_heads, D=d, BLOCK_D=block_d, SPLIT=_SPLIT, TILE=_COMBINED, num_warps=_WARPS, **OPTIONS,
+        H=num_heads, D=d, BLOCK_D=block_d, SPLIT=_SPLIT, TILE=_COMBINED, PDL=pdl, num_warps=_WARPS,
+        **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return out
 
@@ -175,6 +185,7 @@ def variants() -> Iterator[Variant]:
                 "H": h, "G": g, "D": d, "BLOCK_D": block_d, "SPLIT": _SPLIT, **_shape(h // g, block_d, None),
             },
             nvidia_constants=_shape(h // g, block_d, torch.bfloat16),
+            has_pdl=True,
             num_warps=_WARPS,
             num_stages=_STAGES,
         )  # fmt: skip
@@ -184,5 +195,6 @@ def variants() -> Iterator[Variant]:
             kernel=_combine,
             signature={"out": "*bf16", "sinks": sinks, **partial, **sizes},
             constants={"H": 32, "D": 128, "BLOCK_D": 128, "SPLIT": _SPLIT, "TILE": _COMBINED},
+            has_pdl=True,
             num_warps=_WARPS,
         )

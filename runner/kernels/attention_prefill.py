@@ -100,7 +100,8 @@ def _library(q: Tensor, cache: LayerCache, start: int, scale: float) -> Tensor:
         q.transpose(0, 1)[None],
         cache.keys[None, :, :stop],
         cache.values[None, :, :stop],
-        attn_mask=causal_lower_right(len(q), stop),
+        attn_mask=causal_lower_right(len(q), stop) if start else None,
+        is_causal=start == 0,
         scale=scale,
         enable_gqa=q.shape[1] != cache.num_kv_heads,
     )

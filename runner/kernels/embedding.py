@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from runner.kernels.compile import Variant
-from runner.kernels.grids import load_level, scale_value, table
+from runner.kernels.grids import fragment_level, load_level, scale_value, table
 from runner.kernels.pack import dequantize_ref
 from runner.kernels.rotate import rotated
 from runner.kernels.values import OPTIONS, Matrix, Squares
@@ -57,17 +57,26 @@ def _embed_dense(tokens, w, h, parts, V, K, n_spans, factor, SPAN: tl.constexpr)
 
 @triton.jit
 def _embed_packed(
-    tokens, packed, scale, row_scale, levels, signs, h, parts, V, K, n_spans, factor,
-    FORMAT: tl.constexpr, WORDS: tl.constexpr, SIZE: tl.constexpr, SPAN: tl.constexpr,
+    tokens, packed, high, scale, row_scale, levels, signs, h, parts, V, K, n_spans, factor,
+    FORMAT: tl.constexpr, WORDS: tl.constexpr, SIZE: tl.constexpr, SPAN: tl.constexpr, FRAGMENTS: tl.constexpr,
 ):  # fmt: skip
     span, row = tl.program_id(0), tl.program_id(1)
     k = span * SPAN + tl.arange(0, SPAN)
     n_groups = K // 32
     token = tl.load(tokens + row)
     ok = k < _width(token, V, K)
-    group = packed + token * (WORDS * n_groups) + k // 32
-    level = load_level(group, n_groups, ok, levels, k % 32 // 4, k % 4, FORMAT)
-    unit = scale_value(tl.load(scale + token * n_groups + k // 32, mask=ok, other=0))
+    if FRAGMENTS:
+        # See fragments.py: tile, pair, row of the tile, word of the group; the group and half of the tile last.
+        place = ((token // 16 * (K // 64) + k // 64) * 8 + token % 8) * 4
+        part = k // 32 % 2 * 2 + token % 16 // 8
+        word = (place + k % 16 // 4) * 4 + part
+        level = fragment_level(packed + word, high + word, ok, levels, k % 32 // 16, k % 4, FORMAT)
+        code = tl.load(scale + place + part, mask=ok, other=0)
+    else:
+        group = packed + token * (WORDS * n_groups) + k // 32
+        level = load_level(group, n_groups, ok, levels, k % 32 // 4, k % 4, FORMAT)
+        code = tl.load(scale + token * n_groups + k // 32, mask=ok, other=0)
+    unit = scale_value(code)
     unit *= tl.load(row_scale + token + tl.zeros_like(k), mask=ok, other=0.0)
     # No block has elements on both sides of K, so the NaNs beyond it go no further.
     value = rotated(tl.where(ok, level.to(tl.float32) * unit, float("nan")), signs, SIZE, SPAN)
@@ -83,6 +92,7 @@ def embed(tokens: Tensor, w: Matrix, factor: float, eps: float) -> tuple[Tensor,
     n_rows, (vocabulary, k) = len(tokens), w.shape
     assert tokens.dtype == torch.int64
     assert tokens.is_contiguous()
+    assert isinstance(w, Tensor) or not w.pair
     n_spans = triton.cdiv(k, _SPAN)
     h = torch.empty(n_rows, k, dtype=torch.float32, device=tokens.device)
     parts = torch.empty(n_rows, n_spans, dtype=torch.float32, device=tokens.device)
@@ -92,9 +102,10 @@ def embed(tokens: Tensor, w: Matrix, factor: float, eps: float) -> tuple[Tensor,
         _embed_dense[(n_spans, n_rows)](tokens, w, h, parts, vocabulary, k, n_spans, factor, **options)
     else:
         _embed_packed[(n_spans, n_rows)](
-            tokens, w.packed, w.scale, w.row_scale, table(tokens.device), _inverse_signs(w.rotation, tokens.device),
+            tokens, w.packed, w.packed if w.high is None else w.high, w.scale, w.row_scale, table(tokens.device),
+            _inverse_signs(w.rotation, tokens.device),
             h, parts, vocabulary, k, n_spans, factor,
-            FORMAT=w.format, WORDS=w.packed.shape[1], SIZE=w.rotation, **options,
+            FORMAT=w.format, WORDS=w.packed.shape[1], SIZE=w.rotation, FRAGMENTS=w.layout == "fragments", **options,
         )  # fmt: skip
     return h, Squares(parts=parts, size=k, eps=eps)
 
@@ -118,13 +129,14 @@ def variants() -> Iterator[Variant]:
         constants={"SPAN": _SPAN},
         num_warps=_WARPS,
     )
-    yield Variant(
-        name="embed_packed mq6 r256",
-        kernel=_embed_packed,
-        signature={
-            "tokens": "*i64", "packed": "*i32", "scale": "*u8", "row_scale": "*fp32", "levels": "*i32",
-            "signs": "*fp32", **rows,
-        },
-        constants={"FORMAT": "mq6", "WORDS": 6, "SIZE": 256, "SPAN": _SPAN},
-        num_warps=_WARPS,
-    )  # fmt: skip
+    for layout in ("planes", "fragments"):
+        yield Variant(
+            name=f"embed_packed mq6 r256 {layout}",
+            kernel=_embed_packed,
+            signature={
+                "tokens": "*i64", "packed": "*i32", "high": "*i32" if layout == "planes" else "*i16", "scale": "*u8",
+                "row_scale": "*fp32", "levels": "*i32", "signs": "*fp32", **rows,
+            },
+            constants={"FORMAT": "mq6", "WORDS": 6, "SIZE": 256, "SPAN": _SPAN, "FRAGMENTS": layout == "fragments"},
+            num_warps=_WARPS,
+        )  # fmt: skip

@@ -8,10 +8,10 @@ A program is a Triton function `program(lo, hi, rows, row_ok, n, n2, n_ok, tile,
     tile     the number of the tile along N, for partial results
     args     the program's own tensors and numbers, CONFIG its constants (tuples)
 
-It is passed to a product as a constant, and every product can carry every program: gemv_packed.py, gemv_dense.py and
-gemm.py call the same ones. What they share are the primitives `p_...`. A tile's row is computed alone: no primitive
-mixes rows, so a row has the same bits whatever its neighbours are. This file knows no weights and no launches; the
-references of whole operations are in matmul.py.
+It is passed to a product as a constant, and every product of few rows can carry every program (gemv_*.py); after a
+product of the library apply_epilogue.py runs it. What they share are the primitives `p_...`. A tile's row is computed
+alone: no primitive mixes rows, so a row has the same bits whatever its neighbours are. This file knows no weights and
+no launches; the references of whole operations are in matmul.py.
 """
 
 from __future__ import annotations
@@ -89,6 +89,13 @@ def store(lo, hi, rows, row_ok, n, n2, n_ok, tile, args, CONFIG: tl.constexpr):
     out, width, norm, bias = args
     lo, hi = p_scaled(lo, hi, rows, row_ok, n, n2, n_ok, norm, bias, CONFIG)
     p_store(out, lo, rows, row_ok, n, n_ok, width)
+
+
+@triton.jit
+def store_part(lo, hi, rows, row_ok, n, n2, n_ok, tile, args, CONFIG: tl.constexpr):
+    """out [M, parts, width] = acc, of part number `tile`. args: out, width. CONFIG: parts."""
+    out, width = args
+    p_store(out, lo, rows * CONFIG[0] + tile, row_ok, n, n_ok, width)
 
 
 @triton.jit
@@ -177,6 +184,8 @@ _NORM = ("*fp32", "fp32", "fp32")
 
 def signature(program: Any, dtype: str) -> tuple[Any, ...]:
     """The Triton types of a program's `args` when it stores `dtype` ("*bf16")."""
+    if program is store_part:
+        return "*fp32", "i32"
     tiles = {
         store: (),
         gate: (),

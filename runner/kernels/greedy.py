@@ -11,9 +11,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels.compile import Variant
-from runner.kernels.values import OPTIONS
+from runner.kernels.values import OPTIONS, has_pdl, pdl_option
 
 NO_TOKEN = tl.constexpr(2147483647)  # more than every id
 
@@ -31,7 +32,10 @@ def is_finite(x):
 
 
 @triton.jit
-def _greedy(maxima, arguments, out, n_tiles, CHUNK: tl.constexpr):
+def _greedy(maxima, arguments, out, n_tiles, CHUNK: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     m = tl.program_id(0).to(tl.int64)
     best = tl.full((CHUNK,), -float("inf"), tl.float32)
     token = tl.full((CHUNK,), NO_TOKEN, tl.int32)
@@ -60,8 +64,11 @@ def greedy_from_tiles(maxima: Tensor, arguments: Tensor) -> Tensor:
     assert (maxima.dtype, arguments.dtype) == (torch.float32, torch.int32)
     assert maxima.is_contiguous()
     assert arguments.is_contiguous()
+    pdl = has_pdl(maxima)
     out = torch.empty(n_rows, dtype=torch.int64, device=maxima.device)
-    _greedy[(n_rows,)](maxima, arguments, out, n_tiles, CHUNK=_CHUNK, num_warps=_WARPS, **OPTIONS)
+    _greedy[(n_rows,)](
+        maxima, arguments, out, n_tiles, CHUNK=_CHUNK, PDL=pdl, num_warps=_WARPS, **pdl_option(pdl), **OPTIONS
+    )
     return out
 
 
@@ -75,4 +82,5 @@ def variants() -> Iterator[Variant]:
         signature={"maxima": "*fp32", "arguments": "*i32", "out": "*i64", "n_tiles": "i32"},
         constants={"CHUNK": _CHUNK},
         num_warps=_WARPS,
+        has_pdl=True,
     )

@@ -29,15 +29,19 @@ def words_of_group(form: GridFormat) -> int:
     return form.bits * form.group_size // 32
 
 
-def _look_up() -> str:
+def _look_up(*, is_in_order: bool) -> str:
     """PTX: eight nibbles of $2 to their levels: those of the low nibbles in $0, those of the high ones in $1.
 
-    PRMT picks four bytes of eight by the low three bits of four nibbles, from each half of the table; a second one
-    picks between the halves by bit 3. That leaves low and high nibbles alternating, which the last two part.
+    PRMT picks four bytes of eight by the low three bits of four nibbles, from each half of the table; a third one
+    picks between the halves by bit 3. That leaves the nibbles in their order, which two more part; where the word is in
+    the order of fragments.py, nothing is left to do.
     """
     words = [int.from_bytes(bytes(level & 255 for level in MQ4.levels[i : i + 4]), "little") for i in (0, 4, 8, 12)]
     tables = " ".join(f"mov.b32 t{i}, {word:#x};" for i, word in enumerate(words))
     half = "prmt.b32 a, t0, t1, s; prmt.b32 b, t2, t3, s; prmt.b32 {}, a, b, m;"
+    end = (
+        "mov.b32 $0, u; mov.b32 $1, v; }" if is_in_order else "prmt.b32 $0, u, v, 0x6420; prmt.b32 $1, u, v, 0x7531; }"
+    )
     return (
         "{ .reg .b32 s, m, a, b, u, v, t0, t1, t2, t3; "
         + tables
@@ -45,11 +49,12 @@ def _look_up() -> str:
         + half.format("u")
         + " shr.u32 s, s, 16; shr.u32 m, m, 16; "
         + half.format("v")
-        + " prmt.b32 $0, u, v, 0x6420; prmt.b32 $1, u, v, 0x7531; }"
+        + end
     )
 
 
-LOOK_UP = tl.constexpr(_look_up())
+LOOK_UP = tl.constexpr(_look_up(is_in_order=False))
+LOOK_UP_IN_ORDER = tl.constexpr(_look_up(is_in_order=True))
 LOW_NIBBLES = tl.constexpr(0x0F0F0F0F)
 LOW_PAIRS = tl.constexpr(0x03030303)
 TOP_BITS = tl.constexpr(-0x7F7F7F80)  # 0x80 in each byte, as an int32
@@ -110,6 +115,20 @@ def load_level(group, stride, ok, levels, quad, i, FORMAT: tl.constexpr):
         return 2 * index - (UNIFORM_4 & 255)
     more = tl.load(group + (4 + quad // 4) * stride, mask=ok, other=0)
     index |= ((more >> (8 * i + 2 * (quad % 4))) & 3) << 4
+    return 2 * index - (UNIFORM_6 & 255)
+
+
+@triton.jit
+def fragment_level(word, high, ok, levels, half, i, FORMAT: tl.constexpr):
+    """The level, int32, of element i of the low (half 0) or the high quad of words in the order of fragments.py."""
+    bits = tl.load(word, mask=ok, other=0)
+    if FORMAT == "mq4":
+        return tl.load(levels + ((bits >> (4 * i + 16 * half)) & 15))
+    index = (bits >> (8 * i + 4 * half)) & 15
+    if FORMAT == "mq4-uniform":
+        return 2 * index - (UNIFORM_4 & 255)
+    more = tl.load(high, mask=ok, other=0).to(tl.int32)
+    index |= ((more >> (2 * i + 8 * half)) & 3) << 4
     return 2 * index - (UNIFORM_6 & 255)
 
 

@@ -13,10 +13,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels.compile import Variant
 from runner.kernels.kv_layer import LARGEST_LEVEL, LayerCache, write_ref
-from runner.kernels.values import OPTIONS
+from runner.kernels.values import OPTIONS, has_pdl, pdl_option
 
 HeadNorm = Literal["none", "head", "row"]
 """What is normed together: nothing, the D elements of a head (Qwen3, Gemma 3), all heads of q or of k (OLMo 2)."""
@@ -134,8 +135,11 @@ def _append(value, d, kept, kept_scale, g, position, capacity, D: tl.constexpr, 
 def _place_heads(
     qkv, cos, sin, q_gain, k_gain, start, q, keys, values, key_scale, value_scale, capacity, eps,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
-    LARGEST: tl.constexpr, BLOCK: tl.constexpr, BLOCK_ROW: tl.constexpr,
+    LARGEST: tl.constexpr, BLOCK: tl.constexpr, BLOCK_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     m = tl.program_id(0)
     n = tl.program_id(1)
     d = tl.arange(0, BLOCK)
@@ -185,12 +189,14 @@ def place_heads(
     for gain, n in ((q_gain, num_heads), (k_gain, cache.num_kv_heads)):
         size = None if gain is None else gain.numel()
         assert size == {"none": None, "head": d, "row": n * d}[norm], (norm, size)
+    pdl = has_pdl(qkv)
     q = torch.empty(n_rows, num_heads, d, dtype=qkv.dtype, device=qkv.device)
     _place_heads[(n_rows, heads)](
         qkv, cos, sin, q_gain, k_gain, start, q,
         cache.keys, cache.values, cache.key_scale, cache.value_scale, cache.capacity, eps,
         H=num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=norm, LARGEST=LARGEST_LEVEL,
-        BLOCK=triton.next_power_of_2(d), BLOCK_ROW=_BLOCK_ROW, num_warps=_WARPS, **OPTIONS,
+        BLOCK=triton.next_power_of_2(d), BLOCK_ROW=_BLOCK_ROW, PDL=pdl, num_warps=_WARPS,
+        **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return q
 
@@ -219,5 +225,6 @@ def variants() -> Iterator[Variant]:
                 **dict(zip(("H", "G", "D", "HALF"), heads, strict=True)), "NORM": norm, "LARGEST": LARGEST_LEVEL,
                 "BLOCK": triton.next_power_of_2(heads[2]), "BLOCK_ROW": _BLOCK_ROW,
             },
+            has_pdl=True,
             num_warps=_WARPS,
         )  # fmt: skip

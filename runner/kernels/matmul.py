@@ -1,4 +1,4 @@
-"""The products of a decoder with what follows them: x @ w.T and an epilogue program, in one kernel.
+"""The products of a decoder with what follows them: x @ w.T and an epilogue program.
 
 Which kernel runs follows from the weights and from the number of rows: packed or dense, up to 16 rows or more. Up to 16
 rows, row m has the same bits whatever M is. Each operation stands beside its reference. A new fusion is a program in
@@ -6,8 +6,8 @@ epilogues.py, and here a reference and a launcher of ten lines. It knows no mode
 
 Activations x of M rows come as the weights want them, from rotate.py:
     dense weights               [M, K], contiguous
-    packed weights, M <= 16     Int8Rows, rotated
-    packed weights, M > 16      planes [M, 32, K / 32], rotated
+    packed weights, few rows    Int8Rows or, where the weights are in fragments, Int8Fragments, rotated
+    packed weights, more rows   [M, K], rotated
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from runner.kernels import epilogues
+from runner.kernels.add_parts import Reader, add_parts, reads_parts
+from runner.kernels.fragments import activation_rows
 from runner.kernels.gemm import Gemm
 from runner.kernels.gemv_dense import GemvDense
+from runner.kernels.gemv_fragments import GemvFragments
 from runner.kernels.gemv_packed import GemvPacked
 from runner.kernels.pack import dequantize_ref
-from runner.kernels.values import MOST_ROWS, Int8Rows, Matrix, Squares, rstd_ref
+from runner.kernels.row_blocks import RowBlocks, row_blocks
+from runner.kernels.values import MOST_ROWS, Int8Fragments, Int8Rows, Matrix, PackedMatrix, Squares, rstd_ref
 
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
-Rows = Tensor | Int8Rows
+Rows = Tensor | Int8Rows | Int8Fragments
 
 
 # --- references ------------------------------------------------------------------------------------------------------
@@ -42,6 +46,8 @@ def product_ref(x: Rows, w: Matrix) -> Tensor:
 
 def dense_rows(x: Rows) -> Tensor:
     """Activations in natural order [M, K]."""
+    if isinstance(x, Int8Fragments):
+        return activation_rows(x)
     if isinstance(x, Int8Rows):
         levels = x.words.transpose(1, 2).contiguous().view(torch.int8).view(len(x.words), -1, 32)
         return (levels.float() * x.scale[:, :, None]).flatten(1)
@@ -140,6 +146,17 @@ def linear_gated(
     return out
 
 
+def linear_residual_for(
+    x: Rows, w: Matrix, h: Tensor, reader: Reader, *, bias: Tensor | None = None, eps: float
+) -> tuple[Squares, Int8Fragments | None]:
+    """linear_residual, and the new h as `reader` wants it, without its norm's factor; None where it must ask for it."""
+    if not isinstance(x, Int8Fragments) or not reads_parts(reader):
+        return linear_residual(x, w, h, bias=bias, eps=eps), None
+    assert isinstance(w, PackedMatrix)
+    sums, rows = add_parts(h, GemvFragments(x=x, w=w, pair=0).parts(), bias, reader)
+    return Squares(parts=sums, size=w.shape[0], eps=eps), rows
+
+
 @dataclass(frozen=True, kw_only=True)
 class Logits:
     """Logits [M, N] float32, and of each tile of columns t: the largest [M, T], the lowest id that has it [M, T] int32,
@@ -172,14 +189,18 @@ def linear_logits(x: Rows, w: Matrix, *, squares: Squares | None) -> Logits:
 # --- which kernel ----------------------------------------------------------------------------------------------------
 
 
-def product(x: Rows, w: Matrix, *, pair: int = 0) -> GemvPacked | GemvDense | Gemm:
+def product(x: Rows, w: Matrix, *, pair: int = 0) -> GemvFragments | GemvPacked | GemvDense | Gemm | RowBlocks:
     """x @ w.T, to be `run` with an epilogue program. pair: the rows of w come in pairs (n, n + pair), see columns."""
-    if isinstance(x, Int8Rows):
-        assert not isinstance(w, Tensor), "int8 activations are for packed weights"
+    if isinstance(x, Tensor):
+        is_few = isinstance(w, Tensor) and len(x) <= MOST_ROWS
+        return GemvDense(x=x, w=w, pair=pair) if is_few else Gemm(x=x, w=w, pair=pair)  # type: ignore[arg-type]
+    assert not isinstance(w, Tensor), "int8 activations are for packed weights"
+    if isinstance(x, Int8Fragments):
+        return GemvFragments(x=x, w=w, pair=pair)
+    if x.shape[0] <= MOST_ROWS:
         return GemvPacked(x=x, w=w, pair=pair)
-    if isinstance(w, Tensor) and len(x) <= MOST_ROWS:
-        return GemvDense(x=x, w=w, pair=pair)
-    return Gemm(x=x, w=w, pair=pair)
+    launches = tuple(GemvPacked(x=block, w=w, pair=pair) for block in row_blocks(x))
+    return RowBlocks(num_rows=x.shape[0], launches=launches)
 
 
 def _device(w: Matrix) -> torch.device:

@@ -1,8 +1,10 @@
 """Products of many rows with the experts that each takes, on tensor cores: blocks of pairs of one expert.
 
 The pairs come sorted by expert (moe_groups.py). How many blocks there are follows from the counts, which are on the
-device: a program finds its block in them, and those beyond the last one end at once. Weights and activations are those
-of gemm.py, the rows of expert e from e * N on. The references are in moe_matmul.py.
+device: a program finds its block in them, and those beyond the last one end at once. The rows of expert e are those of
+the weights from e * N on. Packed weights become the type of the activations on their way, rounded once; for these, the
+activations come in planes [M, 32, K / 32], so that a step multiplies 32 slices of neighbouring groups, each slice one
+element of every group. The references are in moe_matmul.py.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def _block_of(counts, block, E, EXPERTS: tl.constexpr, BM: tl.constexpr):
 
 @triton.jit
 def _dense(w, x, w_row, w_ok, rows, row_ok, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """See gemm.py."""
+    """x @ w.T [BM, BN] of dense weights."""
     acc = tl.zeros((BM, BN), tl.float32)
     for first in range(0, K, BK):
         k = first + tl.arange(0, BK)
@@ -56,7 +58,7 @@ def _packed(
     w, x, w_row, w_ok, rows, row_ok, n_groups,
     FORMAT: tl.constexpr, WORDS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BG: tl.constexpr,
 ):  # fmt: skip
-    """See gemm.py."""
+    """x @ w.T [BM, BN] of packed weights."""
     packed, scale, row_scale, levels = w
     acc = tl.zeros((BM, BN), tl.float32)
     for first in range(0, n_groups, BG):

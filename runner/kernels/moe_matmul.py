@@ -19,13 +19,16 @@ from torch import Tensor
 
 from runner.kernels.compile import Variant
 from runner.kernels.epilogues import ACTIVATIONS
-from runner.kernels.matmul import Activation, Rows, dense_rows, gate_ref
+from runner.kernels.matmul import Activation, dense_rows, gate_ref
 from runner.kernels.moe_gemm import Gemm
 from runner.kernels.moe_gemv import Gemv
 from runner.kernels.moe_groups import Groups, group_pairs
 from runner.kernels.moe_pairs import gate_pairs, store_pairs
 from runner.kernels.pack import dequantize_ref
 from runner.kernels.values import MOST_ROWS, OPTIONS, Int8Rows, Matrix, Squares, rstd_ref
+
+MoeRows = Tensor | Int8Rows
+"""Activations as experts' matrices want them: those stay in planes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +55,7 @@ def dispatch(weights: Tensor, experts: Tensor, num_experts: int) -> Dispatch:
 
 
 def moe_linear_ref(
-    x: Rows, w: Matrix, to: Dispatch, *, bias: Tensor | None, squares: Squares | None, dtype: torch.dtype
+    x: MoeRows, w: Matrix, to: Dispatch, *, bias: Tensor | None, squares: Squares | None, dtype: torch.dtype
 ) -> Tensor:
     """See moe_linear."""
     rows = dense_rows(x).float()
@@ -63,7 +66,7 @@ def moe_linear_ref(
 
 
 def moe_linear_gated_ref(
-    x: Rows,
+    x: MoeRows,
     w: Matrix,
     to: Dispatch,
     activation: Activation,
@@ -77,7 +80,7 @@ def moe_linear_gated_ref(
     return gate_ref(gate, up, activation).to(dtype)
 
 
-def moe_linear_residual_ref(x: Rows, w: Matrix, to: Dispatch, h: Tensor, *, bias: Tensor | None) -> Tensor:
+def moe_linear_residual_ref(x: MoeRows, w: Matrix, to: Dispatch, h: Tensor, *, bias: Tensor | None) -> Tensor:
     """The new h; see moe_linear_residual."""
     y = _products_ref(dense_rows(x).float(), w, to, bias).view(*to.experts.shape, -1)
     return h + (y * to.weights[:, :, None]).sum(1)
@@ -95,7 +98,7 @@ def _products_ref(rows: Tensor, w: Matrix, to: Dispatch, bias: Tensor | None) ->
 
 
 def moe_linear(
-    x: Rows,
+    x: MoeRows,
     w: Matrix,
     to: Dispatch,
     *,
@@ -111,7 +114,7 @@ def moe_linear(
 
 
 def moe_linear_gated(
-    x: Rows,
+    x: MoeRows,
     w: Matrix,
     to: Dispatch,
     activation: Activation,
@@ -125,7 +128,7 @@ def moe_linear_gated(
 
 
 def moe_linear_residual(
-    x: Rows, w: Matrix, to: Dispatch, h: Tensor, *, bias: Tensor | None = None, eps: float
+    x: MoeRows, w: Matrix, to: Dispatch, h: Tensor, *, bias: Tensor | None = None, eps: float
 ) -> Squares:
     """h += the sum over a row's slots, in their order, of weight * (x @ w.T + bias); the sums of squares of the new h.
 
@@ -144,7 +147,7 @@ def moe_linear_residual(
 
 
 def _pairs(
-    x: Rows,
+    x: MoeRows,
     w: Matrix,
     to: Dispatch,
     bias: Tensor | None,

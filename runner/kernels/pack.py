@@ -5,13 +5,15 @@ It knows no files and no models.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from runner.kernels.fragments import to_planes
 from runner.kernels.grids import FORMATS
-from runner.kernels.values import GROUP, PackedMatrix
+from runner.kernels.values import GROUP, Matrix, PackedMatrix
 from runner.quant.mq.grid import GridFormat, scale_values, unpack
 from runner.quant.mq.tensor_format import Encoded
 
@@ -27,6 +29,28 @@ def packed_matrix(encoded: Encoded, form: GridFormat, rotation: int, device: tor
         scale=encoded.parts["scale"].to(device).contiguous(),
         row_scale=torch.full((len(packed),), factor, dtype=torch.float32, device=device),
         rotation=rotation,
+    )
+
+
+def empty_matrix(form: GridFormat, shape: tuple[int, int], rotation: int, device: torch.device) -> PackedMatrix:
+    """Room for a matrix [N, K] in planes."""
+    parts = form.parts(shape)
+    return PackedMatrix(
+        format=form.name,
+        packed=torch.empty(parts["packed"].shape, dtype=parts["packed"].dtype, device=device),
+        scale=torch.empty(parts["scale"].shape, dtype=parts["scale"].dtype, device=device),
+        row_scale=torch.empty(shape[0], dtype=torch.float32, device=device),
+        rotation=rotation,
+    )
+
+
+def rows_of(w: Matrix, start: int, stop: int) -> Matrix:
+    """Rows start to stop - 1 of a matrix, packed ones in planes; it shares the memory."""
+    if isinstance(w, Tensor):
+        return w[start:stop]
+    assert w.layout == "planes"
+    return dataclasses.replace(
+        w, packed=w.packed[start:stop], scale=w.scale[start:stop], row_scale=w.row_scale[start:stop]
     )
 
 
@@ -47,6 +71,7 @@ def concatenate(matrices: Sequence[PackedMatrix]) -> PackedMatrix:
 
 def dequantize_ref(w: PackedMatrix) -> Tensor:
     """The weights [N, K] float32 in the basis that they are stored in."""
+    w = to_planes(w) if w.layout == "fragments" else w
     form = FORMATS[w.format]
     levels = form.values(unpack(w.packed, form.bits, GROUP)).view(*w.scale.shape, GROUP)
     scale = scale_values(0, w.scale.device)[w.scale.int()] * w.row_scale[:, None]

@@ -14,9 +14,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels.compile import Variant
-from runner.kernels.values import GROUP, OPTIONS, Int8Rows
+from runner.kernels.epilogues import p_rstd
+from runner.kernels.fragments import BLOCK, activations_ref, rows_of_block
+from runner.kernels.values import GROUP, OPTIONS, Int8Fragments, Int8Rows, Squares, has_pdl, pdl_option, rstd_ref
 from runner.quant.mq.rotation import first_and_second_signs, rotate
 
 _LARGEST = tl.constexpr(127.0)
@@ -30,6 +33,18 @@ def quantize_rows_ref(x: Tensor, gain: Tensor | None, rotation: int) -> Int8Rows
     levels = torch.round(groups / torch.where(scale > 0, scale, 1.0)[:, :, None]).to(torch.int8)
     words = levels.unflatten(2, (8, 4)).contiguous().view(torch.int32).squeeze(-1)
     return Int8Rows(words=words.transpose(1, 2).contiguous(), scale=scale.float())
+
+
+def quantize_fragments_ref(
+    x: Tensor, gain: Tensor | None, rotation: int, zero: int, squares: Squares | None = None
+) -> Int8Fragments:
+    """See quantize_fragments."""
+    found = activations_ref(_rotated_ref(x, gain, rotation), zero)
+    if squares is not None:
+        factor = rstd_ref(squares)
+        factor = torch.cat((factor, factor.new_zeros(BLOCK * len(found.notes) - len(factor))))
+        found.notes[..., 0] *= factor.view(len(found.notes), 1, BLOCK)[:, :, : found.notes.shape[2]]
+    return found
 
 
 def rotate_rows_ref(x: Tensor, gain: Tensor | None, rotation: int, dtype: torch.dtype, *, planes: bool) -> Tensor:
@@ -95,6 +110,49 @@ def _quantize_rows(
 
 
 @triton.jit
+def store_fragments(v, place, ok, factor, zero, words, notes, PAIRS: tl.constexpr):
+    """v [PAIRS, 64] float32 as int8 to where the pairs of groups lie (Int8Fragments), scales times `factor`.
+
+    place: [PAIRS], of the pair's notes in units of 4 numbers; ok: which of them there are.
+    """
+    # As whole numbers, since of these NaN is the largest: a maximum of floats would pass it over.
+    largest = tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1).to(tl.float32, bitcast=True)
+    unit = tl.div_rn(largest, _LARGEST)
+    level = (tl.div_rn(v, tl.where(unit > 0.0, unit, 1.0)[:, None]) + _ROUNDING) - _ROUNDING
+    levels = level.to(tl.int32)
+    e = tl.arange(0, 2)[None, :]
+    begin = (zero * tl.sum(tl.reshape(levels, (PAIRS, 2, 32)), 2)).to(tl.float32) + _ROUNDING
+    tl.store(notes + place[:, None] * 4 + 1 + e, begin, mask=ok[:, None] & (e >= 0))
+    tl.store(notes + place * 4, unit * factor, mask=ok)
+    quads = tl.reshape(levels & 255, (PAIRS, 16, 4))
+    word = tl.sum(quads << (8 * tl.arange(0, 4))[None, None, :], 2)  # of each pair: e, half, t
+    q = tl.arange(0, 16)[None, :]
+    tl.store(words + place[:, None] * 16 + q % 4 * 4 + q // 4, word, mask=ok[:, None] & (q >= 0))
+
+
+@triton.jit
+def _quantize_fragments(
+    x, gain, signs, parts, words, notes, K, inverse_size, eps, zero,
+    HAS_GAIN: tl.constexpr, PARTS: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
+    SPAN: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(1)
+    first = tl.program_id(0) * SPAN
+    n_pairs = K // 64
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    v = tl.reshape(_loaded(x, gain, signs, row, first, K, HAS_GAIN, SIZE, SPAN), (SPAN // 64, 64))
+    factor = 1.0
+    if PARTS > 0:
+        rows = row + tl.arange(0, 1)
+        factor = tl.sum(p_rstd(parts, rows, rows >= 0, inverse_size, eps, PARTS, PADDED), 0)
+    p = first // 64 + tl.arange(0, SPAN // 64)
+    place = (row // 8 * n_pairs + p) * COLUMNS + row % 8
+    store_fragments(v, place, p < n_pairs, factor, zero, words, notes, SPAN // 64)
+
+
+@triton.jit
 def _rotate_rows(
     x, gain, signs, out, K,
     HAS_GAIN: tl.constexpr, SIZE: tl.constexpr, PLANES: tl.constexpr, SPAN: tl.constexpr,
@@ -127,6 +185,30 @@ def quantize_rows(x: Tensor, gain: Tensor | None, rotation: int) -> Int8Rows:
         HAS_GAIN=gain is not None, SIZE=rotation, SPAN=_SPAN, num_warps=_WARPS, **OPTIONS,
     )  # fmt: skip
     return Int8Rows(words=words, scale=scale)
+
+
+def quantize_fragments(
+    x: Tensor, gain: Tensor | None, rotation: int, zero: int, squares: Squares | None = None
+) -> Int8Fragments:
+    """R (x * gain) / rms as int8 in the order of tensor cores, with a scale for each 64 elements: see Int8Fragments.
+
+    x, gain, rotation: as for quantize_rows, K a multiple of 64. squares: of the rows that x was made of, None for no
+    norm: its factor goes into the scales. zero: see Int8Fragments.
+    """
+    n_rows, k = x.shape
+    _check(x, gain, rotation)
+    assert k % (2 * GROUP) == 0
+    n_blocks, columns, pdl = triton.cdiv(n_rows, BLOCK), rows_of_block(n_rows), has_pdl(x)
+    words = torch.empty(n_blocks, k // (2 * GROUP), columns, 4, 4, dtype=torch.int32, device=x.device)
+    notes = torch.empty(n_blocks, k // (2 * GROUP), columns, 4, dtype=torch.float32, device=x.device)
+    n_parts = 0 if squares is None else squares.parts.shape[1]
+    _quantize_fragments[(triton.cdiv(k, _SPAN), n_rows)](
+        x, x if gain is None else gain, rotation_signs(rotation, x.device), notes if squares is None else squares.parts,
+        words, notes, k, 0.0 if squares is None else 1.0 / squares.size, 0.0 if squares is None else squares.eps, zero,
+        HAS_GAIN=gain is not None, PARTS=n_parts, PADDED=triton.next_power_of_2(max(1, n_parts)), SIZE=rotation,
+        COLUMNS=columns, SPAN=_SPAN, PDL=pdl, num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
+    )  # fmt: skip
+    return Int8Fragments(words=words, notes=notes, num_rows=n_rows, zero=zero)
 
 
 def rotate_rows(x: Tensor, gain: Tensor | None, rotation: int, dtype: torch.dtype, *, planes: bool) -> Tensor:
@@ -176,6 +258,17 @@ def variants() -> Iterator[Variant]:
             constants=common,
             num_warps=_WARPS,
         )
+        yield Variant(
+            name=f"quantize_fragments {name} r{rotation}",
+            kernel=_quantize_fragments,
+            signature={
+                **inputs, "parts": "*fp32", "words": "*i32", "notes": "*fp32", "K": "i32:16", "inverse_size": "fp32",
+                "eps": "fp32", "zero": "i32",
+            },
+            constants={**common, "PARTS": 256 if has_gain else 0, "PADDED": 256, "COLUMNS": 1},
+            num_warps=_WARPS,
+            has_pdl=True,
+        )  # fmt: skip
         yield Variant(
             name=f"rotate_rows {name} r{rotation}",
             kernel=_rotate_rows,

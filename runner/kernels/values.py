@@ -6,24 +6,34 @@ It knows layouts and no arithmetic.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from functools import cache
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
 
 GROUP: Final = 32  # weights or activations that share a scale
 MOST_ROWS: Final = 16  # rows up to which a product reads packed weights once, with one order of summation for all
+# Rows up to which products with packed weights are of int8 activations, 16 rows at a time; from there on decoding the
+# weights for the library is faster.
+FEW_ROWS: Final = 64
 # Products and sums are fused where a kernel says so (tl.fma), never where a compiler chooses to.
 OPTIONS: Final = {"enable_fp_fusion": False}
+
+
+Layout = Literal["planes", "fragments"]
+"""How a device keeps packed weights: planes as quant/mq/grid.py has them, or in the order of tensor cores."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedMatrix:
     """A matrix [N, K] of weights in a grid format (quant/mq/grid.py), K a multiple of 32, on the device.
 
-    format: "mq4", "mq4-uniform", "mq6" or "mq8". packed: int32 [N, words of a group, K / 32], as grid.pack makes it.
-    scale: uint8 [N, K / 32], codes. row_scale: float32 [N], 2^scale_exponent, so that matrices of different exponents
-    can be one. rotation: the block size that its input must be rotated in (quant/mq/rotation.py), 1 for none.
+    format: "mq4", "mq4-uniform", "mq6" or "mq8". row_scale: float32 [N], 2^scale_exponent, so that matrices of
+    different exponents can be one. rotation: the block size that its input must be rotated in (quant/mq/rotation.py),
+    1 for none.
+    layout "planes": packed int32 [N, words of a group, K / 32], as grid.pack makes it, and scale uint8 [N, K / 32].
+    layout "fragments": as fragments.py says, with the rows in pairs (n, n + pair) if pair is not 0.
 
     weight[n, k] = level(packed) * scale(code with exponent 0) * row_scale[n].
     """
@@ -33,14 +43,19 @@ class PackedMatrix:
     scale: Tensor
     row_scale: Tensor
     rotation: int
+    layout: Layout = "planes"
+    pair: int = 0
+    high: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.packed.shape[0], GROUP * self.packed.shape[2]
+        n_groups = self.packed.shape[2] if self.layout == "planes" else 2 * self.packed.shape[1]
+        return self.row_scale.shape[0], GROUP * n_groups
 
     @property
     def nbytes(self) -> int:
-        return self.packed.nbytes + self.scale.nbytes + self.row_scale.nbytes
+        high = 0 if self.high is None else self.high.nbytes
+        return self.packed.nbytes + self.scale.nbytes + self.row_scale.nbytes + high
 
 
 Matrix = Tensor | PackedMatrix
@@ -61,6 +76,27 @@ class Int8Rows:
     @property
     def shape(self) -> tuple[int, int]:
         return self.words.shape[0], GROUP * self.words.shape[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int8Fragments:
+    """M rows of K activations in the order in which tensor cores take them, as int8 with a float32 scale for each 64.
+
+    They come in B = ceil(M / 8) blocks of C rows, 8 or M rounded up to a power of two; row 8 b + n is n of block b.
+    words: int32 [B, K / 64, C, 4, 4]; byte i of word [b, p, n, t, 2 e + half] is the level of element
+    32 (2 p + e) + 16 half + 4 t + i. notes: float32 [B, K / 64, C, 4]: the scale of these 64, then for each group e
+    1.5 * 2^23 + zero * (the sum of its levels), then nothing. zero: how far the levels of the weights lie below what
+    their bits say (gemv_fragments.ZEROS). What belongs to rows from M on is undefined.
+    """
+
+    words: Tensor
+    notes: Tensor
+    num_rows: int
+    zero: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.num_rows, 2 * GROUP * self.words.shape[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,3 +121,19 @@ def rstd_ref(squares: Squares) -> Tensor:
 def is_nvidia(tensor: Tensor) -> bool:
     """Whether a kernel on this tensor may use what only NVIDIA's GPUs have."""
     return tensor.is_cuda and torch.version.hip is None
+
+
+def has_pdl(tensor: Tensor) -> bool:
+    """Whether a kernel on this tensor can begin before the one before it has ended (programmatic dependent launch)."""
+    return is_nvidia(tensor) and _capability(tensor.device) >= (9, 0)
+
+
+def pdl_option(pdl: bool) -> dict[str, bool]:
+    """What a launch of a kernel that may begin early says besides its arguments."""
+    return {"launch_pdl": True} if pdl else {}
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    found: tuple[int, int] = torch.cuda.get_device_capability(device)
+    return found

@@ -4,6 +4,7 @@ The edge to NVML, sysfs, cgroups and psutil. Nothing here raises because somethi
 has only its main memory, and a reading that nobody gives is None. It knows no model and no backend.
 """
 
+from runner.machine.activity import GpuActivity, GpuProcess, driver_version, gpu_activity
 from runner.machine.cgroup import Limits, cgroup_limits
 from runner.machine.cpu import CpuInfo, cpu_info, default_threads
 from runner.machine.gpu import DeviceReadings, devices, process_memory_bytes, readings
@@ -11,11 +12,15 @@ from runner.machine.gpu import DeviceReadings, devices, process_memory_bytes, re
 __all__ = [
     "CpuInfo",
     "DeviceReadings",
+    "GpuActivity",
+    "GpuProcess",
     "Limits",
     "cgroup_limits",
     "cpu_info",
     "default_threads",
     "devices",
+    "driver_version",
+    "gpu_activity",
     "process_memory_bytes",
     "readings",
 ]

@@ -119,7 +119,7 @@ def is_visible(index: int, uuid: str, visible: str | None) -> bool:
 
 
 @cache
-def _nvml() -> Any | None:
+def nvml() -> Any | None:
     """The NVML binding, opened, or None where there is no NVIDIA driver."""
     try:
         import pynvml
@@ -130,52 +130,52 @@ def _nvml() -> Any | None:
     return pynvml
 
 
-def _asked(question: Callable[..., Any], *arguments: Any) -> Any | None:
+def ask_nvml(question: Callable[..., Any], *arguments: Any) -> Any | None:
     """The driver's answer, or None where it has none (a laptop without a power sensor, a lost GPU)."""
-    nvml = _nvml()
-    if nvml is None:
+    binding = nvml()
+    if binding is None:
         return None
     try:
         return question(*arguments)
-    except nvml.NVMLError:
+    except binding.NVMLError:
         return None
 
 
 def _nvidia(visible: str | None) -> Iterator[Device]:
-    nvml = _nvml()
-    if nvml is None:
+    binding = nvml()
+    if binding is None:
         return
-    for index in range(_asked(nvml.nvmlDeviceGetCount) or 0):
-        handle = _asked(nvml.nvmlDeviceGetHandleByIndex, index)
-        if handle is None or not is_visible(index, str(_asked(nvml.nvmlDeviceGetUUID, handle) or ""), visible):
+    for index in range(ask_nvml(binding.nvmlDeviceGetCount) or 0):
+        handle = ask_nvml(binding.nvmlDeviceGetHandleByIndex, index)
+        if handle is None or not is_visible(index, str(ask_nvml(binding.nvmlDeviceGetUUID, handle) or ""), visible):
             continue
-        memory = _asked(nvml.nvmlDeviceGetMemoryInfo, handle)
+        memory = ask_nvml(binding.nvmlDeviceGetMemoryInfo, handle)
         shared = psutil.virtual_memory()  # GPUs that work in main memory give no numbers of their own
         yield Device(
             kind="cuda",
             index=index,
-            name=str(_asked(nvml.nvmlDeviceGetName, handle) or "NVIDIA GPU"),
+            name=str(ask_nvml(binding.nvmlDeviceGetName, handle) or "NVIDIA GPU"),
             total_bytes=int(shared.total if memory is None else memory.total),
             free_bytes=int(shared.available if memory is None else memory.free),
         )
 
 
 def _nvidia_readings(index: int) -> DeviceReadings:
-    nvml = _nvml()
-    handle = None if nvml is None else _asked(nvml.nvmlDeviceGetHandleByIndex, index)
-    if nvml is None or handle is None:
+    binding = nvml()
+    handle = None if binding is None else ask_nvml(binding.nvmlDeviceGetHandleByIndex, index)
+    if binding is None or handle is None:
         return DeviceReadings()
-    memory = _asked(nvml.nvmlDeviceGetMemoryInfo, handle)
-    busy = _asked(nvml.nvmlDeviceGetUtilizationRates, handle)
-    power_mw = _asked(nvml.nvmlDeviceGetPowerUsage, handle)
-    temperature = _asked(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+    memory = ask_nvml(binding.nvmlDeviceGetMemoryInfo, handle)
+    busy = ask_nvml(binding.nvmlDeviceGetUtilizationRates, handle)
+    power_mw = ask_nvml(binding.nvmlDeviceGetPowerUsage, handle)
+    temperature = ask_nvml(binding.nvmlDeviceGetTemperature, handle, binding.NVML_TEMPERATURE_GPU)
     return DeviceReadings(
         used_bytes=None if memory is None else int(memory.used),
         total_bytes=None if memory is None else int(memory.total),
         utilization=None if busy is None else busy.gpu / 100,
         power_w=None if power_mw is None else power_mw / 1000,
         temperature_c=None if temperature is None else float(temperature),
-        clock_mhz=_asked(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+        clock_mhz=ask_nvml(binding.nvmlDeviceGetClockInfo, handle, binding.NVML_CLOCK_SM),
     )
 
 

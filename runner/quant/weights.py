@@ -144,6 +144,14 @@ class SafetensorsWeights:
         raw = self._raw(name)
         return raw.astype(np.float32) if raw.dtype == np.float64 else raw
 
+    def stored(self, name: str) -> StoredTensor | None:
+        """Where the values of one tensor lie as `read` gives them, None where it does more than to read them."""
+        if name in self._experts or self.types[name] == "F64":
+            return None
+        if name == EMBEDDINGS and OUTPUT not in self.shapes and OUTPUT in self._checkpoint.tensors:
+            return None  # they are compared
+        return self._checkpoint.tensors[name]
+
     def read_rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
         if name in self._experts:
             return read_part(self._checkpoint, self._experts[name], start, stop)

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.cli import render
-from runner.cli.measures import wrap
 from runner.errors import DoesNotFit, RunnerError, UsageError
+from runner.measures import wrap
 
 
 class FakeTerminal(io.StringIO):

@@ -53,7 +53,7 @@ class LlamaCppBackend(Backend):
         self.tokenizer = LlamaCppTokenizer(vocab, header.metadata, model.stop_ids)
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._n_swa = int(llama_cpp.llama_model_n_swa(self._model))
-        self._n_batch = options.batch_size
+        self._n_batch = options.chunk()
         self._batch = llama_cpp.llama_batch_init(self._n_batch, 0, 1)
         self._cached: list[int] = []
         self._logits_address = 0

@@ -120,8 +120,7 @@ def open_context(model: Any, n_ctx: int, options: LoadOptions) -> Any:
     """A context of n_ctx tokens for one sequence. Raises DoesNotFit when its memory cannot be had."""
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = n_ctx
-    params.n_batch = options.batch_size
-    params.n_ubatch = options.batch_size
+    params.n_batch = params.n_ubatch = options.chunk()
     params.n_seq_max = 1
     if options.n_threads is not None:
         params.n_threads = params.n_threads_batch = options.n_threads

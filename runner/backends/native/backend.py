@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runner.backends.base import Backend, LoadProgress, Logits, Prefill, Step, check_prompt, common_prefix
+from runner.backends.base import Backend, Began, LoadProgress, Logits, Prefill, Step, check_prompt, common_prefix
 from runner.backends.native.execution import Execution, PlainExecution, Wanted
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.loader import load_model, unfilled
@@ -30,7 +30,9 @@ from runner.backends.native.placement import (
     place,
     prefill_chunk,
 )
+from runner.backends.native.places import places_of
 from runner.backends.native.tokenizer import HuggingFaceTokenizer
+from runner.backends.native.warm_up import Rehearsing, compile_kernels, prepare
 from runner.config import LoadOptions, SamplingParams
 from runner.model_config import ModelConfig, num_parameters
 from runner.quant.mq.packed_weights import PackedWeights
@@ -49,18 +51,29 @@ def open_backend(
     model: ReadyModel, options: LoadOptions, on_progress: LoadProgress, cancel: CancelToken
 ) -> NativeBackend:
     """Read, check and load `model`. Nothing large is allocated before all headers and the free memory were checked."""
+    on_progress(Began("headers"))
     config = read_config(model.directory)
     weights = PackedWeights(model.directory) if model.format == "packed" else open_weights(model, config)
+    on_progress(Began("tokenizer"))
     tokenizer = HuggingFaceTokenizer(tokenizer_path(model.directory), config.vocab_size)
+    on_progress(Began("device"))
     placement = place(options)
     need = needs(config, weights, placement, options.n_ctx(config.max_position_embeddings))
     if not options.force:
         check_fit(need, placement)
     with _memory_errors(need, placement):
+        on_progress(Began("weights"))
+        if placement.has_kernels:
+            prepare()
         execution = _execution(config, weights, placement, need, options, on_progress, cancel)
         info = _model_info(model, config, weights, tokenizer, placement, need.n_ctx)
         backend = NativeBackend(info, tokenizer, execution, config, placement, need, options)
         if options.warmup:
+            if isinstance(execution, Rehearsing):
+                on_progress(Began("kernels"))
+                traits = {"config": config, "types": tuple(weights.types.items()), "placement": placement, "need": need}
+                compile_kernels(execution, traits, on_progress, cancel)
+            on_progress(Began("warm-up"))
             backend.warm_up()
     return backend
 
@@ -87,16 +100,24 @@ def _execution(
     if placement.has_kernels:
         from runner.backends.native.fused import FusedDecoder
         from runner.backends.native.fused_execution import FusedExecution
-        from runner.backends.native.matrices import MatrixReader
+        from runner.backends.native.matrices import MatrixReader, reading_order
 
-        reader = MatrixReader(
-            weights, dtype=placement.dtype, device=placement.device, on_progress=on_progress, cancel=cancel
-        )
-        return FusedExecution(FusedDecoder(unfilled(config, weights), reader), cache, reserved_before=before)
-    decoder = load_model(
+        decoder = unfilled(config, weights)
+        with MatrixReader(
+            weights,
+            dtype=placement.dtype,
+            device=placement.device,
+            on_progress=on_progress,
+            cancel=cancel,
+            order=reading_order(places_of(decoder)),
+        ) as reader:
+            fused = FusedDecoder(decoder, reader)
+        torch.cuda.empty_cache()  # the blocks in which the weights came
+        return FusedExecution(fused, cache, reserved_before=before)
+    plain = load_model(
         config, weights, dtype=placement.dtype, device=placement.device, on_progress=on_progress, cancel=cancel
     )
-    return PlainExecution(decoder, cache, placement.device, prefill_chunk(config, placement, options.batch_size))
+    return PlainExecution(plain, cache, placement.device, prefill_chunk(config, placement, options))
 
 
 class NativeBackend(Backend):
@@ -117,7 +138,7 @@ class NativeBackend(Backend):
         self._execution = execution
         self._placement = placement
         self._need = need
-        self._chunk = prefill_chunk(config, placement, options.batch_size)
+        self._chunk = prefill_chunk(config, placement, options)
         self._held: list[int] = []  # the ids in the KV cache, by position
         self._is_open = True
 

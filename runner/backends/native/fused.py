@@ -20,13 +20,17 @@ from runner.backends.native.moe import MoE
 from runner.backends.native.stream import (
     Norm,
     Stream,
-    activations,
     add_branch,
     dtype_of,
+    laid_out,
+    matrix_reader,
     multiply,
+    normed,
     read_norm,
     read_product,
+    reader_of,
 )
+from runner.kernels.add_parts import Reader
 from runner.kernels.attention_decode import attend_rows
 from runner.kernels.attention_prefill import attend_prompt
 from runner.kernels.embedding import embed
@@ -92,7 +96,7 @@ class FusedMlp:
         self.activation: Activation = module.activation
         self.dtype = reader.dtype
         names = ["gate_up_proj"] if module.is_joined else ["gate_proj", "up_proj"]
-        self.gate_up = read_product(reader, name, names)
+        self.gate_up = read_product(reader, name, names, is_paired=True)
         self.down = read_product(reader, name, ["down_proj"])
 
     def gated(self, stream: Stream, before: Norm | None) -> Tensor:
@@ -101,14 +105,9 @@ class FusedMlp:
         if len(product.parts) > 1:  # gate and up in different formats
             gate, up = multiply(stream, before, product, torch.float32).chunk(2, 1)
             return gate_ref(gate, up, self.activation).to(self.dtype)
-        x = activations(stream.h, None if before is None else before.gain, product.parts[0], self.dtype)
+        x, squares = normed(stream, before, product.parts[0], self.dtype)
         return linear_gated(
-            x,
-            product.parts[0],
-            self.activation,
-            bias=product.biases[0],
-            squares=stream.squares if before is not None else None,
-            dtype=self.dtype,
+            x, product.parts[0], self.activation, bias=product.biases[0], squares=squares, dtype=self.dtype
         )
 
 
@@ -126,16 +125,23 @@ class FusedLayer:
         self.attention = FusedAttention(module.self_attn, f"{name}.self_attn", reader)
         self.mlp = _mlp(module.mlp, f"{name}.mlp", reader)
 
-    def __call__(self, stream: Stream, run: FusedPass) -> Stream:
+    @property
+    def reader(self) -> Reader | None:
+        """Who reads the stream before this layer."""
+        return reader_of(self.attention.qkv, self.before_attention)
+
+    def __call__(self, stream: Stream, run: FusedPass, reader: Reader | None) -> Stream:
+        """reader: who reads the stream after this layer."""
         run.checkpoint()
         mixed = self.attention.mix(stream, self.before_attention, self.index, run)
-        stream = add_branch(stream, mixed, self.attention.o, self.after_attention, self.dtype)
+        mlp = None if isinstance(self.mlp, FusedMoE) else reader_of(self.mlp.gate_up, self.before_mlp)
+        stream = add_branch(stream, mixed, self.attention.o, self.after_attention, self.dtype, mlp)
         run.checkpoint()
         if isinstance(self.mlp, FusedMoE):
             return self.mlp.add_to(stream, self.before_mlp)
         gated = self.mlp.gated(stream, self.before_mlp)
         run.checkpoint()
-        return add_branch(stream, gated, self.mlp.down, self.after_mlp, self.dtype)
+        return add_branch(stream, gated, self.mlp.down, self.after_mlp, self.dtype, reader)
 
 
 def _mlp(module: nn.Module, name: str, reader: MatrixReader) -> FusedMlp | FusedMoE:
@@ -154,7 +160,7 @@ class FusedDecoder:
         self.eps = config.rms_norm_eps
         self.dtype = reader.dtype
         self.device = reader.device
-        self.embedding = reader.matrix("model.embed_tokens.weight")
+        self.embedding = laid_out(reader.matrix("model.embed_tokens.weight"))
         # As the plain model rounds it: to the type of its weights.
         self.factor = float(torch.tensor(decoder.model.embed_tokens.factor, dtype=reader.dtype))
         self.layers = [
@@ -163,7 +169,7 @@ class FusedDecoder:
         norm = read_norm(reader, decoder.model, "model", "norm")
         assert norm is not None
         self.norm = norm
-        self.head = self.embedding if decoder.lm_head is None else reader.matrix("lm_head.weight")
+        self.head = self.embedding if decoder.lm_head is None else laid_out(reader.matrix("lm_head.weight"))
         reader.require_all_read()
         self.nbytes = reader.nbytes
 
@@ -191,8 +197,9 @@ class FusedDecoder:
         )
         h, squares = embed(tokens, self.embedding, self.factor, self.eps)
         stream = Stream(h=h, squares=squares)
-        for layer in self.layers:
-            stream = layer(stream, run)
+        readers = [layer.reader for layer in self.layers[1:]] + [matrix_reader(self.head, self.norm)]
+        for layer, reader in zip(self.layers, readers, strict=True):
+            stream = layer(stream, run, reader)
         return stream
 
     def logits(self, stream: Stream, rows: slice = slice(None)) -> Logits:
@@ -200,5 +207,7 @@ class FusedDecoder:
         h = stream.h[rows].contiguous()
         parts = stream.squares.parts[rows].contiguous()
         squares = Squares(parts=parts, size=stream.squares.size, eps=self.norm.eps)
-        x = activations(h, self.norm.gain, self.head, dtype_of(self.head, self.dtype))
-        return linear_logits(x, self.head, squares=squares)
+        ready = stream.ready if len(h) == len(stream.h) else None
+        part = Stream(h=h, squares=squares, ready=ready)
+        x, left = normed(part, self.norm, self.head, dtype_of(self.head, self.dtype))
+        return linear_logits(x, self.head, squares=left)

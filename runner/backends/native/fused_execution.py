@@ -110,6 +110,22 @@ class FusedExecution:
             self._mailbox.forget()
             self.cache.truncate(min(held, self.cache.length))
 
+    def rehearse(self, row_counts: Sequence[int]) -> None:
+        """Go through the steps of decoding, and of prompts of so many tokens, without graphs: for warm_up.py, which
+        notes the launches and lets none happen. Nothing is kept of it."""
+        decoder, counts = self._opened(), [count for count in row_counts if count <= self.cache.n_ctx]
+        with torch.inference_mode():
+            self._reserve(max(counts))
+            self._request(SamplingParams(seed=0))
+            self._step(is_greedy=True)
+            self._step(is_greedy=False)
+            for n_rows in counts:
+                if n_rows <= MOST_ROWS:
+                    self._rows(n_rows)
+                else:
+                    ids = torch.zeros(n_rows, dtype=torch.int64, device=decoder.device)
+                    decoder.logits(self._hidden(ids, 0, _go_on), slice(n_rows - 1, None))
+
     def release(self) -> None:
         self._graphs.forget()
         self._decoder = None

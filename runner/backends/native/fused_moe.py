@@ -11,11 +11,12 @@ from torch import Tensor
 
 from runner.backends.native.matrices import MatrixReader, join
 from runner.backends.native.moe import MoE
-from runner.backends.native.stream import Norm, Stream, activations, multiply, read_product
+from runner.backends.native.stream import Norm, Stream, multiply, read_product
 from runner.errors import UnsupportedModel
 from runner.kernels.matmul import gate_ref
-from runner.kernels.moe_matmul import Dispatch, dispatch, moe_linear, moe_linear_gated, moe_linear_residual
+from runner.kernels.moe_matmul import Dispatch, MoeRows, dispatch, moe_linear, moe_linear_gated, moe_linear_residual
 from runner.kernels.moe_route import route
+from runner.kernels.rotate import quantize_rows, rotate_rows
 from runner.kernels.values import MOST_ROWS, Matrix
 
 
@@ -36,25 +37,33 @@ class FusedMoE:
         weights, experts = route(logits, module.experts_per_token, module.routing)
         to = dispatch(weights, experts, module.num_experts)
         down, bias = self.down
-        x = activations(self._gated(stream, before, to), None, down, self.dtype, is_few=len(h) <= MOST_ROWS)
+        x = _activations(self._gated(stream, before, to), None, down, self.dtype, is_few=len(h) <= MOST_ROWS)
         eps = stream.squares.eps
         return Stream(h=h, squares=moe_linear_residual(x, down, to, h, bias=bias, eps=eps))
 
     def _gated(self, stream: Stream, before: Norm | None, to: Dispatch) -> Tensor:
         """act(gate) * up of all pairs of a token and an expert, [M * k, I]."""
         gain, squares = (None, None) if before is None else (before.gain, stream.squares)
-        activation = self.module.activation
+        activation, is_few = self.module.activation, len(stream.h) <= MOST_ROWS
         if len(self.gate_up) == 1:
             ((w, bias),) = self.gate_up
-            x = activations(stream.h, gain, w, self.dtype)
+            x = _activations(stream.h, gain, w, self.dtype, is_few=is_few)
             return moe_linear_gated(x, w, to, activation, bias=bias, squares=squares, dtype=self.dtype)
         gate, up = (
-            moe_linear(
-                activations(stream.h, gain, w, self.dtype), w, to, bias=bias, squares=squares, dtype=torch.float32
-            )
+            moe_linear(x, w, to, bias=bias, squares=squares, dtype=torch.float32)
             for w, bias in self.gate_up
+            for x in [_activations(stream.h, gain, w, self.dtype, is_few=is_few)]
         )
         return gate_ref(gate, up, activation).to(self.dtype)
+
+
+def _activations(x: Tensor, gain: Tensor | None, w: Matrix, dtype: torch.dtype, *, is_few: bool) -> MoeRows:
+    """x, times the gain, as a product with the experts' matrices wants it; is_few: it is one of up to 16 tokens."""
+    if isinstance(w, Tensor):
+        return rotate_rows(x, gain, 1, dtype, planes=False) if gain is not None or x.dtype != dtype else x
+    if is_few:
+        return quantize_rows(x, gain, w.rotation)
+    return rotate_rows(x, gain, w.rotation, dtype, planes=True)
 
 
 def _stacks(reader: MatrixReader, name: str, count: int, members: list[str]) -> list[tuple[Matrix, Tensor | None]]:

@@ -7,7 +7,7 @@ read. It knows nothing of files.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from runner.backends.base import LoadProgress
 from runner.backends.native.architectures import build
 from runner.backends.native.blocks import Decoder
 from runner.backends.native.places import Place, places_of
@@ -31,7 +30,7 @@ def load_model(
     *,
     dtype: torch.dtype,
     device: torch.device,
-    on_progress: LoadProgress,
+    on_progress: Callable[[float], None],
     cancel: CancelToken,
 ) -> Decoder:
     """The model of `config` with all of `weights` on `device`.

@@ -98,16 +98,16 @@ def _physical_cores() -> int:
     return min(psutil.cpu_count(logical=False) or allowed, allowed)
 
 
-def prefill_chunk(config: ModelConfig, placement: Placement, batch_size: int) -> int:
-    """Prompt tokens per forward pass: batch_size, or less where a cancelled prefill would not notice in time.
+def prefill_chunk(config: ModelConfig, placement: Placement, options: LoadOptions) -> int:
+    """Prompt tokens per forward pass: as the options say, or less where a cancelled prefill would not notice in time.
 
     It follows from the model and not from the clock, so that a prompt is always cut in the same places: the order of
     summation, and with it the last bits of the logits, does not depend on how busy the machine is.
     """
     if placement.is_gpu:
-        return batch_size
+        return options.chunk(is_native_gpu=True)
     largest = config.hidden_size * max(config.intermediate_size, config.num_heads * config.head_dim)
-    return max(1, min(batch_size, int(_FLOP_BETWEEN_CHECKS / (2 * largest))))
+    return max(1, min(options.chunk(), int(_FLOP_BETWEEN_CHECKS / (2 * largest))))
 
 
 def needs(config: ModelConfig, weights: Weights, placement: Placement, n_ctx: int) -> Needs:

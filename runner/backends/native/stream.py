@@ -11,19 +11,25 @@ import torch
 from torch import Tensor, nn
 
 from runner.backends.native.blocks import RmsNorm
-from runner.backends.native.matrices import MatrixReader, Product, join
+from runner.backends.native.matrices import MatrixReader, Product
 from runner.kernels.add_norm import add_normed
-from runner.kernels.matmul import Rows, linear, linear_residual, linear_squares
-from runner.kernels.rotate import quantize_rows, rotate_rows
-from runner.kernels.values import MOST_ROWS, Matrix, Squares
+from runner.kernels.add_parts import Reader
+from runner.kernels.gemv_fragments import ZEROS, best_layout
+from runner.kernels.matmul import Rows, linear, linear_residual, linear_residual_for, linear_squares
+from runner.kernels.rotate import quantize_fragments, quantize_rows, rotate_rows
+from runner.kernels.values import FEW_ROWS, Int8Fragments, Matrix, Squares
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """The residual stream of M tokens: h [M, hidden] float32, and the sums of its squares."""
+    """The residual stream of M tokens: h [M, hidden] float32, and the sums of its squares.
+
+    ready: h as the product that reads it next wants it, but for its norm's factor, where the one before could leave it.
+    """
 
     h: Tensor
     squares: Squares
+    ready: Int8Fragments | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,45 +40,95 @@ class Norm:
     eps: float
 
 
-def activations(x: Tensor, gain: Tensor | None, w: Matrix, dtype: torch.dtype, *, is_few: bool | None = None) -> Rows:
-    """x [M, K], times the gain, as a product with w wants it; is_few: the product is one of up to 16 rows."""
+def activations(
+    x: Tensor, gain: Tensor | None, w: Matrix, dtype: torch.dtype, squares: Squares | None = None
+) -> tuple[Rows, Squares | None]:
+    """x [M, K], times the gain, as a product with w wants it, and what of the norm is left for the product to do.
+
+    squares: of the rows of x, if a norm stands before the product.
+    """
     if isinstance(w, Tensor):
-        return x if gain is None and x.dtype == dtype else rotate_rows(x, gain, 1, dtype, planes=False)
-    if len(x) <= MOST_ROWS if is_few is None else is_few:
-        return quantize_rows(x, gain, w.rotation)
-    return rotate_rows(x, gain, w.rotation, dtype, planes=True)
+        return x if gain is None and x.dtype == dtype else rotate_rows(x, gain, 1, dtype, planes=False), squares
+    if len(x) > FEW_ROWS:
+        return rotate_rows(x, gain, w.rotation, dtype, planes=False), squares
+    if w.layout == "fragments":
+        return quantize_fragments(x, gain, w.rotation, ZEROS[w.format], squares), None
+    return quantize_rows(x, gain, w.rotation), squares
 
 
 def multiply(stream: Stream, before: Norm | None, product: Product, dtype: torch.dtype) -> Tensor:
     """norm(h) @ w.T + bias, [M, N] `dtype`."""
-    gain, squares = (None, None) if before is None else (before.gain, stream.squares)
-    if before is not None:
-        assert stream.squares.eps == before.eps
-    outputs = [
-        linear(activations(stream.h, gain, w, dtype_of(w, dtype)), w, bias=bias, squares=squares, dtype=dtype)
-        for w, bias in zip(product.parts, product.biases, strict=True)
-    ]
+    outputs = []
+    for w, bias in zip(product.parts, product.biases, strict=True):
+        rows, squares = normed(stream, before, w, dtype_of(w, dtype))
+        outputs.append(linear(rows, w, bias=bias, squares=squares, dtype=dtype))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+
+
+def normed(stream: Stream, before: Norm | None, w: Matrix, dtype: torch.dtype) -> tuple[Rows, Squares | None]:
+    """norm(h), or h without one, as a product with w wants it; see activations."""
+    if before is None:
+        return activations(stream.h, None, w, dtype)
+    assert stream.squares.eps == before.eps
+    if stream.ready is not None:
+        return stream.ready, stream.squares
+    return activations(stream.h, before.gain, w, dtype, stream.squares)
 
 
 def dtype_of(w: Matrix, dtype: torch.dtype) -> torch.dtype:
     return w.dtype if isinstance(w, Tensor) else dtype
 
 
-def add_branch(stream: Stream, x: Tensor, product: Product, after: Norm | None, dtype: torch.dtype) -> Stream:
-    """h + x @ w.T, or h + norm(x @ w.T) where a norm follows the branch; h is changed in place."""
+def add_branch(
+    stream: Stream,
+    x: Tensor,
+    product: Product,
+    after: Norm | None,
+    dtype: torch.dtype,
+    reader: Reader | None = None,
+) -> Stream:
+    """h + x @ w.T, or h + norm(x @ w.T) where a norm follows the branch; h is changed in place.
+
+    reader: who reads the new h.
+    """
     (w,), (bias,) = product.parts, product.biases
-    rows = activations(x, None, w, dtype)
+    rows, _ = activations(x, None, w, dtype)
     eps = stream.squares.eps
-    if after is None:
+    if after is not None:
+        y, squares = linear_squares(rows, w, bias=bias, eps=after.eps, dtype=torch.float32)
+        return Stream(h=stream.h, squares=add_normed(stream.h, y, squares, after.gain))
+    if reader is None:
         return Stream(h=stream.h, squares=linear_residual(rows, w, stream.h, bias=bias, eps=eps))
-    y, squares = linear_squares(rows, w, bias=bias, eps=after.eps, dtype=torch.float32)
-    return Stream(h=stream.h, squares=add_normed(stream.h, y, squares, after.gain))
+    squares, ready = linear_residual_for(rows, w, stream.h, reader, bias=bias, eps=eps)
+    return Stream(h=stream.h, squares=squares, ready=ready)
 
 
-def read_product(reader: MatrixReader, name: str, members: list[str]) -> Product:
-    matrices = [reader.matrix(f"{name}.{member}.weight") for member in members]
-    return join(matrices, [reader.optional_vector(f"{name}.{member}.bias") for member in members])
+def reader_of(product: Product, before: Norm | None) -> Reader | None:
+    """Who reads what a norm, or nothing, stands before; None where it is no single product in fragments."""
+    return matrix_reader(product.parts[0], before) if len(product.parts) == 1 else None
+
+
+def matrix_reader(w: Matrix, before: Norm | None) -> Reader | None:
+    if isinstance(w, Tensor) or w.layout != "fragments":
+        return None
+    return Reader(gain=None if before is None else before.gain, w=w, zero=ZEROS[w.format])
+
+
+def read_product(reader: MatrixReader, name: str, members: list[str], *, is_paired: bool = False) -> Product:
+    """The product of the matrices `members` of a module. is_paired: the first and the second are gate and up."""
+    product = reader.product(
+        [f"{name}.{member}.weight" for member in members], [f"{name}.{member}.bias" for member in members]
+    )
+    is_one = len(product.parts) == 1
+    return Product(
+        parts=tuple(laid_out(w, w.shape[0] // 2 if is_paired and is_one else 0) for w in product.parts),
+        biases=product.biases,
+    )
+
+
+def laid_out(w: Matrix, pair: int = 0) -> Matrix:
+    """The same weights, in the layout that the device multiplies fastest."""
+    return w if isinstance(w, Tensor) else best_layout(w, pair)
 
 
 def read_norm(reader: MatrixReader, module: nn.Module, name: str, leaf: str | None) -> Norm | None:

@@ -92,6 +92,8 @@ def specialization(variant: Variant, target: Target) -> tuple[dict[str, Any], di
     The attributes are those that a launch finds: multiples of 16, and on AMD that a tensor is below 2 GiB.
     """
     given = {**variant.constants, **(variant.nvidia_constants if target.is_nvidia else {})}
+    if variant.has_pdl:
+        given["PDL"] = target.has_pdl
     names = list(variant.kernel.arg_names)
     assert set(names) == given.keys() | variant.signature.keys(), (
         f"{variant.name}: the arguments are {names}, and not {[*variant.signature, *given]}"

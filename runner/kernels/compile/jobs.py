@@ -62,6 +62,7 @@ def jobs(targets: Sequence[str], only: str | None = None) -> list[Job]:
         for variant in variants_of(module)
         if only in (None, module, variant.name)
         for target in targets
+        if TARGETS[target].is_nvidia or not variant.is_nvidia_only
     ]
     if only is not None and not found:
         names = [*modules, *(variant.name for module in modules for variant in variants_of(module))]

@@ -6,23 +6,26 @@ file knows nothing of kernels.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _LINES_SHOWN = 12
+_LOOK_S = 0.1  # between looks at whether to stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,32 +39,41 @@ class Failure:
 class _Worker(Generic[Item]):
     """A process with the item that it has now. log: the file that its stderr goes to."""
 
-    process: BaseProcess
-    connection: Connection
+    process: subprocess.Popen[bytes]
+    connection: Connection[Any, Any]
     log: Path
     item: Item
     deadline: float
 
 
 def spread(
-    work: Callable[[Item], Result], items: Sequence[Item], *, processes: int, limit_s: float
+    work: Callable[[Item], Result],
+    items: Sequence[Item],
+    *,
+    processes: int,
+    limit_s: float,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[Item, Result | Failure]]:
-    """Each item with its result, as they come. work and items are pickled; an item has `limit_s` seconds."""
+    """Each item with its result, which is not None, as they come. work and items are pickled; an item has `limit_s`
+    seconds.
+
+    Ends early once is_stopped says so.
+    """
     waiting = deque(items)
     workers: list[_Worker[Item]] = []
     with tempfile.TemporaryDirectory() as logs:
         try:
-            while waiting or workers:
+            while (waiting or workers) and not is_stopped():
                 while waiting and len(workers) < processes:
                     workers.append(_start(work, waiting.popleft(), Path(logs), limit_s))
                 soonest = min(worker.deadline for worker in workers)
-                wait([worker.connection for worker in workers], max(0.0, soonest - time.monotonic()))
+                wait([worker.connection for worker in workers], min(_LOOK_S, max(0.0, soonest - time.monotonic())))
                 for worker in list(workers):
                     outcome: Result | Failure | None = _outcome(worker)
                     if outcome is None:
                         continue
                     yield worker.item, outcome
-                    if worker.process.is_alive() and waiting:
+                    if worker.process.poll() is None and waiting:
                         _give(worker, waiting.popleft(), limit_s)
                     else:
                         _end(worker)
@@ -72,24 +84,32 @@ def spread(
 
 
 def _start(work: Callable[[Item], Result], item: Item, logs: Path, limit_s: float) -> _Worker[Item]:
-    context = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks of whoever calls
-    ours, theirs = context.Pipe()
+    """A new process that knows nothing of this one: a fork would copy the locks of its threads, and multiprocessing's
+    other ways would run its main module again, which may load the model that kernels are compiled for."""
+    ours, theirs = Pipe()
     descriptor, log = tempfile.mkstemp(dir=logs)
     os.close(descriptor)
-    process = context.Process(target=_serve, args=(work, theirs, log), daemon=True)
-    process.start()
-    theirs.close()  # so that our end sees the process die
+    with theirs, open(log, "a") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=stderr,
+            stderr=stderr,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,  # the terminal's Ctrl-C is for whoever waits for the results
+        )
     worker = _Worker(process=process, connection=ours, log=Path(log), item=item, deadline=0.0)
+    with suppress(OSError):  # it has died; reading from it says so
+        ours.send(sys.path)
+        ours.send(work)
     _give(worker, item, limit_s)
     return worker
 
 
 def _give(worker: _Worker[Item], item: Item, limit_s: float) -> None:
     worker.item, worker.deadline = item, time.monotonic() + limit_s
-    try:
+    with suppress(OSError):
         worker.connection.send(item)
-    except OSError:  # it has died; reading from it says so
-        pass
 
 
 def _outcome(worker: _Worker[Item]) -> Result | Failure | None:
@@ -98,18 +118,18 @@ def _outcome(worker: _Worker[Item]) -> Result | Failure | None:
         try:
             ok, value = worker.connection.recv()
         except (EOFError, OSError):
-            worker.process.join()
-            return Failure(reason=_told(f"its process died: {_cause(worker.process.exitcode)}", worker.log))
+            code = worker.process.wait()
+            return Failure(reason=_told(f"its process died: {_cause(code)}", worker.log))
         return value if ok else Failure(reason=_told(value, worker.log))
     if time.monotonic() < worker.deadline:
         return None
     worker.process.kill()
-    worker.process.join()
+    worker.process.wait()
     return Failure(reason=_told("it took too long", worker.log))
 
 
-def _cause(exit_code: int | None) -> str:
-    if exit_code is not None and exit_code < 0:
+def _cause(exit_code: int) -> str:
+    if exit_code < 0:
         return signal.Signals(-exit_code).name
     return f"exit code {exit_code}"
 
@@ -124,22 +144,26 @@ def _told(reason: str, log: Path) -> str:
 def _end(worker: _Worker[Item]) -> None:
     worker.connection.close()
     worker.process.kill()  # it has nothing to lose, and may be in the middle of something long
-    worker.process.join()
+    worker.process.wait()
 
 
-def _serve(work: Callable[[Item], Result], connection: Connection, log: str) -> None:
+def _serve(connection: Connection) -> None:
     """The worker's side: items in, (True, result) or (False, what was raised) out, until the connection ends."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
-    os.dup2(descriptor, 2)
+    sys.path[:] = connection.recv()
+    work = connection.recv()
     while True:
         try:
             item = connection.recv()
         except EOFError:
             return
-        os.truncate(log, 0)
-        answer: tuple[bool, Result | str]
+        os.truncate(2, 0)
+        answer: tuple[bool, Any]
         try:
             answer = True, work(item)
         except Exception as error:
             answer = False, f"{type(error).__name__}: {error}"
         connection.send(answer)
+
+
+if __name__ == "__main__":
+    _serve(Connection(int(sys.argv[1])))

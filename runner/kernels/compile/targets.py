@@ -25,6 +25,11 @@ class Target:
     def is_nvidia(self) -> bool:
         return self.backend == "cuda"
 
+    @property
+    def has_pdl(self) -> bool:
+        """Whether a kernel can begin before the one before it has ended (programmatic dependent launch)."""
+        return isinstance(self.arch, int) and self.arch >= 90
+
 
 def _nvidia(capability: int, shared_kib: int) -> Target:
     return Target(

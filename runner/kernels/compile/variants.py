@@ -23,7 +23,8 @@ class Variant:
     is a number known to be a multiple of 16, as Triton sees for itself at a launch; pointers always are, since tensors
     start at multiples of 16 bytes. What is no string is the argument's value: None for an absent tensor.
     constants: the value of each constexpr argument. nvidia_constants: those that replace some of them on NVIDIA.
-    is_decode: it runs for every token, and must not spill registers.
+    has_pdl: it has another one, PDL: whether it can begin before the kernel before it has ended (see Target).
+    is_nvidia_only: elsewhere no launcher takes it. is_decode: it runs for every token, and must not spill registers.
     """
 
     name: str
@@ -34,6 +35,8 @@ class Variant:
     num_stages: int = 3
     is_decode: bool = True
     nvidia_constants: Mapping[str, object] = field(default_factory=dict)
+    has_pdl: bool = False
+    is_nvidia_only: bool = False
 
 
 def kernel_modules() -> list[str]:

@@ -24,7 +24,7 @@ from runner.quant.mq.plan import parts_of
 from runner.quant.mq.rotation import unrotate
 from runner.quant.mq.tensor_format import Encoded
 from runner.quant.packed_files import WEIGHTS_NAME
-from runner.quant.safetensors_file import Checkpoint
+from runner.quant.safetensors_file import Checkpoint, StoredTensor
 
 _CPU: Final = torch.device("cpu")
 _HINT: Final = "The files are damaged or do not belong together: quantize the model again."
@@ -72,6 +72,14 @@ class PackedWeights:
             rows if record.input_rotation == 1 else unrotate(rows, record.input_rotation)
         ).numpy()
         return values
+
+    def stored(self, name: str) -> Mapping[str, StoredTensor]:
+        """Where the parts of one tensor lie, by suffix; of one that is kept there is one part, with the suffix ""."""
+        record = self.manifest.tensors[name]
+        return {
+            suffix: self._checkpoint.tensors[entry_name(name, suffix)]
+            for suffix in parts_of(record.format, record.shape)
+        }
 
     def read_encoded(self, name: str) -> Encoded:
         """A quantized matrix as it is stored, for kernels. Raises OSError."""

@@ -13,6 +13,7 @@ import pytest
 import tiny_models
 import torch
 
+from runner.backends.native import stream
 from runner.backends.native.execution import PlainExecution
 from runner.backends.native.fused import FusedDecoder
 from runner.backends.native.fused_execution import FusedExecution
@@ -22,6 +23,9 @@ from runner.backends.native.matrices import MatrixReader
 from runner.backends.native.model_files import read_config
 from runner.config import SamplingParams
 from runner.errors import BadModelFile
+from runner.kernels.grids import FORMATS
+from runner.kernels.pack import packed_matrix
+from runner.kernels.values import FEW_ROWS, MOST_ROWS, Int8Rows
 from runner.model_config import ModelConfig
 from runner.quant.mq.packed_weights import PackedWeights
 from runner.quant.mq.quantize import quantize_packed
@@ -103,7 +107,10 @@ def test_every_architecture_is_what_its_modules_compute(tmp_path: Path, name: st
 
 
 @pytest.mark.parametrize("recipe", ["mq4", "mq4-uniform"])
-def test_packed_weights_stay_packed_and_give_what_their_values_do(tmp_path: Path, recipe: str) -> None:
+def test_packed_weights_stay_packed_and_give_what_their_values_do(
+    tmp_path: Path, recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "FEW_ROWS", MOST_ROWS)  # so that the prompt is a long one
     source, packed = tmp_path / "source", tmp_path / "packed"
     made(source, "qwen3", hidden_size=64, intermediate_size=96, head_dim=32)
     quantize_packed(source, recipe_of(recipe), packed, device=torch.device("cpu"), on_stage=lambda *_: None)
@@ -114,6 +121,16 @@ def test_packed_weights_stay_packed_and_give_what_their_values_do(tmp_path: Path
     assert difference(kernels.extend(PROMPT, "all", go_on), wanted) < 2e-5  # prefill keeps its activations
     wanted = reference.extend([9], "last", go_on)
     assert difference(kernels.extend([9], "last", go_on), wanted) < 0.05  # decoding rounds them to int8
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "kind"), [(MOST_ROWS, Int8Rows), (FEW_ROWS, Int8Rows), (FEW_ROWS + 1, torch.Tensor)]
+)
+def test_short_prompts_meet_packed_weights_as_int8_and_long_ones_as_they_are(n_rows: int, kind: type) -> None:
+    w = packed_matrix(FORMATS["mq4"].encode(torch.randn(8, 32)), FORMATS["mq4"], 32, torch.device("cpu"))
+    rows = stream.activations(torch.randn(n_rows, 32), None, w, torch.float32)
+    assert isinstance(rows, kind)
+    assert rows.shape == (n_rows, 32)
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float16])

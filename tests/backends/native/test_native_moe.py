@@ -17,6 +17,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeConfig, Qwen3MoeTopKRouter
 
 from runner.backends import native
+from runner.backends.native import stream
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.loader import load_model
 from runner.backends.native.model_files import read_config
@@ -24,6 +25,7 @@ from runner.backends.native.moe import MoE, clamped_swiglu, route
 from runner.backends.native.places import places_of
 from runner.config import LoadOptions
 from runner.errors import BadModelFile, UnsupportedModel
+from runner.kernels.values import MOST_ROWS
 from runner.quant.mq.packed_weights import PackedWeights
 from runner.quant.mq.quantize import quantize_packed
 from runner.quant.mq.recipe import Rule, recipe_of
@@ -243,9 +245,10 @@ def test_stacks_of_a_model_that_names_its_experts_are_refused(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("name", "format_of_gate"), [("qwen3-moe", "mq4"), ("gpt-oss", "mq6")])
 def test_packed_experts_stay_packed_and_give_what_their_values_do(
-    name: str, format_of_gate: str, tmp_path: Path
+    name: str, format_of_gate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gate and up are one product where their formats agree, and two where they do not."""
+    monkeypatch.setattr(stream, "FEW_ROWS", MOST_ROWS)  # so that the prompt is a long one
     count = {"num_experts": 3, "moe_intermediate_size": 32} if name == "qwen3-moe" else {"num_local_experts": 3}
     small = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "num_hidden_layers": 1, "vocab_size": 61}
     save(make(name, **small, **count, num_experts_per_tok=2, bos_token_id=1, eos_token_id=2), tmp_path / "source")

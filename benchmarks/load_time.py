@@ -1,0 +1,174 @@
+"""From the start of a process to the first token of a packed model, stage by stage.
+
+    python benchmarks/load_time.py MODEL_DIRECTORY [--repeats 3] [--json FILE]
+    python benchmarks/load_time.py --make llama-3.1-8b [--format mq4] [--keep DIR]
+
+Each run is a fresh process, the file being in the page cache. "warm" runs find compiled kernels; "empty" ones, the
+first ever on a machine, begin with an empty TRITON_CACHE_DIR. --make writes a model of that shape with random weights
+first (in memory where that has room); --keep DIR leaves it there, whole, for `runner run`, `chat` and `bench`.
+
+Stages: interpreter (until its first line runs), imports (the packages of the native backend), files (config, headers,
+tokenizer, and the device's own start), weights (until the last one is read), kernels (until loading is done: compiling
+or reading them, the first token of a warm-up, graphs), prefill of 16 tokens, first token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from workplace import workplace
+
+STAGES = ("interpreter", "imports", "files", "weights", "kernels", "prefill", "first token")
+N_PROMPT = 16
+
+
+def child(directory: Path, n_ctx: int, entered: float) -> dict[str, float]:
+    """The moments, in seconds of the wall clock, at which each stage ended. It is what a fresh process does."""
+    from runner.backends.base import Prefill
+    from runner.backends.native import backend as _backend  # noqa: F401 - what load() would import: torch and the rest
+    from runner.backends.native import fused_execution as _fused  # noqa: F401
+    from runner.backends.native import load
+    from runner.config import LoadOptions, SamplingParams
+    from runner.types import CancelToken, ReadyModel
+
+    ended = {"interpreter": entered, "imports": time.time()}
+
+    def on_progress(progress: object) -> None:
+        now = time.time()
+        if isinstance(progress, (int, float)):  # else it says what begins, or how many kernels are compiled
+            ended.setdefault("files", now)
+            if progress >= 1:
+                ended.setdefault("weights", now)
+
+    weights = directory / "model.safetensors"
+    model = ReadyModel(
+        name=directory.name,
+        format="packed",
+        weights=(weights,),
+        directory=directory,
+        size_bytes=weights.stat().st_size,
+    )
+    backend = load(model, LoadOptions(backend="native", ctx_size=n_ctx), on_progress, CancelToken())
+    ended["kernels"] = time.time()
+    steps = backend.generate(list(range(N_PROMPT)), SamplingParams(temperature=0, seed=0), CancelToken())
+    for step in steps:
+        ended["prefill" if isinstance(step, Prefill) else "first token"] = time.time()
+        if not isinstance(step, Prefill):
+            break
+    steps.close()
+    backend.close()
+    return ended
+
+
+def run(directory: Path, n_ctx: int, triton_cache: Path) -> dict[str, float]:
+    """Seconds of each stage in a fresh process."""
+    started = time.time()
+    done = subprocess.run(
+        [sys.executable, __file__, str(directory), "--ctx-size", str(n_ctx), "--child"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TRITON_CACHE_DIR": str(triton_cache)},
+    )
+    if done.returncode:
+        sys.exit(f"the process that loads the model ended with {done.returncode}")
+    ended = json.loads(done.stdout.splitlines()[-1])
+    moments = [started, *(ended[stage] for stage in STAGES)]
+    return {stage: after - before for stage, before, after in zip(STAGES, moments, moments[1:], strict=False)}
+
+
+def read_once(directory: Path) -> None:
+    """Have the file in the page cache."""
+    with (directory / "model.safetensors").open("rb", buffering=0) as file:
+        while file.read(2**24):
+            pass
+
+
+@contextmanager
+def _model(asked: argparse.Namespace) -> Iterator[Path]:
+    """The directory that was given, or one that is made."""
+    if asked.model is not None:
+        yield asked.model
+        return
+    from random_models import about_bytes, write_directory
+    from shapes import config_of
+
+    config = config_of(asked.make, asked.layers)
+    with workplace(None, about_bytes(config)) as work:
+        target = asked.keep or work / f"{asked.make}-{asked.format}"
+        started = time.perf_counter()
+        size = write_directory(target, config, asked.format, is_hashed=asked.keep is not None)
+        print(f"{target}: {size / 1e9:.2f} GB in {time.perf_counter() - started:.1f} s", flush=True)
+        yield target
+
+
+def measure(directory: Path, asked: argparse.Namespace) -> None:
+    """All runs, and the table."""
+    import timing
+    from records import Report, Table, origin, say
+
+    where = origin(asked.commit, timing.device_name())
+    say(where)
+    report = Report("load_time", where, asked.json)
+    read_once(directory)
+    size = (directory / "model.safetensors").stat().st_size
+    table = Table(["model               ", "kernels", *(f"{stage:11}" for stage in STAGES), "all s  "])
+    with tempfile.TemporaryDirectory(prefix="runner-kernels-") as kernels:
+        for cache in ("empty", *["warm"] * asked.repeats):
+            stages = run(directory, asked.ctx_size, Path(kernels))
+            cells = [f"{stages[stage]:.2f}" for stage in STAGES]
+            table.print([directory.name, cache, *cells, f"{sum(stages.values()):.2f}"])
+            report.add({"model": directory.name, "size_bytes": size, "cache": cache, "stages_s": stages})
+    warm = [sum(row["stages_s"].values()) for row in report.rows if row["cache"] == "warm"]
+    if warm:
+        print(f"\nwarm, to the first token: {statistics.median(warm):.2f} s (median of {len(warm)})")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, nargs="?", help="a packed model's directory")
+    parser.add_argument("--make", metavar="SHAPE", help="make one of that shape (shapes.py)")
+    parser.add_argument("--format", choices=["mq4", "mq4-uniform"], default="mq4")
+    parser.add_argument("--layers", type=int, help="fewer than the shape has")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="where the made model stays")
+    parser.add_argument("--ctx-size", type=int, default=2048)
+    parser.add_argument("--repeats", type=int, default=3, help="with compiled kernels")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append a line of JSON for each run")
+    parser.add_argument("--commit", help="what the rows say was measured; default: git's HEAD")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if (asked.model is None) == (asked.make is None):
+        parser.error("give a packed model's directory, or --make SHAPE")
+    if asked.model is not None and not (asked.model / "runner.json").is_file():
+        parser.error(f"{asked.model} is no packed model: it has no runner.json")
+    if asked.make is not None:
+        from shapes import SHAPES
+
+        if asked.make not in SHAPES or asked.make == "tiny":
+            parser.error(f"there is no shape {asked.make!r}; there are: {', '.join(SHAPES)}")
+        if asked.keep is not None and asked.keep.exists():
+            parser.error(f"{asked.keep} is there already: give it as MODEL_DIRECTORY, or another path")
+    return asked
+
+
+def main() -> None:
+    entered = time.time()
+    asked = parse()
+    if asked.child:
+        print(json.dumps(child(asked.model, asked.ctx_size, entered)))
+        return
+    with _model(asked) as directory:
+        measure(directory, asked)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""The sections of docs/BENCHMARKS.md that are measured on a GPU, from the lines of JSON that the benchmarks write.
+
+    python benchmarks/page.py [docs/benchmarks.jsonl] [--docs docs]
+
+A section is what lies between its two markers; where no line is there for it, it says so. Of lines that measure the
+same thing the last one counts. Text, and two plots beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import speed_plots
+from records import SCHEMA
+
+CHECKOUT = Path(__file__).parent.parent
+BEGIN, END = "<!-- {}: made by benchmarks/page.py -->", "<!-- end of {} -->"
+NOTHING = "No figures are here yet: run the command above on a GPU with `--json docs/benchmarks.jsonl`.\n"
+_KEYS = {
+    "matmul": ("shape", "matrix", "m", "way"),
+    "decode_layer": ("shape", "layers", "format", "depth"),
+    "models": ("shape", "layers", "engine", "test"),
+    "load_time": ("model",),
+}
+Row = dict[str, Any]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The lines of the file; none if it is not there. Raises ValueError for a line that is not of these benchmarks."""
+    if not path.is_file():
+        return []
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        row = json.loads(line)
+        if row.get("schema") != SCHEMA or row.get("benchmark") not in _KEYS:
+            raise ValueError(f"{path}, line {number}: no line of these benchmarks")
+        rows.append(row)
+    return rows
+
+
+def latest(rows: Sequence[Row], benchmark: str) -> list[Row]:
+    """The rows of that benchmark whose run is the last one that measured their key, in their order."""
+    mine = [row for row in rows if row["benchmark"] == benchmark]
+    last = {_key(row): _run(row) for row in mine}
+    return [row for row in mine if _run(row) == last[_key(row)]]
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return tuple(row.get(name) for name in _KEYS[row["benchmark"]])
+
+
+def _run(row: Row) -> str:
+    return json.dumps(row["origin"], sort_keys=True)
+
+
+# --- sections --------------------------------------------------------------------------------------------------------
+
+
+def matmul(rows: list[Row]) -> str:
+    """A table a shape: microseconds by way, and the first way's share of the read stream."""
+    parts = []
+    for shape in _distinct(rows, "shape"):
+        mine = [row for row in rows if row["shape"] == shape]
+        by_place: dict[tuple[str, int, int, int], dict[str, Row]] = {}
+        for row in mine:
+            by_place.setdefault((row["matrix"], row["n"], row["k"], row["m"]), {})[row["way"]] = row
+        ways = _distinct(mine, "way")
+        lines = [_head("product", "N x K", "M", "floor us", *(f"{way} us" for way in ways), "share of the stream")]
+        for (matrix, n, k, m), found in by_place.items():
+            first = next(iter(found.values()))
+            cells = [f"{found[way]['us']:.1f}" if way in found else "" for way in ways]
+            share = first["bytes_s"] / first["origin"]["read_bytes_s"]
+            lines.append(_line(matrix, f"{n} x {k}", m, f"{first['floor_us']:.1f}", *cells, f"{100 * share:.0f} %"))
+        parts.append(f"**{shape}**\n\n" + "\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def decode_layer(rows: list[Row]) -> str:
+    """A table a shape and format, and what a step takes in all."""
+    parts = []
+    names = ("shape", "format", "depth")
+    for place in dict.fromkeys(tuple(row[name] for name in names) for row in rows):
+        mine = [row for row in rows if tuple(row[name] for name in names) == place]
+        total = next(row for row in mine if row["place"] == "step")
+        lines = [_head("where", "kernel", "calls", "us each", "gap before, us", "share of the step")]
+        for row in mine:
+            if row is not total:
+                share = f"{100 * row['share']:.1f} %"
+                lines.append(
+                    _line(
+                        row["place"],
+                        f"`{row['kernel']}`",
+                        row["calls"],
+                        f"{row['us']:.2f}",
+                        f"{row['gap_us']:.2f}",
+                        share,
+                    )
+                )
+        said = (
+            f"**{place[0]}, {place[1]}, after {place[2]} tokens**: {total['calls']} kernels a step of "
+            f"{total['us']:.0f} us, {total['busy_us']:.0f} of which some kernel runs; without the profiler "
+            f"{total['unprofiled_us']:.0f} us."
+        )
+        parts.append(f"{said}\n\n" + "\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def models(rows: list[Row]) -> str:
+    """A table a shape: tests by engine, and how much faster the first engine is than each other one."""
+    parts = []
+    for shape in _distinct(rows, "shape"):
+        mine = [row for row in rows if row["shape"] == shape]
+        engines = _distinct(mine, "engine")
+        found = {(row["test"], row["engine"]): row for row in mine}
+        peers = [engine for engine in engines if not engine.startswith("runner")]
+        lines = [_head("test", *engines, *(f"{engines[0]} / {peer}" for peer in peers))]
+        for test in _distinct(mine, "test"):
+            cells = [_value(found.get((test, engine))) for engine in engines]
+            ratios = [_ratio(found.get((test, engines[0])), found.get((test, peer))) for peer in peers]
+            lines.append(_line(test, *cells, *ratios))
+        parts.append(f"**{shape}**{_layers(mine)}\n\n" + "\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _layers(rows: list[Row]) -> str:
+    count = rows[0]["layers"]
+    return "" if count is None else f", cut to {count} layers"
+
+
+def _value(row: Row | None) -> str:
+    if row is None:
+        return ""
+    middle, unit = row["median"], row["unit"]
+    shown = {"share": f"{100 * middle:.1f} %", "s": f"{middle:.2f} s", "ms": f"{middle:.3f} ms"}
+    mark = "" if row["is_repeatable"] else ", ids differ"
+    return shown.get(unit, f"{middle:.0f} tok/s") + mark
+
+
+def _ratio(ours: Row | None, theirs: Row | None) -> str:
+    if ours is None or theirs is None:
+        return ""
+    ratio = ours["median"] / theirs["median"]
+    return f"{1 / ratio if ours['unit'] == 'ms' else ratio:.2f}"
+
+
+def load_time(rows: list[Row]) -> str:
+    """A row a process, seconds of each stage."""
+    stages = list(rows[0]["stages_s"])
+    lines = [_head("model", "GB", "kernels", *stages, "all")]
+    for row in rows:
+        seconds = row["stages_s"]
+        cells = [f"{seconds[stage]:.2f}" for stage in stages]
+        size = f"{row['size_bytes'] / 1e9:.2f}"
+        lines.append(_line(row["model"], size, row["cache"], *cells, f"{sum(seconds.values()):.2f}"))
+    return "\n".join(lines)
+
+
+SECTIONS: dict[str, Callable[[list[Row]], str]] = {
+    "matmul": matmul,
+    "decode_layer": decode_layer,
+    "models": models,
+    "load_time": load_time,
+}
+
+
+def _distinct(rows: Sequence[Row], name: str) -> list[Any]:
+    return list(dict.fromkeys(row[name] for row in rows))
+
+
+def _line(*cells: object) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def _head(*cells: object) -> str:
+    return _line(*cells) + "\n|" + "---|" * len(cells)
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+def section(name: str, rows: Sequence[Row]) -> str:
+    """The text of one section: where its figures come from, then its tables."""
+    mine = latest(rows, name)
+    if not mine:
+        return NOTHING
+    origins = {_run(row): row["origin"] for row in mine}
+    said = "".join(f"{_origin(origin)}\n" for origin in origins.values())
+    return f"{said}\n{SECTIONS[name](mine)}\n"
+
+
+def _origin(origin: dict[str, Any]) -> str:
+    stream = origin["read_bytes_s"]
+    reads = "" if stream is None else f"; it reads {stream / 1e12:.2f} TB/s, measured in the same run"
+    return (
+        f"- {origin['date']}, {origin['device']}, runner {origin['runner']} at commit {origin['commit']}, "
+        f"torch {origin['torch']}, Triton {origin['triton']}, Python {origin['python']}{reads}."
+    )
+
+
+def replaced(page: str, name: str, text: str) -> str:
+    """The page with that section's text. Raises ValueError where the page lacks its markers."""
+    begin, end = BEGIN.format(name), END.format(name)
+    before, has_begin, rest = page.partition(begin)
+    _, has_end, after = rest.partition(end)
+    if not has_begin or not has_end:
+        raise ValueError(f"the page lacks the markers of the section {name!r}")
+    return f"{before}{begin}\n\n{text}\n{end}{after}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("lines", type=Path, nargs="?", default=CHECKOUT / "docs" / "benchmarks.jsonl")
+    parser.add_argument("--docs", type=Path, default=CHECKOUT / "docs", help="where BENCHMARKS.md is")
+    asked = parser.parse_args()
+    path = asked.docs / "BENCHMARKS.md"
+    try:
+        rows = read_rows(asked.lines)
+        page = path.read_text(encoding="utf-8")
+        for name in SECTIONS:
+            text = section(name, rows)
+            if name == "models" and (plots := speed_plots.draw(latest(rows, name), asked.docs)):
+                text += "\n" + "".join(f"![{plot}]({plot}.svg)\n" for plot in plots)
+            page = replaced(page, name, text)
+    except ValueError as error:
+        sys.exit(str(error))
+    path.write_text(page, encoding="utf-8")
+    print(path)
+
+
+if __name__ == "__main__":
+    main()

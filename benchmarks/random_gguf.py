@@ -1,0 +1,185 @@
+"""GGUF files of a given shape with random weights, for llama.cpp to be measured beside runner.
+
+    python benchmarks/random_gguf.py llama-3.1-8b q4_k_m FILE.gguf
+
+Types are those that llama.cpp's own quantizer gives the tensors of such a model in that mix; the tokenizer is the demo
+model's, filled up. Blocks are random bytes with scales such that a matrix gives its output the size of its input. It
+knows nothing of how fast anything is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGUFWriter, LlamaFileType
+from gguf import GGMLQuantizationType as Type
+from numpy.typing import NDArray
+from shapes import SHAPES, config_of
+
+from runner.model_config import ModelConfig, parse_model_config
+from runner.paths import builtin
+from runner.quant.architectures import blocks
+from runner.quant.convert import read_vocabulary
+from runner.quant.gguf_metadata import QUANTIZATION_VERSION, write_model, write_vocabulary
+from runner.quant.tensor_rules import Architecture, tensors_of
+
+MIXES = {"q4_k_m": LlamaFileType.MOSTLY_Q4_K_M, "q4_0": LlamaFileType.MOSTLY_Q4_0}
+_GGUF_NAMES = {"llama": "llama", "qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
+_POOL_BYTES = 16 << 20  # of random blocks, which large tensors repeat
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """One tensor of the file; shape as torch has it, [..., N, K]."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: Type
+
+    @property
+    def nbytes(self) -> int:
+        block, size = GGML_QUANT_SIZES[self.type]
+        return math.prod(self.shape) // int(block) * int(size)
+
+
+def planned(config: ModelConfig, mix: str) -> list[Planned]:
+    """All tensors with their types."""
+    return [
+        Planned(name=name, shape=shape, type=_type(name, shape, config, mix)) for name, shape in _shapes(config).items()
+    ]
+
+
+def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    norms = {"none": (), "head": blocks.QK_NORMS, "row": blocks.QK_ROW_NORMS}[config.qk_norm]
+    rules = (*blocks.EMBEDDINGS, *blocks.NORMS, *blocks.ATTENTION, *norms, *blocks.GATED_MLP)
+    decoder = Architecture(model_type=config.model_type, gguf_name="", interleaved_rotary=False, rules=rules)
+    found = {tensor.target: tensor.shape for tensor in tensors_of(decoder, config)}
+    experts, hidden = config.experts, config.hidden_size
+    for layer in experts.layers if experts else ():
+        block, count, width = f"blk.{layer}.ffn_", experts.count, experts.intermediate_size
+        for name in ("gate", "up", "down"):
+            del found[f"{block}{name}.weight"]
+        found[f"{block}gate_inp.weight"] = (count, hidden)
+        found |= {f"{block}{name}_exps.weight": (count, width, hidden) for name in ("gate", "up")}
+        found[f"{block}down_exps.weight"] = (count, hidden, width)
+    return found
+
+
+def _type(name: str, shape: tuple[int, ...], config: ModelConfig, mix: str) -> Type:
+    if len(shape) == 1 or name.endswith("ffn_gate_inp.weight"):
+        return Type.F32
+    base = Type.Q4_K if mix == "q4_k_m" else Type.Q4_0
+    output = "token_embd.weight" if config.tie_word_embeddings else "output.weight"
+    if name == output:
+        return Type.Q6_K
+    _, _, rest = name.partition(".")
+    layer, _, leaf = rest.partition(".")
+    if mix == "q4_k_m" and leaf.startswith(("attn_v.", "ffn_down")) and _has_more_bits(int(layer), config.num_layers):
+        return Type.Q6_K
+    return base
+
+
+def _has_more_bits(layer: int, num_layers: int) -> bool:
+    """Whether q4_k_m keeps this layer's v and down in Q6_K: the first and the last eighth, and each third between."""
+    eighth = num_layers // 8
+    return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
+
+
+# --- blocks ----------------------------------------------------------------------------------------------------------
+
+# Where a block has its half-precision scales, and the deviation of its weights where these scales are 1. In Q4_K the
+# offset is 7.5 times the scale, which makes the mean 0.
+_SCALES: Mapping[Type, tuple[tuple[slice, float], ...]] = {
+    Type.Q4_0: ((slice(0, 2), 1.0),),
+    Type.Q4_K: ((slice(0, 2), 1.0), (slice(2, 4), 7.5)),
+    Type.Q6_K: ((slice(208, 210), 1.0),),
+}
+_DEVIATIONS: Mapping[Type, float] = {Type.Q4_0: 4.6, Type.Q4_K: 258.0, Type.Q6_K: 1367.0}
+
+
+@cache
+def _pool(kind: Type, k: int) -> NDArray[np.uint8]:
+    """Random blocks whose weights have a deviation of about 1 / sqrt(k), flat."""
+    _, size = GGML_QUANT_SIZES[kind]
+    random = np.random.default_rng(int(kind))
+    pool = random.integers(0, 256, (_POOL_BYTES // int(size), int(size)), dtype=np.uint8)
+    for place, factor in _SCALES[kind]:
+        scale = np.float16(factor * k**-0.5 / _DEVIATIONS[kind])
+        pool[:, place] = np.frombuffer(scale.tobytes(), np.uint8)
+    return pool.reshape(-1)
+
+
+def _data(tensor: Planned) -> Iterator[NDArray[Any]]:
+    """The tensor's bytes, in pieces."""
+    if tensor.type == Type.F32:
+        random = np.random.default_rng(0)
+        is_vector = len(tensor.shape) == 1
+        values = np.ones(tensor.shape) if is_vector else random.normal(0, tensor.shape[-1] ** -0.5, tensor.shape)
+        yield values.astype(np.float32)
+        return
+    pool, left = _pool(tensor.type, tensor.shape[-1]), tensor.nbytes
+    while left:
+        piece = pool[: min(left, len(pool))]
+        yield piece
+        left -= len(piece)
+
+
+def write_gguf(target: Path, shape: Mapping[str, Any], mix: str) -> int:
+    """The file; returns its bytes."""
+    config = parse_model_config(dict(shape))
+    tensors = planned(config, mix)
+    writer = GGUFWriter(target, _GGUF_NAMES[config.model_type])
+    try:
+        write_model(writer, config, name=f"random {config.model_type}")
+        if config.experts is not None:
+            writer.add_expert_count(config.experts.count)
+            writer.add_expert_used_count(config.experts.per_token)
+            writer.add_expert_feed_forward_length(config.experts.intermediate_size)
+        writer.add_file_type(int(MIXES[mix]))
+        writer.add_quantization_version(QUANTIZATION_VERSION)
+        write_vocabulary(writer, read_vocabulary(builtin("models") / "demo", config.vocab_size))
+        for tensor in tensors:
+            writer.add_tensor_info(
+                tensor.name, tensor.shape, np.dtype(np.float32), tensor.nbytes, raw_dtype=tensor.type
+            )
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+    finally:
+        writer.close()
+    return _append(target, tensors, writer.data_alignment)
+
+
+def _append(target: Path, tensors: list[Planned], alignment: int) -> int:
+    """The tensors' bytes after the header, each at a multiple of the alignment."""
+    with target.open("ab") as file:
+        file.write(b"\0" * (-file.tell() % alignment))
+        for tensor in tensors:
+            for piece in _data(tensor):
+                piece.tofile(file)
+            file.write(b"\0" * (-tensor.nbytes % alignment))
+        return file.tell()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("shape", choices=[name for name in SHAPES if name != "tiny"])
+    parser.add_argument("mix", choices=MIXES)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--layers", type=int)
+    asked = parser.parse_args()
+    started = time.perf_counter()
+    size = write_gguf(asked.output, config_of(asked.shape, asked.layers), asked.mix)
+    print(f"{asked.output}: {size / 1e9:.2f} GB in {time.perf_counter() - started:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

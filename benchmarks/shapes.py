@@ -1,0 +1,49 @@
+"""Shapes of models that the benchmarks make with random weights: what their config.json says. Data alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5}
+_QWEN = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "rms_norm_eps": 1e-6, "head_dim": 128}
+_QWEN_SIZES = {"vocab_size": 151936, "rope_theta": 1e6, "max_position_embeddings": 40960}
+_MOE = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-3.1-8b": _LLAMA
+    | {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
+    | {"num_attention_heads": 32, "num_key_value_heads": 8, "rope_theta": 500000.0, "max_position_embeddings": 131072},
+    "qwen3-8b": _QWEN
+    | _QWEN_SIZES
+    | {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36}
+    | {"num_attention_heads": 32, "num_key_value_heads": 8},
+    "qwen3-0.6b": _QWEN
+    | _QWEN_SIZES
+    | {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28}
+    | {"num_attention_heads": 16, "num_key_value_heads": 8, "tie_word_embeddings": True},
+    "qwen3-30b-a3b": _QWEN
+    | _MOE
+    | _QWEN_SIZES
+    | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48}
+    | {"num_attention_heads": 32, "num_key_value_heads": 4, "norm_topk_prob": True}
+    | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+    # As large as the demo model, whose tokenizer fits it: for trying a benchmark out.
+    "demo": _QWEN
+    | {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 6, "head_dim": 64}
+    | {"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 2048},
+    # The same with experts.
+    "demo-moe": _QWEN
+    | _MOE
+    | {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
+    | {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "norm_topk_prob": True}
+    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256},
+    # So small that Triton's interpreter runs it.
+    "tiny": _QWEN
+    | {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 32}
+    | {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 1024},
+}
+
+
+def config_of(shape: str, layers: int | None = None) -> dict[str, Any]:
+    """config.json of that shape; layers: fewer or more than it has."""
+    return SHAPES[shape] | ({} if layers is None else {"num_hidden_layers": layers})

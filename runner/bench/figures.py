@@ -1,0 +1,49 @@
+"""The figures of a benchmark as people read them: values with their spread, shares, rates of memory.
+
+Pure functions. Four digits are shown: more would be noise. It knows no layout.
+"""
+
+from __future__ import annotations
+
+from runner.bench.record import BenchRow
+from runner.measures import duration
+
+INVALID = "INVALID"
+
+
+def figure(value: float, like: float | None = None) -> str:
+    """`value` with four digits, or with as many decimals as `like` is shown with: 1234, 142.6, 84.21, 3.142."""
+    return f"{value:.{_decimals(value if like is None else like)}f}"
+
+
+def _decimals(value: float) -> int:
+    size = abs(value)
+    return 0 if size >= 999.95 else 1 if size >= 99.995 else 2 if size >= 9.9995 else 3
+
+
+def mean_and_spread(row: BenchRow) -> str:
+    """ "142.6 ± 1.4"; without a spread when there is one sample; INVALID when the numbers cannot be believed."""
+    if row.invalid is not None:
+        return INVALID
+    if row.mean is None:
+        return ""
+    return figure(row.mean) if row.stddev is None else f"{figure(row.mean)} ± {figure(row.stddev, row.mean)}"
+
+
+def with_unit(row: BenchRow) -> str:
+    """ "142.6 ± 1.4 tok/s"."""
+    shown = mean_and_spread(row)
+    return f"{shown} {row.unit}" if row.mean is not None else shown
+
+
+def label(row: BenchRow) -> str:
+    """The one word that a reader must not miss, or nothing."""
+    return INVALID if row.invalid is not None else "noisy" if row.is_noisy else ""
+
+
+def percent(share: float | None, decimals: int = 0) -> str:
+    return "" if share is None else f"{100 * share:.{decimals}f} %"
+
+
+def seconds(value: float | None) -> str:
+    return "" if value is None else duration(value)

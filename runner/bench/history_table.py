@@ -1,0 +1,118 @@
+"""Earlier runs as people read them: a line for each backend of a run, and how each figure went on over time.
+
+Pure: runs and a width come in, lines of styled text go out. It knows no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from runner.bench.figures import INVALID, figure
+from runner.bench.formats import escaped, markdown_table
+from runner.bench.record import BenchBackend, BenchRow, BenchRun
+from runner.bench.styled import Cells, Column, Line, Segment, cell_text, table_lines
+from runner.bench.text_plot import sparkline
+
+_LEAST_OF_A_TREND: Final = 3
+_COLUMNS: Final = (
+    Column(name="ID", worth=0),
+    Column(name="MODEL", worth=1, is_elastic=True),
+    Column(name="QUANT", worth=6),
+    Column(name="BACKEND", worth=2),
+    Column(name="PREFILL", worth=4, is_right=True),
+    Column(name="DECODE", worth=3, is_right=True),
+    Column(name="TTFT", worth=5, is_right=True),
+    Column(name="DEVICE", worth=7, is_elastic=True),
+    Column(name="COMMIT", worth=8),
+)
+
+
+def history_lines(runs: Sequence[BenchRun], width: int | None, *, is_ascii: bool = False) -> list[Line]:
+    """Runs, the last one last, and the trends of those that measured the same thing."""
+    rows = [_cells(run, backend) for run in runs for backend in run.backends]
+    lines = table_lines(_COLUMNS, rows, width)
+    trends = list(_trends(runs, width, is_ascii))
+    return [*lines, (), *trends] if trends else lines
+
+
+def history_markdown(runs: Sequence[BenchRun]) -> str:
+    """The same runs for a document."""
+    cells = [_cells(run, backend) for run in runs for backend in run.backends]
+    rows = [{name: escaped(cell_text(cell)) for name, cell in row.items()} for row in cells]
+    right = frozenset(column.name for column in _COLUMNS if column.is_right)
+    return "\n".join(markdown_table([column.name for column in _COLUMNS], rows, right)) if rows else ""
+
+
+def _cells(run: BenchRun, backend: BenchBackend) -> Cells:
+    return {
+        "ID": f"{run.id}{' partial' if run.is_partial else ''}",
+        "MODEL": run.model,
+        "QUANT": run.quantization,
+        "BACKEND": backend.name,
+        "PREFILL": _figure(backend, "pp"),
+        "DECODE": _figure(backend, "tg"),
+        "TTFT": _figure(backend, "ttft"),
+        "DEVICE": run.machine.device,
+        "COMMIT": run.machine.versions.get("commit", ""),
+    }
+
+
+def _figure(backend: BenchBackend, kind: str) -> Segment:
+    """The first row of that kind, the one at the least depth."""
+    if backend.refused is not None:
+        return Segment("refused", "bad")
+    row = next((row for row in backend.rows if row.test.startswith(kind)), None)
+    if row is None:
+        return Segment("")
+    size = "" if kind == "ttft" else f"{row.test.removeprefix(kind).replace(' ', '')}: "
+    if row.invalid is not None:
+        return Segment(f"{size}{INVALID}", "bad")
+    if row.mean is None:
+        return Segment("")
+    shown = f"{figure(row.mean)} ms" if row.unit == "ms" else figure(row.mean)
+    return Segment(f"{size}{shown}", "doubt" if row.is_noisy else "")
+
+
+def _trends(runs: Sequence[BenchRun], width: int | None, is_ascii: bool) -> Iterator[Line]:
+    """A sparkline for each row that at least three runs on one device have with valid numbers."""
+    series: dict[tuple[str, str, str, str, str], list[BenchRow]] = {}
+    for run in runs:
+        for row in run.rows:
+            if row.mean is not None:
+                key = (run.model, run.quantization, run.machine.device, row.backend, row.test)
+                series.setdefault(key, []).append(row)
+    rows = [_trend(key, rows, is_ascii) for key, rows in series.items() if len(rows) >= _LEAST_OF_A_TREND]
+    if rows:
+        yield from table_lines(_TREND_COLUMNS, rows, width)
+
+
+_TREND_COLUMNS: Final = (
+    Column(name="TREND", worth=1),
+    Column(name="BACKEND", worth=2),
+    Column(name="TEST", worth=0),
+    Column(name="FIRST", worth=5, is_right=True),
+    Column(name="LAST", worth=3, is_right=True),
+    Column(name="BEST", worth=6, is_right=True),
+    Column(name="UNIT", worth=4),
+    Column(name="MODEL", worth=7, is_elastic=True),
+    Column(name="RUNS", worth=8, is_right=True),
+)
+_LONGEST_TREND: Final = 24
+
+
+def _trend(key: tuple[str, str, str, str, str], rows: Sequence[BenchRow], is_ascii: bool) -> Cells:
+    model, quantization, _device, backend, test = key
+    means = [row.mean for row in rows if row.mean is not None]
+    best = max(means) if rows[0].is_higher_better else min(means)
+    return {
+        "TREND": Segment(sparkline(means[-_LONGEST_TREND:], is_ascii=is_ascii), "accent"),
+        "BACKEND": backend,
+        "TEST": test,
+        "FIRST": figure(means[0]),
+        "LAST": figure(means[-1]),
+        "BEST": figure(best),
+        "UNIT": rows[0].unit,
+        "MODEL": f"{model} {quantization}",
+        "RUNS": str(len(means)),
+    }

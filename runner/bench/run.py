@@ -1,0 +1,271 @@
+"""A run from beginning to end: a fresh process for each turn of each backend, there and back, and what came of it.
+
+`run_bench` yields events, which the CLI and the TUI show; the last one has the run. It knows no screen, no file of
+results and no formats.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+
+from runner.backends.base import common_prefix
+from runner.bench.bytes_read import kv_bytes_per_position, stored_weights, weights_read
+from runner.bench.events import BackendRefused, BenchEvent, BenchFinished, BenchStep
+from runner.bench.gates import parting_note
+from runner.bench.hashed_files import hashed_files
+from runner.bench.machine_state import (
+    describe_machine,
+    device_of_run,
+    machine_notes,
+    machine_state,
+    over_a_run,
+    versions,
+)
+from runner.bench.plan import BenchRequest, abba, needed_context, share_of
+from runner.bench.process import BenchProcess
+from runner.bench.record import Bandwidth, BenchComparison, BenchRun, MachineState, ModelFile, SkippedTest
+from runner.bench.side import Side
+from runner.bench.turn import Turn, TurnOf
+from runner.config import LoadOptions
+from runner.errors import (
+    BackendUnavailable,
+    BadModelFile,
+    DoesNotFit,
+    EngineDied,
+    RunnerError,
+    UnsupportedModel,
+)
+from runner.paths import Paths
+from runner.prepare import ready, title
+from runner.registry import SCRIPT_SUFFIX, ModelSpec, Registry
+from runner.types import BackendName, CancelToken, MemoryUse, ReadyModel
+
+# What keeps one backend from running a model that another may run.
+_REFUSALS = (BackendUnavailable, UnsupportedModel, DoesNotFit, BadModelFile, EngineDied)
+
+
+def run_bench(request: BenchRequest, paths: Paths, cancel: CancelToken) -> Iterator[BenchEvent]:
+    """Measure; BenchFinished comes last. A set `cancel` ends it soon, with a partial run when anything was measured.
+
+    Raises UnknownModel and other RunnerErrors when nothing can be measured, and RunnerError when it was cancelled
+    before anything was.
+    """
+    yield from _Bench(request, paths, cancel).events()
+
+
+class _Bench:
+    """One run at work."""
+
+    def __init__(self, request: BenchRequest, paths: Paths, cancel: CancelToken) -> None:
+        self._request = request
+        self._paths = paths
+        self._cancel = cancel
+        self._began = time.monotonic()
+        self._started_at = datetime.now(UTC)
+        self._spec = Registry.load_for(paths).resolve(request.model)
+        self._device = device_of_run(request.load.n_gpu_layers)
+        self._before = machine_state(self._device)
+        self._during: list[MachineState] = []
+        self._bandwidth: Bandwidth | None = None
+        self._files: ReadyModel | None = None
+        self._notes: list[str] = []
+        model = title(self._spec)
+        found = versions()
+        self._sides = {
+            name: Side(model, name, _version(name, found)) for name in request.backends or _backends(self._spec)
+        }
+
+    def events(self) -> Iterator[BenchEvent]:
+        try:
+            yield from self._measure_bandwidth()
+            order = abba(tuple(self._sides))
+            for number, name in enumerate(order, 1):
+                yield from self._turn(self._sides[name], number, len(order))
+            self._refuse_without_backend()
+        except RunnerError:
+            if not (self._cancel.is_cancelled and self._has_rows()):
+                raise
+        files: tuple[ModelFile, ...] = ()
+        if not self._cancel.is_cancelled:
+            assert self._files is not None
+            with suppress(RunnerError):  # cancelled at the very end: the figures are all there
+                files = yield from hashed_files(self._files, self._cancel)
+        yield BenchFinished(run=self._run(files))
+
+    def _has_rows(self) -> bool:
+        return any(side.backend(None).rows for side in self._sides.values())
+
+    # --- measuring ---------------------------------------------------------------------------------------------------
+
+    def _measure_bandwidth(self) -> Iterator[BenchEvent]:
+        """In a process of its own: what it allocates is gone before a model is loaded."""
+        if self._cancel.is_cancelled:
+            raise RunnerError("The benchmark was cancelled.")
+        yield BenchStep(what="measuring the memory's bandwidth")
+        with BenchProcess(self._paths, self._cancel) as process:
+            try:
+                self._bandwidth = process.bandwidth(self._device.kind, 0)
+            except RunnerError as error:
+                if self._cancel.is_cancelled:
+                    raise
+                self._notes.append(f"The memory's bandwidth is not known: {error.message}")
+
+    def _turn(self, side: Side, number: int, n_processes: int) -> Iterator[BenchEvent]:
+        """The next process of a backend, if it has one left. number: of the run's processes, from 1."""
+        options = self._request.options()
+        if not side.n_turns:
+            is_alone = all(other.refusal is not None for other in self._sides.values() if other is not side)
+            side.n_turns = 1 if is_alone else min(2, options.repetitions)
+        if side.refusal is not None or side.turns_done == side.n_turns:
+            return
+        of = TurnOf(
+            request=self._request,
+            options=self._load_options(side.name),
+            share=share_of(options, side.turns_done, side.n_turns),
+            number=number,
+            n_processes=n_processes,
+            is_last=side.turns_done == side.n_turns - 1,
+            first_prompt=side.turns_done * (options.repetitions + 1),
+            earlier=next((other.plan for other in self._sides.values() if other.plan is not None), None),
+            bandwidth=lambda: self._bandwidth_of(side),
+            on_test=lambda: self._during.append(machine_state(self._device)),
+        )
+        with BenchProcess(self._paths, self._cancel) as process:
+            turn = Turn(side, process, of, self._cancel)
+            try:
+                yield from turn.load()
+            except _REFUSALS as error:
+                if self._cancel.is_cancelled:
+                    raise
+                yield from self._not_loaded(side, error)
+                return
+            side.turns_done += 1
+            self._learn(side)
+            yield from turn.measure()
+
+    def _load_options(self, backend: BackendName) -> LoadOptions:
+        return dataclasses.replace(self._request.load, backend=backend, ctx_size=needed_context(self._request))
+
+    def _not_loaded(self, side: Side, error: RunnerError) -> Iterator[BenchEvent]:
+        """The first time it is a refusal; later the backend keeps what it has."""
+        side.n_turns = side.turns_done
+        if side.loaded is not None:
+            side.note(f"It did not load a second time: {error.message}")
+            return
+        side.refuse(error, error.message.removeprefix(f"The {side.name} backend cannot run {title(self._spec)}: "))
+        if len(self._sides) > 1:
+            yield BackendRefused(backend=side.name, reason=side.refused)
+
+    def _learn(self, side: Side) -> None:
+        """What the files say of a model that has just been loaded from them."""
+        assert side.loaded is not None
+        if self._files is None:
+            self._files = ready(self._spec, offline=True, on_event=lambda _event: None, cancel=self._cancel)
+        if side.bytes_read is not None:
+            return
+        try:
+            stored = stored_weights(self._files)
+            per_position = kv_bytes_per_position(self._files, self._load_options(side.name), side.loaded.info)
+        except RunnerError as error:
+            side.note(f"How many bytes a token reads is not known: {error.message}")
+            return
+
+        def bytes_read(context: float, memory: MemoryUse) -> int:
+            return weights_read(stored, side.name, memory) + round(per_position * context)
+
+        side.bytes_read = bytes_read
+
+    def _bandwidth_of(self, side: Side) -> float | None:
+        """The measured bandwidth, where it is of the memory that holds all of this backend's model."""
+        if self._bandwidth is None or side.loaded is None:
+            return None
+        info = side.loaded.info
+        is_there = info.n_gpu_layers == 0 if self._device.kind == "cpu" else info.n_gpu_layers >= info.num_layers
+        return self._bandwidth.bytes_s if is_there else None
+
+    def _refuse_without_backend(self) -> None:
+        """Raise when no backend could load the model: the one reason, or all of them."""
+        errors = {side.name: side.refusal for side in self._sides.values() if side.refusal is not None}
+        if len(errors) < len(self._sides):
+            return
+        first, *others = errors.values()
+        if not others:
+            raise first
+        reasons = " ".join(f"{side.name}: {side.refused}" for side in self._sides.values())
+        if all(isinstance(error, DoesNotFit) for error in errors.values()):
+            raise DoesNotFit(f"{title(self._spec)} fits no backend here. {reasons}", hint=first.hint)
+        raise UnsupportedModel(
+            f"No backend can run {title(self._spec)}. {reasons}", hint="`runner doctor` checks the backends."
+        )
+
+    # --- what came of it ---------------------------------------------------------------------------------------------
+
+    def _run(self, files: tuple[ModelFile, ...]) -> BenchRun:
+        loaded = next(side.loaded for side in self._sides.values() if side.loaded is not None)
+        after = over_a_run(self._during, machine_state(self._device))
+        machine = describe_machine(self._device, self._before, after, self._bandwidth)
+        assert self._files is not None
+        return BenchRun(
+            id=f"{self._started_at:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
+            started_at=self._started_at.isoformat(timespec="seconds"),
+            duration_s=time.monotonic() - self._began,
+            model=title(self._spec),
+            format=self._files.format,
+            architecture=loaded.info.architecture,
+            quantization=loaded.info.quantization,
+            num_parameters=loaded.info.num_parameters,
+            size_bytes=self._files.size_bytes,
+            files=files,
+            prompts_md5=next((side.prompts_md5 for side in self._sides.values() if side.prompts_md5), ""),
+            options=self._request.options(),
+            machine=machine,
+            backends=tuple(side.backend(self._bandwidth_of(side)) for side in self._sides.values()),
+            skipped=tuple(self._skipped()),
+            comparison=tuple(self._comparisons()),
+            notes=(*self._notes, *machine_notes(machine)),
+            is_partial=self._cancel.is_cancelled,
+        )
+
+    def _skipped(self) -> Iterator[SkippedTest]:
+        """Each test that was left out, once; with the backend's name where not all of them left it out."""
+        planned = [
+            (side.name, (*side.skipped, *side.plan.skipped)) for side in self._sides.values() if side.plan is not None
+        ]
+        for name, skipped in planned:
+            for test in skipped:
+                if all(test in others for _, others in planned):
+                    if name == planned[0][0]:
+                        yield test
+                else:
+                    yield SkippedTest(test=test.test, reason=f"{name}: {test.reason}")
+
+    def _comparisons(self) -> Iterator[BenchComparison]:
+        """Whether the backends wrote the same text, the first one against each other."""
+        first, *others = self._sides.values()
+        for other in others:
+            n_ids = min(len(first.written), len(other.written))
+            if n_ids and first.prompts_md5 == other.prompts_md5:
+                same = common_prefix(first.written, other.written)
+                note = parting_note(same, n_ids)
+                yield BenchComparison(backend=first.name, against=other.name, n_same=same, n_ids=n_ids, note=note)
+            elif n_ids:
+                note = "they make different token ids of the same text"
+                yield BenchComparison(backend=first.name, against=other.name, n_same=0, n_ids=n_ids, note=note)
+
+
+def _backends(spec: ModelSpec) -> tuple[BackendName, ...]:
+    """Every backend that might run a model; a script is the scripted one's alone."""
+    is_script = spec.origin == "fake" or (spec.path is not None and spec.path.name.endswith(SCRIPT_SUFFIX))
+    return ("fake",) if is_script else ("native", "llamacpp")
+
+
+def _version(backend: BackendName, found: dict[str, str]) -> str:
+    if backend == "llamacpp":
+        return f"llama-cpp-python {found.get('llama-cpp-python', 'not installed')}"
+    own = f"runner {found['runner']}"
+    return f"{own}, torch {found.get('torch', 'not installed')}" if backend == "native" else own

@@ -1,0 +1,211 @@
+"""`runner bench MODEL`: how fast a model runs here; `bench history`, `show`, `compare`, `export`: earlier runs.
+
+It reads the options, shows progress and hands the run on; measuring is runner.bench's, reports are bench_reports.py's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from runner.cli import bench_earlier, bench_reports, options, render
+from runner.cli.app import new_app
+from runner.config import nearest_hint
+from runner.errors import RunnerError, UsageError
+
+if TYPE_CHECKING:
+    from runner.bench.plan import BenchRequest
+    from runner.bench.record import BenchRun
+    from runner.types import BackendName
+
+_MEASURE = "measure"
+_KNOWN_BACKENDS = tuple(name for name in options.BACKENDS if name != "auto")
+
+
+class _MeasureUnlessNamed(TyperGroup):
+    """What is no name of a command is a model to measure, or an option of measuring."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        is_named = bool(args) and args[0] in self.commands
+        return super().parse_args(ctx, args if is_named else [_MEASURE, *args])
+
+
+class _AsTheGroup(TyperCommand):
+    """Shown under the group's name, which is how it is called."""
+
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        formatter.write_usage(ctx.parent.command_path, " ".join(self.collect_usage_pieces(ctx)))
+
+
+app = new_app(cls=_MeasureUnlessNamed, help="Measure how fast a model runs here, and compare runs.")
+for _name, _function in (
+    ("history", bench_earlier.history),
+    ("show", bench_earlier.show),
+    ("compare", bench_earlier.compare),
+    ("export", bench_earlier.export),
+):
+    app.command(_name)(_function)
+
+
+@app.command(
+    _MEASURE,
+    cls=_AsTheGroup,
+    hidden=True,
+    epilog="runner bench history, show, compare and export look at earlier runs; each has its own --help.",
+)
+def measure(
+    model: options.ModelArgument = None,
+    n_prompt: Annotated[
+        str | None, typer.Option("-p", "--pp", "--n-prompt", metavar="N,..", help="Prefill so many tokens; 0 is none.")
+    ] = None,
+    n_gen: Annotated[
+        str | None, typer.Option("-n", "--tg", "--n-gen", metavar="N,..", help="Decode so many tokens; 0 is none.")
+    ] = None,
+    depths: Annotated[
+        str | None,
+        typer.Option("-d", "--depth", "--n-depth", metavar="N,..", help="With so many tokens in the KV cache before."),
+    ] = None,
+    repetitions: Annotated[
+        int | None, typer.Option("-r", "--repetitions", metavar="N", help="How often each test is made, over all.")
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            "--backend",
+            metavar="NAME,..",
+            help="These alone, in this order: native, llamacpp; every one that can run when left out.",
+            autocompletion=lambda: list(_KNOWN_BACKENDS),
+        ),
+    ] = None,
+    ctx_size: options.CtxSize = None,
+    n_gpu_layers: options.GpuLayers = None,
+    kv_type: options.KvType = None,
+    threads: options.Threads = None,
+    is_random: Annotated[
+        bool, typer.Option("--random-weights", help="The model's weights are random: do not judge its text.")
+    ] = False,
+    form: Annotated[
+        str, typer.Option("--format", metavar="table|md|json|jsonl|csv", help="How the report is written to stdout.")
+    ] = "table",
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    baseline: Annotated[
+        str | None, typer.Option("--baseline", metavar="last|ID", help="Compare with an earlier run.")
+    ] = None,
+    fail_below: Annotated[
+        str | None,
+        typer.Option("--fail-below", metavar="P%", help="Exit 1 when a row is slower than the baseline by more."),
+    ] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw the rows into FILE (.svg).")] = None,
+    no_save: Annotated[bool, typer.Option("--no-save", help="Do not add this run to the history.")] = False,
+    force: options.Force = False,
+    offline: options.Offline = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Measure how fast a model runs here: prefill, decode, decode at depth, and the time to the first text.
+
+    Every backend that can run it does, each in a fresh process, there and back (A B B A), five times over, after a
+    warm-up that is shown as cold. What would take this machine too long is made smaller, and said.
+    """
+    from runner.paths import user_paths
+
+    render.configure(quiet=quiet)
+    form = "json" if as_json else form
+    bench_reports.check_options(form, baseline, fail_below, plot)
+    request = _request(
+        model,
+        sizes=tuple(_sizes(name, text) for name, text in (("-p", n_prompt), ("-n", n_gen), ("-d", depths))),
+        repetitions=repetitions,
+        backends=_backends(backend),
+        is_random=is_random,
+        offline=offline,
+        load={
+            "ctx_size": ctx_size,
+            "n_gpu_layers": options.gpu_layers(n_gpu_layers),
+            "kv_type": kv_type,
+            "n_threads": threads,
+            "force": force or None,
+        },
+    )
+    paths = user_paths()
+    run = _measured(request, as_json=form in ("json", "jsonl"))
+    bench_reports.show_run(run, form)
+    is_slower = baseline is not None and bench_reports.compare_with_baseline(run, baseline, fail_below, paths)
+    if not no_save:
+        bench_reports.keep_run(run, paths)
+    if plot is not None:
+        bench_reports.write_plot(run, plot)
+    if run.is_partial:
+        raise typer.Exit(130)
+    if is_slower or run.is_invalid:
+        raise typer.Exit(1)
+
+
+def _request(
+    model: str | None,
+    *,
+    sizes: tuple[tuple[int, ...] | None, ...],
+    repetitions: int | None,
+    backends: tuple[BackendName, ...],
+    is_random: bool,
+    offline: bool | None,
+    load: dict[str, Any],
+) -> BenchRequest:
+    from runner.bench.plan import BenchRequest
+    from runner.paths import user_paths
+    from runner.settings import load_settings
+
+    settings = load_settings(user_paths())
+    n_prompt, n_gen, depths = sizes
+    return BenchRequest(
+        model=model or settings.model,
+        load=settings.load_options(**load),
+        n_prompt=n_prompt,
+        n_gen=n_gen,
+        depths=depths,
+        repetitions=repetitions,
+        backends=backends,
+        is_random=is_random,
+        offline=settings.is_offline(offline),
+    )
+
+
+def _sizes(option: str, text: str | None) -> tuple[int, ...] | None:
+    """The value of -p, -n or -d: numbers of tokens. Raises UsageError."""
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"{option} is {text!r}.", hint=f"Give numbers of tokens, such as {option} 128,512.") from None
+
+
+def _backends(text: str | None) -> tuple[BackendName, ...]:
+    """The value of --backend; () for every one. Raises UsageError."""
+    names = [part.strip() for part in (text or "auto").split(",")]
+    if names == ["auto"]:
+        return ()
+    for name in names:
+        if name not in _KNOWN_BACKENDS:
+            raise UsageError(f"There is no backend {name!r}.", hint=nearest_hint(name, _KNOWN_BACKENDS))
+    return cast("tuple[BackendName, ...]", tuple(dict.fromkeys(names)))
+
+
+def _measured(request: BenchRequest, *, as_json: bool) -> BenchRun:
+    """The run, with its progress on stderr. Ctrl+C ends it: what was measured until then is a partial run."""
+    from runner.bench.events import BenchFinished
+    from runner.bench.run import run_bench
+    from runner.cli.bench_live import Live
+    from runner.cli.interrupt import cancelling
+    from runner.paths import user_paths
+
+    with cancelling(lambda: render.narrate("Stopped before anything was measured.")) as token, Live(as_json) as live:
+        for event in run_bench(request, user_paths(), token):
+            if isinstance(event, BenchFinished):
+                if event.run.is_partial:
+                    live.say("Stopped: the report has what was measured until then.")
+                return event.run
+            live.show(event)
+    raise RunnerError("The benchmark ended without a result.")

@@ -1,0 +1,195 @@
+"""`runner bench history`, `show`, `compare` and `export`: what can be done with earlier runs.
+
+It reads the options and prints; what a report says is made in runner.bench. It knows nothing of measuring.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from runner.cli import render
+from runner.cli.bench_reports import (
+    FORMATS,
+    allowed_share,
+    check_format,
+    check_options,
+    draw,
+    expanded,
+    fails,
+    read_kept,
+    run_meant,
+    show_run,
+    width_of,
+    without_schema,
+    write_plot,
+)
+from runner.errors import RunnerError, UsageError
+from runner.paths import user_paths
+from runner.safe_text import safe_line
+
+if TYPE_CHECKING:
+    from runner.bench.record import BenchRun
+
+_LATEST: Final = 20  # runs that `history` shows unless told otherwise
+_BOARDS: Final = ("localmaxxing",)
+
+FormatOption = Annotated[
+    str,
+    typer.Option(
+        "--format", metavar="|".join(FORMATS), help="How it is written to stdout.", autocompletion=lambda: list(FORMATS)
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
+FailBelow = Annotated[
+    str | None, typer.Option("--fail-below", metavar="P%", help="Exit 1 when a row is slower by more than that.")
+]
+
+
+def history(
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Only runs of that model.")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, metavar="N", help="The last N runs; of a table 20 when left out.")
+    ] = None,
+    form: FormatOption = "table",
+    as_json: JsonOption = False,
+) -> None:
+    """List earlier runs, the last one last, and how their figures went on."""
+    form = "json" if as_json else form
+    check_format(form, FORMATS)
+    runs = [run for run in read_kept(user_paths()).runs if model is None or _is_of(run, model)]
+    shown = runs[-(limit or (_LATEST if form in ("table", "md") else len(runs) or 1)) :]
+    if not shown and form in ("table", "md"):
+        whose = f" of {model}" if model else ""
+        render.narrate(f"No benchmark{whose} is kept yet: `runner bench MODEL` makes one.")
+        return
+    _show_history(shown, form)
+    if len(shown) < len(runs) and form == "table":
+        render.narrate(f"These are the last {len(shown)} of {len(runs)} runs (--limit).")
+
+
+def _is_of(run: BenchRun, model: str) -> bool:
+    name = run.model.lower()
+    return name == model.lower() or name.startswith(f"{model.lower()}:")
+
+
+def _show_history(runs: Sequence[BenchRun], form: str) -> None:
+    from runner.bench import formats, history_table
+    from runner.bench.record import SCHEMA, run_to_json
+    from runner.bench.text_plot import can_show
+
+    if form == "table":
+        is_ascii = not can_show(sys.stdout.encoding)
+        draw(history_table.history_lines(runs, width_of(sys.stdout), is_ascii=is_ascii))
+    elif form == "md":
+        render.data(history_table.history_markdown(runs))
+    elif form == "json":
+        render.emit_json("runner.bench.history/1", {"runs": [run_to_json(run) for run in runs]})
+    elif form == "jsonl":
+        render.emit_ndjson(SCHEMA, [without_schema(run_to_json(run)) for run in runs])
+    else:
+        render.data(formats.csv_text(*runs).rstrip("\n"))
+
+
+_REF: Final = "An id or its beginning, last, last~1, or a file of --format json."
+Ref = Annotated[str, typer.Argument(metavar="RUN", help=_REF)]
+
+
+def show(
+    run_id: Ref = "last",
+    form: FormatOption = "table",
+    as_json: JsonOption = False,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw the rows into FILE (.svg).")] = None,
+) -> None:
+    """Show an earlier run as it was shown when it was made."""
+    form = "json" if as_json else form
+    check_options(form, None, None, plot)
+    run = run_meant(read_kept(user_paths()), run_id)
+    show_run(run, form)
+    if plot is not None:
+        write_plot(run, plot)
+
+
+def compare(
+    before: Annotated[str, typer.Argument(metavar="BEFORE", help=_REF)] = "last~1",
+    after: Annotated[str, typer.Argument(metavar="AFTER", help=_REF)] = "last",
+    fail_below: FailBelow = None,
+    form: Annotated[
+        str, typer.Option("--format", metavar="table|md|json", help="How it is written to stdout.")
+    ] = "table",
+    as_json: JsonOption = False,
+) -> None:
+    """Compare two runs, row by row: what is faster, what is slower, and what cannot be told from noise.
+
+    Without arguments: the last run with the one before it.
+    """
+    from runner.bench.comparison import compare_runs
+    from runner.bench.comparison_table import comparison_json, comparison_lines, comparison_markdown
+
+    form = "json" if as_json else form
+    check_format(form, ("table", "md", "json"))
+    if fail_below is not None:
+        allowed_share(fail_below)
+    kept = read_kept(user_paths())
+    comparison = compare_runs(run_meant(kept, before), run_meant(kept, after))
+    if form == "table":
+        draw(comparison_lines(comparison, width_of(sys.stdout)))
+    elif form == "md":
+        render.data(comparison_markdown(comparison))
+    else:
+        render.emit_json("runner.bench.compare/1", comparison_json(comparison))
+    if fails(comparison, fail_below):
+        raise typer.Exit(1)
+
+
+def export(
+    run_id: Ref = "last",
+    board: Annotated[str, typer.Option("--for", metavar="|".join(_BOARDS), help="The board it is for.")] = _BOARDS[0],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE; stdout when left out, or -.")
+    ] = None,
+    hf_id: Annotated[
+        str | None, typer.Option("--hf-id", metavar="OWNER/NAME", help="The model's repository on Hugging Face.")
+    ] = None,
+    backend: Annotated[
+        str | None, typer.Option("--backend", metavar="native|llamacpp", help="[default: the one that decodes fastest]")
+    ] = None,
+    depth: Annotated[int, typer.Option("-d", "--depth", min=0, metavar="N", help="The rows at that depth.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,
+) -> None:
+    """Write a run as a submission to a public board. Nothing is uploaded.
+
+    No name of a user or a computer is in it, and no path.
+    """
+    from runner.bench.localmaxxing import localmaxxing_payload
+    from runner.chat_file import write_new
+
+    if board not in _BOARDS:
+        raise UsageError(f"--for is {board!r}.", hint=f"It must be {', '.join(_BOARDS)}.")
+    run = run_meant(read_kept(user_paths()), run_id)
+    payload = localmaxxing_payload(run, hf_id=hf_id or _repository(run), backend=backend, depth=depth)
+    text = json.dumps(payload, indent=2, ensure_ascii=True)
+    if output is None or str(output) == "-":
+        render.data(text)
+        return
+    write_new(expanded(output), text + "\n", overwrite=force)
+    render.narrate(f"Wrote {safe_line(str(output))}; nothing was uploaded.")
+
+
+def _repository(run: BenchRun) -> str:
+    """Where the model's weights come from. Raises UsageError."""
+    from runner.registry import Registry
+
+    try:
+        spec = Registry.load_for().resolve(run.model)
+    except RunnerError:
+        spec = None
+    found = (spec.repo or spec.gguf) if spec is not None else ""
+    if not found:
+        raise UsageError(f"The repository of {safe_line(run.model)} is not known.", hint="Name it: --hf-id owner/name.")
+    return found

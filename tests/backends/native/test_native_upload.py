@@ -1,0 +1,100 @@
+"""Bytes of files come whole and unchanged, in whatever order they are asked for, and what goes wrong is said."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from runner.backends.native import upload
+from runner.backends.native.upload import Extent, Stopped, Upload
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, bytes]:
+    """A file of 10 000 bytes, read in blocks of 1000."""
+    monkeypatch.setattr(upload, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(upload, "_AHEAD_BYTES", 3000)
+    monkeypatch.setattr(upload, "_STEP_BYTES", 128)
+    monkeypatch.setattr(upload, "_LARGEST_GAP", 16)
+    data = os.urandom(10_000)
+    (tmp_path / "weights").write_bytes(data)
+    return tmp_path / "weights", data
+
+
+def taken(found: Upload, key: str, nbytes: int) -> bytes:
+    out = torch.empty(nbytes, dtype=torch.uint8)
+    found.take_into(key, out)
+    return out.numpy().tobytes()
+
+
+# Neighbours, small gaps, large gaps, going back in the file, more than a block, nothing at all.
+SPANS = {"a": (0, 10), "b": (10, 20), "c": (40, 3500), "d": (7000, 7001), "e": (5000, 6500), "f": (3500, 3500)}
+
+
+@pytest.mark.parametrize("order", ["abcdef", "fedcba", "cafebd"])
+def test_each_extent_has_its_bytes_in_whatever_order_they_are_taken(contents: tuple[Path, bytes], order: str) -> None:
+    path, data = contents
+    extents = {key: Extent(path=path, offset=start, nbytes=end - start) for key, (start, end) in SPANS.items()}
+    found = Upload(extents, CPU)
+    for key in order:
+        start, end = SPANS[key]
+        assert taken(found, key, end - start) == data[start:end]
+    found.close()
+    found.close()
+
+
+def test_no_more_is_read_ahead_than_is_allowed(contents: tuple[Path, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = contents
+    read: list[int] = []
+    real = os.preadv
+
+    def counted(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        read.append(sum(map(len, buffers)))
+        return real(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", counted)
+    extents = {str(i): Extent(path=path, offset=1000 * i, nbytes=1000) for i in range(10)}
+    found = Upload(extents, CPU)
+    taken(found, "0", 1000)
+    found.close()
+    assert 1000 <= sum(read) <= 4000
+
+
+def test_a_file_that_ends_early_is_an_error_where_it_is_missed(contents: tuple[Path, bytes]) -> None:
+    path, data = contents
+    extents = {
+        "whole": Extent(path=path, offset=0, nbytes=500),
+        "cut": Extent(path=path, offset=9_000, nbytes=1500),
+        "gone": Extent(path=path.with_name("no such file"), offset=0, nbytes=1),
+    }
+    found = Upload(extents, CPU)
+    assert taken(found, "whole", 500) == data[:500]
+    with pytest.raises(OSError, match="the file ends at byte 10000"):
+        taken(found, "cut", 1500)
+    with pytest.raises(FileNotFoundError):
+        taken(found, "gone", 1)
+    found.close()
+
+
+def test_waiting_ends_when_the_load_is_cancelled(contents: tuple[Path, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = contents
+    may_go_on = threading.Event()
+
+    def stuck(_descriptor: int, _buffers: list[memoryview], _offset: int) -> int:
+        may_go_on.wait(10)
+        return 1
+
+    monkeypatch.setattr(os, "preadv", stuck)
+    is_cancelled = threading.Event()
+    threading.Timer(0.1, is_cancelled.set).start()
+    found = Upload({"a": Extent(path=path, offset=0, nbytes=100)}, CPU, is_cancelled.is_set)
+    with pytest.raises(Stopped):
+        taken(found, "a", 100)
+    may_go_on.set()
+    found.close()

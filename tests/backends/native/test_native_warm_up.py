@@ -1,0 +1,34 @@
+"""A model's kernels are compiled once, before its first token, and nothing depends on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_kernels_are_compiled_once_for_a_kind_of_model(tmp_path: Path) -> None:
+    here = Path(__file__)
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(here.parents[3])}
+    found = json.loads(
+        subprocess.run(
+            [sys.executable, here.with_name("warm_up_samples.py")],
+            env=environment,
+            check=True,
+            capture_output=True,
+            timeout=200,
+        ).stdout.splitlines()[-1]
+    )
+    total = found["first"][0][1]
+    assert total >= 2
+    assert found["first"] == [[done, total] for done in range(total + 1)]
+    assert found["again"] == []
+    assert found["rehearsals"] == 1  # the mark in the cache says that there is nothing to look for
+    assert found["another model with the same kernels"] == []
+    assert found["cancelled"] == "Loading was cancelled."
+    assert found["broken"] == []
+    assert found["kernels of a model"] == ["_attend_prompt", "_decide", "_embed_dense", "_greedy", "_moe_gemm"]
+    assert found["held afterwards"] == 0

@@ -1,0 +1,82 @@
+"""Run by test_native_warm_up.py in a process without Triton's interpreter: a model's kernels compiled in advance.
+
+A driver that names a GPU stands in for one. Prints a JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import test_native_fused
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from runner.backends.base import Compiling
+from runner.backends.native.warm_up import compile_kernels
+from runner.errors import RunnerError
+from runner.kernels.compile.launches import launches_of
+from runner.kernels.embedding import embed
+from runner.kernels.rotate import quantize_rows
+from runner.types import CancelToken
+
+driver.set_active(
+    SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+        get_current_device=lambda: 0,
+        get_current_stream=lambda _device: 0,
+    )
+)
+
+
+class Small:
+    """Two kernels."""
+
+    n_rehearsals = 0
+
+    def rehearse(self, row_counts: Sequence[int]) -> None:
+        self.n_rehearsals += 1
+        for n_rows in row_counts:
+            quantize_rows(torch.zeros(n_rows, 256), None, 32)
+            embed(torch.zeros(n_rows, dtype=torch.int64), torch.zeros(8, 64, dtype=torch.bfloat16), 1.0, 1e-6)
+
+
+def told_by(model: Small, traits: dict[str, object], cancel: CancelToken) -> list[object]:
+    told: list[object] = []
+    compile_kernels(model, traits, told.append, cancel)
+    return [[one.done, one.total] for one in told if isinstance(one, Compiling)]
+
+
+def main() -> None:
+    model, never = Small(), CancelToken()
+    found: dict[str, object] = {}
+    found["first"] = told_by(model, {"layers": 2}, never)
+    found["again"] = told_by(model, {"layers": 2}, never)
+    found["rehearsals"] = model.n_rehearsals
+    found["another model with the same kernels"] = told_by(model, {"layers": 3}, never)
+    cancelled = CancelToken()
+    cancelled.cancel()
+    try:
+        told_by(model, {"layers": 4}, cancelled)
+    except RunnerError as error:
+        found["cancelled"] = error.message
+
+    def broken(_row_counts: Sequence[int]) -> None:
+        raise ValueError("nothing that a load depends on")
+
+    model.rehearse = broken  # type: ignore[method-assign]
+    found["broken"] = told_by(model, {"layers": 5}, never)
+    with tempfile.TemporaryDirectory() as directory:
+        execution = test_native_fused.fused(*test_native_fused.made(Path(directory), "qwen3-moe"))
+    names = {launch.kernel.name for launch in launches_of(lambda: execution.rehearse([1, 2, 17, 1000]))}
+    found["kernels of a model"] = sorted(names & {"_embed_dense", "_greedy", "_decide", "_attend_prompt", "_moe_gemm"})
+    found["held afterwards"] = execution.cache.length
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

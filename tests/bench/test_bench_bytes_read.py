@@ -1,0 +1,133 @@
+"""How many bytes a decoded token reads, counted from headers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFReader, GGUFWriter
+from safetensors.numpy import save_file
+
+from runner.bench.bytes_read import kv_bytes_per_position, stored_weights, weights_read
+from runner.config import LoadOptions
+from runner.types import MemoryUse, ModelInfo, ReadyModel
+
+CONFIG = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "moe_intermediate_size": 4,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 4,
+    "vocab_size": 32,
+    "num_experts": 4,
+    "num_experts_per_tok": 1,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 64,
+    "hidden_act": "silu",
+}
+
+
+def checkpoint(directory: Path, tensors: dict[str, tuple[int, ...]], **config: Any) -> ReadyModel:
+    path = directory / "model.safetensors"
+    save_file({name: np.zeros(shape, np.float16) for name, shape in tensors.items()}, path)
+    (directory / "config.json").write_text(json.dumps({**CONFIG, **config}))
+    return ReadyModel(name="m", format="safetensors", weights=(path,), directory=directory, size_bytes=1)
+
+
+def demo(directory: Path) -> ReadyModel:
+    path = directory / "demo-q8_0.gguf"
+    return ReadyModel(name="demo", format="gguf", weights=(path,), directory=directory, size_bytes=1)
+
+
+def info(backend: Any, *, n_gpu_layers: int = 0) -> ModelInfo:
+    return ModelInfo(
+        name="m",
+        backend=backend,
+        architecture="qwen3",
+        num_parameters=1,
+        num_layers=6,
+        n_gpu_layers=n_gpu_layers,
+        vocab_size=100,
+        context_length=2048,
+        n_ctx=2048,
+        quantization="Q8_0",
+        size_bytes=1,
+        device="CPU",
+        chat_template=None,
+        bos_token="",
+        eos_token="",
+    )
+
+
+def test_tied_embeddings_are_read_as_the_output_matrix(demo_directory: Path) -> None:
+    stored = stored_weights(demo(demo_directory))
+    tensors = GGUFReader(demo_directory / "demo-q8_0.gguf").tensors
+    assert stored.total_bytes == sum(int(tensor.n_bytes) for tensor in tensors)
+    assert stored.read_bytes == stored.total_bytes
+
+
+def test_of_untied_embeddings_one_row_is_read(tmp_path: Path) -> None:
+    names = {"model.embed_tokens.weight": (32, 8), "lm_head.weight": (32, 8), "model.norm.weight": (8,)}
+    untied = stored_weights(checkpoint(tmp_path, names, tie_word_embeddings=False))
+    assert untied.total_bytes - untied.read_bytes == 2 * 32 * 8
+    del names["lm_head.weight"]
+    tied = stored_weights(checkpoint(tmp_path, names, tie_word_embeddings=True))
+    assert tied.read_bytes == tied.total_bytes
+
+
+def test_of_experts_the_chosen_ones_are_read(tmp_path: Path) -> None:
+    names = {f"model.layers.0.mlp.experts.{n}.up_proj.weight": (4, 8) for n in range(4)}
+    stored = stored_weights(checkpoint(tmp_path, {**names, "model.norm.weight": (8,)}, tie_word_embeddings=True))
+    assert stored.total_bytes == 2 * (4 * 32 + 8)
+    assert stored.read_bytes == 2 * (32 + 8)
+
+
+def test_experts_of_a_gguf_are_counted_alike(tmp_path: Path) -> None:
+    path = tmp_path / "moe.gguf"
+    writer = GGUFWriter(path, "qwen3moe")
+    writer.add_block_count(1)
+    writer.add_expert_count(4)
+    writer.add_expert_used_count(1)
+    writer.add_tensor("blk.0.ffn_up_exps.weight", np.zeros((4, 4, 8), np.float32))
+    writer.add_tensor("token_embd.weight", np.zeros((32, 8), np.float32))
+    writer.add_tensor("output.weight", np.zeros((32, 8), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    model = ReadyModel(name="m", format="gguf", weights=(path,), directory=tmp_path, size_bytes=1)
+    stored = stored_weights(model)
+    assert stored.total_bytes == 4 * (128 + 256 + 256)
+    assert stored.read_bytes == 4 * (32 + 256)
+
+
+def test_native_reads_weights_as_it_holds_them_and_llama_cpp_as_they_are_stored(demo_directory: Path) -> None:
+    stored = stored_weights(demo(demo_directory))
+    memory = MemoryUse(weights_bytes=1000, kv_cache_bytes=0, workspace_bytes=0)
+    assert weights_read(stored, "native", memory) == 1000
+    assert weights_read(stored, "llamacpp", memory) == stored.total_bytes
+
+
+@pytest.mark.parametrize(
+    ("backend", "kv_type", "size"), [("llamacpp", "f16", 2), ("llamacpp", "f32", 4), ("native", "f16", 4)]
+)
+def test_each_position_of_the_context_adds_its_keys_and_values(
+    demo_directory: Path, backend: str, kv_type: Any, size: int
+) -> None:
+    options = LoadOptions(kv_type=kv_type, n_gpu_layers=0)
+    per_position = kv_bytes_per_position(demo(demo_directory), options, info(backend))
+    assert per_position == 6 * 2 * 4 * 64 * size  # layers, K and V, heads, their size
+
+
+def test_a_script_reads_nothing(tmp_path: Path) -> None:
+    script = ReadyModel(name="s", format="script", weights=(), directory=tmp_path, size_bytes=0)
+    assert stored_weights(script).read_bytes == 0
+    assert stored_weights(script).share == 0.0
+    assert kv_bytes_per_position(script, LoadOptions(), info("fake")) == 0.0

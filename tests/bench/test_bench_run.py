@@ -1,0 +1,270 @@
+"""Whole runs: on the demo model with both real backends, and on scripts that go wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from runner.bench.events import BackendRefused, BenchEvent, BenchFinished, BenchStep, RowMeasured
+from runner.bench.plan import BenchRequest
+from runner.bench.record import BenchRun, run_from_json, run_to_json
+from runner.bench.run import run_bench
+from runner.config import LoadOptions
+from runner.errors import BackendUnavailable, DoesNotFit, RunnerError, UnknownModel, UnsupportedModel
+from runner.paths import user_paths
+from runner.types import BackendName, CancelToken
+
+Script = Callable[..., str]
+TEXT = "A scripted answer, which is long enough for everything that is asked of it here. "
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    def write(*replies: object, **fields: object) -> str:
+        path = tmp_path / "a.script.json"
+        path.write_text(json.dumps({"replies": replies or [TEXT], **fields}))
+        return str(path)
+
+    return write
+
+
+def request(
+    model: str, *, backends: tuple[BackendName, ...] = (), n: int = 8, repetitions: int = 3, **load: object
+) -> BenchRequest:
+    return BenchRequest(
+        model=model,
+        load=LoadOptions(n_threads=1, **load),  # type: ignore[arg-type]
+        n_prompt=(16,),
+        n_gen=(n,),
+        depths=(0,),
+        repetitions=repetitions,
+        backends=backends,
+        offline=True,
+    )
+
+
+def bench(asked: BenchRequest, cancel: CancelToken | None = None) -> tuple[BenchRun, list[BenchEvent]]:
+    events = list(run_bench(asked, user_paths(), cancel or CancelToken()))
+    last = events[-1]
+    assert isinstance(last, BenchFinished)
+    return last.run, events
+
+
+def rows_of(run: BenchRun) -> list[tuple[str, str]]:
+    return [(row.backend, row.test) for row in run.rows]
+
+
+@pytest.fixture(scope="module")
+def demo_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[BenchRun, list[BenchEvent]]:
+    """The demo on both real backends, with sizes that take a moment."""
+    asked = BenchRequest(
+        model="demo",
+        load=LoadOptions(n_threads=1),
+        n_prompt=(24,),
+        n_gen=(6,),
+        depths=(0, 40, 4096),
+        repetitions=3,
+        offline=True,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RUNNER_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setenv("RUNNER_N_THREADS", "1")
+        return bench(asked)
+
+
+def test_both_backends_are_measured_in_all_tests(demo_run: tuple[BenchRun, list[BenchEvent]]) -> None:
+    run, _ = demo_run
+    expected = ["ttft", "pp24", "tg6", "pp24 @ d40", "tg6 @ d40"]
+    assert rows_of(run) == [(backend, test) for backend in ("native", "llamacpp") for test in expected]
+    for row in run.rows:
+        assert row.invalid is None
+        assert len(row.samples) == 3
+        assert row.segments == (2, 1)
+        assert row.cold is not None
+    assert {skipped.test for skipped in run.skipped} == {"pp24 @ d4096", "tg6 @ d4096"}
+    assert all("the model has 2048" in skipped.reason for skipped in run.skipped)
+
+
+def test_processes_are_fresh_and_go_there_and_back(demo_run: tuple[BenchRun, list[BenchEvent]]) -> None:
+    _, events = demo_run
+    loads = [event for event in events if isinstance(event, BenchStep) and event.what == "loading"]
+    assert [(step.backend, step.process) for step in loads] == [
+        ("native", 1),
+        ("llamacpp", 2),
+        ("llamacpp", 3),
+        ("native", 4),
+    ]
+
+
+def test_rows_come_as_they_grow(demo_run: tuple[BenchRun, list[BenchEvent]]) -> None:
+    run, events = demo_run
+    rows = [event for event in events if isinstance(event, RowMeasured)]
+    assert [event.is_complete for event in rows] == [False] * 10 + [True] * 10
+    assert {event.row for event in rows if event.is_complete} == set(run.rows)
+
+
+def test_backends_of_the_same_weights_write_the_same(demo_run: tuple[BenchRun, list[BenchEvent]]) -> None:
+    (comparison,) = demo_run[0].comparison
+    assert (comparison.backend, comparison.against) == ("native", "llamacpp")
+    assert (comparison.n_same, comparison.n_ids) == (7, 7)
+
+
+def test_a_run_says_what_it_measured_and_where(
+    demo_run: tuple[BenchRun, list[BenchEvent]], demo_directory: Path
+) -> None:
+    run, _ = demo_run
+    assert (run.model, run.format, run.quantization, run.num_parameters) == ("demo", "gguf", "Q8_0", 18357504)
+    assert run.files[0].path == str(demo_directory / "demo-q8_0.gguf")
+    assert len(run.files[0].sha256) == 64
+    assert len(run.prompts_md5) == 32
+    assert run.machine.bandwidth is not None
+    native, llamacpp = run.backends
+    assert native.memory is not None
+    assert llamacpp.memory is not None
+    assert native.memory.weights_bytes > 3 * llamacpp.memory.weights_bytes  # float32 beside Q8_0
+    for backend in run.backends:
+        assert backend.load_s is not None
+        assert backend.first_token_s is not None
+        assert 0 < backend.load_s < backend.first_token_s < run.duration_s
+        assert backend.process_peak_bytes is not None
+    decode = {(row.backend, row.test): row for row in run.rows if row.n_gen and row.unit == "tok/s"}
+    assert decode["native", "tg6"].bytes_per_token > decode["llamacpp", "tg6"].bytes_per_token  # type: ignore[operator]
+    deeper = decode["llamacpp", "tg6 @ d40"].bytes_per_token
+    assert deeper == decode["llamacpp", "tg6"].bytes_per_token + (40 - 16) * 6 * 2 * 4 * 64 * 2  # type: ignore[operator]
+    assert decode["native", "tg6"].bandwidth_share is not None
+
+
+def test_the_first_text_of_a_chat_is_timed_with_its_whole_prompt(
+    demo_run: tuple[BenchRun, list[BenchEvent]],
+) -> None:
+    for row in demo_run[0].rows:
+        if row.test == "ttft":
+            assert (row.unit, row.n_prompt, row.n_gen) == ("ms", 35, 1)
+
+
+def test_a_run_reads_back_from_json(demo_run: tuple[BenchRun, list[BenchEvent]]) -> None:
+    run, _ = demo_run
+    assert run_from_json(json.loads(json.dumps(run_to_json(run), allow_nan=False))) == run
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_a_backend_that_cannot_run_the_model_is_listed_with_its_reason(script: Script) -> None:
+    run, events = bench(request(script(), backends=("native", "fake")))
+    assert [event.backend for event in events if isinstance(event, BackendRefused)] == ["native"]
+    refused, ran = run.backends
+    assert (refused.name, ran.name) == ("native", "fake")
+    assert refused.refused is not None
+    assert refused.refused.startswith("the native backend reads safetensors")
+    assert refused.rows == ()
+    assert [row.segments for row in ran.rows] == [(3,)] * 3  # alone: one process makes every repetition
+
+
+def test_when_none_can_run_it_all_reasons_are_given(script: Script) -> None:
+    with pytest.raises(UnsupportedModel, match=r"native: .*llamacpp: ") as refused:
+        bench(request(script(), backends=("native", "llamacpp")))
+    assert "doctor" in refused.value.hint
+    with pytest.raises(BackendUnavailable, match="The native backend cannot run"):
+        bench(request(script(), backends=("native",)))
+
+
+def test_a_model_that_does_not_fit_is_refused_as_everywhere() -> None:
+    with pytest.raises(DoesNotFit):
+        bench(request("demo", backends=("llamacpp",), ctx_size=2**26))
+
+
+def test_an_unknown_model_is_refused_before_anything_is_started() -> None:
+    events = run_bench(request("nonesuch"), user_paths(), CancelToken())
+    with pytest.raises(UnknownModel):
+        next(events)
+
+
+def test_a_context_too_small_for_a_test_skips_it(script: Script) -> None:
+    run, _ = bench(request(script(), ctx_size=24, n=12))
+    assert rows_of(run) == [("fake", "pp16")]
+    assert {skipped.test for skipped in run.skipped} == {"ttft", "tg12"}
+
+
+# --- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+def invalid_rows(run: BenchRun) -> dict[str, str]:
+    return {row.test: row.invalid for row in run.rows if row.invalid is not None}
+
+
+def test_a_process_that_dies_invalidates_what_it_was_at_and_what_was_to_come(script: Script) -> None:
+    run, _ = bench(request(script({"text": TEXT, "token_s": 0.004, "fail": "kill", "fail_after": 30}), n=40))
+    rows = {row.test: row for row in run.rows}
+    assert rows["ttft"].samples
+    assert rows["pp16"].samples
+    assert invalid_rows(run) == {"tg40": "The engine was ended by SIGKILL."}
+    assert rows["tg40"].samples == ()
+
+
+def test_a_process_that_dies_at_once_leaves_no_number(script: Script) -> None:
+    run, _ = bench(request(script({"text": TEXT, "fail": "exit", "fail_after": 3, "token_s": 0.01})))
+    assert set(invalid_rows(run)) == {row.test for row in run.rows} == {"ttft"}
+
+
+def test_an_error_in_one_test_is_that_rows_alone(script: Script) -> None:
+    run, _ = bench(request(script({"text": TEXT, "token_s": 0.004, "fail": "error", "fail_after": 30}), n=40))
+    assert invalid_rows(run) == {"tg40": "The script asked for an error."}
+
+
+def test_an_answer_without_text_is_no_time_to_the_first_text(script: Script) -> None:
+    silent = request(script(""), repetitions=1)
+    run, _ = bench(silent)
+    assert invalid_rows(run)["ttft"] == "the answer had no text"
+    of_random_weights, _ = bench(dataclasses.replace(silent, is_random=True))
+    assert not of_random_weights.is_invalid
+    assert [skipped.test for skipped in of_random_weights.skipped] == ["ttft"]
+
+
+# --- cancelling ------------------------------------------------------------------------------------------------------
+
+
+def cancelled_at(asked: BenchRequest, is_time: Callable[[Sequence[BenchEvent]], bool]) -> BenchRun:
+    cancel = CancelToken()
+    events: list[BenchEvent] = []
+    for event in run_bench(asked, user_paths(), cancel):
+        events.append(event)
+        if is_time(events):
+            cancel.cancel()
+    last = events[-1]
+    assert isinstance(last, BenchFinished)
+    return last.run
+
+
+def test_a_cancelled_run_keeps_what_was_measured(script: Script) -> None:
+    slow = script({"text": TEXT * 20, "token_s": 0.02})
+    run = cancelled_at(
+        request(slow, n=1000, repetitions=2),
+        lambda events: isinstance(events[-1], BenchStep) and events[-1].what == "tg1000",
+    )
+    assert run.is_partial
+    assert rows_of(run) == [("fake", "ttft"), ("fake", "pp16")]
+    assert run.files == ()
+
+
+def test_a_run_that_is_cancelled_before_anything_was_measured_is_an_error(script: Script) -> None:
+    cancel = CancelToken()
+    cancel.cancel()
+    with pytest.raises(RunnerError):
+        bench(request(script()), cancel)
+
+
+def test_closing_the_iterator_ends_the_process(script: Script) -> None:
+    import psutil
+
+    events = run_bench(request(script()), user_paths(), CancelToken())
+    for event in events:
+        if isinstance(event, RowMeasured):
+            break
+    (child,) = psutil.Process().children()
+    events.close()  # type: ignore[attr-defined]
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE

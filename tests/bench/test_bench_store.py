@@ -1,0 +1,216 @@
+"""The history of benchmarks: nothing is lost, nothing damaged is read, and runs are found again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import filelock
+import pytest
+
+from runner.bench import store
+from runner.bench.formats import run_json
+from runner.bench.record import SCHEMA, run_to_json
+from runner.bench.store import History, append_run, find_run, last_like, read_history, read_run
+from runner.errors import BusyError, RunnerError, UsageError
+from tests.bench.bench_records import backend, full_run, machine, options, row, run
+
+ADD = """
+import sys
+from pathlib import Path
+from runner.bench.store import append_run
+from tests.bench.bench_records import run
+for number in range(8):
+    append_run(Path(sys.argv[1]), run(id=f"{sys.argv[2]}-{number}"))
+"""
+
+
+def test_what_is_kept_comes_back_as_it_was_in_its_order(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "bench.jsonl"
+    first, second = full_run(id="20260101-000000-aaaa"), run(id="20260102-000000-bbbb")
+    append_run(path, first)
+    append_run(path, second)
+    assert read_history(path) == History(runs=(first, second))
+    assert len(path.read_bytes().splitlines()) == 2
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_without_a_file_there_are_no_runs(tmp_path: Path) -> None:
+    assert read_history(tmp_path / "none.jsonl") == History()
+
+
+def test_programs_that_add_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "bench.jsonl"
+    root = Path(__file__).parent.parent.parent
+    writers = [subprocess.Popen([sys.executable, "-c", ADD, str(path), name], cwd=root) for name in ("a", "b", "c")]
+    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    kept = read_history(path)
+    assert sorted(one.id for one in kept.runs) == sorted(f"{name}-{n}" for name in "abc" for n in range(8))
+    assert (kept.n_damaged, kept.n_newer) == (0, 0)
+
+
+def test_a_line_that_a_dying_program_left_half_written_costs_only_itself(tmp_path: Path) -> None:
+    path = tmp_path / "bench.jsonl"
+    append_run(path, run(id="one"))
+    with path.open("ab") as file:
+        file.write(b'{"schema": "runner.bench/1", "id": "tw')
+    append_run(path, run(id="three"))
+    kept = read_history(path)
+    assert [one.id for one in kept.runs] == ["one", "three"]
+    assert kept.n_damaged == 1
+
+
+def wrong(change: dict[str, object]) -> bytes:
+    return json.dumps({**run_to_json(run()), **change}).encode()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"schema": "runner.ls/1"}',
+        wrong({"model": 5}),
+        wrong({"model": ["demo"]}),
+        wrong({"duration_s": float("nan")}),
+        wrong({"num_parameters": "18M"}),
+        wrong({"is_partial": 0}),
+        wrong({"format": "zip"}),
+        wrong({"surprise": 1}),
+        wrong({"machine": None}),
+        wrong({"backends": [{"name": "native", "rows": [{"samples": [-1.0]}]}]}),
+        wrong({"notes": 7}),
+    ],
+)
+def test_lines_that_are_no_run_are_counted_and_passed_over(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "bench.jsonl"
+    path.write_bytes(line + b"\n\n")
+    append_run(path, run())
+    kept = read_history(path)
+    assert (len(kept.runs), kept.n_damaged, kept.n_newer) == (1, 1, 0)
+
+
+def test_a_run_of_a_newer_version_is_told_from_damage(tmp_path: Path) -> None:
+    path = tmp_path / "bench.jsonl"
+    path.write_bytes(wrong({"schema": "runner.bench/2", "warp": 9}) + b"\n")
+    kept = read_history(path)
+    assert (len(kept.runs), kept.n_damaged, kept.n_newer) == (0, 0, 1)
+
+
+def test_a_locked_history_is_busy_and_what_cannot_be_written_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "bench.jsonl"
+    monkeypatch.setattr(store, "_LOCK_PATIENCE_S", 0.05)
+    with filelock.FileLock(f"{path}.lock"), pytest.raises(BusyError, match="another program"):
+        append_run(path, run())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunnerError, match="The run is not kept"):
+        append_run(tmp_path / "file" / "bench.jsonl", run())
+    with pytest.raises(RunnerError, match="cannot be read"):
+        read_history(tmp_path)
+
+
+def test_a_history_of_a_thousand_runs_is_read_in_a_moment(tmp_path: Path) -> None:
+    path = tmp_path / "bench.jsonl"
+    line = json.dumps(run_to_json(full_run())) + "\n"
+    path.write_text(line * 1000)
+    began = time.process_time()
+    assert len(read_history(path).runs) == 1000
+    assert time.process_time() - began < 3
+
+
+# --- finding ---------------------------------------------------------------------------------------------------------
+
+KEPT = History(runs=tuple(run(id=name) for name in ("20260101-a1", "20260102-b2", "20260102-c3")))
+
+
+@pytest.mark.parametrize(
+    ("ref", "found"),
+    [
+        ("last", "20260102-c3"),
+        ("last~0", "20260102-c3"),
+        ("last~2", "20260101-a1"),
+        ("20260101-a1", "20260101-a1"),
+        ("20260102-b", "20260102-b2"),
+        ("20260101", "20260101-a1"),
+    ],
+)
+def test_a_run_is_found_by_its_id_the_beginning_of_it_or_its_age(ref: str, found: str) -> None:
+    assert find_run(KEPT, ref).id == found
+
+
+@pytest.mark.parametrize(
+    ("ref", "message"),
+    [
+        ("last~3", "3 runs are kept"),
+        ("20260102", "2 runs have ids that begin with"),
+        ("2027", "No run has the id"),
+        ("", "No run has the id"),
+        ("last~-1", "No run has the id"),
+    ],
+)
+def test_what_means_no_run_or_several_is_refused(ref: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        find_run(KEPT, ref)
+    assert caught.value.hint
+
+
+def test_nothing_kept_has_its_own_message() -> None:
+    with pytest.raises(UsageError, match="No benchmark is kept"):
+        find_run(History(), "last")
+
+
+def test_an_id_that_begins_another_is_itself() -> None:
+    kept = History(runs=(run(id="abc"), run(id="abcd")))
+    assert find_run(kept, "abc").id == "abc"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model": "qwen3-8b"},
+        {"quantization": "MQ4"},
+        {"options": options(repetitions=9)},
+        {"options": options(kv_type="q8_0")},
+        {"machine": machine(device="NVIDIA H200", kind="cuda")},
+        {"files": (dataclasses.replace(run().files[0], sha256="00" * 32),)},
+        {"is_partial": True},
+    ],
+)
+def test_the_last_run_like_one_is_of_the_same_files_options_and_device(other: dict[str, object]) -> None:
+    like, unlike, now = run(id="like"), run(id="unlike", **other), run(id="now")
+    assert last_like([like, unlike], now) is like
+    assert last_like([unlike], now) is None
+
+
+def test_versions_and_speeds_may_differ_between_runs_that_are_alike() -> None:
+    before = run(backend(row(samples=(1.0, 2.0))), id="b", machine=machine(versions={"runner": "0.0.1"}, driver="x"))
+    assert last_like([run(id="a"), before], run(id="now")) is before
+    assert last_like([run(id="now")], run(id="now")) is None
+
+
+def test_a_report_in_json_is_read_back_as_the_run_that_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(run_json(full_run())))
+    assert read_run(path) == full_run()
+    path.write_text('{"schema": "runner.ls/1"}')
+    with pytest.raises(UsageError, match=f"it is no {SCHEMA}"):
+        read_run(path)
+    with pytest.raises(RunnerError, match="cannot be read"):
+        read_run(tmp_path / "none.json")
+
+
+def test_a_line_is_ascii_so_that_no_encoding_can_break_it(tmp_path: Path) -> None:
+    path = tmp_path / "bench.jsonl"
+    odd = run(model="modèle \ud800 \u2028 x")
+    append_run(path, odd)
+    assert path.read_bytes().isascii()
+    assert read_history(path).runs == (odd,)

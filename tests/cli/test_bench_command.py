@@ -1,0 +1,187 @@
+"""`runner bench` as a user runs it: what it measures, what it says, and how it ends. Scripts stand in for models."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pexpect
+import psutil
+import pytest
+
+from runner.cli.app import main
+
+RUNNER = [sys.executable, "-c", "import sys; from runner.cli.app import main; sys.exit(main())"]
+TEXT = "A scripted answer, which is long enough for everything that is asked of it here. "
+SMALL = ["-p", "16", "-n", "8", "-d", "0", "-r", "2", "--no-save"]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[..., str]:
+    def write(**reply: object) -> str:
+        path = tmp_path / "a.script.json"
+        path.write_text(json.dumps({"replies": [{"text": TEXT, **reply}]}))
+        return str(path)
+
+    return write
+
+
+def test_the_demo_is_measured_by_both_backends(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "demo", "-t", "1", *SMALL, "--format", "json"]) == 0
+    out, err = capsys.readouterr()
+    run = json.loads(out)
+    assert run["schema"] == "runner.bench/1"
+    measured = {(row["backend"], row["test"]) for backend in run["backends"] for row in backend["rows"]}
+    assert measured == {(backend, test) for backend in ("native", "llamacpp") for test in ("ttft", "pp16", "tg8")}
+    stages = [json.loads(line)["stage"] for line in err.splitlines()]
+    assert "native, process 1 of 4: tg8, warm-up" in stages
+    assert "llamacpp, process 3 of 4: tg8, 1 of 1" in stages
+
+
+def test_a_pipe_gets_a_line_a_row_and_no_control_codes(script: Callable[..., str]) -> None:
+    done = subprocess.run([*RUNNER, "bench", script(), *SMALL], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    lines = done.stderr.splitlines()
+    assert [line.split()[:2] for line in lines] == [["fake", "ttft"], ["fake", "pp16"], ["fake", "tg8"]]
+    assert all("2 times" in line for line in lines)
+    assert "\x1b" not in done.stderr + done.stdout
+    assert "tok/s" in done.stdout
+
+
+def test_quiet_prints_the_report_alone(script: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", script(), *SMALL, "-q", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert json.loads(out)["model"] == "a.script.json"
+
+
+def test_the_model_may_come_after_the_options_and_be_the_default(
+    script: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *SMALL, "-q", "--json", script()]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] == "a.script.json"
+    monkeypatch.setenv("RUNNER_MODEL", "nonesuch")
+    assert main(["bench", "-q"]) == 2
+    assert "nonesuch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nonesuch"], "There is no model 'nonesuch'"),
+        (["demo", "-p", "many"], "-p is 'many'"),
+        (["demo", "-n", "-5"], "-n is -5"),
+        (["demo", "-d", "99999999"], "-d is 99999999"),
+        (["demo", "-r", "0"], "-r is 0"),
+        (["demo", "-p", "0", "-n", "0"], "nothing to measure"),
+        (["demo", "--backend", "lamacpp"], "llamacpp"),
+        (["demo", "--format", "xml"], "xml"),
+        (["demo", "--kv-type", "q3"], "q3"),
+        (["demo", "-c", "3"], "ctx_size"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_runs(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    began = time.monotonic()
+    assert main(["bench", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert words in err
+    assert time.monotonic() - began < 2
+
+
+def test_a_model_that_cannot_run_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "demo", "--backend", "llamacpp", "-c", str(2**26)]) == 4
+    assert main(["bench", "demo", "--backend", "fake,native", "-ngl", "all", *SMALL]) in (0, 1)
+    assert "native does not run it" in capsys.readouterr().err
+
+
+def test_an_invalid_row_shows_no_number_and_fails(
+    script: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing = script(token_s=0.004, fail="error", fail_after=30)
+    assert main(["bench", failing, "-p", "16", "-n", "40", "-d", "0", "-r", "2", "--no-save"]) == 1
+    out, err = capsys.readouterr()
+    assert "tg40" in err
+    assert "INVALID: The script asked for an error." in err
+    (line,) = [line for line in out.splitlines() if line.startswith("tg40")]
+    assert "INVALID" in line
+    assert not re.search(r"\d tok/s", line)
+
+
+def test_help_shows_the_options_of_measuring_and_names_the_other_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "Usage: runner bench [OPTIONS] [MODEL]" in out
+    assert "--depth" in out
+    assert "history" in out
+    for command in ("history", "show", "compare", "export"):
+        assert main(["bench", command, "--help"]) == 0
+        assert f"Usage: runner bench {command}" in capsys.readouterr().out
+
+
+# --- Ctrl+C ----------------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_keeps_what_was_measured(script: Callable[..., str]) -> None:
+    slow = script(token_s=0.02)
+    with subprocess.Popen(
+        [*RUNNER, "bench", slow, "-p", "16", "-n", "2000", "-r", "2", "--no-save"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        said = ""
+        while "pp16" not in said:
+            said += process.stderr.readline()
+        time.sleep(0.5)  # the decode test runs
+        children = psutil.Process(process.pid).children(recursive=True)
+        pressed = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=10)
+        assert time.monotonic() - pressed < 3
+    assert process.returncode == 130
+    assert "Stopped" in err
+    assert "pp16" in out
+    assert not re.search(r"^tg2000", out, re.MULTILINE)
+    assert "partial" in out.lower() or "stopped" in out.lower() or "interrupted" in out.lower()
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert not alive
+
+
+def test_ctrl_c_before_anything_was_measured_says_so(script: Callable[..., str]) -> None:
+    with subprocess.Popen(
+        [*RUNNER, "bench", script(token_s=0.1), "-n", "100"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        time.sleep(0.7)  # the bandwidth of memory is measured
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=15)
+    assert process.returncode == 130
+    assert out == ""
+    assert "Stopped before anything was measured." in err
+
+
+def test_a_terminal_shows_where_it_is_in_one_line(script: Callable[..., str]) -> None:
+    child = pexpect.spawn(
+        RUNNER[0],
+        [*RUNNER[1:], "bench", script(token_s=0.01), *SMALL],
+        dimensions=(24, 60),
+        encoding="utf-8",
+        env={**os.environ, "TERM": "xterm-256color", "NO_COLOR": "1"},
+        timeout=30,
+    )
+    child.expect("fake, process 1 of 1: ttft, warm-up\x1b\\[K")
+    child.expect("fake, process 1 of 1: tg8, 2 of 2\x1b\\[K")
+    child.expect("\r\x1b\\[Kfake +tg8 +[0-9.]+ ± [0-9.]+ tok/s +2 times")
+    child.expect(pexpect.EOF)
+    child.wait()
+    assert child.exitstatus == 0

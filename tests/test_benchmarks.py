@@ -1,0 +1,318 @@
+"""What the benchmarks compute around their measurements: models that are made, profiles, peers' output, the page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import decode_layer
+import generation
+import page
+import peers
+import pytest
+import random_gguf
+import random_models
+import records
+import speed_plots
+import torch
+from decode_layer import Kernel
+from gguf import GGMLQuantizationType as Type
+from gguf.quants import dequantize
+from shapes import SHAPES, config_of
+
+import models
+from runner.backends.native.fused_execution import FusedExecution
+from runner.config import SamplingParams
+from runner.model_config import parse_model_config
+from runner.quant.mq.formats import TENSOR_FORMATS
+from runner.quant.mq.manifest import read_manifest
+from runner.quant.mq.packed_weights import PackedWeights
+from runner.types import CancelToken
+
+SMALL = config_of("tiny", 1) | {"vocab_size": 16, "hidden_size": 32, "intermediate_size": 32}
+SMALL |= {"num_attention_heads": 1, "num_key_value_heads": 1}
+
+# --- models that are made --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_is_a_model_that_the_native_backend_has(shape: str) -> None:
+    plan = random_models.plan_of(parse_model_config(config_of(shape, 1)), "mq4")
+    assert plan.main_format == "mq4"
+
+
+@pytest.mark.parametrize("name", ["mq4", "mq4-uniform", "mq6", "mq8"])
+def test_random_matrices_give_outputs_of_the_size_of_their_inputs(name: str) -> None:
+    form, shape = TENSOR_FORMATS[name], (128, 1024)
+    generator = torch.Generator().manual_seed(0)
+    encoded = random_models.random_matrix(form, shape, generator, torch.device("cpu"))  # type: ignore[arg-type]
+    weights = form.decode(encoded, shape)
+    assert 0.7 < float(weights.std()) * 1024**0.5 < 1.45
+    assert abs(float(weights.mean())) < 0.05 * float(weights.std())
+
+
+def test_a_made_directory_is_whole_and_the_same_each_time(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        random_models.write_directory(tmp_path / name, SMALL, "mq4-uniform", is_hashed=True)
+    weights = PackedWeights(tmp_path / "one")  # compares the manifest with the file
+    assert weights.shapes["model.layers.0.mlp.down_proj.weight"] == (32, 32)
+    assert (weights.read("model.norm.weight") == 0x3F80).all()  # ones, as bits of bfloat16
+    first, second = (read_manifest(tmp_path / name) for name in ("one", "two"))
+    assert first.tensors == second.tensors
+    assert first.files["model.safetensors"] == second.files["model.safetensors"]
+    assert first.files["model.safetensors"].sha256
+
+
+def test_gguf_types_are_those_of_llama_cpps_own_quantizer() -> None:
+    """4.92 GB is the size of everybody's Llama-3.1-8B in Q4_K_M, 4.66 GB in Q4_0."""
+    config = parse_model_config(SHAPES["llama-3.1-8b"])
+    mixed = random_gguf.planned(config, "q4_k_m")
+    assert sum(tensor.nbytes for tensor in mixed) == pytest.approx(4.92e9, rel=0.003)
+    assert sum(tensor.nbytes for tensor in random_gguf.planned(config, "q4_0")) == pytest.approx(4.66e9, rel=0.003)
+    six = [tensor.name for tensor in mixed if tensor.type == Type.Q6_K]
+    assert "output.weight" in six
+    assert sum(name.endswith("ffn_down.weight") for name in six) == 16
+    tied = random_gguf.planned(parse_model_config(SHAPES["qwen3-0.6b"]), "q4_k_m")
+    assert [tensor.type for tensor in tied if tensor.name == "token_embd.weight"] == [Type.Q6_K]
+
+
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_K, Type.Q6_K])
+def test_random_blocks_give_outputs_of_the_size_of_their_inputs(kind: Type) -> None:
+    _, size = random_gguf.GGML_QUANT_SIZES[kind]
+    weights = dequantize(random_gguf._pool(kind, 4096)[: 2000 * int(size)].reshape(-1, int(size)), kind)
+    assert weights.std() * 64 == pytest.approx(1, rel=0.05)
+    assert abs(weights.mean()) < 0.15 * weights.std()
+
+
+# --- steps -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def execution(tmp_path_factory: pytest.TempPathFactory) -> FusedExecution:
+    directory = tmp_path_factory.mktemp("made") / "small"
+    random_models.write_directory(directory, SMALL, "mq4", is_hashed=False)
+    return random_models.fused_execution(directory, 3)
+
+
+def test_steps_that_nobody_reads_leave_the_execution_as_it_was(execution: FusedExecution) -> None:
+    def next_token() -> int:
+        tokens = execution.decode(3, SamplingParams(temperature=0), CancelToken())
+        assert tokens is not None
+        found = next(tokens)
+        tokens.close()
+        execution.cache.truncate(1)
+        return found
+
+    generation.fill(execution, 1)
+    before = next_token()
+    assert generation.run_ahead(execution, depth=1, count=1) > 0
+    assert execution.cache.length == 1
+    assert next_token() == before
+
+
+# --- profiles --------------------------------------------------------------------------------------------------------
+
+
+def step_kernels(start: float, layers: int) -> list[Kernel]:
+    """embed; qkv, attention, and an output product that begins 1 us before attention has ended; head."""
+    kernels = [Kernel(name="embed", start_us=start, end_us=start + 2)]
+    at = start + 3
+    for _ in range(layers):
+        kernels.append(Kernel(name="gemv", start_us=at, end_us=at + 10))
+        kernels.append(Kernel(name="attend", start_us=at + 12, end_us=at + 16))
+        kernels.append(Kernel(name="gemv", start_us=at + 15, end_us=at + 20))
+        at += 21
+    kernels.append(Kernel(name="head", start_us=at, end_us=at + 30))
+    return kernels
+
+
+def test_a_profile_becomes_the_kernels_of_a_layer_and_those_outside() -> None:
+    kernels = [kernel for i in range(4) for kernel in step_kernels(200.0 * i, layers=3)]
+    step = decode_layer.analyse(kernels[::-1], n_steps=4, num_layers=3)
+    assert [(row.place, row.name, row.calls, row.us) for row in step.rows] == [
+        ("layer", "gemv", 3, 10),
+        ("layer", "attend", 3, 4),
+        ("layer", "gemv", 3, 5),
+        ("once", "embed", 1, 2),
+        ("once", "head", 1, 30),
+    ]
+    assert [row.gap_us for row in step.rows] == [1, 2, -1, 104, 1]
+    assert (step.us, step.kernels) == (200, 11)
+    assert step.busy_us == 2 + 3 * 18 + 30
+    assert step.rows[0].share == pytest.approx(30 / 200)
+
+
+def test_what_ran_before_the_steps_is_left_out() -> None:
+    prelude = [Kernel(name="fill", start_us=-99, end_us=-98), *step_kernels(-90, layers=2)[:3]]
+    steps = [kernel for i in range(3) for kernel in step_kernels(300.0 * i, layers=2)]
+    assert decode_layer.last_steps([*prelude, *steps], 3) == steps
+
+
+def test_steps_that_differ_are_no_steps() -> None:
+    kernels = [*step_kernels(0, layers=2), *step_kernels(200, layers=3)]
+    with pytest.raises(ValueError, match="not 2 steps"):
+        decode_layer.analyse(kernels, n_steps=2, num_layers=2)
+    with pytest.raises(ValueError, match="do not end"):
+        decode_layer.last_steps(kernels, 2)
+
+
+# --- peers -----------------------------------------------------------------------------------------------------------
+
+LLAMA_BENCH = """ggml_cuda_init: found 1 CUDA devices
+{"n_prompt": 4, "n_gen": 0, "n_depth": 0, "avg_ts": 500.0, "samples_ts": [400.0, 600.0]}
+{"n_prompt": 512, "n_gen": 0, "n_depth": 0, "avg_ts": 9000.0}
+{"n_prompt": 0, "n_gen": 128, "n_depth": 4096, "avg_ts": 250.0, "samples_ts": [249.0, 251.0]}
+"""
+
+
+def test_llama_benchs_lines_are_read_and_short_prompts_are_steps_of_rows() -> None:
+    tests = models.Tests(prompts=(512,), depths=(4096,), n_gen=128, repetitions=2)
+    found = models.Found()
+    models.measure_peer(list(peers.parse_llama_bench(LLAMA_BENCH)), tests, found)
+    assert found.samples == {
+        "t(4)": [10.0, pytest.approx(1000 * 4 / 600)],
+        "pp512": [9000.0],
+        "tg128 @ d4096": [249.0, 251.0],
+    }
+
+
+def test_llama_bench_is_run_with_its_own_libraries_and_what_it_says_on_failing_is_told(tmp_path: Path) -> None:
+    """A script in its place: the real one needs a GPU."""
+    program = tmp_path / "llama-bench"
+    program.write_text(
+        "#!/bin/sh\n"
+        f"case $LD_LIBRARY_PATH in {tmp_path}*) ;; *) echo no libraries >&2; exit 3;; esac\n"
+        'case "$*" in *"-n 0"*) echo "{\\"n_prompt\\": 8, \\"n_gen\\": 0, \\"avg_ts\\": 80.0}";;\n'
+        "*) echo out of memory >&2; exit 1;; esac\n"
+    )
+    program.chmod(0o755)
+    run = peers.llama_bench(tmp_path, tmp_path / "m.gguf", prompts=[8], n_gen=4, depths=[0], repetitions=1)
+    assert next(run) == peers.Measured(test="pp8", tok_s=(80.0,))
+    with pytest.raises(RuntimeError, match="ended with 1: out of memory"):
+        next(run)
+
+
+# --- records and the page --------------------------------------------------------------------------------------------
+
+
+def line(benchmark: str, date: str = "2026-11-21 10:00 UTC", **row: object) -> page.Row:
+    origin = {"date": date, "commit": "abc", "device": "a GPU", "runner": "1", "python": "3", "torch": "2"}
+    origin |= {"triton": "3", "read_bytes_s": 4e12}
+    return {"schema": records.SCHEMA, "benchmark": benchmark, "origin": origin, **row}
+
+
+def decoding(engine: str, test: str, median: float, unit: str = "tok/s", **more: str) -> page.Row:
+    values = {"engine": engine, "test": test, "median": median, "samples": [median], "unit": unit}
+    return line("models", shape="8b", layers=None, is_repeatable=True, **values, **more)
+
+
+def test_rows_are_written_one_by_one_each_with_its_origin(tmp_path: Path) -> None:
+    where = records.origin("abc", "a device", read_bytes_s=1e12)
+    report = records.Report("matmul", where, tmp_path / "rows.jsonl")
+    report.add({"us": 1.5})
+    report.add({"us": 2.5})
+    first, second = page.read_rows(tmp_path / "rows.jsonl")
+    assert (first["us"], second["us"]) == (1.5, 2.5)
+    assert first["origin"] == second["origin"]
+    assert first["origin"]["commit"] == "abc"
+    assert first["origin"]["torch"] == torch.__version__
+
+
+def test_models_are_compared_so_that_above_one_is_faster() -> None:
+    rows = [
+        decoding("runner mq4", "tg128", 800.0),
+        decoding("runner mq4", "t(8)", 2.0, unit="ms"),
+        decoding("llama.cpp q4_k_m", "tg128", 320.0),
+        decoding("llama.cpp q4_k_m", "t(8)", 9.0, unit="ms"),
+    ]
+    text = page.section("models", rows)
+    assert "| tg128 | 800 tok/s | 320 tok/s | 2.50 |" in text
+    assert "| t(8) | 2.000 ms | 9.000 ms | 4.50 |" in text
+    assert "2026-11-21 10:00 UTC, a GPU, runner 1 at commit abc" in text
+    assert "reads 4.00 TB/s" in text
+
+
+def test_of_two_runs_the_last_one_counts() -> None:
+    rows = [decoding("runner mq4", "tg128", 1.0), decoding("runner mq4", "tg128", 2.0, date="2026-11-22 09:00 UTC")]
+    text = page.section("models", rows)
+    assert "2 tok/s" in text
+    assert "| 1 tok/s" not in text
+    assert "2026-11-21" not in text
+
+
+def test_products_and_steps_and_loads_have_their_tables() -> None:
+    product = {
+        "shape": "8b",
+        "matrix": "qkv",
+        "n": 6144,
+        "k": 4096,
+        "m": 1,
+        "us": 5.0,
+        "floor_us": 4.0,
+        "bytes_s": 3e12,
+    }
+    text = page.section("matmul", [line("matmul", way="mq4", **product), line("matmul", way="torch int4", **product)])
+    assert "| qkv | 6144 x 4096 | 1 | 4.0 | 5.0 | 5.0 | 75 % |" in text
+    common = {"shape": "8b", "layers": None, "format": "mq4", "depth": 16}
+    kernel = line("decode_layer", place="layer", kernel="gemv", calls=32, us=5.0, gap_us=0.5, share=0.4, **common)
+    total = line(
+        "decode_layer", place="step", kernel="", calls=99, us=400.0, busy_us=380.0, unprofiled_us=390.0, **common
+    )
+    text = page.section("decode_layer", [kernel, total])
+    assert "| layer | `gemv` | 32 | 5.00 | 0.50 | 40.0 % |" in text
+    assert "99 kernels a step of 400 us, 380 of which" in text
+    loaded = line("load_time", model="8b-mq4", size_bytes=4e9, cache="warm", stages_s={"imports": 1.0, "weights": 0.5})
+    assert "| 8b-mq4 | 4.00 | warm | 1.00 | 0.50 | 1.50 |" in page.section("load_time", [loaded])
+
+
+def test_a_section_without_lines_says_so_and_the_rest_of_the_page_stays(tmp_path: Path) -> None:
+    before = "".join(f"a {name}\n{page.BEGIN.format(name)}\nold\n{page.END.format(name)}\n" for name in page.SECTIONS)
+    text = page.replaced(before, "matmul", page.section("matmul", []))
+    assert "No figures are here yet" in text
+    assert text.count("old") == len(page.SECTIONS) - 1
+    assert page.replaced(text, "matmul", page.section("matmul", [])) == text
+    with pytest.raises(ValueError, match="lacks the markers"):
+        page.replaced("# Benchmarks", "matmul", "")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"schema": "other/1"}) + "\n")
+    with pytest.raises(ValueError, match="line 1"):
+        page.read_rows(tmp_path / "rows.jsonl")
+
+
+def test_the_page_of_the_documentation_is_what_its_lines_say() -> None:
+    docs = records.CHECKOUT / "docs"
+    text = (docs / "BENCHMARKS.md").read_text(encoding="utf-8")
+    rows = page.read_rows(docs / "benchmarks.jsonl")
+    for name in page.SECTIONS:
+        assert page.BEGIN.format(name) in text
+        assert page.section(name, rows) in text
+
+
+def test_plots_are_drawn_of_what_there_is(tmp_path: Path) -> None:
+    rows = [decoding("runner mq4", f"tg128 @ d{depth}", 800.0 - depth / 100) for depth in (4096, 32768)]
+    assert speed_plots.draw(rows, tmp_path) == ["decode"]
+    assert (tmp_path / "decode.svg").stat().st_size > 5000
+    rows.append(decoding("runner mq4", "t(2)", 2.0, unit="ms"))
+    assert speed_plots.draw(rows, tmp_path) == ["decode", "rows"]
+
+
+def test_models_that_cannot_be_measured_are_refused_before_anything_is_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for arguments, reason in (
+        (["--llama-bench", str(tmp_path)], "no llama-bench in"),
+        (["--shape", "demo"], "a context of 2048 tokens"),
+    ):
+        monkeypatch.setattr("sys.argv", ["models.py", *arguments])
+        with pytest.raises(SystemExit):
+            models.parse()
+        assert reason in capsys.readouterr().err
+
+
+def test_without_a_gpu_a_benchmark_that_needs_one_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as ended:
+        records.require_gpu("Timing products")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("Timing products needs a CUDA GPU, and torch ")
