@@ -26,7 +26,11 @@ _QUEUED_STEPS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Decoded:
-    """tok_s: of each repetition, (n - 1) / (t_last - t_first) of n tokens. ids: what each of them wrote."""
+    """tok_s: of each repetition, (n - 1) / (t_last - t_first) of n tokens. ids: what each of them wrote.
+
+    The run that warms up is in neither: it prefills its whole prompt, while the others find all but its last token in
+    the cache and take that in a step, which rounds otherwise.
+    """
 
     tok_s: tuple[float, ...]
     ids: tuple[tuple[int, ...], ...]
@@ -67,7 +71,7 @@ def decode(backend: Backend, depth: int, n_tokens: int, repetitions: int) -> Dec
         tokens, times = generated(backend, ids, n_tokens + 1)
         rates.append(n_tokens / (times[-1] - times[0]))
         written.append(tuple(tokens))
-    return Decoded(tok_s=tuple(rates[1:]), ids=tuple(written))
+    return Decoded(tok_s=tuple(rates[1:]), ids=tuple(written[1:]))
 
 
 def prefill(backend: Backend, n_prompt: int, repetitions: int) -> tuple[float, ...]:

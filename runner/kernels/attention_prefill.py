@@ -12,13 +12,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
 
 from runner.kernels.attention import TYPES, check_query, fold_tile, multiplied_in, tile_positions
 from runner.kernels.compile import Variant
 from runner.kernels.kv_layer import LayerCache
-from runner.kernels.values import OPTIONS, is_nvidia
+from runner.kernels.values import OPTIONS, capability, is_nvidia
 
 
 @triton.jit(do_not_specialize=["n_rows", "start", "window", "capacity"])
@@ -90,22 +88,26 @@ def attend_prompt(
 def _library_is_fast(q: Tensor, cache: LayerCache) -> bool:
     """Whether torch has flash attention for these tensors: elsewhere it would write out a matrix of all scores."""
     is_half = q.dtype in (torch.bfloat16, torch.float16) and q.dtype == cache.keys.dtype
-    return is_nvidia(q) and is_half and cache.head_dim % 8 == 0 and cache.head_dim <= 256
+    return is_nvidia(q) and is_half and cache.head_dim % 8 == 0 and cache.head_dim <= 256 and capability(q) >= (8, 0)
 
 
 def _library(q: Tensor, cache: LayerCache, start: int, scale: float) -> Tensor:
-    """torch's attention, where row m of M sees the first start + m + 1 of start + M positions."""
+    """torch's attention, where row m of M sees the first start + m + 1 of start + M positions.
+
+    The operator is what torch.nn.attention.bias.causal_lower_right comes to; importing that takes a second.
+    """
     stop = start + len(q)
-    mixed = functional.scaled_dot_product_attention(
+    mixed = torch.ops.aten._scaled_dot_product_flash_attention(
         q.transpose(0, 1)[None],
         cache.keys[None, :, :stop],
         cache.values[None, :, :stop],
-        attn_mask=causal_lower_right(len(q), stop) if start else None,
-        is_causal=start == 0,
+        0.0,
+        is_causal=True,  # of this operator: aligned at the last row and the last position
+        return_debug_mask=False,
         scale=scale,
-        enable_gqa=q.shape[1] != cache.num_kv_heads,
-    )
-    return mixed[0].transpose(0, 1).flatten(1)
+    )[0]
+    rows: Tensor = mixed[0].transpose(0, 1).flatten(1)
+    return rows
 
 
 _NO_WINDOW = 1 << 30

@@ -235,13 +235,13 @@ def _sum_of_part(
     FORMAT: tl.constexpr, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr,
     P: tl.constexpr, PART: tl.constexpr, S: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The sums over PART pairs of groups of P, from the first on, as acc.
+    """The sums over PART pairs of groups of P, from the first on, as acc; PART 0: over all.
 
     Two steps' weights are on their way while a third is multiplied; the first two's are before the kernel before this
     one has ended. The kernel after this one begins after that: any earlier, and it takes the room of what still works.
     """
-    STEPS: tl.constexpr = (PART + S - 1) // S
-    end = P if PART == P else tl.minimum(first + PART, P)
+    STEPS: tl.constexpr = ((P if PART == 0 else PART) + S - 1) // S
+    end = P if PART == 0 else tl.minimum(first + PART, P)
     s = first + tl.arange(0, S)[:, None]
     words, more, codes = _loaded_tiles(packed, high, scale, s, P, end, FORMAT, TILES, NVIDIA)
     if STEPS > 1:
@@ -300,7 +300,7 @@ def _gemv_fragments(
             total = tl.permute(tl.reshape(tl.sum(acc[r * BLOCKS + b], 0), (8, 4, 2, 2)), (1, 3, 2, 0))  # t, c, h, g
             lo, hi = streams(tl.reshape(total, (8, 16)) * factor[None, :], PAIR, 8, 16)
             rows = 8 * (first_block + b) + tl.arange(0, 8)
-            which = tile + r if PART == P else part
+            which = tile + r if PART == 0 else part
             EPILOGUE(lo, hi, rows, rows < M, n, n2, n_ok, which, args, CONFIG)
 
 
@@ -331,7 +331,7 @@ class GemvFragments:
     def run(self, epilogue: Callable[..., Any], args: tuple[Any, ...], config: tuple[Any, ...]) -> None:
         """epilogue: a program (epilogues.py) with its arguments and constants."""
         tiles = self.tiles or tiles_of(self.w.format, self.n_tiles, self.w.packed.shape[1])
-        self._launch(tiles, self.w.packed.shape[1], epilogue, args, config)
+        self._launch(tiles, 0, epilogue, args, config)
 
     def parts(self) -> Tensor:
         """The product as sums over parts of the columns of w, [M, parts, N] float32; their sum is the product.
@@ -349,8 +349,8 @@ class GemvFragments:
     ) -> None:
         w, x, nvidia, pdl = self.w, self.x, is_nvidia(self.w.packed), has_pdl(self.w.packed)
         n_blocks, n_pairs = x.words.shape[0], w.packed.shape[1]
-        at_once = min(2, n_blocks)
-        _gemv_fragments[(self.n_tiles // tiles.tiles, triton.cdiv(n_blocks, at_once), triton.cdiv(n_pairs, part))](
+        at_once, n_parts = min(2, n_blocks), triton.cdiv(n_pairs, part) if part else 1
+        _gemv_fragments[(self.n_tiles // tiles.tiles, triton.cdiv(n_blocks, at_once), n_parts)](
             w.packed, w.packed if w.high is None else w.high, w.scale, w.row_scale, table(w.packed.device),
             x.words, x.notes, x.num_rows, w.shape[0], args,
             EPILOGUE=epilogue, CONFIG=config, PAIR=self.pair, FORMAT=w.format, BLOCKS=at_once,
@@ -418,7 +418,7 @@ def variants() -> Iterator[Variant]:
             },
             constants={
                 "EPILOGUE": program, "CONFIG": config, "PAIR": pair, "FORMAT": form, "BLOCKS": -(-rows // BLOCK),
-                "COLUMNS": rows_of_block(rows), "TILES": tiles.tiles, "P": n_pairs, "PART": tiles.part or n_pairs,
+                "COLUMNS": rows_of_block(rows), "TILES": tiles.tiles, "P": n_pairs, "PART": tiles.part,
                 "S": tiles.pairs, "NVIDIA": True,
             },
             num_warps=tiles.warps,

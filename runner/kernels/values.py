@@ -125,12 +125,17 @@ def is_nvidia(tensor: Tensor) -> bool:
 
 def has_pdl(tensor: Tensor) -> bool:
     """Whether a kernel on this tensor can begin before the one before it has ended (programmatic dependent launch)."""
-    return is_nvidia(tensor) and _capability(tensor.device) >= (9, 0)
+    return is_nvidia(tensor) and capability(tensor) >= (9, 0)
 
 
 def pdl_option(pdl: bool) -> dict[str, bool]:
     """What a launch of a kernel that may begin early says besides its arguments."""
     return {"launch_pdl": True} if pdl else {}
+
+
+def capability(tensor: Tensor) -> tuple[int, int]:
+    """The compute capability of the NVIDIA GPU that a tensor is on."""
+    return _capability(tensor.device)
 
 
 @cache

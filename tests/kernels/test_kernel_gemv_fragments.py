@@ -1,0 +1,261 @@
+"""Products of weights in fragments against float64, with every epilogue, and the same bits for a row in every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from kernel_data import DEVICE, close, packed, poisoned, random, scrambled
+from torch import Tensor
+
+from runner.kernels import epilogues, gemv_fragments, gemv_tiles, matmul
+from runner.kernels.fragments import FORMATS_IN_FRAGMENTS, activation_rows, to_fragments
+from runner.kernels.gemv_fragments import ZEROS, GemvFragments, best_layout
+from runner.kernels.gemv_tiles import Tiles, tiles_of, tiles_of_parts
+from runner.kernels.matmul import (
+    Activation,
+    linear,
+    linear_gated,
+    linear_gated_ref,
+    linear_logits,
+    linear_ref,
+    linear_residual,
+    linear_squares,
+    product,
+)
+from runner.kernels.pack import dequantize_ref
+from runner.kernels.rotate import quantize_fragments
+from runner.kernels.values import Int8Fragments, PackedMatrix, Squares
+
+BATCHES = (1, 2, 3, 8, 9, 16, 17, 35)
+
+
+@pytest.fixture(autouse=True)
+def poison() -> Iterator[None]:
+    """Rows of a block that do not exist are poisoned too: whatever lies there is multiplied and must not be seen."""
+    with poisoned():
+        yield
+
+
+def rows_for(w: PackedMatrix, x: Tensor) -> Int8Fragments:
+    return quantize_fragments(x, None, 1, ZEROS[w.format])
+
+
+def exact(x: Int8Fragments, w: PackedMatrix) -> Tensor:
+    """x @ w.T in float64."""
+    return activation_rows(x).double() @ dequantize_ref(w).double().T
+
+
+@pytest.mark.parametrize("form", FORMATS_IN_FRAGMENTS)
+@pytest.mark.parametrize(("n", "n_pairs"), [(16, 1), (24, 2), (37, 3), (5, 5)])
+def test_a_product_equals_float64_and_a_row_has_its_bits_in_every_batch(form: str, n: int, n_pairs: int) -> None:
+    planes, x = scrambled(form, n, 64 * n_pairs), random(max(BATCHES), 64 * n_pairs)
+    w = to_fragments(planes)
+    whole = linear(rows_for(w, x), w, dtype=torch.float32)
+    close(whole, exact(rows_for(w, x), planes))
+    for m in BATCHES:
+        rows = rows_for(w, x[:m])
+        assert isinstance(product(rows, w), GemvFragments)
+        assert torch.equal(linear(rows, w, dtype=torch.float32), whole[:m])
+    close(linear_ref(rows, w, bias=None, squares=None, dtype=torch.float32), whole)
+
+
+@pytest.mark.parametrize("form", FORMATS_IN_FRAGMENTS)
+@pytest.mark.parametrize(
+    ("tiles", "n_pairs"),
+    [
+        (Tiles(tiles=1, pairs=1, warps=1), 5),
+        (Tiles(tiles=1, pairs=2, warps=2), 5),
+        (Tiles(tiles=1, pairs=8, warps=4), 5),
+        (Tiles(tiles=2, pairs=1, warps=1), 3),
+        (Tiles(tiles=2, pairs=4, warps=2), 7),
+    ],
+)
+def test_however_it_is_cut_the_product_is_right(form: str, tiles: Tiles, n_pairs: int) -> None:
+    planes = scrambled(form, 61, 64 * n_pairs)  # four tiles, of which the last is not full
+    w = to_fragments(planes)
+    for m in (1, 9, 19):
+        x = rows_for(w, random(m, 64 * n_pairs))
+        out = torch.empty(m, 61, device=DEVICE)
+        launch = GemvFragments(x=x, w=w, pair=0, tiles=tiles)
+        launch.run(epilogues.store, (out, 61, (out, 0.0, 0.0), out), (0, 0, False))
+        close(out, exact(x, planes))
+
+
+@pytest.mark.parametrize("form", FORMATS_IN_FRAGMENTS)
+@pytest.mark.parametrize(("n_pairs", "part"), [(1, 8), (2, 2), (5, 2), (7, 3)])
+def test_parts_of_the_columns_add_up_to_the_product(form: str, n_pairs: int, part: int) -> None:
+    planes, x = scrambled(form, 21, 64 * n_pairs), random(11, 64 * n_pairs)
+    w = to_fragments(planes)
+    tiles = Tiles(tiles=1, pairs=min(2, part), warps=1, part=part)
+    whole = GemvFragments(x=rows_for(w, x), w=w, pair=0, tiles=tiles).parts()
+    assert whole.shape == (11, -(-n_pairs // part), 21)
+    close(whole.sum(1), exact(rows_for(w, x), planes))
+    first = activation_rows(rows_for(w, x))[:, : 64 * part].double() @ dequantize_ref(planes)[:, : 64 * part].double().T
+    close(whole[:, 0], first)
+    for m in (1, 3, 8):
+        assert torch.equal(GemvFragments(x=rows_for(w, x[:m]), w=w, pair=0, tiles=tiles).parts(), whole[:m])
+
+
+# --- epilogues -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("m", [1, 3, 19])
+def test_a_norm_and_a_bias_are_applied_in_the_epilogue(m: int) -> None:
+    planes, bias = packed("mq4", 21, 128), random(21, seed=5)
+    w = to_fragments(planes)
+    x = rows_for(w, random(m, 128))
+    squares = Squares(parts=random(m, 3, seed=2).square(), size=128, eps=1e-5)
+    rstd = (squares.parts.double().sum(1) / 128 + 1e-5).rsqrt()
+    found = linear(x, w, bias=bias, squares=squares, dtype=torch.float32)
+    close(found, exact(x, planes) * rstd[:, None] + bias)
+    y, of_y = linear_squares(x, w, bias=bias, squares=squares, eps=1e-6, dtype=torch.float32)
+    assert torch.equal(y, found)
+    close(of_y.parts.sum(1), y.double().square().sum(1))
+
+
+@pytest.mark.parametrize("form", FORMATS_IN_FRAGMENTS)
+@pytest.mark.parametrize("m", [2, 20])
+def test_a_residual_is_added_in_place_and_its_squares_are_summed(form: str, m: int) -> None:
+    planes, h, bias = packed(form, 37, 64), random(m, 37, seed=3), random(37, seed=4)
+    w = to_fragments(planes)
+    x = rows_for(w, random(m, 64))
+    wanted = h.double() + exact(x, planes) + bias
+    squares = linear_residual(x, w, h, bias=bias, eps=1e-5)
+    close(h, wanted)
+    close(squares.parts.sum(1), wanted.square().sum(1))
+
+
+@pytest.mark.parametrize("form", FORMATS_IN_FRAGMENTS)
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "clamped_swiglu"])
+@pytest.mark.parametrize(("m", "pair"), [(1, 8), (5, 27), (18, 16)])
+def test_pairs_of_rows_are_gated(form: str, activation: Activation, m: int, pair: int) -> None:
+    planes, bias = packed(form, 2 * pair, 128), random(2 * pair, seed=6)
+    w = to_fragments(planes, pair)
+    x = rows_for(w, random(m, 128))
+    squares = Squares(parts=random(m, 5, seed=2).square() * 20, size=128, eps=1e-5)
+    found = linear_gated(x, w, activation, bias=bias, squares=squares, dtype=torch.float32)
+    wide = Squares(parts=squares.parts.double(), size=128, eps=1e-5)
+    gate, up = (exact(x, planes) * matmul.rstd_ref(wide)[:, None] + bias).chunk(2, 1)
+    close(found, matmul.gate_ref(gate, up, activation), 1e-5)
+    close(linear_gated_ref(x, w, activation, bias=bias, squares=squares, dtype=torch.float32), found.double(), 1e-5)
+
+
+@pytest.mark.parametrize("form", FORMATS_IN_FRAGMENTS)
+def test_logits_come_with_what_their_tiles_hold(form: str) -> None:
+    planes = packed(form, 101, 64)
+    w = to_fragments(planes)
+    for m in (1, 4, 17):
+        x = rows_for(w, random(m, 64))
+        found = linear_logits(x, w, squares=None)
+        wanted = exact(x, planes)
+        close(found.values, wanted)
+        close(found.log_sum_exp(), torch.logsumexp(wanted, 1), 1e-5)
+        best = found.maxima.argmax(1)
+        assert torch.equal(found.arguments.gather(1, best[:, None])[:, 0].long(), found.values.argmax(1))
+
+
+@pytest.mark.parametrize("form", FORMATS_IN_FRAGMENTS)
+def test_a_row_has_the_same_bits_after_every_epilogue_in_every_batch(form: str) -> None:
+    w, gated = (to_fragments(scrambled(form, 22, 320), pair) for pair in (0, 11))
+    x, parts, h = random(35, 320), random(35, 40, seed=2).square(), random(35, 22, seed=8)
+
+    def run(first: int, last: int) -> list[Tensor]:
+        rows = rows_for(w, x[first:last])
+        squares = Squares(parts=parts[first:last].contiguous(), size=320, eps=1e-5)
+        stream = h[first:last].contiguous()
+        after = linear_residual(rows, w, stream, eps=1e-5)
+        logits = linear_logits(rows, w, squares=squares)
+        paired = linear_gated(rows, gated, "silu", squares=squares, dtype=torch.float32)
+        return [stream, after.parts, logits.values, logits.maxima, logits.sums, paired]
+
+    together = run(0, 35)
+    for first, last in ((0, 1), (7, 8), (34, 35), (0, 3), (2, 11), (8, 24)):
+        for some, whole in zip(run(first, last), together, strict=True):
+            assert torch.equal(some, whole[first:last])
+
+
+def test_a_row_of_nan_stays_alone() -> None:
+    planes, x = packed("mq4", 16, 128), random(9, 128)
+    w = to_fragments(planes)
+    clean = linear(rows_for(w, x), w, dtype=torch.float32)
+    x[4, 70] = float("nan")
+    found = linear(rows_for(w, x), w, dtype=torch.float32)
+    others = [m for m in range(9) if m != 4]
+    assert torch.equal(found[others], clean[others])
+    assert bool(found[4].isnan().all())
+
+
+def test_activations_for_other_weights_are_refused() -> None:
+    w = to_fragments(packed("mq4-uniform", 16, 64))
+    with pytest.raises(AssertionError):
+        linear(quantize_fragments(random(1, 64), None, 1, ZEROS["mq6"]), w, dtype=torch.float32)
+    with pytest.raises(AssertionError):
+        linear(rows_for(w, random(1, 128)), w, dtype=torch.float32)
+    with pytest.raises(AssertionError):
+        linear(rows_for(w, random(1, 64)), packed("mq4-uniform", 16, 64), dtype=torch.float32)
+    with pytest.raises(AssertionError, match=""):
+        linear_gated(rows_for(w, random(1, 64)), w, "silu", dtype=torch.float32)  # its rows are in no pairs
+    with pytest.raises(AssertionError):
+        linear(rows_for(w, random(65, 64)), w, dtype=torch.float32)
+
+
+# --- how it is cut ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMATS_IN_FRAGMENTS)
+@pytest.mark.parametrize("n_tiles", [1, 3, 256, 767, 768, 769, 1792, 8016])
+@pytest.mark.parametrize("n_pairs", [1, 2, 3, 12, 64, 224])
+def test_every_matrix_is_cut_into_whole_programs_without_idle_warps(form: str, n_tiles: int, n_pairs: int) -> None:
+    part = tiles_of_parts(form, n_pairs)
+    for tiles in (tiles_of(form, n_tiles, n_pairs), part):
+        assert n_tiles % tiles.tiles == 0
+        assert tiles.pairs & (tiles.pairs - 1) == 0
+        assert 1 <= tiles.warps <= tiles.pairs < 2 * n_pairs
+    assert part.part > 0
+
+
+def test_matrices_with_many_rows_are_cut_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemv_tiles, "_MANY_TILES", 4)
+    planes = packed("mq4", 64, 320)
+    w = to_fragments(planes)
+    assert tiles_of("mq4", 4, 5).tiles == 2
+    x = rows_for(w, random(3, 320))
+    close(linear(x, w, dtype=torch.float32), exact(x, planes))
+
+
+# --- which layout ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMATS_IN_FRAGMENTS)
+def test_what_does_not_give_the_right_product_is_not_used(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    works = gemv_fragments._works.__wrapped__
+    assert works(form, DEVICE)
+    run = GemvFragments.run
+
+    def wrong_in_one_lane(self: GemvFragments, program: Any, args: Any, config: Any) -> None:
+        run(self, program, args, config)
+        args[0][:, 17] += 1.0 + args[0][:, 17].abs()
+
+    monkeypatch.setattr(GemvFragments, "run", wrong_in_one_lane)
+    assert not works(form, DEVICE)
+    monkeypatch.setattr(GemvFragments, "run", run)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert not works(form, DEVICE)
+
+
+def test_a_matrix_is_laid_out_where_the_kernel_works_and_left_where_it_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    w = packed("mq4", 32, 64)
+    monkeypatch.setattr(gemv_fragments, "is_nvidia", lambda _: False)
+    monkeypatch.setattr(gemv_fragments, "_works", lambda *_: True)
+    assert best_layout(w) is w
+    monkeypatch.setattr(gemv_fragments, "is_nvidia", lambda _: True)
+    assert (best_layout(w).layout, best_layout(w, 16).pair) == ("fragments", 16)
+    assert best_layout(packed("mq8", 32, 64)).layout == "planes"
+    monkeypatch.setattr(gemv_fragments, "_works", lambda *_: False)
+    assert best_layout(w) is w
