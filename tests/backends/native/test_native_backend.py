@@ -113,8 +113,9 @@ def test_the_chat_template_is_the_models_own_unless_overridden(tiny: Path) -> No
 
 
 def test_load_reports_progress_up_to_the_end(tiny: Path) -> None:
-    seen: list[float] = []
-    native.load(ready(tiny), LoadOptions(n_gpu_layers=0, n_threads=1), seen.append, CancelToken())
+    told: list[object] = []
+    native.load(ready(tiny), LoadOptions(n_gpu_layers=0, n_threads=1), told.append, CancelToken())
+    seen = [one for one in told if isinstance(one, float)]
     assert seen == sorted(seen)
     assert len(seen) > 10
     assert seen[-1] == 1.0
@@ -124,7 +125,9 @@ def test_a_cancelled_load_stops(tiny: Path) -> None:
     cancel = CancelToken()
     seen: list[float] = []
 
-    def stop_at_half(fraction: float) -> None:
+    def stop_at_half(fraction: object) -> None:
+        if not isinstance(fraction, float):
+            return
         seen.append(fraction)
         if fraction > 0.5:
             cancel.cancel()

@@ -128,7 +128,7 @@ def test_packed_weights_stay_packed_and_give_what_their_values_do(
 )
 def test_short_prompts_meet_packed_weights_as_int8_and_long_ones_as_they_are(n_rows: int, kind: type) -> None:
     w = packed_matrix(FORMATS["mq4"].encode(torch.randn(8, 32)), FORMATS["mq4"], 32, torch.device("cpu"))
-    rows = stream.activations(torch.randn(n_rows, 32), None, w, torch.float32)
+    rows, _ = stream.activations(torch.randn(n_rows, 32), None, w, torch.float32)
     assert isinstance(rows, kind)
     assert rows.shape == (n_rows, 32)
 

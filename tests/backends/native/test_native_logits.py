@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from runner.backends.base import Backend
 from runner.backends.native.placement import prefill_chunk
-from runner.config import SamplingParams
+from runner.config import LoadOptions, SamplingParams
 from runner.model_config import parse_model_config
 from tests.backends.conformance import take
 from tests.backends.native.tiny_models import TINY, VOCAB, load, make, ready, save
@@ -119,7 +119,7 @@ def test_the_bf16_cache_is_near_the_f32_one_and_half_as_large(tmp_path: Path) ->
 def test_prefill_is_cut_so_that_a_large_model_on_a_cpu_notices_a_cancel(tmp_path: Path, shared_data: Path) -> None:
     config = parse_model_config(json.loads((shared_data / "configs" / "Qwen--Qwen3-8B_config.json").read_text()))
     placement = load(ready(save(make("qwen3"), tmp_path)))._placement
-    chunk = prefill_chunk(config, placement, 512)
+    chunk = prefill_chunk(config, placement, LoadOptions(batch_size=512))
     assert 2 * chunk * config.hidden_size * config.intermediate_size <= 3e9
     assert chunk >= 16
 
