@@ -113,7 +113,12 @@ SETTINGS: tuple[Setting, ...] = (
         ("n_gpu_layers", "layers", "--n-gpu-layers", "Layers on the GPU: auto, all or a number; 0 is the CPU."),
         ("kv_type", "text", "--kv-type", "Type of the KV cache: f16, bf16, f32 or q8_0."),
         ("n_threads", "integer", "--threads", "CPU threads; unset, the physical cores."),
-        ("batch_size", "integer", "", "Prompt tokens that are prefilled at once; unset, what the backend is fast with."),
+        (
+            "batch_size",
+            "integer",
+            "",
+            "Prompt tokens that are prefilled at once; unset, what the backend is fast with.",
+        ),
     ),
     *_fields(
         SamplingParams,
