@@ -8,8 +8,17 @@ import pytest
 import torch
 from kernel_data import DEVICE, close, poisoned, random
 
+from runner.kernels.fragments import MAGIC, activation_rows
 from runner.kernels.matmul import dense_rows
-from runner.kernels.rotate import quantize_rows, quantize_rows_ref, rotate_rows, rotate_rows_ref
+from runner.kernels.rotate import (
+    quantize_fragments,
+    quantize_fragments_ref,
+    quantize_rows,
+    quantize_rows_ref,
+    rotate_rows,
+    rotate_rows_ref,
+)
+from runner.kernels.values import Squares
 from runner.quant.mq.rotation import rotate
 
 
@@ -99,3 +108,62 @@ def test_a_row_does_not_depend_on_the_others() -> None:
         alone = quantize_rows(x[m : m + 1].contiguous(), gain, 32)
         assert torch.equal(alone.words[0], together.words[m])
         assert torch.equal(alone.scale[0], together.scale[m])
+
+
+# --- for tensor cores ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("k", "rotation"), [(512, 256), (320, 64), (192, 32), (64, 1)])
+@pytest.mark.parametrize("m", [1, 3, 9])
+def test_fragments_are_those_of_float64_but_at_a_half(m: int, k: int, rotation: int) -> None:
+    x, gain = random(m, k), random(k, seed=2)
+    of_x = Squares(parts=random(m, 3, seed=3).square(), size=k, eps=1e-5)
+    rows = x.double() * gain
+    rows = rows if rotation == 1 else rotate(rows, rotation)
+    for squares in (None, of_x):
+        factor = 1.0 if squares is None else (of_x.parts.double().sum(1) / k + 1e-5).rsqrt()[:, None]
+        found = quantize_fragments(x, gain, rotation, 15, squares)
+        wanted = quantize_fragments_ref(x, gain, rotation, 15, squares)
+        assert (found.shape, found.zero) == ((m, k), 15)
+        assert found.words.shape == wanted.words.shape
+        close(activation_rows(found), rows * factor, 0.51 / 127)
+        scale, exact = (x.notes[..., 0].transpose(1, 2).flatten(0, 1)[:m] for x in (found, wanted))
+        close(scale, exact, 1e-6)
+        levels, exact = (torch.round(activation_rows(x) / scale.repeat_interleave(64, 1)) for x in (found, wanted))
+        assert float((levels - exact).abs().max()) <= 1
+        assert float((levels != exact).float().mean()) < 2e-3
+        sums = levels.unflatten(1, (-1, 2, 32)).sum(3)
+        assert torch.equal(found.notes[..., 1:3].transpose(1, 2).flatten(0, 1)[:m], MAGIC + 15 * sums)
+
+
+def test_a_pair_of_groups_of_zeros_has_scale_0_and_its_levels_sum_to_0() -> None:
+    x = random(2, 192)
+    x[1, 64:128] = 0
+    found = quantize_fragments(x, None, 1, 63)
+    assert found.notes[0, 1, 1, :3].tolist() == [0, MAGIC, MAGIC]
+    assert not found.words[0, 1, 1].any()
+    assert not activation_rows(found)[1, 64:128].any()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_is_seen_in_the_scale_of_its_64_alone(bad: float) -> None:
+    x = random(3, 192)
+    clean = quantize_fragments(x, None, 1, 15)
+    x[1, 100] = bad
+    found = quantize_fragments(x, None, 1, 15)
+    assert found.notes[0, :, :3, 0].isfinite().T.tolist() == [[True] * 3, [True, False, True], [True] * 3]
+    for p, row in ((0, 0), (0, 1), (1, 0), (1, 2), (2, 1)):
+        assert torch.equal(found.words[0, p, row], clean.words[0, p, row])
+        assert torch.equal(found.notes[0, p, row, :3], clean.notes[0, p, row, :3])
+
+
+def test_a_row_of_fragments_does_not_depend_on_the_others() -> None:
+    x, gain, parts = random(17, 256), random(256, seed=2), random(17, 4, seed=3).square()
+
+    def run(first: int, last: int) -> torch.Tensor:
+        squares = Squares(parts=parts[first:last].contiguous(), size=256, eps=1e-5)
+        return activation_rows(quantize_fragments(x[first:last].contiguous(), gain, 256, 15, squares))
+
+    together = run(0, 17)
+    for first, last in ((0, 1), (16, 17), (3, 5), (0, 3), (7, 16)):
+        assert torch.equal(run(first, last), together[first:last])

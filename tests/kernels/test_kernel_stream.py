@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from kernel_data import DEVICE, close, packed, poisoned, random
+from kernel_data import DEVICE, close, packed, poisoned, random, scrambled
 
 from runner.kernels.add_norm import add_normed, squares
 from runner.kernels.embedding import embed, embed_ref
+from runner.kernels.fragments import FORMATS_IN_FRAGMENTS, to_fragments
 from runner.kernels.grids import FORMATS
 from runner.kernels.pack import concatenate, dequantize_ref, packed_matrix
 from runner.kernels.values import Squares
@@ -34,6 +35,17 @@ def test_packed_rows_are_decoded_and_rotated_back(form: str, k: int, rotation: i
     close(of_h.parts.sum(1), wanted.square().sum(1))
     assert (of_h.size, of_h.eps) == (k, 1e-5)
     close(embed_ref(tokens, w, 1.5), wanted)
+
+
+@pytest.mark.parametrize("form", FORMATS_IN_FRAGMENTS)
+@pytest.mark.parametrize(("n", "k", "rotation"), [(37, 256, 256), (16, 192, 32), (3, 64, 1)])
+def test_rows_in_fragments_have_the_bits_that_they_have_in_planes(form: str, n: int, k: int, rotation: int) -> None:
+    w = scrambled(form, n, k, rotation)
+    tokens = torch.tensor([0, n - 1, n // 2, -1, n, n // 3], device=DEVICE)
+    for found, wanted in zip(embed(tokens, to_fragments(w), 1.5, 1e-5), embed(tokens, w, 1.5, 1e-5), strict=True):
+        one, other = (x.parts if isinstance(x, Squares) else x for x in (found, wanted))
+        assert torch.equal(one.isnan(), other.isnan())
+        assert torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

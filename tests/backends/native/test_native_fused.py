@@ -15,7 +15,7 @@ import torch
 
 from runner.backends.native import stream
 from runner.backends.native.execution import PlainExecution
-from runner.backends.native.fused import FusedDecoder
+from runner.backends.native.fused import FusedDecoder, FusedMlp
 from runner.backends.native.fused_execution import FusedExecution
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.loader import load_model, unfilled
@@ -23,9 +23,10 @@ from runner.backends.native.matrices import MatrixReader
 from runner.backends.native.model_files import read_config
 from runner.config import SamplingParams
 from runner.errors import BadModelFile
+from runner.kernels.fragments import can_be_fragments, to_fragments
 from runner.kernels.grids import FORMATS
 from runner.kernels.pack import packed_matrix
-from runner.kernels.values import FEW_ROWS, MOST_ROWS, Int8Rows
+from runner.kernels.values import FEW_ROWS, MOST_ROWS, Int8Rows, PackedMatrix
 from runner.model_config import ModelConfig
 from runner.quant.mq.packed_weights import PackedWeights
 from runner.quant.mq.quantize import quantize_packed
@@ -121,6 +122,32 @@ def test_packed_weights_stay_packed_and_give_what_their_values_do(
     assert difference(kernels.extend(PROMPT, "all", go_on), wanted) < 2e-5  # prefill keeps its activations
     wanted = reference.extend([9], "last", go_on)
     assert difference(kernels.extend([9], "last", go_on), wanted) < 0.05  # decoding rounds them to int8
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # rows that fill a block hold anything, and sums of it overflow
+def test_weights_in_fragments_give_what_they_give_in_planes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, packed = tmp_path / "source", tmp_path / "packed"
+    # 256: the stream is handed on from product to product.
+    made(source, "qwen3", hidden_size=256, intermediate_size=64, head_dim=32, num_hidden_layers=1)
+    quantize_packed(source, recipe_of("mq4-uniform"), packed, device=torch.device("cpu"), on_stage=lambda *_: None)
+    config, weights = read_config(packed), PackedWeights(packed)
+    in_planes = fused(config, weights)
+    monkeypatch.setattr(stream, "best_layout", lambda w, pair: to_fragments(w, pair) if can_be_fragments(w) else w)
+    in_fragments = fused(config, weights)
+    for layer in in_fragments._opened().layers:
+        assert isinstance(layer.mlp, FusedMlp)
+        for product in (layer.attention.qkv, layer.attention.o, layer.mlp.gate_up, layer.mlp.down):
+            assert [part.layout for part in product.parts if isinstance(part, PackedMatrix)] == ["fragments"]
+    wanted = in_planes.extend(PROMPT[:3], "all", go_on)
+    found = in_fragments.extend(PROMPT[:3], "all", go_on)
+    assert difference(found, wanted) < 0.05  # activations are rounded in groups of 64 instead of 32
+    in_fragments.cache.truncate(0)
+    rows = [in_fragments.extend(part, "all", go_on) for part in (PROMPT[:1], PROMPT[1:3])]
+    assert torch.equal(torch.cat(rows), found)  # a row has the same bits in every batch
+    monkeypatch.setattr(stream, "FEW_ROWS", 2)  # a long prompt: the library's products
+    in_fragments.cache.truncate(0)
+    wanted = plain(config, weights).extend(PROMPT[:3], "all", go_on)
+    assert difference(in_fragments.extend(PROMPT[:3], "all", go_on), wanted) < 2e-5
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,39 @@
+"""Run by test_compile.py in a process without Triton's interpreter: products on tensor cores for sm_90, as Triton lays
+them out over the lanes. Prints a JSON object: by variant, what is compiled, in Triton's intermediate language."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from runner.kernels.compile import TARGETS, Variant
+from runner.kernels.compile.compilation import specialization
+from runner.kernels.gemv_fragments import variants
+from runner.kernels.values import OPTIONS
+
+
+def intermediate(variant: Variant) -> str:
+    target = TARGETS["sm_90"]
+    signature, constants, attributes = specialization(variant, target)
+    source = ASTSource(variant.kernel, signature=signature, constexprs=constants, attrs=attributes)
+    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages, **OPTIONS}
+    with tempfile.TemporaryDirectory() as cache, knobs.cache.scope():
+        knobs.cache.dir = cache
+        kernel = triton.compile(
+            source, target=GPUTarget(target.backend, target.arch, target.warp_size), options=options
+        )
+    code: str = kernel.asm["ttgir"]
+    return code
+
+
+def main() -> None:
+    print(json.dumps({variant.name: intermediate(variant) for variant in variants()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""A product that comes in parts is added to the stream, and the stream is handed on as its reader wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from kernel_data import close, packed, poisoned, random, scrambled
+from torch import Tensor
+
+from runner.kernels.add_parts import SPAN, Reader, add_parts, add_parts_ref, reads_parts
+from runner.kernels.fragments import activation_rows, to_fragments
+from runner.kernels.gemv_fragments import ZEROS
+from runner.kernels.matmul import linear_residual, linear_residual_for
+from runner.kernels.rotate import quantize_fragments, quantize_rows
+from runner.kernels.values import Int8Fragments
+
+FORM = "mq4-uniform"
+
+
+@pytest.fixture(autouse=True)
+def poison() -> Iterator[None]:
+    with poisoned():
+        yield
+
+
+def reader(k: int, rotation: int, *, has_gain: bool = True) -> Reader:
+    w = to_fragments(packed(FORM, 16, k, rotation))
+    return Reader(gain=random(k, seed=9) if has_gain else None, w=w, zero=ZEROS[FORM])
+
+
+@pytest.mark.parametrize(("m", "n_parts", "k", "rotation"), [(1, 1, 256, 256), (3, 5, 512, 64), (9, 2, 768, 1)])
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_the_new_stream_its_squares_and_its_rows_are_those_of_float64(
+    m: int, n_parts: int, k: int, rotation: int, is_plain: bool
+) -> None:
+    h, parts, bias = random(m, k), random(m, n_parts, k, seed=2), None if is_plain else random(k, seed=3)
+    to = reader(k, rotation, has_gain=not is_plain)
+    wanted = h.double() + parts.double().sum(1) + (0 if bias is None else bias.double())
+    of_ref, sums_ref, rows_ref = add_parts_ref(h, parts, bias, to)
+    sums, rows = add_parts(h, parts, bias, to)
+    close(h, wanted)
+    close(of_ref, wanted)
+    assert sums.shape == (m, k // SPAN)
+    close(sums, wanted.square().unflatten(1, (-1, SPAN)).sum(2))
+    close(sums_ref, sums)
+    close(activation_rows(rows), activation_rows(rows_ref), 1.01 / 127)
+
+
+# Fewer columns than a part has, as many, and more.
+@pytest.mark.parametrize(("k", "n", "has_bias"), [(64, 256, True), (512, 256, False), (576, 256, True)])
+def test_it_is_the_residual_and_then_the_quantizing_whatever_the_number_of_rows(k: int, n: int, has_bias: bool) -> None:
+    w, to = to_fragments(scrambled(FORM, n, k)), reader(n, 256)
+    x, h = random(8, k), random(8, n, seed=4)
+    bias = random(n, seed=5) if has_bias else None
+
+    def run(first: int, last: int) -> tuple[Tensor, Tensor, Tensor]:
+        rows, stream = quantize_fragments(x[first:last], None, 1, ZEROS[FORM]), h[first:last].clone()
+        squares, ready = linear_residual_for(rows, w, stream, to, bias=bias, eps=1e-5)
+        assert isinstance(ready, Int8Fragments)
+        assert (squares.size, squares.eps) == (n, 1e-5)
+        assert torch.equal(
+            activation_rows(ready), activation_rows(quantize_fragments(stream, to.gain, 256, ZEROS[FORM]))
+        )
+        return stream, squares.parts, activation_rows(ready)
+
+    together = run(0, 8)
+    alone = h.clone()
+    of_alone = linear_residual(quantize_fragments(x, None, 1, ZEROS[FORM]), w, alone, bias=bias, eps=1e-5)
+    close(together[0], alone)
+    close(together[1].sum(1), of_alone.parts.sum(1))
+    for first, last in ((7, 8), (2, 5)):
+        for some, whole in zip(run(first, last), together, strict=True):
+            assert torch.equal(some, whole[first:last])
+
+
+def test_where_the_stream_cannot_be_handed_on_its_reader_must_ask_for_it() -> None:
+    assert reads_parts(reader(256, 32))
+    assert not reads_parts(reader(320, 32))
+    planes = packed(FORM, 320, 64)
+    x, h = random(2, 64), random(2, 320, seed=4)
+    for rows, w, to in (
+        (quantize_fragments(x, None, 1, ZEROS[FORM]), to_fragments(planes), reader(320, 32)),
+        (quantize_rows(x, None, 1), planes, reader(320, 32)),
+    ):
+        found, wanted = h.clone(), h.clone()
+        squares, ready = linear_residual_for(rows, w, found, to, eps=1e-5)
+        assert ready is None
+        assert torch.equal(squares.parts, linear_residual(rows, w, wanted, eps=1e-5).parts)
+        assert torch.equal(found, wanted)
