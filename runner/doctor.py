@@ -15,6 +15,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TextIO
@@ -63,6 +64,7 @@ def checks(paths: Paths) -> Iterator[Check]:
     yield from gpu_checks(gpus)
     yield from directory_checks(paths)
     yield from disk_checks({"data": paths.data, "cache": paths.cache, "downloads": hub_settings().cache})
+    yield kernel_cache_check(Path(os.environ.get("TRITON_CACHE_DIR") or paths.kernels))
     yield settings_check(paths)
     yield models_check(paths)
     yield database_check(paths)
@@ -259,6 +261,21 @@ def disk_check(name: str, directory: Path, free_bytes: int) -> Check:
         remedy = "Models take 1 to 40 GB each: free some space (runner ls shows the models, runner rm deletes one)."
         return Check(name=f"Disk, {name}", status="warning", detail=detail, remedy=remedy)
     return Check(name=f"Disk, {name}", status="ok", detail=detail)
+
+
+def kernel_cache_check(directory: Path) -> Check:
+    """Where the compiled kernels are, and how large they are. They can be deleted: they are compiled again."""
+    name = "Kernel cache"
+    sizes = []
+    for folder, _, files in os.walk(directory):
+        for file in files:
+            with suppress(OSError):  # an engine that compiles right now renames its files
+                sizes.append((Path(folder) / file).lstat().st_size)
+    if not sizes:
+        return Check(
+            name=name, status="ok", detail=f"empty: {_tilde(directory)} is filled when a GPU first runs a model"
+        )
+    return Check(name=name, status="ok", detail=f"{_tilde(directory)}, {len(sizes)} files, {sum(sizes) / 1e6:.1f} MB")
 
 
 def settings_check(paths: Paths) -> Check:

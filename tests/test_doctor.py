@@ -23,6 +23,7 @@ from runner.doctor import (
     disk_check,
     gpu_checks,
     hub_check,
+    kernel_cache_check,
     llamacpp_check,
     memory_check,
     models_check,
@@ -291,3 +292,21 @@ def test_the_home_directory_is_not_spelled_out(monkeypatch: pytest.MonkeyPatch, 
 def test_an_address_that_cannot_be_parsed_is_an_error_of_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://[mirror.example")
     assert_bad(hub_check(), "error", "HF_ENDPOINT")
+
+
+def test_the_kernel_cache_is_named_with_its_size(tmp_path: Path) -> None:
+    directory = tmp_path / "kernels"
+    empty = kernel_cache_check(directory)
+    assert (empty.status, str(directory) in empty.detail, "empty" in empty.detail) == ("ok", True, True)
+    (directory / "a").mkdir(parents=True)
+    (directory / "a" / "k.cubin").write_bytes(bytes(1_500_000))
+    (directory / "a" / "k.json").write_bytes(bytes(500_000))
+    assert kernel_cache_check(directory).detail == f"{directory}, 2 files, 2.0 MB"
+
+
+def test_the_kernel_cache_that_triton_is_told_to_use_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "elsewhere"))
+    found = next(check for check in checks(user_paths()) if check.name == "Kernel cache")
+    assert "elsewhere" in found.detail
