@@ -53,8 +53,8 @@ class Check:
     remedy: str = ""
 
 
-def checks(paths: Paths) -> Iterator[Check]:
-    """Every check, as it is done. All but the last few are instant; none raises."""
+def checks(paths: Paths, terminal: TextIO | None = None) -> Iterator[Check]:
+    """Every check, as it is done. All but the last few are instant; none raises. terminal: stdout, if not given."""
     found = devices()
     gpus = [device for device in found if device.kind != "cpu"]
     yield python_check(sys.version_info[:3])
@@ -68,7 +68,7 @@ def checks(paths: Paths) -> Iterator[Check]:
     yield settings_check(paths)
     yield models_check(paths)
     yield database_check(paths)
-    yield terminal_check(sys.stdout, os.environ)
+    yield terminal_check(terminal or sys.stdout, os.environ)
     yield demo_check(builtin("models/demo"))
     yield hub_check()
     yield llamacpp_check(probe(), gpus)

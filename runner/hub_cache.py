@@ -229,6 +229,11 @@ def remove_files(directory: Path, names: Collection[str] | None) -> int:
     return sum(size for path, size in taken.items() if not os.path.exists(path))
 
 
+def links_of(directory: Path) -> list[tuple[str, Path]]:
+    """Each file of each commit in the cache's directory of a repository: its name there, and where its bytes are."""
+    return [(_name_of(link, directory), first_hop(link)) for link in _entries(directory / "snapshots")]
+
+
 def _entries(directory: Path) -> list[Path]:
     """Everything below `directory` that is no directory, links to nowhere too."""
     return [Path(folder, name) for folder, _, names in os.walk(directory) for name in names]

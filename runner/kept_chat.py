@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
+from runner.config import SamplingParams
 from runner.events import Notice
 from runner.store import Store
 from runner.transcript import Session, Turn
@@ -104,3 +106,16 @@ class KeptChat:
             return Notice("warning", f"Chat {old} was deleted: this one is no longer kept.", "/clear starts a new one.")
         self._create(about, turns)
         return Notice("warning", f"Chat {old} went on in another runner: what is here is kept as a chat of its own.")
+
+
+def kept_params(session: Session) -> dict[str, Any]:
+    """The sampling that a kept chat was held with. Values of another version that are not understood are left out."""
+    kept = session.settings.get("params")
+    if not isinstance(kept, dict):
+        return {}
+    names = {field.name for field in dataclasses.fields(SamplingParams)}
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in kept.items()
+        if name in names and value is not None
+    }

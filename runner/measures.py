@@ -79,3 +79,8 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def time_left(seconds: float) -> str:
+    """An estimate of what is left: as `duration`, without tenths below a minute."""
+    return f"{max(1, round(seconds))} s" if seconds < 59.5 else duration(seconds)

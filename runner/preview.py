@@ -59,7 +59,7 @@ class Preview:
 
     files: names and bytes; download_bytes: those that are not here yet. num_parameters: of the text model, 0 when not
     known. bpw: bits a weight takes in the files. remedy: what would fit, where it does not. notes: what the numbers
-    leave out or assume. notices: what the user should know of this machine.
+    leave out or assume. notices: what the user should know of this machine. facts: what the estimate was made from.
     """
 
     name: str
@@ -77,6 +77,7 @@ class Preview:
     fit: Fit
     remedy: Remedy | None
     is_local: bool
+    facts: ModelFacts
     notes: tuple[str, ...] = ()
     notices: tuple[Notice, ...] = ()
 
@@ -126,6 +127,7 @@ def preview(spec: ModelSpec, options: LoadOptions, *, offline: bool, paths: Path
         fit=made.fit,
         remedy=None if made.fit.is_fitting else remedy(facts, made, machine, others),
         is_local=found.is_local,
+        facts=facts,
         notes=facts.shape.notes,
         notices=tuple(notices),
     )

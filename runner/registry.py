@@ -42,7 +42,8 @@ class ModelSpec:
 
     asked: the quantization that the user chose, "safetensors" for the original weights, "" when nothing was chosen.
     path: absolute; files on this machine, a directory or one file. Without a path, `gguf` or `repo` is set.
-    parameters, context: 0 when not known. sizes: bytes by quantization, where known without asking the hub.
+    parameters, context: 0 when not known. active: weights that one token passes through, 0 for all of them.
+    sizes: bytes by quantization, where known without asking the hub.
     """
 
     name: str
@@ -52,6 +53,7 @@ class ModelSpec:
     description: str = ""
     architecture: str = ""
     parameters: int = 0
+    active: int = 0
     context: int = 0
     licence: str = ""
     gated: bool = False
@@ -91,7 +93,7 @@ class ModelSpec:
 
 _KEYS = tuple(f.name for f in dataclasses.fields(ModelSpec) if f.name not in ("name", "origin", "asked"))
 _TYPES: Mapping[str, type] = {
-    **dict.fromkeys(("parameters", "context"), int),
+    **dict.fromkeys(("parameters", "active", "context"), int),
     **dict.fromkeys(("gated", "reasoning"), bool),
     **dict.fromkeys(("quants", "aliases"), list),
     "sizes": dict,

@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runner.errors import RunnerError, UsageError
-from runner.hub_cache import cached_files, cached_repos, remove_files, repo_directory, taken_bytes
+from runner.hub_cache import (
+    cached_files,
+    cached_repos,
+    file_size,
+    links_of,
+    remove_files,
+    repo_directory,
+    taken_bytes,
+)
 from runner.hub_parts import Leftovers, delete_leftovers, leftovers, lock_directory, refuse_while_fetched
 from runner.inventory import is_builtin, is_meant, known_names
-from runner.model_files import intended_groups
+from runner.model_files import FileGroup, intended_groups, missing_side_files
 from runner.registry import SAFETENSORS, ModelSpec
 
 
@@ -66,6 +75,46 @@ def plan_leftovers(spec: ModelSpec | None) -> tuple[Removal, ...]:
         if left := leftovers(directory):
             found.append(_of_leftovers(repo, directory, left))
     return tuple(found)
+
+
+def plan_unfinished(spec: ModelSpec, names: Collection[str] = ()) -> Removal | None:
+    """What giving up the download of `spec` means: its parts, and those of its files that are of no use without them.
+
+    names: the files that the download fetches, where they are known. Weights that are whole stay. None: nothing is
+    there of it.
+    """
+    repo = spec.source[0]
+    directory, there = repo_directory(repo), known_names(repo)
+    whole = {file.name: file.size_bytes for file in cached_files(repo)}
+    wanted = replace(spec, asked=spec.asked or spec.quant)
+    begun = [group for group in intended_groups(there) if not _is_whole(group, whole)]
+    if names:
+        begun = [group for group in begun if set(group.names) & set(names)]
+    elif wanted.asked:
+        begun = [group for group in begun if is_meant(wanted, repo, group)]
+    doomed = frozenset(name for group in begun for name in group.names if name in there)
+    left = leftovers(directory).of_files(doomed | set(names))
+    if not doomed and not left:
+        return None
+    size = sum(whole.get(name, 0) for name in doomed) + left.partial_bytes
+    return Removal(
+        title=f"{repo}, unfinished", size_bytes=size, directory=directory, repo=repo, names=doomed, left=left
+    )
+
+
+def _is_whole(group: FileGroup, files: Collection[str]) -> bool:
+    is_gguf = group.label.lower().endswith(".gguf")
+    return set(group.names) <= set(files) and (is_gguf or not missing_side_files(files))
+
+
+def shared_bytes(removal: Removal) -> int:
+    """Of the bytes that `removal` names, those that stay, because other files of the cache are links to them too."""
+    if not removal.repo or not removal.names:
+        return 0
+    links = links_of(removal.directory)
+    doomed = {blob for name, blob in links if name in removal.names}
+    kept = {blob for name, blob in links if name not in removal.names}
+    return sum(file_size(blob) or 0 for blob in doomed & kept)
 
 
 def _of_leftovers(repo: str, directory: Path, left: Leftovers) -> Removal:

@@ -12,12 +12,14 @@ import pytest
 from hub_server import Hub
 from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, blob, fetch_all, shard, small_hub
 
+from runner import hub
 from runner.errors import BusyError, RunnerError, UsageError
 from runner.hub_cache import repo_directory
 from runner.hub_parts import leftovers, lock_directory
 from runner.paths import user_paths
 from runner.registry import Registry
-from runner.removal import Removal, delete, plan_leftovers, plan_removal
+from runner.removal import Removal, delete, plan_leftovers, plan_removal, plan_unfinished, shared_bytes
+from runner.types import CancelToken
 
 
 @pytest.fixture
@@ -114,3 +116,41 @@ def test_a_model_whose_last_trace_is_gone_is_not_here() -> None:
     delete(removals(SHARDS)[0])
     with pytest.raises(UsageError, match="not on this machine"):
         removals(SHARDS)
+
+
+def test_giving_up_a_download_takes_its_whole_files_too_where_they_are_of_no_use(server: Hub) -> None:
+    spec = Registry.load_for().resolve(SHARDS)
+    begin_fetch(SHARDS, shard(2), server, bytes_s=20_000)
+    listing = hub.list_files(SHARDS)
+    hub.fetch(listing, [shard(1)], on_progress=lambda _: None, cancel=CancelToken())
+    removal = plan_unfinished(spec)
+    assert removal is not None
+    assert removal.names == {shard(1), shard(2)}
+    assert delete(removal) > 0
+    assert plan_unfinished(spec) is None
+
+
+def test_giving_up_a_download_leaves_the_weights_that_are_whole(server: Hub) -> None:
+    fetch_all(GGUF)
+    server.repos[GGUF].files["llama-Q4_0.gguf"] = bytes(500_000)
+    begin_fetch(GGUF, "llama-Q4_0.gguf", server)
+    spec = Registry.load_for().resolve(GGUF)
+    assert plan_unfinished(spec, [WEIGHTS]) is None
+    removal = plan_unfinished(spec, ["llama-Q4_0.gguf"])
+    assert removal is not None
+    assert removal.names == {"llama-Q4_0.gguf"}
+    delete(removal)
+    assert blob(GGUF, WEIGHTS).read_bytes() == server.repos[GGUF].files[WEIGHTS]
+    assert not leftovers(repo_directory(GGUF))
+
+
+def test_bytes_that_another_file_shares_stay_and_are_counted(server: Hub) -> None:
+    server.repos[GGUF].files["other-Q8_0.gguf"] = server.repos[GGUF].files[WEIGHTS]
+    fetch_all(GGUF)
+    directory = repo_directory(GGUF)
+    size = len(server.repos[GGUF].files[WEIGHTS])
+    removal = Removal(title="one", size_bytes=size, directory=directory, repo=GGUF, names=frozenset({WEIGHTS}))
+    assert shared_bytes(removal) == size
+    assert delete(removal) == 0
+    (other,) = removals(GGUF)
+    assert shared_bytes(other) == 0

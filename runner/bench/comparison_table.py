@@ -71,7 +71,7 @@ def _cells(row: RowComparison) -> dict[str, str | Segment]:
         "BEFORE": _side(row.before),
         "AFTER": _side(row.after),
         "UNIT": row.unit,
-        "CHANGE": Segment(_change(row.speed), _STYLES[row.verdict]),
+        "CHANGE": Segment(change_of(row.speed), _STYLES[row.verdict]),
         "95 % INTERVAL": _interval(row.speed),
         "VERDICT": Segment(_WORDS[row.verdict], _STYLES[row.verdict]),
     }
@@ -81,12 +81,12 @@ def _side(row: BenchRow | None) -> str:
     return "" if row is None else mean_and_spread(row)
 
 
-def _change(speed: Ratio | None) -> str:
+def change_of(speed: Ratio | None) -> str:
+    """How much faster: "+3.1 %", or "x 2.400" where percents would be hard to read; "" where nobody knows."""
     return "" if speed is None else _percent(speed.value)
 
 
 def _percent(value: float) -> str:
-    """How much faster: "+3.1 %", or "x 2.400" where percents would be hard to read."""
     return f"x {figure(value)}" if value >= 2 else f"{100 * (value - 1):+.1f} %"
 
 

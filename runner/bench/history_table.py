@@ -6,7 +6,7 @@ Pure: runs and a width come in, lines of styled text go out. It knows no file.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from runner.bench.figures import INVALID, figure
 from runner.bench.formats import escaped, markdown_table
@@ -74,15 +74,23 @@ def _figure(backend: BenchBackend, kind: str) -> Segment:
     return Segment(f"{size}{shown}", "doubt" if row.is_noisy else "")
 
 
-def _trends(runs: Sequence[BenchRun], width: int | None, is_ascii: bool) -> Iterator[Line]:
-    """A sparkline for each row that at least three runs on one device have with valid numbers."""
-    series: dict[tuple[str, str, str, str, str], list[BenchRow]] = {}
+TrendKey: TypeAlias = tuple[str, str, str, str, str]
+
+
+def trend_series(runs: Sequence[BenchRun]) -> dict[TrendKey, list[BenchRow]]:
+    """The valid rows of each (model, quantization, device, backend, test) that at least three runs have, in order."""
+    series: dict[TrendKey, list[BenchRow]] = {}
     for run in runs:
         for row in run.rows:
             if row.mean is not None:
                 key = (run.model, run.quantization, run.machine.device, row.backend, row.test)
                 series.setdefault(key, []).append(row)
-    rows = [_trend(key, rows, is_ascii) for key, rows in series.items() if len(rows) >= _LEAST_OF_A_TREND]
+    return {key: rows for key, rows in series.items() if len(rows) >= _LEAST_OF_A_TREND}
+
+
+def _trends(runs: Sequence[BenchRun], width: int | None, is_ascii: bool) -> Iterator[Line]:
+    """A sparkline for each series."""
+    rows = [_trend(key, rows, is_ascii) for key, rows in trend_series(runs).items()]
     if rows:
         yield from table_lines(_TREND_COLUMNS, rows, width)
 
@@ -101,7 +109,7 @@ _TREND_COLUMNS: Final = (
 _LONGEST_TREND: Final = 24
 
 
-def _trend(key: tuple[str, str, str, str, str], rows: Sequence[BenchRow], is_ascii: bool) -> Cells:
+def _trend(key: TrendKey, rows: Sequence[BenchRow], is_ascii: bool) -> Cells:
     model, quantization, _device, backend, test = key
     means = [row.mean for row in rows if row.mean is not None]
     best = max(means) if rows[0].is_higher_better else min(means)

@@ -6,9 +6,10 @@ asked for by name is measured as asked. It knows no process and no clock.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 from runner.bench.measure import SHORTEST_PROMPT
 from runner.bench.record import BenchOptions, SkippedTest
@@ -81,6 +82,39 @@ class BenchRequest:
             budget_s=DEFAULT_BUDGET_S if self.repetitions is None else None,
             is_random=self.is_random,
         )
+
+
+def token_counts(option: str, text: str | None) -> tuple[int, ...] | None:
+    """The value of -p, -n or -d, as `option` is called: numbers of tokens; None when not said. Raises UsageError."""
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"{option} is {text!r}.", hint=f"Give numbers of tokens, such as {option} 128,512.") from None
+
+
+def request_like(options: BenchOptions, model: str, load: LoadOptions, *, offline: bool = False) -> BenchRequest:
+    """The request for `model` that is recorded as `options`; what they do not say of loading is taken from `load`."""
+    is_default_depth = (options.depths, options.prefill_depths) == (DEFAULT_DEPTHS, (0,))
+    return BenchRequest(
+        model=model,
+        load=dataclasses.replace(
+            load,
+            kv_type=options.kv_type,
+            ctx_size=options.ctx_size,
+            n_gpu_layers=cast("int | Literal['auto', 'all']", options.n_gpu_layers),
+            n_threads=options.n_threads,
+            batch_size=options.batch_size,
+        ),
+        n_prompt=None if options.n_prompt == DEFAULT_PROMPTS else options.n_prompt or (0,),
+        n_gen=None if options.n_gen == DEFAULT_GEN else options.n_gen or (0,),
+        depths=None if is_default_depth else options.depths,
+        repetitions=None if options.budget_s is not None else options.repetitions,
+        backends=() if options.backends == ("auto",) else cast("tuple[BackendName, ...]", options.backends),
+        is_random=options.is_random,
+        offline=offline,
+    )
 
 
 def _without_repeats(values: Sequence[int]) -> tuple[int, ...]:

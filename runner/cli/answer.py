@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from runner.cli import render
 from runner.cli.live import Live
 from runner.cli.loading import show_notice
-from runner.cli.status_text import answer_status, prefill_status
 from runner.events import ChatEvent, Finished, Notice, Progress, ReasoningDelta, Stats, TextDelta
 from runner.safe_text import safe_text
+from runner.status_text import answer_status, prefill_status
 
 
 class AnswerView:

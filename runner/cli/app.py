@@ -132,17 +132,41 @@ def top(
     version: Annotated[  # noqa: ARG001 - the callback does the work
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
+    with_parent: Annotated[
+        bool, typer.Option("--with-parent", help="End when standard input ends.", hidden=True)
+    ] = False,
 ) -> None:
     """Run language models on your own machine.
+
+    Without a command the terminal interface opens.
 
     Start with: runner chat demo
     """
     render.configure()
-    if ctx.invoked_subcommand is None:
+    if ctx.invoked_subcommand is None and not _has_whole_terminal():
         render.narrate(ctx.get_help())
         raise typer.Exit(2)
     start_logging(user_paths())
     ctx.call_on_close(stop_logging)
+    if with_parent:
+        from runner.cli.parent import end_with_parent
+
+        end_with_parent()
+    if ctx.invoked_subcommand is None:
+        raise typer.Exit(_terminal_interface())
+
+
+def _has_whole_terminal() -> bool:
+    """Whether the interface can be shown: it reads keys from stdin, and Textual draws on stderr."""
+    return render.can_ask() and all(map(render.is_terminal, (sys.stdout, sys.stderr))) and not render.is_dumb()
+
+
+def _terminal_interface() -> int:
+    from runner.settings import load_settings
+    from runner.tui import run_tui
+
+    paths = user_paths()
+    return run_tui(paths, load_settings(paths))
 
 
 def _wants_traceback(arguments: Sequence[str]) -> bool:

@@ -109,6 +109,7 @@ def measure(
     Every backend that can run it does, each in a fresh process, there and back (A B B A), five times over, after a
     warm-up that is shown as cold. What would take this machine too long is made smaller, and said.
     """
+    from runner.bench.plan import token_counts
     from runner.paths import user_paths
 
     render.configure(quiet=quiet)
@@ -116,7 +117,7 @@ def measure(
     bench_reports.check_options(form, baseline, fail_below, plot)
     request = _request(
         model,
-        sizes=tuple(_sizes(name, text) for name, text in (("-p", n_prompt), ("-n", n_gen), ("-d", depths))),
+        sizes=tuple(token_counts(name, text) for name, text in (("-p", n_prompt), ("-n", n_gen), ("-d", depths))),
         repetitions=repetitions,
         backends=_backends(backend),
         is_random=is_random,
@@ -170,16 +171,6 @@ def _request(
         is_random=is_random,
         offline=settings.is_offline(offline),
     )
-
-
-def _sizes(option: str, text: str | None) -> tuple[int, ...] | None:
-    """The value of -p, -n or -d: numbers of tokens. Raises UsageError."""
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"{option} is {text!r}.", hint=f"Give numbers of tokens, such as {option} 128,512.") from None
 
 
 def _backends(text: str | None) -> tuple[BackendName, ...]:

@@ -16,7 +16,7 @@ from runner.safe_text import safe_line
 
 if TYPE_CHECKING:
     from runner.bench.events import BenchEvent, BenchStep
-    from runner.bench.record import BenchRow
+    from runner.bench.live_text import Place
     from runner.events import Progress
 
 _SHOWN_PERCENT = 5  # a step of the progress of loading that is worth showing
@@ -39,6 +39,7 @@ class Live:
 
     def show(self, event: BenchEvent) -> None:
         from runner.bench.events import BackendRefused, BenchStep, RowMeasured
+        from runner.bench.live_text import row_line
         from runner.events import Notice, Progress
 
         if isinstance(event, BenchStep):
@@ -55,11 +56,14 @@ class Live:
             self._progress(event)
 
     def _progress(self, event: Progress) -> None:
-        if not event.total:
-            self._place(f"{event.stage}, {event.done} {event.unit}", event.done, 0)
-        elif (percent := 100 * event.done // event.total) // _SHOWN_PERCENT != self._shown:
-            self._shown = percent // _SHOWN_PERCENT
-            self._place(f"{event.stage}, {percent} %", event.done, event.total)
+        from runner.bench.live_text import progress_place
+
+        place = progress_place(event)
+        if not place.total:
+            self._place(place)
+        elif (share := 100 * place.done // place.total // _SHOWN_PERCENT) != self._shown:
+            self._shown = share
+            self._place(place)
 
     def say(self, text: str) -> None:
         """A line that stays."""
@@ -67,19 +71,17 @@ class Live:
         render.narrate(text)
 
     def _step(self, step: BenchStep) -> None:
-        self._shown = -1
-        where = f"{step.backend}, process {step.process} of {step.n_processes}: " if step.backend else ""
-        count = ""
-        if step.n_repetitions:
-            count = f", {step.repetition} of {step.n_repetitions}" if step.repetition else ", warm-up"
-        self._place(f"{where}{step.what}{count}", step.repetition, step.n_repetitions)
+        from runner.bench.live_text import step_place
 
-    def _place(self, text: str, done: int, total: int) -> None:
+        self._shown = -1
+        self._place(step_place(step))
+
+    def _place(self, place: Place) -> None:
         if self._as_json:
             if render.is_loud():
-                render.emit_progress({"stage": text, "done": done, "total": total})
+                render.emit_progress({"stage": place.text, "done": place.done, "total": place.total})
         elif self._is_drawing:
-            shown = render.clip(safe_line(text), shutil.get_terminal_size().columns - 1)
+            shown = render.clip(safe_line(place.text), shutil.get_terminal_size().columns - 1)
             render.draw("\r" + render.paint(shown, "dim", sys.stderr) + "\x1b[K")
             self._is_drawn = True
 
@@ -87,16 +89,3 @@ class Live:
         if self._is_drawn:
             render.draw("\r\x1b[K")
             self._is_drawn = False
-
-
-def row_line(row: BenchRow, *, is_complete: bool) -> str:
-    """One row on one line: a backend's test and what is known of it now."""
-    start = f"{row.backend:<9} {row.test:<14}"
-    if row.invalid is not None:
-        return f"{start} INVALID: {row.invalid}"
-    if row.mean is None:
-        return f"{start} nothing yet"
-    digits = 0 if row.mean >= 1000 else 1 if row.mean >= 10 else 2
-    spread = "" if row.stddev is None else f" ± {row.stddev:.{digits}f}"
-    times = "once" if len(row.samples) == 1 else f"{len(row.samples)} times"
-    return f"{start} {row.mean:.{digits}f}{spread} {row.unit}  {times}{'' if is_complete else ' so far'}"

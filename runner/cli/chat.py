@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from runner.cli import options, render
-from runner.config import ChatOptions, LoadOptions, SamplingParams
+from runner.config import ChatOptions, LoadOptions
 from runner.errors import UsageError
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def chat(
     quiet: options.Quiet = False,
 ) -> None:
     """Talk with a model. /help lists what can be typed; from a pipe, each line is a message."""
+    from runner.kept_chat import kept_params
     from runner.paths import user_paths
     from runner.settings import load_settings
     from runner.store import Store
@@ -90,7 +91,7 @@ def chat(
         resumed=resumed,
         model=name,
         system=system,
-        own_params={**_kept_params(resumed), **flags},
+        own_params={**(kept_params(resumed) if resumed else {}), **flags},
         load_options=settings.load_options(
             backend=backend,
             ctx_size=ctx_size,
@@ -184,7 +185,7 @@ def _greet(repl: Repl, *, is_resumed: bool) -> None:
 
 def _source(setup: _Setup) -> Source:
     """The terminal when there is one, else the pipe."""
-    from runner.cli.slash import COMMANDS
+    from runner.chat_commands import COMMANDS
     from runner.cli.terminal import TerminalSource, stdin_source
 
     if not render.can_ask():
@@ -198,7 +199,7 @@ def _source(setup: _Setup) -> Source:
 
     return TerminalSource(
         history_file=setup.paths.prompt_history if setup.store else None,
-        commands=list(COMMANDS),
+        commands=[words.name for words in COMMANDS],
         models=model_names,
     )
 
@@ -215,19 +216,6 @@ def _session_to_resume(store: Store | None, continue_latest: bool, wanted: str |
     if session is None:
         raise UsageError("There is no chat to go on with.", hint="Start one: runner chat demo")
     return session
-
-
-def _kept_params(session: Session | None) -> dict[str, Any]:
-    """The sampling that a kept chat was held with. Values of another version that are not understood are left out."""
-    kept = session.settings.get("params") if session else None
-    if not isinstance(kept, dict):
-        return {}
-    names = {field.name for field in fields(SamplingParams)}
-    return {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in kept.items()
-        if name in names and value is not None
-    }
 
 
 @contextmanager

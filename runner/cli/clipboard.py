@@ -6,47 +6,17 @@ It never fails: it says which ways were tried. It knows nothing of what is copie
 from __future__ import annotations
 
 import base64
-import os
-import shutil
-import subprocess
 
 from runner.cli import render
+from runner.clipboard import copy_by_tool
 
-_TIMEOUT_S = 2.0
 _OSC52_LIMIT = 74_994  # bytes of base64 that terminals take (xterm's limit; longer sequences are cut or ignored)
 
 
 def copy(text: str) -> list[str]:
     """Copy `text`; returns the ways that took it, for people: the tool's name, "the terminal". Empty: none did."""
-    return [*_by_tool(text), *_by_terminal(text)]
-
-
-def _tools() -> list[list[str]]:
-    """The tools that could reach a clipboard here, the likeliest first."""
-    tools = [["pbcopy"]]
-    if os.environ.get("WAYLAND_DISPLAY"):
-        tools.append(["wl-copy"])
-    if os.environ.get("DISPLAY"):
-        tools += [["xclip", "-selection", "clipboard"], ["xsel", "--clipboard", "--input"]]
-    tools += [["clip.exe"], ["termux-clipboard-set"]]
-    return [tool for tool in tools if shutil.which(tool[0])]
-
-
-def _by_tool(text: str) -> list[str]:
-    for tool in _tools():
-        try:
-            subprocess.run(
-                tool,
-                input=text.encode("utf-8", "replace"),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                timeout=_TIMEOUT_S,
-                check=True,
-            )
-        except (OSError, subprocess.SubprocessError):
-            continue
-        return [tool[0]]
-    return []
+    tool = copy_by_tool(text)
+    return [*([tool] if tool else []), *_by_terminal(text)]
 
 
 def _by_terminal(text: str) -> list[str]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from runner.cli import render
+from runner.fit.words import free_text, kinds_text, trained_text, verdict_text
 from runner.measures import binary_size, decimal_size, short_count
 
 if TYPE_CHECKING:
     from runner.config import LoadOptions
-    from runner.fit import Fit, KvPart
     from runner.paths import Paths
     from runner.preview import Preview
 
@@ -21,15 +21,15 @@ def fit_rows(preview: Preview) -> list[tuple[str, str]]:
     """The estimate, a row a part, and what would fit where it does not."""
     fit = preview.fit
     rows = [
-        ("device", f"{fit.device.name}: {_free(fit)}"),
-        ("context", f"{fit.n_ctx} tokens" + _of_trained(fit, preview.context_length)),
+        ("device", f"{fit.device.name}: {free_text(fit)}"),
+        ("context", f"{fit.n_ctx} tokens" + trained_text(fit, preview.context_length)),
         ("weights", binary_size(fit.need.weights_bytes) + _format(preview)),
-        ("KV cache", f"{binary_size(fit.need.kv_cache_bytes)} in {fit.kv_type}" + _kinds(fit.kv_parts)),
+        ("KV cache", f"{binary_size(fit.need.kv_cache_bytes)} in {fit.kv_type}" + kinds_text(fit.kv_parts)),
         ("workspace", f"about {binary_size(fit.need.workspace_bytes)}"),
     ]
     if fit.draft_bytes:
         rows.append(("draft", binary_size(fit.draft_bytes)))
-    rows.append(("in all", f"{binary_size(fit.total_bytes)}: {_verdict(fit)}"))
+    rows.append(("in all", f"{binary_size(fit.total_bytes)}: {verdict_text(fit)}"))
     if fit.n_loads:
         loads = "1 load" if fit.n_loads == 1 else f"{fit.n_loads} loads"
         rows.append(("", f"corrected by what was used before ({loads})"))
@@ -87,45 +87,8 @@ def show_estimate(name: str, options: LoadOptions, paths: Paths, *, offline: boo
         print_rows([*model_rows(seen), *fit_rows(seen)])
 
 
-def _free(fit: Fit) -> str:
-    others = f", other processes hold {binary_size(fit.others_bytes)}" if fit.others_bytes else ""
-    return f"{binary_size(fit.available_bytes)} free of {binary_size(fit.device.total_bytes)}{others}"
-
-
-def _of_trained(fit: Fit, context_length: int) -> str:
-    return f" (trained for {context_length})" if context_length and context_length != fit.n_ctx else ""
-
-
 def _format(preview: Preview) -> str:
     if not preview.quantization:
         return ""
     bits = f", {preview.bpw:.2f} bits a weight" if preview.bpw else ""
     return f" ({preview.quantization}{bits} in the files)"
-
-
-def _kinds(parts: tuple[KvPart, ...]) -> str:
-    """Which layers keep what, where they are not all alike."""
-    if len(parts) < 2:
-        return ""
-    words = {
-        "full": "with all tokens",
-        "window": "with a window of {}",
-        "state": "with a fixed state",
-        "shared": "without a cache of their own",
-    }
-    said = []
-    for part in parts:
-        count = "1 layer" if part.num_layers == 1 else f"{part.num_layers} layers"
-        said.append(f"{count} {words[part.kind].format(part.window)}: {binary_size(part.size_bytes)}")
-    return f" ({', '.join(said)})"
-
-
-def _verdict(fit: Fit) -> str:
-    if not fit.is_fitting:
-        return f"it does not fit, {binary_size(fit.total_bytes - fit.room_bytes)} too much"
-    if not fit.ram_bytes or not fit.num_layers:
-        return "it fits"
-    if fit.n_gpu_layers >= fit.num_layers:
-        return f"it fits, all {fit.num_layers} layers on the GPU"
-    share = round(100 * fit.n_gpu_layers / fit.num_layers)
-    return f"it fits with {fit.n_gpu_layers} of {fit.num_layers} layers on the GPU ({share} %), the others in RAM"

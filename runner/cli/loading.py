@@ -19,12 +19,6 @@ if TYPE_CHECKING:
     from runner.engine_process import EngineProcess
     from runner.events import Loaded, LoadEvent, Notice
 
-_LABELS = {
-    "download": "Downloading",
-    "load": "Loading",
-    "compile": "Compiling kernels, once per machine",
-    "prefill": "Reading",
-}
 _PATIENCE_S = 0.4  # what is done sooner needs no bar
 
 
@@ -61,11 +55,13 @@ class Narrator:
             show_notice(event)
 
     def _progress(self, stage: str, done: int, total: int, unit: str) -> None:
+        from runner.status_text import STAGES
+
         if stage != self._stage:
             self._end_bar()
             self._stage, self._stage_began = stage, time.monotonic()
         if self._bar is None and time.monotonic() - self._stage_began >= _PATIENCE_S and done < total:
-            self._bar = render.Progress(_LABELS.get(stage, stage), total, unit=unit, as_json=self._as_json)
+            self._bar = render.Progress(STAGES.get(stage, stage), total, unit=unit, as_json=self._as_json)
         if self._bar is not None:
             self._bar.update(done, total)
 

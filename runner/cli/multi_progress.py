@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from runner.cli import render
+from runner.measures import time_left
 from runner.safe_text import safe_line
 from runner.transfer_rate import TransferRate
 
@@ -185,16 +186,11 @@ class MultiProgress:
         if self._rate.bytes_s > 0:
             parts.append(f"{size(self._rate.bytes_s)}/s")
         left = self._rate.left_s(total)
-        return [*parts, f"{_whole_seconds(left)} left"] if left is not None else parts
+        return [*parts, f"{time_left(left)} left"] if left is not None else parts
 
 
 def _width() -> int:
     return shutil.get_terminal_size().columns - 1
-
-
-def _whole_seconds(seconds: float) -> str:
-    """An estimate of less than a minute has no tenths."""
-    return f"{max(1, round(seconds))} s" if seconds < 59.5 else render.duration(seconds)
 
 
 def _percent(done: int, total: int) -> int:

@@ -20,6 +20,7 @@ from typing import Any, Literal, TextIO
 from runner.errors import RunnerError, UsageError
 from runner.measures import binary_size, clip, decimal_size, duration, short_count, text_width, wrap
 from runner.safe_text import safe_line, safe_text
+from runner.transfer_rate import TransferRate
 
 __all__ = [
     "Progress",
@@ -166,7 +167,12 @@ def emit_json(schema: str, payload: Mapping[str, Any]) -> None:
 
 
 def emit_progress(state: Mapping[str, Any]) -> None:
-    """One line of NDJSON about how far something is, on stderr: stdout stays the one object of the result."""
+    """One line of NDJSON about how far something is, on stderr: stdout stays the one object of the result.
+
+    runner.progress/1 has "stage", "done", "total" (0: not known), "unit" ("bytes", "tokens", "tensors", "%") and
+    "left_s" (an estimate, null where there is none); with bytes also "rate_bytes_s", and downloads of several files a
+    "label" and "files", those that changed since the line before: "name", "done", "total", "state".
+    """
     _write(sys.stderr, _json_line({"schema": "runner.progress/1", **state}) + "\n")
 
 
@@ -276,10 +282,11 @@ class Progress:
     """Progress of one long stage on stderr: a bar on a terminal, else a line each 5 % or 10 s; NDJSON with `as_json`.
 
     unit: "bytes", or the word for what is counted ("tokens", "tensors", "%"). A total of 0 is not known yet.
-    NDJSON lines also go to stderr, so that stdout stays the one object of the result. Use it as a context manager.
+    NDJSON lines come each 5 % or each second, as emit_progress describes them. Use it as a context manager.
     """
 
     _BAR_PERIOD_S = 0.1
+    _JSON_PERIOD_S = 1.0
     _LINE_PERIOD_S = 10.0
     _LINE_SHARE = 0.05
 
@@ -298,6 +305,7 @@ class Progress:
         self._as_json = as_json
         self._clock = clock
         self._started = clock()
+        self._rate = TransferRate()
         self._first: int | None = None
         self._shown_at: float | None = None
         self._shown_done = 0
@@ -317,6 +325,8 @@ class Progress:
             self._total = total
         if self._first is None:
             self._first = done
+        if self._as_json:
+            self._rate.add(self._clock(), done)
         if not _Mode.quiet and self._is_due():
             self._show()
 
@@ -336,18 +346,30 @@ class Progress:
         if self._draws_bar():
             return self._shown_at is None or since >= self._BAR_PERIOD_S
         step = self._LINE_SHARE * self._total
-        return since >= self._LINE_PERIOD_S or (0 < step <= self._done - self._shown_done)
+        period = self._JSON_PERIOD_S if self._as_json else self._LINE_PERIOD_S
+        return since >= period or (0 < step <= self._done - self._shown_done)
 
     def _show(self) -> None:
         self._shown_at, self._shown_done = self._clock(), self._done
         if self._as_json:
-            state = {"stage": self._label, "done": self._done, "total": self._total, "unit": self._unit}
-            emit_progress(state)
+            emit_progress(self._state())
         elif self._draws_bar():
             _write(sys.stderr, "\r" + self._bar(shutil.get_terminal_size().columns - 1) + "\x1b[K")
             self._drawn = True
         else:
             _write(sys.stderr, f"{self._label}  {self._numbers()}\n")
+
+    def _state(self) -> dict[str, Any]:
+        left = self._rate.left_s(self._total) if self._total else None
+        rate = {"rate_bytes_s": round(self._rate.bytes_s)} if self._unit == "bytes" else {}
+        return {
+            "stage": self._label,
+            "done": self._done,
+            "total": self._total,
+            "unit": self._unit,
+            **rate,
+            "left_s": None if left is None else round(left, 1),
+        }
 
     def _amount(self, value: float) -> str:
         return decimal_size(value) if self._unit == "bytes" else f"{value:.0f} {self._unit}".replace(" %", " %")

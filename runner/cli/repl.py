@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from runner.chat_commands import as_message, is_command
+from runner.chat_pages import Totals
 from runner.cli import render
 from runner.cli.answer import AnswerView
 from runner.cli.editor import edit_text
@@ -21,15 +23,13 @@ from runner.cli.interrupt import Interruptible
 from runner.cli.live import Live
 from runner.cli.loading import Loader
 from runner.cli.slash import run_command
-from runner.cli.status_text import SEPARATOR, summary
 from runner.config import SamplingParams, build
 from runner.conversation import Conversation
 from runner.errors import EngineDied, RunnerError
 from runner.events import ChatEvent, Finished
 from runner.safe_text import safe_line
+from runner.status_text import SEPARATOR, summary
 from runner.transcript import NOTES
-
-BLOCK = '"""'
 
 
 class Source(Protocol):
@@ -42,43 +42,12 @@ class Source(Protocol):
         ...
 
 
-def is_open_block(text: str) -> bool:
-    """Whether `text` began a block of lines with \"\"\" and has not ended it."""
-    stripped = text.lstrip()
-    return stripped.startswith(BLOCK) and BLOCK not in stripped[len(BLOCK) :]
-
-
-def without_block_marks(text: str) -> str:
-    """A message without the \"\"\" around it."""
-    stripped = text.strip()
-    if not stripped.startswith(BLOCK):
-        return text
-    body = stripped[len(BLOCK) :]
-    return (body.removesuffix(BLOCK) if body.endswith(BLOCK) else body).strip("\n")
-
-
 @dataclass
 class Refill:
     """What the next prompt starts from. is_edit: what is sent then replaces the last message."""
 
     text: str = ""
     is_edit: bool = False
-
-
-@dataclass
-class Totals:
-    """What the answers of this chat took together, for /stats."""
-
-    n_answers: int = 0
-    completion_tokens: int = 0
-    decode_s: float = 0.0
-    last: Finished | None = None
-
-    def add(self, finished: Finished) -> None:
-        self.n_answers += 1
-        self.completion_tokens += finished.timings.completion_tokens
-        self.decode_s += finished.timings.decode_s
-        self.last = finished
 
 
 def plain_params(model_defaults: Mapping[str, Any], own: Mapping[str, Any]) -> SamplingParams:
@@ -125,10 +94,9 @@ class Repl:
     def handle(self, text: str, *, is_edit: bool = False) -> bool:
         """Act on one message or slash command. False: the user wants to leave."""
         try:
-            line = text.strip()
-            if line.startswith("/") and not line.startswith("//"):
-                return run_command(self, line)
-            message = without_block_marks(line[1:] if line.startswith("//") else text)
+            if is_command(text):
+                return run_command(self, text)
+            message = as_message(text)
             if is_edit and not message.strip():
                 render.narrate("Nothing was changed.")
             elif message.strip() or self.attachments:

@@ -127,7 +127,8 @@ def _model_and_prompt(flag: str | None, argument: str | None, words: Sequence[st
 
 def _assemble(flag: str | None, words: str, files: Sequence[Path]) -> str:
     """The prompt: -p, the arguments, the files, and what is piped in, with empty lines between."""
-    from runner.cli.attachments import attached, read_stdin, read_text_file
+    from runner.attachments import attached, read_text_file
+    from runner.cli.piped import read_stdin
 
     parts = [flag or "", words]
     for file in files:
@@ -169,7 +170,7 @@ class _OneShot:
         from runner.cli.answer import AnswerView
         from runner.cli.interrupt import Interruptible
         from runner.cli.live import Live
-        from runner.cli.status_text import load_summary, summary
+        from runner.status_text import load_summary, summary
 
         view = AnswerView(Live(is_wanted=False), has_thoughts=has_thoughts and render.is_terminal(sys.stderr))
         with Interruptible(self._engine) as interrupted:
@@ -217,7 +218,7 @@ class _OneShot:
         return _INTERRUPTED if finished.reason == "cancelled" else 0
 
     def _payload(self, text: str, reasoning: str, finished: Any) -> dict[str, Any]:
-        from runner.cli.status_text import plain_timings
+        from runner.status_text import plain_timings
 
         info = self._loaded.info
         return {

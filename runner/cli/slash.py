@@ -1,4 +1,4 @@
-"""The chat's slash commands: one function each, in the table COMMANDS.
+"""The chat's slash commands: one function each; their names and words are chat_commands.py's, as in the TUI.
 
 They act on a Repl (repl.py) and print what was asked for on stderr. A function returns False to leave the chat. They
 know nothing of keys or of how a message was typed.
@@ -8,52 +8,32 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.cli import clipboard, render, set_values
-from runner.cli.attachments import attached, read_text_file
-from runner.cli.status_text import rate, summary
-from runner.config import ChatOptions, LoadOptions, SamplingParams, nearest_hint
+from runner import set_values
+from runner.attachments import attached, read_text_file
+from runner.chat_commands import COMMANDS, THINK_LEVELS, parse_command
+from runner.chat_pages import info_page, parameters_page, stats_page
+from runner.cli import clipboard, render
+from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.errors import UsageError
 
 if TYPE_CHECKING:
     from runner.cli.repl import Repl
 
-_THINK = ("on", "off", "low", "medium", "high", "auto")
 
-
-@dataclass(frozen=True)
-class Command:
-    """function: takes the chat and the text after the name. argument: what that text is, "" for none."""
-
-    function: Callable[[Repl, str], bool | None]
-    help: str
-    argument: str = ""
-    aliases: tuple[str, ...] = ()
-
-
-def run_command(repl: Repl, line: str) -> bool:
+def run_command(repl: Repl, text: str) -> bool:
     """Do what a line such as "/set top_k 20" says. False: leave. Raises UsageError for an unknown command."""
-    name, _, argument = line[1:].partition(" ")
-    first_line = name.split("\n", 1)
-    if len(first_line) == 2:  # "/system\nlong text"
-        name, argument = first_line[0], first_line[1] + (" " + argument if argument else "")
-    command = _BY_NAME.get(name.lower())
-    if command is None:
-        near = nearest_hint("/" + name, ["/" + known for known in COMMANDS])
-        raise UsageError(f"There is no command /{name}.", hint=f"{near} Begin with // to send a slash.")
-    if argument.strip() and not command.argument:
-        raise UsageError(f"/{name} takes nothing after it.", hint=f"It is: /{name}")
-    return command.function(repl, argument.strip()) is not False
+    typed = parse_command(text)
+    return FUNCTIONS[typed.command](repl, typed.argument) is not False
 
 
 # --- the chat ------------------------------------------------------------------------------------------------------
 
 
 def _help(_repl: Repl, _argument: str) -> None:
-    rows = [(f"/{name} {command.argument}".rstrip(), command.help) for name, command in COMMANDS.items()]
+    rows = [(f"/{words.name} {words.argument}".rstrip(), words.help) for words in COMMANDS]
     width = max(len(left) for left, _ in rows)
     lines = [f"{left:<{width}}  {text}" for left, text in rows]
     lines += [
@@ -123,45 +103,23 @@ def _think(repl: Repl, argument: str) -> None:
     if word in ("show", "hide"):
         repl.has_thoughts = word == "show"
         render.narrate("Thoughts are shown." if repl.has_thoughts else "Thoughts are hidden.")
-    elif word in _THINK:
+    elif word in THINK_LEVELS:
         change: dict[str, Any] = {"think": word}
         repl.conversation.configure(options=dataclasses.replace(repl.conversation.options, **change))
         render.narrate(f"Thinking: {word}")
     elif word:
-        raise UsageError(f"/think {argument}?", hint=f"One of: {', '.join(_THINK)}, show, hide.")
+        raise UsageError(f"/think {argument}?", hint=f"One of: {', '.join(THINK_LEVELS)}, show, hide.")
     else:
         render.say(f"Thinking: {repl.conversation.options.think}; {'shown' if repl.has_thoughts else 'hidden'}")
 
 
 def _parameters(repl: Repl) -> str:
-    lines = []
-    for values in _configurations(repl):
-        fields = [f.name for f in dataclasses.fields(values) if f.name in set_values.names()]
-        lines += [f"{name:<18} {set_values.shown(getattr(values, name))}" for name in fields]
-    return "\n".join(lines)
+    return parameters_page(*_configurations(repl))
 
 
 def _info(repl: Repl) -> str:
-    loaded = repl.loader.ensure()
-    info, memory = loaded.info, loaded.memory
-    rows = [
-        ("model", info.name),
-        ("architecture", info.architecture),
-        ("parameters", render.short_count(info.num_parameters)),
-        ("quantization", info.quantization),
-        ("size", render.decimal_size(info.size_bytes)),
-        ("backend", f"{info.backend}: {loaded.reason}"),
-        ("device", info.device),
-        ("layers on GPU", f"{info.n_gpu_layers} of {info.num_layers}"),
-        ("context", f"{info.n_ctx} tokens, trained on {info.context_length}"),
-        (
-            "memory",
-            f"{render.binary_size(memory.total_bytes)}: weights {render.binary_size(memory.weights_bytes)}, "
-            f"KV {render.binary_size(memory.kv_cache_bytes)}, workspace {render.binary_size(memory.workspace_bytes)}",
-        ),
-        ("chat", repl.conversation.session_id or "not kept yet" if repl.conversation.is_kept else "not kept"),
-    ]
-    return "\n".join(f"{name:<14} {value}" for name, value in rows)
+    kept = repl.conversation.session_id or "not kept yet" if repl.conversation.is_kept else "not kept"
+    return info_page(repl.loader.ensure(), kept)
 
 
 def _show(repl: Repl, argument: str) -> None:
@@ -252,36 +210,26 @@ def _export(repl: Repl, argument: str) -> None:
 
 
 def _stats(repl: Repl, _argument: str) -> None:
-    totals = repl.totals
-    if totals.last is None:
-        render.say("There was no answer yet.")
-        return
-    lines = [f"last answer  {summary(totals.last.timings, totals.last.n_ctx)}", f"seed         {totals.last.seed}"]
-    n_timed = totals.completion_tokens - totals.n_answers
-    speed = f" · {rate(n_timed / totals.decode_s)}" if totals.decode_s > 0 and n_timed > 0 else ""
-    answers = f"{totals.n_answers} answer{'' if totals.n_answers == 1 else 's'}"
-    lines.append(f"this chat    {answers} · {totals.completion_tokens} tokens{speed}")
-    render.say("\n".join(lines))
+    render.say(stats_page(repl.totals))
 
 
-COMMANDS: dict[str, Command] = {
-    "help": Command(_help, "List the commands.", aliases=("?", "h")),
-    "exit": Command(_exit, "Leave.", aliases=("quit", "bye", "q")),
-    "clear": Command(_clear, "Start a new chat with the same model and system prompt."),
-    "new": Command(_clear, "The same as /clear."),
-    "model": Command(_model, "Go on with another model.", "[NAME]"),
-    "system": Command(_system, "Show or set the system prompt; none removes it.", "[TEXT]"),
-    "set": Command(_set, "Show or change a parameter.", "[NAME VALUE]"),
-    "show": Command(_show, "Show info, parameters, system or template.", "[WHAT]"),
-    "think": Command(_think, "Thinking: on, off, low, medium, high; show, hide.", "[LEVEL]"),
-    "regen": Command(_regenerate, "Answer the last message again."),
-    "edit": Command(_edit, "Change the last message and send it again."),
-    "undo": Command(_undo, "Take back the last message and its answer."),
-    "read": Command(_read, "Add a text file to the next message.", "PATH"),
-    "copy": Command(_copy, "Copy the last answer, or its n-th code block.", "[N]"),
-    "save": Command(_save, "Save the chat as .json or .md.", "PATH"),
-    "load": Command(_load, "Go on with a chat saved as .json.", "PATH"),
-    "export": Command(_export, "Write the chat to a file of this directory, or to PATH.", "[md|json|PATH]"),
-    "stats": Command(_stats, "Show speed and tokens."),
+FUNCTIONS: dict[str, Callable[[Repl, str], bool | None]] = {
+    "help": _help,
+    "exit": _exit,
+    "clear": _clear,
+    "new": _clear,
+    "model": _model,
+    "system": _system,
+    "set": _set,
+    "show": _show,
+    "think": _think,
+    "regen": _regenerate,
+    "edit": _edit,
+    "undo": _undo,
+    "read": _read,
+    "copy": _copy,
+    "save": _save,
+    "load": _load,
+    "export": _export,
+    "stats": _stats,
 }
-_BY_NAME = {alias: command for name, command in COMMANDS.items() for alias in (name, *command.aliases)}

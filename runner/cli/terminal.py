@@ -6,7 +6,6 @@ It knows keys and nothing of what is done with a message; the names to complete 
 from __future__ import annotations
 
 import io
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,17 +14,15 @@ from typing import TextIO
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
-from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 
+from runner.chat_commands import is_open_block
 from runner.cli import render
-from runner.cli.repl import is_open_block
-from runner.paths import open_private, private_directory
+from runner.prompt_history import history
 
 PROMPT = "› "
-_HISTORY_BYTES = 1_000_000
 _PATH_COMMANDS = ("/read", "/save", "/load", "/export")
 
 
@@ -154,30 +151,6 @@ class ChatCompleter(Completer):
             yield from self._paths.get_completions(Document(rest), complete_event)
         elif name == "/model":
             yield from (Completion(model, -len(rest)) for model in self._models() if model.startswith(rest))
-
-
-def history(file: Path | None) -> History:
-    """The prompts of earlier chats, in a private file that is kept under a megabyte; without a file, none are kept."""
-    if file is None:
-        return InMemoryHistory()
-    try:
-        private_directory(file.parent)
-        os.close(open_private(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
-        _shorten(file)
-    except OSError:
-        return InMemoryHistory()  # a full or read-only disk is no reason not to chat
-    return FileHistory(str(file))
-
-
-def _shorten(file: Path) -> None:
-    """Drop the older half of a history that has grown too long, at the border between two entries."""
-    if file.stat().st_size <= _HISTORY_BYTES:
-        return
-    recent = file.read_bytes()[-_HISTORY_BYTES // 2 :]
-    _, border, kept = recent.partition(b"\n\n# ")
-    with os.fdopen(open_private(partial := file.with_name(f"{file.name}.{os.getpid()}.partial")), "wb") as written:
-        written.write(b"\n# " + kept if border else b"")
-    partial.replace(file)
 
 
 def stdin_source() -> PipeSource:

@@ -4,13 +4,14 @@ facts.py reads what the headers say, arithmetic.py computes, planning.py decides
 other_models.py. Nothing is loaded, and nothing here reaches the network.
 """
 
-from runner.fit.arithmetic import Fit, KvPart, estimate, gpu_layers_that_fit, with_gpu_layers
+from runner.fit.arithmetic import Fit, KvPart, estimate, gpu_layers_that_fit, held_bytes, with_gpu_layers
 from runner.fit.facts import ModelFacts, gguf_facts, read_facts, safetensors_facts
-from runner.fit.other_models import Alternative, alternatives
+from runner.fit.other_models import USUAL_BPW, Alternative, alternatives, size_of
 from runner.fit.planning import Plan, plan, record_of
-from runner.fit.remedies import Remedy, check_fit, remedy
+from runner.fit.remedies import Remedy, check_fit, remedy, rough_bytes
 
 __all__ = [
+    "USUAL_BPW",
     "Alternative",
     "Fit",
     "KvPart",
@@ -22,10 +23,13 @@ __all__ = [
     "estimate",
     "gguf_facts",
     "gpu_layers_that_fit",
+    "held_bytes",
     "plan",
     "read_facts",
     "record_of",
     "remedy",
+    "rough_bytes",
     "safetensors_facts",
+    "size_of",
     "with_gpu_layers",
 ]

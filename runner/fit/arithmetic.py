@@ -17,7 +17,7 @@ from runner.events import Notice
 from runner.fit.facts import ModelFacts, default_context
 from runner.fit_history import NO_CORRECTION, Correction
 from runner.model_config.shape import CacheKind, LayerCache, Shape
-from runner.types import BackendName, Device, MemoryUse
+from runner.types import BackendName, Device, MemoryUse, WeightsFormat
 
 _KV_BYTES: Final[Mapping[KvType, float]] = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}
 _PREFILL_BLOCK: Final = 256 * 2**20  # runner.kernels.gemm.BLOCK_BYTES, which is not imported: it would import torch
@@ -158,14 +158,21 @@ def _kv_type(options: LoadOptions, backend: BackendName, *, on_gpu: bool) -> KvT
 
 
 def _weights_bytes(facts: ModelFacts, backend: BackendName, *, on_gpu: bool) -> int:
-    """What the weights take once they are loaded: the one place that knows what each backend makes of a file.
+    """What the weights take once they are loaded."""
+    return held_bytes(facts.format, facts.weights_bytes, facts.num_parameters, backend, on_gpu=on_gpu)
+
+
+def held_bytes(
+    stored_as: WeightsFormat, stored_bytes: int, num_parameters: int, backend: BackendName, *, on_gpu: bool
+) -> int:
+    """What weights take in memory: the one place that knows what each backend makes of a file.
 
     llama.cpp keeps them as the file has them. native holds all of them in float32 on a CPU; on a GPU packed ones stay
     packed and all others are bfloat16.
     """
-    if backend != "native" or not facts.num_parameters or (on_gpu and facts.format == "packed"):
-        return facts.weights_bytes
-    return (2 if on_gpu else 4) * facts.num_parameters
+    if backend != "native" or not num_parameters or (on_gpu and stored_as == "packed"):
+        return stored_bytes
+    return (2 if on_gpu else 4) * num_parameters
 
 
 def _kv_parts(shape: Shape, cells: int, per_element: float, *, is_window_whole: bool) -> tuple[KvPart, ...]:

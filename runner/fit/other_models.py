@@ -15,7 +15,7 @@ from runner.registry import ModelSpec, Registry
 
 # Bits a weight of llama.cpp's quantizations of Llama 3.1 8B, from the table in llama.cpp's tools/quantize/README.md;
 # the embeddings, which are kept wider, make it more for smaller models.
-_USUAL_BPW: Final[Mapping[str, float]] = {
+USUAL_BPW: Final[Mapping[str, float]] = {
     "Q2_K": 3.16,
     "Q3_K_S": 3.64,
     "Q3_K_M": 4.0,
@@ -77,19 +77,19 @@ def _listed(spec: ModelSpec, listed: Mapping[str, int]) -> tuple[Alternative, ..
 
 def _quants(spec: ModelSpec) -> Iterator[Alternative]:
     for quant in spec.quants:
-        if quant != spec.chosen_quant and (size := _size(spec, quant)):
+        if quant != spec.chosen_quant and (size := size_of(spec, quant)):
             yield Alternative(name=f"{spec.name}:{quant}", size_bytes=size, is_same=True, is_exact=quant in spec.sizes)
 
 
 def _models(spec: ModelSpec, others: Iterable[ModelSpec]) -> Iterator[Alternative]:
     for other in sorted(others, key=lambda other: other.family != spec.family):
-        size = _size(other, other.chosen_quant)
+        size = size_of(other, other.chosen_quant)
         if other.name != spec.name.partition(":")[0] and size:
             yield Alternative(
                 name=other.name, size_bytes=size, is_same=False, is_exact=other.chosen_quant in other.sizes
             )
 
 
-def _size(spec: ModelSpec, quant: str) -> int:
+def size_of(spec: ModelSpec, quant: str) -> int:
     """Bytes of a quantization, or 0 when nothing tells."""
-    return spec.sizes.get(quant) or round(spec.parameters * _USUAL_BPW.get(quant.removeprefix("UD-"), 0.0) / 8)
+    return spec.sizes.get(quant) or round(spec.parameters * USUAL_BPW.get(quant.removeprefix("UD-"), 0.0) / 8)

@@ -66,13 +66,18 @@ def remedy(facts: ModelFacts, made: Plan, machine: Sequence[Device], others: Ite
     beside = fit.total_bytes - fit.need.weights_bytes
     others = tuple(others)
     quants = [one for one in others if one.is_same and one.size_bytes + beside <= fit.room_bytes]
-    models = [one for one in others if not one.is_same and one.size_bytes * _MORE_SHARE + _MORE_BYTES <= fit.room_bytes]
+    models = [one for one in others if not one.is_same and rough_bytes(one.size_bytes) <= fit.room_bytes]
     return Remedy(
         n_ctx=_largest(fits_with, fit.n_ctx),
         is_for_cpu=has_cpu and estimate(facts, on_cpu, machine, fit.backend, draft=made.draft).is_fitting,
         quant=max(quants, key=lambda one: one.size_bytes, default=None),
         model=max(models, key=lambda one: one.size_bytes, default=None),
     )
+
+
+def rough_bytes(size_bytes: int) -> int:
+    """What a model takes in memory, as far as the size of its weights alone tells: with KV cache and workspace."""
+    return round(size_bytes * _MORE_SHARE) + _MORE_BYTES
 
 
 def _largest(fits_with: Callable[[int], bool], n_ctx: int) -> int:

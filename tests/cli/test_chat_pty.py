@@ -3,94 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import sqlite3
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pexpect
-import psutil
-import pyte
 import pytest
+from chat_terminal import PROMPT, Terminal
 
 from runner.paths import user_paths
 from runner.store import Store
 
-MAIN = ["-c", "import sys; from runner.cli.app import main; sys.exit(main())"]
-PROMPT = "›"
 # Every sequence that the chat itself may send: cursor, erasing, colours, margins, keypad, paste and screen modes.
 OWN_SEQUENCES = re.compile(r"\x1b\[[0-9;]*[ABCDGHJKm]|\x1b\[\?(1|7|12|25|2004)[hl]|\x1b\[6n|\x1b[78DM=>]|\x1b\[0? q")
-
-
-class Terminal:
-    """A chat in a terminal of the given size."""
-
-    def __init__(self, arguments: list[str], columns: int, rows: int) -> None:
-        self.screen = pyte.Screen(columns, rows)
-        self._stream = pyte.Stream(self.screen)
-        self.raw = ""
-        self.child = pexpect.spawn(
-            sys.executable,
-            [*MAIN, *arguments],
-            dimensions=(rows, columns),
-            encoding="utf-8",
-            codec_errors="replace",
-            env={**os.environ, "TERM": "xterm-256color", "NO_COLOR": "", "PROMPT_TOOLKIT_NO_CPR": "1"},
-            timeout=20,
-        )
-        self.child.delaybeforesend = None
-        self.child.delayafterclose = self.child.delayafterterminate = 0.02
-
-    def type(self, text: str) -> None:
-        self.child.send(text)
-
-    def resize(self, columns: int, rows: int) -> None:
-        self.screen.resize(rows, columns)
-        self.child.setwinsize(rows, columns)
-
-    def read(self, for_s: float = 0.05) -> str:
-        """Take what arrives in `for_s` seconds; returns the screen's text."""
-        end = time.monotonic() + for_s
-        while time.monotonic() < end:
-            try:
-                text = self.child.read_nonblocking(65536, timeout=max(0.01, end - time.monotonic()))
-            except pexpect.TIMEOUT:
-                break
-            except pexpect.EOF:
-                break
-            self.raw += text
-            self._stream.feed(text)
-        return "\n".join(line.rstrip() for line in self.screen.display).rstrip()
-
-    def wait_for(self, condition: Callable[[str], bool], within_s: float = 15) -> str:
-        end = time.monotonic() + within_s
-        while not condition(shown := self.read()):
-            assert time.monotonic() < end, f"the screen stayed:\n{shown}"
-        return shown
-
-    def wait_for_prompt(self) -> str:
-        """Wait until the last line is an empty prompt."""
-        return self.wait_for(lambda shown: shown.split("\n")[-1].strip() == PROMPT)
-
-    def wait_for_exit(self) -> int:
-        end = time.monotonic() + 10
-        while self.child.isalive():
-            self.read()
-            assert time.monotonic() < end, "the chat did not end"
-        self.read()
-        return int(self.child.exitstatus if self.child.exitstatus is not None else -self.child.signalstatus)
-
-    @property
-    def engine(self) -> psutil.Process:
-        return next(
-            process
-            for process in psutil.Process(self.child.pid).children(recursive=True)
-            if "runner.engine_child" in process.cmdline()
-        )
 
 
 @pytest.fixture
@@ -121,9 +48,9 @@ def test_the_demo_answers_and_the_prompt_comes_quickly(chat: Callable[..., Termi
     started = time.monotonic()
     terminal = chat("demo", "--temp", "0")
     took = time.monotonic() - started
-    shown = terminal.read()
+    shown = terminal.wait_for(lambda text: "llamacpp: " in text)
     assert "demo · Q8_0 · context 2048 · /help for commands" in shown
-    assert "llamacpp: " in shown
+    terminal.wait_for_prompt()
     assert took < 5  # 1.5 s on a machine that does nothing else
     terminal.type("What is the capital of Peru?\r")
     shown = terminal.wait_for(lambda text: "Lima." in text)
@@ -330,6 +257,7 @@ def test_sigterm_gives_the_terminal_back_and_keeps_the_answer(
 
 def test_ctrl_c_twice_at_an_empty_prompt_leaves(chat: Callable[..., Terminal], script: Callable[..., str]) -> None:
     terminal = chat(script("ok"))
+    terminal.wait_for(lambda shown: "/help for commands" in shown)
     terminal.type("half a line\x03")
     terminal.wait_for(lambda shown: "half" not in shown)
     terminal.type("\x03")

@@ -251,7 +251,26 @@ def test_progress_as_json_is_one_object_a_line_on_stderr(capsys: pytest.CaptureF
     captured = capsys.readouterr()
     assert captured.out == ""
     states = [json.loads(line) for line in captured.err.splitlines()]
-    assert states[-1] == {"schema": "runner.progress/1", "stage": "Loading", "done": 100, "total": 100, "unit": "%"}
+    assert states[-1] == {
+        "schema": "runner.progress/1",
+        "stage": "Loading",
+        "done": 100,
+        "total": 100,
+        "unit": "%",
+        "left_s": None,
+    }
+
+
+def test_progress_as_json_comes_each_second_with_rate_and_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    with render.Progress("converting", 1_000_000, as_json=True, clock=clock) as bar:
+        for _ in range(40):
+            clock.now += 0.125
+            bar.update(round(clock.now * 1000))
+    states = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [state["done"] for state in states] == [1000, 2000, 3000, 4000, 5000]
+    assert states[-1]["rate_bytes_s"] == 1000
+    assert states[-1]["left_s"] == 995.0
 
 
 def test_the_bar_is_redrawn_in_place_and_fits() -> None:

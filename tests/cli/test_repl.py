@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from runner.chat_commands import COMMANDS, is_open_block, without_block_marks
 from runner.cli import render
 from runner.cli.loading import Loader
-from runner.cli.repl import Repl, is_open_block, without_block_marks
-from runner.cli.slash import COMMANDS
+from runner.cli.repl import Repl
+from runner.cli.slash import FUNCTIONS
 from runner.config import LoadOptions
 from runner.conversation import Conversation
 from runner.engine_process import EngineProcess
@@ -140,11 +141,11 @@ def test_leaving(chat: Chat, word: str) -> None:
 
 def test_help_lists_every_command(chat: Chat) -> None:
     _, err = chat.start("no").type("/help")
-    assert all(f"/{name}" in err for name in COMMANDS)
+    assert all(f"/{words.name}" in err for words in COMMANDS)
     assert all(len(line) < 80 for line in err.splitlines())
 
 
-@pytest.mark.parametrize("name", list(COMMANDS))
+@pytest.mark.parametrize("name", list(FUNCTIONS))
 def test_every_command_survives_an_empty_chat_and_nonsense(chat: Chat, name: str) -> None:
     chat.start("ok").type(f"/{name}", f"/{name} \x1b[31m nonsense 9 \x00", "/think", f"/{name}\n\nx")
     assert "\x1b" not in str(chat.type("/show"))
@@ -402,3 +403,7 @@ def test_a_pipe_ends_with_the_code_of_its_last_error(chat: Chat) -> None:
 def test_blocks_of_lines(text: str, is_open: bool, message: str) -> None:
     assert is_open_block(text) is is_open
     assert without_block_marks(text) == message
+
+
+def test_every_command_of_the_table_has_a_function_in_its_order() -> None:
+    assert list(FUNCTIONS) == [words.name for words in COMMANDS]

@@ -14,6 +14,7 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
+from runner import prompt_history
 from runner.cli import terminal
 from runner.cli.terminal import ChatCompleter, PipeSource, TerminalSource
 
@@ -81,7 +82,7 @@ def test_history_is_private_survives_and_stays_short(
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     keys.send_text(UP + ENTER)
     assert TerminalSource(history_file=file).read() == "remember me"
-    monkeypatch.setattr(terminal, "_HISTORY_BYTES", 600)
+    monkeypatch.setattr(prompt_history, "_HISTORY_BYTES", 600)
     for n in range(25):
         keys.send_text(f"prompt number {n}" + ENTER)
         TerminalSource(history_file=file).read()

@@ -5,14 +5,21 @@ Pure functions of values; the numbers themselves are defined in telemetry.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from runner.cli.render import duration, short_count
 from runner.events import Loaded, Progress
+from runner.measures import duration, short_count
 from runner.telemetry import Timings
 from runner.wire import to_plain
 
 SEPARATOR = " · "
+STAGES: Mapping[str, str] = {
+    "download": "Downloading",
+    "load": "Loading",
+    "compile": "Compiling kernels, once per machine",
+    "prefill": "Reading",
+}
 _SHORTEST_S = 0.005  # a stage that took less is not worth a word
 
 
@@ -28,15 +35,25 @@ def context_used(used: int, n_ctx: int) -> str:
     return f"{short_count(used)}/{short_count(n_ctx)}"
 
 
+def time_left_s(progress: Progress, elapsed_s: float, first_done: int) -> float | None:
+    """Seconds until a stage is done at the pace it had so far; None when that cannot be said.
+
+    first_done: what was done when the stage was first heard of, `elapsed_s` ago: tokens that needed no reading.
+    """
+    done, total = progress.done, progress.total
+    if done <= first_done or elapsed_s <= 0.3 or done >= total:
+        return None
+    return (total - done) * elapsed_s / (done - first_done)
+
+
 def prefill_status(progress: Progress, elapsed_s: float, first_done: int) -> str:
     """How far reading the prompt is, and how long it will take. first_done: tokens that needed no reading."""
     done, total = progress.done, progress.total
     parts = [f"reading {short_count(done)}/{short_count(total)} tokens"]
     if total:
         parts.append(f"{100 * done / total:.0f} %")
-    computed = done - first_done
-    if computed > 0 and elapsed_s > 0.3 and done < total:
-        parts.append(f"{duration((total - done) * elapsed_s / computed)} left")
+    if (left_s := time_left_s(progress, elapsed_s, first_done)) is not None:
+        parts.append(f"{duration(left_s)} left")
     return SEPARATOR.join(parts)
 
 

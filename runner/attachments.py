@@ -1,18 +1,18 @@
-"""Text that joins a prompt from files and pipes: read whole, checked for size and for being text.
+"""Text that joins a prompt from files: read whole, checked for size and for being text.
 
 It knows nothing of prompts beyond how an attached file is set apart from the words around it.
 """
 
 from __future__ import annotations
 
-import sys
+import re
 from pathlib import Path
 
-from runner.cli.render import can_ask
 from runner.errors import RunnerError, UsageError
 
 MAX_BYTES = 4 * 1024 * 1024
 _SNIFFED_BYTES = 8192
+_ATTACHED = re.compile(r"(?ms)^[^\n`]+:\n(?P<fence>`{3,})\n.*?^(?P=fence)$")
 
 
 def decode(raw: bytes, origin: str) -> tuple[str, str]:
@@ -36,17 +36,8 @@ def read_text_file(path: Path) -> tuple[str, str]:
     except (OSError, RuntimeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise RunnerError(f"{path} cannot be read: {reason}.") from error
-    _check_size(raw, str(path))
+    check_size(raw, str(path))
     return decode(raw, str(path))
-
-
-def read_stdin() -> tuple[str, str]:
-    """What is piped into the program, up to its end, and a notice or "". Nothing from a terminal."""
-    if sys.stdin is None or can_ask():
-        return "", ""
-    raw = sys.stdin.buffer.read(MAX_BYTES + 1)
-    _check_size(raw, "What was piped in")
-    return decode(raw, "What was piped in")
 
 
 def attached(path: Path, text: str) -> str:
@@ -58,7 +49,14 @@ def attached(path: Path, text: str) -> str:
     return f"{path.name}:\n{fence}\n{body}{fence}"
 
 
-def _check_size(raw: bytes, origin: str) -> None:
+def without_attached(message: str) -> tuple[int, int]:
+    """How many characters of a message are its own words, and how many are attached files."""
+    files = sum(found.end() - found.start() for found in _ATTACHED.finditer(message)) if "```" in message else 0
+    return len(message) - files, files
+
+
+def check_size(raw: bytes, origin: str) -> None:
+    """Raises UsageError for more than MAX_BYTES."""
     if len(raw) > MAX_BYTES:
         raise UsageError(
             f"{origin} is larger than {MAX_BYTES // 2**20} MiB.", hint="Give the model the part that matters."

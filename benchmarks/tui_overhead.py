@@ -1,0 +1,253 @@
+"""What the terminal interface costs: decode tokens/s of one model through `runner bench`'s measurement and the TUI.
+
+    python benchmarks/tui_overhead.py [MODEL] [--tokens 256] [--rounds 4] [--repeats 3] [--threads N] [--json FILE]
+
+Three ways to write the same number of tokens, greedily, after a prompt of the same length, (n - 1) / (t_last - t_first)
+as telemetry defines it. Each way has a fresh process in each round, whose first answer is left out; the ways go there
+and back (ABBA). The goal is a TUI at 97 % of bench or more. Run it on a machine that does nothing else.
+
+  bench    what `runner bench` times: a child that decodes, whose tokens nobody reads
+  process  the engine's process as every front end has it, its events read and thrown away
+  tui      `runner` itself in a terminal of that size, a question typed into it, the timings as the chat keeps them
+
+ui cpu: processor time of the front end for each second of decoding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pexpect
+import psutil
+import records
+
+from runner.bench.process import BenchProcess
+from runner.bench.tasks import Task
+from runner.config import ChatOptions, LoadOptions, SamplingParams
+from runner.engine_process import EngineProcess
+from runner.events import Finished, Loaded
+from runner.machine import cpu_info, default_threads, devices
+from runner.paths import Paths, user_paths
+from runner.running import running
+from runner.store import Store
+from runner.telemetry import Timings
+from runner.types import CancelToken, Message
+
+QUESTION = "Write the story of a king and his three sons."
+GOAL = 0.97
+_PATIENCE_S = 120.0
+_WAYS = ("bench", "process", "tui")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One answer. front_cpu_s: processor time that the front end took meanwhile."""
+
+    timings: Timings
+    front_cpu_s: float = 0.0
+
+    @property
+    def tok_s(self) -> float:
+        assert self.timings.decode_tok_s is not None
+        return self.timings.decode_tok_s
+
+
+class Terminal:
+    """`runner` in a pseudo-terminal, whose output is read as fast as it comes."""
+
+    def __init__(self, paths: Paths, size: tuple[int, int]) -> None:
+        self._paths = paths
+        self._store = Store(paths.database)
+        command = [sys.executable, "-P", "-m", "runner"]
+        self._child = pexpect.spawn(command[0], command[1:], dimensions=(size[1], size[0]), timeout=_PATIENCE_S)
+        self._n_bytes = 0
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with suppress(OSError, ValueError):
+            while data := os.read(self._child.child_fd, 1 << 16):
+                self._n_bytes += len(data)
+
+    def wait_until_loaded(self) -> None:
+        time.sleep(2)
+        self._child.send("\r")  # a first run asks which model; an empty prompt takes no notice
+        _wait(lambda: bool(running(self._paths.engines)), "no model was loaded")
+        time.sleep(1)
+
+    def ask(self, question: str, n_tokens: int) -> Measured:
+        """Start a chat, ask, and wait for the whole answer."""
+        before = len(self._store.sessions())
+        self._child.send("\x0e")  # Ctrl+N
+        time.sleep(0.5)
+        self._child.send(question)
+        time.sleep(0.5)
+        cpu = _cpu_s(self._child.pid)
+        self._child.send("\r")
+        _wait(lambda: len(self._store.sessions()) > before and self._answer() is not None, "no answer came")
+        measured = Measured(timings=self._answer() or Timings(), front_cpu_s=_cpu_s(self._child.pid) - cpu)
+        if measured.timings.completion_tokens != n_tokens:
+            raise SystemExit(f"the model stopped after {measured.timings.completion_tokens} tokens: use fewer --tokens")
+        time.sleep(0.5)
+        return measured
+
+    def _answer(self) -> Timings | None:
+        newest = self._store.sessions(1)[0]
+        last = self._store.turns(newest.id)[-1]
+        return Timings(**last.timings) if last.role == "assistant" and last.state == "complete" else None
+
+    def close(self) -> None:
+        self._child.send("\x11")  # Ctrl+Q
+        with suppress(pexpect.ExceptionPexpect):
+            _wait(lambda: not self._child.isalive(), "it does not leave")
+        self._child.close(force=True)
+        self._store.close()
+
+
+def _wait(is_done: Callable[[], bool], complaint: str) -> None:
+    """Look four times a second: more would take the processor from what is measured."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while not is_done():
+        if time.monotonic() > deadline:
+            raise SystemExit(complaint)
+        time.sleep(0.25)
+
+
+def _cpu_s(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def of_tui(model: str, n_tokens: int, n_answers: int, n_threads: int, size: tuple[int, int]) -> list[Measured]:
+    with _home() as paths:
+        os.environ |= {
+            "RUNNER_MODEL": model,
+            "RUNNER_TEMPERATURE": "0",
+            "RUNNER_MAX_TOKENS": str(n_tokens),
+            "RUNNER_N_THREADS": str(n_threads),
+        }
+        terminal = Terminal(paths, size)
+        try:
+            terminal.wait_until_loaded()
+            return [terminal.ask(QUESTION, n_tokens) for _ in range(n_answers)]
+        finally:
+            terminal.close()
+
+
+def of_process(model: str, n_tokens: int, n_answers: int, n_threads: int) -> list[Measured]:
+    params = SamplingParams(temperature=0, max_tokens=n_tokens)
+    found = []
+    with _home() as paths, EngineProcess(paths) as engine:
+        _load(engine, model, n_threads)
+        for _ in range(n_answers):
+            cpu = time.process_time()
+            *_, last = engine.chat([Message(role="user", content=QUESTION)], params, ChatOptions())
+            assert isinstance(last, Finished)
+            found.append(Measured(timings=last.timings, front_cpu_s=time.process_time() - cpu))
+            time.sleep(1)
+    return found
+
+
+def of_bench(model: str, n_tokens: int, n_answers: int, n_threads: int, n_prompt: int) -> list[Measured]:
+    task = Task(kind="decode", n_tokens=n_tokens - 1, depth=n_prompt)
+    found = []
+    with _home() as paths, BenchProcess(paths, CancelToken()) as process:
+        _load(process, model, n_threads)
+        for _ in range(n_answers):
+            sample = process.measure(task)
+            timings = Timings(
+                prompt_tokens=sample.n_prompt, completion_tokens=sample.n_tokens + 1, decode_s=sample.seconds
+            )
+            found.append(Measured(timings=timings))
+            time.sleep(1)
+    return found
+
+
+def _load(engine: EngineProcess, model: str, n_threads: int) -> Loaded:
+    *_, loaded = engine.load(model, LoadOptions(n_threads=n_threads))
+    assert isinstance(loaded, Loaded)
+    return loaded
+
+
+@contextmanager
+def _home() -> Iterator[Paths]:
+    """A home of its own for each process: nothing is remembered from the one before."""
+    with tempfile.TemporaryDirectory(prefix="runner-tui-") as home:
+        os.environ["RUNNER_HOME"] = home
+        yield user_paths(Path(home))
+
+
+def measure(args: argparse.Namespace) -> dict[str, list[Measured]]:
+    """All answers of each way but the first of each process. The prompt's length is taken from the first process."""
+    size = (int(args.size.split("x")[0]), int(args.size.split("x")[1]))
+    n_prompt = of_process(args.model, args.tokens, 1, args.threads)[0].timings.prompt_tokens
+    what = (args.model, args.tokens, args.repeats + 1, args.threads)
+    run: dict[str, Callable[[], list[Measured]]] = {
+        "bench": lambda: of_bench(*what, n_prompt),
+        "process": lambda: of_process(*what),
+        "tui": lambda: of_tui(*what, size),
+    }
+    found: dict[str, list[Measured]] = {way: [] for way in _WAYS}
+    for number in range(args.rounds):
+        for way in _WAYS if number % 2 == 0 else reversed(_WAYS):
+            found[way] += run[way]()[1:]
+    return found
+
+
+def rows_of(found: dict[str, list[Measured]]) -> Iterator[dict[str, object]]:
+    """A row for each way. share: of bench's median."""
+    base = statistics.median(one.tok_s for one in found["bench"])
+    for way, all_of_it in found.items():
+        rates = [one.tok_s for one in all_of_it]
+        decoding = sum(one.timings.decode_s for one in all_of_it)
+        yield {
+            "way": way,
+            "median_tok_s": statistics.median(rates),
+            "stdev_tok_s": statistics.stdev(rates) if len(rates) > 1 else 0.0,
+            "share": statistics.median(rates) / base,
+            "ui_cpu": sum(one.front_cpu_s for one in all_of_it) / decoding,
+            "samples": rates,
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="demo")
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=default_threads(), help="of the engine, on a processor")
+    parser.add_argument("--size", default="120x40", help="columns x lines of the terminal")
+    records.add_arguments(parser)
+    args = parser.parse_args()
+    where = records.origin(args.commit, devices()[0].name)
+    report = records.Report("tui_overhead", where, args.json)
+    records.say(where)
+    print(
+        f"{args.model}, {args.tokens} tokens, {args.threads} threads on {cpu_info().usable_cores} cores, {args.size}\n"
+    )
+    table = records.Table(["way    ", "tok/s   ", "sd    ", "of bench", "ui cpu"])
+    rows = list(rows_of(measure(args)))
+    for row in rows:
+        report.add({**row, "model": args.model, "n_tokens": args.tokens, "n_threads": args.threads, "size": args.size})
+        shares = [f"{row[key]:.1%}" for key in ("share", "ui_cpu")]
+        table.print([str(row["way"]), f"{row['median_tok_s']:.1f}", f"{row['stdev_tok_s']:.1f}", *shares])
+    share = next(row["share"] for row in rows if row["way"] == "tui")
+    assert isinstance(share, float)
+    print(
+        f"\nThe TUI decodes at {share:.1%} of bench: {'within' if share >= GOAL else 'below'} the goal of {GOAL:.0%}."
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""A run to be looked at: bars with every sample under them, the share of the bandwidth as gauges, figures over time.
+
+Pure: rows and a width come in, lines of styled text go out. It knows no screen and no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from runner.bench.braille_plot import Curve, curve_lines, sample_strip
+from runner.bench.comparison import RowComparison, RunComparison
+from runner.bench.comparison_table import change_of
+from runner.bench.figures import figure, label, percent, with_unit
+from runner.bench.history_table import trend_series
+from runner.bench.record import BenchRow, BenchRun
+from runner.bench.styled import Line, Segment, Style, padded, wrapped
+from runner.bench.text_plot import bar_of
+from runner.measures import decimal_size, text_width
+
+_STYLES: Final[tuple[Style, ...]] = ("accent", "good", "doubt")
+_LEAST_BAR: Final = 14
+_LONGEST_TREND: Final = 60
+_GAUGE: Final = 40
+_KINDS: Final = {"pp": "prefill", "tg": "decode", "ttft": "time to the first text"}
+
+
+def plot_lines(rows: Sequence[BenchRow], width: int, *, is_ascii: bool = False, has_samples: bool = True) -> list[Line]:
+    """Test by test, each on a scale of its own from zero: a bar for each backend, ± one sd marked, and its samples."""
+    backends = list(dict.fromkeys(row.backend for row in rows))
+    of_backend = max((text_width(one) for one in backends), default=0) + 2
+    is_short = False
+    room = width - of_backend - max((text_width(_numbers(row)) for row in rows), default=0) - 4
+    if room < _LEAST_BAR:  # a bar says more than a spread does, which the dots show as well
+        is_short = True
+        room = width - of_backend - max((text_width(_numbers(row, is_short=True)) for row in rows), default=0) - 4
+    lines: list[Line] = []
+    for test in dict.fromkeys(row.test for row in rows):
+        members = [row for row in rows if row.test == test]
+        lines += [()] if lines else []
+        lines.append(_test_heading(members[0], width))
+        top = max((_reach(row) for row in members), default=0.0)
+        for row in members:
+            style = _STYLES[backends.index(row.backend) % len(_STYLES)]
+            lines += _bar(
+                row, top, style, of_backend, room, is_ascii=is_ascii, has_samples=has_samples, is_short=is_short
+            )
+    return lines
+
+
+def _test_heading(row: BenchRow, width: int) -> Line:
+    kind = next((words for start, words in _KINDS.items() if row.test.startswith(start)), "")
+    better = "more is better" if row.is_higher_better else "less is better"
+    about = f"{kind}, {row.unit}, {better}" if width >= 50 else f"{kind}, {row.unit}"
+    name = "TTFT" if row.test == "ttft" else row.test
+    return (Segment(name, "bold"), Segment(f"  {about}", "dim"))
+
+
+def _bar(
+    row: BenchRow,
+    top: float,
+    style: Style,
+    of_backend: int,
+    room: int,
+    *,
+    is_ascii: bool,
+    has_samples: bool,
+    is_short: bool,
+) -> Iterator[Line]:
+    name = Segment(padded(f"  {row.backend}", of_backend))
+    doubt: Style = "bad" if row.invalid is not None else "doubt" if row.is_noisy else "bold"
+    if row.invalid is not None:
+        yield (name, Segment("  "), Segment(_numbers(row), "bad"))
+    elif room < _LEAST_BAR // 2 or row.mean is None:
+        yield (name, Segment("  "), Segment(_numbers(row), doubt))
+    else:
+        bar = Segment(bar_of(row, top, room, is_ascii=is_ascii), style)
+        yield (name, Segment("  "), bar, Segment("  "), Segment(_numbers(row, is_short=is_short), doubt))
+        if has_samples and len(row.samples) > 1:
+            strip = sample_strip(row.samples, top, room, is_ascii=is_ascii)
+            yield (Segment(" " * (of_backend + 2)), Segment(strip.rstrip(), style))
+
+
+def _numbers(row: BenchRow, *, is_short: bool = False) -> str:
+    """The mean with its spread and unit, and what must not be missed; is_short: the mean alone."""
+    if row.mean is None:
+        return with_unit(row) or "nothing yet"
+    shown = figure(row.mean) if is_short else with_unit(row)
+    return f"{shown} {label(row)}".rstrip()
+
+
+def _reach(row: BenchRow) -> float:
+    return max(row.max or 0.0, (row.mean or 0.0) + (row.stddev or 0.0))
+
+
+# --- bandwidth -------------------------------------------------------------------------------------------------------
+
+
+def bandwidth_lines(run: BenchRun, width: int, *, is_ascii: bool = False) -> list[Line]:
+    """How much of the measured bandwidth decoding reads, a gauge for each backend; nothing where nobody knows."""
+    if run.machine.bandwidth is None:
+        return []
+    rows = [row for row in run.rows if row.bandwidth_share is not None]
+    if not rows:
+        return []
+    measured = f"of {decimal_size(run.machine.bandwidth.bytes_s)}/s measured"
+    backends = list(dict.fromkeys(row.backend for row in run.rows))
+    names = [f"  {row.backend} {row.test}" for row in rows]
+    of_names = max(text_width(name) for name in names)
+    room = min(_GAUGE, width - of_names - 10)
+    lines: list[Line] = [(Segment("Bandwidth", "bold"), Segment(f"  that decoding reads, {measured}", "dim"))]
+    for name, row in zip(names, rows, strict=True):
+        style = _STYLES[backends.index(row.backend) % len(_STYLES)]
+        share = percent(row.bandwidth_share)
+        gauge = [*_gauge(row.bandwidth_share or 0.0, room, style, is_ascii)] if room >= _LEAST_BAR // 2 else []
+        lines.append((Segment(padded(name, of_names)), Segment("  "), *gauge, Segment(f" {share}", "bold")))
+    return lines
+
+
+def _gauge(share: float, width: int, style: Style, is_ascii: bool) -> Iterator[Segment]:
+    filled = min(width, max(1, round(share * width)))
+    full, empty = ("#", ".") if is_ascii else ("█", "░")
+    yield Segment(full * filled, style)
+    yield Segment(empty * (width - filled), "dim")
+
+
+# --- over time -------------------------------------------------------------------------------------------------------
+
+
+def trend_lines(
+    runs: Sequence[BenchRun], like: BenchRun, width: int, *, is_ascii: bool = False, height: int = 5
+) -> list[Line]:
+    """How the figures of the model of `like` went on over all runs on its device: a plot for each test that at least
+    three runs have, with a curve for each backend."""
+    meant = (like.model, like.quantization, like.machine.device)
+    found = {(key[3], key[4]): rows for key, rows in trend_series(runs).items() if key[:3] == meant}
+    backends = list(dict.fromkeys(row.backend for row in like.rows))
+    lines: list[Line] = []
+    for test in dict.fromkeys(test for _, test in found):
+        curves = [
+            Curve(name, tuple(row.mean or 0.0 for row in found[name, test][-_LONGEST_TREND:]),
+                  _STYLES[backends.index(name) % len(_STYLES)])
+            for name in backends if (name, test) in found
+        ]  # fmt: skip
+        unit = next((rows[0].unit for (_, one), rows in found.items() if one == test), "")
+        drawn = curve_lines(curves, width - 2, height, is_ascii=is_ascii)
+        if drawn:
+            lines += [()] if lines else []
+            lines.append(_trend_heading(test, unit, curves))
+            lines += [(Segment("  "), *line) for line in drawn]
+    return lines
+
+
+def _trend_heading(test: str, unit: str, curves: Sequence[Curve]) -> Line:
+    name = "TTFT" if test == "ttft" else test
+    n_runs = max(len(curve.values) for curve in curves)
+    parts: list[Segment] = [Segment(name, "bold"), Segment(f"  {unit} over the last {n_runs} runs", "dim")]
+    for curve in curves:
+        parts += [Segment("   "), Segment(f"● {curve.name}", curve.style), Segment(f" {figure(curve.values[-1])}")]
+    return tuple(parts)
+
+
+# --- beside an earlier run -------------------------------------------------------------------------------------------
+
+_INDENT: Final = 10
+
+
+def verdict_lines(comparison: RunComparison, width: int) -> list[Line]:
+    """In words, what is slower and what is faster than in the earlier run, beyond noise; the rest in one sentence."""
+    lines: list[Line] = []
+    for row in comparison.rows:
+        if row.verdict == "slower":
+            lines += wrapped("▼ slower", "bad", f"{_change(row)}: {row.backend} {row.test}{_span(row)}", _INDENT, width)
+        elif row.verdict == "faster":
+            lines += wrapped(
+                "▲ faster", "good", f"{_change(row)}: {row.backend} {row.test}{_span(row)}", _INDENT, width
+            )
+    same = [f"{row.backend} {row.test}" for row in comparison.rows if row.verdict == "same"]
+    if same:
+        lines += wrapped("≈ same", "dim", f"within noise: {', '.join(same)}", _INDENT, width)
+    unknown = [f"{row.backend} {row.test}" for row in comparison.rows if row.verdict in ("unknown", "none")]
+    if unknown:
+        lines += wrapped("? open", "doubt", f"cannot be told: {', '.join(unknown)}", _INDENT, width)
+    return lines
+
+
+def _change(row: RowComparison) -> str:
+    return change_of(row.speed)
+
+
+def _span(row: RowComparison) -> str:
+    """From what to what."""
+    if row.before is None or row.after is None or row.before.mean is None or row.after.mean is None:
+        return ""
+    return f", {figure(row.before.mean)} → {figure(row.after.mean)} {row.unit}"

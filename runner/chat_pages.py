@@ -1,0 +1,75 @@
+"""What a chat can tell about itself as plain text: the model, the parameters, the speed of its answers.
+
+Pure functions of values; both front ends show these pages. They know nothing of screens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from runner import set_values
+from runner.config import ChatOptions, LoadOptions, SamplingParams
+from runner.events import Finished, Loaded
+from runner.measures import binary_size, decimal_size, short_count
+from runner.status_text import rate, summary
+
+
+@dataclass
+class Totals:
+    """What the answers of this chat took together, for /stats."""
+
+    n_answers: int = 0
+    completion_tokens: int = 0
+    decode_s: float = 0.0
+    last: Finished | None = None
+
+    def add(self, finished: Finished) -> None:
+        self.n_answers += 1
+        self.completion_tokens += finished.timings.completion_tokens
+        self.decode_s += finished.timings.decode_s
+        self.last = finished
+
+
+def stats_page(totals: Totals) -> str:
+    """What the last answer and all of them took."""
+    if totals.last is None:
+        return "There was no answer yet."
+    lines = [f"last answer  {summary(totals.last.timings, totals.last.n_ctx)}", f"seed         {totals.last.seed}"]
+    n_timed = totals.completion_tokens - totals.n_answers
+    speed = f" · {rate(n_timed / totals.decode_s)}" if totals.decode_s > 0 and n_timed > 0 else ""
+    answers = f"{totals.n_answers} answer{'' if totals.n_answers == 1 else 's'}"
+    lines.append(f"this chat    {answers} · {totals.completion_tokens} tokens{speed}")
+    return "\n".join(lines)
+
+
+def info_page(loaded: Loaded, chat: str) -> str:
+    """What is loaded, and where and why it runs there. chat: under what the chat is kept."""
+    info, memory = loaded.info, loaded.memory
+    rows = [
+        ("model", info.name),
+        ("architecture", info.architecture),
+        ("parameters", short_count(info.num_parameters)),
+        ("quantization", info.quantization),
+        ("size", decimal_size(info.size_bytes)),
+        ("backend", f"{info.backend}: {loaded.reason}"),
+        ("device", info.device),
+        ("layers on GPU", f"{info.n_gpu_layers} of {info.num_layers}"),
+        ("context", f"{info.n_ctx} tokens, trained on {info.context_length}"),
+        (
+            "memory",
+            f"{binary_size(memory.total_bytes)}: weights {binary_size(memory.weights_bytes)}, "
+            f"KV {binary_size(memory.kv_cache_bytes)}, workspace {binary_size(memory.workspace_bytes)}",
+        ),
+        ("chat", chat),
+    ]
+    return "\n".join(f"{name:<14} {value}" for name, value in rows)
+
+
+def parameters_page(params: SamplingParams, options: ChatOptions, load: LoadOptions) -> str:
+    """Every parameter that /set knows, with its value."""
+    lines = []
+    for values in (params, options, load):
+        fields = [f.name for f in dataclasses.fields(values) if f.name in set_values.names()]
+        lines += [f"{name:<18} {set_values.shown(getattr(values, name))}" for name in fields]
+    return "\n".join(lines)

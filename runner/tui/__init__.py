@@ -1,0 +1,50 @@
+"""The terminal interface: chat, models, bench and doctor on one screen each, over the same engine as the command line.
+
+`run_tui` opens it. Nothing else of runner imports Textual.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from functools import partial
+from typing import TYPE_CHECKING
+
+from runner.paths import Paths
+from runner.settings import Settings
+
+if TYPE_CHECKING:
+    from runner.tui.app import RunnerApp
+
+
+def run_tui(paths: Paths, settings: Settings) -> int:
+    """Open the terminal interface; returns the exit code when the user has left it."""
+    app = app_for(paths, settings)
+    asyncio.run(_until_left(app))
+    return app.return_code or 0
+
+
+def app_for(paths: Paths, settings: Settings) -> RunnerApp:
+    """The interface, not yet open."""
+    from runner.hub_cache import hub_settings
+    from runner.store import Store
+    from runner.tui.app import RunnerApp
+    from runner.tui.services import Services
+
+    services = Services(
+        paths=paths,
+        settings=settings,
+        load_options=settings.load_options(),
+        store=Store(paths.database) if settings.save_chats else None,
+        model=settings.model,
+        is_offline=settings.is_offline() or hub_settings().is_offline,
+    )
+    return RunnerApp(services)
+
+
+async def _until_left(app: RunnerApp) -> None:
+    """Run the app; a signal that would end the process leaves it as the user would, so that nothing is lost."""
+    for ended_by in (signal.SIGTERM, signal.SIGHUP):
+        leave = partial(app.exit, return_code=128 + ended_by)
+        asyncio.get_running_loop().add_signal_handler(ended_by, leave)
+    await app.run_async()

@@ -1,0 +1,176 @@
+"""The app: it owns the engine, the jobs and the watch over the machine, and hands their news to the modes' screens.
+
+What a mode shows and does is its screen's; this file knows only that there are four, and what all of them share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from textual import on
+from textual.app import App
+from textual.binding import BindingType
+from textual.message import Message
+
+from runner.tui import themes
+from runner.tui.actions import Where, bindings_of
+from runner.tui.chat_engine import ChatEngine
+from runner.tui.jobs import Job, JobQueue
+from runner.tui.machine_watch import MachineSample, MachineWatch
+from runner.tui.messages import BenchModel, EngineMessage, GoTo, OpenModel, ResumeChat
+from runner.tui.palette import RunnerCommands
+from runner.tui.remembered import Remembered, read_remembered, write_remembered
+from runner.tui.screens.bench import BenchScreen
+from runner.tui.screens.chat import ChatScreen
+from runner.tui.screens.doctor import DoctorScreen
+from runner.tui.screens.first_run import FirstRun, is_first_run
+from runner.tui.screens.help import HelpScreen
+from runner.tui.screens.jump import JumpScreen
+from runner.tui.screens.mode import ModeScreen
+from runner.tui.screens.models import ModelsScreen
+from runner.tui.services import Services
+from runner.tui.widgets.title_bar import TitleBar
+
+
+@dataclass
+class _JobsMoved(Message):
+    jobs: tuple[Job, ...]
+
+
+@dataclass
+class _MachineSeen(Message):
+    sample: MachineSample
+
+
+class RunnerApp(App[int]):
+    """The terminal interface. services: where things are, and what the user has set."""
+
+    TITLE = "runner"
+    CSS = """
+    ModeScreen { background: $background; }
+    """
+    COMMANDS: ClassVar = {RunnerCommands}
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings_of("app")]
+
+    def __init__(self, services: Services) -> None:
+        super().__init__(ansi_color=themes.native_colours())
+        themes.register(self)
+        self.services = services
+        self.remembered = read_remembered(services.paths)
+        self.theme = themes.chosen(self.remembered.theme, is_without_colour=self.no_color)
+        self.chat_engine = ChatEngine(services, self.post_message)
+        self.jobs = JobQueue(services.paths, lambda jobs: self.post_message(_JobsMoved(jobs)))
+        self.machine_watch = MachineWatch(lambda sample: self.post_message(_MachineSeen(sample)), self.chat_engine.pids)
+        self._screens: dict[str, ModeScreen] = {}
+        makers: dict[str, Callable[[], ModeScreen]] = {
+            "chat": lambda: ChatScreen(services, self.chat_engine, self.jobs),
+            "models": lambda: ModelsScreen(services, self.jobs),
+            "bench": lambda: BenchScreen(services, self.chat_engine),
+            "doctor": lambda: DoctorScreen(services),
+        }
+        for mode, make in makers.items():
+            self.add_mode(mode, self._kept(mode, make))
+
+    def _kept(self, mode: str, make: Callable[[], ModeScreen]) -> Callable[[], ModeScreen]:
+        def made() -> ModeScreen:
+            self._screens[mode] = screen = make()
+            return screen
+
+        return made
+
+    # --- beginning and end -----------------------------------------------------------------------------------------
+
+    async def on_mount(self) -> None:
+        self.chat_engine.start()
+        await self.switch_mode("chat")
+        self.machine_watch.start()
+        self.jobs.find_unfinished()
+        if is_first_run(self.services):
+            self.push_screen(FirstRun(self.services), self._begin)
+        else:
+            self._begin(self.services.model)
+
+    def _begin(self, model: str | None) -> None:
+        if model is not None:
+            self.chat_engine.open(model)
+
+    def on_unmount(self) -> None:
+        self.machine_watch.stop()
+        self.jobs.close()
+        self.chat_engine.close()
+        write_remembered(self.services.paths, self._to_remember())
+
+    def _to_remember(self) -> Remembered:
+        kept = self.remembered if self.no_color else replace(self.remembered, theme=self.theme)
+        chat = self._screens.get("chat")
+        if isinstance(chat, ChatScreen):
+            rails = chat.sides.is_open
+            kept = replace(kept, left_rail=rails["left"], right_rail=rails["right"])
+        return kept
+
+    # --- news ------------------------------------------------------------------------------------------------------
+
+    def _mounted(self) -> Iterator[ModeScreen]:
+        return (screen for screen in self._screens.values() if screen.is_attached and screen.query(TitleBar))
+
+    @on(EngineMessage)
+    def _tell_engine(self, message: EngineMessage) -> None:
+        for screen in self._mounted():
+            screen.query_one(TitleBar).on_engine(message)
+            screen.on_engine(message)
+
+    @on(_JobsMoved)
+    def _tell_jobs(self, message: _JobsMoved) -> None:
+        for screen in self._mounted():
+            screen.on_jobs(message.jobs)
+
+    @on(_MachineSeen)
+    def _tell_machine(self, message: _MachineSeen) -> None:
+        self.chat_engine.notice_death()
+        for screen in self._mounted():
+            screen.on_machine(message.sample)
+
+    # --- wishes ----------------------------------------------------------------------------------------------------
+
+    async def _go(self, mode: str) -> ModeScreen:
+        """The screen of a mode, which is on top from now on."""
+        await self.switch_mode(mode)
+        screen, engine = self._screens[mode], self.chat_engine
+        screen.query_one(TitleBar).show(engine.state, engine.model, engine.loaded)
+        return screen
+
+    @on(OpenModel)
+    async def _open_model(self, message: OpenModel) -> None:
+        await self._go("chat")
+        self.chat_engine.open(message.model, message.options)
+
+    @on(BenchModel)
+    async def _bench_model(self, message: BenchModel) -> None:
+        screen = await self._go("bench")
+        assert isinstance(screen, BenchScreen)
+        screen.choose(message.model)
+
+    @on(ResumeChat)
+    async def _resume_chat(self, message: ResumeChat) -> None:
+        screen = await self._go("chat")
+        assert isinstance(screen, ChatScreen)
+        screen.resume(message.id)
+
+    @on(GoTo)
+    async def _go_to(self, message: GoTo) -> None:
+        await self._go(message.mode)
+
+    async def action_mode(self, mode: str) -> None:
+        await self._go(mode)
+
+    def action_help(self) -> None:
+        where: Where = self.current_mode if self.current_mode in self._screens else "app"  # type: ignore[assignment]
+        self.push_screen(HelpScreen(where, self.focused))
+
+    def action_jump(self) -> None:
+        self.push_screen(JumpScreen(self.screen))
+
+    def action_next_theme(self) -> None:
+        self.theme = themes.after(self.theme, is_without_colour=self.no_color)

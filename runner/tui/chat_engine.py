@@ -1,0 +1,254 @@
+"""The engine of the chat and its conversation, behind a thread: methods return at once, messages tell what happened.
+
+One thread does one thing at a time: loads, answers, unloads. What it does arrives in the UI's thread as the messages
+of messages.py. It knows no widget.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from queue import SimpleQueue
+from time import time
+from typing import Any
+
+from textual.message import Message
+
+from runner.config import ChatOptions, LoadOptions
+from runner.conversation import Conversation
+from runner.engine_process import EngineProcess
+from runner.errors import EngineDied, RunnerError, UsageError
+from runner.events import ChatEvent, Finished, Loaded
+from runner.transcript import Turn
+from runner.tui.messages import (
+    AnswerBegan,
+    AnswerEnded,
+    AnswerStep,
+    EngineState,
+    LoadBegan,
+    LoadEnded,
+    LoadStep,
+    Unloaded,
+)
+from runner.tui.services import Services
+
+_log = logging.getLogger(__name__)
+_GOODBYE_S = 5.0
+
+
+class ChatEngine:
+    """The chat's engine. post: takes messages from any thread.
+
+    model and options: what is loaded, or is loaded by the next question. own_params: sampling that the user set; the
+    rest is the model's own. conversation: while an answer is written, only its read-only properties may be used.
+    """
+
+    def __init__(self, services: Services, post: Callable[[Message], object]) -> None:
+        settings = services.settings
+        self._services = services
+        self._post = post
+        self._engine = EngineProcess(services.paths)
+        self._requests: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._n_questions = 0  # asked and not ended: in the queue, or being answered
+        self._last_request = 0
+        self._stopped_up_to = 0  # requests of this number and below are not wanted any more
+        self._thread = threading.Thread(target=self._work, name="chat-engine", daemon=True)
+        self.model = services.model
+        self.options = services.load_options
+        self.own_params: dict[str, Any] = {}
+        self.state: EngineState = "empty"
+        self.conversation = Conversation(
+            self._engine,
+            model=self.model,
+            store=services.store,
+            params=settings.sampling_params({}, {}),
+            options=settings.chat_options(),
+            system=settings.system,
+        )
+
+    # --- what there is ---------------------------------------------------------------------------------------------
+
+    @property
+    def loaded(self) -> Loaded | None:
+        return self._engine.loaded
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a question waits or is being answered."""
+        return self._n_questions > 0
+
+    def pids(self) -> tuple[int, ...]:
+        """The engine's process, when there is one."""
+        pid = self._engine.pid
+        return () if pid is None else (pid,)
+
+    # --- what can be asked -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread and the engine's process, which imports what it needs meanwhile."""
+        self._thread.start()
+        self._request(lambda _: self._start())
+
+    def open(self, model: str, options: LoadOptions | None = None) -> None:
+        """Load `model` in place of the one before; what runs is stopped first."""
+        self.stop()
+        if self.state != "stopping":
+            self.state = "loading"
+        self._request(lambda number: self._load(number, model, options or self.options))
+
+    def send(self, text: str) -> None:
+        """Ask `text`, once what goes on is over; a model is loaded first when there is none. Raises UsageError."""
+        if not text.strip():
+            raise UsageError("The message is empty.", hint="Write something.")
+        self._ask(text, lambda: self.conversation.send(text))
+
+    def edit_last(self, text: str) -> None:
+        """Ask `text` in place of the last question. Raises UsageError."""
+        if not text.strip():
+            raise UsageError("The message is empty.", hint="Write something.")
+        self._ask(text, lambda: self.conversation.edit_last(text))
+
+    def regenerate(self) -> None:
+        """Answer the last question again. Raises UsageError when there is none."""
+        question = next((turn for turn in reversed(self.conversation.turns) if turn.role == "user"), None)
+        if question is None:
+            raise UsageError("There is no message to answer again.", hint="Write one first.")
+        self._ask(question, self.conversation.regenerate)
+
+    def stop(self) -> None:
+        """Stop what runs, and take back the questions that wait."""
+        self._stopped_up_to = self._last_request
+        if self.state == "answering":
+            self.state = "stopping"
+        self._engine.cancel()
+
+    def unload(self, why: str) -> None:
+        """Unload the model, to make room; what runs is stopped first. Unloaded tells when it is done."""
+        self.stop()
+        self._request(lambda _: self._unload(why))
+
+    def configure(self, *, own_params: Mapping[str, Any] | None = None, options: ChatOptions | None = None) -> None:
+        """Change how the next answers are made. Raises UsageError for a bad value, and BusyError during an answer."""
+        wanted = self.own_params if own_params is None else dict(own_params)
+        params = self._services.settings.sampling_params(self._model_sampling(), wanted)
+        self.conversation.configure(params=params, options=options)
+        self.own_params = wanted
+
+    def notice_death(self) -> None:
+        """Tell when the engine's process has ended while nobody asked it anything. To be called now and then."""
+        if self.state == "ready" and self._engine.pid is None:
+            self.state = "empty"
+            self._post(Unloaded("empty", "The engine's process ended. The next message loads the model again."))
+
+    def close(self) -> None:
+        """Stop everything and end the engine's process. What came of an answer is kept. Takes up to some seconds."""
+        self.stop()
+        self._requests.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(_GOODBYE_S)
+        self._engine.close()
+
+    # --- in the thread ---------------------------------------------------------------------------------------------
+
+    def _request(self, work: Callable[[int], object]) -> None:
+        """Have the thread do `work`, which is given the number of the request."""
+        self._last_request = number = self._last_request + 1
+        self._requests.put(lambda: work(number))
+
+    def _is_stopped(self, number: int) -> bool:
+        return number <= self._stopped_up_to
+
+    def _work(self) -> None:
+        while (request := self._requests.get()) is not None:
+            request()
+
+    def _start(self) -> None:
+        try:
+            self._engine.start()
+        except RunnerError as error:  # loading says it where it is seen
+            _log.warning("the engine did not start: %s", error.message)
+
+    def _load(self, number: int, model: str, options: LoadOptions) -> bool:
+        """Load a model; whether it is there now."""
+        if self._is_stopped(number):
+            return False
+        self.state = "loading"
+        self._post(LoadBegan("loading", model))
+        error: RunnerError | None = None
+        try:
+            for event in self._engine.load(model, options, offline=self._services.is_offline):
+                if not isinstance(event, Loaded):
+                    self._post(LoadStep("loading", event))
+                if self._is_stopped(number):
+                    self._engine.cancel()
+        except Exception as raised:
+            error = None if self._is_stopped(number) else _as_runner_error(raised)
+        loaded = self._engine.loaded
+        if loaded is not None:
+            self.model, self.options = model, options
+            self.conversation.use(self._engine, model)
+            self.conversation.params = self._services.settings.sampling_params(loaded.sampling, self.own_params)
+        self.state = "empty" if loaded is None else "ready"
+        self._post(LoadEnded(self.state, model, loaded, error))
+        return loaded is not None
+
+    def _unload(self, why: str) -> None:
+        try:
+            self._engine.unload()
+        except EngineDied:
+            _log.info("the engine died while it was unloading")
+        self._engine.close()  # with its process goes what libraries hold beside the model
+        self.state = "empty"
+        self._post(Unloaded("empty", why))
+
+    def _ask(self, question: str | Turn, begin: Callable[[], Iterator[ChatEvent]]) -> None:
+        is_new = isinstance(question, str)
+        turn = Turn(role="user", content=question, created_at=time()) if isinstance(question, str) else question
+        self._n_questions += 1
+        if self.state == "ready":
+            self.state = "answering"
+        self._post(AnswerBegan(self.state, turn, is_new))
+        self._request(lambda number: self._answer(number, turn.content if is_new else "", begin))
+
+    def _answer(self, number: int, text: str, begin: Callable[[], Iterator[ChatEvent]]) -> None:
+        """Answer one question. text: what the prompt gets back when it is not accepted."""
+        error: RunnerError | None = None
+        is_begun = False
+        finished: Finished | None = None
+        try:
+            if self._can_answer(number):
+                self.state = "answering"
+                events = begin()
+                is_begun = True
+                for event in events:
+                    finished = event if isinstance(event, Finished) else None
+                    self._post(AnswerStep(self.state, event))
+                    if self._is_stopped(number):
+                        self._engine.cancel()
+        except Exception as raised:
+            error = _as_runner_error(raised)
+        self._n_questions -= 1
+        self.state = "empty" if self._engine.loaded is None else "answering" if self._n_questions else "ready"
+        last = self.conversation.turns[-1] if self.conversation.turns else None
+        has_answer = is_begun and last is not None and last.role == "assistant" and (finished or last.state == "error")
+        unsent = self.conversation.unsent if is_begun else text
+        self._post(AnswerEnded(self.state, last if has_answer else None, error, unsent))
+
+    def _can_answer(self, number: int) -> bool:
+        """Whether a model is there, which is loaded if need be, and nobody has asked to stop."""
+        if self._is_stopped(number):
+            return False
+        is_there = self._engine.loaded is not None and self._engine.pid is not None
+        return is_there or self._load(number, self.model, self.options)
+
+    def _model_sampling(self) -> Mapping[str, float | int]:
+        return {} if self.loaded is None else self.loaded.sampling
+
+
+def _as_runner_error(error: Exception) -> RunnerError:
+    """Our own mistakes too are said, and do not end the thread."""
+    if isinstance(error, RunnerError):
+        return error
+    _log.error("the chat's thread failed", exc_info=error)
+    return RunnerError(f"runner failed: {type(error).__name__}: {error}", hint="The details are in `runner logs`.")

@@ -1,0 +1,65 @@
+"""What the settings panel edits: the system prompt, sampling and chat options as texts, checked and turned into values.
+
+Pure functions of values; the ranges are config.py's, the words settings' table's. It knows no widget.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from runner import set_values
+from runner.config import ChatOptions, OverflowPolicy, SamplingParams, Think, build
+from runner.errors import UsageError
+from runner.settings import SETTINGS
+
+CHOICES: Mapping[str, tuple[str, ...]] = {"think": get_args(Think), "overflow": get_args(OverflowPolicy)}
+_SAMPLING = tuple(field.name for field in dataclasses.fields(SamplingParams))
+_OPTIONS = ("think", "think_budget", "overflow")
+FIELDS = (*_OPTIONS, *_SAMPLING)
+HELP = {item.field: item.help for item in SETTINGS if item.owner in (SamplingParams, ChatOptions)}
+KEYS = {item.field: item.key for item in SETTINGS if item.owner in (SamplingParams, ChatOptions)}
+
+
+@dataclass(frozen=True)
+class ChatSettings:
+    """How the next answers are made. own_params: the sampling that differs from what the model has by default."""
+
+    system: str
+    own_params: Mapping[str, Any]
+    options: ChatOptions
+
+
+def texts(params: SamplingParams, options: ChatOptions) -> dict[str, str]:
+    """Every field as it is typed; "none" where nothing is set."""
+    values = {name: getattr(params, name) for name in _SAMPLING} | {name: getattr(options, name) for name in _OPTIONS}
+    return {name: set_values.shown(values[name]) for name in FIELDS}
+
+
+def value_of(name: str, text: str) -> Any:
+    """The value that a field's text means. Raises UsageError with the range."""
+    value = set_values.parsed(name, text.strip())
+    build(SamplingParams if name in _SAMPLING else ChatOptions, {name: value})
+    return value
+
+
+def read(system: str, typed: Mapping[str, str], defaults: Mapping[str, str]) -> ChatSettings:
+    """What was typed, as values; an empty field means its default. Raises UsageError.
+
+    defaults: the fields as they are without what the user set in this chat.
+    """
+    values = {name: value_of(name, text.strip() or defaults[name] or "none") for name, text in typed.items()}
+    own = {name: values[name] for name in _SAMPLING if is_changed(name, typed[name], defaults[name])}
+    return ChatSettings(system.strip("\n"), own, build(ChatOptions, {name: values[name] for name in _OPTIONS}))
+
+
+def is_changed(name: str, text: str, default: str) -> bool:
+    """Whether a field's text means something else than its default. A text that means nothing is a change."""
+    if not text.strip():
+        return False
+    try:
+        return bool(value_of(name, text) != value_of(name, default or "none"))
+    except UsageError:
+        return True

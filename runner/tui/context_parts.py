@@ -1,0 +1,153 @@
+"""What fills a chat's context, by part: exact where the engine has counted, estimated ("~") where it has not yet.
+
+Pure functions of values; it knows no widget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runner.attachments import without_attached
+from runner.config import OverflowPolicy
+from runner.transcript import Turn
+
+WARN_AT = 0.8
+_TOKENS_A_CHARACTER = 0.28  # English prose and code lie between 0.2 and 0.35, until the engine has counted
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextParts:
+    """Tokens by part. n_ctx 0: not known yet. is_estimate: something in it was not counted by the engine."""
+
+    system: int = 0
+    conversation: int = 0
+    attached: int = 0
+    answer: int = 0
+    n_ctx: int = 0
+    is_estimate: bool = False
+
+    @property
+    def used(self) -> int:
+        return self.system + self.conversation + self.attached + self.answer
+
+    @property
+    def free(self) -> int:
+        return max(0, self.n_ctx - self.used)
+
+    @property
+    def share(self) -> float:
+        """Of the context that is used: 1.0 and above is too much."""
+        return self.used / self.n_ctx if self.n_ctx else 0.0
+
+    @property
+    def is_tight(self) -> bool:
+        return self.share >= WARN_AT
+
+
+@dataclass(frozen=True)
+class Characters:
+    """The lengths of what a prompt is made of."""
+
+    system: int = 0
+    conversation: int = 0
+    attached: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.system + self.conversation + self.attached
+
+    def with_pending(self, typed: int, attached: int) -> Characters:
+        """With what is typed and attached and not sent yet."""
+        return Characters(self.system, self.conversation + typed, self.attached + attached)
+
+
+def characters(system: str | None, turns: Sequence[Turn]) -> Characters:
+    """How long the prompt for these turns is, by part."""
+    conversation = attached = 0
+    for turn in turns:
+        words, files = without_attached(turn.content) if turn.role == "user" else (len(turn.content), 0)
+        conversation += words
+        attached += files
+    return Characters(len(system or ""), conversation, attached)
+
+
+def counted(prompt: Characters, prompt_tokens: int, answer_tokens: int, n_ctx: int) -> ContextParts:
+    """The parts of a prompt whose tokens the engine has counted; the sum is exact, and the parts go by length."""
+    each = prompt_tokens / prompt.total if prompt.total else 0.0
+    system, attached = round(prompt.system * each), round(prompt.attached * each)
+    return ContextParts(
+        system=system,
+        conversation=max(0, prompt_tokens - system - attached),
+        attached=attached,
+        answer=answer_tokens,
+        n_ctx=n_ctx,
+    )
+
+
+def estimated(prompt: Characters, n_ctx: int, tokens_a_character: float = _TOKENS_A_CHARACTER) -> ContextParts:
+    """The parts of a prompt that the engine has not seen."""
+    return ContextParts(
+        system=round(prompt.system * tokens_a_character),
+        conversation=round(prompt.conversation * tokens_a_character),
+        attached=round(prompt.attached * tokens_a_character),
+        n_ctx=n_ctx,
+        is_estimate=prompt.total > 0,
+    )
+
+
+class ContextCount:
+    """Follows one chat: what was counted last, and what has come since."""
+
+    def __init__(self) -> None:
+        self._prompt = Characters()
+        self._prompt_tokens = self._answer_tokens = 0
+
+    def begin(self, system: str | None, turns: Sequence[Turn], timings: Mapping[str, Any] | None = None) -> None:
+        """The prompt is now made of these. timings: those of the last of the turns, an answer, if they are known."""
+        if timings and timings.get("prompt_tokens"):
+            self._prompt = characters(system, turns[:-1])
+            self.count(int(timings["prompt_tokens"]), int(timings.get("completion_tokens", 0)))
+        else:
+            self._prompt = characters(system, turns)
+            self._prompt_tokens = self._answer_tokens = 0
+
+    def count(self, prompt_tokens: int, answer_tokens: int) -> None:
+        """What the engine has counted of this prompt and its answer."""
+        self._prompt_tokens, self._answer_tokens = prompt_tokens, answer_tokens
+
+    def parts(self, n_ctx: int, typed: int = 0, attached: int = 0) -> ContextParts:
+        """What fills the context, with so many characters that are typed and attached and not sent yet."""
+        if not self._prompt_tokens:
+            return estimated(self._prompt.with_pending(typed, attached), n_ctx)
+        known = counted(self._prompt, self._prompt_tokens, self._answer_tokens, n_ctx)
+        if not typed and not attached:
+            return known
+        each = min(1.0, self._prompt_tokens / self._prompt.total) if self._prompt.total else _TOKENS_A_CHARACTER
+        more = estimated(Characters(0, typed, attached), n_ctx, each)
+        return ContextParts(
+            system=known.system,
+            conversation=known.conversation + more.conversation,
+            attached=known.attached + more.attached,
+            answer=known.answer,
+            n_ctx=n_ctx,
+            is_estimate=True,
+        )
+
+
+def when_full(policy: OverflowPolicy) -> str:
+    """What happens when the context is full."""
+    return "then the oldest turns are left out" if policy == "drop" else "when it is full, answers stop"
+
+
+def cells(parts: ContextParts, width: int) -> tuple[int, int, int, int, int]:
+    """A bar of `width` cells: system, conversation, attached, answer, free. What is there at all has a cell."""
+    shares = (parts.system, parts.conversation, parts.attached, parts.answer)
+    total = max(parts.n_ctx, parts.used, 1)
+    wanted = [max(1, round(share * width / total)) if share else 0 for share in shares]
+    while sum(wanted) > width:
+        largest = wanted.index(max(wanted))
+        wanted[largest] -= 1
+    system, conversation, attached, answer = wanted
+    return system, conversation, attached, answer, width - sum(wanted)

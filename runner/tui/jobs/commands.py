@@ -1,0 +1,69 @@
+"""What a job asks of the command line, and what is left to tidy up when it is given up. Reads and deletes on the disk.
+
+It knows names and paths, no process and no queue.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+from runner.errors import RunnerError
+from runner.inventory import local_models
+from runner.paths import Paths, user_paths
+from runner.quant.mq.recipe import RECIPES
+from runner.registry import Registry
+from runner.removal import delete, plan_unfinished
+
+
+def pull_arguments(model: str, *, force: bool) -> tuple[str, ...]:
+    return ("pull", "--json", *(["--force"] if force else []), "--", model)
+
+
+def quantize_arguments(source: str, weight_format: str, output: Path, *, calibrate: bool) -> tuple[str, ...]:
+    how = [] if calibrate or weight_format not in RECIPES else ["--no-calibrate"]
+    return ("quantize", "--json", "--format", weight_format, "--output", str(output), *how, "--", source)
+
+
+def output_of(paths: Paths, source: str, weight_format: str) -> Path:
+    """Where a quantization of `source` goes unless its user says otherwise."""
+    name = os.path.basename(source.rstrip("/")).partition(":")[0].removesuffix(".gguf") or "model"
+    return paths.models / f"{name}-{weight_format}"
+
+
+def environment_of(paths: Paths) -> dict[str, str]:
+    """What makes a child use those paths, where they are not the user's own."""
+    home = paths.config.parent
+    return {"RUNNER_HOME": str(home)} if user_paths(home) == paths else {}
+
+
+def unfinished_downloads(paths: Paths) -> tuple[tuple[str, int, int], ...]:
+    """Downloads of which there is a part on the disk: name, bytes here, bytes in all (0: not known)."""
+    found = local_models(Registry.load_for(paths))
+    return tuple((model.name, model.size_bytes, model.total_bytes) for model in found if model.state == "partial")
+
+
+def discard_download(paths: Paths, model: str, names: Collection[str]) -> int:
+    """Delete what a download that was given up has left; returns the bytes freed. Raises RunnerError."""
+    removal = plan_unfinished(Registry.load_for(paths).resolve(model), names)
+    return delete(removal) if removal is not None else 0
+
+
+def discard_quantization(output: Path) -> int:
+    """Delete what a quantization that was given up has left; returns the bytes freed. Raises RunnerError."""
+    partial = output.absolute().with_name(output.name + ".partial")
+    freed = 0
+    for folder, _, files in os.walk(partial):
+        for name in files:
+            with suppress(OSError):
+                freed += os.lstat(Path(folder, name)).st_size
+    try:
+        shutil.rmtree(partial)
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise RunnerError(f"{partial} cannot be deleted: {error.strerror or error}.") from error
+    return freed

@@ -1,0 +1,11 @@
+"""The names of the styles that text is drawn in: variables of the theme, which a widget turns into colours.
+
+"$text-muted" is not among them: Textual draws it in full contrast where it is the style of a part of a text.
+"""
+
+MUTED = "$foreground 70%"
+FAINT = "$foreground 40%"
+LINK = "underline $text-accent"
+INLINE_CODE = "$text-warning on $surface"
+GROUND = "on $surface"  # of code, and of what the user said
+HEADINGS = {"h1": "bold underline $text-primary", "h2": "bold $text-primary", "h3": "bold $text-secondary"}

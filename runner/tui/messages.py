@@ -1,0 +1,110 @@
+"""What the engine, the job queue and the machine tell the screens: one small message each.
+
+They are posted to the app from threads, and the app hands them to every mode screen (screens/mode.py). Text is raw.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from textual.message import Message
+
+from runner.config import LoadOptions
+from runner.errors import RunnerError
+from runner.events import ChatEvent, Loaded, LoadEvent
+from runner.transcript import Turn
+
+EngineState = Literal["empty", "loading", "ready", "answering", "stopping"]
+
+
+@dataclass
+class EngineMessage(Message):
+    """Something about the engine of the chat. state: what it is doing from now on.
+
+    "empty": no model is loaded: the next question loads one.
+    """
+
+    state: EngineState
+
+
+@dataclass
+class LoadBegan(EngineMessage):
+    model: str
+
+
+@dataclass
+class LoadStep(EngineMessage):
+    """Progress or a Notice while a model is being loaded."""
+
+    event: LoadEvent
+
+
+@dataclass
+class LoadEnded(EngineMessage):
+    """loaded None: it was not loaded, for `error`, or because it was cancelled."""
+
+    model: str
+    loaded: Loaded | None
+    error: RunnerError | None = None
+
+
+@dataclass
+class Unloaded(EngineMessage):
+    """The model was unloaded to make room, or its process died while nobody asked it anything."""
+
+    why: str
+
+
+@dataclass
+class AnswerBegan(EngineMessage):
+    """A question was accepted; its answer comes. question: the user's turn. is_new: it was not in the chat before."""
+
+    question: Turn
+    is_new: bool
+
+
+@dataclass
+class AnswerStep(EngineMessage):
+    event: ChatEvent
+
+
+@dataclass
+class AnswerEnded(EngineMessage):
+    """turn: the answer as it is kept, None when nothing of it came. unsent: a question that was not accepted.
+
+    error: what ended it, None when it ended by itself or was stopped.
+    """
+
+    turn: Turn | None
+    error: RunnerError | None = None
+    unsent: str = ""
+
+
+@dataclass
+class OpenModel(Message):
+    """The user wants to chat with this model: a name that the registry resolves. options None: as before."""
+
+    model: str
+    options: LoadOptions | None = None
+
+
+@dataclass
+class BenchModel(Message):
+    """The user wants this model measured."""
+
+    model: str
+
+
+@dataclass
+class ResumeChat(Message):
+    """The user wants to go on with a kept chat. id: of its session in the store."""
+
+    id: str
+
+
+@dataclass
+class GoTo(Message):
+    """The user wants another mode."""
+
+    mode: Literal["chat", "models", "bench", "doctor"]

@@ -1,0 +1,75 @@
+"""What the interface remembers from one time to the next: theme, folded rails, the mode that was open.
+
+A JSON file of its own beside the logs, private, replaced in one step. A file that is damaged, or of another version, is
+read as far as it can be understood. It knows no widget.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from runner.chat_file import write_new
+from runner.errors import RunnerError
+from runner.paths import Paths, private_directory
+
+_log = logging.getLogger(__name__)
+_LONGEST: Final = 64 * 1024
+
+ModeName = Literal["chat", "models", "bench", "doctor"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembered:
+    """theme: "" when none was chosen. left_rail, right_rail: whether they are open where there is room for them.
+
+    mode: the one that was open last. folds_thoughts: whether thoughts come folded.
+    """
+
+    theme: str = ""
+    left_rail: bool = True
+    right_rail: bool = True
+    mode: ModeName = "chat"
+    folds_thoughts: bool = True
+
+
+def read_remembered(paths: Paths) -> Remembered:
+    """What was written; the defaults for what is missing or makes no sense. Never raises."""
+    path = remembered_file(paths)
+    try:
+        with path.open("rb") as file:
+            plain = json.loads(file.read(_LONGEST))
+    except FileNotFoundError:
+        return Remembered()
+    except (OSError, ValueError, RecursionError) as error:
+        _log.warning("%s is passed over: %s", path, error)
+        return Remembered()
+    if not isinstance(plain, dict):
+        return Remembered()
+    return Remembered(**{one.name: plain[one.name] for one in fields(Remembered) if _is_sound(one.name, plain)})
+
+
+def write_remembered(paths: Paths, values: Remembered) -> None:
+    """Replace the file. That it cannot be written goes to the log: nothing of value is lost."""
+    try:
+        private_directory(paths.state)
+        write_new(remembered_file(paths), json.dumps(asdict(values), indent=2) + "\n", overwrite=True)
+    except (OSError, RunnerError) as error:
+        _log.warning("the interface's settings are not kept: %s", error)
+
+
+def remembered_file(paths: Paths) -> Path:
+    return paths.state / "tui.json"
+
+
+def _is_sound(name: str, plain: dict[str, Any]) -> bool:
+    """Whether a value is there and of the type of its default."""
+    if name not in plain:
+        return False
+    value = plain[name]
+    if name == "mode":
+        return value in get_args(ModeName)
+    return type(value) is type(getattr(Remembered(), name))

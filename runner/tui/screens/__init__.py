@@ -1,0 +1,1 @@
+"""One screen a file: the four modes, and what opens over them."""

@@ -1,0 +1,238 @@
+"""The chat: what its keys, its widgets and the engine's news lead to.
+
+What lies where is chat_surface.py's; what follows is decided by the desks: answer_desk.py (questions and answers),
+session_desk.py (kept chats), settings_desk.py (the panel), side_desk.py (the rails), slash.py (commands).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import ClassVar, TypeVar
+
+from textual import on
+from textual.actions import SkipAction
+from textual.binding import Binding, BindingType
+
+from runner.chat_commands import is_command
+from runner.errors import RunnerError
+from runner.tui import slash
+from runner.tui.actions import actions_of, bindings_of
+from runner.tui.chat_engine import ChatEngine
+from runner.tui.jobs import Job, JobQueue
+from runner.tui.machine_watch import MachineSample
+from runner.tui.messages import AnswerBegan, AnswerEnded, EngineMessage, LoadBegan
+from runner.tui.prompt_memory import PromptMemory
+from runner.tui.screens.chat_surface import ChatSurface
+from runner.tui.services import Services
+from runner.tui.widgets.empty_chat import EmptyChat
+from runner.tui.widgets.hint import Hint
+from runner.tui.widgets.job_list import JobList, JobMessage
+from runner.tui.widgets.models_here import ModelsHere
+from runner.tui.widgets.prompt_box import PromptBox
+from runner.tui.widgets.sessions_rail import SessionsRail
+from runner.tui.widgets.title_bar import TitleBar
+from runner.tui.widgets.transcript import Transcript
+
+T = TypeVar("T")
+_TWICE_S = 2.0
+
+
+def _plain_bindings() -> list[BindingType]:
+    """The letters that do the same where no text is being typed."""
+    return [
+        Binding(action.plain, action.name, action.label, show=False) for action in actions_of("chat") if action.plain
+    ]
+
+
+class ChatScreen(ChatSurface):
+    """The mode "chat"."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings_of("chat"), *_plain_bindings()]
+
+    def __init__(self, services: Services, chat_engine: ChatEngine, jobs: JobQueue) -> None:
+        super().__init__(services, chat_engine, jobs)
+        self._memory = PromptMemory(services.paths.prompt_history if services.store else None)
+        self._interrupted_at = float("-inf")
+
+    def on_mount(self) -> None:
+        self.sides.show()
+        self.query_one(TitleBar).show(self.engine.state, self.engine.model, self.engine.loaded)
+        if self.engine.loaded is not None:
+            self.query_one(EmptyChat).show_loaded(self.engine.loaded)
+        else:
+            self.query_one(EmptyChat).show_empty(self.engine.model)
+        self.show_conversation()
+        self.sides.read_models()
+        self.in_thread(self._memory.read, self.box.prompt.set_history)
+
+    # --- news ------------------------------------------------------------------------------------------------------
+
+    def on_engine(self, message: EngineMessage) -> None:
+        if isinstance(message, LoadBegan):
+            self.loading_model = message.model
+        self.sides.on_engine(message)
+        self.answers.on_engine(message)
+        if isinstance(message, (AnswerBegan, AnswerEnded)):
+            self.sessions.refresh()
+
+    def on_jobs(self, jobs: tuple[Job, ...]) -> None:
+        self.sides.on_jobs(jobs)
+
+    def on_machine(self, sample: MachineSample) -> None:
+        self.sides.on_machine(sample)
+
+    # --- what the widgets tell -------------------------------------------------------------------------------------
+
+    @on(PromptBox.Sent)
+    def _sent(self, message: PromptBox.Sent) -> None:
+        if message.text.strip():
+            self.box.prompt.remember(message.text)
+            self.in_thread(lambda: self._memory.add(message.text), lambda _: None)
+        try:
+            if is_command(message.text):
+                slash.run_command(self, message.text)
+            else:
+                self.answers.ask(message)
+        except RunnerError as error:
+            self.fail(error)
+
+    @on(PromptBox.FileRefused)
+    def _file_refused(self, message: PromptBox.FileRefused) -> None:
+        self.box.fill(message.sent.text, message.sent.files, is_edit=message.sent.is_edit)
+        self.fail(message.file.error)
+
+    @on(PromptBox.Changed)
+    def _count_pending(self, message: PromptBox.Changed) -> None:
+        self.answers.pending(message.typed, message.attached)
+
+    @on(EmptyChat.Picked)
+    def _ask_example(self, message: EmptyChat.Picked) -> None:
+        self.focus_prompt()
+        self._sent(PromptBox.Sent(message.question, (), is_edit=False))
+
+    @on(ModelsHere.Picked)
+    def _pick_model(self, message: ModelsHere.Picked) -> None:
+        self.sides.close_overlay()
+        self.open_model(message.model)
+
+    @on(Transcript.CopyRequested)
+    def _copy_requested(self, message: Transcript.CopyRequested) -> None:
+        self.copy(message.text)
+
+    @on(Transcript.RegenerateRequested)
+    def action_regenerate(self) -> None:
+        self.attempt(self.answers.regenerate)
+
+    @on(Transcript.EditRequested)
+    def action_edit_last(self) -> None:
+        self.attempt(self.answers.edit_last)
+
+    @on(Transcript.LinkClicked)
+    def _copy_link(self, message: Transcript.LinkClicked) -> None:
+        self.copy(message.url)
+
+    @on(SessionsRail.Opened)
+    def _open_session(self, message: SessionsRail.Opened) -> None:
+        self.resume(message.session.id)
+
+    @on(SessionsRail.NewWanted)
+    def action_new_chat(self) -> None:
+        self.attempt(self.sessions.begin)
+
+    @on(SessionsRail.RenameWanted)
+    def _rename_session(self, message: SessionsRail.RenameWanted) -> None:
+        self.sessions.rename(message.session)
+
+    @on(SessionsRail.DeleteWanted)
+    def _delete_session(self, message: SessionsRail.DeleteWanted) -> None:
+        self.sessions.delete(message.session)
+
+    @on(SessionsRail.Searched)
+    def _search(self) -> None:
+        self.sessions.search_soon()
+
+    @on(JobMessage)
+    def _change_job(self, message: JobMessage) -> None:
+        wishes: dict[type[JobMessage], Callable[[str], None]] = {
+            JobList.Pause: self.jobs.pause,
+            JobList.Resume: self.jobs.resume,
+            JobList.Cancel: self.jobs.cancel,
+            JobList.Retry: self.jobs.retry,
+            JobList.Forget: self.jobs.forget,
+        }
+        wishes[type(message)](message.id)
+
+    # --- actions ---------------------------------------------------------------------------------------------------
+
+    def action_stop(self) -> None:
+        """Esc: close what lies over the transcript; else stop what runs; else give up an edit; and go to the prompt."""
+        if self.sides.has_overlay:
+            self.sides.close_overlay()
+        elif self.engine.is_busy or self.engine.state == "loading":
+            self.engine.stop()
+            self.query_one(Hint).show("stopping")
+        elif self.box.is_edit:
+            self.box.give_up_edit()
+            self.tell("The message stays as it was.")
+        self.focus_prompt()
+
+    def action_copy_text(self) -> None:
+        """Ctrl+C: copy what is selected; else stop, else empty the prompt; in an empty prompt, twice leaves."""
+        try:
+            super().action_copy_text()
+            return
+        except SkipAction:
+            pass
+        if self.engine.is_busy:
+            self.action_stop()
+        elif text := self.box.prompt.text:
+            self.box.prompt.remember(text)
+            self.box.fill("")
+            self.tell("Up brings it back.")
+        elif monotonic() - self._interrupted_at < _TWICE_S:
+            self.do("app.quit")
+        else:
+            self._interrupted_at = monotonic()
+            self.tell("Ctrl+C again leaves.")
+
+    def action_thoughts(self) -> None:
+        self.answers.show_thoughts(not self.answers.has_thoughts)
+
+    def action_settings(self) -> None:
+        self.settings.open()
+
+    def action_left_rail(self) -> None:
+        self.sides.toggle("left")
+
+    def action_right_rail(self) -> None:
+        self.sides.toggle("right")
+
+    def action_search_chats(self) -> None:
+        self.sides.reveal("left")
+        self.query_one(SessionsRail).action_search()
+
+    def action_undo(self) -> None:
+        self.attempt(self.answers.undo)
+
+    def action_copy_answer(self) -> None:
+        self.attempt(lambda: self.copy(self.engine.conversation.copy()))
+
+    def action_copy_code(self) -> None:
+        n_blocks = len(self.engine.conversation.code_blocks)
+        self.attempt(lambda: self.copy(self.engine.conversation.copy(max(1, n_blocks))))
+
+    def action_rename_chat(self) -> None:
+        self.attempt(lambda: self.sessions.rename(self.sessions.current()))
+
+    def action_delete_chat(self) -> None:
+        self.attempt(lambda: self.sessions.delete(self.sessions.current()))
+
+    def action_export_chat(self) -> None:
+        self.attempt(lambda: slash.run_command(self, "/export"))
+
+    def action_stats(self) -> None:
+        self.attempt(lambda: slash.run_command(self, "/stats"))
+
+    def action_model_page(self) -> None:
+        self.attempt(lambda: slash.run_command(self, "/show info"))

@@ -1,0 +1,108 @@
+"""Two models side by side, line by line; what is better of two numbers is marked. Any key closes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, Final, Literal
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from runner.measures import clip, text_width
+from runner.safe_text import safe_line
+from runner.tui.catalog import CatalogRow
+from runner.tui.catalog_columns import BY_KEY
+from runner.tui.widgets.live_section import LiveSection
+
+Better = Literal["less", "more", ""]
+
+# What a line is called, what it says, the number behind it, and which of two numbers is better.
+_LINES: Final[tuple[tuple[str, str, Callable[[CatalogRow], float | None], Better], ...]] = (
+    ("parameters", "parameters", lambda row: row.parameters or None, ""),
+    ("quantization", "quant", lambda _: None, ""),
+    ("size", "size", lambda row: row.size_bytes or None, "less"),
+    ("fit", "fit", lambda row: row.fit.need_bytes or None, "less"),
+    ("est. tok/s", "expected", lambda row: row.expected_tok_s, "more"),
+    ("measured tok/s", "measured", lambda row: row.measured_tok_s, "more"),
+    ("context", "context", lambda row: row.context or None, "more"),
+    ("licence", "licence", lambda _: None, ""),
+    ("gated", "gated", lambda _: None, ""),
+    ("state", "state", lambda _: None, ""),
+)
+_LABEL: Final = 15
+
+
+def better(a: float | None, b: float | None, which: Better) -> tuple[bool, bool]:
+    """Whether the first, and whether the second, is the better one."""
+    if a is None or b is None or a == b or not which:
+        return False, False
+    return (a < b) == (which == "less"), (a > b) == (which == "less")
+
+
+class Comparison(LiveSection):
+    """The lines."""
+
+    def __init__(self, a: CatalogRow, b: CatalogRow) -> None:
+        super().__init__()
+        self._a, self._b = a, b
+
+    def rows(self, width: int) -> list[Content]:
+        a, b = self._a, self._b
+        label = min(_LABEL, width // 3)
+        column = max(6, (width - label) // 2 - 2)
+        rows = [_row("", (a.name, "bold"), (b.name, "bold"), label, column), Content("")]
+        for name, key, number, which in _LINES:
+            shown = [BY_KEY[key].cell(row).text or "no" for row in (a, b)]
+            marks = better(number(a), number(b), which)
+            cells = [
+                (f"{text} ◀" if won else text, "bold $text-success" if won else "")
+                for text, won in zip(shown, marks, strict=True)
+            ]
+            rows.append(_row(name, cells[0], cells[1], label, column))
+        return [*rows, Content(""), *_words(a, width), *_words(b, width)]
+
+
+def _row(name: str, a: tuple[str, str], b: tuple[str, str], label: int, column: int) -> Content:
+    cells = [(_cell(text, column), style) for text, style in (a, b)]
+    return Content.assemble((_cell(name, label), "$text-muted"), cells[0], "  ", cells[1])
+
+
+def _cell(text: str, width: int) -> str:
+    shown = clip(safe_line(text), width)
+    return shown + " " * (width - text_width(shown))
+
+
+def _words(row: CatalogRow, width: int) -> list[Content]:
+    if not row.description:
+        return []
+    return [Content.styled(clip(safe_line(f"{row.name}: {row.description}"), width), "$text-muted")]
+
+
+class CompareModels(ModalScreen[None]):
+    """a and b: the rows to compare."""
+
+    DEFAULT_CSS = """
+    CompareModels { align: center middle; }
+    CompareModels > VerticalScroll { width: 88; max-width: 96%; height: auto; max-height: 96%; padding: 1 2;
+        background: $surface; border: round $border; }
+    CompareModels #keys { height: 1; margin-top: 1; color: $text-muted; }
+    CompareModels.-flat > VerticalScroll { padding: 0 1; }
+    """
+    VERTICAL_BREAKPOINTS = [(0, "-flat"), (20, "-low")]  # noqa: RUF012
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,enter,c,q", "dismiss(None)", "Close")]
+
+    def __init__(self, a: CatalogRow, b: CatalogRow) -> None:
+        super().__init__()
+        self._a, self._b = a, b
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll():
+            yield Comparison(self._a, self._b)
+            yield Static("esc close", id="keys")
+
+    def on_mount(self) -> None:
+        self.query_one(VerticalScroll).focus()

@@ -1,0 +1,122 @@
+"""What deleting a model takes away, and what it frees; yes deletes. The plan is made on a thread: it walks the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.message import Message
+from textual.screen import ModalScreen
+from textual.widgets import Button, Static
+
+from runner.errors import RunnerError
+from runner.measures import decimal_size
+from runner.removal import Removal, shared_bytes
+from runner.safe_text import safe_line
+from runner.tui.content import line
+
+_MOST_NAMES = 6
+
+
+class DeleteModel(ModalScreen[tuple[Removal, ...] | None]):
+    """plan: what deleting means; it may take its time and raise RunnerError. The answer is what to delete, or None."""
+
+    DEFAULT_CSS = """
+    DeleteModel { align: center middle; }
+    DeleteModel > Vertical { width: 72; max-width: 96%; height: auto; max-height: 96%; padding: 1 2;
+        background: $surface; border: round $error; }
+    DeleteModel #question { height: auto; text-style: bold; }
+    DeleteModel #what { height: auto; max-height: 60vh; margin-top: 1; }
+    DeleteModel Horizontal { height: 1; margin-top: 1; align-horizontal: right; }
+    DeleteModel Button { margin-left: 2; min-width: 10; }
+    DeleteModel.-flat > Vertical { padding: 0 1; }
+    DeleteModel.-flat #what, DeleteModel.-flat Horizontal { margin: 0; }
+    """
+    VERTICAL_BREAKPOINTS = [(0, "-flat"), (20, "-low")]  # noqa: RUF012
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,n", "dismiss(None)", "Cancel"),
+        Binding("y", "agree", "Delete"),
+        Binding("left,right", "app.focus_next", show=False),
+    ]
+
+    @dataclass
+    class _Planned(Message):
+        removals: tuple[Removal, ...]
+        shared_bytes: int
+        error: RunnerError | None
+
+    def __init__(self, name: str, plan: Callable[[], Sequence[Removal]]) -> None:
+        super().__init__()
+        self._model, self._plan = name, plan
+        self._removals: tuple[Removal, ...] = ()
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield Static(line(f"Delete {self._model}?"), id="question")
+            yield Static("looking what that means…", id="what")
+            with Horizontal():
+                yield Button("Cancel", id="no", compact=True)
+                yield Button("Delete", id="yes", variant="error", compact=True, disabled=True)
+
+    def on_mount(self) -> None:
+        self.query_one("#no").focus()
+        self._look()
+
+    @work(thread=True, exclusive=True)
+    def _look(self) -> None:
+        try:
+            removals = tuple(self._plan())
+            shared = sum(shared_bytes(removal) for removal in removals)
+            self.post_message(self._Planned(removals, shared, None))
+        except RunnerError as error:
+            self.post_message(self._Planned((), 0, error))
+
+    @on(_Planned)
+    def _show(self, message: _Planned) -> None:
+        what = self.query_one("#what", Static)
+        if message.error is not None:
+            what.update(line(f"✗ {message.error.message} {message.error.hint}", "$text-error"))
+            return
+        self._removals = message.removals
+        what.update(_words(message.removals, message.shared_bytes))
+        button = self.query_one("#yes", Button)
+        button.disabled = not message.removals
+        button.focus()
+
+    def action_agree(self) -> None:
+        if self._removals:
+            self.dismiss(self._removals)
+
+    @on(Button.Pressed)
+    def _pressed(self, event: Button.Pressed) -> None:
+        event.stop()
+        if event.button.id == "yes":
+            self.action_agree()
+        else:
+            self.dismiss(None)
+
+
+def _words(removals: Sequence[Removal], shared: int) -> Content:
+    """What goes, line by line, and the bytes freed."""
+    lines = []
+    for removal in removals:
+        lines.append(Content.assemble((safe_line(removal.title), "bold"), f"  {decimal_size(removal.size_bytes)}"))
+        lines.append(line(f"  in {removal.directory}", "$text-muted"))
+        names = sorted(removal.names or ())
+        lines += [line(f"  {name}", "$text-muted") for name in names[:_MOST_NAMES]]
+        if len(names) > _MOST_NAMES:
+            lines.append(Content.styled(f"  and {len(names) - _MOST_NAMES} more", "$text-muted"))
+        if removal.left.parts:
+            lines.append(Content.styled("  with what an interrupted download left", "$text-muted"))
+    if shared:
+        said = f"{decimal_size(shared)} of that stay: other files of the cache share them."
+        lines += [Content(""), Content.styled(said, "$text-warning")]
+    freed = max(0, sum(removal.size_bytes for removal in removals) - shared)
+    lines += [Content(""), Content.assemble("This frees ", (decimal_size(freed), "bold"), ".")]
+    return Content("\n").join(lines)

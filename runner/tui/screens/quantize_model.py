@@ -1,0 +1,146 @@
+"""How to quantize a model: the format, the name of the result, whether to calibrate; the size to expect is shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Button, Checkbox, Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from runner.measures import decimal_size
+from runner.tui.catalog import CatalogRow
+from runner.tui.content import line
+from runner.tui.quantize_choices import FormatChoice, format_choices, original_bytes, source_of
+
+_NO_NAME: Final = re.compile(r"[^A-Za-z0-9._-]|^[.]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeWish:
+    """output: the name of the model that is made."""
+
+    source: str
+    weight_format: str
+    output: str
+    calibrate: bool
+
+
+class QuantizeModel(ModalScreen[QuantizeWish | None]):
+    """row: the model. taken: names of models that are here, which are not replaced."""
+
+    DEFAULT_CSS = """
+    QuantizeModel { align: center middle; }
+    QuantizeModel > VerticalScroll { width: 76; max-width: 96%; height: auto; max-height: 96%; padding: 1 2;
+        background: $surface; border: round $border; }
+    QuantizeModel #question { height: auto; text-style: bold; }
+    QuantizeModel OptionList { height: auto; max-height: 9; padding: 0; margin: 1 0; background: $panel;
+        text-wrap: nowrap; text-overflow: ellipsis; scrollbar-size-vertical: 1; }
+    QuantizeModel .field { height: 1; }
+    QuantizeModel .label { width: 10; color: $text-muted; }
+    QuantizeModel Input { width: 1fr; border: none; height: 1; padding: 0; background: $panel; }
+    QuantizeModel Checkbox { border: none; padding: 0; background: $surface; height: 1; width: 1fr; }
+    QuantizeModel #news { height: auto; margin-top: 1; color: $text-muted; }
+    QuantizeModel #buttons { height: 1; margin-top: 1; align-horizontal: right; }
+    QuantizeModel Button { margin-left: 2; min-width: 10; }
+    QuantizeModel.-flat > VerticalScroll { padding: 0 1; }
+    QuantizeModel.-flat OptionList { max-height: 3; margin: 0; }
+    QuantizeModel.-flat #news, QuantizeModel.-flat #buttons { margin: 0; }
+    """
+    VERTICAL_BREAKPOINTS = [(0, "-flat"), (20, "-low")]  # noqa: RUF012
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel")]
+
+    def __init__(self, row: CatalogRow, taken: Collection[str]) -> None:
+        super().__init__()
+        self._row = row
+        self._taken = frozenset(taken)
+        self._choices = format_choices(row.parameters)
+        self._suggested = ""
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(can_focus=False):
+            yield Static(line(f"Quantize {self._row.name}"), id="question")
+            yield OptionList(*(Option(_words(choice)) for choice in self._choices), id="formats", compact=True)
+            with Horizontal(classes="field"):
+                yield Static("name", classes="label")
+                yield Input(id="name")
+            with Horizontal(classes="field"):
+                yield Static("", classes="label")
+                yield Checkbox("calibrate: slower, closer to the original", True, id="calibrate")
+            yield Static("", id="news")
+            with Horizontal(id="buttons"):
+                yield Button("Cancel", id="no", compact=True)
+                yield Button("Quantize", id="yes", variant="primary", compact=True)
+
+    def on_mount(self) -> None:
+        formats = self.query_one(OptionList)
+        formats.highlighted = 0
+        formats.focus()
+
+    @property
+    def _choice(self) -> FormatChoice:
+        return self._choices[self.query_one(OptionList).highlighted or 0]
+
+    @on(OptionList.OptionHighlighted)
+    def _highlighted(self) -> None:
+        choice, name = self._choice, self.query_one(Input)
+        if name.value == self._suggested:
+            base = source_of(self._row).partition(":")[0].rpartition("/")[2]
+            self._suggested = name.value = f"{_NO_NAME.sub('', base) or 'model'}-{choice.name}"
+        self.query_one(Checkbox).disabled = not choice.can_calibrate
+        self._tell()
+
+    @on(Input.Changed)
+    def _tell(self) -> None:
+        if problem := self._problem():
+            self.query_one("#news", Static).update(line(f"✗ {problem}", "$text-error"))
+            return
+        fetched, size = original_bytes(self._row), self._choice.size_bytes
+        parts = [f"About {decimal_size(size)} on the disk." if size else "", f"From {source_of(self._row)}."]
+        if fetched:
+            parts.append(
+                f"The original weights, about {decimal_size(fetched)}, are fetched first if they are not here."
+            )
+        self.query_one("#news", Static).update(line(" ".join(part for part in parts if part)))
+
+    def _problem(self) -> str:
+        name = self.query_one(Input).value.strip()
+        if not name or name.startswith(".") or any(character in name for character in "/\\\0:"):
+            return "The name must be that of a directory: no '/', '\\' or ':', and no '.' in front."
+        return f"There is a model {name} already." if name in self._taken else ""
+
+    @on(OptionList.OptionSelected)
+    @on(Input.Submitted)
+    def _accept(self) -> None:
+        if self._problem():
+            return
+        choice = self._choice
+        self.dismiss(
+            QuantizeWish(
+                source=source_of(self._row),
+                weight_format=choice.name,
+                output=self.query_one(Input).value.strip(),
+                calibrate=choice.can_calibrate and self.query_one(Checkbox).value,
+            )
+        )
+
+    @on(Button.Pressed)
+    def _pressed(self, event: Button.Pressed) -> None:
+        event.stop()
+        if event.button.id == "yes":
+            self._accept()
+        else:
+            self.dismiss(None)
+
+
+def _words(choice: FormatChoice) -> Content:
+    size = f"~{decimal_size(choice.size_bytes)}" if choice.size_bytes else ""
+    return Content.assemble((f"{choice.name:<12}", "bold"), f"{size:>9}  ", (choice.words, "$text-muted"))

@@ -1,0 +1,62 @@
+"""How kept chats are listed: grouped by day, each on one line. Pure functions of values; it knows no widget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+
+from runner.store import Match
+from runner.transcript import SessionSummary
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the list: a heading, or a chat. excerpt: where a search found its words, or ""."""
+
+    heading: str = ""
+    session: SessionSummary | None = None
+    excerpt: str = ""
+
+
+def day_name(seconds: float, today: date) -> str:
+    """The day of a time as people name it: Today, Yesterday, Tuesday, November, November 2024."""
+    day = datetime.fromtimestamp(seconds).date()
+    age = (today - day).days
+    if age <= 0:
+        return "Today"
+    if age == 1:
+        return "Yesterday"
+    if age < 7:
+        return f"{day:%A}"
+    return f"{day:%B}" if day.year == today.year else f"{day:%B %Y}"
+
+
+def grouped(sessions: Sequence[SessionSummary], today: date) -> Iterator[Row]:
+    """The chats, which come newest first, under a heading for each day."""
+    last = ""
+    for session in sessions:
+        name = day_name(session.updated_at, today)
+        if name != last:
+            yield Row(heading=name)
+            last = name
+        yield Row(session=session)
+
+
+def found(matches: Sequence[Match]) -> Iterator[Row]:
+    """The chats in which a search found something, each once, with the first place that is not its title."""
+    first: dict[str, tuple[SessionSummary, str]] = {}
+    for match in matches:
+        excerpt = "" if match.position is None else match.excerpt
+        known = first.get(match.session.id)
+        if known is None or (excerpt and not known[1]):
+            first[match.session.id] = (match.session, excerpt)
+    for session, excerpt in first.values():
+        yield Row(session=session, excerpt=excerpt)
+
+
+def about(session: SessionSummary) -> str:
+    """The line under the list: what there is to know of one chat."""
+    questions = (session.n_turns + 1) // 2
+    time = datetime.fromtimestamp(session.updated_at)
+    return f"{session.model} · {questions} question{'' if questions == 1 else 's'} · {time:%d %b %H:%M}"

@@ -1,0 +1,145 @@
+"""What to measure: a model, backends and sizes. Empty fields take the defaults of `runner bench`.
+
+It gives a request and posts nothing but that the user wants to begin; it knows no engine and no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from textual import on
+from textual.app import ComposeResult
+from textual.containers import Grid, Horizontal, Vertical
+from textual.content import Content
+from textual.message import Message
+from textual.widgets import Button, Checkbox, Input, Label, Select
+
+from runner.bench.plan import (
+    DEFAULT_DEPTHS,
+    DEFAULT_GEN,
+    DEFAULT_PROMPTS,
+    DEFAULT_REPETITIONS,
+    BenchRequest,
+    token_counts,
+)
+from runner.config import LoadOptions
+from runner.errors import UsageError
+from runner.tui.content import line
+from runner.types import BackendName
+
+_BACKENDS: Final[tuple[tuple[BackendName, str], ...]] = (("native", "native"), ("llamacpp", "llama.cpp"))
+# The field's name, what it is called here and on the command line, and its default.
+_SIZES: Final = (
+    ("prefill", "Prefill", ",".join(map(str, DEFAULT_PROMPTS))),
+    ("decode", "Decode", ",".join(map(str, DEFAULT_GEN))),
+    ("depth", "Depth", ",".join(map(str, DEFAULT_DEPTHS))),
+    ("repeat", "Repeat", str(DEFAULT_REPETITIONS)),
+)
+
+
+class BenchForm(Vertical):
+    """offer: the models that are here. choose: one of them, or another one. request: what the fields say."""
+
+    class Begin(Message):
+        """The user wants to measure."""
+
+    class End(Message):
+        """The user wants to stop."""
+
+    DEFAULT_CSS = """
+    BenchForm { height: auto; }
+    BenchForm Label { color: $text-muted; height: 1; }
+    BenchForm Select { width: 100%; height: auto; }
+    BenchForm #bench-backends { height: 1; margin-top: 1; }
+    BenchForm Checkbox { width: auto; margin-right: 2; background: transparent; }
+    BenchForm #bench-sizes { grid-size: 4; grid-columns: auto 1fr auto 1fr; grid-rows: 1; height: 2; grid-gutter: 0 1;
+        margin-top: 1; }
+    BenchForm Input { height: 1; background: $boost; }
+    BenchForm Input:focus { background: $primary 25%; }
+    BenchForm Input:ansi { text-style: underline; }
+    BenchForm Button { margin-top: 1; width: 100%; }
+    .-flat BenchForm #bench-sizes, .-flat BenchForm #bench-backends, .-flat BenchForm Button { margin-top: 0; }
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._models: tuple[str, ...] = ()
+
+    def compose(self) -> ComposeResult:
+        yield Select[str]([], prompt="Choose a model", id="bench-model", compact=True)
+        with Horizontal(id="bench-backends"):
+            for backend, shown in _BACKENDS:
+                yield Checkbox(shown, value=True, id=f"bench-{backend}", compact=True)
+        with Grid(id="bench-sizes"):
+            for name, shown, default in _SIZES:
+                yield Label(shown)
+                yield Input(placeholder=default, id=f"bench-{name}", restrict=r"[0-9, ]*", compact=True)
+        yield Button("Start", id="bench-start", variant="primary", compact=True)
+
+    # --- the model ---------------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> str:
+        """The name that is chosen, or ""."""
+        value = self.query_one(Select).value
+        return value if isinstance(value, str) else ""
+
+    def offer(self, models: Sequence[str]) -> None:
+        """Show these names; what was chosen stays chosen."""
+        chosen = self.model
+        self._models = tuple(models)
+        self._set_options(chosen or (models[0] if models else ""))
+
+    def choose(self, model: str) -> None:
+        """Choose a model, also one that is not among those that are here."""
+        self._set_options(model)
+
+    def _set_options(self, chosen: str) -> None:
+        names = dict.fromkeys((*self._models, *([chosen] if chosen else [])))
+        select = self.query_one(Select)
+        select.set_options([(line(name), name) for name in names])
+        if chosen:
+            select.value = chosen
+
+    # --- the request -------------------------------------------------------------------------------------------------
+
+    def request(self, load: LoadOptions, *, offline: bool) -> BenchRequest:
+        """What the fields say. Raises UsageError."""
+        if not self.model:
+            raise UsageError("No model is chosen.", hint="Choose one in the list.")
+        chosen = tuple(name for name, _ in _BACKENDS if self.query_one(f"#bench-{name}", Checkbox).value)
+        if not chosen:
+            raise UsageError("No backend is chosen.", hint="Choose native, llama.cpp or both.")
+        repeat = self._text("repeat")
+        if repeat is not None and not repeat.isdecimal():
+            raise UsageError(f"Repeat is {repeat!r}.", hint="Give one number, such as 5.")
+        return BenchRequest(
+            model=self.model,
+            load=load,
+            n_prompt=token_counts("Prefill", self._text("prefill")),
+            n_gen=token_counts("Decode", self._text("decode")),
+            depths=token_counts("Depth", self._text("depth")),
+            repetitions=None if repeat is None else int(repeat),
+            backends=() if len(chosen) == len(_BACKENDS) else chosen,
+            offline=offline,
+        )
+
+    def _text(self, name: str) -> str | None:
+        return self.query_one(f"#bench-{name}", Input).value.strip().rstrip(",") or None
+
+    def show_running(self, is_running: bool) -> None:
+        button = self.query_one(Button)
+        button.label = Content("Stop" if is_running else "Start")
+        button.variant = "error" if is_running else "primary"
+
+    @on(Button.Pressed)
+    def _pressed(self, event: Button.Pressed) -> None:
+        event.stop()
+        is_running = event.button.variant == "error"
+        self.post_message(self.End() if is_running else self.Begin())
+
+    @on(Input.Submitted)
+    def _submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self.post_message(self.Begin())

@@ -1,0 +1,117 @@
+"""Earlier runs as a list, the last one first: when, which model, how fast it decoded. One can be marked.
+
+It shows the runs that it is given. It knows no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from textual import on
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+from textual.message import Message
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
+
+from runner.bench.figures import INVALID, figure
+from runner.bench.record import BenchBackend, BenchRun
+from runner.tui.content import line
+
+_MOST: Final = 200
+
+
+class BenchHistory(Vertical):
+    """show: every kept run, the last one last. mark: the one to compare with."""
+
+    class Chosen(Message):
+        """The user looks at another run."""
+
+        def __init__(self, run: BenchRun) -> None:
+            super().__init__()
+            self.run = run
+
+    DEFAULT_CSS = """
+    BenchHistory { height: 1fr; }
+    BenchHistory OptionList { height: 1fr; border: none; padding: 0; background: transparent; }
+    BenchHistory OptionList:focus { border: none; background-tint: transparent 0%; }
+    BenchHistory OptionList { scrollbar-size-vertical: 1; text-wrap: nowrap; text-overflow: ellipsis; }
+    BenchHistory #no-history { height: auto; color: $text-muted; }
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._runs: tuple[BenchRun, ...] = ()
+        self._marked = ""
+
+    def compose(self) -> ComposeResult:
+        yield Static(Content("Runs are kept here, and can be compared."), id="no-history")
+        yield OptionList(id="bench-runs")
+
+    def show(self, runs: Sequence[BenchRun]) -> None:
+        """The runs, of which the last one is highlighted unless another one was."""
+        chosen = self.highlighted
+        self._runs = tuple(reversed(runs))[:_MOST]
+        self._redraw("" if chosen is None else chosen.id)
+
+    def look_at(self, run: BenchRun) -> None:
+        """Highlight a run."""
+        self._redraw(run.id)
+
+    def mark(self, run: BenchRun | None) -> None:
+        chosen = self.highlighted
+        self._marked = "" if run is None else run.id
+        self._redraw("" if chosen is None else chosen.id)
+
+    @property
+    def marked(self) -> BenchRun | None:
+        return next((run for run in self._runs if run.id == self._marked), None)
+
+    @property
+    def highlighted(self) -> BenchRun | None:
+        index = self.query_one(OptionList).highlighted
+        return self._runs[index] if index is not None and index < len(self._runs) else None
+
+    def _redraw(self, chosen: str) -> None:
+        self.query_one("#no-history").display = not self._runs
+        options = self.query_one(OptionList)
+        options.display = bool(self._runs)
+        with self.prevent(OptionList.OptionHighlighted):
+            options.set_options([Option(_option(run, is_marked=run.id == self._marked)) for run in self._runs])
+            index = next((number for number, run in enumerate(self._runs) if run.id == chosen), 0)
+            options.highlighted = index if self._runs else None
+
+    @on(OptionList.OptionHighlighted)
+    @on(OptionList.OptionSelected)
+    def _looked(self, event: OptionList.OptionHighlighted | OptionList.OptionSelected) -> None:
+        event.stop()
+        if event.option_index < len(self._runs):
+            self.post_message(self.Chosen(self._runs[event.option_index]))
+
+
+def _option(run: BenchRun, *, is_marked: bool) -> Content:
+    """Two lines: when and what, and how fast each backend decoded."""
+    date, _, time = run.started_at.partition("T")
+    mark = Content.styled("◆ ", "$accent") if is_marked else Content("  ")
+    when = line(f"{date[5:]} {time[:5]}  ", "$text-muted")
+    name = line(f"{run.model} {run.quantization}", "bold")
+    return Content.assemble(mark, when, name, "\n    ", line(" · ".join(_figures(run))))
+
+
+def _figures(run: BenchRun) -> Iterator[str]:
+    for backend in run.backends:
+        yield f"{backend.name} {_decode(backend)}"
+    if run.is_partial:
+        yield "partial"
+
+
+def _decode(backend: BenchBackend) -> str:
+    """How fast it decoded at the least depth, in tok/s."""
+    if backend.refused is not None:
+        return "refused"
+    row = next((row for row in backend.rows if row.test.startswith("tg")), None)
+    if row is None:
+        return "–"
+    return INVALID if row.invalid is not None else "–" if row.mean is None else figure(row.mean)

@@ -1,0 +1,119 @@
+"""A benchmark while it runs: where it is, how far that is, and its rows as bars that grow.
+
+It is told the events of runner.bench. It knows no process and no file.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+from textual.timer import Timer
+from textual.widgets import Static
+
+from runner.bench.events import BackendRefused, BenchEvent, BenchStep, RowMeasured
+from runner.bench.live_text import Place, progress_place, step_place
+from runner.bench.record import BenchRow
+from runner.bench.run_plot import plot_lines
+from runner.bench.styled import Line, Segment, wrapped
+from runner.events import Notice, Progress
+from runner.measures import duration
+from runner.tui.content import line
+from runner.tui.widgets.gauges import both_ends, gauge
+from runner.tui.widgets.styled_lines import StyledLines
+
+_INDENT = 10
+
+
+class BenchLive(Vertical):
+    """begin, then take every event, then end."""
+
+    DEFAULT_CSS = """
+    BenchLive { height: auto; display: none; }
+    BenchLive.-running { display: block; }
+    BenchLive #bench-place { height: 2; margin-bottom: 1; }
+    """
+
+    def __init__(self, *, is_ascii: bool = False) -> None:
+        super().__init__()
+        self._is_ascii = is_ascii
+        self._rows: dict[tuple[str, str], BenchRow] = {}
+        self._remarks: list[tuple[str, str]] = []
+        self._place = Place("", 0, 0)
+        self._began = 0.0
+        self._clock: Timer | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="bench-place")
+        yield StyledLines(id="bench-live-rows")
+
+    def begin(self, model: str) -> None:
+        self._rows.clear()
+        self._remarks.clear()
+        self._began = monotonic()
+        self._place = Place(f"starting with {model}", 0, 0)
+        self.add_class("-running")
+        self._show_rows()
+        if self._clock is None:
+            self._clock = self.set_interval(1.0, self._show_place)
+        self._show_place()
+
+    def say(self, text: str) -> None:
+        """What is being done, where no event tells it."""
+        self._place = Place(text, 0, 0)
+        self._show_place()
+
+    def end(self) -> None:
+        self.remove_class("-running")
+        if self._clock is not None:
+            self._clock.stop()
+            self._clock = None
+
+    def take(self, event: BenchEvent) -> None:
+        if isinstance(event, BenchStep):
+            self._place = step_place(event)
+            self._show_place()
+        elif isinstance(event, Progress):
+            self._place = progress_place(event)
+            self._show_place()
+        elif isinstance(event, RowMeasured):
+            self._rows[event.row.backend, event.row.test] = event.row
+            self._show_rows()
+        elif isinstance(event, BackendRefused):
+            self._remarks.append(("refused", f"{event.backend}: {event.reason}"))
+            self._show_rows()
+        elif isinstance(event, Notice):
+            self._remarks.append(("note", f"{event.text} {event.hint}".strip()))
+            self._show_rows()
+
+    def on_resize(self) -> None:
+        self._show_place()
+
+    def _show_place(self) -> None:
+        widget = self.query_one("#bench-place", Static)
+        width = widget.scrollable_content_region.width
+        if not width:
+            return
+        elapsed = Content.styled(duration(monotonic() - self._began), "$text-muted")
+        text = Content.assemble(("◐ ", "$warning"), line(self._place.text, "bold"))
+        share = self._place.done / self._place.total if self._place.total else 0.0
+        widget.update(Content("\n").join([both_ends(text, elapsed, width), gauge(share, width)]))
+
+    def _show_rows(self) -> None:
+        self.query_one(StyledLines).show(self._lines)
+
+    def _lines(self, width: int) -> list[Line]:
+        """The rows of each test together, and what is to be known of them."""
+        rows = list(self._rows.values())
+        lines = plot_lines(rows, width, is_ascii=self._is_ascii)
+        for row in rows:
+            if row.invalid is not None:
+                self_text = f"{row.backend} {row.test}: {row.invalid}"
+                lines += wrapped("INVALID", "bad", self_text, _INDENT, width)
+        for name, text in self._remarks:
+            lines += wrapped(name, "bad" if name == "refused" else "accent", text, _INDENT, width)
+        if not lines:
+            lines.append((Segment("The first figures come after the model is loaded and warmed up.", "dim"),))
+        return lines

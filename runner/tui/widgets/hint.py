@@ -1,0 +1,69 @@
+"""The line under the prompt: what Enter and Esc do now, or what has just been done.
+
+It shows what it is told; it knows no engine.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Literal
+
+from textual.content import Content
+from textual.timer import Timer
+from textual.widgets import Static
+
+from runner.tui.content import line
+from runner.tui.messages import EngineState
+
+_TOLD_FOR_S = 6.0
+_READ_S = 2.0  # news of the engine leave it alone for so long
+_KEYS: dict[EngineState, str] = {
+    "empty": "enter sends, and loads the model first",
+    "loading": "loading · what you send is answered after that · esc gives up",
+    "ready": "enter send · ctrl+j new line · / commands · @ files",
+    "answering": "esc stops",
+    "stopping": "stopping",
+}
+
+
+class Hint(Static):
+    """show: the state's keys; tell: something for some seconds, in place of them."""
+
+    DEFAULT_CSS = """
+    Hint { height: 1; width: 1fr; color: $text-muted; text-wrap: nowrap; text-overflow: ellipsis; }
+    """
+
+    def __init__(self) -> None:
+        super().__init__(id="hint")
+        self._state: EngineState = "empty"
+        self._timer: Timer | None = None
+        self._told_at = 0.0
+
+    def on_mount(self) -> None:
+        self._draw()
+
+    def show(self, state: EngineState) -> None:
+        """What the keys do while the engine is in this state."""
+        if state != self._state and self._timer is not None and monotonic() - self._told_at > _READ_S:
+            self._timer.stop()
+            self._end_telling()
+        self._state = state
+        if self._timer is None:
+            self._draw()
+
+    def tell(self, text: str, level: Literal["info", "warning"] = "info") -> None:
+        """Say something once."""
+        if self._timer is not None:
+            self._timer.stop()
+        self.update(line(text, "$warning" if level == "warning" else "$text"))
+        self._told_at = monotonic()
+        self.screen.add_class("-telling")
+        self._timer = self.set_timer(_TOLD_FOR_S, self._end_telling)
+
+    def _end_telling(self) -> None:
+        self._timer = None
+        self.screen.remove_class("-telling")
+        self._draw()
+
+    def _draw(self) -> None:
+        self.update(Content(_KEYS[self._state]))

@@ -1,0 +1,51 @@
+"""The app on a stage, for tests of how it looks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from live_samples import RAM_SAMPLE
+from staged_app import CHECKS, NOON, TURNS, StillEngine, StillWatch
+
+from runner.config import LoadOptions
+from runner.paths import user_paths
+from runner.settings import load_settings
+from runner.store import Store
+from runner.tui import app as app_module
+from runner.tui.app import RunnerApp
+from runner.tui.services import Services
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[], RunnerApp]]:
+    """Makes the app; its store has two chats. The day is a fixed one, and the clock stands."""
+    monkeypatch.setattr(app_module, "ChatEngine", StillEngine)
+    monkeypatch.setattr(app_module, "MachineWatch", StillWatch)
+    monkeypatch.setattr("runner.tui.screens.doctor.checks", lambda _paths: iter(CHECKS))
+    monkeypatch.setattr("runner.machine.gpu.devices", lambda: (RAM_SAMPLE.device,))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    paths = user_paths()
+    store = Store(paths.database, now=lambda: NOON)
+    store.create_session(model="demo", title="Tides and the moon", turns=TURNS[:1])
+    store.create_session(model="Qwen3-8B", backend="native", title="Triton notes", turns=TURNS)
+
+    def make() -> RunnerApp:
+        services = Services(
+            paths=paths,
+            settings=load_settings(paths),
+            load_options=LoadOptions(),
+            store=store,
+            model="demo",
+            is_offline=True,
+        )
+        return RunnerApp(services)
+
+    yield make
+    store.close()
+    monkeypatch.undo()
+    time.tzset()

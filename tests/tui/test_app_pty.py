@@ -1,0 +1,154 @@
+"""The whole interface in a real terminal: what a user does, what goes wrong around it, and what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from chat_terminal import Terminal
+
+from runner.paths import user_paths
+from runner.store import Store
+
+CTRL_Q = "\x11"
+LEFT_ALTERNATE_SCREEN = "\x1b[?1049l"
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
+    """Opens the interface; with replies, on the scripted backend."""
+    made: list[Terminal] = []
+
+    def open_it(*replies: object, columns: int = 120, rows: int = 40) -> Terminal:
+        if replies:
+            script = tmp_path / "a.script.json"
+            script.write_text(json.dumps({"replies": replies}))
+            monkeypatch.setenv("RUNNER_MODEL", str(script))
+        made.append(Terminal([], columns, rows))
+        return made[-1]
+
+    yield open_it
+    for terminal in made:
+        terminal.child.close(force=True)
+
+
+def is_ready(shown: str) -> bool:
+    return "● ready" in shown
+
+
+def kept_answers() -> list[str]:
+    store = Store(user_paths().database)
+    latest = store.latest()
+    assert latest is not None
+    turns = store.turns(latest.id)
+    store.close()
+    return [turn.content for turn in turns if turn.role == "assistant"]
+
+
+def wait_until(condition: Callable[[], bool], within_s: float = 5) -> None:
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.02)
+
+
+def leave(terminal: Terminal) -> None:
+    """Leave by Ctrl+Q, and find nothing of it left."""
+    children = psutil.Process(terminal.child.pid).children(recursive=True)
+    terminal.type(CTRL_Q)
+    assert terminal.wait_for_exit() == 0
+    assert LEFT_ALTERNATE_SCREEN in terminal.raw
+    assert "Traceback" not in terminal.raw
+    wait_until(lambda: not any(child.is_running() and child.status() != "zombie" for child in children))
+
+
+def test_a_new_user_is_in_a_chat_after_one_key_and_a_question(opened: Callable[..., Terminal]) -> None:
+    terminal = opened()
+    terminal.wait_for(lambda shown: "Welcome to runner" in shown and "demo" in shown)
+    terminal.type("\r")
+    terminal.wait_for(is_ready)
+    terminal.type("What is the capital of Peru?\r")
+    terminal.wait_for(lambda shown: "Lima" in shown and is_ready(shown))
+    leave(terminal)
+    assert "Lima" in kept_answers()[0]
+
+
+def test_esc_stops_an_answer_and_what_came_stays(opened: Callable[..., Terminal]) -> None:
+    terminal = opened({"text": "word " * 2000, "token_s": 0.005})
+    terminal.wait_for(is_ready)
+    terminal.type("go\r")
+    terminal.wait_for(lambda shown: "word word" in shown)
+    terminal.type("\x1b")
+    began = time.monotonic()
+    terminal.wait_for(is_ready)
+    assert time.monotonic() - began < 3
+    assert "stopped" in terminal.read(0.3)
+    leave(terminal)
+    assert 0 < len(kept_answers()[0]) < 10_000
+
+
+def test_a_storm_of_resizes_while_an_answer_streams_breaks_nothing(opened: Callable[..., Terminal]) -> None:
+    terminal = opened({"text": "some **words** and `code`\n\n" * 300, "token_s": 0.001})
+    terminal.wait_for(is_ready)
+    terminal.type("go\r")
+    terminal.wait_for(lambda shown: "some words" in shown)
+    dice = random.Random(7)
+    for _ in range(60):
+        terminal.resize(dice.randint(10, 220), dice.randint(4, 70))
+        terminal.read(0.02)
+    terminal.resize(120, 40)
+    terminal.wait_for(lambda shown: "some words" in shown and "SPEED" in shown)
+    terminal.type("\x1b")
+    terminal.wait_for(is_ready)
+    leave(terminal)
+
+
+def test_the_interface_outlives_an_engine_that_is_killed(opened: Callable[..., Terminal]) -> None:
+    terminal = opened({"text": "partial " * 500, "token_s": 0.01}, "a whole answer")
+    terminal.wait_for(is_ready)
+    terminal.type("go\r")
+    terminal.wait_for(lambda shown: "partial partial" in shown)
+    terminal.engine.kill()
+    terminal.wait_for(lambda shown: "SIGKILL" in shown)
+    assert "partial" in terminal.read(0.2)
+    terminal.type("again\r")
+    terminal.wait_for(lambda shown: "a whole answer" in shown and is_ready(shown))
+    leave(terminal)
+    first, second = kept_answers()
+    assert first.startswith("partial")
+    assert second == "a whole answer"
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_an_interface_that_is_ended_takes_its_engine_with_it(opened: Callable[..., Terminal], how: int) -> None:
+    terminal = opened({"text": "word " * 2000, "token_s": 0.01})
+    terminal.wait_for(is_ready)
+    terminal.type("go\r")
+    terminal.wait_for(lambda shown: "word word" in shown)
+    engine = terminal.engine
+    time.sleep(0.6)  # what came is written each half second
+    os.kill(terminal.child.pid, how)
+    code = terminal.wait_for_exit()
+    wait_until(lambda: not engine.is_running() or engine.status() == "zombie")
+    assert kept_answers()[0].startswith("word word")
+    if how != signal.SIGKILL:
+        assert code == 128 + how
+        assert LEFT_ALTERNATE_SCREEN in terminal.raw
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(200, 60), (80, 24), (40, 12), (12, 5)])
+def test_every_mode_opens_at_every_size(opened: Callable[..., Terminal], columns: int, rows: int) -> None:
+    terminal = opened("fine", columns=columns, rows=rows)
+    terminal.wait_for(lambda shown: bool(shown.strip()))
+    for key in ("\x1bOQ", "\x1bOR", "\x1bOS", "\x1b[15~", "\x1bOP", "\x1b", "\x10", "\x1b"):  # F2 to F5, help, palette
+        terminal.type(key)
+        terminal.read(0.4)
+        assert terminal.child.isalive()
+    leave(terminal)

@@ -1,0 +1,298 @@
+"""Bench mode with the real measuring on scripts: it starts, shows rows, keeps the run, compares, writes and stops."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from one_screen import HARMLESS, HOSTILE, SIZES, OneScreen, running, seen, services, until
+from textual.pilot import Pilot
+from textual.widgets import Checkbox, Input, Static
+
+from runner.bench.events import BackendRefused, BenchStep, RowMeasured
+from runner.bench.store import append_run, read_history
+from runner.errors import RunnerError
+from runner.paths import user_paths
+from runner.tui.messages import GoTo, Unloaded
+from runner.tui.screens.bench import BenchScreen
+from runner.tui.screens.confirm import Confirm
+from runner.tui.widgets.bench_form import BenchForm
+from runner.tui.widgets.bench_live import BenchLive
+from runner.tui.widgets.bench_report import BenchReport
+from tests.bench.bench_records import backend, full_run, row, run
+
+TEXT = "A scripted answer, which is long enough for everything that is asked of it here. "
+
+
+class Chat:
+    """What bench mode asks of the chat's engine."""
+
+    def __init__(self, state: str = "empty", *, is_busy: bool = False) -> None:
+        self.state, self.is_busy, self.model = state, is_busy, "demo"
+        self.unloaded: list[str] = []
+
+    def unload(self, why: str) -> None:
+        self.unloaded.append(why)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "a.script.json"
+    path.write_text(json.dumps({"replies": [{"text": TEXT}]}))
+    return str(path)
+
+
+@pytest.fixture
+def slow_script(tmp_path: Path) -> str:
+    path = tmp_path / "slow.script.json"
+    path.write_text(json.dumps({"replies": [{"text": TEXT * 20, "tokens_per_s": 20}]}))
+    return str(path)
+
+
+def bench(chat: Chat | None = None) -> OneScreen:
+    return OneScreen(lambda: BenchScreen(services(), chat or Chat()))  # type: ignore[arg-type]
+
+
+async def ask_for(app: OneScreen, pilot: Pilot[Any], model: str) -> BenchScreen:
+    """A small measurement of `model` in the form."""
+    screen = app.screen
+    assert isinstance(screen, BenchScreen)
+    screen.choose(model)
+    for name, text in (("prefill", "16"), ("decode", "8"), ("depth", "0"), ("repeat", "2")):
+        screen.query_one(f"#bench-{name}", Input).value = text
+    await pilot.pause()
+    return screen
+
+
+def shown_id(screen: BenchScreen) -> str:
+    shown = screen.query_one(BenchReport).shown
+    return "" if shown is None else shown.run.id
+
+
+def test_a_run_is_measured_shown_kept_and_measured_again(script: str) -> None:
+    app = bench()
+
+    async def body(pilot: Pilot[Any]) -> None:
+        screen = await ask_for(app, pilot, script)
+        assert "Nothing was measured yet." in seen(app)
+        screen.action_start()
+        assert screen.is_measuring
+        await until(pilot, lambda: not screen.is_measuring, 60)
+        first = shown_id(screen)
+        assert [one.id for one in read_history(user_paths().bench_history).runs] == [first]
+        for word in ("tg8", "pp16", "TTFT", "fake", "tok/s"):
+            await until(pilot, lambda word=word: word in seen(app))  # type: ignore[misc]
+        screen.action_again()
+        await until(pilot, lambda: not screen.is_measuring, 60)
+        assert shown_id(screen) != first
+        report = screen.query_one(BenchReport).shown
+        assert report is not None
+        assert report.beside is not None
+        assert report.beside.before.id == first
+
+    running(app, body, (120, 60))
+
+
+def test_stopping_ends_it_soon_and_says_what_is_missing(slow_script: str) -> None:
+    app = bench()
+
+    async def body(pilot: Pilot[Any]) -> None:
+        screen = await ask_for(app, pilot, slow_script)
+        screen.action_start()
+        await pilot.pause(0.5)
+        await pilot.press("escape")
+        await until(pilot, lambda: not screen.is_measuring, 15)
+        assert app.wishes == []
+        await pilot.press("escape")
+        await pilot.pause()
+        assert [type(wish) for wish in app.wishes] == [GoTo]
+
+    running(app, body)
+
+
+def test_the_chats_model_is_unloaded_first_and_an_answer_is_asked_about(script: str) -> None:
+    chat = Chat("answering", is_busy=True)
+    app = bench(chat)
+
+    async def body(pilot: Pilot[Any]) -> None:
+        screen = await ask_for(app, pilot, script)
+        screen.action_start()
+        await pilot.pause()
+        assert isinstance(app.screen, Confirm)
+        await pilot.press("escape")
+        await pilot.pause()
+        assert (chat.unloaded, screen.is_measuring) == ([], False)
+        screen.action_start()
+        await pilot.pause()
+        await pilot.press("enter")
+        await until(pilot, lambda: bool(chat.unloaded))
+        assert screen.is_measuring
+        assert "unloading the chat's model" in seen(app)
+        chat.state = "empty"
+        screen.on_engine(Unloaded("empty", chat.unloaded[0]))
+        await until(pilot, lambda: not screen.is_measuring, 60)
+        assert shown_id(screen)
+
+    running(app, body)
+
+
+def test_a_wish_to_stop_while_the_model_is_unloaded_is_kept(script: str) -> None:
+    app = bench(Chat("ready"))
+
+    async def body(pilot: Pilot[Any]) -> None:
+        screen = await ask_for(app, pilot, script)
+        screen.action_start()
+        assert screen.is_measuring
+        screen.action_stop()
+        screen.on_engine(Unloaded("empty", "why"))
+        await pilot.pause()
+        assert not screen.is_measuring
+
+    running(app, body)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda screen: [setattr(box, "value", False) for box in screen.query(Checkbox)], "No backend is chosen."),
+        (lambda screen: setattr(screen.query_one("#bench-decode", Input), "value", "1,,2"), "Decode is '1,,2'"),
+        (lambda screen: setattr(screen.query_one("#bench-repeat", Input), "value", "1 2"), "Repeat is '1 2'"),
+    ],
+)
+def test_what_makes_no_sense_is_said_and_nothing_is_measured(change: Any, words: str, script: str) -> None:
+    app = bench()
+
+    async def body(pilot: Pilot[Any]) -> None:
+        screen = await ask_for(app, pilot, script)
+        change(screen)
+        screen.action_start()
+        await until(pilot, lambda: words in seen(app))
+        assert not screen.is_measuring
+
+    running(app, body)
+
+
+def test_a_model_that_is_not_there_is_said_with_its_remedy() -> None:
+    app = bench()
+
+    async def body(pilot: Pilot[Any]) -> None:
+        screen = await ask_for(app, pilot, "nonesuch")
+        screen.action_start()
+        await until(pilot, lambda: not screen.is_measuring)
+        await until(pilot, lambda: "There is no model 'nonesuch'" in seen(app))
+        assert "Nothing was measured yet." in seen(app)
+
+    running(app, body)
+
+
+def kept_runs() -> None:
+    before = run(backend(row("tg128", (50.0, 50.2, 49.9)), row("pp512", (900.0, 905.0, 899.0))))
+    after = run(
+        backend(row("tg128", (40.0, 40.2, 39.9)), row("pp512", (900.0, 904.0, 899.5))),
+        id="20260201-120000-4f2a",
+    )
+    for one in (before, after):
+        append_run(user_paths().bench_history, one)
+
+
+def test_earlier_runs_are_looked_at_compared_and_a_regression_is_said_in_words() -> None:
+    kept_runs()
+    app = bench()
+
+    async def body(pilot: Pilot[Any]) -> None:
+        screen = app.screen
+        assert isinstance(screen, BenchScreen)
+        await until(pilot, lambda: shown_id(screen) == "20260201-120000-4f2a")
+        assert "▼ slower" in seen(app)
+        assert "-20.0 %" in seen(app)
+        screen.query_one("#bench-runs").focus()
+        await pilot.press("c", "down")
+        await until(pilot, lambda: shown_id(screen).startswith("20260131"))
+        assert "◆" in seen(app)
+        await pilot.press("c")
+        await pilot.pause()
+        assert "20260131-120000-4f2a → 20260201-120000-4f2a" in seen(app)
+        assert "95 % INTERVAL" in seen(app)
+
+    running(app, body)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_hostile_names_and_reasons_are_shown_as_they_stand(size: tuple[int, int]) -> None:
+    hostile = full_run(model=HOSTILE, notes=(HOSTILE,))
+    append_run(user_paths().bench_history, hostile)
+    app = bench()
+
+    async def body(pilot: Pilot[Any]) -> None:
+        screen = app.screen
+        assert isinstance(screen, BenchScreen)
+        await until(pilot, lambda: bool(shown_id(screen)))
+        screen.choose(HOSTILE)
+        live = screen.query_one(BenchLive)
+        live.begin(HOSTILE)
+        live.take(BenchStep(what=HOSTILE))
+        live.take(BackendRefused(backend="native", reason=HOSTILE))
+        live.take(RowMeasured(row=row("tg128", (), segments=(), invalid=HOSTILE), is_complete=True))
+        screen._say(RunnerError(HOSTILE, hint=HOSTILE))
+        await pilot.pause(0.1)
+        text = seen(app)
+        assert "\x1b" not in text
+        assert max(len(line) for line in text.split("\n")) <= size[0]
+        assert screen.query_one(BenchForm).model == HOSTILE
+        live.end()
+        await pilot.pause()
+        assert HARMLESS in str(screen.query_one("#bench-title", Static).render())
+
+    running(app, body, size)
+
+
+def test_a_run_is_written_to_a_file_whose_path_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept_runs()
+    monkeypatch.chdir(tmp_path)
+    app = bench()
+
+    async def body(pilot: Pilot[Any]) -> None:
+        screen = app.screen
+        assert isinstance(screen, BenchScreen)
+        await until(pilot, lambda: bool(shown_id(screen)))
+        screen.query_one("#bench-runs").focus()
+        await pilot.press("e")
+        await pilot.pause()
+        await pilot.press("enter")
+        await until(pilot, lambda: "Written to" in seen(app))
+        assert [one.name for one in tmp_path.glob("bench-*.md")] == [f"bench-{shown_id(screen)}.md"]
+        await pilot.press("e")
+        await pilot.pause()
+        await pilot.press("enter")
+        await until(pilot, lambda: "is there already" in seen(app))
+
+    running(app, body)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_everything_is_reached_by_tab_alone(size: tuple[int, int]) -> None:
+    kept_runs()
+    app = bench()
+
+    async def body(pilot: Pilot[Any]) -> None:
+        screen = app.screen
+        assert isinstance(screen, BenchScreen)
+        await until(pilot, lambda: bool(shown_id(screen)))
+        reached = []
+        for _ in range(9):
+            reached.append(app.focused.id if app.focused else None)
+            await pilot.press("tab")
+        assert reached == [
+            "bench-model", "bench-native", "bench-llamacpp", "bench-prefill", "bench-decode", "bench-depth",
+            "bench-repeat", "bench-start", "bench-runs",
+        ]  # fmt: skip
+        assert app.focused is not None
+        assert app.focused.id == "bench-right"
+        before = seen(app)
+        await pilot.press("down", "down", "down")
+        await pilot.pause()
+        assert seen(app) != before or size[1] >= 40
+
+    running(app, body, size)

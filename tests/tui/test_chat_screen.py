@@ -1,0 +1,310 @@
+"""The chat's screen as its user has it, with a real engine: questions, stopping, changing, commands, settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import tomllib
+
+from chat_stage import LONG, Stage, stage
+from textual.widgets import Input, OptionList
+
+from runner.chat_commands import COMMANDS
+from runner.paths import user_paths
+from runner.tui.screens.page import Page
+from runner.tui.screens.settings_panel import SettingsPanel
+from runner.tui.slash import run_command
+from runner.tui.widgets.context_meter import ContextMeter
+from runner.tui.widgets.empty_chat import EmptyChat
+
+__all__ = ["stage"]  # the fixture
+
+HOSTILE = "a[/]b [@click=app.quit]x[/] \x1b]52;c;eA==\x07 \x9b31m"
+
+
+def test_a_question_is_answered_kept_counted_and_remembered(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        assert on.chat.query_one(EmptyChat).display
+        await on.ask("hello")
+        assert on.said == ["hello", "Hi."]
+        assert not on.chat.query_one(EmptyChat).display
+        await on.until(lambda: "answer" in str(on.chat.query_one(ContextMeter).render()))
+        await on.pilot.press("up")
+        assert on.chat.box.prompt.text == "hello"
+
+    stage.play(stage.script("Hi."), act)
+    assert [summary.title for summary in stage.store.sessions()] == ["hello"]
+    assert "+hello" in user_paths().prompt_history.read_text()
+
+
+def test_what_is_asked_while_the_model_loads_is_shown_and_answered_after(stage: Stage) -> None:
+    slow = stage.script("Hi.", name="slow", load_s=0.5)
+
+    async def act(on: Stage) -> None:
+        await on.ready()
+        on.chat.open_model(slow)
+        await on.type("early")
+        assert not on.chat.query_one(EmptyChat).display
+        assert on.chat.transcript.display
+        await on.until(lambda: on.said == ["early", "Hi."])
+
+    stage.play(stage.script("Hi."), act)
+
+
+def test_a_second_question_waits_in_the_prompt(stage: Stage) -> None:
+    never = stage.script("Hi.", name="never", load_s=60)
+
+    async def act(on: Stage) -> None:
+        await on.ready()
+        on.chat.open_model(never)
+        await on.type("first")
+        await on.type("second")
+        await on.until(lambda: on.chat.box.prompt.text == "second", "the second question was taken")
+        await on.pilot.press("escape")
+        await on.until(lambda: not on.chat.engine.is_busy)
+        await on.pilot.press("up")
+        assert on.chat.box.prompt.text == "first"
+
+    stage.play(stage.script("Hi."), act)
+
+
+def test_escape_stops_an_answer_at_once_and_keeps_what_came(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.type("talk")
+        await on.until(lambda: "word" in on.chat.transcript.copy_answer(), "nothing came")
+        before = time.monotonic()
+        await on.pilot.press("escape")
+        await on.ready()
+        assert time.monotonic() - before < 1.0
+        turns = on.chat.engine.conversation.turns
+        assert turns[-1].state == "cancelled"
+        assert turns[-1].content.startswith("word")
+
+    stage.play(stage.script(LONG), act)
+
+
+def test_escape_stops_reading_and_loading_too(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.until(lambda: on.chat.engine.state == "loading")
+        await on.pilot.press("escape")
+        await on.until(lambda: on.chat.engine.state == "empty")
+        on.chat.engine.open(stage.script("Hi.", name="slow reader", prefill_token_s=0.01))
+        await on.ready()
+        await on.type("x" * 2000)
+        await on.until(lambda: on.chat.engine.state == "answering")
+        await on.pilot.press("escape")
+        await on.ready()
+        assert len(on.said) == 1
+
+    stage.play(stage.script("Hi.", load_s=30.0), act)
+
+
+def test_again_replaces_the_answer_and_undo_brings_the_question_back(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.ask("one")
+        await on.pilot.press("ctrl+r")
+        await on.until(lambda: on.chat.totals.n_answers == 2)
+        await on.ready()
+        assert on.said == ["one", "Hi."]
+        await on.type("/undo")
+        assert on.said == []
+        assert on.chat.query_one(EmptyChat).display
+        await on.pilot.press("up")
+        assert on.chat.box.prompt.text == "one"
+
+    stage.play(stage.script("Hi."), act)
+
+
+def test_editing_replaces_the_last_question_and_escape_gives_it_up(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.ask("first")
+        await on.type("/edit")
+        assert (on.chat.box.prompt.text, on.chat.box.is_edit) == ("first", True)
+        await on.pilot.press("escape")
+        assert (on.chat.box.prompt.text, on.chat.box.is_edit) == ("", False)
+        on.chat.action_edit_last()
+        await on.ask("second")
+        assert on.said == ["second", "Hi."]
+        assert not on.chat.box.is_edit
+
+    stage.play(stage.script("Hi."), act)
+
+
+def test_what_does_not_fit_the_context_is_said_and_comes_back_into_the_prompt(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        long = "much " * 60
+        await on.type(long)
+        await on.until(lambda: on.chat.box.prompt.text == long, "it did not come back")
+        assert on.said == []
+        assert on.chat.transcript.display
+        on.chat.box.fill("short")
+        await on.pilot.press("ctrl+r")
+        await on.until(lambda: on.said == ["short", "Hi."])
+
+    stage.play(stage.script("Hi.", n_ctx=200), act)
+
+
+def test_the_context_meter_warns_before_a_message_is_sent(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        on.chat.box.prompt.put("word " * 700)
+        await on.until(lambda: "full" in str(on.chat.query_one(ContextMeter).render()))
+        assert "~" in str(on.chat.query_one(ContextMeter).render())
+
+    stage.play(stage.script("Hi.", n_ctx=1024), act)
+
+
+def test_after_the_engine_died_its_answer_is_there_and_again_loads_the_model(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.type("talk")
+        await on.until(lambda: "word" in on.chat.transcript.copy_answer(), "nothing came")
+        os.kill(on.chat.engine.pids()[0], signal.SIGKILL)
+        await on.until(lambda: on.chat.engine.state == "empty" and not on.chat.engine.is_busy)
+        assert on.chat.engine.conversation.turns[-1].state == "error"
+        await on.pilot.press("ctrl+r")
+        await on.until(lambda: on.chat.engine.state == "answering")
+        await on.pilot.press("escape")
+        await on.ready()
+        assert on.said[0] == "talk"
+
+    stage.play(stage.script(LONG), act)
+
+
+def test_commands_change_and_show_what_they_say(stage: Stage) -> None:
+    other = stage.script("I am the other.", name="other")
+    (stage.directory / "notes.txt").write_text("blue\n")
+
+    async def act(on: Stage) -> None:
+        await on.ready()
+        conversation = on.chat.engine.conversation
+        await on.type("/set temperature 0.1")
+        assert conversation.params.temperature == 0.1
+        await on.type("/set overflow drop")
+        await on.type("/think off")
+        assert (conversation.options.overflow, conversation.options.think) == ("drop", "off")
+        await on.type("/system Be brief.")
+        assert conversation.system == "Be brief."
+        await on.type("/read notes.txt")
+        await on.until(lambda: on.chat.box.files)
+        await on.ask("what colour?")
+        assert on.said[0] == "what colour?\n\nnotes.txt:\n```\nblue\n```"
+        await on.type("/save chat.json")
+        await on.until(lambda: (stage.directory / "chat.json").exists())
+        await on.type("/export")
+        await on.until(lambda: list(stage.directory.glob("chat-*.md")))
+        for command in ("/stats", "/show info", "/show template", "/set", "/system"):
+            await on.type(command)
+            assert isinstance(on.app.screen, Page), command
+            await on.pilot.press("escape")
+        await on.type("/clear")
+        assert on.said == []
+        await on.type("/load chat.json")
+        assert len(on.said) == 2
+        await on.type(f"/model {other}")
+        await on.until(lambda: on.chat.engine.model == other and on.chat.engine.state == "ready")
+        await on.ask("who?")
+        assert on.said[-1] == "I am the other."
+
+    stage.play(stage.script("Hi."), act)
+    assert json.loads((stage.directory / "chat.json").read_text())["system"] == "Be brief."
+
+
+def test_every_command_survives_an_empty_chat_and_nonsense(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        names = [words.name for words in COMMANDS if words.name not in ("exit", "model")]
+        for text in [*(f"/{name}" for name in names), *(f"/{name} {HOSTILE} 9" for name in names), "/nothing"]:
+            on.chat.attempt(lambda text=text: run_command(on.chat, text))
+            await on.pilot.pause()
+            while len(on.app.screen_stack) > 1:
+                await on.app.pop_screen()
+        assert on.app.is_running
+
+    stage.play(stage.script("Hi."), act)
+
+
+def test_settings_are_checked_applied_and_saved(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.pilot.press("f6")
+        panel = on.app.screen
+        assert isinstance(panel, SettingsPanel)
+        field = panel.query_one("#temperature", Input)
+        field.value = "9999"
+        await on.pilot.press("enter")
+        assert on.app.screen is panel, "a wrong value was taken"
+        assert "from 0 to 100" in on.shown("#advice")
+        field.value = "0.25"
+        panel.query_one("#top_k", Input).value = "7"
+        await on.pilot.click("#default")
+        await on.until(lambda: user_paths().settings_file.exists())
+        assert on.chat.engine.own_params == {"temperature": 0.25, "top_k": 7}
+        await on.pilot.press("f6")
+        await on.pilot.press("ctrl+r", "enter")
+        await on.pilot.pause()
+        assert on.chat.engine.own_params == {}
+
+    stage.play(stage.script("Hi."), act)
+    assert tomllib.loads(user_paths().settings_file.read_text()) == {"temperature": 0.25, "top_k": 7}
+
+
+def test_an_example_is_asked_with_one_key(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        on.chat.query_one(EmptyChat).query_one(OptionList).focus()
+        await on.pilot.press("down", "enter")
+        await on.until(lambda: len(on.said) == 2)
+
+    stage.play(stage.script("Hi."), act)
+
+
+def test_ctrl_c_empties_the_prompt_and_twice_leaves(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.pilot.press("a", "ctrl+c")
+        assert on.chat.box.prompt.text == ""
+        await on.pilot.press("ctrl+c")
+        assert "again leaves" in on.hint
+        await on.pilot.press("ctrl+c")
+        await on.until(lambda: on.app.return_value is not None or not on.app.is_running)
+
+    stage.play(stage.script("Hi."), act)
+
+
+def test_answers_are_copied_by_every_way_there_is(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.type("/copy")
+        await on.ask("code?")
+        await on.type("/copy 1")
+        await on.until(lambda: on.app.clipboard == "x = 1\n")
+        on.chat.action_copy_answer()
+        assert on.app.clipboard.startswith("Look:")
+        await on.until(lambda: "Copied" in on.hint)
+
+    stage.play(stage.script("Look:\n\n```python\nx = 1\n```\n"), act)
+
+
+def test_hostile_text_in_every_place_of_the_screen(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.ask(HOSTILE)
+        on.chat.tell(HOSTILE)
+        on.chat.page(HOSTILE, HOSTILE)
+        await on.pilot.pause()
+        await on.pilot.press("escape")
+        on.chat.box.fill(HOSTILE, is_edit=True)
+        await on.pilot.press("f6", "escape")
+        assert on.chat.box.is_edit
+        assert on.app.is_running
+
+    stage.store.create_session(model=HOSTILE, title=HOSTILE)
+    stage.play(stage.script(HOSTILE, name="[b]odd[@click=app.quit]x"), act)

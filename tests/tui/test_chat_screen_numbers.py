@@ -1,0 +1,103 @@
+"""What fills the context by part, and what the settings panel's fields mean: functions of values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runner.attachments import attached, without_attached
+from runner.config import ChatOptions, SamplingParams
+from runner.errors import UsageError
+from runner.measures import text_width
+from runner.paths import user_paths
+from runner.settings import load_settings
+from runner.transcript import Turn
+from runner.tui.chat_settings import FIELDS, is_changed, read, texts
+from runner.tui.context_parts import ContextCount, ContextParts, cells
+from runner.tui.screens.settings_desk import save
+from runner.tui.widgets.context_meter import meter
+
+FULL = ContextParts(system=100, conversation=1500, attached=200, answer=100, n_ctx=2048)
+
+
+def question(text: str) -> Turn:
+    return Turn(role="user", content=text)
+
+
+def test_attached_files_are_told_from_words() -> None:
+    file = attached(Path("a.py"), "x = '```'\n")
+    assert without_attached(f"look\n\n{file}") == (6, len(file))
+    assert without_attached("no ``` file") == (11, 0)
+
+
+def test_the_parts_of_a_counted_prompt_add_up_to_what_was_counted() -> None:
+    count = ContextCount()
+    count.begin("s" * 100, [question("w" * 300), Turn(role="assistant", content="a" * 100)])
+    count.count(333, 21)
+    parts = count.parts(1000)
+    assert parts.system + parts.conversation + parts.attached == 333
+    assert (parts.answer, parts.free, parts.is_estimate) == (21, 1000 - 354, False)
+    assert parts.system == pytest.approx(333 / 5, abs=1)
+
+
+def test_what_is_not_sent_yet_is_an_estimate_by_what_was_counted_before() -> None:
+    count = ContextCount()
+    count.begin(None, [question("w" * 400)])
+    assert count.parts(1000).is_estimate
+    count.count(100, 0)
+    parts = count.parts(1000, typed=400, attached=800)
+    assert (parts.conversation, parts.attached, parts.is_estimate) == (200, 200, True)
+
+
+def test_a_kept_answer_brings_its_own_count() -> None:
+    count = ContextCount()
+    turns = [question("hello"), Turn(role="assistant", content="Hi.")]
+    count.begin(None, turns, {"prompt_tokens": 12, "completion_tokens": 3})
+    assert count.parts(100) == ContextParts(conversation=12, answer=3, n_ctx=100)
+
+
+@pytest.mark.parametrize("width", [6, 10, 40])
+@pytest.mark.parametrize("parts", [FULL, ContextParts(n_ctx=9), ContextParts(system=1, answer=9999, n_ctx=100)])
+def test_a_bar_is_as_wide_as_asked_and_shows_what_is_there_at_all(parts: ContextParts, width: int) -> None:
+    *filled, free = cells(parts, width)
+    assert sum(filled) + free == width
+    counts = (parts.system, parts.conversation, parts.attached, parts.answer)
+    assert [n > 0 for n in filled] == [n > 0 for n in counts]
+
+
+@pytest.mark.parametrize("width", range(12, 130, 7))
+@pytest.mark.parametrize("parts", [FULL, ContextParts(conversation=900, n_ctx=8192, is_estimate=True)])
+def test_the_meter_keeps_to_its_width(parts: ContextParts, width: int) -> None:
+    assert text_width(meter(parts, "stop", width).plain) <= width
+
+
+def test_a_full_context_says_what_happens_then() -> None:
+    assert "answers stop" in meter(FULL, "stop", 80).plain
+    assert "oldest turns" in meter(FULL, "drop", 80).plain
+    assert "93 %" in meter(FULL, "stop", 14).plain
+
+
+def test_an_empty_field_means_its_default_and_a_changed_one_is_the_users_own() -> None:
+    defaults = texts(SamplingParams(temperature=0.6), ChatOptions())
+    typed = {**dict.fromkeys(FIELDS, ""), "think": "high", "overflow": "stop", "top_k": "20", "stop": "'a b' c"}
+    settings = read("Be brief.\n", typed, defaults)
+    assert settings.own_params == {"top_k": 20, "stop": ("a b", "c")}
+    assert settings.options == ChatOptions(think="high")
+    assert settings.system == "Be brief."
+    assert not is_changed("temperature", "0.60", defaults["temperature"])
+    assert is_changed("temperature", "hot", defaults["temperature"])
+    with pytest.raises(UsageError, match="top_p"):
+        read("", {**typed, "top_p": "2"}, defaults)
+
+
+def test_saving_writes_what_differs_and_takes_back_what_is_none() -> None:
+    paths = user_paths()
+    defaults = texts(SamplingParams(), ChatOptions())
+    now = {**defaults, "temperature": "0.2", "stop": "'a b' c", "overflow": "drop"}
+    assert save(paths, "Be brief.", now, defaults) == ["context_overflow", "temperature", "stop", "system"]
+    settings = load_settings(paths)
+    assert settings.sampling_params({}) == SamplingParams(temperature=0.2, stop=("a b", "c"))
+    assert settings.system == "Be brief."
+    save(paths, "", {**defaults, "seed": "none"}, {**defaults, "seed": "5"})
+    assert load_settings(paths).system == ""

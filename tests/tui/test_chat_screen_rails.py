@@ -1,0 +1,194 @@
+"""The rails of the chat's screen: kept chats, folding, and the layouts at all sizes."""
+
+from __future__ import annotations
+
+import time
+from datetime import date, datetime
+
+import pytest
+from chat_stage import LONG, Stage, stage
+from textual.widgets import Input
+
+from runner.transcript import SessionSummary, Turn
+from runner.tui.screens.ask_text import AskText
+from runner.tui.screens.confirm import Confirm
+from runner.tui.session_rows import day_name, grouped
+from runner.tui.widgets.context_meter import ContextMeter
+from runner.tui.widgets.prompt_box import PromptBox
+from runner.tui.widgets.sessions_rail import SessionList, SessionsRail
+from runner.tui.widgets.transcript import Transcript
+
+__all__ = ["stage"]  # the fixture
+
+
+def rows(on: Stage) -> list[str]:
+    return [str(option.prompt) for option in on.chat.query_one(SessionList).options]
+
+
+def keep(stage: Stage, *titles: str) -> None:
+    for title in titles:
+        turns = [Turn(role="user", content=f"about {title}"), Turn(role="assistant", content=f"{title} it is")]
+        stage.store.create_session(model="demo", title=title, turns=turns)
+
+
+def test_days_are_named_as_people_name_them() -> None:
+    today = date(2026, 3, 14)
+
+    def name(*day: int) -> str:
+        return day_name(datetime(*day, 12).timestamp(), today)
+
+    assert name(2026, 3, 14) == "Today"
+    assert name(2026, 3, 13) == "Yesterday"
+    assert name(2026, 3, 10) == "Tuesday"
+    assert name(2026, 1, 2) == "January"
+    assert name(2025, 12, 31) == "December 2025"
+
+
+def test_chats_are_grouped_by_day() -> None:
+    noon = datetime(2026, 3, 14, 12).timestamp()
+    chats = [
+        SessionSummary(id=str(n), title=f"chat {n}", model="", backend="", n_turns=1, created_at=at, updated_at=at)
+        for n, at in enumerate((noon, noon - 60, noon - 86_400))
+    ]
+    listed = grouped(chats, date(2026, 3, 14))
+    shown = [row.heading if row.session is None else row.session.title for row in listed]
+    assert shown == ["Today", "chat 0", "chat 1", "Yesterday", "chat 2"]
+
+
+def test_a_kept_chat_is_resumed_and_drafts_wait_where_they_were(stage: Stage) -> None:
+    keep(stage, "tides", "moon")
+
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.until(lambda: len(rows(on)) == 3)
+        on.chat.box.prompt.put("half a thought")
+        await on.pilot.press("f7", "f7")
+        on.chat.query_one(SessionList).focus()
+        await on.pilot.press("home", "down", "enter")
+        await on.until(lambda: on.said == ["about tides", "tides it is"] or on.said == ["about moon", "moon it is"])
+        assert on.chat.box.prompt.text == ""
+        assert any(row.startswith("▸") for row in rows(on)) or await on.until(lambda: "▸" in "".join(rows(on))) is None
+        await on.pilot.press("ctrl+n")
+        assert on.said == []
+        assert on.chat.box.prompt.text == "half a thought"
+
+    stage.play(stage.script("Hi."), act)
+
+
+def test_search_as_you_type_finds_words_of_turns(stage: Stage) -> None:
+    keep(stage, "tides", "moon")
+
+    async def act(on: Stage) -> None:
+        await on.until(lambda: len(rows(on)) == 3)
+        on.chat.action_search_chats()
+        await on.pilot.press(*"moon it")
+        await on.until(lambda: len(rows(on)) == 1 and "moon it is" in rows(on)[0])
+        on.chat.query_one(SessionsRail).query_one(Input).value = ""
+        await on.until(lambda: len(rows(on)) == 3)
+
+    stage.play(stage.script("Hi."), act)
+
+
+def test_renaming_and_deleting_ask_and_do_it(stage: Stage) -> None:
+    keep(stage, "tides", "moon")
+
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.until(lambda: len(rows(on)) == 3)
+        on.chat.query_one(SessionList).focus()
+        await on.pilot.press("home", "down", "r")
+        assert isinstance(on.app.screen, AskText)
+        on.app.screen.query_one(Input).value = "a better name"
+        await on.pilot.press("enter")
+        await on.until(lambda: any("a better name" in row for row in rows(on)))
+        await on.pilot.press("d")
+        assert isinstance(on.app.screen, Confirm)
+        assert "2 messages" in on.shown("#detail")
+        await on.pilot.press("escape", "d", "enter")
+        await on.until(lambda: len(rows(on)) == 2)
+
+    stage.play(stage.script("Hi."), act)
+    assert len(stage.store.sessions()) == 1
+
+
+def test_the_open_chat_is_renamed_and_deleted_too(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.ask("hello")
+        on.chat.action_rename_chat()
+        await on.pilot.pause()
+        on.app.screen.query_one(Input).value = "greeting"
+        await on.pilot.press("enter")
+        await on.until(lambda: any("greeting" in row for row in rows(on)))
+        assert on.chat.engine.conversation.title == "greeting"
+        on.chat.action_delete_chat()
+        await on.pilot.pause()
+        await on.pilot.press("enter")
+        await on.until(lambda: on.said == [] and not stage.store.sessions())
+
+    stage.play(stage.script("Hi."), act)
+
+
+def test_opening_another_chat_during_an_answer_asks_and_stops_it(stage: Stage) -> None:
+    keep(stage, "tides")
+
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.type("talk")
+        await on.until(lambda: on.chat.transcript.copy_answer().startswith("word"))
+        on.chat.resume(stage.store.sessions()[-1].id)
+        await on.pilot.pause()
+        assert isinstance(on.app.screen, Confirm)
+        await on.pilot.press("enter")
+        await on.until(lambda: on.said == ["about tides", "tides it is"])
+
+    stage.play(stage.script(LONG), act)
+    kept = {summary.title: summary.n_turns for summary in stage.store.sessions()}
+    assert kept == {"talk": 2, "tides": 2}
+
+
+def test_five_thousand_chats_are_listed_page_by_page_and_quickly(stage: Stage) -> None:
+    keep(stage, *(f"chat {n}" for n in range(50)))
+    every = stage.store.sessions() * 100
+
+    async def act(on: Stage) -> None:
+        await on.until(lambda: len(rows(on)) == 51)
+        rail = on.chat.query_one(SessionsRail)
+        before = time.monotonic()
+        rail.show(every, None, date.today())
+        await on.pilot.pause()
+        assert time.monotonic() - before < 0.5
+        assert len(rows(on)) < 500
+        on.chat.query_one(SessionList).focus()
+        await on.pilot.press("end")
+        await on.until(lambda: len(rows(on)) > 300)
+
+    stage.play(stage.script("Hi."), act)
+
+
+@pytest.mark.parametrize("size", [(200, 60), (120, 40), (80, 24), (40, 12)])
+def test_every_size_has_transcript_and_prompt_and_rails_by_key(stage: Stage, size: tuple[int, int]) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.ask("hello")
+        chat, is_cramped = on.chat, size[0] < 100
+        for _ in range(2):
+            for widget in (chat.query_one(Transcript), chat.query_one(PromptBox)):
+                assert chat.region.contains_region(widget.region)
+                assert widget.region.width >= 30
+                assert widget.region.height >= 1
+            left, right = chat.query_one("#left-rail"), chat.query_one("#live-rail")
+            assert left.display is right.display is not is_cramped
+            assert chat.query_one("#status-line").display is is_cramped
+            await on.pilot.press("f7")
+            assert left.display is is_cramped
+            if is_cramped:
+                await on.pilot.press("f8")
+                assert (left.display, right.display) == (False, True)
+                await on.pilot.press("escape")
+                assert not right.display
+            else:
+                await on.pilot.press("f7")
+        assert chat.query_one(ContextMeter).region.right <= size[0]
+
+    stage.play(stage.script("Hi."), act, size)

@@ -1,0 +1,267 @@
+"""The job queue with the real command line as its children, against a hub on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hub_server import Fault, Hub
+from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, small_hub
+
+from runner.hub_cache import repo_directory
+from runner.inventory import local_models
+from runner.paths import user_paths
+from runner.registry import Registry
+from runner.tui.jobs import Job, JobQueue
+
+
+@pytest.fixture
+def server(tmp_path: Path, demo_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with small_hub(tmp_path / "served", demo_directory) as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        yield running
+
+
+class Watched:
+    """A queue, and everything that it posted."""
+
+    def __init__(self) -> None:
+        self.posted: list[tuple[Job, ...]] = []
+        self.queue = JobQueue(user_paths(), self.posted.append)
+
+    def job(self, job_id: str) -> Job:
+        return next(job for job in self.queue.jobs if job.id == job_id)
+
+    def wait(self, condition: Callable[[], bool], within_s: float = 20) -> None:
+        end = time.monotonic() + within_s
+        while not condition():
+            assert time.monotonic() < end, f"it did not happen: {self.queue.jobs}"
+            time.sleep(0.02)
+
+    def wait_for(self, job_id: str, state: str) -> Job:
+        self.wait(lambda: self.job(job_id).state in (state, "failed", "done", "cancelled"))
+        assert self.job(job_id).state == state, self.job(job_id)
+        return self.job(job_id)
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    made = Watched()
+    yield made
+    made.queue.close()
+
+
+def slow_download(server: Hub, watched: Watched) -> str:
+    """A pull of the GGUF that has fetched something and takes seconds more."""
+    server.bytes_s = 300_000
+    job_id = watched.queue.pull(GGUF)
+    watched.wait(lambda: server.sent_bytes(WEIGHTS) > 100_000 and watched.job(job_id).done > 0)
+    return job_id
+
+
+def test_a_download_runs_to_its_end_and_tells_how_far_it_is(server: Hub, watched: Watched) -> None:
+    server.bytes_s = 1_200_000
+    job_id = watched.queue.pull(GGUF)
+    job = watched.wait_for(job_id, "done")
+    size = len(server.repos[GGUF].files[WEIGHTS])
+    seen = [job for jobs in watched.posted for job in jobs]
+    assert (job.done, job.total, job.unit, job.message) == (size, size, "bytes", "")
+    assert any(job.stage == "download" and 0 < job.done < size and job.rate_bytes_s and job.eta_s for job in seen)
+    assert {model.name: model.state for model in local_models(Registry.load_for())}[GGUF + ":Q8_0"] == "complete"
+    watched.queue.forget(job_id)
+    assert watched.queue.jobs == ()
+
+
+def test_paused_and_resumed_a_download_fetches_hardly_a_byte_twice(server: Hub, watched: Watched) -> None:
+    job_id = slow_download(server, watched)
+    watched.queue.pause(job_id)
+    assert watched.job(job_id).stage == "stopping"
+    assert watched.wait_for(job_id, "paused").done > 0
+    server.bytes_s = 0
+    assert watched.queue.pull(GGUF) == job_id  # asking for the same again goes on with it
+    watched.wait_for(job_id, "done")
+    assert server.sent_bytes(WEIGHTS) < 1.1 * len(server.repos[GGUF].files[WEIGHTS])
+
+
+def test_a_download_that_is_given_up_leaves_nothing(server: Hub, watched: Watched) -> None:
+    job_id = slow_download(server, watched)
+    watched.queue.cancel(job_id)
+    job = watched.wait_for(job_id, "cancelled")
+    assert "freed" in job.message
+    assert not list(repo_directory(GGUF).glob("blobs/*"))
+    assert all(model.repo != GGUF for model in local_models(Registry.load_for()))
+
+
+def test_giving_up_one_quantization_keeps_the_whole_one_beside_it(server: Hub, watched: Watched) -> None:
+    server.repos[GGUF].files["llama-Q4_0.gguf"] = b"\x01" * 1_500_000
+    watched.wait_for(watched.queue.pull(f"{GGUF}:Q8_0"), "done")
+    server.bytes_s = 300_000
+    job_id = watched.queue.pull(f"{GGUF}:Q4_0")
+    watched.wait(lambda: server.sent_bytes("llama-Q4_0.gguf") > 50_000)
+    watched.queue.cancel(job_id)
+    watched.wait_for(job_id, "cancelled")
+    assert [(m.name, m.state) for m in local_models(Registry.load_for()) if m.repo == GGUF] == [
+        (f"{GGUF}:Q8_0", "complete")
+    ]
+
+
+def test_downloads_wait_for_each_other_and_a_quantization_runs_beside_them(server: Hub, watched: Watched) -> None:
+    first = slow_download(server, watched)
+    second = watched.queue.pull(SHARDS)
+    third = watched.queue.quantize("demo", "q8_0")
+    assert [watched.job(one).state for one in (first, second, third)] == ["running", "queued", "running"]
+    watched.queue.pause(second)
+    assert watched.job(second).state == "paused"
+    watched.queue.resume(second)
+    assert watched.job(second).state == "queued"
+    made = watched.wait_for(third, "done")
+    assert "bits a weight" in made.message
+    assert "The source is Q8_0" in made.hint
+    assert (user_paths().models / "demo-q8_0" / "demo-q8_0.gguf").is_file()
+    server.bytes_s = 0
+    watched.wait_for(first, "done")
+    watched.wait_for(second, "done")
+
+
+def test_a_failure_says_why_and_can_be_tried_again(server: Hub, watched: Watched) -> None:
+    server.repos[GGUF].is_gated = True
+    job = watched.wait_for(watched.queue.pull(GGUF), "failed")
+    assert job.exit_code == 2
+    assert "licence" in f"{job.message} {job.hint}".lower() or "access" in f"{job.message} {job.hint}".lower()
+    server.repos[GGUF].is_gated = False
+    watched.queue.retry(job.id)
+    watched.wait_for(job.id, "done")
+
+
+def test_without_a_network_the_reason_is_told(watched: Watched) -> None:
+    job = watched.wait_for(watched.queue.pull(GGUF), "failed")
+    assert job.exit_code == 3
+    assert job.message
+    assert job.hint
+
+
+def test_a_dropped_connection_does_not_end_a_download(server: Hub, watched: Watched) -> None:
+    server.faults.append(Fault("drop", at=400_000, name=WEIGHTS, times=2))
+    watched.wait_for(watched.queue.pull(GGUF), "done")
+    assert len(server.bodies) > 2
+
+
+def test_what_does_not_fit_is_fetched_when_tried_again(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", str(stand_in(Path(os.environ["RUNNER_HOME"]))))
+    job = watched.wait_for(watched.queue.pull(GGUF), "failed")
+    assert (job.exit_code, job.hint) == (4, "Retry fetches it all the same.")
+    watched.queue.retry(job.id)
+    watched.wait_for(job.id, "done")
+
+
+def stand_in(directory: Path) -> Path:
+    """A program in the place of Python that refuses what is not forced: no model here is as large as that."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "stand-in"
+    path.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *--force*) echo \'{"schema": "runner.pull/1"}\'; exit 0;; esac\n'
+        "echo 'error: It needs 900 GiB.' >&2; echo 'hint: --force fetches it all the same.' >&2; exit 4\n"
+    )
+    path.chmod(0o755)
+    return path
+
+
+def test_a_child_that_is_killed_is_a_failure_and_goes_on_where_it_was(server: Hub, watched: Watched) -> None:
+    job_id = slow_download(server, watched)
+    child = watched.queue._entries[job_id].child
+    assert child is not None
+    os.kill(child.pid, signal.SIGKILL)
+    job = watched.wait_for(job_id, "failed")
+    assert "signal 9" in job.message
+    server.bytes_s = 0
+    watched.queue.retry(job_id)
+    watched.wait_for(job_id, "done")
+    assert server.sent_bytes(WEIGHTS) < 1.2 * len(server.repos[GGUF].files[WEIGHTS])
+
+
+def test_leaving_stops_the_children_and_the_next_start_lists_what_is_unfinished(server: Hub, watched: Watched) -> None:
+    job_id = slow_download(server, watched)
+    child = watched.queue._entries[job_id].child
+    assert child is not None
+    watched.queue.close()
+    n_posted = len(watched.posted)
+    with pytest.raises(ProcessLookupError):
+        os.kill(child.pid, 0)
+    server.bytes_s = 0
+    after = Watched()
+    after.queue.find_unfinished()
+    after.wait(lambda: bool(after.queue.jobs))
+    (job,) = after.queue.jobs
+    assert (job.model, job.state, job.total) == (
+        f"{GGUF}:Q8_0",
+        "paused",
+        len(server.repos[GGUF].files[WEIGHTS]),
+    )
+    assert job.done > 0
+    after.queue.resume(job.id)
+    after.wait_for(job.id, "done")
+    after.queue.close()
+    assert len(watched.posted) == n_posted
+
+
+def test_an_unfinished_download_of_an_earlier_start_can_be_given_up(server: Hub, watched: Watched) -> None:
+    begin_fetch(GGUF, WEIGHTS, server)
+    watched.queue.find_unfinished()
+    watched.wait(lambda: bool(watched.queue.jobs))
+    (job,) = watched.queue.jobs
+    watched.queue.cancel(job.id)
+    watched.wait_for(job.id, "cancelled")
+    assert all(model.repo != GGUF for model in local_models(Registry.load_for()))
+
+
+def test_a_quantization_that_is_given_up_leaves_nothing(watched: Watched) -> None:
+    job_id = watched.queue.quantize("demo", "mq4")
+    partial = user_paths().models / "demo-mq4.partial"
+    watched.wait(lambda: partial.is_dir() or watched.job(job_id).state != "running", within_s=60)
+    watched.queue.cancel(job_id)
+    watched.wait_for(job_id, "cancelled")
+    assert not partial.exists()
+    assert not (user_paths().models / "demo-mq4").exists()
+
+
+_PARENT = """
+import sys, time
+from runner.paths import user_paths
+from runner.tui.jobs import JobQueue
+queue = JobQueue(user_paths(), lambda jobs: None)
+job_id = queue.pull(sys.argv[1])
+print(queue._entries[job_id].child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_child_does_not_outlive_a_parent_that_is_killed(server: Hub) -> None:
+    server.faults.append(Fault("stall", at=50_000, name=WEIGHTS))
+    parent = subprocess.Popen([sys.executable, "-c", _PARENT, GGUF], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    with parent.stdout:
+        pid = int(parent.stdout.readline())
+    while server.sent_bytes(WEIGHTS) < 50_000:
+        time.sleep(0.02)
+    parent.kill()
+    parent.wait()
+    end = time.monotonic() + 6
+    while is_running(pid):
+        assert time.monotonic() < end, "the child is still there"
+        time.sleep(0.05)
+    (part,) = (repo_directory(GGUF) / "blobs").glob("*.runner-part")
+    assert part.stat().st_size > 0
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,199 @@
+"""From the engine's messages to the numbers that are shown."""
+
+from __future__ import annotations
+
+import pytest
+from live_samples import loaded, timings
+
+from runner.events import Finished, Notice, Progress, Stats, TextDelta
+from runner.telemetry import Timings
+from runner.transcript import Turn
+from runner.tui.live_numbers import HISTORY_S, SAMPLE_EVERY_S, History, LiveNumbers, decode_tok_s_between
+from runner.tui.messages import AnswerBegan, AnswerEnded, AnswerStep, LoadBegan, LoadEnded, LoadStep, Unloaded
+
+QUESTION = Turn(role="user", content="Why?")
+
+
+def stats(n: int, decode_s: float) -> AnswerStep:
+    return AnswerStep("answering", Stats(timings(n, decode_s), 8192))
+
+
+def finished(n: int, decode_s: float) -> AnswerStep:
+    event = Finished(reason="stop", timings=timings(n, decode_s), token_ids=(), seed=1, n_ctx=8192)
+    return AnswerStep("answering", event)
+
+
+def with_model() -> LiveNumbers:
+    numbers = LiveNumbers()
+    numbers.take(LoadBegan("loading", "qwen"), 0.0)
+    numbers.take(LoadEnded("ready", "qwen", loaded()), 3.0)
+    return numbers
+
+
+def answered(rate: float, n_stats: int, *, start: float = 10.0, numbers: LiveNumbers | None = None) -> LiveNumbers:
+    """An answer at `rate` tok/s whose Stats come ten times a second."""
+    numbers = numbers or with_model()
+    numbers.take(AnswerBegan("answering", QUESTION, True), start)
+    for k in range(1, n_stats + 1):
+        numbers.take(stats(1 + round(rate * k / 10), k / 10), start + k / 10)
+    return numbers
+
+
+def test_speed_now_is_of_the_last_second_and_the_answer_has_its_own_mean() -> None:
+    numbers = answered(100.0, 30)
+    for k in range(1, 21):  # two seconds at half the speed
+        numbers.take(stats(301 + 5 * k, 3.0 + k / 10), 13.0 + k / 10)
+    assert numbers.speed is not None
+    assert numbers.speed.now_tok_s == pytest.approx(50.0, rel=0.02)
+    assert numbers.speed.timings.decode_tok_s == pytest.approx(400 / 5.0, rel=0.02)
+
+
+def test_an_ended_answer_shows_its_mean_by_telemetrys_definition() -> None:
+    numbers = answered(100.0, 10)
+    numbers.take(finished(121, 1.2), 11.2)
+    numbers.take(AnswerEnded("ready", QUESTION), 11.2)
+    assert numbers.speed is not None
+    assert numbers.speed.now_tok_s is None
+    assert numbers.speed.shown_tok_s == timings(121, 1.2).decode_tok_s == 100.0
+    assert numbers.phase == "ready"
+
+
+def test_an_answer_that_failed_is_not_now_any_more() -> None:
+    numbers = answered(100.0, 10)
+    assert numbers.phase == "decoding"
+    numbers.take(AnswerEnded("ready", None), 11.0)
+    assert numbers.speed is not None
+    assert numbers.speed.now_tok_s is None
+
+
+def test_at_most_four_times_a_second_something_is_to_be_drawn() -> None:
+    numbers = with_model()
+    numbers.take(AnswerBegan("answering", QUESTION, True), 10.0)
+    drawn = sum(numbers.take(stats(1 + k, k / 100), 10.0 + k / 100) for k in range(1, 401))
+    assert 15 <= drawn <= 4 / SAMPLE_EVERY_S + 1
+
+
+def test_text_draws_nothing() -> None:
+    numbers = answered(100.0, 10)
+    assert not numbers.take(AnswerStep("answering", TextDelta("word")), 11.0)
+    assert not numbers.take(AnswerStep("answering", Notice("info", "something")), 11.0)
+
+
+def test_a_minute_of_decoding_is_kept_and_no_more() -> None:
+    numbers = answered(100.0, 900)
+    columns = numbers.history.columns(1000)
+    assert len(columns) == HISTORY_S / SAMPLE_EVERY_S
+    assert all(value == pytest.approx(100.0, rel=0.1) for value in columns if value is not None)
+
+
+def test_two_answers_are_parted_by_a_gap() -> None:
+    numbers = answered(100.0, 10)
+    numbers.take(AnswerEnded("ready", QUESTION), 11.0)
+    answered(50.0, 10, start=20.0, numbers=numbers)
+    columns = numbers.history.columns(100)
+    assert columns.count(None) == 1
+    gap = columns.index(None)
+    assert columns[gap - 1] == pytest.approx(100.0, rel=0.1)
+    assert columns[gap + 1] == pytest.approx(50.0, rel=0.1)
+
+
+def test_an_answer_too_short_for_a_sample_is_in_the_history() -> None:
+    numbers = with_model()
+    numbers.take(AnswerBegan("answering", QUESTION, True), 10.0)
+    numbers.take(finished(6, 0.05), 10.2)
+    assert numbers.history.columns(10) == (100.0,)
+
+
+def test_columns_keep_their_height_while_new_ones_come() -> None:
+    history = History()
+    for k in range(60):
+        history.add(float(k))
+    before = history.columns(30)
+    history.add(60.0)
+    history.add(61.0)
+    assert history.columns(31)[:-1] == before
+
+
+@pytest.mark.parametrize("width", [0, 1, 7, 26, 240, 1000])
+def test_history_fits_every_width(width: int) -> None:
+    history = History()
+    for k in range(500):
+        history.add(float(k % 7))
+    assert len(history.columns(width)) <= width
+
+
+def test_a_stretch_that_is_too_short_has_no_speed() -> None:
+    assert decode_tok_s_between(timings(10, 1.0), timings(11, 1.05)) is None
+    assert decode_tok_s_between(timings(10, 1.0), timings(60, 1.5)) == 100.0
+
+
+def test_reading_a_prompt_has_a_share_and_a_time_that_is_left() -> None:
+    numbers = with_model()
+    numbers.take(AnswerBegan("answering", QUESTION, True), 10.0)
+    assert numbers.phase == "waiting"
+    numbers.take(AnswerStep("answering", Progress("prefill", 1000, 5000, "tokens")), 10.0)
+    numbers.take(AnswerStep("answering", Progress("prefill", 2000, 5000, "tokens")), 11.0)
+    assert numbers.phase == "reading"
+    assert numbers.stage is not None
+    assert numbers.stage.share == 0.4
+    assert numbers.stage.left_s == pytest.approx(3.0)  # the first 1000 were cached: they took no time
+    numbers.take(AnswerStep("answering", TextDelta("The")), 14.0)
+    assert numbers.stage is None
+
+
+def test_loading_has_stages_one_after_another() -> None:
+    numbers = LiveNumbers()
+    numbers.take(LoadBegan("loading", "qwen"), 0.0)
+    numbers.take(LoadStep("loading", Progress("download", 0, 4_000_000, "bytes")), 0.0)
+    numbers.take(LoadStep("loading", Progress("download", 1_000_000, 4_000_000, "bytes")), 1.0)
+    assert numbers.stage is not None
+    assert numbers.stage.left_s == pytest.approx(3.0)
+    numbers.take(LoadStep("loading", Progress("load", 10, 100, "%")), 5.0)
+    assert numbers.stage.left_s is None
+    numbers.take(LoadStep("loading", Progress("load", 20, 100, "%")), 6.0)
+    assert numbers.stage.left_s == pytest.approx(8.0)
+    assert numbers.stage.share == 0.2
+    numbers.take(LoadEnded("empty", "qwen", None), 7.0)
+    assert numbers.stage is None
+    assert numbers.phase == "empty"
+
+
+def test_a_stage_of_unknown_size_has_no_share() -> None:
+    numbers = LiveNumbers()
+    numbers.take(LoadStep("loading", Progress("download", 5, 0, "bytes")), 0.0)
+    assert numbers.stage is not None
+    assert numbers.stage.share is None
+    assert numbers.stage.left_s is None
+
+
+def test_a_question_that_waits_does_not_end_the_answer_before_it() -> None:
+    numbers = answered(100.0, 10)
+    numbers.take(AnswerBegan("answering", QUESTION, True), 11.0)
+    assert numbers.phase == "decoding"
+    assert numbers.speed is not None
+    assert numbers.speed.now_tok_s is not None
+
+
+def test_what_was_loaded_is_forgotten_when_it_is_gone() -> None:
+    numbers = with_model()
+    assert numbers.loaded is not None
+    numbers.take(Unloaded("empty", "its process died"), 5.0)
+    assert numbers.loaded is None
+    assert numbers.phase == "empty"
+
+
+def test_a_repeated_progress_draws_nothing() -> None:
+    numbers = LiveNumbers()
+    step = LoadStep("loading", Progress("load", 10, 100, "%"))
+    assert numbers.take(LoadBegan("loading", "qwen"), 0.0)
+    assert numbers.take(step, 0.0)
+    assert not numbers.take(step, 0.1)
+
+
+def test_an_answer_of_one_token_has_no_speed() -> None:
+    numbers = with_model()
+    one = Timings(prompt_tokens=5, completion_tokens=1, ttft_s=0.1, prefill_s=0.1, total_s=0.1)
+    numbers.take(AnswerStep("answering", Finished("stop", one, (), 1, 8192)), 10.0)
+    assert numbers.speed is not None
+    assert numbers.speed.shown_tok_s is None
+    assert numbers.history.columns(10) == ()

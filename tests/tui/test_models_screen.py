@@ -1,0 +1,313 @@
+"""The models screen as a user works it, with the real command line beneath and a hub on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hub_server import Hub, Repo
+from model_rows import text_of
+from pulled import GGUF, WEIGHTS, fetch_all, small_hub
+from textual.app import App
+from textual.message import Message
+from textual.pilot import Pilot
+from textual.widgets import Button, Input, OptionList
+
+from runner.paths import user_paths
+from runner.settings import load_settings
+from runner.tui import themes
+from runner.tui.actions import actions_of
+from runner.tui.jobs import Job, JobQueue
+from runner.tui.messages import BenchModel, GoTo, OpenModel
+from runner.tui.screens.choose_quant import ChooseQuant
+from runner.tui.screens.compare_models import CompareModels
+from runner.tui.screens.delete_model import DeleteModel
+from runner.tui.screens.models import ModelsScreen
+from runner.tui.screens.quantize_model import QuantizeModel
+from runner.tui.services import Services
+
+
+@pytest.fixture
+def server(tmp_path: Path, demo_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with small_hub(tmp_path / "served", demo_directory) as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        yield running
+
+
+@dataclass
+class Moved(Message):
+    jobs: tuple[Job, ...]
+
+
+class Models(App[None]):
+    """The screen with a queue, and what it asked the app for."""
+
+    def __init__(self, *, is_offline: bool = False) -> None:
+        super().__init__()
+        themes.register(self)
+        self.theme = themes.DARK
+        paths = user_paths()
+        settings = load_settings(paths)
+        services = Services(
+            paths=paths,
+            settings=settings,
+            load_options=settings.load_options(),
+            store=None,
+            model="demo",
+            is_offline=is_offline,
+        )
+        self.jobs = JobQueue(paths, lambda jobs: self.post_message(Moved(jobs)))
+        self.models = ModelsScreen(services, self.jobs)
+        self.wishes: list[Message] = []
+
+    def on_mount(self) -> None:
+        self.push_screen(self.models)
+
+    def on_moved(self, message: Moved) -> None:
+        self.models.on_jobs(message.jobs)
+
+    def on_open_model(self, message: OpenModel) -> None:
+        self.wishes.append(message)
+
+    def on_bench_model(self, message: BenchModel) -> None:
+        self.wishes.append(message)
+
+    def on_go_to(self, message: GoTo) -> None:
+        self.wishes.append(message)
+
+    def on_unmount(self) -> None:
+        self.jobs.close()
+
+
+Body = Callable[[Models, Pilot[None]], Awaitable[None]]
+
+
+def run(body: Body, size: tuple[int, int] = (120, 40), **options: Any) -> None:
+    async def running() -> None:
+        app = Models(**options)
+        async with app.run_test(size=size) as pilot:
+            await until(pilot, lambda: bool(app.models.table.rows))
+            await body(app, pilot)
+
+    asyncio.run(running())
+
+
+async def until(pilot: Pilot[None], condition: Callable[[], bool], within_s: float = 20) -> None:
+    for _ in range(int(within_s / 0.02)):
+        await pilot.pause(0.02)
+        if condition():
+            return
+    raise AssertionError("it did not happen:\n" + text_of(pilot.app))
+
+
+def current(app: Models) -> str:
+    row = app.models.table.row
+    return row.name if row is not None else ""
+
+
+def test_the_demo_is_estimated_exactly_and_opened_with_the_context_that_was_chosen() -> None:
+    async def body(app: Models, pilot: Pilot[None]) -> None:
+        assert current(app) == "demo"
+        await pilot.press("enter")
+        await until(pilot, lambda: "it fits" in text_of(app))
+        await pilot.press("left", "left", "enter")
+        await pilot.pause()
+        first, second = app.wishes
+        assert isinstance(first, OpenModel)
+        assert isinstance(second, OpenModel)
+        assert (first.model, first.options) == ("demo", None)
+        assert second.options is not None
+        assert second.options.ctx_size == 1536
+        await pilot.press("b", "escape")
+        await pilot.pause()
+        assert [type(one) for one in app.wishes[2:]] == [BenchModel, GoTo]
+
+    run(body)
+
+
+def test_typing_filters_and_escape_clears() -> None:
+    async def body(app: Models, pilot: Pilot[None]) -> None:
+        n_all = len(app.models.table.rows)
+        await pilot.press("slash", *"coder 7b")
+        assert [row.name for row in app.models.table.rows] == ["qwen2.5-coder-7b"]
+        assert f"1 of {n_all}" in text_of(app)
+        await pilot.press("escape")
+        assert app.focused is app.models.table
+        assert len(app.models.table.rows) == n_all
+
+    run(body)
+
+
+def test_what_does_not_fit_is_left_out_and_sorting_cycles() -> None:
+    async def body(app: Models, pilot: Pilot[None]) -> None:
+        n_all = len(app.models.table.rows)
+        await pilot.press("f")
+        await pilot.pause()
+        assert all(row.fit.verdict in ("fits", "partly") for row in app.models.table.rows)
+        assert "that fit" in text_of(app)
+        await pilot.press("f", "s")
+        sizes = [row.size_bytes for row in app.models.table.rows]
+        assert len(sizes) == n_all
+        assert sizes == sorted(sizes)
+        assert "by size" in text_of(app)
+        await pilot.click(app.models.table, offset=(4, 0))
+        names = [row.name for row in app.models.table.rows]
+        assert names == sorted(names)
+
+    run(body)
+
+
+def test_a_model_is_found_on_the_hub_fetched_and_opened(server: Hub) -> None:
+    async def body(app: Models, pilot: Pilot[None]) -> None:
+        await pilot.press("slash", *"tiny/llama", "enter")
+        await until(pilot, lambda: current(app) == GGUF)
+        await until(pilot, lambda: "to fetch from" in text_of(app))
+        server.bytes_s = 700_000
+        await pilot.press("enter")
+        await until(
+            pilot, lambda: isinstance(app.screen, ChooseQuant) and app.screen.query_one(OptionList).option_count > 0
+        )
+        assert "Q8_0" in text_of(app)
+        await pilot.press("enter")
+        await until(pilot, lambda: any(0 < job.done < job.total for job in app.jobs.jobs) and "%" in text_of(app))
+        await until(pilot, lambda: app.jobs.jobs[0].state == "done")
+        await until(pilot, lambda: any(row.repo == GGUF and row.is_here for row in app.models.table.rows))
+        app.models.table.select(f"{GGUF}:Q8_0")
+        await pilot.press("enter")
+        await pilot.pause()
+        assert [one.model for one in app.wishes if isinstance(one, OpenModel)] == [f"{GGUF}:Q8_0"]
+        await pilot.press("g", "x")
+        await pilot.pause()
+        assert app.jobs.jobs == ()
+
+    run(body)
+
+
+def test_a_gated_model_and_a_hub_that_cannot_be_reached_are_told_with_a_remedy(server: Hub) -> None:
+    server.repos["tiny/gated"] = Repo(dict(server.repos[GGUF].files), is_gated=True, num_parameters=9)
+
+    async def body(app: Models, pilot: Pilot[None]) -> None:
+        await pilot.press("slash", *"tiny/gated", "enter")
+        await until(pilot, lambda: current(app) == "tiny/gated")
+        await until(pilot, lambda: "Gated" in text_of(app) and "✗" in text_of(app))
+        server.status = 500
+        await pilot.press("slash", *"x", "enter")
+        await until(pilot, lambda: "✗" in text_of(app).splitlines()[2])
+
+    run(body)
+
+
+def test_offline_the_hub_is_not_asked(server: Hub) -> None:
+    async def body(app: Models, pilot: Pilot[None]) -> None:
+        await pilot.press("slash", *"llama")
+        await pilot.press("escape", "slash", *"zzz", "enter")
+        await pilot.pause()
+        assert "runner is offline" in text_of(app)
+        assert server.requests == []
+
+    run(body, is_offline=True)
+
+
+def test_deleting_says_what_goes_and_frees_it(server: Hub) -> None:
+    size = len(server.repos[GGUF].files[WEIGHTS])
+    fetch_all(GGUF)
+
+    async def body(app: Models, pilot: Pilot[None]) -> None:
+        app.models.table.select(f"{GGUF}:Q8_0")
+        await pilot.press("x")
+        await until(
+            pilot, lambda: isinstance(app.screen, DeleteModel) and not app.screen.query_one("#yes", Button).disabled
+        )
+        assert "This frees" in text_of(app)
+        assert f"{size / 1e6:.1f} MB" in text_of(app)
+        await pilot.press("escape")
+        assert any(row.repo == GGUF for row in app.models.table.rows)
+        await pilot.press("x")
+        await until(
+            pilot, lambda: isinstance(app.screen, DeleteModel) and not app.screen.query_one("#yes", Button).disabled
+        )
+        await pilot.press("enter")
+        await until(pilot, lambda: all(row.repo != GGUF for row in app.models.table.rows))
+
+    run(body)
+
+
+def test_what_ships_with_runner_cannot_be_deleted() -> None:
+    async def body(app: Models, pilot: Pilot[None]) -> None:
+        await pilot.press("x")
+        await until(pilot, lambda: "ships with runner" in text_of(app))
+        await pilot.press("y", "escape")
+        assert app.screen is app.models
+
+    run(body)
+
+
+def test_quantizing_makes_a_model_that_appears_in_the_table() -> None:
+    async def body(app: Models, pilot: Pilot[None]) -> None:
+        await pilot.press("q")
+        await until(pilot, lambda: isinstance(app.screen, QuantizeModel))
+        await pilot.press("end", "up", "up")
+        await pilot.pause()
+        dialog = app.screen
+        dialog.query_one(Input).value = "tiny/x"
+        await pilot.press("enter")
+        assert "no '/'" in text_of(app)
+        dialog.query_one(Input).value = "mine"
+        await pilot.press("enter")
+        await until(pilot, lambda: any(row.name == "mine" and row.kind == "made here" for row in app.models.table.rows))
+        assert [job.weight_format for job in app.jobs.jobs] == ["bf16"]
+
+    run(body)
+
+
+def test_two_models_are_compared() -> None:
+    async def body(app: Models, pilot: Pilot[None]) -> None:
+        await pilot.press("c", "down", "c")
+        await pilot.pause()
+        assert isinstance(app.screen, CompareModels)
+        shown = text_of(app)
+        assert "demo" in shown
+        assert "qwen3-0.6b" in shown
+        assert "◀" in shown
+        await pilot.press("escape", "c", "c")
+        assert app.screen is app.models
+
+    run(body)
+
+
+@pytest.mark.parametrize("size", [(200, 60), (120, 40), (80, 24), (40, 12)])
+def test_every_size_shows_the_table_and_the_details_when_asked(size: tuple[int, int]) -> None:
+    async def body(app: Models, pilot: Pilot[None]) -> None:
+        assert "demo" in text_of(app)
+        was_shown = app.models.pane.display
+        assert was_shown == (size[0] >= 100)
+        await pilot.press("i")
+        await pilot.pause()
+        assert app.models.pane.display != was_shown
+        await pilot.press("q")
+        await pilot.pause()
+        assert app.focused is not None
+        await pilot.press("escape", "d")
+        await pilot.pause()
+
+    run(body, size)
+
+
+def test_every_action_of_the_table_is_there() -> None:
+    for action in actions_of("models"):
+        assert callable(getattr(ModelsScreen, f"action_{action.name.partition('(')[0]}"))
+
+
+def test_opening_the_screen_imports_nothing_that_computes() -> None:
+    program = (
+        "import sys; import runner.tui.screens.models; "
+        "print([m for m in ('torch', 'llama_cpp', 'triton', 'huggingface_hub', 'httpx2') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

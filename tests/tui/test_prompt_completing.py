@@ -1,0 +1,103 @@
+"""What follows what is typed: commands, their arguments, paths; and the files that a message mentions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runner.chat_commands import COMMANDS, as_message, is_command, parse_command
+from runner.errors import UsageError
+from runner.tui.completing import Asked, asked, offers, path_offers
+from runner.tui.mentions import Attachment, Refused, mentions, read_mentions, with_attachments
+from runner.tui.slash import FUNCTIONS
+
+
+def offered(text: str, *, models: tuple[str, ...] = ()) -> list[str]:
+    wanted = asked(text)
+    return [offer.text for offer in offers(wanted, models)] if wanted else []
+
+
+def paths(text: str, directory: Path) -> list[str]:
+    wanted = asked(text)
+    assert wanted is not None
+    return [offer.text for offer in path_offers(wanted, directory)]
+
+
+def test_the_commands_here_are_those_of_the_command_line() -> None:
+    assert list(FUNCTIONS) == [words.name for words in COMMANDS]
+
+
+def test_commands_are_completed_with_a_space_where_something_follows() -> None:
+    assert offered("/s") == ["/system ", "/set ", "/show ", "/save ", "/stats"]
+    assert offered("/UNDO") == ["/undo"]
+    assert offered("what /s") == []
+    assert offered("//s") == []
+
+
+def test_arguments_are_completed_for_each_command_in_its_own_way() -> None:
+    assert offered("/model q", models=("demo", "qwen3-8b", "big-q4")) == ["qwen3-8b", "big-q4"]
+    assert offered("/set top_") == ["top_k ", "top_p "]
+    assert offered("/set overflow ") == ["stop", "drop"]
+    assert offered("/set think h") == ["high"]
+    assert offered("/set temperature 0") == []
+    assert offered("/show t") == ["template"]
+    assert offered("/think h") == ["high", "hide"]
+    assert offered("/undo x") == []
+
+
+def test_paths_are_listed_directories_first_and_hidden_files_on_demand(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "main.py").write_text("")
+    for name in ("setup.py", ".secret", "my notes.txt"):
+        (tmp_path / name).write_text("")
+    assert paths("see @s", tmp_path) == ["@src/", "@setup.py "]
+    assert paths("see @src/", tmp_path) == ["@src/main.py "]
+    assert paths("@.", tmp_path) == ["@.secret "]
+    assert paths("@my", tmp_path) == ['@"my notes.txt" ']
+    assert paths('@"my n', tmp_path) == ['@"my notes.txt" ']
+    assert paths("/read se", tmp_path) == ["setup.py"]
+    assert paths("/export m", tmp_path) == ["md", "my notes.txt"]
+    assert paths("@nowhere/x", tmp_path) == []
+
+
+def test_an_at_sign_within_a_word_asks_for_nothing() -> None:
+    assert asked("me@home") is None
+    assert asked("a @") == Asked("mention", "", 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("look at @a.py and @b/c.py.", ("a.py", "b/c.py.")),
+        ('@"two words.txt" twice: @a @a', ("two words.txt", "a")),
+        ("me@home.org", ()),
+    ],
+)
+def test_mentions_are_found_where_a_word_begins(text: str, found: tuple[str, ...]) -> None:
+    assert mentions(text) == found
+
+
+def test_mentioned_files_are_read_and_words_that_are_no_file_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("print(1)\n")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "blob").write_bytes(b"\0\1")
+    one, latin, blob = read_mentions(("a.py,", "you", "latin.txt", "blob", str(tmp_path)), tmp_path)
+    assert isinstance(one, Attachment)
+    assert with_attachments("what?", [one]) == "what?\n\na.py:\n```\nprint(1)\n```"
+    assert isinstance(latin, Attachment)
+    assert "not UTF-8" in latin.notice
+    assert isinstance(blob, Refused)
+    assert "not text" in blob.error.message
+
+
+def test_what_a_typed_line_means() -> None:
+    assert is_command(" /set x")
+    assert not is_command("//set x")
+    assert as_message("//usr/bin") == "/usr/bin"
+    assert as_message('"""\none\ntwo\n"""') == "one\ntwo"
+    assert parse_command("/SYSTEM\nbe\nbrief").argument == "be\nbrief"
+    with pytest.raises(UsageError, match="no command"):
+        parse_command("/sett")
+    with pytest.raises(UsageError, match="takes nothing"):
+        parse_command("/undo now")
