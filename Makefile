@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: help install chat test check lint clean
+.PHONY: help install chat test snapshots check lint clean
 
 help:
 	@echo "make chat     set up, then chat with the demo model"
 	@echo "make test     set up, then run the tests"
 	@echo "make install  set up alone: runner and what it needs, in $(VENV)"
+	@echo "make snapshots  accept how the terminal interface looks now"
 	@echo "make check    ruff, mypy, import-linter, then the tests"
 
 install: $(VENV)/.installed
@@ -38,6 +39,10 @@ chat: install
 # A file's tests stay in one of the processes: they share what is costly to make.
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+# Look at every picture that changed before it is committed.
+snapshots: $(VENV)/.installed-dev
+	SNAPSHOTS=write $(BIN)/python -m pytest -n $(WORKERS) tests/tui/test_snapshots.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -29,6 +29,7 @@ from pathlib import Path
 
 import pexpect
 import psutil
+import pyte
 import records
 
 from runner.bench.process import BenchProcess
@@ -70,19 +71,20 @@ class Terminal:
         self._store = Store(paths.database)
         command = [sys.executable, "-P", "-m", "runner"]
         self._child = pexpect.spawn(command[0], command[1:], dimensions=(size[1], size[0]), timeout=_PATIENCE_S)
-        self._n_bytes = 0
+        self._size = size
+        self._output = bytearray()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
         with suppress(OSError, ValueError):
             while data := os.read(self._child.child_fd, 1 << 16):
-                self._n_bytes += len(data)
+                self._output += data
 
     def wait_until_loaded(self) -> None:
         time.sleep(2)
         self._child.send("\r")  # a first run asks which model; an empty prompt takes no notice
-        _wait(lambda: bool(running(self._paths.engines)), "no model was loaded")
+        self._wait(lambda: bool(running(self._paths.engines)), "no model was loaded")
         time.sleep(1)
 
     def ask(self, question: str, n_tokens: int) -> Measured:
@@ -94,7 +96,7 @@ class Terminal:
         time.sleep(0.5)
         cpu = _cpu_s(self._child.pid)
         self._child.send("\r")
-        _wait(lambda: len(self._store.sessions()) > before and self._answer() is not None, "no answer came")
+        self._wait(lambda: len(self._store.sessions()) > before and self._answer() is not None, "no answer came")
         measured = Measured(timings=self._answer() or Timings(), front_cpu_s=_cpu_s(self._child.pid) - cpu)
         if measured.timings.completion_tokens != n_tokens:
             raise SystemExit(f"the model stopped after {measured.timings.completion_tokens} tokens: use fewer --tokens")
@@ -106,21 +108,25 @@ class Terminal:
         last = self._store.turns(newest.id)[-1]
         return Timings(**last.timings) if last.role == "assistant" and last.state == "complete" else None
 
+    def _wait(self, is_done: Callable[[], bool], complaint: str) -> None:
+        """Look four times a second: more would take the processor from what is measured."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while not is_done():
+            if time.monotonic() > deadline:
+                raise SystemExit(f"{complaint}; the screen:\n{self._screen()}")
+            time.sleep(0.25)
+
+    def _screen(self) -> str:
+        screen = pyte.Screen(*self._size)
+        pyte.ByteStream(screen).feed(bytes(self._output))
+        return "\n".join(screen.display)
+
     def close(self) -> None:
         self._child.send("\x11")  # Ctrl+Q
-        with suppress(pexpect.ExceptionPexpect):
-            _wait(lambda: not self._child.isalive(), "it does not leave")
+        with suppress(SystemExit):
+            self._wait(lambda: not self._child.isalive(), "it does not leave")
         self._child.close(force=True)
         self._store.close()
-
-
-def _wait(is_done: Callable[[], bool], complaint: str) -> None:
-    """Look four times a second: more would take the processor from what is measured."""
-    deadline = time.monotonic() + _PATIENCE_S
-    while not is_done():
-        if time.monotonic() > deadline:
-            raise SystemExit(complaint)
-        time.sleep(0.25)
 
 
 def _cpu_s(pid: int) -> float:

@@ -1,4 +1,4 @@
-"""The words for live and final numbers: one line for prefill, one for a running answer, one for a finished one.
+"""The words for what is loaded and for live and final numbers: prefill, a running answer, a finished one.
 
 Pure functions of values; the numbers themselves are defined in telemetry.py.
 """
@@ -21,6 +21,13 @@ STAGES: Mapping[str, str] = {
     "prefill": "Reading",
 }
 _SHORTEST_S = 0.005  # a stage that took less is not worth a word
+
+
+def header(loaded: Loaded) -> str:
+    """What is loaded, and where and why it runs there: two lines."""
+    info = loaded.info
+    parts = [info.name, info.quantization, f"context {info.n_ctx}", "/help for commands"]
+    return f"{SEPARATOR.join(parts)}\n{info.backend}: {loaded.reason}"
 
 
 def rate(tok_s: float) -> str:

@@ -6,11 +6,9 @@ The loop is repl.py's, the keys are terminal.py's; this file only connects them.
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +19,10 @@ from runner.config import ChatOptions, LoadOptions
 from runner.errors import UsageError
 
 if TYPE_CHECKING:
+    from runner.cli.loading import Loader
+    from runner.cli.opening import Opening
     from runner.cli.repl import Repl, Source
+    from runner.events import Loaded
     from runner.paths import Paths
     from runner.settings import Settings
     from runner.store import Store
@@ -134,56 +135,83 @@ class _Setup:
 
 
 def _run(setup: _Setup) -> int:
-    """Load the model, chat until the user leaves; returns the exit code."""
+    """Chat until the user leaves; returns the exit code. At a terminal the user types while the model is loaded."""
     from runner.engine_process import EngineProcess
 
-    make_params = setup.settings.sampling_params
-    make_params({}, setup.own_params)  # a wrong value is better said before a model is loaded
+    setup.settings.sampling_params({}, setup.own_params)  # a wrong value is better said before a model is loaded
     with _ended_by_signals(), EngineProcess(setup.paths) as engine:
         engine.start()  # it imports what it needs while this process does
-        from runner.cli.live import silent_keys
         from runner.cli.loading import Loader
-        from runner.cli.repl import Repl
-        from runner.conversation import Conversation
 
         loader = Loader(engine, setup.model, setup.load_options, offline=setup.is_offline)
-        # The prompt's library takes a tenth of a second to import: while the engine loads, that costs nothing.
-        threading.Thread(target=import_module, args=["runner.cli.terminal"], daemon=True).start()
-        loaded = loader.load()
-        conversation = Conversation(
-            engine,
-            model=setup.model,
-            store=setup.store,
-            params=make_params(loaded.sampling, setup.own_params),
-            options=setup.chat_options,
-            system=setup.system or setup.settings.system,
-        )
-        if setup.resumed:
-            conversation.resume(setup.resumed.id)
-            if setup.system:
-                conversation.set_system(setup.system)
-        repl = Repl(
-            conversation,
-            loader,
-            _source(setup),
-            has_thoughts=setup.has_thoughts,
-            is_quiet=setup.is_quiet,
-            is_verbose=setup.is_verbose,
-            silence=silent_keys,
-            own_params=setup.own_params,
-            make_params=make_params,
-        )
-        _greet(repl, is_resumed=setup.resumed is not None)
+        repl = _repl_at_prompt(setup, loader) if _has_prompt() else _repl_with_model(setup, loader)
         return repl.run()
 
 
-def _greet(repl: Repl, *, is_resumed: bool) -> None:
-    if is_resumed:
+def _has_prompt() -> bool:
+    """Whether there is a prompt that other text can appear above while the user types."""
+    return render.can_ask() and not render.is_dumb()
+
+
+def _repl_at_prompt(setup: _Setup, loader: Loader) -> Repl:
+    from runner.cli.live import silent_keys
+    from runner.cli.opening import Opening
+
+    with silent_keys():  # what is typed before the prompt is there appears in it
+        repl = _make_repl(setup, loader, Opening(loader, _greet))
+        if setup.resumed:
+            render.narrate(repl.recap() + "\n")
+    return repl
+
+
+def _repl_with_model(setup: _Setup, loader: Loader) -> Repl:
+    loaded = loader.load()
+    repl = _make_repl(setup, loader)
+    repl.begin_with(loaded)
+    if setup.resumed:
         render.narrate(repl.recap() + "\n")
-    render.narrate(repl.header())
+    _greet(loaded)
+    return repl
 
 
-def _source(setup: _Setup) -> Source:
+def _greet(loaded: Loaded) -> None:
+    from runner.status_text import header
+
+    render.narrate(header(loaded))
+
+
+def _make_repl(setup: _Setup, loader: Loader, opening: Opening | None = None) -> Repl:
+    from runner.cli.live import silent_keys
+    from runner.cli.repl import Repl
+    from runner.conversation import Conversation
+
+    conversation = Conversation(
+        loader.engine,
+        model=setup.model,
+        store=setup.store,
+        params=setup.settings.sampling_params({}, setup.own_params),
+        options=setup.chat_options,
+        system=setup.system or setup.settings.system,
+    )
+    if setup.resumed:
+        conversation.resume(setup.resumed.id)
+        if setup.system:
+            conversation.set_system(setup.system)
+    return Repl(
+        conversation,
+        loader,
+        _source(setup, opening),
+        has_thoughts=setup.has_thoughts,
+        is_quiet=setup.is_quiet,
+        is_verbose=setup.is_verbose,
+        silence=silent_keys,
+        own_params=setup.own_params,
+        make_params=setup.settings.sampling_params,
+        opening=opening,
+    )
+
+
+def _source(setup: _Setup, opening: Opening | None) -> Source:
     """The terminal when there is one, else the pipe."""
     from runner.chat_commands import COMMANDS
     from runner.cli.terminal import TerminalSource, stdin_source
@@ -201,6 +229,7 @@ def _source(setup: _Setup) -> Source:
         history_file=setup.paths.prompt_history if setup.store else None,
         commands=[words.name for words in COMMANDS],
         models=model_names,
+        work=opening,
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from runner.cli import render
@@ -31,19 +31,27 @@ def show_notice(notice: Notice) -> None:
 
 
 class Narrator:
-    """Shows events of getting a model ready: one bar a stage, begun only when the stage takes its time."""
+    """Shows events of getting a model ready: one bar a stage, begun only when the stage takes its time.
+
+    While it is open as a context it draws that bar; before, the bar is there for whoever draws it (`bar`).
+    """
 
     def __init__(self, *, as_json: bool = False) -> None:
         self._as_json = as_json
         self._stage = ""
         self._stage_began = 0.0
         self._bar: render.Progress | None = None
+        self._is_open = False
 
     def __enter__(self) -> Narrator:
+        self._is_open = True
+        if self._bar is not None:
+            self._bar.show()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end_bar()
+        self._is_open = False
 
     def __call__(self, event: LoadEvent) -> None:
         from runner.events import Notice, Progress
@@ -54,6 +62,10 @@ class Narrator:
             self._end_bar()
             show_notice(event)
 
+    def bar(self, columns: int) -> str:
+        """The bar as one line of at most so many columns; "" when there is none, and with --quiet."""
+        return self._bar.bar(columns) if self._bar is not None and render.is_loud() else ""
+
     def _progress(self, stage: str, done: int, total: int, unit: str) -> None:
         from runner.status_text import STAGES
 
@@ -63,10 +75,11 @@ class Narrator:
         if self._bar is None and time.monotonic() - self._stage_began >= _PATIENCE_S and done < total:
             self._bar = render.Progress(STAGES.get(stage, stage), total, unit=unit, as_json=self._as_json)
         if self._bar is not None:
-            self._bar.update(done, total)
+            tell = self._bar.update if self._is_open else self._bar.note
+            tell(done, total)
 
     def _end_bar(self) -> None:
-        if self._bar is not None:
+        if self._bar is not None and self._is_open:
             self._bar.close()
         self._bar, self._stage = None, ""
 
@@ -105,18 +118,27 @@ class Loader:
         """Load `model` (the same as before when None). They are remembered once they are loaded."""
         from runner.events import Loaded
 
-        model, options = model or self.model, options or self.options
         with Interruptible(self.engine) as interrupted:
             try:
-                loaded = narrated(self.engine.load(model, options, offline=self._offline), as_json=self._as_json)
+                loaded = narrated(self.events(model, options), as_json=self._as_json)
             except RunnerError as error:
                 if interrupted.presses:
                     raise KeyboardInterrupt from error
                 raise
-        if not isinstance(loaded, Loaded):
-            raise KeyboardInterrupt if interrupted.presses else EngineDied("The engine did not finish loading.")
-        self.model, self.options = model, options
+        assert isinstance(loaded, Loaded)  # else `events` would have raised
         return loaded
+
+    def events(self, model: str | None = None, options: LoadOptions | None = None) -> Iterator[LoadEvent]:
+        """The events of `load`, Loaded the last. What Ctrl+C does is the caller's business: this runs in any thread."""
+        from runner.events import Loaded
+
+        model, options = model or self.model, options or self.options
+        event: LoadEvent | None = None
+        for event in self.engine.load(model, options, offline=self._offline):
+            yield event
+        if not isinstance(event, Loaded):
+            raise EngineDied("The engine did not finish loading.")
+        self.model, self.options = model, options
 
     def ensure(self) -> Loaded:
         """The loaded model; loads it again, and says so, when the engine has died or was ended."""

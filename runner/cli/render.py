@@ -318,8 +318,8 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def update(self, done: int, total: int | None = None) -> None:
-        """`done` units of the total are there. Cheap to call often."""
+    def note(self, done: int, total: int | None = None) -> None:
+        """`done` units of the total are there; nothing is shown."""
         self._done = done
         if total is not None:
             self._total = total
@@ -327,13 +327,17 @@ class Progress:
             self._first = done
         if self._as_json:
             self._rate.add(self._clock(), done)
-        if not _Mode.quiet and self._is_due():
-            self._show()
+
+    def update(self, done: int, total: int | None = None) -> None:
+        """`done` units of the total are there: show it when that is due. Cheap to call often."""
+        self.note(done, total)
+        if self._is_due():
+            self.show()
 
     def close(self) -> None:
         """End the bar. The last state is shown if it was not yet."""
-        if not _Mode.quiet and self._first is not None and self._done != self._shown_done:
-            self._show()
+        if self._first is not None and self._done != self._shown_done:
+            self.show()
         if self._drawn:
             _write(sys.stderr, "\n")
             self._drawn = False
@@ -349,12 +353,15 @@ class Progress:
         period = self._JSON_PERIOD_S if self._as_json else self._LINE_PERIOD_S
         return since >= period or (0 < step <= self._done - self._shown_done)
 
-    def _show(self) -> None:
+    def show(self) -> None:
+        """Show how far it is now; nothing with --quiet."""
+        if _Mode.quiet:
+            return
         self._shown_at, self._shown_done = self._clock(), self._done
         if self._as_json:
             emit_progress(self._state())
         elif self._draws_bar():
-            _write(sys.stderr, "\r" + self._bar(shutil.get_terminal_size().columns - 1) + "\x1b[K")
+            _write(sys.stderr, "\r" + self.bar(shutil.get_terminal_size().columns - 1) + "\x1b[K")
             self._drawn = True
         else:
             _write(sys.stderr, f"{self._label}  {self._numbers()}\n")
@@ -386,7 +393,8 @@ class Progress:
             parts.append(f"{duration((self._total - self._done) / rate)} left")
         return "  ".join(parts)
 
-    def _bar(self, width: int) -> str:
+    def bar(self, width: int) -> str:
+        """How far it is, as one line of at most `width` columns."""
         numbers = self._numbers()
         room = width - text_width(self._label) - text_width(numbers) - 4
         if not self._total or room < 8:

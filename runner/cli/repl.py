@@ -22,13 +22,14 @@ from runner.cli.editor import edit_text
 from runner.cli.interrupt import Interruptible
 from runner.cli.live import Live
 from runner.cli.loading import Loader
-from runner.cli.slash import run_command
+from runner.cli.opening import Opening
+from runner.cli.slash import needs_model, run_command
 from runner.config import SamplingParams, build
 from runner.conversation import Conversation
 from runner.errors import EngineDied, RunnerError
-from runner.events import ChatEvent, Finished
+from runner.events import ChatEvent, Finished, Loaded
 from runner.safe_text import safe_line
-from runner.status_text import SEPARATOR, summary
+from runner.status_text import header, summary
 from runner.transcript import NOTES
 
 
@@ -61,7 +62,8 @@ class Repl:
 
     has_thoughts: show thoughts. silence: keeps keys from being echoed into an answer. attachments: texts that join the
     next message. directory: where /export writes. own_params: sampling that the user set, by flag or /set; make_params
-    makes SamplingParams of a model's own defaults and those. editor: see edit_text.
+    makes SamplingParams of a model's own defaults and those. editor: see edit_text. opening: the load that the chat
+    began with, until its model is used; None when the model was there before.
     """
 
     conversation: Conversation
@@ -79,17 +81,32 @@ class Repl:
     own_params: dict[str, Any] = field(default_factory=dict)
     make_params: Callable[[Mapping[str, Any], Mapping[str, Any]], SamplingParams] = plain_params
     editor: Callable[[str], str | None] = edit_text
+    opening: Opening | None = None
 
     def run(self) -> int:
         """Read and act until the source ends or the user leaves; returns the exit code.
 
-        A terminal's chat goes on after an error; a pipe's goes on too, and ends with the last error's code.
+        A terminal's chat goes on after an error; a pipe's goes on too, and ends with the last error's code. What ends
+        the opening ends the chat: it is raised.
         """
         while True:
             refill, self.refill = self.refill, Refill()
             text = self.source.read(refill.text)
-            if text is None or not self.handle(text, is_edit=refill.is_edit):
+            if text is None:
                 return self.exit_code
+            if self.opening is not None and needs_model(text):
+                self._wait_for(self.opening)
+            if not self.handle(text, is_edit=refill.is_edit):
+                return self.exit_code
+
+    def _wait_for(self, opening: Opening) -> None:
+        with self.silence():
+            self.begin_with(opening.wait())
+        self.opening = None
+
+    def begin_with(self, loaded: Loaded) -> None:
+        """Answer with the first model: its own defaults are under what the user set."""
+        self.conversation.params = self.params_for(loaded.sampling)
 
     def handle(self, text: str, *, is_edit: bool = False) -> bool:
         """Act on one message or slash command. False: the user wants to leave."""
@@ -182,10 +199,7 @@ class Repl:
 
     def header(self) -> str:
         """What is loaded, and where and why it runs there: two lines."""
-        loaded = self.loader.ensure()
-        info = loaded.info
-        parts = [info.name, info.quantization, f"context {info.n_ctx}", "/help for commands"]
-        return f"{SEPARATOR.join(parts)}\n{info.backend}: {loaded.reason}"
+        return header(self.loader.ensure())
 
     def recap(self, n_turns: int = 4) -> str:
         """The last turns, for a chat that is gone on with."""

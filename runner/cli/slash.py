@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import set_values
 from runner.attachments import attached, read_text_file
-from runner.chat_commands import COMMANDS, THINK_LEVELS, parse_command
+from runner.chat_commands import COMMANDS, THINK_LEVELS, is_command, parse_command
 from runner.chat_pages import info_page, parameters_page, stats_page
 from runner.cli import clipboard, render
 from runner.config import ChatOptions, LoadOptions, SamplingParams
@@ -21,6 +21,19 @@ from runner.errors import UsageError
 
 if TYPE_CHECKING:
     from runner.cli.repl import Repl
+
+
+_WITHOUT_MODEL = ("help", "exit")
+
+
+def needs_model(text: str) -> bool:
+    """Whether a typed text waits for a model that is still being loaded: a message does, and most commands."""
+    if not is_command(text):
+        return bool(text.strip())
+    try:
+        return parse_command(text).command not in _WITHOUT_MODEL
+    except UsageError:
+        return False  # it is refused in any case
 
 
 def run_command(repl: Repl, text: str) -> bool:

@@ -5,13 +5,16 @@ It knows keys and nothing of what is done with a message; the names to complete 
 
 from __future__ import annotations
 
+import asyncio
 import io
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import Protocol, TextIO
 
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application import get_app, run_in_terminal
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -20,16 +23,35 @@ from prompt_toolkit.shortcuts import CompleteStyle
 
 from runner.chat_commands import is_open_block
 from runner.cli import render
+from runner.cli.live import silent_keys
 from runner.prompt_history import history
 
 PROMPT = "› "
 _PATH_COMMANDS = ("/read", "/save", "/load", "/export")
+_LOOK_S = 0.05  # between two looks at what goes on meanwhile
+
+
+class Work(Protocol):
+    """What goes on while the prompt is up, as the prompt's thread sees it between two keys; see Opening."""
+
+    @property
+    def is_over(self) -> bool: ...
+
+    @property
+    def failure(self) -> BaseException | None: ...
+
+    def has_news(self) -> bool: ...
+
+    def tell(self) -> None: ...
+
+    def bar(self, columns: int) -> str: ...
 
 
 class TerminalSource:
     """Messages from the terminal. history_file None keeps no history. See Source in repl.py.
 
-    commands: names of slash commands. models: names for /model, asked for when they are completed.
+    commands: names of slash commands. models: names for /model, asked for when they are completed. work: what goes on
+    meanwhile: what it tells stands above the prompt.
     """
 
     is_interactive = True
@@ -40,7 +62,9 @@ class TerminalSource:
         history_file: Path | None = None,
         commands: Sequence[str] = (),
         models: Callable[[], Iterable[str]] = tuple,
+        work: Work | None = None,
     ) -> None:
+        self._work = work
         self._history = history(history_file)
         self._completer = ChatCompleter(commands, models)
         self._session: PromptSession[str] | None = None
@@ -49,22 +73,39 @@ class TerminalSource:
     def read(self, default: str = "") -> str | None:
         """The next message; None when the user leaves: Ctrl+D, or Ctrl+C twice at an empty prompt.
 
-        "" when the user gave up the text that `default` put there, by Ctrl+C.
+        "" when the user gave up the text that `default` put there, by Ctrl+C. Raises what ended the work that goes on
+        meanwhile, and KeyboardInterrupt when Ctrl+C at an empty prompt ends it.
         """
         session = self._session = self._session or self._make_session()
         self._is_refilled = bool(default)
         is_leaving = False
         while True:
             try:
-                return session.prompt(PROMPT, default=default)
+                text = session.prompt(self._prompt, default=default, pre_run=partial(self._begin_watch, session))
             except EOFError:
                 return None
             except KeyboardInterrupt:
+                if self._work is not None and not self._work.is_over:
+                    raise
                 if is_leaving:
                     return None
                 is_leaving, default = True, ""
                 self._is_refilled = False
                 render.say("(Ctrl+C again or Ctrl+D leaves)")
+            else:
+                if self._work is not None and self._work.failure is not None:
+                    raise self._work.failure
+                return text
+
+    def _prompt(self) -> str:
+        """The prompt, below the bar of the work that goes on; a prompt that is done keeps no bar."""
+        app = get_app()
+        bar = "" if self._work is None or app.is_done else self._work.bar(app.output.get_size().columns - 1)
+        return f"{bar}\n{PROMPT}" if bar else PROMPT
+
+    def _begin_watch(self, session: PromptSession[str]) -> None:
+        if self._work is not None and not self._work.is_over:
+            session.app.create_background_task(_watch(self._work, session))
 
     def _make_session(self) -> PromptSession[str]:
         return PromptSession(
@@ -78,6 +119,25 @@ class TerminalSource:
             enable_suspend=True,
             output=create_output(always_prefer_tty=True),
         )
+
+
+async def _watch(work: Work, session: PromptSession[str]) -> None:
+    """Show what `work` tells above the prompt of `session`, and its bar in it; end the prompt when it has failed."""
+    app, typed = session.app, session.default_buffer
+
+    def tell() -> None:
+        with silent_keys():  # what is typed right now is for the prompt
+            work.tell()
+
+    while not work.is_over:
+        if work.has_news():
+            await run_in_terminal(tell)
+        app.invalidate()
+        await asyncio.sleep(_LOOK_S)
+    if work.failure is not None and not app.is_done:
+        app.erase_when_done = not typed.text  # what was typed stays in sight, and in the history
+        typed.append_to_history()
+        app.exit(result="")
 
 
 class PipeSource:

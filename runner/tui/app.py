@@ -113,7 +113,7 @@ class RunnerApp(App[int]):
     # --- news ------------------------------------------------------------------------------------------------------
 
     def _mounted(self) -> Iterator[ModeScreen]:
-        return (screen for screen in self._screens.values() if screen.is_attached and screen.query(TitleBar))
+        return (screen for screen in self._screens.values() if screen.is_mounted)
 
     @on(EngineMessage)
     def _tell_engine(self, message: EngineMessage) -> None:

@@ -25,8 +25,11 @@ def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
     monkeypatch.setattr(app_module, "ChatEngine", StillEngine)
     monkeypatch.setattr(app_module, "MachineWatch", StillWatch)
     monkeypatch.setattr("runner.tui.screens.doctor.checks", lambda _paths: iter(CHECKS))
-    monkeypatch.setattr("runner.machine.gpu.devices", lambda: (RAM_SAMPLE.device,))
+    for reader in ("catalog_reading", "exact_fit", "screens.first_run"):
+        monkeypatch.setattr(f"runner.tui.{reader}.devices", lambda: (RAM_SAMPLE.device,))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("COLORTERM", "truecolor")
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     paths = user_paths()

@@ -20,6 +20,7 @@ from runner.tui import app as app_module
 from runner.tui.app import RunnerApp
 from runner.tui.chat_engine import ChatEngine
 from runner.tui.messages import LoadEnded
+from runner.tui.widgets.transcript import Transcript
 
 SIZES = ((200, 60), (120, 40), (80, 24), (40, 12))
 NOON = datetime(2026, 3, 14, 12, 3, tzinfo=UTC).timestamp()
@@ -102,6 +103,8 @@ def on_stage(app: RunnerApp, size: tuple[int, int], play: Callable[[Pilot[int]],
     async def run() -> None:
         async with app.run_test(size=size) as pilot:
             await settle(pilot)
+            for transcript in app.screen.query(Transcript):
+                transcript._now = lambda: NOON + 60
             await play(pilot)
 
     asyncio.run(run())
@@ -116,6 +119,7 @@ async def settle(pilot: Pilot[int]) -> None:
 
 async def with_model(pilot: Pilot[int]) -> None:
     """A model is loaded on a GPU, and the machine was looked at once."""
+    pilot.app.chat_engine.model = "Qwen3-8B"
     pilot.app.post_message(LoadEnded("ready", "Qwen3-8B", loaded()))
     pilot.app.post_message(app_module._MachineSeen(machine(gpu_sample())))
     await settle(pilot)

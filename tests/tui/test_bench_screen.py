@@ -296,3 +296,17 @@ def test_everything_is_reached_by_tab_alone(size: tuple[int, int]) -> None:
         assert seen(app) != before or size[1] >= 40
 
     running(app, body, size)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_where_it_is_can_be_seen_at_every_size_once_it_measures(size: tuple[int, int], slow_script: str) -> None:
+    app = bench()
+
+    async def body(pilot: Pilot[Any]) -> None:
+        screen = await ask_for(app, pilot, slow_script)
+        screen.action_start()
+        await until(pilot, lambda: "◐" in seen(app))
+        screen.action_stop()
+        await until(pilot, lambda: not screen.is_measuring, 15)
+
+    running(app, body, size)

@@ -71,6 +71,16 @@ def test_what_is_hidden_or_off_the_screen_gets_no_letter() -> None:
     on_below(body)
 
 
+def test_what_is_in_something_hidden_gets_no_letter() -> None:
+    async def body(pilot: Pilot[Any], _app: OneScreen, below: Below) -> None:
+        below.query_one("#long").mount(Input(id="within"))
+        below.query_one("#long").display = False
+        await pilot.pause()
+        assert [target.widget.id for target in jump_targets(below)] == ["first", "press", "check", None]
+
+    on_below(body)
+
+
 def test_a_letter_focuses_presses_or_clicks() -> None:
     async def body(pilot: Pilot[Any], app: OneScreen, below: Below) -> None:
         await jump(pilot, app, below, "a")

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
+from textual.errors import NoWidget
 from textual.events import Click, Key, Resize
 from textual.geometry import Offset, Region
 from textual.screen import ModalScreen, Screen
@@ -60,7 +61,10 @@ def _shown(widget: Widget, screen: Screen[Any]) -> Region | None:
     """Where it is on the screen, cut by what it is in; None where it cannot be reached or is not to be seen."""
     if not (widget.focusable or widget.has_class(JUMPABLE)) or not widget.display or not widget.visible:
         return None
-    found = screen.find_widget(widget)
+    try:
+        found = screen.find_widget(widget)
+    except NoWidget:  # something that it is in is folded
+        return None
     region = found.region.intersection(found.clip).intersection(screen.region)
     return region if region.area and found.region.y == region.y else None
 

@@ -45,7 +45,7 @@ class ContextMeter(Static):
         self._draw()
 
     def _draw(self) -> None:
-        self.update(meter(self._parts, self._policy, self.content_size.width))
+        self.update(meter(self._parts, self._policy, self.content_size.width), layout=False)
 
 
 def meter(parts: ContextParts, policy: OverflowPolicy, width: int) -> Content:

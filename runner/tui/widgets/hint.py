@@ -47,8 +47,8 @@ class Hint(Static):
         if state != self._state and self._timer is not None and monotonic() - self._told_at > _READ_S:
             self._timer.stop()
             self._end_telling()
-        self._state = state
-        if self._timer is None:
+        is_news, self._state = state != self._state, state
+        if is_news and self._timer is None:
             self._draw()
 
     def tell(self, text: str, level: Literal["info", "warning"] = "info") -> None:

@@ -71,6 +71,7 @@ class TitleBar(Horizontal):
         super().__init__()
         self._current = current
         self._n_ctx = 0
+        self._shown: dict[str, str] = {}
 
     def compose(self) -> ComposeResult:
         yield Static("runner", id="brand")
@@ -108,14 +109,20 @@ class TitleBar(Horizontal):
 
     def _show_state(self, state: EngineState, detail: str = "") -> None:
         mark, word, colour = _STATES[state]
-        self.query_one("#state", Static).update(Content.styled(f"{mark} {detail or word}", colour))
+        self._update("state", Content.styled(f"{mark} {detail or word}", colour))
 
     def _show_model(self, parts: list[str]) -> None:
-        self.query_one("#model", Static).update(line(SEPARATOR.join(part for part in parts if part)))
+        self._update("model", line(SEPARATOR.join(part for part in parts if part)))
 
     def _show_used(self, used: int, n_ctx: int) -> None:
         text = f"ctx {context_used(used, n_ctx)} {_meter(used / n_ctx)}" if n_ctx and used else ""
-        self.query_one("#meter", Static).update(Content(text))
+        self._update("meter", Content(text))
+
+    def _update(self, part: str, content: Content) -> None:
+        """Show a part, if it says something else now: each update lays out the whole screen anew."""
+        if self._shown.get(part) != content.markup:
+            self._shown[part] = content.markup
+            self.query_one(f"#{part}", Static).update(content)
 
 
 def _percent(message: EngineMessage) -> str:

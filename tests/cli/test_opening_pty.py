@@ -1,0 +1,147 @@
+"""`runner chat` on a pseudo-terminal while the model is still being loaded: the prompt is there already."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from chat_terminal import PROMPT, Terminal
+
+from runner.paths import user_paths
+
+BAR = re.compile(r"Loading .*\d+ %")
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Callable[..., str]:
+    """Writes a scripted model that takes some seconds to load."""
+
+    def write(load_s: float, **values: object) -> str:
+        path = tmp_path / "m.script.json"
+        path.write_text(json.dumps({"replies": ["first", "second"], "load_s": load_s, **values}))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def chat() -> Iterator[Callable[..., Terminal]]:
+    opened: list[Terminal] = []
+
+    def start(*arguments: str, columns: int = 80, rows: int = 24) -> Terminal:
+        opened.append(Terminal(["chat", *arguments], columns, rows))
+        opened[-1].wait_for(lambda _: PROMPT in opened[-1].raw)
+        return opened[-1]
+
+    yield start
+    for terminal in opened:
+        terminal.child.close(force=True)
+
+
+def lines(shown: str) -> list[str]:
+    return [line for line in shown.split("\n") if line.strip()]
+
+
+@pytest.mark.parametrize("columns", [80, 40])
+def test_what_is_typed_while_loading_stays_in_the_prompt_below_the_header(
+    chat: Callable[..., Terminal], slow: Callable[..., str], columns: int
+) -> None:
+    terminal = chat(slow(1.5), columns=columns)
+    terminal.type("typed early")
+    shown = terminal.wait_for(lambda shown: BAR.search(shown) is not None)
+    assert lines(shown)[-1] == f"{PROMPT} typed early"
+    shown = terminal.wait_for(lambda shown: "/help for" in shown)
+    shown = terminal.wait_for(lambda shown: lines(shown)[-1] == f"{PROMPT} typed early")
+    assert "Loading" not in shown
+    assert shown.count(PROMPT) == 1
+    assert lines(shown)[0].startswith("m.script")
+    terminal.type(", sent late\r")
+    shown = terminal.wait_for(lambda shown: "first" in shown)
+    assert f"{PROMPT} typed early, sent late" in shown
+    assert shown.count("/help for") == 1
+
+
+def test_a_message_that_is_sent_while_loading_waits_with_a_bar(
+    chat: Callable[..., Terminal], slow: Callable[..., str]
+) -> None:
+    terminal = chat(slow(1.5), "--temp", "0.5")
+    terminal.type("sent early\r")
+    shown = terminal.wait_for(lambda shown: BAR.search(shown) is not None)
+    assert lines(shown)[0] == f"{PROMPT} sent early"
+    shown = terminal.wait_for(lambda shown: "first" in shown)
+    words = [shown.index(word) for word in ("sent early", "/help for", "fake: ", "first")]
+    assert words == sorted(words)
+    terminal.wait_for_prompt()
+    terminal.type("/set temperature\r")
+    terminal.wait_for(lambda shown: "temperature 0.5" in shown)
+
+
+def test_help_and_exit_do_not_wait_for_the_model(chat: Callable[..., Terminal], slow: Callable[..., str]) -> None:
+    terminal = chat(slow(30))
+    terminal.type("/help\r")
+    terminal.wait_for(lambda shown: "Ctrl+D leaves." in shown)
+    terminal.wait_for(lambda shown: BAR.search(shown) is not None)
+    terminal.type("/exit\r")
+    assert terminal.wait_for_exit() == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "code"), [("\x04", 0), ("\x03", 130), ("half\x03\x03", 130), ("a message\r\x03", 130)]
+)
+def test_leaving_while_the_model_is_loaded(
+    chat: Callable[..., Terminal], slow: Callable[..., str], typed: str, code: int
+) -> None:
+    terminal = chat(slow(30))
+    engine = terminal.engine
+    for key in typed:
+        terminal.type(key)
+        terminal.read(0.2)
+    assert terminal.wait_for_exit() == code
+    assert "Traceback" not in terminal.raw
+    engine.wait(5)
+
+
+def test_a_model_that_is_not_there_ends_the_chat_and_takes_the_prompt_away(chat: Callable[..., Terminal]) -> None:
+    terminal = chat("no-such-model")
+    assert terminal.wait_for_exit() == 2
+    shown = terminal.read()
+    assert "no-such-model" in shown
+    assert PROMPT not in shown
+
+
+@pytest.mark.parametrize("end", ["", "\r"])
+def test_a_load_that_fails_ends_the_chat_and_what_was_typed_is_kept(
+    chat: Callable[..., Terminal], slow: Callable[..., str], end: str
+) -> None:
+    terminal = chat(slow(30))
+    terminal.wait_for(lambda shown: BAR.search(shown) is not None)
+    terminal.type(f"a long question{end}")
+    terminal.wait_for(lambda shown: "a long question" in shown and BAR.search(shown) is not None)
+    terminal.engine.kill()
+    assert terminal.wait_for_exit() == 1
+    shown = terminal.read()
+    assert lines(shown)[0] == f"{PROMPT} a long question"
+    assert "error: The engine was ended by SIGKILL." in shown
+    assert "a long question" in user_paths().prompt_history.read_text()
+
+
+def test_a_chat_that_is_gone_on_with_shows_its_turns_above_the_prompt(
+    chat: Callable[..., Terminal], slow: Callable[..., str]
+) -> None:
+    model = slow(0)
+    terminal = chat(model)
+    terminal.type("the question\r")
+    terminal.wait_for(lambda shown: "first" in shown)
+    terminal.type("/exit\r")
+    assert terminal.wait_for_exit() == 0
+    slow(1)
+    again = chat("--continue")
+    again.wait_for(lambda shown: "first" in shown)
+    shown = again.wait_for(lambda shown: "/help for" in shown and lines(shown)[-1].strip() == PROMPT)
+    words = [shown.index(word) for word in ("the question", "first", "/help for")]
+    assert words == sorted(words)
+    again.type("more\r")
+    again.wait_for(lambda shown: "second" in shown)
