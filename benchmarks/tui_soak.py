@@ -20,7 +20,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,10 @@ from typing import Any
 import numpy as np
 import pexpect
 import psutil
-from textual.pilot import Pilot
+from textual.events import Key, Resize
+from textual.geometry import Size
 
+from runner.backends.fake import CHAT_TEMPLATE
 from runner.paths import user_paths
 from runner.settings import load_settings
 from runner.tui import app_for
@@ -39,7 +41,9 @@ from runner.tui.screens.chat import ChatScreen
 COLUMNS, ROWS = 120, 40
 MIB = 2**20
 _SLEEP_S = 0.005
+_KEY_S = 0.03  # between two keys: faster than anybody types
 _PATIENCE_S = 30.0
+_LEFT_SCREEN = b"\x1b[?1049l"  # an error is told after that
 _SIZES = ((120, 40), (80, 24), (200, 60), (40, 12))
 _MARKDOWN = """## An answer
 
@@ -58,6 +62,7 @@ def gate(lo, hi):
 ```
 
 """
+_TEMPLATE = CHAT_TEMPLATE + "{# </think> #}"  # a model that thinks
 _REPLIES = (
     _MARKDOWN * 2,
     {"text": "<think>\nFirst this, then that.\n</think>\n\n" + _MARKDOWN, "token_s": 0.0005},
@@ -79,19 +84,13 @@ _COLUMNS = (
 class User:
     """Works with the app by its keys. every: chats a row; kept: chats that are not deleted."""
 
-    pilot: Pilot[int]
+    app: RunnerApp
     out: Path
     minutes: float
     chats: int
     every: int
     kept: int
     lags: list[float] = field(default_factory=list)
-
-    @property
-    def app(self) -> RunnerApp:
-        app = self.pilot.app
-        assert isinstance(app, RunnerApp)
-        return app
 
     @property
     def chat(self) -> ChatScreen:
@@ -129,11 +128,11 @@ class User:
     async def stop_and_ask_again(self) -> None:
         await self.type("a long one, please")
         await self.until(lambda: self.app.chat_engine.state == "answering", "no answer began")
-        await self.pilot.pause(0.1)
+        await asyncio.sleep(0.1)
         await self.press("escape")
         await self.ready()
         await self.press("ctrl+r")
-        await self.pilot.pause(0.1)
+        await asyncio.sleep(0.1)
         await self.press("escape")
         await self.ready()
 
@@ -149,8 +148,9 @@ class User:
             await self.press(key, "escape")
         await self.press("f9", "f7", "f7", "f8", "f8")
         for columns, rows in (*_SIZES[1:], _SIZES[0]):
-            await self.pilot.resize_terminal(columns, rows)
-            await self.pilot.pause()
+            size = Size(columns, rows)
+            self.app.post_message(Resize(size, size))
+            await asyncio.sleep(0.1)
         self.chat.focus_prompt()
 
     async def resume_and_delete(self) -> None:
@@ -175,7 +175,9 @@ class User:
     # --- how ---------------------------------------------------------------------------------------------------------
 
     async def press(self, *keys: str) -> None:
-        await self.pilot.press(*keys)
+        for key in keys:
+            self.app.post_message(Key(key, key if len(key) == 1 else None))
+            await asyncio.sleep(_KEY_S)
 
     async def type(self, text: str) -> None:
         self.chat.focus_prompt()
@@ -185,7 +187,9 @@ class User:
     async def ask(self, text: str) -> None:
         before = self.app.chat_engine.conversation.turns
         await self.type(text)
-        await self.until(lambda: len(self.app.chat_engine.conversation.turns) >= len(before) + 2, f"no answer to {text}")
+        await self.until(
+            lambda: len(self.app.chat_engine.conversation.turns) >= len(before) + 2, f"no answer to {text}"
+        )
         await self.ready()
 
     async def ready(self) -> None:
@@ -197,8 +201,8 @@ class User:
         while not is_true():
             if time.monotonic() > end:
                 raise RuntimeError(otherwise)
-            await self.pilot.pause(0.005)
-        await self.pilot.pause()
+            await asyncio.sleep(_KEY_S)
+        await asyncio.sleep(_KEY_S)
 
     # --- what it costs -----------------------------------------------------------------------------------------------
 
@@ -234,8 +238,8 @@ def inside(args: argparse.Namespace) -> None:
     paths = user_paths()
     app = app_for(paths, load_settings(paths))
 
-    async def pilot_it(pilot: Pilot[int]) -> None:
-        user = User(pilot, args.json, args.minutes, args.chats, args.every, args.kept)
+    async def use(_: object) -> None:
+        user = User(app, args.json, args.minutes, args.chats, args.every, args.kept)
         watch = asyncio.create_task(user.watch())
         try:
             await user.work()
@@ -243,21 +247,20 @@ def inside(args: argparse.Namespace) -> None:
             watch.cancel()
             app.exit(0)
 
-    pilot: Callable[[Pilot[Any]], Awaitable[None]] = pilot_it
-    asyncio.run(app.run_async(auto_pilot=pilot))
+    asyncio.run(app.run_async(auto_pilot=use))
     sys.exit(app.return_code or 0)
 
 
 def in_terminal(args: argparse.Namespace, home: Path, rows: Path) -> None:
     """Run the interface with a home of its own, and print its rows as they come."""
     script = home / "soak.script.json"
-    script.write_text(json.dumps({"replies": _REPLIES, "n_ctx": 200_000}))
+    script.write_text(json.dumps({"replies": _REPLIES, "n_ctx": 200_000, "chat_template": _TEMPLATE}))
     numbers = ["--minutes", str(args.minutes), "--chats", str(args.chats), "--every", str(args.every)]
     command = [str(Path(__file__).resolve()), "--inside", *numbers, "--kept", str(args.kept), "--json", str(rows)]
     places = {"RUNNER_HOME": str(home), "HF_HOME": str(home / "hf"), "HF_HUB_OFFLINE": "1", "RUNNER_MODEL": str(script)}
     environment = {**os.environ, **places, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
     child = pexpect.spawn(sys.executable, command, env=environment, dimensions=(ROWS, COLUMNS), timeout=1)
-    tail, n_shown = b"", 0
+    tail, n_shown = b"", 0  # the end of what was drawn: where an error would stand
     while True:
         try:
             tail = (tail + child.read_nonblocking(1 << 16, timeout=0.5))[-60000:]
@@ -269,7 +272,7 @@ def in_terminal(args: argparse.Namespace, home: Path, rows: Path) -> None:
     child.close()
     show(rows, n_shown)
     if child.exitstatus:
-        raise SystemExit(f"It ended with {child.exitstatus}:\n{tail.decode(errors='replace')}")
+        raise SystemExit(f"It ended with {child.exitstatus}:\n{tail.split(_LEFT_SCREEN)[-1].decode(errors='replace')}")
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -291,11 +294,10 @@ def growth(rows: list[dict[str, Any]]) -> str:
     if len(late) < 2:
         return "Too few rows to tell how it grows: more --minutes, or a smaller --every."
     chats = np.array([row["chats"] for row in late], float)
-    slopes = {key: 1000 * np.polyfit(chats, [row[key] for row in late], 1)[0] for _, key, _ in _COLUMNS[:5]}
-    return (
-        f"For 1000 chats: interface {slopes['ui_bytes'] / MIB:+.1f} MiB, engine {slopes['engine_bytes'] / MIB:+.1f} MiB, "
-        f"{slopes['objects']:+,.0f} objects, {slopes['threads']:+.1f} threads, {slopes['files']:+.1f} files"
-    )
+    more = {key: 1000 * np.polyfit(chats, [row[key] for row in late], 1)[0] for _, key, _ in _COLUMNS[:5]}
+    memory = f"interface {more['ui_bytes'] / MIB:+.1f} MiB, engine {more['engine_bytes'] / MIB:+.1f} MiB"
+    rest = f"{more['objects']:+,.0f} objects, {more['threads']:+.1f} threads, {more['files']:+.1f} files"
+    return f"For 1000 chats: {memory}, {rest}"
 
 
 def main() -> None:

@@ -6,9 +6,11 @@ The loop is repl.py's, the keys are terminal.py's; this file only connects them.
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from runner.events import Loaded
     from runner.paths import Paths
     from runner.settings import Settings
-    from runner.store import Store
     from runner.transcript import Session
 
 
@@ -62,16 +63,14 @@ def chat(
     quiet: options.Quiet = False,
 ) -> None:
     """Talk with a model. /help lists what can be typed; from a pipe, each line is a message."""
-    from runner.kept_chat import kept_params
     from runner.paths import user_paths
     from runner.settings import load_settings
-    from runner.store import Store
 
     render.configure(quiet=quiet)
     paths = user_paths()
     settings = load_settings(paths)
-    store = None if no_log or not settings.save_chats else Store(paths.database)
-    resumed = _session_to_resume(store, continue_latest, resume)
+    is_kept = settings.save_chats and not no_log
+    resumed = _session_to_resume(paths, continue_latest, resume, is_kept=is_kept)
     name = model or model_argument or (resumed.model if resumed else "") or settings.model
     flags = options.sampling(
         temperature=temperature,
@@ -88,11 +87,11 @@ def chat(
     setup = _Setup(
         paths=paths,
         settings=settings,
-        store=store,
+        is_kept=is_kept,
         resumed=resumed,
         model=name,
         system=system,
-        own_params={**(kept_params(resumed) if resumed else {}), **flags},
+        own_params={**_kept_params(resumed), **flags},
         load_options=settings.load_options(
             backend=backend,
             ctx_size=ctx_size,
@@ -121,7 +120,7 @@ class _Setup:
 
     paths: Paths
     settings: Settings
-    store: Store | None
+    is_kept: bool
     resumed: Session | None
     model: str
     system: str | None
@@ -144,34 +143,34 @@ def _run(setup: _Setup) -> int:
         from runner.cli.loading import Loader
 
         loader = Loader(engine, setup.model, setup.load_options, offline=setup.is_offline)
-        repl = _repl_at_prompt(setup, loader) if _has_prompt() else _repl_with_model(setup, loader)
-        return repl.run()
+        # A terminal that knows no control sequences can show nothing above its prompt: there the model comes first.
+        has_live_prompt = render.can_ask() and not render.is_dumb()
+        return _run_at_prompt(setup, loader) if has_live_prompt else _run_with_model(setup, loader)
 
 
-def _has_prompt() -> bool:
-    """Whether there is a prompt that other text can appear above while the user types."""
-    return render.can_ask() and not render.is_dumb()
-
-
-def _repl_at_prompt(setup: _Setup, loader: Loader) -> Repl:
+def _run_at_prompt(setup: _Setup, loader: Loader) -> int:
     from runner.cli.live import silent_keys
     from runner.cli.opening import Opening
 
-    with silent_keys():  # what is typed before the prompt is there appears in it
-        repl = _make_repl(setup, loader, Opening(loader, _greet))
-        if setup.resumed:
+    with silent_keys():  # what is typed around the first prompt appears in that or in the next one
+        opening = Opening(loader, _greet_at_prompt)
+        source = _source(setup, opening)
+        repl = _make_repl(setup, loader, source, opening) if setup.resumed else None
+        if repl is not None:
             render.narrate(repl.recap() + "\n")
-    return repl
+        text = source.read()  # a new chat's prompt does not wait for what only an answer needs
+        repl = repl or _make_repl(setup, loader, source, opening)
+    return repl.run_from(text)
 
 
-def _repl_with_model(setup: _Setup, loader: Loader) -> Repl:
+def _run_with_model(setup: _Setup, loader: Loader) -> int:
     loaded = loader.load()
-    repl = _make_repl(setup, loader)
+    repl = _make_repl(setup, loader, _source(setup))
     repl.begin_with(loaded)
     if setup.resumed:
         render.narrate(repl.recap() + "\n")
     _greet(loaded)
-    return repl
+    return repl.run()
 
 
 def _greet(loaded: Loaded) -> None:
@@ -180,15 +179,22 @@ def _greet(loaded: Loaded) -> None:
     render.narrate(header(loaded))
 
 
-def _make_repl(setup: _Setup, loader: Loader, opening: Opening | None = None) -> Repl:
+def _greet_at_prompt(loaded: Loaded) -> None:
+    _greet(loaded)
+    # What answers need takes a twentieth of a second to import: while the user types, that costs nothing.
+    threading.Thread(target=import_module, args=["runner.cli.repl"], daemon=True).start()
+
+
+def _make_repl(setup: _Setup, loader: Loader, source: Source, opening: Opening | None = None) -> Repl:
     from runner.cli.live import silent_keys
     from runner.cli.repl import Repl
     from runner.conversation import Conversation
+    from runner.store import Store
 
     conversation = Conversation(
         loader.engine,
         model=setup.model,
-        store=setup.store,
+        store=Store(setup.paths.database) if setup.is_kept else None,
         params=setup.settings.sampling_params({}, setup.own_params),
         options=setup.chat_options,
         system=setup.system or setup.settings.system,
@@ -200,7 +206,7 @@ def _make_repl(setup: _Setup, loader: Loader, opening: Opening | None = None) ->
     return Repl(
         conversation,
         loader,
-        _source(setup, opening),
+        source,
         has_thoughts=setup.has_thoughts,
         is_quiet=setup.is_quiet,
         is_verbose=setup.is_verbose,
@@ -211,7 +217,7 @@ def _make_repl(setup: _Setup, loader: Loader, opening: Opening | None = None) ->
     )
 
 
-def _source(setup: _Setup, opening: Opening | None) -> Source:
+def _source(setup: _Setup, opening: Opening | None = None) -> Source:
     """The terminal when there is one, else the pipe."""
     from runner.chat_commands import COMMANDS
     from runner.cli.terminal import TerminalSource, stdin_source
@@ -226,25 +232,37 @@ def _source(setup: _Setup, opening: Opening | None) -> Source:
         return [spec.name for spec in (*registry.specs, *registry.made())]
 
     return TerminalSource(
-        history_file=setup.paths.prompt_history if setup.store else None,
+        history_file=setup.paths.prompt_history if setup.is_kept else None,
         commands=[words.name for words in COMMANDS],
         models=model_names,
         work=opening,
     )
 
 
-def _session_to_resume(store: Store | None, continue_latest: bool, wanted: str | None) -> Session | None:
+def _session_to_resume(paths: Paths, continue_latest: bool, wanted: str | None, *, is_kept: bool) -> Session | None:
     """The chat that --continue or --resume means. Raises UsageError when there is none."""
     if not (continue_latest or wanted):
         return None
     if continue_latest and wanted:
         raise UsageError("--continue and --resume are both given.", hint="Use one of them.")
-    if store is None:
+    if not is_kept:
         raise UsageError("With --no-log there is no chat to go on with.", hint="Leave out --no-log.")
-    session = store.get(wanted) if wanted else store.latest()
+    from runner.store import Store
+
+    with closing(Store(paths.database)) as store:
+        session = store.get(wanted) if wanted else store.latest()
     if session is None:
         raise UsageError("There is no chat to go on with.", hint="Start one: runner chat demo")
     return session
+
+
+def _kept_params(resumed: Session | None) -> dict[str, Any]:
+    """The sampling that the chat to go on with was set to."""
+    if resumed is None:
+        return {}
+    from runner.kept_chat import kept_params
+
+    return kept_params(resumed)
 
 
 @contextmanager

@@ -33,33 +33,33 @@ def show_notice(notice: Notice) -> None:
 class Narrator:
     """Shows events of getting a model ready: one bar a stage, begun only when the stage takes its time.
 
-    While it is open as a context it draws that bar; before, the bar is there for whoever draws it (`bar`).
+    draws: without it, the bar is only there for whoever draws it (`bar`), until the narrator is entered as a context.
     """
 
-    def __init__(self, *, as_json: bool = False) -> None:
+    def __init__(self, *, as_json: bool = False, draws: bool = True) -> None:
         self._as_json = as_json
+        self._draws = draws
         self._stage = ""
         self._stage_began = 0.0
         self._bar: render.Progress | None = None
-        self._is_open = False
 
     def __enter__(self) -> Narrator:
-        self._is_open = True
+        self._draws = True
         if self._bar is not None:
             self._bar.show()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end_bar()
-        self._is_open = False
 
     def __call__(self, event: LoadEvent) -> None:
         from runner.events import Notice, Progress
 
         if isinstance(event, Progress):
             self._progress(event.stage, event.done, event.total, event.unit)
-        elif isinstance(event, Notice):
-            self._end_bar()
+            return
+        self._end_bar()
+        if isinstance(event, Notice):
             show_notice(event)
 
     def bar(self, columns: int) -> str:
@@ -75,11 +75,11 @@ class Narrator:
         if self._bar is None and time.monotonic() - self._stage_began >= _PATIENCE_S and done < total:
             self._bar = render.Progress(STAGES.get(stage, stage), total, unit=unit, as_json=self._as_json)
         if self._bar is not None:
-            tell = self._bar.update if self._is_open else self._bar.note
+            tell = self._bar.update if self._draws else self._bar.note
             tell(done, total)
 
     def _end_bar(self) -> None:
-        if self._bar is not None and self._is_open:
+        if self._bar is not None and self._draws:
             self._bar.close()
         self._bar, self._stage = None, ""
 

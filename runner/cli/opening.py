@@ -28,7 +28,7 @@ class Opening:
     def __init__(self, loader: Loader, greet: Callable[[Loaded], None]) -> None:
         self._loader = loader
         self._greet = greet
-        self._narrator = Narrator()
+        self._narrator = Narrator(draws=False)
         self._events: SimpleQueue[LoadEvent | None] = SimpleQueue()  # None: the end
         self._untold: list[LoadEvent] = []
         self._loaded: Loaded | None = None
@@ -56,10 +56,9 @@ class Opening:
 
         untold, self._untold = self._untold, []
         for event in untold:
+            self._narrator(event)
             if isinstance(event, Loaded):
                 self._greet(event)
-            else:
-                self._narrator(event)
 
     def bar(self, columns: int) -> str:
         """How far a stage that takes its time is, in one line of at most so many columns; "" when nothing does."""

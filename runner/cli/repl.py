@@ -89,15 +89,19 @@ class Repl:
         A terminal's chat goes on after an error; a pipe's goes on too, and ends with the last error's code. What ends
         the opening ends the chat: it is raised.
         """
-        while True:
-            refill, self.refill = self.refill, Refill()
-            text = self.source.read(refill.text)
-            if text is None:
-                return self.exit_code
+        return self.run_from(self.source.read())
+
+    def run_from(self, text: str | None) -> int:
+        """`run`, after the first text was read: None when the user left instead."""
+        refill = Refill()
+        while text is not None:
             if self.opening is not None and needs_model(text):
                 self._wait_for(self.opening)
             if not self.handle(text, is_edit=refill.is_edit):
-                return self.exit_code
+                break
+            refill, self.refill = self.refill, Refill()
+            text = self.source.read(refill.text)
+        return self.exit_code
 
     def _wait_for(self, opening: Opening) -> None:
         with self.silence():

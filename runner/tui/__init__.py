@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 def run_tui(paths: Paths, settings: Settings) -> int:
     """Open the terminal interface; returns the exit code when the user has left it."""
+    from runner.tui import pasting
+
+    pasting.install()
     app = app_for(paths, settings)
     asyncio.run(_until_left(app))
     return app.return_code or 0

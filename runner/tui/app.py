@@ -62,7 +62,7 @@ class RunnerApp(App[int]):
         self.theme = themes.chosen(self.remembered.theme, is_without_colour=self.no_color)
         self.chat_engine = ChatEngine(services, self.post_message)
         self.jobs = JobQueue(services.paths, lambda jobs: self.post_message(_JobsMoved(jobs)))
-        self.machine_watch = MachineWatch(lambda sample: self.post_message(_MachineSeen(sample)), self.chat_engine.pids)
+        self.machine_watch = MachineWatch(lambda sample: self.post_message(_MachineSeen(sample)), self._own_pids)
         self._screens: dict[str, ModeScreen] = {}
         makers: dict[str, Callable[[], ModeScreen]] = {
             "chat": lambda: ChatScreen(services, self.chat_engine, self.jobs),
@@ -79,6 +79,10 @@ class RunnerApp(App[int]):
             return screen
 
         return made
+
+    def _own_pids(self) -> tuple[int, ...]:
+        """Of the processes whose memory is this program's, and not that of others."""
+        return (*self.chat_engine.pids(), *self.jobs.pids())
 
     # --- beginning and end -----------------------------------------------------------------------------------------
 

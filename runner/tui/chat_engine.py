@@ -18,7 +18,7 @@ from textual.message import Message
 from runner.config import ChatOptions, LoadOptions
 from runner.conversation import Conversation
 from runner.engine_process import EngineProcess
-from runner.errors import EngineDied, RunnerError, UsageError
+from runner.errors import BusyError, EngineDied, RunnerError, UsageError
 from runner.events import ChatEvent, Finished, Loaded
 from runner.transcript import Turn
 from runner.tui.messages import (
@@ -53,6 +53,7 @@ class ChatEngine:
         self._n_questions = 0  # asked and not ended: in the queue, or being answered
         self._last_request = 0
         self._stopped_up_to = 0  # requests of this number and below are not wanted any more
+        self._is_lent = False
         self._thread = threading.Thread(target=self._work, name="chat-engine", daemon=True)
         self.model = services.model
         self.options = services.load_options
@@ -128,6 +129,14 @@ class ChatEngine:
         self.stop()
         self._request(lambda _: self._unload(why))
 
+    def lend(self) -> None:
+        """From now on nothing is loaded, and so nothing is answered: a benchmark has the machine. See `take_back`."""
+        self._is_lent = True
+
+    def take_back(self) -> None:
+        """The machine is free again: the next question loads the model."""
+        self._is_lent = False
+
     def configure(self, *, own_params: Mapping[str, Any] | None = None, options: ChatOptions | None = None) -> None:
         """Change how the next answers are made. Raises UsageError for a bad value, and BusyError during an answer."""
         wanted = self.own_params if own_params is None else dict(own_params)
@@ -177,6 +186,11 @@ class ChatEngine:
         self._post(LoadBegan("loading", model))
         error: RunnerError | None = None
         try:
+            if self._is_lent:
+                raise BusyError(
+                    "A benchmark is running, and a model beside it would change what it measures.",
+                    hint="F3 shows it; x stops it there. Your message can be sent after that.",
+                )
             for event in self._engine.load(model, options, offline=self._services.is_offline):
                 if not isinstance(event, Loaded):
                     self._post(LoadStep("loading", event))

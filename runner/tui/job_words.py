@@ -34,6 +34,8 @@ def numbers(job: Job) -> list[str]:
     found = [percent(job)]
     if job.rate_bytes_s:
         found.append(f"{decimal_size(job.rate_bytes_s)}/s")
+    elif job.kind == "pull" and job.stage == "download" and job.done:
+        found.append("waiting for data")
     if job.eta_s is not None and job.share is not None and job.share < 1:
         found.append(time_left(job.eta_s))
     if job.stage and job.stage != "download":

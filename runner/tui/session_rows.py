@@ -8,6 +8,7 @@ from datetime import date, datetime
 
 from runner.store import Match
 from runner.transcript import SessionSummary
+from runner.tui.model_names import short_name
 
 
 @dataclass(frozen=True)
@@ -59,4 +60,4 @@ def about(session: SessionSummary) -> str:
     """The line under the list: what there is to know of one chat."""
     questions = (session.n_turns + 1) // 2
     time = datetime.fromtimestamp(session.updated_at)
-    return f"{session.model} · {questions} question{'' if questions == 1 else 's'} · {time:%d %b %H:%M}"
+    return f"{short_name(session.model)} · {questions} question{'' if questions == 1 else 's'} · {time:%d %b %H:%M}"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from chat_terminal import PROMPT, Terminal
+from pulled import GGUF, WEIGHTS, small_hub
 
 from runner.paths import user_paths
 
@@ -72,18 +73,22 @@ def test_a_message_that_is_sent_while_loading_waits_with_a_bar(
     shown = terminal.wait_for(lambda shown: BAR.search(shown) is not None)
     assert lines(shown)[0] == f"{PROMPT} sent early"
     shown = terminal.wait_for(lambda shown: "first" in shown)
-    words = [shown.index(word) for word in ("sent early", "/help for", "fake: ", "first")]
-    assert words == sorted(words)
+    begins = [line.split()[0] for line in lines(shown)]
+    assert begins[:5] == [PROMPT, "Loading", "m.script.json", "fake:", "first"]
     terminal.wait_for_prompt()
     terminal.type("/set temperature\r")
     terminal.wait_for(lambda shown: "temperature 0.5" in shown)
 
 
-def test_help_and_exit_do_not_wait_for_the_model(chat: Callable[..., Terminal], slow: Callable[..., str]) -> None:
+def test_help_exit_and_mistakes_do_not_wait_for_the_model(
+    chat: Callable[..., Terminal], slow: Callable[..., str]
+) -> None:
     terminal = chat(slow(30))
     terminal.type("/help\r")
     terminal.wait_for(lambda shown: "Ctrl+D leaves." in shown)
     terminal.wait_for(lambda shown: BAR.search(shown) is not None)
+    terminal.type("/regne\r")
+    terminal.wait_for(lambda shown: "There is no command /regne." in shown)
     terminal.type("/exit\r")
     assert terminal.wait_for_exit() == 0
 
@@ -110,6 +115,49 @@ def test_a_model_that_is_not_there_ends_the_chat_and_takes_the_prompt_away(chat:
     shown = terminal.read()
     assert "no-such-model" in shown
     assert PROMPT not in shown
+
+
+def test_a_download_has_its_bar_above_the_prompt_and_goes_on_another_time(
+    chat: Callable[..., Terminal], tmp_path: Path, demo_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small_hub(tmp_path / "served", demo_directory) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        hub.bytes_s = 300_000
+        terminal = chat(GGUF)
+        terminal.type("typed early")
+        shown = terminal.wait_for(lambda shown: re.search(r"Downloading .* [1-9]\d? % .* MB/?", shown) is not None)
+        assert lines(shown)[-1] == f"{PROMPT} typed early"
+        terminal.type("\x03")  # clears what was typed
+        terminal.wait_for(lambda shown: lines(shown)[-1].strip() == PROMPT)
+        terminal.type("\x03")
+        assert terminal.wait_for_exit() == 130
+        hub.bytes_s = 0
+        again = chat(GGUF)
+        again.wait_for(lambda shown: "/help for" in shown)
+        assert re.match("bytes=[1-9]", hub.ranges(WEIGHTS)[-1])
+
+
+def test_a_model_that_does_not_fit_ends_the_chat_below_what_was_typed(chat: Callable[..., Terminal]) -> None:
+    terminal = chat("demo", "-c", "67108864")
+    terminal.type("early")
+    assert terminal.wait_for_exit() == 4
+    shown = lines(terminal.read())
+    assert shown[0] == f"{PROMPT} early"
+    assert shown[1].startswith("error: demo needs")
+
+
+def test_a_resize_while_loading_keeps_one_prompt_and_one_bar(
+    chat: Callable[..., Terminal], slow: Callable[..., str]
+) -> None:
+    terminal = chat(slow(30))
+    terminal.type("typed early")
+    terminal.wait_for(lambda shown: BAR.search(shown) is not None)
+    terminal.resize(100, 30)
+    terminal.read(0.3)
+    shown = lines(terminal.read())
+    assert len(shown) == 2
+    assert BAR.search(shown[0])
+    assert shown[1] == f"{PROMPT} typed early"
 
 
 @pytest.mark.parametrize("end", ["", "\r"])

@@ -32,6 +32,13 @@ class Chat:
     def __init__(self, state: str = "empty", *, is_busy: bool = False) -> None:
         self.state, self.is_busy, self.model = state, is_busy, "demo"
         self.unloaded: list[str] = []
+        self.lent: list[bool] = []
+
+    def lend(self) -> None:
+        self.lent.append(True)
+
+    def take_back(self) -> None:
+        self.lent.append(False)
 
     def unload(self, why: str) -> None:
         self.unloaded.append(why)
@@ -96,14 +103,17 @@ def test_a_run_is_measured_shown_kept_and_measured_again(script: str) -> None:
 
 
 def test_stopping_ends_it_soon_and_says_what_is_missing(slow_script: str) -> None:
-    app = bench()
+    chat = Chat()
+    app = bench(chat)
 
     async def body(pilot: Pilot[Any]) -> None:
         screen = await ask_for(app, pilot, slow_script)
         screen.action_start()
         await pilot.pause(0.5)
+        assert chat.lent == [True]  # nothing is answered beside it
         await pilot.press("escape")
         await until(pilot, lambda: not screen.is_measuring, 15)
+        assert chat.lent == [True, False]
         assert app.wishes == []
         await pilot.press("escape")
         await pilot.pause()

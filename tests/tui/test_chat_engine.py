@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from runner.config import LoadOptions
-from runner.errors import UsageError
+from runner.errors import BusyError, UsageError
 from runner.events import TextDelta
 from runner.paths import user_paths
 from runner.settings import load_settings
@@ -223,3 +223,17 @@ def test_own_parameters_stay_when_a_model_is_loaded(told: Callable[..., Told]) -
     assert chat.engine.conversation.params.temperature == 0.25
     with pytest.raises(UsageError):
         chat.engine.send("  ")
+
+
+def test_while_a_benchmark_has_the_machine_a_question_comes_back(told: Callable[..., Told]) -> None:
+    chat = told("Hello.")
+    chat.engine.lend()
+    chat.engine.send("Hi")
+    messages = chat.until(AnswerEnded)
+    (refused,) = (message for message in messages if isinstance(message, LoadEnded))
+    assert isinstance(refused.error, BusyError)
+    assert "benchmark" in refused.error.message
+    assert messages[-1] == AnswerEnded("empty", None, None, "Hi")
+    chat.engine.take_back()
+    chat.engine.send("Hi")
+    assert chat.last(AnswerEnded).turn.content == "Hello."

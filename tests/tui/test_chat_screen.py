@@ -24,6 +24,12 @@ __all__ = ["stage"]  # the fixture
 HOSTILE = "a[/]b [@click=app.quit]x[/] \x1b]52;c;eA==\x07 \x9b31m"
 
 
+def shown(on: Stage) -> str:
+    """The rows of the answers that are on the screen."""
+    transcript = on.chat.transcript
+    return "\n".join(transcript.render_line(y).text.rstrip() for y in range(transcript.size.height))
+
+
 def test_a_question_is_answered_kept_counted_and_remembered(stage: Stage) -> None:
     async def act(on: Stage) -> None:
         await on.ready()
@@ -101,6 +107,44 @@ def test_escape_stops_reading_and_loading_too(stage: Stage) -> None:
         assert len(on.said) == 1
 
     stage.play(stage.script("Hi.", load_s=30.0), act)
+
+
+def test_escape_goes_from_an_empty_prompt_to_the_answers_and_back(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.pilot.press("escape")
+        assert on.chat.box.prompt.has_focus  # there are no answers yet
+        await on.ask("hello")
+        await on.pilot.press("escape")
+        assert on.chat.transcript.has_focus
+        await on.pilot.press("escape", "x", "escape")
+        assert on.chat.box.prompt.has_focus
+        assert on.chat.box.prompt.text == "x"
+
+    stage.play(stage.script("Hello."), act)
+
+
+def test_an_answer_that_is_cut_off_says_why(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.ask("hello")
+        assert "The context is full: the answer is cut off." in shown(on)
+        await on.type("/set max_tokens 3")
+        await on.pilot.press("ctrl+n")
+        await on.ask("hello")
+        assert "cut off at max_tokens" in shown(on)
+
+    stage.play(stage.script("word " * 100, n_ctx=200), act)
+
+
+def test_a_question_whose_model_does_not_load_comes_back_with_the_reason(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.until(lambda: on.chat.engine.state == "empty")
+        await on.type("hello")
+        await on.until(lambda: on.chat.box.prompt.text == "hello")
+        assert "The model was not loaded" in on.hint
+
+    stage.play("no-such-model", act)
 
 
 def test_again_replaces_the_answer_and_undo_brings_the_question_back(stage: Stage) -> None:

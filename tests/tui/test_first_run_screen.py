@@ -12,6 +12,7 @@ from textual.widgets import OptionList
 
 from runner.registry import ModelSpec, Registry
 from runner.tui.first_models import N_OFFERED, offers
+from runner.tui.messages import GoTo
 from runner.tui.screens.first_run import FirstRun, is_first_run
 from runner.types import Device
 
@@ -89,6 +90,18 @@ def test_a_number_takes_a_model_that_fits(size: tuple[int, int], monkeypatch: py
         assert app.result == wanted[1]
 
     running(app, body, size)
+
+
+def test_all_models_are_one_key_away() -> None:
+    app = OneScreen(lambda: FirstRun(services()))
+
+    async def body(pilot: Pilot[Any]) -> None:
+        await pilot.press("f2")
+        await pilot.pause()
+        assert app.result is None
+        assert app.wishes == [GoTo("models")]
+
+    running(app, body)
 
 
 def test_offline_is_said_and_what_needs_a_network_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

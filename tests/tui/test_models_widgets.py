@@ -17,6 +17,7 @@ from runner.paths import user_paths
 from runner.tui import themes
 from runner.tui.catalog_columns import Cell
 from runner.tui.exact_fit import ask
+from runner.tui.job_words import numbers
 from runner.tui.jobs import Job
 from runner.tui.screens.choose_quant import ChooseQuant
 from runner.tui.screens.compare_models import CompareModels, better
@@ -276,6 +277,42 @@ def test_a_job_is_a_bar_with_numbers_and_takes_keys() -> None:
         assert not jobs.display
 
     run(jobs, body, JobMessage, size=(80, 10))
+
+
+def test_arrows_go_through_the_jobs_and_stay_among_them() -> None:
+    jobs = JobList()
+
+    async def body(app: OneWidget, pilot: Pilot[None]) -> None:
+        jobs.show([job(), job("pull-2", state="paused")])
+        await pilot.pause()
+        first, second = jobs.query(JobRow)
+        first.focus()
+        await pilot.press("down", "down", "down")
+        assert app.focused is second
+        await pilot.press("up")
+        assert app.focused is first
+
+    run(jobs, body, JobMessage, size=(40, 10))
+
+
+def test_in_a_low_list_the_newest_job_is_the_one_that_is_seen() -> None:
+    jobs = JobList()
+
+    async def body(app: OneWidget, pilot: Pilot[None]) -> None:
+        jobs.styles.max_height = 2
+        jobs.show([job(model="first")])
+        await pilot.pause()
+        jobs.show([job(model="first"), job("pull-2", model="second", state="queued")])
+        await pilot.pause()
+        await pilot.pause()
+        assert "second" in text_of(app)
+
+    run(jobs, body, JobMessage, size=(40, 10))
+
+
+def test_a_download_that_stands_still_says_so() -> None:
+    assert numbers(job(rate_bytes_s=None, eta_s=None)) == ["61 %", "waiting for data"]
+    assert numbers(job(done=0, rate_bytes_s=None, eta_s=None)) == ["0 %"]
 
 
 def test_a_click_on_a_sign_of_a_job_does_what_it_says() -> None:

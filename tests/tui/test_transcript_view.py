@@ -36,6 +36,21 @@ def test_a_chat_opens_at_its_end_with_names_times_and_numbers() -> None:
     staged(body)
 
 
+def test_every_word_is_to_be_seen_of_each_chat_that_is_shown() -> None:
+    async def body(stage: Stage, pilot: Pilot[None]) -> None:
+        for size in ((80, 24), (60, 24), (100, 24)):
+            await pilot.resize_terminal(*size)
+            await pilot.pause()
+            for start in range(3):
+                text = " ".join(f"word{number}" for number in range(start, 40))
+                stage.transcript.show([answer(text)])
+                stage.transcript.note("Not done.", text, "error")
+                await pilot.pause()
+                assert " ".join(" ".join(screen(stage)).split()).count(text) == 2
+
+    staged(body)
+
+
 def test_an_empty_transcript_says_what_to_do() -> None:
     async def body(stage: Stage, _: Pilot[None]) -> None:
         assert "Ask something." in "\n".join(screen(stage))

@@ -79,6 +79,11 @@ class JobQueue:
         with self._lock:
             return tuple(entry.job for entry in self._entries.values())
 
+    def pids(self) -> tuple[int, ...]:
+        """The processes that work on jobs now."""
+        with self._lock:
+            return tuple(entry.child.pid for entry in self._entries.values() if entry.child is not None)
+
     # --- wishes ----------------------------------------------------------------------------------------------------
 
     def pull(self, name: str, *, force: bool = False) -> str:
@@ -267,7 +272,7 @@ class JobQueue:
         if entry.job.kind == "quantize":
             size, bpw = ending.result.get("size_bytes"), ending.result.get("bpw")
             if isinstance(size, int) and isinstance(bpw, float):
-                message, hint = f"{decimal_size(size)}, {bpw:.2f} bits a weight", f"{message} {hint}".strip()
+                message, hint = f"{decimal_size(size)}, {bpw:.2f} bits a weight.", f"{message} {hint}".strip()
         total = entry.job.total
         entry.settle(state="done", done=total, message=message, hint=hint, exit_code=0)
 

@@ -50,6 +50,8 @@ class AnswerDesk:
         self._is_counted = False
         self._question: Turn | None = None  # the one that is being answered
         self._has_refusal = False  # the transcript says why a question was not accepted
+        self._finished: Finished | None = None  # the answer that is written, once it is
+        self._has_load_failed = False
         self._asked: PromptBox.Sent | None = None
         self._after: Callable[[], None] | None = None  # what waits for the end of the answer
         self._typed = self._attached = 0
@@ -172,6 +174,8 @@ class AnswerDesk:
 
     def _load_news(self, message: EngineMessage) -> None:
         empty, transcript = self._chat.query_one(EmptyChat), self._chat.transcript
+        if isinstance(message, (LoadBegan, LoadEnded)):
+            self._has_load_failed = isinstance(message, LoadEnded) and message.error is not None
         if isinstance(message, LoadBegan):
             empty.show_loading(message.model, "Loading")
         elif isinstance(message, LoadStep) and isinstance(message.event, Progress):
@@ -185,7 +189,7 @@ class AnswerDesk:
                 empty.show_failed(message.model, message.error)
                 transcript.note(message.error.message, message.error.hint, "error")
             else:
-                empty.show_empty(message.model)
+                empty.show_empty(self._chat.engine.model)  # the one before: it answers the next message
             self.recount()
 
     def _begin(self, message: AnswerBegan) -> None:
@@ -195,6 +199,8 @@ class AnswerDesk:
         self._chat.transcript.begin_answer(self._chat.engine.model)
         self._is_counted = False
         self._question = message.question
+        self._finished = None
+        self._has_load_failed = False
 
     def _step(self, event: ChatEvent) -> None:
         self._chat.transcript.take(event)
@@ -206,11 +212,13 @@ class AnswerDesk:
             self._count.count(event.timings.prompt_tokens, event.timings.completion_tokens)
             self.recount()
         if isinstance(event, Finished):
+            self._finished = event
             self.totals.add(event)
 
     def _end(self, message: AnswerEnded) -> None:
         chat = self._chat
         chat.transcript.end_answer(message.turn, message.error)
+        self._say_cut_off()
         if message.turn is None or message.unsent:
             self.show()  # what was taken away for the new answer is back
             self._say_why(message)
@@ -223,11 +231,23 @@ class AnswerDesk:
         if act is not None:
             chat.attempt(act)
 
+    def _say_cut_off(self) -> None:
+        """Why an answer ended that did not end by itself."""
+        reason = "" if self._finished is None else self._finished.reason
+        note = self._chat.transcript.note
+        if reason == "context":
+            hint = "Ctrl+N begins a new chat; /set overflow drop lets the oldest messages go."
+            note("The context is full: the answer is cut off.", hint, "warning")
+        elif reason == "length":
+            note("The answer is cut off at max_tokens.", "/set max_tokens none lifts the limit; F6 shows it.")
+
     def _say_why(self, message: AnswerEnded) -> None:
         if message.error is not None:
             self._chat.transcript.note(message.error.message, message.error.hint, "error")
             self._chat.show_transcript(True)
             self._has_refusal = True
+        elif message.unsent and self._has_load_failed:
+            self._chat.tell("The model was not loaded: your message is in the prompt. F2 has other models.", "warning")
         elif message.unsent:
             self._chat.tell("Stopped before it was asked: your message is in the prompt.")
         else:

@@ -183,6 +183,7 @@ class BenchScreen(ModeScreen):
         live.begin(request.model)
         self.query_one(BenchReport).display = False
         self.query_one("#bench-right").border_title = "Measuring"
+        self._chat_engine.lend()
         self.call_after_refresh(live.scroll_visible, animate=False, top=True, immediate=True)  # once it has a height
         if self._chat_engine.state == "empty":
             self._measure(request)
@@ -219,6 +220,7 @@ class BenchScreen(ModeScreen):
 
     def _over(self) -> None:
         self._thread = self._waiting = None
+        self._chat_engine.take_back()
         self.query_one(BenchForm).show_running(False)
         self.query_one(BenchLive).end()
         self.query_one(BenchReport).display = True

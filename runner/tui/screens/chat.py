@@ -28,6 +28,7 @@ from runner.tui.services import Services
 from runner.tui.widgets.empty_chat import EmptyChat
 from runner.tui.widgets.hint import Hint
 from runner.tui.widgets.job_list import JobList, JobMessage
+from runner.tui.widgets.live_rail import LiveRail
 from runner.tui.widgets.models_here import ModelsHere
 from runner.tui.widgets.prompt_box import PromptBox
 from runner.tui.widgets.sessions_rail import SessionsRail
@@ -166,7 +167,11 @@ class ChatScreen(ChatSurface):
     # --- actions ---------------------------------------------------------------------------------------------------
 
     def action_stop(self) -> None:
-        """Esc: close what lies over the transcript; else stop what runs; else give up an edit; and go to the prompt."""
+        """Esc: close what lies over the transcript; else stop what runs; else give up an edit; and go to the prompt.
+
+        With nothing of that to do, it leaves an empty prompt for the answers, where letters are keys.
+        """
+        prompt = self.box.prompt
         if self.sides.has_overlay:
             self.sides.close_overlay()
         elif self.engine.is_busy or self.engine.state == "loading":
@@ -175,6 +180,9 @@ class ChatScreen(ChatSurface):
         elif self.box.is_edit:
             self.box.give_up_edit()
             self.tell("The message stays as it was.")
+        elif prompt.has_focus and not prompt.text and self.transcript.display:
+            self.transcript.focus()
+            return
         self.focus_prompt()
 
     def action_copy_text(self) -> None:
@@ -207,6 +215,14 @@ class ChatScreen(ChatSurface):
 
     def action_right_rail(self) -> None:
         self.sides.toggle("right")
+
+    def action_backend_reason(self) -> None:
+        self.sides.reveal("right")
+        self.query_one(LiveRail).toggle_reason()
+
+    def action_other_programs(self) -> None:
+        self.sides.reveal("right")
+        self.query_one(LiveRail).toggle_others()
 
     def action_search_chats(self) -> None:
         self.sides.reveal("left")

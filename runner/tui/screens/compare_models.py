@@ -68,7 +68,7 @@ class Comparison(LiveSection):
 
 def _row(name: str, a: tuple[str, str], b: tuple[str, str], label: int, column: int) -> Content:
     cells = [(_cell(text, column), style) for text, style in (a, b)]
-    return Content.assemble((_cell(name, label), "$text-muted"), cells[0], "  ", cells[1])
+    return Content.assemble((f"{_cell(name, label - 1)} ", "$text-muted"), cells[0], "  ", cells[1])
 
 
 def _cell(text: str, width: int) -> str:

@@ -22,6 +22,7 @@ from runner.machine import devices
 from runner.measures import binary_size, decimal_size
 from runner.tui.content import line
 from runner.tui.first_models import N_OFFERED, Offer, offers
+from runner.tui.messages import GoTo
 from runner.tui.services import Services
 
 DEMO: Final = "demo"
@@ -45,6 +46,7 @@ class FirstRun(ModalScreen[str | None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(str(number), f"take({number})", show=False) for number in range(1, N_OFFERED + 1)),
+        Binding("f2", "browse", "Models", show=False),
         Binding("escape", "leave", "Later", show=False),
     ]
     DEFAULT_CSS = """
@@ -73,7 +75,7 @@ class FirstRun(ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         with Vertical() as frame:
             frame.border_title = "Welcome to runner"
-            frame.border_subtitle = "Enter open · Esc later"
+            frame.border_subtitle = "Enter open · F2 all models · Esc later"
             yield Static(Content("Language models on your own machine. Choose one to talk to:"), id="welcome")
             yield OptionList()
             yield Static(id="first-note")
@@ -141,6 +143,10 @@ class FirstRun(ModalScreen[str | None]):
             self.notify("It cannot be fetched without a network.", severity="warning", markup=False)
             return
         self.dismiss(self._offers[number - 1].spec.name)
+
+    def action_browse(self) -> None:
+        self.app.post_message(GoTo("models"))
+        self.dismiss(None)
 
     def action_leave(self) -> None:
         self.dismiss(None)

@@ -71,10 +71,10 @@ class QuantizeModel(ModalScreen[QuantizeWish | None]):
             yield OptionList(*(Option(_words(choice)) for choice in self._choices), id="formats", compact=True)
             with Horizontal(classes="field"):
                 yield Static("name", classes="label")
-                yield Input(id="name")
+                yield Input(id="name", compact=True)
             with Horizontal(classes="field"):
                 yield Static("", classes="label")
-                yield Checkbox("calibrate: slower, closer to the original", True, id="calibrate")
+                yield Checkbox("calibrate: slower, closer to the original", True, id="calibrate", compact=True)
             yield Static("", id="news")
             with Horizontal(id="buttons"):
                 yield Button("Cancel", id="no", compact=True)

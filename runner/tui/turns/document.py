@@ -32,11 +32,11 @@ class Row:
 
 
 class Document:
-    """look: how an entry is to be shown now."""
+    """look: how an entry is to be shown now. width: columns that rows may have."""
 
-    def __init__(self, look: Callable[[Entry], Look]) -> None:
+    def __init__(self, look: Callable[[Entry], Look], width: int = 80) -> None:
         self.entries: list[Entry] = []
-        self.width = 80
+        self.width = width
         self._look = look
         self._measured: OrderedDict[Laid, None] = OrderedDict()
 

@@ -15,6 +15,7 @@ from runner.transcript import NOTES, Turn
 from runner.tui.markdown.lines import Line
 from runner.tui.markdown.sections import Section, code_of, sections_of
 from runner.tui.markdown.styles import GROUND, MUTED
+from runner.tui.model_names import short_name
 from runner.tui.turns.labels import numbers_text, thought_label, time_text, timings_of
 from runner.tui.turns.live import LiveAnswer
 from runner.tui.turns.pieces import (
@@ -231,7 +232,9 @@ class Answer(Entry):
         return self.live.code(fence) if self.live is not None else code_of(self._own_sections(), fence)
 
     def pieces(self, look: Look) -> Iterable[Piece]:
-        about = SEPARATOR.join(part for part in (time_text(self._begun_at, look.now), safe_line(self.model)) if part)
+        about = SEPARATOR.join(
+            part for part in (time_text(self._begun_at, look.now), safe_line(short_name(self.model))) if part
+        )
         has_text = self.live.has_text if self.live else bool(self.turn and self.turn.content)
         copy = button("[y] copy" if look.is_copied else "copy", "copy") if has_text else None
         yield Header("assistant", "$text-accent", about, copy, look.is_chosen, look.is_first)

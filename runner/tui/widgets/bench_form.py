@@ -47,6 +47,7 @@ class BenchForm(Vertical):
     class End(Message):
         """The user wants to stop."""
 
+    SCOPED_CSS = False  # its rules ask for classes of the screen, which is outside of it
     DEFAULT_CSS = """
     BenchForm { height: auto; }
     BenchForm Label { color: $text-muted; height: 1; }

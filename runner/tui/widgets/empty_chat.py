@@ -54,6 +54,7 @@ class EmptyChat(VerticalScroll, can_focus=False):
     EmptyChat #keys { color: $text-muted; }
     .-tiny EmptyChat #keys, .-flat EmptyChat #keys, .-flat EmptyChat .heading { display: none; }
     .-flat EmptyChat #where { margin-bottom: 0; max-height: 2; }
+    .-flat EmptyChat #where.-failed { max-height: 100%; }
     .-flat EmptyChat > Vertical { padding: 0 1; }
     """
 
@@ -97,6 +98,7 @@ class EmptyChat(VerticalScroll, can_focus=False):
     def _show(self, model: str, where: str, style: str = "") -> None:
         self.query_one("#model", Static).update(line(model))
         self.query_one("#where", Static).update(line(where, style))
+        self.query_one("#where").set_class(bool(style), "-failed")
 
     @on(OptionList.OptionSelected)
     def _pick(self, event: OptionList.OptionSelected) -> None:

@@ -59,6 +59,7 @@ class PaneSection(LiveSection):
 class FitPane(VerticalScroll, can_focus=False):
     """Shows one row of the catalog; see the module."""
 
+    SCOPED_CSS = False  # its rules ask for classes of the screen, which is outside of it
     DEFAULT_CSS = """
     FitPane { background: $surface; padding: 0 2; scrollbar-size-vertical: 1; }
     FitPane > PaneSection { margin-top: 1; }

@@ -92,8 +92,8 @@ class JobRow(Widget, can_focus=True):
         Binding("space,p", "pause", "Pause"),
         Binding("r", "retry", "Retry"),
         Binding("x,delete", "drop", "Give up"),
-        Binding("up", "app.focus_previous", show=False),
-        Binding("down", "app.focus_next", show=False),
+        Binding("up,k", "move(-1)", "Up", show=False),
+        Binding("down,j", "move(1)", "Down", show=False),
     ]
 
     def __init__(self, job: Job) -> None:
@@ -123,6 +123,8 @@ class JobRow(Widget, can_focus=True):
 
     def show(self, job: Job) -> None:
         """The job as it is now."""
+        if self.has_focus and job.state != self.job.state:
+            self.refresh_bindings()  # other keys do something now
         self.job = job
         sign, style = mark(job)
         name = job.title if self.size.width >= _WIDE else job.title.rpartition("/")[2]
@@ -138,6 +140,15 @@ class JobRow(Widget, can_focus=True):
         job = self.job
         wanted = {"pause": job.can_pause or job.can_resume, "retry": job.can_retry}
         return wanted.get(action, True)
+
+    def action_move(self, by: int) -> None:
+        """To the next job, or the one before; above the first is what stands over the list, below the last nothing."""
+        rows = list(self.screen.query(JobRow))
+        index = rows.index(self) + by
+        if index < 0:
+            self.screen.focus_previous()
+        elif index < len(rows):
+            rows[index].focus()
 
     def action_pause(self) -> None:
         self.post_message(JobList.Pause(self.job.id) if self.job.can_pause else JobList.Resume(self.job.id))
@@ -198,5 +209,8 @@ class JobList(VerticalScroll, can_focus=False):
             if job.id in rows:
                 rows[job.id].show(job)
             else:
-                self.mount(JobRow(job))
+                row = JobRow(job)
+                self.mount(row)
+                if rows:  # low lists show one or two: what was asked for last is what one looks for
+                    row.call_after_refresh(row.scroll_visible, animate=False)
         self.set_class(not jobs, "-empty")

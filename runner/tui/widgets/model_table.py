@@ -162,7 +162,7 @@ class ModelTable(ScrollView, can_focus=True):
     def _lay_out(self) -> None:
         longest = max((text_width(safe_line(row.name)) for row in self._rows), default=5)
         width = max(0, self.scrollable_content_region.width - _MARGIN)
-        self._columns = columns_for(width, max(8, longest))
+        self._columns = columns_for(width, max(8, longest)) if width else ()  # it is not laid out yet
         self.virtual_size = Size(self.scrollable_content_region.width, self.n_lines + 1)
 
     def on_resize(self) -> None:

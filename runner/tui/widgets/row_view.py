@@ -17,6 +17,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.selection import Selection
 from textual.strip import Strip
+from textual.widget import Widget
 
 from runner.tui.turns.document import Document, Row
 from runner.tui.turns.entries import Entry, Look
@@ -70,7 +71,7 @@ class RowView(ScrollView):
 
     def replace(self, entries: Sequence[Entry]) -> None:
         """Show other entries, from their end."""
-        self.document = Document(self.look)
+        self.document = Document(self.look, self.document.width)
         self.document.entries[:] = entries
         self._painter.forget()
         self.focus_end()
@@ -168,11 +169,18 @@ class RowView(ScrollView):
             self._is_following, self._n_new = True, 0
         self._is_placing = True
         try:
-            self.virtual_size = Size(self.size.width, self.document.height)
+            self._set_height(self.document.height)
             self.scroll_y = self.scroll_target_y = top
         finally:
             self._is_placing = False
         self.refresh()
+
+    def _set_height(self, height: int) -> None:
+        """So many rows in all. Setting virtual_size would lay out and draw the whole screen; only the bar changes."""
+        size = Size(self.size.width, height)
+        if size != self.virtual_size:
+            self.set_reactive(Widget.virtual_size, size)
+            self._scroll_update(size)
 
     # --- drawing ---------------------------------------------------------------------------------------------------
 

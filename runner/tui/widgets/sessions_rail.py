@@ -105,7 +105,7 @@ class SessionsRail(Vertical):
     def show(self, sessions: list[SessionSummary], current: str | None, today: date) -> None:
         """Show these chats, the newest first; `current` is the id of the one that is open."""
         self._current = current
-        self._fill(grouped(sessions, today), "No chats are kept yet: what you ask begins one.")
+        self._fill(grouped(sessions, today), "No chats are kept yet.")
 
     def show_matches(self, matches: list[Match], current: str | None) -> None:
         """Show where a search found something."""
@@ -114,7 +114,7 @@ class SessionsRail(Vertical):
 
     def show_nothing_kept(self) -> None:
         """Say that chats are not kept."""
-        self._fill(iter(()), "Chats are not kept: save_chats is off.")
+        self._fill(iter(()), "Not kept: save_chats off")
 
     def _fill(self, rows: Iterable[Row], when_empty: str) -> None:
         listed = self.query_one(SessionList)

@@ -26,7 +26,7 @@ from runner.tui.turns.live import LiveAnswer, joined
 from runner.tui.turns.pieces import Code, Level, Note
 from runner.tui.widgets.row_view import RowView
 
-PERIOD_S = 1 / 20
+PERIOD_S = 1 / 12
 _SHARE = 4  # of the time at most a quarter goes into showing text
 _Turn = TypeVar("_Turn", Answer, Question)
 _EMPTY = (("Ask something.", "bold"), ("@file adds a file · / shows the commands · F1 help", MUTED))

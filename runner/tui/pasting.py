@@ -1,0 +1,59 @@
+"""What is pasted is text: an escape sequence in it must not become keys.
+
+Textual's parser reads an ESC within a bracketed paste as a key's beginning, and gives what follows as keys: a line end
+there would send a message that nobody has read. Some terminals hand such text through. It knows nothing of the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from textual._xterm_parser import XTermParser
+from textual.drivers import linux_driver
+from textual.message import Message
+
+_ESC: Final = "\x1b"
+_START, _END = "\x1b[200~", "\x1b[201~"
+
+
+class PasteParser(XTermParser):
+    """Textual's parser of what the terminal sends, for which a paste has no ESC but the one that ends it."""
+
+    def __init__(self, debug: bool = False) -> None:
+        super().__init__(debug)
+        self._is_pasting = False
+        self._held = ""  # may be the beginning of the marker whose rest comes with the next piece
+
+    def feed(self, data: str) -> Iterable[Message]:
+        cleaned = self._cleaned(data) if data else data
+        return () if data and not cleaned else super().feed(cleaned)
+
+    def _cleaned(self, data: str) -> str:
+        """The data without what must not come through; of a paste, a beginning of its end is held back."""
+        data, self._held = self._held + data, ""
+        parts: list[str] = []
+        while data:
+            if not self._is_pasting:
+                before, marker, data = data.partition(_START)
+                parts += [before, marker]
+                self._is_pasting = bool(marker)
+                continue
+            before, marker, rest = data.partition(_END)
+            if not marker:
+                before, self._held = _split_held(before)
+            parts += [before.replace(_ESC, ""), marker]
+            self._is_pasting = not marker
+            data = rest
+        return "".join(parts)
+
+
+def _split_held(text: str) -> tuple[str, str]:
+    """A text, and what at its end may be the beginning of the end of the paste."""
+    place = text.rfind(_ESC, -len(_END))
+    return (text[:place], text[place:]) if place >= 0 and _END.startswith(text[place:]) else (text, "")
+
+
+def install() -> None:
+    """Have the terminal's driver use this parser: it makes its own, and takes none."""
+    linux_driver.XTermParser = PasteParser  # type: ignore[misc]

@@ -1,0 +1,31 @@
+"""A paste with escape sequences in it is text, in however many pieces it comes."""
+
+from __future__ import annotations
+
+import pytest
+from textual.drivers import linux_driver
+from textual.events import Key, Paste
+from textual.message import Message
+
+from runner.tui.pasting import PasteParser, install
+
+PASTE = "\x1b[200~one \x1b[31m two\rthree\x1bOQ\x1b[201\x1b four\r\x1b[201~x\x1b[A"
+
+
+def heard(size: int) -> list[Message]:
+    parser = PasteParser()
+    pieces = [PASTE[start : start + size] for start in range(0, len(PASTE), size)]
+    return [event for piece in pieces for event in parser.feed(piece)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 100])
+def test_no_key_comes_out_of_a_paste_and_keys_after_it_do(size: int) -> None:
+    events = heard(size)
+    assert [event.text for event in events if isinstance(event, Paste)] == ["one [31m two\rthreeOQ[201 four\r"]
+    assert [event.key for event in events if isinstance(event, Key)] == ["x", "up"]
+
+
+def test_the_driver_of_the_terminal_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linux_driver, "XTermParser", object)
+    install()
+    assert linux_driver.XTermParser is PasteParser
