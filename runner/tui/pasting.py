@@ -23,29 +23,41 @@ class PasteParser(XTermParser):
     def __init__(self, debug: bool = False) -> None:
         super().__init__(debug)
         self._is_pasting = False
-        self._held = ""  # may be the beginning of the marker whose rest comes with the next piece
+        self._passed = ""  # the end of what came through: the marker of a paste may have begun there
+        self._held = ""  # of a paste: may be the beginning of the marker of its end
 
     def feed(self, data: str) -> Iterable[Message]:
         cleaned = self._cleaned(data) if data else data
         return () if data and not cleaned else super().feed(cleaned)
 
     def _cleaned(self, data: str) -> str:
-        """The data without what must not come through; of a paste, a beginning of its end is held back."""
+        """The data without the ESC of pastes; of a paste, what may be the beginning of its end is held back."""
         data, self._held = self._held + data, ""
         parts: list[str] = []
         while data:
-            if not self._is_pasting:
-                before, marker, data = data.partition(_START)
-                parts += [before, marker]
-                self._is_pasting = bool(marker)
-                continue
-            before, marker, rest = data.partition(_END)
-            if not marker:
-                before, self._held = _split_held(before)
-            parts += [before.replace(_ESC, ""), marker]
-            self._is_pasting = not marker
-            data = rest
+            part, data = self._pasted(data) if self._is_pasting else self._typed(data)
+            parts.append(part)
         return "".join(parts)
+
+    def _typed(self, data: str) -> tuple[str, str]:
+        """What comes through up to the beginning of a paste, and what follows. Nothing of it may wait: it is keys."""
+        seen = self._passed + data
+        place = seen.find(_START)
+        if place < 0:
+            self._passed = seen[1 - len(_START) :]
+            return data, ""
+        self._is_pasting = True
+        end = place + len(_START) - len(self._passed)
+        self._passed = ""
+        return data[:end], data[end:]
+
+    def _pasted(self, data: str) -> tuple[str, str]:
+        """What comes through up to the end of a paste, and what follows."""
+        text, marker, rest = data.partition(_END)
+        if not marker:
+            text, self._held = _split_held(text)
+        self._is_pasting = not marker
+        return text.replace(_ESC, "") + marker, rest
 
 
 def _split_held(text: str) -> tuple[str, str]:
@@ -56,4 +68,4 @@ def _split_held(text: str) -> tuple[str, str]:
 
 def install() -> None:
     """Have the terminal's driver use this parser: it makes its own, and takes none."""
-    linux_driver.XTermParser = PasteParser  # type: ignore[misc]
+    linux_driver.XTermParser = PasteParser  # type: ignore[attr-defined]

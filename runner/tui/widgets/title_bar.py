@@ -62,8 +62,8 @@ class TitleBar(Horizontal):
     TitleBar ModeTab.-current { color: $text; text-style: bold reverse; }
     TitleBar #model { width: 1fr; text-align: right; padding: 0 2; text-overflow: ellipsis; text-wrap: nowrap; }
     TitleBar #meter { color: $text-muted; margin-right: 2; }
-    .-tiny TitleBar #brand, .-tiny TitleBar #meter, .-tiny TitleBar #model { display: none; }
-    .-tiny TitleBar #state { dock: right; }
+    .-tiny TitleBar #brand, .-tiny TitleBar #meter, .-tiny TitleBar ModeTab { display: none; }
+    .-tiny TitleBar ModeTab.-current { display: block; }
     .-narrow TitleBar #meter { display: none; }
     """
 
