@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 
 from live_samples import gpu_sample, loaded, machine
 from textual.pilot import Pilot
@@ -69,6 +69,14 @@ TURNS = (
         created_at=NOON + 1,
     ),
 )
+
+
+class OneDay(date):
+    """The calendar of the stage."""
+
+    @classmethod
+    def today(cls) -> OneDay:
+        return cls(2026, 11, 21)
 
 
 class StillEngine(ChatEngine):
