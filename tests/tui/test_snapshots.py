@@ -20,6 +20,7 @@ from runner.telemetry import Timings
 from runner.transcript import Turn
 from runner.tui.app import RunnerApp
 from runner.tui.messages import AnswerBegan, AnswerEnded, AnswerStep
+from runner.tui.screens.first_run import FirstRun
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 Scene = Callable[[Pilot[int]], Awaitable[None]]
@@ -81,6 +82,34 @@ async def models(pilot: Pilot[int]) -> None:
     await pilot.press("f2")
 
 
+async def first_run(pilot: Pilot[int]) -> None:
+    pilot.app.push_screen(FirstRun(pilot.app.services))
+
+
+async def quantize_dialog(pilot: Pilot[int]) -> None:
+    await pilot.press("f2")
+    await settle(pilot)
+    await pilot.press("q")
+
+
+async def quant_dialog(pilot: Pilot[int]) -> None:
+    """Which quantization to fetch."""
+    await pilot.press("f2")
+    await settle(pilot)
+    await pilot.press("down", "d")
+
+
+async def compared_models(pilot: Pilot[int]) -> None:
+    await pilot.press("f2")
+    await settle(pilot)
+    await pilot.press("down", "c", "down", "c")
+
+
+async def delete_chat(pilot: Pilot[int]) -> None:
+    await kept_chat(pilot)
+    await pilot.app.screen.run_action("delete_chat")
+
+
 async def bench(pilot: Pilot[int]) -> None:
     await pilot.press("f3")
 
@@ -110,7 +139,12 @@ SCENES: tuple[Scene, ...] = (
     streaming,
     engine_died,
     settings_panel,
+    first_run,
     models,
+    quantize_dialog,
+    quant_dialog,
+    compared_models,
+    delete_chat,
     bench,
     doctor,
     help_page,
