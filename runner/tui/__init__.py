@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from functools import partial
 from typing import TYPE_CHECKING
@@ -46,8 +47,14 @@ def app_for(paths: Paths, settings: Settings) -> RunnerApp:
 
 
 async def _until_left(app: RunnerApp) -> None:
-    """Run the app; a signal that would end the process leaves it as the user would, so that nothing is lost."""
-    for ended_by in (signal.SIGTERM, signal.SIGHUP):
-        leave = partial(app.exit, return_code=128 + ended_by)
-        asyncio.get_running_loop().add_signal_handler(ended_by, leave)
+    """Run the app. SIGTERM leaves it as the user would; when the terminal is gone there is nothing to leave."""
+    leave = partial(app.exit, return_code=128 + signal.SIGTERM)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leave)
+    signal.signal(signal.SIGHUP, lambda *_: _hang_up(app))
     await app.run_async()
+
+
+def _hang_up(app: RunnerApp) -> None:
+    """Keep what there is to keep, end the child processes, and end: Textual would wait for its dead terminal."""
+    app.close_down()
+    os._exit(128 + signal.SIGHUP)

@@ -101,6 +101,10 @@ class RunnerApp(App[int]):
             self.chat_engine.open(model)
 
     def on_unmount(self) -> None:
+        self.close_down()
+
+    def close_down(self) -> None:
+        """End the threads and processes of the interface, and keep what it remembers. Takes up to some seconds."""
         self.machine_watch.stop()
         self.jobs.close()
         self.chat_engine.close()

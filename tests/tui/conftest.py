@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from live_samples import RAM_SAMPLE
-from staged_app import CHECKS, NOON, TURNS, OneDay, StillEngine, StillWatch
+from staged_app import CHECKS, NOON, TURNS, OneDay, StillEngine, StillWatch, explained_once
 
 from runner.config import LoadOptions
 from runner.paths import user_paths
@@ -27,6 +27,7 @@ def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
     monkeypatch.setattr("runner.tui.screens.doctor.checks", lambda _paths: iter(CHECKS))
     monkeypatch.setattr("runner.tui.screens.doctor.heading", lambda: "runner 0.1.0 on Linux x86_64")
     monkeypatch.setattr("runner.tui.screens.session_desk.date", OneDay)
+    monkeypatch.setattr("runner.tui.exact_fit.explain", explained_once)
     for reader in ("catalog_reading", "exact_fit", "screens.first_run"):
         monkeypatch.setattr(f"runner.tui.{reader}.devices", lambda: (RAM_SAMPLE.device,))
     monkeypatch.chdir(tmp_path)

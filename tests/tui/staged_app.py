@@ -7,18 +7,22 @@ watch over the machine, the checks of this machine, and the day.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, date, datetime
+from typing import Any
 
 from live_samples import gpu_sample, loaded, machine
 from textual.pilot import Pilot
 
 from runner.config import LoadOptions
 from runner.doctor import Check
+from runner.errors import RunnerError
+from runner.paths import Paths
 from runner.transcript import Turn
 from runner.tui import app as app_module
 from runner.tui.app import RunnerApp
 from runner.tui.chat_engine import ChatEngine
+from runner.tui.exact_fit import explain
 from runner.tui.messages import LoadEnded
 from runner.tui.widgets.transcript import Transcript
 
@@ -103,6 +107,24 @@ class StillWatch:
 
     def stop(self) -> None:
         pass
+
+
+_explained: dict[str, Mapping[str, Any] | RunnerError | None] = {}
+
+
+def explained_once(name: str, paths: Paths, *, offline: bool, is_cancelled: Callable[[], bool]) -> Any:
+    """What `runner explain` says of a model, asked once by all tests: its process takes seconds."""
+    if name not in _explained:
+        try:
+            _explained[name] = explain(name, paths, offline=offline, is_cancelled=is_cancelled)
+        except RunnerError as error:
+            _explained[name] = error
+    found = _explained[name]
+    if isinstance(found, RunnerError):
+        raise found
+    if found is None:  # it was cancelled
+        del _explained[name]
+    return found
 
 
 def on_stage(app: RunnerApp, size: tuple[int, int], play: Callable[[Pilot[int]], Awaitable[None]]) -> None:

@@ -138,9 +138,20 @@ def test_an_interface_that_is_ended_takes_its_engine_with_it(opened: Callable[..
     code = terminal.wait_for_exit()
     wait_until(lambda: not engine.is_running() or engine.status() == "zombie")
     assert kept_answers()[0].startswith("word word")
-    if how != signal.SIGKILL:
-        assert code == 128 + how
-        assert LEFT_ALTERNATE_SCREEN in terminal.raw
+    assert code == {signal.SIGKILL: -signal.SIGKILL}.get(how, 128 + how)
+    assert (LEFT_ALTERNATE_SCREEN in terminal.raw) == (how == signal.SIGTERM)
+
+
+def test_when_the_terminal_goes_away_nothing_stays_behind(opened: Callable[..., Terminal]) -> None:
+    terminal = opened({"text": "word " * 2000, "token_s": 0.01})
+    terminal.wait_for(is_ready)
+    terminal.type("go\r")
+    terminal.wait_for(lambda shown: "word word" in shown)
+    processes = [psutil.Process(terminal.child.pid), terminal.engine]
+    time.sleep(0.6)  # what came is written each half second
+    terminal.child.ptyproc.fileobj.close()
+    wait_until(lambda: all(not one.is_running() or one.status() == "zombie" for one in processes), within_s=10)
+    assert kept_answers()[0].startswith("word word")
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(200, 60), (80, 24), (40, 12), (12, 5)])
