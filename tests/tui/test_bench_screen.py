@@ -269,13 +269,12 @@ def test_a_run_is_written_to_a_file_whose_path_is_said(tmp_path: Path, monkeypat
         await until(pilot, lambda: bool(shown_id(screen)))
         screen.query_one("#bench-runs").focus()
         await pilot.press("e")
-        await until(pilot, lambda: app.screen is not screen)
+        await pilot.pause()
         await pilot.press("enter")
         await until(pilot, lambda: "Written to" in seen(app))
         assert [one.name for one in tmp_path.glob("bench-*.md")] == [f"bench-{shown_id(screen)}.md"]
-        await until(pilot, lambda: app.screen is screen)
         await pilot.press("e")
-        await until(pilot, lambda: app.screen is not screen)
+        await pilot.pause()
         await pilot.press("enter")
         await until(pilot, lambda: "is there already" in seen(app))
 

@@ -92,13 +92,6 @@ async def quantize_dialog(pilot: Pilot[int]) -> None:
     await pilot.press("q")
 
 
-async def quant_dialog(pilot: Pilot[int]) -> None:
-    """Which quantization to fetch."""
-    await pilot.press("f2")
-    await settle(pilot)
-    await pilot.press("down", "d")
-
-
 async def compared_models(pilot: Pilot[int]) -> None:
     await pilot.press("f2")
     await settle(pilot)
@@ -142,7 +135,6 @@ SCENES: tuple[Scene, ...] = (
     first_run,
     models,
     quantize_dialog,
-    quant_dialog,
     compared_models,
     delete_chat,
     bench,
