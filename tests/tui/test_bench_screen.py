@@ -267,14 +267,17 @@ def test_a_run_is_written_to_a_file_whose_path_is_said(tmp_path: Path, monkeypat
         screen = app.screen
         assert isinstance(screen, BenchScreen)
         await until(pilot, lambda: bool(shown_id(screen)))
-        screen.query_one("#bench-runs").focus()
+        runs = screen.query_one("#bench-runs")
+        runs.focus()
+        await until(pilot, lambda: app.focused is runs)
         await pilot.press("e")
-        await pilot.pause()
+        await until(pilot, lambda: app.screen is not screen)
         await pilot.press("enter")
         await until(pilot, lambda: "Written to" in seen(app))
         assert [one.name for one in tmp_path.glob("bench-*.md")] == [f"bench-{shown_id(screen)}.md"]
+        await until(pilot, lambda: app.focused is runs)
         await pilot.press("e")
-        await pilot.pause()
+        await until(pilot, lambda: app.screen is not screen)
         await pilot.press("enter")
         await until(pilot, lambda: "is there already" in seen(app))
 
