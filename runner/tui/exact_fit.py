@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -159,8 +159,3 @@ def _read(out: bytes, err: bytes, code: int) -> Mapping[str, Any]:
         words.take(line)
     message, hint = words.error
     raise RunnerError(message or f"It cannot be estimated: {words.last or f'code {code}'}", hint=hint)
-
-
-def files_text(files: Sequence[tuple[str, int]]) -> str:
-    """The first file, and how many more."""
-    return "" if not files else files[0][0] + (f" and {len(files) - 1} more" if len(files) > 1 else "")

@@ -1,4 +1,4 @@
-"""What the interface remembers from one time to the next: theme, folded rails, the mode that was open.
+"""What the interface remembers from one time to the next: theme, folded rails.
 
 A JSON file of its own beside the logs, private, replaced in one step. A file that is damaged, or of another version, is
 read as far as it can be understood. It knows no widget.
@@ -10,7 +10,7 @@ import json
 import logging
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 from runner.chat_file import write_new
 from runner.errors import RunnerError
@@ -19,21 +19,14 @@ from runner.paths import Paths, private_directory
 _log = logging.getLogger(__name__)
 _LONGEST: Final = 64 * 1024
 
-ModeName = Literal["chat", "models", "bench", "doctor"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Remembered:
-    """theme: "" when none was chosen. left_rail, right_rail: whether they are open where there is room for them.
-
-    mode: the one that was open last. folds_thoughts: whether thoughts come folded.
-    """
+    """theme: "" when none was chosen. left_rail, right_rail: whether they are open where there is room for them."""
 
     theme: str = ""
     left_rail: bool = True
     right_rail: bool = True
-    mode: ModeName = "chat"
-    folds_thoughts: bool = True
 
 
 def read_remembered(paths: Paths) -> Remembered:
@@ -67,9 +60,4 @@ def remembered_file(paths: Paths) -> Path:
 
 def _is_sound(name: str, plain: dict[str, Any]) -> bool:
     """Whether a value is there and of the type of its default."""
-    if name not in plain:
-        return False
-    value = plain[name]
-    if name == "mode":
-        return value in get_args(ModeName)
-    return type(value) is type(getattr(Remembered(), name))
+    return name in plain and type(plain[name]) is type(getattr(Remembered(), name))

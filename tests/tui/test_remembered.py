@@ -10,7 +10,7 @@ import pytest
 from runner.paths import user_paths
 from runner.tui.remembered import Remembered, read_remembered, remembered_file, write_remembered
 
-OTHER = Remembered(theme="runner-light", left_rail=False, right_rail=False, mode="doctor", folds_thoughts=False)
+OTHER = Remembered(theme="runner-light", left_rail=False, right_rail=False)
 
 
 def test_what_was_written_is_read() -> None:
@@ -33,7 +33,7 @@ def test_a_damaged_file_is_as_good_as_none(content: bytes) -> None:
 def test_values_that_make_no_sense_and_keys_that_nobody_knows_are_passed_over() -> None:
     paths = user_paths()
     write_remembered(paths, OTHER)
-    plain = {"theme": 7, "left_rail": "no", "mode": "games", "right_rail": False, "of_the_future": {"a": 1}}
+    plain = {"theme": 7, "left_rail": "no", "right_rail": False, "of_the_future": {"a": 1}}
     remembered_file(paths).write_text(json.dumps(plain))
     assert read_remembered(paths) == Remembered(right_rail=False)
 

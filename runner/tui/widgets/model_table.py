@@ -14,7 +14,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
-from textual.geometry import Region, Size
+from textual.geometry import Size
 from textual.message import Message
 from textual.reactive import reactive
 from textual.scroll_view import ScrollView
@@ -146,11 +146,6 @@ class ModelTable(ScrollView, can_focus=True):
     def n_lines(self) -> int:
         return len(self._rows) + bool(self._offer)
 
-    @property
-    def shown_columns(self) -> tuple[str, ...]:
-        """Keys of the columns that have room."""
-        return tuple(column.key for column, _ in self._columns)
-
     def select(self, name: str) -> bool:
         """Move to the model of that name; False when it is not among the rows."""
         for index, row in enumerate(self._rows):
@@ -280,10 +275,6 @@ class ModelTable(ScrollView, can_focus=True):
                 return column.key
             start += width + len(_GAP)
         return None
-
-    def line_region(self) -> Region:
-        """Where the cursor's line is, in this widget."""
-        return Region(0, self.cursor - self.scroll_offset.y + 1, self.size.width, 1)
 
 
 def _padded(text: str, width: int, *, is_right: bool) -> str:
