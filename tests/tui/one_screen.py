@@ -92,3 +92,8 @@ def seen(app: App[Any]) -> str:
     """What is on the screen, as text."""
     strips = app.screen._compositor.render_strips()
     return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips)
+
+
+def said(app: App[Any]) -> list[str]:
+    """The texts of the notifications, whole: on the screen a long path would break them anywhere."""
+    return [notification.message for notification in app._notifications]

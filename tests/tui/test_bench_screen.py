@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from one_screen import HARMLESS, HOSTILE, SIZES, OneScreen, running, seen, services, until
+from one_screen import HARMLESS, HOSTILE, SIZES, OneScreen, running, said, seen, services, until
 from textual.pilot import Pilot
 from textual.widgets import Checkbox, Input, Static
 
@@ -273,13 +273,13 @@ def test_a_run_is_written_to_a_file_whose_path_is_said(tmp_path: Path, monkeypat
         await pilot.press("e")
         await until(pilot, lambda: app.screen is not screen)
         await pilot.press("enter")
-        await until(pilot, lambda: "Written to" in seen(app))
+        await until(pilot, lambda: any("Written to" in text for text in said(app)))
         assert [one.name for one in tmp_path.glob("bench-*.md")] == [f"bench-{shown_id(screen)}.md"]
         await until(pilot, lambda: app.focused is runs)
         await pilot.press("e")
         await until(pilot, lambda: app.screen is not screen)
         await pilot.press("enter")
-        await until(pilot, lambda: "is there already" in seen(app))
+        await until(pilot, lambda: any("is there already" in text for text in said(app)))
 
     running(app, body)
 
