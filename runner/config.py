@@ -11,18 +11,20 @@ import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from runner.errors import UsageError
 
 BackendChoice = Literal["auto", "native", "llamacpp", "fake"]
 KvType = Literal["f16", "bf16", "f32", "q8_0"]
 OverflowPolicy = Literal["stop", "drop"]
+Speculation = Literal["off", "auto", "suffix", "model", "self", "mtp", "eagle3"]
 Think = Literal["auto", "on", "off", "low", "medium", "high"]
 
 T = TypeVar("T")
 
 DEFAULT_CTX = 8192
+LONGEST_DRAFT = 15  # a step takes 16 tokens at once
 
 
 def nearest_hint(name: str, known: Iterable[str]) -> str:
@@ -60,6 +62,8 @@ class LoadOptions:
     batch_size: prompt tokens per prefill chunk; None takes what the backend is fast with. warmup: run one token at
     load, so that the first answer is not slow.
     force: load even what is not expected to fit.
+    speculation: what drafts tokens for the model to verify; "auto" takes `draft` if given, else what needs no memory.
+    draft: the drafting model, a name or path as for the model itself. draft_max: tokens of a draft at most.
     """
 
     backend: BackendChoice = "auto"
@@ -70,8 +74,13 @@ class LoadOptions:
     batch_size: int | None = None
     warmup: bool = True
     force: bool = False
+    speculation: Speculation = "auto"
+    draft: str | None = None
+    draft_max: int = LONGEST_DRAFT
 
     def __post_init__(self) -> None:
+        _one_of("load options", "speculation", self.speculation, get_args(Speculation))
+        _whole("load options", "draft_max", self.draft_max, 1, LONGEST_DRAFT)
         _one_of("load options", "backend", self.backend, ("auto", "native", "llamacpp", "fake"))
         _one_of("load options", "kv_type", self.kv_type, ("f16", "bf16", "f32", "q8_0"))
         if self.ctx_size is not None:

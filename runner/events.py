@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from runner.speculative.record import SpeculationRecord
 from runner.telemetry import Timings
 from runner.types import MemoryUse, ModelInfo
 
@@ -51,7 +52,10 @@ class Loaded:
 
 @dataclass(frozen=True)
 class TextDelta:
+    """A piece of the answer. drafted: the ranges [start, end) of its characters that a drafter had guessed right."""
+
     text: str
+    drafted: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,10 +65,11 @@ class ReasoningDelta:
 
 @dataclass(frozen=True)
 class Stats:
-    """Live numbers, a few times a second while an answer streams."""
+    """Live numbers, a few times a second while an answer streams. speculation: of this answer, None without any."""
 
     timings: Timings
     n_ctx: int
+    speculation: SpeculationRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,7 @@ class Finished:
     token_ids: tuple[int, ...]
     seed: int
     n_ctx: int
+    speculation: SpeculationRecord | None = None
 
 
 LoadEvent = Progress | Notice | Loaded

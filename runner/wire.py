@@ -48,6 +48,8 @@ def _read(hint: Any, plain: Any) -> Any:
         return next((_read(arg, plain) for arg in args if _accepts(arg, plain)), plain)
     if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
         return tuple(_read(args[0], item) for item in plain)
+    if origin is tuple:
+        return tuple(_read(arg, item) for arg, item in zip(args, plain, strict=True))
     if origin is list:
         return [_read(args[0], item) for item in plain]
     if hint is Path:

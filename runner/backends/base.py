@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from runner.config import LoadOptions, SamplingParams
 from runner.errors import ContextOverflow, UsageError
+from runner.speculative.record import Round
+from runner.speculative.speculator import Speculator
 from runner.types import CancelToken, MemoryUse, ModelInfo, ReadyModel
 
 
@@ -48,11 +50,15 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One token of the completion. n_drafted and n_accepted count the draft tokens of the round that ended with it."""
+    """One token of the completion. is_drafted: a drafter guessed it, and the target agreed.
+
+    n_drafted and n_accepted count the draft tokens of the round that ended with it.
+    """
 
     token: int
     n_drafted: int = 0
     n_accepted: int = 0
+    is_drafted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,7 @@ class Backend(Protocol):
         prompt: Sequence[int],
         params: SamplingParams,
         cancel: CancelToken,
+        speculator: Speculator | None = None,
     ) -> Generator[Prefill | Step, None, None]:
         """Prefill `prompt` (its longest prefix already in the KV cache is reused), then decode token by token.
 
@@ -111,13 +118,18 @@ class Backend(Protocol):
         (it then ends within 200 ms, in prefill too) or the context is full: n_ctx tokens in all. Stop ids and
         max_tokens are the engine's: the backend goes on past them. Closing truncates the KV cache to what was
         yielded. params.seed is a number here, never None. Token i of the completion is sampled at position
-        len(prompt) + i, so that the same seed gives the same text. Raises ContextOverflow when the prompt has n_ctx
-        tokens or more, UsageError for an empty prompt or an id outside the vocabulary.
+        len(prompt) + i, so that the same seed gives the same text; a speculator changes how fast it comes, not what
+        it is. Raises ContextOverflow when the prompt has n_ctx tokens or more, UsageError for an empty prompt or an
+        id outside the vocabulary.
         """
         ...
 
     def score(self, tokens: Sequence[int]) -> Iterator[Logits]:
         """The logits at every position of `tokens`, in order; forgets what the KV cache held."""
+        ...
+
+    def step_s(self, n_tokens: int) -> float:
+        """Seconds that a step of `n_tokens` takes now, their logits included; forgets what the KV cache held."""
         ...
 
     def memory(self) -> MemoryUse: ...
@@ -137,6 +149,17 @@ class BackendModule(Protocol):
     def load(self, model: ReadyModel, options: LoadOptions, on_progress: LoadProgress, cancel: CancelToken) -> Backend:
         """Load it; see LoadProgress. A set cancel token raises RunnerError("cancelled")."""
         ...
+
+
+def step_of(token: int, index: int, done: Round) -> Step:
+    """The step that emits token `index` of a round."""
+    is_last = index + 1 == len(done.tokens)
+    return Step(
+        token,
+        n_drafted=len(done.draft) if is_last else 0,
+        n_accepted=done.n_accepted if is_last else 0,
+        is_drafted=index < done.n_accepted,
+    )
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -27,6 +27,7 @@ import numpy as np
 from runner.backends.base import Backend, LoadProgress, Logits, Prefill, Step, check_prompt, common_prefix
 from runner.config import DEFAULT_CTX, LoadOptions, SamplingParams, build
 from runner.errors import BadModelFile, RunnerError, UsageError
+from runner.speculative.speculator import Speculator
 from runner.types import CancelToken, MemoryUse, ModelInfo, ReadyModel
 
 _SPECIAL = ("<|im_start|>", "<|im_end|>")
@@ -143,9 +144,13 @@ class FakeBackend(Backend):
         )
 
     def generate(
-        self, prompt: Sequence[int], params: SamplingParams, cancel: CancelToken
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        cancel: CancelToken,
+        speculator: Speculator | None = None,
     ) -> Generator[Prefill | Step, None, None]:
-        del params  # the script is the sampling
+        del params, speculator  # the script is the sampling
         check_prompt(prompt, self.info)
         cached = min(common_prefix(self._cached, prompt), len(prompt) - 1)
         for done in (*range(cached, len(prompt), _PREFILL_CHUNK), len(prompt)):
@@ -172,6 +177,9 @@ class FakeBackend(Backend):
             values = np.zeros(_VOCAB_SIZE, np.float32)
             values[self._expected(tokens[: position + 1])] = 1.0
             yield Logits(position, values)
+
+    def step_s(self, n_tokens: int) -> float:
+        return 0.0 * n_tokens
 
     def memory(self) -> MemoryUse:
         return MemoryUse(weights_bytes=0, kv_cache_bytes=len(self._cached) * 8, workspace_bytes=0)

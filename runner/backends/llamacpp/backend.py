@@ -15,13 +15,16 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from runner.backends.base import Backend, LoadProgress, Logits, Prefill, Step, check_prompt, common_prefix
+from runner.backends.base import Backend, LoadProgress, Logits, Prefill, Step, check_prompt, common_prefix, step_of
 from runner.backends.llamacpp.library import ABORT_WHEN_CANCELLED, library_log, open_context, open_model
 from runner.backends.llamacpp.tokenizer import LlamaCppTokenizer
 from runner.config import LoadOptions, SamplingParams
 from runner.errors import RunnerError, UnsupportedModel
 from runner.quant.gguf_file import GgufHeader, read_header
 from runner.sampling import sample
+from runner.speculative.rounds import decode
+from runner.speculative.speculator import Speculator
+from runner.speculative.verify import choices_of
 from runner.types import CancelToken, MemoryUse, ModelInfo, ReadyModel
 
 _SCORE_BATCH = 64  # logits of this many positions are held at once by score()
@@ -98,19 +101,23 @@ class LlamaCppBackend(Backend):
         self._forget()
 
     def generate(
-        self, prompt: Sequence[int], params: SamplingParams, cancel: CancelToken
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        cancel: CancelToken,
+        speculator: Speculator | None = None,
     ) -> Generator[Prefill | Step, None, None]:
         check_prompt(prompt, self.info)
         llama_cpp.llama_set_abort_callback(self._context, ABORT_WHEN_CANCELLED, ctypes.c_void_p(cancel.address))
         try:
             yield from self._prefill(prompt, cancel)
+            if cancel.is_cancelled:
+                return
             history = list(prompt)
-            while not cancel.is_cancelled:
-                token = sample(self._last_logits(), params, history, len(history))
-                history.append(token)
-                yield Step(token)
-                if len(history) >= self.info.n_ctx or not self._decode([token], len(history) - 1):
-                    return
+            history.append(sample(self._logits_at(-1), params, history, len(history)))
+            yield Step(history[-1])
+            for token, index, done in decode(_Steps(self, cancel), params, history, speculator):
+                yield step_of(token, index, done)
         finally:
             # The token's memory may be gone before the context is: nothing may poll it any more.
             if self._context is not None:
@@ -139,6 +146,15 @@ class LlamaCppBackend(Backend):
             self._decode(part, start, all_logits=True)
             for i in range(len(part)):
                 yield Logits(start + i, self._logits_at(i).copy())
+
+    def step_s(self, n_tokens: int) -> float:
+        self._forget()
+        started = time.perf_counter()
+        self._decode([self.tokenizer.bos_id or 0] * n_tokens, 0, all_logits=True)
+        self._logits_at(n_tokens - 1)
+        elapsed = time.perf_counter() - started
+        self._forget()
+        return elapsed
 
     def memory(self) -> MemoryUse:
         """As llama.cpp reported its buffers while it made them."""
@@ -206,9 +222,6 @@ class LlamaCppBackend(Backend):
         llama_cpp.llama_memory_clear(self._memory, True)
         self._cached = []
 
-    def _last_logits(self) -> NDArray[np.float32]:
-        return self._logits_at(-1)
-
     def _logits_at(self, index: int) -> NDArray[np.float32]:
         """A view [V] of llama.cpp's own buffer, valid until the next decode; rebuilt only when the buffer moved."""
         pointer = llama_cpp.llama_get_logits_ith(self._context, index)
@@ -217,6 +230,25 @@ class LlamaCppBackend(Backend):
             self._logits = np.ctypeslib.as_array(pointer, shape=(self.info.vocab_size,))
             self._logits_address = address
         return self._logits
+
+
+class _Steps:
+    """A request's steps, as the decode loop asks for them: see speculative.rounds.Target."""
+
+    def __init__(self, backend: LlamaCppBackend, cancel: CancelToken) -> None:
+        self.n_ctx, self.vocab_size = backend.info.n_ctx, backend.info.vocab_size
+        self._backend = backend
+        self._cancel = cancel
+
+    def choices(self, draft: Sequence[int], params: SamplingParams, history: Sequence[int]) -> Iterator[int] | None:
+        tokens = [history[-1], *draft]
+        if self._cancel.is_cancelled or not self._backend._decode(tokens, len(history) - 1, all_logits=True):
+            return None
+        rows = (self._backend._logits_at(i) for i in range(len(tokens)))
+        return choices_of(rows, draft, params, history)
+
+    def keep(self, length: int) -> None:
+        self._backend._keep(length)
 
 
 def _refuse_unsupported(model: Any, name: str) -> None:

@@ -15,7 +15,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runner.backends.base import Backend, Began, LoadProgress, Logits, Prefill, Step, check_prompt, common_prefix
+from runner.backends.base import (
+    Backend,
+    Began,
+    LoadProgress,
+    Logits,
+    Prefill,
+    Step,
+    check_prompt,
+    common_prefix,
+    step_of,
+)
 from runner.backends.native.execution import Execution, PlainExecution, Wanted
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.loader import load_model, unfilled
@@ -38,6 +48,9 @@ from runner.model_config import ModelConfig, num_parameters
 from runner.quant.mq.packed_weights import PackedWeights
 from runner.quant.weights import Weights, open_weights
 from runner.sampling import sample
+from runner.speculative.rounds import decode
+from runner.speculative.speculator import Speculator
+from runner.speculative.verify import choices_of
 from runner.types import CancelToken, MemoryUse, ModelInfo, ReadyModel
 
 _CPU_NOTE = "Without a GPU the native backend computes in plain torch: right, but slow (llamacpp is faster on a CPU)."
@@ -155,32 +168,31 @@ class NativeBackend(Backend):
             self.info = dataclasses.replace(self.info, note=f"{self.info.note} Here: about {rate:.2g} tokens/s.")
 
     def generate(
-        self, prompt: Sequence[int], params: SamplingParams, cancel: CancelToken
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        cancel: CancelToken,
+        speculator: Speculator | None = None,
     ) -> Generator[Prefill | Step, None, None]:
         check_prompt(prompt, self.info)
         try:
             logits = yield from self._prefill(prompt, cancel)
+            if cancel.is_cancelled:
+                return
             history = list(prompt)
-            for token in self._tokens(logits, params, history, cancel):
-                yield Step(token)
+            history.append(sample(logits, params, history, len(history)))
+            yield Step(history[-1])
+            stream = None
+            if speculator is None and len(history) < self.info.n_ctx:
+                stream = self._execution.decode(history[-1], params, cancel)
+            if stream is not None:
+                for token in self._followed(stream, history):
+                    yield Step(token)
+                return
+            for token, index, done in decode(_Steps(self, cancel), params, history, speculator):
+                yield step_of(token, index, done)
         except _Cancelled:
             return
-
-    def _tokens(
-        self, logits: NDArray[np.float32], params: SamplingParams, history: list[int], cancel: CancelToken
-    ) -> Iterator[int]:
-        """The completion of `history`, which grows with it; `logits` are those after its last token."""
-        while not cancel.is_cancelled:
-            token = sample(logits, params, history, len(history))
-            history.append(token)
-            yield token
-            if len(history) >= self.info.n_ctx:
-                return
-            decoded = self._execution.decode(token, params, cancel)
-            if decoded is not None:
-                yield from self._followed(decoded, history)
-                return
-            logits = self._last([token], cancel)
 
     def _followed(self, decoded: Generator[int, None, None], history: list[int]) -> Iterator[int]:
         """What the execution samples itself, which lengthens `history`."""
@@ -217,6 +229,14 @@ class NativeBackend(Backend):
             rows = self._extend(tokens[start : start + size], "all", never)
             for i in range(len(rows)):
                 yield Logits(start + i, rows[i].copy())
+
+    def step_s(self, n_tokens: int) -> float:
+        self._keep(0)
+        started = time.perf_counter()
+        self._extend([0] * n_tokens, "all", CancelToken())
+        elapsed = time.perf_counter() - started
+        self._keep(0)
+        return elapsed
 
     def memory(self) -> MemoryUse:
         """Weights, KV cache and graphs as allocated; the workspace is all else (see Execution)."""
@@ -272,6 +292,24 @@ class NativeBackend(Backend):
                 raise _Cancelled
 
         return check
+
+
+class _Steps:
+    """A request's steps, as the decode loop asks for them: see speculative.rounds.Target."""
+
+    def __init__(self, backend: NativeBackend, cancel: CancelToken) -> None:
+        self.n_ctx, self.vocab_size = backend.info.n_ctx, backend.info.vocab_size
+        self._backend = backend
+        self._cancel = cancel
+
+    def choices(self, draft: Sequence[int], params: SamplingParams, history: Sequence[int]) -> Iterator[int] | None:
+        if self._cancel.is_cancelled:
+            return None
+        rows = self._backend._extend([history[-1], *draft], "all", self._cancel)
+        return choices_of(rows, draft, params, history)
+
+    def keep(self, length: int) -> None:
+        self._backend._keep(length)
 
 
 @contextmanager

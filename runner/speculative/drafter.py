@@ -1,0 +1,67 @@
+"""What a drafter is: something that guesses the next tokens of a sequence, cheaply.
+
+The protocols and values of speculation. They know nothing of how a guess is made, or of how it is verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from runner.config import SamplingParams
+
+DrafterName = Literal["suffix", "model", "self", "mtp", "eagle3", "scripted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Tokens proposed to follow a history, and for each the bucket in which its acceptance is counted.
+
+    A bucket is the drafter's own class of guesses, from 0 (the poorest) up: a range of match lengths, or of
+    confidences. Both tuples have one length.
+    """
+
+    tokens: tuple[int, ...] = ()
+    buckets: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+NO_DRAFT = Draft()
+
+
+class Gate(Protocol):
+    """Says how long a draft is to become. Made anew for each draft."""
+
+    def admits(self, bucket: int) -> bool:
+        """Whether one token more, of this bucket, is worth its cost. After a False the draft is over."""
+        ...
+
+
+class Drafter(Protocol):
+    """One source of drafts, for one loaded target. Not thread-safe.
+
+    n_buckets: how many buckets it uses. is_host_only: drafting costs no time of the device that runs the target.
+    nbytes: memory that it holds on the target's device.
+    """
+
+    name: DrafterName
+    n_buckets: int
+    is_host_only: bool
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def propose(self, history: Sequence[int], params: SamplingParams, gate: Gate) -> Draft:
+        """Guess what follows `history`, one token after the other, as long as the gate admits.
+
+        history: prompt and completion so far, never empty. It need not go on from the last call's: the drafter finds
+        what it can keep by itself. Tokens may be wrong in any way; those outside the vocabulary are never accepted.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds. Calling it twice is harmless."""
+        ...

@@ -1,0 +1,92 @@
+"""What speculation did: one round, and the counts of many with one definition of each number.
+
+Names are the field's (specdec_bench). This file derives rates and knows nothing of how the counts came about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from runner.speculative.drafter import Draft
+
+SpeculationState = Literal["on", "off", "learning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One step of the target: what was drafted, what came of it, and the seconds of each part.
+
+    tokens: what it emitted, n_accepted drafted ones and one of the target's own. An empty draft is a plain step.
+    """
+
+    draft: Draft
+    n_accepted: int
+    tokens: tuple[int, ...]
+    draft_s: float
+    verify_s: float
+    sample_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.draft_s + self.verify_s + self.sample_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationRecord:
+    """Counts of one answer or of many.
+
+    drafter: its name. state: "on" it drafts, "learning" its guesses are only compared with what is written, "off" it
+    rests; reason says why, in a sentence. draft_length: tokens of the last draft that was verified.
+    rounds: steps that verified a draft. drafted_at[i]: how often position i was drafted; reached_at[i]: how often all
+    before it were accepted then; accepted_at[i]: how often it was accepted. lengths[n]: rounds that accepted n tokens.
+    draft_s, verify_s, sample_s: seconds of those rounds. spent_s: seconds of all steps, plain ones too; plain_s: what
+    the same tokens would have cost without speculation, by the measured plain step. drafter_bytes: memory it holds.
+    """
+
+    drafter: str
+    state: SpeculationState
+    reason: str = ""
+    draft_length: int = 0
+    rounds: int = 0
+    drafted_at: tuple[int, ...] = ()
+    reached_at: tuple[int, ...] = ()
+    accepted_at: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    sample_s: float = 0.0
+    plain_s: float = 0.0
+    spent_s: float = 0.0
+    drafter_bytes: int = 0
+
+    @property
+    def n_drafted(self) -> int:
+        return sum(self.drafted_at)
+
+    @property
+    def n_accepted(self) -> int:
+        return sum(self.accepted_at)
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted tokens over drafted ones."""
+        return self.n_accepted / self.n_drafted if self.n_drafted else None
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """AL: tokens that a round with a draft emits on average, the target's own one included."""
+        return 1 + self.n_accepted / self.rounds if self.rounds else None
+
+    @property
+    def conditional_acceptance(self) -> tuple[float, ...]:
+        """For each position: accepted there, of the rounds that drafted it and accepted all before it."""
+        return tuple(
+            accepted / reached if reached else 0.0
+            for accepted, reached in zip(self.accepted_at, self.reached_at, strict=True)
+        )
+
+    @property
+    def gain(self) -> float | None:
+        """How many times as fast as plain decoding: plain_s over spent_s."""
+        return self.plain_s / self.spent_s if self.spent_s > 0 else None
