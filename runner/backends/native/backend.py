@@ -30,6 +30,7 @@ from runner.backends.native.execution import Execution, PlainExecution, Wanted
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.loader import load_model, unfilled
 from runner.backends.native.model_files import chat_template, read_config, tokenizer_path
+from runner.backends.native.pacing import paced
 from runner.backends.native.placement import (
     Needs,
     Placement,
@@ -280,14 +281,14 @@ class NativeBackend(Backend):
     def _checkpoint(self, cancel: CancelToken, n_tokens: int) -> Callable[[], None]:
         """What the layers call between products: raises _Cancelled once `cancel` is set.
 
-        Work is queued on a GPU faster than it is done, so a prefill waits for it: a set flag then means that little is
-        left to finish. A single token is little in any case.
+        A prefill on a GPU is paced: a set flag then means that little is left to finish. A single token is little in
+        any case.
         """
-        waits = self._placement.is_gpu and n_tokens > 1
+        pacing = paced(self._placement.device) if self._placement.is_gpu and n_tokens > 1 else None
 
         def check() -> None:
-            if waits:
-                torch.cuda.synchronize(self._placement.device)
+            if pacing is not None:
+                pacing.checkpoint()
             if cancel.is_cancelled:
                 raise _Cancelled
 
