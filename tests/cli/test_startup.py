@@ -90,7 +90,7 @@ def test_alone_it_prints_help_to_stderr_and_exits_2(capsys: pytest.CaptureFixtur
         (["--nonsense"], "No such option"),
         (["run", "demo", "x", "--tempp", "1"], "--temp"),
         (["run", "demo", "x", "--temp", "-1"], "from 0 to 100"),
-        (["run", "demo", "x", "--temp", "warm"], "number"),
+        (["run", "demo", "x", "--temp", "warm"], "warm"),
         (["run", "demo", "x", "--backend", "cuda"], "llamacpp"),
         (["run", "demo", "x", "-ngl", "some"], "auto, all"),
         (["run", "demmo", "x"], "demo"),
