@@ -36,9 +36,9 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 chat: install
 	@$(BIN)/runner chat demo
 
-# A file's tests stay in one of the processes: they share what is costly to make.
+# One thread a process, as there is a process a core; a file's tests stay in one of them: they share what is costly.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 # Look at every picture that changed before it is committed.
 snapshots: $(VENV)/.installed-dev

@@ -55,7 +55,7 @@ class Terminal:
             self._stream.feed(text)
         return "\n".join(line.rstrip() for line in self.screen.display).rstrip()
 
-    def wait_for(self, condition: Callable[[str], bool], within_s: float = 15) -> str:
+    def wait_for(self, condition: Callable[[str], bool], within_s: float = 60) -> str:
         end = time.monotonic() + within_s
         while not condition(shown := self.read()):
             assert time.monotonic() < end, f"the screen stayed:\n{shown}"
@@ -66,7 +66,7 @@ class Terminal:
         return self.wait_for(lambda shown: shown.split("\n")[-1].strip() == PROMPT)
 
     def wait_for_exit(self) -> int:
-        end = time.monotonic() + 10
+        end = time.monotonic() + 40
         while self.child.isalive():
             self.read()
             assert time.monotonic() < end, "the chat did not end"

@@ -79,7 +79,7 @@ def running(app: App[Any], body: Callable[[Pilot[Any]], Awaitable[None]], size: 
     asyncio.run(run())
 
 
-async def until(pilot: Pilot[Any], holds: Callable[[], bool], seconds: float = 20.0) -> None:
+async def until(pilot: Pilot[Any], holds: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait for something that a thread brings about."""
     for _ in range(round(seconds / 0.05)):
         if holds():
