@@ -12,7 +12,7 @@ from runner import set_values
 from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.events import Finished, Loaded
 from runner.measures import binary_size, decimal_size, short_count
-from runner.status_text import rate, summary
+from runner.status_text import rate, speculation_summary, summary
 
 
 @dataclass
@@ -36,6 +36,8 @@ def stats_page(totals: Totals) -> str:
     if totals.last is None:
         return "There was no answer yet."
     lines = [f"last answer  {summary(totals.last.timings, totals.last.n_ctx)}", f"seed         {totals.last.seed}"]
+    if totals.last.speculation is not None:
+        lines.append(f"speculation  {speculation_summary(totals.last.speculation)}")
     n_timed = totals.completion_tokens - totals.n_answers
     speed = f" · {rate(n_timed / totals.decode_s)}" if totals.decode_s > 0 and n_timed > 0 else ""
     answers = f"{totals.n_answers} answer{'' if totals.n_answers == 1 else 's'}"
@@ -59,8 +61,10 @@ def info_page(loaded: Loaded, chat: str) -> str:
         (
             "memory",
             f"{binary_size(memory.total_bytes)}: weights {binary_size(memory.weights_bytes)}, "
-            f"KV {binary_size(memory.kv_cache_bytes)}, workspace {binary_size(memory.workspace_bytes)}",
+            f"KV {binary_size(memory.kv_cache_bytes)}, workspace {binary_size(memory.workspace_bytes)}"
+            + (f", draft {binary_size(memory.draft_bytes)}" if memory.draft_bytes else ""),
         ),
+        ("speculation", loaded.speculation),
         ("chat", chat),
     ]
     return "\n".join(f"{name:<14} {value}" for name, value in rows)

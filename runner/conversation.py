@@ -265,7 +265,10 @@ class Conversation:
         """
         self._settle()
         if self._store is None:
-            raise UsageError("Chats are not kept, so none can be resumed.", hint="Leave out --no-log.")
+            raise UsageError(
+                "Chats are not kept, so none can be resumed.",
+                hint="The setting save_chats keeps them; --no-log does not.",
+            )
         session = self._store.get(id_or_prefix)
         turns = self._store.turns(session.id)
         self._replace(session, turns)

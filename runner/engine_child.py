@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config import ChatOptions, LoadOptions, SamplingParams
+from runner.detokenize.drafted import Ranges, joined
 from runner.engine import Engine
 from runner.engine_process import HEARTBEAT_S
 from runner.errors import RunnerError
@@ -43,7 +44,7 @@ class Outbox:
         self._descriptor = descriptor
         self._on_gone = on_gone
         self._lock = threading.Lock()
-        self._text: list[str] = []
+        self._pieces: list[tuple[str, Ranges]] = []
         self._kind: type[TextDelta] | type[ReasoningDelta] = TextDelta
         self._flushed_at = 0.0
 
@@ -52,7 +53,7 @@ class Outbox:
             if type(event) is not self._kind:
                 self._flush(request)
                 self._kind = type(event)
-            self._text.append(event.text)
+            self._pieces.append((event.text, event.drafted if isinstance(event, TextDelta) else ()))
             if time.monotonic() - self._flushed_at >= _FLUSH_EVERY_S:
                 self._flush(request)
             return
@@ -75,10 +76,11 @@ class Outbox:
                 self._on_gone()
 
     def _flush(self, request: int) -> None:
-        if self._text:
-            text = "".join(self._text)
-            self._text.clear()
-            self.write({"id": request, "event": self._kind.__name__, "value": {"text": text}})
+        if self._pieces:
+            text, drafted = joined(self._pieces)
+            self._pieces.clear()
+            value = {"text": text, "drafted": drafted} if drafted else {"text": text}
+            self.write({"id": request, "event": self._kind.__name__, "value": value})
             self._flushed_at = time.monotonic()
 
 

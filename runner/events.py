@@ -39,7 +39,8 @@ class Notice:
 class Loaded:
     """The model is ready. `reason` says why this backend was chosen. sampling: the model's own defaults.
 
-    stages: seconds by what was done in them, in order.
+    stages: seconds by what was done in them, in order. speculation: what drafts for it, or "off", and why: "suffix: it
+    needs no memory".
     """
 
     info: ModelInfo
@@ -48,6 +49,7 @@ class Loaded:
     load_s: float
     sampling: dict[str, float | int]
     stages: dict[str, float] = field(default_factory=dict)
+    speculation: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import Literal
 
 from runner.errors import BadModelFile, UnsupportedModel, UsageError
-from runner.quant.packed_files import MANIFEST_NAME, WEIGHTS_NAME, is_packed
+from runner.quant.packed_files import HEAD_NAME, MANIFEST_NAME, WEIGHTS_NAME, is_packed
 from runner.registry import SAFETENSORS, ModelSpec, quant_of
 
 CONFIG, SAMPLING = "config.json", "generation_config.json"
@@ -166,7 +166,7 @@ def choose(spec: ModelSpec, names: Sequence[str], where: str) -> Choice:
         if missing:
             raise BadModelFile(f"{where} has weights, but no {missing}.", hint="Fetch the whole repository.")
         if is_packed(names):
-            side = tuple(name for name in (MANIFEST_NAME, *SIDE_FILES) if name in names)
+            side = tuple(name for name in (MANIFEST_NAME, HEAD_NAME, *SIDE_FILES) if name in names)
             return Choice("packed", (WEIGHTS_NAME,), side)
         side = tuple(name for name in (*SIDE_FILES, INDEX) if name in names)
         return Choice("safetensors", weights, side)

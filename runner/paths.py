@@ -43,6 +43,11 @@ class Paths:
         return self.data / "models"
 
     @property
+    def drafts(self) -> Path:
+        """Drafters trained on this machine (`runner draft train`)."""
+        return self.data / "drafts"
+
+    @property
     def log_file(self) -> Path:
         return self.state / "runner.log"
 

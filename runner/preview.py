@@ -13,6 +13,7 @@ from typing import Any, Final
 from runner import hub
 from runner.backends import backend_module, choose
 from runner.config import LoadOptions
+from runner.draft_choice import DraftChoice, choose_drafter
 from runner.errors import BusyError, RunnerError
 from runner.events import Notice
 from runner.fit import (
@@ -60,6 +61,7 @@ class Preview:
     files: names and bytes; download_bytes: those that are not here yet. num_parameters: of the text model, 0 when not
     known. bpw: bits a weight takes in the files. remedy: what would fit, where it does not. notes: what the numbers
     leave out or assume. notices: what the user should know of this machine. facts: what the estimate was made from.
+    drafting: what would draft for it; its memory is in `fit`.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Preview:
     remedy: Remedy | None
     is_local: bool
     facts: ModelFacts
+    drafting: DraftChoice
     notes: tuple[str, ...] = ()
     notices: tuple[Notice, ...] = ()
 
@@ -89,9 +92,13 @@ class Preview:
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """What is known of the files, here or on the hub. listed: sizes of all files of the repository."""
+    """What is known of the files, here or on the hub. listed: sizes of all files of the repository.
+
+    directory: where they are, or the name of the repository.
+    """
 
     facts: ModelFacts
+    directory: Path
     backing: Backing
     files: tuple[tuple[str, int], ...]
     download_bytes: int
@@ -106,11 +113,13 @@ def preview(spec: ModelSpec, options: LoadOptions, *, offline: bool, paths: Path
     readers of headers raise.
     """
     paths = paths or user_paths()
+    registry = Registry.load_for(paths)
     found = _found(spec, options, offline=offline)
     facts, machine, notices = found.facts, devices(), list[Notice]()
     backend = found.backing.name or ("llamacpp" if facts.format == "gguf" else "native")
-    made = plan(facts, options, machine, backend, read_history(paths.fit_history), notices.append)
-    others = () if made.fit.is_fitting else alternatives(spec, Registry.load_for(paths), found.listed)
+    drafting, draft = _drafting(spec, options, registry, found, paths.drafts, offline=offline)
+    made = plan(facts, options, machine, backend, read_history(paths.fit_history), notices.append, draft=draft)
+    others = () if made.fit.is_fitting else alternatives(spec, registry, found.listed)
     return Preview(
         name=title(spec),
         repo="" if spec.path is not None else spec.source[0],
@@ -128,9 +137,23 @@ def preview(spec: ModelSpec, options: LoadOptions, *, offline: bool, paths: Path
         remedy=None if made.fit.is_fitting else remedy(facts, made, machine, others),
         is_local=found.is_local,
         facts=facts,
+        drafting=drafting,
         notes=facts.shape.notes,
         notices=tuple(notices),
     )
+
+
+def _drafting(
+    spec: ModelSpec, options: LoadOptions, registry: Registry, found: _Found, heads: Path, *, offline: bool
+) -> tuple[DraftChoice, ModelFacts | None]:
+    """What would draft, and the facts of the model that does; a drafter that cannot be had is an answer too."""
+    can_go_back = all(cache.kind != "state" for cache in found.facts.shape.caches)
+    try:
+        choice = choose_drafter(options, spec, registry, found.directory, heads, can_go_back=can_go_back)
+        draft = _found(registry.resolve(choice.source), options, offline=offline).facts if choice.is_model else None
+    except RunnerError as error:
+        return DraftChoice(drafter=None, reason=f"{error.message} {error.hint}".strip()), None
+    return choice, draft
 
 
 def _found(spec: ModelSpec, options: LoadOptions, *, offline: bool) -> _Found:
@@ -153,7 +176,15 @@ def _here(spec: ModelSpec, options: LoadOptions) -> _Found:
     except RunnerError as error:
         backing = _none(error)
     files = tuple((path.name, path.stat().st_size) for path in model.weights)
-    return _Found(facts=read_facts(model), backing=backing, files=files, download_bytes=0, listed={}, is_local=True)
+    return _Found(
+        facts=read_facts(model),
+        directory=model.directory,
+        backing=backing,
+        files=files,
+        download_bytes=0,
+        listed={},
+        is_local=True,
+    )
 
 
 def _none(error: RunnerError) -> Backing:
@@ -180,6 +211,7 @@ def _on_the_hub(spec: ModelSpec, options: LoadOptions) -> _Found:
             backing = _backing(model, options, "native", _native_refusal(config))
     return _Found(
         facts=facts,
+        directory=Path(repo),
         backing=backing,
         files=tuple((name, listed[name]) for name in choice.names),
         download_bytes=sum(listed[name] for name in choice.names if name not in here),

@@ -13,11 +13,27 @@ from typing import Any
 from runner.config import ChatOptions, LoadOptions, SamplingParams, nearest_hint
 from runner.errors import UsageError
 
-ALIASES = {"temp": "temperature", "ctx": "ctx_size", "ngl": "n_gpu_layers", "threads": "n_threads"}
+ALIASES = {
+    "temp": "temperature",
+    "ctx": "ctx_size",
+    "ngl": "n_gpu_layers",
+    "threads": "n_threads",
+    "spec": "speculation",
+}
 _NONE = ("none", "default", "off")
 _NOT_HERE = ("raw", "force", "warmup")  # they make no sense in the middle of a chat
-_INTEGERS = ("top_k", "penalty_last_n", "seed", "max_tokens", "think_budget", "ctx_size", "n_threads", "batch_size")
-_WORDS = ("overflow", "think", "backend", "kv_type")
+_INTEGERS = (
+    "top_k",
+    "penalty_last_n",
+    "seed",
+    "max_tokens",
+    "think_budget",
+    "ctx_size",
+    "n_threads",
+    "batch_size",
+    "draft_max",
+)
+_WORDS = ("overflow", "think", "backend", "kv_type", "speculation")
 
 
 def names() -> list[str]:
@@ -45,6 +61,8 @@ def parsed(name: str, text: str) -> Any:
         return text
     if text.lower() in _NONE and name in _optional():
         return None
+    if name == "draft":
+        return text
     try:
         return int(text) if name in (*_INTEGERS, "n_gpu_layers") else float(text)
     except ValueError:

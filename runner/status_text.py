@@ -10,6 +10,7 @@ from typing import Any
 
 from runner.events import Loaded, Progress
 from runner.measures import duration, short_count
+from runner.speculative.record import SpeculationRecord
 from runner.telemetry import Timings
 from runner.wire import to_plain
 
@@ -64,11 +65,13 @@ def prefill_status(progress: Progress, elapsed_s: float, first_done: int) -> str
     return SEPARATOR.join(parts)
 
 
-def answer_status(timings: Timings, n_ctx: int) -> str:
+def answer_status(timings: Timings, n_ctx: int, speculation: SpeculationRecord | None = None) -> str:
     """The live line of an answer, the most wanted numbers first, so that a narrow terminal cuts the least wanted."""
     parts = []
     if timings.decode_tok_s is not None:
         parts.append(rate(timings.decode_tok_s))
+    if speculation is not None and speculation.state == "on" and speculation.gain is not None:
+        parts.append(gain(speculation.gain))
     if timings.ttft_s is not None:
         parts.append(f"TTFT {duration(timings.ttft_s)}")
     parts.append(f"context {context_used(timings.context_tokens, n_ctx)}")
@@ -98,6 +101,42 @@ def summary(timings: Timings, n_ctx: int) -> str:
         parts.append(f"accepted {100 * timings.acceptance_rate:.0f} %")
     parts += [f"total {duration(timings.total_s)}", f"context {context_used(timings.context_tokens, n_ctx)}"]
     return SEPARATOR.join(parts)
+
+
+def gain(times: float) -> str:
+    """gain 1.83x: over plain decoding."""
+    return f"gain {times:.2f}x"
+
+
+def speculation_summary(record: SpeculationRecord) -> str:
+    """What speculation did for an answer, for -v and /stats: the drafter, how its tokens fared, where the time went."""
+    parts = [f"{record.drafter} {record.state}" + (f": {record.reason.rstrip('.')}" if record.reason else "")]
+    if record.acceptance_rate is not None:
+        parts.append(f"acceptance rate {100 * record.acceptance_rate:.0f} % of {record.n_drafted}")
+    if record.acceptance_length is not None:
+        parts.append(f"acceptance length {record.acceptance_length:.2f}")
+    if record.gain is not None:
+        parts.append(gain(record.gain))
+    of_rounds = record.draft_s + record.verify_s + record.sample_s
+    if of_rounds > 0:
+        split = (("draft", record.draft_s), ("verify", record.verify_s), ("sample", record.sample_s))
+        parts.append(", ".join(f"{name} {100 * seconds / of_rounds:.0f} %" for name, seconds in split))
+    return SEPARATOR.join(parts)
+
+
+def plain_speculation(record: SpeculationRecord | None, words: str) -> dict[str, Any]:
+    """The record for JSON, with the rates that follow from it; words: Loaded.speculation, where nothing drafts."""
+    if record is None:
+        return {"drafter": None, "state": "off", "reason": words.removeprefix("off: ")}
+    return {
+        **to_plain(record),
+        "n_drafted": record.n_drafted,
+        "n_accepted": record.n_accepted,
+        "acceptance_rate": record.acceptance_rate,
+        "acceptance_length": record.acceptance_length,
+        "conditional_acceptance": list(record.conditional_acceptance),
+        "gain": record.gain,
+    }
 
 
 def plain_timings(timings: Timings) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class ModelInfo:
     context_length: what the model was trained for; n_ctx: what is allocated now (tokens).
     quantization: the name of the weight format, e.g. "Q8_0", "BF16", "MQ4".
     device: where it runs, for people: "CPU (2 threads)", "NVIDIA H200". note: what its user should know of that, a
-    sentence or two, or nothing.
+    sentence or two, or nothing. can_go_back: its KV cache can be cut anywhere, which speculation needs.
     """
 
     name: str
@@ -102,20 +102,26 @@ class ModelInfo:
     bos_token: str
     eos_token: str
     note: str = ""
+    can_go_back: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryUse:
-    """Bytes held by a loaded model, by part. On a CPU backend they are RAM, on a GPU backend device memory."""
+    """Bytes held by a loaded model, by part. On a CPU backend they are RAM, on a GPU backend device memory.
+
+    draft_bytes: all that its drafter holds, which the engine adds to what the backend reports.
+    """
 
     weights_bytes: int
     kv_cache_bytes: int
     workspace_bytes: int
     graphs_bytes: int = 0
+    draft_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        return self.weights_bytes + self.kv_cache_bytes + self.workspace_bytes + self.graphs_bytes
+        parts = (self.weights_bytes, self.kv_cache_bytes, self.workspace_bytes, self.graphs_bytes, self.draft_bytes)
+        return sum(parts)
 
 
 @dataclass(frozen=True, kw_only=True)

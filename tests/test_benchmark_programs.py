@@ -67,6 +67,19 @@ def test_products_are_right_before_they_are_timed(tmp_path: Path) -> None:
     assert ours["us"] > ours["floor_us"] > 0
 
 
+def test_scripted_drafts_are_verified_by_the_native_path_and_change_no_text(tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    sizes = ["--shape", "demo-moe", "--layers", "1", "--depth", "4", "--tokens", "6", "-r", "1"]
+    done = run("speculation_gpu.py", *sizes, "--json", str(out), "--work", str(tmp_path), "--commit", "abc")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = rows_of(out)
+    steps = [row for row in rows if row["unit"] == "ms"]
+    assert [row["test"] for row in steps] == [f"t({n})" for n in range(1, 17)]
+    ways = {(row["sampling"], row["test"]): row for row in rows if row["unit"] == "tok/s"}
+    assert all(row["is_equal"] and row["median"] > 0 for row in ways.values())
+    assert {("greedy", "plain"), ("sampled", "in vain"), ("greedy", "7, some right")} <= ways.keys()
+
+
 def test_what_cannot_be_measured_is_refused_with_the_reason(tmp_path: Path) -> None:
     for arguments, reason in (
         (("load_time.py", str(tmp_path)), "no packed model"),

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.detokenize import AnswerPiece, AnswerStream, Detokenizer, ReasoningSplitter, StopMatcher
+from runner.detokenize.drafted import joined
 from runner.templates import reasoning_markers
 from runner.types import ReasoningMarkers
 
@@ -377,9 +378,86 @@ def test_a_stream_of_single_bytes_gives_what_whole_texts_give(parts: list[str], 
     assert streamed(stream, tokenizer.encode("".join(parts))) == expected
 
 
-def test_the_pieces_are_pairs_of_kind_and_text() -> None:
+def test_the_pieces_have_a_kind_a_text_and_its_drafted_ranges() -> None:
     (piece,) = AnswerStream(ByteTokenizer()).push(65)
-    assert piece == AnswerPiece("text", "A") == ("text", "A")
+    assert piece == AnswerPiece("text", "A") == ("text", "A", ())
+
+
+# --- drafted characters ---
+
+
+def drafted_text(stream: AnswerStream, ids: Sequence[int], is_drafted: Sequence[bool]) -> tuple[str, str]:
+    """The answer, and a mark for each of its characters: "+" where it was drafted."""
+    pieces = [
+        piece for token, flag in zip(ids, is_drafted, strict=True) for piece in stream.push(token, is_drafted=flag)
+    ]
+    text = marks = ""
+    for piece in [*pieces, *stream.finish()]:
+        if piece.kind == "text":
+            text += piece.text
+            here = ["-"] * len(piece.text)
+            for start, end in piece.drafted:
+                assert 0 <= start < end <= len(piece.text)
+                here[start:end] = "+" * (end - start)
+            marks += "".join(here)
+        else:
+            assert piece.drafted == ()
+    return text, marks
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["a", "é", "😀", "##", "#é", "\n", "."]), st.integers(0, 255)), max_size=14),
+    st.lists(st.sampled_from(["###", "#é", "😀\n", "aa"]), max_size=2),
+)
+def test_a_character_is_drafted_when_every_byte_of_it_was(parts: list[tuple[str, int]], stops: list[str]) -> None:
+    """Whatever holds it back: the rest of a character, or a stop string that may come."""
+    ids, flags, expected = list[int](), list[bool](), ""
+    for text, bits in parts:
+        for character in text:
+            own = [bool(bits >> i & 1) for i in range(len(character.encode()))]
+            ids += character.encode()
+            flags += own
+            expected += "+" if all(own) else "-"
+    stream = AnswerStream(ByteTokenizer(), stops=stops, follows_drafts=True)
+    text, marks = drafted_text(stream, ids, flags)
+    assert marks == expected[: len(text)]
+
+
+@pytest.mark.parametrize(
+    ("markers", "before", "answer"),
+    [
+        (THINK, "<think>\nhm, é\n</think>\n\n", "Líma. <think> ## ok"),
+        (THINK, "", "<thing> is no marker"),
+        (HARMONY, "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>", "Líma."),
+    ],
+)
+def test_what_is_drafted_of_the_answer_is_told_from_what_is_of_the_thought(
+    markers: ReasoningMarkers, before: str, answer: str
+) -> None:
+    tokenizer = ByteTokenizer(["<|channel|>", "<|message|>", "<|start|>", "<|end|>"])
+    head = tokenizer.encode(before)
+    for period in (1, 2, 3, 7):
+        flags = [i // period % 2 == 0 for i in range(len(answer))]
+        ids = [token for character in answer for token in tokenizer.encode(character)]
+        own = [flag for character, flag in zip(answer, flags, strict=True) for _ in tokenizer.encode(character)]
+        for of_head in (True, False):
+            stream = AnswerStream(tokenizer, stops=["##!"], markers=markers, follows_drafts=True)
+            text, marks = drafted_text(stream, [*head, *ids], [*[of_head] * len(head), *own])
+            assert text == answer
+            assert marks == "".join("+" if flag else "-" for flag in flags)
+
+
+def test_a_blank_line_between_messages_was_drafted_by_nobody() -> None:
+    tokenizer = ByteTokenizer(["<|channel|>", "<|message|>", "<|start|>", "<|end|>"])
+    said = "<|channel|>commentary<|message|>one<|end|><|start|>assistant<|channel|>final<|message|>two"
+    ids = tokenizer.encode(said)
+    stream = AnswerStream(tokenizer, markers=HARMONY, follows_drafts=True)
+    assert drafted_text(stream, ids, [True] * len(ids)) == ("one\n\ntwo", "+++--+++")
+
+
+def test_joined_pieces_keep_their_ranges() -> None:
+    assert joined([]) == ("", ())
+    assert joined([("abc", ((0, 1), (2, 3))), ("", ()), ("de", ((0, 2),)), ("f", ())]) == ("abcdef", ((0, 1), (2, 5)))
 
 
 def test_an_ordinary_token_costs_microseconds() -> None:
@@ -388,6 +466,7 @@ def test_an_ordinary_token_costs_microseconds() -> None:
     for stream in (
         AnswerStream(tokenizer),
         AnswerStream(tokenizer, stops=["###", "\nUser:"], markers=THINK, is_in_reasoning=True),
+        AnswerStream(tokenizer, stops=["###"], follows_drafts=True),
     ):
         fastest = float("inf")
         for _ in range(5):

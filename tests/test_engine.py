@@ -80,7 +80,7 @@ def test_a_load_tells_of_compiling_and_of_its_stages(
         Progress("compile", done, 2, "kernels") for done in range(3)
     ]
     assert made.loaded is not None
-    assert list(made.loaded.stages) == ["files", "choice", "estimate", "backend", "kernels"]
+    assert list(made.loaded.stages) == ["files", "choice", "estimate", "backend", "kernels", "drafter"]
     assert sum(made.loaded.stages.values()) == pytest.approx(made.loaded.load_s, abs=0.05)
 
 
@@ -124,6 +124,36 @@ def test_max_tokens_and_stop_strings_end_the_answer(engine: EngineSurface, scrip
     assert (text_of(events), finished(events).reason) == ("one", "length")
     events = list(engine.chat(user("x"), SamplingParams(stop=("two thr", "four"))))
     assert (text_of(events), finished(events).reason) == ("one ", "stop")
+
+
+def test_drafted_characters_are_told_apart_and_the_numbers_go_with_them(
+    engine: EngineSurface, script: Callable[..., str]
+) -> None:
+    text = "naïve 東京, the quick brown fox; " * 12
+    assert load(engine, script(replies=[text], step_s=0.004)).speculation == "suffix: it needs no memory"
+    events = list(engine.chat(user("x"), GREEDY))
+    assert text_of(events) == text
+    drafted = "".join(
+        event.text[start:end] for event in events if isinstance(event, TextDelta) for start, end in event.drafted
+    )
+    end = finished(events)
+    assert end.speculation is not None
+    n_bytes = len(drafted.encode())
+    assert end.speculation.n_accepted - 40 <= n_bytes <= end.speculation.n_accepted == end.timings.n_accepted
+    assert n_bytes > 60
+    live = [event.speculation for event in events if isinstance(event, Stats)]
+    assert live
+    assert all(record is not None and record.drafter == "suffix" for record in live)
+
+
+def test_a_think_budget_counts_drafted_tokens_too(engine: EngineSurface, script: Callable[..., str]) -> None:
+    thought = "hm and hm and " * 30
+    load(engine, script(replies=[f"<think>\n{thought}"], chat_template=THINKING_TEMPLATE, step_s=0.001))
+    events = list(engine.chat(user("x"), SamplingParams(temperature=0, max_tokens=400), ChatOptions(think_budget=200)))
+    said = "".join(event.text for event in events if isinstance(event, ReasoningDelta))
+    assert said.strip() == thought[: len(said.strip())]
+    assert 180 <= len(said) <= 200
+    assert finished(events).speculation is not None
 
 
 def test_characters_arrive_whole(engine: EngineSurface, script: Callable[..., str]) -> None:
@@ -329,8 +359,8 @@ def test_a_cancel_that_the_backend_did_not_see_still_ends_the_load(monkeypatch: 
     made = Engine(user_paths())
     real = runner.engine.load_backend
 
-    def load_then_cancel(*arguments: Any) -> Any:
-        loaded = real(*arguments)
+    def load_then_cancel(*arguments: Any, **named: Any) -> Any:
+        loaded = real(*arguments, **named)
         made.cancel()
         return loaded
 

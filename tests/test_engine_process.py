@@ -211,9 +211,9 @@ def test_closing_from_another_thread_ends_the_answer(engine: EngineProcess, scri
 def test_a_child_that_reads_nothing_is_ended(
     engine: EngineProcess, script: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runner.engine_process._SILENCE_S", 0.5)
     load(engine, script("fine"))
     assert engine.pid is not None
+    monkeypatch.setattr("runner.engine_process._SILENCE_S", 0.5)
     os.kill(engine.pid, signal.SIGSTOP)
     with pytest.raises(EngineDied, match="did not respond"):
         list(engine.chat([Message(role="user", content="x" * 1_000_000)], GREEDY))

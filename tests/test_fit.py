@@ -107,7 +107,7 @@ def test_what_others_hold_and_what_a_draft_takes_count() -> None:
     assert fit.others_bytes == 48 * GIB
     draft = dataclasses.replace(Q4, weights_bytes=GIB, shape=dataclasses.replace(QWEN3_8B, caches=QWEN3_8B.caches[:4]))
     with_draft = estimate(Q4, LoadOptions(), machine(16), draft=draft)
-    assert with_draft.draft_bytes == GIB + fit.need.kv_cache_bytes * 4 // 36
+    assert with_draft.draft_bytes == GIB + fit.need.kv_cache_bytes * 4 // 36 + fit.need.workspace_bytes
     assert with_draft.total_bytes == fit.total_bytes + with_draft.draft_bytes
 
 

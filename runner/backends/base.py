@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runner.config import LoadOptions, SamplingParams
-from runner.errors import ContextOverflow, UsageError
+from runner.errors import ContextOverflow, UnsupportedModel, UsageError
+from runner.speculative.drafter import Drafter
+from runner.speculative.history import common_prefix as common_prefix  # for those who know backends
 from runner.speculative.record import Round
 from runner.speculative.speculator import Speculator
 from runner.types import CancelToken, MemoryUse, ModelInfo, ReadyModel
@@ -52,7 +55,7 @@ class Prefill:
 class Step:
     """One token of the completion. is_drafted: a drafter guessed it, and the target agreed.
 
-    n_drafted and n_accepted count the draft tokens of the round that ended with it.
+    n_drafted and n_accepted count the draft tokens of the round that began with it, which may be cut short.
     """
 
     token: int
@@ -128,9 +131,36 @@ class Backend(Protocol):
         """The logits at every position of `tokens`, in order; forgets what the KV cache held."""
         ...
 
+    @property
+    def held(self) -> Sequence[int]:
+        """The ids in the KV cache, by position."""
+        ...
+
+    def keep(self, length: int) -> int:
+        """Cut the KV cache to its first `length` positions; returns how many are left, 0 where it cannot be cut."""
+        ...
+
+    def extend(self, tokens: Sequence[int], cancel: CancelToken) -> NDArray[np.float32] | None:
+        """Compute `tokens`, at least one, after what the KV cache holds.
+
+        Returns the logits [V] float32 after the last, valid until the next call, or None when `cancel` was set: it then
+        ends within 200 ms, and the cache holds some of `tokens`. The caller sees to it that they fit the context.
+        """
+        ...
+
     def step_s(self, n_tokens: int) -> float:
         """Seconds that a step of `n_tokens` takes now, their logits included; forgets what the KV cache held."""
         ...
+
+    def head_drafter(self, name: Literal["mtp", "eagle3"], directory: Path | None) -> Drafter:
+        """The drafter over this model's hidden states whose head is in `directory`, or among the model's own weights.
+
+        Raises UnsupportedModel where there is none for this model, which is what a backend without any does.
+        """
+        raise UnsupportedModel(
+            f"The {self.info.backend} backend has no {name} drafter (asked for: {directory or 'the model itself'}).",
+            hint="--backend native has; --spec suffix works with every backend.",
+        )
 
     def memory(self) -> MemoryUse: ...
 
@@ -153,18 +183,13 @@ class BackendModule(Protocol):
 
 def step_of(token: int, index: int, done: Round) -> Step:
     """The step that emits token `index` of a round."""
-    is_last = index + 1 == len(done.tokens)
+    is_first = index == 0
     return Step(
         token,
-        n_drafted=len(done.draft) if is_last else 0,
-        n_accepted=done.n_accepted if is_last else 0,
+        n_drafted=len(done.draft) if is_first else 0,
+        n_accepted=done.n_accepted if is_first else 0,
         is_drafted=index < done.n_accepted,
     )
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many ids the two sequences share from their start."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def check_prompt(prompt: Sequence[int], info: ModelInfo, *, room: int = 1) -> None:

@@ -4,9 +4,11 @@ It passes the conformance suite like any other backend and misbehaves on request
 model does not. It computes nothing, so what it says depends on the script and the number of turns alone.
 
 A script: {"replies": ["text", {"text": "...", "token_s": 0.01, "fail": "error", "fail_after": 5}, ...],
-           "prefill_token_s": 0.0, "n_ctx": 8192, "load_s": 0.0}
-Reply n (round and round) answers turn n. token_s: seconds a token. fail: "error" raises, "exit" ends the process,
-"kill" and "segv" send it that signal, "hang" never returns and ignores cancellation; each after `fail_after` tokens.
+           "prefill_token_s": 0.0, "step_s": 0.0, "n_ctx": 8192, "load_s": 0.0}
+Reply n (round and round) answers turn n. token_s: seconds between tokens, however they come about. step_s: seconds of a
+step, which yields several tokens where a draft is right: speculation is real here, the script stands in for the target.
+fail: "error" raises, "exit" ends the process, "kill" and "segv" send it that signal, "hang" never returns and ignores
+cancellation; each after `fail_after` tokens.
 """
 
 from __future__ import annotations
@@ -18,15 +20,18 @@ import re
 import signal
 import time
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from runner.backends.base import Backend, LoadProgress, Logits, Prefill, Step, check_prompt, common_prefix
+from runner.backends.base import Backend, LoadProgress, Logits, Prefill, Step, check_prompt, common_prefix, step_of
 from runner.config import DEFAULT_CTX, LoadOptions, SamplingParams, build
 from runner.errors import BadModelFile, RunnerError, UsageError
+from runner.speculative.rounds import decode
 from runner.speculative.speculator import Speculator
 from runner.types import CancelToken, MemoryUse, ModelInfo, ReadyModel
 
@@ -55,6 +60,7 @@ class Reply:
 class Script:
     replies: tuple[Reply, ...] = (Reply(),)
     prefill_token_s: float = 0.0
+    step_s: float = 0.0
     load_s: float = 0.0
     n_ctx: int = DEFAULT_CTX
     chat_template: str = CHAT_TEMPLATE
@@ -123,7 +129,7 @@ class FakeBackend(Backend):
 
     def __init__(self, model: ReadyModel, script: Script, options: LoadOptions) -> None:
         self._script = script
-        self._cached: list[int] = []
+        self._held: list[int] = []
         self.tokenizer = FakeTokenizer()
         self.info = ModelInfo(
             name=model.name,
@@ -150,42 +156,81 @@ class FakeBackend(Backend):
         cancel: CancelToken,
         speculator: Speculator | None = None,
     ) -> Generator[Prefill | Step, None, None]:
-        del params, speculator  # the script is the sampling
         check_prompt(prompt, self.info)
-        cached = min(common_prefix(self._cached, prompt), len(prompt) - 1)
+        cached = min(common_prefix(self._held, prompt), len(prompt) - 1)
         for done in (*range(cached, len(prompt), _PREFILL_CHUNK), len(prompt)):
             if done > cached:
                 _sleep(self._script.prefill_token_s * min(_PREFILL_CHUNK, done - cached), cancel)
             if cancel.is_cancelled:
                 return
-            self._cached = list(prompt[:done])
+            self._held = list(prompt[:done])
             yield Prefill(done, len(prompt), cached)
         reply = self._reply(prompt)
-        for i, token in enumerate((*reply.text.encode("utf-8", "surrogateescape"), *[_END] * self.info.n_ctx)):
-            if reply.fail and i >= reply.fail_after:
-                _fail(reply.fail)
-            _sleep(reply.token_s, cancel)
-            if cancel.is_cancelled or len(self._cached) >= self.info.n_ctx:
-                return
-            self._cached.append(token)
-            yield Step(token)
+        with closing(self._steps(reply, prompt, params, cancel, speculator)) as steps:
+            for i, step in enumerate(steps):
+                if reply.fail and i >= reply.fail_after:
+                    _fail(reply.fail)
+                _sleep(reply.token_s, cancel)
+                if cancel.is_cancelled:
+                    return
+                yield step
+
+    def _steps(
+        self,
+        reply: Reply,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        cancel: CancelToken,
+        speculator: Speculator | None,
+    ) -> Generator[Step, None, None]:
+        target = _Steps(self, reply, len(prompt), cancel)
+        history = [*prompt, target.token(0)]
+        yield Step(history[-1])
+        for token, index, done in decode(target, params, history, speculator):
+            yield step_of(token, index, done)
 
     def score(self, tokens: Sequence[int]) -> Iterator[Logits]:
         check_prompt(tokens, self.info, room=0)
-        self._cached = []
+        self._held = []
         for position in range(len(tokens)):
-            values = np.zeros(_VOCAB_SIZE, np.float32)
-            values[self._expected(tokens[: position + 1])] = 1.0
-            yield Logits(position, values)
+            yield Logits(position, self._logits(tokens[: position + 1]))
+
+    @property
+    def held(self) -> Sequence[int]:
+        return self._held
+
+    def keep(self, length: int) -> int:
+        del self._held[length:]
+        return length
+
+    def extend(self, tokens: Sequence[int], cancel: CancelToken) -> NDArray[np.float32] | None:
+        return self._logits(self._held) if self.advance(tokens, cancel) else None
+
+    def advance(self, tokens: Sequence[int], cancel: CancelToken) -> bool:
+        """Take a step over `tokens`; False when cancelled."""
+        _sleep(self._script.step_s, cancel)
+        if cancel.is_cancelled:
+            return False
+        self._held.extend(tokens)
+        return True
 
     def step_s(self, n_tokens: int) -> float:
-        return 0.0 * n_tokens
+        started = time.perf_counter()
+        self.keep(0)
+        self.advance([0] * n_tokens, CancelToken())
+        self.keep(0)
+        return time.perf_counter() - started
 
     def memory(self) -> MemoryUse:
-        return MemoryUse(weights_bytes=0, kv_cache_bytes=len(self._cached) * 8, workspace_bytes=0)
+        return MemoryUse(weights_bytes=0, kv_cache_bytes=len(self._held) * 8, workspace_bytes=0)
 
     def close(self) -> None:
-        self._cached = []
+        self._held = []
+
+    def _logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        values = np.zeros(_VOCAB_SIZE, np.float32)
+        values[self._expected(tokens)] = 1.0
+        return values
 
     def _expected(self, tokens: Sequence[int]) -> int:
         """The token after `tokens`: how much of the reply they end with tells where in it we are."""
@@ -199,6 +244,30 @@ class FakeBackend(Backend):
         """Answers are counted by the assistant turns that the prompt opens; a raw prompt has the first."""
         opened = sum(token == _START and list(prompt[i + 1 : i + 10]) == _ASSISTANT for i, token in enumerate(prompt))
         return self._script.replies[max(0, opened - 1) % len(self._script.replies)]
+
+
+class _Steps:
+    """A reply's steps, as the decode loop asks for them: see speculative.rounds.Target. The script is the sampling."""
+
+    def __init__(self, backend: FakeBackend, reply: Reply, n_prompt: int, cancel: CancelToken) -> None:
+        self.n_ctx, self.vocab_size = backend.info.n_ctx, backend.info.vocab_size
+        self._backend = backend
+        self._ids = reply.text.encode("utf-8", "surrogateescape")
+        self._n_prompt = n_prompt
+        self._cancel = cancel
+
+    def token(self, i: int) -> int:
+        """Token i of the completion; after the reply there are stop tokens."""
+        return self._ids[i] if i < len(self._ids) else _END
+
+    def choices(self, draft: Sequence[int], _params: SamplingParams, history: Sequence[int]) -> Iterator[int] | None:
+        if not self._backend.advance([history[-1], *draft], self._cancel):
+            return None
+        n = len(history) - self._n_prompt
+        return (self.token(n + i) for i in range(len(draft) + 1))
+
+    def keep(self, length: int) -> None:
+        self._backend.keep(length)
 
 
 def _sleep(seconds: float, cancel: CancelToken) -> None:

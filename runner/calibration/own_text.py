@@ -9,20 +9,17 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 
 from runner.backends.base import Tokenizer
 from runner.backends.native.blocks import Decoder
-from runner.backends.native.loader import load_model
+from runner.backends.native.writing import batch_size, load_writer, used_ids
 from runner.calibration.text import write_text
-from runner.errors import DoesNotFit
 from runner.model_config import ModelConfig
 from runner.quant.mq.packed_file import PackedFile
 from runner.quant.mq.producer import OnStage
 from runner.quant.weights import Weights
-from runner.types import CancelToken
 
 
 def own_text(
@@ -42,8 +39,8 @@ def own_text(
     written: where batches are kept and found again. Raises UnsupportedModel for a model that writes nothing, DoesNotFit
     for one that is too large for the memory.
     """
-    vocab_size = _used_ids(tokenizer)
-    size = _batch(config, length, device)
+    vocab_size = used_ids(tokenizer)
+    size = batch_size(config, length, device)
     found: dict[int, Tensor] = {}
     for start in range(0, len(starts), size):
         kept = _checked(written.kept(_key(start)), (len(starts[start : start + size]), length), vocab_size)
@@ -82,42 +79,12 @@ def _checked(value: Any, shape: tuple[int, int], vocab_size: int) -> Tensor | No
 
 
 def _loaded(config: ModelConfig, weights: Weights, device: torch.device, on_stage: OnStage) -> Decoder:
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    count = sum(math.prod(shape) for shape in weights.shapes.values())
-    _require_memory(count * dtype.itemsize, device)
     total = round(sum(bits * math.prod(weights.shapes[name]) / 8 for name, bits in weights.bits.items()))
-    return load_model(
+    return load_writer(
         config,
         weights,
-        dtype=dtype,
-        device=device,
+        device,
+        purpose="To write its own text",
+        hint="Give a text with --calibrate FILE, which takes one layer at a time, or --no-calibrate.",
         on_progress=lambda share: on_stage("loading", round(share * total), total),
-        cancel=CancelToken(),
     )
-
-
-def _require_memory(needed: int, device: torch.device) -> None:
-    """Raise DoesNotFit when there is not room for the whole model: a system that runs out may kill any process."""
-    free = psutil.virtual_memory().available if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
-    if needed > free:
-        raise DoesNotFit(
-            f"To write its own text the whole model is loaded, which takes {needed / 2**30:.1f} GiB; "
-            f"{free / 2**30:.1f} GiB of memory are free.",
-            hint="Give a text with --calibrate FILE, which takes one layer at a time, or --no-calibrate.",
-        )
-
-
-def _used_ids(tokenizer: Tokenizer) -> int:
-    """The ids that the tokenizer has, without the padding of the model's vocabulary at its end."""
-    return 1 + max(token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token, special=True))
-
-
-def _batch(config: ModelConfig, length: int, device: torch.device) -> int:
-    """How many sequences are written at once: those whose KV cache takes a tenth of the GPU's memory.
-
-    Of all of it, not of what is free: a run that was stopped goes on with the same batches.
-    """
-    if device.type == "cpu":
-        return 64
-    per_sequence = 4 * config.num_layers * config.num_kv_heads * config.head_dim * length
-    return max(1, min(256, int(torch.cuda.mem_get_info(device)[1] / 10 / per_sequence)))

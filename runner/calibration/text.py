@@ -8,7 +8,7 @@ text has the distribution that the model has. It knows nothing of rounding.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,12 +18,11 @@ from torch import Tensor
 
 from runner.backends.base import Tokenizer
 from runner.backends.native.blocks import Decoder
-from runner.backends.native.kv_cache import KvCache
+from runner.backends.native.writing import OnTokens, write_batch
 from runner.errors import TemplateError, UnsupportedModel, UsageError
 from runner.templates import render
 from runner.types import Message
 
-OnTokens = Callable[[int, int], None]
 _MAX_TEXT_BYTES: Final = 2**26
 _PLACEHOLDER: Final = "calibration-placeholder"  # stands for the user's message; what comes before it begins a chat
 
@@ -37,43 +36,11 @@ def write_text(
     seed: int,
     on_tokens: OnTokens = lambda _done, _total: None,
 ) -> Tensor:
-    """Continue each of `starts` to `length` ids, all in one batch: [len(starts), length] int64 on the decoder's device.
-
-    vocab_size: ids from there on are padding of the vocabulary and are not sampled. on_tokens(done, total). Of a start
-    that is longer than `length` the first ids are all there is. Raises UnsupportedModel for a model whose probabilities
-    are no numbers.
-    """
-    weight = decoder.model.norm.weight
-    config = decoder.config
-    ids = torch.zeros(len(starts), length, dtype=torch.int64, device=weight.device)
-    known = torch.zeros_like(ids, dtype=torch.bool)
-    for row, start in enumerate(starts):
-        ids[row, : len(start)] = torch.tensor(start[:length])
-        known[row, : len(start)] = True
-    cache = KvCache(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        n_ctx=length,
-        dtype=weight.dtype,
-        device=weight.device,
-        batch=(len(starts),),
-    )
-    cache.reserve(length)
-    generator = torch.Generator(weight.device).manual_seed(seed)
-    for position in range(1, length):
-        hidden = decoder(ids[:, position - 1 : position], cache, _go_on)
-        probs = decoder.logits(hidden[:, 0])[:, :vocab_size].softmax(-1)
-        if not probs.isfinite().all():
-            raise not_calibrated("The model gives probabilities that are NaN: it cannot write its own text.")
-        sampled = torch.multinomial(probs, 1, generator=generator)[:, 0]
-        ids[:, position] = torch.where(known[:, position], ids[:, position], sampled)
-        on_tokens(position * len(starts), length * len(starts))
-    return ids
-
-
-def _go_on() -> None:
-    return None
+    """See write_batch, whose errors say here how to do without a text that the model writes."""
+    try:
+        return write_batch(decoder, starts, length, vocab_size=vocab_size, seed=seed, on_tokens=on_tokens)
+    except UnsupportedModel as error:
+        raise not_calibrated(error.message) from error
 
 
 def text_starts(

@@ -55,7 +55,7 @@ class AnswerView:
         elif isinstance(event, Progress):
             self._progress(event)
         elif isinstance(event, Stats) and not self._is_stopping:
-            self._status = answer_status(event.timings, event.n_ctx)
+            self._status = answer_status(event.timings, event.n_ctx, event.speculation)
         elif isinstance(event, Notice):
             self.end_line()
             self._live.clear()

@@ -49,6 +49,7 @@ COMMANDS: dict[str, Entry] = {
     "du": Entry("runner.cli.du", "du", "Show what models take on the disk."),
     "ps": Entry("runner.cli.ps", "ps", "List the models that are loaded now."),
     "quantize": Entry("runner.cli.quantize", "quantize", "Make a model smaller: four bits unless you say otherwise."),
+    "draft": Entry("runner.cli.draft", "app", "Train a drafter for a model, and show what it is."),
     "eval": Entry("runner.cli.eval", "evaluate", "Measure perplexity, and how far a model is from its reference."),
     "bench": Entry("runner.cli.bench", "app", "Measure how fast a model runs here, and compare runs."),
     "explain": Entry("runner.cli.explain", "explain", "Say how a model would run here, and why."),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from runner.cli import options, render
 
 if TYPE_CHECKING:
+    from runner.draft_choice import DraftChoice
     from runner.preview import Backing
 
 
@@ -19,6 +20,9 @@ def explain(
     ctx_size: options.CtxSize = None,
     n_gpu_layers: options.GpuLayers = None,
     kv_type: options.KvType = None,
+    spec: options.Spec = None,
+    draft: options.Draft = None,
+    draft_max: options.DraftMax = None,
     threads: options.Threads = None,
     offline: options.Offline = None,
     as_json: options.Json = False,
@@ -38,17 +42,22 @@ def explain(
         ctx_size=ctx_size,
         n_gpu_layers=options.gpu_layers(n_gpu_layers),
         kv_type=kv_type,
+        speculation=spec,
+        draft=draft,
+        draft_max=draft_max,
         n_threads=threads,
     )
-    spec = Registry.load_for(paths).resolve(model or settings.model)
-    seen = preview(spec, load_options, offline=settings.is_offline(offline), paths=paths)
+    wanted = Registry.load_for(paths).resolve(model or settings.model)
+    seen = preview(wanted, load_options, offline=settings.is_offline(offline), paths=paths)
     for notice in seen.notices:
         show_notice(notice)
     if as_json:
         render.emit_json("runner.explain/1", estimate_payload(seen))
         return
     layers = ("GPU layers", f"{seen.fit.n_gpu_layers} of {seen.fit.num_layers}")
-    print_rows([*model_rows(seen), *_backend_rows(seen.backing), layers, *fit_rows(seen)])
+    print_rows(
+        [*model_rows(seen), *_backend_rows(seen.backing), layers, *_drafting_rows(seen.drafting), *fit_rows(seen)]
+    )
 
 
 def _backend_rows(backing: Backing) -> list[tuple[str, str]]:
@@ -56,3 +65,10 @@ def _backend_rows(backing: Backing) -> list[tuple[str, str]]:
         ("backend", f"{backing.name or 'none'}: {backing.reason}"),
         *((f"not {name}", reason) for name, reason in backing.refused),
     ]
+
+
+def _drafting_rows(drafting: DraftChoice) -> list[tuple[str, str]]:
+    rows = [("speculation", drafting.words)]
+    if drafting.suggestion:
+        rows.append(("", f"{drafting.suggestion} is known to draft for it: --spec model"))
+    return rows

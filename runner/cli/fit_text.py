@@ -28,7 +28,7 @@ def fit_rows(preview: Preview) -> list[tuple[str, str]]:
         ("workspace", f"about {binary_size(fit.need.workspace_bytes)}"),
     ]
     if fit.draft_bytes:
-        rows.append(("draft", binary_size(fit.draft_bytes)))
+        rows.append(("draft", f"{binary_size(fit.draft_bytes)} ({preview.drafting.source})"))
     rows.append(("in all", f"{binary_size(fit.total_bytes)}: {verdict_text(fit)}"))
     if fit.n_loads:
         loads = "1 load" if fit.n_loads == 1 else f"{fit.n_loads} loads"

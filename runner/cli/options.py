@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
+from runner.config import LONGEST_DRAFT, Speculation
 from runner.errors import UsageError
 
 BACKENDS = ("auto", "native", "llamacpp", "fake")
 _RATE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 KV_TYPES = ("f16", "bf16", "f32", "q8_0")
+SPECULATIONS: tuple[str, ...] = get_args(Speculation)
 
 ModelArgument = Annotated[
     str | None,
@@ -82,6 +84,26 @@ KvType = Annotated[
     typer.Option(
         "--kv-type", metavar="|".join(KV_TYPES), help="Type of the KV cache.", autocompletion=lambda: list(KV_TYPES)
     ),
+]
+Spec = Annotated[
+    str | None,
+    typer.Option(
+        "--spec",
+        metavar="|".join(SPECULATIONS),
+        help="What drafts tokens for the model to verify; the text stays the same.",
+        autocompletion=lambda: list(SPECULATIONS),
+    ),
+]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        metavar="MODEL",
+        help="The model that drafts: a small one of the same family, or a lower quantization of the model itself.",
+    ),
+]
+DraftMax = Annotated[
+    int | None, typer.Option("--draft-max", metavar="N", help=f"Longest draft, in tokens: 1 to {LONGEST_DRAFT}.")
 ]
 Threads = Annotated[int | None, typer.Option("-t", "--threads", metavar="N", help="CPU threads.")]
 Force = Annotated[bool, typer.Option("--force", help="Load even what is not expected to fit.")]

@@ -169,9 +169,10 @@ def emit_json(schema: str, payload: Mapping[str, Any]) -> None:
 def emit_progress(state: Mapping[str, Any]) -> None:
     """One line of NDJSON about how far something is, on stderr: stdout stays the one object of the result.
 
-    runner.progress/1 has "stage", "done", "total" (0: not known), "unit" ("bytes", "tokens", "tensors", "%") and
-    "left_s" (an estimate, null where there is none); with bytes also "rate_bytes_s", and downloads of several files a
-    "label" and "files", those that changed since the line before: "name", "done", "total", "state".
+    runner.progress/1 has "stage", "done", "total" (0: not known), "unit" ("bytes", "tokens", "tensors", "steps", "%")
+    and "left_s" (an estimate, null where there is none); with bytes also "rate_bytes_s"; training has "figures", such
+    as "loss", and downloads of several files a "label" and "files", those that changed since the line before: "name",
+    "done", "total", "state".
     """
     _write(sys.stderr, _json_line({"schema": "runner.progress/1", **state}) + "\n")
 
@@ -283,6 +284,7 @@ class Progress:
 
     unit: "bytes", or the word for what is counted ("tokens", "tensors", "%"). A total of 0 is not known yet.
     NDJSON lines come each 5 % or each second, as emit_progress describes them. Use it as a context manager.
+    figures: set them for numbers to be shown besides, by their names.
     """
 
     _BAR_PERIOD_S = 0.1
@@ -299,6 +301,7 @@ class Progress:
         as_json: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.figures: Mapping[str, float] = {}
         self._label = safe_line(label)
         self._total = total
         self._unit = unit
@@ -376,6 +379,7 @@ class Progress:
             "unit": self._unit,
             **rate,
             "left_s": None if left is None else round(left, 1),
+            **({"figures": dict(self.figures)} if self.figures else {}),
         }
 
     def _amount(self, value: float) -> str:
@@ -387,10 +391,11 @@ class Progress:
         parts = [f"{100 * self._done / self._total:.0f} %"] if self._total else []
         if self._unit != "%":
             parts.append(self._amount(self._done) + (f" of {self._amount(self._total)}" if self._total else ""))
-        if rate > 0 and self._unit != "%":
+        if rate >= 0.5 and self._unit != "%":
             parts.append(f"{self._amount(rate)}/s")
         if rate > 0 and self._total > self._done:
             parts.append(f"{duration((self._total - self._done) / rate)} left")
+        parts += [f"{name.replace('_', ' ')} {value:g}" for name, value in self.figures.items()]
         return "  ".join(parts)
 
     def bar(self, width: int) -> str:

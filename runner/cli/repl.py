@@ -29,7 +29,7 @@ from runner.conversation import Conversation
 from runner.errors import EngineDied, RunnerError
 from runner.events import ChatEvent, Finished, Loaded
 from runner.safe_text import safe_line
-from runner.status_text import header, summary
+from runner.status_text import header, speculation_summary, summary
 from runner.transcript import NOTES
 
 
@@ -178,6 +178,8 @@ class Repl:
             render.warn("The context is full: the answer is cut off.", "Start anew with /clear, or use a larger -c.")
         if self.is_verbose:
             render.say(summary(finished.timings, finished.n_ctx))
+            if finished.speculation is not None:
+                render.say(f"speculation {speculation_summary(finished.speculation)}")
         if self.source.is_interactive:
             render.narrate("")
 

@@ -52,6 +52,9 @@ def run(
     backend: options.Backend = None,
     n_gpu_layers: options.GpuLayers = None,
     kv_type: options.KvType = None,
+    spec: options.Spec = None,
+    draft: options.Draft = None,
+    draft_max: options.DraftMax = None,
     threads: options.Threads = None,
     force: options.Force = False,
     offline: options.Offline = None,
@@ -79,6 +82,9 @@ def run(
         ctx_size=ctx_size,
         n_gpu_layers=options.gpu_layers(n_gpu_layers),
         kv_type=kv_type,
+        speculation=spec,
+        draft=draft,
+        draft_max=draft_max,
         n_threads=threads,
         force=force or None,
     )
@@ -170,7 +176,7 @@ class _OneShot:
         from runner.cli.answer import AnswerView
         from runner.cli.interrupt import Interruptible
         from runner.cli.live import Live
-        from runner.status_text import load_summary, summary
+        from runner.status_text import load_summary, speculation_summary, summary
 
         view = AnswerView(Live(is_wanted=False), has_thoughts=has_thoughts and render.is_terminal(sys.stderr))
         with Interruptible(self._engine) as interrupted:
@@ -188,6 +194,8 @@ class _OneShot:
             render.narrate("The answer is cut off at --max-tokens.")
         if verbose:
             render.say(summary(finished.timings, finished.n_ctx))
+            done = finished.speculation
+            render.say(f"speculation {speculation_summary(done) if done else self._loaded.speculation}")
             render.say(load_summary(self._loaded))
             render.say(f"{self._loaded.info.backend}: {self._loaded.reason} · seed {finished.seed}")
         return _INTERRUPTED if finished.reason == "cancelled" else 0
@@ -218,7 +226,7 @@ class _OneShot:
         return _INTERRUPTED if finished.reason == "cancelled" else 0
 
     def _payload(self, text: str, reasoning: str, finished: Any) -> dict[str, Any]:
-        from runner.status_text import plain_timings
+        from runner.status_text import plain_speculation, plain_timings
 
         info = self._loaded.info
         return {
@@ -232,4 +240,5 @@ class _OneShot:
             "seed": finished.seed,
             "n_ctx": finished.n_ctx,
             "timings": plain_timings(finished.timings),
+            "speculation": plain_speculation(finished.speculation, self._loaded.speculation),
         }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
+from runner.detokenize.drafted import Ranges
 from runner.detokenize.text import held_back
 from runner.types import ChannelMarkers, ReasoningMarkers
 
@@ -15,10 +16,14 @@ Kind = Literal["text", "reasoning"]
 
 
 class AnswerPiece(NamedTuple):
-    """A part of the answer ("text") or of the thought before it ("reasoning")."""
+    """A part of the answer ("text") or of the thought before it ("reasoning").
+
+    drafted: the ranges of an answer's characters that come from drafted tokens, where they are followed (AnswerStream).
+    """
 
     kind: Kind
     text: str
+    drafted: Ranges = ()
 
 
 class ReasoningSplitter:
@@ -46,6 +51,11 @@ class ReasoningSplitter:
     def is_in_answer(self) -> bool:
         """All that comes from now on is the answer, as it stands."""
         return self._parser.is_in_answer
+
+    @property
+    def n_held(self) -> int:
+        """Characters at the end of what was read that may be part of a marker."""
+        return self._parser.n_held
 
     def push(self, text: str) -> list[AnswerPiece]:
         return self._parser.push(text)
@@ -90,6 +100,10 @@ class _TagParser:
         self._drops_newlines = False
         self.is_in_reasoning = starts_inside
         self.is_in_answer = False
+
+    @property
+    def n_held(self) -> int:
+        return len(self._buffer)
 
     def push(self, text: str) -> list[AnswerPiece]:
         if self.is_in_answer:
@@ -153,6 +167,10 @@ class _ChannelParser:
     @property
     def is_in_reasoning(self) -> bool:
         return self._state == "body" and self._thought is not None
+
+    @property
+    def n_held(self) -> int:
+        return len(self._buffer)
 
     def push(self, text: str) -> list[AnswerPiece]:
         self._buffer += text

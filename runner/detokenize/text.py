@@ -18,8 +18,14 @@ class Detokenizer:
 
     def __init__(self, token_bytes: Callable[[int], bytes], strips_leading_space: bool = False) -> None:
         self._token_bytes = token_bytes
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decode = self._decoder.decode
         self._strips_space = strips_leading_space
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether bytes of an unfinished character wait."""
+        return bool(self._decoder.getstate()[0])
 
     def push(self, token: int) -> str:
         return self.push_bytes(self._token_bytes(token))

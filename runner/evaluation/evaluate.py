@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runner.backends.base import Backend, Tokenizer
+from runner.backends.vocabulary import pieces
 from runner.engine import load_backend
 from runner.errors import DoesNotFit, RunnerError
 from runner.evaluation.bits import bits_per_weight
@@ -31,7 +32,7 @@ from runner.evaluation.report import (
     divergence_result,
     perplexity_result,
 )
-from runner.evaluation.vocabulary import pieces, shared_size
+from runner.evaluation.vocabulary import shared_size
 from runner.evaluation.windows import TextWindows, cut
 from runner.events import LoadEvent, Notice
 from runner.machine import devices

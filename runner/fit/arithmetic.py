@@ -29,7 +29,7 @@ class Fit:
     """An estimate beside what the device has.
 
     need: by part, corrected; estimated: the same as the formulas have it. kv_parts: need's KV cache by kind of layer.
-    draft_bytes: weights and KV cache of the draft model. available_bytes: free on `device` now, less what drivers
+    draft_bytes: all that the draft model takes. available_bytes: free on `device` now, less what drivers
     take. others_bytes: what other processes hold there. ram_bytes: free main memory for the layers that a GPU has no
     room for; 0 where the backend does not split a model. n_loads: how many earlier loads the correction comes from.
     """
@@ -111,8 +111,8 @@ def estimate(
     need = correction.apply(estimated)
     draft_bytes = 0
     if draft is not None:
-        of_draft, _ = _need(draft, options, n_ctx, backend, on_gpu=on_gpu)
-        draft_bytes = of_draft.weights_bytes + of_draft.kv_cache_bytes
+        of_draft, _ = _need(draft, options, min(n_ctx, default_context(draft.shape)), backend, on_gpu=on_gpu)
+        draft_bytes = of_draft.total_bytes
     available = device.free_bytes - (_SPARE if on_gpu else 0)
     is_split = on_gpu and _WAYS[backend].splits
     return Fit(
@@ -224,10 +224,14 @@ def _layers_on_gpu(need: MemoryUse, available: int, num_layers: int) -> int:
 
 
 def gpu_layers_that_fit(
-    facts: ModelFacts, options: LoadOptions, gpus: Sequence[Device], correction: Correction = NO_CORRECTION
+    facts: ModelFacts,
+    options: LoadOptions,
+    gpus: Sequence[Device],
+    correction: Correction = NO_CORRECTION,
+    draft: ModelFacts | None = None,
 ) -> int:
     """How many layers the GPU with most free memory holds; one more than there are also moves the output layer."""
-    fit = estimate(facts, options, gpus, correction=correction)
+    fit = estimate(facts, options, gpus, correction=correction, draft=draft)
     return facts.shape.num_layers + 1 if fit.total_bytes <= fit.available_bytes else fit.n_gpu_layers
 
 
@@ -237,6 +241,7 @@ def with_gpu_layers(
     machine: Sequence[Device],
     emit: Callable[[Notice], None],
     correction: Correction = NO_CORRECTION,
+    draft: ModelFacts | None = None,
 ) -> LoadOptions:
     """Resolve n_gpu_layers "auto" for llama.cpp: all on a GPU that holds them, none without a usable GPU."""
     gpus = [device for device in machine if device.kind != "cpu"]
@@ -246,4 +251,4 @@ def with_gpu_layers(
         text = f"{gpus[0].name} is not used: the installed llama-cpp-python has no GPU support."
         emit(Notice("warning", text, GPU_HINT))
         return dataclasses.replace(options, n_gpu_layers=0)
-    return dataclasses.replace(options, n_gpu_layers=gpu_layers_that_fit(facts, options, gpus, correction))
+    return dataclasses.replace(options, n_gpu_layers=gpu_layers_that_fit(facts, options, gpus, correction, draft))

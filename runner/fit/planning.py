@@ -41,7 +41,7 @@ def plan(
     """What loading a model of `facts` on `backend` would do here; emit gets what the user should know."""
     key, learned = _learned(facts, options, machine, backend, records)
     if backend == "llamacpp":
-        options = with_gpu_layers(facts, options, machine, emit, learned)
+        options = with_gpu_layers(facts, options, machine, emit, learned, draft)
         key, learned = _learned(facts, options, machine, backend, records)
     fit = estimate(facts, options, machine, backend, draft=draft, correction=learned)
     return Plan(options=options, fit=fit, learned=learned, key=key, draft=draft)

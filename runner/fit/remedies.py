@@ -26,8 +26,9 @@ _MORE_BYTES: Final = 512 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """What would fit: a context in tokens (0: none does), main memory, another quantization, a smaller model."""
+    """What would fit: the model without its draft, a context in tokens (0: none does), main memory, another one."""
 
+    is_without_draft: bool = False
     n_ctx: int = 0
     is_for_cpu: bool = False
     quant: Alternative | None = None
@@ -36,6 +37,8 @@ class Remedy:
     def __str__(self) -> str:
         """Sentences for people."""
         found = []
+        if self.is_without_draft:
+            found.append("It would fit without a draft model: --spec suffix.")
         if self.n_ctx:
             found.append(f"A context of {self.n_ctx} tokens would fit: -c {self.n_ctx}.")
         if self.is_for_cpu:
@@ -68,6 +71,7 @@ def remedy(facts: ModelFacts, made: Plan, machine: Sequence[Device], others: Ite
     quants = [one for one in others if one.is_same and one.size_bytes + beside <= fit.room_bytes]
     models = [one for one in others if not one.is_same and rough_bytes(one.size_bytes) <= fit.room_bytes]
     return Remedy(
+        is_without_draft=made.draft is not None and fit.total_bytes - fit.draft_bytes <= fit.room_bytes,
         n_ctx=_largest(fits_with, fit.n_ctx),
         is_for_cpu=has_cpu and estimate(facts, on_cpu, machine, fit.backend, draft=made.draft).is_fitting,
         quant=max(quants, key=lambda one: one.size_bytes, default=None),

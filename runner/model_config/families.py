@@ -167,6 +167,14 @@ FAMILIES: Mapping[str, Family] = {
         attention_bias="qkv",
         window="upper",
     ),
+    "mimo": Family(
+        architectures=("MiMoForCausalLM",),
+        defaults=_QWEN,
+        own_keys=_QWEN_KEYS | _names("use_mrope auto_map"),
+        attention_bias="qkv",
+        fixed={"use_mrope": False},
+        window="upper",
+    ),
     "qwen3": Family(
         architectures=("Qwen3ForCausalLM",),
         defaults=_QWEN | {"head_dim": 128},
@@ -295,6 +303,8 @@ INERT_KEYS = _names(
     "use_cache cache_implementation pretraining_tp chunk_size_feed_forward return_dict output_attentions "
     "output_hidden_states attn_implementation _attn_implementation _attn_implementation_autoset "
     "_flash_attn_2_enabled output_router_logits router_aux_loss_coef "
+    # Heads that draft for the model, whose tensors are set aside (quant/draft_tensors.py).
+    "num_nextn_predict_layers mtp_num_hidden_layers "
     # Labels of classification heads; a causal model has none.
     "id2label label2id num_labels problem_type task_specific_params "
     # Padding of batches, and defaults of sampling: the tokenizer's and the sampler's business.

@@ -19,6 +19,7 @@ from runner.errors import BadModelFile, UnsupportedModel
 from runner.model_config import ModelConfig, parse_model_config
 from runner.quant.architectures import architecture_of
 from runner.quant.byte_level_bpe import is_byte_level, read_byte_level_bpe
+from runner.quant.draft_tensors import without_heads
 from runner.quant.formats import Format, encode_rows, encoded_bytes, row_spans, type_of
 from runner.quant.gguf_metadata import QUANTIZATION_VERSION, rope_factors, write_model, write_vocabulary
 from runner.quant.json_file import read_json
@@ -71,7 +72,7 @@ def read_source(directory: Path, *, name: str | None = None, weights: Tensors | 
     """
     config = parse_model_config(read_json(directory / "config.json"))
     architecture = architecture_of(config.model_type)
-    checkpoint = weights or Checkpoint.open(directory)
+    checkpoint = weights or without_heads(Checkpoint.open(directory))
     tensors = plan(architecture, config, checkpoint.shapes)
     _check_tied_copy(checkpoint, config)
     return Source(

@@ -7,6 +7,7 @@ from typing import Final
 
 MANIFEST_NAME: Final = "runner.json"
 WEIGHTS_NAME: Final = "model.safetensors"
+HEAD_NAME: Final = "mtp.safetensors"  # the head that drafts, as its model had it
 JOURNAL_NAME: Final = "journal.jsonl"  # which tensors are done, while the model is made
 
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from runner.errors import BadModelFile, UnsupportedModel
 from runner.model_config import ModelConfig
 from runner.quant.architectures import ARCHITECTURES, architecture_of
+from runner.quant.draft_tensors import head_names
 from runner.quant.expert_stacks import MXFP4, Part, expert_parts, is_stack, read_part
 from runner.quant.gguf_file import GgufHeader, GgufTensor, parts_of
 from runner.quant.gguf_file import read_header as read_gguf_header
@@ -103,7 +104,7 @@ def is_decodable(kind: str) -> bool:
 
 
 class SafetensorsWeights:
-    """One or more .safetensors files."""
+    """One or more .safetensors files, without the tensors of a head that drafts (draft_tensors.py)."""
 
     def __init__(self, paths: tuple[Path, ...], config: ModelConfig) -> None:
         self.where = paths[0].name if len(paths) == 1 else paths[0].parent.name
@@ -115,6 +116,8 @@ class SafetensorsWeights:
             tensors.update(shard)
         if config.model_type in _PART_OF_MULTIMODAL:
             tensors = of_text_model(tensors)
+        heads = head_names(tensors.keys())
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in heads}
         self._checkpoint = Checkpoint(MappingProxyType(tensors))
         self._copy_is_checked = False
         stacked = config.experts if config.model_type == "gpt_oss" else None

@@ -12,11 +12,12 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from runner.errors import BadModelFile, BusyError, DoesNotFit, RunnerError, UnsupportedModel, UsageError
-from runner.quant.packed_files import JOURNAL_NAME, MANIFEST_NAME, WEIGHTS_NAME
+from runner.quant.packed_files import HEAD_NAME, JOURNAL_NAME, MANIFEST_NAME, WEIGHTS_NAME
 
 COMPANIONS: Final = (
     "config.json",
@@ -37,13 +38,32 @@ COMPANIONS: Final = (
 
 # A model that is one file.
 FILE_SUFFIXES: Final = frozenset({".gguf", ".hfq", ".mq4"})
-_PACKED: Final = frozenset({WEIGHTS_NAME, MANIFEST_NAME, JOURNAL_NAME})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Names of the files that runs of one kind make beside COMPANIONS.
+
+    signs: without one of them, files of the other names are somebody's own. spent: of no use once the output is whole.
+    """
+
+    names: frozenset[str]
+    signs: frozenset[str]
+    spent: frozenset[str]
+
+
+PACKED_PARTS: Final = Parts(
+    names=frozenset({WEIGHTS_NAME, HEAD_NAME, MANIFEST_NAME, JOURNAL_NAME}),
+    signs=frozenset({MANIFEST_NAME, JOURNAL_NAME}),
+    spent=frozenset({JOURNAL_NAME}),
+)
 
 
 class WorkDirectory:
     """The making of `output`: one file when it has the suffix of one, else a directory with the files beside it."""
 
-    def __init__(self, output: Path) -> None:
+    def __init__(self, output: Path, parts: Parts = PACKED_PARTS) -> None:
+        self._parts = parts
         self.output = output.absolute()
         self.is_file = output.suffix in FILE_SUFFIXES
         self.path = self.output.with_name(self.output.name + ".partial")
@@ -64,7 +84,7 @@ class WorkDirectory:
         if self.is_file != self.output.is_file():
             kind = "directory" if self.output.is_dir() else "file"
             raise UsageError(f"{self.output} is a {kind}.", hint="Give another path with -o.")
-        if not self.is_file and (others := _foreign_files(self.output)):
+        if not self.is_file and (others := self._foreign_files(self.output)):
             raise UsageError(
                 f"{self.output} has files that do not belong to a model, such as {others[0]!r}.",
                 hint="Give another path with -o: this directory will not be deleted.",
@@ -84,7 +104,7 @@ class WorkDirectory:
     def opened(self, *, resumes: bool = False) -> Iterator[int]:
         """Make the directory, and hold its lock, whose descriptor this gives.
 
-        What a killed run left there goes, and so does what a failed run made. resumes: what was left of a packed model
+        What a killed run left there goes, and so does what a failed run made. resumes: what was left of the parts
         stays there, and so does what this run makes when it is stopped or the disk is full.
 
         Raises BusyError when another process is making the same output, RunnerError when it cannot be written.
@@ -98,7 +118,7 @@ class WorkDirectory:
             ) from error
         try:
             self._lock(descriptor)
-            self._empty(spared=_PACKED if resumes else frozenset())
+            self._empty(spared=self._parts.names if resumes else frozenset())
             is_kept = resumes
             try:
                 yield descriptor
@@ -141,7 +161,8 @@ class WorkDirectory:
             shutil.rmtree(old, ignore_errors=True)
         else:
             os.rename(self.path, self.output)
-        (self.output / JOURNAL_NAME).unlink(missing_ok=True)  # now, and not before: until here, a run could go on
+        for name in self._parts.spent:
+            (self.output / name).unlink(missing_ok=True)  # now, and not before: until here, a run could go on
         sync(self.output.parent)
 
     def _lock(self, descriptor: int) -> None:
@@ -155,7 +176,7 @@ class WorkDirectory:
 
     def _empty(self, spared: frozenset[str]) -> None:
         """Remove what a killed run left, but what is spared; refuse a directory that is somebody else's."""
-        if others := _foreign_files(self.path):
+        if others := self._foreign_files(self.path):
             raise UsageError(
                 f"{self.path} has files that do not belong to a model, such as {others[0]!r}.",
                 hint="Move them away: runner works in that directory.",
@@ -164,17 +185,16 @@ class WorkDirectory:
             if entry.name not in spared:
                 entry.unlink()
 
-
-def _foreign_files(directory: Path) -> list[str]:
-    """What is there that no run of ours made. Weights with no manifest and no journal are somebody's own model."""
-    entries = sorted(directory.iterdir())
-    names = {entry.name for entry in entries}
-    ours = {*COMPANIONS, *(_PACKED if names & {MANIFEST_NAME, JOURNAL_NAME} else ())}
-    return [
-        entry.name
-        for entry in entries
-        if entry.is_dir() or (entry.name not in ours and entry.suffix not in FILE_SUFFIXES)
-    ]
+    def _foreign_files(self, directory: Path) -> list[str]:
+        """What is there that no run of ours made."""
+        entries = sorted(directory.iterdir())
+        is_ours = not self._parts.signs.isdisjoint(entry.name for entry in entries)
+        ours = {*COMPANIONS, *(self._parts.names if is_ours else ())}
+        return [
+            entry.name
+            for entry in entries
+            if entry.is_dir() or (entry.name not in ours and entry.suffix not in FILE_SUFFIXES)
+        ]
 
 
 def sync(path: Path) -> None:

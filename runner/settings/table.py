@@ -10,9 +10,9 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from runner.config import ChatOptions, LoadOptions, SamplingParams, nearest_hint
+from runner.config import LONGEST_DRAFT, ChatOptions, LoadOptions, SamplingParams, Speculation, nearest_hint
 from runner.errors import ConfigError, UsageError
 
 Kind = Literal["text", "number", "integer", "yes/no", "texts", "layers"]
@@ -119,6 +119,9 @@ SETTINGS: tuple[Setting, ...] = (
             "",
             "Prompt tokens that are prefilled at once; unset, what the backend is fast with.",
         ),
+        ("speculation", "text", "--spec", f"What drafts tokens: {', '.join(get_args(Speculation))}."),
+        ("draft", "text", "--draft", "The model that drafts; unset, none but what needs no model."),
+        ("draft_max", "integer", "--draft-max", f"Longest draft, in tokens: 1 to {LONGEST_DRAFT}."),
     ),
     *_fields(
         SamplingParams,

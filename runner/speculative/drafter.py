@@ -35,8 +35,13 @@ NO_DRAFT = Draft()
 class Gate(Protocol):
     """Says how long a draft is to become. Made anew for each draft."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether guessing a token more is worth its time, whatever it is: to ask where guessing takes any."""
+        ...
+
     def admits(self, bucket: int) -> bool:
-        """Whether one token more, of this bucket, is worth its cost. After a False the draft is over."""
+        """Whether the token that was guessed, of this bucket, is worth verifying. After a False the draft is over."""
         ...
 
 

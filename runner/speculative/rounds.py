@@ -1,19 +1,23 @@
 """The decode loop where the host sees every token: draft, verify, emit, cut the cache; without a draft, a plain step.
 
-One loop for greedy and sampled decoding, with speculation and without. It knows its target by the protocol below.
+One loop for greedy and sampled decoding, with speculation and without. It knows its target by the protocols below.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from runner.config import SamplingParams
 from runner.speculative.drafter import NO_DRAFT, Draft
 from runner.speculative.record import Round
 from runner.speculative.speculator import Speculator
 from runner.speculative.verify import accepted
+
+Emitted = tuple[int, int, Round]
+"""A token, its index among its round's, and the round."""
 
 
 class Target(Protocol):
@@ -35,28 +39,90 @@ class Target(Protocol):
         ...
 
 
+class Stretch(Iterator[int], Protocol):
+    """Plain tokens one after another, of which the step after the next may have begun before the next is taken.
+
+    It ends when the request is cancelled, when the context is full, or by `finish`; what it gave is then in the cache,
+    but perhaps for the last token. Whoever took all that it gives, or closes it, may use its target again.
+    """
+
+    def finish(self) -> None:
+        """Begin no step any more: the tokens of steps that have begun are still to come."""
+        ...
+
+    def close(self) -> None:
+        """Drop what was not taken. Calling it twice is harmless."""
+        ...
+
+
+@runtime_checkable
+class Pipelined(Protocol):
+    """A target that can begin a plain step before the host has seen the token before it."""
+
+    def stretch(self, params: SamplingParams, history: Sequence[int]) -> Stretch | None:
+        """Plain tokens after `history`, which the caller lengthens by each; None where every step needs the host."""
+        ...
+
+
 def decode(
     target: Target,
     params: SamplingParams,
     history: list[int],
     speculator: Speculator | None,
     clock: Callable[[], float] = time.perf_counter,
-) -> Iterator[tuple[int, int, Round]]:
+) -> Generator[Emitted, None, None]:
     """Emit tokens after `history`, which grows with them, until the context is full, cancelled or closed.
 
     The last token of `history` is the only one that the cache lacks; so it is again whenever a token is yielded or
-    the iterator is closed. Yields each token, its index among its round's, and the round.
+    the iterator is closed, but that a stretch may have computed it already. The seconds of a round are those that
+    this loop took: what a device does while the caller works on a token costs nothing.
     """
+    loop = _Loop(target, params, history, speculator, clock)
+    pipelined = target if isinstance(target, Pipelined) else None
     while len(history) < target.n_ctx:
         began = clock()
-        # A round emits a token more than its draft at most, and must leave room for it.
-        room = target.n_ctx - len(history) - 1
-        draft = _sound(speculator.draft(history, params, room), room, target.vocab_size) if speculator else NO_DRAFT
+        draft = loop.draft()
         drafted = clock()
-        choices = target.choices(draft.tokens, params, history)
-        if choices is None:
+        stretch = pipelined.stretch(params, history) if pipelined and not draft else None
+        if stretch is None:
+            goes_on = yield from loop.verify(draft, began, drafted)
+        else:
+            goes_on = yield from loop.follow(stretch, began, drafted)
+        if not goes_on:
             return
-        computed = clock()
+
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """What both kinds of steps share; see decode for the fields."""
+
+    target: Target
+    params: SamplingParams
+    history: list[int]
+    speculator: Speculator | None
+    clock: Callable[[], float]
+
+    def draft(self) -> Draft:
+        """What the speculator wants verified, as far as a target can compute it: a drafter may be wrong in any way."""
+        # A round emits a token more than its draft at most, and must leave room for it.
+        room = self.target.n_ctx - len(self.history) - 1
+        if self.speculator is None or room <= 0:
+            return NO_DRAFT
+        draft = self.speculator.draft(self.history, self.params, room)
+        known = range(self.target.vocab_size)
+        n = next((i for i, token in enumerate(draft.tokens[:room]) if token not in known), min(room, len(draft)))
+        return draft if n == len(draft) else Draft(draft.tokens[:n], draft.buckets[:n])
+
+    def learn(self, done: Round) -> None:
+        if self.speculator is not None:
+            self.speculator.learn(done)
+
+    def verify(self, draft: Draft, began: float, drafted: float) -> Generator[Emitted, None, bool]:
+        """One step for a draft and the token before it; False when the request was cancelled."""
+        choices = self.target.choices(draft.tokens, self.params, self.history)
+        if choices is None:
+            return False
+        computed = self.clock()
         verdict = accepted(draft.tokens, choices)
         done = Round(
             draft=draft,
@@ -64,21 +130,44 @@ def decode(
             tokens=verdict.tokens,
             draft_s=drafted - began,
             verify_s=computed - drafted,
-            sample_s=clock() - computed,
+            sample_s=self.clock() - computed,
         )
-        if speculator:
-            speculator.learn(done)
-        n_held = len(history)
+        self.learn(done)
+        n_held = len(self.history)
         try:
             for index, token in enumerate(verdict.tokens):
-                history.append(token)
+                self.history.append(token)
                 yield token, index, done
         finally:
-            if len(draft) and len(history) - 1 < n_held + len(draft):
-                target.keep(len(history) - 1)
+            if len(draft) and len(self.history) - 1 < n_held + len(draft):
+                self.target.keep(len(self.history) - 1)
+        return True
 
+    def follow(self, stretch: Stretch, began: float, drafted: float) -> Generator[Emitted, None, bool]:
+        """Plain tokens until a draft is wanted; False when there are no more.
 
-def _sound(draft: Draft, room: int, vocab_size: int) -> Draft:
-    """As much of a draft as a target can compute: a drafter may be wrong in any way."""
-    n = next((i for i, token in enumerate(draft.tokens[:room]) if not 0 <= token < vocab_size), min(room, len(draft)))
-    return draft if n == len(draft) else Draft(draft.tokens[:n], draft.buckets[:n])
+        A draft that is wanted comes too late for the step that has begun: its token is taken, and the speculator is
+        asked again for what follows that.
+        """
+        is_wanted = False
+        try:
+            for token in stretch:
+                done = Round(
+                    draft=NO_DRAFT,
+                    n_accepted=0,
+                    tokens=(token,),
+                    draft_s=drafted - began,
+                    verify_s=self.clock() - drafted,
+                    sample_s=0.0,
+                )
+                self.learn(done)
+                self.history.append(token)
+                yield token, 0, done
+                began = self.clock()
+                if not is_wanted and self.draft():
+                    is_wanted = True
+                    stretch.finish()
+                drafted = self.clock()
+        finally:
+            stretch.close()
+        return is_wanted

@@ -6,54 +6,112 @@ when drafting pays is the controller's; how a guess is made is the drafter's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from runner.config import SamplingParams
+from runner.speculative.control import Control, Most
+from runner.speculative.controller import Clock, Controller, clock_for
+from runner.speculative.costs import StepSeconds
 from runner.speculative.drafter import NO_DRAFT, Draft, Drafter
 from runner.speculative.record import Round, SpeculationRecord
+from runner.speculative.tally import Tally
 
-StepSeconds = Callable[[int], float]
-"""Seconds that a step of the target takes now for so many tokens at once."""
+_TIMED_TOKENS = 3
+_PASSED = 8  # plain steps that are learned of at once
 
 
 class Speculator:
-    """draft_max: the longest draft; the target takes one token more at once."""
+    """draft_max: the longest draft; the target takes one token more at once. control: what decides, else a Controller.
 
-    def __init__(self, drafter: Drafter, draft_max: int) -> None:
+    clock: see clock_for; what deciding takes itself is measured by it too.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        draft_max: int,
+        *,
+        control: Control | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self.drafter = drafter
         self._draft_max = draft_max
-        self.begin()
+        self._clock = clock or clock_for(drafter)
+        self._control = control or Controller(drafter, draft_max, self._clock)
+        self._guess_s = self._own_s = 0.0
+        self._has_gate = False
+        self._passed: list[Round] = []
+        self._tally = Tally(draft_max)
 
     def calibrate(self, step_s: StepSeconds) -> None:
-        """Measure the target's step for the numbers of tokens that matter; called once, when it is loaded."""
+        """Measure the target's step for the numbers of tokens that matter, and the drafter's; once, after the load."""
+        self._control.steps.calibrate(step_s)
+        if self.drafter.is_host_only:
+            return
+        for _ in range(2):  # the first warms up
+            began = self._clock()
+            draft = self.drafter.propose((0,), SamplingParams(temperature=0), Most(_TIMED_TOKENS))
+            elapsed = self._clock() - began
+        if len(draft):
+            self._control.learn_guessing(len(draft), elapsed)
 
-    def begin(self) -> None:
-        """An answer begins: the record counts from here."""
-        self._rounds: list[Round] = []
+    def begin(self, prompt: Sequence[int] = ()) -> None:
+        """An answer begins: the record counts from here.
+
+        prompt: what it will follow; a drafter reads it here, where it takes its time from the prefill's, not from the
+        first step's.
+        """
+        self._pass_by()
+        self._tally = Tally(self._draft_max)
+        self._control.begin()
+        if prompt:
+            began = self._clock()
+            self.drafter.propose(prompt, SamplingParams(temperature=0), Most(0))
+            self._control.learn_reading(len(prompt), self._clock() - began)
 
     def draft(self, history: Sequence[int], params: SamplingParams, room: int) -> Draft:
         """What to verify after `history`, at most `room` tokens; empty for a plain step."""
-        limit = min(room, self._draft_max)
-        return self.drafter.propose(history, params, _Most(limit)) if limit > 0 else NO_DRAFT
+        gate = self._control.gate(min(room, self._draft_max))
+        self._has_gate = gate is not None
+        if gate is None:
+            return NO_DRAFT
+        self._pass_by()
+        began = self._clock()
+        draft = self._control.cut(self.drafter.propose(history, params, gate))
+        self._guess_s = self._clock() - began
+        return draft
 
     def learn(self, done: Round) -> None:
         """A step is over, with a draft or without."""
-        self._rounds.append(done)
+        if not self._has_gate:
+            # Little as it is, learning takes longer than most plain steps can spare: many at once take less.
+            self._passed.append(done)
+            if len(self._passed) == _PASSED or not self._control.steps.is_fresh:
+                self._pass_by()
+            return
+        began = self._clock()
+        own_s = self._own_s
+        self._control.learn(done, own_s)
+        guess_s = self._guess_s if self.drafter.is_host_only else done.draft_s
+        self._tally.add(done, guess_s, own_s, self._control.steps.plain_s)
+        self._own_s = self._clock() - began
+
+    def _pass_by(self) -> None:
+        if not self._passed:
+            return
+        began = self._clock()
+        self._control.pass_by(self._passed)
+        for done in self._passed:
+            self._tally.add(done, done.draft_s, 0.0, self._control.steps.plain_s)
+        self._passed.clear()
+        self._own_s += self._clock() - began
 
     @property
     def record(self) -> SpeculationRecord:
         """What happened since `begin`."""
-        return SpeculationRecord(drafter=self.drafter.name, state="on")
+        self._pass_by()
+        control = self._control
+        return self._tally.record(self.drafter.name, control.state, control.reason, self.drafter.nbytes)
 
     def close(self) -> None:
         self.drafter.close()
-
-
-class _Most:
-    def __init__(self, limit: int) -> None:
-        self._left = limit
-
-    def admits(self, bucket: int) -> bool:
-        del bucket
-        self._left -= 1
-        return self._left >= 0

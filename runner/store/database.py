@@ -20,7 +20,7 @@ from runner.paths import open_private
 BUSY_TIMEOUT_S = 5.0
 # Says whose file this is ("RUNR"), so that no other program's database is ever migrated.
 APPLICATION_ID = 0x52554E52
-_WITHOUT = "Chatting works without it: --no-log."
+_WITHOUT = "Chatting works without it: runner config set save_chats false, or --no-log."
 
 
 def connect(path: Path, migrations: Sequence[str]) -> sqlite3.Connection:

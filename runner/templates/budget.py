@@ -8,7 +8,8 @@ touches. It knows nothing of Jinja: sandbox.py and operations.py decide what cos
     values     no value holds more than MAX_CHARS characters, MAX_ITEMS elements and MAX_DEPTH levels in all, shared
                parts counted as often as they occur: nested repetition is refused before anything expands it.
     numbers    MAX_INT_BITS bits, so that no arithmetic is long.
-    seconds    the same bound by the clock, looked at with each spending, for a slow or busy machine.
+    seconds    the same bound in processor time, looked at with each spending, for a slow machine. A busy one may
+               take longer: what else runs must not decide whether a template is refused.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ class LimitExceeded(Exception):
 
 
 class Budget:
-    """What is left for one rendering. `clock` gives seconds."""
+    """What is left for one rendering. `clock` gives seconds of the thread that renders."""
 
     __slots__ = ("_clock", "_deadline", "_left")
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.thread_time) -> None:
         self._clock = clock
         self._left = MAX_WORK
         self._deadline = clock() + MAX_SECONDS

@@ -7,32 +7,49 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 
 import numpy as np
 import pytest
 
 from runner.backends.base import Backend, Prefill, Step
-from runner.config import SamplingParams
+from runner.config import LONGEST_DRAFT, SamplingParams
 from runner.errors import ContextOverflow, UsageError
+from runner.speculative.control import EagerController
+from runner.speculative.drafter import Draft, Drafter, DrafterName, Gate
+from runner.speculative.speculator import Speculator
+from runner.speculative.suffix import SuffixDrafter
 from runner.types import CancelToken
 
 N_CTX = 256
 GREEDY = SamplingParams(temperature=0, seed=0)
 SAMPLED = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1234)
+PENALIZED = SamplingParams(temperature=0.8, top_k=20, repeat_penalty=1.3, frequency_penalty=0.2, seed=99)
 
 
-def take(backend: Backend, prompt: Sequence[int], n: int, params: SamplingParams = GREEDY) -> list[int]:
+def take(
+    backend: Backend,
+    prompt: Sequence[int],
+    n: int,
+    params: SamplingParams = GREEDY,
+    speculator: Speculator | None = None,
+) -> list[int]:
     """The first n tokens after `prompt`; the iterator is closed then."""
-    tokens: list[int] = []
-    steps = backend.generate(prompt, params, CancelToken())
-    for step in steps:
-        if isinstance(step, Step):
-            tokens.append(step.token)
-            if len(tokens) == n:
-                break
-    steps.close()
-    return tokens
+    return [step.token for step in first_steps(backend, prompt, n, params, speculator)]
+
+
+def first_steps(
+    backend: Backend, prompt: Sequence[int], n: int, params: SamplingParams, speculator: Speculator | None
+) -> list[Step]:
+    found: list[Step] = []
+    with closing(backend.generate(prompt, params, CancelToken(), speculator)) as steps:
+        for step in steps:
+            if isinstance(step, Step):
+                found.append(step)
+                if len(found) == n:
+                    break
+    return found
 
 
 def prefills(backend: Backend, prompt: Sequence[int]) -> list[Prefill]:
@@ -45,6 +62,56 @@ def prefills(backend: Backend, prompt: Sequence[int]) -> list[Prefill]:
         found.append(step)
     steps.close()
     return found
+
+
+def forget(backend: Backend, prompt: Sequence[int]) -> None:
+    """Empty the KV cache."""
+    for _ in backend.score(prompt[:1]):
+        pass
+
+
+class Knowing(Drafter):
+    """Knows the text to come, and makes of it what a test wants. The text goes on after `n_prompt` tokens."""
+
+    name: DrafterName = "scripted"
+    n_buckets = 1
+    is_host_only = True
+    nbytes = 0
+
+    def __init__(self, text: Sequence[int], n_prompt: int, guess: Guess) -> None:
+        self._text, self._n_prompt, self._guess = text, n_prompt, guess
+
+    def propose(self, history: Sequence[int], params: SamplingParams, gate: Gate) -> Draft:
+        del params
+        at = len(history) - self._n_prompt
+        tokens: list[int] = []
+        for token in self._guess(list(self._text[at:]), at):
+            if not gate.admits(0):
+                break
+            tokens.append(token)
+        return Draft(tuple(tokens), (0,) * len(tokens))
+
+    def close(self) -> None:
+        pass
+
+
+Guess = Callable[[list[int], int], list[int]]
+"""From the tokens to come and how many came, what is drafted."""
+
+GUESSES: dict[str, Guess] = {
+    "nothing": lambda _coming, _at: [],
+    "right, of every length": lambda coming, at: coming[: at % 16],
+    "right for a while": lambda coming, at: [*coming[: at % 5], *[1] * 6],
+    "wrong": lambda coming, _at: [token ^ 1 for token in coming[:7]],
+    "random": lambda _coming, at: [int(token) for token in np.random.default_rng(at).integers(0, 256, 9)],
+    "out of the vocabulary": lambda coming, at: [*coming[: at % 3], 10**9, -1, *coming[:4]],
+    "too long": lambda coming, _at: coming * 9,
+}
+
+
+def eager(drafter: Drafter) -> Speculator:
+    """A speculator that verifies whatever it is given."""
+    return Speculator(drafter, LONGEST_DRAFT, control=EagerController(LONGEST_DRAFT))
 
 
 class BackendConformance:
@@ -202,3 +269,93 @@ class BackendConformance:
     def test_close_may_be_called_twice(self, backend: Backend) -> None:
         backend.close()
         backend.close()
+
+    # --- speculation -----------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALIZED], ids=["greedy", "sampled", "penalized"])
+    def test_the_text_does_not_depend_on_the_drafter(
+        self, backend: Backend, prompt: list[int], params: SamplingParams
+    ) -> None:
+        text = take(backend, prompt, 40, params)
+        for name, guess in GUESSES.items():
+            speculator = eager(Knowing(text, len(prompt), guess))
+            assert take(backend, prompt, 24, params, speculator) == text[:24], name
+
+    def test_right_drafts_are_accepted_and_say_so(self, backend: Backend, prompt: list[int]) -> None:
+        text = take(backend, prompt, 40)
+        speculator = eager(Knowing(text, len(prompt), lambda coming, _at: coming[:4]))
+        steps = first_steps(backend, prompt, 16, GREEDY, speculator)
+        assert [step.token for step in steps] == text[:16]
+        assert [step.is_drafted for step in steps] == [False, *[True, True, True, True, False] * 3]
+        assert [step.n_drafted for step in steps] == [0, *[4, 0, 0, 0, 0] * 3]
+        assert [step.n_accepted for step in steps] == [0, *[4, 0, 0, 0, 0] * 3]
+        record = speculator.record
+        assert record.acceptance_rate == 1
+        assert record.acceptance_length == 5
+
+    @pytest.mark.parametrize("guess", ["right, of every length", "wrong", "too long"])
+    def test_speculation_ends_with_the_context(self, backend: Backend, prompt: list[int], guess: str) -> None:
+        long = (prompt * N_CTX)[: N_CTX - 21]
+        text = take(backend, long, 100)
+        assert len(text) == 21
+        speculator = eager(Knowing([*text, *text], len(long), GUESSES[guess]))
+        assert take(backend, long, 100, speculator=speculator) == text
+
+    def test_what_was_drafted_does_not_stay_in_the_cache(self, backend: Backend, prompt: list[int]) -> None:
+        text = take(backend, prompt, 40, SAMPLED)
+        for n, name in enumerate(GUESSES, 2):
+            longer = [*prompt, *text[:n], *prompt[:3]]
+            forget(backend, prompt)
+            expected = take(backend, longer, 8, SAMPLED)
+            speculator = eager(Knowing(text, len(prompt), GUESSES[name]))
+            assert take(backend, prompt, n, SAMPLED, speculator) == text[:n], name
+            assert list(backend.held) == [*prompt, *text[: n - 1]], name
+            assert take(backend, longer, 8, SAMPLED) == expected, name
+
+    def test_a_cancelled_speculation_goes_on_where_it_stopped(self, backend: Backend, prompt: list[int]) -> None:
+        text = take(backend, prompt, 40)
+        for name, guess in GUESSES.items():
+            cancel, written = CancelToken(), list[int]()
+            for step in backend.generate(prompt, GREEDY, cancel, eager(Knowing(text, len(prompt), guess))):
+                if isinstance(step, Step):
+                    written.append(step.token)
+                    if len(written) >= 7:
+                        cancel.cancel()
+            assert 7 <= len(written) < 7 + 16, name
+            assert written == text[: len(written)], name
+            again = [*prompt, *written]
+            resumed = take(backend, again, 8, speculator=eager(Knowing(text[len(written) :], len(again), guess)))
+            forget(backend, prompt)
+            assert resumed == take(backend, again, 8), name
+
+    @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+    def test_drafts_from_the_text_itself_change_nothing(
+        self, backend: Backend, prompt: list[int], params: SamplingParams
+    ) -> None:
+        repeating = (prompt * 4)[:60]
+        text = take(backend, repeating, 40, params)
+        speculator = eager(SuffixDrafter())
+        assert take(backend, repeating, 40, params, speculator) == text
+
+    def test_the_cache_can_be_cut_and_gone_on_from_as_a_draft_model_is(
+        self, backend: Backend, prompt: list[int]
+    ) -> None:
+        cancel = CancelToken()
+        rows = {entry.position: entry.values.copy() for entry in backend.score(prompt)}
+        backend.keep(0)
+        for cut in (1, 3, len(prompt) - 1):
+            assert backend.keep(min(cut, len(backend.held))) == len(backend.held)
+            row = backend.extend(prompt[len(backend.held) : cut + 1], cancel)
+            assert row is not None
+            assert list(backend.held) == prompt[: cut + 1]
+            assert np.abs(row - rows[cut]).max() <= 2e-2
+        cancel.cancel()
+        assert backend.extend(prompt[:2], cancel) is None
+
+    def test_a_step_is_timed_for_every_number_of_tokens_and_leaves_nothing(
+        self, backend: Backend, prompt: list[int]
+    ) -> None:
+        text = take(backend, prompt, 6)
+        assert all(backend.step_s(n) > 0 for n in (1, 2, LONGEST_DRAFT + 1))
+        assert not backend.held
+        assert take(backend, prompt, 6) == text

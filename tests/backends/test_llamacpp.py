@@ -14,10 +14,13 @@ import pytest
 
 from runner.backends import choose, llamacpp
 from runner.backends.base import Backend, Prefill, Step
-from runner.config import LoadOptions
+from runner.config import LoadOptions, SamplingParams
 from runner.errors import BackendUnavailable, BadModelFile, ContextOverflow, DoesNotFit, RunnerError, UnsupportedModel
+from runner.speculative.model_drafter import ModelDrafter
+from runner.speculative.suffix import SuffixDrafter
 from runner.types import CancelToken, ReadyModel
-from tests.backends.conformance import GREEDY, N_CTX, BackendConformance, take
+from tests.backends.cache_gguf import WINDOW, write_gemma3, write_mamba
+from tests.backends.conformance import GREEDY, GUESSES, N_CTX, SAMPLED, BackendConformance, Knowing, eager, take
 
 
 def gguf_model(path: Path) -> ReadyModel:
@@ -207,3 +210,82 @@ def test_a_file_name_that_is_not_utf_8_is_loaded(demo_directory: Path, tmp_path:
     backend = load(named, warmup=False)
     assert backend.info.num_layers > 0
     backend.close()
+
+
+# --- speculation -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_second_copy_in_this_process_drafts_every_token(demo_directory: Path, params: SamplingParams) -> None:
+    target = load(demo_directory / "demo-q8_0.gguf", ctx_size=512)
+    prompt = target.tokenizer.encode("Once upon a time there was a small boat.")
+    text = take(target, prompt, 40, params)
+    before = target.memory()
+    draft = load(demo_directory / "demo-q8_0.gguf", ctx_size=256)
+    assert target.memory() == before, "llama.cpp has one log for both"
+    assert draft.memory().kv_cache_bytes == before.kv_cache_bytes // 2
+    speculator = eager(ModelDrafter(draft))
+    speculator.begin(prompt)
+    assert take(target, prompt, 40, params, speculator) == text
+    assert speculator.record.acceptance_rate == 1
+    speculator.close()
+    assert take(target, prompt, 8, params) == text[:8]
+
+
+def test_a_draft_is_longer_than_the_chunks_of_a_prompt(demo_directory: Path) -> None:
+    backend = load(demo_directory / "demo-q8_0.gguf", batch_size=3)
+    prompt = backend.tokenizer.encode("Once upon a time there was a small boat.")
+    text = take(backend, prompt, 40)
+    speculator = eager(Knowing(text, len(prompt), lambda coming, _at: coming[:15]))
+    assert take(backend, prompt, 33, speculator=speculator) == text[:33]
+    assert speculator.record.acceptance_length == 16
+
+
+def test_recurrent_layers_cannot_go_back(tmp_path: Path, demo_directory: Path) -> None:
+    backend = load(write_mamba(tmp_path / "mamba.gguf", demo_directory))
+    assert not backend.info.can_go_back
+    text = take(backend, [10, 11, 12], 8)
+    assert backend.keep(5) == 0
+    assert take(backend, [10, 11, 12], 8) == text
+
+
+def test_a_window_is_kept_whole_so_that_drafts_can_be_taken_back(tmp_path: Path, demo_directory: Path) -> None:
+    backend = load(write_gemma3(tmp_path / "gemma.gguf", demo_directory))
+    assert backend.info.can_go_back
+    prompt = [10 + 7 * i for i in range(3 * WINDOW)]
+    text = take(backend, prompt, 3 * WINDOW, SAMPLED)
+    assert len(set(text)) > WINDOW
+    for name, guess in GUESSES.items():
+        speculator = eager(Knowing(text, len(prompt), guess))
+        assert take(backend, prompt, 2 * WINDOW, SAMPLED, speculator) == text[: 2 * WINDOW], name
+
+
+def test_cancel_ends_drafting_within_200_ms(demo_directory: Path) -> None:
+    target = load(demo_directory / "demo-q8_0.gguf", ctx_size=2048)
+    drafter = ModelDrafter(load(demo_directory / "demo-q8_0.gguf", ctx_size=2048, batch_size=2048))
+    prompt = [10 + i % 5000 for i in range(1900)]
+    cancel, cancelled_at = CancelToken(), list[float]()
+    drafter.attend(cancel)
+
+    def cancel_now() -> None:
+        cancelled_at.append(time.monotonic())
+        cancel.cancel()
+
+    timer = threading.Timer(0.05, cancel_now)
+    timer.start()
+    speculator = eager(drafter)
+    speculator.begin(prompt)  # the draft model reads the prompt, which takes longer than that
+    assert len(drafter._model.held) < len(prompt)
+    assert not [step for step in target.generate(prompt, GREEDY, cancel, speculator) if isinstance(step, Step)]
+    ended = time.monotonic()
+    timer.join()
+    assert ended - cancelled_at[0] < 0.2
+    speculator.close()
+
+
+def test_a_suffix_found_in_the_prompt_saves_steps(demo: Backend) -> None:
+    prompt = demo.tokenizer.encode("the cat sat on the mat and the dog sat on the rug. " * 4)
+    text = take(demo, prompt, 40)
+    speculator = eager(SuffixDrafter())
+    assert take(demo, prompt, 40, speculator=speculator) == text
+    assert speculator.record.n_accepted > 0

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from runner.cli.app import main
+from runner.paths import user_paths
+from tests.backends.cache_gguf import write_mamba
 
 
 def explain(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dict[str, str], str]:
@@ -58,3 +60,33 @@ def test_a_model_that_cannot_be_asked_for_says_why(capsys: pytest.CaptureFixture
 def test_a_backend_that_cannot_run_it_is_an_answer_too(capsys: pytest.CaptureFixture[str]) -> None:
     rows, _ = explain(capsys, "demo", "--backend", "native", "--kv-type", "q8_0")
     assert rows["backend"].strip().startswith("none: ")
+
+
+def test_what_would_draft_is_told_with_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    rows, _ = explain(capsys, "demo")
+    assert rows["speculation"].strip() == "suffix: it needs no memory"
+    assert "draft" not in rows
+    rows, _ = explain(capsys, "demo", "--draft", "demo", "-c", "1024")
+    assert rows["speculation"].strip() == "model: demo drafts"
+    assert rows["draft"].strip().endswith("MiB (demo)")
+    assert explain(capsys, "demo", "--spec", "off")[0]["speculation"].strip() == "off: it was turned off"
+    assert "--draft" in explain(capsys, "demo", "--spec", "model")[0]["speculation"]
+
+
+def test_the_registry_s_draft_model_is_a_suggestion(
+    capsys: pytest.CaptureFixture[str], demo_directory: Path, runner_home: Path
+) -> None:
+    path = user_paths(runner_home).user_models_file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'[mine]\npath = "{demo_directory}"\ndraft = "demo"\n')
+    assert main(["explain", "mine"]) == 0
+    assert "demo is known to draft for it: --spec model" in capsys.readouterr().out
+    rows, _ = explain(capsys, "mine", "--spec", "model")
+    assert rows["speculation"].strip() == "model: demo drafts"
+
+
+def test_a_model_that_cannot_go_back_is_seen_in_its_header(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, demo_directory: Path
+) -> None:
+    rows, _ = explain(capsys, str(write_mamba(tmp_path / "mamba.gguf", demo_directory)))
+    assert rows["speculation"].strip().startswith("off: this model cannot go back")

@@ -292,6 +292,20 @@ def test_thinking_and_stats(chat: Chat) -> None:
     assert "tok/s" in err
 
 
+def test_speculation_can_be_set_in_the_chat_and_is_among_its_numbers(chat: Chat) -> None:
+    chat.start("the quick brown fox jumps over the lazy dog; " * 9, step_s=0.004).type("q")
+    assert "speculation  suffix on" in chat.type("/stats")[1]
+    assert "speculation    suffix: it needs no memory" in chat.type("/show")[1]
+    assert "speculation is off" in chat.type("/set spec off")[1]
+    assert chat.repl.loader.options.speculation == "off"
+    chat.type("q")
+    assert "speculation" not in chat.type("/stats")[1]
+    assert "speculation    off: it was turned off" in chat.type("/show")[1]
+    assert "one of" in chat.type("/set speculation fast")[1]
+    chat.type("/set draft_max 3", "/set draft none")
+    assert (chat.repl.loader.options.draft_max, chat.repl.loader.options.draft) == (3, None)
+
+
 def test_copy_says_what_it_did_and_never_fails(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = chat.tmp_path / "xclip"
     tool.write_text(f'#!/bin/sh\ncat > "{chat.tmp_path}/clipboard"\n')

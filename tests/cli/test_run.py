@@ -71,6 +71,49 @@ def test_json_has_everything_and_the_raw_text(script: Callable[..., str], capsys
     assert {"ttft_s", "prefill_tok_s", "decode_tok_s", "prompt_tokens"} <= set(answer["timings"])
 
 
+REPEATING = "the quick brown fox jumps over the lazy dog; " * 9
+
+
+def test_speculation_is_told_to_programs_and_changes_no_text(
+    script: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = []
+    for spec in ("auto", "suffix", "off"):
+        assert main(["run", script(REPEATING, step_s=0.004), "x", "--json", "--spec", spec, "--draft-max", "6"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        texts.append(answer["text"])
+        if spec == "off":
+            assert answer["speculation"] == {"drafter": None, "state": "off", "reason": "it was turned off"}
+        else:
+            done = answer["speculation"]
+            assert (done["drafter"], done["state"]) == ("suffix", "on")
+            assert len(done["drafted_at"]) == 6
+            assert done["n_accepted"] == answer["timings"]["n_accepted"] > 60
+            assert done["gain"] > 1
+    assert texts == [REPEATING] * 3
+
+
+def test_speculation_is_among_the_timings(script: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", script(REPEATING, step_s=0.004), "x", "-v"]) == 0
+    assert "speculation suffix on" in capsys.readouterr().err
+    assert main(["run", script("ok"), "x", "-v", "--spec", "off"]) == 0
+    assert "speculation off: it was turned off" in capsys.readouterr().err
+
+
+def test_a_drafter_that_cannot_be_had_is_an_error_with_its_remedy(
+    script: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, word in (
+        (["--spec", "fast"], "suffix"),
+        (["--draft-max", "16"], "from 1 to 15"),
+        (["--spec", "model"], "--draft"),
+    ):
+        assert main(["run", script("ok"), "x", *arguments]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert word in captured.err
+
+
 def test_escape_sequences_do_not_reach_a_pipe(script: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", script("a\x1b]0;owned\x07\x9b2Jb"), "x"]) == 0
     assert capsys.readouterr().out == "a]0;owned2Jb\n"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from runner.backends.fake import FakeTokenizer
+from runner.backends.vocabulary import pieces
 from runner.errors import UsageError
-from runner.evaluation.vocabulary import pieces, shared_size
+from runner.evaluation.vocabulary import shared_size
 
 
 def test_every_token_stands_for_its_bytes_and_control_tokens_for_their_names() -> None:

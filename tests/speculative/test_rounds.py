@@ -9,7 +9,9 @@ import pytest
 
 from runner.config import SamplingParams
 from runner.sampling import sample
+from runner.speculative.control import EagerController
 from runner.speculative.drafter import Draft, Gate
+from runner.speculative.record import Round
 from runner.speculative.rounds import decode
 from runner.speculative.speculator import Speculator
 from runner.speculative.verify import accepted, choices_of
@@ -51,6 +53,57 @@ class TableTarget:
         del self.held[length:]
 
 
+class PipelinedTarget(TableTarget):
+    """Begins a plain step before the token before it is taken. is_cancelled: nothing more is given out."""
+
+    is_cancelled = False
+    n_dropped = 0
+
+    def choices(self, draft: Sequence[int], params: SamplingParams, history: Sequence[int]) -> Iterator[int] | None:
+        if self.is_cancelled:
+            return None
+        return super().choices(draft, params, history)
+
+    def stretch(self, params: SamplingParams, history: Sequence[int]) -> OneAhead:
+        assert self.held == list(history[:-1]) or self.is_cancelled
+        return OneAhead(self, params, history)
+
+
+class OneAhead:
+    """Steps of a PipelinedTarget; `begun` holds the tokens of those that nobody has taken yet."""
+
+    def __init__(self, target: PipelinedTarget, params: SamplingParams, history: Sequence[int]) -> None:
+        self._target, self._params, self._history = target, params, history
+        self._ahead = list(history)
+        self._begun: list[int] = []
+        self._is_finishing = False
+
+    def __iter__(self) -> OneAhead:
+        return self
+
+    def __next__(self) -> int:
+        target = self._target
+        if target.is_cancelled:
+            raise StopIteration
+        while len(self._begun) < 2 and not self._is_finishing and len(self._ahead) < target.n_ctx:
+            target.held.append(self._ahead[-1])
+            target.n_steps += 1
+            token = sample(logits_after(target.held), self._params, self._ahead, len(self._ahead))
+            self._ahead.append(token)
+            self._begun.append(token)
+        if not self._begun:
+            raise StopIteration
+        return self._begun.pop(0)
+
+    def finish(self) -> None:
+        self._is_finishing = True
+
+    def close(self) -> None:
+        self._target.n_dropped += len(self._begun)
+        self._begun.clear()
+        del self._target.held[len(self._history) :]
+
+
 class Scripted:
     """Drafts what a function of the history says."""
 
@@ -72,6 +125,10 @@ class Scripted:
 
     def close(self) -> None:
         pass
+
+
+def eager(guess) -> Speculator:
+    return Speculator(Scripted(guess), 15, control=EagerController(15))
 
 
 def plain(prompt: Sequence[int], params: SamplingParams, n: int) -> list[int]:
@@ -102,7 +159,7 @@ def test_the_text_does_not_depend_on_the_drafter(sampling: str, drafter: str) ->
     params, prompt, n_ctx = PARAMS[sampling], [1, 2, 3], 64
     history = [*prompt, *plain(prompt, params, 1)]
     target = TableTarget(n_ctx, prompt)
-    speculator = Speculator(Scripted(DRAFTERS[drafter](params)), 15)
+    speculator = eager(DRAFTERS[drafter](params))
     tokens = [token for token, _, _ in decode(target, params, history, speculator)]
     assert history[3:] == plain(prompt, params, n_ctx - 3)
     assert tokens == history[4:]
@@ -111,7 +168,7 @@ def test_the_text_does_not_depend_on_the_drafter(sampling: str, drafter: str) ->
 def test_right_drafts_save_steps() -> None:
     params, prompt = PARAMS["greedy"], [1, 2, 3]
     target = TableTarget(64, prompt)
-    list(decode(target, params, [*prompt, *plain(prompt, params, 1)], Speculator(Scripted(right(params, 7)), 15)))
+    list(decode(target, params, [*prompt, *plain(prompt, params, 1)], eager(right(params, 7))))
     assert target.n_steps == 8  # 60 tokens, eight at a time
 
 
@@ -120,7 +177,7 @@ def test_closing_leaves_the_cache_with_all_but_the_last_token(n: int) -> None:
     params, prompt = PARAMS["sampled"], [1, 2, 3]
     history = [*prompt, *plain(prompt, params, 1)]
     target = TableTarget(64, prompt)
-    rounds = decode(target, params, history, Speculator(Scripted(right(params, 6)), 15))
+    rounds = decode(target, params, history, eager(right(params, 6)))
     for _ in range(n):
         next(rounds)
     rounds.close()
@@ -140,3 +197,87 @@ def test_only_what_counts_is_sampled() -> None:
     assert verdict.tokens == (5, 6, 9)
     assert verdict.n_accepted == 2
     assert read == [5, 6, 9]
+
+
+# --- plain steps that begin before the token before them is taken ----------------------------------------------------
+
+
+def now_and_then(params: SamplingParams, n: int, every: int):
+    """A right draft of n tokens wherever the history's length is a multiple of `every`, and at the one after it."""
+    return lambda history: plain(history, params, n) if len(history) % every in (0, 1) else []
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("sampling", ["greedy", "filtered"])
+def test_the_text_does_not_depend_on_whether_steps_begin_early(sampling: str, drafter: str) -> None:
+    params, prompt = PARAMS[sampling], [1, 2, 3]
+    history = [*prompt, *plain(prompt, params, 1)]
+    target = PipelinedTarget(64, prompt)
+    speculator = Speculator(Scripted(DRAFTERS[drafter](params)), 15, control=EagerController(15))
+    tokens = [token for token, _, _ in decode(target, params, history, speculator)]
+    assert history[3:] == plain(prompt, params, 61)
+    assert tokens == history[4:]
+    assert target.n_dropped == 0
+
+
+def test_a_step_that_has_begun_when_a_draft_is_wanted_still_counts() -> None:
+    params, prompt = PARAMS["greedy"], [1, 2, 3]
+    history = [*prompt, *plain(prompt, params, 1)]
+    target = PipelinedTarget(64, prompt)
+    speculator = Speculator(Scripted(now_and_then(params, 4, 10)), 15, control=EagerController(15))
+    rounds = [(len(history), done) for _, index, done in decode(target, params, history, speculator) if index == 0]
+    assert history[3:] == plain(prompt, params, 61)
+    assert target.n_dropped == 0
+    # Wanted after 10 tokens, when the step of the eleventh has begun; verified after that.
+    assert [length for length, done in rounds if done.draft] == [12, 22, 32, 42, 52, 62]
+    assert all(done.n_accepted == len(done.draft) for _, done in rounds)
+    assert target.n_steps == len(rounds)
+
+
+def test_the_speculator_hears_of_every_plain_token_what_it_took() -> None:
+    params, prompt = PARAMS["greedy"], [1, 2, 3]
+    heard: list[Round] = []
+
+    class Listening(EagerController):
+        def learn(self, done: Round, own_s: float) -> None:
+            heard.append(done)
+            super().learn(done, own_s)
+
+    ticks = iter(range(10_000))
+    history = [*prompt, *plain(prompt, params, 1)]
+    speculator = Speculator(Scripted(lambda _: []), 15, control=Listening(15))
+    target = PipelinedTarget(16, prompt)
+    emitted = list(decode(target, params, history, speculator, clock=lambda: float(next(ticks))))
+    assert [done.tokens for done in heard] == [(token,) for token, _, _ in emitted] != []
+    assert {(done.draft_s, done.verify_s, done.sample_s) for done in heard} == {(1.0, 1.0, 0.0)}
+    assert target.n_steps == len(emitted) == 12
+
+
+def test_without_a_speculator_nothing_is_asked_for_between_plain_tokens() -> None:
+    params, prompt = PARAMS["sampled"], [1, 2, 3]
+    history = [*prompt, *plain(prompt, params, 1)]
+    target = PipelinedTarget(20, prompt)
+    assert [token for token, _, _ in decode(target, params, history, None)] == plain(prompt, params, 17)[1:]
+    assert target.held == history[:-1]
+
+
+@pytest.mark.parametrize("n", range(1, 16))
+def test_closing_and_cancelling_drop_the_step_that_nobody_waits_for(n: int) -> None:
+    params, prompt = PARAMS["sampled"], [1, 2, 3]
+    for way in ("close", "cancel"):
+        history = [*prompt, *plain(prompt, params, 1)]
+        target = PipelinedTarget(64, prompt)
+        speculator = Speculator(Scripted(now_and_then(params, 2, 7)), 15, control=EagerController(15))
+        rounds = decode(target, params, history, speculator)
+        for _ in range(n):
+            next(rounds)
+        if way == "close":
+            rounds.close()
+            assert len(history) == 4 + n
+        else:
+            target.is_cancelled = True
+            list(rounds)  # what is left of a round that was verified
+            assert 4 + n <= len(history) <= 4 + n + 2
+        assert history == [*prompt, *plain(prompt, params, len(history) - 3)]
+        assert history[:-1] == target.held[: len(history) - 1]
+        assert len(target.held) <= len(history)

@@ -111,6 +111,7 @@ def test_a_directory_in_the_way_is_a_store_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="cannot be opened") as caught:
         connect(tmp_path / "file" / "notes.sqlite3", (FIRST,))
     assert "--no-log" in caught.value.hint
+    assert "save_chats" in caught.value.hint  # the terminal interface has no flags
 
 
 def test_a_database_that_stays_locked_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

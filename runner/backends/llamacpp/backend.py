@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import llama_cpp
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from runner.backends.base import Backend, LoadProgress, Logits, Prefill, Step, check_prompt, common_prefix, step_of
 from runner.backends.llamacpp.library import ABORT_WHEN_CANCELLED, library_log, open_context, open_model
 from runner.backends.llamacpp.tokenizer import LlamaCppTokenizer
-from runner.config import LoadOptions, SamplingParams
+from runner.config import LONGEST_DRAFT, LoadOptions, SamplingParams
 from runner.errors import RunnerError, UnsupportedModel
 from runner.quant.gguf_file import GgufHeader, read_header
 from runner.sampling import sample
@@ -39,6 +40,7 @@ class LlamaCppBackend(Backend):
         header = read_header(model.weights[0])
         self._batch: Any = None
         self._context: Any = None
+        self._buffers = library_log().start()  # llama.cpp has one log for all models: these are the buffers of this one
         self._model = open_model(model.weights[0], options, on_progress, cancel)
         try:
             _refuse_unsupported(self._model, model.name)
@@ -56,9 +58,9 @@ class LlamaCppBackend(Backend):
         self.tokenizer = LlamaCppTokenizer(vocab, header.metadata, model.stop_ids)
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._n_swa = int(llama_cpp.llama_model_n_swa(self._model))
-        self._n_batch = options.chunk()
-        self._batch = llama_cpp.llama_batch_init(self._n_batch, 0, 1)
-        self._cached: list[int] = []
+        self._chunk = options.chunk()
+        self._batch = llama_cpp.llama_batch_init(max(self._chunk, 1 + LONGEST_DRAFT), 0, 1)
+        self._held: list[int] = []
         self._logits_address = 0
         self._logits = np.empty(0, np.float32)
         self.info = self._model_info(model, header, options)
@@ -88,6 +90,7 @@ class LlamaCppBackend(Backend):
             chat_template=model.chat_template or (template.decode("utf-8", "replace") if template else None),
             bos_token=self._name(self.tokenizer.bos_id),
             eos_token=self._name(header.metadata.get("tokenizer.ggml.eos_token_id")),
+            can_go_back=_can_go_back(self._model),
         )
 
     def _name(self, token: int | None) -> str:
@@ -108,8 +111,7 @@ class LlamaCppBackend(Backend):
         speculator: Speculator | None = None,
     ) -> Generator[Prefill | Step, None, None]:
         check_prompt(prompt, self.info)
-        llama_cpp.llama_set_abort_callback(self._context, ABORT_WHEN_CANCELLED, ctypes.c_void_p(cancel.address))
-        try:
+        with self._stopped_by(cancel):
             yield from self._prefill(prompt, cancel)
             if cancel.is_cancelled:
                 return
@@ -118,15 +120,22 @@ class LlamaCppBackend(Backend):
             yield Step(history[-1])
             for token, index, done in decode(_Steps(self, cancel), params, history, speculator):
                 yield step_of(token, index, done)
+
+    @contextmanager
+    def _stopped_by(self, cancel: CancelToken) -> Iterator[None]:
+        """What is computed within ends as soon as `cancel` is set."""
+        llama_cpp.llama_set_abort_callback(self._context, ABORT_WHEN_CANCELLED, ctypes.c_void_p(cancel.address))
+        try:
+            yield
         finally:
             # The token's memory may be gone before the context is: nothing may poll it any more.
             if self._context is not None:
                 llama_cpp.llama_set_abort_callback(self._context, llama_cpp.ggml_abort_callback(0), None)
 
     def _prefill(self, prompt: Sequence[int], cancel: CancelToken) -> Iterator[Prefill]:
-        cached = self._keep(min(common_prefix(self._cached, prompt), len(prompt) - 1))
+        cached = self.keep(min(common_prefix(self._held, prompt), len(prompt) - 1))
         yield Prefill(cached, len(prompt), cached)
-        done, chunk = cached, self._n_batch
+        done, chunk = cached, self._chunk
         while done < len(prompt) and not cancel.is_cancelled:
             part = prompt[done : done + chunk]
             started = time.monotonic()
@@ -140,25 +149,36 @@ class LlamaCppBackend(Backend):
     def score(self, tokens: Sequence[int]) -> Iterator[Logits]:
         check_prompt(tokens, self.info, room=0)
         self._forget()
-        size = min(_SCORE_BATCH, self._n_batch)
+        size = min(_SCORE_BATCH, self._chunk)
         for start in range(0, len(tokens), size):
             part = tokens[start : start + size]
             self._decode(part, start, all_logits=True)
             for i in range(len(part)):
                 yield Logits(start + i, self._logits_at(i).copy())
 
+    @property
+    def held(self) -> Sequence[int]:
+        return self._held
+
+    def extend(self, tokens: Sequence[int], cancel: CancelToken) -> NDArray[np.float32] | None:
+        with self._stopped_by(cancel):
+            for start in range(0, len(tokens), self._chunk):
+                if cancel.is_cancelled or not self._decode(tokens[start : start + self._chunk], len(self._held)):
+                    return None
+        return self._logits_at(-1)
+
     def step_s(self, n_tokens: int) -> float:
-        self._forget()
+        self._forget(is_wiped=False)
         started = time.perf_counter()
         self._decode([self.tokenizer.bos_id or 0] * n_tokens, 0, all_logits=True)
         self._logits_at(n_tokens - 1)
         elapsed = time.perf_counter() - started
-        self._forget()
+        self._forget(is_wiped=False)
         return elapsed
 
     def memory(self) -> MemoryUse:
         """As llama.cpp reported its buffers while it made them."""
-        buffers = library_log().buffers
+        buffers = self._buffers
         kv = sum(buffers.get(part, 0) for part in ("KV", "RS"))
         weights = buffers.get("model", 0) or int(llama_cpp.llama_model_size(self._model))
         return MemoryUse(
@@ -190,9 +210,9 @@ class LlamaCppBackend(Backend):
             batch.logits[i] = all_logits or i == last
         status = llama_cpp.llama_decode(self._context, batch)
         if status == 0:
-            self._cached[position:] = tokens
+            self._held[position:] = tokens
             return True
-        self._keep(position)
+        self.keep(position)
         if status == 2:
             return False
         reason = "; ".join(library_log().errors) or f"status {status}"
@@ -201,12 +221,9 @@ class LlamaCppBackend(Backend):
             hint="Load the model again, with a smaller context (-c) if memory is short.",
         )
 
-    def _keep(self, length: int) -> int:
-        """Cut the KV cache to its first `length` positions, or to none where the model cannot be cut there.
-
-        Recurrent layers cannot go back; a sliding window has already dropped what lies behind it.
-        """
-        if length == len(self._cached):
+    def keep(self, length: int) -> int:
+        """Recurrent layers cannot go back; a sliding window has already dropped what lies behind it."""
+        if length == len(self._held):
             return length
         is_cut = length > 0 and llama_cpp.llama_memory_seq_rm(self._memory, 0, length, -1)
         if is_cut and self._n_swa:
@@ -215,12 +232,13 @@ class LlamaCppBackend(Backend):
         if not is_cut:
             self._forget()
             return 0
-        del self._cached[length:]
+        del self._held[length:]
         return length
 
-    def _forget(self) -> None:
-        llama_cpp.llama_memory_clear(self._memory, True)
-        self._cached = []
+    def _forget(self, *, is_wiped: bool = True) -> None:
+        """Empty the cache. is_wiped: its memory is set to zero too, which takes as long as it is large."""
+        llama_cpp.llama_memory_clear(self._memory, is_wiped)
+        self._held = []
 
     def _logits_at(self, index: int) -> NDArray[np.float32]:
         """A view [V] of llama.cpp's own buffer, valid until the next decode; rebuilt only when the buffer moved."""
@@ -248,7 +266,12 @@ class _Steps:
         return choices_of(rows, draft, params, history)
 
     def keep(self, length: int) -> None:
-        self._backend._keep(length)
+        self._backend.keep(length)
+
+
+def _can_go_back(model: Any) -> bool:
+    """Whether the cache can be cut anywhere. Layers with a window can: open_context gives them cells for all of it."""
+    return not (llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model))
 
 
 def _refuse_unsupported(model: Any, name: str) -> None:

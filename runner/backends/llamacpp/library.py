@@ -18,7 +18,7 @@ from typing import Any
 import llama_cpp
 
 from runner.backends.base import LoadProgress
-from runner.config import KvType, LoadOptions
+from runner.config import LONGEST_DRAFT, KvType, LoadOptions
 from runner.errors import BadModelFile, DoesNotFit, RunnerError
 from runner.types import CancelToken
 
@@ -37,21 +37,25 @@ class LibraryLog:
 
     def __init__(self) -> None:
         self.errors: deque[str] = deque(maxlen=4)
-        self.buffers: dict[str, int] = {}
+        self._buffers: dict[str, int] = {}
         self._callback = llama_cpp.llama_log_callback(self._receive)
         llama_cpp.llama_log_set(self._callback, ctypes.c_void_p(0))
 
-    def start(self) -> None:
-        """Forget errors and buffers: what comes next belongs to a new load."""
+    def start(self) -> dict[str, int]:
+        """A load begins: forget the errors before it. Returns what will have the bytes of its buffers by part.
+
+        What is reported belongs to the load that began last.
+        """
         self.errors.clear()
-        self.buffers.clear()
+        self._buffers = {}
+        return self._buffers
 
     def _receive(self, level: int, text: bytes, _data: Any) -> None:
         line = text.decode("utf-8", "replace").rstrip()
         if level == _ERROR:
             self.errors.append(line)
         for part, size in _BUFFER_SIZE.findall(line):
-            self.buffers[part] = self.buffers.get(part, 0) + round(float(size) * 2**20)
+            self._buffers[part] = self._buffers.get(part, 0) + round(float(size) * 2**20)
         log.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
 
 
@@ -90,7 +94,6 @@ _KV_TYPES: dict[KvType, int] = {
 def open_model(path: Path, options: LoadOptions, on_progress: LoadProgress, cancel: CancelToken) -> Any:
     """llama_model_load_from_file with progress and cancellation. Raises BadModelFile with llama.cpp's own reason."""
     messages = library_log()
-    messages.start()
     params = llama_cpp.llama_model_default_params()
     params.n_gpu_layers = -1 if options.n_gpu_layers in ("auto", "all") else options.n_gpu_layers
 
@@ -120,7 +123,8 @@ def open_context(model: Any, n_ctx: int, options: LoadOptions) -> Any:
     """A context of n_ctx tokens for one sequence. Raises DoesNotFit when its memory cannot be had."""
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = n_ctx
-    params.n_batch = params.n_ubatch = options.chunk()
+    params.n_batch = params.n_ubatch = max(options.chunk(), 1 + LONGEST_DRAFT)  # a draft is verified in one step
+    params.swa_full = True  # layers with a window keep all of the context, so that their cache can be cut
     params.n_seq_max = 1
     if options.n_threads is not None:
         params.n_threads = params.n_threads_batch = options.n_threads

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,7 +27,10 @@ from runner.backends.base import (
     common_prefix,
     step_of,
 )
+from runner.backends.native.capture import Follower
 from runner.backends.native.execution import Execution, PlainExecution, Wanted
+from runner.backends.native.heads.drafter import HeadDrafter
+from runner.backends.native.heads.open import HeadName, open_head
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.loader import load_model, unfilled
 from runner.backends.native.model_files import chat_template, read_config, tokenizer_path
@@ -48,13 +52,15 @@ from runner.config import LoadOptions, SamplingParams
 from runner.model_config import ModelConfig, num_parameters
 from runner.quant.mq.packed_weights import PackedWeights
 from runner.quant.weights import Weights, open_weights
-from runner.sampling import sample
-from runner.speculative.rounds import decode
+from runner.sampling import bad_logits, sample
+from runner.speculative.rounds import Stretch, decode
 from runner.speculative.speculator import Speculator
 from runner.speculative.verify import choices_of
 from runner.types import CancelToken, MemoryUse, ModelInfo, ReadyModel
 
 _CPU_NOTE = "Without a GPU the native backend computes in plain torch: right, but slow (llamacpp is faster on a CPU)."
+
+_STEPS_ON_THE_DEVICE = (SamplingParams(temperature=1.0, seed=0), SamplingParams(temperature=0.0))
 
 
 class _Cancelled(Exception):
@@ -81,7 +87,7 @@ def open_backend(
             prepare()
         execution = _execution(config, weights, placement, need, options, on_progress, cancel)
         info = _model_info(model, config, weights, tokenizer, placement, need.n_ctx)
-        backend = NativeBackend(info, tokenizer, execution, config, placement, need, options)
+        backend = NativeBackend(model, info, tokenizer, execution, config, placement, need, options)
         if options.warmup:
             if isinstance(execution, Rehearsing):
                 on_progress(Began("kernels"))
@@ -139,6 +145,7 @@ class NativeBackend(Backend):
 
     def __init__(
         self,
+        model: ReadyModel,
         info: ModelInfo,
         tokenizer: HuggingFaceTokenizer,
         execution: Execution,
@@ -149,23 +156,26 @@ class NativeBackend(Backend):
     ) -> None:
         self.info = info
         self.tokenizer = tokenizer
+        self._model = model
+        self._config = config
         self._execution = execution
         self._placement = placement
         self._need = need
         self._chunk = prefill_chunk(config, placement, options)
         self._held: list[int] = []  # the ids in the KV cache, by position
+        self._follower: Follower | None = None
         self._is_open = True
 
     def warm_up(self) -> None:
         """Run one token, so that pages, threads and kernels are ready, and forget it. On a CPU a second one is timed:
         what is slow is to say how slow."""
         self._last([0], CancelToken())
-        self._keep(0)
+        self.keep(0)
         if not self._placement.is_gpu:
             started = time.perf_counter()
             self._last([0], CancelToken())
             rate = 1 / (time.perf_counter() - started)
-            self._keep(0)
+            self.keep(0)
             self.info = dataclasses.replace(self.info, note=f"{self.info.note} Here: about {rate:.2g} tokens/s.")
 
     def generate(
@@ -183,34 +193,17 @@ class NativeBackend(Backend):
             history = list(prompt)
             history.append(sample(logits, params, history, len(history)))
             yield Step(history[-1])
-            stream = None
-            if speculator is None and len(history) < self.info.n_ctx:
-                stream = self._execution.decode(history[-1], params, cancel)
-            if stream is not None:
-                for token in self._followed(stream, history):
-                    yield Step(token)
-                return
-            for token, index, done in decode(_Steps(self, cancel), params, history, speculator):
-                yield step_of(token, index, done)
+            with closing(decode(_Steps(self, cancel), params, history, speculator)) as emitted:
+                for token, index, done in emitted:
+                    yield step_of(token, index, done)
         except _Cancelled:
             return
-
-    def _followed(self, decoded: Generator[int, None, None], history: list[int]) -> Iterator[int]:
-        """What the execution samples itself, which lengthens `history`."""
-        try:
-            with _memory_errors(self._need, self._placement):
-                for token in decoded:
-                    history.append(token)
-                    yield token
-        finally:
-            decoded.close()
-            self._held = history[: self._execution.cache.length]
 
     def _prefill(self, prompt: Sequence[int], cancel: CancelToken) -> Generator[Prefill, None, NDArray[np.float32]]:
         """Compute what of `prompt` the cache lacks; returns the logits [V] after its last token."""
         # The last token is computed in any case: its logits are not kept.
         cached = min(common_prefix(self._held, prompt), len(prompt) - 1)
-        self._keep(cached)
+        self.keep(cached)
         yield Prefill(cached, len(prompt), cached)
         done = cached
         while len(prompt) - done > self._chunk:
@@ -223,7 +216,7 @@ class NativeBackend(Backend):
 
     def score(self, tokens: Sequence[int]) -> Iterator[Logits]:
         check_prompt(tokens, self.info, room=0)
-        self._keep(0)
+        self.keep(0)
         never = CancelToken()
         size = min(self._execution.score_rows, self._chunk)
         for start in range(0, len(tokens), size):
@@ -231,13 +224,54 @@ class NativeBackend(Backend):
             for i in range(len(rows)):
                 yield Logits(start + i, rows[i].copy())
 
+    @property
+    def held(self) -> Sequence[int]:
+        return self._held
+
+    def keep(self, length: int) -> int:
+        self._execution.cache.truncate(length)
+        del self._held[length:]
+        if self._follower is not None:
+            self._follower.keep(length)
+        return length
+
+    def extend(self, tokens: Sequence[int], cancel: CancelToken) -> NDArray[np.float32] | None:
+        try:
+            whole = (len(tokens) - 1) // self._chunk * self._chunk
+            for start in range(0, whole, self._chunk):
+                self._extend(tokens[start : start + self._chunk], "none", cancel)
+            return None if cancel.is_cancelled else self._last(tokens[whole:], cancel)
+        except _Cancelled:
+            return None
+
     def step_s(self, n_tokens: int) -> float:
-        self._keep(0)
+        tokens = [0] * n_tokens
+        self.keep(0)
+        for params in _STEPS_ON_THE_DEVICE:  # what is recorded at its first step is no part of a step
+            if self._choices(tokens, params) is not None:
+                self.keep(0)
         started = time.perf_counter()
-        self._extend([0] * n_tokens, "all", CancelToken())
+        if self._choices(tokens, params) is None:
+            self._extend(tokens, "all", CancelToken())
         elapsed = time.perf_counter() - started
-        self._keep(0)
+        self.keep(0)
         return elapsed
+
+    def head_drafter(self, name: HeadName, directory: Path | None) -> HeadDrafter:
+        """See Backend. It replaces the one before. Raises BadModelFile and DoesNotFit too."""
+        assert self._is_open, "the backend is closed"
+        self._leave()
+        self.keep(0)  # the drafter is to hear all that the cache holds
+        with self._memory_errors():
+            drafter = open_head(name, directory, self._model, self._config, self._execution, self._leave)
+        self._follower = drafter
+        return drafter
+
+    def _leave(self) -> None:
+        """Nobody reads hidden states any more."""
+        self._follower = None
+        if self._is_open:
+            self._execution.capture(())
 
     def memory(self) -> MemoryUse:
         """Weights, KV cache and graphs as allocated; the workspace is all else (see Execution)."""
@@ -255,23 +289,46 @@ class NativeBackend(Backend):
         if not self._is_open:
             return
         self._is_open = False
+        self._follower = None
         self._execution.release()
         self._held = []
         if self._placement.is_gpu:
             torch.cuda.empty_cache()
 
-    def _keep(self, length: int) -> None:
-        self._execution.cache.truncate(length)
-        del self._held[length:]
+    def _choices(self, tokens: Sequence[int], params: SamplingParams) -> list[int] | None:
+        """See Execution.choices. Raises DoesNotFit."""
+        assert self._is_open, "the backend is closed"
+        with self._memory_errors():
+            chosen = self._execution.choices(tokens, params)
+            if chosen is not None:
+                self._hold(tokens)
+        return chosen
+
+    def _stretch(self, params: SamplingParams, history: Sequence[int], cancel: CancelToken) -> _Stretch | None:
+        assert self._is_open, "the backend is closed"
+        tokens = self._execution.decode(history[-1], params, cancel)
+        return None if tokens is None else _Stretch(self, tokens, history)
+
+    def _memory_errors(self) -> AbstractContextManager[None]:
+        return _memory_errors(self._need, self._placement)
 
     def _extend(self, tokens: Sequence[int], wanted: Wanted, cancel: CancelToken) -> NDArray[np.float32]:
         """The logits [n, V] that are wanted of `tokens`; the cache holds them then. Raises _Cancelled, DoesNotFit."""
         assert self._is_open, "the backend is closed"
-        with _memory_errors(self._need, self._placement):
+        with self._memory_errors():
             logits = self._execution.extend(tokens, wanted, self._checkpoint(cancel, len(tokens)))
             rows: NDArray[np.float32] = logits.cpu().numpy()
-        self._held.extend(tokens)
+            self._hold(tokens)
         return rows
+
+    def _hold(self, tokens: Sequence[int]) -> None:
+        """`tokens` are in the KV cache, after what was there."""
+        start = len(self._held)
+        self._held.extend(tokens)
+        if self._follower is not None and tokens:
+            captured = self._execution.captured(start, len(self._held))
+            first = len(self._held) - len(captured)
+            self._follower.extend(first, self._held[first:], captured)
 
     def _last(self, tokens: Sequence[int], cancel: CancelToken) -> NDArray[np.float32]:
         """The logits [V] after the last of `tokens`."""
@@ -296,7 +353,7 @@ class NativeBackend(Backend):
 
 
 class _Steps:
-    """A request's steps, as the decode loop asks for them: see speculative.rounds.Target."""
+    """A request's steps, as the decode loop asks for them: see Target and Pipelined in speculative.rounds."""
 
     def __init__(self, backend: NativeBackend, cancel: CancelToken) -> None:
         self.n_ctx, self.vocab_size = backend.info.n_ctx, backend.info.vocab_size
@@ -306,11 +363,54 @@ class _Steps:
     def choices(self, draft: Sequence[int], params: SamplingParams, history: Sequence[int]) -> Iterator[int] | None:
         if self._cancel.is_cancelled:
             return None
-        rows = self._backend._extend([history[-1], *draft], "all", self._cancel)
-        return choices_of(rows, draft, params, history)
+        tokens = [history[-1], *draft]
+        chosen = self._backend._choices(tokens, params)
+        if chosen is not None:
+            return _numbers_alone(chosen)
+        return choices_of(self._backend._extend(tokens, "all", self._cancel), draft, params, history)
+
+    def stretch(self, params: SamplingParams, history: Sequence[int]) -> Stretch | None:
+        return self._backend._stretch(params, history, self._cancel)
 
     def keep(self, length: int) -> None:
-        self._backend._keep(length)
+        self._backend.keep(length)
+
+
+def _numbers_alone(chosen: Sequence[int]) -> Iterator[int]:
+    """Raises BadModelFile when a token is read that could not be chosen."""
+    for token in chosen:
+        if token < 0:
+            raise bad_logits()
+        yield token
+
+
+class _Stretch:
+    """What an execution decodes by itself; the backend's ids are those of its cache again once it is closed."""
+
+    def __init__(self, backend: NativeBackend, tokens: Stretch, history: Sequence[int]) -> None:
+        self._backend = backend
+        self._tokens = tokens
+        self._history = history
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        with self._backend._memory_errors():
+            token = next(self._tokens)
+            self._hold(len(self._history))  # a head that is to draft after this token must have heard of those before
+        return token
+
+    def finish(self) -> None:
+        self._tokens.finish()
+
+    def close(self) -> None:
+        self._tokens.close()
+        self._hold(self._backend._execution.cache.length)
+
+    def _hold(self, length: int) -> None:
+        """The first `length` tokens of the history are in the cache."""
+        self._backend._hold(self._history[len(self._backend.held) : length])
 
 
 @contextmanager

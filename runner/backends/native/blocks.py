@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,21 @@ from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.linear import Linear
 from runner.backends.native.rope import inverse_frequencies, rotate, rotations
 from runner.model_config import Activation, HeadNorm, ModelConfig, NormPlacement, RopeName
+
+Tap = Callable[[int, Tensor], None]
+"""Hears the residual stream [..., T, hidden] before each layer and after the last, and how many layers it has passed.
+What it keeps of it, it must copy: the stream goes on changing."""
+
+
+def go_on() -> None:
+    """A checkpoint that lets everything pass."""
+
+
+class Checkpointed(Protocol):
+    """What a block that reads no cache needs of a pass; see Pass."""
+
+    @property
+    def checkpoint(self) -> Callable[[], None]: ...
 
 
 @dataclass(frozen=True)
@@ -60,7 +75,7 @@ class Attention(nn.Module):
     or on all heads of q and on all of k ("row"). window: tokens that a token sees, itself included; None for all.
     sinks: a logit of each head, [H], that takes part in its softmax and has no value. scale: of the scores,
     1 / sqrt(head_dim) unless it is given. rope: which of the model's rotations it turns by. is_joined: q, k and v are
-    the rows of one matrix, qkv_proj.
+    the rows of one matrix, qkv_proj. in_features: of what q, k and v read; hidden_size unless it is given.
     """
 
     def __init__(
@@ -75,16 +90,18 @@ class Attention(nn.Module):
         scale: float | None = None,
         rope: RopeName = "global",
         is_joined: bool = False,
+        in_features: int | None = None,
     ) -> None:
         super().__init__()
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        width = config.hidden_size if in_features is None else in_features
         self.is_joined = is_joined
         if is_joined:
-            self.qkv_proj = Linear(config.hidden_size, q_size + 2 * kv_size, bias=bias)
+            self.qkv_proj = Linear(width, q_size + 2 * kv_size, bias=bias)
         else:
-            self.q_proj = Linear(config.hidden_size, q_size, bias=bias)
-            self.k_proj = Linear(config.hidden_size, kv_size, bias=bias)
-            self.v_proj = Linear(config.hidden_size, kv_size, bias=bias)
+            self.q_proj = Linear(width, q_size, bias=bias)
+            self.k_proj = Linear(width, kv_size, bias=bias)
+            self.v_proj = Linear(width, kv_size, bias=bias)
         self.o_proj = Linear(q_size, config.hidden_size, bias=output_bias)
         of_q, of_k = (config.head_dim, config.head_dim) if norm == "head" else (q_size, kv_size)
         self.q_norm = RmsNorm(of_q, config.rms_norm_eps, config.norm_offset) if norm != "none" else None
@@ -99,17 +116,25 @@ class Attention(nn.Module):
         self.rope = rope
 
     def forward(self, x: Tensor, layer: int, run: Pass) -> Tensor:
-        """x: [..., T, hidden] -> the same; K and V of the T tokens go into the cache."""
+        """x: [..., T, in_features] -> [..., T, hidden]; K and V of the T tokens go into the cache."""
+        q, k, v = self.heads(x, *run.rotations[self.rope])
+        keys, values = run.cache.put(layer, k, v)
+        return self.output(
+            attend(q, keys.to(q.dtype), values.to(q.dtype), run.start, self.window, self.scale, self.sinks)
+        )
+
+    def heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q [..., H, T, D], k and v [..., G, T, D] of x, normed, q and k turned by cos and sin [T, R/2]."""
         q, k, v = self._projections(x)
         if self.norm == "row":
             q, k = self._normed(q, k)
         q, k, v = (part.view(*part.shape[:-1], -1, self.head_dim).transpose(-3, -2) for part in (q, k, v))
         if self.norm == "head":
             q, k = self._normed(q, k)
-        cos, sin = run.rotations[self.rope]
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        keys, values = run.cache.put(layer, k, v)
-        mixed = attend(q, keys.to(q.dtype), values.to(q.dtype), run.start, self.window, self.scale, self.sinks)
+        return rotate(q, cos, sin), rotate(k, cos, sin), v
+
+    def output(self, mixed: Tensor) -> Tensor:
+        """The heads' mixtures of values [..., H, T, D] through the output projection: [..., T, hidden]."""
         return self.o_proj(mixed.transpose(-3, -2).flatten(-2))  # type: ignore[no-any-return]
 
     def _projections(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -209,7 +234,7 @@ class GatedMlp(nn.Module):
             self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=bias)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=bias)
 
-    def forward(self, x: Tensor, run: Pass) -> Tensor:
+    def forward(self, x: Tensor, run: Checkpointed) -> Tensor:
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1) if self.is_joined else (self.gate_proj(x), None)
         gate = functional.silu(gate) if self.activation == "silu" else functional.gelu(gate, approximate="tanh")
         run.checkpoint()
@@ -307,16 +332,20 @@ class Decoder(nn.Module):
     def layers(self) -> list[Layer]:
         return [layer for layer in self.model.layers if isinstance(layer, Layer)]
 
-    def forward(self, tokens: Tensor, cache: KvCache, checkpoint: Callable[[], None]) -> Tensor:
+    def forward(self, tokens: Tensor, cache: KvCache, checkpoint: Callable[[], None], tap: Tap | None = None) -> Tensor:
         """The final hidden states [T, hidden] of `tokens` [T] int64, placed after what the cache holds.
 
         The cache must have room for them (`reserve`), and holds them afterwards. Sequences of one length may come as a
-        batch: [B, T] gives [B, T, hidden], with a cache made for B.
+        batch: [B, T] gives [B, T, hidden], with a cache made for B. tap: see Tap.
         """
         run = self.start_pass(cache, tokens.shape[-1], tokens.device, checkpoint)
         x = self.model.embed_tokens(tokens)
         for index, layer in enumerate(self.model.layers):
+            if tap is not None:
+                tap(index, x)
             x = layer(x, index, run)
+        if tap is not None:
+            tap(len(self.model.layers), x)
         cache.advance(tokens.shape[-1])
         return self.model.norm(x)  # type: ignore[no-any-return]
 

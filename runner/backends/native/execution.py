@@ -6,15 +6,17 @@ chunks and sampling on the host are the backend's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from runner.backends.native.blocks import Decoder
+from runner.backends.native.capture import Capture, Interior
 from runner.backends.native.kv_cache import KvCache
 from runner.config import SamplingParams
+from runner.speculative.rounds import Stretch
 from runner.types import CancelToken
 
 Wanted = Literal["none", "last", "all"]
@@ -46,11 +48,35 @@ class Execution(Protocol):
         """
         ...
 
-    def decode(self, token: int, params: SamplingParams, cancel: CancelToken, /) -> Generator[int, None, None] | None:
-        """The tokens after `token`, which the cache lacks, until it is closed, cancelled, or the cache is full.
+    def choices(self, tokens: Sequence[int], params: SamplingParams, /) -> list[int] | None:
+        """Compute `tokens` after what the cache holds, in one step, and choose a token after each, at its position.
 
-        The cache then holds `token` and those that were yielded, if any was. None where the host is to sample.
+        The cache then holds them all. A token is -1 where the logits are no numbers. None, and nothing is computed,
+        where the host is to sample. Raises as torch does when memory is short.
         """
+        ...
+
+    def decode(self, token: int, params: SamplingParams, cancel: CancelToken, /) -> Stretch | None:
+        """The tokens after `token`, which the cache lacks. None where the host is to sample.
+
+        What it gives raises BadModelFile where the logits are no numbers, and as torch does when memory is short.
+        """
+        ...
+
+    def capture(self, layers: Sequence[int]) -> None:
+        """Capture the residual stream after so many layers in all that is computed from now on; () for none."""
+        ...
+
+    def captured(self, start: int, stop: int) -> Tensor:
+        """What was captured at the positions from `start` to `stop`, [n, len(layers) * hidden].
+
+        start: where the last call began, or in a `decode` any later position. Of a long `decode` there are the last
+        positions alone. Good until the next.
+        """
+        ...
+
+    def interior(self) -> Interior:
+        """What a drafting head shares with the model."""
         ...
 
     def release(self) -> None:
@@ -67,6 +93,7 @@ class PlainExecution:
         self._decoder: Decoder | None = decoder
         self._device = device
         self._chunk = chunk
+        self._capture: Capture | None = None
 
     @property
     def weights_bytes(self) -> int:
@@ -93,12 +120,36 @@ class PlainExecution:
         with torch.inference_mode():
             self.cache.reserve(self.cache.length + len(tokens))
             ids = torch.tensor(tokens, dtype=torch.int64, device=self._device)
-            hidden = self._decoder(ids, self.cache, checkpoint)
+            tap = None if self._capture is None else self._capture.long_pass(len(tokens))
+            hidden = self._decoder(ids, self.cache, checkpoint, tap)
             rows = {"none": hidden[:0], "last": hidden[-1:], "all": hidden}[wanted]
             return self._decoder.logits(rows) if len(rows) else rows
 
+    def choices(self, _tokens: Sequence[int], _params: SamplingParams) -> None:
+        return None
+
     def decode(self, _token: int, _params: SamplingParams, _cancel: CancelToken) -> None:
         return None
+
+    def capture(self, layers: Sequence[int]) -> None:
+        assert self._decoder is not None, "the backend is closed"
+        config, dtype = self._decoder.config, self._decoder.model.norm.weight.dtype
+        self._capture = Capture(layers, config.hidden_size, dtype=dtype, device=self._device) if layers else None
+
+    def captured(self, start: int, stop: int) -> Tensor:
+        assert self._capture is not None
+        return self._capture.rows(start, stop)
+
+    def interior(self) -> Interior:
+        assert self._decoder is not None, "the backend is closed"
+        model = self._decoder.model
+        return Interior(
+            embed=model.embed_tokens,
+            norm=model.norm,
+            logits=self._decoder.logits,
+            dtype=model.norm.weight.dtype,
+            device=self._device,
+        )
 
     def release(self) -> None:
         self._decoder = None

@@ -12,14 +12,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from runner.backends.native.blocks import Attention, Decoder, GatedMlp, Layer
+from runner.backends.native.blocks import Attention, Decoder, GatedMlp, Layer, Tap
+from runner.backends.native.capture import Interior
 from runner.backends.native.fused_moe import FusedMoE
 from runner.backends.native.matrices import MatrixReader
 from runner.backends.native.moe import MoE
 from runner.backends.native.stream import (
     Norm,
     Stream,
+    activations,
     add_branch,
     dtype_of,
     laid_out,
@@ -182,10 +185,12 @@ class FusedDecoder:
         first: int,
         n_ctx: int,
         checkpoint: Callable[[], None],
+        tap: Tap | None = None,
     ) -> Stream:
         """The final residual stream of `tokens` [M] int64, at positions from `start` on; the caches hold them then.
 
-        first: `start` as a number, which prompts of more than 16 tokens want. n_ctx: see Decoder.rotations.
+        first: `start` as a number, which prompts of more than 16 tokens want. n_ctx: see Decoder.rotations. tap: see
+        blocks.Tap; it hears the stream itself, which is float32 and changes in place.
         """
         positions = start + torch.arange(len(tokens), device=self.device)
         run = FusedPass(
@@ -199,7 +204,11 @@ class FusedDecoder:
         stream = Stream(h=h, squares=squares)
         readers = [layer.reader for layer in self.layers[1:]] + [matrix_reader(self.head, self.norm)]
         for layer, reader in zip(self.layers, readers, strict=True):
+            if tap is not None:
+                tap(layer.index, stream.h)
             stream = layer(stream, run, reader)
+        if tap is not None:
+            tap(len(self.layers), stream.h)
         return stream
 
     def logits(self, stream: Stream, rows: slice = slice(None)) -> Logits:
@@ -211,3 +220,17 @@ class FusedDecoder:
         part = Stream(h=h, squares=squares, ready=ready)
         x, left = normed(part, self.norm, self.head, dtype_of(self.head, self.dtype))
         return linear_logits(x, self.head, squares=left)
+
+    def interior(self) -> Interior:
+        """See Interior: the same weights, each step on its own."""
+        return Interior(
+            embed=lambda tokens: embed(tokens, self.embedding, self.factor, self.eps)[0].to(self.dtype),
+            norm=lambda x: functional.rms_norm(x.float(), x.shape[-1:], self.norm.gain, self.norm.eps).to(self.dtype),
+            logits=self._logits_of_normed,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def _logits_of_normed(self, x: Tensor) -> Tensor:
+        rows, _ = activations(x, None, self.head, dtype_of(self.head, self.dtype))
+        return linear_logits(rows, self.head, squares=None).values

@@ -1,17 +1,22 @@
-"""A fused decoder at work: its KV cache, its graphs, and a decode loop that the host follows one step behind.
+"""A fused decoder at work: its KV cache, its graphs, and the steps that leave tokens on the device.
 
-A step reads its token, its position and the request's numbers from the device and leaves the next token there, so the
-next step can begin before the host has seen anything; the host reads a token while the step after it runs. Up to 16
-rows go through one graph for each number of rows, longer prompts through none. It knows nothing of prompts or texts.
+A step reads its tokens, its position and the request's numbers from the device. A plain one leaves the next token
+there, so the next step can begin before the host has seen anything (decode_loop.py); one that verifies a draft chooses
+a token after each, and a few ids are all that the host reads. Up to 16 rows go through one graph for each number of
+rows, longer prompts through none. It knows nothing of prompts or texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from runner.backends.native.blocks import Tap
+from runner.backends.native.capture import Capture, Interior
+from runner.backends.native.decode_loop import DecodeLoop, Mailbox
 from runner.backends.native.execution import Wanted
 from runner.backends.native.fused import FusedDecoder
 from runner.backends.native.graphs import Graphs
@@ -19,9 +24,9 @@ from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.stream import Stream
 from runner.config import SamplingParams
 from runner.kernels.kv_layer import LayerCache
+from runner.kernels.matmul import Logits
 from runner.kernels.sampling import Choice, choose, greedy_from_tiles, is_supported
 from runner.kernels.values import MOST_ROWS
-from runner.sampling import bad_logits
 from runner.types import CancelToken
 
 
@@ -42,7 +47,9 @@ class FusedExecution:
         self._start = torch.zeros(1, dtype=torch.int32, device=device)
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
         self._choice: Choice | None = None
-        self._mailbox = _Mailbox(device)
+        self._chosen_by: SamplingParams | None = None  # what _choice says now
+        self._mailbox = Mailbox(device)
+        self._capture: Capture | None = None
 
     @property
     def weights_bytes(self) -> int:
@@ -70,7 +77,7 @@ class FusedExecution:
             if n_tokens <= MOST_ROWS:
                 checkpoint()
                 self._tokens[:n_tokens].copy_(ids)
-                logits: Tensor = self._graphs.run(("rows", n_tokens), (), lambda: self._rows(n_tokens)).clone()
+                logits: Tensor = self._run(("rows", n_tokens), (), lambda: self._rows(n_tokens)).clone()
                 rows = {"none": logits[:0], "last": logits[-1:], "all": logits}[wanted]
             else:
                 stream = self._hidden(ids, first, checkpoint)
@@ -79,52 +86,55 @@ class FusedExecution:
         self.cache.advance(n_tokens)
         return rows
 
-    def decode(self, token: int, params: SamplingParams, cancel: CancelToken, /) -> Generator[int, None, None] | None:
-        return self._decoded(token, params, cancel) if is_supported(params) else None
-
-    def _decoded(self, token: int, params: SamplingParams, cancel: CancelToken) -> Generator[int, None, None]:
-        is_greedy = params.temperature == 0
+    def choices(self, tokens: Sequence[int], params: SamplingParams, /) -> list[int] | None:
+        if len(tokens) > MOST_ROWS or not is_supported(params):
+            return None
+        n_rows, is_greedy = len(tokens), params.temperature == 0
         with torch.inference_mode():
-            if not is_greedy:
-                self._request(params)
-            self._tokens[:1].fill_(token)
-            self._start.fill_(self.cache.length)
-            self._position.fill_(self.cache.length + 1)
-        held = self.cache.length + 1  # positions that the cache is to hold: `token`, and what was yielded
-        n_pending = 0
-        try:
-            while True:
-                # The step that the next token is waited for, and one ahead of it where there is room for one.
-                while n_pending < 2 and self.cache.length + 1 < self.cache.n_ctx:
-                    self._launch(is_greedy)
-                    n_pending += 1
-                if not n_pending or cancel.is_cancelled:
-                    return
-                found = self._mailbox.take()
-                n_pending -= 1
-                if found < 0:
-                    raise bad_logits()
-                held += 1
-                yield found
-        finally:
-            self._mailbox.forget()
-            self.cache.truncate(min(held, self.cache.length))
+            self._begin_at(tokens, params)
+            self._reserve(self.cache.length + n_rows)
+            key = ("greedy rows" if is_greedy else "sampled rows", n_rows)
+            chosen: Tensor = self._run(key, (), lambda: self._chosen(n_rows, is_greedy))
+            self.cache.advance(n_rows)
+            ids: list[int] = chosen.tolist()  # the one wait of a step
+        return ids
+
+    def decode(self, token: int, params: SamplingParams, cancel: CancelToken, /) -> DecodeLoop | None:
+        if not is_supported(params):
+            return None
+        with torch.inference_mode():
+            self._begin_at([token], params)
+        is_greedy = params.temperature == 0
+        return DecodeLoop(lambda: self._launch(is_greedy), self._mailbox, self.cache, cancel)
 
     def rehearse(self, row_counts: Sequence[int]) -> None:
-        """Go through the steps of decoding, and of prompts of so many tokens, without graphs: for warm_up.py, which
-        notes the launches and lets none happen. Nothing is kept of it."""
+        """Go through the steps of decoding, of drafts and of prompts of so many tokens, without graphs: for warm_up.py,
+        which notes the launches and lets none happen. Nothing is kept of it."""
         decoder, counts = self._opened(), [count for count in row_counts if count <= self.cache.n_ctx]
         with torch.inference_mode():
             self._reserve(max(counts))
             self._request(SamplingParams(seed=0))
-            self._step(is_greedy=True)
-            self._step(is_greedy=False)
+            for is_greedy in (True, False):
+                self._step(is_greedy)
             for n_rows in counts:
-                if n_rows <= MOST_ROWS:
+                if n_rows <= MOST_ROWS:  # what chooses from their logits depends on no number of rows
                     self._rows(n_rows)
                 else:
                     ids = torch.zeros(n_rows, dtype=torch.int64, device=decoder.device)
                     decoder.logits(self._hidden(ids, 0, _go_on), slice(n_rows - 1, None))
+
+    def capture(self, layers: Sequence[int]) -> None:
+        decoder = self._opened()
+        self._graphs.forget()  # those that were recorded capture other layers, or none
+        size = decoder.decoder.config.hidden_size
+        self._capture = Capture(layers, size, dtype=decoder.dtype, device=decoder.device) if layers else None
+
+    def captured(self, start: int, stop: int) -> Tensor:
+        assert self._capture is not None
+        return self._capture.rows(start, stop)
+
+    def interior(self) -> Interior:
+        return self._opened().interior()
 
     def release(self) -> None:
         self._graphs.forget()
@@ -142,10 +152,21 @@ class FusedExecution:
 
     def _request(self, params: SamplingParams) -> None:
         """The request's numbers, in a tensor that graphs have recorded: it is made once and rewritten."""
+        if params == self._chosen_by:
+            return
         if self._choice is None:
             self._choice = Choice.of(params, self._tokens.device)
         else:
             self._choice.rewrite(params)
+        self._chosen_by = params
+
+    def _begin_at(self, tokens: Sequence[int], params: SamplingParams) -> None:
+        """Put `tokens` on the device, with the position of the first and of the token that is chosen after it."""
+        if params.temperature != 0:
+            self._request(params)
+        self._tokens[: len(tokens)].copy_(torch.tensor(tokens, dtype=torch.int64), non_blocking=True)
+        self._start.fill_(self.cache.length)
+        self._position.fill_(self.cache.length + 1)
 
     def _launch(self, is_greedy: bool) -> None:
         """Begin the step of the token that lies on the device; what it leaves there goes to the mailbox."""
@@ -153,63 +174,48 @@ class FusedExecution:
             self._reserve(self.cache.length + 1)
             state = (self._tokens, self._start, self._position)
             key = "greedy" if is_greedy else "sampled"
-            self._graphs.run(key, state, lambda: self._step(is_greedy))
+            self._run(key, state, lambda: self._step(is_greedy))
             self.cache.advance(1)
             self._mailbox.put(self._tokens[:1])
 
+    def _run(self, key: Hashable, state: Sequence[Tensor], step: Callable[[], Any]) -> Any:
+        """A step of few rows, by its graph: see Graphs.run."""
+        if self._capture is not None:
+            self._capture.begin_steps()
+        return self._graphs.run(key, state, step)
+
     def _step(self, is_greedy: bool) -> None:
-        decoder = self._opened()
-        stream = self._hidden(self._tokens[:1], 0, _go_on)
-        logits = decoder.logits(stream)
-        if is_greedy:
-            token = greedy_from_tiles(logits.maxima, logits.arguments)
-        else:
-            assert self._choice is not None
-            token = choose(logits.values, self._choice, self._position)
-        self._tokens[:1].copy_(token)
+        self._tokens[:1].copy_(self._chosen(1, is_greedy))
         self._start.add_(1)
         self._position.add_(1)
 
+    def _chosen(self, n_rows: int, is_greedy: bool) -> Tensor:
+        """A token after each of the rows [n_rows], -1 where logits are no numbers."""
+        logits = self._logits(n_rows)
+        if is_greedy:
+            return greedy_from_tiles(logits.maxima, logits.arguments)
+        assert self._choice is not None
+        return choose(logits.values, self._choice, self._position)
+
     def _rows(self, n_rows: int) -> Tensor:
-        decoder = self._opened()
-        stream = self._hidden(self._tokens[:n_rows], 0, _go_on)
-        return decoder.logits(stream).values
+        return self._logits(n_rows).values
+
+    def _logits(self, n_rows: int) -> Logits:
+        return self._opened().logits(self._hidden(self._tokens[:n_rows], 0, _go_on))
 
     def _hidden(self, tokens: Tensor, first: int, checkpoint: Callable[[], None]) -> Stream:
         caches = [LayerCache(**self.cache.layer(index)) for index in range(self.cache.num_layers)]
         return self._opened().hidden(
-            tokens, caches, self._start, first=first, n_ctx=self.cache.n_ctx, checkpoint=checkpoint
-        )
+            tokens, caches, self._start, first=first, n_ctx=self.cache.n_ctx, checkpoint=checkpoint,
+            tap=self._tap(len(tokens)),
+        )  # fmt: skip
+
+    def _tap(self, n_rows: int) -> Tap | None:
+        if self._capture is None:
+            return None
+        is_step = n_rows <= MOST_ROWS
+        return self._capture.step(self._start, n_rows) if is_step else self._capture.long_pass(n_rows)
 
 
 def _go_on() -> None:
     """A checkpoint that lets everything pass: a step of few rows is short."""
-
-
-class _Mailbox:
-    """Tokens on their way to the host, in order: copies that nobody waits for until they are taken."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._is_gpu = device.type == "cuda"
-        self._slots = [torch.zeros(1, dtype=torch.int64, pin_memory=self._is_gpu) for _ in range(2)]
-        self._events = [torch.cuda.Event() for _ in self._slots] if self._is_gpu else []  # type: ignore[no-untyped-call]
-        self._n_put = self._n_taken = 0
-
-    def put(self, token: Tensor) -> None:
-        slot = self._n_put % len(self._slots)
-        self._slots[slot].copy_(token, non_blocking=True)
-        if self._is_gpu:
-            self._events[slot].record()
-        self._n_put += 1
-
-    def take(self) -> int:
-        slot = self._n_taken % len(self._slots)
-        if self._is_gpu:
-            self._events[slot].synchronize()
-        self._n_taken += 1
-        return int(self._slots[slot])
-
-    def forget(self) -> None:
-        """Drop what was not taken, once it has arrived."""
-        while self._n_taken < self._n_put:
-            self.take()

@@ -103,6 +103,14 @@ class KvCache:
         assert 0 <= length <= self.length
         self.length = length
 
+    def select(self, sequences: Tensor) -> None:
+        """Keep these sequences of a batch, by their indices, and forget the others."""
+        (batch,) = self._parts["keys"][0].shape[:1]
+        self.bytes_per_token = self.bytes_per_token // batch * len(sequences)
+        for tensors in self._parts.values():
+            for layer, tensor in enumerate(tensors):
+                tensors[layer] = tensor[sequences]
+
     def release(self) -> None:
         """Give the memory back; nothing is held then."""
         self.length = self.capacity = 0

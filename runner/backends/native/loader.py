@@ -45,7 +45,7 @@ def load_model(
     for name, size in sizes.items():
         if cancel.is_cancelled:
             raise RunnerError("Loading was cancelled.")
-        _put(model, places[name], to_tensor(_read(weights, name)).to(device=device, dtype=dtype))
+        put(model, places[name], to_tensor(_read(weights, name)).to(device=device, dtype=dtype))
         done += size
         on_progress(done / total)
     return model
@@ -103,7 +103,7 @@ def _some(names: list[str]) -> str:
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
-def _put(model: Decoder, place: Place, tensor: Tensor) -> None:
+def put(model: nn.Module, place: Place, tensor: Tensor) -> None:
     """Make `tensor` the parameter, or a part of it: the first part makes room for all of them."""
     path, _, leaf = place.parameter.rpartition(".")
     module = model.get_submodule(path)

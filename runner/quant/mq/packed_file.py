@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from runner.errors import DoesNotFit
+from runner.quant.journal import append_line, whole_lines, write_all
 from runner.quant.mq.manifest import TensorRecord
 from runner.quant.mq.plan import PackedPlan, TensorPlan, plain_plan
 from runner.quant.mq.tensor_format import Encoded, Part
@@ -137,7 +138,7 @@ class PackedFile:
                 assert tuple(tensor.shape) == place.part.shape, (name, suffix)
                 data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
                 digest.update(data)
-                _write_all(self._file, data, place.offset)
+                write_all(self._file, data, place.offset)
             os.fdatasync(self._file)
             done = _Done(parameters=dict(encoded.parameters), sha256=digest.hexdigest(), weight_error=weight_error)
             line = {
@@ -146,7 +147,7 @@ class PackedFile:
                 "sha256": done.sha256,
                 "weight_error": done.weight_error,
             }
-            _append(self._journal, line)
+            append_line(self._journal, line)
         self._done[name] = done
 
     def read(self, name: str) -> Encoded:
@@ -161,7 +162,7 @@ class PackedFile:
         Raises DoesNotFit when the disk is full.
         """
         with self._full_disk():
-            _append(self._journal, {"kept": key, "value": value})
+            append_line(self._journal, {"kept": key, "value": value})
         self._kept[key] = value
 
     def kept(self, key: str) -> Any:
@@ -191,16 +192,16 @@ class PackedFile:
             os.ftruncate(self._journal, 0)
             os.ftruncate(self._file, 0)
             _reserve(self._file, self._layout.total_bytes)
-            _write_all(self._file, memoryview(self._layout.header), 0)
+            write_all(self._file, memoryview(self._layout.header), 0)
             os.fdatasync(self._file)
-            _append(self._journal, {"plan": identity})
+            append_line(self._journal, {"plan": identity})
 
     def resume(self, identity: str, on_progress: OnProgress) -> bool:
         """Take over what an earlier run with the same plan wrote; False when there is none of it.
 
         Tensors whose bytes are not those of the journal are made again. on_progress: see quantize.OnStage.
         """
-        lines = _journal_lines(self._journal)
+        lines = whole_lines(self._journal)
         if not lines or lines[0] != {"plan": identity}:
             return False
         header = os.pread(self._file, len(self._layout.header), 0)
@@ -270,33 +271,6 @@ def _reserve(file: int, size: int) -> None:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 raise
     os.ftruncate(file, size)
-
-
-def _write_all(file: int, data: memoryview, offset: int) -> None:
-    while data:
-        written = os.pwrite(file, data[: 2**28], offset)
-        data, offset = data[written:], offset + written
-
-
-def _append(journal: int, line: Mapping[str, Any]) -> None:
-    """One line at the end, whole on the disk before this returns."""
-    end = os.lseek(journal, 0, os.SEEK_END)
-    _write_all(journal, memoryview(json.dumps(line).encode() + b"\n"), end)
-    os.fsync(journal)
-
-
-def _journal_lines(journal: int) -> list[dict[str, Any]]:
-    """The whole lines; a torn one at the end, which a kill left, is cut off."""
-    size = os.fstat(journal).st_size
-    text = os.pread(journal, size, 0)
-    whole = text[: text.rfind(b"\n") + 1]
-    if len(whole) != size:
-        os.ftruncate(journal, len(whole))
-    try:
-        lines = [json.loads(line) for line in whole.splitlines()]
-    except ValueError:
-        return []
-    return lines if all(isinstance(line, dict) for line in lines) else []
 
 
 def _done_of(line: Mapping[str, Any]) -> _Done | None:

@@ -18,6 +18,7 @@ import torch
 
 import runner
 from runner.errors import UsageError
+from runner.quant.draft_tensors import write_heads
 from runner.quant.hipfire.producer import ImportProducer, import_recipe
 from runner.quant.hipfire.source import HfqWeights
 from runner.quant.json_file import read_json
@@ -33,7 +34,7 @@ from runner.quant.mq.producer import OnStage, Producer
 from runner.quant.mq.recipe import RECIPES, Recipe
 from runner.quant.mq.source import PackedSource
 from runner.quant.mq.source import opened as opened_source
-from runner.quant.packed_files import JOURNAL_NAME, MANIFEST_NAME, WEIGHTS_NAME
+from runner.quant.packed_files import HEAD_NAME, JOURNAL_NAME, MANIFEST_NAME, WEIGHTS_NAME
 from runner.quant.quantize import Quantized
 from runner.quant.weights import Weights
 from runner.quant.work_directory import COMPANIONS, WorkDirectory, sync
@@ -95,7 +96,8 @@ def quantize_packed(
         for note in plan.notes:
             on_note(note)
         with work.opened(resumes=True):
-            work.require_room(_needed_bytes(plan, opened.companions), there_bytes=_held_bytes(work.path))
+            needed_bytes = _needed_bytes(plan, opened.companions) + opened.heads.total_bytes
+            work.require_room(needed_bytes, there_bytes=_held_bytes(work.path))
             made_from = {
                 "source": [str(source.absolute()), opened.fingerprint],
                 "calibration": calibration,
@@ -183,11 +185,18 @@ def _finish(
     records: Mapping[str, TensorRecord],
     on_stage: OnStage,
 ) -> int:
-    """Put companions and manifest beside the weights and rename it all. Returns the bytes of all files."""
+    """Put companions and manifest beside the weights and rename it all. Returns the bytes of all files.
+
+    A head that drafts is kept as it is; it cannot read what a folded model computes.
+    """
     work.copy_companions(source.companions)
+    heads = source.heads
+    if heads.tensors and plan.rotation == "online":
+        write_heads(heads, work.path / HEAD_NAME)
+        sync(work.path / HEAD_NAME)
     if plan.config_changes:
         _change_config(work.path / "config.json", plan.config_changes)
-    names = [WEIGHTS_NAME, *(name for name in COMPANIONS if (work.path / name).is_file())]
+    names = [WEIGHTS_NAME, *(name for name in (HEAD_NAME, *COMPANIONS) if (work.path / name).is_file())]
     files = {name: _record(work.path / name, on_stage) for name in names}
     manifest = Manifest(
         format=plan.main_format,

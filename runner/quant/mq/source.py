@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from runner.errors import BadModelFile, UnsupportedModel, UsageError
 from runner.model_config import ModelConfig, parse_model_config
+from runner.quant.draft_tensors import heads_alone
 from runner.quant.gguf_file import parts_of
 from runner.quant.hipfire import is_hipfire_file
 from runner.quant.hipfire.source import HfqWeights
@@ -23,6 +25,7 @@ from runner.quant.json_file import read_json
 from runner.quant.mq.manifest import FileRecord, SourceRecord
 from runner.quant.packed_files import MANIFEST_NAME
 from runner.quant.quantize import gguf_of, model_name
+from runner.quant.safetensors_file import Checkpoint, read_header
 from runner.quant.weights import Weights, open_source
 from runner.quant.work_directory import COMPANIONS
 
@@ -40,6 +43,13 @@ class PackedSource:
     weights: Weights
     companions: Path
     files: tuple[Path, ...]
+
+    @property
+    def heads(self) -> Checkpoint:
+        """The tensors of the heads that draft for the model, none where its files have none."""
+        found = [path for path in self.files if path.suffix == ".safetensors"]
+        tensors = {name: one for path in found for name, one in read_header(path).items()}
+        return heads_alone(Checkpoint(MappingProxyType(tensors)))
 
     @property
     def size_bytes(self) -> int:

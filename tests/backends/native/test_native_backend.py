@@ -18,8 +18,9 @@ from runner.backends.base import Backend, Prefill, Step
 from runner.backends.native import placement
 from runner.config import LoadOptions, SamplingParams
 from runner.errors import BackendUnavailable, DoesNotFit, RunnerError, UnsupportedModel
+from runner.speculative.model_drafter import ModelDrafter
 from runner.types import CancelToken
-from tests.backends.conformance import GREEDY, N_CTX, BackendConformance, prefills, take
+from tests.backends.conformance import GREEDY, N_CTX, SAMPLED, BackendConformance, eager, prefills, take
 from tests.backends.native.tiny_models import VOCAB, load, make, ready, save
 
 
@@ -254,3 +255,28 @@ def test_sampling_depends_on_the_seed_and_on_nothing_else(tiny: Path) -> None:
     assert take(backend, PROMPT, 30, hot) == first
     assert take(load(ready(tiny)), PROMPT, 30, hot) == first
     assert take(backend, PROMPT, 30, replace(hot, seed=6)) != first
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_second_model_drafts_in_greedy_and_in_sampled_text(tiny: Path, params: SamplingParams) -> None:
+    target = load(ready(tiny))
+    text = take(target, PROMPT, 40, params)
+    speculator = eager(ModelDrafter(load(ready(tiny), ctx_size=len(PROMPT) + 30)))
+    speculator.begin(PROMPT)
+    assert take(target, PROMPT, 40, params, speculator) == text
+    record = speculator.record
+    assert record.acceptance_rate is not None
+    assert record.acceptance_rate > 0.9
+    assert 20 <= record.n_drafted <= 31, "its context ends before the target's"
+    speculator.close()
+    assert take(target, PROMPT, 8, params) == text[:8]
+
+
+def test_a_cancelled_draft_model_reads_no_further(tiny: Path) -> None:
+    backend = load(ready(tiny), batch_size=16)
+    cancel = CancelToken()
+    assert backend.extend(PROMPT, cancel) is not None
+    assert list(backend.held) == PROMPT
+    cancel.cancel()
+    assert backend.extend(PROMPT, cancel) is None
+    assert list(backend.held)[: len(PROMPT)] == PROMPT

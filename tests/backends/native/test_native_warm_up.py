@@ -32,3 +32,5 @@ def test_kernels_are_compiled_once_for_a_kind_of_model(tmp_path: Path) -> None:
     assert found["broken"] == []
     assert found["kernels of a model"] == ["_attend_prompt", "_decide", "_embed_dense", "_greedy", "_moe_gemm"]
     assert found["held afterwards"] == 0
+    assert found["verifying"] > 10
+    assert found["verifying, and not rehearsed"] == []

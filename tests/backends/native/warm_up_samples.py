@@ -17,11 +17,13 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from runner.backends.base import Compiling
+from runner.backends.native.fused_execution import FusedExecution
 from runner.backends.native.warm_up import compile_kernels
 from runner.errors import RunnerError
 from runner.kernels.compile.launches import launches_of
 from runner.kernels.embedding import embed
 from runner.kernels.rotate import quantize_rows
+from runner.kernels.values import MOST_ROWS
 from runner.types import CancelToken
 
 driver.set_active(
@@ -51,6 +53,14 @@ def told_by(model: Small, traits: dict[str, object], cancel: CancelToken) -> lis
     return [[one.done, one.total] for one in told if isinstance(one, Compiling)]
 
 
+def verify_steps(execution: FusedExecution) -> None:
+    """Those of all drafts that there can be, chosen in both ways."""
+    with torch.inference_mode():
+        for n_rows in range(1, MOST_ROWS + 1):
+            for is_greedy in (True, False):
+                execution._chosen(n_rows, is_greedy)
+
+
 def main() -> None:
     model, never = Small(), CancelToken()
     found: dict[str, object] = {}
@@ -73,6 +83,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         execution = test_native_fused.fused(*test_native_fused.made(Path(directory), "qwen3-moe"))
     names = {launch.kernel.name for launch in launches_of(lambda: execution.rehearse([1, 2, 17, 1000]))}
+    rehearsed = launches_of(lambda: execution.rehearse(range(1, MOST_ROWS + 1)))
+    verifying = launches_of(lambda: verify_steps(execution))
+    found["verifying"] = len(verifying)
+    found["verifying, and not rehearsed"] = [launch.kernel.name for launch in verifying if launch not in rehearsed]
     found["kernels of a model"] = sorted(names & {"_embed_dense", "_greedy", "_decide", "_attend_prompt", "_moe_gemm"})
     found["held afterwards"] = execution.cache.length
     print(json.dumps(found))

@@ -1,0 +1,25 @@
+"""The rotary positions of a head's rows. Only distances between rows matter: the first row in a cache is at 0."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from runner.backends.native.rope import inverse_frequencies, rotations
+from runner.model_config import Rope
+
+
+class RotaryRows:
+    """n_ctx: see rope.inverse_frequencies. The frequencies are computed where rows are first asked for."""
+
+    def __init__(self, rope: Rope, n_ctx: int) -> None:
+        self._rope = rope
+        self._n_ctx = n_ctx
+        self._frequencies: Tensor | None = None
+
+    def __call__(self, start: int, n_rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """cos and sin [n_rows, R/2] float32 of the rows from `start` on."""
+        if self._frequencies is None or self._frequencies.device != device:
+            self._frequencies = inverse_frequencies(self._rope, self._n_ctx).to(device)
+        positions = torch.arange(start, start + n_rows, dtype=torch.float32, device=device)
+        return rotations(positions, self._frequencies, self._rope.attention_factor)

@@ -1,0 +1,113 @@
+"""Which drafter is to speculate for a model, and why: by the options, the registry and what was made here.
+
+Pure but for the names of the models and heads that were made here. Whether that drafter can be had, and how it is
+loaded, is drafting.py's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from runner.config import LoadOptions
+from runner.errors import UsageError
+from runner.registry import ModelSpec, Registry
+from runner.speculative.drafter import DrafterName
+
+NO_WAY_BACK: Final = "this model cannot go back: its recurrent layers keep no earlier state"
+_COPIES: Final = ("mq4", "mq4-uniform")  # the recipes whose copies draft for a wider one
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftChoice:
+    """drafter: None for none. source: the model, or the directory of the head, that it is made of, or "".
+
+    suggestion: a model that is known to draft for the target and is not used.
+    """
+
+    drafter: DrafterName | None
+    reason: str
+    source: str = ""
+    suggestion: str = ""
+
+    @property
+    def is_model(self) -> bool:
+        """Whether the drafter is a model of its own, which is loaded as any other."""
+        return self.drafter in ("model", "self")
+
+    @property
+    def words(self) -> str:
+        """For people: "suffix: it needs no memory"."""
+        return f"{self.drafter or 'off'}: {self.reason}"
+
+
+def choose_drafter(
+    options: LoadOptions,
+    spec: ModelSpec,
+    registry: Registry,
+    source: Path,
+    heads: Path,
+    *,
+    can_go_back: bool = True,
+) -> DraftChoice:
+    """What drafts for the model of `spec`, whose files are in `source`. heads: where `runner draft train` puts them.
+
+    "auto" takes the draft model that the user gave, else the suffix automaton; the registry's own suggestion is named,
+    and used only when "model" is asked for. Raises UsageError when what was asked for is made of something that is not
+    named or not there.
+    """
+    asked, draft = options.speculation, options.draft or ""
+    if asked == "off":
+        return DraftChoice(drafter=None, reason="it was turned off", suggestion=spec.draft)
+    if not can_go_back:
+        return DraftChoice(drafter=None, reason=NO_WAY_BACK)
+    if asked == "model" or (asked == "auto" and draft):
+        name = draft or _suggested(spec)
+        return DraftChoice(drafter="model", reason=f"{name} drafts", source=name)
+    if asked == "self":
+        name = draft or _copy(spec, registry, source)
+        return DraftChoice(drafter="self", reason=f"its copy {name} drafts", source=name)
+    if asked == "eagle3":
+        head = _head(draft, heads)
+        return DraftChoice(drafter="eagle3", reason=f"the head {head.name} drafts", source=str(head))
+    if asked == "mtp":
+        return DraftChoice(drafter="mtp", reason="the head that comes with the model drafts")
+    reason = "it was asked for" if asked == "suffix" else "it needs no memory"
+    return DraftChoice(drafter="suffix", reason=reason, suggestion=spec.draft)
+
+
+def _head(draft: str, heads: Path) -> Path:
+    """The directory that `draft` means: a path, or the name of a head that was trained here."""
+    trained = sorted(path.name for path in heads.iterdir() if path.is_dir()) if heads.is_dir() else []
+    here = f"Trained here: {', '.join(trained)}. " if trained else ""
+    hint = f"{here}`runner draft train MODEL` trains one, and --draft names its directory."
+    if not draft:
+        raise UsageError("--spec eagle3 needs a head.", hint=hint)
+    path = heads / draft if draft in trained else Path(draft).expanduser()
+    if not path.is_dir():
+        raise UsageError(f"{draft} is no directory with an EAGLE-3 head.", hint=hint)
+    return path
+
+
+def _suggested(spec: ModelSpec) -> str:
+    if not spec.draft:
+        raise UsageError(
+            f"No model is known to draft for {spec.name}.",
+            hint="Name a smaller one of the same family with --draft, or use --spec suffix, which needs none.",
+        )
+    return spec.draft
+
+
+def _copy(spec: ModelSpec, registry: Registry, source: Path) -> str:
+    """The packed copy of the model that `runner quantize` made here."""
+    from runner.quant.quantize import model_name  # a fifth of a second, which only this needs
+
+    names = [f"{model_name(source)}-{recipe}" for recipe in _COPIES]
+    made = {one.name for one in registry.made()}
+    if (found := next((name for name in names if name in made), None)) is None:
+        raise UsageError(
+            f"There is no copy of {spec.name} here to draft with.",
+            hint=f"Make one with: runner quantize {spec.name} --format mq4, or name one with --draft.",
+        )
+    return found

@@ -1,0 +1,290 @@
+"""Makes a head: the target writes, the head learns, what it is worth is measured, and the directory gets its name.
+
+Everything is written into "<output>.partial": a run that was stopped goes on there with the same text, from the last
+checkpoint. It knows the order of the work and how it is kept; the work itself is the other files'.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from runner.backends.native.blocks import Decoder
+from runner.backends.native.heads.eagle3 import Eagle3Head
+from runner.backends.native.heads.eagle3_files import save_eagle3
+from runner.backends.native.placement import is_out_of_memory
+from runner.backends.native.writing import batch_size
+from runner.draft_training import corpus as texts_of
+from runner.draft_training.checkpoint import CHECKPOINT_NAME, WRITING_NAME, load_checkpoint, save_checkpoint
+from runner.draft_training.corpus import CORPUS_NAME, Text, Writer, write_corpus
+from runner.draft_training.job import Job, Stage, head_config, text_identity, text_of
+from runner.draft_training.measure import Measured, conditions, measured
+from runner.draft_training.report import REPORT_NAME, Ended, Report, TextFacts, report_json
+from runner.draft_training.settings import TrainingSettings
+from runner.draft_training.states import training_dtype
+from runner.draft_training.train import Material, Trained, Training, commonest, new_head
+from runner.errors import DoesNotFit, RunnerError, UnsupportedModel, UsageError
+from runner.quant.packed_files import WEIGHTS_NAME
+from runner.quant.work_directory import Parts, WorkDirectory, sync
+from runner.types import CancelToken, Message
+from runner.wire import to_plain
+
+_WATCHED_NAME: Final = "watched.jsonl"
+DRAFT_PARTS: Final = Parts(
+    names=frozenset({WEIGHTS_NAME, REPORT_NAME, CORPUS_NAME, _WATCHED_NAME, CHECKPOINT_NAME, WRITING_NAME}),
+    signs=frozenset({REPORT_NAME}),
+    spent=frozenset({_WATCHED_NAME, CHECKPOINT_NAME, WRITING_NAME}),
+)
+_WRITING_SHARE: Final = 0.3  # of a limit of time, at most
+_MEASURING_SHARE: Final = 0.15
+_WATCHED_SHARE: Final = 0.05  # of the tokens to train on
+_BYTES_PER_TOKEN: Final = 8  # of the text's file, about
+_N_LONG: Final = 8
+
+
+def train_draft(
+    job: Job, on_stage: Callable[[Stage], None], on_note: Callable[[str], None], cancel: CancelToken
+) -> Report:
+    """Make the head in job.output.
+
+    Raises UsageError when it is there without `force`, DoesNotFit for memory or disk, BusyError when another process is
+    making it, RunnerError when cancelled. After a cancel, a KeyboardInterrupt or a kill the same call goes on.
+    """
+    work = WorkDirectory(job.output, DRAFT_PARTS)
+    if work.is_file:
+        raise UsageError(f"{job.output} would be one file, and a head is a directory.", hint="Leave the suffix out.")
+    work.check_target(force=job.force)
+    config = head_config(job)
+    with torch.device("meta"):
+        head_size = sum(parameter.numel() for parameter in Eagle3Head(config).parameters())
+    made_from = text_of(job)
+    with work.opened(resumes=True), _memory_errors(job.device):
+        # The head, its best form and two moments in four bytes, twice while a checkpoint is replaced; and the result.
+        work.require_room(34 * head_size + _BYTES_PER_TOKEN * job.settings.n_tokens, there_bytes=_held_bytes(work.path))
+        if not (work.path / REPORT_NAME).is_file():
+            (work.path / REPORT_NAME).write_text("{}\n")  # says whose files these are
+        if job.text_from is not None:
+            shutil.copyfile(job.text_from / CORPUS_NAME, work.path / CORPUS_NAME)
+        report = _Making(job, work.path, made_from, on_stage, on_note, cancel).run(20 * head_size)
+        work.place()
+    return report
+
+
+class _Making:
+    """One run, in the directory where it is made."""
+
+    def __init__(
+        self,
+        job: Job,
+        path: Path,
+        made_from: Mapping[str, Any],
+        on_stage: Callable[[Stage], None],
+        on_note: Callable[[str], None],
+        cancel: CancelToken,
+    ) -> None:
+        self._job = job
+        self._path = path
+        self._made_from = made_from
+        self._on_stage = on_stage
+        self._on_note = on_note
+        self._cancel = cancel
+        self._began = time.monotonic()
+
+    def run(self, spare_bytes: int) -> Report:
+        job, settings = self._job, self._job.settings
+        decoder = self._load(spare_bytes)
+        writer = Writer(
+            decoder=decoder,
+            length=settings.length,
+            batch=batch_size(job.target.config, settings.length, job.device),
+            used_ids=job.target.used_ids,
+            stop_ids=job.target.stop_ids,
+        )
+        train, watch = self._texts(writer)
+        written = time.monotonic()
+        training = self._trained(decoder, train, watch)
+        trained = time.monotonic()
+        head = training.head
+        save_eagle3(head, self._path)
+        results = self._measured(head, writer)
+        report = Report(
+            target=job.target.name,
+            fingerprint=job.target.fingerprint,
+            settings=settings,
+            text=_facts(train, head, job.prompts.name),
+            steps=training.step,
+            best_step=training.best_step,
+            ended=_ended(training, settings),
+            curve=tuple(training.curve),
+            measured=results,
+            num_parameters=sum(parameter.numel() for parameter in head.parameters()),
+            size_bytes=(self._path / WEIGHTS_NAME).stat().st_size,
+            device=job.device_name,
+            write_s=round(written - self._began, 1),
+            training_s=round(trained - written, 1),
+        )
+        (self._path / REPORT_NAME).write_text(json.dumps(report_json(report), indent=1) + "\n")
+        for name in (WEIGHTS_NAME, "config.json", REPORT_NAME):
+            sync(self._path / name)
+        return report
+
+    def _load(self, spare_bytes: int) -> Decoder:
+        return self._job.target.load(
+            self._job.device,
+            spare_bytes,
+            lambda share: self._on_stage(Stage(name="loading", done=round(100 * share), total=100)),
+        )
+
+    def _texts(self, writer: Writer) -> tuple[list[Text], list[Text]]:
+        """What is trained on, and what is watched."""
+        job, settings = self._job, self._job.settings
+        watch_tokens = max(1, round(settings.n_tokens * _WATCHED_SHARE))
+        train = self._written(
+            writer, CORPUS_NAME, self._made_from, job.prompts.train, settings.n_tokens, "writing text"
+        )
+        own = {**text_identity(job), "watched": True}
+        watch = self._written(writer, _WATCHED_NAME, own, job.prompts.watch, watch_tokens, "writing text to watch by")
+        return train, watch
+
+    def _written(
+        self, writer: Writer, name: str, made_from: Mapping[str, Any], prompts: Sequence[str], n_tokens: int, stage: str
+    ) -> list[Text]:
+        job = self._job
+        asked = [ids for prompt in prompts if (ids := job.target.chats.ids([Message(role="user", content=prompt)]))]
+        if not asked:
+            raise UsageError("The model's chat template takes none of the prompts.", hint="Give others with --prompts.")
+
+        def on_tokens(done: int) -> None:
+            if self._cancel.is_cancelled:
+                raise RunnerError("Training was stopped.")
+            self._on_stage(Stage(name=stage, done=min(done, n_tokens), total=n_tokens))
+
+        with (
+            texts_of.opened(self._path / name, made_from, job.target.config.vocab_size) as corpus,
+            torch.inference_mode(),
+        ):
+            on_tokens(corpus.n_tokens)
+            if job.text_from is None or name != CORPUS_NAME:
+                write_corpus(
+                    corpus, writer, asked, n_tokens, job.settings.seed, on_tokens=on_tokens, is_over=self._is_written
+                )
+            texts = corpus.first(n_tokens)
+        found = [text for text in texts if text.n_answer > 1]
+        if not found:
+            raise UnsupportedModel(
+                f"{job.target.name} ends its answers at once: there is nothing to learn to draft.",
+                hint="Give other prompts with --prompts; a base model may need the beginning of a text.",
+            )
+        return found
+
+    def _trained(self, decoder: Decoder, train: list[Text], watch: list[Text]) -> Training:
+        job, settings = self._job, self._job.settings
+        ids = commonest(train, settings.draft_vocab_size, job.target.config.vocab_size)
+        head = Eagle3Head(head_config(job))
+        head = new_head(head, decoder, ids, settings.seed).to(device=job.device, dtype=training_dtype(job.device))
+        identity = _digest(
+            {"settings": to_plain(settings), "text": self._made_from, "device": job.device.type, "answers": len(train)}
+        )
+        begun = load_checkpoint(self._path, identity, {name: p.shape for name, p in head.named_parameters()})
+        if begun is not None:
+            self._on_note(f"Going on after step {begun.step} of {settings.steps}.")
+        elif (self._path / CHECKPOINT_NAME).is_file():
+            self._on_note(
+                "The settings are not those of the run that was stopped: its text serves again, its steps do not."
+            )
+        training = Training(head, Material(decoder, settings, train, watch, self._training_share()), begun)
+
+        def save() -> None:
+            save_checkpoint(self._path, training.checkpoint(), identity)
+
+        def on_step(done: Trained) -> None:
+            length = {} if done.acceptance_length is None else {"acceptance_length": round(done.acceptance_length, 3)}
+            self._on_stage(
+                Stage(
+                    name="training",
+                    done=done.step,
+                    total=settings.steps,
+                    figures={"loss": round(done.loss, 3), **length},
+                )
+            )
+
+        if not training.run(on_step, save, self._cancel):
+            save()
+            raise RunnerError("Training was stopped.")
+        if not training.curve:
+            raise UsageError("There was no time for a step of training.", hint="Give a longer --time-limit.")
+        training.finish()
+        return training
+
+    def _measured(self, head: Eagle3Head, writer: Writer) -> tuple[Measured, ...]:
+        job, settings = self._job, self._job.settings
+        # Long is what training never saw: four times its texts, as far as the model reads.
+        long_tokens = min(4 * settings.length, job.target.config.max_position_embeddings - 2 * settings.length)
+
+        def on_text(done: int, total: int) -> None:
+            if self._cancel.is_cancelled:
+                raise RunnerError("Training was stopped.")
+            self._on_stage(Stage(name="measuring", done=done, total=total))
+
+        with torch.inference_mode():
+            found = conditions(job.target.chats, writer, job.prompts.measure, max(0, long_tokens), _N_LONG, on_text)
+            return tuple(
+                measured(head, writer.decoder, condition, settings.depth, settings.batch_tokens) for condition in found
+            )
+
+    def _is_written(self) -> bool:
+        """Whether writing has taken its share of the time."""
+        return self._time_share() > _WRITING_SHARE
+
+    def _time_share(self) -> float:
+        limit = self._job.time_limit_s
+        return 0.0 if limit is None else (time.monotonic() - self._began) / limit
+
+    def _training_share(self) -> Callable[[], float]:
+        """How much of the time for training is over."""
+        if self._job.time_limit_s is None:
+            return lambda: 0.0
+        first = self._time_share()
+        return lambda: (self._time_share() - first) / max(1e-9, 1 - _MEASURING_SHARE - first)
+
+
+def _facts(train: Sequence[Text], head: Eagle3Head, prompts: str) -> TextFacts:
+    ids = torch.tensor([token for text in train for token in text.ids[text.n_prompt :]])
+    coverage = float(head.t2d.cpu()[ids].float().mean())
+    return TextFacts(prompts=prompts, answers=len(train), tokens=len(ids), coverage=round(coverage, 4))
+
+
+def _ended(training: Training, settings: TrainingSettings) -> Ended:
+    if training.step >= settings.steps:
+        return "all steps"
+    return "no better any more" if training.is_stuck else "time limit"
+
+
+def _digest(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _held_bytes(path: Path) -> int:
+    return sum(entry.stat().st_size for entry in path.iterdir() if entry.is_file())
+
+
+@contextmanager
+def _memory_errors(device: torch.device) -> Iterator[None]:
+    """Turns a failed allocation into DoesNotFit."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, RunnerError) or not is_out_of_memory(error):
+            raise
+        raise DoesNotFit(
+            f"Training ran out of memory ({device.type}).",
+            hint="Give a smaller --draft-vocab or --depth; the text that was written is kept.",
+        ) from error

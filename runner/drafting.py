@@ -1,0 +1,138 @@
+"""A loaded model's speculation: the drafter that was chosen, made and checked against the model, or why there is none.
+
+It turns a DraftChoice and a loaded Backend into a Speculator. It knows no prompt and no text, and which drafter is to
+be used is draft_choice.py's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+from runner.backends.base import Backend
+from runner.backends.vocabulary import first_difference, pieces, shown
+from runner.config import LoadOptions
+from runner.draft_choice import NO_WAY_BACK, DraftChoice
+from runner.errors import DoesNotFit, UnsupportedModel
+from runner.fit.facts import ModelFacts, default_context
+from runner.speculative.drafter import Drafter
+from runner.speculative.model_drafter import ModelDrafter
+from runner.speculative.record import SpeculationRecord
+from runner.speculative.speculator import Speculator
+from runner.speculative.suffix import SuffixDrafter
+from runner.types import CancelToken, ModelInfo
+
+_WITHOUT = "--spec suffix needs no draft model."
+
+
+class Drafting:
+    """What drafts for one loaded model: the drafter that was chosen, at work, or none and why."""
+
+    def __init__(self, choice: DraftChoice, speculator: Speculator | None = None) -> None:
+        self.choice = choice
+        self.speculator = speculator
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the drafter holds."""
+        return self.speculator.drafter.nbytes if self.speculator else 0
+
+    @property
+    def record(self) -> SpeculationRecord | None:
+        """What it did since `begin`."""
+        return self.speculator.record if self.speculator else None
+
+    def begin(self, cancel: CancelToken, prompt: Sequence[int] = ()) -> Speculator | None:
+        """An answer begins, which `cancel` ends; the drafter reads the prompt that it will follow."""
+        if self.speculator is not None:
+            if isinstance(self.speculator.drafter, ModelDrafter):
+                self.speculator.drafter.attend(cancel)
+            self.speculator.begin(prompt)
+        return self.speculator
+
+    def close(self) -> None:
+        if self.speculator is not None:
+            self.speculator.close()
+
+
+NO_DRAFTING: Final = Drafting(DraftChoice(drafter=None, reason="no model is loaded"))
+
+
+def open_drafting(
+    choice: DraftChoice, target: Backend, options: LoadOptions, load_model: Callable[[], Backend]
+) -> Drafting:
+    """The speculation of a loaded model. load_model: loads the model of `choice`, where it has one.
+
+    Raises UnsupportedModel when the drafter that was asked for cannot draft for this model, and what loading raises.
+    """
+    if choice.drafter is not None and not target.info.can_go_back:
+        return Drafting(DraftChoice(drafter=None, reason=NO_WAY_BACK))
+    drafter = _drafter(choice, target, load_model)
+    if drafter is None:
+        return Drafting(choice)
+    speculator = Speculator(drafter, options.draft_max)
+    try:
+        speculator.calibrate(target.step_s)
+    except BaseException:
+        speculator.close()
+        raise
+    return Drafting(choice, speculator)
+
+
+def _drafter(choice: DraftChoice, target: Backend, load_model: Callable[[], Backend]) -> Drafter | None:
+    match choice.drafter:
+        case None:
+            return None
+        case "suffix":
+            return SuffixDrafter()
+        case "mtp" | "eagle3":
+            return target.head_drafter(choice.drafter, Path(choice.source) if choice.source else None)
+        case "model" | "self":
+            return _model_drafter(choice.drafter, target, load_model)
+    raise ValueError(f"nothing makes the drafter {choice.drafter}")
+
+
+def _model_drafter(name: Literal["model", "self"], target: Backend, load_model: Callable[[], Backend]) -> ModelDrafter:
+    try:
+        draft = load_model()
+    except DoesNotFit as error:
+        raise DoesNotFit(
+            f"The draft model does not fit beside {target.info.name}. {error.message}",
+            hint=f"Choose a smaller draft model; {_WITHOUT}",
+        ) from error
+    try:
+        _check(draft, target, is_copy=name == "self")
+    except BaseException:
+        draft.close()
+        raise
+    return ModelDrafter(draft, name)
+
+
+def draft_options(options: LoadOptions, target: ModelInfo, draft: ModelFacts) -> LoadOptions:
+    """How a draft model is loaded: as its target, with as much of the target's context as it was trained for."""
+    n_ctx = min(target.n_ctx, default_context(draft.shape))
+    return dataclasses.replace(options, ctx_size=n_ctx, speculation="off", draft=None)
+
+
+def _check(draft: Backend, target: Backend, *, is_copy: bool) -> None:
+    """Raise UnsupportedModel when a loaded model cannot draft for another."""
+    ours, theirs = draft.info, target.info
+    if not ours.can_go_back:
+        raise UnsupportedModel(
+            f"{ours.name} cannot draft: its recurrent layers keep no earlier state.",
+            hint=f"Choose a model with attention alone; {_WITHOUT}",
+        )
+    if is_copy and (ours.architecture, ours.num_layers) != (theirs.architecture, theirs.num_layers):
+        raise UnsupportedModel(
+            f"{ours.name} is no copy of {theirs.name}: they have {ours.num_layers} and {theirs.num_layers} layers.",
+            hint="For another model of the same vocabulary use --spec model.",
+        )
+    drafted, written = pieces(draft.tokenizer, special=False), pieces(target.tokenizer, special=False)
+    if (token := first_difference(drafted, written)) is not None:
+        raise UnsupportedModel(
+            f"{ours.name} cannot draft for {theirs.name}: their vocabularies differ. Token {token} is "
+            f"{shown(drafted[token])} to the one and {shown(written[token])} to the other.",
+            hint=f"Choose a smaller model of the same family; {_WITHOUT}",
+        )

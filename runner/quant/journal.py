@@ -1,0 +1,39 @@
+"""Lines of JSON at the end of a file, each whole on the disk before the next: what a killed run left can be read.
+
+It knows nothing of what the lines say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+
+def append_line(journal: int, line: Mapping[str, Any]) -> None:
+    """One line at the end of the open file, on the disk before this returns. Raises OSError."""
+    end = os.lseek(journal, 0, os.SEEK_END)
+    write_all(journal, memoryview(json.dumps(line).encode() + b"\n"), end)
+    os.fsync(journal)
+
+
+def whole_lines(journal: int) -> list[dict[str, Any]]:
+    """The whole lines; a torn one at the end, which a kill left, is cut off. Nothing when a line is damaged."""
+    size = os.fstat(journal).st_size
+    text = os.pread(journal, size, 0)
+    whole = text[: text.rfind(b"\n") + 1]
+    if len(whole) != size:
+        os.ftruncate(journal, len(whole))
+    try:
+        lines = [json.loads(line) for line in whole.splitlines()]
+    except ValueError:
+        return []
+    return lines if all(isinstance(line, dict) for line in lines) else []
+
+
+def write_all(file: int, data: memoryview, offset: int) -> None:
+    """All of `data` at `offset` of an open file. Raises OSError."""
+    while data:
+        written = os.pwrite(file, data[: 2**28], offset)
+        data, offset = data[written:], offset + written

@@ -1,0 +1,83 @@
+"""How likely drafted tokens are to stand, by position and bucket, and the draft length that follows from it.
+
+Moving averages, so that they follow the text; cells with little evidence lean on their bucket's average, as SpecDec++
+(Huang et al., 2024) decides by a trained head. Knows numbers alone: neither tokens nor what measures the costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_MEMORY = 20  # tokens that an average remembers; from 12 to 32 the traces of the benchmark gain the same
+_KEEP = 1 - 1 / _MEMORY
+_BUCKET_WEIGHT = 3.0  # tokens of evidence that a bucket's average counts for at each of its positions
+_PRIOR_WEIGHT = 2.0  # and the prior at each bucket
+
+
+class Acceptance:
+    """p(bucket, position): how often a drafted token was accepted after all before it were.
+
+    prior: what is expected of a bucket before anything is known. any_bucket stands for a token that is not there yet.
+    """
+
+    def __init__(self, n_buckets: int, draft_max: int, prior: float) -> None:
+        self.any_bucket = n_buckets
+        self._prior = prior
+        self._seen = [0.0] * (n_buckets + 1)
+        self._hits = [0.0] * (n_buckets + 1)
+        self._seen_at = [[0.0] * draft_max for _ in range(n_buckets + 1)]
+        self._hits_at = [[0.0] * draft_max for _ in range(n_buckets + 1)]
+
+    def seen(self, bucket: int) -> float:
+        """How many tokens of the bucket were judged lately; at most the averages' memory."""
+        return self._seen[bucket]
+
+    def learn(self, position: int, bucket: int, is_accepted: bool) -> None:
+        """A drafted token was judged: all before it were accepted."""
+        hit = float(is_accepted)
+        for each in (bucket, self.any_bucket):
+            self._seen[each] = self._seen[each] * _KEEP + 1
+            self._hits[each] = self._hits[each] * _KEEP + hit
+            seen, hits = self._seen_at[each], self._hits_at[each]
+            seen[position] = seen[position] * _KEEP + 1
+            hits[position] = hits[position] * _KEEP + hit
+
+    def chances(self, buckets: Sequence[int]) -> list[float]:
+        """For each position of a draft: how likely it is to be accepted if all before it are."""
+        found = []
+        for position, bucket in enumerate(buckets):
+            whole = (self._hits[bucket] + _PRIOR_WEIGHT * self._prior) / (self._seen[bucket] + _PRIOR_WEIGHT)
+            seen, hits = self._seen_at[bucket][position], self._hits_at[bucket][position]
+            found.append((hits + _BUCKET_WEIGHT * whole) / (seen + _BUCKET_WEIGHT))
+        return found
+
+
+class Length(NamedTuple):
+    """A draft's length, the tokens that its round is expected to emit, and what the round costs, in plain steps."""
+
+    n: int
+    tokens: float
+    cost: float
+
+
+def best_length(chances: Sequence[float], costs: Sequence[float], rate: float, least: int = 0) -> Length:
+    """The draft length whose round leaves most when each plain step of its cost is worth `rate` tokens.
+
+    chances: p at each position, given that all before it were accepted. costs[k]: the whole round with a draft of k,
+    in plain steps, for k up to len(costs) - 1. rate: tokens that a plain step's time brings now. This is the rule
+    "draft on while prod p >= rate * (the cost of one more)" for all lengths at once, so that it sees a long draft
+    that pays behind a short one that does not. Lengths below `least` do not count. Among equals the shortest.
+    """
+    reach, tokens = 1.0, 1.0
+    best: Length | None = None
+    most = 0.0
+    for n, cost in enumerate(costs):
+        if n:
+            reach *= chances[n - 1]
+            tokens += reach
+        value = tokens - rate * cost
+        if n >= least and (best is None or value > most):
+            best, most = Length(n, tokens, cost), value
+    assert best is not None
+    return best

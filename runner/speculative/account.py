@@ -1,0 +1,47 @@
+"""What speculation may lose: the account behind the promise that it is never slower than 0.97x plain decoding.
+
+All sums are in plain steps. A round is entered with what it cost beyond the tokens it emitted; each emitted token
+allows for a little loss; a round that could overdraw the account is not to be tried. So over any stretch of n tokens
+the loss is at most ALLOWED_LOSS * n and what was left when it began. It knows neither drafts nor clocks.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+ALLOWED_LOSS: Final = 0.02
+"""Of a plain step, for each token emitted: 1 / 1.02 is 0.98x."""
+
+INITIAL_ALLOWANCE: Final = 1.0
+"""Plain steps that an answer may lose before it has earned anything: with 128 tokens 0.973x at worst."""
+
+_LARGEST_LOSS = 1 / 0.97 - 1
+_SHORT_ANSWER = 128  # tokens: the promise is made for answers of at least so many
+
+
+class LossAccount:
+    """balance: plain steps that may still be lost."""
+
+    def __init__(self) -> None:
+        self.balance = INITIAL_ALLOWANCE
+        self._n_tokens = 0
+        self._lost = 0.0
+
+    def begin(self) -> None:
+        """An answer begins: gains of the last one are spent on nothing, losses stay."""
+        self.balance = min(self.balance, INITIAL_ALLOWANCE)
+        self._n_tokens, self._lost = 0, 0.0
+
+    def enter(self, n_tokens: int, cost: float, most: float) -> None:
+        """A round emitted so many tokens and cost so many plain steps. most: what gains can bring the balance to."""
+        self._n_tokens += n_tokens
+        self._lost += cost - n_tokens
+        self.balance = min(self.balance + n_tokens * (1 + ALLOWED_LOSS) - cost, max(most, INITIAL_ALLOWANCE))
+
+    def covers(self, loss: float) -> bool:
+        """Whether so many plain steps can be lost now."""
+        return loss <= self.balance
+
+    def survives(self, surprise: float) -> bool:
+        """Whether the promise would hold if a loss that nothing announces came now, beyond what the balance allows."""
+        return self._lost + surprise <= _LARGEST_LOSS * max(self._n_tokens, _SHORT_ANSWER)

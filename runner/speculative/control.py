@@ -1,0 +1,108 @@
+"""What decides for a Speculator how much to draft: the protocol, and the simplest that there is.
+
+The one that serves users is in controller.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from runner.speculative.costs import StepCosts
+from runner.speculative.drafter import Draft, Gate
+from runner.speculative.record import Round, SpeculationState
+
+
+class Control(Protocol):
+    """Decides how much to draft. steps: what the target's steps cost, as measured."""
+
+    steps: StepCosts
+
+    @property
+    def state(self) -> SpeculationState: ...
+
+    @property
+    def reason(self) -> str:
+        """Why the state is what it is, in a sentence with numbers."""
+        ...
+
+    def begin(self) -> None:
+        """An answer begins."""
+        ...
+
+    def learn_guessing(self, n_tokens: int, seconds: float) -> None:
+        """The drafter took so long to guess so many tokens that nobody wanted."""
+        ...
+
+    def learn_reading(self, n_tokens: int, seconds: float) -> None:
+        """The drafter took so long to read an answer's prompt."""
+        ...
+
+    def gate(self, limit: int) -> Gate | None:
+        """How far to guess now, at most `limit` tokens; None: not at all."""
+        ...
+
+    def cut(self, proposed: Draft) -> Draft:
+        """What to verify of the guess that the last gate let through."""
+        ...
+
+    def learn(self, done: Round, own_s: float) -> None:
+        """The step is over that the last gate was for. own_s: seconds that deciding took outside of it."""
+        ...
+
+    def pass_by(self, rounds: Sequence[Round]) -> None:
+        """Plain steps are over for which there was no gate."""
+        ...
+
+
+class EagerController(Control):
+    """Verifies whatever is drafted, whatever it costs: for tests, and to measure what the other one prevents."""
+
+    state: SpeculationState = "on"
+    reason = "every guess is verified, whatever it costs"
+
+    def __init__(self, draft_max: int) -> None:
+        self.steps = StepCosts(draft_max + 1)
+
+    def begin(self) -> None:
+        self.steps.begin()
+
+    def learn_guessing(self, n_tokens: int, seconds: float) -> None:
+        pass
+
+    def learn_reading(self, n_tokens: int, seconds: float) -> None:
+        pass
+
+    def gate(self, limit: int) -> Gate | None:
+        return Most(limit) if limit > 0 else None
+
+    def cut(self, proposed: Draft) -> Draft:
+        return proposed
+
+    def learn(self, done: Round, own_s: float) -> None:
+        del own_s
+        seconds = done.verify_s + done.sample_s
+        if len(done.draft):
+            self.steps.learn_step(len(done.draft) + 1, seconds)
+        else:
+            self.steps.learn_plain(seconds)
+
+    def pass_by(self, rounds: Sequence[Round]) -> None:
+        for done in rounds:
+            self.learn(done, 0.0)
+
+
+class Most(Gate):
+    """Admits so many tokens, whatever they are."""
+
+    def __init__(self, limit: int) -> None:
+        self._left = limit
+
+    @property
+    def is_open(self) -> bool:
+        return self._left > 0
+
+    def admits(self, bucket: int) -> bool:
+        del bucket
+        self._left -= 1
+        return self._left >= 0

@@ -1,0 +1,317 @@
+"""How much to draft now, so that it pays: the rate rule under a loss account, with rest, looking on and return.
+
+A draft is as long as leaves most at the rate that tokens come now, if the account covers its failing entirely. While
+there is no evidence, or nothing pays, guesses are only compared with what is written ("learning"); after drafts that
+cost more than they brought they rest ("off"), longer each time. It knows no target and no text, of the drafter only
+whether guessing takes the device's time, and a clock only to stop a drafter that takes too much of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from runner.speculative.account import INITIAL_ALLOWANCE, LossAccount
+from runner.speculative.control import Control
+from runner.speculative.drafter import NO_DRAFT, Draft, Drafter, Gate
+from runner.speculative.outlook import Outlook, RecentRounds
+from runner.speculative.record import Round, SpeculationState
+
+_LEAST_GAIN = 1.03  # over the recent rounds; below it drafts rest
+_RETURN_GAIN = 1.10  # that a guess must promise before any is verified (again)
+_REST = 256  # tokens of the first rest
+_LONGEST_REST = 1 << 14
+_LEAST_ROUNDS = 4  # to judge by, when the time that may be lost is used up
+_REFUSALS = 16  # guesses in a row that were not worth it: look on before the next
+_EVIDENCE = 3  # guesses to be judged before one is verified, where looking on is free
+_SHADOW_SHARE = 0.01  # of the time may go into guesses that are only compared
+_LONGEST_SHADOW, _LONGEST_PAID_SHADOW = 8, 3
+_SURPRISE = 10  # times as long as expected: what a drafter may suddenly take
+
+Clock = Callable[[], float]
+
+
+def clock_for(drafter: Drafter) -> Clock:
+    """What a drafter's time is measured by, in seconds.
+
+    On the host the processor's time of this thread: that others hold it up is no fault of the drafter's, and befalls
+    plain decoding too. Time of the device passes while the thread waits.
+    """
+    return time.thread_time if drafter.is_host_only else time.perf_counter
+
+
+class Controller(Control):
+    """See the module. draft_max: the longest draft. clock: see clock_for."""
+
+    def __init__(self, drafter: Drafter, draft_max: int, clock: Clock) -> None:
+        self._outlook = Outlook(drafter, draft_max)
+        self.steps = self._outlook.steps
+        self._account = LossAccount()
+        self._recent = RecentRounds()
+        self._is_free, self._clock = drafter.is_host_only, clock
+        self._phase: SpeculationState = "learning" if self._is_free else "on"
+        self._rest, self._next_rest = 0, _REST
+        self._n_refused = self._n_unread = 0
+        self._idle = 0.0  # plain steps that went into guessing since the last draft
+        self._shadow_left = 0.0  # plain steps that may go into looking on
+        self._shadow: _Shadow | None = None
+        self._gate: _Gate | None = None
+        self._chosen = NO_DRAFT
+        self._guessed_s = 0.0
+        self._doubt = ""
+
+    def begin(self) -> None:
+        self.steps.begin()
+        self._account.begin()
+        self._shadow, self._gate, self._chosen = None, None, NO_DRAFT
+
+    # --- how far to guess --------------------------------------------------------------------------------------------
+
+    def gate(self, limit: int) -> Gate | None:
+        self._gate, self._chosen, self._guessed_s = None, NO_DRAFT, 0.0
+        # Plain steps now and then are what drafts are compared with.
+        if limit <= 0 or self._phase == "off" or not self.steps.is_fresh:
+            return None
+        is_trial = self._phase == "on"
+        if not is_trial:
+            if self._shadow_left < 0 or (self._shadow is not None and not self._is_free):
+                return None
+            limit = min(limit, _LONGEST_SHADOW if self._is_free else _LONGEST_PAID_SHADOW)
+        call = self._outlook.call_cost(self._n_unread)
+        if not (self._account.covers(call) and self._account.survives(_SURPRISE * call)):
+            self._doubt = f"a guess takes {call:.1f} plain steps, and {self._left:.1f} may be lost now"
+            return None
+        gate = _Gate(self, limit, is_trial, self._clock())
+        if is_trial and not gate.is_open:
+            self._refuse("")
+            return None
+        self._gate, self._n_unread = gate, 0
+        return gate
+
+    def goes_on(self, gate: _Gate) -> bool:
+        """Whether it is worth its time to guess one token more."""
+        n = len(gate.buckets)
+        if n >= gate.limit:
+            return False
+        if self._is_free:
+            return True
+        spent = self._spent(gate)
+        at_risk = spent + self._outlook.token_cost + (self._outlook.failing(n + 1) if gate.is_trial else 0)
+        # Half of what may be lost: a first draft that fails must not be the last for long.
+        if not self._account.covers(2 * at_risk):
+            return False
+        return not gate.is_trial or self._pays(gate.buckets, n, gate.limit, spent, beyond=n)
+
+    def admits(self, gate: _Gate, bucket: int) -> bool:
+        """Whether a token of this bucket, just guessed, is worth verifying."""
+        n = len(gate.buckets)
+        if n >= gate.limit:
+            return False
+        if self._is_free or not gate.is_trial:
+            return True
+        spent = self._spent(gate)
+        if not self._account.covers(spent + self._outlook.failing(n + 1)):
+            return False
+        return self._pays([*gate.buckets, bucket], n + 1, gate.limit, spent, beyond=n)
+
+    def _pays(self, buckets: Sequence[int], n_guessed: int, limit: int, spent: float, beyond: int) -> bool:
+        """Whether the best draft that starts so is longer than `beyond`."""
+        rest = [self._outlook.acceptance.any_bucket] * (limit - len(buckets))
+        return self._outlook.best([*buckets, *rest], n_guessed, spent, least=beyond).n > beyond
+
+    def _spent(self, gate: _Gate) -> float:
+        return (self._clock() - gate.began) / self.steps.plain_s
+
+    @property
+    def _left(self) -> float:
+        return max(0.0, self._account.balance)
+
+    # --- what to verify ----------------------------------------------------------------------------------------------
+
+    def cut(self, proposed: Draft) -> Draft:
+        gate = self._gate
+        if gate is None:
+            return NO_DRAFT
+        self._guessed_s = self._clock() - gate.began
+        if not len(proposed):
+            return NO_DRAFT
+        spent = self._guessed_s / self.steps.plain_s
+        self._judge(proposed, spent)
+        # A guess that took time is there now, and only its verification is still to be paid.
+        n = self._length(proposed, spent) if self._phase == "on" or not self._is_free else 0
+        if n:
+            self._chosen = Draft(proposed.tokens[:n], proposed.buckets[:n])
+        elif self._shadow is None:
+            self._shadow = _Shadow(proposed)
+        return self._chosen
+
+    def _judge(self, proposed: Draft, spent: float) -> None:
+        """Go over to verifying when a guess promises enough, and away from it after many that did not."""
+        best = self._outlook.best(proposed.buckets, len(proposed), spent)
+        if not best.n:
+            shown = self._outlook.best(proposed.buckets, len(proposed), spent, least=1)
+            self._refuse(
+                f"a draft of {shown.n} would cost {shown.cost:.1f} plain steps and bring {shown.tokens:.1f} tokens"
+            )
+            return
+        self._n_refused = 0
+        self._doubt = ""
+        if self._phase != "learning":
+            return
+        n_seen = self._outlook.acceptance.seen(proposed.buckets[0])
+        if self._is_free and n_seen < _EVIDENCE:
+            self._doubt = f"guesses are compared with what is written: {n_seen:.0f} of {_EVIDENCE} so far"
+        elif best.tokens < _RETURN_GAIN * best.cost:
+            self._doubt = (
+                f"a draft of {best.n} promises {best.tokens / best.cost:.2f}x, and {_RETURN_GAIN:.2f}x is wanted"
+            )
+        else:
+            self._phase, self._idle = "on", 0.0
+
+    def _refuse(self, doubt: str) -> None:
+        self._doubt = doubt or self._doubt
+        self._n_refused += 1
+        if self._n_refused >= _REFUSALS and self._phase == "on":
+            self._phase = "learning"
+
+    def _length(self, proposed: Draft, spent: float) -> int:
+        """The length that pays most of those whose failing is covered."""
+        wanted = n = self._outlook.best(proposed.buckets, len(proposed), spent).n
+        while n and not self._account.covers(spent + self._outlook.failing(n)):
+            n -= 1
+        if n < wanted:
+            n = self._outlook.best(proposed.buckets[:n], n, spent).n
+        if wanted and not n:
+            loss = spent + self._outlook.failing(wanted)
+            self._doubt = f"a draft of {wanted} could lose {loss:.1f} plain steps, and {self._left:.1f} may be lost now"
+        return n
+
+    # --- what came of it ---------------------------------------------------------------------------------------------
+
+    def learn_guessing(self, n_tokens: int, seconds: float) -> None:
+        self._outlook.guessing.learn(n_tokens, seconds)
+
+    def learn_reading(self, n_tokens: int, seconds: float) -> None:
+        self._outlook.guessing.learn_reading(n_tokens, seconds)
+        self._n_unread = 0
+
+    def learn(self, done: Round, own_s: float) -> None:
+        n_tokens, n_drafted = len(done.tokens), len(done.draft)
+        step = self._step_cost(n_drafted, done.verify_s + done.sample_s)
+        if self.steps.plain_s <= 0:
+            return
+        guess_s = self._guessed_s if self._is_free else done.draft_s
+        spent = (guess_s + own_s) / self.steps.plain_s
+        self._enter(done.tokens, step, spent)
+        # What was written tells even of guesses that the target did not compute: it cannot if a token is outside its
+        # vocabulary, nor if its next step had begun before.
+        if len(self._chosen):
+            self._compare(_Shadow(self._chosen), done.tokens)
+        gate = self._gate
+        if gate is not None:
+            self._outlook.guessing.learn(gate.n_asked, guess_s)
+            if not gate.is_trial:
+                self._shadow_left -= spent
+        if n_drafted or (gate is not None and gate.is_trial and not self._is_free):
+            self._learn_gain(n_drafted, n_tokens, step)
+
+    def pass_by(self, rounds: Sequence[Round]) -> None:
+        for done in rounds:
+            step = self._step_cost(0, done.verify_s + done.sample_s)
+            if self.steps.plain_s > 0:
+                self._enter(done.tokens, step, 0.0)
+
+    def _step_cost(self, n_drafted: int, seconds: float) -> float:
+        if n_drafted:
+            return self.steps.learn_step(n_drafted + 1, seconds)
+        self.steps.learn_plain(seconds)
+        return 1.0
+
+    def _enter(self, tokens: Sequence[int], step: float, spent: float) -> None:
+        """Enter a step that cost so many plain steps, and `spent` for guessing and deciding."""
+        n_tokens = len(tokens)
+        self._outlook.learn_rate(n_tokens, step + spent)
+        self._account.enter(n_tokens, step + spent, INITIAL_ALLOWANCE + 2 * self._outlook.worst_loss)
+        self._n_unread += n_tokens
+        self._idle += spent
+        self._shadow_left = min(self._shadow_left + _SHADOW_SHARE * n_tokens, 1.0)
+        if self._shadow is not None and self._compare(self._shadow, tokens):
+            self._shadow = None
+        if self._phase == "off":
+            self._pass_rest(n_tokens)
+
+    def _compare(self, shadow: _Shadow, tokens: Sequence[int]) -> bool:
+        """Whether there is no more to compare."""
+        draft = shadow.draft
+        for token in tokens:
+            position = shadow.n_right
+            is_right = draft.tokens[position] == token
+            self._outlook.acceptance.learn(position, draft.buckets[position], is_right)
+            shadow.n_right += 1
+            if not is_right or shadow.n_right == len(draft):
+                return True
+        return False
+
+    def _learn_gain(self, n_drafted: int, n_tokens: int, step: float) -> None:
+        """A round for a draft is over: rest, if the last of them did not pay."""
+        recent = self._recent
+        recent.add(n_drafted, n_tokens, step + self._idle)
+        self._idle = 0.0
+        can_go_on = self._account.covers(self._outlook.token_cost)
+        if not (recent.is_full or (not can_go_on and len(recent) >= _LEAST_ROUNDS)):
+            return
+        if recent.gain >= _RETURN_GAIN:
+            self._next_rest = _REST
+        # Bad luck over a few rounds is not enough while earlier gains cover it.
+        if recent.gain < _LEAST_GAIN and not self._account.covers(INITIAL_ALLOWANCE):
+            self._phase, self._shadow = "off", None
+            self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, _LONGEST_REST)
+
+    def _pass_rest(self, n_tokens: int) -> None:
+        self._rest -= n_tokens
+        if self._rest <= 0:
+            self._phase, self._doubt = "learning", ""
+            self._recent.clear()
+
+    # --- why ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> SpeculationState:
+        return self._phase
+
+    @property
+    def reason(self) -> str:
+        if self._phase == "off":
+            return f"{self._recent}; again in {self._rest} tokens"
+        if self._phase == "on" and len(self._recent):
+            return f"{self._recent}; now {self._doubt}" if self._doubt else str(self._recent)
+        return self._doubt or "no guess yet"
+
+
+class _Gate(Gate):
+    """Asks the controller before each token, and remembers what was let through and since when."""
+
+    def __init__(self, controller: Controller, limit: int, is_trial: bool, began: float) -> None:
+        self.limit, self.is_trial, self.began = limit, is_trial, began
+        self.buckets: list[int] = []
+        self.n_asked = 0
+        self._controller = controller
+
+    @property
+    def is_open(self) -> bool:
+        return self._controller.goes_on(self)
+
+    def admits(self, bucket: int) -> bool:
+        self.n_asked += 1
+        if not self._controller.admits(self, bucket):
+            return False
+        self.buckets.append(bucket)
+        return True
+
+
+class _Shadow:
+    """A guess to compare with what is written; n_right tokens of it were."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.n_right = 0

@@ -1,0 +1,94 @@
+"""What a draft would cost and bring, in plain steps and tokens, by all that was measured so far.
+
+It puts acceptance, the costs of steps and those of guessing together. It decides nothing and keeps no account.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from runner.speculative.acceptance import Acceptance, Length, best_length
+from runner.speculative.costs import DraftCosts, StepCosts
+from runner.speculative.drafter import Drafter
+
+_FREE_PRIOR, _PAID_PRIOR = 0.5, 0.7  # acceptance before evidence: where looking on takes time, trying is how to learn
+_RATE_WEIGHT = 1 / 16  # of a round in the rate of tokens
+_WINDOW = 16  # rounds that are judged together
+
+
+class Outlook:
+    """What is expected of drafts of one drafter, of at most `draft_max` tokens."""
+
+    def __init__(self, drafter: Drafter, draft_max: int) -> None:
+        self.steps = StepCosts(draft_max + 1)
+        self.guessing = DraftCosts(drafter.is_host_only)
+        prior = _FREE_PRIOR if drafter.is_host_only else _PAID_PRIOR
+        self.acceptance = Acceptance(drafter.n_buckets, draft_max, prior)
+        self._draft_max = draft_max
+        self._tokens_now = self._cost_now = 1.0
+
+    @property
+    def token_cost(self) -> float:
+        """Plain steps that guessing one token takes."""
+        return self.guessing.token(self.steps.plain_s)
+
+    def call_cost(self, n_unread: int) -> float:
+        """Plain steps before the first guess is there, after so many tokens that the drafter did not see."""
+        return self.guessing.call(self.steps.plain_s, n_unread) + self.token_cost
+
+    def failing(self, n_tokens: int) -> float:
+        """Plain steps lost, beside those for guessing, when a draft of so many tokens is wrong from the first on."""
+        return self.steps.worst[n_tokens + 1] - 1
+
+    @property
+    def worst_loss(self) -> float:
+        """Plain steps that the longest draft may lose."""
+        return self.failing(self._draft_max) + self._draft_max * self.token_cost
+
+    def best(self, buckets: Sequence[int], n_guessed: int, spent: float, least: int = 0) -> Length:
+        """The length that leaves most of a draft with these buckets; see best_length.
+
+        n_guessed: its tokens that are there already; they took `spent` plain steps, which are gone in any case. Those
+        behind them, of the acceptance's any_bucket mostly, are still to be paid.
+        """
+        token, likely = self.token_cost, self.steps.likely
+        costs = [spent + likely[n + 1] + max(0, n - n_guessed) * token for n in range(len(buckets) + 1)]
+        # Never below one: a draft that beats plain steps pays however slow the last rounds were.
+        rate = max(1.0, self._tokens_now / self._cost_now)
+        return best_length(self.acceptance.chances(buckets), costs, rate, least)
+
+    def learn_rate(self, n_tokens: int, cost: float) -> None:
+        """A round emitted so many tokens and cost so many plain steps."""
+        self._tokens_now += _RATE_WEIGHT * (n_tokens - self._tokens_now)
+        self._cost_now += _RATE_WEIGHT * (cost - self._cost_now)
+
+
+class RecentRounds:
+    """What the last rounds for drafts cost and brought, guesses since the one before included."""
+
+    def __init__(self) -> None:
+        self._rounds: deque[tuple[int, int, float]] = deque(maxlen=_WINDOW)
+
+    def __len__(self) -> int:
+        return len(self._rounds)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._rounds) == _WINDOW
+
+    def add(self, n_drafted: int, n_tokens: int, cost: float) -> None:
+        """A round: tokens drafted, tokens emitted, plain steps."""
+        self._rounds.append((n_drafted, n_tokens, cost))
+
+    def clear(self) -> None:
+        self._rounds.clear()
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast as plain decoding; there must be a round."""
+        return sum(n for _, n, _ in self._rounds) / sum(cost for _, _, cost in self._rounds)
+
+    def __str__(self) -> str:
+        drafted, emitted, cost = (sum(column) / len(self._rounds) for column in zip(*self._rounds, strict=True))
+        return f"drafts of {drafted:.1f} cost {cost:.1f} plain steps and bring {emitted:.1f} tokens"

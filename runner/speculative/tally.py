@@ -1,0 +1,62 @@
+"""Counting rounds into a SpeculationRecord. It decides nothing, and knows no drafter and no clock."""
+
+from __future__ import annotations
+
+from runner.speculative.record import Round, SpeculationRecord, SpeculationState
+
+
+class Tally:
+    """The counts of the steps of one answer. draft_max: the longest draft."""
+
+    def __init__(self, draft_max: int) -> None:
+        self._drafted_at = [0] * draft_max
+        self._reached_at = [0] * draft_max
+        self._accepted_at = [0] * draft_max
+        self._lengths = [0] * (draft_max + 1)
+        self._rounds = self._draft_length = 0
+        self._draft_s = self._verify_s = self._sample_s = self._plain_s = self._spent_s = 0.0
+
+    def add(self, done: Round, guess_s: float, own_s: float, plain_s: float) -> None:
+        """Count a step.
+
+        guess_s: seconds that guessing took, without those in which something else held it up. own_s: those spent on
+        deciding beside the step. plain_s: of a plain step, as measured now.
+        """
+        self._spent_s += guess_s + done.verify_s + done.sample_s + own_s
+        n = len(done.draft)
+        if n == 0:
+            self._plain_s += done.verify_s + done.sample_s
+            return
+        self._plain_s += len(done.tokens) * plain_s
+        self._rounds += 1
+        self._draft_length = n
+        self._draft_s += guess_s
+        self._verify_s += done.verify_s
+        self._sample_s += done.sample_s
+        self._lengths[done.n_accepted] += 1
+        for i in range(n):
+            self._drafted_at[i] += 1
+            self._reached_at[i] += i <= done.n_accepted
+            self._accepted_at[i] += i < done.n_accepted
+
+    def record(self, drafter: str, state: SpeculationState, reason: str, drafter_bytes: int) -> SpeculationRecord:
+        """The counts so far; positions and lengths that never came up are left out at the end."""
+        n_positions = sum(map(bool, self._drafted_at))
+        n_lengths = max((n + 1 for n, count in enumerate(self._lengths) if count), default=0)
+        return SpeculationRecord(
+            drafter=drafter,
+            state=state,
+            reason=reason,
+            draft_length=self._draft_length,
+            rounds=self._rounds,
+            drafted_at=tuple(self._drafted_at[:n_positions]),
+            reached_at=tuple(self._reached_at[:n_positions]),
+            accepted_at=tuple(self._accepted_at[:n_positions]),
+            lengths=tuple(self._lengths[:n_lengths]),
+            draft_s=self._draft_s,
+            verify_s=self._verify_s,
+            sample_s=self._sample_s,
+            plain_s=self._plain_s,
+            spent_s=self._spent_s,
+            drafter_bytes=drafter_bytes,
+        )

@@ -1,0 +1,297 @@
+"""Speculation on the fused path: rows have the same bits in every step, and the text is that of plain decoding.
+
+Without a GPU the kernels run in Triton's interpreter, so the model is as small as one can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+import torch
+from test_native_fused import fused, go_on, made
+from torch import Tensor
+
+from runner.backends.base import Prefill
+from runner.backends.native import kv_cache, stream
+from runner.backends.native.backend import NativeBackend
+from runner.backends.native.fused_execution import FusedExecution
+from runner.backends.native.graphs import Graphs
+from runner.backends.native.model_files import read_config
+from runner.config import LONGEST_DRAFT, SamplingParams
+from runner.errors import BadModelFile
+from runner.kernels.fragments import can_be_fragments, to_fragments
+from runner.model_config import ModelConfig
+from runner.quant.mq.packed_weights import PackedWeights
+from runner.quant.mq.quantize import quantize_packed
+from runner.quant.mq.recipe import recipe_of
+from runner.quant.weights import Weights, open_weights
+from runner.sampling import sample
+from runner.speculative.control import EagerController
+from runner.speculative.drafter import Draft, Gate
+from runner.speculative.speculator import Speculator
+from runner.types import CancelToken
+
+PARAMS = {"greedy": SamplingParams(temperature=0.0, seed=0), "sampled": SamplingParams(temperature=1.2, seed=7)}
+PROMPT = [5, 2, 3, 30, 11, 9]
+N_CTX = 16
+TOKENS = [5, 20, 31, 7, 7, 14, 3, 25, 18, 2, 33, 13, 8, 21, 9, 1]
+# Launchers go other ways for one row, for few, for 8 and for more; test_kernel_row_bits.py has all numbers up to 16.
+TOGETHER, STEPS = 9, ([1, 8], [2, 3, 4])
+SMALLEST = {
+    "num_hidden_layers": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "vocab_size": 37,
+}
+EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+WIDER = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 64}  # a group of activations in fragments
+
+
+def model(directory: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> FusedExecution:
+    """The smallest model of a kind: "dense", "experts" with an int8 cache, or a recipe, in planes or "in fragments"."""
+    recipe, _, layout = kind.partition(" in ")
+    name = "qwen3-moe" if kind == "experts" else "qwen3"
+    is_packed = recipe.startswith("mq")
+    shape = SMALLEST | (WIDER if is_packed else {}) | (EXPERTS if kind == "experts" else {})
+    config, weights = made(directory / "source", name, **shape)
+    if is_packed:
+        quantize_packed(
+            directory / "source", recipe_of(recipe), directory / "packed", device=torch.device("cpu"), on_stage=_quiet
+        )
+        config, weights = read_config(directory / "packed"), PackedWeights(directory / "packed")
+    if layout == "fragments":
+        monkeypatch.setattr(stream, "best_layout", lambda w, pair: to_fragments(w, pair) if can_be_fragments(w) else w)
+    return fused(config, weights, kv_dtype=torch.int8 if kind == "experts" else torch.float32)
+
+
+def _quiet(*_: object) -> None:
+    pass
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # rows that fill a block hold anything, and sums of it overflow
+@pytest.mark.parametrize("kind", ["dense", "experts", "mq4", "mq4 in fragments", "mq4-uniform in fragments"])
+def test_a_row_has_the_same_bits_in_every_step(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    execution = model(tmp_path, kind, monkeypatch)
+
+    def logits(sizes: Sequence[int]) -> Tensor:
+        execution.cache.truncate(0)
+        tokens = iter(TOKENS)
+        return torch.cat([execution.extend([next(tokens) for _ in range(n)], "all", go_on) for n in sizes])
+
+    together = logits([TOGETHER])
+    assert together.isfinite().all()
+    assert [sizes for sizes in STEPS if not torch.equal(logits(sizes), together)] == []
+
+
+# --- choosing on the device ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def smallest(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ModelConfig, Weights]:
+    directory = tmp_path_factory.mktemp("smallest")
+    made(directory / "readable", "qwen3", **{**SMALLEST, "vocab_size": tiny_models.VOCAB})
+    made(directory, "qwen3", **SMALLEST)
+    config = read_config(directory)
+    return directory, config, open_weights(tiny_models.ready(directory), config)
+
+
+Smallest = tuple[Path, ModelConfig, Weights]
+
+
+@pytest.mark.parametrize("sampling", PARAMS)
+def test_a_step_chooses_what_the_host_would_of_its_logits(smallest: Smallest, sampling: str) -> None:
+    execution, params = fused(*smallest[1:]), PARAMS[sampling]
+    execution.extend(TOKENS[:2], "none", go_on)
+    chosen = execution.choices(TOKENS[2:7], params)
+    assert execution.cache.length == 7
+    execution.cache.truncate(2)
+    rows = execution.extend(TOKENS[2:7], "all", go_on).cpu().numpy()
+    assert chosen == [sample(row, params, TOKENS, 3 + m) for m, row in enumerate(rows)]
+
+
+def test_what_the_device_does_not_choose_is_not_computed_either(smallest: Smallest) -> None:
+    execution = fused(*smallest[1:])
+    assert execution.choices(TOKENS[:2], SamplingParams(temperature=0.0, repeat_penalty=1.2)) is None
+    assert execution.choices([*TOKENS, 1], PARAMS["greedy"]) is None
+    assert execution.cache.length == 0
+
+
+# --- drafts ----------------------------------------------------------------------------------------------------------
+
+
+Guess = Callable[[Sequence[int]], Sequence[int]]
+
+
+class Scripted:
+    """Drafts what a function of the history says."""
+
+    name = "scripted"
+    n_buckets = 1
+    is_host_only = True
+    nbytes = 0
+
+    def __init__(self, guess: Guess) -> None:
+        self._guess = guess
+
+    def propose(self, history: Sequence[int], _params: SamplingParams, _gate: Gate) -> Draft:
+        tokens = tuple(self._guess(history))
+        return Draft(tokens, (0,) * len(tokens))
+
+    def close(self) -> None:
+        pass
+
+
+def speculator(guess: Guess) -> Speculator:
+    return Speculator(Scripted(guess), LONGEST_DRAFT, control=EagerController(LONGEST_DRAFT))
+
+
+def opened(smallest: Smallest) -> NativeBackend:
+    """The backend with an execution as on a GPU, of a vocabulary that is smaller than any tokenizer's."""
+    directory, *model = smallest
+    backend = tiny_models.load(tiny_models.ready(directory / "readable"), ctx_size=N_CTX, warmup=False)
+    backend.info = replace(backend.info, vocab_size=SMALLEST["vocab_size"])
+    backend._execution.release()
+    backend._execution = fused(*model, n_ctx=N_CTX)
+    return backend
+
+
+def written(
+    backend: NativeBackend, params: SamplingParams, n: int, drafting: Speculator | None = None, *, cancel_at: int = 0
+) -> list[int]:
+    """The first n tokens after PROMPT, or all; cancel_at: the request is cancelled after so many."""
+    cancel, tokens = CancelToken(), []
+    steps = backend.generate(PROMPT, params, cancel, drafting)
+    for step in steps:
+        if isinstance(step, Prefill):
+            continue
+        tokens.append(step.token)
+        if len(tokens) == cancel_at:
+            cancel.cancel()
+        if len(tokens) == n:
+            break
+    steps.close()
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def backend(smallest: Smallest) -> Iterator[NativeBackend]:
+    backend = opened(smallest)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="module")
+def texts(backend: NativeBackend) -> dict[str, list[int]]:
+    """What is written without drafts, to the end of the context, and PROMPT before it."""
+    found = {name: [*PROMPT, *written(backend, params, N_CTX)] for name, params in PARAMS.items()}
+    assert {len(text) for text in found.values()} == {N_CTX}
+    return found
+
+
+def is_in_step(backend: NativeBackend, text: Sequence[int], n_written: int) -> bool:
+    """The cache holds what was written, but perhaps for the last token."""
+    n = len(PROMPT) + n_written
+    held = list(backend.held)
+    return n - 1 <= len(held) == backend._execution.cache.length <= n and held == list(text[: len(held)])
+
+
+def right(text: Sequence[int], n: int) -> Guess:
+    return lambda history: text[len(history) : len(history) + n]
+
+
+def half_right(text: Sequence[int]) -> Guess:
+    return lambda history: [*text[len(history) : len(history) + 1], 36, 36]
+
+
+def now_and_then(text: Sequence[int]) -> Guess:
+    """Right drafts of two tokens, with plain stretches between them."""
+    return lambda history: text[len(history) : len(history) + 2] if len(history) % 5 in (0, 1) else []
+
+
+@pytest.mark.parametrize(
+    ("drafter", "sampling"),
+    [("right", "greedy"), ("half right", "sampled"), ("now and then", "greedy"), ("now and then", "sampled")],
+)
+def test_the_text_is_that_of_plain_decoding(
+    backend: NativeBackend, texts: dict[str, list[int]], drafter: str, sampling: str
+) -> None:
+    text = texts[sampling]
+    guess = {"right": right(text, 4), "half right": half_right(text), "now and then": now_and_then(text)}[drafter]
+    tokens = written(backend, PARAMS[sampling], N_CTX, speculator(guess))  # to the end of the context
+    assert [*PROMPT, *tokens] == text
+    assert is_in_step(backend, text, len(tokens))
+
+
+def test_closing_in_the_middle_of_a_round_cuts_the_cache(backend: NativeBackend, texts: dict[str, list[int]]) -> None:
+    text = texts["sampled"]
+    for n in (3, 4):
+        tokens = written(backend, PARAMS["sampled"], n, speculator(right(text, 4)))
+        assert tokens == text[len(PROMPT) :][:n]
+        assert is_in_step(backend, text, n)
+
+
+def test_a_cancelled_request_ends_with_its_round(backend: NativeBackend, texts: dict[str, list[int]]) -> None:
+    text = texts["greedy"]
+    for guess, n in ((right(text, 3), 5), (lambda _: [], 2)):
+        tokens = written(backend, PARAMS["greedy"], N_CTX, speculator(guess), cancel_at=2)
+        assert tokens == text[len(PROMPT) :][:n]
+        assert is_in_step(backend, text, n)
+
+
+class Watching(Graphs):
+    """Replays nothing but looks at each step as a graph would: what it records must still be there at a replay."""
+
+    def __init__(self, execution: FusedExecution) -> None:
+        super().__init__(torch.device("cpu"), is_enabled=False)
+        self._execution = execution
+        self._seen: dict[Hashable, list[int]] = {}
+        self.n_forgotten = 0
+
+    def run(self, key: Hashable, state: Sequence[Tensor], step: Callable[[], Any]) -> Any:
+        execution = self._execution
+        tensors = [execution._tokens, execution._start, execution._position, *execution.cache.layer(0).values()]
+        if execution._choice is not None:
+            tensors.append(execution._choice.numbers)
+        places = [tensor.data_ptr() for tensor in tensors]
+        assert self._seen.setdefault(key, places)[: len(places)] == places[: len(self._seen[key])], key
+        return super().run(key, state, step)
+
+    def forget(self) -> None:
+        self.n_forgotten += bool(self._seen)
+        self._seen.clear()
+
+
+def test_a_cache_that_grows_in_the_middle_makes_graphs_be_forgotten(
+    smallest: Smallest, texts: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_cache, "BLOCK", 4)
+    grown, text = opened(smallest), texts["sampled"]
+    execution = grown._execution
+    assert isinstance(execution, FusedExecution)
+    watching = execution._graphs = Watching(execution)
+    tokens = written(grown, PARAMS["sampled"], N_CTX, speculator(now_and_then(text)))
+    assert [*PROMPT, *tokens] == text
+    assert watching.n_forgotten >= 2
+    grown.close()
+
+
+def test_logits_that_are_no_numbers_are_an_error_where_they_are_read(smallest: Smallest) -> None:
+    broken = opened(smallest)
+    execution = broken._execution
+    assert isinstance(execution, FusedExecution)
+    steps = broken.generate(PROMPT, PARAMS["greedy"], CancelToken(), speculator(lambda _: [1, 1]))
+    while isinstance(next(steps), Prefill):
+        pass
+    execution._opened().norm.gain.fill_(float("nan"))
+    with pytest.raises(BadModelFile, match="no token can be chosen"):
+        next(steps)
+    assert execution.cache.length == len(broken.held)
+    broken.close()

@@ -1,0 +1,119 @@
+"""Expected acceptance, the draft length that follows from it, and the account of what may be lost."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner.speculative.acceptance import Acceptance, best_length
+from runner.speculative.account import ALLOWED_LOSS, INITIAL_ALLOWANCE, LossAccount
+
+
+def test_before_evidence_there_is_the_prior() -> None:
+    assert Acceptance(2, 15, 0.5).chances([0, 1, 1]) == [0.5, 0.5, 0.5]
+
+
+def test_evidence_of_a_bucket_counts_at_all_its_positions_and_in_no_other_bucket() -> None:
+    acceptance = Acceptance(2, 15, 0.5)
+    for _ in range(40):
+        acceptance.learn(0, 1, is_accepted=True)
+    first, far = acceptance.chances([1] * 9)[::8]
+    assert first > far > 0.9
+    assert acceptance.chances([0])[0] == 0.5
+    assert acceptance.chances([acceptance.any_bucket])[0] > 0.9
+
+
+def test_positions_of_a_bucket_are_told_apart() -> None:
+    acceptance = Acceptance(1, 15, 0.5)
+    for _ in range(200):
+        acceptance.learn(0, 0, is_accepted=True)
+        acceptance.learn(1, 0, is_accepted=False)
+    first, second, _ = acceptance.chances([0, 0, 0])
+    assert first > 0.9
+    assert second < 0.1
+
+
+def test_averages_follow_a_text_that_changes() -> None:
+    acceptance = Acceptance(1, 15, 0.5)
+    for _ in range(500):
+        acceptance.learn(0, 0, is_accepted=True)
+    for _ in range(64):
+        acceptance.learn(0, 0, is_accepted=False)
+    assert acceptance.chances([0])[0] < 0.2
+    assert acceptance.seen(0) <= 32
+
+
+@given(
+    st.lists(st.floats(0, 1), max_size=15),
+    st.lists(st.floats(0, 3), min_size=16, max_size=16),
+    st.floats(1, 5),
+    st.integers(0, 15),
+)
+def test_the_best_length_is_the_best(chances: list[float], added: list[float], rate: float, least: int) -> None:
+    least = min(least, len(chances))
+    costs = [1 + sum(added[:n]) for n in range(len(chances) + 1)]
+
+    def tokens(n: int) -> float:
+        total, reach = 1.0, 1.0
+        for chance in chances[:n]:
+            reach *= chance
+            total += reach
+        return total
+
+    best = best_length(chances, costs, rate, least)
+    assert best.tokens == pytest.approx(tokens(best.n))
+    assert best.cost == costs[best.n]
+    value = max(tokens(n) - rate * costs[n] for n in range(least, len(costs)))
+    assert best.n >= least
+    assert best.tokens - rate * best.cost == pytest.approx(value)
+
+
+def test_a_long_draft_that_pays_is_seen_behind_short_ones_that_do_not() -> None:
+    llamacpp = [0.97, 2.1, 2.5, 2.9, 3.2, 3.5, 3.8, 4.1, 4.4, 4.7, 5.0, 5.2, 5.5, 5.8, 6.0, 6.3]
+    costs = [t / llamacpp[0] for t in llamacpp]
+    assert best_length([0.95] * 15, costs, 1.0).n == 15
+    assert best_length([0.95] * 2, costs[:3], 1.0).n == 2
+    assert best_length([0.95], costs[:2], 1.0).n == 0
+    assert best_length([0.6] * 15, costs, 1.0).n == 0
+
+
+@given(st.lists(st.tuples(st.floats(0, 20), st.floats(0, 1), st.integers(1, 16)), max_size=200), st.floats(0, 40))
+def test_over_any_stretch_the_loss_is_what_the_balance_was_and_two_percent(
+    rounds: list[tuple[float, float, int]], most: float
+) -> None:
+    account = LossAccount()
+    lost, least_lost, n = 0.0, 0.0, 0
+    for risk, luck, n_drafted in rounds:
+        n_tokens, cost = 1, 1.0
+        if account.covers(risk):
+            n_tokens = 1 + int(luck * n_drafted)
+            cost = 1 + risk
+        account.enter(n_tokens, cost, most)
+        lost += cost - n_tokens
+        n += n_tokens
+        least_lost = min(least_lost, lost - ALLOWED_LOSS * n)
+        # From the best moment so far on: gains bring the balance to `most` and no further.
+        assert lost - ALLOWED_LOSS * n - least_lost <= max(INITIAL_ALLOWANCE, most) + 1e-6
+        assert lost <= INITIAL_ALLOWANCE + ALLOWED_LOSS * n + 1e-6
+
+
+def test_an_answer_does_not_spend_what_another_gained_but_bears_its_losses() -> None:
+    account = LossAccount()
+    account.enter(16, 2.0, most=10)
+    assert account.balance == 10
+    account.begin()
+    assert account.balance == INITIAL_ALLOWANCE
+    account.enter(1, 3.0, most=10)
+    debt = account.balance
+    account.begin()
+    assert account.balance == debt < 0
+
+
+def test_a_short_answer_survives_a_surprise_only_as_far_as_three_percent_of_it() -> None:
+    account = LossAccount()
+    assert account.survives(3.9)
+    assert not account.survives(4.0)
+    account.enter(128, 129.0, most=10)
+    assert account.survives(2.9)
+    assert not account.survives(3.0)

@@ -1,0 +1,373 @@
+"""The controller against traces of acceptance and tables of costs: it gains, it never loses, and it says why.
+
+The decode loop is the product's; target and drafter take their time on a simulated clock, see
+benchmarks/speculation_controller.py.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from speculation_controller import (
+    CPU,
+    DRAFT_MAX,
+    FLAT,
+    MACHINES,
+    MODEL,
+    OURS,
+    RIGHT,
+    TEXTS,
+    WRONG,
+    Machine,
+    Playing,
+    Trace,
+    World,
+    answer,
+    code,
+    confident,
+    fixed,
+    oracle,
+    play,
+    prose,
+    speculate,
+    steady,
+    switching,
+    turning,
+)
+
+from runner.speculative.control import EagerController
+from runner.speculative.controller import Controller
+from runner.speculative.drafter import NO_DRAFT, Draft
+from runner.speculative.record import Round
+
+LEAST = 0.97
+
+
+# --- never slower ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [128, 700])
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
+def test_no_text_is_slower_than_plain_decoding(machine: Machine, n: int) -> None:
+    for text in TEXTS:
+        for seed in range(3):
+            trace = text(n, seed)
+            assert play(trace, machine, seed)[0] >= LEAST, (trace.name, seed)
+
+
+@pytest.mark.parametrize("at", [0.02, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("token", [0.05, 0.3, 0.6])
+def test_a_drafter_that_suddenly_takes_ten_times_as_long_loses_no_more(token: float, at: float) -> None:
+    machine = replace(MODEL, draft_token=token, draft_grows_at=at)
+    for text in TEXTS:
+        for seed in range(2):
+            trace = text(128, seed)
+            assert play(trace, machine, seed)[0] >= LEAST, (trace.name, seed)
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> Machine:
+    """Any costs that rise with M, evenly or in jumps; guessing is free or takes up to 0.6 plain steps a token."""
+    steps = [1.0]
+    for _ in range(15):
+        steps.append(steps[-1] + draw(st.sampled_from([0.0, 0.02, 0.1, 0.5, 1.5])))
+    return Machine(
+        "any",
+        dict(enumerate(steps, 1)),
+        draft_call=draw(st.sampled_from([0.0, 0.003, 0.03])),
+        draft_token=draw(st.sampled_from([0.0, 0.0, 0.05, 0.3, 0.6])),
+        draft_grows_at=draw(st.sampled_from([0.1, 0.5, 0.8, 1.0])),
+    )
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    """Stretches, each with its own acceptance, bucket and share of positions with a guess."""
+    n = draw(st.sampled_from([128, 128, 300]))
+    chance = random.Random(draw(st.integers(0, 1 << 30)))
+    right: list[bool] = []
+    buckets: list[int | None] = []
+    while len(right) < n:
+        p, bucket = chance.choice([0, 0.2, 0.5, 0.8, 0.95, 1]), chance.randrange(3)
+        share = chance.choice([0, 0.2, 1])
+        for _ in range(chance.choice([5, 30, 100])):
+            right.append(chance.random() < p)
+            buckets.append(bucket if chance.random() < share else None)
+    # The first guess is what the drafter is timed by: one that cannot be timed may surprise once.
+    return Trace("any", tuple(right[:n]), (0, *buckets[1:n]))
+
+
+@settings(max_examples=100, deadline=None)
+@given(machines(), st.lists(traces(), min_size=1, max_size=3))
+def test_nothing_is_ever_slower_than_plain_decoding(machine: Machine, texts: list[Trace]) -> None:
+    """Several answers with one speculator, each for itself."""
+    world = World(texts[0], machine, 0)
+    speculator = speculate(world, machine)
+    for trace in texts:
+        world.begin(trace)
+        assert answer(world, machine, speculator) >= LEAST
+
+
+def test_noise_and_stalls_cost_no_more_on_average() -> None:
+    for machine in (FLAT, OURS, CPU, MODEL):
+        noisy = replace(machine, noise=0.2, stall=0.01)
+        for text in (prose, lambda n, seed: steady("wrong", n, seed, 0.0)):
+            plain = [
+                play(steady("none", 300, 0, 0.0), replace(noisy, draft_token=0.0), s, Never())[0] for s in range(12)
+            ]
+            gains = [play(text(300, seed), noisy, seed)[0] for seed in range(12)]
+            assert sum(gains) / sum(plain) >= LEAST, machine.name
+
+
+class Never(EagerController):
+    """Plain decoding."""
+
+    def __init__(self) -> None:
+        super().__init__(DRAFT_MAX)
+
+    def gate(self, limit: int) -> None:
+        del limit
+
+
+def test_what_the_controller_prevents_is_real() -> None:
+    """The worst case without it: the same traces lose when every guess is verified."""
+    for machine in MACHINES:
+        trace = steady("wrong", 300, 0, 0.0)
+        assert play(trace, machine, 0, EagerController(DRAFT_MAX))[0] < 0.8
+
+
+# --- gain ------------------------------------------------------------------------------------------------------------
+
+
+def mean_gain(machine: Machine, text, n: int, seeds: int = 4) -> float:
+    return sum(play(text(n, seed), machine, seed)[0] for seed in range(seeds)) / seeds
+
+
+def test_code_is_twice_as_fast_where_steps_are_flat() -> None:
+    assert mean_gain(FLAT, code, 128) >= 3.0
+    assert mean_gain(FLAT, code, 1000) >= 4.5
+    assert mean_gain(OURS, code, 1000) >= 3.5
+    assert mean_gain(CPU, code, 1000) >= 1.5
+
+
+def test_prose_with_rare_repeats_gains_what_there_is() -> None:
+    assert mean_gain(FLAT, prose, 1000) >= 1.04
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
+def test_it_comes_near_the_best_constant_draft_length(machine: Machine) -> None:
+    texts = [code, lambda n, seed: confident("code", n, seed, (0.1, 0.15, 0.75))]
+    for text in texts:
+        trace = text(2000, 1)
+        gain = play(trace, machine, 1)[0]
+        assert 0.85 * fixed(trace, machine)[1] <= gain <= oracle(trace, machine)
+
+
+def test_it_beats_every_constant_length_on_a_text_that_turns() -> None:
+    for machine in (FLAT, OURS, CPU, MODEL):
+        trace = turning(1000, 0)
+        assert play(trace, machine, 0)[0] > 1.05 * fixed(trace, machine)[1]
+
+
+def test_what_was_learned_serves_the_next_answer() -> None:
+    trace = code(128, 2)
+    world = World(trace, FLAT, 0)
+    speculator = speculate(world, FLAT)
+    first = answer(world, FLAT, speculator)
+    later = [answer(world, FLAT, speculator) for _ in range(3)]
+    assert min(later) > first
+
+
+def test_an_uncalibrated_target_is_learned_live() -> None:
+    trace = steady("right", 600, 0, 1.0)
+    world = World(trace, FLAT, 0)
+    speculator = speculate(world, FLAT, Controller(Playing(world, True), DRAFT_MAX, world.clock), is_calibrated=False)
+    assert answer(world, FLAT, speculator) > 4
+    assert speculator.record.lengths[-1] > 0
+
+
+# --- states and reasons ----------------------------------------------------------------------------------------------
+
+
+def state_after(machine: Machine, trace: Trace) -> tuple[str, str]:
+    record = play(trace, machine)[1].record
+    return record.state, record.reason
+
+
+def test_drafts_that_pay_are_on_with_their_numbers() -> None:
+    state, reason = state_after(FLAT, steady("right", 300, 0, 1.0))
+    assert state == "on"
+    assert re.fullmatch(r"drafts of 1[0-9.]+ cost 1\.\d plain steps and bring 1[0-9.]+ tokens", reason)
+
+
+def test_wrong_guesses_are_only_compared_and_say_what_a_draft_would_bring() -> None:
+    state, reason = state_after(CPU, steady("wrong", 300, 0, 0.0))
+    assert state == "learning"
+    assert re.fullmatch(r"a draft of \d+ would cost \d\.\d plain steps and bring 1\.\d tokens", reason)
+
+
+def test_before_any_guess_there_is_a_reason_too() -> None:
+    trace = Trace("nothing", (False,) * 20, (None,) * 20)
+    assert state_after(FLAT, trace) == ("learning", "no guess yet")
+
+
+class Driven:
+    """A controller whose rounds a test plays one by one: plain steps take 1 s, guessing what is said."""
+
+    def __init__(self, is_host_only: bool = True, t: float = 1.1) -> None:
+        world = World(steady("none", 1, 0, 0.0), FLAT, 0)
+        self.now = 0.0
+        self.t = t
+        self.control = Controller(Playing(world, is_host_only), DRAFT_MAX, lambda: self.now)
+        self.control.steps.calibrate(lambda n: 1e-3 * (1.0 if n == 1 else t))
+        self.control.begin()
+
+    def step(self, guess: Draft, written: int, guess_s: float = 0.0, if_drafted: int | None = None) -> Round:
+        """A round: what is guessed if the gate lets it, and the token that the target writes again and again.
+
+        if_drafted: what it writes instead where a draft is verified.
+        """
+        gate = self.control.gate(DRAFT_MAX)
+        began = self.now
+        draft = NO_DRAFT
+        if gate is not None:
+            n = 0
+            for bucket in guess.buckets:
+                if not gate.is_open:
+                    break
+                self.now += guess_s
+                if not gate.admits(bucket):
+                    break
+                n += 1
+            draft = self.control.cut(Draft(guess.tokens[:n], guess.buckets[:n]))
+        if if_drafted is not None and len(draft):
+            written = if_drafted
+        n_right = next((i for i, token in enumerate(draft.tokens) if token != written), len(draft))
+        done = Round(
+            draft=draft,
+            n_accepted=n_right,
+            tokens=(written,) * (n_right + 1),
+            draft_s=self.now - began,
+            verify_s=1e-3 * (self.t if len(draft) else 1.0),
+            sample_s=0.0,
+        )
+        self.now += done.verify_s
+        self.control.learn(done, 0.0)
+        return done
+
+
+GOOD = Draft((RIGHT,) * 8, (1,) * 8)
+
+
+def test_a_free_drafter_looks_on_before_anything_is_verified() -> None:
+    driven = Driven()
+    rounds = [driven.step(GOOD, RIGHT) for _ in range(10)]
+    assert [len(done.draft) for done in rounds[:5]] == [0] * 5
+    assert driven.control.state == "on"
+    assert len(rounds[-1].draft) == 8
+
+
+def test_a_text_that_turns_is_noticed_within_sixteen_drafts_and_after_the_rest_when_it_turns_back() -> None:
+    driven = Driven()
+    for _ in range(40):
+        driven.step(GOOD, RIGHT)
+    wrong = [driven.step(GOOD, WRONG) for _ in range(60)]
+    assert sum(len(done.draft) > 0 for done in wrong) <= 16
+    assert not any(len(done.draft) for done in wrong[-20:])
+    back = [driven.step(GOOD, RIGHT) for _ in range(300)]
+    assert sum(len(done.draft) == 8 for done in back[-10:]) >= 7
+
+
+def test_a_drafter_that_is_right_only_while_it_is_watched_rests_longer_each_time() -> None:
+    """It promises what it never keeps."""
+    driven = Driven(t=1.5)
+    spent, n, rests = 0.0, 0, []
+    was_off = False
+    for _ in range(9000):
+        done = driven.step(GOOD, RIGHT, if_drafted=WRONG)
+        spent += done.total_s
+        n += len(done.tokens)
+        is_off = driven.control.state == "off"
+        if is_off and not was_off:
+            match = re.fullmatch(
+                r"drafts of 8\.0 cost 1\.5 plain steps and bring 1\.0 tokens; again in (\d+) tokens",
+                driven.control.reason,
+            )
+            assert match, driven.control.reason
+            rests.append(int(match[1]))
+        was_off = is_off
+    assert n * 1e-3 / spent >= LEAST
+    assert rests[:3] == [256, 512, 1024]
+
+
+def test_a_draft_that_came_too_late_is_judged_by_what_was_written() -> None:
+    """A device may have begun its next step already: the draft is dropped, which does not make it wrong."""
+    driven = Driven()
+    for _ in range(20):
+        driven.step(GOOD, RIGHT)
+    for _ in range(100):
+        gate = driven.control.gate(DRAFT_MAX)
+        assert gate is not None
+        for bucket in GOOD.buckets:
+            gate.admits(bucket)
+        assert len(driven.control.cut(GOOD)) == 8
+        dropped = Round(draft=NO_DRAFT, n_accepted=0, tokens=(RIGHT,), draft_s=0.0, verify_s=1e-3, sample_s=0.0)
+        driven.control.learn(dropped, 0.0)
+    assert driven.control.state == "on"
+
+
+def test_tokens_that_the_target_cannot_compute_are_wrong() -> None:
+    driven = Driven()
+    for _ in range(20):
+        driven.step(GOOD, RIGHT)
+    # The loop cuts such a draft to nothing, and the step is a plain one.
+    wanted = []
+    for _ in range(150):
+        gate = driven.control.gate(DRAFT_MAX)
+        if gate is not None:
+            for bucket in GOOD.buckets:
+                gate.admits(bucket)
+            wanted.append(len(driven.control.cut(Draft((10**9,) * 8, GOOD.buckets))) > 0)
+        plain = Round(draft=NO_DRAFT, n_accepted=0, tokens=(RIGHT,), draft_s=0.0, verify_s=1e-3, sample_s=0.0)
+        driven.control.learn(plain, 0.0)
+    assert wanted[0]
+    assert not any(wanted[-20:])
+
+
+def test_a_paid_drafter_is_stopped_in_the_middle_of_a_draft_when_its_time_is_up() -> None:
+    driven = Driven(is_host_only=False)
+    for _ in range(40):
+        driven.step(GOOD, RIGHT, guess_s=1e-4)
+    assert len(driven.step(GOOD, RIGHT, guess_s=1e-4).draft) == 8
+    slow = driven.step(GOOD, RIGHT, guess_s=3e-3)
+    assert slow.draft_s < 8 * 3e-3
+
+
+def test_guesses_that_take_time_and_are_only_compared_take_one_percent_of_it() -> None:
+    driven = Driven(is_host_only=False)
+    for _ in range(50):
+        driven.step(GOOD, WRONG, guess_s=1e-4)
+    before = driven.now
+    rounds = [driven.step(GOOD, WRONG, guess_s=1e-4) for _ in range(3000)]
+    spent = sum(done.draft_s for done in rounds)
+    assert 0 < spent < 0.02 * (driven.now - before)
+    assert not any(done.n_accepted for done in rounds)
+
+
+def test_plain_steps_are_taken_now_and_then_to_compare_with() -> None:
+    driven = Driven()
+    rounds = [driven.step(GOOD, RIGHT) for _ in range(300)]
+    n_plain = sum(not len(done.draft) for done in rounds[20:])
+    assert 4 <= n_plain <= 16
+
+
+def test_cheap_short_drafts_that_fail_do_not_hide_a_long_one_that_pays() -> None:
+    trace = code(1500, 3)
+    lengths = play(trace, CPU)[1].record.drafted_at
+    assert sum(lengths[8:]) > 0
+    assert play(switching(2000, 0), CPU)[0] > 1.1

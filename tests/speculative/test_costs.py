@@ -1,0 +1,179 @@
+"""What steps and guesses cost: measured at load within a budget, and kept true by live rounds."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner.speculative.costs import DraftCosts, StepCosts
+
+TABLE = {1: 1e-3, 2: 1.1e-3, 4: 1.2e-3, 8: 1.4e-3, 16: 2e-3}
+
+
+def calibrated(table: dict[int, float] = TABLE, most: int = 16) -> StepCosts:
+    costs = StepCosts(most)
+    costs.calibrate(table.__getitem__)
+    return costs
+
+
+class Slow:
+    """A target whose steps are remembered."""
+
+    def __init__(self, seconds: float, set_up_s: float = 0.0) -> None:
+        self.seconds, self.set_up_s = seconds, set_up_s
+        self.calls: list[int] = []
+
+    def step_s(self, n_tokens: int) -> float:
+        is_first = n_tokens not in self.calls
+        self.calls.append(n_tokens)
+        return self.seconds * n_tokens**0.25 + self.set_up_s * is_first
+
+
+def test_measured_numbers_of_tokens_cost_what_was_measured_and_others_lie_between() -> None:
+    costs = calibrated()
+    assert costs.plain_s == 1e-3
+    assert [costs.likely[n] for n in (1, 2, 4, 8, 16)] == pytest.approx([1, 1.1, 1.2, 1.4, 2])
+    assert costs.likely[3] == pytest.approx(1.15)
+    assert costs.likely[12] == pytest.approx(1.7)
+    assert costs.worst == costs.likely
+
+
+def test_what_a_first_call_sets_up_is_not_counted() -> None:
+    costs = StepCosts(16)
+    costs.calibrate(Slow(1e-3, set_up_s=0.03).step_s)
+    assert costs.plain_s == 1e-3
+    assert costs.likely[16] == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("seconds", "measured"), [(0.3, {1}), (0.04, {1, 2}), (0.002, {1, 2, 4, 8, 16})])
+def test_a_slow_target_is_measured_no_longer_than_half_a_second_or_one_step(seconds: float, measured: set[int]) -> None:
+    target = Slow(seconds)
+    StepCosts(16).calibrate(target.step_s)
+    assert set(target.calls) == measured
+    assert sum(seconds * n**0.25 for n in target.calls) <= max(0.5, seconds)
+
+
+def test_only_what_a_draft_can_need_is_measured() -> None:
+    target = Slow(1e-3)
+    costs = StepCosts(5)
+    costs.calibrate(target.step_s)
+    assert max(target.calls) == 4
+    assert len(costs.likely) == len(costs.worst) == 6
+
+
+def test_beyond_what_was_measured_the_worst_is_in_proportion() -> None:
+    costs = StepCosts(16)
+    costs.calibrate(Slow(0.04).step_s)  # the budget ends after t(2)
+    known = costs.likely[2]
+    assert costs.worst[8] == pytest.approx(4 * known)
+    assert known < costs.likely[8] < costs.worst[8]
+
+
+def test_a_target_that_takes_no_time_is_never_compared_with() -> None:
+    costs = StepCosts(16)
+    costs.calibrate(lambda _: 0.0)
+    costs.learn_plain(0.0)
+    costs.learn_plain(0.0)
+    assert not costs.is_fresh
+
+
+@given(
+    st.lists(st.floats(0.2, 20), min_size=4, max_size=4), st.lists(st.tuples(st.integers(2, 16), st.floats(0.1, 50)))
+)
+def test_more_tokens_never_cost_less(ratios: list[float], rounds: list[tuple[int, float]]) -> None:
+    costs = calibrated({1: 1e-3} | {n: 1e-3 * ratio for n, ratio in zip((2, 4, 8, 16), ratios, strict=True)})
+    for n, ratio in rounds:
+        costs.learn_step(n, 1e-3 * ratio)
+        for table in (costs.likely, costs.worst):
+            assert len(table) == 17
+            assert all(a <= b for a, b in pairwise(table))
+        assert all(a <= b + 1e-9 for a, b in zip(costs.likely, costs.worst, strict=True))
+
+
+def test_a_plain_step_that_was_held_up_is_not_the_plain_step() -> None:
+    costs = calibrated()
+    for seconds in (2e-3, 0.5, 2.1e-3, 2.2e-3, 0.4):
+        costs.learn_plain(seconds)
+    assert costs.plain_s == 2.2e-3
+
+
+def test_two_plain_steps_of_the_answer_are_wanted_before_drafts_are_compared_with_them() -> None:
+    costs = calibrated()
+    assert not costs.is_fresh
+    costs.learn_plain(1e-3)
+    assert not costs.is_fresh
+    costs.learn_plain(1e-3)
+    assert costs.is_fresh
+    costs.begin()
+    assert not costs.is_fresh
+
+
+def test_after_many_drafts_plain_steps_are_measured_again() -> None:
+    costs = calibrated()
+    for _ in range(2):
+        costs.learn_plain(1e-3)
+    for n in range(64):
+        assert costs.is_fresh, n
+        costs.learn_step(8, 1.4e-3)
+    assert not costs.is_fresh
+    costs.learn_plain(1e-3)  # right after a draft: not comparable
+    assert not costs.is_fresh
+    costs.learn_plain(1e-3)
+    assert costs.is_fresh
+
+
+def test_the_first_plain_step_after_a_draft_does_not_count() -> None:
+    costs = calibrated()
+    costs.learn_plain(1e-3)
+    costs.learn_step(4, 1.2e-3)
+    for _ in range(9):
+        costs.learn_plain(5e-3)
+        costs.learn_step(4, 1.2e-3)
+    assert costs.plain_s == 1e-3
+
+
+def test_live_rounds_move_a_step_and_scale_with_the_plain_one() -> None:
+    costs = calibrated()
+    for _ in range(3):
+        costs.learn_plain(2e-3)  # the context is deeper
+    for _ in range(30):
+        costs.learn_step(8, 5e-3)
+    assert costs.likely[8] == pytest.approx(2.5, rel=0.01)
+    assert costs.likely[4] == pytest.approx(1.2)
+    assert costs.likely[16] >= costs.likely[8]
+
+
+def test_a_stall_counts_as_three_times_what_was_expected_at_most() -> None:
+    costs = calibrated()
+    assert costs.learn_step(8, 10.0) == pytest.approx(3 * 1.4)
+
+
+def test_a_disturbance_wears_off_over_the_answers() -> None:
+    costs = calibrated()
+    for _ in range(10):
+        costs.learn_step(8, 10.0)
+    assert costs.likely[8] > 10
+    for _ in range(20):
+        costs.begin()
+    assert costs.likely[8] == pytest.approx(1.4, rel=0.01)
+
+
+def test_guessing_costs_time_by_the_token_or_by_the_call() -> None:
+    paid, free = DraftCosts(is_host_only=False), DraftCosts(is_host_only=True)
+    assert paid.token(1e-3) == 0.3  # before anything was measured
+    paid.learn(4, 2e-3)
+    free.learn(0, 1e-5)
+    assert paid.token(1e-3) == pytest.approx(0.5)
+    assert paid.call(1e-3, 0) == 0
+    assert free.token(1e-3) == 0
+    assert 0 < free.call(1e-3, 0) <= 0.01
+
+
+def test_what_was_not_read_yet_costs_as_reading_did() -> None:
+    costs = DraftCosts(is_host_only=False)
+    costs.learn_reading(1000, 0.01)
+    costs.learn_reading(2000, 0.0)  # all of it was known
+    assert costs.call(1e-3, 200) == pytest.approx(1.0)

@@ -1,0 +1,180 @@
+"""The speculator between a loop and a drafter: what it counts, times and passes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+from test_rounds import Scripted
+
+from runner.config import SamplingParams
+from runner.speculative.control import EagerController
+from runner.speculative.drafter import Draft, Gate
+from runner.speculative.record import Round
+from runner.speculative.rounds import decode
+from runner.speculative.speculator import Speculator
+
+PARAMS = SamplingParams(temperature=0)
+STEP_S = {n: 1e-3 * (1 + 0.1 * (n - 1)) for n in range(1, 17)}
+
+
+class Clocked:
+    """A target that writes 0, 1, 2, ... and takes its time."""
+
+    vocab_size = 1000
+
+    def __init__(self, n_ctx: int) -> None:
+        self.n_ctx = n_ctx
+        self.now = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def choices(self, draft: Sequence[int], params: SamplingParams, history: Sequence[int]) -> Iterator[int]:
+        del params
+        self.now += STEP_S[len(draft) + 1]
+        return iter(range(len(history), len(history) + len(draft) + 1))
+
+    def keep(self, length: int) -> None:
+        pass
+
+
+def coming(n: int, n_right: int) -> Callable[[Sequence[int]], list[int]]:
+    """Guesses of n tokens, of which so many are right; none near the end, where there is no room for all."""
+    return lambda history: [len(history) + i if i < n_right else 999 for i in range(n)] if len(history) < 38 else []
+
+
+def run(guess: Callable[[Sequence[int]], list[int]], n: int = 42, pause_s: float = 0.0) -> Speculator:
+    target = Clocked(n + 1)
+    speculator = Speculator(Scripted(guess), 15, control=EagerController(15), clock=target.clock)
+    speculator.calibrate(STEP_S.__getitem__)
+    speculator.begin()
+    for _ in decode(target, PARAMS, [0], speculator, target.clock):
+        target.now += pause_s
+    return speculator
+
+
+def test_rounds_are_counted_by_position_and_length() -> None:
+    record = run(coming(4, 2)).record  # three tokens a round
+    assert record.drafter == "scripted"
+    assert record.rounds == 13
+    assert record.drafted_at == (13, 13, 13, 13)
+    assert record.reached_at == (13, 13, 13, 0)
+    assert record.accepted_at == (13, 13, 0, 0)
+    assert record.lengths == (0, 0, 13)
+    assert record.draft_length == 4
+    assert record.acceptance_rate == 0.5
+    assert record.acceptance_length == 3
+    assert record.conditional_acceptance == (1, 1, 0, 0)
+
+
+def test_the_gain_is_what_plain_steps_would_have_taken_over_what_was_spent() -> None:
+    record = run(coming(4, 2)).record
+    assert record.verify_s == pytest.approx(13 * STEP_S[5])
+    assert record.plain_s == pytest.approx(42 * STEP_S[1])
+    assert record.spent_s == pytest.approx(13 * STEP_S[5] + 3 * STEP_S[1])
+    assert record.gain == pytest.approx(42 / (13 * 1.4 + 3))
+
+
+def test_a_consumer_that_takes_its_time_changes_no_number() -> None:
+    quick, slow = run(coming(3, 2)).record, run(coming(3, 2), pause_s=5.0).record
+    assert slow.gain == pytest.approx(quick.gain)
+    assert slow.spent_s == pytest.approx(quick.spent_s)
+    assert slow.lengths == quick.lengths
+
+
+def test_plain_steps_are_neither_rounds_nor_gain() -> None:
+    record = run(lambda _: []).record
+    assert record.rounds == 0
+    assert record.gain == pytest.approx(1.0)
+    assert record.acceptance_length is None
+    assert record.lengths == ()
+
+
+def test_the_record_begins_anew_with_each_answer_and_what_was_learned_stays() -> None:
+    target = Clocked(200)
+    speculator = Speculator(Scripted(lambda history: range(len(history), len(history) + 8)), 15, clock=target.clock)
+    speculator.calibrate(STEP_S.__getitem__)
+    seen = []
+    for _ in range(2):
+        speculator.begin()
+        list(decode(target, PARAMS, [0], speculator, target.clock))
+        seen.append(speculator.record)
+    first, second = seen
+    assert first.state == second.state == "on"
+    assert second.rounds >= first.rounds
+    assert sum(second.lengths) == second.rounds
+    assert second.gain > first.gain > 2
+
+
+def test_drafts_are_never_longer_than_the_room_or_the_most_allowed() -> None:
+    speculator = Speculator(Scripted(coming(60, 60)), 6, control=EagerController(6))
+    assert len(speculator.draft([0], PARAMS, 100)) == 6
+    assert len(speculator.draft([0], PARAMS, 2)) == 2
+    assert len(speculator.draft([0], PARAMS, 0)) == 0
+
+
+class Reading:
+    """A drafter that takes the device's time and remembers what it was asked."""
+
+    name = "model"
+    n_buckets = 1
+    is_host_only = False
+    nbytes = 77
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.asked: list[tuple[list[int], int]] = []
+        self.is_closed = False
+
+    def clock(self) -> float:
+        return self.now
+
+    def propose(self, history: Sequence[int], params: SamplingParams, gate: Gate) -> Draft:
+        del params
+        tokens: list[int] = []
+        while gate.is_open and gate.admits(0):
+            self.now += 2e-4
+            tokens.append(1)
+        self.asked.append((list(history), len(tokens)))
+        return Draft(tuple(tokens), (0,) * len(tokens))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_a_drafter_is_timed_at_load_and_reads_the_prompt_when_an_answer_begins() -> None:
+    drafter = Reading()
+    speculator = Speculator(drafter, 15, clock=drafter.clock)
+    speculator.calibrate(STEP_S.__getitem__)
+    assert [n for _, n in drafter.asked] == [3, 3]
+    speculator.begin([4, 5, 6])
+    assert drafter.asked[-1] == ([4, 5, 6], 0)
+    assert speculator.record.drafter_bytes == 77
+    speculator.close()
+    assert drafter.is_closed
+
+
+def test_the_time_that_deciding_takes_is_counted() -> None:
+    ticks = iter(range(10**6))
+    speculator = Speculator(Scripted(lambda _: []), 15, control=EagerController(15), clock=lambda: next(ticks) * 1e-4)
+    speculator.begin()
+    plain = Round(draft=Draft(), n_accepted=0, tokens=(1,), draft_s=0.0, verify_s=1e-3, sample_s=0.0)
+    for _ in range(11):
+        speculator.draft([0], PARAMS, 10)
+        speculator.learn(plain)
+    # Each call of the clock is a tick: one passes while guessing, and one while learning, which the next step bears.
+    assert speculator.record.spent_s == pytest.approx(11 * (1e-3 + 1e-4) + 10 * 1e-4)
+    assert speculator.record.gain < 1
+
+
+def test_plain_steps_that_nothing_was_asked_for_are_all_counted() -> None:
+    """Nothing is drafted without room, and the loop then asks for nothing."""
+    speculator = Speculator(Scripted(coming(3, 3)), 15)
+    speculator.calibrate(STEP_S.__getitem__)
+    speculator.begin()
+    for n in range(1, 30):
+        assert speculator.draft([0], PARAMS, 0) == Draft()
+        speculator.learn(Round(draft=Draft(), n_accepted=0, tokens=(1,), draft_s=0.0, verify_s=1e-3, sample_s=0.0))
+        if n % 5 == 0:
+            assert speculator.record.spent_s == pytest.approx(n * 1e-3, rel=0.05)

@@ -1,0 +1,219 @@
+"""The suffix drafter: its automaton against brute force, and what it drafts as a text goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runner.config import SamplingParams
+from runner.speculative.control import Most
+from runner.speculative.drafter import NO_DRAFT, Draft
+from runner.speculative.suffix import SHORTEST_MATCH, SuffixAutomaton, SuffixDrafter
+
+PARAMS = SamplingParams()
+TEXTS = st.lists(st.integers(0, 2), max_size=60)
+
+
+def automaton_of(text: Sequence[int]) -> SuffixAutomaton:
+    automaton = SuffixAutomaton()
+    automaton.extend(text)
+    return automaton
+
+
+def ends_of(part: Sequence[int], text: Sequence[int]) -> list[int]:
+    """Where in `text` an occurrence of `part` ends."""
+    n = len(part)
+    return [end for end in range(n, len(text) + 1) if list(text[end - n : end]) == list(part)]
+
+
+def propose(drafter: SuffixDrafter, history: Sequence[int], n: int = 15) -> Draft:
+    return drafter.propose(history, PARAMS, Most(n))
+
+
+# --- the automaton ---------------------------------------------------------------------------------------------------
+
+
+@given(TEXTS)
+def test_it_holds_the_longest_suffix_that_occurred_before(text: list[int]) -> None:
+    expected = next((n for n in range(len(text), 0, -1) if len(ends_of(text[-n:], text)) > 1), 0)
+    assert automaton_of(text).repeat()[1] == expected
+
+
+@given(TEXTS)
+def test_a_continuation_is_what_followed_and_contested_when_something_else_did_too(text: list[int]) -> None:
+    automaton = automaton_of(text)
+    state, length = automaton.repeat()
+    if length < SHORTEST_MATCH:
+        return
+    suffix = text[-length:]
+    followers = [text[end] for end in ends_of(suffix, text) if end < len(text)]
+    token, is_contested = next(automaton.continuation(state))
+    assert token in followers
+    assert is_contested == (len(set(followers)) > 1)
+
+
+def test_the_most_frequent_continuation_is_drafted() -> None:
+    text = [1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2, 3, 4, 8, 1, 2, 3, 4, 7, 1, 2, 3]
+    automaton = automaton_of(text)
+    assert next(automaton.continuation(automaton.repeat()[0])) == (4, True)
+
+
+@given(TEXTS, TEXTS)
+def test_a_text_is_found_in_another_as_far_as_it_occurs_there(text: list[int], other: list[int]) -> None:
+    automaton = automaton_of(text)
+    state = length = 0
+    for i, token in enumerate(other):
+        state, length = automaton.advance(state, length, token)
+        written = other[: i + 1]
+        assert length == next((n for n in range(len(written), 0, -1) if ends_of(written[-n:], text)), 0)
+
+
+@given(TEXTS)
+def test_it_is_no_larger_than_a_suffix_automaton_may_be(text: list[int]) -> None:
+    automaton = automaton_of(text)
+    assert len(automaton) == len(text)
+    assert len(automaton._length) <= max(2, 2 * len(text))
+    assert sum(map(len, automaton._next)) <= max(1, 3 * len(text))
+
+
+def test_a_text_that_repeats_goes_on_for_ever() -> None:
+    automaton = automaton_of([1, 2, 3, 4] * 2)
+    tokens = [token for token, _ in islice(automaton.continuation(automaton.repeat()[0]), 10)]
+    assert tokens == [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
+
+
+def test_nothing_matches_or_goes_on_across_a_separator() -> None:
+    automaton = automaton_of([1, 2, 3, 4, 5])
+    automaton.separate()
+    automaton.extend([6, 7, 3, 4, 5])
+    state, length = automaton.repeat()
+    assert length == 3
+    assert list(automaton.continuation(state)) == []
+
+
+# --- the drafter -----------------------------------------------------------------------------------------------------
+
+
+def test_what_followed_before_is_drafted_again() -> None:
+    text = [10, 11, 12, 13, 14, 15, 16, 17]
+    assert propose(SuffixDrafter(), [*text, 99, 10, 11, 12]).tokens == (13, 14, 15, 16, 17, 99)
+
+
+def test_two_tokens_that_occurred_before_are_chance() -> None:
+    assert propose(SuffixDrafter(), [10, 11, 12, 99, 10, 11]) == NO_DRAFT
+
+
+@pytest.mark.parametrize("length", [3, 5, 7])
+def test_a_draft_is_at_most_twice_as_long_as_its_match(length: int) -> None:
+    text = list(range(100, 140))
+    assert len(propose(SuffixDrafter(), [*text, 99, *text[:length]])) == min(15, 2 * length)
+
+
+def test_the_gate_ends_a_draft() -> None:
+    text = list(range(100, 140))
+    assert propose(SuffixDrafter(), [*text, 99, *text[:9]], 4).tokens == tuple(text[9:13])
+
+
+def test_buckets_tell_a_contested_guess_and_the_length_of_the_match() -> None:
+    text = list(range(100, 140))
+    found = {}
+    for length in (3, 4, 8, 16):
+        buckets = propose(SuffixDrafter(), [*text, 99, *text[:length]]).buckets
+        assert len(set(buckets)) == 1
+        found[length] = buckets[0]
+    assert found == {3: 1, 4: 2, 8: 3, 16: 4}
+    contested = propose(SuffixDrafter(), [1, 2, 3, 4, 4, 1, 2, 3, 5, 5, 1, 2, 3])
+    assert set(contested.buckets) == {0}
+    assert max(found.values()) < SuffixDrafter.n_buckets
+
+
+def test_it_follows_a_text_step_by_step_as_it_would_read_it_at_once() -> None:
+    text = [i * i % 7 for i in range(60)]
+    stepwise = SuffixDrafter()
+    for n in range(20, len(text)):
+        assert propose(stepwise, text[:n]) == propose(SuffixDrafter(), text[:n])
+
+
+def test_an_answer_that_was_replaced_is_still_known() -> None:
+    prompt, answer = list(range(100, 190)), list(range(200, 230))
+    drafter = SuffixDrafter()
+    propose(drafter, prompt + answer)
+    held = len(drafter._live)
+    again = [*prompt, 300, *answer[:4]]
+    assert propose(drafter, again, 5).tokens == tuple(answer[4:9])
+    # What both share is not taken in again, but for the end that joins them.
+    assert len(drafter._live) < held + len(again)
+
+
+def test_a_turn_that_goes_on_from_the_last_is_added_to_it() -> None:
+    drafter = SuffixDrafter()
+    first = list(range(100, 160))
+    propose(drafter, first)
+    propose(drafter, [*first, *range(200, 300)])
+    assert len(drafter._live) == 160
+
+
+def test_a_text_that_was_given_is_quoted() -> None:
+    drafter = SuffixDrafter()
+    file = list(range(500, 600))
+    drafter.learn(file)
+    assert propose(drafter, [1, 2, 3, *file[40:44]], 6).tokens == tuple(file[44:50])
+
+
+def test_the_longer_match_counts_wherever_it_is() -> None:
+    drafter = SuffixDrafter()
+    drafter.learn([50, 51, 52, 53, 54, 70, 71])
+    history = [52, 53, 54, 80, 81, 9, 50, 51, 52, 53, 54]
+    assert propose(drafter, history, 2).tokens == (70, 71)
+
+
+def test_memory_is_bounded_and_the_oldest_goes_first() -> None:
+    drafter = SuffixDrafter(limit=3000)
+    history: list[int] = []
+    for start in range(0, 20_000, 50):
+        history.extend(range(start, start + 50))
+        propose(drafter, history, 0)
+        assert len(drafter._live) + (len(drafter._older.automaton) if drafter._older else 0) <= 2000 + 100
+    assert propose(drafter, [*history, *range(19_500, 19_505)], 3).tokens == (19_505, 19_506, 19_507)
+    assert propose(drafter, [*history, *range(19_500, 19_505), 7, *range(100, 105)]) == NO_DRAFT
+
+
+def test_a_prompt_longer_than_the_memory_is_known_by_its_end() -> None:
+    drafter = SuffixDrafter(limit=600)
+    history = [*range(10_000), 9_990, 9_991, 9_992]
+    assert propose(drafter, history, 3).tokens == (9_993, 9_994, 9_995)
+
+
+def test_a_long_text_is_known_by_its_end_and_a_later_one_replaces_it() -> None:
+    drafter = SuffixDrafter(limit=600)
+    drafter.learn(range(1000))
+    assert propose(drafter, [1, 990, 991, 992], 2).tokens == (993, 994)
+    drafter.learn(range(2000, 2150))
+    assert propose(drafter, [1, 990, 991, 992, 1, 2100, 2101, 2102], 2).tokens == (2103, 2104)
+    assert propose(drafter, [1, 2, 3, 900, 901, 902]) == NO_DRAFT
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 40), st.lists(st.integers(0, 3), max_size=30)), min_size=1, max_size=12))
+def test_any_history_may_follow_any_other(turns: list[tuple[int, list[int]]]) -> None:
+    drafter = SuffixDrafter(limit=120)
+    history = [0]
+    for kept, added in turns:
+        history = history[: max(1, kept)] + added
+        draft = propose(drafter, history)
+        assert len(draft.tokens) == len(draft.buckets) <= 15
+        assert all(0 <= token <= 3 for token in draft.tokens)
+        assert all(0 <= bucket < drafter.n_buckets for bucket in draft.buckets)
+
+
+def test_closing_forgets_everything_and_does_no_harm_twice() -> None:
+    drafter = SuffixDrafter()
+    text = list(range(100, 140))
+    propose(drafter, text)
+    drafter.close()
+    drafter.close()
+    assert propose(drafter, [*text[:5]]) == NO_DRAFT

@@ -1,0 +1,85 @@
+"""Which drafter is chosen for a model, and why, by options, registry and what was made here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runner.config import LoadOptions
+from runner.draft_choice import DraftChoice, choose_drafter
+from runner.errors import UsageError
+from runner.paths import user_paths
+from runner.registry import ModelSpec, Registry
+
+
+def choose(
+    spec: ModelSpec, source: Path = Path("hub/model"), *, can_go_back: bool = True, **options: object
+) -> DraftChoice:
+    paths = user_paths()
+    asked = LoadOptions(**options)  # type: ignore[arg-type]
+    return choose_drafter(asked, spec, Registry.load_for(paths), source, paths.drafts, can_go_back=can_go_back)
+
+
+QWEN = Registry.load_for().resolve("qwen3-8b")
+ALONE = Registry.load_for().resolve("demo")
+
+
+def test_auto_takes_what_needs_no_memory_and_names_the_registry_s_suggestion() -> None:
+    choice = choose(QWEN)
+    assert (choice.drafter, choice.source, choice.suggestion) == ("suffix", "", QWEN.draft)
+    assert choice.words == "suffix: it needs no memory"
+    assert not choice.is_model
+    assert choose(ALONE).suggestion == ""
+
+
+def test_a_draft_model_that_was_given_is_taken() -> None:
+    for speculation in ("auto", "model"):
+        choice = choose(QWEN, speculation=speculation, draft="qwen3-1.7b")
+        assert (choice.drafter, choice.source, choice.is_model) == ("model", "qwen3-1.7b", True)
+    assert choose(QWEN, speculation="suffix", draft="qwen3-1.7b").drafter == "suffix"
+
+
+def test_the_suggestion_is_used_when_a_model_is_asked_for() -> None:
+    assert choose(QWEN, speculation="model").source == QWEN.draft
+    with pytest.raises(UsageError, match="No model is known to draft for demo") as caught:
+        choose(ALONE, speculation="model")
+    assert "--draft" in caught.value.hint
+
+
+def test_off_is_off() -> None:
+    assert choose(QWEN, speculation="off", draft="qwen3-1.7b").words == "off: it was turned off"
+
+
+def test_a_model_that_cannot_go_back_has_none_whatever_was_asked_for() -> None:
+    for speculation in ("auto", "suffix", "model"):
+        assert choose(QWEN, speculation=speculation, can_go_back=False).words.startswith(
+            "off: this model cannot go back"
+        )
+
+
+def test_a_copy_that_quantize_made_here_drafts_for_the_model() -> None:
+    with pytest.raises(UsageError, match="no copy") as caught:
+        choose(QWEN, Path("a/models--Qwen--Qwen3-8B/snapshots/abc"), speculation="self")
+    assert "runner quantize qwen3-8b --format mq4" in caught.value.hint
+    (user_paths().models / "Qwen3-8B-mq4").mkdir(parents=True)
+    choice = choose(QWEN, Path("a/models--Qwen--Qwen3-8B/snapshots/abc"), speculation="self")
+    assert (choice.drafter, choice.source, choice.is_model) == ("self", "Qwen3-8B-mq4", True)
+    assert choose(QWEN, speculation="self", draft="other").source == "other"
+
+
+def test_a_head_is_named_by_its_directory_or_as_it_was_trained_here(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="needs a head"):
+        choose(QWEN, speculation="eagle3")
+    trained = user_paths().drafts / "qwen3-8b-normed"
+    trained.mkdir(parents=True)
+    with pytest.raises(UsageError, match="elsewhere is no directory") as caught:
+        choose(QWEN, speculation="eagle3", draft="elsewhere")
+    assert "qwen3-8b-normed" in caught.value.hint
+    assert choose(QWEN, speculation="eagle3", draft="qwen3-8b-normed").source == str(trained)
+    assert choose(QWEN, speculation="eagle3", draft=str(tmp_path)).source == str(tmp_path)
+
+
+def test_the_head_that_comes_with_a_model_needs_no_name() -> None:
+    choice = choose(QWEN, speculation="mtp")
+    assert (choice.drafter, choice.source, choice.is_model) == ("mtp", "", False)

@@ -1,0 +1,238 @@
+"""A loaded model's speculation, as the engine makes it: drafters checked against their targets, or why none is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runner.config import LoadOptions, SamplingParams
+from runner.engine import Engine
+from runner.errors import DoesNotFit, RunnerError, UnsupportedModel, UsageError
+from runner.events import Finished, Loaded, Notice, TextDelta
+from runner.paths import user_paths
+from runner.types import Device, Message
+from tests.backends.cache_gguf import write_mamba
+from tests.backends.native import tiny_models
+
+GREEDY = SamplingParams(temperature=0, max_tokens=60)
+CATS = [Message(role="user", content="Tell me about cats, and again about cats.")]
+
+
+def load(engine: Engine, model: str | Path, **options: object) -> tuple[Loaded, list[Notice]]:
+    events = list(engine.load(str(model), LoadOptions(**{"n_threads": 1, **options})))  # type: ignore[arg-type]
+    assert isinstance(events[-1], Loaded)
+    return events[-1], [event for event in events if isinstance(event, Notice)]
+
+
+def answer(engine: Engine, params: SamplingParams = GREEDY) -> tuple[str, Finished]:
+    events = list(engine.chat(CATS, params))
+    assert isinstance(events[-1], Finished)
+    return "".join(event.text for event in events if isinstance(event, TextDelta)), events[-1]
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine(user_paths())
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_the_text_is_the_same_with_every_drafter(engine: Engine, temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, seed=5, max_tokens=40)
+    texts = []
+    for options in (
+        {"speculation": "off"},
+        {"speculation": "suffix"},
+        {"draft": "demo"},
+        {"draft_max": 2, "draft": "demo"},
+    ):
+        load(engine, "demo", ctx_size=512, **options)
+        texts.append(answer(engine, params)[0])
+    assert texts[0]
+    assert texts == [texts[0]] * 4
+    engine.close()
+
+
+def test_what_drafts_is_told_with_the_memory_it_takes(engine: Engine) -> None:
+    loaded, _ = load(engine, "demo", speculation="off")
+    assert loaded.speculation == "off: it was turned off"
+    assert answer(engine)[1].speculation is None
+    plain = loaded.memory
+    loaded, _ = load(engine, "demo")
+    assert loaded.speculation == "suffix: it needs no memory"
+    assert loaded.memory == plain
+    loaded, _ = load(engine, "demo", draft="demo")
+    assert loaded.speculation == "model: demo drafts"
+    assert loaded.memory.draft_bytes > plain.weights_bytes
+    assert loaded.memory.total_bytes == plain.total_bytes + loaded.memory.draft_bytes
+    record = answer(engine)[1].speculation
+    assert record is not None
+    assert (record.drafter, record.drafter_bytes) == ("model", loaded.memory.draft_bytes)
+    engine.close()
+
+
+def test_each_answer_has_a_record_of_its_own(engine: Engine) -> None:
+    load(engine, "demo")
+    first, second = answer(engine)[1], answer(engine)[1]
+    assert first.speculation is not None
+    assert second.speculation is not None
+    for finished in (first, second):
+        assert finished.speculation is not None
+        assert finished.timings.n_drafted == finished.speculation.n_drafted
+        assert finished.speculation.spent_s == pytest.approx(finished.timings.decode_s, rel=0.5)
+    engine.close()
+
+
+def test_another_vocabulary_is_refused_with_the_token_that_differs(engine: Engine, shared_data: Path) -> None:
+    stories = shared_data / "stories260K" / "gguf" / "stories260K-f32.gguf"
+    with pytest.raises(UnsupportedModel, match=r"vocabularies differ\. Token \d+ is") as caught:
+        load(engine, "demo", draft=str(stories))
+    assert "--spec suffix" in caught.value.hint
+    assert engine.loaded is None
+
+
+def test_a_copy_must_be_one(engine: Engine, tmp_path: Path) -> None:
+    wide = tiny_models.save(tiny_models.make("qwen3", num_hidden_layers=3), tmp_path / "wide")
+    narrow = tiny_models.save(tiny_models.make("qwen3", num_hidden_layers=2), tmp_path / "narrow")
+    with pytest.raises(UnsupportedModel, match="no copy") as caught:
+        load(engine, wide, draft=str(narrow), speculation="self", n_gpu_layers=0)
+    assert "--spec model" in caught.value.hint
+    loaded, _ = load(engine, wide, draft=str(narrow), n_gpu_layers=0)
+    assert loaded.speculation == f"model: {narrow} drafts"
+    loaded, _ = load(engine, wide, draft=str(wide), speculation="self", n_gpu_layers=0)
+    assert loaded.speculation == f"self: its copy {wide} drafts"
+    engine.close()
+
+
+def test_a_padded_vocabulary_drafts_for_one_that_is_not(engine: Engine, tmp_path: Path) -> None:
+    size = tiny_models.VOCAB
+    plain = tiny_models.save(tiny_models.make("qwen3"), tmp_path / "plain")
+    padded = tiny_models.save(tiny_models.make("qwen3", vocab_size=size + 61), tmp_path / "padded")
+    for target, draft in ((plain, padded), (padded, plain)):
+        loaded, _ = load(engine, target, draft=str(draft), n_gpu_layers=0)
+        assert loaded.speculation.startswith("model: ")
+    engine.close()
+
+
+def test_a_model_that_cannot_go_back_is_run_without_and_says_so(
+    engine: Engine, tmp_path: Path, demo_directory: Path
+) -> None:
+    mamba = write_mamba(tmp_path / "mamba.gguf", demo_directory)
+    loaded, notices = load(engine, mamba)
+    assert loaded.speculation.startswith("off: this model cannot go back")
+    assert not notices
+    assert answer(engine, SamplingParams(temperature=0, max_tokens=4))[1].speculation is None
+    loaded, notices = load(engine, mamba, speculation="suffix")
+    assert ["cannot go back" in notice.text for notice in notices] == [True]
+    with pytest.raises(UnsupportedModel, match="cannot draft: its recurrent layers"):
+        load(engine, "demo", draft=str(mamba))
+    engine.close()
+
+
+@pytest.mark.parametrize("name", ["mtp", "eagle3"])
+def test_a_backend_without_heads_says_which_has_them(engine: Engine, tmp_path: Path, name: str) -> None:
+    with pytest.raises(UnsupportedModel, match=f"llamacpp backend has no {name}") as caught:
+        load(engine, "demo", speculation=name, draft=str(tmp_path))
+    assert "--backend native" in caught.value.hint
+
+
+def test_a_draft_model_that_does_not_fit_is_refused_before_anything_is_loaded(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 80 * 2**20  # the demo takes 54 MiB, with another one to draft 110
+    monkeypatch.setattr(
+        "runner.engine.devices",
+        lambda: [Device(kind="cpu", index=0, name="small", total_bytes=2**30, free_bytes=free)],
+    )
+    load(engine, "demo")
+    with pytest.raises(DoesNotFit, match="draft") as caught:
+        load(engine, "demo", draft="demo")
+    assert "--spec suffix" in caught.value.hint
+    assert load(engine, "demo", draft="demo", force=True)[0].speculation == "model: demo drafts"
+    engine.close()
+
+
+def test_a_draft_model_that_is_not_there_is_refused(engine: Engine) -> None:
+    with pytest.raises(UsageError, match="no-such-model"):
+        load(engine, "demo", draft="no-such-model")
+
+
+def test_a_load_that_is_cancelled_while_the_draft_model_comes_leaves_nothing(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import runner.engine as module
+
+    real, n_loads = module.load_backend, 0
+
+    def counted(*arguments: object, **named: object) -> object:
+        nonlocal n_loads
+        n_loads += 1
+        if n_loads == 2:
+            engine.cancel()
+        return real(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "load_backend", counted)
+    with pytest.raises(RunnerError, match="cancelled"):
+        load(engine, "demo", draft="demo")
+    assert n_loads == 2
+    assert engine.loaded is None
+    with pytest.raises(UsageError, match="No model"):
+        _ = engine.backend
+
+
+# --- what a front end sees, on the scripted backend ------------------------------------------------------------------
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[..., str]:
+    def write(**content: object) -> str:
+        path = tmp_path / "a.script.json"
+        path.write_text(json.dumps(content))
+        return str(path)
+
+    return write
+
+
+REPEATING = "the quick brown fox jumps over the lazy dog; " * 9
+
+
+def test_a_repeating_script_is_speculated_and_comes_faster(engine: Engine, script: Callable[..., str]) -> None:
+    load(engine, script(replies=[REPEATING], step_s=0.004), speculation="off")
+    text, plain = answer(engine, SamplingParams(temperature=0))
+    load(engine, script(replies=[REPEATING], step_s=0.004))
+    events = list(engine.chat(CATS, SamplingParams(temperature=0)))
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == text == REPEATING
+    finished = events[-1]
+    assert isinstance(finished, Finished)
+    record = finished.speculation
+    assert record is not None
+    assert record.gain is not None
+    assert record.gain > 1.2
+    assert record.state == "on"
+    assert finished.timings.decode_s < plain.timings.decode_s
+    drafted = sum(end - start for event in events if isinstance(event, TextDelta) for start, end in event.drafted)
+    assert record.n_accepted == finished.timings.n_accepted > 60
+    assert record.n_accepted - 15 <= drafted <= record.n_accepted, "the last draft may go on behind the answer's end"
+    engine.close()
+
+
+def test_a_stop_string_inside_a_draft_ends_the_answer_there(engine: Engine, script: Callable[..., str]) -> None:
+    load(engine, script(replies=[REPEATING + "and then nothing"], step_s=0.001))
+    expected = REPEATING + "and th"
+    events = list(engine.chat(CATS, SamplingParams(temperature=0, stop=("en no",))))
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == expected
+    events = list(engine.chat(CATS, SamplingParams(temperature=0, stop=("lazy dog; the quick",))))
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == REPEATING[:35]
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reason == "stop"
+    engine.close()
+
+
+def test_max_tokens_end_an_answer_in_the_middle_of_a_draft(engine: Engine, script: Callable[..., str]) -> None:
+    load(engine, script(replies=[REPEATING], step_s=0.001))
+    for n in (300, 301, 307):
+        text, finished = answer(engine, SamplingParams(temperature=0, max_tokens=n))
+        assert (text, finished.reason, finished.timings.completion_tokens) == (REPEATING[:n], "length", n)
+    engine.close()
