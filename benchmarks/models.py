@@ -109,7 +109,7 @@ def _measure_steps(backend: NativeBackend, depth: int, tok_s: float, found: Foun
     if isinstance(execution, FusedExecution):
         on_device = device_step_s(execution, max(1, depth))
         found.add("host", [max(0.0, 1 - on_device * tok_s)])
-    backend._keep(0)
+    backend.keep(0)
 
 
 # --- both ------------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ _KEYS = {
     "decode_layer": ("shape", "layers", "format", "depth"),
     "models": ("shape", "layers", "engine", "test"),
     "load_time": ("model",),
+    "speculation": ("kind", "model", "backend", "drafter", "adversary", "genre", "category", "temperature"),
 }
 Row = dict[str, Any]
 
@@ -160,11 +161,55 @@ def load_time(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+_HEADINGS = {
+    "gain": "Texts of each genre",
+    "trace": "Random weights, guessed as real texts are",
+    "worst": "Drafters that are wrong, slow or treacherous",
+    "prompts": "Prompts that are not part of the project",
+}
+
+
+def speculation(rows: list[Row]) -> str:
+    """t(M) of each model, then a table a question: gains as medians and the least, acceptance, ids that differ."""
+    parts = [
+        f"**{row['model']}** ({row['backend']}), ms of a step: "
+        + ", ".join(f"t({n}) {ms:.2f}" for n, ms in row["ms"].items())
+        for row in rows
+        if row["kind"] == "steps"
+    ]
+    for kind, heading in _HEADINGS.items():
+        mine = [row for row in rows if row["kind"] == kind]
+        if mine:
+            lines = [
+                _head("model", "what", "temperature", "plain tok/s", "gain", "least", "accepted", "AL", "ids differ")
+            ]
+            lines += [_line(*_speculation_cells(row)) for row in mine]
+            parts.append(f"**{heading}**\n\n" + "\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _speculation_cells(row: Row) -> list[str]:
+    what = [str(row[name]) for name in ("drafter", "genre", "category", "adversary") if row.get(name) is not None]
+    rate, length, gains = row["acceptance_rate"], row["acceptance_length"], row["gains"]
+    return [
+        f"{row['model']} ({row['backend']})",
+        ", ".join(what),
+        f"{row['temperature']:g}",
+        f"{row['plain_tok_s']:.0f}" if gains else "",
+        f"{row['gain']:.2f}x" if gains else "",
+        f"{min(gains):.2f}x" if gains else "",
+        "" if rate is None else f"{100 * rate:.0f} %",
+        "" if length is None else f"{length:.2f}",
+        f"{row['n_different']} of {row['n_answers']}",
+    ]
+
+
 SECTIONS: dict[str, Callable[[list[Row]], str]] = {
     "matmul": matmul,
     "decode_layer": decode_layer,
     "models": models,
     "load_time": load_time,
+    "speculation": speculation,
 }
 
 

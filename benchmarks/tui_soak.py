@@ -45,7 +45,7 @@ COLUMNS, ROWS = 120, 40
 MIB = 2**20
 _SLEEP_S = 0.005
 _KEY_S = 0.03  # between two keys: faster than anybody types
-_PATIENCE_S = 30.0
+_PATIENCE_S = 120.0
 _LEFT_SCREEN = b"\x1b[?1049l"  # an error is told after that
 _SIZES = ((120, 40), (80, 24), (200, 60), (40, 12))
 _MARKDOWN = """## An answer
@@ -145,10 +145,14 @@ class User:
         await self.press("escape", "pageup", "home", "end", "escape")
 
     async def see_the_rest(self) -> None:
-        for key in ("f2", "f4", "f3", "f5"):
+        for key, mode in (("f2", "models"), ("f4", "doctor"), ("f3", "bench"), ("f5", "chat")):
             await self.press(key)
+            await self.until(lambda mode=mode: self.app.current_mode == mode, f"{key} did nothing")  # type: ignore[misc]
         for key in ("f6", "f1", "ctrl+p", "ctrl+o"):
-            await self.press(key, "escape")
+            await self.press(key)
+            await self.until(lambda: len(self.app.screen_stack) > 1, f"{key} opened nothing")
+            await self.press("escape")
+            await self.until(lambda: len(self.app.screen_stack) == 1, f"what {key} opened stays")
         await self.press("f9", "f7", "f7", "f8", "f8")
         for columns, rows in (*_SIZES[1:], _SIZES[0]):
             size = Size(columns, rows)
@@ -203,7 +207,8 @@ class User:
         end = time.monotonic() + _PATIENCE_S
         while not is_true():
             if time.monotonic() > end:
-                raise RuntimeError(otherwise)
+                where = f"{self.app.screen} is on top, the engine is {self.app.chat_engine.state}"
+                raise RuntimeError(f"{otherwise}: {where}")
             await asyncio.sleep(_KEY_S)
         await asyncio.sleep(_KEY_S)
 

@@ -16,6 +16,14 @@ from typing import Any, Final
 from runner.bench.figures import INVALID, figure, label, percent
 from runner.bench.record import BenchBackend, BenchRow, BenchRun, run_to_json
 from runner.bench.run_table import by_test, notes_of
+from runner.bench.speculation_text import (
+    acceptance_cell,
+    drafter_cell,
+    gain_cell,
+    length_cell,
+    plain_cell,
+    remarks_of,
+)
 from runner.measures import short_count
 from runner.safe_text import safe_line
 
@@ -66,6 +74,18 @@ OWN_COLUMNS: Final = (
     "note",
     "bytes_per_token",
     "bandwidth_share",
+    "gain",
+    "gain_stddev",
+    "plain_mean",
+    "plain_stddev",
+    "acceptance_rate",
+    "acceptance_length",
+    "drafter",
+    "drafter_state",
+    "drafter_reason",
+    "draft_s",
+    "verify_s",
+    "sample_s",
     "model_sha256",
     "prompts_md5",
 )
@@ -105,7 +125,7 @@ def _flat(run: BenchRun, backend: BenchBackend, row: BenchRow | None) -> dict[st
         "model_sha256": run.files[0].sha256 if run.files else None,
         "prompts_md5": run.prompts_md5,
     }
-    return shared if row is None else shared | _timings(row) | _statistics(row)
+    return shared if row is None else shared | _timings(row) | _statistics(row) | _speculation(row)
 
 
 def _timings(row: BenchRow) -> dict[str, Any]:
@@ -148,6 +168,21 @@ def _statistics(row: BenchRow) -> dict[str, Any]:
     }
 
 
+def _speculation(row: BenchRow) -> dict[str, Any]:
+    """What speculation did to a genre; the lists go into JSON alone."""
+    if row.speculation is None:
+        return {}
+    record = row.speculation.record
+    return row.speculation.figures(row.samples) | {
+        "drafter": record.drafter,
+        "drafter_state": record.state,
+        "drafter_reason": record.reason,
+        "draft_s": record.draft_s,
+        "verify_s": record.verify_s,
+        "sample_s": record.sample_s,
+    }
+
+
 def run_json(run: BenchRun) -> dict[str, Any]:
     """The whole run, and "results": its rows as llama-bench's JSON has them."""
     return {**run_to_json(run), "results": flat_rows(run)}
@@ -170,8 +205,10 @@ def _one_line(value: Any) -> Any:
 
 # --- Markdown --------------------------------------------------------------------------------------------------------
 
-_HEADINGS: Final = ("model", "size", "params", "backend", "test", "t/s", "cold", "cv", "")
-_RIGHT: Final = frozenset(("size", "params", "test", "t/s", "cold", "cv"))
+_HEADINGS: Final = (
+    "model", "size", "params", "backend", "test", "t/s", "plain", "gain", "accepted", "AL", "drafter", "cold", "cv", "",
+)  # fmt: skip
+_RIGHT: Final = frozenset(_HEADINGS[1:3] + _HEADINGS[4:10] + _HEADINGS[11:13])
 
 
 def markdown(run: BenchRun) -> str:
@@ -182,6 +219,7 @@ def markdown(run: BenchRun) -> str:
     invalid = [f"{row.backend} {row.test}: {row.invalid}" for row in run.rows if row.invalid is not None]
     remarks = [f"{one.name} was refused: {one.refused}" for one in run.backends if one.refused is not None]
     remarks += [f"{test.test} was skipped: {test.reason}" for test in run.skipped]
+    remarks += [f"{row.backend} {row.test}: {text}" for row in run.rows for text in remarks_of(row)]
     remarks += ["It was interrupted: this is what was measured until then."] if run.is_partial else []
     remarks += [*notes_of(run), _where(run)]
     listed = [f"- **{INVALID}** {escaped(text)}" for text in invalid] + [f"- {escaped(text)}" for text in remarks]
@@ -197,6 +235,11 @@ def _markdown_cells(run: BenchRun, row: BenchRow) -> Mapping[str, str]:
         "backend": f"{row.backend} ({_KINDS[run.machine.kind]})",
         "test": row.test,
         "t/s": _result(row),
+        "plain": plain_cell(row),
+        "gain": gain_cell(row),
+        "accepted": acceptance_cell(row),
+        "AL": length_cell(row),
+        "drafter": drafter_cell(row),
         "cold": "" if row.cold is None else figure(row.cold),
         "cv": percent(row.cv, 1),
         "": f"**{label(row)}**" if label(row) else "",

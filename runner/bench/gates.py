@@ -9,7 +9,7 @@ from typing import Final
 
 from runner.backends.base import common_prefix
 from runner.bench.plan import BenchTest
-from runner.bench.tasks import Sample, SelfCheck
+from runner.bench.tasks import GenreSample, Sample, SelfCheck
 
 # Greedy tokens are scored again by other kernels, in another order of sums: where two tokens are about as likely the
 # other one may win. More than half of them never are.
@@ -42,6 +42,29 @@ def repetition_fault(first: Sample, sample: Sample) -> str | None:
     same = common_prefix(first.token_ids, sample.token_ids)
     if same < len(first.token_ids):
         return f"greedy tokens differ between repetitions, from token {same + 1} on"
+    return None
+
+
+def genre_fault(sample: GenreSample) -> str | None:
+    """Why a sample with speculation does not count: it wrote something else than without, or nothing to be timed."""
+    for number, (plain, speculative) in enumerate(zip(sample.plain.ids, sample.speculative.ids, strict=True), 1):
+        if plain != speculative:
+            same = common_prefix(plain, speculative)
+            return f"prompt {number}: tokens with speculation differ from those without, from token {same + 1} on"
+    if not sample.plain.n_tokens:
+        return "the answers ended at their first token"
+    if not (sample.plain.seconds > 0 and sample.speculative.seconds > 0):
+        return "the clock did not advance"
+    return None
+
+
+def genre_repetition_fault(first: GenreSample, sample: GenreSample) -> str | None:
+    """Why two repetitions contradict each other: the same prompts with the same seeds are answered with one text."""
+    if first.prompts_md5 != sample.prompts_md5:
+        return "two processes of the same backend made different ids of the same text"
+    for number, (one, other) in enumerate(zip(first.plain.ids, sample.plain.ids, strict=False), 1):
+        if one != other:
+            return f"prompt {number}: tokens differ between repetitions, from token {common_prefix(one, other) + 1} on"
     return None
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from runner.bench.events import BenchStep
 from runner.bench.record import BenchRow
+from runner.bench.speculation_text import gain_cell
 from runner.events import Progress
 
 
@@ -47,4 +48,5 @@ def row_line(row: BenchRow, *, is_complete: bool) -> str:
     digits = 0 if row.mean >= 1000 else 1 if row.mean >= 10 else 2
     spread = "" if row.stddev is None else f" ± {row.stddev:.{digits}f}"
     times = "once" if len(row.samples) == 1 else f"{len(row.samples)} times"
-    return f"{start} {row.mean:.{digits}f}{spread} {row.unit}  {times}{'' if is_complete else ' so far'}"
+    gain = f"  {gain_cell(row)} the plain rate" if row.gains else ""
+    return f"{start} {row.mean:.{digits}f}{spread} {row.unit}{gain}  {times}{'' if is_complete else ' so far'}"

@@ -22,7 +22,8 @@ from runner.bench.tasks import Sample, SelfCheck, Task, Vitals
 from runner.config import SamplingParams
 from runner.errors import RunnerError
 from runner.evaluation.divergence import negative_log_likelihood
-from runner.telemetry import Stopwatch
+from runner.speculative.speculator import Speculator
+from runner.telemetry import Stopwatch, Timings
 from runner.types import CancelToken
 
 # A decode test at depth 0 needs some text to go on from.
@@ -45,8 +46,7 @@ class Meter:
         if task.kind == "prefill":
             return self._prefill(task, cancel)
         prompt = self._prompts.prefix(max(task.depth, SHORTEST_PROMPT))
-        watch, ids = self._run(prompt, task.n_tokens + 1, cancel)
-        timings = watch.timings(self._clock())
+        timings, ids = self._run(prompt, task.n_tokens + 1, cancel)
         return Sample(
             seconds=timings.decode_s,
             n_tokens=timings.completion_tokens - 1,
@@ -60,8 +60,7 @@ class Meter:
         if kept:
             self._run(kept, 1, cancel)
         prompt = kept + self._prompts.fresh(task.n_tokens, task.number)
-        watch, ids = self._run(prompt, 1, cancel)
-        timings = watch.timings(self._clock())
+        timings, ids = self._run(prompt, 1, cancel)
         return Sample(
             seconds=timings.prefill_s,
             n_tokens=timings.prompt_tokens - timings.cached_tokens,
@@ -70,25 +69,9 @@ class Meter:
             prompts_md5=self._prompts.md5,
         )
 
-    def _run(self, prompt: Sequence[int], n_tokens: int, cancel: CancelToken) -> tuple[Stopwatch, tuple[int, ...]]:
+    def _run(self, prompt: Sequence[int], n_tokens: int, cancel: CancelToken) -> tuple[Timings, tuple[int, ...]]:
         """Write up to `n_tokens` greedily after `prompt`, stop tokens or not; fewer when the context is full."""
-        watch = Stopwatch(self._clock(), len(prompt))
-        ids: list[int] = []
-        steps = self._backend.generate(prompt, _GREEDY, cancel)
-        try:
-            for step in steps:
-                if isinstance(step, Prefill):
-                    watch.prefill(step.cached)
-                    continue
-                watch.token(self._clock())
-                ids.append(step.token)
-                if len(ids) == n_tokens:
-                    break
-        finally:
-            steps.close()
-        if cancel.is_cancelled:
-            raise RunnerError("The measurement was cancelled.")
-        return watch, tuple(ids)
+        return written(self._backend, prompt, _GREEDY, n_tokens, cancel, clock=self._clock)
 
     # --- correctness -------------------------------------------------------------------------------------------------
 
@@ -119,6 +102,40 @@ class Meter:
 
     def vitals(self) -> Vitals:
         return Vitals(memory=self._backend.memory(), peak_bytes=_peak_bytes())
+
+
+def written(
+    backend: Backend,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    n_tokens: int,
+    cancel: CancelToken,
+    *,
+    speculator: Speculator | None = None,
+    stop_ids: frozenset[int] = frozenset(),
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[Timings, tuple[int, ...]]:
+    """Write up to `n_tokens` after `prompt`, or to a stop id, which is among the ids. Raises RunnerError if cancelled.
+
+    A full context ends it as well. clock: seconds.
+    """
+    watch = Stopwatch(clock(), len(prompt))
+    ids: list[int] = []
+    steps = backend.generate(prompt, params, cancel, speculator)
+    try:
+        for step in steps:
+            if isinstance(step, Prefill):
+                watch.prefill(step.cached)
+                continue
+            watch.token(clock(), step.n_drafted, step.n_accepted)
+            ids.append(step.token)
+            if len(ids) == n_tokens or step.token in stop_ids:
+                break
+    finally:
+        steps.close()
+    if cancel.is_cancelled:
+        raise RunnerError("The measurement was cancelled.")
+    return watch.timings(clock()), tuple(ids)
 
 
 def _peak_bytes() -> int:

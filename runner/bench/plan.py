@@ -9,21 +9,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, cast
+from typing import Final, Literal
 
+from runner.bench.genre_texts import genre_prompts
 from runner.bench.measure import SHORTEST_PROMPT
-from runner.bench.record import BenchOptions, SkippedTest
-from runner.bench.tasks import Task
-from runner.config import LoadOptions
-from runner.errors import UsageError
+from runner.bench.record import BenchOptions, Genre, SkippedTest
+from runner.bench.request import DEFAULT_BUDGET_S, BenchRequest
+from runner.bench.tasks import GenreTask, Task
+from runner.config import BackendChoice, LoadOptions
 from runner.types import BackendName, ModelInfo
 
-DEFAULT_PROMPTS: Final = (512,)
-DEFAULT_GEN: Final = (128,)
-DEFAULT_DEPTHS: Final = (0, 4096)
-DEFAULT_REPETITIONS: Final = 5
 LEAST_REPETITIONS: Final = 3
-DEFAULT_BUDGET_S: Final = 10.0
 _FILL_S: Final = 15.0  # to put the tokens of a depth into the KV cache: done once in each process
 _PATIENCE: Final = 4.0  # so much longer may a backend take over tests that another one has done
 _SMALLEST: Final = 16
@@ -31,107 +27,25 @@ _LARGEST: Final = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchRequest:
-    """What the user wants. None: not said, so that the defaults hold, and give way where a machine is too slow.
+class BenchTest:
+    """One test of a model that is loaded, as llama-bench names it, or a genre of texts to be written.
 
-    backends: () is every one that can run. is_random: the model's weights are, so that its text is not judged.
+    n_tokens: of an answer at most, where it is a genre at a temperature.
     """
 
-    model: str
-    load: LoadOptions
-    n_prompt: tuple[int, ...] | None = None
-    n_gen: tuple[int, ...] | None = None
-    depths: tuple[int, ...] | None = None
-    repetitions: int | None = None
-    backends: tuple[BackendName, ...] = ()
-    is_random: bool = False
-    offline: bool = False
-
-    def __post_init__(self) -> None:
-        for option, values, least in (("-p", self.n_prompt, 0), ("-n", self.n_gen, 0), ("-d", self.depths, 0)):
-            for value in values or ():
-                if not least <= value <= _LARGEST:
-                    raise UsageError(f"{option} is {value}.", hint=f"It must be from {least} to {_LARGEST} tokens.")
-        if self.repetitions is not None and not 1 <= self.repetitions <= 1000:
-            raise UsageError(f"-r is {self.repetitions}.", hint="It must be from 1 to 1000 repetitions.")
-        if not any((*self.prompts, *self.generations)):
-            raise UsageError("There is nothing to measure.", hint="Give sizes above 0: -p for prefill, -n for decode.")
-
-    @property
-    def prompts(self) -> tuple[int, ...]:
-        return _without_repeats(DEFAULT_PROMPTS if self.n_prompt is None else self.n_prompt)
-
-    @property
-    def generations(self) -> tuple[int, ...]:
-        return _without_repeats(DEFAULT_GEN if self.n_gen is None else self.n_gen)
-
-    def options(self) -> BenchOptions:
-        """As they are recorded, every default filled in."""
-        return BenchOptions(
-            n_prompt=tuple(n for n in self.prompts if n),
-            n_gen=tuple(n for n in self.generations if n),
-            depths=_without_repeats(DEFAULT_DEPTHS if self.depths is None else self.depths),
-            prefill_depths=(0,) if self.depths is None else _without_repeats(self.depths),
-            repetitions=self.repetitions or DEFAULT_REPETITIONS,
-            backends=self.backends or ("auto",),
-            kv_type=self.load.kv_type,
-            ctx_size=self.load.ctx_size,
-            n_gpu_layers=self.load.n_gpu_layers,
-            n_threads=self.load.n_threads,
-            batch_size=self.load.batch_size,
-            budget_s=DEFAULT_BUDGET_S if self.repetitions is None else None,
-            is_random=self.is_random,
-        )
-
-
-def token_counts(option: str, text: str | None) -> tuple[int, ...] | None:
-    """The value of -p, -n or -d, as `option` is called: numbers of tokens; None when not said. Raises UsageError."""
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"{option} is {text!r}.", hint=f"Give numbers of tokens, such as {option} 128,512.") from None
-
-
-def request_like(options: BenchOptions, model: str, load: LoadOptions, *, offline: bool = False) -> BenchRequest:
-    """The request for `model` that is recorded as `options`; what they do not say of loading is taken from `load`."""
-    is_default_depth = (options.depths, options.prefill_depths) == (DEFAULT_DEPTHS, (0,))
-    return BenchRequest(
-        model=model,
-        load=dataclasses.replace(
-            load,
-            kv_type=options.kv_type,
-            ctx_size=options.ctx_size,
-            n_gpu_layers=cast("int | Literal['auto', 'all']", options.n_gpu_layers),
-            n_threads=options.n_threads,
-            batch_size=options.batch_size,
-        ),
-        n_prompt=None if options.n_prompt == DEFAULT_PROMPTS else options.n_prompt or (0,),
-        n_gen=None if options.n_gen == DEFAULT_GEN else options.n_gen or (0,),
-        depths=None if is_default_depth else options.depths,
-        repetitions=None if options.budget_s is not None else options.repetitions,
-        backends=() if options.backends == ("auto",) else cast("tuple[BackendName, ...]", options.backends),
-        is_random=options.is_random,
-        offline=offline,
-    )
-
-
-def _without_repeats(values: Sequence[int]) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(values))
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchTest:
-    """One test of a model that is loaded, as llama-bench names it."""
-
-    kind: Literal["prefill", "decode"]
+    kind: Literal["prefill", "decode", "genre"]
     n_tokens: int
     depth: int = 0
+    genre: Genre | None = None
+    temperature: float = 0.0
 
     @property
     def name(self) -> str:
-        return name_of(self.kind, self.n_tokens, self.depth)
+        if self.kind == "genre":
+            return f"{self.genre}{self.n_tokens}" + (f" @ t{self.temperature:g}" if self.temperature else "")
+        return f"{'pp' if self.kind == 'prefill' else 'tg'}{self.n_tokens}" + (
+            f" @ d{self.depth}" if self.depth else ""
+        )
 
     @property
     def context(self) -> int:
@@ -139,15 +53,27 @@ class BenchTest:
         return (self.depth if self.kind == "prefill" else max(self.depth, SHORTEST_PROMPT)) + self.n_tokens + 1
 
     def task(self, number: int) -> Task:
+        assert self.kind != "genre"
         return Task(kind=self.kind, n_tokens=self.n_tokens, depth=self.depth, number=number)
 
+    def genre_task(self, number: int) -> GenreTask:
+        assert self.genre is not None
+        return GenreTask(genre=self.genre, n_tokens=self.n_tokens, temperature=self.temperature, number=number)
 
-def name_of(kind: Literal["prefill", "decode"], n_tokens: int, depth: int) -> str:
-    return f"{'pp' if kind == 'prefill' else 'tg'}{n_tokens}" + (f" @ d{depth}" if depth else "")
+    @property
+    def tokens_each_time(self) -> int:
+        """So many are written or read in one repetition, at most."""
+        return self.n_tokens if self.genre is None else 2 * self.n_tokens * len(genre_prompts(self.genre))
 
 
 def wanted_tests(options: BenchOptions) -> Iterator[BenchTest]:
-    """Every test that the options name: by depth, prefill before decode."""
+    """Every test that the options name: by depth, prefill before decode; or by temperature, every genre."""
+    for temperature in options.temperatures:
+        for genre in options.genres:
+            for n in options.n_gen:
+                yield BenchTest(kind="genre", n_tokens=n, genre=genre, temperature=temperature)
+    if options.genres:
+        return
     for depth in options.depths:
         if depth in options.prefill_depths:
             yield from (BenchTest(kind="prefill", n_tokens=n, depth=depth) for n in options.n_prompt)
@@ -161,6 +87,12 @@ def needed_context(request: BenchRequest) -> int | None:
     needed = max(test.context for test in wanted_tests(request.options()))
     is_asked = request.depths is not None or request.n_prompt is not None or request.n_gen is not None
     return -(-needed // 256) * 256 if is_asked and needed > request.load.n_ctx(_LARGEST) else None
+
+
+def load_options(request: BenchRequest, backend: BackendChoice) -> LoadOptions:
+    """To load with: prefill and decode are measured without what drafts, and without the memory that it takes."""
+    changed = dataclasses.replace(request.load, backend=backend, ctx_size=needed_context(request))
+    return changed if request.genres else dataclasses.replace(changed, speculation="off", draft=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,14 +158,14 @@ def _shrunk(test: BenchTest, request: BenchRequest, speed: Speed, patience: floa
     rate = speed.prefill_tok_s if test.kind == "prefill" else speed.decode_tok_s
     asked = request.n_prompt if test.kind == "prefill" else request.n_gen
     room = patience * rate * DEFAULT_BUDGET_S / (LEAST_REPETITIONS + 1)  # a warm-up goes before
-    if asked is not None or test.n_tokens <= room:
+    if asked is not None or test.tokens_each_time <= room:
         return test, ""
     n_tokens = _SMALLEST
-    while n_tokens * 2 <= min(room, test.n_tokens):
+    while n_tokens * 2 <= min(room * test.n_tokens / test.tokens_each_time, test.n_tokens):
         n_tokens *= 2
     option = "-p" if test.kind == "prefill" else "-n"
-    smaller = BenchTest(kind=test.kind, n_tokens=min(n_tokens, test.n_tokens), depth=test.depth)
-    seconds = test.n_tokens / rate
+    smaller = dataclasses.replace(test, n_tokens=min(n_tokens, test.n_tokens))
+    seconds = test.tokens_each_time / rate
     return smaller, (
         f"{smaller.name} in place of {test.name}, which would take about {seconds:.0f} s each time here; "
         f"{option} {test.n_tokens} measures it"

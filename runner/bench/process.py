@@ -5,10 +5,12 @@ Everything about the child, its death and its silence is EngineProcess's; this f
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal, TypeVar, cast
 
 from runner.bench import tasks
-from runner.bench.tasks import Bandwidth, Sample, SelfCheck, Task, Vitals
+from runner.bench.tasks import Bandwidth, Chosen, GenreSample, GenreTask, Sample, SelfCheck, Task, Vitals
+from runner.config import LoadOptions
 from runner.engine_process import EngineProcess
 from runner.errors import EngineDied
 from runner.events import Event
@@ -31,6 +33,9 @@ class BenchProcess(EngineProcess):
     def measure(self, task: Task) -> Sample:
         return self._answer(Sample, {"op": "measure", "task": to_plain(task)})
 
+    def measure_genre(self, task: GenreTask) -> GenreSample:
+        return self._answer(GenreSample, {"op": "measure_genre", "task": to_plain(task)})
+
     def check(self) -> SelfCheck:
         return self._answer(SelfCheck, {"op": "check"})
 
@@ -42,6 +47,13 @@ class BenchProcess(EngineProcess):
         if self.pid is None:
             self._start()
         return self._answer(Bandwidth, {"op": "bandwidth", "kind": kind, "index": index})
+
+    def choose(self, model: str, options: LoadOptions, *, offline: bool) -> Iterator[Event | Chosen]:
+        """Which backend chats would use, fetching the model if need be; Chosen comes last. Raises RunnerErrors."""
+        if self.pid is None:
+            self._start()
+        request = {"op": "choose", "model": model, "options": to_plain(options), "offline": offline}
+        yield from cast("Iterator[Event | Chosen]", self._events(request))
 
     def event_type(self, name: str) -> type[Event]:
         own = getattr(tasks, name, None)

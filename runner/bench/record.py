@@ -12,21 +12,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from runner.config import KvType
+from runner.bench.speculated import Speculated, without_figures
+from runner.config import KvType, Speculation
 from runner.types import BackendName, MemoryUse, WeightsFormat
 from runner.wire import from_plain, to_plain
 
-SCHEMA = "runner.bench/1"
+SCHEMA = "runner.bench/2"
+_READABLE = ("runner.bench/1", SCHEMA)  # the first one knew no speculation
 NOISY_CV = 0.05
 
 Unit = Literal["tok/s", "ms"]
+Genre = Literal["code", "prose", "instruct", "maths"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRow:
     """One test of one backend.
 
-    test: "pp512", "tg128", "tg128 @ d4096" or "ttft". samples: in the order in which they were taken, in `unit`;
+    test: "pp512", "tg128", "tg128 @ d4096", "ttft", "code128" or "code128 @ t0.7". samples: in the order in which they
+    were taken, in `unit`; of a genre such as code they are those with speculation, and `speculation` has the rest.
     segments: how many of them each of the backend's processes gave, in the same order (ABBA gives two each).
     cold: what the first process's warm-up took, in `unit`; it is no sample.
     n_prompt, n_gen, n_depth: as llama-bench counts them. bytes_per_token: weights and KV cache that one decoded token
@@ -49,10 +53,14 @@ class BenchRow:
     bandwidth_share: float | None = None
     note: str = ""
     invalid: str | None = None
+    speculation: Speculated | None = None
 
     def __post_init__(self) -> None:
-        if self.invalid is not None and (self.samples or self.cold is not None or self.bandwidth_share is not None):
+        numbers = (self.cold, self.bandwidth_share, self.speculation)
+        if self.invalid is not None and (self.samples or any(one is not None for one in numbers)):
             raise ValueError(f"{self.test} of {self.backend} is invalid and has numbers")
+        if self.speculation is not None and len(self.speculation.plain) != len(self.samples):
+            raise ValueError(f"{self.test} of {self.backend} has samples with nothing to compare them with")
         if not all(math.isfinite(value) and value > 0 for value in self.samples):
             raise ValueError(f"{self.test} of {self.backend} has samples that are no measurements")
         if sum(self.segments) != len(self.samples):
@@ -92,6 +100,11 @@ class BenchRow:
     @property
     def is_higher_better(self) -> bool:
         return self.unit == "tok/s"
+
+    @property
+    def gains(self) -> tuple[float, ...]:
+        """How many times as fast as plain decoding each sample is, as measured beside it; () without speculation."""
+        return () if self.speculation is None else self.speculation.gains(self.samples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +195,8 @@ class BenchOptions:
     prefill_depths before a prefill. backends: those asked for, "auto" being every one that can run.
     budget_s: seconds for each test of a backend, after which it is repeated no more; None where the number of
     repetitions was asked for. is_random: the model's weights are, so that its text was not judged.
+    genres, temperatures: with speculation on and off; () where prefill and decode were measured, which know none.
+    speculation, draft, draft_max: what drafted, as asked for.
     """
 
     n_prompt: tuple[int, ...]
@@ -197,6 +212,11 @@ class BenchOptions:
     batch_size: int | None = None
     budget_s: float | None = None
     is_random: bool = False
+    genres: tuple[Genre, ...] = ()
+    temperatures: tuple[float, ...] = ()
+    speculation: Speculation = "off"
+    draft: str | None = None
+    draft_max: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,12 +293,14 @@ def run_to_json(run: BenchRun) -> dict[str, Any]:
     for backend, plain_backend in zip(run.backends, plain["backends"], strict=True):
         for row, plain_row in zip(backend.rows, plain_backend["rows"], strict=True):
             plain_row.update({name: getattr(row, name) for name in _STATISTICS})
+            if row.speculation is not None:
+                plain_row["speculation"].update(row.speculation.figures(row.samples))
     return {"schema": SCHEMA, **plain}
 
 
 def run_from_json(plain: Mapping[str, Any]) -> BenchRun:
-    """The run that `run_to_json` wrote. Raises ValueError when it is damaged or of another schema."""
-    if not isinstance(plain, Mapping) or plain.get("schema") != SCHEMA:
+    """The run that `run_to_json` wrote, or an earlier version. Raises ValueError when it is damaged or unknown."""
+    if not isinstance(plain, Mapping) or plain.get("schema") not in _READABLE:
         raise ValueError(f"it is no {SCHEMA}")
     try:
         backends = [
@@ -292,11 +314,16 @@ def run_from_json(plain: Mapping[str, Any]) -> BenchRun:
 
 def without_numbers(row: BenchRow, reason: str) -> BenchRow:
     """The row as invalid, for that reason."""
-    return dataclasses.replace(row, samples=(), segments=(), cold=None, bandwidth_share=None, invalid=reason)
+    return dataclasses.replace(
+        row, samples=(), segments=(), cold=None, bandwidth_share=None, speculation=None, invalid=reason
+    )
 
 
 _STATISTICS = ("mean", "stddev", "median", "min", "max", "cv", "is_noisy")
 
 
 def _without_statistics(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key not in _STATISTICS}
+    plain = {key: value for key, value in row.items() if key not in _STATISTICS}
+    if plain.get("speculation") is not None:
+        plain["speculation"] = without_figures(plain["speculation"])
+    return plain

@@ -6,10 +6,9 @@ results and no formats.
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -26,12 +25,13 @@ from runner.bench.machine_state import (
     over_a_run,
     versions,
 )
-from runner.bench.plan import BenchRequest, abba, needed_context, share_of
+from runner.bench.plan import abba, load_options, share_of
 from runner.bench.process import BenchProcess
 from runner.bench.record import Bandwidth, BenchComparison, BenchRun, MachineState, ModelFile, SkippedTest
+from runner.bench.request import BenchRequest
 from runner.bench.side import Side
+from runner.bench.tasks import Chosen
 from runner.bench.turn import Turn, TurnOf
-from runner.config import LoadOptions
 from runner.errors import (
     BackendUnavailable,
     BadModelFile,
@@ -40,6 +40,7 @@ from runner.errors import (
     RunnerError,
     UnsupportedModel,
 )
+from runner.events import Progress
 from runner.paths import Paths
 from runner.prepare import ready, title
 from runner.registry import SCRIPT_SUFFIX, ModelSpec, Registry
@@ -74,15 +75,13 @@ class _Bench:
         self._bandwidth: Bandwidth | None = None
         self._files: ReadyModel | None = None
         self._notes: list[str] = []
-        model = title(self._spec)
-        found = versions()
-        self._sides = {
-            name: Side(model, name, _version(name, found)) for name in request.backends or _backends(self._spec)
-        }
+        self._sides = _sides(self._spec, request.backends or _backends(self._spec))
 
     def events(self) -> Iterator[BenchEvent]:
         try:
             yield from self._measure_bandwidth()
+            if self._request.genres and not self._request.backends:
+                yield from self._choose_backend()
             order = abba(tuple(self._sides))
             for number, name in enumerate(order, 1):
                 yield from self._turn(self._sides[name], number, len(order))
@@ -115,6 +114,16 @@ class _Bench:
                     raise
                 self._notes.append(f"The memory's bandwidth is not known: {error.message}")
 
+    def _choose_backend(self) -> Iterator[BenchEvent]:
+        """Speculation is measured with the backend that chats use; with others when they are asked for."""
+        with BenchProcess(self._paths, self._cancel) as process:
+            options = load_options(self._request, "auto")
+            for event in process.choose(self._request.model, options, offline=self._request.offline):
+                if isinstance(event, Chosen):
+                    self._sides = _sides(self._spec, (event.backend,))
+                elif isinstance(event, Progress):
+                    yield event
+
     def _turn(self, side: Side, number: int, n_processes: int) -> Iterator[BenchEvent]:
         """The next process of a backend, if it has one left. number: of the run's processes, from 1."""
         options = self._request.options()
@@ -125,7 +134,7 @@ class _Bench:
             return
         of = TurnOf(
             request=self._request,
-            options=self._load_options(side.name),
+            options=load_options(self._request, side.name),
             share=share_of(options, side.turns_done, side.n_turns),
             number=number,
             n_processes=n_processes,
@@ -148,9 +157,6 @@ class _Bench:
             self._learn(side)
             yield from turn.measure()
 
-    def _load_options(self, backend: BackendName) -> LoadOptions:
-        return dataclasses.replace(self._request.load, backend=backend, ctx_size=needed_context(self._request))
-
     def _not_loaded(self, side: Side, error: RunnerError) -> Iterator[BenchEvent]:
         """The first time it is a refusal; later the backend keeps what it has."""
         side.n_turns = side.turns_done
@@ -170,7 +176,8 @@ class _Bench:
             return
         try:
             stored = stored_weights(self._files)
-            per_position = kv_bytes_per_position(self._files, self._load_options(side.name), side.loaded.info)
+            options = load_options(self._request, side.name)
+            per_position = kv_bytes_per_position(self._files, options, side.loaded.info)
         except RunnerError as error:
             side.note(f"How many bytes a token reads is not known: {error.message}")
             return
@@ -256,6 +263,11 @@ class _Bench:
             elif n_ids:
                 note = "they make different token ids of the same text"
                 yield BenchComparison(backend=first.name, against=other.name, n_same=0, n_ids=n_ids, note=note)
+
+
+def _sides(spec: ModelSpec, backends: Sequence[BackendName]) -> dict[BackendName, Side]:
+    found = versions()
+    return {name: Side(title(spec), name, _version(name, found)) for name in backends}
 
 
 def _backends(spec: ModelSpec) -> tuple[BackendName, ...]:

@@ -49,7 +49,7 @@ def plot_lines(rows: Sequence[BenchRow], width: int, *, is_ascii: bool = False, 
 
 
 def _test_heading(row: BenchRow, width: int) -> Line:
-    kind = next((words for start, words in _KINDS.items() if row.test.startswith(start)), "")
+    kind = next((words for start, words in _KINDS.items() if row.test.startswith(start)), "with speculation")
     better = "more is better" if row.is_higher_better else "less is better"
     about = f"{kind}, {row.unit}, {better}" if width >= 50 else f"{kind}, {row.unit}"
     name = "TTFT" if row.test == "ttft" else row.test

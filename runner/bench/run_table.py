@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from runner.bench.figures import INVALID, figure, label, percent, with_unit
-from runner.bench.record import BenchBackend, BenchMachine, BenchRow, BenchRun
+from runner.bench.record import BenchBackend, BenchMachine, BenchOptions, BenchRow, BenchRun
+from runner.bench.speculation_text import (
+    acceptance_cell,
+    drafter_cell,
+    gain_cell,
+    length_cell,
+    plain_cell,
+    remarks_of,
+)
 from runner.bench.styled import Column, Line, Segment, Style, table_lines, wrapped
 from runner.measures import binary_size, decimal_size, duration, short_count
 
@@ -24,6 +32,11 @@ _COLUMNS = (
     Column(name="COLD", worth=4, is_right=True),
     Column(name="BANDWIDTH", worth=5, is_right=True),
     Column(name="RUNS", worth=9, is_right=True),
+    Column(name="PLAIN", worth=5, is_right=True),
+    Column(name="GAIN", worth=2, is_right=True),
+    Column(name="ACCEPTED", worth=4, is_right=True),
+    Column(name="AL", worth=5, is_right=True),
+    Column(name="DRAFTER", worth=6),
     Column(name="LABEL", worth=3),
 )
 
@@ -56,6 +69,11 @@ def row_cells(row: BenchRow) -> dict[str, str | Segment]:
         "COLD": Segment("" if row.cold is None else figure(row.cold), "dim"),
         "BANDWIDTH": percent(row.bandwidth_share),
         "RUNS": str(len(row.samples)),
+        "PLAIN": plain_cell(row),
+        "GAIN": Segment(gain_cell(row), "accent"),
+        "ACCEPTED": acceptance_cell(row),
+        "AL": length_cell(row),
+        "DRAFTER": drafter_cell(row),
         "LABEL": Segment(label(row), style),
     }
 
@@ -122,9 +140,18 @@ def _options(run: BenchRun) -> str:
         _counted(options.repetitions, "repetition"),
         "" if options.budget_s is None else f"fewer, though at least 3, beyond {duration(options.budget_s)} a test",
         "random weights" if options.is_random else "",
+        _drafting(options),
         f"prompts md5 {run.prompts_md5[:12]}" if run.prompts_md5 else "",
     ]
     return " · ".join(part for part in parts if part)
+
+
+def _drafting(options: BenchOptions) -> str:
+    """What drafted, as it was asked for; nothing where prefill and decode were measured."""
+    if not options.genres:
+        return ""
+    model = f" with {options.draft}" if options.draft else ""
+    return f"speculation {options.speculation}{model}, drafts of {options.draft_max} tokens at most"
 
 
 def _counted(number: int, noun: str) -> str:
@@ -144,6 +171,9 @@ def _remarks(run: BenchRun, width: int | None) -> Iterator[Line]:
     for backend in run.backends:
         if backend.refused is not None:
             yield from _field("refused", f"{backend.name}: {backend.refused}", width, style="bad")
+    for row in run.rows:
+        for text in remarks_of(row):
+            yield from _field("drafts", f"{row.backend} {row.test}: {text}", width)
     for test in run.skipped:
         yield from _field("skipped", f"{test.test}: {test.reason}", width, style="doubt")
     for text in notes_of(run):
@@ -181,6 +211,7 @@ def _memory(backend: BenchBackend) -> str:
         "KV cache": use.kv_cache_bytes,
         "workspace": use.workspace_bytes,
         "graphs": use.graphs_bytes,
+        "drafter": use.draft_bytes,
     }
     shown = " + ".join(f"{name} {binary_size(size)}" for name, size in parts.items() if size)
     peak = backend.process_peak_bytes

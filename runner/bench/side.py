@@ -8,12 +8,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from runner.bench.gates import repetition_fault, sample_fault
+from runner.bench.gates import genre_fault, genre_repetition_fault, repetition_fault, sample_fault
 from runner.bench.plan import BenchTest, Plan
 from runner.bench.record import BenchBackend, BenchRow, SkippedTest, without_numbers
-from runner.bench.tasks import Sample, Vitals
+from runner.bench.speculated import Speculated, together
+from runner.bench.tasks import GenreSample, Sample, Vitals
 from runner.errors import RunnerError
 from runner.events import Loaded
+from runner.speculative.record import SpeculationRecord
 from runner.types import BackendName, MemoryUse
 
 _CACHED_SHARE = 1.05  # more than memory can give, by more than measuring may be off
@@ -28,6 +30,7 @@ class Tally:
         self._segments: list[int] = []
         self._cold: float | None = None
         self._notes: list[str] = []
+        self._speculated: Speculated | None = None
         self.fault: str | None = None
 
     @property
@@ -49,6 +52,15 @@ class Tally:
         self._samples.append(value)
         self._segments[-1] += 1
 
+    def add_pair(self, plain: float, speculative: float, record: SpeculationRecord) -> None:
+        """Rates without speculation and with it, one taken beside the other."""
+        self.add(speculative)
+        before = self._speculated
+        self._speculated = Speculated(
+            plain=(*(before.plain if before else ()), plain),
+            record=together([before.record, record]) if before else record,
+        )
+
     def fail(self, reason: str) -> None:
         """The first reason stays."""
         self.fault = self.fault or reason
@@ -69,7 +81,11 @@ class Tally:
         """The row as it stands. bandwidth: of the memory that this backend reads, in bytes a second."""
         notes = list(self._notes)
         row = dataclasses.replace(
-            self._blank, samples=tuple(self._samples), segments=tuple(self._segments), cold=self._cold
+            self._blank,
+            samples=tuple(self._samples),
+            segments=tuple(self._segments),
+            cold=self._cold,
+            speculation=self._speculated,
         )
         if row.mean is not None and row.bytes_per_token and bandwidth:
             share = row.bytes_per_token * row.mean / bandwidth
@@ -105,6 +121,7 @@ class Side:
         self._version = version
         self._tallies: dict[str, Tally] = {}
         self._firsts: dict[str, Sample] = {}
+        self._first_answers: dict[str, GenreSample] = {}
         self._memory: MemoryUse | None = None
         self._peak_bytes: int | None = None
         self._load_s: float | None = None
@@ -178,6 +195,22 @@ class Side:
             tally.add(rate)
         if test.kind == "decode" and self.bytes_read is not None and self._memory is not None:
             tally.describe(bytes_per_token=self.bytes_read(sample.n_prompt + test.n_tokens / 2, self._memory))
+
+    def take_answers(self, test: BenchTest, sample: GenreSample, *, is_warm_up: bool) -> None:
+        """The same for a genre. The warm-up's answers are among those of the first repetition."""
+        tally = self.tally(test)
+        first = self._first_answers.get(test.name, sample)
+        if len(sample.plain.ids) >= len(first.plain.ids):
+            self._first_answers[test.name] = sample
+        fault = genre_fault(sample) or genre_repetition_fault(first, sample)
+        if fault is not None:
+            tally.fail(fault)
+            return
+        self.prompts_md5 = sample.prompts_md5
+        if is_warm_up:
+            tally.warm_up(sample.speculative.tok_s)
+        else:
+            tally.add_pair(sample.plain.tok_s, sample.speculative.tok_s, sample.record)
 
     def fail_all(self, reason: str) -> None:
         """Nothing that this backend measures counts: it makes no more of it."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from runner.bench.record import Bandwidth
-from runner.types import MemoryUse
+from runner.bench.record import Bandwidth, Genre
+from runner.speculative.record import SpeculationRecord
+from runner.types import BackendName, MemoryUse
 
-__all__ = ["Bandwidth", "Sample", "SelfCheck", "Task", "Vitals"]
+__all__ = ["Bandwidth", "Chosen", "GenreSample", "GenreTask", "Sample", "SelfCheck", "Task", "Vitals", "Written"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,49 @@ class Sample:
     n_prompt: int
     token_ids: tuple[int, ...]
     prompts_md5: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenreTask:
+    """Write on every prompt of a genre twice, plain and with speculation: one after the other, the two in turn first.
+
+    n_tokens: of each answer at most. number: which time it is; 0 warms up, with the first prompt alone.
+    """
+
+    genre: Genre
+    n_tokens: int
+    temperature: float
+    number: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """Answers to prompts: the ids of each, n_tokens of which were decoded in those seconds (the first is prefill's)."""
+
+    ids: tuple[tuple[int, ...], ...]
+    n_tokens: int
+    seconds: float
+
+    @property
+    def tok_s(self) -> float:
+        return self.n_tokens / self.seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenreSample:
+    """A GenreTask done. record: what speculation did. prompts_md5: of the ids of the prompts of all genres."""
+
+    plain: Written
+    speculative: Written
+    record: SpeculationRecord
+    prompts_md5: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """The backend that chats use for a model."""
+
+    backend: BackendName
 
 
 @dataclass(frozen=True, kw_only=True)

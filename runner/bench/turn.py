@@ -14,13 +14,14 @@ from typing import Final
 from runner.bench.events import BenchEvent, BenchStep, RowMeasured
 from runner.bench.first_text import first_text, forget
 from runner.bench.gates import check_fault
-from runner.bench.plan import BenchRequest, BenchTest, Plan, Share, Speed, plan_tests
+from runner.bench.plan import BenchTest, Plan, Share, Speed, plan_tests, wanted_tests
 from runner.bench.process import BenchProcess
 from runner.bench.record import SkippedTest
+from runner.bench.request import BenchRequest
 from runner.bench.side import Side, Tally
 from runner.bench.tasks import Sample
 from runner.config import LoadOptions
-from runner.errors import ContextOverflow, EngineDied, RunnerError
+from runner.errors import ContextOverflow, EngineDied, RunnerError, UnsupportedModel
 from runner.events import Loaded, Notice
 from runner.types import CancelToken, ModelInfo
 
@@ -84,7 +85,8 @@ class Turn:
         """
         left: list[Tally] = []
         try:
-            yield from self._ttft()
+            if not self._of.request.genres:
+                yield from self._ttft()
             if self._side.plan is None:
                 yield from self._prepare()
             assert self._side.plan is not None
@@ -97,9 +99,15 @@ class Turn:
                 raise
             if self._side.plan is None:
                 self._side.fail_all(died.message)
-            for tally in left or (self._side.ttft(),):
+            for tally in left or self._at_stake():
                 tally.fail(died.message)
                 yield self._measured(tally)
+
+    def _at_stake(self) -> list[Tally]:
+        """The rows that have to say what went wrong before the first test: that of the first text, or all genres."""
+        if not self._of.request.genres:
+            return [self._side.ttft()]
+        return [self._side.tally(test) for test in wanted_tests(self._of.request.options())]
 
     def _step(self, what: str, repetition: int = 0, n_repetitions: int = 0) -> BenchStep:
         return BenchStep(
@@ -136,7 +144,7 @@ class Turn:
             self._side.tally(test).note(plan.notes.get(test.name, ""))
         if fault is not None:
             self._side.fail_all(fault)
-            yield self._measured(self._side.ttft())
+            yield from map(self._measured, self._at_stake())
 
     def _planned(self, info: ModelInfo) -> Plan:
         """What the best of a few short looks leaves time for; one is enough when it leaves time for everything."""
@@ -195,8 +203,12 @@ class Turn:
         tally.begin_process()
 
         def once(number: int) -> None:
-            sample = self._process.measure(test.task(self._of.first_prompt + number))
-            self._side.take(test, sample, is_warm_up=number == 0)
+            if test.kind == "genre":
+                answers = self._process.measure_genre(test.genre_task(number))
+                self._side.take_answers(test, answers, is_warm_up=number == 0)
+            else:
+                sample = self._process.measure(test.task(self._of.first_prompt + number))
+                self._side.take(test, sample, is_warm_up=number == 0)
 
         try:
             if tally.fault is None:
@@ -205,6 +217,9 @@ class Turn:
                 self._of.on_test()
         except EngineDied:
             raise
+        except (ContextOverflow, UnsupportedModel) as reason:
+            self._side.skipped = (*self._side.skipped, SkippedTest(test=test.name, reason=reason.message))
+            return
         except RunnerError as error:
             self._check_process(error)
             tally.fail(error.message)

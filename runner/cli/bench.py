@@ -17,8 +17,8 @@ from runner.config import nearest_hint
 from runner.errors import RunnerError, UsageError
 
 if TYPE_CHECKING:
-    from runner.bench.plan import BenchRequest
-    from runner.bench.record import BenchRun
+    from runner.bench.record import BenchRun, Genre
+    from runner.bench.request import BenchRequest
     from runner.types import BackendName
 
 _MEASURE = "measure"
@@ -62,7 +62,14 @@ def measure(
         str | None, typer.Option("-p", "--pp", "--n-prompt", metavar="N,..", help="Prefill so many tokens; 0 is none.")
     ] = None,
     n_gen: Annotated[
-        str | None, typer.Option("-n", "--tg", "--n-gen", metavar="N,..", help="Decode so many tokens; 0 is none.")
+        str | None,
+        typer.Option(
+            "-n",
+            "--tg",
+            "--n-gen",
+            metavar="N,..",
+            help="Decode so many tokens; 0 is none. With --speculation, the longest answer.",
+        ),
     ] = None,
     depths: Annotated[
         str | None,
@@ -84,6 +91,23 @@ def measure(
     n_gpu_layers: options.GpuLayers = None,
     kv_type: options.KvType = None,
     threads: options.Threads = None,
+    speculation: Annotated[
+        bool,
+        typer.Option(
+            "--speculation", help="Measure what drafting gains: texts of each genre with speculation and without."
+        ),
+    ] = False,
+    genres: Annotated[
+        str | None,
+        typer.Option("--genres", metavar="NAME,..", help="With --speculation: of code, prose, instruct, maths these."),
+    ] = None,
+    temperatures: Annotated[
+        str | None,
+        typer.Option("--temp", metavar="T,..", help="With --speculation: at these temperatures; 0 when left out."),
+    ] = None,
+    spec: options.Spec = None,
+    draft: options.Draft = None,
+    draft_max: options.DraftMax = None,
     is_random: Annotated[
         bool, typer.Option("--random-weights", help="The model's weights are random: do not judge its text.")
     ] = False,
@@ -108,8 +132,10 @@ def measure(
 
     Every backend that can run it does, each in a fresh process, there and back (A B B A), five times over, after a
     warm-up that is shown as cold. What would take this machine too long is made smaller, and said.
+
+    With --speculation it writes on texts of each genre instead, with drafts and without, in the backend that chats use.
     """
-    from runner.bench.plan import token_counts
+    from runner.bench.request import token_counts
     from runner.paths import user_paths
 
     render.configure(quiet=quiet)
@@ -122,11 +148,16 @@ def measure(
         backends=_backends(backend),
         is_random=is_random,
         offline=offline,
+        genres=_genres(speculation, genres, temperatures, (spec, draft, draft_max)),
+        temperatures=temperatures,
         load={
             "ctx_size": ctx_size,
             "n_gpu_layers": options.gpu_layers(n_gpu_layers),
             "kv_type": kv_type,
             "n_threads": threads,
+            "speculation": spec,
+            "draft": draft,
+            "draft_max": draft_max,
             "force": force or None,
         },
     )
@@ -152,9 +183,11 @@ def _request(
     backends: tuple[BackendName, ...],
     is_random: bool,
     offline: bool | None,
+    genres: tuple[Genre, ...],
+    temperatures: str | None,
     load: dict[str, Any],
 ) -> BenchRequest:
-    from runner.bench.plan import BenchRequest
+    from runner.bench.request import BenchRequest, temperature_list
     from runner.paths import user_paths
     from runner.settings import load_settings
 
@@ -170,7 +203,25 @@ def _request(
         backends=backends,
         is_random=is_random,
         offline=settings.is_offline(offline),
+        genres=genres,
+        temperatures=temperature_list(temperatures),
     )
+
+
+def _genres(
+    is_asked: bool, genres: str | None, temperatures: str | None, drafting: tuple[object, ...]
+) -> tuple[Genre, ...]:
+    """The genres to be measured; () without --speculation, to which all these flags belong. Raises UsageError."""
+    from runner.bench.request import genre_list
+
+    if is_asked:
+        return genre_list(genres)
+    if any(value is not None for value in (genres, temperatures, *drafting)):
+        raise UsageError(
+            "--genres, --temp, --spec, --draft and --draft-max have a meaning with --speculation alone.",
+            hint="Prefill and decode are measured without drafts, greedily.",
+        )
+    return ()
 
 
 def _backends(text: str | None) -> tuple[BackendName, ...]:

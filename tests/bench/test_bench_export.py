@@ -12,7 +12,7 @@ from runner.bench.events import BenchStep
 from runner.bench.export_file import SUFFIXES, export_run
 from runner.bench.formats import csv_text
 from runner.bench.live_text import Place, progress_place, row_line, step_place
-from runner.bench.plan import BenchRequest, request_like, token_counts
+from runner.bench.request import BenchRequest, request_like, token_counts
 from runner.bench.store import read_run
 from runner.config import LoadOptions
 from runner.errors import RunnerError, UsageError

@@ -16,6 +16,7 @@ from runner.bench.measure import Meter
 from runner.bench.plan import BenchTest
 from runner.config import LoadOptions, SamplingParams
 from runner.errors import ContextOverflow, RunnerError
+from runner.speculative.speculator import Speculator
 from runner.types import CancelToken, MemoryUse, ReadyModel
 
 
@@ -40,8 +41,13 @@ class Broken(Backend):
         self.tokenizer = self._fake.tokenizer
 
     def generate(
-        self, prompt: Sequence[int], params: SamplingParams, cancel: CancelToken
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        cancel: CancelToken,
+        speculator: Speculator | None = None,
     ) -> Generator[Prefill | Step, None, None]:
+        del speculator
         for number, step in enumerate(self._fake.generate(prompt, params, cancel)):
             if isinstance(step, Step) and self._how == "garbage":
                 step = Step((step.token + 1) % 256)

@@ -8,7 +8,6 @@ import math
 import pytest
 
 from runner.bench.plan import (
-    BenchRequest,
     BenchTest,
     Speed,
     abba,
@@ -17,6 +16,7 @@ from runner.bench.plan import (
     share_of,
     wanted_tests,
 )
+from runner.bench.request import BenchRequest
 from runner.config import LoadOptions
 from runner.errors import UsageError
 from runner.types import ModelInfo

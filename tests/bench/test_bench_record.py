@@ -130,12 +130,12 @@ def test_a_run_goes_through_json_and_back() -> None:
     text = json.dumps(run_to_json(RUN), allow_nan=False)
     assert run_from_json(json.loads(text)) == RUN
     plain = json.loads(text)
-    assert plain["schema"] == "runner.bench/1"
+    assert plain["schema"] == "runner.bench/2"
     assert plain["backends"][0]["rows"][0]["mean"] == 100.0
     assert plain["backends"][0]["rows"][1]["mean"] is None
 
 
-@pytest.mark.parametrize("change", [{"schema": "runner.bench/2"}, {"backends": None}, {"backends": [{}]}, {"new": 1}])
+@pytest.mark.parametrize("change", [{"schema": "runner.bench/3"}, {"backends": None}, {"backends": [{}]}, {"new": 1}])
 def test_another_schema_and_damage_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         run_from_json({**run_to_json(RUN), **change})

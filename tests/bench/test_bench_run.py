@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from runner.bench.events import BackendRefused, BenchEvent, BenchFinished, BenchStep, RowMeasured
-from runner.bench.plan import BenchRequest
 from runner.bench.record import BenchRun, run_from_json, run_to_json
+from runner.bench.request import BenchRequest
 from runner.bench.run import run_bench
 from runner.config import LoadOptions
 from runner.errors import BackendUnavailable, DoesNotFit, RunnerError, UnknownModel, UnsupportedModel

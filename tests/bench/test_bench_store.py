@@ -99,7 +99,7 @@ def test_lines_that_are_no_run_are_counted_and_passed_over(tmp_path: Path, line:
 
 def test_a_run_of_a_newer_version_is_told_from_damage(tmp_path: Path) -> None:
     path = tmp_path / "bench.jsonl"
-    path.write_bytes(wrong({"schema": "runner.bench/2", "warp": 9}) + b"\n")
+    path.write_bytes(wrong({"schema": "runner.bench/3", "warp": 9}) + b"\n")
     kept = read_history(path)
     assert (len(kept.runs), kept.n_damaged, kept.n_newer) == (0, 0, 1)
 

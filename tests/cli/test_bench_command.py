@@ -37,7 +37,7 @@ def test_the_demo_is_measured_by_both_backends(capsys: pytest.CaptureFixture[str
     assert main(["bench", "demo", "-t", "1", *SMALL, "--format", "json"]) == 0
     out, err = capsys.readouterr()
     run = json.loads(out)
-    assert run["schema"] == "runner.bench/1"
+    assert run["schema"] == "runner.bench/2"
     measured = {(row["backend"], row["test"]) for backend in run["backends"] for row in backend["rows"]}
     assert measured == {(backend, test) for backend in ("native", "llamacpp") for test in ("ttft", "pp16", "tg8")}
     stages = [json.loads(line)["stage"] for line in err.splitlines()]

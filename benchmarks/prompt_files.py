@@ -1,0 +1,44 @@
+"""Prompts from files of JSON lines, as public test sets have them, by category. It knows no model.
+
+A line has its text under "prompt" (a text that goes on), "question", or "turns" (the first is taken), and perhaps a
+"category"; without one the file's name is it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilePrompt:
+    category: str
+    text: str
+    continues: bool
+
+
+def read_prompts(path: Path) -> Iterator[FilePrompt]:
+    """Every prompt of a file, or of all files of a directory that end in .jsonl or .jsonl.gz. Raises ValueError."""
+    files = sorted([*path.glob("*.jsonl"), *path.glob("*.jsonl.gz")]) if path.is_dir() else [path]
+    if not files:
+        raise ValueError(f"{path} has no file that ends in .jsonl or .jsonl.gz")
+    for file in files:
+        data = file.read_bytes()
+        text = (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8")
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.strip():
+                yield _prompt(json.loads(line), file, number)
+
+
+def _prompt(plain: dict[str, Any], file: Path, number: int) -> FilePrompt:
+    category = str(plain.get("category", file.name.split(".")[0]))
+    if "prompt" in plain:
+        return FilePrompt(category=category, text=plain["prompt"], continues=True)
+    text = plain.get("question") or next(iter(plain.get("turns", ())), None)
+    if not isinstance(text, str):
+        raise ValueError(f"{file}, line {number}: no prompt, question or turns")
+    return FilePrompt(category=category, text=text, continues=False)

@@ -1,0 +1,237 @@
+"""What speculation gains, what it costs at worst, and whether the text stays the same: on real engines, by the clock.
+
+    python benchmarks/speculation.py gain [MODEL] [--spec suffix ...] [--draft MODEL] [--temp 0 0.7]
+    python benchmarks/speculation.py worst [MODEL]                        # drafters that are wrong, slow, treacherous
+    python benchmarks/speculation.py trace [--shape llama-3.1-8b] [--layers N]  # random weights, real texts' acceptance
+    python benchmarks/speculation.py prompts PATH [MODEL]                 # prompts of your own, as lines of JSON
+
+Every figure is of answers that were written both ways, one after the other and in turn first, in one process; the real
+controller decides what is drafted. `gain` is the median over repetitions, of the time from the first token to the last.
+Token ids must be the same both ways: those that differ are counted, and the program ends with 1 if any do.
+`trace` wants a GPU for the shapes of real models; --shape demo runs on any machine, in float32 without one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from both_ways import Found, Rows, eager, followed, show_steps
+from prompt_files import FilePrompt, read_prompts
+from records import Report, add_arguments, origin, require_gpu, say
+from scripted_drafts import ScriptedDrafter, adversaries, suffix_script
+
+from runner.backends.base import Backend
+from runner.bench.genre_meter import GenreMeter, Pair, PairMeter
+from runner.bench.genre_texts import genre_prompts, message_ids, prompt_ids
+from runner.bench.record import Genre
+from runner.bench.request import GENRES
+from runner.bench.tasks import GenreTask
+from runner.config import LONGEST_DRAFT, LoadOptions, SamplingParams
+from runner.engine import Engine
+from runner.errors import ContextOverflow
+from runner.events import Notice
+from runner.paths import user_paths
+from runner.types import CancelToken
+
+# --- what is loaded --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def loaded(asked: argparse.Namespace, spec: str) -> Iterator[Engine]:
+    """The model in this process, with that drafter."""
+    engine = Engine(user_paths())
+    options = LoadOptions(
+        backend=asked.backend,
+        n_threads=asked.threads,
+        ctx_size=asked.ctx_size,
+        speculation=spec,  # type: ignore[arg-type]  # argparse knows the choices
+        draft=asked.draft if spec not in ("suffix", "off") else None,
+        draft_max=asked.draft_max,
+    )
+    for event in engine.load(asked.model, options, offline=True):
+        if isinstance(event, Notice) and event.level == "warning":
+            print(event.text, file=sys.stderr)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+# --- the four questions ----------------------------------------------------------------------------------------------
+
+
+def gain(asked: argparse.Namespace, report: Report) -> int:
+    """Each drafter on each genre at each temperature."""
+    rows: Rows | None = None
+    for spec in asked.spec:
+        with loaded(asked, spec) as engine:
+            if rows is None:
+                show_steps(engine.backend, asked.model, report)
+                rows = Rows(report, "genre", "temperature", "drafter")
+            meter = GenreMeter(engine.backend, engine.drafting)
+            for temperature in asked.temp:
+                for genre in GENRES:
+                    rows.add(_genre_row(meter, genre, temperature, asked, spec, engine.backend))
+    return rows.n_different if rows else 0
+
+
+def _genre_row(
+    meter: GenreMeter, genre: Genre, temperature: float, asked: argparse.Namespace, spec: str, backend: Backend
+) -> dict[str, Any]:
+    found = Found()
+    for number in range(asked.repetitions + 1):
+        task = GenreTask(genre=genre, n_tokens=asked.tokens, temperature=temperature, number=number)
+        pairs = meter.pairs(task, CancelToken())
+        if number:
+            found.add(pairs)
+    about = {"kind": "gain", "model": asked.model, "backend": backend.info.backend, "drafter": spec}
+    return found.row(**about, genre=genre, temperature=temperature)
+
+
+def worst(asked: argparse.Namespace, report: Report) -> int:
+    """Adversaries on two texts of the model: what the controller lets them cost."""
+    with loaded(asked, "off") as engine:
+        backend = engine.backend
+        plain_s = show_steps(backend, asked.model, report)
+        prompts = [prompt_ids(genre_prompts(genre)[0], backend.info, backend.tokenizer) for genre in ("code", "prose")]
+        rows = Rows(report, "adversary", "temperature")
+        for one in adversaries():
+            for temperature in asked.temp:
+                vocab_size = backend.info.vocab_size
+                drafter = ScriptedDrafter(one.script, one.n_buckets, vocab_size, one.token_share * plain_s)
+                found = followed(
+                    backend, drafter, prompts, temperature, n_tokens=asked.tokens, repetitions=asked.repetitions
+                )
+                about = {"kind": "worst", "model": asked.model, "backend": backend.info.backend}
+                rows.add(found.row(**about, adversary=one.name, temperature=temperature))
+    return rows.n_different
+
+
+def trace(asked: argparse.Namespace, report: Report) -> int:
+    """Random weights of a real shape: every genre's reference answers, guessed as the suffix drafter guesses them."""
+    from random_models import about_bytes, ready, write_directory
+    from shapes import config_of
+    from workplace import workplace
+
+    from runner.backends.native import load
+
+    if not asked.shape.startswith("demo"):
+        require_gpu("A model of this size (all but --shape demo)")
+    config = config_of(asked.shape, asked.layers)
+    options = LoadOptions(backend="native", ctx_size=2048, n_threads=asked.threads, force=True)
+    with workplace(asked.work, about_bytes(config)) as work:
+        write_directory(work / "model", config, asked.recipe, is_hashed=False)
+        backend = load(ready(work / "model"), options, lambda _: None, CancelToken())
+        show_steps(backend, asked.shape, report)
+        rows = Rows(report, "genre", "temperature")
+        prompt = random.Random(0).choices(range(1000), k=64)
+        for temperature in asked.temp:
+            for genre in GENRES:
+                script, n_tokens = suffix_script(genre, backend.info, backend.tokenizer)
+                drafter = ScriptedDrafter(script, 7, backend.info.vocab_size)
+                found = followed(
+                    backend,
+                    drafter,
+                    [prompt],
+                    temperature,
+                    n_tokens=min(n_tokens, asked.tokens),
+                    repetitions=asked.repetitions,
+                )
+                about = {"kind": "trace", "model": f"{asked.shape} {asked.recipe}", "layers": asked.layers}
+                device = {"backend": "native", "device": backend.info.device}
+                rows.add(found.row(**about, **device, genre=genre, temperature=temperature))
+        backend.close()
+    return rows.n_different
+
+
+def prompts(asked: argparse.Namespace, report: Report) -> int:
+    """Prompts of a file or directory: each once both ways, by category."""
+    by_category: dict[str, list[FilePrompt]] = {}
+    for prompt in read_prompts(asked.path):
+        by_category.setdefault(prompt.category, []).append(prompt)
+    with loaded(asked, asked.spec[0]) as engine:
+        backend = engine.backend
+        drafting = eager(engine.drafting, asked.draft_max) if asked.eager else engine.drafting
+        meter = PairMeter(backend, drafting)
+        rows = Rows(report, "category", "temperature", "drafter")
+        for temperature in asked.temp:
+            for category, members in by_category.items():
+                found = Found()
+                pairs = list(_pairs_of(members[: asked.limit], backend, meter, temperature, asked.tokens))
+                found.add(pairs)
+                about = {"kind": "prompts", "model": asked.model, "backend": backend.info.backend}
+                drafter = f"{asked.spec[0]}{', eager' if asked.eager else ''}"
+                rows.add(found.row(**about, drafter=drafter, category=category, temperature=temperature))
+    return rows.n_different
+
+
+def _pairs_of(
+    members: Sequence[FilePrompt], backend: Backend, meter: PairMeter, temperature: float, n_tokens: int
+) -> Iterator[Pair]:
+    for index, one in enumerate(members):
+        try:
+            ids = message_ids(one.text, backend.info, backend.tokenizer, is_raw=one.continues)
+        except ContextOverflow as error:
+            print(f"left out: {error.message}", file=sys.stderr)
+            continue
+        params = SamplingParams(temperature=temperature, seed=index)
+        yield meter.pair(ids, params, n_tokens, CancelToken(), is_plain_first=index % 2 == 0)
+
+
+_TOKENS = {"gain": 128, "worst": 256, "trace": 512, "prompts": 64}
+QUESTIONS = {"gain": gain, "worst": worst, "trace": trace, "prompts": prompts}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    questions = parser.add_subparsers(dest="question", required=True)
+    for name, question in QUESTIONS.items():
+        one = questions.add_parser(name, help=question.__doc__)
+        if name == "prompts":
+            one.add_argument("path", type=Path, help="a file of JSON lines, or a directory of them")
+            one.add_argument("--limit", type=int, help="so many prompts of each category")
+            one.add_argument("--eager", action="store_true", help="verify every guess, though it may not pay")
+        if name == "trace":
+            one.add_argument("--shape", default="llama-3.1-8b")
+            one.add_argument("--layers", type=int, help="fewer than the shape has; rows say so")
+            one.add_argument("--recipe", default="mq4")
+            one.add_argument("--work", type=Path, help="where the model is made; default: in memory, if there is room")
+        else:
+            one.add_argument("model", nargs="?", default="demo")
+            one.add_argument("--backend", default="auto")
+            one.add_argument("--spec", nargs="+", default=["suffix"])
+            one.add_argument("--draft", help="the model that drafts, for --spec model")
+            one.add_argument("--draft-max", type=int, default=LONGEST_DRAFT)
+            one.add_argument("-c", "--ctx-size", type=int)
+        one.add_argument("--temp", type=float, nargs="+", default=[0.0, 0.7])
+        one.add_argument("--tokens", type=int, default=_TOKENS[name])
+        one.add_argument("-r", "--repetitions", type=int, default=5)
+        one.add_argument("-t", "--threads", type=int)
+        add_arguments(one)
+    return parser.parse_args()
+
+
+def main() -> None:
+    asked = parse()
+    where = origin(asked.commit, _device())
+    say(where)
+    n_different = QUESTIONS[asked.question](asked, Report("speculation", where, asked.json))
+    if n_different:
+        sys.exit(f"{n_different} answers differ: speculation changed a text.")
+
+
+def _device() -> str:
+    from runner.machine import cpu_info, devices
+
+    found = devices()[0]
+    return found.name if found.kind != "cpu" else f"{cpu_info().model}, {cpu_info().usable_cores} cores"
+
+
+if __name__ == "__main__":
+    main()

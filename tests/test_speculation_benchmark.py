@@ -1,0 +1,104 @@
+"""What benchmarks/speculation.py computes around its measurements, and the program itself on a few prompts."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import page
+import pytest
+from both_ways import Found
+from prompt_files import FilePrompt, read_prompts
+from scripted_drafts import Guess, ScriptedDrafter, adversaries, suffix_script
+
+from runner.backends.fake import FakeTokenizer
+from runner.bench.genre_meter import Pair
+from runner.bench.request import GENRES
+from runner.config import LONGEST_DRAFT, SamplingParams
+from runner.speculative.record import SpeculationRecord
+from runner.telemetry import Timings
+from tests.bench.test_bench_plan import info
+
+PROGRAM = Path(__file__).parent.parent / "benchmarks" / "speculation.py"
+GREEDY = SamplingParams(temperature=0)
+
+
+class Open:
+    def admits(self, _bucket: int) -> bool:
+        return True
+
+
+def test_a_scripted_drafter_is_as_right_as_its_script_says() -> None:
+    drafter = ScriptedDrafter(lambda done: Guess((2, 1, 0, 0), n_right=done), 3, vocab_size=10)
+    drafter.follow([5, 6, 7, 8, 9], n_prompt=2)
+    draft = drafter.propose([0, 0, 5, 6], GREEDY, Open())
+    assert draft.tokens[:3] == (7, 8, 0)  # two right, then 9 + 1 in a vocabulary of ten
+    assert draft.buckets == (2, 1, 0, 0)
+    beyond = drafter.propose([0, 0, 5, 6, 7, 8, 9], GREEDY, Open())
+    assert len(beyond) == 4
+
+
+def test_no_adversary_proposes_more_than_is_ever_verified() -> None:
+    for one in adversaries():
+        guesses = [one.script(done) for done in range(300)]
+        assert all(0 <= guess.n_right <= LONGEST_DRAFT >= len(guess.buckets) for guess in guesses)
+        assert max(bucket for guess in guesses for bucket in guess.buckets) < one.n_buckets
+
+
+def test_real_code_is_guessed_better_than_real_prose() -> None:
+    shares = {}
+    for genre in GENRES:
+        script, n = suffix_script(genre, info(), FakeTokenizer())
+        shares[genre] = sum(script(done).n_right > 0 for done in range(1, n + 1)) / n
+    assert shares["code"] > 2 * shares["prose"]
+
+
+def test_prompts_are_read_as_public_sets_have_them(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"question": "How?"}\n\n{"category": "math", "turns": ["1 + 1", "2 + 2"]}\n')
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"task_id": 1, "prompt": "def f():"}\n'))
+    assert list(read_prompts(tmp_path)) == [
+        FilePrompt(category="a", text="How?", continues=False),
+        FilePrompt(category="math", text="1 + 1", continues=False),
+        FilePrompt(category="b", text="def f():", continues=True),
+    ]
+    (tmp_path / "c.jsonl").write_text('{"answer": 5}\n')
+    with pytest.raises(ValueError, match=r"c\.jsonl, line 1"):
+        list(read_prompts(tmp_path))
+
+
+def pair(plain: tuple[int, ...], drafted: tuple[int, ...]) -> Pair:
+    timed = [
+        (Timings(completion_tokens=len(ids), decode_s=seconds), ids) for ids, seconds in ((plain, 2.0), (drafted, 1.0))
+    ]
+    record = SpeculationRecord(
+        drafter="scripted", state="on", rounds=1, drafted_at=(1,), reached_at=(1,), accepted_at=(1,)
+    )
+    return Pair(plain=timed[0], speculative=timed[1], record=record)
+
+
+def test_answers_that_differ_are_counted() -> None:
+    found = Found()
+    found.add([pair((1, 2, 3), (1, 2, 3)), pair((1, 2, 3), (1, 2, 4))])
+    row = found.row(kind="gain")
+    assert (row["n_answers"], row["n_different"]) == (2, 1)
+    assert (row["gain"], row["acceptance_rate"]) == (2.0, 1.0)
+
+
+def test_the_program_compares_both_ways_on_a_file_and_the_page_shows_it(tmp_path: Path) -> None:
+    prompts, out = tmp_path / "few.jsonl", tmp_path / "rows.jsonl"
+    novel = "It was a bright cold day in April, and the old man sat at the window. "
+    prompts.write_text("\n".join(map(json.dumps, ({"question": "Tell me a story about a dog."}, {"prompt": novel}))))
+    asked = ["prompts", str(prompts), "--eager", "--tokens", "80", "-t", "1", "--json", str(out), "--commit", "abc"]
+    done = subprocess.run([sys.executable, str(PROGRAM), *asked], capture_output=True, text=True, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    greedy, sampled = rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert (greedy["temperature"], sampled["temperature"]) == (0.0, 0.7)
+    assert [row["n_different"] for row in rows] == [0, 0]
+    assert greedy["rounds"] > 0
+    text = page.section("speculation", page.read_rows(out))
+    assert "Prompts that are not part of the project" in text
+    assert "| demo (llamacpp) | suffix, eager, few | 0.7 |" in text
