@@ -59,14 +59,14 @@ class RunnerApp(App[int]):
         themes.register(self)
         self.services = services
         self.remembered = read_remembered(services.paths)
-        self.theme = themes.chosen(self.remembered.theme, is_without_colour=self.no_color)
+        self.theme = self._first_theme = themes.chosen(self.remembered.theme, is_without_colour=self.no_color)
         self.chat_engine = ChatEngine(services, self.post_message)
         self.jobs = JobQueue(services.paths, lambda jobs: self.post_message(_JobsMoved(jobs)))
         self.machine_watch = MachineWatch(lambda sample: self.post_message(_MachineSeen(sample)), self._own_pids)
         self._screens: dict[str, ModeScreen] = {}
         makers: dict[str, Callable[[], ModeScreen]] = {
             "chat": lambda: ChatScreen(services, self.chat_engine, self.jobs),
-            "models": lambda: ModelsScreen(services, self.jobs),
+            "models": lambda: ModelsScreen(services, self.jobs, self._loaded_model),
             "bench": lambda: BenchScreen(services, self.chat_engine),
             "doctor": lambda: DoctorScreen(services),
         }
@@ -80,9 +80,14 @@ class RunnerApp(App[int]):
 
         return made
 
+    def _loaded_model(self) -> str:
+        return self.chat_engine.model if self.chat_engine.loaded is not None else ""
+
     def _own_pids(self) -> tuple[int, ...]:
         """Of the processes whose memory is this program's, and not that of others."""
-        return (*self.chat_engine.pids(), *self.jobs.pids())
+        bench = self._screens.get("bench")
+        measuring = bench.pids() if isinstance(bench, BenchScreen) else ()
+        return (*self.chat_engine.pids(), *self.jobs.pids(), *measuring)
 
     # --- beginning and end -----------------------------------------------------------------------------------------
 
@@ -111,11 +116,13 @@ class RunnerApp(App[int]):
         write_remembered(self.services.paths, self._to_remember())
 
     def _to_remember(self) -> Remembered:
-        kept = self.remembered if self.no_color else replace(self.remembered, theme=self.theme)
+        kept = self.remembered
+        if self.theme != self._first_theme:  # the one that the terminal called for was not chosen
+            kept = replace(kept, theme=self.theme)
         chat = self._screens.get("chat")
         if isinstance(chat, ChatScreen):
             rails = chat.sides.is_open
-            kept = replace(kept, left_rail=rails["left"], right_rail=rails["right"])
+            kept = replace(kept, left_rail=rails["left"], right_rail=rails["right"], tint=chat.is_tinted)
         return kept
 
     # --- news ------------------------------------------------------------------------------------------------------

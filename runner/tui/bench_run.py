@@ -12,11 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from textual.message import Message
 
 from runner.bench.events import BenchEvent, BenchFinished
-from runner.bench.plan import BenchRequest
 from runner.bench.record import BenchRun
+from runner.bench.request import BenchRequest
 from runner.bench.run import run_bench
 from runner.bench.store import History, append_run, read_history
 from runner.errors import RunnerError
@@ -68,6 +69,11 @@ class BenchThread:
 
     def start(self) -> None:
         self._thread.start()
+
+    @staticmethod
+    def pids() -> tuple[int, ...]:
+        """The processes that measure: all that this one has begun. It looks at every process of the machine."""
+        return tuple(child.pid for child in psutil.Process().children(recursive=True))
 
     def cancel(self) -> None:
         """Stop soon; what was measured until then is a partial run."""

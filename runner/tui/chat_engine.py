@@ -204,7 +204,7 @@ class ChatEngine:
             self.conversation.use(self._engine, model)
             self.conversation.params = self._services.settings.sampling_params(loaded.sampling, self.own_params)
         self.state = "empty" if loaded is None else "ready"
-        self._post(LoadEnded(self.state, model, loaded, error))
+        self._post(LoadEnded(self.state, model, loaded, error, options))
         return loaded is not None
 
     def _unload(self, why: str) -> None:

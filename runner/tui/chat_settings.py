@@ -1,4 +1,4 @@
-"""What the settings panel edits: the system prompt, sampling and chat options as texts, checked and turned into values.
+"""What the settings panel edits: the system prompt, sampling, chat options and speculation as texts, made into values.
 
 Pure functions of values; the ranges are config.py's, the words settings' table's. It knows no widget.
 """
@@ -11,37 +11,51 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from runner import set_values
-from runner.config import ChatOptions, OverflowPolicy, SamplingParams, Think, build
+from runner.config import ChatOptions, LoadOptions, OverflowPolicy, SamplingParams, Speculation, Think, build
 from runner.errors import UsageError
 from runner.settings import SETTINGS
 
-CHOICES: Mapping[str, tuple[str, ...]] = {"think": get_args(Think), "overflow": get_args(OverflowPolicy)}
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "think": get_args(Think),
+    "overflow": get_args(OverflowPolicy),
+    "speculation": get_args(Speculation),
+}
 _SAMPLING = tuple(field.name for field in dataclasses.fields(SamplingParams))
 _OPTIONS = ("think", "think_budget", "overflow")
-FIELDS = (*_OPTIONS, *_SAMPLING)
-HELP = {item.field: item.help for item in SETTINGS if item.owner in (SamplingParams, ChatOptions)}
-KEYS = {item.field: item.key for item in SETTINGS if item.owner in (SamplingParams, ChatOptions)}
+LOADING = ("speculation", "draft", "draft_max")
+FIELDS = (*_OPTIONS, *_SAMPLING, *LOADING)
+HELP = {item.field: item.help for item in SETTINGS if item.field in FIELDS}
+KEYS = {item.field: item.key for item in SETTINGS if item.field in FIELDS}
+_OWNERS: Mapping[str, type[SamplingParams | ChatOptions | LoadOptions]] = {
+    **dict.fromkeys(_SAMPLING, SamplingParams),
+    **dict.fromkeys(_OPTIONS, ChatOptions),
+    **dict.fromkeys(LOADING, LoadOptions),
+}
 
 
 @dataclass(frozen=True)
 class ChatSettings:
-    """How the next answers are made. own_params: the sampling that differs from what the model has by default."""
+    """How the next answers are made. own_params: the sampling that differs from what the model has by default.
+
+    loading: fields of LoadOptions, which hold once the model is loaded again.
+    """
 
     system: str
     own_params: Mapping[str, Any]
     options: ChatOptions
+    loading: Mapping[str, Any]
 
 
-def texts(params: SamplingParams, options: ChatOptions) -> dict[str, str]:
+def texts(params: SamplingParams, options: ChatOptions, loading: LoadOptions) -> dict[str, str]:
     """Every field as it is typed; "none" where nothing is set."""
-    values = {name: getattr(params, name) for name in _SAMPLING} | {name: getattr(options, name) for name in _OPTIONS}
-    return {name: set_values.shown(values[name]) for name in FIELDS}
+    given = {SamplingParams: params, ChatOptions: options, LoadOptions: loading}
+    return {name: set_values.shown(getattr(given[_OWNERS[name]], name)) for name in FIELDS}
 
 
 def value_of(name: str, text: str) -> Any:
     """The value that a field's text means. Raises UsageError with the range."""
     value = set_values.parsed(name, text.strip())
-    build(SamplingParams if name in _SAMPLING else ChatOptions, {name: value})
+    build(_OWNERS[name], {name: value})
     return value
 
 
@@ -52,7 +66,8 @@ def read(system: str, typed: Mapping[str, str], defaults: Mapping[str, str]) -> 
     """
     values = {name: value_of(name, text.strip() or defaults[name] or "none") for name, text in typed.items()}
     own = {name: values[name] for name in _SAMPLING if is_changed(name, typed[name], defaults[name])}
-    return ChatSettings(system.strip("\n"), own, build(ChatOptions, {name: values[name] for name in _OPTIONS}))
+    options = build(ChatOptions, {name: values[name] for name in _OPTIONS})
+    return ChatSettings(system.strip("\n"), own, options, {name: values[name] for name in LOADING})
 
 
 def is_changed(name: str, text: str, default: str) -> bool:

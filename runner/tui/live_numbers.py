@@ -10,7 +10,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from runner.config import Speculation
 from runner.events import Finished, Loaded, Progress, Stats
+from runner.speculative.record import SpeculationRecord
 from runner.status_text import time_left_s
 from runner.telemetry import Timings
 from runner.transfer_rate import TransferRate
@@ -107,7 +109,8 @@ class LiveNumbers:
     """What is known from the engine's messages so far.
 
     state: the engine's. model: that is or was being loaded. loaded: None when no model is there. stage: what goes on
-    with a progress of its own. speed: of the newest answer that has begun, None before the first one.
+    with a progress of its own. speed: of the newest answer that has begun, None before the first one. speculation: of
+    that answer, None without any; wanted: what was asked to draft when the model was loaded.
     """
 
     def __init__(self) -> None:
@@ -116,6 +119,8 @@ class LiveNumbers:
         self.loaded: Loaded | None = None
         self.stage: Stage | None = None
         self.speed: Speed | None = None
+        self.speculation: SpeculationRecord | None = None
+        self.wanted: Speculation = "auto"
         self.history = History()
         self._began_s = 0.0
         self._first_done = 0
@@ -142,10 +147,10 @@ class LiveNumbers:
         if isinstance(message, LoadStep):
             return isinstance(message.event, Progress) and self._progress(message.event, now_s)
         if isinstance(message, LoadBegan):
-            self.model, self.loaded, self.speed = message.model, None, None
+            self.model, self.loaded, self.speed, self.speculation = message.model, None, None, None
             self._end_stage()
         elif isinstance(message, LoadEnded):
-            self.loaded = message.loaded
+            self.loaded, self.wanted = message.loaded, message.options.speculation
             self._end_stage()
         elif isinstance(message, Unloaded):
             self.loaded = None
@@ -156,12 +161,21 @@ class LiveNumbers:
             return before != self.state
         return True
 
+    def pass_time(self, now_s: float) -> bool:
+        """Time passes and nothing is heard: a stage that stands still ends later, or nobody knows when.
+
+        Returns whether something that is shown may have changed.
+        """
+        if self.stage is not None:
+            self._progress(self.stage.progress, now_s)
+        return self.stage is not None
+
     # --- answers -----------------------------------------------------------------------------------------------------
 
     def _answer_step(self, message: AnswerStep, now_s: float) -> bool:
         event = message.event
         if isinstance(event, Stats):
-            return self._decoded(event.timings, event.n_ctx, now_s)
+            return self._decoded(event, now_s)
         if isinstance(event, Progress):
             return self._progress(event, now_s)
         if isinstance(event, Finished):
@@ -169,6 +183,7 @@ class LiveNumbers:
                 self.history.add(None)
                 self.history.add(event.timings.decode_tok_s)
             self.speed = Speed(timings=event.timings, n_ctx=event.n_ctx, now_tok_s=None)
+            self.speculation = event.speculation
             self._end_stage()
             return True
         if self.stage is not None and self.stage.progress.stage == "prefill":  # the first piece of text
@@ -176,7 +191,8 @@ class LiveNumbers:
             return True
         return False
 
-    def _decoded(self, timings: Timings, n_ctx: int, now_s: float) -> bool:
+    def _decoded(self, stats: Stats, now_s: float) -> bool:
+        timings = stats.timings
         if self._is_new_answer:
             self._is_new_answer = False
             self._recent.clear()
@@ -189,8 +205,10 @@ class LiveNumbers:
         self._sampled_s = now_s
         self._end_stage()
         rate = decode_tok_s_between(self._recent[0], timings)
-        self.speed = Speed(timings=timings, n_ctx=n_ctx, now_tok_s=timings.decode_tok_s if rate is None else rate)
-        self.history.add(self.speed.now_tok_s)
+        now_tok_s = timings.decode_tok_s if rate is None else rate
+        self.speed = Speed(timings=timings, n_ctx=stats.n_ctx, now_tok_s=now_tok_s)
+        self.speculation = stats.speculation
+        self.history.add(now_tok_s)
         return True
 
     def _end_answer(self) -> None:

@@ -15,7 +15,9 @@ from runner.fit import Fit
 from runner.tui.machine_watch import DeviceSample, MachineSample
 from runner.types import MemoryUse
 
-PartName = Literal["weights", "KV cache", "workspace", "graphs", "model", "runtime", "others", "others and runtime"]
+PartName = Literal[
+    "weights", "KV cache", "workspace", "graphs", "draft", "model", "runtime", "others", "others and runtime"
+]
 _LEAST_REST: Final = 2**20  # rounding of pages and drivers, not worth a part
 
 
@@ -128,6 +130,7 @@ def _model_parts(loaded: Loaded | None, held: int | None, *, is_split: bool) -> 
             ("KV cache", use.kv_cache_bytes),
             ("workspace", use.workspace_bytes),
             ("graphs", use.graphs_bytes),
+            ("draft", use.draft_bytes),
         ]
     )
 

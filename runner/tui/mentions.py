@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.attachments import attached, read_text_file
-from runner.errors import RunnerError
+from runner.errors import RunnerError, UsageError
 
 _MENTION = re.compile(r'(?:^|(?<=\s))@(?:"([^"\n]+)"|(\S+))')
 _PUNCTUATION = ".,;:!?)]}'\""
@@ -51,8 +51,10 @@ def read_mentions(names: Sequence[str], directory: Path) -> tuple[Attachment | R
 
 
 def read(name: str, path: Path) -> Attachment | Refused:
-    """One file for a message."""
+    """One file for a message. A pipe or a device is refused: it could keep a thread for ever."""
     try:
+        if _is_special(path):
+            raise UsageError(f"{path} is a pipe or a device.", hint="Write what comes out of it to a file first.")
         text, notice = read_text_file(path)
     except RunnerError as error:
         return Refused(name, error)
@@ -64,12 +66,19 @@ def with_attachments(message: str, attachments: Sequence[Attachment]) -> str:
     return "\n\n".join([*filter(str.strip, [message]), *(one.in_message for one in attachments)])
 
 
+def _is_special(path: Path) -> bool:
+    try:
+        return path.exists() and not path.is_file() and not path.is_dir()
+    except OSError:  # a name too long: opening it says so
+        return False
+
+
 def _file(name: str, directory: Path) -> Path | None:
     """The file that a mention means; a full stop behind it may belong to the sentence."""
     for candidate in dict.fromkeys((name, name.rstrip(_PUNCTUATION))):
         try:
             path = directory / Path(candidate).expanduser()
-            if candidate and path.is_file():  # a pipe or a device could keep a thread for ever
+            if candidate and path.is_file():
                 return path
         except (OSError, RuntimeError, ValueError):  # a name too long, ~nobody, a NUL
             continue

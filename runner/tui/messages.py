@@ -5,7 +5,7 @@ They are posted to the app from threads, and the app hands them to every mode sc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from textual.message import Message
@@ -42,11 +42,12 @@ class LoadStep(EngineMessage):
 
 @dataclass
 class LoadEnded(EngineMessage):
-    """loaded None: it was not loaded, for `error`, or because it was cancelled."""
+    """loaded None: it was not loaded, for `error`, or because it was cancelled. options: how it was to be loaded."""
 
     model: str
     loaded: Loaded | None
     error: RunnerError | None = None
+    options: LoadOptions = field(default_factory=LoadOptions)
 
 
 @dataclass

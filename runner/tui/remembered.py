@@ -1,4 +1,4 @@
-"""What the interface remembers from one time to the next: theme, folded rails.
+"""What the interface remembers from one time to the next: theme, folded rails, the tint.
 
 A JSON file of its own beside the logs, private, replaced in one step. A file that is damaged, or of another version, is
 read as far as it can be understood. It knows no widget.
@@ -22,11 +22,15 @@ _LONGEST: Final = 64 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Remembered:
-    """theme: "" when none was chosen. left_rail, right_rail: whether they are open where there is room for them."""
+    """theme: "" when none was chosen. left_rail, right_rail: whether they are open where there is room for them.
+
+    tint: whether what a drafter had guessed is told apart in the answers.
+    """
 
     theme: str = ""
     left_rail: bool = True
     right_rail: bool = True
+    tint: bool = True
 
 
 def read_remembered(paths: Paths) -> Remembered:

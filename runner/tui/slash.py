@@ -153,7 +153,7 @@ def _undo(chat: ChatSurface, _argument: str) -> None:
 def _read(chat: ChatSurface, argument: str) -> None:
     if not argument:
         raise UsageError("/read needs the name of a file.", hint="It is: /read PATH")
-    path = chat.directory / Path(argument.strip("'\"")).expanduser()
+    path = _path(chat, argument.strip("'\""))
     chat.in_thread(lambda: read(path.name, path), lambda found: _attach(chat, found))
 
 
@@ -172,13 +172,21 @@ def _copy(chat: ChatSurface, argument: str) -> None:
     chat.copy(chat.engine.conversation.copy(int(argument) if argument else None))
 
 
+def _path(chat: ChatSurface, name: str) -> Path:
+    """Where a name that was typed leads. Raises UsageError."""
+    try:
+        return chat.directory / Path(name).expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"{name} is no path: {error}") from error
+
+
 # --- files ---------------------------------------------------------------------------------------------------------
 
 
 def _save(chat: ChatSurface, argument: str) -> None:
     if not argument:
         raise UsageError("/save needs the name of a file.", hint="It is: /save PATH.json (or .md)")
-    _write(chat, chat.directory / Path(argument).expanduser(), "Saved as")
+    _write(chat, _path(chat, argument), "Saved as")
 
 
 def _write(chat: ChatSurface, path: Path, done: str) -> None:
@@ -191,7 +199,7 @@ def _load(chat: ChatSurface, argument: str) -> None:
         raise UsageError("/load needs the name of a file.", hint="It is: /load PATH.json")
     chat.refuse_while_answering()
     chat.leave_chat()
-    chat.engine.conversation.load(chat.directory / Path(argument).expanduser())
+    chat.engine.conversation.load(_path(chat, argument))
     chat.show_conversation()
 
 
@@ -201,7 +209,7 @@ def _export(chat: ChatSurface, argument: str) -> None:
         raise UsageError("There is nothing to export.", hint="Ask something first.")
     if argument in ("", "md", "json"):
         argument = f"chat-{conversation.session_id or 'export'}.{argument or 'md'}"
-    _write(chat, chat.directory / Path(argument).expanduser(), "Exported as")
+    _write(chat, _path(chat, argument), "Exported as")
 
 
 def _stats(chat: ChatSurface, _argument: str) -> None:

@@ -24,7 +24,7 @@ def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
     """Makes the app; its store has two chats. The day is a fixed one, and the clock stands."""
     monkeypatch.setattr(app_module, "ChatEngine", StillEngine)
     monkeypatch.setattr(app_module, "MachineWatch", StillWatch)
-    monkeypatch.setattr("runner.tui.screens.doctor.checks", lambda _paths: iter(CHECKS))
+    monkeypatch.setattr("runner.tui.screens.doctor.checks", lambda _paths, _stdout: iter(CHECKS))
     monkeypatch.setattr("runner.tui.screens.doctor.heading", lambda: "runner 0.1.0 on Linux x86_64")
     monkeypatch.setattr("runner.tui.screens.session_desk.date", OneDay)
     monkeypatch.setattr("runner.tui.exact_fit.explain", explained_once)

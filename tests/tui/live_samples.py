@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from runner.events import Loaded
 from runner.fit import Fit
 from runner.machine import DeviceReadings, GpuActivity, GpuProcess
+from runner.speculative.record import SpeculationRecord
 from runner.telemetry import Timings
 from runner.tui.machine_watch import DeviceSample, MachineSample, OwnProcess
 from runner.types import Device, MemoryUse, ModelInfo
@@ -23,6 +24,21 @@ RAM = Device(kind="cpu", index=0, name="AMD EPYC", total_bytes=64 * GIB, free_by
 RAM_SAMPLE = DeviceSample(
     device=RAM, now=DeviceReadings(used_bytes=20 * GIB, total_bytes=64 * GIB, utilization=0.25)
 )  # fmt: skip
+SPECULATION = SpeculationRecord(
+    drafter="suffix",
+    state="on",
+    draft_length=4,
+    rounds=100,
+    drafted_at=(100, 90, 60, 50),
+    reached_at=(100, 85, 55, 40),
+    accepted_at=(90, 60, 40, 20),
+    lengths=(10, 30, 20, 20, 20),
+    draft_s=0.02,
+    verify_s=0.46,
+    sample_s=0.02,
+    plain_s=1.83,
+    spent_s=1.0,
+)
 OWN = (
     OwnProcess(pid=UI, resident_bytes=GIB // 4, private_bytes=GIB // 8),
     OwnProcess(pid=ENGINE, resident_bytes=9 * GIB, private_bytes=4 * GIB),

@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from one_screen import HARMLESS, HOSTILE, SIZES, OneScreen, running, said, seen, services, until
 from textual.pilot import Pilot
 from textual.widgets import Checkbox, Input, Static
 
 from runner.bench.events import BackendRefused, BenchStep, RowMeasured
+from runner.bench.request import GENRES
 from runner.bench.store import append_run, read_history
+from runner.config import LoadOptions
 from runner.errors import RunnerError
 from runner.paths import user_paths
 from runner.tui.messages import GoTo, Unloaded
@@ -102,17 +105,38 @@ def test_a_run_is_measured_shown_kept_and_measured_again(script: str) -> None:
     running(app, body, (120, 60))
 
 
+def test_speculation_is_asked_for_in_place_of_prefill() -> None:
+    app = bench()
+
+    async def body(pilot: Pilot[Any]) -> None:
+        screen = await ask_for(app, pilot, "demo")
+        form = screen.query_one(BenchForm)
+        assert form.request(LoadOptions(), offline=True).genres == ()
+        screen.query_one("#bench-speculation", Checkbox).value = True
+        await pilot.pause()
+        assert screen.query_one("#bench-prefill", Input).disabled
+        assert not screen.query_one("#bench-decode", Input).disabled
+        wanted = form.request(LoadOptions(speculation="off"), offline=True)
+        assert (wanted.genres, wanted.load.speculation) == (GENRES, "auto")
+        assert (wanted.n_prompt, wanted.n_gen, wanted.depths) == (None, (8,), None)
+
+    running(app, body)
+
+
 def test_stopping_ends_it_soon_and_says_what_is_missing(slow_script: str) -> None:
     chat = Chat()
     app = bench(chat)
 
     async def body(pilot: Pilot[Any]) -> None:
         screen = await ask_for(app, pilot, slow_script)
+        assert screen.pids() == ()
         screen.action_start()
-        await pilot.pause(0.5)
+        await until(pilot, lambda: bool(screen.pids()))
+        assert all(psutil.pid_exists(pid) for pid in screen.pids())
         assert chat.lent == [True]  # nothing is answered beside it
         await pilot.press("escape")
         await until(pilot, lambda: not screen.is_measuring, 15)
+        assert screen.pids() == ()
         assert chat.lent == [True, False]
         assert app.wishes == []
         await pilot.press("escape")
@@ -294,12 +318,12 @@ def test_everything_is_reached_by_tab_alone(size: tuple[int, int]) -> None:
         assert isinstance(screen, BenchScreen)
         await until(pilot, lambda: bool(shown_id(screen)))
         reached = []
-        for _ in range(9):
+        for _ in range(10):
             reached.append(app.focused.id if app.focused else None)
             await pilot.press("tab")
         assert reached == [
-            "bench-model", "bench-native", "bench-llamacpp", "bench-prefill", "bench-decode", "bench-depth",
-            "bench-repeat", "bench-start", "bench-runs",
+            "bench-model", "bench-native", "bench-llamacpp", "bench-speculation",
+            "bench-prefill", "bench-decode", "bench-depth", "bench-repeat", "bench-start", "bench-runs",
         ]  # fmt: skip
         assert app.focused is not None
         assert app.focused.id == "bench-right"

@@ -9,15 +9,20 @@ import time
 import tomllib
 
 from chat_stage import LONG, Stage, stage
-from textual.widgets import Input, OptionList
+from textual.widgets import Input, OptionList, Select
 
 from runner.chat_commands import COMMANDS
 from runner.paths import user_paths
+from runner.tui.markdown.sections import DRAFTED as MARK
+from runner.tui.remembered import read_remembered
 from runner.tui.screens.page import Page
 from runner.tui.screens.settings_panel import SettingsPanel
 from runner.tui.slash import run_command
+from runner.tui.turns.entries import Answer
+from runner.tui.turns.pieces import Prose
 from runner.tui.widgets.context_meter import ContextMeter
 from runner.tui.widgets.empty_chat import EmptyChat
+from runner.tui.widgets.speculation_section import SpeculationSection
 
 __all__ = ["stage"]  # the fixture
 
@@ -265,7 +270,8 @@ def test_every_command_survives_an_empty_chat_and_nonsense(stage: Stage) -> None
     async def act(on: Stage) -> None:
         await on.ready()
         names = [words.name for words in COMMANDS if words.name not in ("exit", "model")]
-        for text in [*(f"/{name}" for name in names), *(f"/{name} {HOSTILE} 9" for name in names), "/nothing"]:
+        arguments = ("", f" {HOSTILE} 9", " ~nobody-here/x")
+        for text in [*(f"/{name}{argument}" for argument in arguments for name in names), "/nothing"]:
             on.chat.attempt(lambda text=text: run_command(on.chat, text))
             await on.pilot.pause()
             while len(on.app.screen_stack) > 1:
@@ -298,6 +304,59 @@ def test_settings_are_checked_applied_and_saved(stage: Stage) -> None:
 
     stage.play(stage.script("Hi."), act)
     assert tomllib.loads(user_paths().settings_file.read_text()) == {"temperature": 0.25, "top_k": 7}
+
+
+def test_another_drafter_loads_the_model_again_and_the_tint_is_kept(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        before = on.chat.engine.loaded
+        await on.pilot.press("f6")
+        on.app.screen.query_one("#speculation", Select).value = "off"
+        on.app.screen.query_one("#tint", Select).value = "off"
+        await on.pilot.click("#apply")
+        await on.until(lambda: on.chat.engine.loaded not in (before, None), "it was not loaded again")
+        await on.ready()
+        assert on.chat.engine.options.speculation == "off"
+        assert on.chat.transcript.has_class("-plain")
+        await on.pilot.press("f6", "enter")
+        await on.pilot.pause()
+        assert on.chat.engine.state == "ready", "nothing was changed"
+
+    stage.play(stage.script("Hi."), act)
+    assert read_remembered(user_paths()).tint is False
+
+
+def test_what_a_drafter_guessed_reaches_the_transcript_and_the_rail(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.ask("say it again and again")
+        last = on.chat.transcript.document.entries[-1]
+        assert isinstance(last, Answer)
+        assert any(
+            MARK in piece.section.drafted
+            for piece in last.pieces(on.chat.transcript.look(last))
+            if isinstance(piece, Prose)
+        )
+        assert "accept" in str(on.chat.query_one(SpeculationSection).render())
+
+    stage.play(stage.script("the same words over and over, " * 30, step_s=0.01), act)
+
+
+def test_a_theme_is_remembered_once_it_was_chosen(stage: Stage) -> None:
+    async def leave(on: Stage) -> None:
+        await on.ready()
+
+    async def choose(on: Stage) -> None:
+        await on.ready()
+        await on.pilot.press("f9")
+        chosen.append(on.app.theme)
+
+    chosen: list[str] = []
+    model = stage.script("Hi.")
+    stage.play(model, leave)
+    assert read_remembered(user_paths()).theme == "", "another terminal may call for another one"
+    stage.play(model, choose)
+    assert read_remembered(user_paths()).theme == chosen[0]
 
 
 def test_an_example_is_asked_with_one_key(stage: Stage) -> None:

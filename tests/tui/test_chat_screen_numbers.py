@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runner.attachments import attached, without_attached
-from runner.config import ChatOptions, SamplingParams
+from runner.config import LONGEST_DRAFT, ChatOptions, LoadOptions, SamplingParams
 from runner.errors import UsageError
 from runner.measures import text_width
 from runner.paths import user_paths
@@ -79,21 +79,31 @@ def test_a_full_context_says_what_happens_then() -> None:
 
 
 def test_an_empty_field_means_its_default_and_a_changed_one_is_the_users_own() -> None:
-    defaults = texts(SamplingParams(temperature=0.6), ChatOptions())
-    typed = {**dict.fromkeys(FIELDS, ""), "think": "high", "overflow": "stop", "top_k": "20", "stop": "'a b' c"}
+    defaults = texts(SamplingParams(temperature=0.6), ChatOptions(), LoadOptions())
+    typed = {
+        **dict.fromkeys(FIELDS, ""),
+        "think": "high",
+        "overflow": "stop",
+        "speculation": "off",
+        "top_k": "20",
+        "stop": "'a b' c",
+    }
     settings = read("Be brief.\n", typed, defaults)
     assert settings.own_params == {"top_k": 20, "stop": ("a b", "c")}
     assert settings.options == ChatOptions(think="high")
+    assert settings.loading == {"speculation": "off", "draft": None, "draft_max": LONGEST_DRAFT}
     assert settings.system == "Be brief."
     assert not is_changed("temperature", "0.60", defaults["temperature"])
     assert is_changed("temperature", "hot", defaults["temperature"])
     with pytest.raises(UsageError, match="top_p"):
         read("", {**typed, "top_p": "2"}, defaults)
+    with pytest.raises(UsageError, match="draft_max"):
+        read("", {**typed, "draft_max": "99"}, defaults)
 
 
 def test_saving_writes_what_differs_and_takes_back_what_is_none() -> None:
     paths = user_paths()
-    defaults = texts(SamplingParams(), ChatOptions())
+    defaults = texts(SamplingParams(), ChatOptions(), LoadOptions())
     now = {**defaults, "temperature": "0.2", "stop": "'a b' c", "overflow": "drop"}
     assert save(paths, "Be brief.", now, defaults) == ["context_overflow", "temperature", "stop", "system"]
     settings = load_settings(paths)

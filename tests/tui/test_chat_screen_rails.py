@@ -7,13 +7,14 @@ from datetime import date, datetime
 
 import pytest
 from chat_stage import LONG, Stage, stage
-from textual.widgets import Input
+from textual.widgets import Input, OptionList
 
 from runner.transcript import SessionSummary, Turn
 from runner.tui.screens.ask_text import AskText
 from runner.tui.screens.confirm import Confirm
 from runner.tui.session_rows import day_name, grouped
 from runner.tui.widgets.context_meter import ContextMeter
+from runner.tui.widgets.models_here import ModelsHere
 from runner.tui.widgets.prompt_box import PromptBox
 from runner.tui.widgets.sessions_rail import SessionList, SessionsRail
 from runner.tui.widgets.transcript import Transcript
@@ -53,6 +54,27 @@ def test_chats_are_grouped_by_day() -> None:
     listed = grouped(chats, date(2026, 3, 14))
     shown = [row.heading if row.session is None else row.session.title for row in listed]
     assert shown == ["Today", "chat 0", "chat 1", "Yesterday", "chat 2"]
+
+
+def test_a_model_that_was_unloaded_is_not_marked_as_loaded(stage: Stage) -> None:
+    keep(stage, "tides")  # so that it is not the first run
+
+    async def act(on: Stage) -> None:
+        await on.ready()
+        listed = on.chat.query_one(ModelsHere).query_one(OptionList)
+        await on.until(lambda: "●" in str(listed.get_option_at_index(0).prompt), "the loaded model is not marked")
+        on.chat.engine.unload("room is needed")
+        await on.until(lambda: "●" not in str(listed.get_option_at_index(0).prompt), "it is still marked")
+
+    stage.play("demo", act)
+
+
+def test_a_model_named_by_a_path_has_a_short_name_at_the_top(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        assert "/" not in on.shown("#model")
+        await on.ready()
+
+    stage.play(stage.script("Hi."), act)
 
 
 def test_a_kept_chat_is_resumed_and_drafts_wait_where_they_were(stage: Stage) -> None:

@@ -71,6 +71,21 @@ def test_the_real_checks_of_this_machine_come_one_by_one() -> None:
     running(app, body, (120, 60))
 
 
+def test_checks_that_fail_are_over_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> Iterator[Check]:
+        yield FINE
+        raise ValueError("nobody thought of that")
+
+    monkeypatch.setattr("runner.tui.screens.doctor.checks", broken)
+    app = doctor()
+
+    async def body(pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: "1 error" in head(app))
+        assert "ValueError: nobody thought of that" in " ".join(seen(app).split())
+
+    running(app, body)
+
+
 def test_the_report_is_copied_whole(found: list[Check]) -> None:
     app = doctor()
     copied: list[str] = []

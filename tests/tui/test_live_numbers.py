@@ -166,6 +166,23 @@ def test_a_stage_of_unknown_size_has_no_share() -> None:
     assert numbers.stage.left_s is None
 
 
+def test_a_download_that_stands_still_takes_longer_and_then_nobody_knows() -> None:
+    numbers = LiveNumbers()
+    numbers.take(LoadStep("loading", Progress("download", 0, 4_000_000, "bytes")), 0.0)
+    numbers.take(LoadStep("loading", Progress("download", 1_000_000, 4_000_000, "bytes")), 1.0)
+    assert numbers.pass_time(4.0)
+    assert numbers.stage is not None
+    assert numbers.stage.left_s == pytest.approx(12.0)
+    for second in range(5, 20):
+        numbers.pass_time(float(second))
+    assert numbers.stage.left_s is None
+    assert numbers.stage.since_s == 19.0
+
+
+def test_time_alone_changes_nothing_when_nothing_goes_on() -> None:
+    assert not with_model().pass_time(100.0)
+
+
 def test_a_question_that_waits_does_not_end_the_answer_before_it() -> None:
     numbers = answered(100.0, 10)
     numbers.take(AnswerBegan("answering", QUESTION, True), 11.0)

@@ -17,7 +17,7 @@ from pulled import GGUF, WEIGHTS, fetch_all, small_hub
 from textual.app import App
 from textual.message import Message
 from textual.pilot import Pilot
-from textual.widgets import Button, Input, OptionList
+from textual.widgets import Button, Input, OptionList, Static
 
 from runner.paths import user_paths
 from runner.settings import load_settings
@@ -63,7 +63,8 @@ class Models(App[None]):
             is_offline=is_offline,
         )
         self.jobs = JobQueue(paths, lambda jobs: self.post_message(Moved(jobs)))
-        self.models = ModelsScreen(services, self.jobs)
+        self.models = ModelsScreen(services, self.jobs, lambda: self.loaded)
+        self.loaded = ""
         self.wishes: list[Message] = []
 
     def on_mount(self) -> None:
@@ -220,18 +221,22 @@ def test_deleting_says_what_goes_and_frees_it(server: Hub) -> None:
 
     async def body(app: Models, pilot: Pilot[None]) -> None:
         app.models.table.select(f"{GGUF}:Q8_0")
+        app.loaded = f"{GGUF}:Q8_0"
         await pilot.press("x")
         await until(
             pilot, lambda: isinstance(app.screen, DeleteModel) and not app.screen.query_one("#yes", Button).disabled
         )
+        assert "has this model loaded" in str(app.screen.query_one("#what", Static).render())
         assert "This frees" in text_of(app)
         assert f"{size / 1e6:.1f} MB" in text_of(app)
         await pilot.press("escape")
         assert any(row.repo == GGUF for row in app.models.table.rows)
+        app.loaded = "demo"
         await pilot.press("x")
         await until(
             pilot, lambda: isinstance(app.screen, DeleteModel) and not app.screen.query_one("#yes", Button).disabled
         )
+        assert "has this model loaded" not in str(app.screen.query_one("#what", Static).render())
         await pilot.press("enter")
         await until(pilot, lambda: all(row.repo != GGUF for row in app.models.table.rows))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from runner.chat_commands import COMMANDS, as_message, is_command, parse_command
 from runner.errors import UsageError
 from runner.tui.completing import Asked, asked, offers, path_offers
-from runner.tui.mentions import Attachment, Refused, mentions, read_mentions, with_attachments
+from runner.tui.mentions import Attachment, Refused, mentions, read, read_mentions, with_attachments
 from runner.tui.slash import FUNCTIONS
 
 
@@ -76,6 +77,17 @@ def test_an_at_sign_within_a_word_asks_for_nothing() -> None:
 )
 def test_mentions_are_found_where_a_word_begins(text: str, found: tuple[str, ...]) -> None:
     assert mentions(text) == found
+
+
+def test_pipes_and_devices_are_refused_and_never_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        refused = read(path.name, path)
+        assert isinstance(refused, Refused)
+        assert "pipe or a device" in refused.error.message
+    for path in (tmp_path, tmp_path / ("x" * 300)):
+        assert isinstance(read(path.name, path), Refused)
+    assert read_mentions(("pipe", "/dev/zero", "~nobody-here/x", "x" * 300), tmp_path) == ()
 
 
 def test_mentioned_files_are_read_and_words_that_are_no_file_are_passed_over(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def test_a_paste_that_is_too_long_for_the_field_is_attached_and_backspace_drops_
         for _ in range(2):
             app.box.prompt.post_message(Paste("line\n" * BIG_PASTE))
             await pilot.pause()
-        assert [one.name for one in app.box.files] == ["pasted, 20001 lines"] * 2
+        assert [one.name for one in app.box.files] == ["pasted, 20000 lines"] * 2
         await pilot.press("backspace", "enter")
 
     app = play(tmp_path, keys)

@@ -10,7 +10,7 @@ import pytest
 from runner.paths import user_paths
 from runner.tui.remembered import Remembered, read_remembered, remembered_file, write_remembered
 
-OTHER = Remembered(theme="runner-light", left_rail=False, right_rail=False)
+OTHER = Remembered(theme="runner-light", left_rail=False, right_rail=False, tint=False)
 
 
 def test_what_was_written_is_read() -> None:

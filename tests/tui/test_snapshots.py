@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from live_samples import SPECULATION
 from staged_app import NOON, SIZES, on_stage, settle, with_model
 from textual.pilot import Pilot
 from textual.widgets import Input, TextArea
@@ -50,16 +51,27 @@ async def reading_prompt(pilot: Pilot[int]) -> None:
 
 
 async def streaming(pilot: Pilot[int]) -> None:
-    """In the middle of an answer, its thought done."""
+    """In the middle of an answer, its thought done; most of it was guessed by a drafter."""
     await with_model(pilot)
+    text = "Short waves are **scattered** more:\n\n- blue at `450 nm`\n- red at 650 nm\n\nSo the"
+    guessed = tuple(
+        (text.index(word), text.index(word) + len(word)) for word in ("waves are **scattered**", "`450 nm`")
+    )
     timings = Timings(prompt_tokens=412, completion_tokens=60, ttft_s=0.084, prefill_s=0.08, decode_s=0.42, total_s=0.5)
     pilot.app.post_message(AnswerBegan("answering", QUESTION, True))
     for event in (
         ReasoningDelta("Scattering goes with the fourth power of frequency."),
-        TextDelta("Short waves are **scattered** more:\n\n- blue at 450 nm\n- red at 650 nm\n\nSo the"),
-        Stats(timings, 8192),
+        TextDelta(text, guessed),
+        Stats(timings, 8192, SPECULATION),
     ):
         pilot.app.post_message(AnswerStep("answering", event))
+
+
+async def drafts_opened(pilot: Pilot[int]) -> None:
+    """How drafts fared, in the rail of live numbers, which lies over the answers where there is little room."""
+    await streaming(pilot)
+    await settle(pilot)
+    await pilot.app.screen.run_action("speculation")
 
 
 async def engine_died(pilot: Pilot[int]) -> None:
@@ -130,6 +142,7 @@ SCENES: tuple[Scene, ...] = (
     kept_chat,
     reading_prompt,
     streaming,
+    drafts_opened,
     engine_died,
     settings_panel,
     first_run,

@@ -14,6 +14,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from textual.content import Content
 
+from runner.tui.markdown.drafted import Source
 from runner.tui.markdown.inline import inline_content
 from runner.tui.markdown.sections import Section
 from runner.tui.markdown.styles import HEADINGS, MUTED
@@ -48,15 +49,19 @@ class Block:
 
 def parse_section(section: Section) -> tuple[Block, ...]:
     """The blocks of a section of prose."""
-    walk = _Walk(left=Content(" " * section.indent), depth=section.indent // 2)
+    source = Source(section.text, section.drafted)
+    walk = _Walk(left=Content(" " * section.indent), depth=section.indent // 2, source=source)
     return tuple(walk.blocks(_parser().parse(section.text)))
 
 
 @lru_cache(maxsize=1)
 def _parser() -> MarkdownIt:
-    """CommonMark with tables and strikethrough; HTML is text, and a definition of a link stays to be seen."""
+    """CommonMark with tables and strikethrough; HTML is text, and a definition of a link stays to be seen.
+
+    Text is not joined with what was escaped in it, so that each piece is in the source as it stands.
+    """
     parser = MarkdownIt("commonmark", {"html": False, "maxNesting": 12}).enable(["table", "strikethrough"])
-    return parser.disable(["reference", "html_block", "html_inline"])
+    return parser.disable(["reference", "html_block", "html_inline", "text_join"])
 
 
 @dataclass
@@ -65,6 +70,7 @@ class _Walk:
 
     left: Content
     depth: int
+    source: Source
     n_decoration: int = 0
     marker: Content | None = None  # of an item whose first block has not come yet
     stack: list[tuple[Content, int, int]] = field(default_factory=list)
@@ -82,7 +88,7 @@ class _Walk:
             elif token.type == "heading_open":
                 style = HEADINGS.get(token.tag, "bold")
             elif token.type == "inline":
-                content = inline_content(token.children or [])
+                content = inline_content(token.children or [], self.source)
                 yield self._block("text", content.stylize_before(style) if style else content)
                 style = ""
             elif token.type in ("fence", "code_block"):
@@ -143,7 +149,7 @@ class _Walk:
                 style = str(token.attrs.get("style", ""))
                 aligns.append("right" if "right" in style else "center" if "center" in style else "left")
             elif token.type == "inline":
-                cells.append(inline_content(token.children or []))
+                cells.append(inline_content(token.children or [], self.source))
             elif token.type == "tr_close":
                 rows.append(tuple(cells))
                 cells = []

@@ -10,6 +10,7 @@ from pygments.token import Token
 from pygments.util import ClassNotFound
 from textual.content import Content, Span
 
+from runner.tui.markdown.drafted import expanded, spans_of
 from runner.tui.markdown.styles import MUTED
 
 _TAB = 4
@@ -52,13 +53,13 @@ def _style(token_type: object) -> str:
     return ""
 
 
-def highlighted(code: str, language: str) -> Content:
-    """Safe code as content, tabs as four columns."""
+def highlighted(code: str, language: str, drafted: str = "") -> Content:
+    """Safe code as content, tabs as four columns. drafted: the mark of each character; see Section."""
+    spans = spans_of(expanded(drafted, code, _TAB) if "\t" in code else drafted)
     code = code.expandtabs(_TAB)
     lexer = _lexer(language)
     if lexer is None:
-        return Content(code)
-    spans: list[Span] = []
+        return Content(code, spans=spans)
     for start, token_type, text in lexer.get_tokens_unprocessed(code):
         if style := _style(token_type):
             spans.append(Span(start, start + len(text), style))

@@ -12,21 +12,24 @@ from markdown_it.token import Token
 from textual.content import Content, Span
 from textual.style import Style
 
+from runner.tui.markdown.drafted import Source
 from runner.tui.markdown.styles import INLINE_CODE, LINK
 
 _STYLES = {"em_open": "italic", "strong_open": "bold", "s_open": "strike"}
 
 
-def inline_content(tokens: Sequence[Token]) -> Content:
-    """The inline tokens of a block as content."""
+def inline_content(tokens: Sequence[Token], source: Source) -> Content:
+    """The inline tokens of a block as content; `source` is at their beginning and is gone through to their end."""
     parts: list[str] = []
     spans: list[Span] = []
+    drafted: list[Span] = []
     open_at: list[tuple[int, str, Style | None]] = []
     length = 0
     for token in tokens:
         text = _text(token)
         if token.type == "code_inline":
             spans.append(Span(length, length + len(text), INLINE_CODE))
+            drafted += source.spans(text, length)
         elif token.type == "image":
             end = length + len(text)
             spans += [Span(length, end, LINK), Span(length, end, _click(_address(token, "src")))]
@@ -39,9 +42,11 @@ def inline_content(tokens: Sequence[Token]) -> Content:
             spans.append(Span(start, length, style))
             if click is not None:
                 spans.append(Span(start, length, click))
+        elif token.type == "text":
+            drafted += source.spans(text, length)
         parts.append(text)
         length += len(text)
-    return Content("".join(parts), spans=spans)
+    return Content("".join(parts), spans=drafted + spans)
 
 
 def _text(token: Token) -> str:

@@ -51,12 +51,12 @@ def wrapped(
     return lines
 
 
-def code_lines(code: str, language: str, width: int, left: Content = EMPTY) -> list[Line]:
+def code_lines(code: str, language: str, width: int, left: Content = EMPTY, drafted: str = "") -> list[Line]:
     """Rows of code on a ground of their own; lines that are too long go on in the next row."""
     bar = left + CODE_BAR + " "
     room = max(_LEAST, width - bar.cell_length - 1)
     lines: list[Line] = []
-    for line in highlighted(code, language).split("\n", allow_blank=True):
+    for line in highlighted(code, language, drafted).split("\n", allow_blank=True):
         rows = line.fold(room)
         lines += [Line(bar + row, len(bar), number < len(rows) - 1, GROUND) for number, row in enumerate(rows)]
     return lines

@@ -22,6 +22,7 @@ _FENCE = re.compile(r"((?: *(?:[-*+]|\d{1,9}[.)]) +)?)( *)(`{3,}|~{3,})(.*)$")
 _HEADING = re.compile(r" {0,3}#{1,6}(?: |$)")
 _RULE = re.compile(r" {0,3}(?:(?:- *){3,}|(?:\* *){3,}|(?:_ *){3,})$")
 _UNDERLINE = re.compile(r" {0,3}(?:-+|=+) *$")
+DRAFTED, WRITTEN = "+", " "  # marks of a character: a drafter had guessed it, or the model alone wrote it
 _DELIMITER = re.compile(r" *\|?(?: *:?-+:? *\|)+(?: *:?-+:? *)?$| *\|? *:?-+:? *(?:\| *:?-+:? *)+\|?$")
 
 
@@ -31,6 +32,7 @@ class Section:
 
     indent: columns to its left. has_gap: a blank row stands before it. fence: the number of the code block in the
     text. is_more: it goes on where the section before ended. in_list: it belongs to an item of a list.
+    drafted: DRAFTED in the place of each character of `text` that a drafter had guessed; "" when none was.
     """
 
     kind: Literal["prose", "code"]
@@ -41,6 +43,7 @@ class Section:
     fence: int = -1
     is_more: bool = False
     in_list: bool = False
+    drafted: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,13 +62,16 @@ class _Fence:
 class Sections:
     """Takes safe text in any pieces. `done`: what can no more change; `tail()`: how the rest looks by now.
 
-    n_fences: code blocks that were opened so far.
+    n_fences: code blocks that were opened so far. marks: of all characters that were fed.
     """
 
     done: list[Section] = field(default_factory=list)
+    marks: str = ""
     _partial: str = ""
     _is_mid_line: bool = False  # the beginning of this line is in a section already
     _lines: list[str] = field(default_factory=list)
+    _marks: list[str] = field(default_factory=list)  # of the characters of these lines
+    _n_taken: int = 0  # characters of what was fed that are in a section, or left out
     _size: int = 0
     _indent: int = 0
     _has_gap: bool = False
@@ -76,8 +82,10 @@ class Sections:
     _table: tuple[str, str] | None = None
     _numbers: dict[int, int] = field(default_factory=dict)  # of the last item, by how far in it is
 
-    def feed(self, text: str) -> None:
+    def feed(self, text: str, drafted: str = "") -> None:
+        """drafted: a mark for each character of `text`, or nothing."""
         self._partial += text
+        self.marks += drafted or WRITTEN * len(text)
         *lines, self._partial = self._partial.split("\n")
         for line in lines:
             self._whole_line(self._cut(line))
@@ -88,7 +96,8 @@ class Sections:
         if not (self._partial or self._lines or self._fence):
             return []
         guess = copy(self)
-        guess.done, guess._lines, guess._numbers = [], list(self._lines), dict(self._numbers)
+        guess.done, guess._lines, guess._marks = [], list(self._lines), list(self._marks)
+        guess._numbers = dict(self._numbers)
         if self._partial:
             guess._whole_line(self._partial)
         guess._end()
@@ -105,18 +114,22 @@ class Sections:
             self._end(is_whole=False)
             self._is_more = self._is_mid_line = True
             self._indent += len(item[0]) - len(item[1]) if item else 0
-            line = ("> " if line.startswith(">") and not self._fence else "") + line[end:]
+            again = "> " if line.startswith(">") and not self._fence else ""
+            self._n_taken -= len(again)
+            line = again + line[end:]
         return line
 
     def _whole_line(self, line: str) -> None:
         if not self._is_mid_line or line:
             self._take(line)
+        self._n_taken += 1  # the end of the line
         self._is_mid_line = False
         if self._size > LIMIT and not self._table:
             self._end()
             self._is_more = True
 
     def _take(self, line: str) -> None:
+        self._n_taken += len(line)
         if self._fence:
             self._take_code(line, self._fence)
         elif self._is_mid_line:
@@ -175,22 +188,26 @@ class Sections:
         self._begin(line.lstrip(" "))
         self._end()
 
-    def _add(self, line: str) -> None:
+    def _add(self, line: str, marks: str | None = None) -> None:
+        """marks: of a line that is not the one that is being taken."""
         room = len(line) - len(line.lstrip(" "))
         line = line[min(room, self._indent) :]
+        if marks is None:  # whatever a line loses or gets is at its beginning: the end is where it was
+            marks = self.marks[max(0, self._n_taken - len(line)) : self._n_taken]
         self._lines.append(line)
+        self._marks.append(marks[-len(line) :].rjust(len(line)) if line else "")
         self._size += len(line) + 1
 
     # --- tables ----------------------------------------------------------------------------------------------------
 
     def _begin_table(self, delimiter: str) -> None:
-        head = self._lines.pop()
+        head, marks = self._lines.pop(), self._marks.pop()
         indent = self._indent
         if self._lines:
             self._end()
-        self._lines, self._size, self._indent = [], 0, indent
+        self._lines, self._marks, self._size, self._indent = [], [], 0, indent
         self._table = (head, delimiter.strip())
-        self._add(head)
+        self._add(head, marks)
         self._add(delimiter.strip())
 
     def _add_row(self, line: str, table: tuple[str, str]) -> None:
@@ -198,9 +215,9 @@ class Sections:
             indent, in_list = self._indent, self._in_list
             self._end()
             self._table, self._indent, self._in_list, self._is_more = table, indent, in_list, True
-            self._add(table[0])
-            self._add(table[1])
-        self._add(line.strip())
+            self._add(table[0], "")
+            self._add(table[1], "")
+        self._add(line.lstrip())
 
     # --- code ------------------------------------------------------------------------------------------------------
 
@@ -244,16 +261,17 @@ class Sections:
                 fence=fence.number if fence else -1,
                 is_more=self._is_more,
                 in_list=self._in_list,
+                drafted="\n".join(self._marks) if any(DRAFTED in marks for marks in self._marks) else "",
             )
             self.done.append(section)
             self._has_gap = False
-        self._lines, self._size, self._table, self._is_more = [], 0, None, False
+        self._lines, self._marks, self._size, self._table, self._is_more = [], [], 0, None, False
 
 
-def sections_of(text: str) -> list[Section]:
-    """All sections of a whole safe text."""
+def sections_of(text: str, drafted: str = "") -> list[Section]:
+    """All sections of a whole safe text. drafted: a mark for each of its characters, or nothing."""
     sections = Sections()
-    sections.feed(text)
+    sections.feed(text, drafted)
     return sections.done + sections.tail()
 
 

@@ -6,6 +6,7 @@
 MUTED = "$foreground 70%"
 FAINT = "$foreground 40%"
 LINK = "underline $text-accent"
-INLINE_CODE = "$text-warning on $surface"
+INLINE_CODE = "$text-warning on $foreground 6%"  # the ground lets that of DRAFTED through
 GROUND = "on $surface"  # of code, and of what the user said
 HEADINGS = {"h1": "bold underline $text-primary", "h2": "bold $text-primary", "h3": "bold $text-secondary"}
+DRAFTED = "drafted"  # what a drafter had guessed: not of the theme, but a part of the widget, which can do without

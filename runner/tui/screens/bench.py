@@ -18,8 +18,8 @@ from textual.widgets import Static
 
 from runner.bench.comparison import compare_runs
 from runner.bench.export_file import SUFFIXES, export_run
-from runner.bench.plan import BenchRequest, request_like
 from runner.bench.record import BenchRun
+from runner.bench.request import BenchRequest, request_like
 from runner.bench.store import last_like
 from runner.bench.text_plot import can_show
 from runner.errors import RunnerError
@@ -140,6 +140,11 @@ class BenchScreen(ModeScreen):
     @property
     def is_measuring(self) -> bool:
         return self._thread is not None or self._waiting is not None
+
+    def pids(self) -> tuple[int, ...]:
+        """The processes that measure now. May be called from any thread."""
+        thread = self._thread
+        return () if thread is None else thread.pids()
 
     @on(BenchForm.Begin)
     def action_start(self) -> None:

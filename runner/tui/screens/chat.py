@@ -58,6 +58,7 @@ class ChatScreen(ChatSurface):
 
     def on_mount(self) -> None:
         self.sides.show()
+        self.show_tint(self.is_tinted)
         self.query_one(TitleBar).show(self.engine.state, self.engine.model, self.engine.loaded)
         if self.engine.loaded is not None:
             self.query_one(EmptyChat).show_loaded(self.engine.loaded)
@@ -219,6 +220,14 @@ class ChatScreen(ChatSurface):
     def action_backend_reason(self) -> None:
         self.sides.reveal("right")
         self.query_one(LiveRail).toggle_reason()
+
+    def action_speculation(self) -> None:
+        self.sides.reveal("right")
+        self.query_one(LiveRail).toggle_speculation()
+
+    def action_tint(self) -> None:
+        self.show_tint(not self.is_tinted)
+        self.tell("What a drafter guessed is tinted." if self.is_tinted else "Guessed tokens look like all others.")
 
     def action_other_programs(self) -> None:
         self.sides.reveal("right")

@@ -43,8 +43,9 @@ _TWICE_S = 2.0
 
 
 class ChatSurface(ModeScreen):
-    """engine, services and directory (where @paths and /export begin) are for the desks; loading: the model that is
-    being loaded."""
+    """engine, services and directory (where @paths and /export begin) are for the desks; loading_model: the one that is
+    being loaded; is_tinted: what a drafter had guessed is told apart in the answers.
+    """
 
     mode_name = "chat"
     AUTO_FOCUS = "Prompt"
@@ -65,7 +66,7 @@ class ChatSurface(ModeScreen):
     ChatSurface.-over-left #left-rail { display: block; layer: over; dock: left; width: 40; max-width: 100%;
         background: $surface; }
     ChatSurface.-over-right #live-rail { display: block; layer: over; dock: right; width: 40; max-width: 100%;
-        height: 100%; background: $surface; }
+        height: 100%; background: $surface; border-left: vkey $panel; }
     ChatSurface.-flat #below { display: none; padding: 0; }
     ChatSurface.-flat.-telling #below { display: block; }
     ChatSurface.-flat #below ContextMeter { display: none; }
@@ -79,6 +80,7 @@ class ChatSurface(ModeScreen):
         self.directory = Path.cwd()
         self.loading_model = services.model
         self.jobs = jobs
+        self.is_tinted = remembered.tint
         self.answers = AnswerDesk(self)
         self.sessions = SessionDesk(self, services.store)
         self.settings = SettingsDesk(self)
@@ -148,6 +150,11 @@ class ChatSurface(ModeScreen):
         """Show the transcript, or what there is to see before anything was said."""
         self.transcript.display = is_shown
         self.query_one(EmptyChat).display = not is_shown
+
+    def show_tint(self, is_shown: bool) -> None:
+        """Tint what a drafter had guessed, or not."""
+        self.is_tinted = is_shown
+        self.transcript.set_class(not is_shown, "-plain")
 
     def show_conversation(self) -> None:
         """Another chat is open: show it, and what was being typed in it."""

@@ -22,10 +22,14 @@ from runner.safe_text import safe_line
 from runner.tui.content import line
 
 _MOST_NAMES = 6
+_LOADED = "The chat has this model loaded: it goes on with it until another one is loaded."
 
 
 class DeleteModel(ModalScreen[tuple[Removal, ...] | None]):
-    """plan: what deleting means; it may take its time and raise RunnerError. The answer is what to delete, or None."""
+    """plan: what deleting means; it may take its time and raise RunnerError. The answer is what to delete, or None.
+
+    is_loaded: the chat has this model loaded.
+    """
 
     DEFAULT_CSS = """
     DeleteModel { align: center middle; }
@@ -51,9 +55,9 @@ class DeleteModel(ModalScreen[tuple[Removal, ...] | None]):
         shared_bytes: int
         error: RunnerError | None
 
-    def __init__(self, name: str, plan: Callable[[], Sequence[Removal]]) -> None:
+    def __init__(self, name: str, plan: Callable[[], Sequence[Removal]], *, is_loaded: bool = False) -> None:
         super().__init__()
-        self._model, self._plan = name, plan
+        self._model, self._plan, self._is_loaded = name, plan, is_loaded
         self._removals: tuple[Removal, ...] = ()
 
     def compose(self) -> ComposeResult:
@@ -84,7 +88,7 @@ class DeleteModel(ModalScreen[tuple[Removal, ...] | None]):
             what.update(line(f"✗ {message.error.message} {message.error.hint}", "$text-error"))
             return
         self._removals = message.removals
-        what.update(_words(message.removals, message.shared_bytes))
+        what.update(_words(message.removals, message.shared_bytes, is_loaded=self._is_loaded))
         button = self.query_one("#yes", Button)
         button.disabled = not message.removals
         button.focus()
@@ -102,9 +106,9 @@ class DeleteModel(ModalScreen[tuple[Removal, ...] | None]):
             self.dismiss(None)
 
 
-def _words(removals: Sequence[Removal], shared: int) -> Content:
+def _words(removals: Sequence[Removal], shared: int, *, is_loaded: bool) -> Content:
     """What goes, line by line, and the bytes freed."""
-    lines = []
+    lines = [Content.styled(_LOADED, "$text-warning"), Content("")] if is_loaded else []
     for removal in removals:
         lines.append(Content.assemble((safe_line(removal.title), "bold"), f"  {decimal_size(removal.size_bytes)}"))
         lines.append(line(f"  in {removal.directory}", "$text-muted"))

@@ -5,6 +5,7 @@ The checks run in a thread; what is checked is runner.doctor's business.
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import dataclass
 from typing import ClassVar
@@ -28,6 +29,8 @@ from runner.tui.screens.mode import ModeScreen
 from runner.tui.services import Services
 from runner.tui.widgets.check_list import MARKS, CheckList
 from runner.tui.widgets.machine_panel import MachinePanel
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -103,10 +106,15 @@ class DoctorScreen(ModeScreen):
     @work(thread=True, exclusive=True, group="doctor", exit_on_error=False)
     def _check(self) -> None:
         worker = get_current_worker()
-        for check in checks(self._services.paths, sys.__stdout__):  # Textual has put its own in place of stdout
-            if worker.is_cancelled:
-                return
-            self.post_message(_CheckDone(check))
+        try:
+            for check in checks(self._services.paths, sys.__stdout__):  # Textual has put its own in place of stdout
+                if worker.is_cancelled:
+                    return
+                self.post_message(_CheckDone(check))
+        except Exception as error:  # our own mistakes are said too: a check that never ends says nothing
+            _log.exception("a check failed")
+            detail = f"The checks failed: {type(error).__name__}: {error}"
+            self.post_message(_CheckDone(Check(name="doctor", status="error", detail=detail, remedy="runner logs")))
         self.post_message(_ChecksEnded())
 
     @on(_CheckDone)

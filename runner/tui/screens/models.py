@@ -7,6 +7,7 @@ time happens on threads, whose answers come back as messages.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import ClassVar, Final
 
 from textual import on
@@ -43,7 +44,10 @@ _PATIENCE_S: Final = 0.25  # before a model's headers are read: the cursor may o
 
 
 class ModelsScreen(ModelsReading):
-    """services: paths, options, whether the network may be used. jobs: the queue that downloads go to."""
+    """services: paths, options, whether the network may be used. jobs: the queue that downloads go to.
+
+    loaded: the name of the model that the chat has loaded, or "".
+    """
 
     mode_name = "models"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings_of("models")]
@@ -68,9 +72,10 @@ class ModelsScreen(ModelsReading):
     ModelsScreen.-flat #jobs { max-height: 3; }
     """
 
-    def __init__(self, services: Services, jobs: JobQueue) -> None:
+    def __init__(self, services: Services, jobs: JobQueue, loaded: Callable[[], str]) -> None:
         super().__init__(services)
         self._jobs = jobs
+        self._loaded = loaded
         self._view = CatalogView()
         self._first_marked: CatalogRow | None = None
         self._waiting: Timer | None = None
@@ -308,7 +313,8 @@ class ModelsScreen(ModelsReading):
             if removals is not None:
                 self.delete(row.name, removals)
 
-        self.app.push_screen(DeleteModel(row.name, plan), agreed)
+        is_loaded = self._loaded() in (row.name, name)
+        self.app.push_screen(DeleteModel(row.name, plan, is_loaded=is_loaded), agreed)
 
     @on(Deleted)
     def _deleted(self, message: Deleted) -> None:

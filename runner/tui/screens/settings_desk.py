@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from runner.errors import RunnerError
@@ -28,19 +29,27 @@ class SettingsDesk:
     def open(self) -> None:
         """Show the panel."""
         conversation, model = self._chat.engine.conversation, self._chat.engine.model
-        typed, defaults = texts(conversation.params, conversation.options), self._defaults()
-        panel = SettingsPanel(conversation.system or "", typed, defaults, f"the defaults of {model}")
+        typed, defaults = self._now(), self._defaults()
+        panel = SettingsPanel(
+            conversation.system or "", typed, defaults, f"the defaults of {model}", is_tinted=self._chat.is_tinted
+        )
         self._chat.app.push_screen(panel, self._take)
+
+    def _now(self) -> dict[str, str]:
+        engine = self._chat.engine
+        return texts(engine.conversation.params, engine.conversation.options, engine.options)
 
     def _defaults(self) -> dict[str, str]:
         """The fields as they are when nothing is set in this chat: the user's settings over the model's own."""
-        engine, settings = self._chat.engine, self._chat.services.settings
+        engine, services = self._chat.engine, self._chat.services
         sampling = engine.loaded.sampling if engine.loaded is not None else {}
-        return texts(settings.sampling_params(sampling), settings.chat_options())
+        settings = services.settings
+        return texts(settings.sampling_params(sampling), settings.chat_options(), services.load_options)
 
     def _take(self, chosen: Chosen | None) -> None:
         if chosen is None:
             return
+        self._chat.show_tint(chosen.is_tinted)
         try:
             self._chat.refuse_while_answering()
             self._apply(chosen)
@@ -52,11 +61,19 @@ class SettingsDesk:
         if wanted.system != (engine.conversation.system or ""):
             engine.conversation.set_system(wanted.system or None)
         engine.configure(own_params=wanted.own_params, options=wanted.options)
+        loading = replace(engine.options, **wanted.loading)
+        is_loaded_again = loading != engine.options and engine.state != "empty"
+        if is_loaded_again:
+            engine.open(engine.model, loading)
+        else:
+            engine.options = loading
         self._chat.recount()
         if chosen.is_default:
             paths, defaults = self._chat.services.paths, self._defaults()
-            now = texts(engine.conversation.params, engine.conversation.options)
+            now = texts(engine.conversation.params, engine.conversation.options, loading)
             self._chat.in_thread(lambda: save(paths, wanted.system, now, defaults), self._say_saved)
+        elif is_loaded_again:
+            self._chat.tell("The model is loaded again: speculation is a part of how it is loaded.")
         else:
             self._chat.tell("It holds from the next answer on.")
 

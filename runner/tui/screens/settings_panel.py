@@ -1,4 +1,4 @@
-"""The panel of how a chat is answered: system prompt, thinking, sampling, each field checked while it is typed.
+"""The panel of how a chat is answered: system prompt, thinking, sampling, speculation, each field checked while typed.
 
 It edits values that it is given and returns them; it knows no engine and no file.
 """
@@ -20,22 +20,27 @@ from textual.widgets import Button, Input, Select, Static, TextArea
 
 from runner.errors import UsageError
 from runner.safe_text import safe_line, safe_text
-from runner.tui.chat_settings import CHOICES, FIELDS, HELP, ChatSettings, is_changed, read, value_of
+from runner.tui.chat_settings import CHOICES, FIELDS, HELP, LOADING, ChatSettings, is_changed, read, value_of
 from runner.tui.content import line
 
 _CHANGED, _SAME = "●", " "
+_TINT, _ON_OFF = "tint", ("on", "off")
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What the user decided. is_default: it is to hold for chats to come as well."""
+    """What the user decided. is_default: it is to hold for chats to come as well. is_tinted: guesses are to be seen."""
 
     settings: ChatSettings
     is_default: bool
+    is_tinted: bool
 
 
 class SettingsPanel(ModalScreen[Chosen | None]):
-    """system: the system prompt. typed: the fields as they are. defaults: as they are when nothing is set here."""
+    """system: the system prompt. typed: the fields as they are. defaults: as they are when nothing is set here.
+
+    is_tinted: what a drafter had guessed is told apart in the answers.
+    """
 
     DEFAULT_CSS = """
     SettingsPanel { align: right middle; }
@@ -65,7 +70,7 @@ class SettingsPanel(ModalScreen[Chosen | None]):
     SettingsPanel.-tiny .default { display: none; }
     SettingsPanel.-tiny Input, SettingsPanel.-tiny Select { width: 1fr; }
     """
-    AUTO_FOCUS = "#temperature"
+    AUTO_FOCUS = ""
     HORIZONTAL_BREAKPOINTS = [(0, "-tiny"), (60, "-narrow")]  # noqa: RUF012 - Textual's own declaration
     VERTICAL_BREAKPOINTS = [(0, "-flat"), (20, "-low")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -73,8 +78,11 @@ class SettingsPanel(ModalScreen[Chosen | None]):
         Binding("ctrl+r", "reset", "Reset"),
     ]
 
-    def __init__(self, system: str, typed: Mapping[str, str], defaults: Mapping[str, str], default_of: str) -> None:
+    def __init__(
+        self, system: str, typed: Mapping[str, str], defaults: Mapping[str, str], default_of: str, *, is_tinted: bool
+    ) -> None:
         super().__init__()
+        self._is_tinted = is_tinted
         self._system, self._typed, self._defaults, self._default_of = system, dict(typed), dict(defaults), default_of
 
     def compose(self) -> ComposeResult:
@@ -86,7 +94,10 @@ class SettingsPanel(ModalScreen[Chosen | None]):
                 yield TextArea(safe_text(self._system), placeholder=Content("none"), compact=True, id="system")
                 yield Static(line(f"{_CHANGED} differs from {self._default_of}"), classes="heading")
                 for name in FIELDS:
+                    if name == LOADING[0]:
+                        yield Static("SPECULATION: the model is loaded again", classes="heading")
                     yield from self._field(name)
+                yield from self._tint_field()
             yield Static(id="advice")
             with Horizontal(id="buttons"):
                 yield Button("Apply", id="apply", variant="primary", compact=True)
@@ -107,8 +118,23 @@ class SettingsPanel(ModalScreen[Chosen | None]):
                 yield Input(shown, placeholder=safe_line(default), compact=True, id=name)
             yield Static(line(default), classes="default")
 
+    def _tint_field(self) -> ComposeResult:
+        with Horizontal(classes="field"):
+            yield Static(_SAME, classes="mark")
+            yield Static(_TINT, classes="name")
+            yield Select(
+                [(choice, choice) for choice in _ON_OFF],
+                value=_ON_OFF[not self._is_tinted],
+                allow_blank=False,
+                compact=True,
+                id=_TINT,
+            )
+            yield Static("kept, and needs no loading", classes="default")
+
     def on_mount(self) -> None:
         self._mark_all()
+        # It is in view in every size. Scrolling to it now would count the rows before a low screen makes them fewer.
+        self.query_one("#temperature").focus(scroll_visible=False)
 
     # --- what is typed ---------------------------------------------------------------------------------------------
 
@@ -151,6 +177,8 @@ class SettingsPanel(ModalScreen[Chosen | None]):
             advice.update(line(f"✗ {problem.message} {problem.hint}"))
         elif name == "system":
             advice.update("Says who the model is and how it answers. It holds from the next answer on.")
+        elif name == _TINT:
+            advice.update("Tints the tokens that a drafter had guessed, in answers of this sitting.")
         else:
             advice.update(line(HELP.get(name, "")))
 
@@ -164,7 +192,7 @@ class SettingsPanel(ModalScreen[Chosen | None]):
             wrong = next(name for name in FIELDS if self._problem(name) is not None)
             self.query_one(f"#{wrong}").focus()
             return
-        self.dismiss(Chosen(settings, is_default))
+        self.dismiss(Chosen(settings, is_default, is_tinted=self._text(_TINT) == "on"))
 
     @on(Input.Submitted)
     def _apply(self, event: Input.Submitted) -> None:

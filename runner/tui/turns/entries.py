@@ -184,6 +184,7 @@ class Answer(Entry):
         self.error: RunnerError | None = None
         self._begun_at = begun_at
         self._sections: list[Section] | None = None
+        self._drafted = ""  # the marks of its text, once it has ended
         self._label = ""
         self._early_notes: list[Note] = []
         self._late_notes: list[Note] = []
@@ -200,6 +201,7 @@ class Answer(Entry):
         if self.live is not None:
             self._early_notes, self._late_notes = self.live.early_notes, self.live.late_notes
             self._label = self.live.thought_label(clock) if turn.reasoning and not self.live.is_thinking else ""
+            self._drafted = self.live.marks if turn.content == self.live.text else ""
         self.turn, self.error, self.live = turn, error, None
         self._begun_at = turn.created_at or self._begun_at
 
@@ -283,7 +285,7 @@ class Answer(Entry):
 
     def _own_sections(self) -> list[Section]:
         if self._sections is None:
-            self._sections = sections_of(safe_text(self.turn.content)) if self.turn else []
+            self._sections = sections_of(safe_text(self.turn.content), self._drafted) if self.turn else []
         return self._sections
 
     def drop(self, width: int) -> None:

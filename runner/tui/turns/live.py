@@ -11,7 +11,7 @@ from runner.events import ChatEvent, Notice, Progress, ReasoningDelta, Stats, Te
 from runner.measures import duration
 from runner.safe_text import safe_text
 from runner.status_text import SEPARATOR, prefill_status
-from runner.tui.markdown.sections import Section, Sections, code_of
+from runner.tui.markdown.sections import DRAFTED, WRITTEN, Section, Sections, code_of
 from runner.tui.turns.labels import measured_thought_label, tokens_text
 from runner.tui.turns.pieces import Code, Note, Piece, Prose, Status, section_pieces
 
@@ -22,12 +22,26 @@ def joined(events: Iterable[ChatEvent]) -> list[ChatEvent]:
     for event in events:
         last = after[-1] if after else None
         if isinstance(event, TextDelta) and isinstance(last, TextDelta):
-            after[-1] = TextDelta(last.text + event.text)
+            shift = len(last.text)
+            moved = tuple((start + shift, end + shift) for start, end in event.drafted)
+            after[-1] = TextDelta(last.text + event.text, last.drafted + moved)
         elif isinstance(event, ReasoningDelta) and isinstance(last, ReasoningDelta):
             after[-1] = ReasoningDelta(last.text + event.text)
         else:
             after.append(event)
     return after
+
+
+def marked(delta: TextDelta) -> tuple[str, str]:
+    """Its text, safe, and a mark for each character of that: DRAFTED or WRITTEN."""
+    if not delta.drafted:
+        text = safe_text(delta.text)
+        return text, WRITTEN * len(text)
+    marks = list(WRITTEN * len(delta.text))
+    for start, end in delta.drafted:
+        marks[start:end] = DRAFTED * len(marks[start:end])
+    shown = [(safe_text(character), mark) for character, mark in zip(delta.text, marks, strict=True)]
+    return "".join(text for text, _ in shown), "".join(mark for text, mark in shown if text)
 
 
 class LiveAnswer:
@@ -55,7 +69,8 @@ class LiveAnswer:
         if isinstance(event, TextDelta):
             self._end_thought(now)
             self._text.append(event.text)
-            self._sections.feed(safe_text(event.text))
+            text, marks = marked(event)
+            self._sections.feed(text, marks)
         elif isinstance(event, ReasoningDelta):
             if self._thinking_since is None:
                 self._thinking_since = now - self._thought_s
@@ -85,6 +100,12 @@ class LiveAnswer:
     def text(self) -> str:
         """The answer so far, raw."""
         return "".join(self._text)
+
+    @property
+    def marks(self) -> str:
+        """Of each character of its safe text; "" when no drafter had guessed any."""
+        marks = self._sections.marks
+        return marks if DRAFTED in marks else ""
 
     @property
     def has_text(self) -> bool:

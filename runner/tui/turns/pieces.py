@@ -102,7 +102,8 @@ class Code:
             copy = button("[c] copy " if self.is_chosen else "copy ", "copy-code", section.fence)
             lines.append(Line(left + mark + name, len(left + mark + name), fill=GROUND, tail=copy))
         if section.text or section.is_more:
-            lines += code_lines(section.text.removesuffix("\n"), section.language, width, left)
+            code = section.text.removesuffix("\n")
+            lines += code_lines(code, section.language, width, left, section.drafted[: len(code)])
         return lines
 
     def estimate(self, width: int) -> int:

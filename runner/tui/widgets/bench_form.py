@@ -1,4 +1,4 @@
-"""What to measure: a model, backends and sizes. Empty fields take the defaults of `runner bench`.
+"""What to measure: a model, backends, sizes or speculation. Empty fields take the defaults of `runner bench`.
 
 It gives a request and posts nothing but that the user wants to begin; it knows no engine and no file.
 """
@@ -6,6 +6,7 @@ It gives a request and posts nothing but that the user wants to begin; it knows 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from textual import on
@@ -15,11 +16,12 @@ from textual.content import Content
 from textual.message import Message
 from textual.widgets import Button, Checkbox, Input, Label, Select
 
-from runner.bench.plan import (
+from runner.bench.request import (
     DEFAULT_DEPTHS,
     DEFAULT_GEN,
     DEFAULT_PROMPTS,
     DEFAULT_REPETITIONS,
+    GENRES,
     BenchRequest,
     token_counts,
 )
@@ -36,6 +38,15 @@ _SIZES: Final = (
     ("depth", "Depth", ",".join(map(str, DEFAULT_DEPTHS))),
     ("repeat", "Repeat", str(DEFAULT_REPETITIONS)),
 )
+_PLAIN_ONLY: Final = ("prefill", "depth")  # without a meaning for speculation
+
+
+class Tick(Checkbox):
+    """A box to tick that reads without colours: Textual's own has its cross in it when it is not ticked too."""
+
+    @property
+    def BUTTON_INNER(self) -> str:  # type: ignore[override]
+        return "X" if self.value else " "
 
 
 class BenchForm(Vertical):
@@ -71,12 +82,23 @@ class BenchForm(Vertical):
         yield Select[str]([], prompt="Choose a model", id="bench-model", compact=True)
         with Horizontal(id="bench-backends"):
             for backend, shown in _BACKENDS:
-                yield Checkbox(shown, value=True, id=f"bench-{backend}", compact=True)
+                yield Tick(shown, value=True, id=f"bench-{backend}", compact=True)
+        yield Tick("speculation, on and off", id="bench-speculation", compact=True)
         with Grid(id="bench-sizes"):
             for name, shown, default in _SIZES:
                 yield Label(shown)
                 yield Input(placeholder=default, id=f"bench-{name}", restrict=r"[0-9, ]*", compact=True)
         yield Button("Start", id="bench-start", variant="primary", compact=True)
+
+    @property
+    def is_speculative(self) -> bool:
+        """Whether genres are to be written with speculation and without, in place of prefill and decode."""
+        return self.query_one("#bench-speculation", Checkbox).value
+
+    @on(Checkbox.Changed, "#bench-speculation")
+    def _show_what_counts(self) -> None:
+        for name in _PLAIN_ONLY:
+            self.query_one(f"#bench-{name}", Input).disabled = self.is_speculative
 
     # --- the model ---------------------------------------------------------------------------------------------------
 
@@ -115,12 +137,17 @@ class BenchForm(Vertical):
         repeat = self._text("repeat")
         if repeat is not None and not repeat.isdecimal():
             raise UsageError(f"Repeat is {repeat!r}.", hint="Give one number, such as 5.")
+        is_speculative = self.is_speculative
+        if is_speculative and load.speculation == "off":
+            load = replace(load, speculation="auto")
+        plain = {name: None if is_speculative else self._text(name) for name in _PLAIN_ONLY}
         return BenchRequest(
             model=self.model,
             load=load,
-            n_prompt=token_counts("Prefill", self._text("prefill")),
+            genres=GENRES if is_speculative else (),
+            n_prompt=token_counts("Prefill", plain["prefill"]),
             n_gen=token_counts("Decode", self._text("decode")),
-            depths=token_counts("Depth", self._text("depth")),
+            depths=token_counts("Depth", plain["depth"]),
             repetitions=None if repeat is None else int(repeat),
             backends=() if len(chosen) == len(_BACKENDS) else chosen,
             offline=offline,

@@ -39,6 +39,24 @@ def sparkline(
     return rows
 
 
+def bars(values: Sequence[float], width: int, height: int, *, first: int, top: float | None = None) -> list[Content]:
+    """`values` as bars with gaps between them where there is room, and under them the numbers of the first and last.
+
+    first: the number of the first bar; top: the value of the highest bar there may be, else the highest of them.
+    """
+    if not values or width <= 0:
+        return []
+    column = max(1, min(4, (width + 1) // len(values)))
+    bar = max(1, column - 1)
+    columns: list[float | None] = []
+    for value in values:
+        columns += [None] * (column - bar if columns else 0) + [value] * bar
+    n_columns = min(width, len(columns))
+    last = str(first + len(values) - 1)
+    numbers = str(first) if len(values) == 1 else str(first) + last.rjust(n_columns - len(str(first)))
+    return [*sparkline(columns, n_columns, height, top=top), Content.styled(numbers, "$text-muted")]
+
+
 def _level(value: float | None, highest: float, n_levels: int) -> int:
     if value is None or highest <= 0 or value <= 0:
         return 0

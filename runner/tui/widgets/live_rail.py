@@ -94,6 +94,8 @@ class LiveRail(VerticalScroll):
     def on_machine(self, sample: MachineSample) -> None:
         """What the machine is doing, once a second."""
         self._sample = sample
+        if self._numbers.pass_time(self._clock()):
+            self._speed.redraw()
         self._show_memory()
         self._device.show(model_device(sample, self._numbers.loaded))
         self._read_programs_now_and_then(sample)
@@ -112,6 +114,10 @@ class LiveRail(VerticalScroll):
     def toggle_reason(self) -> None:
         """Show or hide why this backend was chosen."""
         self._backend.toggle()
+
+    def toggle_speculation(self) -> None:
+        """Show or hide how drafts fared."""
+        self._speculation.toggle()
 
     def toggle_others(self) -> None:
         """Show or hide what other programs hold."""

@@ -22,6 +22,7 @@ GLYPHS: Final[Mapping[PartName, tuple[str, str]]] = {
     "KV cache": ("▓", "$accent"),
     "workspace": ("▒", "$secondary"),
     "graphs": ("░", "$success"),
+    "draft": ("◇", "$secondary"),
     "runtime": ("≡", "$text-muted"),
     "others": ("╱", "$warning"),
     "others and runtime": ("╱", "$warning"),

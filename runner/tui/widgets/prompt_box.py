@@ -241,7 +241,7 @@ class PromptBox(Vertical):
     @on(Prompt.BigPaste)
     def _attach_pasted(self, message: Prompt.BigPaste) -> None:
         message.stop()
-        n_lines = message.text.count("\n") + 1
+        n_lines = len(message.text.splitlines())
         self.attach(Attachment(f"pasted, {n_lines} lines", _PASTED, message.text))
 
     @on(Prompt.BackspaceWhenEmpty)

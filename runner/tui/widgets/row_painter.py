@@ -17,10 +17,12 @@ from textual.style import Style
 from textual.widget import Widget
 
 from runner.tui.markdown.lines import Line
+from runner.tui.markdown.styles import DRAFTED
 from runner.tui.turns.document import Row
 from runner.tui.turns.pieces import GUTTER
 
-_KEPT = 1000
+_KEPT = 300
+DRAFTED_CLASS = "row-view--drafted"
 _PILL_STYLE = "bold reverse $primary"
 
 
@@ -104,9 +106,11 @@ class RowPainter:
         return [Segment(text, style.rich_style) for text, style in parts if text]
 
     def _style(self, style: str | Style) -> Style:
-        """A style of the theme by its name; one that the theme does not have is none."""
+        """A style of the theme by its name, or of the widget; one that nobody has is none."""
         if isinstance(style, Style):
             return style
         if (found := self._styles.get(style)) is None:
-            found = self._styles[style] = Style.parse(style)
+            is_own = style == DRAFTED
+            styles = self._widget.get_component_styles(DRAFTED_CLASS) if is_own else None
+            found = self._styles[style] = Style.parse(style) if styles is None else Style.from_styles(styles)
         return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from textual.content import Content
 from textual.events import Click, Resize
@@ -22,18 +22,25 @@ from textual.widget import Widget
 from runner.tui.turns.document import Document, Row
 from runner.tui.turns.entries import Entry, Look
 from runner.tui.turns.pieces import GUTTER, Piece
-from runner.tui.widgets.row_painter import RowPainter
+from runner.tui.widgets.row_painter import DRAFTED_CLASS, RowPainter
 
 _MARGIN = 1  # columns between the text and the scroll bar
 
 
 class RowView(ScrollView):
-    """A subclass says by `look` how an entry is to be shown. empty: rows to show when there is no entry."""
+    """A subclass says by `look` how an entry is to be shown. empty: rows to show when there is no entry.
+
+    The class "-plain" leaves out the tint of what a drafter had guessed.
+    """
 
     DEFAULT_CSS = """
     RowView { height: 1fr; width: 1fr; overflow-x: hidden; overflow-y: auto; scrollbar-gutter: stable;
         scrollbar-size-vertical: 1; background: $background; color: $foreground; }
+    RowView > .row-view--drafted { background: $accent 12%; color: transparent; }
+    RowView:ansi > .row-view--drafted { background: transparent; color: ansi_cyan; }
+    RowView.-plain > .row-view--drafted { background: transparent; color: transparent; }
     """
+    COMPONENT_CLASSES: ClassVar[set[str]] = {DRAFTED_CLASS}
 
     @dataclass
     class Clicked(Message):

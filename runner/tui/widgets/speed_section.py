@@ -16,6 +16,7 @@ from runner.measures import decimal_size, duration, short_count
 from runner.status_text import STAGES, rate
 from runner.tui.content import line
 from runner.tui.live_numbers import LiveNumbers, Stage
+from runner.tui.model_names import short_name
 from runner.tui.widgets.gauges import both_ends, flow, gauge, sparkline
 from runner.tui.widgets.live_section import LiveSection, title
 
@@ -137,7 +138,7 @@ class _Details(LiveSection):
         if numbers.loaded is not None:
             return [Content.styled(f"loaded in {duration(numbers.loaded.load_s)}", "$text-muted")]
         if numbers.state == "loading":
-            return [line(numbers.model, "$text-muted")]
+            return [line(short_name(numbers.model), "$text-muted")]
         return [Content.styled(words, "$text-muted") for words in ("ask something,", "or choose a model: F2")]
 
 

@@ -15,7 +15,7 @@ from textual.widgets import Static
 
 from runner.fit import Fit
 from runner.measures import binary_size, duration
-from runner.status_text import context_used, rate
+from runner.status_text import context_used, gain, rate
 from runner.tui.content import line
 from runner.tui.live_numbers import LiveNumbers
 from runner.tui.machine_watch import MachineSample
@@ -42,6 +42,9 @@ def status_items(numbers: LiveNumbers, sample: MachineSample | None, jobs: Seque
             items.append(Content.styled(rate(tok_s), "bold $accent"))
         if timings.ttft_s is not None:
             items.append(Content(f"TTFT {duration(timings.ttft_s)}"))
+        record = numbers.speculation
+        if record is not None and record.rounds and record.gain is not None:
+            items.append(Content(gain(record.gain)))
         items.append(Content(f"ctx {context_used(timings.context_tokens, numbers.speed.n_ctx)}"))
     view = None if sample is None else memory_view(sample, numbers.loaded, None)
     if view is not None:
@@ -101,6 +104,7 @@ class StatusLine(Static):
     def on_machine(self, sample: MachineSample) -> None:
         """What the machine is doing, once a second."""
         self._sample = sample
+        self._numbers.pass_time(self._clock())
         self._redraw()
 
     def show_fit(self, fit: Fit | None) -> None:

@@ -24,6 +24,7 @@ from runner.tui.messages import (
     LoadEnded,
     LoadStep,
 )
+from runner.tui.model_names import short_name
 
 MODES = ("chat", "models", "bench", "doctor")
 _METER_CELLS = 8
@@ -112,7 +113,8 @@ class TitleBar(Horizontal):
         self._update("state", Content.styled(f"{mark} {detail or word}", colour))
 
     def _show_model(self, parts: list[str]) -> None:
-        self._update("model", line(SEPARATOR.join(part for part in parts if part)))
+        name, *about = parts
+        self._update("model", line(SEPARATOR.join(part for part in (short_name(name), *about) if part)))
 
     def _show_used(self, used: int, n_ctx: int) -> None:
         text = f"ctx {context_used(used, n_ctx)} {_meter(used / n_ctx)}" if n_ctx and used else ""
