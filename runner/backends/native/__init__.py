@@ -2,7 +2,7 @@
 
 Reads safetensors, packed models (`runner quantize`), and GGUF files with F32, F16, BF16 or Q8_0 tensors that have their
 Hugging Face files beside them.
-Importing this costs nothing: torch comes with backend.py, which `load` imports. It knows nothing of text or of chats.
+Importing this costs nothing: torch comes with opening.py, which `load` imports. It knows nothing of text or of chats.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def load(model: ReadyModel, options: LoadOptions, on_progress: LoadProgress, can
 
     Raises BadModelFile, UnsupportedModel, DoesNotFit, BackendUnavailable, RunnerError when cancelled.
     """
-    from runner.backends.native.backend import open_backend
+    from runner.backends.native.opening import open_backend
 
     return open_backend(model, options, on_progress, cancel)
 

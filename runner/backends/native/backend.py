@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from runner.backends.base import (
     Backend,
-    Began,
-    LoadProgress,
     Logits,
     Prefill,
     Step,
@@ -28,116 +26,25 @@ from runner.backends.base import (
     step_of,
 )
 from runner.backends.native.capture import Follower
-from runner.backends.native.execution import Execution, PlainExecution, Wanted
+from runner.backends.native.execution import Execution, Wanted
 from runner.backends.native.heads.drafter import HeadDrafter
 from runner.backends.native.heads.open import HeadName, open_head
-from runner.backends.native.kv_cache import KvCache
-from runner.backends.native.loader import load_model, unfilled
-from runner.backends.native.model_files import chat_template, read_config, tokenizer_path
 from runner.backends.native.pacing import paced
-from runner.backends.native.placement import (
-    Needs,
-    Placement,
-    check_fit,
-    is_out_of_memory,
-    needs,
-    out_of_memory,
-    place,
-    prefill_chunk,
-)
-from runner.backends.native.places import places_of
+from runner.backends.native.placement import Needs, Placement, memory_errors, prefill_chunk
 from runner.backends.native.tokenizer import HuggingFaceTokenizer
-from runner.backends.native.warm_up import Rehearsing, compile_kernels, prepare
 from runner.config import LoadOptions, SamplingParams
-from runner.model_config import ModelConfig, num_parameters
-from runner.quant.mq.packed_weights import PackedWeights
-from runner.quant.weights import Weights, open_weights
+from runner.model_config import ModelConfig
 from runner.sampling import bad_logits, sample
 from runner.speculative.rounds import Stretch, decode
 from runner.speculative.speculator import Speculator
 from runner.speculative.verify import choices_of
 from runner.types import CancelToken, MemoryUse, ModelInfo, ReadyModel
 
-_CPU_NOTE = "Without a GPU the native backend computes in plain torch: right, but slow (llamacpp is faster on a CPU)."
-
 _STEPS_ON_THE_DEVICE = (SamplingParams(temperature=1.0, seed=0), SamplingParams(temperature=0.0))
 
 
 class _Cancelled(Exception):
     """Ends a forward pass between two products; never leaves this file."""
-
-
-def open_backend(
-    model: ReadyModel, options: LoadOptions, on_progress: LoadProgress, cancel: CancelToken
-) -> NativeBackend:
-    """Read, check and load `model`. Nothing large is allocated before all headers and the free memory were checked."""
-    on_progress(Began("headers"))
-    config = read_config(model.directory)
-    weights = PackedWeights(model.directory) if model.format == "packed" else open_weights(model, config)
-    on_progress(Began("tokenizer"))
-    tokenizer = HuggingFaceTokenizer(tokenizer_path(model.directory), config.vocab_size)
-    on_progress(Began("device"))
-    placement = place(options)
-    need = needs(config, weights, placement, options.n_ctx(config.max_position_embeddings))
-    if not options.force:
-        check_fit(need, placement)
-    with _memory_errors(need, placement):
-        on_progress(Began("weights"))
-        if placement.has_kernels:
-            prepare()
-        execution = _execution(config, weights, placement, need, options, on_progress, cancel)
-        info = _model_info(model, config, weights, tokenizer, placement, need.n_ctx)
-        backend = NativeBackend(model, info, tokenizer, execution, config, placement, need, options)
-        if options.warmup:
-            if isinstance(execution, Rehearsing):
-                on_progress(Began("kernels"))
-                traits = {"config": config, "types": tuple(weights.types.items()), "placement": placement, "need": need}
-                compile_kernels(execution, traits, on_progress, cancel)
-            on_progress(Began("warm-up"))
-            backend.warm_up()
-    return backend
-
-
-def _execution(
-    config: ModelConfig,
-    weights: Weights,
-    placement: Placement,
-    need: Needs,
-    options: LoadOptions,
-    on_progress: LoadProgress,
-    cancel: CancelToken,
-) -> Execution:
-    """The model on its device: by the kernels on a GPU, by the plain modules on a CPU."""
-    cache = KvCache(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        n_ctx=need.n_ctx,
-        dtype=placement.kv_dtype,
-        device=placement.device,
-    )
-    before = torch.cuda.memory_reserved(placement.device) if placement.is_gpu else 0
-    if placement.has_kernels:
-        from runner.backends.native.fused import FusedDecoder
-        from runner.backends.native.fused_execution import FusedExecution
-        from runner.backends.native.matrices import MatrixReader, reading_order
-
-        decoder = unfilled(config, weights)
-        with MatrixReader(
-            weights,
-            dtype=placement.dtype,
-            device=placement.device,
-            on_progress=on_progress,
-            cancel=cancel,
-            order=reading_order(places_of(decoder)),
-        ) as reader:
-            fused = FusedDecoder(decoder, reader)
-        torch.cuda.empty_cache()  # the blocks in which the weights came
-        return FusedExecution(fused, cache, reserved_before=before)
-    plain = load_model(
-        config, weights, dtype=placement.dtype, device=placement.device, on_progress=on_progress, cancel=cancel
-    )
-    return PlainExecution(plain, cache, placement.device, prefill_chunk(config, placement, options))
 
 
 class NativeBackend(Backend):
@@ -310,7 +217,7 @@ class NativeBackend(Backend):
         return None if tokens is None else _Stretch(self, tokens, history)
 
     def _memory_errors(self) -> AbstractContextManager[None]:
-        return _memory_errors(self._need, self._placement)
+        return memory_errors(self._need, self._placement)
 
     def _extend(self, tokens: Sequence[int], wanted: Wanted, cancel: CancelToken) -> NDArray[np.float32]:
         """The logits [n, V] that are wanted of `tokens`; the cache holds them then. Raises _Cancelled, DoesNotFit."""
@@ -411,47 +318,3 @@ class _Stretch:
     def _hold(self, length: int) -> None:
         """The first `length` tokens of the history are in the cache."""
         self._backend._hold(self._history[len(self._backend.held) : length])
-
-
-@contextmanager
-def _memory_errors(need: Needs, placement: Placement) -> Iterator[None]:
-    """Turns a failed allocation into DoesNotFit."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        if placement.is_gpu:
-            torch.cuda.empty_cache()
-        raise out_of_memory(need, placement) from error
-
-
-def _model_info(
-    model: ReadyModel,
-    config: ModelConfig,
-    weights: Weights,
-    tokenizer: HuggingFaceTokenizer,
-    placement: Placement,
-    n_ctx: int,
-) -> ModelInfo:
-    def name(token: int | None) -> str:
-        return "" if token is None else tokenizer.token_bytes(token, special=True).decode("utf-8", "replace")
-
-    return ModelInfo(
-        name=model.name,
-        backend="native",
-        architecture=config.model_type,
-        num_parameters=num_parameters(config),
-        num_layers=config.num_layers,
-        n_gpu_layers=config.num_layers if placement.is_gpu else 0,
-        vocab_size=config.vocab_size,
-        context_length=config.max_position_embeddings,
-        n_ctx=n_ctx,
-        quantization=weights.quantization,
-        size_bytes=model.size_bytes,
-        device=placement.name,
-        chat_template=chat_template(model.directory) if model.chat_template is None else model.chat_template,
-        bos_token=name(tokenizer.bos_id),
-        eos_token=name(tokenizer.eos_id),
-        note="" if placement.is_gpu else _CPU_NOTE,
-    )

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import psutil
@@ -173,3 +175,16 @@ def _what_was_asked(need: Needs, placement: Placement, free: int) -> str:
 
 def _gib(n_bytes: int) -> str:
     return f"{n_bytes / 2**30:.2f} GiB"
+
+
+@contextmanager
+def memory_errors(need: Needs, placement: Placement) -> Iterator[None]:
+    """Turns a failed allocation into DoesNotFit."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        if placement.is_gpu:
+            torch.cuda.empty_cache()
+        raise out_of_memory(need, placement) from error

@@ -1,0 +1,131 @@
+"""A model's files to a NativeBackend: read, check, place, load, and run once so that nothing is slow later.
+
+Nothing large is allocated before all headers and the free memory were checked. It knows nothing of what a loaded model
+is asked for.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from runner.backends.base import Began, LoadProgress
+from runner.backends.native.backend import NativeBackend
+from runner.backends.native.execution import Execution, PlainExecution
+from runner.backends.native.kv_cache import KvCache
+from runner.backends.native.loader import load_model, unfilled
+from runner.backends.native.model_files import chat_template, read_config, tokenizer_path
+from runner.backends.native.placement import Needs, Placement, check_fit, memory_errors, needs, place, prefill_chunk
+from runner.backends.native.places import places_of
+from runner.backends.native.tokenizer import HuggingFaceTokenizer
+from runner.backends.native.warm_up import Rehearsing, compile_kernels, prepare
+from runner.config import LoadOptions
+from runner.model_config import ModelConfig, num_parameters
+from runner.quant.mq.packed_weights import PackedWeights
+from runner.quant.weights import Weights, open_weights
+from runner.types import CancelToken, ModelInfo, ReadyModel
+
+_CPU_NOTE = "Without a GPU the native backend computes in plain torch: right, but slow (llamacpp is faster on a CPU)."
+
+
+def open_backend(
+    model: ReadyModel, options: LoadOptions, on_progress: LoadProgress, cancel: CancelToken
+) -> NativeBackend:
+    """Read, check and load `model`."""
+    on_progress(Began("headers"))
+    config = read_config(model.directory)
+    weights = PackedWeights(model.directory) if model.format == "packed" else open_weights(model, config)
+    on_progress(Began("tokenizer"))
+    tokenizer = HuggingFaceTokenizer(tokenizer_path(model.directory), config.vocab_size)
+    on_progress(Began("device"))
+    placement = place(options)
+    need = needs(config, weights, placement, options.n_ctx(config.max_position_embeddings))
+    if not options.force:
+        check_fit(need, placement)
+    with memory_errors(need, placement):
+        on_progress(Began("weights"))
+        if placement.has_kernels:
+            prepare()
+        execution = _execution(config, weights, placement, need, options, on_progress, cancel)
+        info = _model_info(model, config, weights, tokenizer, placement, need.n_ctx)
+        backend = NativeBackend(model, info, tokenizer, execution, config, placement, need, options)
+        if options.warmup:
+            if isinstance(execution, Rehearsing):
+                on_progress(Began("kernels"))
+                traits = {"config": config, "types": tuple(weights.types.items()), "placement": placement, "need": need}
+                compile_kernels(execution, traits, on_progress, cancel)
+            on_progress(Began("warm-up"))
+            backend.warm_up()
+    return backend
+
+
+def _execution(
+    config: ModelConfig,
+    weights: Weights,
+    placement: Placement,
+    need: Needs,
+    options: LoadOptions,
+    on_progress: LoadProgress,
+    cancel: CancelToken,
+) -> Execution:
+    """The model on its device: by the kernels on a GPU, by the plain modules on a CPU."""
+    cache = KvCache(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        n_ctx=need.n_ctx,
+        dtype=placement.kv_dtype,
+        device=placement.device,
+    )
+    before = torch.cuda.memory_reserved(placement.device) if placement.is_gpu else 0
+    if placement.has_kernels:
+        from runner.backends.native.fused import FusedDecoder
+        from runner.backends.native.fused_execution import FusedExecution
+        from runner.backends.native.matrices import MatrixReader, reading_order
+
+        decoder = unfilled(config, weights)
+        with MatrixReader(
+            weights,
+            dtype=placement.dtype,
+            device=placement.device,
+            on_progress=on_progress,
+            cancel=cancel,
+            order=reading_order(places_of(decoder)),
+        ) as reader:
+            fused = FusedDecoder(decoder, reader)
+        torch.cuda.empty_cache()  # the blocks in which the weights came
+        return FusedExecution(fused, cache, reserved_before=before)
+    plain = load_model(
+        config, weights, dtype=placement.dtype, device=placement.device, on_progress=on_progress, cancel=cancel
+    )
+    return PlainExecution(plain, cache, placement.device, prefill_chunk(config, placement, options))
+
+
+def _model_info(
+    model: ReadyModel,
+    config: ModelConfig,
+    weights: Weights,
+    tokenizer: HuggingFaceTokenizer,
+    placement: Placement,
+    n_ctx: int,
+) -> ModelInfo:
+    def name(token: int | None) -> str:
+        return "" if token is None else tokenizer.token_bytes(token, special=True).decode("utf-8", "replace")
+
+    return ModelInfo(
+        name=model.name,
+        backend="native",
+        architecture=config.model_type,
+        num_parameters=num_parameters(config),
+        num_layers=config.num_layers,
+        n_gpu_layers=config.num_layers if placement.is_gpu else 0,
+        vocab_size=config.vocab_size,
+        context_length=config.max_position_embeddings,
+        n_ctx=n_ctx,
+        quantization=weights.quantization,
+        size_bytes=model.size_bytes,
+        device=placement.name,
+        chat_template=chat_template(model.directory) if model.chat_template is None else model.chat_template,
+        bos_token=name(tokenizer.bos_id),
+        eos_token=name(tokenizer.eos_id),
+        note="" if placement.is_gpu else _CPU_NOTE,
+    )
