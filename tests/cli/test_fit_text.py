@@ -15,6 +15,7 @@ from runner.backends import llamacpp
 from runner.cli.app import main
 from runner.cli.fit_text import fit_rows, model_rows
 from runner.config import LoadOptions
+from runner.draft_choice import DraftChoice
 from runner.fit import KvPart
 from runner.fit.other_models import Alternative
 from runner.fit.remedies import Remedy
@@ -62,10 +63,11 @@ def test_kinds_of_layers_a_draft_and_corrections_are_shown(demo: Preview) -> Non
         KvPart(kind="full", num_layers=1, window=0, size_bytes=2**20),
     )
     fit = dataclasses.replace(demo.fit, kv_parts=parts, draft_bytes=3 * 2**20, n_loads=2)
-    found = rows(dataclasses.replace(demo, fit=fit, notes=("Only the text model is counted.",)))
+    drafting = DraftChoice(drafter="model", reason="tiny drafts", source="tiny")
+    found = rows(dataclasses.replace(demo, fit=fit, drafting=drafting, notes=("Only the text model is counted.",)))
     kinds = "5 layers with a window of 512: 5.0 MiB, 1 layer with all tokens: 1.0 MiB"
     assert found["KV cache"] == f"6.0 MiB in f16 ({kinds})"
-    assert found["draft"] == "3.0 MiB"
+    assert found["draft"] == "3.0 MiB (tiny)"
     assert found[""] == "corrected by what was used before (2 loads)"
     assert found["note"] == "Only the text model is counted."
 

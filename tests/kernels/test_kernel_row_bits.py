@@ -21,7 +21,6 @@ from runner.kernels.attention_decode import attend_rows
 from runner.kernels.embedding import embed
 from runner.kernels.fragments import FORMATS_IN_FRAGMENTS, activation_rows, to_fragments
 from runner.kernels.gemv_fragments import ZEROS
-from runner.kernels.grids import FORMATS
 from runner.kernels.heads import place_heads
 from runner.kernels.kv_layer import LayerCache
 from runner.kernels.matmul import Rows, linear_logits, linear_residual_for, linear_squares
@@ -103,7 +102,7 @@ def rows_for(w: Matrix, x: Tensor) -> Rows:
     return quantize_fragments(x, None, 1, ZEROS[w.format]) if w.layout == "fragments" else quantize_rows(x, None, 1)
 
 
-KINDS = ("dense", *FORMATS, *(f"{form} in fragments" for form in FORMATS_IN_FRAGMENTS))
+KINDS = ("dense", *(f"{form} in fragments" for form in FORMATS_IN_FRAGMENTS))  # planes: test_kernel_matmul.py
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # rows that fill a block hold anything, and sums of it overflow
@@ -138,7 +137,7 @@ def test_a_stream_that_is_handed_on_from_product_to_product() -> None:
         assert ready is not None
         return [stream, of_h.parts, activation_rows(ready)]
 
-    check(run, (1, 5))
+    check(run, (1,))
 
 
 def test_heads_in_their_places() -> None:

@@ -42,7 +42,7 @@ N_CTX = 16
 TOKENS = [5, 20, 31, 7, 7, 14, 3, 25, 18, 2, 33, 13, 8, 21, 9, 1]
 # Launchers go other ways for one row, for few, for 8 and for more; test_kernel_row_bits.py has all numbers up to 16.
 STEPS = ([9], [1, 8], [2, 3, 4])
-FEWER_STEPS = ([5], [1, 4])  # products with planes take the interpreter seconds a row
+FEWER_STEPS = ([3], [1, 2])  # products with planes take the interpreter seconds a row
 SMALLEST = {
     "num_hidden_layers": 1,
     "hidden_size": 16,

@@ -138,16 +138,16 @@ def test_weights_in_fragments_give_what_they_give_in_planes(tmp_path: Path, monk
         assert isinstance(layer.mlp, FusedMlp)
         for product in (layer.attention.qkv, layer.attention.o, layer.mlp.gate_up, layer.mlp.down):
             assert [part.layout for part in product.parts if isinstance(part, PackedMatrix)] == ["fragments"]
-    wanted = in_planes.extend(PROMPT[:3], "all", go_on)
-    found = in_fragments.extend(PROMPT[:3], "all", go_on)
+    wanted = in_planes.extend(PROMPT[:2], "all", go_on)
+    found = in_fragments.extend(PROMPT[:2], "all", go_on)
     assert difference(found, wanted) < 0.05  # activations are rounded in groups of 64 instead of 32
     in_fragments.cache.truncate(0)
-    rows = [in_fragments.extend(part, "all", go_on) for part in (PROMPT[:1], PROMPT[1:3])]
+    rows = [in_fragments.extend(part, "all", go_on) for part in (PROMPT[:1], PROMPT[1:2])]
     assert torch.equal(torch.cat(rows), found)  # a row has the same bits in every batch
-    monkeypatch.setattr(stream, "FEW_ROWS", 2)  # a long prompt: the library's products
+    monkeypatch.setattr(stream, "FEW_ROWS", 1)  # a long prompt: the library's products
     in_fragments.cache.truncate(0)
-    wanted = plain(config, weights).extend(PROMPT[:3], "all", go_on)
-    assert difference(in_fragments.extend(PROMPT[:3], "all", go_on), wanted) < 2e-5
+    wanted = plain(config, weights).extend(PROMPT[:2], "all", go_on)
+    assert difference(in_fragments.extend(PROMPT[:2], "all", go_on), wanted) < 2e-5
 
 
 @pytest.mark.parametrize(
