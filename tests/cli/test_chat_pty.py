@@ -153,6 +153,7 @@ def test_a_pasted_text_of_200_lines_is_one_message(chat: Callable[..., Terminal]
     terminal.wait_for(lambda shown: "line 199" in shown)
     terminal.type("\r")
     terminal.wait_for(lambda shown: "got it" in shown)
+    terminal.wait_for_prompt()  # what is typed while an answer ends belongs to nobody
     terminal.type("/exit\r")
     assert terminal.wait_for_exit() == 0
     store = Store(user_paths().database)

@@ -183,6 +183,7 @@ def test_a_chat_that_is_gone_on_with_shows_its_turns_above_the_prompt(
     terminal = chat(model)
     terminal.type("the question\r")
     terminal.wait_for(lambda shown: "first" in shown)
+    terminal.wait_for_prompt()  # what is typed while an answer ends belongs to nobody
     terminal.type("/exit\r")
     assert terminal.wait_for_exit() == 0
     slow(1)
