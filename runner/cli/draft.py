@@ -6,7 +6,6 @@ It names the output and shows progress; the work is runner.draft_training's.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +13,7 @@ import typer
 
 from runner.cli import options, render
 from runner.cli.app import new_app
+from runner.cli.stages import Stages
 from runner.errors import UsageError
 
 if TYPE_CHECKING:
@@ -122,10 +122,14 @@ def train(
         time_limit_s=limit,
         force=force,
     )
-    stages = _Stages(as_json=as_json)
+    stages = Stages(_UNITS, "tokens", as_json=as_json)
+
+    def show(stage: Stage) -> None:
+        stages.show(stage.name, stage.done, stage.total, stage.figures)
+
     with cancelling(lambda: _stopped(job, stages)) as token:
         try:
-            report = train_draft(job, stages.show, stages.outside(render.narrate), token)
+            report = train_draft(job, show, stages.outside(render.narrate), token)
         finally:
             stages.close()
     _show_result(model, job.output, report, as_json=as_json)
@@ -186,39 +190,7 @@ def _file_name(model: str) -> str:
 # --- showing ---------------------------------------------------------------------------------------------------------
 
 
-class _Stages:
-    """One progress display a stage, each opened when its stage begins."""
-
-    def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
-        self._name = ""
-        self._progress: render.Progress | None = None
-
-    def show(self, stage: Stage) -> None:
-        if stage.name != self._name or self._progress is None:
-            self.close()
-            unit = _UNITS.get(stage.name, "tokens")
-            self._name = stage.name
-            self._progress = render.Progress(stage.name, stage.total, unit=unit, as_json=self._as_json)
-        self._progress.figures = stage.figures
-        self._progress.update(stage.done, stage.total)
-
-    def outside(self, say: Callable[[str], None]) -> Callable[[str], None]:
-        """`say`, with the progress that is shown ended first."""
-
-        def said(text: str) -> None:
-            self.close()
-            say(text)
-
-        return said
-
-    def close(self) -> None:
-        if self._progress is not None:
-            self._progress.close()
-            self._progress = None
-
-
-def _stopped(job: Job, stages: _Stages) -> None:
+def _stopped(job: Job, stages: Stages) -> None:
     stages.close()
     partial = job.output.absolute().with_name(job.output.name + ".partial")
     if partial.is_dir():

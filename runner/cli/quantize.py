@@ -5,7 +5,7 @@ It names the output and shows progress; the work is runner.quant's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 
 from runner.cli import options, render
+from runner.cli.stages import Stages
 from runner.errors import UsageError
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def quantize(
     path = _source_path(source, offline, as_json=as_json)
     target = output or user_paths().models / f"{model_name(path)}-{name}"
     units = {"writing text": "tokens"} if name in RECIPES else {"quantizing": "tensors"}
-    stages = _Stages(units, as_json=as_json)
+    stages = Stages(units, "bytes", as_json=as_json)
     try:
         if name not in RECIPES:
             made = _make_gguf(path, name, target, stages, force=force)
@@ -134,7 +135,7 @@ def _check_format(name: str, packing: _Packing, output: Path | None) -> None:
 # --- making ----------------------------------------------------------------------------------------------------------
 
 
-def _make_gguf(path: Path, name: str, target: Path, stages: _Stages, *, force: bool) -> Quantized:
+def _make_gguf(path: Path, name: str, target: Path, stages: Stages, *, force: bool) -> Quantized:
     from runner.quant.formats import format_of
     from runner.quant.quantize import quantize_model
 
@@ -145,7 +146,7 @@ def _make_gguf(path: Path, name: str, target: Path, stages: _Stages, *, force: b
     return made
 
 
-def _make_hipfire(path: Path, name: str, target: Path, stages: _Stages, *, force: bool) -> Quantized:
+def _make_hipfire(path: Path, name: str, target: Path, stages: Stages, *, force: bool) -> Quantized:
     from runner.quant.hipfire.make import make_container
 
     if name != "mq4-hipfire":
@@ -157,7 +158,7 @@ def _make_hipfire(path: Path, name: str, target: Path, stages: _Stages, *, force
     return made
 
 
-def _make_packed(path: Path, name: str, target: Path, stages: _Stages, packing: _Packing, *, force: bool) -> Quantized:
+def _make_packed(path: Path, name: str, target: Path, stages: Stages, packing: _Packing, *, force: bool) -> Quantized:
     from runner.quant.mq.quantize import quantize_packed
     from runner.quant.mq.recipe import recipe_of, with_own_rules
 
@@ -251,35 +252,3 @@ def _plain(path: Path, made: Quantized) -> dict[str, Any]:
             plain["rotation"] = made.rotation
             plain["weight_error"] = {name: tensor.weight_error for name, tensor in made.tensors.items()}
     return plain
-
-
-class _Stages:
-    """One progress display a stage, each opened when its stage begins."""
-
-    def __init__(self, units: Mapping[str, str], *, as_json: bool) -> None:
-        """units: what the progress of a stage counts; bytes where it is not named."""
-        self._units = units
-        self._as_json = as_json
-        self._name = ""
-        self._progress: render.Progress | None = None
-
-    def show(self, name: str, done: int, total: int) -> None:
-        if name != self._name or self._progress is None:
-            self.close()
-            unit = self._units.get(name, "bytes")
-            self._name, self._progress = name, render.Progress(name, total, unit=unit, as_json=self._as_json)
-        self._progress.update(done, total)
-
-    def outside(self, say: Callable[[str], None]) -> Callable[[str], None]:
-        """`say`, with the progress that is shown ended first."""
-
-        def said(text: str) -> None:
-            self.close()
-            say(text)
-
-        return said
-
-    def close(self) -> None:
-        if self._progress is not None:
-            self._progress.close()
-            self._progress = None
