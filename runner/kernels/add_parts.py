@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import torch
@@ -18,10 +19,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from runner.kernels.butterflies import rotated_span, rotation_signs, span_places
 from runner.kernels.compile import Variant
-from runner.kernels.fragments import BLOCK, rows_of_block
-from runner.kernels.rotate import quantize_fragments_ref, rotated, rotation_signs, store_fragments
-from runner.kernels.values import GROUP, OPTIONS, Int8Fragments, PackedMatrix, has_pdl, pdl_option
+from runner.kernels.fragments import activation_rows
+from runner.kernels.rotate import empty_fragments, quantize_fragments, quantize_fragments_ref, store_fragments
+from runner.kernels.values import GROUP, OPTIONS, Int8Fragments, PackedMatrix, has_pdl, is_nvidia, pdl_option
 
 SPAN: Final = 256  # columns that are rotated together at most
 
@@ -51,11 +53,14 @@ def add_parts_ref(
 def _add_parts(
     h, parts, bias, gain, signs, words, notes, sums, K, zero,
     PARTS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_GAIN: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
-    PDL: tl.constexpr,
+    NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     span, row = tl.program_id(0), tl.program_id(1)
-    k = span * 256 + tl.arange(0, 256)
+    places = span_places()
+    k = span * 256 + places
     at = row.to(tl.int64) * K + k
+    if HAS_GAIN:  # weights: there is nothing to wait for
+        g = tl.load(gain + k)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -65,12 +70,11 @@ def _add_parts(
     if HAS_BIAS:
         v += tl.load(bias + k).to(tl.float32)
     tl.store(h + at, v)
-    tl.store(sums + row * (K // 256) + span, tl.sum(v * v, 0))
+    tl.store(sums + row * (K // 256) + span, tl.sum(tl.sum(v * v, 0), 0))
     if HAS_GAIN:
-        v *= tl.load(gain + k)
-    p = span * 4 + tl.arange(0, 4)
-    place = (row // 8 * (K // 64) + p) * COLUMNS + row % 8
-    store_fragments(tl.reshape(rotated(v, signs, SIZE, 256), (4, 64)), place, p >= 0, 1.0, zero, words, notes, 4)
+        v *= g
+    v = rotated_span(v, signs, places, SIZE, NVIDIA)
+    store_fragments(v, places, span, row, K, 1.0, zero, words, notes, COLUMNS)
 
 
 def reads_parts(reader: Reader) -> bool:
@@ -93,17 +97,31 @@ def add_parts(h: Tensor, parts: Tensor, bias: Tensor | None, reader: Reader) -> 
     pdl = has_pdl(h)
     _add_parts[(k // SPAN, n_rows)](
         h, parts, h if bias is None else bias, h if reader.gain is None else reader.gain,
-        rotation_signs(reader.w.rotation, h.device), words, notes, sums, k, reader.zero,
+        rotation_signs(reader.w.rotation, h.device), words.view(torch.int8), notes, sums, k, reader.zero,
         PARTS=n_parts, HAS_BIAS=bias is not None, HAS_GAIN=reader.gain is not None, SIZE=reader.w.rotation,
-        COLUMNS=words.shape[2], PDL=pdl, num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
+        COLUMNS=words.shape[2], NVIDIA=is_nvidia(h), PDL=pdl, num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return sums, Int8Fragments(words=words, notes=notes, num_rows=n_rows, zero=reader.zero)
 
 
-def empty_fragments(n_rows: int, k: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Room for the words and the notes of Int8Fragments."""
-    shape = (triton.cdiv(n_rows, BLOCK), k // (2 * GROUP), rows_of_block(n_rows), 4)
-    return torch.empty(*shape, 4, dtype=torch.int32, device=device), torch.empty(shape, device=device)
+@cache
+def rotates(rotation: int, device: torch.device) -> bool:
+    """Whether rows for weights of this rotation come out right, of this kernel and of quantize_fragments.
+
+    Both count on which lane has what (butterflies.py), which a compiler decides.
+    """
+    random = torch.Generator().manual_seed(0)
+    h, gain = (torch.randn(*shape, generator=random).to(device) for shape in ((3, 2 * SPAN), (2 * SPAN,)))
+    matrix = torch.zeros(1, h.shape[1] // (2 * GROUP), 8, 4, 4, dtype=torch.int32, device=device)
+    w = PackedMatrix(format="mq4", packed=matrix, scale=matrix, row_scale=matrix, rotation=rotation, layout="fragments")
+    rows = activation_rows(quantize_fragments_ref(h, gain, rotation, 1))
+    for found in (
+        quantize_fragments(h, gain, rotation, 1),
+        add_parts(h, torch.zeros(3, 1, 2 * SPAN, device=device), None, Reader(gain=gain, w=w, zero=1))[1],
+    ):
+        if not (activation_rows(found) - rows).norm() < 1e-2 * rows.norm():
+            return False
+    return True
 
 
 # One warp holds a span, as in rotate.py.
@@ -115,12 +133,13 @@ def variants() -> Iterator[Variant]:
         name="add_parts r256",
         kernel=_add_parts,
         signature={
-            "h": "*fp32", "parts": "*fp32", "bias": "*fp32", "gain": "*fp32", "signs": "*fp32", "words": "*i32",
+            "h": "*fp32", "parts": "*fp32", "bias": "*fp32", "gain": "*fp32", "signs": "*fp32", "words": "*i8",
             "notes": "*fp32", "sums": "*fp32", "K": "i32:16", "zero": "i32",
         },
         constants={
-            "PARTS": 28, "HAS_BIAS": False, "HAS_GAIN": True, "SIZE": 256, "COLUMNS": 1,
+            "PARTS": 28, "HAS_BIAS": False, "HAS_GAIN": True, "SIZE": 256, "COLUMNS": 1, "NVIDIA": False,
         },
+        nvidia_constants={"NVIDIA": True},
         num_warps=_WARPS,
         has_pdl=True,
     )  # fmt: skip

@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from runner.kernels.butterflies import rotated
 from runner.kernels.compile import Variant
 from runner.kernels.grids import fragment_level, load_level, scale_value, table
 from runner.kernels.pack import dequantize_ref
-from runner.kernels.rotate import rotated
 from runner.kernels.values import OPTIONS, Matrix, Squares
 from runner.quant.mq.rotation import first_and_second_signs, unrotate
 

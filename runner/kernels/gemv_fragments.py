@@ -25,6 +25,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels import epilogues
+from runner.kernels.add_parts import rotates
 from runner.kernels.compile import Variant
 from runner.kernels.epilogues import columns, streams
 from runner.kernels.fragments import (
@@ -365,9 +366,10 @@ class GemvFragments:
 
 def best_layout(w: PackedMatrix, pair: int = 0) -> PackedMatrix:
     """The same matrix in the layout that its device multiplies fastest; pair: see to_fragments."""
-    if not can_be_fragments(w) or not is_nvidia(w.packed) or not _works(w.format, w.packed.device):
+    device = w.packed.device
+    if not can_be_fragments(w) or not is_nvidia(w.packed) or not _works(w.format, device):
         return w
-    return to_fragments(w, pair)
+    return to_fragments(w, pair) if rotates(w.rotation, device) else w
 
 
 @cache

@@ -8,7 +8,6 @@ A program is a few blocks of one row; nothing depends on other rows. It knows no
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 
 import torch
 import triton
@@ -16,14 +15,26 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from runner.kernels.butterflies import rotated, rotated_span, rotation_signs, span_places
 from runner.kernels.compile import Variant
 from runner.kernels.epilogues import p_rstd
 from runner.kernels.fragments import BLOCK, activations_ref, rows_of_block
-from runner.kernels.values import GROUP, OPTIONS, Int8Fragments, Int8Rows, Squares, has_pdl, pdl_option, rstd_ref
-from runner.quant.mq.rotation import first_and_second_signs, rotate
+from runner.kernels.values import (
+    GROUP,
+    OPTIONS,
+    Int8Fragments,
+    Int8Rows,
+    Squares,
+    has_pdl,
+    is_nvidia,
+    pdl_option,
+    rstd_ref,
+)
+from runner.quant.mq.rotation import rotate
 
 _LARGEST = tl.constexpr(127.0)
 _ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it leaves no bits behind the point, halves rounded to even
+_SMALL, _MUCH = tl.constexpr(2.0**-60), tl.constexpr(2.0**64)
 
 
 def quantize_rows_ref(x: Tensor, gain: Tensor | None, rotation: int) -> Int8Rows:
@@ -63,22 +74,6 @@ def _rotated_ref(x: Tensor, gain: Tensor | None, rotation: int) -> Tensor:
 
 
 @triton.jit
-def rotated(v, signs, SIZE: tl.constexpr, SPAN: tl.constexpr):
-    """R v of v [SPAN] in blocks of SIZE: signs, butterflies of neighbours (all sums before all differences), signs."""
-    if SIZE == 1:
-        return v
-    else:
-        i = tl.arange(0, SIZE)
-        block = tl.reshape(v, (SPAN // SIZE, SIZE)) * tl.load(signs + i)[None, :]
-        HALVINGS: tl.constexpr = tl.constexpr(SIZE.bit_length() - 1)
-        for _ in tl.static_range(HALVINGS):
-            a, b = tl.split(tl.reshape(block, (SPAN // SIZE, SIZE // 2, 2)))
-            block = tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 2, 1)), (SPAN // SIZE, SIZE))
-        block = block * tl.load(signs + 256 + i)[None, :]
-        return tl.reshape(block, (SPAN,))
-
-
-@triton.jit
 def _loaded(x, gain, signs, row, first, K, HAS_GAIN: tl.constexpr, SIZE: tl.constexpr, SPAN: tl.constexpr):
     """Elements first ... first + SPAN of a row, times their gain, rotated."""
     k = first + tl.arange(0, SPAN)
@@ -110,46 +105,66 @@ def _quantize_rows(
 
 
 @triton.jit
-def store_fragments(v, place, ok, factor, zero, words, notes, PAIRS: tl.constexpr):
-    """v [PAIRS, 64] float32 as int8 to where the pairs of groups lie (Int8Fragments), scales times `factor`.
+def _of_pairs(v):
+    """[2, 2] of the pairs of groups of a span, for each of their elements [2, 128]."""
+    return tl.reshape(tl.broadcast_to(v[:, :, None, None], (2, 2, 16, 4)), (2, 128))
 
-    place: [PAIRS], of the pair's notes in units of 4 numbers; ok: which of them there are.
+
+@triton.jit
+def store_fragments(v, places, span, row, K, factor, zero, words, notes, COLUMNS: tl.constexpr):
+    """v [2, 128] float32, a span of 256 columns of a row, as int8 to where its four pairs of groups lie.
+
+    places: of v (span_places). words: those of Int8Fragments, byte by byte; notes: its notes, scales times `factor`.
     """
     # As whole numbers, since of these NaN is the largest: a maximum of floats would pass it over.
-    largest = tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1).to(tl.float32, bitcast=True)
-    unit = tl.div_rn(largest, _LARGEST)
-    level = (tl.div_rn(v, tl.where(unit > 0.0, unit, 1.0)[:, None]) + _ROUNDING) - _ROUNDING
-    levels = level.to(tl.int32)
-    e = tl.arange(0, 2)[None, :]
-    begin = (zero * tl.sum(tl.reshape(levels, (PAIRS, 2, 32)), 2)).to(tl.float32) + _ROUNDING
-    tl.store(notes + place[:, None] * 4 + 1 + e, begin, mask=ok[:, None] & (e >= 0))
-    tl.store(notes + place * 4, unit * factor, mask=ok)
-    quads = tl.reshape(levels & 255, (PAIRS, 16, 4))
-    word = tl.sum(quads << (8 * tl.arange(0, 4))[None, None, :], 2)  # of each pair: e, half, t
-    q = tl.arange(0, 16)[None, :]
-    tl.store(words + place[:, None] * 16 + q % 4 * 4 + q // 4, word, mask=ok[:, None] & (q >= 0))
+    bits = tl.reshape(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, (2, 2, 16, 4))
+    unit = tl.div_rn(tl.max(tl.max(bits, 3), 2).to(tl.float32, bitcast=True), _LARGEST)
+    # v / unit as a division rounds it, with one division for 64 elements: from the nearest float to 1 / unit one
+    # correction leads there (Markstein). What is very small is first made larger, which is exact.
+    grow = tl.where(unit < _SMALL, _MUCH, 1.0)
+    by = tl.where(unit > 0.0, unit * grow, 1.0)
+    inverse = _of_pairs(tl.div_rn(1.0, by))
+    value = v * _of_pairs(grow)
+    near = value * inverse
+    quotient = tl.fma(tl.fma(-near, _of_pairs(by), value), inverse, near)
+    levels = ((quotient + _ROUNDING) - _ROUNDING).to(tl.int32)
+    # The sums of both groups of a pair at once, the second's in the upper half: each is below 2^13.
+    both = _of_pairs(tl.sum(tl.sum(tl.reshape(levels << (16 * (places // 32 % 2)), (2, 2, 16, 4)), 3), 2))
+    first = (both << 16) >> 16
+    second = (both - first) >> 16
+    begin = (zero * tl.where(places % 4 == 1, first, second)).to(tl.float32) + _ROUNDING
+    i = tl.arange(0, 128)[None, :]  # and not of `places`: so Triton sees that a lane's four lie side by side
+    p = span * 4 + 2 * tl.arange(0, 2)[:, None] + i // 64
+    place = (row // 8 * (K // 64) + p) * COLUMNS + row % 8
+    ok = p < K // 64
+    note = tl.where(i % 4 == 0, _of_pairs(unit * factor), begin)
+    tl.store(notes + place * 4 + i % 4, note, mask=ok & (i // 4 % 16 == 0))
+    tl.store(words + place * 64 + i // 4 % 4 * 16 + i // 16 % 4 * 4 + i % 4, levels.to(tl.int8), mask=ok)
 
 
 @triton.jit
 def _quantize_fragments(
     x, gain, signs, parts, words, notes, K, inverse_size, eps, zero,
     HAS_GAIN: tl.constexpr, PARTS: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
-    SPAN: tl.constexpr, PDL: tl.constexpr,
+    NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(1)
-    first = tl.program_id(0) * SPAN
-    n_pairs = K // 64
+    span, row = tl.program_id(0), tl.program_id(1)
+    places = span_places()
+    k = span * 256 + places
+    if HAS_GAIN:  # weights: there is nothing to wait for
+        g = tl.load(gain + k, mask=k < K, other=0.0)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    v = tl.reshape(_loaded(x, gain, signs, row, first, K, HAS_GAIN, SIZE, SPAN), (SPAN // 64, 64))
+    v = tl.load(x + row.to(tl.int64) * K + k, mask=k < K, other=0.0).to(tl.float32)
+    if HAS_GAIN:
+        v *= g
+    v = rotated_span(v, signs, places, SIZE, NVIDIA)
     factor = 1.0
     if PARTS > 0:
         rows = row + tl.arange(0, 1)
         factor = tl.sum(p_rstd(parts, rows, rows >= 0, inverse_size, eps, PARTS, PADDED), 0)
-    p = first // 64 + tl.arange(0, SPAN // 64)
-    place = (row // 8 * n_pairs + p) * COLUMNS + row % 8
-    store_fragments(v, place, p < n_pairs, factor, zero, words, notes, SPAN // 64)
+    store_fragments(v, places, span, row, K, factor, zero, words, notes, COLUMNS)
 
 
 @triton.jit
@@ -198,17 +213,22 @@ def quantize_fragments(
     n_rows, k = x.shape
     _check(x, gain, rotation)
     assert k % (2 * GROUP) == 0
-    n_blocks, columns, pdl = triton.cdiv(n_rows, BLOCK), rows_of_block(n_rows), has_pdl(x)
-    words = torch.empty(n_blocks, k // (2 * GROUP), columns, 4, 4, dtype=torch.int32, device=x.device)
-    notes = torch.empty(n_blocks, k // (2 * GROUP), columns, 4, dtype=torch.float32, device=x.device)
+    (words, notes), pdl = empty_fragments(n_rows, k, x.device), has_pdl(x)
     n_parts = 0 if squares is None else squares.parts.shape[1]
     _quantize_fragments[(triton.cdiv(k, _SPAN), n_rows)](
         x, x if gain is None else gain, rotation_signs(rotation, x.device), notes if squares is None else squares.parts,
-        words, notes, k, 0.0 if squares is None else 1.0 / squares.size, 0.0 if squares is None else squares.eps, zero,
+        words.view(torch.int8), notes, k, 0.0 if squares is None else 1.0 / squares.size,
+        0.0 if squares is None else squares.eps, zero,
         HAS_GAIN=gain is not None, PARTS=n_parts, PADDED=triton.next_power_of_2(max(1, n_parts)), SIZE=rotation,
-        COLUMNS=columns, SPAN=_SPAN, PDL=pdl, num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
+        COLUMNS=words.shape[2], NVIDIA=is_nvidia(x), PDL=pdl, num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return Int8Fragments(words=words, notes=notes, num_rows=n_rows, zero=zero)
+
+
+def empty_fragments(n_rows: int, k: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Room for the words and the notes of Int8Fragments."""
+    shape = (triton.cdiv(n_rows, BLOCK), k // (2 * GROUP), rows_of_block(n_rows), 4)
+    return torch.empty(*shape, 4, dtype=torch.int32, device=device), torch.empty(shape, device=device)
 
 
 def rotate_rows(x: Tensor, gain: Tensor | None, rotation: int, dtype: torch.dtype, *, planes: bool) -> Tensor:
@@ -240,13 +260,6 @@ def _check(x: Tensor, gain: Tensor | None, rotation: int) -> None:
     assert gain is None or (gain.shape == (k,) and gain.dtype == torch.float32)
 
 
-@cache
-def rotation_signs(size: int, device: torch.device) -> Tensor:
-    """The signs before and after the butterflies, [2, 256] float32; the second ones divided by sqrt(size)."""
-    first, second = first_and_second_signs()
-    return torch.stack((first, second / size**0.5)).to(device)
-
-
 def variants() -> Iterator[Variant]:
     for name, dtype, rotation, has_gain in (("fp32", "*fp32", 256, True), ("bf16", "*bf16", 64, False)):
         inputs = {"x": dtype, "gain": "*fp32" if has_gain else dtype, "signs": "*fp32"}
@@ -262,10 +275,14 @@ def variants() -> Iterator[Variant]:
             name=f"quantize_fragments {name} r{rotation}",
             kernel=_quantize_fragments,
             signature={
-                **inputs, "parts": "*fp32", "words": "*i32", "notes": "*fp32", "K": "i32:16", "inverse_size": "fp32",
+                **inputs, "parts": "*fp32", "words": "*i8", "notes": "*fp32", "K": "i32:16", "inverse_size": "fp32",
                 "eps": "fp32", "zero": "i32",
             },
-            constants={**common, "PARTS": 256 if has_gain else 0, "PADDED": 256, "COLUMNS": 1},
+            constants={
+                "HAS_GAIN": has_gain, "SIZE": rotation, "PARTS": 256 if has_gain else 0, "PADDED": 256, "COLUMNS": 1,
+                "NVIDIA": False,
+            },
+            nvidia_constants={"NVIDIA": True},
             num_warps=_WARPS,
             has_pdl=True,
         )  # fmt: skip

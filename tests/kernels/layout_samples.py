@@ -1,9 +1,13 @@
-"""Run by test_compile.py in a process without Triton's interpreter: products on tensor cores for sm_90, as Triton lays
-them out over the lanes. Prints a JSON object: by variant, what is compiled, in Triton's intermediate language."""
+"""Run by test_compile.py in a process without Triton's interpreter: kernels that count on which lane has what, as
+Triton lays them out for sm_90. Prints a JSON object: by variant, what is compiled, in its intermediate language.
+
+The arguments are names of kernel files.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 
 import triton
@@ -13,7 +17,7 @@ from triton.compiler import ASTSource
 
 from runner.kernels.compile import TARGETS, Variant
 from runner.kernels.compile.compilation import specialization
-from runner.kernels.gemv_fragments import variants
+from runner.kernels.compile.variants import variants_of
 from runner.kernels.values import OPTIONS
 
 
@@ -32,7 +36,7 @@ def intermediate(variant: Variant) -> str:
 
 
 def main() -> None:
-    print(json.dumps({variant.name: intermediate(variant) for variant in variants()}))
+    print(json.dumps({v.name: intermediate(v) for module in sys.argv[1:] for v in variants_of(module)}))
 
 
 if __name__ == "__main__":

@@ -91,9 +91,7 @@ def test_the_documentation_has_a_row_for_every_variant(compiled: list[Row]) -> N
 
 
 def test_what_the_instruction_multiplies_lies_in_the_lanes_that_it_wants() -> None:
-    done = python(Path(__file__).with_name("layout_samples.py"))
-    assert done.returncode == 0, done.stderr
-    codes: dict[str, str] = json.loads(done.stdout)
+    codes = intermediate("gemv_fragments")
     assert len(codes) > 4
     for name, code in codes.items():
         layouts = dict(re.findall(r"^(#\w+) = #ttg\.blocked<\{(.*)\}>$", code, re.MULTILINE))
@@ -106,6 +104,26 @@ def test_what_the_instruction_multiplies_lies_in_the_lanes_that_it_wants() -> No
             assert "sizePerThread = [1, 4], threadsPerWarp = [1, 32]" in layouts[layout], name
         # Nothing passes between lanes before the last product.
         assert not [line for line in lines[: places[-1]] if "convert_layout" in line], name
+
+
+def test_butterflies_between_lanes_find_each_number_in_its_lane() -> None:
+    codes = {name: code for name, code in intermediate("rotate", "add_parts").items() if "shfl.sync.bfly" in code}
+    assert len(codes) == 3
+    for name, code in codes.items():
+        layouts = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", code, re.MULTILINE))
+        stages = [text for text in code.splitlines() if "shfl.sync.bfly" in text]
+        for layout in {layout for text in stages for layout in re.findall(r"tensor<2x128xf32, (#\w+)>", text)}:
+            in_fours = "lane = [[0, 4], [0, 8], [0, 16], [0, 32], [0, 64]]", "threadsPerWarp = [1, 32]"
+            assert any(lanes in layouts[layout] for lanes in in_fours), (name, layouts[layout])
+        assert [f", {1 << stage}, 31" in text for stage, text in enumerate(stages)] == [True] * len(stages), name
+
+
+def intermediate(*modules: str) -> dict[str, str]:
+    """Variants of these kernel files in Triton's intermediate language, by name."""
+    done = python(Path(__file__).with_name("layout_samples.py"), *modules)
+    assert done.returncode == 0, done.stderr
+    codes: dict[str, str] = json.loads(done.stdout)
+    return codes
 
 
 # --- the compiling itself --------------------------------------------------------------------------------------------

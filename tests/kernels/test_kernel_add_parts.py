@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
-from kernel_data import close, packed, poisoned, random, scrambled
+from kernel_data import DEVICE, close, packed, poisoned, random, scrambled
 from torch import Tensor
 
+from runner.kernels import add_parts as module
 from runner.kernels.add_parts import SPAN, Reader, add_parts, add_parts_ref, reads_parts
 from runner.kernels.fragments import activation_rows, to_fragments
 from runner.kernels.gemv_fragments import ZEROS
@@ -73,6 +75,22 @@ def test_it_is_the_residual_and_then_the_quantizing_whatever_the_number_of_rows(
     for first, last in ((7, 8), (2, 5)):
         for some, whole in zip(run(first, last), together, strict=True):
             assert torch.equal(some, whole[first:last])
+
+
+@pytest.mark.parametrize("name", ["add_parts", "quantize_fragments"])
+def test_rows_that_come_out_wrong_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rotates = module.rotates.__wrapped__
+    assert rotates(256, DEVICE)
+    real = getattr(module, name)
+
+    def wrong_in_some_lanes(*args: Any) -> Any:
+        found = real(*args)
+        rows = found if isinstance(found, Int8Fragments) else found[1]
+        rows.words[:, :, :, 1] = rows.words[:, :, :, 2]
+        return found
+
+    monkeypatch.setattr(module, name, wrong_in_some_lanes)
+    assert not rotates(256, DEVICE)
 
 
 def test_where_the_stream_cannot_be_handed_on_its_reader_must_ask_for_it() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from kernel_data import DEVICE, close, poisoned, random
 
+from runner.kernels.butterflies import rotation_signs
 from runner.kernels.fragments import MAGIC, activation_rows
 from runner.kernels.matmul import dense_rows
 from runner.kernels.rotate import (
@@ -167,3 +168,25 @@ def test_a_row_of_fragments_does_not_depend_on_the_others() -> None:
     together = run(0, 17)
     for first, last in ((0, 1), (16, 17), (3, 5), (0, 3), (7, 16)):
         assert torch.equal(run(first, last), together[first:last])
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-41, 1e-30, 1.0, 1e30])
+def test_without_a_rotation_levels_of_fragments_are_those_of_a_division_bit_for_bit(size: float) -> None:
+    x = random(3, 320) * size
+    found, wanted = quantize_fragments(x, None, 1, 15), quantize_fragments_ref(x.cpu(), None, 1, 15)
+    assert torch.equal(found.words[:, :, :3].cpu(), wanted.words[:, :, :3])
+    assert torch.equal(found.notes[:, :, :3, :3].cpu(), wanted.notes[:, :, :3, :3])
+
+
+@pytest.mark.parametrize("rotation", [4, 32, 256])
+def test_butterflies_in_place_add_the_same_numbers_in_the_same_order(rotation: int) -> None:
+    """What lanes exchange on NVIDIA (butterflies.rotated_span), bit by bit of an element's number."""
+    x, (before, after) = random(1, 256)[0], rotation_signs(rotation, DEVICE)
+    at = torch.arange(256, device=DEVICE)
+    v = x * before[at % rotation]
+    for stage in range(rotation.bit_length() - 1):
+        is_upper = (at >> stage & 1).bool()
+        other = v[at ^ (1 << stage)]
+        v = torch.where(is_upper, -v, v) + other
+    v = v * after[at % rotation]
+    assert torch.equal(rotate_rows(x[None], None, rotation, torch.float32, planes=False)[0], v)
