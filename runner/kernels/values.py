@@ -133,6 +133,11 @@ def pdl_option(pdl: bool) -> dict[str, bool]:
     return {"launch_pdl": True} if pdl else {}
 
 
+def register_option(most: int | None) -> dict[str, int]:
+    """What a launch on NVIDIA says so that ptxas gives a thread so many registers, and spills none; None: nothing."""
+    return {} if most is None else {"maxnreg": most}
+
+
 def capability(tensor: Tensor) -> tuple[int, int]:
     """The compute capability of the NVIDIA GPU that a tensor is on."""
     return _capability(tensor.device)

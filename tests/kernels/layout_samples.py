@@ -18,14 +18,19 @@ from triton.compiler import ASTSource
 from runner.kernels.compile import TARGETS, Variant
 from runner.kernels.compile.compilation import specialization
 from runner.kernels.compile.variants import variants_of
-from runner.kernels.values import OPTIONS
+from runner.kernels.values import OPTIONS, register_option
 
 
 def intermediate(variant: Variant) -> str:
     target = TARGETS["sm_90"]
     signature, constants, attributes = specialization(variant, target)
     source = ASTSource(variant.kernel, signature=signature, constexprs=constants, attrs=attributes)
-    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages, **OPTIONS}
+    options = {
+        "num_warps": variant.num_warps,
+        "num_stages": variant.num_stages,
+        **register_option(variant.most_registers),
+        **OPTIONS,
+    }
     with tempfile.TemporaryDirectory() as cache, knobs.cache.scope():
         knobs.cache.dir = cache
         kernel = triton.compile(

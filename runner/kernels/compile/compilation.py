@@ -42,7 +42,7 @@ def compile_variant(variant: Variant, target: Target) -> Compiled:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from runner.kernels.values import OPTIONS
+    from runner.kernels.values import OPTIONS, register_option
 
     if not isinstance(variant.kernel, triton.runtime.JITFunction):
         raise RunnerError(
@@ -51,7 +51,12 @@ def compile_variant(variant: Variant, target: Target) -> Compiled:
         )
     signature, constants, attributes = specialization(variant, target)
     source = ASTSource(variant.kernel, signature=signature, constexprs=constants, attrs=attributes)
-    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages, **OPTIONS}
+    options = {
+        "num_warps": variant.num_warps,
+        "num_stages": variant.num_stages,
+        **register_option(variant.most_registers if target.is_nvidia else None),
+        **OPTIONS,
+    }
     log = io.StringIO()
     started = time.perf_counter()
     with _afresh(), redirect_stdout(log):
