@@ -1,9 +1,12 @@
 """Attention of 1 to 16 new tokens over a long cache: flash decoding (Dao et al. 2023) with splits of a fixed size.
 
-A program is one row, one kv head with its query heads, and 256 positions: [256 s, 256 s + 256). Which splits take part
-depends on the row's own position and the window alone, and a second kernel adds them up in their order, so a row has
-the same bits whatever M and the cache's capacity are. Positions are read on the device: a captured graph serves every
-length. The reference is attention.attend_ref.
+A program is one row, one kv head with its query heads, and 256 positions: [256 s, 256 s + 256). It norms and rotates
+its queries; if its positions are new ones, it first puts keys and values there, of all new rows that its row sees. So
+several programs write the same numbers to the same places, each reads what it wrote itself, and none waits for another.
+Which splits take part depends on the row's own position and the window alone, and a second kernel adds them up in their
+order, so a row has the same bits whatever M and the cache's capacity are. Positions are read on the device: a captured
+graph serves every length. Norms, angles, scores, softmax and sums are float32. The references are heads.place_heads_ref
+and attention.attend_ref.
 """
 
 from __future__ import annotations
@@ -17,10 +20,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from runner.kernels.attention import TYPES, check_query, fold_tile, multiplied_in, tile_positions
+from runner.kernels.attention import TYPES, fold_tile, multiplied_in, tile_positions
 from runner.kernels.compile import Variant
-from runner.kernels.kv_layer import LayerCache
-from runner.kernels.values import MOST_ROWS, OPTIONS, has_pdl, is_nvidia, pdl_option
+from runner.kernels.heads import HeadNorm, append, check_heads, rstd_of_rows, turned
+from runner.kernels.kv_layer import LARGEST_LEVEL, LayerCache
+from runner.kernels.values import MOST_ROWS, OPTIONS, has_pdl, is_nvidia, pdl_option, register_option
 
 
 @triton.jit
@@ -32,8 +36,10 @@ def _seen_range(start, m, window, capacity):
 
 @triton.jit(do_not_specialize=["window", "capacity", "n_splits"])
 def _attend_split(
-    q, keys, values, key_scale, value_scale, start, tops, totals, mixes, scale, window, capacity, n_splits,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr,
+    qkv, cos, sin, q_gain, k_gain, eps, keys, values, key_scale, value_scale, start, tops, totals, mixes,
+    scale, window, capacity, n_splits,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, LARGEST: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROW: tl.constexpr, SPLIT: tl.constexpr,
     QUERIES: tl.constexpr, TILE: tl.constexpr, TYPE: tl.constexpr, PRODUCTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
@@ -42,6 +48,7 @@ def _attend_split(
     m = tl.program_id(0)
     PER_GROUP: tl.constexpr = H // G
     PARTS: tl.constexpr = (PER_GROUP + QUERIES - 1) // QUERIES
+    WIDTH: tl.constexpr = (H + 2 * G) * D
     g = tl.program_id(1) // PARTS
     split = tl.program_id(2)
     first, last = _seen_range(start, m, window, capacity)
@@ -49,11 +56,37 @@ def _attend_split(
     last = tl.minimum(last, split * SPLIT + SPLIT - 1)
     if first > last:
         return
-    i = tl.program_id(1) % PARTS * QUERIES + tl.arange(0, QUERIES)
     d = tl.arange(0, BLOCK_D)
+    new = tl.load(start)
+    if last >= new:
+        # As many rows as there can be, whatever M is: the order of sums follows from the shape.
+        n = tl.arange(0, ROWS)
+        position = new + n
+        is_seen = (n <= m) & (position >= first) & (position <= last)
+        rows = qkv + n * WIDTH
+        k_rstd = rstd_of_rows(rows + H * D, is_seen, G * D, eps, NORM, BLOCK_ROW)
+        gain_at = g * D + 0 * n if NORM == "row" else 0 * n
+        k = turned(
+            rows + (H + g) * D, is_seen, cos + n * HALF, sin + n * HALF, k_gain, gain_at, k_rstd, eps,
+            D, HALF, NORM, BLOCK_D,
+        )  # fmt: skip
+        append(k, is_seen, keys, key_scale, g, position, capacity, D, LARGEST, BLOCK_D)
+        at = (rows + (H + G + g) * D)[:, None] + d[None, :]
+        v = tl.load(at, mask=is_seen[:, None] & (d < D)[None, :], other=0.0).to(tl.float32)
+        append(v, is_seen, values, value_scale, g, position, capacity, D, LARGEST, BLOCK_D)
+        tl.debug_barrier()  # what lanes wrote is read by others
+    i = tl.program_id(1) % PARTS * QUERIES + tl.arange(0, QUERIES)
+    is_head = i < PER_GROUP
     head = m * H + g * PER_GROUP + i
-    ok = (i < PER_GROUP)[:, None] & (d < D)[None, :]
-    queries = tl.load(q + head[:, None] * D + d[None, :], mask=ok, other=0.0).to(TYPE)
+    ok = is_head[:, None] & (d < D)[None, :]
+    row = qkv + m.to(tl.int64) * WIDTH + tl.zeros((1,), tl.int32)
+    q_rstd = rstd_of_rows(row, tl.zeros((1,), tl.int32) == 0, H * D, eps, NORM, BLOCK_ROW)
+    q_gain_at = (g * PER_GROUP + i) * D if NORM == "row" else 0 * i
+    q = turned(
+        row + (g * PER_GROUP + i) * D, is_head, cos + m * HALF + 0 * i, sin + m * HALF + 0 * i, q_gain, q_gain_at,
+        q_rstd, eps, D, HALF, NORM, BLOCK_D,
+    )  # fmt: skip
+    queries = q.to(qkv.dtype.element_ty).to(TYPE)
     group = g.to(tl.int64) * capacity
     if key_scale is not None:
         key_scale += group
@@ -109,34 +142,48 @@ def _combine(
 
 
 def attend_rows(
-    q: Tensor, cache: LayerCache, start: Tensor, *, window: int | None, sinks: Tensor | None, scale: float
+    qkv: Tensor,
+    num_heads: int,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    q_gain: Tensor | None,
+    k_gain: Tensor | None,
+    norm: HeadNorm,
+    eps: float,
+    cache: LayerCache,
+    start: Tensor,
+    window: int | None,
+    sinks: Tensor | None,
+    scale: float,
 ) -> Tensor:
-    """Attention [M, H * D], in the dtype of q, of M <= 16 rows over a cache that already holds their keys and values.
+    """place_heads for M <= 16 rows, and their attention [M, H * D], in the dtype of qkv, over the cache after it.
 
-    q: [M, H, D], contiguous, row m at position start + m, of which it sees this one and those before; with a window,
-    the last `window` of these. start: int32 [1], on the device. sinks: [H] logits without a value, or None. scale:
-    what scores are multiplied by. Scores, softmax and sums are float32.
+    qkv to start: see heads.place_heads. Row m is at position start + m, of which it sees this one and those before;
+    with a window, the last `window` of these. sinks: [H] logits without a value, or None. scale: what scores are
+    multiplied by.
     """
-    n_rows, num_heads, d = q.shape
-    check_query(q, cache, sinks)
+    check_heads(qkv, num_heads, cos, sin, q_gain, k_gain, norm, cache, start)
+    (n_rows, half), d = cos.shape, cache.head_dim
     assert 1 <= n_rows <= MOST_ROWS
-    assert start.shape == (1,)
-    assert start.dtype == torch.int32
+    assert num_heads % cache.num_kv_heads == 0
+    assert sinks is None or sinks.shape == (num_heads,), sinks
     n_splits = triton.cdiv(cache.capacity, _SPLIT)
-    tops, totals = (torch.empty(n_rows, num_heads, n_splits, dtype=torch.float32, device=q.device) for _ in range(2))
-    mixes = torch.empty(n_rows, num_heads, n_splits, d, dtype=torch.float32, device=q.device)
-    out = torch.empty(n_rows, num_heads * d, dtype=q.dtype, device=q.device)
+    tops, totals = (torch.empty(n_rows, num_heads, n_splits, dtype=torch.float32, device=qkv.device) for _ in range(2))
+    mixes = torch.empty(n_rows, num_heads, n_splits, d, dtype=torch.float32, device=qkv.device)
+    out = torch.empty(n_rows, num_heads * d, dtype=qkv.dtype, device=qkv.device)
     reach = _NO_WINDOW if window is None else window
     per_group = num_heads // cache.num_kv_heads
     block_d = max(16, triton.next_power_of_2(d))
-    pdl = has_pdl(q)
-    shape = _shape(per_group, block_d, multiplied_in(q, cache) if is_nvidia(q) else None)
+    pdl, nvidia = has_pdl(qkv), is_nvidia(qkv)
+    shape = _shape(per_group, block_d, multiplied_in(qkv, cache) if nvidia else None)
     # Rows are neighbours in the grid: they read the same keys and values, the first from memory, the others from L2.
     _attend_split[(n_rows, cache.num_kv_heads * triton.cdiv(per_group, shape["QUERIES"]), n_splits)](
-        q, cache.keys, cache.values, cache.key_scale, cache.value_scale, start, tops, totals, mixes,
-        scale, reach, cache.capacity, n_splits,
-        H=num_heads, G=cache.num_kv_heads, D=d, BLOCK_D=block_d, SPLIT=_SPLIT, **shape,
-        PDL=pdl, num_warps=_WARPS, num_stages=_STAGES, **pdl_option(pdl), **OPTIONS,
+        qkv, cos, sin, q_gain, k_gain, eps, cache.keys, cache.values, cache.key_scale, cache.value_scale, start,
+        tops, totals, mixes, scale, reach, cache.capacity, n_splits,
+        H=num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=norm, LARGEST=LARGEST_LEVEL, ROWS=MOST_ROWS,
+        BLOCK_D=block_d, BLOCK_ROW=_BLOCK_ROW, SPLIT=_SPLIT, **shape, PDL=pdl, num_warps=_WARPS, num_stages=_STAGES,
+        **register_option(_most_registers(block_d) if nvidia else None), **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     _combine[(n_rows, num_heads)](
         tops, totals, mixes, sinks, start, out, reach, cache.capacity, n_splits,
@@ -163,31 +210,44 @@ _NO_WINDOW = 1 << 30
 # both kernels in a graph, M = 1 and 8: 8.6 and 9.1 us at 512 positions, 10.7 and 29.5 at 4096, 52 and 196 at 32768; two
 # stages, 8 warps, or tiles of half the size take up to 1.8 times as long, and none is faster by more than 2 %.
 _SPLIT, _COMBINED, _WARPS, _STAGES = 256, 16, 4, 3
+_BLOCK_ROW = 128  # columns of all rows at a time, for the norm of rows
+
+
+def _most_registers(block_d: int) -> int | None:
+    """For heads of 64 ptxas takes too few by itself, and spills some bytes."""
+    return 184 if block_d < 128 else None
 
 
 def variants() -> Iterator[Variant]:
     partial = {"tops": "*fp32", "totals": "*fp32", "mixes": "*fp32", "start": "*i32"}
     sizes = {"window": "i32", "capacity": "i32", "n_splits": "i32"}
     scales = ("key_scale", "value_scale")
-    for name, form, (h, g, d) in (
-        ("bf16 d64", "*bf16", (64, 8, 64)),
-        ("bf16 d128", "*bf16", (32, 8, 128)),
-        ("bf16 d256", "*bf16", (4, 1, 256)),
-        ("int8 d128", "*i8", (32, 8, 128)),
+    for name, form, norm, (h, g, d) in (
+        ("bf16 d64", "*bf16", "none", (64, 8, 64)),
+        ("bf16 d128", "*bf16", "none", (32, 8, 128)),
+        ("bf16 d128 norm of heads", "*bf16", "head", (16, 8, 128)),
+        ("bf16 d128 norm of rows", "*bf16", "row", (32, 32, 128)),
+        ("bf16 d256 norm of heads", "*bf16", "head", (4, 1, 256)),
+        ("int8 d128", "*i8", "none", (32, 8, 128)),
     ):
-        block_d = triton.next_power_of_2(d)
+        block_d, gain = triton.next_power_of_2(d), None if norm == "none" else "*fp32"
         optional = dict.fromkeys(scales, "*fp32" if form == "*i8" else None)
         yield Variant(
             name=f"attention_decode {name}",
             kernel=_attend_split,
-            signature={"q": "*bf16", "keys": form, "values": form, "scale": "fp32", **partial, **sizes, **optional},
+            signature={
+                "qkv": "*bf16", "cos": "*fp32", "sin": "*fp32", "q_gain": gain, "k_gain": gain, "eps": "fp32",
+                "keys": form, "values": form, "scale": "fp32", **partial, **sizes, **optional,
+            },
             constants={
-                "H": h, "G": g, "D": d, "BLOCK_D": block_d, "SPLIT": _SPLIT, **_shape(h // g, block_d, None),
+                "H": h, "G": g, "D": d, "HALF": d // 2, "NORM": norm, "LARGEST": LARGEST_LEVEL, "ROWS": MOST_ROWS,
+                "BLOCK_D": block_d, "BLOCK_ROW": _BLOCK_ROW, "SPLIT": _SPLIT, **_shape(h // g, block_d, None),
             },
             nvidia_constants=_shape(h // g, block_d, torch.bfloat16),
             has_pdl=True,
             num_warps=_WARPS,
             num_stages=_STAGES,
+            most_registers=_most_registers(block_d),
         )  # fmt: skip
     for name, sinks in (("", None), (" with sinks", "*bf16")):
         yield Variant(

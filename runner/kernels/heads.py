@@ -1,6 +1,7 @@
 """From the product with the q, k and v weights to queries, and to keys and values in their places in the cache.
 
-Per head: an RMS norm where the model has one, the rotary positions, one rounding. A program is one head of one row, so
+Per head: an RMS norm where the model has one, the rotary positions, one rounding. What that is for a few heads at once
+are functions that attention_decode.py calls too; place_heads is for prompts. A program of it is one head of one row, so
 a row has the same bits whatever its neighbours are. It knows no weights and computes no angles.
 """
 
@@ -68,67 +69,73 @@ def _turned_ref(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @triton.jit
-def _rstd(x, size, eps, BLOCK: tl.constexpr):
-    """1 / rms of the `size` float elements at x."""
-    squares = tl.zeros((BLOCK,), tl.float32)
-    for first in range(0, size, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        part = tl.load(x + at, mask=at < size, other=0.0).to(tl.float32)
-        squares += part * part
-    return tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(tl.sum(squares, 0), size * 1.0) + eps))
+def rstd_of_rows(rows, ok, size, eps, NORM: tl.constexpr, BLOCK: tl.constexpr):
+    """For norm "row": 1 / rms [R] of the `size` floats that each of the pointers rows [R] points at; else 1."""
+    if NORM != "row":
+        return 1.0
+    else:
+        at = tl.arange(0, BLOCK)[None, :]
+        squares = tl.zeros((rows.shape[0], BLOCK), tl.float32)
+        for first in range(0, size, BLOCK):
+            part = tl.load(rows[:, None] + first + at, mask=ok[:, None] & (first + at < size), other=0.0).to(tl.float32)
+            squares += part * part
+        return tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(tl.sum(squares, 1), size * 1.0) + eps))
 
 
 @triton.jit
-def _normed(x, at, ok, rstd, gain, gain_first, NORM: tl.constexpr):
-    value = tl.load(x + at, mask=ok, other=0.0).to(tl.float32)
-    if NORM != "none":
-        value = value * rstd * tl.load(gain + gain_first + at, mask=ok, other=0.0)
-    return value
-
-
-@triton.jit
-def _turned(
-    x, n, n_heads, cos, sin, gain, eps,
-    D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_ROW: tl.constexpr,
+def turned(
+    heads, ok, cos, sin, gain, gain_at, rstd, eps,
+    D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Head n of the n_heads at x, normed and rotated, [BLOCK] float32; cos and sin point at the row's."""
-    d = tl.arange(0, BLOCK)
-    head = x + n * D
-    rstd = 1.0
-    gain_first = 0
+    """Heads of D elements, normed and rotated, [R, BLOCK] float32.
+
+    heads: pointers [R]; ok: which of them there are. cos, sin: pointers [R] to their rows' angles. gain_at: [R], where
+    a head's gains begin. rstd: see rstd_of_rows.
+    """
+    d = tl.arange(0, BLOCK)[None, :]
+    is_there = ok[:, None] & (d < D)
+    value = tl.load(heads[:, None] + d, mask=is_there, other=0.0).to(tl.float32)
     if NORM == "head":
-        rstd = _rstd(head, D, eps, BLOCK)
-    elif NORM == "row":
-        rstd = _rstd(x, n_heads * D, eps, BLOCK_ROW)
-        gain_first = n * D
-    value = _normed(head, d, d < D, rstd, gain, gain_first, NORM)
+        rstd = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(tl.sum(value * value, 1), D * 1.0) + eps))
+    if NORM != "none":
+        gains = gain + gain_at[:, None]
+        value = value * rstd[:, None] * tl.load(gains + d, mask=is_there, other=0.0)
     if HALF > 0:
         # The other element of each pair is read again: it is near, and no lane has to ask another one for it.
         is_first = d < HALF
-        is_turned = d < 2 * HALF
+        is_turned = ok[:, None] & (d < 2 * HALF)
         pair = tl.where(is_first, d, d - HALF)
-        other = _normed(head, tl.where(is_first, d + HALF, d - HALF), is_turned, rstd, gain, gain_first, NORM)
-        c = tl.load(cos + pair, mask=is_turned, other=1.0)
-        s = tl.load(sin + pair, mask=is_turned, other=0.0)
+        partner = tl.where(is_first, d + HALF, d - HALF)
+        other = tl.load(heads[:, None] + partner, mask=is_turned, other=0.0).to(tl.float32)
+        if NORM != "none":
+            other = other * rstd[:, None] * tl.load(gains + partner, mask=is_turned, other=0.0)
+        c = tl.load(cos[:, None] + pair, mask=is_turned, other=1.0)
+        s = tl.load(sin[:, None] + pair, mask=is_turned, other=0.0)
         value = value * c + tl.where(is_first, -other, other) * s
     return value
 
 
 @triton.jit
-def _append(value, d, kept, kept_scale, g, position, capacity, D: tl.constexpr, LARGEST: tl.constexpr):
-    """A head's D elements to their place in the cache; nothing is written beyond its capacity."""
-    is_room = (position >= 0) & (position < capacity)
-    room = tl.where(is_room, D, 0)
+def append(
+    value, ok, kept, kept_scale, g, position, capacity,
+    D: tl.constexpr, LARGEST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Heads value [R, BLOCK] to their positions [R] in the cache, of kv head g; nothing is written beyond its capacity.
+
+    ok: which of them to write.
+    """
+    d = tl.arange(0, BLOCK)[None, :]
+    is_room = ok & (position >= 0) & (position < capacity)
     place = g.to(tl.int64) * capacity + position
     if kept_scale is not None:
         value = tl.where(d < D, value, 0.0)
-        is_nan = tl.max((value != value).to(tl.int32), 0) > 0
-        scale = tl.div_rn(tl.max(tl.abs(value), 0), LARGEST * 1.0)
+        is_nan = tl.max((value != value).to(tl.int32), 1) > 0
+        scale = tl.div_rn(tl.max(tl.abs(value), 1), LARGEST * 1.0)
         # Adding 1.5 * 2^23 leaves no bits behind the point: halves are rounded to even.
-        level = (tl.div_rn(value, tl.where(scale > 0.0, scale, 1.0)) + 12582912.0) - 12582912.0
+        level = (tl.div_rn(value, tl.where(scale > 0.0, scale, 1.0)[:, None]) + 12582912.0) - 12582912.0
         value = tl.where(level == level, level, 0.0)  # the scale says that it was no number
         tl.store(kept_scale + place, tl.where(is_nan, float("nan"), scale), mask=is_room)
-    tl.store(kept + place * D + d, value.to(kept.dtype.element_ty), mask=d < room)
+    tl.store(kept + place[:, None] * D + d, value.to(kept.dtype.element_ty), mask=is_room[:, None] & (d < D))
 
 
 @triton.jit(do_not_specialize=["capacity"])
@@ -140,22 +147,29 @@ def _place_heads(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    m = tl.program_id(0)
+    m = tl.program_id(0) + tl.arange(0, 1)
     n = tl.program_id(1)
-    d = tl.arange(0, BLOCK)
+    ok = m >= 0
     row = qkv + m.to(tl.int64) * ((H + 2 * G) * D)
-    row_cos = cos + m * HALF
-    row_sin = sin + m * HALF
+    head = row + n * D
+    row_cos, row_sin = cos + m * HALF, sin + m * HALF
     position = tl.load(start) + m
     if n < H:
-        value = _turned(row, n, H, row_cos, row_sin, q_gain, eps, D, HALF, NORM, BLOCK, BLOCK_ROW)
-        tl.store(q + (m.to(tl.int64) * H + n) * D + d, value.to(q.dtype.element_ty), mask=d < D)
+        rstd = rstd_of_rows(row, ok, H * D, eps, NORM, BLOCK_ROW)
+        gain_at = n * D + 0 * m if NORM == "row" else 0 * m
+        value = turned(head, ok, row_cos, row_sin, q_gain, gain_at, rstd, eps, D, HALF, NORM, BLOCK)
+        d = tl.arange(0, BLOCK)[None, :]
+        at = (m.to(tl.int64) * H + n)[:, None] * D + d
+        tl.store(q + at, value.to(q.dtype.element_ty), mask=d < D)
     elif n < H + G:
-        value = _turned(row + H * D, n - H, G, row_cos, row_sin, k_gain, eps, D, HALF, NORM, BLOCK, BLOCK_ROW)
-        _append(value, d, keys, key_scale, n - H, position, capacity, D, LARGEST)
+        rstd = rstd_of_rows(row + H * D, ok, G * D, eps, NORM, BLOCK_ROW)
+        gain_at = (n - H) * D + 0 * m if NORM == "row" else 0 * m
+        value = turned(head, ok, row_cos, row_sin, k_gain, gain_at, rstd, eps, D, HALF, NORM, BLOCK)
+        append(value, ok, keys, key_scale, n - H, position, capacity, D, LARGEST, BLOCK)
     else:
-        value = tl.load(row + n * D + d, mask=d < D, other=0.0).to(tl.float32)
-        _append(value, d, values, value_scale, n - H - G, position, capacity, D, LARGEST)
+        d = tl.arange(0, BLOCK)[None, :]
+        value = tl.load(head[:, None] + d, mask=d < D, other=0.0).to(tl.float32)
+        append(value, ok, values, value_scale, n - H - G, position, capacity, D, LARGEST, BLOCK)
 
 
 def place_heads(
@@ -178,6 +192,32 @@ def place_heads(
     q_gain, k_gain: float32 [D] for norm "head", [H * D] and [G * D] for "row", None for "none". start: int32 [1], on
     the device. Rows whose position lies beyond the cache's capacity leave no keys and values. All in float32.
     """
+    check_heads(qkv, num_heads, cos, sin, q_gain, k_gain, norm, cache, start)
+    (n_rows, half), heads, d = cos.shape, num_heads + 2 * cache.num_kv_heads, cache.head_dim
+    pdl = has_pdl(qkv)
+    q = torch.empty(n_rows, num_heads, d, dtype=qkv.dtype, device=qkv.device)
+    _place_heads[(n_rows, heads)](
+        qkv, cos, sin, q_gain, k_gain, start, q,
+        cache.keys, cache.values, cache.key_scale, cache.value_scale, cache.capacity, eps,
+        H=num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=norm, LARGEST=LARGEST_LEVEL,
+        BLOCK=triton.next_power_of_2(d), BLOCK_ROW=_BLOCK_ROW, PDL=pdl, num_warps=_WARPS,
+        **pdl_option(pdl), **OPTIONS,
+    )  # fmt: skip
+    return q
+
+
+def check_heads(
+    qkv: Tensor,
+    num_heads: int,
+    cos: Tensor,
+    sin: Tensor,
+    q_gain: Tensor | None,
+    k_gain: Tensor | None,
+    norm: HeadNorm,
+    cache: LayerCache,
+    start: Tensor,
+) -> None:
+    """What place_heads says of its arguments."""
     n_rows, half = cos.shape
     heads, d = num_heads + 2 * cache.num_kv_heads, cache.head_dim
     assert qkv.shape == (n_rows, heads * d), (qkv.shape, n_rows, heads, d)
@@ -189,16 +229,6 @@ def place_heads(
     for gain, n in ((q_gain, num_heads), (k_gain, cache.num_kv_heads)):
         size = None if gain is None else gain.numel()
         assert size == {"none": None, "head": d, "row": n * d}[norm], (norm, size)
-    pdl = has_pdl(qkv)
-    q = torch.empty(n_rows, num_heads, d, dtype=qkv.dtype, device=qkv.device)
-    _place_heads[(n_rows, heads)](
-        qkv, cos, sin, q_gain, k_gain, start, q,
-        cache.keys, cache.values, cache.key_scale, cache.value_scale, cache.capacity, eps,
-        H=num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=norm, LARGEST=LARGEST_LEVEL,
-        BLOCK=triton.next_power_of_2(d), BLOCK_ROW=_BLOCK_ROW, PDL=pdl, num_warps=_WARPS,
-        **pdl_option(pdl), **OPTIONS,
-    )  # fmt: skip
-    return q
 
 
 # A head is small: one warp holds it, and a row of all heads is summed 1024 elements at a time.

@@ -1,6 +1,9 @@
-"""Attention of a few rows against float64; what is not seen is not read; a row has the same bits in every batch."""
+"""Attention of a few rows, and what it puts into the cache, against float64; a row has the same bits in every batch."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from torch import Tensor
 from runner.kernels import attention_decode
 from runner.kernels.attention import attend_ref
 from runner.kernels.attention_decode import attend_rows
+from runner.kernels.heads import HeadNorm, place_heads
 from runner.kernels.kv_layer import LayerCache
 
 # H, G, D, M, start, window: a split ends at 256.
@@ -44,11 +48,90 @@ def at(start: int) -> Tensor:
     return torch.tensor([start], dtype=torch.int32, device=DEVICE)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Heads:
+    """qkv of M rows: H query heads and G kv heads of D elements, R of them rotated."""
+
+    h: int
+    g: int
+    d: int
+    r: int
+    m: int
+    norm: HeadNorm = "none"
+
+    @property
+    def qkv(self) -> Tensor:
+        return random(self.m, (self.h + 2 * self.g) * self.d, seed=11)
+
+    @property
+    def angles(self) -> tuple[Tensor, Tensor]:
+        angle = 3 * random(self.m, self.r // 2, seed=12)
+        return angle.cos(), angle.sin()
+
+    @property
+    def gains(self) -> dict[str, Any]:
+        sizes = {"none": None, "head": (1, 1), "row": (self.h, self.g)}[self.norm]
+        q, k = (None, None) if sizes is None else (random(n * self.d, seed=13 + n) for n in sizes)
+        return {"q_gain": q, "k_gain": k, "norm": self.norm, "eps": 1e-5}
+
+    def attend(
+        self, cache: LayerCache, start: int, rows: slice = slice(None), *, window: int | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        cos, sin = self.angles
+        return attend_rows(
+            self.qkv[rows].contiguous(), self.h, cos[rows].contiguous(), sin[rows].contiguous(), **self.gains,
+            cache=cache, start=at(start), window=window, sinks=sinks, scale=0.3,
+        )  # fmt: skip
+
+
+def emptied(cache: LayerCache, start: int) -> LayerCache:
+    """A copy in which positions from `start` on hold what must not be read."""
+    copy = LayerCache(**{name: None if x is None else x.clone() for name, x in vars(cache).items()})
+    for tensor in (copy.keys, copy.values, copy.key_scale, copy.value_scale):
+        if tensor is not None:
+            tensor[:, start:] = float("nan") if tensor.is_floating_point() else 77
+    return copy
+
+
+def heads_of(cache: LayerCache, q: Tensor, start: int) -> Tensor:
+    """qkv of queries q [M, H, D], and of the keys and values that the cache has at their positions, 0 beyond them."""
+
+    def rows(kept: Tensor, scale: Tensor | None) -> Tensor:
+        found = torch.zeros(kept.shape[0], len(q), kept.shape[2], device=DEVICE)
+        there = kept[:, start : start + len(q)].float()
+        found[:, : there.shape[1]] = there if scale is None else there * scale[:, start : start + len(q), None]
+        return found.transpose(0, 1).flatten(1)
+
+    parts = (q.flatten(1).float(), rows(cache.keys, cache.key_scale), rows(cache.values, cache.value_scale))
+    return torch.cat(parts, 1).to(q.dtype)
+
+
+def attend(
+    q: Tensor, cache: LayerCache, start: int, *, window: int | None, sinks: Tensor | None, scale: float
+) -> tuple[Tensor, LayerCache]:
+    """Attention without norms and rotations, of what the cache held before `start` and of its next rows; and the cache
+    that this leaves."""
+    after = emptied(cache, start)
+    angles = torch.ones(len(q), 0, device=DEVICE)
+    found = attend_rows(
+        heads_of(cache, q, start), q.shape[1], angles, angles, q_gain=None, k_gain=None, norm="none", eps=0.0,
+        cache=after, start=at(start), window=window, sinks=sinks, scale=scale,
+    )  # fmt: skip
+    return found, after
+
+
 def check(
     cache: LayerCache, q: Tensor, start: int, window: int | None, sinks: Tensor | None, *, sums: float = 4e-6
 ) -> None:
     scale = cache.head_dim**-0.5
-    found = attend_rows(q, cache, at(start), window=window, sinks=sinks, scale=scale)
+    found, after = attend(q, cache, start, window=window, sinks=sinks, scale=scale)
+    check_attention(found, exact(q, after, start, window=window, sinks=sinks, scale=scale), sums=sums)
+
+
+def exact(
+    q: Tensor, cache: LayerCache, start: int, *, window: int | None, sinks: Tensor | None, scale: float
+) -> Tensor:
     # The reference multiplies what nobody sees by 0: it gets a cache without NaN.
     whole = LayerCache(
         keys=cache.keys.nan_to_num(),
@@ -56,8 +139,7 @@ def check(
         key_scale=None if cache.key_scale is None else cache.key_scale.nan_to_num(),
         value_scale=None if cache.value_scale is None else cache.value_scale.nan_to_num(),
     )
-    wanted = attend_ref(q.double(), whole, start, window=window, sinks=sinks, scale=scale)
-    check_attention(found, wanted, sums=sums)
+    return attend_ref(q.double(), whole, start, window=window, sinks=sinks, scale=scale)
 
 
 @pytest.mark.parametrize(
@@ -107,16 +189,58 @@ def test_large_scores_do_not_overflow() -> None:
     check(filled("float32", 2, 300, 300, 64), 40 * random(2, 4, 64), 298, None, None, sums=5e-5)
 
 
-@pytest.mark.parametrize(("kind", "window"), [("float32", None), ("int8", 40)])
-def test_a_row_has_the_same_bits_whatever_the_number_of_rows(kind: str, window: int | None) -> None:
+@pytest.mark.parametrize(
+    ("h", "g", "d", "r", "norm", "kept", "start", "window"),
+    [
+        (6, 2, 18, 18, "none", "float32", 5, None),
+        (4, 4, 12, 12, "head", "float32", 254, None),
+        (3, 1, 64, 32, "head", "float32", 0, 2),
+        (4, 4, 18, 18, "row", "float32", 300, 40),
+        (9, 3, 80, 20, "row", "float32", 3, None),
+        (6, 2, 18, 16, "head", "int8", 255, None),
+    ],
+)
+def test_it_norms_rotates_and_keeps_heads_as_place_heads_does(
+    h: int, g: int, d: int, r: int, norm: HeadNorm, kept: str, start: int, window: int | None
+) -> None:
+    heads = Heads(h=h, g=g, d=d, r=r, m=4, norm=norm)
+    after, placed = (emptied(filled(kept, g, start, start + 9, d), start) for _ in range(2))
+    q = place_heads(heads.qkv, h, *heads.angles, **heads.gains, cache=placed, start=at(start))
+    found = heads.attend(after, start, window=window)
+    check_attention(found, exact(q, placed, start, window=window, sinks=None, scale=0.3), sums=4e-6)
+    for one, other in zip(vars(after).values(), vars(placed).values(), strict=True):
+        assert one is None or torch.allclose(one.float(), other.float(), rtol=1e-6, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_nothing_is_put_beyond_the_capacity(dtype: torch.dtype) -> None:
+    heads = Heads(h=2, g=2, d=18, r=18, m=4)
+    whole, small = (LayerCache.empty(2, n, 18, dtype=dtype, device=DEVICE) for n in (12, 8))
+    for cache in (whole, small):
+        for tensor in vars(cache).values():
+            if tensor is not None:
+                tensor.fill_(77)
+    assert torch.equal(heads.attend(whole, 6)[:2], heads.attend(small, 6)[:2])
+    for one, other in zip(vars(whole).values(), vars(small).values(), strict=True):
+        assert one is None or torch.equal(one[:, :8], other)  # position 8 of one head would be position 0 of the next
+
+
+@pytest.mark.parametrize(
+    ("norm", "kept", "window"), [("none", "float32", None), ("head", "int8", 40), ("row", "float32", None)]
+)
+def test_a_row_has_the_same_bits_whatever_the_number_of_rows(norm: HeadNorm, kept: str, window: int | None) -> None:
     start = 250  # the rows' last positions lie in two splits
-    cache, q, sinks = filled(kind, 1, start + 16, 512, 18), random(16, 3, 18), random(3)
-    every = attend_rows(q, cache, at(start), window=window, sinks=sinks, scale=0.3)
-    for m in (1, 2, 3, 4, 6, 7, 8, 11):
-        found = attend_rows(q[:m], cache, at(start), window=window, sinks=sinks, scale=0.3)
-        assert torch.equal(found, every[:m]), m
+    heads, before = Heads(h=3, g=1, d=18, r=18, m=16, norm=norm), emptied(filled(kept, 1, start, 512, 18), start)
+    sinks, after = random(3), emptied(before, start)
+    every = heads.attend(after, start, window=window, sinks=sinks)
+    for m in range(1, 16):
+        cache = emptied(before, start)
+        assert torch.equal(heads.attend(cache, start, slice(m), window=window, sinks=sinks), every[:m]), m
+        for one, other in zip(vars(cache).values(), vars(after).values(), strict=True):
+            assert one is None or torch.equal(one[:, : start + m], other[:, : start + m]), m
     for m in (1, 5, 6, 15):
-        alone = attend_rows(q[m : m + 1], cache, at(start + m), window=window, sinks=sinks, scale=0.3)
+        cache = emptied(after, start + m)
+        alone = heads.attend(cache, start + m, slice(m, m + 1), window=window, sinks=sinks)
         assert torch.equal(alone[0], every[m]), m
 
 
@@ -125,7 +249,7 @@ def test_a_row_has_the_same_bits_whatever_the_capacity() -> None:
     keys, values = (torch.nn.functional.pad(x, (0, 0, 0, 4000), value=float("nan")) for x in (small.keys, small.values))
     q = random(2, 4, 18)
     results = [
-        attend_rows(q, cache, at(598), window=None, sinks=None, scale=0.3)
+        attend(q, cache, 598, window=None, sinks=None, scale=0.3)[0]
         for cache in (small, LayerCache(keys=keys, values=values))
     ]
     assert torch.equal(*results)
@@ -135,7 +259,7 @@ def test_a_row_beyond_the_capacity_reads_nothing_there_and_leaves_the_others_alo
     around, q = filled("float32", 2, 300, 300, 16), random(4, 4, 16)
     around.keys[1], around.values[1] = float("nan"), float("nan")  # what lies behind the one head that the cache has
     cache = LayerCache(keys=around.keys[:1], values=around.values[:1])
-    found = attend_rows(q, cache, at(298), window=None, sinks=None, scale=0.3)
-    wanted = attend_rows(q[:2], cache, at(298), window=None, sinks=None, scale=0.3)
+    found = attend(q, cache, 298, window=None, sinks=None, scale=0.3)[0]
+    wanted = attend(q[:2], cache, 298, window=None, sinks=None, scale=0.3)[0]
     assert torch.equal(found[:2], wanted)
     assert bool(found.isfinite().all())

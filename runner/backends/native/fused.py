@@ -75,20 +75,19 @@ class FusedAttention:
         qkv = multiply(stream, before, self.qkv, self.dtype)
         run.checkpoint()
         cos, sin = run.rotations[module.rope]
+        q_gain = None if self.q_gain is None else self.q_gain.gain
+        k_gain = None if self.k_gain is None else self.k_gain.gain
+        eps = 0.0 if self.q_gain is None else self.q_gain.eps
+        if len(qkv) <= MOST_ROWS:
+            return attend_rows(
+                qkv, module.num_heads, cos, sin,
+                q_gain=q_gain, k_gain=k_gain, norm=module.norm, eps=eps, cache=cache, start=run.start,
+                window=module.window, sinks=self.sinks, scale=module.scale,
+            )  # fmt: skip
         q = place_heads(
-            qkv,
-            module.num_heads,
-            cos,
-            sin,
-            q_gain=None if self.q_gain is None else self.q_gain.gain,
-            k_gain=None if self.k_gain is None else self.k_gain.gain,
-            norm=module.norm,
-            eps=0.0 if self.q_gain is None else self.q_gain.eps,
-            cache=cache,
-            start=run.start,
-        )
-        if len(q) <= MOST_ROWS:
-            return attend_rows(q, cache, run.start, window=module.window, sinks=self.sinks, scale=module.scale)
+            qkv, module.num_heads, cos, sin,
+            q_gain=q_gain, k_gain=k_gain, norm=module.norm, eps=eps, cache=cache, start=run.start,
+        )  # fmt: skip
         return attend_prompt(q, cache, run.first, window=module.window, sinks=self.sinks, scale=module.scale)
 
 
