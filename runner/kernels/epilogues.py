@@ -20,6 +20,7 @@ from typing import Any
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 # A program's constants are numbers: what p_gate calls by them.
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2}
@@ -74,10 +75,27 @@ def p_store(pointer, value, rows, row_ok, n, n_ok, width):
 
 
 @triton.jit
+def p_sum(v, R: tl.constexpr, C: tl.constexpr):
+    """The sums [R] of the rows of v [R, C].
+
+    Up to 16 columns the first half is added to the second, and so on: one order for all layouts, since one row and
+    several come from kernels that lay a tile out in their own ways.
+    """
+    if C > 16:
+        return tl.sum(v, 1)
+    else:
+        for i in tl.static_range(4):
+            if C >> i > 1:
+                first, second = tl.split(tl.permute(tl.reshape(v, (R, 2, C >> (i + 1))), (0, 2, 1)))
+                v = first + second
+        return tl.reshape(v, (R,))
+
+
+@triton.jit
 def p_squares(value, parts, rows, row_ok, n_ok, tile, n_tiles):
     """The tile's sum of squares of each row goes to parts [M, n_tiles]."""
     kept = tl.where(n_ok[None, :], value, 0.0)
-    tl.store(parts + rows * n_tiles + tile, tl.sum(kept * kept, 1), mask=row_ok)
+    tl.store(parts + rows * n_tiles + tile, p_sum(kept * kept, kept.shape[0], kept.shape[1]), mask=row_ok)
 
 
 # --- programs --------------------------------------------------------------------------------------------------------
@@ -143,7 +161,23 @@ def logits(lo, hi, rows, row_ok, n, n2, n_ok, tile, args, CONFIG: tl.constexpr):
     place = rows * n_tiles + tile
     tl.store(maxima + place, tl.where(is_nan, float("nan"), largest), mask=row_ok)
     tl.store(arguments + place, tl.min(column, 1), mask=row_ok)
-    tl.store(sums + place, tl.sum(tl.exp(z - finite[:, None]), 1), mask=row_ok)
+    tl.store(sums + place, p_sum(tl.exp(z - finite[:, None]), z.shape[0], z.shape[1]), mask=row_ok)
+
+
+# --- norms apart -----------------------------------------------------------------------------------------------------
+
+_NORMED = (store, store_squares, add_residual, gate, logits)
+
+
+def norm_apart(
+    program: Any, args: tuple[Any, ...], config: tuple[Any, ...], unused: Tensor
+) -> tuple[tuple[Any, ...], tuple[int, int], tuple[Any, ...], tuple[Any, ...]]:
+    """For a product that multiplies with 1 / rms itself: the program's norm and (PARTS, PADDED), PARTS 0 for none, and
+    the program's arguments and constants without one. unused: any tensor, float32."""
+    none = (unused, 0.0, 0.0)
+    if program not in _NORMED or not config[0]:
+        return none, (0, 1), args, config
+    return args[2], (config[0], config[1]), (*args[:2], none, *args[3:]), (0, 0, *config[2:])
 
 
 # --- columns of a tile -----------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ device: dp4a and PRMT on NVIDIA, shifts and masks elsewhere. It knows nothing of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -29,19 +30,19 @@ def words_of_group(form: GridFormat) -> int:
     return form.bits * form.group_size // 32
 
 
-def _look_up(*, is_in_order: bool) -> str:
+def _word(levels: Sequence[int]) -> int:
+    """Four levels, one a byte."""
+    return int.from_bytes(bytes(level & 255 for level in levels), "little")
+
+
+def _look_up() -> str:
     """PTX: eight nibbles of $2 to their levels: those of the low nibbles in $0, those of the high ones in $1.
 
     PRMT picks four bytes of eight by the low three bits of four nibbles, from each half of the table; a third one
-    picks between the halves by bit 3. That leaves the nibbles in their order, which two more part; where the word is in
-    the order of fragments.py, nothing is left to do.
+    picks between the halves by bit 3. That leaves the nibbles in their order, which two more part.
     """
-    words = [int.from_bytes(bytes(level & 255 for level in MQ4.levels[i : i + 4]), "little") for i in (0, 4, 8, 12)]
-    tables = " ".join(f"mov.b32 t{i}, {word:#x};" for i, word in enumerate(words))
+    tables = " ".join(f"mov.b32 t{i}, {_word(MQ4.levels[4 * i : 4 * i + 4]):#x};" for i in range(4))
     half = "prmt.b32 a, t0, t1, s; prmt.b32 b, t2, t3, s; prmt.b32 {}, a, b, m;"
-    end = (
-        "mov.b32 $0, u; mov.b32 $1, v; }" if is_in_order else "prmt.b32 $0, u, v, 0x6420; prmt.b32 $1, u, v, 0x7531; }"
-    )
     return (
         "{ .reg .b32 s, m, a, b, u, v, t0, t1, t2, t3; "
         + tables
@@ -49,12 +50,41 @@ def _look_up(*, is_in_order: bool) -> str:
         + half.format("u")
         + " shr.u32 s, s, 16; shr.u32 m, m, 16; "
         + half.format("v")
-        + end
+        + "prmt.b32 $0, u, v, 0x6420; prmt.b32 $1, u, v, 0x7531; }"
     )
 
 
-LOOK_UP = tl.constexpr(_look_up(is_in_order=False))
-LOOK_UP_IN_ORDER = tl.constexpr(_look_up(is_in_order=True))
+# What a nibble says is the sum of two bytes: a level below 0, or -1; and a level above 0 plus 1, or 0. The second table
+# is backwards, for it is looked up with the nibble's complement.
+_BELOW, _ABOVE = MQ4.levels[:8], tuple(level + 1 for level in MQ4.levels[:7:-1])
+assert all(level < 0 for level in _BELOW)
+assert all(1 < level < 128 for level in _ABOVE)
+
+
+def _addends() -> str:
+    """PTX: eight nibbles of $4, in the order of fragments.py, to two addends each.
+
+    $0 + $2 are the levels of the low quad, $1 + $3 those of the high one: a tensor core adds them, exactly, and nothing
+    picks between two halves of a table. PRMT copies a byte's sign where the top bit of a nibble is set, which is what
+    makes the -1 and the 0. $5, $6, $7: half_tables; of a constant, ptxas would make another register for every second
+    PRMT. The complement is a product, since the pipe of shifts and PRMT is the one that is full.
+    """
+    return (
+        "{ .reg .b32 n, t, u, a, b; shr.u32 t, $4, 16; mad.lo.s32 n, $4, $7, $7; mad.lo.s32 u, t, $7, $7; "
+        f"mov.b32 a, {_word(_BELOW[4:]):#x}; mov.b32 b, {_word(_ABOVE[4:]):#x}; "
+        "prmt.b32 $0, $5, a, $4; prmt.b32 $1, $5, a, t; prmt.b32 $2, $6, b, n; prmt.b32 $3, $6, b, u; }"
+    )
+
+
+@cache
+def half_tables(device: torch.device) -> Tensor:
+    """What ADDENDS wants from memory, int32 [3, 128]: the first half of either table and -1, for every element."""
+    words = torch.tensor((_word(_BELOW[:4]), _word(_ABOVE[:4]), 2**32 - 1), dtype=torch.int64)
+    return words.to(torch.int32).repeat_interleave(128).view(3, 128).to(device)
+
+
+LOOK_UP = tl.constexpr(_look_up())
+ADDENDS = tl.constexpr(_addends())
 LOW_NIBBLES = tl.constexpr(0x0F0F0F0F)
 LOW_PAIRS = tl.constexpr(0x03030303)
 TOP_BITS = tl.constexpr(-0x7F7F7F80)  # 0x80 in each byte, as an int32

@@ -86,7 +86,7 @@ class Int8Fragments:
     words: int32 [B, K / 64, C, 4, 4]; byte i of word [b, p, n, t, 2 e + half] is the level of element
     32 (2 p + e) + 16 half + 4 t + i. notes: float32 [B, K / 64, C, 4]: the scale of these 64, then for each group e
     1.5 * 2^23 + zero * (the sum of its levels), then nothing. zero: how far the levels of the weights lie below what
-    their bits say (gemv_fragments.ZEROS). What belongs to rows from M on is undefined.
+    their bits say (fragment_products.ZEROS). What belongs to rows from M on is undefined.
     """
 
     words: Tensor

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from runner.kernels import add_parts as module
 from runner.kernels.add_parts import SPAN, Reader, add_parts, add_parts_ref, reads_parts
+from runner.kernels.fragment_products import ZEROS
 from runner.kernels.fragments import activation_rows, to_fragments
-from runner.kernels.gemv_fragments import ZEROS
 from runner.kernels.matmul import linear_residual, linear_residual_for
 from runner.kernels.rotate import quantize_fragments, quantize_rows
 from runner.kernels.values import Int8Fragments

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,9 +13,11 @@ from kernel_data import DEVICE, close, packed, poisoned, random, scrambled
 from torch import Tensor
 
 from runner.kernels import epilogues, gemv_fragments, gemv_tiles, matmul
+from runner.kernels.fragment_products import ZEROS
 from runner.kernels.fragments import FORMATS_IN_FRAGMENTS, activation_rows, to_fragments
-from runner.kernels.gemv_fragments import ZEROS, GemvFragments, best_layout
+from runner.kernels.gemv_fragments import GemvFragments, best_layout
 from runner.kernels.gemv_tiles import Tiles, tiles_of, tiles_of_parts
+from runner.kernels.grids import ADDENDS, half_tables
 from runner.kernels.matmul import (
     Activation,
     linear,
@@ -29,6 +32,7 @@ from runner.kernels.matmul import (
 from runner.kernels.pack import dequantize_ref
 from runner.kernels.rotate import quantize_fragments
 from runner.kernels.values import Int8Fragments, PackedMatrix, Squares
+from runner.quant.mq.formats import MQ4
 
 BATCHES = (1, 2, 3, 8, 9, 16, 17, 35)
 
@@ -68,31 +72,35 @@ def test_a_product_equals_float64_and_a_row_has_its_bits_in_every_batch(form: st
 @pytest.mark.parametrize(
     ("form", "tiles", "n_pairs"),
     [
-        ("mq4", Tiles(tiles=1, pairs=1, warps=1), 3),
-        ("mq4", Tiles(tiles=1, pairs=2, warps=2), 5),
-        ("mq4-uniform", Tiles(tiles=1, pairs=8, warps=4), 5),
-        ("mq6", Tiles(tiles=2, pairs=1, warps=1), 3),
-        ("mq4", Tiles(tiles=2, pairs=4, warps=2), 7),
+        ("mq4", Tiles(warps=1), 3),
+        ("mq4", Tiles(warps=2, depth=1), 19),
+        ("mq4-uniform", Tiles(warps=4, depth=4), 21),
+        ("mq6", Tiles(warps=1, tiles=2), 5),
+        ("mq4", Tiles(warps=1, depth=2, tiles=2), 24),
     ],
 )
 def test_however_it_is_cut_the_product_is_right(form: str, tiles: Tiles, n_pairs: int) -> None:
     planes = scrambled(form, 29, 64 * n_pairs)  # two tiles, of which the last is not full
     w = to_fragments(planes)
-    for m in (1, 19):
-        x = rows_for(w, random(m, 64 * n_pairs))
+    every = random(19, 64 * n_pairs)
+    first = torch.empty(0)
+    for m in (1, 3, 19):
+        x = rows_for(w, every[:m])
         out = torch.empty(m, 29, device=DEVICE)
         launch = GemvFragments(x=x, w=w, pair=0, tiles=tiles)
         launch.run(epilogues.store, (out, 29, (out, 0.0, 0.0), out), (0, 0, False))
         close(out, exact(x, planes))
+        first = out[0] if m == 1 else first
+        assert torch.equal(out[0], first)
 
 
 @pytest.mark.parametrize(
-    ("form", "n_pairs", "part"), [("mq4", 1, 8), ("mq4-uniform", 2, 2), ("mq6", 5, 2), ("mq4", 4, 3)]
+    ("form", "n_pairs", "part"), [("mq4", 1, 8), ("mq4-uniform", 2, 2), ("mq6", 5, 2), ("mq4", 13, 6)]
 )
 def test_parts_of_the_columns_add_up_to_the_product(form: str, n_pairs: int, part: int) -> None:
     planes, x = scrambled(form, 21, 64 * n_pairs), random(11, 64 * n_pairs)
     w = to_fragments(planes)
-    tiles = Tiles(tiles=1, pairs=min(2, part), warps=1, part=part)
+    tiles = Tiles(warps=1, part=part)
     whole = GemvFragments(x=rows_for(w, x), w=w, pair=0, tiles=tiles).parts()
     assert whole.shape == (11, -(-n_pairs // part), 21)
     close(whole.sum(1), exact(rows_for(w, x), planes))
@@ -216,21 +224,55 @@ def test_activations_for_other_weights_are_refused() -> None:
 @pytest.mark.parametrize("form", FORMATS_IN_FRAGMENTS)
 def test_every_matrix_is_cut_into_whole_programs_without_idle_warps(form: str) -> None:
     for n_tiles, n_pairs in itertools.product([1, 3, 256, 767, 768, 769, 1792, 8016], [1, 2, 3, 12, 64, 224]):
-        part = tiles_of_parts(form, n_pairs)
-        for tiles in (tiles_of(form, n_tiles, n_pairs), part):
+        whole, part = tiles_of(form, n_tiles, n_pairs), tiles_of_parts(n_tiles, n_pairs)
+        for tiles in (whole, part):
             assert n_tiles % tiles.tiles == 0
-            assert tiles.pairs & (tiles.pairs - 1) == 0
-            assert 1 <= tiles.warps <= tiles.pairs < 2 * n_pairs
-        assert part.part > 0
+            assert tiles.warps & (tiles.warps - 1) == 0
+            assert 4 * (tiles.warps - 1) < n_pairs
+            assert tiles.depth >= 1
+        assert part.part >= 4 > whole.part == 0
+
+
+def test_parts_are_so_long_that_all_programs_run_at_once() -> None:
+    for n_tiles, n_pairs in itertools.product([64, 256, 320], [16, 48, 64, 224]):
+        assert n_tiles * -(-n_pairs // tiles_of_parts(n_tiles, n_pairs).part) <= gemv_tiles._AT_ONCE
 
 
 def test_matrices_with_many_rows_are_cut_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemv_tiles, "_MANY_TILES", 4)
+    monkeypatch.setitem(gemv_tiles._TILES, "mq4", 2)
     planes = packed("mq4", 64, 320)
     w = to_fragments(planes)
-    assert tiles_of("mq4", 4, 5).tiles == 2
+    assert (tiles_of("mq4", 4, 5).tiles, tiles_of("mq4", 5, 5).tiles) == (2, 1)
     x = rows_for(w, random(3, 320))
     close(linear(x, w, dtype=torch.float32), exact(x, planes))
+
+
+# --- what only NVIDIA computes ---------------------------------------------------------------------------------------
+
+
+def prmt(low: int, high: int, picks: int) -> int:
+    """PTX's PRMT: four bytes of eight; with the top bit of a pick, the byte's sign eight times."""
+    found = 0
+    for i in range(4):
+        pick = picks >> 4 * i & 15
+        byte = (high << 32 | low) >> 8 * (pick & 7) & 255
+        found |= ((255 if byte & 128 else 0) if pick & 8 else byte) << 8 * i
+    return found
+
+
+def test_two_addends_of_a_nibble_make_its_level() -> None:
+    """The program that grids.ADDENDS is, run by hand for words of all kinds."""
+    halves = [int(row[0]) & 0xFFFFFFFF for row in half_tables(DEVICE)]
+    constants = [int(word, 16) for word in re.findall(r"mov.b32 [ab], (0x[0-9a-f]+);", ADDENDS.value)]
+    for word in torch.randint(0, 2**32, (300,), generator=torch.Generator().manual_seed(1)).tolist():
+        complement, upper = ~word & 0xFFFFFFFF, ~(word >> 16) & 0xFFFFFFFF
+        for shift, opposite in ((0, complement), (16, upper)):
+            pair = prmt(halves[0], constants[0], word >> shift), prmt(halves[1], constants[1], opposite)
+            signed = [[(part >> 8 * i & 255 ^ 128) - 128 for i in range(4)] for part in pair]
+            levels = [MQ4.levels[word >> shift + 4 * i & 15] for i in range(4)]
+            assert [a + b for a, b in zip(*signed, strict=True)] == levels
+    assert halves[2] == 2**32 - 1
 
 
 # --- which layout ----------------------------------------------------------------------------------------------------
@@ -247,8 +289,14 @@ def test_what_does_not_give_the_right_product_is_not_used(form: str, monkeypatch
         run(self, program, args, config)
         args[0][:, 17] += 1.0 + args[0][:, 17].abs()
 
-    monkeypatch.setattr(GemvFragments, "run", wrong_in_one_lane)
-    assert not works(form, DEVICE)
+    def other_bits_for_one_row(self: GemvFragments, program: Any, args: Any, config: Any) -> None:
+        run(self, program, args, config)
+        if self.num_rows == 1:
+            args[0][:] = args[0].nextafter(torch.tensor(torch.inf, device=DEVICE))
+
+    for wrong in (wrong_in_one_lane, other_bits_for_one_row):
+        monkeypatch.setattr(GemvFragments, "run", wrong)
+        assert not works(form, DEVICE)
     monkeypatch.setattr(GemvFragments, "run", run)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     assert not works(form, DEVICE)
