@@ -22,7 +22,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels.attention import TYPES, fold_tile, multiplied_in, tile_positions
 from runner.kernels.compile import Variant
-from runner.kernels.heads import HeadNorm, append, check_heads, rstd_of_rows, turned
+from runner.kernels.heads import HeadNorm, angles_of, append, check_heads, heads_and_partners, rstd_of_rows, turned
 from runner.kernels.kv_layer import LARGEST_LEVEL, LayerCache
 from runner.kernels.values import MOST_ROWS, OPTIONS, has_pdl, is_nvidia, pdl_option, register_option
 
@@ -42,9 +42,6 @@ def _attend_split(
     ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROW: tl.constexpr, SPLIT: tl.constexpr,
     QUERIES: tl.constexpr, TILE: tl.constexpr, TYPE: tl.constexpr, PRODUCTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
     m = tl.program_id(0)
     PER_GROUP: tl.constexpr = H // G
     PARTS: tl.constexpr = (PER_GROUP + QUERIES - 1) // QUERIES
@@ -58,34 +55,37 @@ def _attend_split(
         return
     d = tl.arange(0, BLOCK_D)
     new = tl.load(start)
-    if last >= new:
-        # As many rows as there can be, whatever M is: the order of sums follows from the shape.
-        n = tl.arange(0, ROWS)
-        position = new + n
-        is_seen = (n <= m) & (position >= first) & (position <= last)
-        rows = qkv + n * WIDTH
-        k_rstd = rstd_of_rows(rows + H * D, is_seen, G * D, eps, NORM, BLOCK_ROW)
-        gain_at = g * D + 0 * n if NORM == "row" else 0 * n
-        k = turned(
-            rows + (H + g) * D, is_seen, cos + n * HALF, sin + n * HALF, k_gain, gain_at, k_rstd, eps,
-            D, HALF, NORM, BLOCK_D,
-        )  # fmt: skip
-        append(k, is_seen, keys, key_scale, g, position, capacity, D, LARGEST, BLOCK_D)
-        at = (rows + (H + G + g) * D)[:, None] + d[None, :]
-        v = tl.load(at, mask=is_seen[:, None] & (d < D)[None, :], other=0.0).to(tl.float32)
-        append(v, is_seen, values, value_scale, g, position, capacity, D, LARGEST, BLOCK_D)
-        tl.debug_barrier()  # what lanes wrote is read by others
     i = tl.program_id(1) % PARTS * QUERIES + tl.arange(0, QUERIES)
     is_head = i < PER_GROUP
+    # As many rows as there can be, whatever M is: the order of sums follows from the shape.
+    n = tl.arange(0, ROWS)
+    position = new + n
+    is_seen = (n <= m) & (position >= first) & (position <= last)
+    q_angles = angles_of(cos + m * HALF + 0 * i, sin + m * HALF + 0 * i, is_head, HALF, BLOCK_D)
+    k_angles = angles_of(cos + n * HALF, sin + n * HALF, is_seen, HALF, BLOCK_D)
+    # All so far was there before the kernel before this one began.
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    # And what this one wants of it is asked for at once, before the first of it is waited for.
+    row = qkv + m.to(tl.int64) * WIDTH + tl.zeros((1,), tl.int32)
+    q_loaded = heads_and_partners(row + (g * PER_GROUP + i) * D, is_head, D, HALF, BLOCK_D)
+    rows = qkv + n * WIDTH
+    k_loaded = heads_and_partners(rows + (H + g) * D, is_seen, D, HALF, BLOCK_D)
+    v_at = (rows + (H + G + g) * D)[:, None] + d[None, :]
+    v = tl.load(v_at, mask=is_seen[:, None] & (d < D)[None, :], other=0.0)
+    if last >= new:
+        k_rstd = rstd_of_rows(rows + H * D, is_seen, G * D, eps, NORM, BLOCK_ROW)
+        gain_at = g * D + 0 * n if NORM == "row" else 0 * n
+        k = turned(k_loaded, is_seen, k_angles, k_gain, gain_at, k_rstd, eps, D, HALF, NORM, BLOCK_D)
+        append(k, is_seen, keys, key_scale, g, position, capacity, D, LARGEST, BLOCK_D)
+        append(v.to(tl.float32), is_seen, values, value_scale, g, position, capacity, D, LARGEST, BLOCK_D)
+        tl.debug_barrier()  # what lanes wrote is read by others
     head = m * H + g * PER_GROUP + i
     ok = is_head[:, None] & (d < D)[None, :]
-    row = qkv + m.to(tl.int64) * WIDTH + tl.zeros((1,), tl.int32)
     q_rstd = rstd_of_rows(row, tl.zeros((1,), tl.int32) == 0, H * D, eps, NORM, BLOCK_ROW)
     q_gain_at = (g * PER_GROUP + i) * D if NORM == "row" else 0 * i
-    q = turned(
-        row + (g * PER_GROUP + i) * D, is_head, cos + m * HALF + 0 * i, sin + m * HALF + 0 * i, q_gain, q_gain_at,
-        q_rstd, eps, D, HALF, NORM, BLOCK_D,
-    )  # fmt: skip
+    q = turned(q_loaded, is_head, q_angles, q_gain, q_gain_at, q_rstd, eps, D, HALF, NORM, BLOCK_D)
     queries = q.to(qkv.dtype.element_ty).to(TYPE)
     group = g.to(tl.int64) * capacity
     if key_scale is not None:

@@ -31,7 +31,7 @@ def tiles_of(form: str, n_tiles: int, n_pairs: int) -> Tiles:
     if n_tiles >= _MANY_TILES:
         return Tiles(warps=1, depth=_DEPTH[form], tiles=1 if n_tiles % 2 else _TILES[form])
     warps = 4 if n_pairs >= 64 else 2 if n_pairs >= 32 else 1
-    return Tiles(warps=warps, depth=min(4, -(-n_pairs // (4 * warps))))
+    return Tiles(warps=warps, depth=min(3, -(-n_pairs // (4 * warps))))
 
 
 def tiles_of_parts(n_tiles: int, n_pairs: int) -> Tiles:

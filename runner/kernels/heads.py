@@ -83,35 +83,56 @@ def rstd_of_rows(rows, ok, size, eps, NORM: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def angles_of(cos, sin, ok, HALF: tl.constexpr, BLOCK: tl.constexpr):
+    """cos and sin [R, BLOCK] of the pairs that the elements of heads are in; pointers [R] to their rows' angles."""
+    d = tl.arange(0, BLOCK)[None, :]
+    if HALF == 0:
+        return 1.0, 0.0
+    is_turned = ok[:, None] & (d < 2 * HALF)
+    pair = tl.where(d < HALF, d, d - HALF)
+    c = tl.load(cos[:, None] + pair, mask=is_turned, other=1.0)
+    return c, tl.load(sin[:, None] + pair, mask=is_turned, other=0.0)
+
+
+@triton.jit
+def heads_and_partners(heads, ok, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr):
+    """Heads of D elements [R, BLOCK], and the other element of each one's pair. heads: pointers [R]; ok: which to read.
+
+    The other one is read again: it is near, and no lane has to ask another one for it.
+    """
+    d = tl.arange(0, BLOCK)[None, :]
+    value = tl.load(heads[:, None] + d, mask=ok[:, None] & (d < D), other=0.0)
+    if HALF == 0:
+        return value, value
+    partner = tl.where(d < HALF, d + HALF, d - HALF)
+    return value, tl.load(heads[:, None] + partner, mask=ok[:, None] & (d < 2 * HALF), other=0.0)
+
+
+@triton.jit
 def turned(
-    heads, ok, cos, sin, gain, gain_at, rstd, eps,
+    loaded, ok, angles, gain, gain_at, rstd, eps,
     D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Heads of D elements, normed and rotated, [R, BLOCK] float32.
 
-    heads: pointers [R]; ok: which of them there are. cos, sin: pointers [R] to their rows' angles. gain_at: [R], where
-    a head's gains begin. rstd: see rstd_of_rows.
+    loaded: see heads_and_partners; ok: which of them there are. angles: see angles_of. gain_at: [R], where a head's
+    gains begin. rstd: see rstd_of_rows.
     """
     d = tl.arange(0, BLOCK)[None, :]
-    is_there = ok[:, None] & (d < D)
-    value = tl.load(heads[:, None] + d, mask=is_there, other=0.0).to(tl.float32)
+    value = loaded[0].to(tl.float32)
     if NORM == "head":
         rstd = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(tl.sum(value * value, 1), D * 1.0) + eps))
     if NORM != "none":
         gains = gain + gain_at[:, None]
-        value = value * rstd[:, None] * tl.load(gains + d, mask=is_there, other=0.0)
+        value = value * rstd[:, None] * tl.load(gains + d, mask=ok[:, None] & (d < D), other=0.0)
     if HALF > 0:
-        # The other element of each pair is read again: it is near, and no lane has to ask another one for it.
         is_first = d < HALF
-        is_turned = ok[:, None] & (d < 2 * HALF)
-        pair = tl.where(is_first, d, d - HALF)
-        partner = tl.where(is_first, d + HALF, d - HALF)
-        other = tl.load(heads[:, None] + partner, mask=is_turned, other=0.0).to(tl.float32)
+        other = loaded[1].to(tl.float32)
         if NORM != "none":
+            partner = tl.where(is_first, d + HALF, d - HALF)
+            is_turned = ok[:, None] & (d < 2 * HALF)
             other = other * rstd[:, None] * tl.load(gains + partner, mask=is_turned, other=0.0)
-        c = tl.load(cos[:, None] + pair, mask=is_turned, other=1.0)
-        s = tl.load(sin[:, None] + pair, mask=is_turned, other=0.0)
-        value = value * c + tl.where(is_first, -other, other) * s
+        value = value * angles[0] + tl.where(is_first, -other, other) * angles[1]
     return value
 
 
@@ -152,19 +173,21 @@ def _place_heads(
     ok = m >= 0
     row = qkv + m.to(tl.int64) * ((H + 2 * G) * D)
     head = row + n * D
-    row_cos, row_sin = cos + m * HALF, sin + m * HALF
+    angles = angles_of(cos + m * HALF, sin + m * HALF, ok, HALF, BLOCK)
     position = tl.load(start) + m
     if n < H:
         rstd = rstd_of_rows(row, ok, H * D, eps, NORM, BLOCK_ROW)
         gain_at = n * D + 0 * m if NORM == "row" else 0 * m
-        value = turned(head, ok, row_cos, row_sin, q_gain, gain_at, rstd, eps, D, HALF, NORM, BLOCK)
+        loaded = heads_and_partners(head, ok, D, HALF, BLOCK)
+        value = turned(loaded, ok, angles, q_gain, gain_at, rstd, eps, D, HALF, NORM, BLOCK)
         d = tl.arange(0, BLOCK)[None, :]
         at = (m.to(tl.int64) * H + n)[:, None] * D + d
         tl.store(q + at, value.to(q.dtype.element_ty), mask=d < D)
     elif n < H + G:
         rstd = rstd_of_rows(row + H * D, ok, G * D, eps, NORM, BLOCK_ROW)
         gain_at = (n - H) * D + 0 * m if NORM == "row" else 0 * m
-        value = turned(head, ok, row_cos, row_sin, k_gain, gain_at, rstd, eps, D, HALF, NORM, BLOCK)
+        loaded = heads_and_partners(head, ok, D, HALF, BLOCK)
+        value = turned(loaded, ok, angles, k_gain, gain_at, rstd, eps, D, HALF, NORM, BLOCK)
         append(value, ok, keys, key_scale, n - H, position, capacity, D, LARGEST, BLOCK)
     else:
         d = tl.arange(0, BLOCK)[None, :]
