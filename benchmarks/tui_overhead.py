@@ -2,15 +2,17 @@
 
     python benchmarks/tui_overhead.py [MODEL] [--tokens 256] [--rounds 4] [--repeats 3] [--threads N] [--json FILE]
 
-Three ways to write the same number of tokens, greedily, after a prompt of the same length, (n - 1) / (t_last - t_first)
+Four ways to write the same number of tokens, greedily, after a prompt of the same length, (n - 1) / (t_last - t_first)
 as telemetry defines it. Each way has a fresh process in each round, whose first answer is left out; the ways go there
 and back (ABBA). The goal is a TUI at 97 % of bench or more. Run it on a machine that does nothing else.
 
-  bench    what `runner bench` times: a child that decodes, whose tokens nobody reads
-  process  the engine's process as every front end has it, its events read and thrown away
-  tui      `runner` itself in a terminal of that size, a question typed into it, the timings as the chat keeps them
+  bench     what `runner bench` times: a child that decodes, whose tokens nobody reads
+  process   the engine's process as every front end has it, its events read and thrown away
+  tui       `runner` itself in a terminal of that size, a question typed into it, the timings as the chat keeps them
+  drafting  the same, and it looks for drafts as chats do unless told not to (speculation auto); the others do not
 
-ui cpu: processor time of the front end for each second of decoding.
+engine ms: processor time of the process that holds the model for each token, the prompt's included. It is what a busy
+machine leaves comparable. ui cpu: processor time of the front end for each second of decoding.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ import records
 
 from runner.bench.process import BenchProcess
 from runner.bench.tasks import Task
-from runner.config import ChatOptions, LoadOptions, SamplingParams
+from runner.config import ChatOptions, LoadOptions, SamplingParams, Speculation
 from runner.engine_process import EngineProcess
 from runner.events import Finished, Loaded
 from runner.machine import cpu_info, default_threads, devices
@@ -47,14 +49,15 @@ from runner.types import CancelToken, Message
 QUESTION = "Write the story of a king and his three sons."
 GOAL = 0.97
 _PATIENCE_S = 120.0
-_WAYS = ("bench", "process", "tui")
+_WAYS = ("bench", "process", "tui", "drafting")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One answer. front_cpu_s: processor time that the front end took meanwhile."""
+    """One answer. engine_cpu_s: processor time of the process that holds the model; front_cpu_s: of the front end."""
 
     timings: Timings
+    engine_cpu_s: float
     front_cpu_s: float = 0.0
 
     @property
@@ -82,9 +85,10 @@ class Terminal:
                 self._output += data
 
     def wait_until_loaded(self) -> None:
-        time.sleep(2)
-        self._child.send("\r")  # a first run asks which model; an empty prompt takes no notice
-        self._wait(lambda: bool(running(self._paths.engines)), "no model was loaded")
+        self._wait(lambda: "Welcome to runner" in self._screen(), "a first run asks which model, and this did not")
+        time.sleep(0.5)
+        self._child.send("\r")
+        self._wait(lambda: any(True for _ in running(self._paths.engines)), "no model was loaded")
         time.sleep(1)
 
     def ask(self, question: str, n_tokens: int) -> Measured:
@@ -94,10 +98,15 @@ class Terminal:
         time.sleep(0.5)
         self._child.send(question)
         time.sleep(0.5)
-        cpu = _cpu_s(self._child.pid)
+        engine = next(iter(running(self._paths.engines))).pid
+        engine_s, front_s = _cpu_s(engine), _cpu_s(self._child.pid)
         self._child.send("\r")
         self._wait(lambda: len(self._store.sessions()) > before and self._answer() is not None, "no answer came")
-        measured = Measured(timings=self._answer() or Timings(), front_cpu_s=_cpu_s(self._child.pid) - cpu)
+        measured = Measured(
+            timings=self._answer() or Timings(),
+            engine_cpu_s=_cpu_s(engine) - engine_s,
+            front_cpu_s=_cpu_s(self._child.pid) - front_s,
+        )
         if measured.timings.completion_tokens != n_tokens:
             raise SystemExit(f"the model stopped after {measured.timings.completion_tokens} tokens: use fewer --tokens")
         time.sleep(0.5)
@@ -129,18 +138,22 @@ class Terminal:
         self._store.close()
 
 
-def _cpu_s(pid: int) -> float:
+def _cpu_s(pid: int | None) -> float:
+    """Processor time of a process, in steps of 10 ms on Linux; None: of this one."""
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
 
 
-def of_tui(model: str, n_tokens: int, n_answers: int, n_threads: int, size: tuple[int, int]) -> list[Measured]:
+def of_tui(
+    model: str, n_tokens: int, n_answers: int, n_threads: int, size: tuple[int, int], speculation: Speculation
+) -> list[Measured]:
     with _home() as paths:
         os.environ |= {
             "RUNNER_MODEL": model,
             "RUNNER_TEMPERATURE": "0",
             "RUNNER_MAX_TOKENS": str(n_tokens),
             "RUNNER_N_THREADS": str(n_threads),
+            "RUNNER_SPECULATION": speculation,
         }
         terminal = Terminal(paths, size)
         try:
@@ -156,10 +169,13 @@ def of_process(model: str, n_tokens: int, n_answers: int, n_threads: int) -> lis
     with _home() as paths, EngineProcess(paths) as engine:
         _load(engine, model, n_threads)
         for _ in range(n_answers):
-            cpu = time.process_time()
+            engine_s, front_s = _cpu_s(engine.pid), time.process_time()
             *_, last = engine.chat([Message(role="user", content=QUESTION)], params, ChatOptions())
             assert isinstance(last, Finished)
-            found.append(Measured(timings=last.timings, front_cpu_s=time.process_time() - cpu))
+            spent_s = _cpu_s(engine.pid) - engine_s
+            found.append(
+                Measured(timings=last.timings, engine_cpu_s=spent_s, front_cpu_s=time.process_time() - front_s)
+            )
             time.sleep(1)
     return found
 
@@ -170,17 +186,18 @@ def of_bench(model: str, n_tokens: int, n_answers: int, n_threads: int, n_prompt
     with _home() as paths, BenchProcess(paths, CancelToken()) as process:
         _load(process, model, n_threads)
         for _ in range(n_answers):
+            before_s = _cpu_s(process.pid)
             sample = process.measure(task)
             timings = Timings(
                 prompt_tokens=sample.n_prompt, completion_tokens=sample.n_tokens + 1, decode_s=sample.seconds
             )
-            found.append(Measured(timings=timings))
+            found.append(Measured(timings=timings, engine_cpu_s=_cpu_s(process.pid) - before_s))
             time.sleep(1)
     return found
 
 
 def _load(engine: EngineProcess, model: str, n_threads: int) -> Loaded:
-    *_, loaded = engine.load(model, LoadOptions(n_threads=n_threads))
+    *_, loaded = engine.load(model, LoadOptions(n_threads=n_threads, speculation="off"))
     assert isinstance(loaded, Loaded)
     return loaded
 
@@ -201,7 +218,8 @@ def measure(args: argparse.Namespace) -> dict[str, list[Measured]]:
     run: dict[str, Callable[[], list[Measured]]] = {
         "bench": lambda: of_bench(*what, n_prompt),
         "process": lambda: of_process(*what),
-        "tui": lambda: of_tui(*what, size),
+        "tui": lambda: of_tui(*what, size, "off"),
+        "drafting": lambda: of_tui(*what, size, "auto"),
     }
     found: dict[str, list[Measured]] = {way: [] for way in _WAYS}
     for number in range(args.rounds):
@@ -221,6 +239,8 @@ def rows_of(found: dict[str, list[Measured]]) -> Iterator[dict[str, object]]:
             "median_tok_s": statistics.median(rates),
             "stdev_tok_s": statistics.stdev(rates) if len(rates) > 1 else 0.0,
             "share": statistics.median(rates) / base,
+            "engine_ms": 1000
+            * statistics.median(one.engine_cpu_s / one.timings.completion_tokens for one in all_of_it),
             "ui_cpu": sum(one.front_cpu_s for one in all_of_it) / decoding,
             "samples": rates,
         }
@@ -242,12 +262,12 @@ def main() -> None:
     print(
         f"{args.model}, {args.tokens} tokens, {args.threads} threads on {cpu_info().usable_cores} cores, {args.size}\n"
     )
-    table = records.Table(["way    ", "tok/s   ", "sd    ", "of bench", "ui cpu"])
+    table = records.Table(["way     ", "tok/s   ", "sd    ", "of bench", "engine ms", "ui cpu"])
     rows = list(rows_of(measure(args)))
     for row in rows:
         report.add({**row, "model": args.model, "n_tokens": args.tokens, "n_threads": args.threads, "size": args.size})
-        shares = [f"{row[key]:.1%}" for key in ("share", "ui_cpu")]
-        table.print([str(row["way"]), f"{row['median_tok_s']:.1f}", f"{row['stdev_tok_s']:.1f}", *shares])
+        rates = [f"{row[key]:.1f}" for key in ("median_tok_s", "stdev_tok_s")]
+        table.print([str(row["way"]), *rates, f"{row['share']:.1%}", f"{row['engine_ms']:.3f}", f"{row['ui_cpu']:.1%}"])
     share = next(row["share"] for row in rows if row["way"] == "tui")
     assert isinstance(share, float)
     print(

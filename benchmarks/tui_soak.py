@@ -9,8 +9,8 @@ themes and sizes. Each --every chats a row says, of the interface and of the eng
 with the process), threads and open files; and of the event loop, how much later than asked a sleep of 5 ms ended since
 the row before. The last line is the growth for 1000 chats, fitted to the rows of the second half.
 
-Textual and Rich keep up to 16384 styles and their escape sequences: the first hundred chats fill those, some 20 MiB
-that do not grow on. Judge the growth by a run of several hundred chats.
+The first chats open every mode and fill the caches of Textual and Rich, and the engine's drafter remembers up to 65,536
+tokens: judge the growth by a run of a hundred chats and more.
 """
 
 from __future__ import annotations

@@ -7,11 +7,12 @@ conversation: what was said before is in the messages.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 
 from runner.backends.base import Backend, Prefill, Step
 from runner.config import ChatOptions, SamplingParams
-from runner.detokenize import AnswerPiece, AnswerStream
+from runner.detokenize import AnswerPiece, AnswerStream, joined_pieces
 from runner.drafting import Drafting
 from runner.events import ChatEvent, Finished, FinishReason, Notice, Progress, ReasoningDelta, Stats, TextDelta
 from runner.prompt import build_prompt
@@ -21,10 +22,16 @@ from runner.types import CancelToken, Message
 log = logging.getLogger(__name__)
 
 _STATS_EVERY_S = 0.1
+_TELL_EVERY_S = 0.025  # 40 times a second: who reads it shares the CPU with what computes
 
 
 class Answer:
-    """One request: turns a backend's steps into events until the answer ends."""
+    """One request: turns a backend's steps into events until the answer ends.
+
+    A step leaves cold caches, and what is done after each one then takes several times as long as many at once would.
+    So the tokens of a fast model wait to be read until there is something to tell, unless reading them decides
+    whether there is a next one.
+    """
 
     def __init__(
         self,
@@ -41,7 +48,12 @@ class Answer:
         self._options = options
         self._cancel = cancel
         self._clock = clock
+        self._reads_each = bool(params.stop) or options.think_budget is not None
         self._token_ids: list[int] = []
+        self._unread: list[Step] = []
+        self._pieces: list[AnswerPiece] = []  # read, and not told yet
+        self._token_at = 0.0
+        self._tell_at = -math.inf
         self._n_reasoning = 0
         self._has_answered = False
 
@@ -54,6 +66,7 @@ class Answer:
         if prompt.dropped:
             yield _dropped_notice(prompt.dropped)
         self._watch = Stopwatch(started, len(prompt.ids))
+        self._stats_at = started + _STATS_EVERY_S
         self._speculator = self._drafting.begin(self._cancel, prompt.ids)
         self._stream = AnswerStream(
             tokenizer,
@@ -64,11 +77,14 @@ class Answer:
         )
         reason = None if self._is_thought_over_budget() else (yield from self._run(prompt.ids))
         while reason is None:
-            yield from self._close_thought()
+            self._close_thought()
+            yield from self._tell()
             reason = self._reached_limit(len(prompt.ids))
             if reason is None:
                 reason = yield from self._run((*prompt.ids, *self._token_ids))
-        yield from self._deltas(self._stream.finish())
+        self._read()
+        self._pieces += self._stream.finish()
+        yield from self._tell()
         timings = self._watch.timings(self._clock())
         log.info("answered (%s): %s", reason, timings)
         yield Finished(
@@ -83,7 +99,8 @@ class Answer:
     def _run(self, ids: Sequence[int]) -> Generator[ChatEvent, None, FinishReason | None]:
         """Generate from `ids` until the answer ends, or None when the thought has used up its budget."""
         steps = self._backend.generate(ids, self._params, self._cancel, self._speculator)
-        next_stats = self._clock() + _STATS_EVERY_S
+        stop_ids, clock, unread = self._backend.tokenizer.stop_ids, self._clock, self._unread
+        n_left = (self._params.max_tokens or math.inf) - len(self._token_ids)
         try:
             for step in steps:
                 if isinstance(step, Prefill):
@@ -91,51 +108,68 @@ class Answer:
                         self._watch.prefill(step.cached)
                         yield Progress("prefill", step.done, step.total, "tokens")
                     continue
-                now = self._clock()
-                self._has_answered = True
-                if step.token in self._backend.tokenizer.stop_ids:
+                now = clock()
+                if step.token in stop_ids:
                     return "stop"
-                yield from self._take(step, now)
+                unread.append(step)
+                self._token_at = now
+                n_left -= 1
+                if now < self._tell_at and n_left and not self._reads_each:
+                    continue
+                self._read()
                 if self._stream.is_finished:
                     return "stop"
-                if self._params.max_tokens and len(self._token_ids) >= self._params.max_tokens:
+                if not n_left:
                     return "length"
                 if self._is_thought_over_budget():
                     return None
-                if now >= next_stats:
-                    next_stats = now + _STATS_EVERY_S
+                if now >= self._tell_at:
+                    yield from self._tell()
+                if now >= self._stats_at:
+                    self._stats_at = now + _STATS_EVERY_S
                     yield Stats(self._watch.timings(now), self._backend.info.n_ctx, self._drafting.record)
+        except Exception:
+            self._read()
+            yield from self._tell()
+            raise
         finally:
             steps.close()
         return "cancelled" if self._cancel.is_cancelled else "context"
 
-    def _take(self, step: Step, now: float) -> Iterator[ChatEvent]:
-        self._watch.token(now, step.n_drafted, step.n_accepted)
-        self._token_ids.append(step.token)
-        self._n_reasoning += self._stream.is_in_reasoning
-        return self._deltas(self._stream.push(step.token, is_drafted=step.is_drafted))
+    def _read(self) -> None:
+        """Read the tokens that wait: count them, and see what they say."""
+        self._has_answered = self._has_answered or bool(self._unread)
+        for step in self._unread:
+            # Only the first and the last reading of the clock count, and the first token does not wait.
+            self._watch.token(self._token_at, step.n_drafted, step.n_accepted)
+            self._token_ids.append(step.token)
+            self._n_reasoning += self._stream.is_in_reasoning
+            self._pieces += self._stream.push(step.token, is_drafted=step.is_drafted)
+        self._unread.clear()
+
+    def _tell(self) -> Iterator[ChatEvent]:
+        """What was read since the last time."""
+        self._tell_at = self._token_at + _TELL_EVERY_S
+        for kind, text, drafted in joined_pieces(self._pieces):
+            yield TextDelta(text, drafted) if kind == "text" else ReasoningDelta(text)
+        self._pieces.clear()
 
     def _is_thought_over_budget(self) -> bool:
         budget = self._options.think_budget
         return budget is not None and self._stream.is_in_reasoning and self._n_reasoning >= budget
 
-    def _close_thought(self) -> Iterator[ChatEvent]:
+    def _close_thought(self) -> None:
         """Write the end of the thought for the model, as part of its completion."""
         for token in self._backend.tokenizer.encode(self._stream.closing_text):
             self._watch.written()
             self._token_ids.append(token)
-            yield from self._deltas(self._stream.push(token))
+            self._pieces += self._stream.push(token)
 
     def _reached_limit(self, n_prompt: int) -> FinishReason | None:
         """Why nothing can follow what was written for the model, if so."""
         if self._params.max_tokens and len(self._token_ids) >= self._params.max_tokens:
             return "length"
         return "context" if n_prompt + len(self._token_ids) >= self._backend.info.n_ctx else None
-
-    @staticmethod
-    def _deltas(pieces: Sequence[AnswerPiece]) -> Iterator[ChatEvent]:
-        for kind, text, drafted in pieces:
-            yield TextDelta(text, drafted) if kind == "text" else ReasoningDelta(text)
 
 
 def _dropped_notice(dropped: Sequence[Message]) -> Notice:

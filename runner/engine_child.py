@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from runner.config import ChatOptions, LoadOptions, SamplingParams
-from runner.detokenize.drafted import Ranges, joined
 from runner.engine import Engine
 from runner.engine_process import HEARTBEAT_S
 from runner.errors import RunnerError
-from runner.events import Loaded, ReasoningDelta, TextDelta
+from runner.events import Loaded
 from runner.log import start_logging
 from runner.paths import Paths
 from runner.running import announce
@@ -34,35 +33,19 @@ from runner.wire import from_plain, to_plain
 
 log = logging.getLogger(__name__)
 
-_FLUSH_EVERY_S = 0.025  # text is sent 40 times a second: each line wakes the front end, which shares the CPU with us
-
 
 class Outbox:
-    """Writes messages to the parent, joining text deltas that come faster than anybody reads."""
+    """Writes messages to the parent, a line each. on_gone: called when nobody reads them any more."""
 
     def __init__(self, descriptor: int, on_gone: Callable[[], None]) -> None:
         self._descriptor = descriptor
         self._on_gone = on_gone
         self._lock = threading.Lock()
-        self._pieces: list[tuple[str, Ranges]] = []
-        self._kind: type[TextDelta] | type[ReasoningDelta] = TextDelta
-        self._flushed_at = 0.0
 
     def event(self, request: int, event: object) -> None:
-        if isinstance(event, (TextDelta, ReasoningDelta)):
-            if type(event) is not self._kind:
-                self._flush(request)
-                self._kind = type(event)
-            self._pieces.append((event.text, event.drafted if isinstance(event, TextDelta) else ()))
-            if time.monotonic() - self._flushed_at >= _FLUSH_EVERY_S:
-                self._flush(request)
-            return
-        self._flush(request)
         self.write({"id": request, "event": type(event).__name__, "value": to_plain(event)})
 
     def done(self, request: int, error: RunnerError | None = None) -> None:
-        self._flush(request)
-        self._flushed_at = 0.0  # the next answer's first piece goes out at once, however soon it comes
         plain = error and {"class": type(error).__name__, "message": error.message, "hint": error.hint}
         self.write({"id": request, "error": plain})
 
@@ -74,14 +57,6 @@ class Outbox:
                     data = data[os.write(self._descriptor, data) :]
             except OSError:  # the parent is gone
                 self._on_gone()
-
-    def _flush(self, request: int) -> None:
-        if self._pieces:
-            text, drafted = joined(self._pieces)
-            self._pieces.clear()
-            value = {"text": text, "drafted": drafted} if drafted else {"text": text}
-            self.write({"id": request, "event": self._kind.__name__, "value": value})
-            self._flushed_at = time.monotonic()
 
 
 class _Inbox:

@@ -126,6 +126,49 @@ def test_max_tokens_and_stop_strings_end_the_answer(engine: EngineSurface, scrip
     assert (text_of(events), finished(events).reason) == ("one ", "stop")
 
 
+@pytest.mark.parametrize("stop", [(), ("never",)], ids=["read together", "each read"])
+def test_what_a_fast_model_writes_is_told_forty_times_a_second(
+    script: Callable[..., str], stop: tuple[str, ...]
+) -> None:
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 0.001
+        return now
+
+    engine = Engine(user_paths(), clock=clock)
+    load(engine, script(replies=["0123456789" * 40]), speculation="off")
+    events = list(engine.chat(user("x"), SamplingParams(temperature=0, stop=stop)))
+    told = [event.text for event in events if isinstance(event, TextDelta)]
+    end = finished(events)
+    assert "".join(told) == "0123456789" * 40
+    assert told[0] == "0"  # the first token does not wait
+    assert all(20 <= len(text) <= 26 for text in told[1:-1])
+    assert end.timings.completion_tokens == 400
+    assert end.timings.decode_s == pytest.approx(0.4, abs=0.05)  # up to the last token, read or not
+    engine.close()
+
+
+def test_a_slow_model_is_told_token_by_token(script: Callable[..., str]) -> None:
+    engine = Engine(user_paths())
+    load(engine, script(replies=[{"text": "abcd", "token_s": 0.03}]), speculation="off")
+    events = list(engine.chat(user("x"), GREEDY))
+    assert [event.text for event in events if isinstance(event, TextDelta)] == ["a", "b", "c", "d"]
+    engine.close()
+
+
+def test_what_came_before_an_error_is_told(script: Callable[..., str]) -> None:
+    engine = Engine(user_paths())
+    load(engine, script(replies=[{"text": "0123456789", "fail": "error", "fail_after": 9}]), speculation="off")
+    told = ""
+    with pytest.raises(RunnerError):
+        for event in engine.chat(user("x"), GREEDY):
+            told += event.text if isinstance(event, TextDelta) else ""
+    assert told == "012345678"
+    engine.close()
+
+
 def test_drafted_characters_are_told_apart_and_the_numbers_go_with_them(
     engine: EngineSurface, script: Callable[..., str]
 ) -> None:

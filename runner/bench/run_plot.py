@@ -6,6 +6,7 @@ Pure: rows and a width come in, lines of styled text go out. It knows no screen 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 from typing import Final
 
 from runner.bench.braille_plot import Curve, curve_lines, sample_strip
@@ -82,11 +83,12 @@ def _bar(
 
 
 def _numbers(row: BenchRow, *, is_short: bool = False) -> str:
-    """The mean with its spread and unit, and what must not be missed; is_short: the mean alone."""
+    """The mean with its spread and unit, the gain of speculation, what must not be missed; is_short: without spread."""
     if row.mean is None:
         return with_unit(row) or "nothing yet"
     shown = figure(row.mean) if is_short else with_unit(row)
-    return f"{shown} {label(row)}".rstrip()
+    gain = f"{fmean(row.gains):.2f}x" if row.gains else ""
+    return " ".join(part for part in (shown, gain, label(row)) if part)
 
 
 def _reach(row: BenchRow) -> float:

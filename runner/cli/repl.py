@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -82,6 +82,7 @@ class Repl:
     make_params: Callable[[Mapping[str, Any], Mapping[str, Any]], SamplingParams] = plain_params
     editor: Callable[[str], str | None] = edit_text
     opening: Opening | None = None
+    _silent: ExitStack = field(default_factory=ExitStack, init=False, repr=False)
 
     def run(self) -> int:
         """Read and act until the source ends or the user leaves; returns the exit code.
@@ -94,13 +95,15 @@ class Repl:
     def run_from(self, text: str | None) -> int:
         """`run`, after the first text was read: None when the user left instead."""
         refill = Refill()
-        while text is not None:
-            if self.opening is not None and needs_model(text):
-                self._wait_for(self.opening)
-            if not self.handle(text, is_edit=refill.is_edit):
-                break
-            refill, self.refill = self.refill, Refill()
-            text = self.source.read(refill.text)
+        with self._silent:
+            while text is not None:
+                if self.opening is not None and needs_model(text):
+                    self._wait_for(self.opening)
+                if not self.handle(text, is_edit=refill.is_edit):
+                    break
+                refill, self.refill = self.refill, Refill()
+                text = self.source.read(refill.text)
+                self._silent.close()
         return self.exit_code
 
     def _wait_for(self, opening: Opening) -> None:
@@ -155,8 +158,10 @@ class Repl:
         view = AnswerView(live, has_thoughts=self.has_thoughts and render.is_terminal(sys.stderr))
         self.loader.ensure()
         engine = self.loader.engine
+        # Until the next prompt is over: an Enter between the two would reach it as a line's end, not as Enter.
+        self._silent.enter_context(self.silence())
         try:
-            with self.silence(), Interruptible(engine, on_first=view.stopping) as interrupted, live:
+            with Interruptible(engine, on_first=view.stopping) as interrupted, live:
                 view.show_all(ask())
         except EngineDied:
             if not interrupted.is_killed:

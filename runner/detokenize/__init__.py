@@ -4,8 +4,8 @@ All of it works on a stream and gives the same whatever pieces the stream comes 
 backend beyond its tokenizer; reasoning markers are values that it is given.
 """
 
-from runner.detokenize.reasoning import AnswerPiece, ReasoningSplitter
+from runner.detokenize.reasoning import AnswerPiece, ReasoningSplitter, joined_pieces
 from runner.detokenize.stream import AnswerStream
 from runner.detokenize.text import Detokenizer, StopMatcher
 
-__all__ = ["AnswerPiece", "AnswerStream", "Detokenizer", "ReasoningSplitter", "StopMatcher"]
+__all__ = ["AnswerPiece", "AnswerStream", "Detokenizer", "ReasoningSplitter", "StopMatcher", "joined_pieces"]

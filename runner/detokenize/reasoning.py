@@ -6,9 +6,11 @@ It knows no tokens: markers are text here, and text comes in any pieces.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from itertools import groupby
 from typing import Literal, NamedTuple
 
-from runner.detokenize.drafted import Ranges
+from runner.detokenize.drafted import Ranges, joined
 from runner.detokenize.text import held_back
 from runner.types import ChannelMarkers, ReasoningMarkers
 
@@ -24,6 +26,12 @@ class AnswerPiece(NamedTuple):
     kind: Kind
     text: str
     drafted: Ranges = ()
+
+
+def joined_pieces(pieces: Iterable[AnswerPiece]) -> list[AnswerPiece]:
+    """The same text in as few pieces as there can be: those of one kind that follow each other become one."""
+    groups = groupby(pieces, key=lambda piece: piece.kind)
+    return [AnswerPiece(kind, *joined([(piece.text, piece.drafted) for piece in group])) for kind, group in groups]
 
 
 class ReasoningSplitter:

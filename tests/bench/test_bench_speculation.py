@@ -17,6 +17,7 @@ from runner.bench.live_text import row_line
 from runner.bench.plan import Speed, load_options, plan_tests, wanted_tests
 from runner.bench.record import BenchRow, BenchRun, run_from_json, run_to_json, without_numbers
 from runner.bench.request import GENRES, BenchRequest, genre_list, request_like, temperature_list
+from runner.bench.run_plot import plot_lines
 from runner.bench.run_table import run_lines
 from runner.bench.side import Tally
 from runner.bench.speculated import Speculated, together
@@ -215,6 +216,12 @@ def test_every_format_has_the_gain_and_the_acceptance() -> None:
     for words in ("2.20 ± 0.28x", "suffix off", "1: 1, 2: 2, 3: 1", "75 50", "verify 80 %", "gained 0.9x"):
         assert words in shown
     assert "2.20 ± 0.28x the plain rate" in row_line(CODE, is_complete=True)
+
+
+def test_the_gain_stands_beside_the_bar_of_what_was_written_with_speculation() -> None:
+    assert "2.20x" in "\n".join(plain(line) for line in plot_lines([CODE], 100))
+    without = dataclasses.replace(CODE, speculation=None)
+    assert "2.20x" not in "\n".join(plain(line) for line in plot_lines([without], 100))
 
 
 def test_rows_without_speculation_look_as_before() -> None:

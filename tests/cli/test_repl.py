@@ -9,6 +9,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,34 @@ def test_a_message_is_answered_on_stdout_and_kept(chat: Chat) -> None:
     assert out == "Hello there.\n"
     assert "Hello" not in err
     assert [turn.role for turn in chat.store.turns(chat.repl.conversation.session_id or "")] == ["user", "assistant"]
+
+
+def test_keys_stay_silent_from_an_answer_to_the_end_of_the_next_prompt(chat: Chat) -> None:
+    n_silent = 0
+    seen: list[int] = []
+
+    @contextmanager
+    def silence() -> Iterator[None]:
+        nonlocal n_silent
+        n_silent += 1
+        yield
+        n_silent -= 1
+
+    def edited(text: str) -> str:
+        seen.append(n_silent)
+        return f"{text}!"
+
+    def read(default: str = "") -> str | None:
+        seen.append(n_silent)
+        return Lines.read(chat.source, default)
+
+    repl = chat.start("one", "two", "three").repl
+    repl.silence, repl.editor, chat.source.read = silence, edited, read  # type: ignore[method-assign]
+    chat.type("hi", "/regen", "/edit", "/help")
+    # The first prompt; the one after the answer; the one after /regen; the editor, which the terminal's own keys need;
+    # the prompt after its answer; the one after /help.
+    assert seen == [0, 1, 1, 0, 1, 0]
+    assert n_silent == 0
 
 
 def test_escape_sequences_of_a_model_are_not_printed_but_kept(chat: Chat) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from textual.widgets import Checkbox, Input, Static
 
 from runner.bench.events import BackendRefused, BenchStep, RowMeasured
 from runner.bench.request import GENRES
+from runner.bench.speculated import Speculated
 from runner.bench.store import append_run, read_history
 from runner.config import LoadOptions
 from runner.errors import RunnerError
 from runner.paths import user_paths
+from runner.speculative.record import SpeculationRecord
 from runner.tui.messages import GoTo, Unloaded
 from runner.tui.screens.bench import BenchScreen
 from runner.tui.screens.confirm import Confirm
@@ -101,6 +104,26 @@ def test_a_run_is_measured_shown_kept_and_measured_again(script: str) -> None:
         assert report is not None
         assert report.beside is not None
         assert report.beside.before.id == first
+
+    running(app, body, (120, 60))
+
+
+def test_a_run_of_speculation_says_in_the_list_what_it_gained() -> None:
+    record = SpeculationRecord(
+        drafter="suffix", state="on", reason="", rounds=1, drafted_at=(1,), reached_at=(1,), accepted_at=(1,),
+        lengths=(1,), draft_s=0.1, verify_s=0.1, sample_s=0.1,
+    )  # fmt: skip
+    genres = [
+        dataclasses.replace(
+            row(f"{genre}32", (rate, rate)), speculation=Speculated(plain=(100.0, 100.0), record=record)
+        )
+        for genre, rate in (("code", 220.0), ("prose", 98.0))
+    ]
+    append_run(user_paths().bench_history, run(backend(*genres)))
+    app = bench()
+
+    async def body(pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: "native gain 0.98–2.20x" in seen(app))
 
     running(app, body, (120, 60))
 

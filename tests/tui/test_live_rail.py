@@ -183,6 +183,7 @@ def test_an_answer_shows_its_numbers_as_the_status_line_does() -> None:
         await live.tell(*ended(201, 2.0))
         assert "mean" in live.text
         assert "● ready" in live.text
+        assert "ctx" not in live.status  # that is the meter's, which knows when another chat is opened
 
     in_app(body)
 

@@ -129,6 +129,25 @@ def test_states_of_jobs_and_marks_are_shown() -> None:
     run(table, body)
 
 
+def test_a_download_is_seen_in_the_row_of_the_hub_and_the_cursor_follows_what_it_becomes() -> None:
+    table = ModelTable()
+    found = row("owner/repo-GGUF", place="hub", repo="owner/repo-GGUF")
+    fetched = row("owner/repo-GGUF:Q8_0", place="here", repo="owner/repo-GGUF")
+
+    async def body(app: OneWidget, pilot: Pilot[None]) -> None:
+        table.show([row("a"), found])
+        table.show_states({"owner/repo-GGUF:Q8_0": Cell("↓ 61 %", "accent")})
+        table.select(found.name)
+        await pilot.pause()
+        assert "↓ 61 %" in text_of(app).splitlines()[2]
+        table.show_states({})
+        table.show([fetched, row("a")])
+        await pilot.pause()
+        assert table.row == fetched
+
+    run(table, body)
+
+
 @pytest.mark.parametrize("size", [(200, 60), (120, 40), (80, 24), (40, 12), (3, 3)])
 def test_the_table_fits_every_width(size: tuple[int, int]) -> None:
     table = ModelTable()
@@ -279,6 +298,25 @@ def test_a_job_is_a_bar_with_numbers_and_takes_keys() -> None:
     run(jobs, body, JobMessage, size=(80, 10))
 
 
+def test_the_key_of_a_job_that_has_ended_takes_it_away_and_says_so() -> None:
+    jobs = JobList()
+
+    def label(app: OneWidget) -> str:
+        return app.screen.active_bindings["x"].binding.description
+
+    async def body(app: OneWidget, pilot: Pilot[None]) -> None:
+        jobs.show([job()])
+        await pilot.pause()
+        jobs.query_one(JobRow).focus()
+        await pilot.pause()
+        assert label(app) == "Give up"
+        jobs.show([job(state="cancelled")])
+        await pilot.pause()
+        assert label(app) == "Take away"
+
+    run(jobs, body, JobMessage, size=(40, 10))
+
+
 def test_arrows_go_through_the_jobs_and_stay_among_them() -> None:
     jobs = JobList()
 
@@ -321,10 +359,14 @@ def test_a_click_on_a_sign_of_a_job_does_what_it_says() -> None:
     async def body(app: OneWidget, pilot: Pilot[None]) -> None:
         jobs.show([job(), job("pull-2", state="queued", done=0, total=0)])
         await pilot.pause()
-        pause, _, _, drop = jobs.query("#job-pull-2 JobButton")
+        pause, _, _, give_up, take_away = jobs.query("#job-pull-2 JobButton")
         await pilot.click(pause)
-        await pilot.click(drop)
-        assert [(type(one).__name__, one.id) for one in app.seen] == [("Pause", "pull-2"), ("Cancel", "pull-2")]
+        await pilot.click(give_up)
+        jobs.show([job(), job("pull-2", state="done")])
+        await pilot.pause()
+        await pilot.click(take_away)
+        assert [type(one).__name__ for one in app.seen] == ["Pause", "Cancel", "Forget"]
+        assert {one.id for one in app.seen} == {"pull-2"}
 
     run(jobs, body, JobMessage, size=(26, 10))
 

@@ -130,7 +130,7 @@ class HelpScreen(ModalScreen[None]):
     }
     HelpScreen Input { border: none; height: 1; padding: 0; background: $surface; margin-bottom: 1; }
     HelpScreen Input:focus { border: none; background-tint: transparent 0%; }
-    HelpScreen VerticalScroll { scrollbar-size-vertical: 1; }
+    HelpScreen VerticalScroll { scrollbar-size-vertical: 1; scrollbar-gutter: stable; }
     HelpScreen #help-text { width: 100%; height: auto; padding-right: 1; }
     HelpScreen.-tiny > Vertical { width: 100%; height: 100%; padding: 0; }
     HelpScreen.-flat > Vertical { height: 100%; }

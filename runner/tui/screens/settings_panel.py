@@ -66,13 +66,14 @@ class SettingsPanel(ModalScreen[Chosen | None]):
     SettingsPanel.-flat .heading, SettingsPanel.-flat #advice, SettingsPanel.-flat #buttons { margin-top: 0; }
     SettingsPanel.-flat #advice { height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
     SettingsPanel.-flat TextArea { height: 2; }
+    SettingsPanel.-low TextArea { height: 3; }
     SettingsPanel.-tiny .name { width: 17; }
     SettingsPanel.-tiny .default { display: none; }
     SettingsPanel.-tiny Input, SettingsPanel.-tiny Select { width: 1fr; }
     """
     AUTO_FOCUS = ""
     HORIZONTAL_BREAKPOINTS = [(0, "-tiny"), (60, "-narrow")]  # noqa: RUF012 - Textual's own declaration
-    VERTICAL_BREAKPOINTS = [(0, "-flat"), (20, "-low")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-flat"), (20, "-low"), (32, "-tall")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,f6", "give_up", "Cancel", priority=False),
         Binding("ctrl+r", "reset", "Reset"),

@@ -6,6 +6,7 @@ It shows the runs that it is given. It knows no file.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 from typing import Final
 
 from textual import on
@@ -102,9 +103,15 @@ def _option(run: BenchRun, *, is_marked: bool) -> Content:
 
 def _figures(run: BenchRun) -> Iterator[str]:
     for backend in run.backends:
-        yield f"{backend.name} {_decode(backend)}"
+        yield f"{backend.name} {_gain(backend) or _decode(backend)}"
     if run.is_partial:
         yield "partial"
+
+
+def _gain(backend: BenchBackend) -> str:
+    """What speculation gained, from the genre with the least to the one with the most; "" where it was not measured."""
+    gains = [fmean(row.gains) for row in backend.rows if row.gains]
+    return f"gain {min(gains):.2f}–{max(gains):.2f}x" if gains else ""
 
 
 def _decode(backend: BenchBackend) -> str:

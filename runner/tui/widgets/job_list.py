@@ -91,7 +91,8 @@ class JobRow(Widget, can_focus=True):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("space,p", "pause", "Pause"),
         Binding("r", "retry", "Retry"),
-        Binding("x,delete", "drop", "Give up"),
+        Binding("x,delete", "cancel", "Give up"),
+        Binding("x,delete", "forget", "Take away"),
         Binding("up,k", "move(-1)", "Up", show=False),
         Binding("down,j", "move(1)", "Down", show=False),
     ]
@@ -107,7 +108,8 @@ class JobRow(Widget, can_focus=True):
             yield JobButton("‖", "pause", "Pause")
             yield JobButton("▸", "pause", "Go on")
             yield JobButton("↻", "retry", "Try again")
-            yield JobButton("✕", "drop", "Give it up, or take it out of the list")
+            yield JobButton("✕", "cancel", "Give it up")
+            yield JobButton("✕", "forget", "Take it out of the list")
         yield JobDetail(self.job)
 
     def on_mount(self) -> None:
@@ -132,13 +134,19 @@ class JobRow(Widget, can_focus=True):
         self.query_one(".title", Static).update(title)
         shown = percent(job) if job.state in ("running", "paused") else ""
         self.query_one(".percent", Static).update(Content(f" {shown}" if shown else ""))
-        pause, go_on, again, _ = self.query(JobButton)
-        pause.display, go_on.display, again.display = job.can_pause, job.can_resume, job.can_retry
+        can = (job.can_pause, job.can_resume, job.can_retry, not job.can_forget, job.can_forget)
+        for button, is_shown in zip(self.query(JobButton), can, strict=True):
+            button.display = is_shown
         self.query_one(JobDetail).show(job)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
         job = self.job
-        wanted = {"pause": job.can_pause or job.can_resume, "retry": job.can_retry}
+        wanted = {
+            "pause": job.can_pause or job.can_resume,
+            "retry": job.can_retry,
+            "cancel": not job.can_forget,
+            "forget": job.can_forget,
+        }
         return wanted.get(action, True)
 
     def action_move(self, by: int) -> None:
@@ -156,8 +164,11 @@ class JobRow(Widget, can_focus=True):
     def action_retry(self) -> None:
         self.post_message(JobList.Retry(self.job.id))
 
-    def action_drop(self) -> None:
-        self.post_message(JobList.Forget(self.job.id) if self.job.can_forget else JobList.Cancel(self.job.id))
+    def action_cancel(self) -> None:
+        self.post_message(JobList.Cancel(self.job.id))
+
+    def action_forget(self) -> None:
+        self.post_message(JobList.Forget(self.job.id))
 
 
 class JobList(VerticalScroll, can_focus=False):

@@ -101,7 +101,7 @@ class ModelTable(ScrollView, can_focus=True):
         """Other rows; the cursor stays on its model. sort: a column's key, and whether it is reversed."""
         before = self.row
         self._rows, self._offer, self._sort = tuple(rows), offer, sort
-        index = next((i for i, row in enumerate(rows) if before is not None and row.name == before.name), None)
+        index = None if before is None else _place_of(before, rows)
         self._lay_out()
         target = index if index is not None else min(self.cursor, max(0, self.n_lines - 1))
         if before is None or index is None:
@@ -200,12 +200,17 @@ class ModelTable(ScrollView, can_focus=True):
         mark = "◆ " if row.name in self._marked else "▸ " if has_cursor else "  "
         segments = [Segment(mark, base + self._tone("accent", has_cursor))]
         for column, width in self._columns:
-            cell = self._states.get(row.name) if column.key == "state" else None
-            cell = cell or column.cell(row)
+            cell = (self._job_state(row) if column.key == "state" else None) or column.cell(row)
             tone = "muted" if column.key == "name" and row.place != "here" and row.fit.verdict == "no" else cell.tone
             text = _padded(clip(safe_line(cell.text), width), width, is_right=column.is_right)
             segments += [Segment(text, base + self._tone(tone, has_cursor)), Segment(_GAP, base)]
         return segments
+
+    def _job_state(self, row: CatalogRow) -> Cell | None:
+        """What a job says of a model; what the hub found has no quantization in its name, and its download has."""
+        if row.place != "hub":
+            return self._states.get(row.name)
+        return next((cell for name, cell in self._states.items() if name.partition(":")[0] == row.name), None)
 
     def _tone(self, tone: str, has_cursor: bool) -> Style:
         """The colour of a cell's text; on the cursor's line all text has the cursor's, which is readable there."""
@@ -275,6 +280,14 @@ class ModelTable(ScrollView, can_focus=True):
                 return column.key
             start += width + len(_GAP)
         return None
+
+
+def _place_of(row: CatalogRow, rows: Sequence[CatalogRow]) -> int | None:
+    """Where a model is now: under its name, or under another one since its repository was fetched."""
+    names = [one.name for one in rows]
+    if row.name in names:
+        return names.index(row.name)
+    return next((i for i, one in enumerate(rows) if one.repo and one.repo == row.repo), None)
 
 
 def _padded(text: str, width: int, *, is_right: bool) -> str:

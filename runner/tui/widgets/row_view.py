@@ -81,6 +81,8 @@ class RowView(ScrollView):
         self.document = Document(self.look, self.document.width)
         self.document.entries[:] = entries
         self._painter.forget()
+        # Every cell knows its row, so Textual has kept the escape sequences of each row apart: up to 16 MiB of them.
+        Strip.render_ansi.cache_clear()
         self.focus_end()
 
     def changed(self) -> None:

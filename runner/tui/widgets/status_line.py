@@ -45,7 +45,8 @@ def status_items(numbers: LiveNumbers, sample: MachineSample | None, jobs: Seque
         record = numbers.speculation
         if record is not None and record.rounds and record.gain is not None:
             items.append(Content(gain(record.gain)))
-        items.append(Content(f"ctx {context_used(timings.context_tokens, numbers.speed.n_ctx)}"))
+        if numbers.phase == "decoding":  # after it another chat may be looked at, whose own meter is over this line
+            items.append(Content(f"ctx {context_used(timings.context_tokens, numbers.speed.n_ctx)}"))
     view = None if sample is None else memory_view(sample, numbers.loaded, None)
     if view is not None:
         items.append(Content(f"{view.title} {binary_size(view.used_bytes)} of {binary_size(view.total_bytes)}"))

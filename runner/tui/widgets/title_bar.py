@@ -72,6 +72,7 @@ class TitleBar(Horizontal):
         super().__init__()
         self._current = current
         self._n_ctx = 0
+        self._model_name = ""
         self._shown: dict[str, str] = {}
 
     def compose(self) -> ComposeResult:
@@ -94,12 +95,15 @@ class TitleBar(Horizontal):
     def on_engine(self, message: EngineMessage) -> None:
         """Follow what the engine tells."""
         self._show_state(message.state, _percent(message))
+        if message.state == "empty":  # what was loaded of it, and how, is gone
+            self._show_model([self._model_name])
+            self._show_used(0, 0)
         if isinstance(message, LoadBegan):
             self._show_model([message.model])
             self._show_used(0, 0)
         elif isinstance(message, LoadEnded) and message.loaded is not None:
             self.show(message.state, message.model, message.loaded)
-        elif isinstance(message, AnswerEnded) and message.turn is not None and message.turn.timings:
+        elif isinstance(message, AnswerEnded) and message.state != "empty" and message.turn and message.turn.timings:
             timings = message.turn.timings
             self._show_used(timings.get("prompt_tokens", 0) + timings.get("completion_tokens", 0), self._n_ctx)
 
@@ -113,8 +117,8 @@ class TitleBar(Horizontal):
         self._update("state", Content.styled(f"{mark} {detail or word}", colour))
 
     def _show_model(self, parts: list[str]) -> None:
-        name, *about = parts
-        self._update("model", line(SEPARATOR.join(part for part in (short_name(name), *about) if part)))
+        self._model_name, *about = parts
+        self._update("model", line(SEPARATOR.join(part for part in (short_name(self._model_name), *about) if part)))
 
     def _show_used(self, used: int, n_ctx: int) -> None:
         text = f"ctx {context_used(used, n_ctx)} {_meter(used / n_ctx)}" if n_ctx and used else ""
