@@ -6,7 +6,8 @@
     python benchmarks/speculation.py prompts PATH [MODEL]                 # prompts of your own, as lines of JSON
 
 Every figure is of answers that were written both ways, one after the other and in turn first, in one process; the real
-controller decides what is drafted. `gain` is the median over repetitions, of the time from the first token to the last.
+controller decides what is drafted. `gain` is the median over repetitions, of the time from the first token to the last;
+`processor` is the same by the processor's time of the thread (`worst -t 1`), `accounted` by the speculator's account.
 Token ids must be the same both ways: those that differ are counted, and the program ends with 1 if any do.
 `trace` wants a GPU for the shapes of real models; --shape demo runs on any machine, in float32 without one.
 """
@@ -36,6 +37,7 @@ from runner.config import LONGEST_DRAFT, LoadOptions, SamplingParams
 from runner.engine import Engine
 from runner.errors import ContextOverflow
 from runner.events import Notice
+from runner.machine import cpu_info, devices
 from runner.paths import user_paths
 from runner.types import CancelToken
 
@@ -106,7 +108,13 @@ def worst(asked: argparse.Namespace, report: Report) -> int:
                 vocab_size = backend.info.vocab_size
                 drafter = ScriptedDrafter(one.script, one.n_buckets, vocab_size, one.token_share * plain_s)
                 found = followed(
-                    backend, drafter, prompts, temperature, n_tokens=asked.tokens, repetitions=asked.repetitions
+                    backend,
+                    drafter,
+                    prompts,
+                    temperature,
+                    n_tokens=asked.tokens,
+                    repetitions=asked.repetitions,
+                    is_one_thread=asked.threads == 1 and devices()[0].kind == "cpu",
                 )
                 about = {"kind": "worst", "model": asked.model, "backend": backend.info.backend}
                 rows.add(found.row(**about, adversary=one.name, temperature=temperature))
@@ -227,8 +235,6 @@ def main() -> None:
 
 
 def _device() -> str:
-    from runner.machine import cpu_info, devices
-
     found = devices()[0]
     return found.name if found.kind != "cpu" else f"{cpu_info().model}, {cpu_info().usable_cores} cores"
 

@@ -4,8 +4,9 @@
 
 Each row is a text and a machine. The decode loop, the controller and its account are the product's; the target and
 the drafter take their time on a simulated clock. `gain` is against plain decoding, the mean over seeds, `worst` the
-least of them. `fixed` is the best constant draft length of the same text, known afterwards, `oracle` the best length
-before each step for one who knows what will be accepted: no controller reaches it. `eager` verifies every guess.
+least of them, both without the noise that the controller sees. `fixed` is the best constant draft length of the same
+text, known afterwards, `oracle` the best length before each step for one who knows what will be accepted: no controller
+reaches it. `eager` verifies every guess.
 """
 
 from __future__ import annotations
@@ -30,26 +31,29 @@ N_BUCKETS = 3
 
 @dataclass(frozen=True)
 class Machine:
-    """t(M) in plain steps, and what drafting costs: a call, and each token.
+    """t(M) in plain steps of an empty context, and what drafting costs: a call, and each token.
 
-    noise: the relative spread of every duration. stall: how often one takes ten times as long. draft_grows_at: the part
-    of the text after which drafting takes ten times as long.
+    draft_grows_at: the part of the text after which drafting takes ten times as long. unseen: what a step is longer by
+    after the drafter was asked, which no clock around the drafter sees (it left the processor's caches cold). deepens:
+    what each token of a step costs more at a position 1000 further on. noise: the relative spread of every duration.
+    stall: how often one takes ten times as long. plain_at_load: how many times as long as it is t(1) seems at load.
     """
 
     name: str
     t: dict[int, float]
     draft_call: float = 0.0
     draft_token: float = 0.0
+    draft_grows_at: float = 1.0
+    unseen: float = 0.0
+    deepens: float = 0.0
     noise: float = 0.0
     stall: float = 0.0
-    draft_grows_at: float = 1.0
+    plain_at_load: float = 1.0
 
-    @property
-    def mean(self) -> float:
-        """What noise and stalls make of a plain step on average."""
-        return 1 + 9 * self.stall
+    def step(self, n_tokens: int, position: int = 0) -> float:
+        return self._empty(n_tokens) + n_tokens * self.deepens * position / 1000
 
-    def step(self, n_tokens: int) -> float:
+    def _empty(self, n_tokens: int) -> float:
         low = max(n for n in self.t if n <= n_tokens)
         high = min(n for n in self.t if n >= n_tokens)
         share = (n_tokens - low) / (high - low) if high > low else 0.0
@@ -141,11 +145,15 @@ TEXTS: tuple[Callable[[int, int], Trace], ...] = (
 
 
 class World:
-    """A clock, and a target and a drafter that take their time by it."""
+    """A clock, and a target and a drafter that take their time by it.
+
+    spent: plain steps that went by, without the noise that the clock shows.
+    """
 
     def __init__(self, trace: Trace, machine: Machine, seed: int) -> None:
         self.vocab_size = 3
-        self.now = 0.0
+        self.now = self.spent = 0.0
+        self._was_asked = False
         self._machine = machine
         self._draw = random.Random(seed)
         self.begin(trace)
@@ -159,15 +167,22 @@ class World:
         return self.now
 
     def choices(self, draft: Sequence[int], params: SamplingParams, history: Sequence[int]) -> Iterator[int]:
-        del params, history
-        self.now += self._seconds(self._machine.step(len(draft) + 1))
+        del params
+        unseen = self._machine.unseen if self._was_asked else 0.0
+        self._was_asked = False
+        self._pass(self._machine.step(len(draft) + 1, len(history)) + unseen)
         return iter([RIGHT] * (len(draft) + 1))
 
     def keep(self, length: int) -> None:
         pass
 
     def step_s(self, n_tokens: int) -> float:
-        return self._seconds(self._machine.step(n_tokens))
+        seems = self._machine.plain_at_load if n_tokens == 1 else 1.0
+        return seems * self._seconds(self._machine.step(n_tokens))
+
+    def _pass(self, steps: float) -> None:
+        self.spent += steps
+        self.now += self._seconds(steps)
 
     def _seconds(self, steps: float) -> float:
         noise = self._machine.noise
@@ -178,18 +193,20 @@ class World:
     def propose(self, history: Sequence[int], gate: Gate) -> Draft:
         machine, trace = self._machine, self._trace
         factor = 10 if len(history) > machine.draft_grows_at * len(trace.right) else 1
-        self.now += PLAIN_S * machine.draft_call * factor
+        began = self.spent
+        self._pass(machine.draft_call * factor)
         tokens: list[int] = []
         buckets: list[int] = []
         for position in range(len(history) - 1, len(trace.right)):
             bucket = trace.buckets[position]
             if bucket is None or not gate.is_open:
                 break
-            self.now += self._seconds(machine.draft_token * factor) if machine.draft_token else 0.0
+            self._pass(machine.draft_token * factor)
             if not gate.admits(bucket):
                 break
             tokens.append(RIGHT if trace.right[position] else WRONG)
             buckets.append(bucket)
+        self._was_asked = self.spent > began
         return Draft(tuple(tokens), tuple(buckets))
 
 
@@ -225,9 +242,14 @@ def speculate(
 def answer(world: World, machine: Machine, speculator: Speculator) -> float:
     """Decode the text of the world's trace once; gives the gain over plain decoding."""
     speculator.begin()
-    began = world.now
+    began = world.spent
     n = sum(1 for _ in decode(world, SamplingParams(temperature=0), [0], speculator, world.clock))
-    return n * PLAIN_S * machine.mean / (world.now - began)
+    return plain(machine, n) / (world.spent - began)
+
+
+def plain(machine: Machine, n: int) -> float:
+    """What n plain steps take."""
+    return sum(machine.step(1, position) for position in range(1, n + 1))
 
 
 def play(trace: Trace, machine: Machine, seed: int = 0, control: Control | None = None) -> tuple[float, Speculator]:
@@ -252,10 +274,10 @@ def oracle(trace: Trace, machine: Machine) -> float:
     least = [0.0] * (n + DRAFT_MAX + 2)
     for i in range(n - 1, -1, -1):
         least[i] = min(
-            machine.step(k + 1) + (machine.draft_call + k * machine.draft_token if k else 0) + least[i + k + 1]
+            machine.step(k + 1, i + 1) + (machine.draft_call + k * machine.draft_token if k else 0) + least[i + k + 1]
             for k in range(min(right[i], DRAFT_MAX, n - 1 - i) + 1)
         )
-    return n / least[0]
+    return plain(machine, n) / least[0]
 
 
 def fixed(trace: Trace, machine: Machine) -> tuple[int, float]:
@@ -268,9 +290,9 @@ def fixed(trace: Trace, machine: Machine) -> tuple[int, float]:
             there = 0
             while there < k and i + there < n - 1 and trace.buckets[i + there] is not None:
                 there += 1
-            spent += machine.step(there + 1) + machine.draft_call + there * machine.draft_token
+            spent += machine.step(there + 1, i + 1) + machine.draft_call + there * machine.draft_token
             i += min(right[i], there) + 1
-        best = max(best, (k, n / spent), key=lambda pair: pair[1])
+        best = max(best, (k, plain(machine, n) / spent), key=lambda pair: pair[1])
     return best
 
 

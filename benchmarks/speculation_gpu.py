@@ -1,12 +1,15 @@
 """What the native path's own verify step costs, and what drafts of known length bring: t(M), tokens/s, host share, ids.
 
     python benchmarks/speculation_gpu.py                              # Llama-3.1-8B's shape, random weights, on a GPU
+    python benchmarks/speculation_gpu.py --draft none                 # without a draft model
     python benchmarks/speculation_gpu.py --shape demo --layers 1      # anywhere: in float32 without a GPU
 
 t(M) is Backend.step_s: M rows, a token chosen after each on the device, their ids on the host. Decoding goes through
 Backend.generate. "in vain" looks for drafts with the suffix automaton and the real controller, and finds none: it is to
-be as fast as "plain". The others verify every draft of k tokens, of which so many are right, in turn. The ids of all
-ways are those of "plain", or the program ends with 1. "host" is the share of the time in which the device waits.
+be as fast as "plain". The others verify every draft of k tokens, of which so many are right, in turn; those of "model"
+take the time in which a draft model of another shape writes k tokens. "copy" drafts with the same weights, which must
+always be right. The ids of all ways are those of "plain", or the program ends with 1. "host" is the share of the time
+in which the device waits.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from typing import Any
 
 import timing
 from generation import device_step_s, prompt
+from model_drafts import InItsTime, show_drafts
 from random_models import RECIPE_NAMES, about_bytes, ready, write_directory
 from records import Report, Table, add_arguments, origin, require_gpu, say
 from scripted_drafts import Guess, ScriptedDrafter
@@ -37,6 +41,7 @@ from runner.config import LONGEST_DRAFT, LoadOptions, SamplingParams
 from runner.kernels.values import MOST_ROWS
 from runner.speculative.control import EagerController
 from runner.speculative.drafter import NO_DRAFT, Draft, Drafter, Gate
+from runner.speculative.model_drafter import ModelDrafter
 from runner.speculative.speculator import Speculator
 from runner.speculative.suffix import SuffixDrafter
 from runner.types import CancelToken
@@ -50,6 +55,12 @@ TRACES = {
     "15, all right": (15, (15,)),
     "3, none right": (3, (0,)),
 }
+MODEL_TRACES = {
+    "model: 3, all right": (3, (3,)),
+    "model: 5, some right": (5, (5, 2, 0, 4, 3)),
+    "model: 3, none right": (3, (0,)),
+}
+_COPY = "copy: 3"
 
 
 class InVain(Drafter):
@@ -79,24 +90,37 @@ class Way:
     begin: Callable[[Sequence[int], int], Speculator | None]
     tok_s: list[float] = field(default_factory=list)
     ids: set[tuple[int, ...]] = field(default_factory=set)
+    draft_s: float = 0.0
+    acceptance_rate: float | None = None
 
 
-def ways(backend: NativeBackend) -> Iterator[Way]:
+def ways(backend: NativeBackend, draft: NativeBackend | None, copy: NativeBackend | None) -> Iterator[Way]:
     yield Way(name="plain", begin=lambda _tokens, _n_prompt: None)
 
     in_vain = Speculator(InVain(), LONGEST_DRAFT)
     in_vain.calibrate(backend.step_s)
     yield Way(name="in vain", begin=lambda _tokens, _n_prompt: in_vain)
     for name, (k, rights) in TRACES.items():
-        yield Way(name=name, begin=_scripted(k, rights, backend.info.vocab_size))
+        yield Way(name=name, begin=_scripted(k, rights, backend.info.vocab_size, None))
+    for name, (k, rights) in MODEL_TRACES.items() if draft is not None else ():
+        yield Way(name=name, begin=_scripted(k, rights, backend.info.vocab_size, ModelDrafter(draft)))
+    if copy is not None:
+        drafter = ModelDrafter(copy, "self")
+        yield Way(name=_COPY, begin=lambda _tokens, _n_prompt: Speculator(drafter, 3, control=EagerController(3)))
 
 
-def _scripted(k: int, rights: tuple[int, ...], vocab_size: int) -> Callable[[Sequence[int], int], Speculator]:
+def _scripted(
+    k: int, rights: tuple[int, ...], vocab_size: int, model: ModelDrafter | None
+) -> Callable[[Sequence[int], int], Speculator]:
+    """model: in whose time they are drafted; None: in none."""
+
     def begin(tokens: Sequence[int], n_prompt: int) -> Speculator:
         turns = itertools.cycle(rights)
-        drafter = ScriptedDrafter(lambda _done: Guess((0,) * k, next(turns)), 1, vocab_size)
-        drafter.follow(tokens, n_prompt)
-        return Speculator(drafter, LONGEST_DRAFT, control=EagerController(LONGEST_DRAFT))
+        script = ScriptedDrafter(lambda _done: Guess((0,) * k, next(turns)), 1, vocab_size)
+        script.follow(tokens, n_prompt)
+        drafter = script if model is None else InItsTime(model, script)
+        longest = LONGEST_DRAFT if model is None else k
+        return Speculator(drafter, longest, control=EagerController(longest))
 
     return begin
 
@@ -124,20 +148,29 @@ def written(
 
 
 def measure_ways(
-    backend: NativeBackend, params: SamplingParams, depth: int, n_tokens: int, repetitions: int
+    backend: NativeBackend,
+    draft: NativeBackend | None,
+    copy: NativeBackend | None,
+    params: SamplingParams,
+    depth: int,
+    n_tokens: int,
+    repetitions: int,
 ) -> list[Way]:
     """All ways in turn, so often; the run before those that count records graphs, and fills the prefix that they
     share."""
-    found = list(ways(backend))
+    found = list(ways(backend, draft, copy))
     ids = prompt(depth, backend.info.vocab_size, seed=1)
     text, _ = written(backend, ids, params, n_tokens, None)
     text, _ = written(backend, ids, params, n_tokens, None)  # after a prefix that is cached, as all that follow
     for repetition in range(repetitions + 1):
         for way in found:
-            tokens, rate = written(backend, ids, params, n_tokens, way.begin(text, len(ids)))
+            speculator = way.begin(text, len(ids))
+            tokens, rate = written(backend, ids, params, n_tokens, speculator)
             way.ids.add(tokens)
             if repetition:
                 way.tok_s.append(rate)
+                if speculator is not None and (record := speculator.record).rounds:
+                    way.draft_s, way.acceptance_rate = record.draft_s / record.rounds, record.acceptance_rate
     for way in found:
         way.ids.add(text)
     return found
@@ -155,8 +188,10 @@ def show_steps(backend: NativeBackend, repetitions: int, report: Report, about: 
 
 
 def show_ways(found: list[Way], step_s: float | None, report: Report, about: dict[str, Any]) -> bool:
-    """Whether all wrote the same ids."""
-    table = Table(["sampling", "way            ", "tok/s          ", "of plain", "host  ", "ids      "])
+    """Whether all wrote the same ids, and the copy was right."""
+    table = Table(
+        ["sampling", "way                 ", "tok/s  ", "of plain", "draft ms", "accepted", "host  ", "ids      "]
+    )
     plain = statistics.median(found[0].tok_s)
     for way in found:
         middle, is_equal = statistics.median(way.tok_s), len(way.ids) == 1
@@ -168,14 +203,23 @@ def show_ways(found: list[Way], step_s: float | None, report: Report, about: dic
                 way.name,
                 f"{middle:.1f}",
                 f"{middle / plain:.3f}",
+                f"{1e3 * way.draft_s:.2f}" if way.draft_s else "",
+                "" if way.acceptance_rate is None else f"{100 * way.acceptance_rate:.0f} %",
                 "" if host is None else f"{100 * host:.1f} %",
                 "equal" if is_equal else "DIFFERENT",
             ]
         )
         row = {"test": way.name, "unit": "tok/s", "median": middle, "samples": way.tok_s, "host": host}
+        row |= {"draft_s": way.draft_s, "acceptance_rate": way.acceptance_rate}
         report.add({**about, **row, "ratio": middle / plain, "is_equal": is_equal})
     print(flush=True)
     return all(len(way.ids) == 1 for way in found)
+
+
+def opened(directory: Path, options: LoadOptions) -> NativeBackend:
+    backend = load(ready(directory), options, lambda _: None, CancelToken())
+    assert isinstance(backend, NativeBackend)
+    return backend
 
 
 def parse() -> argparse.Namespace:
@@ -183,6 +227,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--shape", choices=[name for name in SHAPES if name != "tiny"], default="llama-3.1-8b")
     parser.add_argument("--format", choices=RECIPE_NAMES, default="mq4")
     parser.add_argument("--layers", type=int, help="fewer than the shape has; rows say so")
+    parser.add_argument("--draft", choices=[*SHAPES, "none"], help="default: qwen3-0.6b, or the shape itself for demos")
     parser.add_argument("--depth", type=int, default=512, help="tokens of context before those that are decoded")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("-r", "--repetitions", type=int, default=3)
@@ -200,21 +245,34 @@ def main() -> int:
     report = Report("speculation_gpu", where, asked.json)
     config = config_of(asked.shape, asked.layers)
     is_equal = True
-    with workplace(asked.work, about_bytes(config)) as work:
+    shape = asked.draft or (asked.shape if asked.shape.startswith("demo") else "qwen3-0.6b")
+    draft_config = None if shape == "none" else config_of(shape, asked.layers) | {"vocab_size": config["vocab_size"]}
+    room = about_bytes(config) + (0 if draft_config is None else about_bytes(draft_config))
+    with workplace(asked.work, room) as work:
         write_directory(work / "model", config, asked.format, is_hashed=False)
         options = LoadOptions(backend="native", ctx_size=asked.depth + asked.tokens + 64, force=True)
-        backend = load(ready(work / "model"), options, lambda _: None, CancelToken())
-        assert isinstance(backend, NativeBackend)
+        backend = opened(work / "model", options)
+        draft = copy = None
+        if draft_config is not None:
+            write_directory(work / "draft", draft_config, asked.format, is_hashed=False)
+            draft, copy = opened(work / "draft", options), opened(work / "model", options)
         about = {"shape": asked.shape, "format": asked.format, "layers": asked.layers, "depth": asked.depth}
         show_steps(backend, asked.repetitions, report, about)
         for name, params in SAMPLINGS.items():
-            found = measure_ways(backend, params, asked.depth, asked.tokens, asked.repetitions)
+            if draft is not None:
+                ids = prompt(asked.depth, config["vocab_size"], seed=1)
+                costs = show_drafts(draft, ids, params, 3 * asked.repetitions)
+                for test, ms in costs.items():
+                    report.add({**about, "sampling": name, "draft": shape, "test": test, "unit": "ms", "median": ms})
+            found = measure_ways(backend, draft, copy, params, asked.depth, asked.tokens, asked.repetitions)
             execution = backend._execution
             is_timed = isinstance(execution, FusedExecution) and name == "greedy"
             step_s = device_step_s(execution, asked.depth) if is_timed else None
             backend.keep(0)
-            is_equal &= show_ways(found, step_s, report, {**about, "sampling": name})
-        backend.close()
+            is_equal &= show_ways(found, step_s, report, {**about, "sampling": name, "draft": shape})
+        for one in (backend, draft, copy):
+            if one is not None:
+                one.close()
     if not is_equal:
         print("The ids are not those of plain decoding.", file=sys.stderr)
     return 0 if is_equal else 1

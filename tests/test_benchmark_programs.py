@@ -9,13 +9,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import quick_interpreter
+
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
 def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """One thread: the programs' threads spin, and tests run side by side."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "RUNNER_N_THREADS": "1"}
-    command = [sys.executable, str(BENCHMARKS / name), *arguments]
+    command = [sys.executable, quick_interpreter.__file__, str(BENCHMARKS / name), *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
@@ -73,11 +75,13 @@ def test_scripted_drafts_are_verified_by_the_native_path_and_change_no_text(tmp_
     done = run("speculation_gpu.py", *sizes, "--json", str(out), "--work", str(tmp_path), "--commit", "abc")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = rows_of(out)
-    steps = [row for row in rows if row["unit"] == "ms"]
+    steps = [row for row in rows if row["test"].startswith("t(")]
     assert [row["test"] for row in steps] == [f"t({n})" for n in range(1, 17)]
+    assert {"draft of 3", "draft of 3, through the host"} <= {row["test"] for row in rows if row["unit"] == "ms"}
     ways = {(row["sampling"], row["test"]): row for row in rows if row["unit"] == "tok/s"}
     assert all(row["is_equal"] and row["median"] > 0 for row in ways.values())
-    assert {("greedy", "plain"), ("sampled", "in vain"), ("greedy", "7, some right")} <= ways.keys()
+    assert {("greedy", "plain"), ("sampled", "in vain"), ("greedy", "model: 5, some right")} <= ways.keys()
+    assert {ways[sampling, "copy: 3"]["acceptance_rate"] for sampling in ("greedy", "sampled")} == {1}
 
 
 def test_what_cannot_be_measured_is_refused_with_the_reason(tmp_path: Path) -> None:

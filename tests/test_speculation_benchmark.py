@@ -88,6 +88,15 @@ def test_answers_that_differ_are_counted() -> None:
     assert (row["gain"], row["acceptance_rate"]) == (2.0, 1.0)
 
 
+def test_repetitions_by_the_processors_time_are_a_gain_of_their_own() -> None:
+    found = Found()
+    found.add([pair((1, 2, 3), (1, 2, 3))])
+    found.add([pair((1, 2, 3), (1, 2, 3))] * 2, is_processor_time=True)
+    row = found.row(kind="worst")
+    assert (row["gains"], row["processor_gains"]) == ([2.0], [2.0])
+    assert (row["processor_gain"], row["n_answers"]) == (2.0, 3)
+
+
 def test_the_program_compares_both_ways_on_a_file_and_the_page_shows_it(tmp_path: Path) -> None:
     prompts, out = tmp_path / "few.jsonl", tmp_path / "rows.jsonl"
     novel = "It was a bright cold day in April, and the old man sat at the window. "

@@ -192,6 +192,14 @@ def step_of(token: int, index: int, done: Round) -> Step:
     )
 
 
+_STRIDE = 7919  # a prime, so that they lie far apart
+
+
+def tokens_to_time(n_tokens: int, vocab_size: int) -> list[int]:
+    """The tokens of a step that is only timed: different ones, as in a draft; equal ones go to the same experts."""
+    return [i * _STRIDE % vocab_size for i in range(1, n_tokens + 1)]
+
+
 def check_prompt(prompt: Sequence[int], info: ModelInfo, *, room: int = 1) -> None:
     """Raise UsageError or ContextOverflow for a prompt that a backend must not compute; `room`: tokens to come."""
     if not prompt:

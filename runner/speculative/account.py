@@ -12,10 +12,10 @@ from typing import Final
 ALLOWED_LOSS: Final = 0.02
 """Of a plain step, for each token emitted: 1 / 1.02 is 0.98x."""
 
-INITIAL_ALLOWANCE: Final = 1.0
+INITIAL_ALLOWANCE: Final = 0.8
 """Plain steps that an answer may lose before it has earned anything: with 128 tokens 0.973x at worst."""
 
-_LARGEST_LOSS = 1 / 0.97 - 1
+_LARGEST_LOSS = 1 / 0.972 - 1
 _SHORT_ANSWER = 128  # tokens: the promise is made for answers of at least so many
 
 

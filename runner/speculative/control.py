@@ -102,6 +102,10 @@ class Most(Gate):
     def is_open(self) -> bool:
         return self._left > 0
 
+    @property
+    def reach(self) -> int:
+        return max(0, self._left)
+
     def admits(self, bucket: int) -> bool:
         del bucket
         self._left -= 1

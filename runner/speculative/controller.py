@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from runner.speculative.account import INITIAL_ALLOWANCE, LossAccount
+from runner.speculative.account import ALLOWED_LOSS, INITIAL_ALLOWANCE, LossAccount
 from runner.speculative.control import Control
 from runner.speculative.drafter import NO_DRAFT, Draft, Drafter, Gate
 from runner.speculative.outlook import Outlook, RecentRounds
@@ -24,8 +24,9 @@ _LONGEST_REST = 1 << 14
 _LEAST_ROUNDS = 4  # to judge by, when the time that may be lost is used up
 _REFUSALS = 16  # guesses in a row that were not worth it: look on before the next
 _EVIDENCE = 3  # guesses to be judged before one is verified, where looking on is free
-_SHADOW_SHARE = 0.01  # of the time may go into guesses that are only compared
+_SHADOW_SHARE = 0.01  # of the time may go into guesses that are only compared, or asked for in vain
 _LONGEST_SHADOW, _LONGEST_PAID_SHADOW = 8, 3
+_LONGEST_WAIT = 32  # tokens until a draft that was not covered is asked for again
 _SURPRISE = 10  # times as long as expected: what a drafter may suddenly take
 
 Clock = Callable[[], float]
@@ -51,7 +52,7 @@ class Controller(Control):
         self._is_free, self._clock = drafter.is_host_only, clock
         self._phase: SpeculationState = "learning" if self._is_free else "on"
         self._rest, self._next_rest = 0, _REST
-        self._n_refused = self._n_unread = 0
+        self._n_refused = self._n_unread = self._wait = 0
         self._idle = 0.0  # plain steps that went into guessing since the last draft
         self._shadow_left = 0.0  # plain steps that may go into looking on
         self._shadow: _Shadow | None = None
@@ -64,17 +65,20 @@ class Controller(Control):
         self.steps.begin()
         self._account.begin()
         self._shadow, self._gate, self._chosen = None, None, NO_DRAFT
+        self._wait = 0
 
     # --- how far to guess --------------------------------------------------------------------------------------------
 
     def gate(self, limit: int) -> Gate | None:
         self._gate, self._chosen, self._guessed_s = None, NO_DRAFT, 0.0
         # Plain steps now and then are what drafts are compared with.
-        if limit <= 0 or self._phase == "off" or not self.steps.is_fresh:
+        if limit <= 0 or self._wait > 0 or self._phase == "off" or not self.steps.is_fresh:
             return None
         is_trial = self._phase == "on"
+        if self._shadow_left < 0 and (self._is_free or not is_trial):
+            return None
         if not is_trial:
-            if self._shadow_left < 0 or (self._shadow is not None and not self._is_free):
+            if self._shadow is not None and not self._is_free:
                 return None
             limit = min(limit, _LONGEST_SHADOW if self._is_free else _LONGEST_PAID_SHADOW)
         call = self._outlook.call_cost(self._n_unread)
@@ -102,12 +106,23 @@ class Controller(Control):
             return False
         return not gate.is_trial or self._pays(gate.buckets, n, gate.limit, spent, beyond=n)
 
+    def reach(self, gate: _Gate) -> int:
+        """How many tokens are worth their time, as far as can be said before any is guessed; see goes_on."""
+        n, token = gate.limit, self._outlook.token_cost
+        if self._is_free:
+            return n
+        if gate.is_trial:
+            n = self._outlook.best([self._outlook.acceptance.any_bucket] * n, 0, 0.0).n
+        while n and not self._account.covers(2 * (n * token + (self._outlook.failing(n) if gate.is_trial else 0))):
+            n -= 1
+        return n
+
     def admits(self, gate: _Gate, bucket: int) -> bool:
         """Whether a token of this bucket, just guessed, is worth verifying."""
         n = len(gate.buckets)
         if n >= gate.limit:
             return False
-        if self._is_free or not gate.is_trial:
+        if self._is_free or not gate.is_trial or n < gate.n_begun:
             return True
         spent = self._spent(gate)
         if not self._account.covers(spent + self._outlook.failing(n + 1)):
@@ -182,9 +197,15 @@ class Controller(Control):
         if n < wanted:
             n = self._outlook.best(proposed.buckets[:n], n, spent).n
         if wanted and not n:
-            loss = spent + self._outlook.failing(wanted)
-            self._doubt = f"a draft of {wanted} could lose {loss:.1f} plain steps, and {self._left:.1f} may be lost now"
+            self._wait_for(proposed.buckets[:wanted], spent)
         return n
+
+    def _wait_for(self, buckets: Sequence[int], spent: float) -> None:
+        """Ask no more until the shortest draft that pays can be covered: asking would use up what it waits for."""
+        n = next(n for n in range(1, len(buckets) + 1) if self._outlook.best(buckets[:n], n, spent).n)
+        loss = spent + self._outlook.failing(n)
+        self._wait = min(int((loss - self._account.balance) / ALLOWED_LOSS), _LONGEST_WAIT)
+        self._doubt = f"a draft of {n} could lose {loss:.1f} plain steps, and {self._left:.1f} may be lost now"
 
     # --- what came of it ---------------------------------------------------------------------------------------------
 
@@ -197,7 +218,11 @@ class Controller(Control):
 
     def learn(self, done: Round, own_s: float) -> None:
         n_tokens, n_drafted = len(done.tokens), len(done.draft)
-        step = self._step_cost(n_drafted, done.verify_s + done.sample_s)
+        seconds = done.verify_s + done.sample_s
+        if n_drafted:
+            step = self.steps.learn_step(n_drafted + 1, seconds)
+        else:
+            step = self.steps.learn_plain(seconds, is_asked=self._gate is not None)
         if self.steps.plain_s <= 0:
             return
         guess_s = self._guessed_s if self._is_free else done.draft_s
@@ -210,22 +235,18 @@ class Controller(Control):
         gate = self._gate
         if gate is not None:
             self._outlook.guessing.learn(gate.n_asked, guess_s)
-            if not gate.is_trial:
-                self._shadow_left -= spent
+            if not gate.is_trial or (self._is_free and not len(self._chosen)):
+                self._shadow_left -= spent if n_drafted else spent + step - 1
+        if done.n_accepted:
+            self._shadow_left = max(self._shadow_left, 0.0)
         if n_drafted or (gate is not None and gate.is_trial and not self._is_free):
             self._learn_gain(n_drafted, n_tokens, step)
 
     def pass_by(self, rounds: Sequence[Round]) -> None:
         for done in rounds:
-            step = self._step_cost(0, done.verify_s + done.sample_s)
+            step = self.steps.learn_plain(done.verify_s + done.sample_s)
             if self.steps.plain_s > 0:
                 self._enter(done.tokens, step, 0.0)
-
-    def _step_cost(self, n_drafted: int, seconds: float) -> float:
-        if n_drafted:
-            return self.steps.learn_step(n_drafted + 1, seconds)
-        self.steps.learn_plain(seconds)
-        return 1.0
 
     def _enter(self, tokens: Sequence[int], step: float, spent: float) -> None:
         """Enter a step that cost so many plain steps, and `spent` for guessing and deciding."""
@@ -233,6 +254,7 @@ class Controller(Control):
         self._outlook.learn_rate(n_tokens, step + spent)
         self._account.enter(n_tokens, step + spent, INITIAL_ALLOWANCE + 2 * self._outlook.worst_loss)
         self._n_unread += n_tokens
+        self._wait -= n_tokens
         self._idle += spent
         self._shadow_left = min(self._shadow_left + _SHADOW_SHARE * n_tokens, 1.0)
         if self._shadow is not None and self._compare(self._shadow, tokens):
@@ -294,12 +316,17 @@ class _Gate(Gate):
     def __init__(self, controller: Controller, limit: int, is_trial: bool, began: float) -> None:
         self.limit, self.is_trial, self.began = limit, is_trial, began
         self.buckets: list[int] = []
-        self.n_asked = 0
+        self.n_asked = self.n_begun = 0
         self._controller = controller
 
     @property
     def is_open(self) -> bool:
         return self._controller.goes_on(self)
+
+    @property
+    def reach(self) -> int:
+        self.n_begun = self._controller.reach(self)
+        return self.n_begun
 
     def admits(self, bucket: int) -> bool:
         self.n_asked += 1

@@ -6,121 +6,204 @@ acceptance, and not what the numbers decide.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-StepSeconds = Callable[[int], float]
-"""Seconds that a step of the target takes now for so many tokens at once."""
+from runner.speculative.load_times import LoadTimes, StepSeconds
+from runner.speculative.plain_steps import PlainSteps
 
 CALIBRATED: Final = (2, 4, 8, 16)
 """Numbers of tokens whose step is measured at load, beside 1."""
 
-_BUDGET_S = 0.5  # of the load
 _REPEATS = 3
-_PLAIN_STEPS = 7  # the median of so many is the plain step
-_UNPLAIN_ROUNDS = 64  # after so many rounds without a plain step, the old ones say little
 _STALL = 3.0  # a step that takes so many times what it should was held up by something else
 _WEIGHT = 0.2  # of a live round in a moving average
+_FIRST_WEIGHT = 0.5  # and of the first of its length, when it cost more than expected
+_PLAIN_NOISE = 0.9  # of the plain step at load: less than that is no noise any more
+_READY = 0.25  # of the plain step at load: what takes less was ready before it was waited for
+_KEPT_SURPRISE, _KEPT_SURPRISE_PLAIN = 0.6, 0.97  # by a round, and by a plain step
+_KEPT_GROWTH = 0.9  # of the evidence, by a round
+_GROWTH_PRIOR = 0.5  # evidence, in squared plain steps, that what a plain step grows by is each token's
 _GUESSED_SLOPE = 0.1  # plain steps that a further token is taken to cost before any is measured
 _GUESSED_DRAFT = 0.3  # and that drafting one on the device is
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """t(M) as measured: in plain steps, and the seconds that those took then."""
+
+    ratio: float
+    plain_s: float
+
+    def scaled(self, factor: float) -> _Measured:
+        return _Measured(self.ratio * factor, self.plain_s)
+
+    def nearer(self, other: _Measured, share: float) -> _Measured:
+        """This one moved so far towards the other."""
+        return _Measured(
+            self.ratio + share * (other.ratio - self.ratio), self.plain_s + share * (other.plain_s - self.plain_s)
+        )
 
 
 class StepCosts:
     """t(M) for M up to `most` tokens, relative to the plain step t(1), which grows as the context does.
 
-    plain_s: seconds of a plain step now, 0.0 while it is not known. likely[M], worst[M]: t(M) in plain steps; they
-    differ for M beyond what was measured: linear as it looks so far, and in proportion to M. Index 0 is unused.
+    plain_s is 0.0 while it is not known. likely[M], worst[M]: t(M) in plain steps, as it
+    seems and at worst. The worst is dearer where a plain step has grown since t(M) was measured, since each token may
+    have grown by as much; after a round that was dearer than expected; and beyond what was measured, where it is in
+    proportion to M. Index 0 is unused.
     """
 
     def __init__(self, most: int) -> None:
-        self.plain_s = 0.0
-        self._n_unplain = 0
-        self._is_after_plain = True
-        self._measured = {1: 1.0}
-        self._loaded: dict[int, float] = {}  # what of it was measured at load
-        self._window: deque[float] = deque(maxlen=_PLAIN_STEPS)
+        self._plain = PlainSteps()
+        self._measured: dict[int, _Measured] = {}
+        self._loaded: dict[int, _Measured] = {}  # what of it was measured at load
+        self._least_s = 0.0  # of a plain step
+        self._is_live: set[int] = set()  # what of it rounds told of since
+        self._growth_xx = self._growth_xy = 0.0  # sums of a regression
+        self._surprise = 1.0  # times as dear as it seemed: the worst round lately
         self._most = most
+        self._worst: list[float] = []
         self._tabulate()
 
+    @property
+    def plain_s(self) -> float:
+        """Seconds of a plain step now."""
+        return max(self._plain.seconds, self._least_s)
+
+    # --- at load -----------------------------------------------------------------------------------------------------
+
     def calibrate(self, step_s: StepSeconds) -> None:
-        """Measure t(1), then as many others as fit into half a second: a machine with slow steps learns live."""
-        spent = 0.0
+        """Measure t(1), then as many others as fit into half a second: a machine with slow steps learns live.
 
-        def fastest(n_tokens: int) -> float:
-            nonlocal spent
-            found: list[float] = []
-            # The first call warms up: it may set up what later ones use.
-            for _ in range(1 + _REPEATS):
-                found.append(step_s(n_tokens))
-                spent += found[-1]
-                if spent + found[-1] > _BUDGET_S:
-                    break
-            return min(found)
-
-        self.plain_s = fastest(1)
+        t(1) is measured again after each: taken for longer than it is, it would make all others look cheap.
+        """
+        timed = LoadTimes(step_s)
+        timed.add(1, _REPEATS)
+        self._plain.seconds = timed.least(1)
         if self.plain_s <= 0:
             return
         for n_tokens in CALIBRATED:
-            if n_tokens > self._most or spent + 2 * self.worst[n_tokens] * self.plain_s > _BUDGET_S:
+            if n_tokens > self._most or not timed.has_room(2 * self.worst[n_tokens] * self.plain_s):
                 break
-            # More than in proportion is a first call's set-up that no second one followed.
-            self._measured[n_tokens] = min(fastest(n_tokens) / self.plain_s, float(n_tokens))
+            timed.add(n_tokens, _REPEATS)
+            timed.add(1, _REPEATS)
+            self._plain.seconds = timed.typical(1)
+            ratios = {n: timed.least(n) / timed.least(1) for n in timed.known if n > 1}
+            self._measured = {n: _Measured(ratio, self.plain_s) for n, ratio in ratios.items()}
             self._tabulate()
         self._loaded = dict(self._measured)
+        self._least_s = _READY * self.plain_s
+
+    # --- live --------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """An answer begins, at another depth of the context: plain steps are measured anew."""
-        self._window.clear()
-        self._is_after_plain = True
-        for n_tokens, ratio in self._loaded.items():
+        self._plain.begin()
+        for n_tokens, loaded in self._loaded.items():
             # A disturbance in one answer must not decide the next ones.
-            self._measured[n_tokens] += (ratio - self._measured[n_tokens]) / 2
+            self._measured[n_tokens] = self._measured[n_tokens].nearer(loaded, 0.5)
         self._tabulate()
 
     @property
     def is_fresh(self) -> bool:
         """Whether plain steps were measured lately enough to compare with."""
-        return len(self._window) >= 2 and self.plain_s > 0 and self._n_unplain < _UNPLAIN_ROUNDS
+        return self._plain.is_fresh
 
-    def learn_plain(self, seconds: float) -> None:
-        """A plain step took so long."""
-        if not self._is_after_plain:
-            # The first after a draft fills the device's pipeline again: it says nothing of plain decoding.
-            self._is_after_plain = True
-            return
-        self._n_unplain = 0
-        self._window.append(seconds)
-        # The lower median: a step that was held up must not make drafts look cheap.
-        self.plain_s = sorted(self._window)[(len(self._window) - 1) // 2]
+    @property
+    def unseen(self) -> float:
+        """See PlainSteps."""
+        return self._plain.unseen
+
+    def learn_plain(self, seconds: float, *, is_asked: bool = False) -> float:
+        """A plain step took so long; gives what it counts as, in plain steps. is_asked: the drafter, in vain."""
+        cost = self._plain.learn(seconds, is_asked=is_asked)
+        self._surprise = 1 + _KEPT_SURPRISE_PLAIN * (self._surprise - 1)
+        self._hold_against_load()
+        self._worst = []
+        return cost
+
+    def _hold_against_load(self) -> None:
+        """Where plain steps are shorter than at load, something held them up there, and all others looked cheap."""
+        for n_tokens, loaded in self._loaded.items():
+            if self.is_fresh and self.plain_s < _PLAIN_NOISE * loaded.plain_s:
+                now = _Measured(loaded.ratio * loaded.plain_s / self.plain_s, self.plain_s)
+                self._loaded[n_tokens] = now
+                if n_tokens not in self._is_live:
+                    self._measured[n_tokens] = now
+                self._tabulate()
 
     def learn_step(self, n_tokens: int, seconds: float) -> float:
         """A step for more than one token took so long; gives what it counts as, in plain steps, but for a stall."""
-        self._n_unplain += 1
-        self._is_after_plain = False
+        self._plain.learn_draft()
         if self.plain_s <= 0:
             return float(n_tokens)
-        expected = self.likely[n_tokens] if n_tokens in self._measured else self.worst[n_tokens]
-        ratio = min(seconds / self.plain_s, _STALL * expected)
         known = self._measured.get(n_tokens)
-        self._measured[n_tokens] = ratio if known is None else known + _WEIGHT * (ratio - known)
+        expected = self.likely[n_tokens] if known else self.worst[n_tokens]
+        now = _Measured(min(seconds / self.plain_s, _STALL * expected), self.plain_s)
+        share = _WEIGHT
+        if n_tokens not in self._is_live:
+            self._is_live.add(n_tokens)
+            share = _FIRST_WEIGHT if now.ratio > expected else _WEIGHT
+            # What no round told of yet was measured with the same mistake, by all that is known.
+            for other in self._measured.keys() - self._is_live:
+                self._measured[other] = self._measured[other].scaled(1 + share * (now.ratio / expected - 1))
+        if known:
+            self._learn_growth(n_tokens, known, now.ratio)
+        self._measured[n_tokens] = known.nearer(now, share) if known else now
         self._tabulate()
-        return ratio
+        self._surprise = max(now.ratio / self.likely[n_tokens], 1 + _KEPT_SURPRISE * (self._surprise - 1))
+        return now.ratio
+
+    def _learn_growth(self, n_tokens: int, known: _Measured, ratio: float) -> None:
+        """How much of what a plain step has grown by is each token's: the slope of a line through all rounds."""
+        more = self._growth(known)
+        x, y = more * (n_tokens - 1), ratio - (1 - more) * known.ratio - more
+        self._growth_xx = _KEPT_GROWTH * self._growth_xx + x * x
+        self._growth_xy = _KEPT_GROWTH * self._growth_xy + x * y
+
+    # --- tables ------------------------------------------------------------------------------------------------------
+
+    @property
+    def worst(self) -> list[float]:
+        """See the class; computed when it is asked for, which is rarer than that it changes."""
+        if not self._worst:
+            grown = {n: self._grown(n, known) for n, known in self._measured.items()}
+            table = _lines(grown)
+            last = len(table) - 1
+            beyond = range(last + 1, self._most + 1)
+            table += [table[last] * n / last for n in beyond]
+            self._worst = [max(worst, likely) for worst, likely in zip(table, self.likely, strict=True)]
+        return self._worst
+
+    def _grown(self, n_tokens: int, known: _Measured) -> float:
+        """Worst t(M): what a plain step has grown by since may be each token's, as a CPU's attention is."""
+        more = self._growth(known)
+        share = (_GROWTH_PRIOR + self._growth_xy) / (_GROWTH_PRIOR + self._growth_xx)
+        own = 1 + min(max(share, 0.0), 1.0) * (n_tokens - 1)
+        return ((1 - more) * known.ratio + own * more) * self._surprise
+
+    def _growth(self, known: _Measured) -> float:
+        """The part of a plain step that it has grown by since."""
+        return max(0.0, 1 - known.plain_s / self.plain_s) if self.plain_s > 0 else 0.0
 
     def _tabulate(self) -> None:
-        """Straight lines between what was measured, never falling, and both ways beyond it."""
-        table = [0.0, 1.0]
-        points = sorted(self._measured.items())
-        for (low, start), (high, end) in pairwise(points):
-            start = max(start, table[low])
-            slope = max(0.0, (end - start) / (high - low))
-            table.extend(start + slope * (n - low) for n in range(low + 1, high + 1))
-        last = len(table) - 1
-        slope = (table[last] - 1) / (last - 1) if last > 1 else _GUESSED_SLOPE
-        beyond = range(last + 1, self._most + 1)
-        self.likely = [*table, *(table[last] + slope * (n - last) for n in beyond)]
-        self.worst = [*table, *(max(self.likely[n], table[last] * n / last) for n in beyond)]
+        self.likely = _lines({n: known.ratio for n, known in self._measured.items()})
+        last = len(self.likely) - 1
+        slope = (self.likely[last] - 1) / (last - 1) if last > 1 else _GUESSED_SLOPE
+        self.likely += [self.likely[last] + slope * (n - last) for n in range(last + 1, self._most + 1)]
+        self._worst = []
+
+
+def _lines(points: dict[int, float]) -> list[float]:
+    """Straight lines between t(1) = 1 and what is known of t(M), never falling."""
+    table = [0.0, 1.0]
+    for (low, start), (high, end) in pairwise([(1, 1.0), *sorted(points.items())]):
+        start = max(start, table[low])
+        slope = max(0.0, (end - start) / (high - low))
+        table.extend(start + slope * (n - low) for n in range(low + 1, high + 1))
+    return table
 
 
 class DraftCosts:

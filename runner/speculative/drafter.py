@@ -40,6 +40,14 @@ class Gate(Protocol):
         """Whether guessing a token more is worth its time, whatever it is: to ask where guessing takes any."""
         ...
 
+    @property
+    def reach(self) -> int:
+        """How many tokens to guess where all are guessed before any is seen: asked once, and in place of `is_open`.
+
+        So many are then admitted, whatever they are: they were paid for when they were begun.
+        """
+        ...
+
     def admits(self, bucket: int) -> bool:
         """Whether the token that was guessed, of this bucket, is worth verifying. After a False the draft is over."""
         ...

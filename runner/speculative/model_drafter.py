@@ -1,21 +1,24 @@
 """Drafting with a language model: a small one of the same vocabulary, or a smaller copy of the target.
 
 It drafts as the target writes: the same filters, and the same noise at the same positions (runner.sampling), so that
-where the two models agree on the probabilities they choose the same token in sampled text too. It keeps its model's KV
-cache in step with the history by itself. It knows its model by the protocol below, and nothing of files or devices.
+where the two models agree on the probabilities they choose the same token in sampled text too. Token by token on the
+host, or, where the model can, in a chain that a device computes alone: how long it is to be is then decided before, and
+what of it is worth verifying after. It keeps its model's KV cache in step with the history by itself. It knows its
+model by the protocols below, and nothing of files or devices.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from typing import Final, Literal, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runner.config import SamplingParams
 from runner.sampling import sample
+from runner.speculative.control import Most
 from runner.speculative.drafter import NO_DRAFT, Draft, Drafter, DrafterName, Gate
 from runner.speculative.history import common_prefix
 from runner.types import CancelToken, MemoryUse, ModelInfo
@@ -23,6 +26,7 @@ from runner.types import CancelToken, MemoryUse, ModelInfo
 CONFIDENCES: Final = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)
 """Where one bucket ends and the next begins: the probability that the draft model gives to what it drafts."""
 
+_USUAL_READS: Final = (1, 2, 4)  # tokens that a target writes between two drafts which the draft model did not
 _LONG_READ: Final = 64  # tokens to read before a draft: as many are not worth a round's wait
 
 
@@ -49,6 +53,25 @@ class DraftModel(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class ChainedModel(DraftModel, Protocol):
+    """A draft model that can write by itself: on a device, where asking the host for each token takes longer."""
+
+    def can_chain(self, params: SamplingParams) -> bool:
+        """Whether it chooses tokens by itself as `params` says."""
+        ...
+
+    def chain(
+        self, tokens: Sequence[int], params: SamplingParams, n: int, cancel: CancelToken
+    ) -> Sequence[tuple[int, float]]:
+        """Compute `tokens` after what the KV cache holds and write n tokens after them, which fit the context.
+
+        Each is the one that `sample` chooses at its position; with it comes its `confidence`. The cache then holds all
+        but the last. None are written when cancelled. Raises BadModelFile where `sample` would.
+        """
+        ...
+
+
 class ModelDrafter(Drafter):
     """See Drafter. It owns `model`, which must be able to cut its cache anywhere."""
 
@@ -58,6 +81,7 @@ class ModelDrafter(Drafter):
     def __init__(self, model: DraftModel, name: Literal["model", "self"] = "model") -> None:
         self.name: DrafterName = name
         self._model = model
+        self._chained = model if isinstance(model, ChainedModel) else None
         self._cancel = CancelToken()
 
     @property
@@ -68,8 +92,19 @@ class ModelDrafter(Drafter):
         """From now on `cancel` ends what is being drafted: the request's own."""
         self._cancel = cancel
 
+    def warm_up(self) -> None:
+        """Draft in each way that a device records, so that none is recorded in the middle of an answer."""
+        if self._chained is None:
+            return
+        for params in (SamplingParams(temperature=0), SamplingParams(temperature=1, seed=0)):
+            for n_missing in _USUAL_READS:
+                self._model.keep(0)
+                self.propose((0,) * n_missing, params, Most(2))
+        self._model.keep(0)
+        self.propose((0,) * _LONG_READ, SamplingParams(temperature=0), Most(0))  # as a prompt is read
+
     def propose(self, history: Sequence[int], params: SamplingParams, gate: Gate) -> Draft:
-        """Guess token by token, as long as the gate admits and the model's own context lasts.
+        """Guess as long as the gate admits and the model's own context lasts.
 
         After a long text that the model has not read yet, such as a prompt, it reads that and drafts nothing: what that
         takes is no draft's cost.
@@ -77,21 +112,42 @@ class ModelDrafter(Drafter):
         missing = self._missing(history)
         if missing is None:
             return NO_DRAFT
-        row = self._model.extend(missing, self._cancel)
         if len(missing) > _LONG_READ:
+            self._model.extend(missing, self._cancel)
             return NO_DRAFT
+        is_chained = self._chained is not None and self._chained.can_chain(params)
+        write = self._in_a_chain if is_chained else self._one_by_one
+        written = list(write(missing, history, params, gate))
+        return Draft(tuple(token for token, _ in written), tuple(bucket for _, bucket in written))
+
+    def _one_by_one(
+        self, missing: Sequence[int], history: Sequence[int], params: SamplingParams, gate: Gate
+    ) -> Iterator[tuple[int, int]]:
+        """Tokens and their buckets, each guessed when the gate has admitted the one before."""
         sequence = list(history)
-        buckets: list[int] = []
+        row = self._model.extend(missing, self._cancel)
         while row is not None:
             token = sample(row, params, sequence, len(sequence))
-            bucket = bisect_right(CONFIDENCES, confidence(row, token))
+            bucket = _bucket(confidence(row, token))
             if not gate.admits(bucket):
-                break
+                return
+            yield token, bucket
             sequence.append(token)
-            buckets.append(bucket)
             is_room = len(sequence) <= self._model.info.n_ctx
             row = self._model.extend([token], self._cancel) if is_room and gate.is_open else None
-        return Draft(tuple(sequence[len(history) :]), tuple(buckets))
+
+    def _in_a_chain(
+        self, missing: Sequence[int], history: Sequence[int], params: SamplingParams, gate: Gate
+    ) -> Iterator[tuple[int, int]]:
+        """The same, all of them guessed at once."""
+        assert self._chained is not None
+        # Where none is wanted, one has `missing` read.
+        n = max(1, min(gate.reach, self._model.info.n_ctx + 1 - len(history)))
+        for token, share in self._chained.chain(missing, params, n, self._cancel):
+            bucket = _bucket(share)
+            if not gate.admits(bucket):
+                return
+            yield token, bucket
 
     def _missing(self, history: Sequence[int]) -> Sequence[int] | None:
         """What of `history` the cache lacks, at least its last token; None when the model cannot read it."""
@@ -105,6 +161,10 @@ class ModelDrafter(Drafter):
 
     def close(self) -> None:
         self._model.close()
+
+
+def _bucket(share: float) -> int:
+    return bisect_right(CONFIDENCES, share)
 
 
 def confidence(row: NDArray[np.float32], token: int) -> float:

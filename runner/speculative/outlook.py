@@ -34,8 +34,11 @@ class Outlook:
         return self.guessing.token(self.steps.plain_s)
 
     def call_cost(self, n_unread: int) -> float:
-        """Plain steps before the first guess is there, after so many tokens that the drafter did not see."""
-        return self.guessing.call(self.steps.plain_s, n_unread) + self.token_cost
+        """Plain steps that asking takes until a first guess is there, and that the step after it takes longer.
+
+        n_unread: tokens that the drafter did not see.
+        """
+        return self.guessing.call(self.steps.plain_s, n_unread) + self.token_cost + self.steps.unseen
 
     def failing(self, n_tokens: int) -> float:
         """Plain steps lost, beside those for guessing, when a draft of so many tokens is wrong from the first on."""

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from runner.config import SamplingParams
 from runner.speculative.control import Control, Most
 from runner.speculative.controller import Clock, Controller, clock_for
-from runner.speculative.costs import StepSeconds
 from runner.speculative.drafter import NO_DRAFT, Draft, Drafter
+from runner.speculative.load_times import StepSeconds
 from runner.speculative.record import Round, SpeculationRecord
 from runner.speculative.tally import Tally
 
@@ -93,7 +93,8 @@ class Speculator:
         own_s = self._own_s
         self._control.learn(done, own_s)
         guess_s = self._guess_s if self.drafter.is_host_only else done.draft_s
-        self._tally.add(done, guess_s, own_s, self._control.steps.plain_s)
+        steps = self._control.steps
+        self._tally.add(done, guess_s, own_s, steps.plain_s, steps.unseen)
         self._own_s = self._clock() - began
 
     def _pass_by(self) -> None:

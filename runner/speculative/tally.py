@@ -16,16 +16,17 @@ class Tally:
         self._rounds = self._draft_length = 0
         self._draft_s = self._verify_s = self._sample_s = self._plain_s = self._spent_s = 0.0
 
-    def add(self, done: Round, guess_s: float, own_s: float, plain_s: float) -> None:
+    def add(self, done: Round, guess_s: float, own_s: float, plain_s: float, unseen: float = 0.0) -> None:
         """Count a step.
 
         guess_s: seconds that guessing took, without those in which something else held it up. own_s: those spent on
-        deciding beside the step. plain_s: of a plain step, as measured now.
+        deciding beside the step. plain_s: of a plain step, as measured now. unseen: what a plain step took longer for
+        having been asked before, in plain steps.
         """
         self._spent_s += guess_s + done.verify_s + done.sample_s + own_s
         n = len(done.draft)
         if n == 0:
-            self._plain_s += done.verify_s + done.sample_s
+            self._plain_s += (done.verify_s + done.sample_s) / (1 + unseen)
             return
         self._plain_s += len(done.tokens) * plain_s
         self._rounds += 1

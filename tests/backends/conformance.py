@@ -64,10 +64,9 @@ def prefills(backend: Backend, prompt: Sequence[int]) -> list[Prefill]:
     return found
 
 
-def forget(backend: Backend, prompt: Sequence[int]) -> None:
-    """Empty the KV cache."""
-    for _ in backend.score(prompt[:1]):
-        pass
+def forget(backend: Backend) -> None:
+    """Empty the KV cache: what is computed again is then computed in the same portions, and has the same bits."""
+    backend.keep(0)
 
 
 class Knowing(Drafter):
@@ -270,11 +269,13 @@ class BackendConformance:
     ) -> None:
         text = take(backend, prompt, 40, params)
         for name, guess in GUESSES.items():
+            forget(backend)
             speculator = eager(Knowing(text, len(prompt), guess))
             assert take(backend, prompt, 24, params, speculator) == text[:24], name
 
     def test_right_drafts_are_accepted_and_say_so(self, backend: Backend, prompt: list[int]) -> None:
         text = take(backend, prompt, 40)
+        forget(backend)
         speculator = eager(Knowing(text, len(prompt), lambda coming, _at: coming[:4]))
         steps = first_steps(backend, prompt, 16, GREEDY, speculator)
         assert [step.token for step in steps] == text[:16]
@@ -290,6 +291,7 @@ class BackendConformance:
         long = (prompt * N_CTX)[: N_CTX - 21]
         text = take(backend, long, 100)
         assert len(text) == 21
+        forget(backend)
         speculator = eager(Knowing([*text, *text], len(long), GUESSES[guess]))
         assert take(backend, long, 100, speculator=speculator) == text
 
@@ -297,17 +299,21 @@ class BackendConformance:
         text = take(backend, prompt, 40, SAMPLED)
         for n, name in enumerate(GUESSES, 2):
             longer = [*prompt, *text[:n], *prompt[:3]]
-            forget(backend, prompt)
+            forget(backend)
+            assert take(backend, prompt, n, SAMPLED) == text[:n], name
             expected = take(backend, longer, 8, SAMPLED)
+            forget(backend)
             speculator = eager(Knowing(text, len(prompt), GUESSES[name]))
             assert take(backend, prompt, n, SAMPLED, speculator) == text[:n], name
-            assert list(backend.held) == [*prompt, *text[: n - 1]], name
+            # A step that had begun before the last token was taken may have computed that.
+            assert list(backend.held) in ([*prompt, *text[: n - 1]], [*prompt, *text[:n]]), name
             assert take(backend, longer, 8, SAMPLED) == expected, name
 
     def test_a_cancelled_speculation_goes_on_where_it_stopped(self, backend: Backend, prompt: list[int]) -> None:
         text = take(backend, prompt, 40)
         for name, guess in GUESSES.items():
             cancel, written = CancelToken(), list[int]()
+            forget(backend)
             for step in backend.generate(prompt, GREEDY, cancel, eager(Knowing(text, len(prompt), guess))):
                 if isinstance(step, Step):
                     written.append(step.token)
@@ -317,7 +323,8 @@ class BackendConformance:
             assert written == text[: len(written)], name
             again = [*prompt, *written]
             resumed = take(backend, again, 8, speculator=eager(Knowing(text[len(written) :], len(again), guess)))
-            forget(backend, prompt)
+            forget(backend)
+            assert take(backend, prompt, len(written)) == written, name
             assert resumed == take(backend, again, 8), name
 
     @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -326,6 +333,7 @@ class BackendConformance:
     ) -> None:
         repeating = (prompt * 4)[:60]
         text = take(backend, repeating, 40, params)
+        forget(backend)
         speculator = eager(SuffixDrafter())
         assert take(backend, repeating, 40, params, speculator) == text
 

@@ -113,25 +113,38 @@ def test_nothing_is_ever_slower_than_plain_decoding(machine: Machine, texts: lis
         assert answer(world, machine, speculator) >= LEAST
 
 
+ADVERSE = {
+    "t(1) too long at load": {"plain_at_load": 2.5},
+    "t(1) too short at load": {"plain_at_load": 0.4},
+    "asking takes time": {"draft_call": 0.05, "draft_token": 0.0},
+    "asking takes time, and the step after it": {"draft_call": 0.05, "draft_token": 0.0, "unseen": 0.05},
+    "steps deepen": {"deepens": 1.5},
+    "all of it": {"plain_at_load": 2.0, "draft_call": 0.05, "draft_token": 0.0, "unseen": 0.05, "deepens": 1.0},
+}
+
+
+@pytest.mark.parametrize("what", ADVERSE)
+def test_a_machine_that_is_not_what_it_seemed_costs_no_more(what: str) -> None:
+    for machine in MACHINES:
+        adverse = replace(machine, **ADVERSE[what])
+        for text in TEXTS:
+            for n in (128, 400):
+                assert play(text(n, 0), adverse)[0] >= LEAST, (machine.name, text(n, 0).name)
+
+
 def test_noise_and_stalls_cost_no_more_on_average() -> None:
     for machine in (FLAT, OURS, CPU, MODEL):
         noisy = replace(machine, noise=0.2, stall=0.01)
         for text in (prose, lambda n, seed: steady("wrong", n, seed, 0.0)):
-            plain = [
-                play(steady("none", 300, 0, 0.0), replace(noisy, draft_token=0.0), s, Never())[0] for s in range(12)
-            ]
             gains = [play(text(300, seed), noisy, seed)[0] for seed in range(12)]
-            assert sum(gains) / sum(plain) >= LEAST, machine.name
+            assert sum(gains) / len(gains) >= LEAST + 0.005, machine.name
 
 
-class Never(EagerController):
-    """Plain decoding."""
-
-    def __init__(self) -> None:
-        super().__init__(DRAFT_MAX)
-
-    def gate(self, limit: int) -> None:
-        del limit
+def test_a_drafter_that_finds_nothing_is_asked_for_one_percent_of_the_time() -> None:
+    machine = replace(CPU, draft_call=0.05, unseen=0.05)
+    trace = steady("wrong", 2000, 0, 0.0)
+    world = World(Trace("nothing after a while", (True,) * 60 + trace.right, (1,) * 60 + (None,) * 2000), machine, 0)
+    assert answer(world, machine, speculate(world, machine)) >= 0.985
 
 
 def test_what_the_controller_prevents_is_real() -> None:
@@ -310,15 +323,19 @@ def test_a_draft_that_came_too_late_is_judged_by_what_was_written() -> None:
     driven = Driven()
     for _ in range(20):
         driven.step(GOOD, RIGHT)
+    dropped = Round(draft=NO_DRAFT, n_accepted=0, tokens=(RIGHT,), draft_s=0.0, verify_s=1e-3, sample_s=0.0)
+    n_wanted = 0
     for _ in range(100):
         gate = driven.control.gate(DRAFT_MAX)
-        assert gate is not None
+        if gate is None:  # a plain step to compare with
+            driven.control.pass_by([dropped])
+            continue
         for bucket in GOOD.buckets:
             gate.admits(bucket)
-        assert len(driven.control.cut(GOOD)) == 8
-        dropped = Round(draft=NO_DRAFT, n_accepted=0, tokens=(RIGHT,), draft_s=0.0, verify_s=1e-3, sample_s=0.0)
+        n_wanted += len(driven.control.cut(GOOD)) == 8
         driven.control.learn(dropped, 0.0)
     assert driven.control.state == "on"
+    assert n_wanted >= 95
 
 
 def test_tokens_that_the_target_cannot_compute_are_wrong() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 import pytest
@@ -16,6 +17,13 @@ TABLE = {1: 1e-3, 2: 1.1e-3, 4: 1.2e-3, 8: 1.4e-3, 16: 2e-3}
 def calibrated(table: dict[int, float] = TABLE, most: int = 16) -> StepCosts:
     costs = StepCosts(most)
     costs.calibrate(table.__getitem__)
+    return costs
+
+
+def warm(costs: StepCosts, plain_s: float = 1e-3) -> StepCosts:
+    """After a few plain steps of an answer."""
+    for _ in range(3):
+        costs.learn_plain(plain_s)
     return costs
 
 
@@ -97,7 +105,7 @@ def test_a_plain_step_that_was_held_up_is_not_the_plain_step() -> None:
     costs = calibrated()
     for seconds in (2e-3, 0.5, 2.1e-3, 2.2e-3, 0.4):
         costs.learn_plain(seconds)
-    assert costs.plain_s == 2.2e-3
+    assert costs.plain_s == 2.1e-3
 
 
 def test_two_plain_steps_of_the_answer_are_wanted_before_drafts_are_compared_with_them() -> None:
@@ -142,8 +150,94 @@ def test_live_rounds_move_a_step_and_scale_with_the_plain_one() -> None:
     for _ in range(30):
         costs.learn_step(8, 5e-3)
     assert costs.likely[8] == pytest.approx(2.5, rel=0.01)
-    assert costs.likely[4] == pytest.approx(1.2)
     assert costs.likely[16] >= costs.likely[8]
+
+
+def test_the_first_round_that_was_dearer_than_at_load_makes_the_lengths_that_none_told_of_dearer() -> None:
+    costs = warm(calibrated())
+    assert costs.learn_step(8, 2.8e-3) == pytest.approx(2.8)
+    assert costs.likely[4] == pytest.approx(1.2 * 1.5)
+    assert costs.likely[8] == pytest.approx(2.1)
+    assert costs.worst[8] == pytest.approx(2.8)
+    costs.learn_step(8, 2.8e-3)
+    assert costs.likely[4] == pytest.approx(1.2 * 1.5)
+
+
+def test_a_first_round_that_was_cheaper_is_believed_little() -> None:
+    costs = warm(calibrated())
+    costs.learn_step(8, 1.12e-3)
+    assert costs.likely[8] == pytest.approx(1.4 - 0.2 * 0.28)
+    assert costs.worst[8] == pytest.approx(costs.likely[8])
+
+
+def test_after_a_surprise_rounds_are_taken_for_dearer_until_it_is_forgotten() -> None:
+    costs = warm(calibrated())
+    costs.learn_step(8, 2.8e-3)
+    assert costs.worst[16] > 1.2 * costs.likely[16]
+    for _ in range(200):
+        costs.learn_plain(1e-3)
+    assert costs.worst[16] == pytest.approx(costs.likely[16], rel=0.01)
+
+
+@pytest.mark.parametrize("slow", [1.5, 2.5])
+def test_a_plain_step_that_was_slow_at_load_does_not_make_drafts_look_cheap(slow: float) -> None:
+    wrong = calibrated(TABLE | {1: slow * 1e-3})
+    assert wrong.likely[8] < 1.1
+    assert warm(wrong).likely == pytest.approx(calibrated().likely)
+    wrong.begin()
+    assert wrong.likely == pytest.approx(calibrated().likely)
+
+
+def test_plain_steps_that_are_slow_at_load_for_a_while_are_measured_again() -> None:
+    """A neighbour holds the first ones up."""
+    calls = []
+
+    def step_s(n: int) -> float:
+        calls.append(n)
+        return TABLE[n] * (2.5 if len(calls) < 6 else 1)
+
+    costs = StepCosts(16)
+    costs.calibrate(step_s)
+    assert costs.likely[8] == pytest.approx(1.4)
+
+
+def test_what_a_plain_step_grew_by_may_be_every_tokens_own_until_rounds_show_that_it_is_not() -> None:
+    costs = warm(calibrated(), 2e-3)
+    assert costs.worst[8] == pytest.approx((1.4 + 8 * 1.0) / 2)
+    assert costs.likely[8] == pytest.approx(1.4)
+    for _ in range(3):
+        costs.learn_step(8, 2.4e-3)  # as much as a plain step grew, once
+    assert costs.worst[16] < 2.2
+
+
+def test_a_step_after_asking_counts_as_much_more_as_it_takes_beyond_noise() -> None:
+    draw = random.Random(0)
+    costs = warm(calibrated())
+    for _ in range(200):
+        costs.learn_plain(1e-3 * draw.gauss(1, 0.05))
+        entered = costs.learn_plain(1.1e-3 * draw.gauss(1, 0.05), is_asked=True)
+    assert entered == 1 + costs.unseen
+    assert 0.07 < costs.unseen < 0.11
+    assert costs.plain_s == pytest.approx(1e-3, rel=0.05)
+
+
+def test_asking_that_leaves_no_trace_in_the_step_after_it_counts_as_nothing() -> None:
+    draw = random.Random(0)
+    costs = warm(calibrated())
+    unseen = []
+    for _ in range(300):
+        costs.learn_plain(1e-3 * draw.gauss(1, 0.05))
+        costs.learn_plain(1e-3 * draw.gauss(1, 0.05), is_asked=True)
+        unseen.append(costs.unseen)
+    assert sum(unseen) / len(unseen) < 0.005
+
+
+def test_plain_steps_after_asking_do_not_keep_the_comparison_fresh() -> None:
+    costs = warm(calibrated())
+    for _ in range(64):
+        assert costs.is_fresh
+        costs.learn_plain(1e-3, is_asked=True)
+    assert not costs.is_fresh
 
 
 def test_a_stall_counts_as_three_times_what_was_expected_at_most() -> None:
@@ -177,3 +271,12 @@ def test_what_was_not_read_yet_costs_as_reading_did() -> None:
     costs.learn_reading(1000, 0.01)
     costs.learn_reading(2000, 0.0)  # all of it was known
     assert costs.call(1e-3, 200) == pytest.approx(1.0)
+
+
+def test_tokens_that_were_ready_before_they_were_waited_for_do_not_make_a_step_short() -> None:
+    costs = StepCosts(4)
+    costs.calibrate(lambda n_tokens: 0.01 * n_tokens)
+    costs.begin()
+    for _ in range(20):
+        costs.learn_plain(1e-6)
+    assert costs.plain_s == pytest.approx(0.0025)

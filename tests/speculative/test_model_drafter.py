@@ -85,6 +85,29 @@ class Toy:
         self.is_closed = True
 
 
+class ChainedToy(Toy):
+    """The same, which writes by itself where nothing is penalized; chains: how many tokens were asked for at once."""
+
+    def __init__(self, n_ctx: int = 200, vocab_size: int = V, blur: float = 0.0) -> None:
+        super().__init__(n_ctx, vocab_size, blur)
+        self.chains: list[int] = []
+
+    def can_chain(self, params: SamplingParams) -> bool:
+        return params.repeat_penalty == 1 and params.frequency_penalty == 0
+
+    def chain(
+        self, tokens: Sequence[int], params: SamplingParams, n: int, cancel: CancelToken
+    ) -> list[tuple[int, float]]:
+        self.chains.append(n)
+        found: list[tuple[int, float]] = []
+        row = self.extend(tokens, cancel)
+        while row is not None:
+            token = sample(row, params, (), len(self._held))
+            found.append((token, confidence(row, token)))
+            row = self.extend([token], cancel) if len(found) < n else None
+        return found
+
+
 class Most:
     def __init__(self, n: int) -> None:
         self.left, self.buckets = n, list[int]()
@@ -92,6 +115,10 @@ class Most:
     @property
     def is_open(self) -> bool:
         return self.left > 0
+
+    @property
+    def reach(self) -> int:
+        return self.left
 
     def admits(self, bucket: int) -> bool:
         self.buckets.append(bucket)
@@ -106,9 +133,13 @@ def text_after(prompt: Sequence[int], params: SamplingParams, n: int) -> list[in
     return history[len(prompt) :]
 
 
+both_ways = pytest.mark.parametrize("toy", [Toy, ChainedToy], ids=["host", "device"])
+
+
+@both_ways
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_a_model_as_good_as_the_target_drafts_its_text_sampled_or_not(params: SamplingParams) -> None:
-    drafter = ModelDrafter(Toy())
+def test_a_model_as_good_as_the_target_drafts_its_text_sampled_or_not(params: SamplingParams, toy: type[Toy]) -> None:
+    drafter = ModelDrafter(toy())
     assert drafter.propose([1, 2, 3], params, Most(9)).tokens == tuple(text_after([1, 2, 3], params, 9))
 
 
@@ -120,8 +151,9 @@ def test_penalties_count_what_was_drafted() -> None:
     assert drafted != drafter.propose([1, 2, 3], GREEDY, Most(12)).tokens
 
 
-def test_each_token_is_read_once_and_what_was_wrong_is_taken_back() -> None:
-    model = Toy()
+@both_ways
+def test_each_token_is_read_once_and_what_was_wrong_is_taken_back(toy: type[Toy]) -> None:
+    model = toy()
     drafter = ModelDrafter(model)
     first = drafter.propose([1, 2, 3], GREEDY, Most(4)).tokens
     assert model.n_read == 3 + 3  # nothing follows the last guess, so it is not read
@@ -132,9 +164,10 @@ def test_each_token_is_read_once_and_what_was_wrong_is_taken_back() -> None:
     assert drafter.propose([9, 8], GREEDY, Most(3)).tokens == tuple(text_after([9, 8], GREEDY, 3))
 
 
-def test_the_gate_is_asked_with_the_confidence_and_ends_the_draft() -> None:
+@both_ways
+def test_the_gate_is_asked_with_the_confidence_and_ends_the_draft(toy: type[Toy]) -> None:
     gate = Most(6)
-    drafter = ModelDrafter(Toy())
+    drafter = ModelDrafter(toy())
     draft = drafter.propose([4, 5, 6], GREEDY, gate)
     assert draft.buckets == tuple(gate.buckets[:6])
     assert len(draft) == 6
@@ -154,8 +187,9 @@ def test_confidence_is_the_softmax_whatever_the_size_of_the_logits() -> None:
     assert confidence(np.array([1e38, -1e38], np.float32), 1) == 0.0
 
 
-def test_a_long_text_is_read_without_drafting_and_the_next_draft_comes_at_once() -> None:
-    model = Toy(n_ctx=400)
+@both_ways
+def test_a_long_text_is_read_without_drafting_and_the_next_draft_comes_at_once(toy: type[Toy]) -> None:
+    model = toy(n_ctx=400)
     drafter = ModelDrafter(model)
     prompt = [i % V for i in range(300)]
     assert drafter.propose(prompt, GREEDY, Most(5)) == NO_DRAFT
@@ -164,12 +198,41 @@ def test_a_long_text_is_read_without_drafting_and_the_next_draft_comes_at_once()
     assert model.n_read == 300 + 1 + 4
 
 
-def test_it_stops_where_its_own_context_ends() -> None:
-    drafter = ModelDrafter(Toy(n_ctx=10))
+@both_ways
+def test_it_stops_where_its_own_context_ends(toy: type[Toy]) -> None:
+    drafter = ModelDrafter(toy(n_ctx=10))
     assert len(drafter.propose([1] * 6, GREEDY, Most(9))) == 5  # the last one need not be read
     assert len(drafter.propose([1] * 10, GREEDY, Most(9))) == 1
     assert drafter.propose([1] * 11, GREEDY, Most(9)) == NO_DRAFT
     assert len(drafter.propose([1] * 3, GREEDY, Most(2))) == 2
+
+
+def test_a_chain_is_as_long_as_is_worth_it_before_any_of_it_is_seen() -> None:
+    model = ChainedToy()
+    drafter = ModelDrafter(model)
+    assert len(drafter.propose([1, 2, 3], GREEDY, Most(5))) == 5
+    assert drafter.propose([1, 2, 3, 4], GREEDY, Most(0)) == NO_DRAFT
+    assert model.held[:4] == [1, 2, 3, 4], "it reads what it was given all the same"
+    assert model.chains == [5, 1]
+
+
+def test_what_a_chain_cannot_choose_is_written_one_by_one() -> None:
+    params, model = SamplingParams(temperature=0, repeat_penalty=3.0, seed=0), ChainedToy()
+    assert ModelDrafter(model).propose([1, 2, 3], params, Most(5)).tokens == tuple(text_after([1, 2, 3], params, 5))
+    assert model.chains == []
+
+
+def test_a_chain_is_warmed_up_with_what_a_device_records_and_forgets_it() -> None:
+    model = ChainedToy()
+    drafter = ModelDrafter(model)
+    drafter.warm_up()
+    assert model.chains == [*[2] * (len(model.chains) - 1), 1], "drafts of each kind, and a prompt that is read"
+    assert len(model.chains) > 2
+    assert len(drafter.propose([1, 2, 3], GREEDY, Most(2))) == 2
+    assert list(model.held[:3]) == [1, 2, 3]
+    plain = Toy()
+    ModelDrafter(plain).warm_up()
+    assert plain.n_steps == 0
 
 
 def test_it_drafts_nothing_after_tokens_that_it_does_not_have() -> None:
@@ -216,11 +279,12 @@ class Target(Toy):
         return choices_of(rows, draft, params, history)
 
 
+@both_ways
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_the_same_noise_makes_two_near_models_agree_in_sampled_text_too(params: SamplingParams) -> None:
+def test_the_same_noise_makes_two_near_models_agree_in_sampled_text_too(params: SamplingParams, toy: type[Toy]) -> None:
     target = Target()
     target._held = [1, 2]
-    speculator = Speculator(ModelDrafter(Toy(blur=0.3)), 4, control=EagerController(4))
+    speculator = Speculator(ModelDrafter(toy(blur=0.3)), 4, control=EagerController(4))
     history = [1, 2, 3]
     tokens = [token for token, _, _ in decode(target, params, history, speculator)]
     assert tokens == text_after([1, 2, 3], params, len(tokens))

@@ -16,7 +16,17 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from runner.backends.base import Backend, LoadProgress, Logits, Prefill, Step, check_prompt, common_prefix, step_of
+from runner.backends.base import (
+    Backend,
+    LoadProgress,
+    Logits,
+    Prefill,
+    Step,
+    check_prompt,
+    common_prefix,
+    step_of,
+    tokens_to_time,
+)
 from runner.backends.llamacpp.library import ABORT_WHEN_CANCELLED, library_log, open_context, open_model
 from runner.backends.llamacpp.tokenizer import LlamaCppTokenizer
 from runner.config import LONGEST_DRAFT, LoadOptions, SamplingParams
@@ -169,8 +179,9 @@ class LlamaCppBackend(Backend):
 
     def step_s(self, n_tokens: int) -> float:
         self._forget(is_wiped=False)
+        tokens = tokens_to_time(n_tokens, self.info.vocab_size)
         started = time.perf_counter()
-        self._decode([self.tokenizer.bos_id or 0] * n_tokens, 0, all_logits=True)
+        self._decode(tokens, 0, all_logits=True)
         self._logits_at(n_tokens - 1)
         elapsed = time.perf_counter() - started
         self._forget(is_wiped=False)

@@ -24,6 +24,7 @@ from runner.backends.base import (
     check_prompt,
     common_prefix,
     step_of,
+    tokens_to_time,
 )
 from runner.backends.native.capture import Follower
 from runner.backends.native.execution import Execution, Wanted
@@ -33,6 +34,7 @@ from runner.backends.native.pacing import paced
 from runner.backends.native.placement import Needs, Placement, memory_errors, prefill_chunk
 from runner.backends.native.tokenizer import HuggingFaceTokenizer
 from runner.config import LoadOptions, SamplingParams
+from runner.kernels.values import MOST_ROWS
 from runner.model_config import ModelConfig
 from runner.sampling import bad_logits, sample
 from runner.speculative.rounds import Stretch, decode
@@ -145,14 +147,37 @@ class NativeBackend(Backend):
     def extend(self, tokens: Sequence[int], cancel: CancelToken) -> NDArray[np.float32] | None:
         try:
             whole = (len(tokens) - 1) // self._chunk * self._chunk
-            for start in range(0, whole, self._chunk):
-                self._extend(tokens[start : start + self._chunk], "none", cancel)
+            self._read(tokens[:whole], cancel)
             return None if cancel.is_cancelled else self._last(tokens[whole:], cancel)
         except _Cancelled:
             return None
 
+    def can_chain(self, params: SamplingParams) -> bool:
+        """See ChainedModel in speculative.model_drafter."""
+        return self._execution.can_chain(params)
+
+    def chain(
+        self, tokens: Sequence[int], params: SamplingParams, n: int, cancel: CancelToken
+    ) -> Sequence[tuple[int, float]]:
+        """See ChainedModel in speculative.model_drafter. Raises DoesNotFit too."""
+        assert self._is_open, "the backend is closed"
+        if len(tokens) > MOST_ROWS:
+            try:
+                self._read(tokens[:-1], cancel)
+            except _Cancelled:
+                return ()
+            tokens = tokens[-1:]
+        if cancel.is_cancelled:
+            return ()
+        with self._memory_errors():
+            guesses = self._execution.chain(tokens, params, n)
+            self._hold([*tokens, *(token for token, _ in guesses[:-1])])
+        if any(token < 0 for token, _ in guesses):
+            raise bad_logits()
+        return guesses
+
     def step_s(self, n_tokens: int) -> float:
-        tokens = [0] * n_tokens
+        tokens = tokens_to_time(n_tokens, self.info.vocab_size)
         self.keep(0)
         for params in _STEPS_ON_THE_DEVICE:  # what is recorded at its first step is no part of a step
             if self._choices(tokens, params) is not None:
@@ -227,6 +252,11 @@ class NativeBackend(Backend):
             rows: NDArray[np.float32] = logits.cpu().numpy()
             self._hold(tokens)
         return rows
+
+    def _read(self, tokens: Sequence[int], cancel: CancelToken) -> None:
+        """The cache holds `tokens` then too. Raises _Cancelled, DoesNotFit."""
+        for start in range(0, len(tokens), self._chunk):
+            self._extend(tokens[start : start + self._chunk], "none", cancel)
 
     def _hold(self, tokens: Sequence[int]) -> None:
         """`tokens` are in the KV cache, after what was there."""

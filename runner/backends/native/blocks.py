@@ -36,6 +36,20 @@ class Checkpointed(Protocol):
     def checkpoint(self) -> Callable[[], None]: ...
 
 
+class Mixing(Checkpointed, Protocol):
+    """What attention needs of a pass: that it keeps keys and values, and lets queries see them.
+
+    start: the position of the first of the T new tokens, a number or [1] on the device.
+    """
+
+    @property
+    def start(self) -> int | Tensor: ...
+
+    def mix(self, attention: Attention, x: Tensor, layer: int) -> Tensor:
+        """The heads' mixtures of values [..., T, H * D] for x [..., T, in_features], whose keys and values it keeps."""
+        ...
+
+
 @dataclass(frozen=True)
 class Pass:
     """What the layers of one forward pass share.
@@ -49,6 +63,14 @@ class Pass:
     rotations: Mapping[RopeName, tuple[Tensor, Tensor]]
     checkpoint: Callable[[], None]
 
+    def mix(self, attention: Attention, x: Tensor, layer: int) -> Tensor:
+        """See Mixing."""
+        q, k, v = attention.heads(x, *self.rotations[attention.rope])
+        keys, values = self.cache.put(layer, k, v)
+        scale, window = attention.scale, attention.window
+        mixed = attend(q, keys.to(q.dtype), values.to(q.dtype), self.start, window, scale, attention.sinks)
+        return mixed.transpose(-3, -2).flatten(-2)
+
 
 class RmsNorm(nn.Module):
     """x / rms(x) * (weight + offset) over the last dimension, computed in float32 (arXiv:1910.07467)."""
@@ -58,6 +80,11 @@ class RmsNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
         self.eps = eps
         self.offset = offset
+
+    @property
+    def gain(self) -> Tensor:
+        """What kernels multiply by, float32."""
+        return self.weight.float() + self.offset
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.offset:
@@ -115,17 +142,13 @@ class Attention(nn.Module):
         self.scale = config.head_dim**-0.5 if scale is None else scale
         self.rope = rope
 
-    def forward(self, x: Tensor, layer: int, run: Pass) -> Tensor:
+    def forward(self, x: Tensor, layer: int, run: Mixing) -> Tensor:
         """x: [..., T, in_features] -> [..., T, hidden]; K and V of the T tokens go into the cache."""
-        q, k, v = self.heads(x, *run.rotations[self.rope])
-        keys, values = run.cache.put(layer, k, v)
-        return self.output(
-            attend(q, keys.to(q.dtype), values.to(q.dtype), run.start, self.window, self.scale, self.sinks)
-        )
+        return self.o_proj(run.mix(self, x, layer))  # type: ignore[no-any-return]
 
     def heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q [..., H, T, D], k and v [..., G, T, D] of x, normed, q and k turned by cos and sin [T, R/2]."""
-        q, k, v = self._projections(x)
+        q, k, v = self.projections(x)
         if self.norm == "row":
             q, k = self._normed(q, k)
         q, k, v = (part.view(*part.shape[:-1], -1, self.head_dim).transpose(-3, -2) for part in (q, k, v))
@@ -137,7 +160,7 @@ class Attention(nn.Module):
         """The heads' mixtures of values [..., H, T, D] through the output projection: [..., T, hidden]."""
         return self.o_proj(mixed.transpose(-3, -2).flatten(-2))  # type: ignore[no-any-return]
 
-    def _projections(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def projections(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q [..., T, H * D], k and v [..., T, G * D]."""
         if not self.is_joined:
             return self.q_proj(x), self.k_proj(x), self.v_proj(x)
@@ -284,7 +307,7 @@ class Layer(nn.Module):
             if name is not None:
                 self.add_module(name, RmsNorm(config.hidden_size, config.rms_norm_eps, config.norm_offset))
 
-    def forward(self, x: Tensor, layer: int, run: Pass) -> Tensor:
+    def forward(self, x: Tensor, layer: int, run: Mixing) -> Tensor:
         norms = self.norms
         run.checkpoint()
         x = x + self._normed(norms.after_attention, self.self_attn(self._normed(norms.before_attention, x), layer, run))

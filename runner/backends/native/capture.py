@@ -34,13 +34,15 @@ class Follower(Protocol):
 @dataclass(frozen=True)
 class Interior:
     """What a head shares with its target. embed: rows [T, hidden] of the ids [T] int64. norm: the final one, of
-    [T, hidden]. logits: [T, V] float32 of what norm gives. All in `dtype` on `device`."""
+    [T, hidden]. logits: [T, V] float32 of what norm gives. All in `dtype` on `device`. has_kernels: as Placement's.
+    """
 
     embed: Callable[[Tensor], Tensor]
     norm: Callable[[Tensor], Tensor]
     logits: Callable[[Tensor], Tensor]
     dtype: torch.dtype
     device: torch.device
+    has_kernels: bool = False
 
 
 class Capture:

@@ -63,6 +63,19 @@ class Execution(Protocol):
         """
         ...
 
+    def can_chain(self, params: SamplingParams, /) -> bool:
+        """Whether `chain` chooses as `params` says."""
+        ...
+
+    def chain(self, tokens: Sequence[int], params: SamplingParams, n: int, /) -> list[tuple[int, float]]:
+        """Compute `tokens`, 16 at most, after what the cache holds, and n tokens after them, each chosen and fed back.
+
+        Gives each token and its probability before temperature and filters; a token is -1 where the logits are no
+        numbers. The device waits for nobody between two tokens, and the host for the last alone. The cache then holds
+        all but that one. Raises as torch does when memory is short.
+        """
+        ...
+
     def capture(self, layers: Sequence[int]) -> None:
         """Capture the residual stream after so many layers in all that is computed from now on; () for none."""
         ...
@@ -130,6 +143,12 @@ class PlainExecution:
 
     def decode(self, _token: int, _params: SamplingParams, _cancel: CancelToken) -> None:
         return None
+
+    def can_chain(self, _params: SamplingParams) -> bool:
+        return False
+
+    def chain(self, _tokens: Sequence[int], _params: SamplingParams, _n: int) -> list[tuple[int, float]]:
+        raise AssertionError("every token needs the host")
 
     def capture(self, layers: Sequence[int]) -> None:
         assert self._decoder is not None, "the backend is closed"

@@ -228,6 +228,7 @@ class FusedDecoder:
             logits=self._logits_of_normed,
             dtype=self.dtype,
             device=self.device,
+            has_kernels=True,
         )
 
     def _logits_of_normed(self, x: Tensor) -> Tensor:

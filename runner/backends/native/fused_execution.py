@@ -2,12 +2,13 @@
 
 A step reads its tokens, its position and the request's numbers from the device. A plain one leaves the next token
 there, so the next step can begin before the host has seen anything (decode_loop.py); one that verifies a draft chooses
-a token after each, and a few ids are all that the host reads. Up to 16 rows go through one graph for each number of
-rows, longer prompts through none. It knows nothing of prompts or texts.
+a token after each, and a few ids are all that the host reads; a draft is a chain of plain ones, read at its end. Up to
+16 rows go through one graph for each number of rows, longer prompts through none. It knows nothing of prompts or texts.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -19,7 +20,8 @@ from runner.backends.native.capture import Capture, Interior
 from runner.backends.native.decode_loop import DecodeLoop, Mailbox
 from runner.backends.native.execution import Wanted
 from runner.backends.native.fused import FusedDecoder
-from runner.backends.native.graphs import Graphs
+from runner.backends.native.graphs import Graphs, filled_up
+from runner.backends.native.guesses import Guesses
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.stream import Stream
 from runner.config import SamplingParams
@@ -46,6 +48,8 @@ class FusedExecution:
         self._tokens = torch.zeros(MOST_ROWS, dtype=torch.int64, device=device)
         self._start = torch.zeros(1, dtype=torch.int32, device=device)
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
+        self._count = torch.ones(1, dtype=torch.int64, device=device)  # rows of a chain's step that are not filling
+        self._guesses = Guesses(device)
         self._choice: Choice | None = None
         self._chosen_by: SamplingParams | None = None  # what _choice says now
         self._mailbox = Mailbox(device)
@@ -106,6 +110,22 @@ class FusedExecution:
             self._begin_at([token], params)
         is_greedy = params.temperature == 0
         return DecodeLoop(lambda: self._launch(is_greedy), self._mailbox, self.cache, cancel)
+
+    def can_chain(self, params: SamplingParams, /) -> bool:
+        return is_supported(params)
+
+    def chain(self, tokens: Sequence[int], params: SamplingParams, n: int, /) -> list[tuple[int, float]]:
+        n_tokens, held, is_greedy = len(tokens), self.cache.length, params.temperature == 0
+        n_rows = filled_up(n_tokens, self.cache.n_ctx - held)
+        with torch.inference_mode():
+            self._reserve(held + max(n_rows, n_tokens + n - 1))
+            self._begin_at([*tokens, *[0] * (n_rows - n_tokens)], params)
+            self._count.fill_(n_tokens)
+            for rows in (n_rows, *[1] * (n - 1)):
+                state = (self._tokens, self._start, self._position, self._count)
+                self._run(("chain", rows, is_greedy), state, functools.partial(self._link, rows, is_greedy))
+            self.cache.advance(n_tokens + n - 1)
+            return self._guesses.read(held + n_tokens, n)
 
     def rehearse(self, row_counts: Sequence[int]) -> None:
         """Go through the steps of decoding, of drafts and of prompts of so many tokens, without graphs: for warm_up.py,
@@ -189,9 +209,27 @@ class FusedExecution:
         self._start.add_(1)
         self._position.add_(1)
 
+    def _link(self, n_rows: int, is_greedy: bool) -> None:
+        """A step of a chain: it leaves the token after the last row that counts where the next step begins."""
+        logits = self._logits(n_rows)
+        token, position = self._choose(logits, is_greedy), self._position
+        values, maxima, sums = logits.values, logits.maxima, logits.sums
+        if n_rows > 1:
+            last = self._count - 1
+            token, values, maxima, sums = (rows.index_select(0, last) for rows in (token, values, maxima, sums))
+            position = position + last
+        value = values.gather(1, token.clamp(min=0)[:, None])
+        self._guesses.put(position, token, 1 / (sums * (maxima - value).exp()).sum(1))
+        self._tokens[:1].copy_(token)
+        self._start.add_(self._count)
+        self._position.add_(self._count)
+        self._count.fill_(1)
+
     def _chosen(self, n_rows: int, is_greedy: bool) -> Tensor:
         """A token after each of the rows [n_rows], -1 where logits are no numbers."""
-        logits = self._logits(n_rows)
+        return self._choose(self._logits(n_rows), is_greedy)
+
+    def _choose(self, logits: Logits, is_greedy: bool) -> Tensor:
         if is_greedy:
             return greedy_from_tiles(logits.maxima, logits.arguments)
         assert self._choice is not None

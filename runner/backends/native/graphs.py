@@ -12,6 +12,12 @@ import torch
 from torch import Tensor
 
 
+def filled_up(n_rows: int, room: int) -> int:
+    """The rows of a step that reads so many, if there is room for them: few numbers of rows are worth recording."""
+    filled = 1 << (n_rows - 1).bit_length()
+    return filled if filled <= room else n_rows
+
+
 class Graphs:
     """Recorded steps by key. With is_enabled False, and on a CPU, every step simply runs.
 

@@ -157,13 +157,13 @@ def speculator(guess: Guess) -> Speculator:
     return Speculator(Scripted(guess), LONGEST_DRAFT, control=EagerController(LONGEST_DRAFT))
 
 
-def opened(smallest: Smallest) -> NativeBackend:
+def opened(smallest: Smallest, n_ctx: int = N_CTX) -> NativeBackend:
     """The backend with an execution as on a GPU, of a vocabulary that is smaller than any tokenizer's."""
     directory, *model = smallest
-    backend = tiny_models.load(tiny_models.ready(directory / "readable"), ctx_size=N_CTX, warmup=False)
+    backend = tiny_models.load(tiny_models.ready(directory / "readable"), ctx_size=n_ctx, warmup=False)
     backend.info = replace(backend.info, vocab_size=SMALLEST["vocab_size"])
     backend._execution.release()
-    backend._execution = fused(*model, n_ctx=N_CTX)
+    backend._execution = fused(*model, n_ctx=n_ctx)
     return backend
 
 
@@ -261,7 +261,8 @@ class Watching(Graphs):
 
     def run(self, key: Hashable, state: Sequence[Tensor], step: Callable[[], Any]) -> Any:
         execution = self._execution
-        tensors = [execution._tokens, execution._start, execution._position, *execution.cache.layer(0).values()]
+        tensors = [execution._tokens, execution._start, execution._position, execution._count]
+        tensors += [execution._guesses._both, *execution.cache.layer(0).values()]
         if execution._choice is not None:
             tensors.append(execution._choice.numbers)
         places = [tensor.data_ptr() for tensor in tensors]

@@ -51,6 +51,10 @@ class Limit:
     def is_open(self) -> bool:
         return self.left > 0
 
+    @property
+    def reach(self) -> int:
+        return self.left
+
     def admits(self, bucket: int) -> bool:
         assert 0 <= bucket < 8
         self.left -= 1

@@ -2,14 +2,15 @@
 
 It follows the target's KV cache: what the target computes it is told, what the target forgets it forgets. Its own rows
 are computed when a draft is asked for, all that came since in one pass, so that a target that does not draft pays for
-a copy of its states and no more. Its guesses never stay: the target's states take their place. It knows no checkpoint.
+a copy of its states and no more. Its guesses never stay: the target's states take their place. On a device that has
+the kernels a draft is a chain that the host waits for once (chain.py). It knows no checkpoint.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 import torch
@@ -18,10 +19,15 @@ from torch import Tensor
 from runner.backends.native.capture import Interior
 from runner.backends.native.kv_cache import KvCache
 from runner.config import LONGEST_DRAFT, SamplingParams
+from runner.kernels.values import MOST_ROWS
 from runner.sampling import sample
 from runner.speculative.drafter import NO_DRAFT, Draft, DrafterName, Gate
 
+if TYPE_CHECKING:  # it imports Triton, which a CPU may do without
+    from runner.backends.native.heads.chain import HeadChain
+
 N_BUCKETS = 8
+_USUAL_ROWS = (1, 2, 4, 8)  # that come between two drafts
 _MOST_WAITING = 512  # rows: captured states of an 8B model take 12 MB then
 
 
@@ -48,7 +54,7 @@ class HeadDrafter:
     """See Drafter in speculative/drafter.py, and Follower in capture.py.
 
     cache: of the head's layer. n_captured: values of a captured state. vocab_size: the target's. on_close: tells the
-    target that nobody listens.
+    target that nobody listens. make_chain: of the states that wait; None where the host is to choose each token.
     """
 
     n_buckets = N_BUCKETS
@@ -64,6 +70,7 @@ class HeadDrafter:
         n_captured: int,
         vocab_size: int,
         on_close: Callable[[], None],
+        make_chain: Callable[[Tensor], HeadChain] | None = None,
     ) -> None:
         self.name: DrafterName = name
         self._head = head
@@ -75,15 +82,17 @@ class HeadDrafter:
         self._is_whole = np.array_equal(self._target_ids, np.arange(vocab_size))
         # Row i is made of the state at position i and the token at i + 1: rows whose token is known wait here, and the
         # last one, whose token is not.
-        self._waiting = torch.empty(_MOST_WAITING, n_captured, dtype=interior.dtype, device=interior.device)
+        self._waiting = torch.zeros(_MOST_WAITING, n_captured, dtype=interior.dtype, device=interior.device)
         self._waiting_ids: list[int] = []
         self._first = 0  # the position of the first row in the cache; only distances between rows matter to the head
         self._last: Tensor | None = None  # what the head gave for the last row in the cache
+        self._chain = None if make_chain is None else make_chain(self._waiting)
         self._is_open = True
 
     @property
     def nbytes(self) -> int:
-        return self._head.nbytes + self._cache.nbytes + self._waiting.nbytes if self._is_open else 0
+        chain = 0 if self._chain is None else self._chain.nbytes
+        return self._head.nbytes + self._cache.nbytes + self._waiting.nbytes + chain if self._is_open else 0
 
     @property
     def _end(self) -> int:
@@ -113,7 +122,7 @@ class HeadDrafter:
             self._waiting_ids.clear()
             self._first, self._last = start, None
         with torch.inference_mode():
-            self._cache.reserve(min(self._cache.n_ctx, start + len(tokens) + LONGEST_DRAFT - self._first))
+            self._reserve(start + len(tokens) + LONGEST_DRAFT - self._first)
             if self._waiting_ids and len(self._waiting_ids) + len(tokens) > len(self._waiting):
                 self._compute([*self._waiting_ids[1:], tokens[0]])
             if len(tokens) > len(self._waiting):
@@ -131,30 +140,65 @@ class HeadDrafter:
         if not 0 <= known <= len(self._waiting_ids) <= known + 1 or self._waiting_ids[:known] != [*history[begin:-1]]:
             return NO_DRAFT
         with torch.inference_mode():
+            if known and self._chain is not None and self._chain.can_choose(params):
+                return self._chained(self._chain, history, params, gate)
             if known:
                 self._compute(history[begin + 1 :])
             if self._last is None:
                 return NO_DRAFT
             held = self._cache.length
             try:
-                return self._chain(self._last, list(history), params, gate)
+                return self._one_by_one(self._last, list(history), params, gate)
             finally:
                 self._cache.truncate(held)
+
+    def warm_up(self) -> None:
+        """Draft in each way that a device records, so that none is recorded in the middle of an answer."""
+        if self._chain is None:
+            return
+        with torch.inference_mode():
+            self._reserve(LONGEST_DRAFT)
+            for params in (SamplingParams(temperature=0), SamplingParams(temperature=1, seed=0)):
+                for n_rows in _USUAL_ROWS:
+                    self._chain.draft([0] * n_rows, params, n_rows, 2)
 
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
+            self._chain = None
             self._cache.release()
             self._waiting_ids.clear()
             self._on_close()
 
-    def _chain(self, state: Tensor, sequence: list[int], params: SamplingParams, gate: Gate) -> Draft:
+    def _chained(self, chain: HeadChain, history: Sequence[int], params: SamplingParams, gate: Gate) -> Draft:
+        """Guess on the device, after the rows that wait and whose token `history` has; there is one at least."""
+        ids = history[self._first + self._cache.length + 1 :]
+        if len(ids) > MOST_ROWS:
+            self._compute(ids[:-1])
+            ids = ids[-1:]
+        room = self._cache.n_ctx - self._cache.length - len(ids) + 1
+        n = max(1, min(gate.reach, room))
+        self._reserve(self._cache.length + MOST_ROWS + LONGEST_DRAFT)
+        guesses = chain.draft(ids, params, len(history), n)
+        self._cache.advance(len(ids))
+        self._forget_waiting(len(ids))
+        self._last = chain.last
+        tokens: list[int] = []
+        buckets: list[int] = []
+        for token, share in guesses:
+            if not math.isfinite(share) or not gate.admits(bucket := _bucket(share)):
+                break
+            tokens.append(token)
+            buckets.append(bucket)
+        return Draft(tuple(tokens), tuple(buckets))
+
+    def _one_by_one(self, state: Tensor, sequence: list[int], params: SamplingParams, gate: Gate) -> Draft:
         """Guess on from `state`; `sequence` is what the guesses follow, and grows with them."""
         tokens: list[int] = []
         buckets: list[int] = []
         while True:
             token, confidence = self._choice(self._head.logits(state)[0], params, sequence)
-            bucket = min(N_BUCKETS - 1, int(confidence * N_BUCKETS))
+            bucket = _bucket(confidence)
             if token < 0 or not gate.admits(bucket):
                 break
             tokens.append(token)
@@ -186,10 +230,19 @@ class HeadDrafter:
 
     def _compute(self, next_ids: Sequence[int]) -> None:
         """The first rows that wait, as many as there are tokens one position further on."""
-        n_rows, n_waiting = len(next_ids), len(self._waiting_ids)
-        self._compute_rows(self._waiting[:n_rows], next_ids)
+        self._compute_rows(self._waiting[: len(next_ids)], next_ids)
+        self._forget_waiting(len(next_ids))
+
+    def _forget_waiting(self, n_rows: int) -> None:
+        n_waiting = len(self._waiting_ids)
         self._waiting[: n_waiting - n_rows] = self._waiting[n_rows:n_waiting].clone()
         del self._waiting_ids[:n_rows]
+
+    def _reserve(self, length: int) -> None:
+        length = min(self._cache.n_ctx, length)
+        if self._chain is not None and length > self._cache.capacity:
+            self._chain.forget()  # the cache moves
+        self._cache.reserve(length)
 
     def _compute_rows(self, captured: Tensor, next_ids: Sequence[int]) -> None:
         self._last = self._extended(self._head.fuse(captured), next_ids)[-1:].clone()
@@ -197,6 +250,10 @@ class HeadDrafter:
     def _extended(self, states: Tensor, ids: Sequence[int]) -> Tensor:
         tokens = torch.tensor(ids, dtype=torch.int64).to(self._interior.device, non_blocking=True)
         return self._head.extend(states, self._interior.embed(tokens), self._cache)
+
+
+def _bucket(share: float) -> int:
+    return min(N_BUCKETS - 1, int(share * N_BUCKETS))
 
 
 def _is_argmax(params: SamplingParams) -> bool:

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from runner.backends.native.blocks import Attention, Checkpointed, Embedding, GatedMlp, Pass, RmsNorm, go_on
+from runner.backends.native.blocks import Attention, Checkpointed, Embedding, GatedMlp, Mixing, Pass, RmsNorm, go_on
 from runner.backends.native.heads.eagle3_config import Eagle3Config
 from runner.backends.native.heads.rotary import RotaryRows
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.linear import Linear
+from runner.model_config import RopeName
 
 _Rows = tuple[Tensor, Tensor]
 """Keys and values of rows, [..., G, T, D] each."""
@@ -135,13 +136,19 @@ class Eagle3Head(nn.Module):
         """
         n_rows, start = len(states), cache.length
         cache.reserve(start + n_rows)
-        rotation = self._rotary(start, n_rows, states.device)
-        run = Pass(cache, start, {"global": rotation}, go_on)
+        given = self.computed(states, embeddings, Pass(cache, start, self.rotations(start, n_rows), go_on))
+        cache.advance(n_rows)
+        return given
+
+    def rotations(self, start: int | Tensor, n_rows: int) -> dict[RopeName, tuple[Tensor, Tensor]]:
+        """Those of rows from `start` on; see RotaryRows."""
+        return {"global": self._rotary(start, n_rows, self.fc.weight.device)}
+
+    def computed(self, states: Tensor, embeddings: Tensor, run: Mixing) -> Tensor:
+        """What `extend` gives, in a pass that keeps the rows."""
         layer = self.midlayer
         joined, residual = layer.joined(states, embeddings)
-        x = layer.finished(residual, layer.self_attn(joined, 0, run), run)
-        cache.advance(n_rows)
-        return self._fed_back(x)
+        return self._fed_back(layer.finished(residual, layer.self_attn(joined, 0, run), run))
 
     def unroll(self, captured: Tensor, embeddings: Tensor, n_steps: int) -> Iterator[Tensor]:
         """All rows of whole sequences at once, `n_steps` deep: training ("training-time test").

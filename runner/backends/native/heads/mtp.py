@@ -11,12 +11,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from runner.backends.native.blocks import Layer, Pass, RmsNorm, go_on
+from runner.backends.native.blocks import Layer, Mixing, Pass, RmsNorm, go_on
 from runner.backends.native.capture import Interior
 from runner.backends.native.heads.rotary import RotaryRows
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.linear import Linear
-from runner.model_config import ModelConfig
+from runner.model_config import ModelConfig, RopeName
 
 
 class MtpHead(nn.Module):
@@ -64,14 +64,22 @@ class MtpHead(nn.Module):
         """See Eagle3Head.extend."""
         n_rows, start = len(states), cache.length
         cache.reserve(start + n_rows)
-        if self.masks_first and start == 0:
-            embeddings = torch.cat((torch.zeros_like(embeddings[:1]), embeddings[1:]))
+        given = self.computed(states, embeddings, Pass(cache, start, self.rotations(start, n_rows), go_on))
+        cache.advance(n_rows)
+        return given
+
+    def rotations(self, start: int | Tensor, n_rows: int) -> dict[RopeName, tuple[Tensor, Tensor]]:
+        """Those of rows from `start` on; see RotaryRows."""
+        return {self._rope: self._rotary(start, n_rows, self.norm.weight.device)}
+
+    def computed(self, states: Tensor, embeddings: Tensor, run: Mixing) -> Tensor:
+        """What `extend` gives, in a pass that keeps the rows."""
+        if self.masks_first:
+            rows = torch.arange(len(states), device=states.device) + run.start
+            embeddings = embeddings.masked_fill((rows == 0)[:, None], 0)
         parts = (self.enorm(embeddings), self.hnorm(states))
         x = self.eh_proj(torch.cat(parts[::-1] if self.is_hidden_first else parts, dim=-1))
-        run = Pass(cache, start, {self._rope: self._rotary(start, n_rows, states.device)}, go_on)
-        x = self.layer(x, 0, run)
-        cache.advance(n_rows)
-        return self.norm(x)  # type: ignore[no-any-return]
+        return self.norm(self.layer(x, 0, run))  # type: ignore[no-any-return]
 
     def logits(self, states: Tensor) -> Tensor:
         """[T, V] float32 of states that `extend` gave."""

@@ -8,19 +8,26 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor
 
 from runner.backends.native.capture import Interior
 from runner.backends.native.execution import Execution
 from runner.backends.native.heads.drafter import HeadDrafter
+from runner.backends.native.heads.eagle3 import Eagle3Head
 from runner.backends.native.heads.eagle3_config import Eagle3Config
 from runner.backends.native.heads.eagle3_files import load_eagle3
+from runner.backends.native.heads.mtp import MtpHead
 from runner.backends.native.heads.mtp_files import load_mtp
 from runner.backends.native.kv_cache import KvCache
 from runner.errors import UnsupportedModel
 from runner.model_config import ModelConfig
 from runner.quant.mq.manifest import read_manifest
 from runner.types import ReadyModel
+
+if TYPE_CHECKING:  # it imports Triton, which a CPU may do without
+    from runner.backends.native.heads.chain import HeadChain
 
 HeadName = Literal["mtp", "eagle3"]
 
@@ -44,14 +51,21 @@ def open_head(
             f"{model.name} computes in a rotated basis, in which no head can read its hidden states.",
             hint="Quantize it with --rotation online.",
         )
-    if name == "mtp":
-        return _open_mtp(model, target, execution, on_close)
-    if directory is None:
+    if name == "eagle3" and directory is None:
         raise UnsupportedModel(
             "An EAGLE-3 head lies in a directory of its own, and none was named.",
             hint="Name it with --draft; `runner draft train` makes one.",
         )
-    return _open_eagle3(directory, target, execution, on_close)
+    if name == "mtp" or directory is None:
+        drafter = _open_mtp(model, target, execution, on_close)
+    else:
+        drafter = _open_eagle3(directory, target, execution, on_close)
+    try:
+        drafter.warm_up()
+    except BaseException:
+        drafter.close()
+        raise
+    return drafter
 
 
 def _open_mtp(
@@ -61,15 +75,30 @@ def _open_mtp(
     head = load_mtp(model, target, dtype=interior.dtype, device=interior.device)
     head.join(interior)
     execution.capture((target.num_layers,))
+    cache = _cache(target, interior, execution.cache.n_ctx)
     return HeadDrafter(
         "mtp",
         head,
         interior,
-        _cache(target, interior, execution.cache.n_ctx),
+        cache,
         n_captured=target.hidden_size,
         vocab_size=target.vocab_size,
         on_close=on_close,
+        make_chain=_chain(head, interior, cache, target.vocab_size, target.hidden_size),
     )
+
+
+def _chain(
+    head: Eagle3Head | MtpHead, interior: Interior, cache: KvCache, vocab_size: int, hidden_size: int
+) -> Callable[[Tensor], HeadChain] | None:
+    """What makes the chain of a head whose device has the kernels."""
+    if not interior.has_kernels:
+        return None
+    from runner.backends.native.heads.chain import HeadChain, can_be_chained
+
+    if not can_be_chained(head):
+        return None
+    return lambda waiting: HeadChain(head, interior, cache, waiting, vocab_size, hidden_size)
 
 
 def _cache(layer: ModelConfig, interior: Interior, n_ctx: int) -> KvCache:
@@ -93,14 +122,16 @@ def _open_eagle3(
     if head.embed_tokens is not None:
         interior = dataclasses.replace(interior, embed=head.embed_tokens)
     execution.capture(head.config.captured(target.num_layers))
+    cache = _cache(head.config.layer, interior, execution.cache.n_ctx)
     return HeadDrafter(
         "eagle3",
         head,
         interior,
-        _cache(head.config.layer, interior, execution.cache.n_ctx),
+        cache,
         n_captured=head.config.num_captured * head.config.target_hidden_size,
         vocab_size=target.vocab_size,
         on_close=on_close,
+        make_chain=_chain(head, interior, cache, target.vocab_size, head.config.hidden_size),
     )
 
 

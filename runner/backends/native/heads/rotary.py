@@ -17,9 +17,9 @@ class RotaryRows:
         self._n_ctx = n_ctx
         self._frequencies: Tensor | None = None
 
-    def __call__(self, start: int, n_rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """cos and sin [n_rows, R/2] float32 of the rows from `start` on."""
+    def __call__(self, start: int | Tensor, n_rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """cos and sin [n_rows, R/2] float32 of the rows from `start` on, a number or [1] on the device."""
         if self._frequencies is None or self._frequencies.device != device:
             self._frequencies = inverse_frequencies(self._rope, self._n_ctx).to(device)
-        positions = torch.arange(start, start + n_rows, dtype=torch.float32, device=device)
+        positions = torch.arange(n_rows, dtype=torch.float32, device=device) + start
         return rotations(positions, self._frequencies, self._rope.attention_factor)
