@@ -61,7 +61,10 @@ def _attend_split(
     n = tl.arange(0, ROWS)
     position = new + n
     is_seen = (n <= m) & (position >= first) & (position <= last)
-    q_angles = angles_of(cos + m * HALF + 0 * i, sin + m * HALF + 0 * i, is_head, HALF, BLOCK_D)
+    q_cos, q_sin = cos + m * HALF + 0 * i, sin + m * HALF + 0 * i
+    AT_ONCE: tl.constexpr = BLOCK_D <= 128  # wider ones find no room in the registers
+    if AT_ONCE:
+        q_angles = angles_of(q_cos, q_sin, is_head, HALF, BLOCK_D)
     k_angles = angles_of(cos + n * HALF, sin + n * HALF, is_seen, HALF, BLOCK_D)
     # All so far was there before the kernel before this one began.
     if PDL:
@@ -69,20 +72,28 @@ def _attend_split(
         gdc_launch_dependents()
     # And what this one wants of it is asked for at once, before the first of it is waited for.
     row = qkv + m.to(tl.int64) * WIDTH + tl.zeros((1,), tl.int32)
-    q_loaded = heads_and_partners(row + (g * PER_GROUP + i) * D, is_head, D, HALF, BLOCK_D)
+    q_at = row + (g * PER_GROUP + i) * D
+    if AT_ONCE:
+        q_loaded = heads_and_partners(q_at, is_head, D, HALF, BLOCK_D)
     rows = qkv + n * WIDTH
     k_loaded = heads_and_partners(rows + (H + g) * D, is_seen, D, HALF, BLOCK_D)
     v_at = (rows + (H + G + g) * D)[:, None] + d[None, :]
-    v = tl.load(v_at, mask=is_seen[:, None] & (d < D)[None, :], other=0.0)
+    if AT_ONCE:
+        v = tl.load(v_at, mask=is_seen[:, None] & (d < D)[None, :], other=0.0)
     if last >= new:
         k_rstd = rstd_of_rows(rows + H * D, is_seen, G * D, eps, NORM, BLOCK_ROW)
         gain_at = g * D + 0 * n if NORM == "row" else 0 * n
         k = turned(k_loaded, is_seen, k_angles, k_gain, gain_at, k_rstd, eps, D, HALF, NORM, BLOCK_D)
         append(k, is_seen, keys, key_scale, g, position, capacity, D, LARGEST, BLOCK_D)
+        if not AT_ONCE:
+            v = tl.load(v_at, mask=is_seen[:, None] & (d < D)[None, :], other=0.0)
         append(v.to(tl.float32), is_seen, values, value_scale, g, position, capacity, D, LARGEST, BLOCK_D)
         tl.debug_barrier()  # what lanes wrote is read by others
     head = m * H + g * PER_GROUP + i
     ok = is_head[:, None] & (d < D)[None, :]
+    if not AT_ONCE:
+        q_angles = angles_of(q_cos, q_sin, is_head, HALF, BLOCK_D)
+        q_loaded = heads_and_partners(q_at, is_head, D, HALF, BLOCK_D)
     q_rstd = rstd_of_rows(row, tl.zeros((1,), tl.int32) == 0, H * D, eps, NORM, BLOCK_ROW)
     q_gain_at = (g * PER_GROUP + i) * D if NORM == "row" else 0 * i
     q = turned(q_loaded, is_head, q_angles, q_gain, q_gain_at, q_rstd, eps, D, HALF, NORM, BLOCK_D)

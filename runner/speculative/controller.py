@@ -82,7 +82,7 @@ class Controller(Control):
                 return None
             limit = min(limit, _LONGEST_SHADOW if self._is_free else _LONGEST_PAID_SHADOW)
         call = self._outlook.call_cost(self._n_unread)
-        if not (self._account.covers(call) and self._account.survives(_SURPRISE * call)):
+        if not (self._account.covers(call) and (self._is_free or self._account.survives(_SURPRISE * call))):
             self._doubt = f"a guess takes {call:.1f} plain steps, and {self._left:.1f} may be lost now"
             return None
         gate = _Gate(self, limit, is_trial, self._clock())
@@ -243,15 +243,14 @@ class Controller(Control):
             self._learn_gain(n_drafted, n_tokens, step)
 
     def pass_by(self, rounds: Sequence[Round]) -> None:
-        for done in rounds:
-            step = self.steps.learn_plain(done.verify_s + done.sample_s)
-            if self.steps.plain_s > 0:
-                self._enter(done.tokens, step, 0.0)
+        cost = self.steps.learn_passed([done.verify_s + done.sample_s for done in rounds])
+        if self.steps.plain_s > 0:
+            self._enter([token for done in rounds for token in done.tokens], cost, 0.0, len(rounds))
 
-    def _enter(self, tokens: Sequence[int], step: float, spent: float) -> None:
-        """Enter a step that cost so many plain steps, and `spent` for guessing and deciding."""
+    def _enter(self, tokens: Sequence[int], step: float, spent: float, n_rounds: int = 1) -> None:
+        """Enter steps that cost so many plain steps, and `spent` for guessing and deciding."""
         n_tokens = len(tokens)
-        self._outlook.learn_rate(n_tokens, step + spent)
+        self._outlook.learn_rate(n_tokens, step + spent, n_rounds)
         self._account.enter(n_tokens, step + spent, INITIAL_ALLOWANCE + 2 * self._outlook.worst_loss)
         self._n_unread += n_tokens
         self._wait -= n_tokens

@@ -6,6 +6,7 @@ acceptance, and not what the numbers decide.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -119,16 +120,28 @@ class StepCosts:
     def learn_plain(self, seconds: float, *, is_asked: bool = False) -> float:
         """A plain step took so long; gives what it counts as, in plain steps. is_asked: the drafter, in vain."""
         cost = self._plain.learn(seconds, is_asked=is_asked)
-        self._surprise = 1 + _KEPT_SURPRISE_PLAIN * (self._surprise - 1)
+        self._have_learnt(1)
+        return cost
+
+    def learn_passed(self, seconds: Sequence[float]) -> float:
+        """Plain steps for which nothing was asked took so long, one after the other; gives what they count as."""
+        cost = sum(self._plain.learn(each, is_asked=False) for each in seconds)
+        self._have_learnt(len(seconds))
+        return cost
+
+    def _have_learnt(self, n_plain: int) -> None:
+        self._surprise = 1 + _KEPT_SURPRISE_PLAIN**n_plain * (self._surprise - 1)
         self._hold_against_load()
         self._worst = []
-        return cost
 
     def _hold_against_load(self) -> None:
         """Where plain steps are shorter than at load, something held them up there, and all others looked cheap."""
+        if not self.is_fresh:
+            return
+        plain_s = self.plain_s
         for n_tokens, loaded in self._loaded.items():
-            if self.is_fresh and self.plain_s < _PLAIN_NOISE * loaded.plain_s:
-                now = _Measured(loaded.ratio * loaded.plain_s / self.plain_s, self.plain_s)
+            if plain_s < _PLAIN_NOISE * loaded.plain_s:
+                now = _Measured(loaded.ratio * loaded.plain_s / plain_s, plain_s)
                 self._loaded[n_tokens] = now
                 if n_tokens not in self._is_live:
                     self._measured[n_tokens] = now

@@ -61,10 +61,11 @@ class Outlook:
         rate = max(1.0, self._tokens_now / self._cost_now)
         return best_length(self.acceptance.chances(buckets), costs, rate, least)
 
-    def learn_rate(self, n_tokens: int, cost: float) -> None:
-        """A round emitted so many tokens and cost so many plain steps."""
-        self._tokens_now += _RATE_WEIGHT * (n_tokens - self._tokens_now)
-        self._cost_now += _RATE_WEIGHT * (cost - self._cost_now)
+    def learn_rate(self, n_tokens: int, cost: float, n_rounds: int = 1) -> None:
+        """Rounds alike emitted so many tokens together and cost so many plain steps."""
+        weight = 1 - (1 - _RATE_WEIGHT) ** n_rounds
+        self._tokens_now += weight * (n_tokens / n_rounds - self._tokens_now)
+        self._cost_now += weight * (cost / n_rounds - self._cost_now)
 
 
 class RecentRounds:

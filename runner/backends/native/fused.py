@@ -168,6 +168,7 @@ class FusedDecoder:
         self.layers = [
             FusedLayer(layer, index, f"model.layers.{index}", reader) for index, layer in enumerate(decoder.layers)
         ]
+        self.has_experts = any(isinstance(layer.mlp, FusedMoE) for layer in self.layers)
         norm = read_norm(reader, decoder.model, "model", "norm")
         assert norm is not None
         self.norm = norm

@@ -75,15 +75,16 @@ class FusedExecution:
         decoder = self._opened()
         n_tokens, first = len(tokens), self.cache.length
         with torch.inference_mode():
-            self._reserve(first + n_tokens)
             ids = torch.tensor(tokens, dtype=torch.int64).to(decoder.device, non_blocking=True)
             self._start.fill_(first)
             if n_tokens <= MOST_ROWS:
                 checkpoint()
+                n_rows = self._rows_for(n_tokens)
                 self._tokens[:n_tokens].copy_(ids)
-                logits: Tensor = self._run(("rows", n_tokens), (), lambda: self._rows(n_tokens)).clone()
+                logits: Tensor = self._run(("rows", n_rows), (), lambda: self._rows(n_rows))[:n_tokens].clone()
                 rows = {"none": logits[:0], "last": logits[-1:], "all": logits}[wanted]
             else:
+                self._reserve(first + n_tokens)
                 stream = self._hidden(ids, first, checkpoint)
                 part = {"none": slice(0, 0), "last": slice(n_tokens - 1, None), "all": slice(None)}[wanted]
                 rows = stream.h[:0] if wanted == "none" else decoder.logits(stream, part).values
@@ -93,15 +94,27 @@ class FusedExecution:
     def choices(self, tokens: Sequence[int], params: SamplingParams, /) -> list[int] | None:
         if len(tokens) > MOST_ROWS or not is_supported(params):
             return None
-        n_rows, is_greedy = len(tokens), params.temperature == 0
+        n_tokens, is_greedy = len(tokens), params.temperature == 0
         with torch.inference_mode():
+            n_rows = self._rows_for(n_tokens)
             self._begin_at(tokens, params)
-            self._reserve(self.cache.length + n_rows)
             key = ("greedy rows" if is_greedy else "sampled rows", n_rows)
             chosen: Tensor = self._run(key, (), lambda: self._chosen(n_rows, is_greedy))
-            self.cache.advance(n_rows)
-            ids: list[int] = chosen.tolist()  # the one wait of a step
+            self.cache.advance(n_tokens)
+            ids: list[int] = chosen[:n_tokens].tolist()  # the one wait of a step
         return ids
+
+    def _rows_for(self, n_tokens: int) -> int:
+        """The rows of a step of so many tokens, which the cache has room for then: few numbers are worth a graph each.
+
+        What fills a step up is whatever was in it before: its rows see those before them, and none sees theirs. With
+        experts they would cost what other tokens do, and a step is as long as its tokens.
+        """
+        held = self.cache.length
+        room = self.cache.n_ctx - held
+        n_rows = n_tokens if self._opened().has_experts else filled_up(n_tokens, room)
+        self._reserve(held + n_rows)
+        return n_rows
 
     def decode(self, token: int, params: SamplingParams, cancel: CancelToken, /) -> DecodeLoop | None:
         if not is_supported(params):
@@ -116,9 +129,9 @@ class FusedExecution:
 
     def chain(self, tokens: Sequence[int], params: SamplingParams, n: int, /) -> list[tuple[int, float]]:
         n_tokens, held, is_greedy = len(tokens), self.cache.length, params.temperature == 0
-        n_rows = filled_up(n_tokens, self.cache.n_ctx - held)
         with torch.inference_mode():
-            self._reserve(held + max(n_rows, n_tokens + n - 1))
+            self._reserve(held + n_tokens + n - 1)
+            n_rows = self._rows_for(n_tokens)
             self._begin_at([*tokens, *[0] * (n_rows - n_tokens)], params)
             self._count.fill_(n_tokens)
             for rows in (n_rows, *[1] * (n - 1)):
