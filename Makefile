@@ -36,9 +36,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 chat: install
 	@$(BIN)/runner chat demo
 
-# One thread a process, as there is a process a core; a file's tests stay in one of them: they share what is costly.
+# One thread a process, as there is a process a core. A file's tests stay in one of them: they share what is costly. Files
+# are taken in the order of their names: the other order, by the number of tests, leaves a few long ones for the end.
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Look at every picture that changed before it is committed.
 snapshots: $(VENV)/.installed-dev

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from quick_interpreter import quicken
 
 # A test run in the background of a shell inherits an ignored SIGINT, and would hand it on to the programs it starts.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -17,6 +20,12 @@ if not Path("/dev/nvidia0").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 CHECKOUT = Path(__file__).parent.parent
+
+
+def pytest_collection_finish() -> None:
+    """Where tests have imported kernels for the interpreter, it is made quick."""
+    if "triton.runtime.interpreter" in sys.modules:
+        quicken(sys.modules["triton.runtime.interpreter"])
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +40,18 @@ def runner_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("COLUMNS", "LINES"):  # that tests run in several processes is no terminal's size
         monkeypatch.delenv(name, raising=False)
     return home
+
+
+@pytest.fixture(autouse=True)
+def torch_threads() -> Iterator[None]:
+    """A model that is loaded sets the number of torch's threads for the whole process: not for the tests after it."""
+    if "torch" not in sys.modules:
+        yield
+        return
+    torch = sys.modules["torch"]
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """Run by test_compile.py in a process without Triton's interpreter: kernels that count on which lane has what, as
-Triton lays them out for sm_90. Prints a JSON object: by variant, what is compiled, in its intermediate language.
+Triton lays them out for sm_90. Prints a JSON object: by file and variant, what is compiled, in its intermediate
+language.
 
 The arguments are names of kernel files.
 """
@@ -41,7 +42,7 @@ def intermediate(variant: Variant) -> str:
 
 
 def main() -> None:
-    print(json.dumps({v.name: intermediate(v) for module in sys.argv[1:] for v in variants_of(module)}))
+    print(json.dumps({module: {v.name: intermediate(v) for v in variants_of(module)} for module in sys.argv[1:]}))
 
 
 if __name__ == "__main__":

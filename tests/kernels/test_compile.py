@@ -35,11 +35,22 @@ def python(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
     """One row for each variant and target, of all kernels that there are."""
     path = tmp_path_factory.mktemp("compiled") / "compiled.json"
-    done = python("-m", "runner.kernels.compile", "--json", path)
+    processes = max(1, (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    done = python("-m", "runner.kernels.compile", "--json", path, "--jobs", str(processes))
     assert path.exists(), done.stderr
     print(done.stdout)
     rows: list[Row] = json.loads(path.read_text())["compiled"]
     return rows
+
+
+@pytest.fixture(scope="module")
+def intermediate() -> dict[str, dict[str, str]]:
+    """Variants in Triton's intermediate language, by kernel file and name."""
+    modules = ("gemv_fragments", "gemv_one_row", "rotate", "add_parts")
+    done = python(Path(__file__).with_name("layout_samples.py"), *modules)
+    assert done.returncode == 0, done.stderr
+    codes: dict[str, dict[str, str]] = json.loads(done.stdout)
+    return codes
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +101,10 @@ def test_the_documentation_has_a_row_for_every_variant(compiled: list[Row]) -> N
     assert documented == {row["variant"] for row in compiled}, "run: python -m runner.kernels.compile --markdown FILE"
 
 
-def test_what_the_instruction_multiplies_lies_in_the_lanes_that_it_wants() -> None:
-    codes = intermediate("gemv_fragments", "gemv_one_row")
+def test_what_the_instruction_multiplies_lies_in_the_lanes_that_it_wants(
+    intermediate: dict[str, dict[str, str]],
+) -> None:
+    codes = {**intermediate["gemv_fragments"], **intermediate["gemv_one_row"]}
     assert len(codes) > 12
     for name, code in codes.items():
         layouts = dict(re.findall(r"^(#\w+) = #ttg\.blocked<\{(.*)\}>$", code, re.MULTILINE))
@@ -106,8 +119,9 @@ def test_what_the_instruction_multiplies_lies_in_the_lanes_that_it_wants() -> No
         assert not [line for line in lines[: places[-1]] if "convert_layout" in line], name
 
 
-def test_butterflies_between_lanes_find_each_number_in_its_lane() -> None:
-    codes = {name: code for name, code in intermediate("rotate", "add_parts").items() if "shfl.sync.bfly" in code}
+def test_butterflies_between_lanes_find_each_number_in_its_lane(intermediate: dict[str, dict[str, str]]) -> None:
+    variants = {**intermediate["rotate"], **intermediate["add_parts"]}
+    codes = {name: code for name, code in variants.items() if "shfl.sync.bfly" in code}
     assert len(codes) == 3
     for name, code in codes.items():
         layouts = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", code, re.MULTILINE))
@@ -116,14 +130,6 @@ def test_butterflies_between_lanes_find_each_number_in_its_lane() -> None:
             in_fours = "lane = [[0, 4], [0, 8], [0, 16], [0, 32], [0, 64]]", "threadsPerWarp = [1, 32]"
             assert any(lanes in layouts[layout] for lanes in in_fours), (name, layouts[layout])
         assert [f", {1 << stage}, 31" in text for stage, text in enumerate(stages)] == [True] * len(stages), name
-
-
-def intermediate(*modules: str) -> dict[str, str]:
-    """Variants of these kernel files in Triton's intermediate language, by name."""
-    done = python(Path(__file__).with_name("layout_samples.py"), *modules)
-    assert done.returncode == 0, done.stderr
-    codes: dict[str, str] = json.loads(done.stdout)
-    return codes
 
 
 # --- the compiling itself --------------------------------------------------------------------------------------------

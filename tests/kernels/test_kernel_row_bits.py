@@ -1,7 +1,8 @@
 """A row has the same bits in a step of any number of rows, 1 to 16, in every operation of the decode path.
 
 Speculation rests on this: a draft is verified by a step of many rows, and the text is to be that of single ones. The
-operations are small here, so that many numbers of rows can be tried; their own tests have larger ones.
+operations are small here, so that many numbers of rows can be tried; their own tests have larger ones. Those of
+attention are in test_kernel_attention_decode.py alone, with the heads that it puts into the cache.
 """
 
 from __future__ import annotations
@@ -10,19 +11,15 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 import torch
-from attention_cases import filled
 from kernel_data import DEVICE, packed, poisoned, random
 from torch import Tensor
 
 from runner.config import SamplingParams
 from runner.kernels.add_norm import add_normed, squares
 from runner.kernels.add_parts import Reader
-from runner.kernels.attention_decode import attend_rows
 from runner.kernels.embedding import embed
 from runner.kernels.fragments import FORMATS_IN_FRAGMENTS, activation_rows, to_fragments
 from runner.kernels.gemv_fragments import ZEROS
-from runner.kernels.heads import place_heads
-from runner.kernels.kv_layer import LayerCache
 from runner.kernels.matmul import Rows, linear_logits, linear_residual_for, linear_squares
 from runner.kernels.moe_route import route
 from runner.kernels.rotate import quantize_fragments, quantize_rows, rotate_rows
@@ -138,34 +135,6 @@ def test_a_stream_that_is_handed_on_from_product_to_product() -> None:
         return [stream, of_h.parts, activation_rows(ready)]
 
     check(run, (1,))
-
-
-def test_heads_in_their_places() -> None:
-    qkv, angles = random(MOST_ROWS, 3 * 16), random(MOST_ROWS, 8, seed=2)
-    cos, sin, gain = angles.cos(), angles.sin(), random(16, seed=3)
-
-    def run(first: int, last: int) -> list[Tensor]:
-        cache = LayerCache.empty(1, 40, 16, dtype=torch.int8, device=DEVICE)
-        q = place_heads(
-            qkv[first:last].contiguous(), 1, cos[first:last].contiguous(), sin[first:last].contiguous(),
-            q_gain=gain, k_gain=gain, norm="head", eps=1e-5, cache=cache, start=at(7 + first),
-        )  # fmt: skip
-        kept = [cache.keys[0], cache.values[0], cache.key_scale[0], cache.value_scale[0]]  # type: ignore[index]
-        return [q, *(tensor[7 + first : 7 + last] for tensor in kept)]
-
-    check(run)
-
-
-@pytest.mark.parametrize(("kept", "window"), [("float32", None), ("int8", 9)])
-def test_attention_of_rows_at_their_own_positions(kept: str, window: int | None) -> None:
-    start = 248  # into the next split, so that rows have one and two of them
-    cache, q = filled(kept, 1, start + MOST_ROWS, 300, 16), random(MOST_ROWS, 2, 16)
-
-    def run(first: int, last: int) -> list[Tensor]:
-        rows = q[first:last].contiguous()
-        return [attend_rows(rows, cache, at(start + first), window=window, sinks=None, scale=0.25)]
-
-    check(run, (1, 3, 8))
 
 
 def test_experts_of_a_row() -> None:

@@ -146,7 +146,7 @@ def test_stories_as_gguf_have_their_golden_logits(kind: str, tolerance: float, s
 
 def test_stories_have_their_golden_perplexity(shared_data: Path) -> None:
     golden = json.loads((shared_data / "stories260K" / "golden_perplexity.json").read_text())["valid_wikipedia"]
-    backend = load(ready(shared_data / "stories260K" / "hf"), n_threads=2)
+    backend = load(ready(shared_data / "stories260K" / "hf"))
     text = (shared_data / "text" / "valid_wikipedia.txt").read_text()[:40000]
     ids = backend.tokenizer.encode(text)[: 64 * 255]
     losses = []
@@ -166,7 +166,7 @@ def test_the_demo_gguf_equals_transformers_on_the_same_weights(demo_directory: P
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(torch.from_numpy(np.array(stored[_gguf_name(name)], dtype=np.float32)))
-    backend = load(ready(demo_directory, path), n_threads=2)
+    backend = load(ready(demo_directory, path))
     template = "<|im_start|>user\nWhat is the capital of Peru?<|im_end|>\n<|im_start|>assistant\n"
     prompt = backend.tokenizer.encode(template)
     assert relative_error(scores(backend, prompt), reference(model, prompt)) < 1e-4
