@@ -160,7 +160,10 @@ def test_ctrl_c_before_anything_was_measured_says_so(script: Callable[..., str])
     with subprocess.Popen(
         [*RUNNER, "bench", script(token_s=0.1), "-n", "100"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        time.sleep(0.7)  # the bandwidth of memory is measured
+        bench = psutil.Process(process.pid)
+        while not bench.children():  # until one is there that loads the model, whose first sample takes ten seconds
+            assert process.poll() is None
+            time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=15)
     assert process.returncode == 130
