@@ -125,7 +125,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
         assert child.wait(60) == 130
     assert f"kept in {output}.partial" in said[-1]
     assert (Path(f"{output}.partial") / "checkpoint.safetensors").is_file()
-    assert main([*command[3:], "--time-limit", "8s"]) == 0
+    assert main([*command[3:], "--time-limit", "3s"]) == 0
     out = capsys.readouterr()
     assert "Going on after step" in out.err
     assert json.loads(out.out)["ended"] == "time limit"

@@ -1,4 +1,4 @@
-"""python -m runner.kernels.compile [--target NAME] [--only NAME] [--json FILE] [--markdown [FILE]]
+"""python -m runner.kernels.compile [--target NAME] [--only NAME] [--fewer] [--json FILE] [--markdown [FILE]]
 
 Compiles the kernels for every target without a GPU, a line for each, and exits with 1 if one fails, spills though it is
 for decoding, or takes more shared memory than there is.
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from runner.errors import RunnerError
 from runner.kernels.compile import report
-from runner.kernels.compile.jobs import compile_jobs, jobs
+from runner.kernels.compile.jobs import compile_jobs, fewer, jobs
 from runner.kernels.compile.targets import TARGETS
 
 
@@ -25,6 +25,9 @@ def main() -> int:
         "--target", action="append", choices=list(TARGETS), help="compile for this one; may be repeated"
     )
     parser.add_argument("--only", metavar="NAME", help="a kernel file (gemv_packed) or a variant, in full")
+    parser.add_argument(
+        "--fewer", action="store_true", help="one variant of each kernel for every target, the others for three"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there")
     parser.add_argument(
         "--markdown", nargs="?", const="-", metavar="FILE", help="print a table, or write it into a page that has one"
@@ -44,6 +47,8 @@ def run(options: argparse.Namespace) -> int:
     narration = sys.stderr if options.markdown == "-" else sys.stdout
     outcomes = []
     wanted = jobs(options.target or list(TARGETS), options.only)
+    if options.fewer:
+        wanted = fewer(wanted)
     for outcome in compile_jobs(wanted, options.jobs):
         print(report.line(outcome), file=narration, flush=True)
         outcomes.append(outcome)

@@ -17,13 +17,16 @@ from runner.kernels.compile.variants import kernel_modules, variants_of
 
 # Most take a second. What takes minutes does not fit into registers, and would spill.
 _LIMIT_S = 120.0
+# Where `fewer` compiles all variants: the least shared memory, the GPU that is measured, what spills first of AMD's.
+_FOR_ALL = ("sm_120", "sm_90", "gfx1100")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One variant of one kernel file for one target."""
+    """One variant of one kernel file for one target. kernel: the function's name."""
 
     module: str
+    kernel: str
     variant: str
     target: str
     is_decode: bool
@@ -57,7 +60,13 @@ def jobs(targets: Sequence[str], only: str | None = None) -> list[Job]:
     """
     modules = kernel_modules()
     found = [
-        Job(module=module, variant=variant.name, target=target, is_decode=variant.is_decode)
+        Job(
+            module=module,
+            kernel=variant.kernel.__name__,
+            variant=variant.name,
+            target=target,
+            is_decode=variant.is_decode,
+        )
         for module in ([only] if only in modules else modules)
         for variant in variants_of(module)
         if only in (None, module, variant.name)
@@ -72,6 +81,14 @@ def jobs(targets: Sequence[str], only: str | None = None) -> list[Job]:
             hint=f"Near to it: {', '.join(nearest)}." if nearest else "",
         )
     return found
+
+
+def fewer(wanted: Sequence[Job]) -> list[Job]:
+    """Of these the first variant of each kernel for every target, and the others for three of them."""
+    first: dict[tuple[str, str], str] = {}
+    for job in wanted:
+        first.setdefault((job.module, job.kernel), job.variant)
+    return [job for job in wanted if job.target in _FOR_ALL or first[job.module, job.kernel] == job.variant]
 
 
 def compile_job(job: Job) -> Compiled:
