@@ -11,6 +11,7 @@ from pathlib import Path
 
 import page
 import pytest
+import speculation_adversity
 from both_ways import Found
 from prompt_files import FilePrompt, read_prompts
 from scripted_drafts import Guess, ScriptedDrafter, adversaries, suffix_script
@@ -111,3 +112,18 @@ def test_the_program_compares_both_ways_on_a_file_and_the_page_shows_it(tmp_path
     text = page.section("speculation", page.read_rows(out))
     assert "Prompts that are not part of the project" in text
     assert "| demo (llamacpp) | suffix, eager, few | 0.7 |" in text
+
+
+def test_the_program_of_random_machines_counts_what_is_below_the_promise(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["speculation_adversity.py", "--machines", "2"])
+    monkeypatch.setattr(speculation_adversity, "PROMISED", 2.0)
+    speculation_adversity.main()
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert "below 2.0" in head
+    assert len(rows) == len(speculation_adversity.SPOILS)
+    for row in rows:
+        n_answers, _worst, n_below, _mean = row.split()[-4:]
+        assert int(n_answers) >= 2
+        assert n_below == n_answers, "no random answer is twice as fast"

@@ -66,7 +66,7 @@ def _attend_split(
     if AT_ONCE:
         q_angles = angles_of(q_cos, q_sin, is_head, HALF, BLOCK_D)
     k_angles = angles_of(cos + n * HALF, sin + n * HALF, is_seen, HALF, BLOCK_D)
-    # All so far was there before the kernel before this one began.
+    # All so far was written by kernels before the one before this one, which have ended (docs/KERNELS.md).
     if PDL:
         gdc_wait()
         gdc_launch_dependents()

@@ -50,10 +50,10 @@ class _Measured:
 class StepCosts:
     """t(M) for M up to `most` tokens, relative to the plain step t(1), which grows as the context does.
 
-    plain_s is 0.0 while it is not known. likely[M], worst[M]: t(M) in plain steps, as it
-    seems and at worst. The worst is dearer where a plain step has grown since t(M) was measured, since each token may
-    have grown by as much; after a round that was dearer than expected; and beyond what was measured, where it is in
-    proportion to M. Index 0 is unused.
+    plain_s is 0.0 while it is not known, and never below a quarter of what it was at load. likely[M], worst[M]: t(M) in
+    plain steps, as it seems and at worst. The worst is dearer where a plain step has grown since t(M) was measured,
+    since each token may have grown by as much; after a round that was dearer than expected; and beyond what was
+    measured, where it is in proportion to M. Index 0 is unused.
     """
 
     def __init__(self, most: int) -> None:

@@ -197,6 +197,7 @@ def test_large_scores_do_not_overflow() -> None:
         (3, 1, 64, 32, "head", "float32", 0, 2),
         (4, 4, 18, 18, "row", "float32", 300, 40),
         (9, 3, 80, 20, "row", "float32", 3, None),
+        (2, 1, 256, 256, "head", "float32", 254, None),
         (6, 2, 18, 16, "head", "int8", 255, None),
     ],
 )

@@ -13,8 +13,8 @@ import tiny_models
 import torch
 from test_fused_speculation import PARAMS, SMALLEST, TOKENS, Smallest, Watching, opened
 from test_native_fused import fused, go_on, made
+from tiny_heads import take
 
-from runner.backends.base import Step
 from runner.backends.native import kv_cache
 from runner.backends.native.backend import NativeBackend
 from runner.backends.native.fused_execution import FusedExecution
@@ -48,15 +48,7 @@ def execution_of(backend: NativeBackend) -> FusedExecution:
 
 def written(backend: NativeBackend, params: SamplingParams, n: int, speculator: Speculator | None = None) -> list[int]:
     """The first n tokens after SHORT."""
-    steps = backend.generate(SHORT, params, CancelToken(), speculator)
-    found = []
-    for step in steps:
-        if isinstance(step, Step):
-            found.append(step.token)
-            if len(found) == n:
-                break
-    steps.close()
-    return found
+    return take(backend, SHORT, n, params, speculator)
 
 
 # --- the chain itself ------------------------------------------------------------------------------------------------
