@@ -387,11 +387,16 @@ class Decoder(nn.Module):
 
         n_ctx: the context that the model is loaded for, the same in every call.
         """
+        frequencies = self.frequencies(n_ctx, positions.device)
+        return {
+            name: rotations(positions, frequencies[name], rope.attention_factor)
+            for name, rope in self.config.ropes.items()
+        }
+
+    def frequencies(self, n_ctx: int, device: torch.device) -> dict[RopeName, Tensor]:
+        """What positions are multiplied by, [R/2] float32 for each of the model's rotary embeddings; see rotations."""
         if not self._frequencies:
             self._frequencies = {
-                name: inverse_frequencies(rope, n_ctx).to(positions.device) for name, rope in self.config.ropes.items()
+                name: inverse_frequencies(rope, n_ctx).to(device) for name, rope in self.config.ropes.items()
             }
-        return {
-            name: rotations(positions, frequencies, self.config.ropes[name].attention_factor)
-            for name, frequencies in self._frequencies.items()
-        }
+        return self._frequencies

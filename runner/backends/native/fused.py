@@ -35,6 +35,7 @@ from runner.backends.native.stream import (
     reader_of,
 )
 from runner.kernels.add_parts import Reader
+from runner.kernels.angles import angles
 from runner.kernels.attention_decode import attend_rows
 from runner.kernels.attention_prefill import attend_prompt
 from runner.kernels.embedding import embed
@@ -198,14 +199,17 @@ class FusedDecoder:
         """The final residual stream of `tokens` [M] int64, at positions from `start` on; the caches hold them then.
 
         first: `start` as a number, if the pass is for that position alone; attention of prompts is faster then. n_ctx:
-        see Decoder.rotations. tap: see blocks.Tap; it hears the stream itself, which is float32 and changes in place.
+        see Decoder.frequencies. tap: see blocks.Tap; it hears the stream itself, which is float32 and changes in place.
         """
-        positions = start + torch.arange(len(tokens), device=self.device)
+        ropes = self.decoder.config.ropes
         run = FusedPass(
             caches=caches,
             start=start,
             first=first,
-            rotations=self.decoder.rotations(positions.float(), n_ctx),
+            rotations={
+                name: angles(start, len(tokens), frequencies, ropes[name].attention_factor)
+                for name, frequencies in self.decoder.frequencies(n_ctx, self.device).items()
+            },
             checkpoint=checkpoint,
         )
         h, squares = embed(tokens, self.embedding, self.factor, self.eps)

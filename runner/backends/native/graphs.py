@@ -87,6 +87,7 @@ class Graphs:
 
     def _capture(self, step: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
         torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()  # as recording does: what it gives back is not to be taken for the graph's
         before = torch.cuda.memory_reserved(self._device)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
