@@ -26,6 +26,7 @@ from runner.backends.native.guesses import Guesses
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.stream import Stream
 from runner.config import SamplingParams
+from runner.kernels.advance import advance
 from runner.kernels.kv_layer import LayerCache
 from runner.kernels.matmul import Logits
 from runner.kernels.sampling import Choice, choose, greedy_from_tiles, is_supported
@@ -245,7 +246,7 @@ class FusedExecution:
             key = "greedy" if is_greedy else "sampled"
             self._run(key, state, lambda: self._step(is_greedy))
             self.cache.advance(1)
-            self._mailbox.put(self._tokens[:1])
+            self._mailbox.expect(self.cache.length)
 
     def _run(self, key: Hashable, state: Sequence[Tensor], step: Callable[[], Any]) -> Any:
         """A step of few rows, by its graph: see Graphs.run."""
@@ -254,9 +255,7 @@ class FusedExecution:
         return self._graphs.run(key, state, step)
 
     def _step(self, is_greedy: bool) -> None:
-        self._tokens[:1].copy_(self._chosen(1, is_greedy))
-        self._start.add_(1)
-        self._position.add_(1)
+        advance(self._chosen(1, is_greedy), self._tokens, self._start, self._position, self._mailbox.slots)
 
     def _link(self, n_rows: int, is_greedy: bool) -> None:
         """A step of a chain: it leaves the token after the last row that counts where the next step begins."""
