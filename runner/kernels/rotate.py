@@ -228,10 +228,13 @@ def empty_fragments(n_rows: int, k: int, device: torch.device) -> tuple[Tensor, 
     return torch.empty(*shape, 4, dtype=torch.int32, device=device), torch.empty(shape, device=device)
 
 
-def rotate_rows(x: Tensor, gain: Tensor | None, rotation: int, dtype: torch.dtype, *, planes: bool) -> Tensor:
+def rotate_rows(
+    x: Tensor, gain: Tensor | None, rotation: int, dtype: torch.dtype, *, planes: bool, in_lanes: bool = False
+) -> Tensor:
     """R (x * gain) in `dtype`: [M, K], or as planes [M, 32, K / 32], element e of group g at [m, e, g].
 
-    x, gain, rotation: as for quantize_rows; K may be anything without planes and rotation.
+    x, gain, rotation: as for quantize_rows; K may be anything without planes and rotation. in_lanes: the device was
+    seen to have the lanes that butterflies.rotated_span counts on (add_parts.rotates); faster, with the same bits.
     """
     n_rows, k = x.shape
     _check(x, gain, rotation)
@@ -239,7 +242,8 @@ def rotate_rows(x: Tensor, gain: Tensor | None, rotation: int, dtype: torch.dtyp
     out = torch.empty((n_rows, GROUP, k // GROUP) if planes else (n_rows, k), dtype=dtype, device=x.device)
     _rotate_rows[(triton.cdiv(k, _SPAN), n_rows)](
         x, x if gain is None else gain, rotation_signs(rotation, x.device), out, k,
-        HAS_GAIN=gain is not None, SIZE=rotation, PLANES=planes, NVIDIA=is_nvidia(x), num_warps=_WARPS, **OPTIONS,
+        HAS_GAIN=gain is not None, SIZE=rotation, PLANES=planes, NVIDIA=in_lanes and is_nvidia(x), num_warps=_WARPS,
+        **OPTIONS,
     )  # fmt: skip
     return out
 
