@@ -85,13 +85,14 @@ def rstd_of_rows(rows, ok, size, eps, NORM: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def angles_of(cos, sin, ok, HALF: tl.constexpr, BLOCK: tl.constexpr):
     """cos and sin [R, BLOCK] of the pairs that the elements of heads are in; pointers [R] to their rows' angles."""
-    d = tl.arange(0, BLOCK)[None, :]
-    if HALF == 0:
+    if HALF == 0:  # with an else: the compiler reads on behind a return
         return 1.0, 0.0
-    is_turned = ok[:, None] & (d < 2 * HALF)
-    pair = tl.where(d < HALF, d, d - HALF)
-    c = tl.load(cos[:, None] + pair, mask=is_turned, other=1.0)
-    return c, tl.load(sin[:, None] + pair, mask=is_turned, other=0.0)
+    else:
+        d = tl.arange(0, BLOCK)[None, :]
+        is_turned = ok[:, None] & (d < 2 * HALF)
+        pair = tl.where(d < HALF, d, d - HALF)
+        c = tl.load(cos[:, None] + pair, mask=is_turned, other=1.0)
+        return c, tl.load(sin[:, None] + pair, mask=is_turned, other=0.0)
 
 
 @triton.jit
@@ -104,8 +105,9 @@ def heads_and_partners(heads, ok, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl
     value = tl.load(heads[:, None] + d, mask=ok[:, None] & (d < D), other=0.0)
     if HALF == 0:
         return value, value
-    partner = tl.where(d < HALF, d + HALF, d - HALF)
-    return value, tl.load(heads[:, None] + partner, mask=ok[:, None] & (d < 2 * HALF), other=0.0)
+    else:
+        partner = tl.where(d < HALF, d + HALF, d - HALF)
+        return value, tl.load(heads[:, None] + partner, mask=ok[:, None] & (d < 2 * HALF), other=0.0)
 
 
 @triton.jit
@@ -265,6 +267,7 @@ def variants() -> Iterator[Variant]:
         ("bf16 d128 norm of heads", "head", (16, 8, 128, 64), "*bf16"),
         ("bf16 d128 norm of rows", "row", (32, 32, 128, 64), "*bf16"),
         ("int8 d96 partial", "none", (24, 8, 96, 36), "*i8"),
+        ("bf16 d128 not rotated", "none", (32, 8, 128, 0), "*bf16"),
     ):
         gain, scale = "*fp32" if norm != "none" else None, "*fp32" if form == "*i8" else None
         yield Variant(
