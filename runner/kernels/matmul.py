@@ -51,7 +51,7 @@ def dense_rows(x: Rows) -> Tensor:
     if isinstance(x, Int8Rows):
         levels = x.words.transpose(1, 2).contiguous().view(torch.int8).view(len(x.words), -1, 32)
         return (levels.float() * x.scale[:, :, None]).flatten(1)
-    return x.transpose(1, 2).flatten(1) if x.dim() == 3 else x
+    return x
 
 
 def linear_ref(x: Rows, w: Matrix, *, bias: Tensor | None, squares: Squares | None, dtype: torch.dtype) -> Tensor:

@@ -2,9 +2,8 @@
 
 The pairs come sorted by expert (moe_groups.py). How many blocks there are follows from the counts, which are on the
 device: a program finds its block in them, and those beyond the last one end at once. The rows of expert e are those of
-the weights from e * N on. Packed weights become the type of the activations on their way, rounded once; for these, the
-activations come in planes [M, 32, K / 32], so that a step multiplies 32 slices of neighbouring groups, each slice one
-element of every group. The references are in moe_matmul.py.
+the weights from e * N on. Packed weights are decoded first, to the type of the activations, as many experts at a time
+as a block of gemm.py has room for: each is then read by all the rows that take it. The references are in moe_matmul.py.
 """
 
 from __future__ import annotations
@@ -13,14 +12,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from runner.kernels import moe_pairs
 from runner.kernels.compile import Variant
+from runner.kernels.dequantize import dequantize
 from runner.kernels.epilogues import columns, streams
-from runner.kernels.grids import FORMATS, load_level, scale_value, table, words_of_group
+from runner.kernels.fragments import TILE
+from runner.kernels.gemm import BLOCK_BYTES
 from runner.kernels.moe_groups import Groups
 from runner.kernels.values import OPTIONS, PackedMatrix
 
@@ -40,67 +42,36 @@ def _block_of(counts, block, E, EXPERTS: tl.constexpr, BM: tl.constexpr):
     return expert, first + inside * BM, tl.sum(tl.where(e <= expert, count, 0), 0)
 
 
-@triton.jit
-def _dense(w, x, w_row, w_ok, rows, row_ok, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """x @ w.T [BM, BN] of dense weights."""
-    acc = tl.zeros((BM, BN), tl.float32)
-    for first in range(0, K, BK):
-        k = first + tl.arange(0, BK)
-        k_ok = k < K
-        left = tl.load(x + rows[:, None].to(tl.int64) * K + k[None, :], mask=row_ok[:, None] & k_ok[None, :], other=0.0)
-        right = tl.load(w + w_row[None, :] * K + k[:, None], mask=w_ok[None, :] & k_ok[:, None], other=0.0)
-        acc = tl.dot(left, right.to(left.dtype), acc, input_precision="ieee")
-    return acc
-
-
-@triton.jit
-def _packed(
-    w, x, w_row, w_ok, rows, row_ok, n_groups,
-    FORMAT: tl.constexpr, WORDS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BG: tl.constexpr,
-):  # fmt: skip
-    """x @ w.T [BM, BN] of packed weights."""
-    packed, scale, row_scale, levels = w
-    acc = tl.zeros((BM, BN), tl.float32)
-    for first in range(0, n_groups, BG):
-        g = first + tl.arange(0, BG)
-        g_ok = g < n_groups
-        ok = w_ok[None, :] & g_ok[:, None]
-        group = packed + w_row[None, :] * (WORDS * n_groups) + g[:, None]
-        factor = scale_value(tl.load(scale + w_row[None, :] * n_groups + g[:, None], mask=ok, other=0))
-        x_group = x + rows[:, None].to(tl.int64) * (32 * n_groups) + g[None, :]
-        for element in range(32):
-            left = tl.load(x_group + element * n_groups, mask=row_ok[:, None] & g_ok[None, :], other=0.0)
-            level = load_level(group, n_groups, ok, levels, element // 4, element % 4, FORMAT)
-            acc = tl.dot(left, (level.to(tl.float32) * factor).to(left.dtype), acc, input_precision="ieee")
-    return acc * tl.load(row_scale + w_row, mask=w_ok, other=0.0)[None, :]
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["from_expert", "to_expert"])
 def _moe_gemm(
-    w, x, order, counts, E, N, K, sharing, n_tiles, args,
-    EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, FORMAT: tl.constexpr, WORDS: tl.constexpr,
-    EXPERTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    w, x, order, counts, from_expert, to_expert, E, N, K, sharing, n_tiles, args,
+    EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, EXPERTS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """sharing: pairs that have one row of x."""
+    """w: the experts from `from_expert` on, before `to_expert`. sharing: pairs that have one row of x."""
     tile = tl.program_id(0) % n_tiles
     expert, first, end = _block_of(counts, tl.program_id(0) // n_tiles, E, EXPERTS, BM)
-    if expert < E:
+    if (expert >= from_expert) & (expert < to_expert):
         place = first + tl.arange(0, BM)
         ok = place < end
         pairs = tl.load(order + place, mask=ok, other=0)
         w_row, w_ok, n, n2, n_ok = columns(tile, N, PAIR, BN)
-        of_expert = expert.to(tl.int64) * N + w_row
-        if FORMAT == "dense":
-            acc = _dense(w[0], x, of_expert, w_ok, pairs // sharing, ok, K, BM, BN, BK)
-        else:
-            acc = _packed(w, x, of_expert, w_ok, pairs // sharing, ok, K, FORMAT, WORDS, BM, BN, BK)
-        lo, hi = streams(acc, PAIR, BM, BN)
+        left = w + ((expert - from_expert).to(tl.int64) * N + w_row)[:, None] * K
+        right = x + (pairs // sharing)[None, :].to(tl.int64) * K
+        # Weights from the left: of these there are always enough rows for the tensor cores.
+        acc = tl.zeros((BN, BM), tl.float32)
+        for start in range(0, K, BK):
+            k = start + tl.arange(0, BK)
+            rows = tl.load(right + k[:, None], mask=ok[None, :] & (k < K)[:, None], other=0.0)
+            weights = tl.load(left + k[None, :], mask=w_ok[:, None] & (k < K)[None, :], other=0.0)
+            acc = tl.dot(weights.to(rows.dtype), rows, acc, input_precision="ieee")
+        lo, hi = streams(tl.trans(acc), PAIR, BM, BN)
         EPILOGUE(lo, hi, pairs, ok, n, n2, n_ok, tile, args, CONFIG)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gemm:
-    """A launch of the kernel. x: [M, K], planes [M, 32, K / 32] for packed weights; of rows, or of pairs.
+    """A launch of the kernel. x: [M, K], rotated for packed weights; of rows, or of pairs.
 
     w: the matrices of all experts, [E * N, K].
     """
@@ -114,47 +85,62 @@ class Gemm:
     ) -> None:
         """Each pair's product [n_columns] to the epilogue. pair: see epilogues.columns."""
         n_pairs, n_experts = len(self.groups.order), len(self.groups.counts)
+        n, k = self.w.shape[0] // n_experts, self.w.shape[1]
         assert self.x.is_contiguous()
-        assert self.x[0].numel() == self.w.shape[1], (self.x.shape, self.w.shape)
+        assert self.x.shape[1] == k, (self.x.shape, self.w.shape)
         assert n_pairs % len(self.x) == 0
-        bm = min(_BM, max(16, triton.next_power_of_2(n_pairs // n_experts)))
+        bm = _rows_of_block(n_pairs / n_experts)
         n_blocks = n_pairs // bm + min(n_experts, n_pairs)  # an expert's last block may have few
         n_tiles = triton.cdiv(n_columns, _BN // 2 if pair else _BN)
-        weights: tuple[Tensor, ...]
+        step = n_experts if isinstance(self.w, Tensor) else experts_at_once(n, k, self.x.element_size())
+        for first in range(0, n_experts, step):
+            last = min(first + step, n_experts)
+            _moe_gemm[(n_blocks * n_tiles,)](
+                self._dense(first * n, last * n), self.x, self.groups.order, self.groups.counts, first, last, n_experts,
+                n, k, n_pairs // len(self.x), n_tiles, args,
+                EPILOGUE=epilogue, CONFIG=config, PAIR=pair, EXPERTS=triton.next_power_of_2(n_experts),
+                BM=bm, BN=_BN, BK=_BK, num_warps=_WARPS[bm], num_stages=_STAGES, **OPTIONS,
+            )  # fmt: skip
+
+    def _dense(self, first: int, last: int) -> Tensor:
+        """Those rows of the weights, dense."""
         if isinstance(self.w, Tensor):
-            weights, form, words, length, step = (self.w,), "dense", 0, self.w.shape[1], _BK
-        else:
-            weights = (self.w.packed, self.w.scale, self.w.row_scale, table(self.x.device))
-            form, words, length, step = self.w.format, self.w.packed.shape[1], self.w.packed.shape[2], _BG
-        _moe_gemm[(n_blocks * n_tiles,)](
-            weights, self.x, self.groups.order, self.groups.counts, n_experts, self.w.shape[0] // n_experts, length,
-            n_pairs // len(self.x), n_tiles, args,
-            EPILOGUE=epilogue, CONFIG=config, PAIR=pair, FORMAT=form, WORDS=words,
-            EXPERTS=triton.next_power_of_2(n_experts), BM=bm, BN=_BN, BK=step,
-            num_warps=_WARPS, num_stages=_STAGES, **OPTIONS,
-        )  # fmt: skip
+            return self.w[first:last]
+        dense = torch.empty(last - first, self.w.shape[1], dtype=self.x.dtype, device=self.x.device)
+        dequantize(self.w, dense, first=first, pair=0)
+        return dense
 
 
-_BM, _BN, _BK, _BG, _WARPS, _STAGES = 64, 64, 32, 16, 4, 3
+def experts_at_once(n: int, k: int, itemsize: int) -> int:
+    """How many experts' matrices [N, K] are decoded at a time; dequantize begins at multiples of its tile."""
+    step = max(1, BLOCK_BYTES // (n * k * itemsize))
+    return step if n % TILE == 0 else max(TILE, step // TILE * TILE)
+
+
+def _rows_of_block(mean: float) -> int:
+    """Pairs of a block, where experts have so many on average: weights are read once for most, which fill one block."""
+    return min(_MOST_ROWS, max(16, int(triton.next_power_of_2(int(1.5 * mean)))))
+
+
+_MOST_ROWS, _BN, _BK, _STAGES = 128, 128, 64, 3
+_WARPS = {16: 4, 32: 4, 64: 4, 128: 8}
 
 
 def variants() -> Iterator[Variant]:
-    for form in ("dense", "mq4"):
-        is_dense = form == "dense"
+    for bm in (16, _MOST_ROWS):
         yield Variant(
-            name=f"moe_gemm {form} gate",
+            name=f"moe_gemm gate, {bm} rows",
             kernel=_moe_gemm,
             signature={
-                "w": ("*bf16",) if is_dense else ("*i32", "*u8", "*fp32", "*i32"), "x": "*bf16", "order": "*i32",
-                "counts": "*i32", "E": "i32:16", "N": "i32:16", "K": "i32:16", "sharing": "i32", "n_tiles": "i32",
+                "w": "*bf16", "x": "*bf16", "order": "*i32", "counts": "*i32", "from_expert": "i32", "to_expert": "i32",
+                "E": "i32:16", "N": "i32:16", "K": "i32:16", "sharing": "i32", "n_tiles": "i32",
                 "args": moe_pairs.signature("*bf16"),
             },
             constants={
-                "EPILOGUE": moe_pairs.gate_pairs, "CONFIG": (64, 64, False, 0), "PAIR": 768, "FORMAT": form,
-                "WORDS": 0 if is_dense else words_of_group(FORMATS[form]), "EXPERTS": 128,
-                "BM": _BM, "BN": _BN, "BK": _BK if is_dense else _BG,
+                "EPILOGUE": moe_pairs.gate_pairs, "CONFIG": (64, 64, False, 0), "PAIR": 768, "EXPERTS": 128,
+                "BM": bm, "BN": _BN, "BK": _BK,
             },
-            num_warps=_WARPS,
+            num_warps=_WARPS[bm],
             num_stages=_STAGES,
             is_decode=False,
         )  # fmt: skip

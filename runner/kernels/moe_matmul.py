@@ -2,8 +2,8 @@
 
 w is [E * N, K], dense or packed, the rows of expert e from e * N on. Up to 16 rows a product is one vector a pair of a
 row and an expert (moe_gemv.py), and a row has the same bits whatever M is; above, pairs are sorted by expert
-(moe_gemm.py). Pair p = m * k + s is row m's slot s. Activations come as matmul.py wants them, by the number of rows M,
-those of pairs too. It knows no models.
+(moe_gemm.py). Pair p = m * k + s is row m's slot s. Activations come as matmul.py wants them for weights in planes, by
+the number of rows M, those of pairs too. It knows no models.
 """
 
 from __future__ import annotations

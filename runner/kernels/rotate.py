@@ -58,10 +58,9 @@ def quantize_fragments_ref(
     return found
 
 
-def rotate_rows_ref(x: Tensor, gain: Tensor | None, rotation: int, dtype: torch.dtype, *, planes: bool) -> Tensor:
+def rotate_rows_ref(x: Tensor, gain: Tensor | None, rotation: int, dtype: torch.dtype) -> Tensor:
     """See rotate_rows."""
-    rows = _rotated_ref(x, gain, rotation).to(dtype)
-    return rows.unflatten(1, (-1, GROUP)).transpose(1, 2).contiguous() if planes else rows
+    return _rotated_ref(x, gain, rotation).to(dtype)
 
 
 def _rotated_ref(x: Tensor, gain: Tensor | None, rotation: int) -> Tensor:
@@ -161,20 +160,23 @@ def _quantize_fragments(
     store_fragments(v, places, span, row, K, factor, zero, words, notes, COLUMNS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows"])
 def _rotate_rows(
-    x, gain, signs, out, K,
-    HAS_GAIN: tl.constexpr, SIZE: tl.constexpr, PLANES: tl.constexpr, NVIDIA: tl.constexpr,
+    x, gain, signs, out, n_rows, K,
+    HAS_GAIN: tl.constexpr, SIZE: tl.constexpr, NVIDIA: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(1)
     places = span_places()
     k = tl.program_id(0) * 256 + places
-    v = tl.load(x + row.to(tl.int64) * K + k, mask=k < K, other=0.0).to(tl.float32)
     if HAS_GAIN:
-        v *= tl.load(gain + k, mask=k < K, other=0.0)
-    v = rotated_span(v, signs, places, SIZE, NVIDIA)
-    at = (k % 32) * (K // 32) + k // 32 if PLANES else k
-    tl.store(out + row.to(tl.int64) * K + at, v.to(out.dtype.element_ty), mask=k < K)
+        g = tl.load(gain + k, mask=k < K, other=0.0)
+    for i in tl.static_range(ROWS):
+        row = (tl.program_id(1) * ROWS + i + tl.arange(0, 1)).to(tl.int64)[:, None]
+        ok = (k < K) & (row < n_rows)
+        v = tl.load(x + row * K + k, mask=ok, other=0.0).to(tl.float32)
+        if HAS_GAIN:
+            v *= g
+        v = rotated_span(v, signs, places, SIZE, NVIDIA)
+        tl.store(out + row * K + k, v.to(out.dtype.element_ty), mask=ok)
 
 
 # --- launchers -------------------------------------------------------------------------------------------------------
@@ -228,28 +230,26 @@ def empty_fragments(n_rows: int, k: int, device: torch.device) -> tuple[Tensor, 
     return torch.empty(*shape, 4, dtype=torch.int32, device=device), torch.empty(shape, device=device)
 
 
-def rotate_rows(
-    x: Tensor, gain: Tensor | None, rotation: int, dtype: torch.dtype, *, planes: bool, in_lanes: bool = False
-) -> Tensor:
-    """R (x * gain) in `dtype`: [M, K], or as planes [M, 32, K / 32], element e of group g at [m, e, g].
+def rotate_rows(x: Tensor, gain: Tensor | None, rotation: int, dtype: torch.dtype, *, in_lanes: bool = False) -> Tensor:
+    """R (x * gain) [M, K] in `dtype`.
 
-    x, gain, rotation: as for quantize_rows; K may be anything without planes and rotation. in_lanes: the device was
-    seen to have the lanes that butterflies.rotated_span counts on (add_parts.rotates); faster, with the same bits.
+    x, gain, rotation: as for quantize_rows; K may be anything without a rotation. in_lanes: the device was seen to have
+    the lanes that butterflies.rotated_span counts on (add_parts.rotates); faster, with the same bits.
     """
     n_rows, k = x.shape
     _check(x, gain, rotation)
-    assert not planes or k % GROUP == 0
-    out = torch.empty((n_rows, GROUP, k // GROUP) if planes else (n_rows, k), dtype=dtype, device=x.device)
-    _rotate_rows[(triton.cdiv(k, _SPAN), n_rows)](
-        x, x if gain is None else gain, rotation_signs(rotation, x.device), out, k,
-        HAS_GAIN=gain is not None, SIZE=rotation, PLANES=planes, NVIDIA=in_lanes and is_nvidia(x), num_warps=_WARPS,
-        **OPTIONS,
+    out = torch.empty(n_rows, k, dtype=dtype, device=x.device)
+    _rotate_rows[(triton.cdiv(k, _SPAN), triton.cdiv(n_rows, _ROWS))](
+        x, x if gain is None else gain, rotation_signs(rotation, x.device), out, n_rows, k,
+        HAS_GAIN=gain is not None, SIZE=rotation, NVIDIA=in_lanes and is_nvidia(x), ROWS=_ROWS,
+        num_warps=_WARPS, **OPTIONS,
     )  # fmt: skip
     return out
 
 
-# One warp holds a span of the largest block, so butterflies need no barrier.
-_SPAN, _WARPS = 256, 1
+# One warp holds a span of the largest block, so butterflies need no barrier. Rows of a prompt four at a time: a GPU
+# begins some 1.4 programs a nanosecond.
+_SPAN, _WARPS, _ROWS = 256, 1, 4
 
 
 def _check(x: Tensor, gain: Tensor | None, rotation: int) -> None:
@@ -289,8 +289,8 @@ def variants() -> Iterator[Variant]:
         yield Variant(
             name=f"rotate_rows {name} r{rotation}",
             kernel=_rotate_rows,
-            signature={**inputs, "out": "*bf16", "K": "i32:16"},
-            constants={"HAS_GAIN": has_gain, "SIZE": rotation, "PLANES": False, "NVIDIA": False},
+            signature={**inputs, "out": "*bf16", "n_rows": "i32", "K": "i32:16"},
+            constants={"HAS_GAIN": has_gain, "SIZE": rotation, "NVIDIA": False, "ROWS": _ROWS},
             nvidia_constants={"NVIDIA": True},
             num_warps=_WARPS,
         )

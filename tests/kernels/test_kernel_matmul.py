@@ -44,7 +44,7 @@ def rows_for(w: Matrix, x: Tensor) -> Rows:
     x = x.to(DEVICE)
     if isinstance(w, Tensor):
         return x
-    return quantize_rows(x, None, 1) if len(x) <= 16 else rotate_rows(x, None, 1, torch.float32, planes=False)
+    return quantize_rows(x, None, 1) if len(x) <= 16 else rotate_rows(x, None, 1, torch.float32)
 
 
 def exact(x: Rows, w: Matrix) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from kernel_data import DEVICE, close, packed, poisoned, random
 from torch import Tensor
 
+from runner.kernels import moe_gemm
 from runner.kernels.matmul import Activation, Rows, dense_rows, gate_ref
 from runner.kernels.moe_groups import group_pairs, group_pairs_ref
 from runner.kernels.moe_matmul import (
@@ -47,7 +48,7 @@ def activations(x: Tensor, w: Matrix, n_rows: int) -> Rows:
     """x as a product with w wants it when n_rows rows are computed; x may be of their pairs."""
     if isinstance(w, Tensor):
         return x
-    return quantize_rows(x, None, 1) if n_rows <= 16 else rotate_rows(x, None, 1, torch.float32, planes=True)
+    return quantize_rows(x, None, 1) if n_rows <= 16 else rotate_rows(x, None, 1, torch.float32)
 
 
 def routed(m: int, e: int, k: int, seed: int = 4) -> Dispatch:
@@ -127,6 +128,18 @@ def test_products_of_pairs_equal_float64(kind: str, shape: tuple[int, ...]) -> N
     wanted = wanted * rstd.repeat_interleave(k)[:, None] + bias[to.experts.flatten().long()]
     close(moe_linear(x, w, to, bias=bias, squares=squares, dtype=torch.float32), wanted)
     close(moe_linear_ref(x, w, to, bias=bias, squares=squares, dtype=torch.float32), wanted)
+
+
+@pytest.mark.parametrize("n", [16, 21])
+def test_experts_that_have_no_room_at_once_are_decoded_in_turn(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    m, e, k, length = 20, 40, 2, 32
+    w, to = matrix("mq4", e * n, length), routed(m, e, k)
+    x = activations(random(m, length), w, m)
+    at_once = moe_linear(x, w, to, dtype=torch.float32)
+    monkeypatch.setattr(moe_gemm, "BLOCK_BYTES", 3 * n * length * 4)
+    assert moe_gemm.experts_at_once(n, length, 4) == {16: 3, 21: 16}[n]
+    assert torch.equal(moe_linear(x, w, to, dtype=torch.float32), at_once)
+    close(at_once, exact(of_pairs(x, to), w, to))
 
 
 @pytest.mark.parametrize("kind", KINDS)

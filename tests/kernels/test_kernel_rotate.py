@@ -32,22 +32,19 @@ def poison() -> Iterator[None]:
 @pytest.mark.parametrize(("k", "rotation"), [(512, 256), (384, 128), (320, 64), (96, 32), (64, 1), (544, 32)])
 @pytest.mark.parametrize("has_gain", [False, True])
 def test_rows_are_rotated_in_blocks(k: int, rotation: int, has_gain: bool) -> None:
-    x, gain = random(3, k), random(k, seed=2) if has_gain else None
+    x, gain = random(6, k), random(k, seed=2) if has_gain else None  # rows beyond a program's four
     wanted = x.double() if gain is None else x.double() * gain
     wanted = wanted if rotation == 1 else rotate(wanted, rotation)
-    rows = rotate_rows(x, gain, rotation, torch.float32, planes=False)
+    rows = rotate_rows(x, gain, rotation, torch.float32)
     close(rows, wanted, 1e-6)
-    assert torch.equal(rotate_rows(x, gain, rotation, torch.float32, planes=False, in_lanes=True), rows)
-    planes = rotate_rows(x, gain, rotation, torch.float32, planes=True)
-    assert planes.shape == (3, 32, k // 32)
-    close(dense_rows(planes), wanted, 1e-6)
+    assert torch.equal(rotate_rows(x, gain, rotation, torch.float32, in_lanes=True), rows)
 
 
 @pytest.mark.parametrize("k", [1, 45, 300])
 def test_rows_for_dense_weights_have_any_width(k: int) -> None:
     x, gain = random(2, k), random(k, seed=2)
-    found = rotate_rows(x, gain, 1, torch.float16, planes=False)
-    assert torch.equal(found, rotate_rows_ref(x, gain, 1, torch.float16, planes=False))
+    found = rotate_rows(x, gain, 1, torch.float16)
+    assert torch.equal(found, rotate_rows_ref(x, gain, 1, torch.float16))
 
 
 @pytest.mark.parametrize(("k", "rotation"), [(512, 256), (96, 32), (896, 128)])
@@ -191,4 +188,4 @@ def test_butterflies_in_place_add_the_same_numbers_in_the_same_order(rotation: i
         other = v[at ^ (1 << stage)]
         v = torch.where(is_upper, -v, v) + other
     v = v * after[at % rotation]
-    assert torch.equal(rotate_rows(x[None], None, rotation, torch.float32, planes=False)[0], v)
+    assert torch.equal(rotate_rows(x[None], None, rotation, torch.float32)[0], v)

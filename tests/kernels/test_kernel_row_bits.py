@@ -76,7 +76,7 @@ def test_activations() -> None:
         of_rows = Squares(parts=parts[first:last].contiguous(), size=128, eps=1e-5)
         planes = quantize_rows(rows, gain, 32)
         fragments = quantize_fragments(rows, gain, 32, 8, of_rows)
-        dense = rotate_rows(rows, gain, 1, torch.bfloat16, planes=False)
+        dense = rotate_rows(rows, gain, 1, torch.bfloat16)
         return [planes.words, planes.scale, activation_rows(fragments), dense]
 
     check(run)

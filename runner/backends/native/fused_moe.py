@@ -60,10 +60,10 @@ class FusedMoE:
 def _activations(x: Tensor, gain: Tensor | None, w: Matrix, dtype: torch.dtype, *, is_few: bool) -> MoeRows:
     """x, times the gain, as a product with the experts' matrices wants it; is_few: it is one of up to 16 tokens."""
     if isinstance(w, Tensor):
-        return rotate_rows(x, gain, 1, dtype, planes=False) if gain is not None or x.dtype != dtype else x
+        return rotate_rows(x, gain, 1, dtype) if gain is not None or x.dtype != dtype else x
     if is_few:
         return quantize_rows(x, gain, w.rotation)
-    return rotate_rows(x, gain, w.rotation, dtype, planes=True)
+    return rotate_rows(x, gain, w.rotation, dtype)
 
 
 def _stacks(reader: MatrixReader, name: str, count: int, members: list[str]) -> list[tuple[Matrix, Tensor | None]]:

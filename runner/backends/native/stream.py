@@ -49,9 +49,9 @@ def activations(
     squares: of the rows of x, if a norm stands before the product.
     """
     if isinstance(w, Tensor):
-        return x if gain is None and x.dtype == dtype else rotate_rows(x, gain, 1, dtype, planes=False), squares
+        return x if gain is None and x.dtype == dtype else rotate_rows(x, gain, 1, dtype), squares
     if len(x) > FEW_ROWS:
-        return rotate_rows(x, gain, w.rotation, dtype, planes=False, in_lanes=w.layout == "fragments"), squares
+        return rotate_rows(x, gain, w.rotation, dtype, in_lanes=w.layout == "fragments"), squares
     if w.layout == "fragments":
         return quantize_fragments(x, gain, w.rotation, ZEROS[w.format], squares), None
     return quantize_rows(x, gain, w.rotation), squares
