@@ -76,9 +76,13 @@ class NativeBackend(Backend):
         self._is_open = True
 
     def warm_up(self) -> None:
-        """Run one token, so that pages, threads and kernels are ready, and forget it. On a CPU a second one is timed:
-        what is slow is to say how slow."""
+        """Run one token, so that pages, threads, kernels and graphs are ready, and forget it. On a CPU a second one is
+        timed: what is slow is to say how slow."""
         self._last([0], CancelToken())
+        for params in _STEPS_ON_THE_DEVICE:  # the first answer would wait for their graphs
+            if (tokens := self._execution.decode(0, params, CancelToken())) is not None:
+                next(tokens, None)
+                tokens.close()
         self.keep(0)
         if not self._placement.is_gpu:
             started = time.perf_counter()

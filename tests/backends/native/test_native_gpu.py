@@ -147,7 +147,9 @@ def test_a_row_has_the_same_bits_in_every_batch_of_up_to_16(model: ReadyModel) -
 def test_what_is_held_is_what_the_device_lacks(model: ReadyModel) -> None:
     torch.cuda.empty_cache()
     torch.zeros(1, device="cuda")  # the context, and the libraries that the first product loads, are not the model's
-    opened(model).close()
+    warm = opened(model)
+    take(warm, PROMPT, 1, GREEDY)
+    warm.close()
     torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info()[0]
     backend = opened(model, ctx_size=2048)
