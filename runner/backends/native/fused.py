@@ -235,9 +235,10 @@ class FusedDecoder:
 
     def waits_for_launches(self, n_rows: int, first: int) -> bool:
         """Whether a prompt of so many rows, after `first` others, is computed faster than the host launches it."""
-        config = self.decoder.config
+        config, experts = self.decoder.config, self.decoder.config.experts
         heads = config.num_heads * config.head_dim
-        matrices = 2 * heads + 2 * config.num_kv_heads * config.head_dim + 3 * config.intermediate_size
+        width = config.intermediate_size if experts is None else experts.per_token * experts.intermediate_size
+        matrices = 2 * heads + 2 * config.num_kv_heads * config.head_dim + 3 * width
         # As a graph, attention has no library's kernel to turn to, and takes twice to three times as long.
         return 2 * n_rows * (config.hidden_size * matrices + 6 * heads * first) < _FLOP_BEHIND_LAUNCHES
 

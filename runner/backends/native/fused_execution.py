@@ -99,7 +99,7 @@ class FusedExecution:
         Those passes are filled up whether a graph replays them or not: the bits of a row depend on the number of rows.
         """
         decoder, n_tokens = self._opened(), len(tokens)
-        n_rows = None if decoder.has_experts else filled_up_prompt(n_tokens, self.cache.n_ctx - first)
+        n_rows = filled_up_prompt(n_tokens, self.cache.n_ctx - first)
         if n_rows is None or not decoder.waits_for_launches(n_rows, first):
             self._reserve(first + n_tokens)
             return self._hidden(tokens, first, checkpoint, self._long_tap(n_tokens))
