@@ -9,6 +9,7 @@ output. The reference is pack.dequantize_ref. It knows no products.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import triton
 import triton.language as tl
@@ -151,16 +152,17 @@ def dequantize(w: PackedMatrix, out: Tensor, *, first: int, pair: int) -> None:
     assert first % unit == 0
     assert 0 < count <= (pair or n) - first
     assert w.layout == "planes" or w.pair == pair
-    _dequantize[(-(-count // unit) * triton.cdiv(k // 8, _SPAN),)](
+    span, warps = _TILES[w.layout]
+    _dequantize[(-(-count // unit) * triton.cdiv(k // 8, span),)](
         w.packed, w.packed if w.high is None else w.high, w.scale, w.row_scale, table(out.device), out,
         first, count, k // GROUP,
         PAIR=pair, FORMAT=w.format, WORDS=words_of_group(FORMATS[w.format]), ORDER=w.layout,
-        SPAN=_SPAN, NVIDIA=is_nvidia(out), num_warps=_WARPS, **OPTIONS,
+        SPAN=span, NVIDIA=is_nvidia(out), num_warps=warps, **OPTIONS,
     )  # fmt: skip
 
 
-# 8 * _SPAN columns of 16 rows a program.
-_SPAN, _WARPS = 32, 4
+# 8 * SPAN columns of 16 rows a program, and its warps. In planes, neighbouring words are those of neighbouring groups.
+_TILES: Final = {"fragments": (32, 4), "planes": (128, 8)}
 
 
 def variants() -> Iterator[Variant]:
@@ -168,6 +170,7 @@ def variants() -> Iterator[Variant]:
         ("mq4", "planes", 0), ("mq4", "fragments", 14336), ("mq4-uniform", "fragments", 0), ("mq6", "fragments", 0),
         ("mq8", "planes", 0),
     ):  # fmt: skip
+        span, warps = _TILES[order]
         yield Variant(
             name=f"dequantize {form} {order}" + (" pairs" if pair else ""),
             kernel=_dequantize,
@@ -177,10 +180,10 @@ def variants() -> Iterator[Variant]:
                 "n_groups": "i32:16",
             },
             constants={
-                "PAIR": pair, "FORMAT": form, "WORDS": words_of_group(FORMATS[form]), "ORDER": order, "SPAN": _SPAN,
+                "PAIR": pair, "FORMAT": form, "WORDS": words_of_group(FORMATS[form]), "ORDER": order, "SPAN": span,
                 "NVIDIA": False,
             },
-            num_warps=_WARPS,
+            num_warps=warps,
             is_decode=False,
             nvidia_constants={"NVIDIA": True},
         )  # fmt: skip

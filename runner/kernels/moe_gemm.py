@@ -122,8 +122,10 @@ def _rows_of_block(mean: float) -> int:
     return min(_MOST_ROWS, max(16, int(triton.next_power_of_2(int(1.5 * mean)))))
 
 
+# H200, 128 experts of [1536, 2048], 8 a row, decoding too: 0.93 ms for 512 rows and 1.04 for 2048; 4 warps 1.01, 1.03;
+# a fourth stage 0.90, 1.08; columns 64 or 256 and steps of 32 are no better in both.
 _MOST_ROWS, _BN, _BK, _STAGES = 128, 128, 64, 3
-_WARPS = {16: 4, 32: 4, 64: 4, 128: 8}
+_WARPS = {16: 4, 32: 4, 64: 8, 128: 8}
 
 
 def variants() -> Iterator[Variant]:
