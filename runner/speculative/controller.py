@@ -223,10 +223,14 @@ class Controller(Control):
             step = self.steps.learn_step(n_drafted + 1, seconds)
         else:
             step = self.steps.learn_plain(seconds, is_asked=self._gate is not None)
+            if len(self._chosen):
+                self.steps.learn_break()
         if self.steps.plain_s <= 0:
             return
         guess_s = self._guessed_s if self._is_free else done.draft_s
         spent = (guess_s + own_s) / self.steps.plain_s
+        if not n_drafted:
+            step = max(step, 1 - spent)  # what a device hides costs nothing, and asking gains nothing by itself
         self._enter(done.tokens, step, spent)
         # What was written tells even of guesses that the target did not compute: it cannot if a token is outside its
         # vocabulary, nor if its next step had begun before.
@@ -236,7 +240,7 @@ class Controller(Control):
         if gate is not None:
             self._outlook.guessing.learn(gate.n_asked, guess_s)
             if not gate.is_trial or (self._is_free and not len(self._chosen)):
-                self._shadow_left -= spent if n_drafted else spent + step - 1
+                self._shadow_left -= spent if n_drafted else max(0.0, spent + self.steps.unseen)
         if done.n_accepted:
             self._shadow_left = max(self._shadow_left, 0.0)
         if n_drafted or (gate is not None and gate.is_trial and not self._is_free):

@@ -117,6 +117,11 @@ class StepCosts:
         """See PlainSteps."""
         return self._plain.unseen
 
+    @property
+    def refill(self) -> float:
+        """See PlainSteps."""
+        return self._plain.refill
+
     def learn_plain(self, seconds: float, *, is_asked: bool = False) -> float:
         """A plain step took so long; gives what it counts as, in plain steps. is_asked: the drafter, in vain."""
         cost = self._plain.learn(seconds, is_asked=is_asked)
@@ -128,6 +133,10 @@ class StepCosts:
         cost = sum(self._plain.learn(each, is_asked=False) for each in seconds)
         self._have_learnt(len(seconds))
         return cost
+
+    def learn_break(self) -> None:
+        """The draft that was wanted came too late for the step that was just learnt of: see PlainSteps."""
+        self._plain.learn_break()
 
     def _have_learnt(self, n_plain: int) -> None:
         self._surprise = 1 + _KEPT_SURPRISE_PLAIN**n_plain * (self._surprise - 1)

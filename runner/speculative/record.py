@@ -18,6 +18,7 @@ class Round:
     """One step of the target: what was drafted, what came of it, and the seconds of each part.
 
     tokens: what it emitted, n_accepted drafted ones and one of the target's own. An empty draft is a plain step.
+    verify_s: also what the caller did with the tokens, where plain steps begin early: see rounds.decode.
     """
 
     draft: Draft
