@@ -82,7 +82,7 @@ class Controller(Control):
                 return None
             limit = min(limit, _LONGEST_SHADOW if self._is_free else _LONGEST_PAID_SHADOW)
         call = self._outlook.call_cost(self._n_unread)
-        if not (self._account.covers(call) and (self._is_free or self._account.survives(_SURPRISE * call))):
+        if not self._covers_call(call):
             self._doubt = f"a guess takes {call:.1f} plain steps, and {self._left:.1f} may be lost now"
             return None
         gate = _Gate(self, limit, is_trial, self._clock())
@@ -91,6 +91,14 @@ class Controller(Control):
             return None
         self._gate, self._n_unread = gate, 0
         return gate
+
+    def _covers_call(self, call: float) -> bool:
+        """Whether a look may be taken that costs so many plain steps before any is verified."""
+        if not self._is_free:
+            return self._account.covers(call) and self._account.survives(_SURPRISE * call)
+        # What was not read grows with each token. Once the account does not, waiting makes a look no better.
+        is_cheap_reader = self._outlook.reading_cost <= ALLOWED_LOSS / 2
+        return self._account.covers(call) or (is_cheap_reader and self._account.is_full)
 
     def goes_on(self, gate: _Gate) -> bool:
         """Whether it is worth its time to guess one token more."""
@@ -246,10 +254,12 @@ class Controller(Control):
         if n_drafted or (gate is not None and gate.is_trial and not self._is_free):
             self._learn_gain(n_drafted, n_tokens, step)
 
-    def pass_by(self, rounds: Sequence[Round]) -> None:
+    def pass_by(self, rounds: Sequence[Round], own_s: float) -> None:
         cost = self.steps.learn_passed([done.verify_s + done.sample_s for done in rounds])
         if self.steps.plain_s > 0:
-            self._enter([token for done in rounds for token in done.tokens], cost, 0.0, len(rounds))
+            # What hides a look hides this, too.
+            spent = max(0.0, own_s / self.steps.plain_s + min(0.0, self.steps.unseen))
+            self._enter([token for done in rounds for token in done.tokens], cost, spent, len(rounds))
 
     def _enter(self, tokens: Sequence[int], step: float, spent: float, n_rounds: int = 1) -> None:
         """Enter steps that cost so many plain steps, and `spent` for guessing and deciding."""

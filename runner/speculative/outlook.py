@@ -33,6 +33,11 @@ class Outlook:
         """Plain steps that guessing one token takes."""
         return self.guessing.token(self.steps.plain_s)
 
+    @property
+    def reading_cost(self) -> float:
+        """Plain steps that the drafter takes to read a token."""
+        return self.guessing.call(self.steps.plain_s, 1) - self.guessing.call(self.steps.plain_s, 0)
+
     def call_cost(self, n_unread: int) -> float:
         """Plain steps that asking takes until a first guess is there, and that the step after it takes longer, or less.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal, get_args
 
 _LATEST = 7  # steps, of whose lower third the plain step is
@@ -35,6 +35,7 @@ class PlainSteps:
         self._follows: _Kind = "quiet"
         self._quiet: deque[float] = deque(maxlen=_LATEST)
         self._excess: dict[_Kind, _SteadyMean] = {kind: _SteadyMean() for kind in _KINDS}
+        self._beyond_quiet: dict[_Kind, float] = {}  # of the kinds that were asked for since the last step
 
     def begin(self) -> None:
         """An answer begins, at another depth of the context."""
@@ -75,12 +76,24 @@ class PlainSteps:
             return 1.0
         more, found = seconds / self.seconds - 1, self._excess[kind]
         found.add(more)
+        self._beyond_quiet.clear()
         if kind == "quiet":
             return 1.0
         if kind == "after draft" and not found.is_known:
             # Each draft brings one: what it takes is not to be found out for nothing.
             return 1.0 + min(max(more - self._excess["quiet"].mean, 0.0), _LARGEST_EXCESS)
         return 1.0 + self._beyond(kind)
+
+    def pass_by(self, seconds: Sequence[float]) -> float:
+        """Steps for which nothing was asked took so long, one after the other; gives what they count as.
+
+        One of them tells of the quiet ones, and the first of what it follows: more would take longer than it helps.
+        """
+        n_told = 0 if self._follows == "quiet" else 1
+        cost = sum(self.learn(each, is_asked=False) for each in seconds[:n_told])
+        if rest := seconds[n_told:]:
+            cost += self.learn(rest[len(rest) // 2], is_asked=False) + len(rest) - 1
+        return cost
 
     def learn_draft(self) -> None:
         """A step for a draft is over."""
@@ -92,7 +105,10 @@ class PlainSteps:
         self._follows = "after draft"
 
     def _beyond(self, kind: _Kind) -> float:
-        return self._excess[kind].beyond(self._excess["quiet"])
+        found = self._beyond_quiet.get(kind)
+        if found is None:
+            found = self._beyond_quiet[kind] = self._excess[kind].beyond(self._excess["quiet"])
+        return found
 
 
 def lower(seconds: Iterable[float]) -> float:

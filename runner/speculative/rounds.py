@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from runner.config import SamplingParams
@@ -163,7 +163,7 @@ class _Loop:
                 yield token, index, done
         finally:
             if self.learnt is not None:
-                self._learn(replace(done, verify_s=done.verify_s + self.clock() - emitted))
+                self._learn(done._replace(verify_s=done.verify_s + self.clock() - emitted))
                 self.learnt = self.clock()
             if len(draft) and len(self.history) - 1 < n_held + len(draft):
                 self.target.keep(len(self.history) - 1)

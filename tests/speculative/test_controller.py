@@ -319,7 +319,7 @@ def test_a_draft_that_came_too_late_is_judged_by_what_was_written() -> None:
     for _ in range(100):
         gate = driven.control.gate(DRAFT_MAX)
         if gate is None:  # a plain step to compare with
-            driven.control.pass_by([dropped])
+            driven.control.pass_by([dropped], 0.0)
             continue
         for bucket in GOOD.buckets:
             gate.admits(bucket)
