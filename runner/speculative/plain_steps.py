@@ -87,7 +87,7 @@ class PlainSteps:
     def pass_by(self, seconds: Sequence[float]) -> float:
         """Steps for which nothing was asked took so long, one after the other; gives what they count as.
 
-        One of them tells of the quiet ones, and the first of what it follows: more would take longer than it helps.
+        The first counts as what it follows. Of the others one tells what quiet ones take: all would take too long.
         """
         n_told = 0 if self._follows == "quiet" else 1
         cost = sum(self.learn(each, is_asked=False) for each in seconds[:n_told])

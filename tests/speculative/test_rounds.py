@@ -304,6 +304,18 @@ def test_a_round_with_a_draft_bears_what_the_caller_does_with_its_tokens_as_the_
     assert [done.verify_s for done in drafted] == pytest.approx([2.5 + 17 * 0.125, 2.5 + 16 * 0.125])
 
 
+def test_a_round_that_is_closed_in_the_middle_is_learnt_of_all_the_same() -> None:
+    world = World(Trace("right", (True,) * 60, (None,) * 20 + (1,) * 40), EARLY, 0)
+    heard = Heard(world)
+    speculator = Speculator(Playing(world, True), 15, control=heard, clock=world.clock)
+    emitted = decode(world, PARAMS["greedy"], [0], speculator, world.clock)
+    done = next(done for _, _, done in emitted if done.draft)
+    assert not any(each.draft for each in heard.rounds), "its tokens are still to be taken"
+    emitted.close()
+    assert heard.rounds[-1].tokens == done.tokens
+    assert speculator.record.rounds == 1
+
+
 def test_what_the_host_does_while_a_device_works_is_no_loss_of_a_plain_step() -> None:
     rounds, _ = in_plain_steps(EARLY, [False] * 40, [None] * 40)
     # Learning took a quarter of a step, asking an eighth, the caller as much: all behind the device, but at the start.
