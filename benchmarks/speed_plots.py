@@ -1,4 +1,7 @@
-"""The plots of page.py: decoding against depth, and steps of several rows, one panel a shape."""
+"""The plots of page.py: decoding against depth, and steps of several rows, one panel a shape.
+
+A shape that was measured at one place alone has no panel: a point is no line.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,6 @@ def rows_of(test: str) -> int | None:
 
 def draw(rows: Sequence[Row], directory: Path) -> list[str]:
     """Write what there are rows for; returns the names of the files without suffix."""
-    shapes = list(dict.fromkeys(row["shape"] for row in rows))
     colours = dict(zip(dict.fromkeys(row["engine"] for row in rows), cycle(_COLOURS), strict=False))
     found = []
     for name, x_of, x_label, y_label in (
@@ -35,7 +37,11 @@ def draw(rows: Sequence[Row], directory: Path) -> list[str]:
         ("rows", rows_of, "rows M of a step", "ms a step"),
     ):
         wanted = [row for row in rows if x_of(row["test"]) is not None]
-        if not wanted:
+        places = {row["shape"]: set[int | None]() for row in wanted}
+        for row in wanted:
+            places[row["shape"]].add(x_of(row["test"]))
+        shapes = [shape for shape, xs in places.items() if len(xs) > 1]
+        if not shapes:
             continue
         with drawn(directory / name, len(shapes), sharey=False) as (_, axes):
             for ax, shape in zip(axes, shapes, strict=True):
@@ -43,7 +49,8 @@ def draw(rows: Sequence[Row], directory: Path) -> list[str]:
                 _lines(ax, [(x_of(row["test"]), row) for row in wanted if row["shape"] == shape], colours)
                 ax.set_ylim(bottom=0)
             axes[0].set_ylabel(y_label)
-            axes[-1].legend(frameon=False)
+            labelled = {label: line for ax in axes for line, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+            axes[-1].legend(labelled.values(), labelled.keys(), frameon=False)
         found.append(name)
     return found
 

@@ -22,7 +22,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from runner.kernels.butterflies import rotated_span, rotation_signs, span_places
 from runner.kernels.compile import Variant
 from runner.kernels.fragments import activation_rows
-from runner.kernels.rotate import empty_fragments, quantize_fragments, quantize_fragments_ref, store_fragments
+from runner.kernels.rotate import (
+    empty_fragments,
+    quantize_fragments,
+    quantize_fragments_ref,
+    rotate_rows,
+    rotate_rows_ref,
+    store_fragments,
+)
 from runner.kernels.values import GROUP, OPTIONS, Int8Fragments, PackedMatrix, has_pdl, is_nvidia, pdl_option
 
 SPAN: Final = 256  # columns that are rotated together at most
@@ -106,9 +113,9 @@ def add_parts(h: Tensor, parts: Tensor, bias: Tensor | None, reader: Reader) -> 
 
 @cache
 def rotates(rotation: int, device: torch.device) -> bool:
-    """Whether rows for weights of this rotation come out right, of this kernel and of quantize_fragments.
+    """Whether rows for weights of this rotation come out right, of this kernel, quantize_fragments and rotate_rows.
 
-    Both count on which lane has what (butterflies.py), which a compiler decides.
+    All count on which lane has what (butterflies.py), which a compiler decides.
     """
     random = torch.Generator().manual_seed(0)
     h, gain = (torch.randn(*shape, generator=random).to(device) for shape in ((3, 2 * SPAN), (2 * SPAN,)))
@@ -120,6 +127,11 @@ def rotates(rotation: int, device: torch.device) -> bool:
         add_parts(h, torch.zeros(3, 1, 2 * SPAN, device=device), None, Reader(gain=gain, w=w, zero=1))[1],
     ):
         if not (activation_rows(found) - rows).norm() < 1e-2 * rows.norm():
+            return False
+    wanted = rotate_rows_ref(h, gain, rotation, torch.float32, planes=False)
+    for dtype in (torch.float32, torch.bfloat16):
+        dense = rotate_rows(h.to(dtype), gain, rotation, torch.float32, planes=False, in_lanes=True)
+        if not (dense - wanted).norm() < 1e-2 * wanted.norm():
             return False
     return True
 

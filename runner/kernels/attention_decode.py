@@ -233,13 +233,14 @@ def variants() -> Iterator[Variant]:
     partial = {"tops": "*fp32", "totals": "*fp32", "mixes": "*fp32", "start": "*i32"}
     sizes = {"window": "i32", "capacity": "i32", "n_splits": "i32"}
     scales = ("key_scale", "value_scale")
-    for name, form, norm, (h, g, d) in (
-        ("bf16 d64", "*bf16", "none", (64, 8, 64)),
-        ("bf16 d128", "*bf16", "none", (32, 8, 128)),
-        ("bf16 d128 norm of heads", "*bf16", "head", (16, 8, 128)),
-        ("bf16 d128 norm of rows", "*bf16", "row", (32, 32, 128)),
-        ("bf16 d256 norm of heads", "*bf16", "head", (4, 1, 256)),
-        ("int8 d128", "*i8", "none", (32, 8, 128)),
+    for name, form, norm, (h, g, d, half) in (
+        ("bf16 d64", "*bf16", "none", (64, 8, 64, 32)),
+        ("bf16 d128", "*bf16", "none", (32, 8, 128, 64)),
+        ("bf16 d128 not rotated", "*bf16", "none", (32, 8, 128, 0)),
+        ("bf16 d128 norm of heads", "*bf16", "head", (16, 8, 128, 64)),
+        ("bf16 d128 norm of rows", "*bf16", "row", (32, 32, 128, 64)),
+        ("bf16 d256 norm of heads", "*bf16", "head", (4, 1, 256, 128)),
+        ("int8 d128", "*i8", "none", (32, 8, 128, 64)),
     ):
         block_d, gain = triton.next_power_of_2(d), None if norm == "none" else "*fp32"
         optional = dict.fromkeys(scales, "*fp32" if form == "*i8" else None)
@@ -251,7 +252,7 @@ def variants() -> Iterator[Variant]:
                 "keys": form, "values": form, "scale": "fp32", **partial, **sizes, **optional,
             },
             constants={
-                "H": h, "G": g, "D": d, "HALF": d // 2, "NORM": norm, "LARGEST": LARGEST_LEVEL, "ROWS": MOST_ROWS,
+                "H": h, "G": g, "D": d, "HALF": half, "NORM": norm, "LARGEST": LARGEST_LEVEL, "ROWS": MOST_ROWS,
                 "BLOCK_D": block_d, "BLOCK_ROW": _BLOCK_ROW, "SPLIT": _SPLIT, **_shape(h // g, block_d, None),
             },
             nvidia_constants=_shape(h // g, block_d, torch.bfloat16),

@@ -1,7 +1,8 @@
 """Attention of a prompt, or of a chunk of one: torch's on NVIDIA where it is the fastest, else flash attention here.
 
 The kernel (FlashAttention-2, arXiv:2307.08691) is right for everything: windows, of which it reads no more than is
-seen, sinks, int8 caches, every head size. A program is 64 rows of one head. The reference is attention.attend_ref.
+seen, sinks, int8 caches, every head size, and reads its position on the device, so that a graph can record it. A
+program is 64 rows of one head. The reference is attention.attend_ref.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from runner.kernels.kv_layer import LayerCache
 from runner.kernels.values import OPTIONS, capability, is_nvidia
 
 
-@triton.jit(do_not_specialize=["n_rows", "start", "window", "capacity"])
+@triton.jit(do_not_specialize=["n_rows", "window", "capacity"])
 def _attend_prompt(
     q, keys, values, key_scale, value_scale, sinks, out, scale, n_rows, start, window, capacity,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
+    start = tl.load(start)
     h = tl.program_id(0)
     block = tl.num_programs(1) - 1 - tl.program_id(1)  # the last rows see most, and so begin first
     m = block * ROWS + tl.arange(0, ROWS)
@@ -59,19 +61,28 @@ def _attend_prompt(
 
 
 def attend_prompt(
-    q: Tensor, cache: LayerCache, start: int, *, window: int | None, sinks: Tensor | None, scale: float
+    q: Tensor,
+    cache: LayerCache,
+    start: Tensor,
+    *,
+    first: int | None,
+    window: int | None,
+    sinks: Tensor | None,
+    scale: float,
 ) -> Tensor:
     """Attention [M, H * D], in the dtype of q, of M rows over a cache that already holds their keys and values.
 
     q: [M, H, D], contiguous, row m at position start + m, of which it sees this one and those before; with a window,
-    the last `window` of these. sinks: [H] logits without a value, or None. scale: what scores are multiplied by.
-    Scores, softmax and sums are float32; the weights of values are rounded to the type of q.
+    the last `window` of these. start: int32 [1], on the device; first: the same as a number, which torch's attention
+    wants, or None where the device alone is to say it. sinks: [H] logits without a value, or None. scale: what scores
+    are multiplied by. Scores, softmax and sums are float32; the weights of values are rounded to the type of q.
     """
     check_query(q, cache, sinks)
-    assert start + len(q) <= cache.capacity, (start, len(q), cache.capacity)
-    is_whole = window is None or window >= start + len(q)
-    if is_whole and sinks is None and _library_is_fast(q, cache):
-        return _library(q, cache, start, scale)
+    assert (first or 0) + len(q) <= cache.capacity, (first, len(q), cache.capacity)
+    if first is not None:
+        is_whole = window is None or window >= first + len(q)
+        if is_whole and sinks is None and _library_is_fast(q, cache):
+            return _library(q, cache, first, scale)
     n_rows, num_heads, d = q.shape
     out = torch.empty(n_rows, num_heads * d, dtype=q.dtype, device=q.device)
     block_d, kind = max(16, triton.next_power_of_2(d)), multiplied_in(q, cache)
@@ -131,7 +142,7 @@ def variants() -> Iterator[Variant]:
             kernel=_attend_prompt,
             signature={
                 "q": "*bf16", "keys": form, "values": form, "out": "*bf16", "scale": "fp32", "n_rows": "i32",
-                "start": "i32", "window": "i32", "capacity": "i32", **optional,
+                "start": "*i32", "window": "i32", "capacity": "i32", **optional,
             },
             constants={
                 "H": h, "G": g, "D": d, "BLOCK_D": block_d, "ROWS": _ROWS,

@@ -1,8 +1,8 @@
 """From the product with the q, k and v weights to queries, and to keys and values in their places in the cache.
 
 Per head: an RMS norm where the model has one, the rotary positions, one rounding. What that is for a few heads at once
-are functions that attention_decode.py calls too; place_heads is for prompts. A program of it is one head of one row, so
-a row has the same bits whatever its neighbours are. It knows no weights and computes no angles.
+are functions that attention_decode.py calls too; place_heads is for prompts. A program of it is one head of a few rows,
+none of which sees the others. It knows no weights and computes no angles.
 """
 
 from __future__ import annotations
@@ -85,13 +85,14 @@ def rstd_of_rows(rows, ok, size, eps, NORM: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def angles_of(cos, sin, ok, HALF: tl.constexpr, BLOCK: tl.constexpr):
     """cos and sin [R, BLOCK] of the pairs that the elements of heads are in; pointers [R] to their rows' angles."""
-    d = tl.arange(0, BLOCK)[None, :]
-    if HALF == 0:
+    if HALF == 0:  # with an else: the compiler reads on behind a return
         return 1.0, 0.0
-    is_turned = ok[:, None] & (d < 2 * HALF)
-    pair = tl.where(d < HALF, d, d - HALF)
-    c = tl.load(cos[:, None] + pair, mask=is_turned, other=1.0)
-    return c, tl.load(sin[:, None] + pair, mask=is_turned, other=0.0)
+    else:
+        d = tl.arange(0, BLOCK)[None, :]
+        is_turned = ok[:, None] & (d < 2 * HALF)
+        pair = tl.where(d < HALF, d, d - HALF)
+        c = tl.load(cos[:, None] + pair, mask=is_turned, other=1.0)
+        return c, tl.load(sin[:, None] + pair, mask=is_turned, other=0.0)
 
 
 @triton.jit
@@ -104,8 +105,9 @@ def heads_and_partners(heads, ok, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl
     value = tl.load(heads[:, None] + d, mask=ok[:, None] & (d < D), other=0.0)
     if HALF == 0:
         return value, value
-    partner = tl.where(d < HALF, d + HALF, d - HALF)
-    return value, tl.load(heads[:, None] + partner, mask=ok[:, None] & (d < 2 * HALF), other=0.0)
+    else:
+        partner = tl.where(d < HALF, d + HALF, d - HALF)
+        return value, tl.load(heads[:, None] + partner, mask=ok[:, None] & (d < 2 * HALF), other=0.0)
 
 
 @triton.jit
@@ -159,18 +161,18 @@ def append(
     tl.store(kept + place[:, None] * D + d, value.to(kept.dtype.element_ty), mask=is_room[:, None] & (d < D))
 
 
-@triton.jit(do_not_specialize=["capacity"])
+@triton.jit(do_not_specialize=["n_rows", "capacity"])
 def _place_heads(
-    qkv, cos, sin, q_gain, k_gain, start, q, keys, values, key_scale, value_scale, capacity, eps,
+    qkv, cos, sin, q_gain, k_gain, start, q, keys, values, key_scale, value_scale, n_rows, capacity, eps,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
-    LARGEST: tl.constexpr, BLOCK: tl.constexpr, BLOCK_ROW: tl.constexpr, PDL: tl.constexpr,
+    LARGEST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    m = tl.program_id(0) + tl.arange(0, 1)
+    m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     n = tl.program_id(1)
-    ok = m >= 0
+    ok = m < n_rows
     row = qkv + m.to(tl.int64) * ((H + 2 * G) * D)
     head = row + n * D
     angles = angles_of(cos + m * HALF, sin + m * HALF, ok, HALF, BLOCK)
@@ -182,7 +184,7 @@ def _place_heads(
         value = turned(loaded, ok, angles, q_gain, gain_at, rstd, eps, D, HALF, NORM, BLOCK)
         d = tl.arange(0, BLOCK)[None, :]
         at = (m.to(tl.int64) * H + n)[:, None] * D + d
-        tl.store(q + at, value.to(q.dtype.element_ty), mask=d < D)
+        tl.store(q + at, value.to(q.dtype.element_ty), mask=ok[:, None] & (d < D))
     elif n < H + G:
         rstd = rstd_of_rows(row + H * D, ok, G * D, eps, NORM, BLOCK_ROW)
         gain_at = (n - H) * D + 0 * m if NORM == "row" else 0 * m
@@ -191,7 +193,7 @@ def _place_heads(
         append(value, ok, keys, key_scale, n - H, position, capacity, D, LARGEST, BLOCK)
     else:
         d = tl.arange(0, BLOCK)[None, :]
-        value = tl.load(head[:, None] + d, mask=d < D, other=0.0).to(tl.float32)
+        value = tl.load(head[:, None] + d, mask=ok[:, None] & (d < D), other=0.0).to(tl.float32)
         append(value, ok, values, value_scale, n - H - G, position, capacity, D, LARGEST, BLOCK)
 
 
@@ -219,10 +221,10 @@ def place_heads(
     (n_rows, half), heads, d = cos.shape, num_heads + 2 * cache.num_kv_heads, cache.head_dim
     pdl = has_pdl(qkv)
     q = torch.empty(n_rows, num_heads, d, dtype=qkv.dtype, device=qkv.device)
-    _place_heads[(n_rows, heads)](
+    _place_heads[(triton.cdiv(n_rows, _ROWS), heads)](
         qkv, cos, sin, q_gain, k_gain, start, q,
-        cache.keys, cache.values, cache.key_scale, cache.value_scale, cache.capacity, eps,
-        H=num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=norm, LARGEST=LARGEST_LEVEL,
+        cache.keys, cache.values, cache.key_scale, cache.value_scale, n_rows, cache.capacity, eps,
+        H=num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=norm, LARGEST=LARGEST_LEVEL, ROWS=_ROWS,
         BLOCK=triton.next_power_of_2(d), BLOCK_ROW=_BLOCK_ROW, PDL=pdl, num_warps=_WARPS,
         **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
@@ -254,8 +256,9 @@ def check_heads(
         assert size == {"none": None, "head": d, "row": n * d}[norm], (norm, size)
 
 
-# A head is small: one warp holds it, and a row of all heads is summed 1024 elements at a time.
-_BLOCK_ROW, _WARPS = 1024, 1
+# H200, 512 rows of 48 heads of 128: one row a program of one warp takes 30 us. A row of all heads is summed 128 at a
+# time, as in attention_decode.py.
+_ROWS, _BLOCK_ROW, _WARPS = 8, 128, 4
 
 
 def variants() -> Iterator[Variant]:
@@ -264,6 +267,7 @@ def variants() -> Iterator[Variant]:
         ("bf16 d128 norm of heads", "head", (16, 8, 128, 64), "*bf16"),
         ("bf16 d128 norm of rows", "row", (32, 32, 128, 64), "*bf16"),
         ("int8 d96 partial", "none", (24, 8, 96, 36), "*i8"),
+        ("bf16 d128 not rotated", "none", (32, 8, 128, 0), "*bf16"),
     ):
         gain, scale = "*fp32" if norm != "none" else None, "*fp32" if form == "*i8" else None
         yield Variant(
@@ -272,10 +276,11 @@ def variants() -> Iterator[Variant]:
             signature={
                 "qkv": "*bf16", "cos": "*fp32", "sin": "*fp32", "q_gain": gain, "k_gain": gain, "start": "*i32",
                 "q": "*bf16", "keys": form, "values": form, "key_scale": scale, "value_scale": scale,
-                "capacity": "i32", "eps": "fp32",
+                "n_rows": "i32", "capacity": "i32", "eps": "fp32",
             },
             constants={
                 **dict(zip(("H", "G", "D", "HALF"), heads, strict=True)), "NORM": norm, "LARGEST": LARGEST_LEVEL,
+                "ROWS": _ROWS,
                 "BLOCK": triton.next_power_of_2(heads[2]), "BLOCK_ROW": _BLOCK_ROW,
             },
             has_pdl=True,

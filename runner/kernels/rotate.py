@@ -74,16 +74,6 @@ def _rotated_ref(x: Tensor, gain: Tensor | None, rotation: int) -> Tensor:
 
 
 @triton.jit
-def _loaded(x, gain, signs, row, first, K, HAS_GAIN: tl.constexpr, SIZE: tl.constexpr, SPAN: tl.constexpr):
-    """Elements first ... first + SPAN of a row, times their gain, rotated."""
-    k = first + tl.arange(0, SPAN)
-    v = tl.load(x + row.to(tl.int64) * K + k, mask=k < K, other=0.0).to(tl.float32)
-    if HAS_GAIN:
-        v *= tl.load(gain + k, mask=k < K, other=0.0)
-    return rotated(v, signs, SIZE, SPAN)
-
-
-@triton.jit
 def _quantize_rows(
     x, gain, signs, words, scale, K,
     HAS_GAIN: tl.constexpr, SIZE: tl.constexpr, SPAN: tl.constexpr,
@@ -91,7 +81,11 @@ def _quantize_rows(
     row = tl.program_id(1)
     first = tl.program_id(0) * SPAN
     n_groups = K // 32
-    v = tl.reshape(_loaded(x, gain, signs, row, first, K, HAS_GAIN, SIZE, SPAN), (SPAN // 32, 32))
+    k = first + tl.arange(0, SPAN)
+    v = tl.load(x + row.to(tl.int64) * K + k, mask=k < K, other=0.0).to(tl.float32)
+    if HAS_GAIN:
+        v *= tl.load(gain + k, mask=k < K, other=0.0)
+    v = tl.reshape(rotated(v, signs, SIZE, SPAN), (SPAN // 32, 32))
     # As whole numbers, since of these NaN is the largest: a maximum of floats would pass it over.
     largest = tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1).to(tl.float32, bitcast=True)
     unit = tl.div_rn(largest, _LARGEST)
@@ -170,12 +164,15 @@ def _quantize_fragments(
 @triton.jit
 def _rotate_rows(
     x, gain, signs, out, K,
-    HAS_GAIN: tl.constexpr, SIZE: tl.constexpr, PLANES: tl.constexpr, SPAN: tl.constexpr,
+    HAS_GAIN: tl.constexpr, SIZE: tl.constexpr, PLANES: tl.constexpr, NVIDIA: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1)
-    first = tl.program_id(0) * SPAN
-    v = _loaded(x, gain, signs, row, first, K, HAS_GAIN, SIZE, SPAN)
-    k = first + tl.arange(0, SPAN)
+    places = span_places()
+    k = tl.program_id(0) * 256 + places
+    v = tl.load(x + row.to(tl.int64) * K + k, mask=k < K, other=0.0).to(tl.float32)
+    if HAS_GAIN:
+        v *= tl.load(gain + k, mask=k < K, other=0.0)
+    v = rotated_span(v, signs, places, SIZE, NVIDIA)
     at = (k % 32) * (K // 32) + k // 32 if PLANES else k
     tl.store(out + row.to(tl.int64) * K + at, v.to(out.dtype.element_ty), mask=k < K)
 
@@ -231,10 +228,13 @@ def empty_fragments(n_rows: int, k: int, device: torch.device) -> tuple[Tensor, 
     return torch.empty(*shape, 4, dtype=torch.int32, device=device), torch.empty(shape, device=device)
 
 
-def rotate_rows(x: Tensor, gain: Tensor | None, rotation: int, dtype: torch.dtype, *, planes: bool) -> Tensor:
+def rotate_rows(
+    x: Tensor, gain: Tensor | None, rotation: int, dtype: torch.dtype, *, planes: bool, in_lanes: bool = False
+) -> Tensor:
     """R (x * gain) in `dtype`: [M, K], or as planes [M, 32, K / 32], element e of group g at [m, e, g].
 
-    x, gain, rotation: as for quantize_rows; K may be anything without planes and rotation.
+    x, gain, rotation: as for quantize_rows; K may be anything without planes and rotation. in_lanes: the device was
+    seen to have the lanes that butterflies.rotated_span counts on (add_parts.rotates); faster, with the same bits.
     """
     n_rows, k = x.shape
     _check(x, gain, rotation)
@@ -242,7 +242,8 @@ def rotate_rows(x: Tensor, gain: Tensor | None, rotation: int, dtype: torch.dtyp
     out = torch.empty((n_rows, GROUP, k // GROUP) if planes else (n_rows, k), dtype=dtype, device=x.device)
     _rotate_rows[(triton.cdiv(k, _SPAN), n_rows)](
         x, x if gain is None else gain, rotation_signs(rotation, x.device), out, k,
-        HAS_GAIN=gain is not None, SIZE=rotation, PLANES=planes, SPAN=_SPAN, num_warps=_WARPS, **OPTIONS,
+        HAS_GAIN=gain is not None, SIZE=rotation, PLANES=planes, NVIDIA=in_lanes and is_nvidia(x), num_warps=_WARPS,
+        **OPTIONS,
     )  # fmt: skip
     return out
 
@@ -263,12 +264,11 @@ def _check(x: Tensor, gain: Tensor | None, rotation: int) -> None:
 def variants() -> Iterator[Variant]:
     for name, dtype, rotation, has_gain in (("fp32", "*fp32", 256, True), ("bf16", "*bf16", 64, False)):
         inputs = {"x": dtype, "gain": "*fp32" if has_gain else dtype, "signs": "*fp32"}
-        common = {"HAS_GAIN": has_gain, "SIZE": rotation, "SPAN": _SPAN}
         yield Variant(
             name=f"quantize_rows {name} r{rotation}",
             kernel=_quantize_rows,
             signature={**inputs, "words": "*i32", "scale": "*fp32", "K": "i32:16"},
-            constants=common,
+            constants={"HAS_GAIN": has_gain, "SIZE": rotation, "SPAN": _SPAN},
             num_warps=_WARPS,
         )
         yield Variant(
@@ -290,6 +290,7 @@ def variants() -> Iterator[Variant]:
             name=f"rotate_rows {name} r{rotation}",
             kernel=_rotate_rows,
             signature={**inputs, "out": "*bf16", "K": "i32:16"},
-            constants={**common, "PLANES": True},
+            constants={"HAS_GAIN": has_gain, "SIZE": rotation, "PLANES": False, "NVIDIA": False},
+            nvidia_constants={"NVIDIA": True},
             num_warps=_WARPS,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from attention_cases import FLOATS, check_attention, filled, poison_new_tensors, random
@@ -41,9 +43,15 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     poison_new_tensors(monkeypatch)
 
 
+def attend(q: Tensor, cache: LayerCache, start: int, *, is_known: bool = True, **how: Any) -> Tensor:
+    """attend_prompt at a position that the host knows too, or the device alone."""
+    on_device = torch.tensor([start], dtype=torch.int32, device=q.device)
+    return attend_prompt(q, cache, on_device, first=start if is_known else None, **how)
+
+
 def check(cache: LayerCache, q: Tensor, start: int, window: int | None, sinks: Tensor | None, sums: float) -> None:
     scale = cache.head_dim**-0.5
-    found = attend_prompt(q, cache, start, window=window, sinks=sinks, scale=scale)
+    found = attend(q, cache, start, window=window, sinks=sinks, scale=scale)
     wanted = attend_ref(q.double(), cache, start, window=window, sinks=sinks, scale=scale)
     check_attention(found, wanted, sums=sums)
 
@@ -72,17 +80,20 @@ def test_the_librarys_attention_sees_the_same_positions(h: int, g: int, d: int, 
     cache, q = filled("bfloat16", g, start + m, start + m + 50, d), random(m, h, d, dtype=torch.bfloat16)
     assert attention_prefill._library_is_fast(q, cache)
     check(cache, q, start, None, None, SUMS["bfloat16"])
+    wanted = attend_ref(q.double(), cache, start, window=None, sinks=None, scale=d**-0.5)
+    found = attend(q, cache, start, is_known=False, window=None, sinks=None, scale=d**-0.5)
+    check_attention(found, wanted, sums=SUMS["bfloat16"])  # by the kernel, which a graph records
 
 
 def test_the_kernel_does_not_read_what_lies_before_the_window() -> None:
     seen, unseen = filled("float32", 2, 120, 120, 18), filled("float32", 2, 120, 120, 18, first=81)
     q = random(20, 4, 18)
-    results = [attend_prompt(q, cache, 100, window=20, sinks=None, scale=0.3) for cache in (seen, unseen)]
+    results = [attend(q, cache, 100, window=20, sinks=None, scale=0.3) for cache in (seen, unseen)]
     assert torch.equal(*results)
 
 
 def test_a_prompt_in_chunks_gives_what_it_gives_at_once() -> None:
     cache, q = filled("float32", 2, 100, 128, 18), random(100, 6, 18)
-    at_once = attend_prompt(q, cache, 0, window=30, sinks=None, scale=0.3)
-    chunks = [attend_prompt(q[i : i + 40], cache, i, window=30, sinks=None, scale=0.3) for i in (0, 40, 80)]
+    at_once = attend(q, cache, 0, window=30, sinks=None, scale=0.3)
+    chunks = [attend(q[i : i + 40], cache, i, window=30, sinks=None, scale=0.3) for i in (0, 40, 80)]
     torch.testing.assert_close(torch.cat(chunks), at_once, rtol=0, atol=4e-6)

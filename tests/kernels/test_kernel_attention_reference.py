@@ -8,7 +8,7 @@ import pytest
 import torch
 from attention_cases import DEVICE, filled, random
 
-from runner.backends.native.blocks import attend
+from runner.backends.native.attend import attend
 from runner.kernels.attention import attend_ref
 from runner.kernels.kv_layer import read_ref
 

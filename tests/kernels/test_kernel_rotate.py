@@ -35,7 +35,9 @@ def test_rows_are_rotated_in_blocks(k: int, rotation: int, has_gain: bool) -> No
     x, gain = random(3, k), random(k, seed=2) if has_gain else None
     wanted = x.double() if gain is None else x.double() * gain
     wanted = wanted if rotation == 1 else rotate(wanted, rotation)
-    close(rotate_rows(x, gain, rotation, torch.float32, planes=False), wanted, 1e-6)
+    rows = rotate_rows(x, gain, rotation, torch.float32, planes=False)
+    close(rows, wanted, 1e-6)
+    assert torch.equal(rotate_rows(x, gain, rotation, torch.float32, planes=False, in_lanes=True), rows)
     planes = rotate_rows(x, gain, rotation, torch.float32, planes=True)
     assert planes.shape == (3, 32, k // 32)
     close(dense_rows(planes), wanted, 1e-6)

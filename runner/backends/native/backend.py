@@ -107,6 +107,9 @@ class NativeBackend(Backend):
                     yield step_of(token, index, done)
         except _Cancelled:
             return
+        finally:
+            if self._is_open:
+                self._execution.after_answer()
 
     def _prefill(self, prompt: Sequence[int], cancel: CancelToken) -> Generator[Prefill, None, NDArray[np.float32]]:
         """Compute what of `prompt` the cache lacks; returns the logits [V] after its last token."""

@@ -73,12 +73,12 @@ class Capture:
         self._long = None
 
     def long_pass(self, n_rows: int) -> Tap:
-        """The tap of a pass of many rows, which no graph records."""
+        """The tap of a pass of many rows, which no graph records; rows beyond the first n_rows fill it up."""
         rows = self._long = self._ring.new_empty(n_rows, self._ring.shape[1])
 
         def tap(n_layers: int, stream: Tensor) -> None:
             for columns in self._columns(n_layers):
-                rows[:, columns].copy_(stream)
+                rows[:, columns].copy_(stream[: len(rows)])
 
         return tap
 

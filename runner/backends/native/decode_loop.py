@@ -5,14 +5,17 @@ It knows when a step may begin and what the KV cache is to hold at the end, and 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 import torch
-from torch import Tensor
 
 from runner.backends.native.kv_cache import KvCache
 from runner.sampling import bad_logits
 from runner.types import CancelToken
+
+_SLOTS: Final = 2  # a step that the host waits for, and the one after it
 
 
 class DecodeLoop:
@@ -40,7 +43,7 @@ class DecodeLoop:
             self.close()
             raise StopIteration
         # The step that the next token is waited for, and one ahead of it where there is room for one.
-        while self._n_begun < 2 and not self._is_finishing and self._cache.length + 1 < self._cache.n_ctx:
+        while self._n_begun < _SLOTS and not self._is_finishing and self._cache.length + 1 < self._cache.n_ctx:
             self._launch()
             self._n_begun += 1
         if not self._n_begun:
@@ -66,29 +69,32 @@ class DecodeLoop:
 
 
 class Mailbox:
-    """Tokens on their way to the host, in order: copies that nobody waits for until they are taken."""
+    """Tokens on their way to the host, in order: a step writes its token into a slot, and the host waits for the step.
+
+    slots: int64, in pinned memory on a GPU: the token at a position belongs in slot position % len(slots). No more than
+    that may be on their way when one is taken.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self._is_gpu = device.type == "cuda"
-        self._slots = [torch.zeros(1, dtype=torch.int64, pin_memory=self._is_gpu) for _ in range(2)]
-        self._events = [torch.cuda.Event() for _ in self._slots] if self._is_gpu else []  # type: ignore[no-untyped-call]
-        self._n_put = self._n_taken = 0
+        is_gpu = device.type == "cuda"
+        self.slots = torch.zeros(_SLOTS, dtype=torch.int64, pin_memory=is_gpu)
+        self._events = [torch.cuda.Event() for _ in range(_SLOTS)] if is_gpu else []  # type: ignore[no-untyped-call]
+        self._positions: deque[int] = deque()  # of the tokens that were not taken
 
-    def put(self, token: Tensor) -> None:
-        slot = self._n_put % len(self._slots)
-        self._slots[slot].copy_(token, non_blocking=True)
-        if self._is_gpu:
-            self._events[slot].record()
-        self._n_put += 1
+    def expect(self, position: int) -> None:
+        """The step was begun that chooses the token at `position`."""
+        self._positions.append(position)
+        if self._events:
+            self._events[position % _SLOTS].record()
 
     def take(self) -> int:
-        slot = self._n_taken % len(self._slots)
-        if self._is_gpu:
+        slot = self._positions.popleft() % _SLOTS
+        if self._events:
             self._events[slot].synchronize()
-        self._n_taken += 1
-        return int(self._slots[slot])
+        return int(self.slots[slot])
 
     def forget(self) -> None:
         """Drop what was not taken, once it has arrived."""
-        while self._n_taken < self._n_put:
-            self.take()
+        for event in self._events:
+            event.synchronize()
+        self._positions.clear()

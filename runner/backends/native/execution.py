@@ -48,6 +48,10 @@ class Execution(Protocol):
         """
         ...
 
+    def after_answer(self) -> None:
+        """Do what serves later answers, now that nobody waits."""
+        ...
+
     def choices(self, tokens: Sequence[int], params: SamplingParams, /) -> list[int] | None:
         """Compute `tokens` after what the cache holds, in one step, and choose a token after each, at its position.
 
@@ -137,6 +141,9 @@ class PlainExecution:
             hidden = self._decoder(ids, self.cache, checkpoint, tap)
             rows = {"none": hidden[:0], "last": hidden[-1:], "all": hidden}[wanted]
             return self._decoder.logits(rows) if len(rows) else rows
+
+    def after_answer(self) -> None:
+        pass
 
     def choices(self, _tokens: Sequence[int], _params: SamplingParams) -> None:
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,7 @@ from runner.backends.native.stream import (
     reader_of,
 )
 from runner.kernels.add_parts import Reader
+from runner.kernels.angles import angles
 from runner.kernels.attention_decode import attend_rows
 from runner.kernels.attention_prefill import attend_prompt
 from runner.kernels.embedding import embed
@@ -47,11 +49,12 @@ from runner.model_config import RopeName
 @dataclass(frozen=True, kw_only=True)
 class FusedPass:
     """What the layers of one pass share. caches: a layer each. start: the position of the first row, int32 [1] on the
-    device, and as a number for prompts of more than 16 rows, which no graph captures. checkpoint: see blocks.Pass."""
+    device; first: the same as a number, None where a graph records the pass for every position. checkpoint: see
+    blocks.Pass."""
 
     caches: list[LayerCache]
     start: Tensor
-    first: int
+    first: int | None
     rotations: dict[RopeName, tuple[Tensor, Tensor]]
     checkpoint: Callable[[], None]
 
@@ -88,7 +91,9 @@ class FusedAttention:
             qkv, module.num_heads, cos, sin,
             q_gain=q_gain, k_gain=k_gain, norm=module.norm, eps=eps, cache=cache, start=run.start,
         )  # fmt: skip
-        return attend_prompt(q, cache, run.first, window=module.window, sinks=self.sinks, scale=module.scale)
+        return attend_prompt(
+            q, cache, run.start, first=run.first, window=module.window, sinks=self.sinks, scale=module.scale
+        )
 
 
 class FusedMlp:
@@ -153,6 +158,10 @@ def _mlp(module: nn.Module, name: str, reader: MatrixReader) -> FusedMlp | Fused
     return FusedMlp(module, name, reader)
 
 
+# Of a layer: the host takes 0.7 ms to launch one (H200), which then computes at some 350 TFLOP/s.
+_FLOP_BEHIND_LAUNCHES: Final = 2.4e11
+
+
 class FusedDecoder:
     """A whole model on the device. Reads all weights when it is made; see MatrixReader for what that raises."""
 
@@ -182,22 +191,25 @@ class FusedDecoder:
         caches: list[LayerCache],
         start: Tensor,
         *,
-        first: int,
+        first: int | None,
         n_ctx: int,
         checkpoint: Callable[[], None],
         tap: Tap | None = None,
     ) -> Stream:
         """The final residual stream of `tokens` [M] int64, at positions from `start` on; the caches hold them then.
 
-        first: `start` as a number, which prompts of more than 16 tokens want. n_ctx: see Decoder.rotations. tap: see
-        blocks.Tap; it hears the stream itself, which is float32 and changes in place.
+        first: `start` as a number, if the pass is for that position alone; attention of prompts is faster then. n_ctx:
+        see Decoder.frequencies. tap: see blocks.Tap; it hears the stream itself, which is float32 and changes in place.
         """
-        positions = start + torch.arange(len(tokens), device=self.device)
+        ropes = self.decoder.config.ropes
         run = FusedPass(
             caches=caches,
             start=start,
             first=first,
-            rotations=self.decoder.rotations(positions.float(), n_ctx),
+            rotations={
+                name: angles(start, len(tokens), frequencies, ropes[name].attention_factor)
+                for name, frequencies in self.decoder.frequencies(n_ctx, self.device).items()
+            },
             checkpoint=checkpoint,
         )
         h, squares = embed(tokens, self.embedding, self.factor, self.eps)
@@ -220,6 +232,14 @@ class FusedDecoder:
         part = Stream(h=h, squares=squares, ready=ready)
         x, left = normed(part, self.norm, self.head, dtype_of(self.head, self.dtype))
         return linear_logits(x, self.head, squares=left)
+
+    def waits_for_launches(self, n_rows: int, first: int) -> bool:
+        """Whether a prompt of so many rows, after `first` others, is computed faster than the host launches it."""
+        config = self.decoder.config
+        heads = config.num_heads * config.head_dim
+        matrices = 2 * heads + 2 * config.num_kv_heads * config.head_dim + 3 * config.intermediate_size
+        # As a graph, attention has no library's kernel to turn to, and takes twice to three times as long.
+        return 2 * n_rows * (config.hidden_size * matrices + 6 * heads * first) < _FLOP_BEHIND_LAUNCHES
 
     def interior(self) -> Interior:
         """See Interior: the same weights, each step on its own."""

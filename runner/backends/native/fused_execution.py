@@ -2,8 +2,9 @@
 
 A step reads its tokens, its position and the request's numbers from the device. A plain one leaves the next token
 there, so the next step can begin before the host has seen anything (decode_loop.py); one that verifies a draft chooses
-a token after each, and a few ids are all that the host reads; a draft is a chain of plain ones, read at its end. Up to
-16 rows go through one graph for each number of rows, longer prompts through none. It knows nothing of prompts or texts.
+a token after each, and a few ids are all that the host reads; a draft is a chain of plain ones, read at its end. Steps
+go through graphs, one for each number of rows; so do prompts that are launched more slowly than they are computed, once
+such a one has come before. It knows nothing of texts.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from runner.backends.native.capture import Capture, Interior
 from runner.backends.native.decode_loop import DecodeLoop, Mailbox
 from runner.backends.native.execution import Wanted
 from runner.backends.native.fused import FusedDecoder
-from runner.backends.native.graphs import Graphs, filled_up
+from runner.backends.native.graphs import LONGEST_PROMPT, Graphs, filled_up, filled_up_prompt
 from runner.backends.native.guesses import Guesses
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.step_inputs import StepInputs
 from runner.backends.native.stream import Stream
 from runner.config import SamplingParams
+from runner.kernels.advance import advance
 from runner.kernels.kv_layer import LayerCache
 from runner.kernels.matmul import Logits
 from runner.kernels.sampling import Choice, choose, greedy_from_tiles, is_supported
@@ -50,6 +52,7 @@ class FusedExecution:
         self._tokens, self._start, self._position = self._inputs.tokens, self._inputs.start, self._inputs.position
         self._count = torch.ones(1, dtype=torch.int64, device=device)  # rows of a chain's step that are not filling
         self._guesses = Guesses(device)
+        self._prompt_ids: Tensor | None = None
         self._choice: Choice | None = None
         self._chosen_by: SamplingParams | None = None  # what _choice says now
         self._mailbox = Mailbox(device)
@@ -84,12 +87,45 @@ class FusedExecution:
                 logits: Tensor = self._run(("rows", n_rows), (), lambda: self._rows(n_rows))[:n_tokens].clone()
                 rows = {"none": logits[:0], "last": logits[-1:], "all": logits}[wanted]
             else:
-                self._reserve(first + n_tokens)
-                stream = self._hidden(ids, first, checkpoint)
-                part = {"none": slice(0, 0), "last": slice(n_tokens - 1, None), "all": slice(None)}[wanted]
+                stream = self._prompt(ids, first, checkpoint)
+                part = {"none": slice(0, 0), "last": slice(n_tokens - 1, n_tokens), "all": slice(n_tokens)}[wanted]
                 rows = stream.h[:0] if wanted == "none" else decoder.logits(stream, part).values
         self.cache.advance(n_tokens)
         return rows
+
+    def _prompt(self, tokens: Tensor, first: int, checkpoint: Callable[[], None]) -> Stream:
+        """The stream of `tokens` [n], after `first` others, its rows filled up where the launches take longest.
+
+        Those passes are filled up whether a graph replays them or not: the bits of a row depend on the number of rows.
+        """
+        decoder, n_tokens = self._opened(), len(tokens)
+        n_rows = None if decoder.has_experts else filled_up_prompt(n_tokens, self.cache.n_ctx - first)
+        if n_rows is None or not decoder.waits_for_launches(n_rows, first):
+            self._reserve(first + n_tokens)
+            return self._hidden(tokens, first, checkpoint, self._long_tap(n_tokens))
+        self._reserve(first + n_rows)
+        prompt = self._prompt_tokens(n_rows)
+        prompt[:n_tokens].copy_(tokens)
+        known = first if first == 0 else None
+        key = ("prompt", n_rows, known)
+        checkpoint()
+        if self._capture is not None:
+            return self._hidden(prompt, known, checkpoint, self._long_tap(n_tokens))
+        found: Stream | None = self._graphs.replay(key)
+        if found is None:
+            found = self._hidden(prompt, known, checkpoint)
+            self._graphs.note(key, lambda: self._hidden(prompt, known, _go_on))
+        return found
+
+    def _prompt_tokens(self, n_rows: int) -> Tensor:
+        """Where a prompt that is filled up lies on the device: graphs have recorded it."""
+        if self._prompt_ids is None:
+            self._prompt_ids = torch.zeros(LONGEST_PROMPT, dtype=torch.int64, device=self._tokens.device)
+        return self._prompt_ids[:n_rows]
+
+    def after_answer(self) -> None:
+        with torch.inference_mode():
+            self._graphs.record_noted()
 
     def choices(self, tokens: Sequence[int], params: SamplingParams, /) -> list[int] | None:
         if len(tokens) > MOST_ROWS or not is_supported(params):
@@ -154,7 +190,8 @@ class FusedExecution:
                     self._rows(n_rows)
                 else:
                     ids = torch.zeros(n_rows, dtype=torch.int64, device=decoder.device)
-                    decoder.logits(self._hidden(ids, 0, _go_on), slice(n_rows - 1, None))
+                    for first in (0, None):
+                        decoder.logits(self._hidden(ids, first, _go_on), slice(n_rows - 1, None))
 
     def capture(self, layers: Sequence[int]) -> None:
         decoder = self._opened()
@@ -207,7 +244,7 @@ class FusedExecution:
             key = "greedy" if is_greedy else "sampled"
             self._run(key, state, lambda: self._step(is_greedy))
             self.cache.advance(1)
-            self._mailbox.put(self._tokens[:1])
+            self._mailbox.expect(self.cache.length)
 
     def _run(self, key: Hashable, state: Sequence[Tensor], step: Callable[[], Any]) -> Any:
         """A step of few rows, by its graph: see Graphs.run."""
@@ -216,9 +253,7 @@ class FusedExecution:
         return self._graphs.run(key, state, step)
 
     def _step(self, is_greedy: bool) -> None:
-        self._tokens[:1].copy_(self._chosen(1, is_greedy))
-        self._start.add_(1)
-        self._position.add_(1)
+        advance(self._chosen(1, is_greedy), self._tokens, self._start, self._position, self._mailbox.slots)
 
     def _link(self, n_rows: int, is_greedy: bool) -> None:
         """A step of a chain: it leaves the token after the last row that counts where the next step begins."""
@@ -250,20 +285,19 @@ class FusedExecution:
         return self._logits(n_rows).values
 
     def _logits(self, n_rows: int) -> Logits:
-        return self._opened().logits(self._hidden(self._tokens[:n_rows], 0, _go_on))
+        tap = None if self._capture is None else self._capture.step(self._start, n_rows)
+        return self._opened().logits(self._hidden(self._tokens[:n_rows], None, _go_on, tap))
 
-    def _hidden(self, tokens: Tensor, first: int, checkpoint: Callable[[], None]) -> Stream:
+    def _hidden(
+        self, tokens: Tensor, first: int | None, checkpoint: Callable[[], None], tap: Tap | None = None
+    ) -> Stream:
         caches = [LayerCache(**self.cache.layer(index)) for index in range(self.cache.num_layers)]
         return self._opened().hidden(
-            tokens, caches, self._start, first=first, n_ctx=self.cache.n_ctx, checkpoint=checkpoint,
-            tap=self._tap(len(tokens)),
-        )  # fmt: skip
+            tokens, caches, self._start, first=first, n_ctx=self.cache.n_ctx, checkpoint=checkpoint, tap=tap
+        )
 
-    def _tap(self, n_rows: int) -> Tap | None:
-        if self._capture is None:
-            return None
-        is_step = n_rows <= MOST_ROWS
-        return self._capture.step(self._start, n_rows) if is_step else self._capture.long_pass(n_rows)
+    def _long_tap(self, n_tokens: int) -> Tap | None:
+        return None if self._capture is None else self._capture.long_pass(n_tokens)
 
 
 def _go_on() -> None:

@@ -5,17 +5,29 @@ A step reads and writes tensors that stay where they are. It knows nothing of wh
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+_PROMPT_ROWS: Final = (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+LONGEST_PROMPT: Final = _PROMPT_ROWS[-1]
+"""Tokens of the longest prompt that filled_up_prompt has rows for."""
 
 
 def filled_up(n_rows: int, room: int) -> int:
     """The rows of a step that reads so many, if there is room for them: few numbers of rows are worth recording."""
     filled = 1 << (n_rows - 1).bit_length()
     return filled if filled <= room else n_rows
+
+
+def filled_up_prompt(n_tokens: int, room: int) -> int | None:
+    """The rows of a pass for so many tokens of a prompt that a graph is worth recording for; None without room."""
+    return next((n_rows for n_rows in _PROMPT_ROWS if n_tokens <= n_rows <= room), None)
 
 
 class Graphs:
@@ -29,6 +41,7 @@ class Graphs:
         self._device = device
         self._is_enabled = is_enabled and device.type == "cuda"
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
+        self._noted: dict[Hashable, Callable[[], Any]] = {}
         self._pool: Any = None
 
     def run(self, key: Hashable, state: Sequence[Tensor], step: Callable[[], Any]) -> Any:
@@ -41,13 +54,40 @@ class Graphs:
         found[0].replay()
         return found[1]
 
+    def replay(self, key: Hashable) -> Any:
+        """What a recorded step returns, None where it is not recorded: for steps that are recorded later, see note."""
+        found = self._graphs.get(key)
+        if found is None:
+            return None
+        found[0].replay()
+        return found[1]
+
+    def note(self, key: Hashable, step: Callable[[], Any]) -> None:
+        """Record this step when nobody waits. It has run already, and reads nothing that it changes."""
+        if self._is_enabled:
+            self._noted[key] = step
+
+    def record_noted(self) -> None:
+        """Record what was noted, as far as there is memory for it."""
+        while self._noted:
+            key, step = self._noted.popitem()
+            try:
+                self._graphs[key] = self._capture(step)
+            except torch.OutOfMemoryError:
+                log.info("no memory for a graph of %s", key)
+                torch.cuda.empty_cache()
+
     def _record(self, state: Sequence[Tensor], step: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
         # Kernels are compiled and loaded by a run of their own: neither can be done while a graph is recorded.
         kept = [tensor.clone() for tensor in state]
         step()
         for tensor, value in zip(state, kept, strict=True):
             tensor.copy_(value)
+        return self._capture(step)
+
+    def _capture(self, step: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
         torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()  # as recording does: what it gives back is not to be taken for the graph's
         before = torch.cuda.memory_reserved(self._device)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
@@ -62,5 +102,6 @@ class Graphs:
         if self._graphs:
             torch.cuda.synchronize(self._device)
         self._graphs.clear()
+        self._noted.clear()
         self._pool = None
         self.nbytes = 0

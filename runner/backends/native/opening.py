@@ -14,7 +14,17 @@ from runner.backends.native.execution import Execution, PlainExecution
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.loader import load_model, unfilled
 from runner.backends.native.model_files import chat_template, read_config, tokenizer_path
-from runner.backends.native.placement import Needs, Placement, check_fit, memory_errors, needs, place, prefill_chunk
+from runner.backends.native.placement import (
+    Needs,
+    Placement,
+    check_fit,
+    first_capacity,
+    free_bytes,
+    memory_errors,
+    needs,
+    place,
+    prefill_chunk,
+)
 from runner.backends.native.places import places_of
 from runner.backends.native.tokenizer import HuggingFaceTokenizer
 from runner.backends.native.warm_up import Rehearsing, compile_kernels, prepare
@@ -93,6 +103,7 @@ def _execution(
         ) as reader:
             fused = FusedDecoder(decoder, reader)
         torch.cuda.empty_cache()  # the blocks in which the weights came
+        cache.reserve(first_capacity(need, free_bytes(placement)))
         return FusedExecution(fused, cache, reserved_before=before)
     plain = load_model(
         config, weights, dtype=placement.dtype, device=placement.device, on_progress=on_progress, cancel=cancel

@@ -25,6 +25,9 @@ from runner.quant.weights import Weights
 # 3 GFLOP there are 150 ms.
 _FLOP_BETWEEN_CHECKS = 3e9
 
+_FIRST_CAPACITY = 4096  # tokens: 16 splits of attention
+_SHARE_OF_FREE = 0.1  # of the device's memory
+
 PACKED_ON_DEVICE = frozenset({"mq4", "mq4-uniform", "mq6", "mq8"})  # the formats that have kernels
 
 
@@ -155,6 +158,16 @@ def free_bytes(placement: Placement) -> int:
         return int(psutil.virtual_memory().available)
     unused_by_torch = torch.cuda.memory_reserved(placement.device) - torch.cuda.memory_allocated(placement.device)
     return int(torch.cuda.mem_get_info(placement.device)[0]) + unused_by_torch
+
+
+def first_capacity(need: Needs, free: int) -> int:
+    """Tokens that the KV cache of a GPU has room for from the start.
+
+    A cache that grows moves, and the graphs that were recorded with it are lost. Attention looks at all of its splits,
+    so that much more would cost short answers time.
+    """
+    affordable = int(_SHARE_OF_FREE * free / need.kv_bytes_per_token)
+    return min(need.n_ctx, _FIRST_CAPACITY, affordable)
 
 
 def what_would_fit(need: Needs, free: int) -> str:

@@ -51,7 +51,7 @@ def activations(
     if isinstance(w, Tensor):
         return x if gain is None and x.dtype == dtype else rotate_rows(x, gain, 1, dtype, planes=False), squares
     if len(x) > FEW_ROWS:
-        return rotate_rows(x, gain, w.rotation, dtype, planes=False), squares
+        return rotate_rows(x, gain, w.rotation, dtype, planes=False, in_lanes=w.layout == "fragments"), squares
     if w.layout == "fragments":
         return quantize_fragments(x, gain, w.rotation, ZEROS[w.format], squares), None
     return quantize_rows(x, gain, w.rotation), squares

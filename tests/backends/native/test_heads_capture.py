@@ -88,9 +88,9 @@ def test_capturing_can_be_ended(tmp_path: Path) -> None:
     config, weights = made(tmp_path, "qwen3", num_hidden_layers=1)
     execution: FusedExecution = fused(config, weights)
     execution.capture((1,))
-    assert execution._tap(1) is not None
+    assert execution._long_tap(20) is not None
     execution.capture(())
-    assert execution._tap(1) is None
+    assert execution._long_tap(20) is None
     with pytest.raises(AssertionError):
         execution.captured(0, 1)
 

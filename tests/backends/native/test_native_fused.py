@@ -5,8 +5,11 @@ Without a GPU the kernels run in Triton's interpreter, which is why models, prom
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_models
@@ -16,6 +19,7 @@ from runner.backends.native import kv_cache, stream
 from runner.backends.native.execution import PlainExecution
 from runner.backends.native.fused import FusedDecoder, FusedMlp
 from runner.backends.native.fused_execution import FusedExecution
+from runner.backends.native.graphs import Graphs
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.loader import load_model, unfilled
 from runner.backends.native.matrices import MatrixReader
@@ -157,6 +161,56 @@ def test_short_prompts_meet_packed_weights_as_int8_and_long_ones_as_they_are(n_r
     rows, _ = stream.activations(torch.randn(n_rows, 32), None, w, torch.float32)
     assert isinstance(rows, kind)
     assert rows.shape == (n_rows, 32)
+
+
+class Replaying(Graphs):
+    """Graphs where there is no GPU: a step that was noted is replayed by running it again."""
+
+    def replay(self, key: Hashable) -> Any:
+        step = self._noted.get(key)
+        return None if step is None else step()
+
+    def note(self, key: Hashable, step: Callable[[], Any]) -> None:
+        self._noted[key] = step
+
+
+def test_a_prompt_is_filled_up_and_replayed_and_gives_what_it_gives_alone(tiny: tuple[ModelConfig, Weights]) -> None:
+    reference, filled = plain(*tiny), fused(*tiny, n_ctx=100)
+    graphs = filled._graphs = Replaying(DEVICE, is_enabled=False)
+    for first, n_tokens in ((0, 20), (0, 27), (27, 17), (27, 30), (0, 32)):
+        prompt = [3 + (7 * i + first + n_tokens) % 50 for i in range(n_tokens)]
+        for execution in (reference, filled):
+            execution.cache.truncate(first)
+        found, wanted = (execution.extend(prompt, "all", go_on) for execution in (filled, reference))
+        assert filled.cache.length == first + n_tokens
+        assert difference(found, wanted) < 1e-5, (first, n_tokens)
+    assert list(graphs._noted) == [("prompt", 32, 0), ("prompt", 32, None)]
+
+
+def test_a_prompt_is_as_long_as_it_is_where_there_is_no_room_and_where_the_device_takes_longest(
+    tiny: tuple[ModelConfig, Weights], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference, prompt = plain(*tiny), [3 + i % 50 for i in range(20)]
+    wanted = reference.extend(prompt, "all", go_on)
+    for n_ctx in (20, 100):
+        if n_ctx == 100:
+            monkeypatch.setattr(FusedDecoder, "waits_for_launches", lambda *_: False)
+        exact = fused(*tiny, n_ctx=n_ctx)
+        graphs = exact._graphs = Replaying(DEVICE, is_enabled=False)
+        assert difference(exact.extend(prompt, "all", go_on), wanted) < 1e-5
+        assert not graphs._noted
+
+
+def test_large_models_and_long_prompts_do_not_wait_for_launches(tiny: tuple[ModelConfig, Weights]) -> None:
+    decoder = fused(*tiny)._opened()
+    llama_8b = {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128
+    }  # fmt: skip
+    decoder.decoder.config = dataclasses.replace(decoder.decoder.config, **llama_8b)  # type: ignore[arg-type]
+    assert decoder.waits_for_launches(512, 0)
+    assert not decoder.waits_for_launches(768, 0)
+    assert decoder.waits_for_launches(64, 8192)
+    assert not decoder.waits_for_launches(512, 4096)
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float16])

@@ -95,12 +95,36 @@ def test_ten_thousand_tokens_are_the_same_with_graphs_and_without(
         with monkeypatch.context() as patch:
             if not is_enabled:
                 patch.setattr(Graphs, "run", lambda _self, _key, _state, step: step())
+                patch.setattr(Graphs, "note", lambda _self, _key, _step: None)
             backend = opened(model, ctx_size=2048)
             prompts = [PROMPT[start : start + 20] for start in range(0, 30, 6)]
             answers.append([take(backend, prompt, n_each, params) for prompt in prompts])
             backend.close()
     assert [len(answer) for answer in answers[0]] == 5 * [n_each]
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("n_tokens", [17, 40, 129, 200])
+def test_a_prompt_that_a_graph_replays_gives_the_bits_that_it_gave_before(model: ReadyModel, n_tokens: int) -> None:
+    backend = opened(model, ctx_size=1024)
+    execution = backend._execution
+    assert isinstance(execution, FusedExecution)
+    prompt = (4 * PROMPT)[:n_tokens]
+
+    def logits() -> list[torch.Tensor]:
+        execution.cache.truncate(0)
+        return [
+            execution.extend(prompt, wanted, lambda: None).clone() for wanted in ("last", "all")
+        ]  # at 0, and after it
+
+    before = logits()
+    execution.after_answer()
+    n_graphs = len(execution._graphs._graphs)
+    assert n_graphs >= 2
+    execution.extend(prompt[::-1], "none", lambda: None)  # other tokens where the graphs read theirs
+    assert all(torch.equal(*pair) for pair in zip(logits(), before, strict=True))
+    assert len(execution._graphs._graphs) == n_graphs
+    backend.close()
 
 
 def test_a_row_has_the_same_bits_in_every_batch_of_up_to_16(model: ReadyModel) -> None:

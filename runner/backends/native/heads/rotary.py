@@ -21,5 +21,9 @@ class RotaryRows:
         """cos and sin [n_rows, R/2] float32 of the rows from `start` on, a number or [1] on the device."""
         if self._frequencies is None or self._frequencies.device != device:
             self._frequencies = inverse_frequencies(self._rope, self._n_ctx).to(device)
+        if isinstance(start, Tensor):
+            from runner.kernels.angles import angles  # only where there are kernels is a position on the device
+
+            return angles(start, n_rows, self._frequencies, self._rope.attention_factor)
         positions = torch.arange(n_rows, dtype=torch.float32, device=device) + start
         return rotations(positions, self._frequencies, self._rope.attention_factor)
