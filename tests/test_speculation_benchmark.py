@@ -12,6 +12,7 @@ from pathlib import Path
 import page
 import pytest
 import speculation_adversity
+import speculation_overhead
 from both_ways import Found
 from prompt_files import FilePrompt, read_prompts
 from scripted_drafts import Guess, ScriptedDrafter, adversaries, suffix_script
@@ -120,10 +121,28 @@ def test_the_program_of_random_machines_counts_what_is_below_the_promise(
     monkeypatch.setattr(sys, "argv", ["speculation_adversity.py", "--machines", "2"])
     monkeypatch.setattr(speculation_adversity, "PROMISED", 2.0)
     speculation_adversity.main()
-    head, *rows = capsys.readouterr().out.splitlines()
-    assert "below 2.0" in head
-    assert len(rows) == len(speculation_adversity.SPOILS)
+    lines = capsys.readouterr().out.splitlines()
+    heads = [line for line in lines if "below 2.0" in line]
+    rows = [line for line in lines if line.startswith(tuple(speculation_adversity.SPOILS))]
+    assert len(heads) == 2, "machines whose steps are waited for, and those whose plain steps begin early"
+    assert len(rows) == 2 * len(speculation_adversity.SPOILS)
     for row in rows:
         n_answers, _worst, n_below, _mean = row.split()[-4:]
         assert int(n_answers) >= 2
         assert n_below == n_answers, "no random answer is twice as fast"
+
+
+def test_the_program_of_looks_tells_those_that_were_taken_from_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--history", "64", "--tokens", "300", "--step-ms", "100"]
+    monkeypatch.setattr(sys, "argv", ["speculation_overhead.py", *sizes])
+    speculation_overhead.main()
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split() == ["step", "ms", "drafter", "history", "look", "other", "all", "asked"]
+    looks, loops = rows[:3], rows[3:]
+    for row in looks:
+        look, other, mean, asked = row.split()[-4:]
+        assert min(float(look), float(other), float(mean)) > 0
+        assert float(asked.rstrip("%")) > 90, "a step of 100 ms pays for a look at each token"
+    assert [float(row.split()[-1]) > 0 for row in loops] == [True, True]

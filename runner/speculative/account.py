@@ -20,10 +20,11 @@ _SHORT_ANSWER = 128  # tokens: the promise is made for answers of at least so ma
 
 
 class LossAccount:
-    """balance: plain steps that may still be lost."""
+    """balance: plain steps that may still be lost. is_full: it does not grow any more, whatever is earned."""
 
     def __init__(self) -> None:
         self.balance = INITIAL_ALLOWANCE
+        self.is_full = False
         self._n_tokens = 0
         self._lost = 0.0
 
@@ -36,7 +37,8 @@ class LossAccount:
         """A round emitted so many tokens and cost so many plain steps. most: what gains can bring the balance to."""
         self._n_tokens += n_tokens
         self._lost += cost - n_tokens
-        self.balance = min(self.balance + n_tokens * (1 + ALLOWED_LOSS) - cost, max(most, INITIAL_ALLOWANCE))
+        earned, most = self.balance + n_tokens * (1 + ALLOWED_LOSS) - cost, max(most, INITIAL_ALLOWANCE)
+        self.balance, self.is_full = min(earned, most), earned >= most
 
     def covers(self, loss: float) -> bool:
         """Whether so many plain steps can be lost now."""

@@ -47,11 +47,11 @@ class Control(Protocol):
         ...
 
     def learn(self, done: Round, own_s: float) -> None:
-        """The step is over that the last gate was for. own_s: seconds that deciding took outside of it."""
+        """The step is over that the last gate was for. own_s: seconds that the last call took."""
         ...
 
-    def pass_by(self, rounds: Sequence[Round]) -> None:
-        """Plain steps are over for which there was no gate."""
+    def pass_by(self, rounds: Sequence[Round], own_s: float) -> None:
+        """Plain steps are over for which there was no gate. own_s: seconds that the last call took."""
         ...
 
 
@@ -87,7 +87,8 @@ class EagerController(Control):
         else:
             self.steps.learn_plain(seconds)
 
-    def pass_by(self, rounds: Sequence[Round]) -> None:
+    def pass_by(self, rounds: Sequence[Round], own_s: float) -> None:
+        del own_s
         for done in rounds:
             self.learn(done, 0.0)
 

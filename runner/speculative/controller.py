@@ -82,7 +82,7 @@ class Controller(Control):
                 return None
             limit = min(limit, _LONGEST_SHADOW if self._is_free else _LONGEST_PAID_SHADOW)
         call = self._outlook.call_cost(self._n_unread)
-        if not (self._account.covers(call) and (self._is_free or self._account.survives(_SURPRISE * call))):
+        if not self._covers_call(call):
             self._doubt = f"a guess takes {call:.1f} plain steps, and {self._left:.1f} may be lost now"
             return None
         gate = _Gate(self, limit, is_trial, self._clock())
@@ -91,6 +91,14 @@ class Controller(Control):
             return None
         self._gate, self._n_unread = gate, 0
         return gate
+
+    def _covers_call(self, call: float) -> bool:
+        """Whether a look may be taken that costs so many plain steps before any is verified."""
+        if not self._is_free:
+            return self._account.covers(call) and self._account.survives(_SURPRISE * call)
+        # What was not read grows with each token. Once the account does not, waiting makes a look no better.
+        is_cheap_reader = self._outlook.reading_cost <= ALLOWED_LOSS / 2
+        return self._account.covers(call) or (is_cheap_reader and self._account.is_full)
 
     def goes_on(self, gate: _Gate) -> bool:
         """Whether it is worth its time to guess one token more."""
@@ -223,10 +231,14 @@ class Controller(Control):
             step = self.steps.learn_step(n_drafted + 1, seconds)
         else:
             step = self.steps.learn_plain(seconds, is_asked=self._gate is not None)
+            if len(self._chosen):
+                self.steps.learn_break()
         if self.steps.plain_s <= 0:
             return
         guess_s = self._guessed_s if self._is_free else done.draft_s
         spent = (guess_s + own_s) / self.steps.plain_s
+        if not n_drafted:
+            step = max(step, 1 - spent)  # what a device hides costs nothing, and asking gains nothing by itself
         self._enter(done.tokens, step, spent)
         # What was written tells even of guesses that the target did not compute: it cannot if a token is outside its
         # vocabulary, nor if its next step had begun before.
@@ -236,16 +248,18 @@ class Controller(Control):
         if gate is not None:
             self._outlook.guessing.learn(gate.n_asked, guess_s)
             if not gate.is_trial or (self._is_free and not len(self._chosen)):
-                self._shadow_left -= spent if n_drafted else spent + step - 1
+                self._shadow_left -= spent if n_drafted else max(0.0, spent + self.steps.unseen)
         if done.n_accepted:
             self._shadow_left = max(self._shadow_left, 0.0)
         if n_drafted or (gate is not None and gate.is_trial and not self._is_free):
             self._learn_gain(n_drafted, n_tokens, step)
 
-    def pass_by(self, rounds: Sequence[Round]) -> None:
+    def pass_by(self, rounds: Sequence[Round], own_s: float) -> None:
         cost = self.steps.learn_passed([done.verify_s + done.sample_s for done in rounds])
         if self.steps.plain_s > 0:
-            self._enter([token for done in rounds for token in done.tokens], cost, 0.0, len(rounds))
+            # What hides a look hides this, too.
+            spent = max(0.0, own_s / self.steps.plain_s + min(0.0, self.steps.unseen))
+            self._enter([token for done in rounds for token in done.tokens], cost, spent, len(rounds))
 
     def _enter(self, tokens: Sequence[int], step: float, spent: float, n_rounds: int = 1) -> None:
         """Enter steps that cost so many plain steps, and `spent` for guessing and deciding."""

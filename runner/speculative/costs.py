@@ -24,6 +24,7 @@ _FIRST_WEIGHT = 0.5  # and of the first of its length, when it cost more than ex
 _PLAIN_NOISE = 0.9  # of the plain step at load: less than that is no noise any more
 _READY = 0.25  # of the plain step at load: what takes less was ready before it was waited for
 _KEPT_SURPRISE, _KEPT_SURPRISE_PLAIN = 0.6, 0.97  # by a round, and by a plain step
+_NO_SURPRISE = 1.001
 _KEPT_GROWTH = 0.9  # of the evidence, by a round
 _GROWTH_PRIOR = 0.5  # evidence, in squared plain steps, that what a plain step grows by is each token's
 _GUESSED_SLOPE = 0.1  # plain steps that a further token is taken to cost before any is measured
@@ -61,6 +62,7 @@ class StepCosts:
         self._measured: dict[int, _Measured] = {}
         self._loaded: dict[int, _Measured] = {}  # what of it was measured at load
         self._least_s = 0.0  # of a plain step
+        self._seen_plain = (0.0, False)  # the plain step, and whether it was fresh, when the tables were made
         self._is_live: set[int] = set()  # what of it rounds told of since
         self._growth_xx = self._growth_xy = 0.0  # sums of a regression
         self._surprise = 1.0  # times as dear as it seemed: the worst round lately
@@ -117,6 +119,11 @@ class StepCosts:
         """See PlainSteps."""
         return self._plain.unseen
 
+    @property
+    def refill(self) -> float:
+        """See PlainSteps."""
+        return self._plain.refill
+
     def learn_plain(self, seconds: float, *, is_asked: bool = False) -> float:
         """A plain step took so long; gives what it counts as, in plain steps. is_asked: the drafter, in vain."""
         cost = self._plain.learn(seconds, is_asked=is_asked)
@@ -125,14 +132,23 @@ class StepCosts:
 
     def learn_passed(self, seconds: Sequence[float]) -> float:
         """Plain steps for which nothing was asked took so long, one after the other; gives what they count as."""
-        cost = sum(self._plain.learn(each, is_asked=False) for each in seconds)
+        cost = self._plain.pass_by(seconds)
         self._have_learnt(len(seconds))
         return cost
 
+    def learn_break(self) -> None:
+        """The draft that was wanted came too late for the step that was just learnt of: see PlainSteps."""
+        self._plain.learn_break()
+
     def _have_learnt(self, n_plain: int) -> None:
-        self._surprise = 1 + _KEPT_SURPRISE_PLAIN**n_plain * (self._surprise - 1)
-        self._hold_against_load()
-        self._worst = []
+        if self._surprise > 1:
+            self._surprise = 1 + _KEPT_SURPRISE_PLAIN**n_plain * (self._surprise - 1)
+            self._surprise = self._surprise if self._surprise > _NO_SURPRISE else 1.0
+            self._worst = []
+        if (plain := (self.plain_s, self.is_fresh)) != self._seen_plain:
+            self._seen_plain = plain
+            self._hold_against_load()
+            self._worst = []
 
     def _hold_against_load(self) -> None:
         """Where plain steps are shorter than at load, something held them up there, and all others looked cheap."""

@@ -33,16 +33,21 @@ class Outlook:
         """Plain steps that guessing one token takes."""
         return self.guessing.token(self.steps.plain_s)
 
+    @property
+    def reading_cost(self) -> float:
+        """Plain steps that the drafter takes to read a token."""
+        return self.guessing.call(self.steps.plain_s, 1) - self.guessing.call(self.steps.plain_s, 0)
+
     def call_cost(self, n_unread: int) -> float:
-        """Plain steps that asking takes until a first guess is there, and that the step after it takes longer.
+        """Plain steps that asking takes until a first guess is there, and that the step after it takes longer, or less.
 
         n_unread: tokens that the drafter did not see.
         """
-        return self.guessing.call(self.steps.plain_s, n_unread) + self.token_cost + self.steps.unseen
+        return max(0.0, self.guessing.call(self.steps.plain_s, n_unread) + self.token_cost + self.steps.unseen)
 
     def failing(self, n_tokens: int) -> float:
         """Plain steps lost, beside those for guessing, when a draft of so many tokens is wrong from the first on."""
-        return self.steps.worst[n_tokens + 1] - 1
+        return self.steps.worst[n_tokens + 1] - 1 + self.steps.refill
 
     @property
     def worst_loss(self) -> float:
@@ -56,7 +61,11 @@ class Outlook:
         behind them, of the acceptance's any_bucket mostly, are still to be paid.
         """
         token, likely = self.token_cost, self.steps.likely
-        costs = [spent + likely[n + 1] + max(0, n - n_guessed) * token for n in range(len(buckets) + 1)]
+        begun = spent + self.steps.refill
+        costs = [
+            spent + 1.0,
+            *(begun + likely[n + 1] + max(0, n - n_guessed) * token for n in range(1, len(buckets) + 1)),
+        ]
         # Never below one: a draft that beats plain steps pays however slow the last rounds were.
         rate = max(1.0, self._tokens_now / self._cost_now)
         return best_length(self.acceptance.chances(buckets), costs, rate, least)

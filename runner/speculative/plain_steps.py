@@ -1,20 +1,26 @@
-"""What a plain step takes now, and by how much one is longer after a draft, or after the drafter was asked in vain.
+"""What a plain step takes now, and by how much it is longer or shorter where the host did something before it.
 
-Told from noise by comparing with the quiet ones: those before which nothing was asked. It knows nothing of drafts'
-costs, and no clock.
+Steps are of four kinds: after a draft; after the drafter was asked in vain; the one after that, before which was learnt
+of it; and quiet ones. The others are told from noise by comparing with these. Where a device works on a step while the
+host asks and learns, the host waits the less for it: what is taken off the step then was hidden. It knows nothing of
+drafts' costs, and no clock.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal, get_args
 
 _LATEST = 7  # steps, of whose lower third the plain step is
 _STALE_STEPS = 64  # after so many steps of other kinds, the last quiet ones say little
 _STEADY_WEIGHT = 0.02  # of a step in what is to be told from noise
 _LEAST_SEEN = 6  # steps, to tell it at all
 _LARGEST_EXCESS = 0.5  # plain steps; more is noise
+
+_Kind = Literal["quiet", "asked", "after asking", "after draft"]
+_KINDS: Final[tuple[_Kind, ...]] = get_args(_Kind)
 
 
 class PlainSteps:
@@ -26,16 +32,15 @@ class PlainSteps:
     def __init__(self) -> None:
         self.seconds = 0.0
         self._n_since_quiet = 0
-        self._is_after_draft = False
-        self._latest: deque[float] = deque(maxlen=_LATEST)
+        self._follows: _Kind = "quiet"
         self._quiet: deque[float] = deque(maxlen=_LATEST)
-        self._quiet_excess, self._asked_excess, self._after_excess = _SteadyMean(), _SteadyMean(), _SteadyMean()
+        self._excess: dict[_Kind, _SteadyMean] = {kind: _SteadyMean() for kind in _KINDS}
+        self._beyond_quiet: dict[_Kind, float] = {}  # of the kinds that were asked for since the last step
 
     def begin(self) -> None:
         """An answer begins, at another depth of the context."""
-        self._latest.clear()
         self._quiet.clear()
-        self._is_after_draft = False
+        self._follows = "quiet"
 
     @property
     def is_fresh(self) -> bool:
@@ -44,11 +49,16 @@ class PlainSteps:
 
     @property
     def unseen(self) -> float:
-        """Plain steps that one is longer by after asking, as far as that can be told.
+        """Plain steps that one is longer by after asking, or below 0 shorter, as far as that can be told.
 
-        What was computed on the host leaves the processor's caches cold for the target.
+        What was computed on the host leaves the processor's caches cold for the target, or was hidden behind it.
         """
-        return self._asked_excess.beyond(self._quiet_excess)
+        return self._beyond("asked")
+
+    @property
+    def refill(self) -> float:
+        """Plain steps by which the next one will be longer if a draft comes before it; 0 if it will be in any case."""
+        return 0.0 if self._follows == "after draft" else max(0.0, self._beyond("after draft"))
 
     def learn(self, seconds: float, *, is_asked: bool) -> float:
         """A step took so long; gives what it counts as, in plain steps: what its kind takes, without its noise.
@@ -56,34 +66,49 @@ class PlainSteps:
         is_asked: the drafter was asked before it, and nothing came of it.
         """
         self._n_since_quiet += 1
-        if self._is_after_draft:
-            # It fills the device's pipeline again, and says nothing of plain decoding.
-            self._is_after_draft = False
-            self._compare(self._after_excess, seconds)
-            return 1.0 + self._after_excess.beyond(self._quiet_excess)
-        if is_asked:
-            self._compare(self._asked_excess, seconds)
-            self._add(seconds / (1 + self.unseen))
-            return 1.0 + self.unseen
-        self._n_since_quiet = 0
-        self._quiet.append(seconds)
-        self._compare(self._quiet_excess, seconds)
-        self._add(seconds)
-        return 1.0
+        kind: _Kind = "after draft" if self._follows == "after draft" else "asked" if is_asked else self._follows
+        self._follows = "after asking" if is_asked else "quiet"
+        if kind == "quiet":
+            self._n_since_quiet = 0
+            self._quiet.append(seconds)
+            self.seconds = lower(self._quiet)
+        if not self._quiet or self.seconds <= 0:
+            return 1.0
+        more, found = seconds / self.seconds - 1, self._excess[kind]
+        found.add(more)
+        self._beyond_quiet.clear()
+        if kind == "quiet":
+            return 1.0
+        if kind == "after draft" and not found.is_known:
+            # Each draft brings one: what it takes is not to be found out for nothing.
+            return 1.0 + min(max(more - self._excess["quiet"].mean, 0.0), _LARGEST_EXCESS)
+        return 1.0 + self._beyond(kind)
+
+    def pass_by(self, seconds: Sequence[float]) -> float:
+        """Steps for which nothing was asked took so long, one after the other; gives what they count as.
+
+        The first counts as what it follows. Of the others one tells what quiet ones take: all would take too long.
+        """
+        n_told = 0 if self._follows == "quiet" else 1
+        cost = sum(self.learn(each, is_asked=False) for each in seconds[:n_told])
+        if rest := seconds[n_told:]:
+            cost += self.learn(rest[len(rest) // 2], is_asked=False) + len(rest) - 1
+        return cost
 
     def learn_draft(self) -> None:
         """A step for a draft is over."""
         self._n_since_quiet += 1
-        self._is_after_draft = True
+        self.learn_break()
 
-    def _add(self, seconds: float) -> None:
-        self._latest.append(seconds)
-        self.seconds = lower(self._latest)
+    def learn_break(self) -> None:
+        """A draft was wanted: the next plain step fills the device's pipeline again, and is unlike others."""
+        self._follows = "after draft"
 
-    def _compare(self, excess: _SteadyMean, seconds: float) -> None:
-        quiet_s = lower(self._quiet) if self._quiet else 0.0
-        if quiet_s > 0:
-            excess.add(seconds / quiet_s - 1)
+    def _beyond(self, kind: _Kind) -> float:
+        found = self._beyond_quiet.get(kind)
+        if found is None:
+            found = self._beyond_quiet[kind] = self._excess[kind].beyond(self._excess["quiet"])
+        return found
 
 
 def lower(seconds: Iterable[float]) -> float:
@@ -108,10 +133,18 @@ class _SteadyMean:
         self._square += weight * ((1 - weight) * off * off - self._square)
 
     @property
+    def is_known(self) -> bool:
+        return self._n >= _LEAST_SEEN
+
+    @property
     def variance(self) -> float:
         """Of the mean, not of the values."""
-        return self._square / min(self._n, 1 / _STEADY_WEIGHT) if self._n >= _LEAST_SEEN else math.inf
+        return self._square / min(self._n, 1 / _STEADY_WEIGHT) if self.is_known else math.inf
 
     def beyond(self, other: _SteadyMean) -> float:
-        """By how much its values are larger than another's, as far as that is more than noise."""
-        return max(0.0, self.mean - other.mean - math.sqrt(self.variance + other.variance))
+        """By how much its values are larger than another's, or below 0 smaller, as far as that is more than noise.
+
+        That they are smaller is believed later: by it something seems to cost less than it does by the clock.
+        """
+        more, error = self.mean - other.mean, math.sqrt(self.variance + other.variance)
+        return max(0.0, more - error) + min(0.0, more + 2 * error)

@@ -6,18 +6,18 @@ Names are the field's (specdec_bench). This file derives rates and knows nothing
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from runner.speculative.drafter import Draft
 
 SpeculationState = Literal["on", "off", "learning"]
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+class Round(NamedTuple):
     """One step of the target: what was drafted, what came of it, and the seconds of each part.
 
     tokens: what it emitted, n_accepted drafted ones and one of the target's own. An empty draft is a plain step.
+    verify_s: also what the caller did with the tokens, where plain steps begin early: see rounds.decode.
     """
 
     draft: Draft

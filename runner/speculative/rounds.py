@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from runner.config import SamplingParams
 from runner.speculative.drafter import NO_DRAFT, Draft
@@ -74,35 +74,55 @@ def decode(
     """Emit tokens after `history`, which grows with them, until the context is full, cancelled or closed.
 
     The last token of `history` is the only one that the cache lacks; so it is again whenever a token is yielded or
-    the iterator is closed, but that a stretch may have computed it already. The seconds of a round are those that
-    this loop took: what a device does while the caller works on a token costs nothing.
+    the iterator is closed, but that a stretch may have computed it already.
+
+    The seconds of a round are those that this loop took. Where steps begin early they are all that passed since the
+    round before, but for what learning of that took: those of the caller too, whose work a device hides while it goes
+    on with a plain step, and does not while it waits for the tokens of a draft to be taken.
     """
     loop = _Loop(target, params, history, speculator, clock)
     pipelined = target if isinstance(target, Pipelined) else None
     while len(history) < target.n_ctx:
-        began = clock()
-        draft = loop.draft()
-        drafted = clock()
-        stretch = pipelined.stretch(params, history) if pipelined and not draft else None
+        asked = loop.ask()
+        stretch = pipelined.stretch(params, history) if pipelined and not asked.draft else None
         if stretch is None:
-            goes_on = yield from loop.verify(draft, began, drafted)
+            goes_on = yield from loop.verify(asked)
         else:
-            goes_on = yield from loop.follow(stretch, began, drafted)
+            goes_on = yield from loop.follow(stretch, asked)
         if not goes_on:
             return
 
 
-@dataclass(frozen=True, slots=True)
+class _Asked(NamedTuple):
+    """What is to be verified next, when that was known, and the seconds of the round so far: for asking, and before."""
+
+    draft: Draft
+    at: float
+    draft_s: float
+    before_s: float
+
+
+@dataclass(slots=True)
 class _Loop:
-    """What both kinds of steps share; see decode for the fields."""
+    """What both kinds of steps share; see decode for the fields.
+
+    learnt: when the last round was over and learnt of, where steps begin early; None where they do not.
+    """
 
     target: Target
     params: SamplingParams
     history: list[int]
     speculator: Speculator | None
     clock: Callable[[], float]
+    learnt: float | None = None
 
-    def draft(self) -> Draft:
+    def ask(self) -> _Asked:
+        began = self.clock()
+        draft = self._draft()
+        at = self.clock()
+        return _Asked(draft, at, at - began, 0.0 if self.learnt is None else began - self.learnt)
+
+    def _draft(self) -> Draft:
         """What the speculator wants verified, as far as a target can compute it: a drafter may be wrong in any way."""
         # A round emits a token more than its draft at most, and must leave room for it.
         room = self.target.n_ctx - len(self.history) - 1
@@ -113,12 +133,13 @@ class _Loop:
         n = next((i for i, token in enumerate(draft.tokens[:room]) if token not in known), min(room, len(draft)))
         return draft if n == len(draft) else Draft(draft.tokens[:n], draft.buckets[:n])
 
-    def learn(self, done: Round) -> None:
+    def _learn(self, done: Round) -> None:
         if self.speculator is not None:
             self.speculator.learn(done)
 
-    def verify(self, draft: Draft, began: float, drafted: float) -> Generator[Emitted, None, bool]:
+    def verify(self, asked: _Asked) -> Generator[Emitted, None, bool]:
         """One step for a draft and the token before it; False when the request was cancelled."""
+        draft = asked.draft
         choices = self.target.choices(draft.tokens, self.params, self.history)
         if choices is None:
             return False
@@ -128,22 +149,27 @@ class _Loop:
             draft=draft,
             n_accepted=verdict.n_accepted,
             tokens=verdict.tokens,
-            draft_s=drafted - began,
-            verify_s=computed - drafted,
+            draft_s=asked.draft_s,
+            verify_s=asked.before_s + computed - asked.at,
             sample_s=self.clock() - computed,
         )
-        self.learn(done)
+        emitted = self.clock()
+        if self.learnt is None:
+            self._learn(done)
         n_held = len(self.history)
         try:
             for index, token in enumerate(verdict.tokens):
                 self.history.append(token)
                 yield token, index, done
         finally:
+            if self.learnt is not None:
+                self._learn(done._replace(verify_s=done.verify_s + self.clock() - emitted))
+                self.learnt = self.clock()
             if len(draft) and len(self.history) - 1 < n_held + len(draft):
                 self.target.keep(len(self.history) - 1)
         return True
 
-    def follow(self, stretch: Stretch, began: float, drafted: float) -> Generator[Emitted, None, bool]:
+    def follow(self, stretch: Stretch, asked: _Asked) -> Generator[Emitted, None, bool]:
         """Plain tokens until a draft is wanted; False when there are no more.
 
         A draft that is wanted comes too late for the step that has begun: its token is taken, and the speculator is
@@ -156,18 +182,19 @@ class _Loop:
                     draft=NO_DRAFT,
                     n_accepted=0,
                     tokens=(token,),
-                    draft_s=drafted - began,
-                    verify_s=self.clock() - drafted,
+                    draft_s=asked.draft_s,
+                    verify_s=asked.before_s + self.clock() - asked.at,
                     sample_s=0.0,
                 )
-                self.learn(done)
+                self._learn(done)
+                self.learnt = self.clock()
                 self.history.append(token)
                 yield token, 0, done
-                began = self.clock()
-                if not is_wanted and self.draft():
-                    is_wanted = True
+                if not is_wanted:
+                    asked = self.ask()
+                    is_wanted = bool(asked.draft)
+                if is_wanted:
                     stretch.finish()
-                drafted = self.clock()
         finally:
             stretch.close()
         return is_wanted

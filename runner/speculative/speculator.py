@@ -38,7 +38,8 @@ class Speculator:
         self._draft_max = draft_max
         self._clock = clock or clock_for(drafter)
         self._control = control or Controller(drafter, draft_max, self._clock)
-        self._guess_s = self._own_s = 0.0
+        self._guess_s = 0.0
+        self._own_s = self._passing_s = 0.0  # what learning of an asked round, and of some others, took the last time
         self._has_gate = False
         self._passed: list[Round] = []
         self._tally = Tally(draft_max)
@@ -101,11 +102,10 @@ class Speculator:
         if not self._passed:
             return
         began = self._clock()
-        self._control.pass_by(self._passed)
-        for done in self._passed:
-            self._tally.add(done, done.draft_s, 0.0, self._control.steps.plain_s)
+        self._control.pass_by(self._passed, self._passing_s)
+        self._tally.pass_by(self._passed, self._passing_s)
         self._passed.clear()
-        self._own_s += self._clock() - began
+        self._passing_s = self._clock() - began
 
     @property
     def record(self) -> SpeculationRecord:

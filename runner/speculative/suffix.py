@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 from runner.config import SamplingParams
@@ -19,9 +20,11 @@ SHORTEST_MATCH: Final = 3
 """Tokens that must have occurred before; shorter matches are mostly chance."""
 
 _COUNTED_SUFFIXES = 8  # a longer chain of suffixes is one token repeated, where counts tell nothing
+_OPTIONS = 32  # that are compared, of what followed: the last new ones, so that a table of thousands takes no longer
 _RANGES = (SHORTEST_MATCH, 4, 8, 16)  # the least match length of each bucket but the first
 _CONTEXT = 32  # tokens of what is held already that are given again, so that matches reach across a seam
 _TAIL = 8  # tokens by which a sequence that goes on is known
+_NEW_TURN = 64  # tokens more than the last time
 _LIMIT = 65_536
 
 
@@ -116,7 +119,8 @@ class SuffixAutomaton:
             elif options:
                 is_contested = True
                 counts = self._count
-                token, target = max(reversed(options.items()), key=lambda option: counts[option[1]])
+                latest = islice(reversed(options.items()), _OPTIONS)
+                token, target = max(latest, key=lambda option: counts[option[1]])
             else:
                 state = self._link[state]
                 if self._length[state] < SHORTEST_MATCH:
@@ -181,8 +185,8 @@ class SuffixDrafter(Drafter):
         """Take in what `history` has more than the last one; if it is another, what it does not share with it."""
         held = self._held
         new = len(history) - len(held)
-        # Step by step a look at the end will do; a new turn is compared wholly.
-        known = held[-_TAIL:] if 0 <= new < _TAIL else held
+        # From look to look the end will do; a new turn is compared wholly.
+        known = held[-_TAIL:] if 0 <= new < _NEW_TURN else held
         if new >= 0 and list(history[len(held) - len(known) : len(held)]) == known:
             tokens = history[len(held) :]
             held.extend(tokens)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from runner.speculative.record import Round, SpeculationRecord, SpeculationState
 
 
@@ -39,6 +41,12 @@ class Tally:
             self._drafted_at[i] += 1
             self._reached_at[i] += i <= done.n_accepted
             self._accepted_at[i] += i < done.n_accepted
+
+    def pass_by(self, rounds: Sequence[Round], own_s: float) -> None:
+        """Count plain steps for which nothing was asked. own_s: seconds that were spent on all of them beside."""
+        step_s = sum(done.verify_s + done.sample_s for done in rounds)
+        self._plain_s += step_s
+        self._spent_s += step_s + own_s + sum(done.draft_s for done in rounds)
 
     def record(self, drafter: str, state: SpeculationState, reason: str, drafter_bytes: int) -> SpeculationRecord:
         """The counts so far; positions and lengths that never came up are left out at the end."""

@@ -1,6 +1,6 @@
 """Drafts whose length is settled before any of their tokens is seen, as a device that drafts alone needs it.
 
-On the simulated clock of benchmarks/speculation_controller.py, with the product's loop and controller.
+On the simulated clock of benchmarks/simulated_machines.py, with the product's loop and controller.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from speculation_controller import MODEL, RIGHT, TEXTS, WRONG, Machine, Trace, World, answer, play, speculate
+from simulated_machines import RIGHT, WRONG, Machine, Trace, World, answer, play, speculate
+from speculation_controller import MODEL, TEXTS
 
 from runner.speculative.drafter import Draft, Gate
 
@@ -22,7 +23,7 @@ class Chained(World):
 
     def propose(self, history: list[int], gate: Gate) -> Draft:  # type: ignore[override]
         n, first = gate.reach, len(history) - 1
-        self._pass(n * self._machine.draft_token)
+        self.work(n * self._machine.draft_token)
         tokens: list[int] = []
         buckets: list[int] = []
         for position in range(first, min(first + n, len(self._trace.right))):

@@ -1,7 +1,7 @@
 """The controller against traces of acceptance and tables of costs: it gains, it never loses, and it says why.
 
 The decode loop is the product's; target and drafter take their time on a simulated clock, see
-benchmarks/speculation_controller.py.
+benchmarks/simulated_machines.py.
 """
 
 from __future__ import annotations
@@ -12,29 +12,22 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulated_machines import DRAFT_MAX, RIGHT, WRONG, Machine, Playing, Trace, World, answer, play, speculate
 from speculation_adversity import SPOILS, gains_of
 from speculation_controller import (
     CPU,
-    DRAFT_MAX,
+    FAST,
     FLAT,
     MACHINES,
     MODEL,
     OURS,
-    RIGHT,
+    SLOW_HOST,
     TEXTS,
-    WRONG,
-    Machine,
-    Playing,
-    Trace,
-    World,
-    answer,
     code,
     confident,
     fixed,
     oracle,
-    play,
     prose,
-    speculate,
     steady,
     switching,
     turning,
@@ -130,6 +123,40 @@ def test_code_is_twice_as_fast_where_steps_are_flat() -> None:
     assert mean_gain(FLAT, code, 1000) >= 4.5
     assert mean_gain(OURS, code, 1000) >= 3.5
     assert mean_gain(CPU, code, 1000) >= 1.5
+
+
+def gains_in_turn(machine: Machine, text, n_answers: int = 5) -> list[float]:
+    """Of answers of 300 tokens, one after the other with one speculator."""
+    world = World(text(300, 0), machine, 0)
+    speculator = speculate(world, machine)
+    gains = []
+    for number in range(n_answers):
+        world.begin(text(300, number))
+        gains.append(answer(world, machine, speculator))
+    return gains
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+@pytest.mark.parametrize("machine", [FAST, SLOW_HOST], ids=lambda machine: machine.name)
+def test_where_steps_begin_early_code_is_twice_as_fast_once_the_machine_is_known(
+    machine: Machine, noise: float
+) -> None:
+    """Asking and deciding take an eighth to a third of a step there, hidden behind the device while it works on one."""
+    first, *later = gains_in_turn(replace(machine, noise=noise), code)
+    assert first > 1.2
+    assert sum(later) / len(later) > 1.9
+    assert min(gains_in_turn(replace(machine, noise=noise), prose)) >= LEAST
+
+
+def test_looks_that_are_hidden_are_not_charged() -> None:
+    """A drafter that is always wrong is asked again and again, and nothing is lost by it."""
+    trace = steady("wrong", 600, 0, 0.0)
+    world = World(trace, FAST, 0)
+    speculator = speculate(world, FAST)
+    for _ in range(2):
+        world.begin(trace)
+        assert answer(world, FAST, speculator) > 0.995
+        assert speculator.record.gain > 0.98
 
 
 def test_prose_with_rare_repeats_gains_what_there_is() -> None:
@@ -292,7 +319,7 @@ def test_a_draft_that_came_too_late_is_judged_by_what_was_written() -> None:
     for _ in range(100):
         gate = driven.control.gate(DRAFT_MAX)
         if gate is None:  # a plain step to compare with
-            driven.control.pass_by([dropped])
+            driven.control.pass_by([dropped], 0.0)
             continue
         for bucket in GOOD.buckets:
             gate.admits(bucket)

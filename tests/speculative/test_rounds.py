@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from simulated_machines import PLAIN_S, Machine, Playing, Trace, World
 
 from runner.config import SamplingParams
 from runner.sampling import sample
@@ -249,8 +251,84 @@ def test_the_speculator_hears_of_every_plain_token_what_it_took() -> None:
     target = PipelinedTarget(16, prompt)
     emitted = list(decode(target, params, history, speculator, clock=lambda: float(next(ticks))))
     assert [done.tokens for done in heard] == [(token,) for token, _, _ in emitted] != []
-    assert {(done.draft_s, done.verify_s, done.sample_s) for done in heard} == {(1.0, 1.0, 0.0)}
+    first, *others = [(done.draft_s, done.verify_s, done.sample_s) for done in heard]
+    assert first == (1.0, 1.0, 0.0)
+    # A tick more from learning of a token to asking for the next: the caller's, behind which the device works.
+    assert set(others) == {(1.0, 2.0, 0.0)}
     assert target.n_steps == len(emitted) == 12
+
+
+class Heard(EagerController):
+    """Keeps the rounds that it learns of; learning takes a while by the world's clock."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(15)
+        self.rounds: list[Round] = []
+        self._world = world
+
+    def learn(self, done: Round, own_s: float) -> None:
+        super().learn(done, own_s)
+        self.rounds.append(done)
+        self._world.work(0.25)
+
+
+def in_plain_steps(machine: Machine, right: Sequence[bool], buckets: Sequence[int | None]) -> tuple[list[Round], float]:
+    """The rounds of a text, with a draft wherever there is a guess, and its end: by a clock that counts plain steps."""
+    world = World(Trace("text", tuple(right), tuple(buckets)), machine, 0)
+    heard = Heard(world)
+    speculator = Speculator(Playing(world, True), 15, control=heard, clock=world.clock)
+    for _ in decode(world, PARAMS["greedy"], [0], speculator, lambda: world.now / PLAIN_S):
+        world.work(machine.caller)
+    return heard.rounds, world.now / PLAIN_S
+
+
+EARLY = Machine("early", {1: 1.0, 16: 2.5}, draft_call=0.125, host=0.0625, caller=0.125)
+
+
+def test_where_steps_begin_early_the_rounds_are_all_the_time_but_for_what_learning_took() -> None:
+    buckets = [1 if 10 <= i % 20 < 14 else None for i in range(100)]
+    rounds, end = in_plain_steps(EARLY, [True] * 100, buckets)
+    assert sum(len(done.tokens) for done in rounds) == 100
+    assert any(done.draft for done in rounds)
+    # After the last token nobody asks again, so what the caller did with it belongs to no round if that was plain.
+    last_s = 0.0 if rounds[-1].draft else EARLY.caller + 0.25
+    total = sum(done.total_s for done in rounds) + 0.25 * len(rounds)
+    assert total == pytest.approx(end, abs=last_s + 1e-9)
+
+
+def test_a_round_with_a_draft_bears_what_the_caller_does_with_its_tokens_as_the_device_waits() -> None:
+    rounds, _ = in_plain_steps(EARLY, [True] * 60, [None] * 20 + [1] * 40)
+    drafted = [done for done in rounds if len(done.draft) == 15]
+    assert [done.draft_s for done in drafted] == pytest.approx([0.125, 0.125])
+    # The first one bears it for the token before it, too: no step was under way behind that any more.
+    assert [done.verify_s for done in drafted] == pytest.approx([2.5 + 17 * 0.125, 2.5 + 16 * 0.125])
+
+
+def test_a_round_that_is_closed_in_the_middle_is_learnt_of_all_the_same() -> None:
+    world = World(Trace("right", (True,) * 60, (None,) * 20 + (1,) * 40), EARLY, 0)
+    heard = Heard(world)
+    speculator = Speculator(Playing(world, True), 15, control=heard, clock=world.clock)
+    emitted = decode(world, PARAMS["greedy"], [0], speculator, world.clock)
+    done = next(done for _, _, done in emitted if done.draft)
+    assert not any(each.draft for each in heard.rounds), "its tokens are still to be taken"
+    emitted.close()
+    assert heard.rounds[-1].tokens == done.tokens
+    assert speculator.record.rounds == 1
+
+
+def test_what_the_host_does_while_a_device_works_is_no_loss_of_a_plain_step() -> None:
+    rounds, _ = in_plain_steps(EARLY, [False] * 40, [None] * 40)
+    # Learning took a quarter of a step, asking an eighth, the caller as much: all behind the device, but at the start.
+    for done in rounds[2:-1]:
+        assert done.draft_s == pytest.approx(0.125)
+        assert done.verify_s == pytest.approx(1 - 0.0625 - 0.125 - 0.25)
+
+
+def test_where_every_step_is_waited_for_the_caller_counts_in_no_round() -> None:
+    waiting = replace(EARLY, host=None, caller=5.0)
+    rounds, _ = in_plain_steps(waiting, [True] * 60, [None] * 20 + [1] * 40)
+    for done in rounds:
+        assert done.verify_s == pytest.approx(EARLY.step(len(done.draft) + 1))
 
 
 def test_without_a_speculator_nothing_is_asked_for_between_plain_tokens() -> None:

@@ -168,6 +168,72 @@ def test_the_time_that_deciding_takes_is_counted() -> None:
     assert speculator.record.gain < 1
 
 
+class Ticking:
+    """A clock that advances by a tick with each look at it."""
+
+    def __init__(self, tick_s: float) -> None:
+        self.now = 0.0
+        self._tick_s = tick_s
+
+    def __call__(self) -> float:
+        self.now += self._tick_s
+        return self.now
+
+
+def test_what_learning_of_unasked_steps_takes_is_no_part_of_the_next_look() -> None:
+    """It would become the dearer the longer it waits, and wait the longer the dearer it is."""
+    heard: list[tuple[str, float]] = []
+
+    class Noting(EagerController):
+        def learn(self, done: Round, own_s: float) -> None:
+            del done
+            heard.append(("asked", own_s))
+
+        def pass_by(self, rounds: Sequence[Round], own_s: float) -> None:
+            heard.append(("passed", own_s))
+            list(map(super().learn, rounds, [0.0] * len(rounds)))
+
+    control = Noting(15)
+    control.steps.calibrate(STEP_S.__getitem__)
+    speculator = Speculator(Scripted(lambda _: []), 15, control=control, clock=Ticking(1e-4))
+    speculator.begin()
+    for n in range(200):
+        speculator.draft([0], PARAMS, 0 if n % 100 else 10)  # nothing is asked where there is no room
+        speculator.learn(Round(draft=Draft(), n_accepted=0, tokens=(1,), draft_s=0.0, verify_s=1e-3, sample_s=0.0))
+    assert max(own_s for _, own_s in heard) <= 1.5e-4
+    assert [own_s for kind, own_s in heard if kind == "asked"] == pytest.approx([0.0, 1e-4])
+    assert len(heard) < 40
+
+
+def test_a_look_that_has_much_to_read_is_taken_once_the_account_is_full() -> None:
+    """Reading takes 0.8 % of a step a token: what was not read for long is more than the account ever holds."""
+    n_read: list[int] = []
+
+    class Reader:
+        name, n_buckets, is_host_only, nbytes = "suffix", 1, True, 0
+        n_known = 0
+
+        def propose(self, history: Sequence[int], params: SamplingParams, gate: Gate) -> Draft:
+            del params, gate
+            n_read.append(len(history) - self.n_known)
+            target.now += 8e-6 * n_read[-1]
+            self.n_known = len(history)
+            return Draft()
+
+    target = Clocked(4000)
+    speculator = Speculator(Reader(), 15, clock=target.clock)
+    speculator.calibrate(STEP_S.__getitem__)
+    speculator.begin([0] * 1000)
+    history = [0] * 1000
+    control = speculator._control
+    control._phase, control._rest = "off", 600
+    for _ in decode(target, PARAMS, history, speculator, target.clock):
+        pass
+    assert n_read[0] == 1000
+    assert max(n_read[1:]) > 500, "after the rest"
+    assert len(n_read) > 100
+
+
 def test_plain_steps_that_nothing_was_asked_for_are_all_counted() -> None:
     """Nothing is drafted without room, and the loop then asks for nothing."""
     speculator = Speculator(Scripted(coming(3, 3)), 15)

@@ -113,6 +113,24 @@ def test_a_draft_is_at_most_twice_as_long_as_its_match(length: int) -> None:
     assert len(propose(SuffixDrafter(), [*text, 99, *text[:length]])) == min(15, 2 * length)
 
 
+def test_of_many_continuations_the_most_frequent_of_the_last_new_ones_is_drafted() -> None:
+    """All of a table's would take as long as there are rows."""
+    rows = [token for row in range(100) for token in (1, 2, 3, 1000 + row)]
+    for often, is_drafted in ((1090, True), (1001, False)):
+        again = [token for i in range(3) for token in (1, 2, 3, often, 2000 + i)]
+        found = propose(SuffixDrafter(), [*rows, *again, 1, 2, 3], 1).tokens
+        assert len(found) == 1
+        assert (found == (often,)) == is_drafted
+
+
+def test_what_was_written_while_it_was_not_asked_is_read_when_it_is() -> None:
+    text = [i * i % 7 for i in range(100)]
+    for pause in (1, 40, 90):
+        drafter = SuffixDrafter()
+        propose(drafter, text[:5])
+        assert propose(drafter, text[: 5 + pause]) == propose(SuffixDrafter(), text[: 5 + pause])
+
+
 def test_the_gate_ends_a_draft() -> None:
     text = list(range(100, 140))
     assert propose(SuffixDrafter(), [*text, 99, *text[:9]], 4).tokens == tuple(text[9:13])

@@ -24,6 +24,7 @@ from runner.backends.native.fused import FusedDecoder
 from runner.backends.native.graphs import LONGEST_PROMPT, Graphs, filled_up, filled_up_prompt
 from runner.backends.native.guesses import Guesses
 from runner.backends.native.kv_cache import KvCache
+from runner.backends.native.step_inputs import StepInputs
 from runner.backends.native.stream import Stream
 from runner.config import SamplingParams
 from runner.kernels.advance import advance
@@ -47,9 +48,8 @@ class FusedExecution:
         self._reserved_before = reserved_before
         self._decoder: FusedDecoder | None = decoder
         self._graphs = Graphs(device, is_enabled=use_graphs)
-        self._tokens = torch.zeros(MOST_ROWS, dtype=torch.int64, device=device)
-        self._start = torch.zeros(1, dtype=torch.int32, device=device)
-        self._position = torch.zeros(1, dtype=torch.int64, device=device)
+        self._inputs = StepInputs(device)
+        self._tokens, self._start, self._position = self._inputs.tokens, self._inputs.start, self._inputs.position
         self._count = torch.ones(1, dtype=torch.int64, device=device)  # rows of a chain's step that are not filling
         self._guesses = Guesses(device)
         self._prompt_ids: Tensor | None = None
@@ -234,9 +234,7 @@ class FusedExecution:
         """Put `tokens` on the device, with the position of the first and of the token that is chosen after it."""
         if params.temperature != 0:
             self._request(params)
-        self._tokens[: len(tokens)].copy_(torch.tensor(tokens, dtype=torch.int64), non_blocking=True)
-        self._start.fill_(self.cache.length)
-        self._position.fill_(self.cache.length + 1)
+        self._inputs.put(tokens, self.cache.length)
 
     def _launch(self, is_greedy: bool) -> None:
         """Begin the step of the token that lies on the device; what it leaves there goes to the mailbox."""
