@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,7 +76,6 @@ def unit(test: str) -> str:
 
 def measure_ours(directory: Path, tests: Tests, found: Found) -> None:
     """One pass over all tests, of a model that is loaded for it."""
-    started = time.perf_counter()
     options = LoadOptions(
         backend="native",
         ctx_size=tests.n_ctx,
@@ -87,7 +85,6 @@ def measure_ours(directory: Path, tests: Tests, found: Found) -> None:
     )
     backend = load(ready(directory), options, lambda _: None, CancelToken())
     assert isinstance(backend, NativeBackend)
-    found.add("load", [time.perf_counter() - started])
     for depth in sorted(tests.depths):
         decoded = decode(backend, depth, tests.n_gen, tests.repetitions)
         name = test_name(0, tests.n_gen, depth)
@@ -196,7 +193,7 @@ def show(shape: str, found: dict[str, Found], report: Report, asked: Asked) -> N
                     "layers": asked.layers,
                     "engine": engine,
                     "test": test,
-                    "unit": "s" if test == "load" else unit(test),
+                    "unit": unit(test),
                     "median": statistics.median(samples),
                     "samples": samples,
                     "is_repeatable": test not in one.unequal,
@@ -211,8 +208,6 @@ def _cell(test: str, samples: Sequence[float], is_unequal: bool = False) -> str:
     middle = statistics.median(samples)
     if test == "host":
         return f"{100 * middle:.1f} %"
-    if test == "load":
-        return f"{middle:.2f} s"
     spread = f" ± {statistics.stdev(samples):.2g}" if len(samples) > 1 else ""
     mark = " IDS DIFFER" if is_unequal else ""
     return (f"{middle:.3f}{spread} ms" if unit(test) == "ms" else f"{middle:.0f}{spread} tok/s") + mark

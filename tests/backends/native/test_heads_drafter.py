@@ -159,6 +159,19 @@ def test_more_than_it_lets_wait_is_computed_on_the_way(chunk: int, model: Path, 
     assert drafted(drafter, history) == fresh(model, head, history)
 
 
+def test_the_rows_of_a_prompt_are_computed_with_it_and_none_of_a_step(model: Path, head: Path) -> None:
+    backend = load(ready(model), batch_size=1024, ctx_size=1024)
+    drafter = backend.head_drafter("eagle3", head)
+    backend.extend(PROMPT, CancelToken())
+    assert (drafter._cache.length, len(drafter._waiting_ids)) == (len(PROMPT) - 1, 1)
+    backend.extend(PROMPT[:16], CancelToken())
+    assert (drafter._cache.length, len(drafter._waiting_ids)) == (len(PROMPT) - 1, 17)
+    backend.extend(PROMPT, CancelToken())  # what waited comes before it
+    assert (drafter._cache.length, len(drafter._waiting_ids)) == (2 * len(PROMPT) + 15, 1)
+    history = [*PROMPT, *PROMPT[:16], *PROMPT, 7]
+    assert drafted(drafter, history) == fresh(model, head, history)
+
+
 def test_drafting_twice_after_the_same_gives_the_same(head: Path, backend: NativeBackend) -> None:
     drafter = backend.head_drafter("eagle3", head)
     history = [*PROMPT, *take(backend, PROMPT, 3, speculator=Always(drafter))]

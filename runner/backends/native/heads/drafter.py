@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # it imports Triton, which a CPU may do without
 
 N_BUCKETS = 8
 _USUAL_ROWS = (1, 2, 4, 8)  # that come between two drafts
+_FIRST_CAPACITY = 4096  # rows of the cache from the start: one that grows moves, and recorded graphs are lost
 _MOST_WAITING = 512  # rows: captured states of an 8B model take 12 MB then
 
 
@@ -123,9 +124,11 @@ class HeadDrafter:
             self._first, self._last = start, None
         with torch.inference_mode():
             self._reserve(start + len(tokens) + LONGEST_DRAFT - self._first)
-            if self._waiting_ids and len(self._waiting_ids) + len(tokens) > len(self._waiting):
+            # A prompt's rows are computed with the prompt: waiting, they would make the first guess a dear one.
+            is_prompt = len(tokens) > MOST_ROWS
+            if self._waiting_ids and (is_prompt or len(self._waiting_ids) + len(tokens) > len(self._waiting)):
                 self._compute([*self._waiting_ids[1:], tokens[0]])
-            if len(tokens) > len(self._waiting):
+            if is_prompt:
                 self._compute_rows(captured[:-1], tokens[1:])
                 tokens, captured = tokens[-1:], captured[-1:]
             begin = len(self._waiting_ids)
@@ -157,7 +160,7 @@ class HeadDrafter:
         if self._chain is None:
             return
         with torch.inference_mode():
-            self._reserve(LONGEST_DRAFT)
+            self._reserve(_FIRST_CAPACITY)
             for params in (SamplingParams(temperature=0), SamplingParams(temperature=1, seed=0)):
                 for n_rows in _USUAL_ROWS:
                     self._chain.draft([0] * n_rows, params, n_rows, 2)
