@@ -16,6 +16,7 @@ INITIAL_ALLOWANCE: Final = 0.8
 """Plain steps that an answer may lose before it has earned anything: with 128 tokens 0.973x at worst."""
 
 _LARGEST_LOSS = 1 / 0.972 - 1
+_LARGEST_DEBT = 1.0  # plain steps that an answer may begin with
 _SHORT_ANSWER = 128  # tokens: the promise is made for answers of at least so many
 
 
@@ -29,8 +30,11 @@ class LossAccount:
         self._lost = 0.0
 
     def begin(self) -> None:
-        """An answer begins: gains of the last one are spent on nothing, losses stay."""
-        self.balance = min(self.balance, INITIAL_ALLOWANCE)
+        """An answer begins: gains of the last one are spent on nothing, and losses stay in part.
+
+        What is promised is promised of each answer; a surprise in one must not keep many others from drafting.
+        """
+        self.balance = min(max(self.balance, -_LARGEST_DEBT), INITIAL_ALLOWANCE)
         self._n_tokens, self._lost = 0, 0.0
 
     def enter(self, n_tokens: int, cost: float, most: float) -> None:

@@ -59,6 +59,7 @@ class Controller(Control):
         self._gate: _Gate | None = None
         self._chosen = NO_DRAFT
         self._guessed_s = 0.0
+        self._is_ahead = False  # whether the next step had begun when the last one was over
         self._doubt = ""
 
     def begin(self) -> None:
@@ -159,6 +160,8 @@ class Controller(Control):
         if not len(proposed):
             return NO_DRAFT
         spent = self._guessed_s / self.steps.plain_s
+        if self._is_ahead:  # a device hides most of it
+            spent = min(spent, self._outlook.call_cost(0))
         self._judge(proposed, spent)
         # A guess that took time is there now, and only its verification is still to be paid.
         n = self._length(proposed, spent) if self._phase == "on" or not self._is_free else 0
@@ -226,19 +229,20 @@ class Controller(Control):
 
     def learn(self, done: Round, own_s: float) -> None:
         n_tokens, n_drafted = len(done.tokens), len(done.draft)
-        seconds = done.verify_s + done.sample_s
+        self._is_ahead = done.is_ahead
+        guess_s = self._guessed_s if self._is_free else done.draft_s
+        # What a device hides costs nothing.
+        unhidden_s = done.unhidden_s(guess_s + own_s, self.steps.plain_s)
         if n_drafted:
-            step = self.steps.learn_step(n_drafted + 1, seconds)
+            step = self.steps.learn_step(n_drafted + 1, done.step_s)
         else:
+            seconds = done.step_s - (unhidden_s if done.is_ahead else 0.0)
             step = self.steps.learn_plain(seconds, is_asked=self._gate is not None)
             if len(self._chosen):
                 self.steps.learn_break()
         if self.steps.plain_s <= 0:
             return
-        guess_s = self._guessed_s if self._is_free else done.draft_s
-        spent = (guess_s + own_s) / self.steps.plain_s
-        if not n_drafted:
-            step = max(step, 1 - spent)  # what a device hides costs nothing, and asking gains nothing by itself
+        spent = unhidden_s / self.steps.plain_s
         self._enter(done.tokens, step, spent)
         # What was written tells even of guesses that the target did not compute: it cannot if a token is outside its
         # vocabulary, nor if its next step had begun before.
@@ -246,19 +250,20 @@ class Controller(Control):
             self._compare(_Shadow(self._chosen), done.tokens)
         gate = self._gate
         if gate is not None:
-            self._outlook.guessing.learn(gate.n_asked, guess_s)
+            self._outlook.guessing.learn(gate.n_asked, min(guess_s, unhidden_s))
             if not gate.is_trial or (self._is_free and not len(self._chosen)):
-                self._shadow_left -= spent if n_drafted else max(0.0, spent + self.steps.unseen)
+                self._shadow_left -= spent if n_drafted else spent + self.steps.unseen
         if done.n_accepted:
             self._shadow_left = max(self._shadow_left, 0.0)
         if n_drafted or (gate is not None and gate.is_trial and not self._is_free):
             self._learn_gain(n_drafted, n_tokens, step)
 
     def pass_by(self, rounds: Sequence[Round], own_s: float) -> None:
-        cost = self.steps.learn_passed([done.verify_s + done.sample_s for done in rounds])
+        self._is_ahead = rounds[-1].is_ahead
+        cost = self.steps.learn_passed([done.step_s for done in rounds])
         if self.steps.plain_s > 0:
-            # What hides a look hides this, too.
-            spent = max(0.0, own_s / self.steps.plain_s + min(0.0, self.steps.unseen))
+            # It took them before the first of these.
+            spent = rounds[0].unhidden_s(own_s, self.steps.plain_s) / self.steps.plain_s
             self._enter([token for done in rounds for token in done.tokens], cost, spent, len(rounds))
 
     def _enter(self, tokens: Sequence[int], step: float, spent: float, n_rounds: int = 1) -> None:

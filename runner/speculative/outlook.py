@@ -39,11 +39,11 @@ class Outlook:
         return self.guessing.call(self.steps.plain_s, 1) - self.guessing.call(self.steps.plain_s, 0)
 
     def call_cost(self, n_unread: int) -> float:
-        """Plain steps that asking takes until a first guess is there, and that the step after it takes longer, or less.
+        """Plain steps that asking takes until a first guess is there, and that the step after it takes longer.
 
         n_unread: tokens that the drafter did not see.
         """
-        return max(0.0, self.guessing.call(self.steps.plain_s, n_unread) + self.token_cost + self.steps.unseen)
+        return self.guessing.call(self.steps.plain_s, n_unread) + self.token_cost + self.steps.unseen
 
     def failing(self, n_tokens: int) -> float:
         """Plain steps lost, beside those for guessing, when a draft of so many tokens is wrong from the first on."""

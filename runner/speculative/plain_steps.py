@@ -1,9 +1,8 @@
-"""What a plain step takes now, and by how much it is longer or shorter where the host did something before it.
+"""What a plain step takes now, and by how much it is longer where the host did something before it.
 
 Steps are of four kinds: after a draft; after the drafter was asked in vain; the one after that, before which was learnt
-of it; and quiet ones. The others are told from noise by comparing with these. Where a device works on a step while the
-host asks and learns, the host waits the less for it: what is taken off the step then was hidden. It knows nothing of
-drafts' costs, and no clock.
+of it; and quiet ones. The others are told from noise by comparing with these. It knows nothing of drafts' costs, and no
+clock.
 """
 
 from __future__ import annotations
@@ -49,16 +48,16 @@ class PlainSteps:
 
     @property
     def unseen(self) -> float:
-        """Plain steps that one is longer by after asking, or below 0 shorter, as far as that can be told.
+        """Plain steps that one is longer by after asking, as far as that can be told.
 
-        What was computed on the host leaves the processor's caches cold for the target, or was hidden behind it.
+        What was computed on the host leaves the processor's caches cold for the target.
         """
         return self._beyond("asked")
 
     @property
     def refill(self) -> float:
         """Plain steps by which the next one will be longer if a draft comes before it; 0 if it will be in any case."""
-        return 0.0 if self._follows == "after draft" else max(0.0, self._beyond("after draft"))
+        return 0.0 if self._follows == "after draft" else self._beyond("after draft")
 
     def learn(self, seconds: float, *, is_asked: bool) -> float:
         """A step took so long; gives what it counts as, in plain steps: what its kind takes, without its noise.
@@ -142,9 +141,5 @@ class _SteadyMean:
         return self._square / min(self._n, 1 / _STEADY_WEIGHT) if self.is_known else math.inf
 
     def beyond(self, other: _SteadyMean) -> float:
-        """By how much its values are larger than another's, or below 0 smaller, as far as that is more than noise.
-
-        That they are smaller is believed later: by it something seems to cost less than it does by the clock.
-        """
-        more, error = self.mean - other.mean, math.sqrt(self.variance + other.variance)
-        return max(0.0, more - error) + min(0.0, more + 2 * error)
+        """By how much its values are larger than another's, as far as that is more than noise."""
+        return max(0.0, self.mean - other.mean - math.sqrt(self.variance + other.variance))

@@ -17,7 +17,9 @@ class Round(NamedTuple):
     """One step of the target: what was drafted, what came of it, and the seconds of each part.
 
     tokens: what it emitted, n_accepted drafted ones and one of the target's own. An empty draft is a plain step.
-    verify_s: also what the caller did with the tokens, where plain steps begin early: see rounds.decode.
+    verify_s: also what the caller did with the tokens, where plain steps begin early: see rounds.decode. is_ahead: a
+    plain step that had begun before the round did, so that the host worked beside it: the round is all of the time
+    since the token before it, what learning of that one took included.
     """
 
     draft: Draft
@@ -26,10 +28,23 @@ class Round(NamedTuple):
     draft_s: float
     verify_s: float
     sample_s: float
+    is_ahead: bool = False
 
     @property
     def total_s(self) -> float:
         return self.draft_s + self.verify_s + self.sample_s
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of its step; of one that had begun before, all that passed."""
+        return self.total_s if self.is_ahead else self.verify_s + self.sample_s
+
+    def unhidden_s(self, host_s: float, plain_s: float) -> float:
+        """Of `host_s` seconds in which the host guessed or decided: those that made the round longer than a plain step.
+
+        plain_s: of a plain step.
+        """
+        return min(host_s, max(0.0, self.total_s - plain_s)) if self.is_ahead else host_s
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -106,7 +106,8 @@ class _Asked(NamedTuple):
 class _Loop:
     """What both kinds of steps share; see decode for the fields.
 
-    learnt: when the last round was over and learnt of, where steps begin early; None where they do not.
+    over: when the last round was over, where steps begin early; None where they do not. learning_s: seconds of what has
+    passed since then in which that round was learnt of.
     """
 
     target: Target
@@ -114,13 +115,14 @@ class _Loop:
     history: list[int]
     speculator: Speculator | None
     clock: Callable[[], float]
-    learnt: float | None = None
+    over: float | None = None
+    learning_s: float = 0.0
 
     def ask(self) -> _Asked:
         began = self.clock()
         draft = self._draft()
         at = self.clock()
-        return _Asked(draft, at, at - began, 0.0 if self.learnt is None else began - self.learnt)
+        return _Asked(draft, at, at - began, 0.0 if self.over is None else began - self.over)
 
     def _draft(self) -> Draft:
         """What the speculator wants verified, as far as a target can compute it: a drafter may be wrong in any way."""
@@ -150,11 +152,11 @@ class _Loop:
             n_accepted=verdict.n_accepted,
             tokens=verdict.tokens,
             draft_s=asked.draft_s,
-            verify_s=asked.before_s + computed - asked.at,
+            verify_s=asked.before_s - self.learning_s + computed - asked.at,
             sample_s=self.clock() - computed,
         )
         emitted = self.clock()
-        if self.learnt is None:
+        if self.over is None:
             self._learn(done)
         n_held = len(self.history)
         try:
@@ -162,9 +164,9 @@ class _Loop:
                 self.history.append(token)
                 yield token, index, done
         finally:
-            if self.learnt is not None:
+            if self.over is not None:
                 self._learn(done._replace(verify_s=done.verify_s + self.clock() - emitted))
-                self.learnt = self.clock()
+                self.over, self.learning_s = self.clock(), 0.0
             if len(draft) and len(self.history) - 1 < n_held + len(draft):
                 self.target.keep(len(self.history) - 1)
         return True
@@ -175,19 +177,22 @@ class _Loop:
         A draft that is wanted comes too late for the step that has begun: its token is taken, and the speculator is
         asked again for what follows that.
         """
-        is_wanted = False
+        is_wanted = is_ahead = False
         try:
             for token in stretch:
+                taken = self.clock()
                 done = Round(
                     draft=NO_DRAFT,
                     n_accepted=0,
                     tokens=(token,),
                     draft_s=asked.draft_s,
-                    verify_s=asked.before_s + self.clock() - asked.at,
+                    verify_s=asked.before_s + taken - asked.at,
                     sample_s=0.0,
+                    is_ahead=is_ahead,
                 )
+                self.over, is_ahead = taken, True  # the next step goes on while this one is learnt of
                 self._learn(done)
-                self.learnt = self.clock()
+                self.learning_s = self.clock() - taken
                 self.history.append(token)
                 yield token, 0, done
                 if not is_wanted:

@@ -17,7 +17,12 @@ from runner.speculative.record import Round, SpeculationRecord
 from runner.speculative.tally import Tally
 
 _TIMED_TOKENS = 3
-_PASSED = 8  # plain steps that are learned of at once
+_PASSED = 8  # plain steps that are learned of at once, or more
+_PASSED_S, _MOST_PASSED = (
+    2e-3,
+    32,
+)  # until they have taken so long, or are so many: learning is to be little beside them
+_REHEARSED = 256  # plain steps
 
 
 class Speculator:
@@ -42,11 +47,13 @@ class Speculator:
         self._own_s = self._passing_s = 0.0  # what learning of an asked round, and of some others, took the last time
         self._has_gate = False
         self._passed: list[Round] = []
+        self._n_passing = _PASSED
         self._tally = Tally(draft_max)
 
     def calibrate(self, step_s: StepSeconds) -> None:
         """Measure the target's step for the numbers of tokens that matter, and the drafter's; once, after the load."""
         self._control.steps.calibrate(step_s)
+        self._rehearse()
         if self.drafter.is_host_only:
             return
         for _ in range(2):  # the first warms up
@@ -55,6 +62,13 @@ class Speculator:
             elapsed = self._clock() - began
         if len(draft):
             self._control.learn_guessing(len(draft), elapsed)
+
+    def _rehearse(self) -> None:
+        """Learn of plain steps that never were: what runs for the first time takes many times as long."""
+        scratch = Speculator(self.drafter, self._draft_max, clock=self._clock)
+        for _ in range(_REHEARSED):
+            scratch.draft((0,), SamplingParams(temperature=0), 0)
+            scratch.learn(Round(NO_DRAFT, 0, (0,), 0.0, self._control.steps.plain_s or 1e-3, 0.0, True))
 
     def begin(self, prompt: Sequence[int] = ()) -> None:
         """An answer begins: the record counts from here.
@@ -87,7 +101,7 @@ class Speculator:
         if not self._has_gate:
             # Little as it is, learning takes longer than most plain steps can spare: many at once take less.
             self._passed.append(done)
-            if len(self._passed) == _PASSED or not self._control.steps.is_fresh:
+            if len(self._passed) >= self._n_passing or not self._control.steps.is_fresh:
                 self._pass_by()
             return
         began = self._clock()
@@ -95,16 +109,21 @@ class Speculator:
         self._control.learn(done, own_s)
         guess_s = self._guess_s if self.drafter.is_host_only else done.draft_s
         steps = self._control.steps
-        self._tally.add(done, guess_s, own_s, steps.plain_s, steps.unseen)
+        charged_s = done.unhidden_s(guess_s + own_s, steps.plain_s)
+        self._tally.add(done, min(guess_s, charged_s), max(0.0, charged_s - guess_s), steps.plain_s, steps.unseen)
         self._own_s = self._clock() - began
 
     def _pass_by(self) -> None:
         if not self._passed:
             return
         began = self._clock()
-        self._control.pass_by(self._passed, self._passing_s)
-        self._tally.pass_by(self._passed, self._passing_s)
+        passing_s = self._passing_s
+        self._control.pass_by(self._passed, passing_s)
+        unhidden_s = self._passed[0].unhidden_s(passing_s, self._control.steps.plain_s)
+        self._tally.pass_by(self._passed, unhidden_s)
         self._passed.clear()
+        plain_s = self._control.steps.plain_s
+        self._n_passing = min(max(_PASSED, int(_PASSED_S / plain_s)), _MOST_PASSED) if plain_s > 0 else _PASSED
         self._passing_s = self._clock() - began
 
     @property

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.speculative.costs import DraftCosts, StepCosts
+from runner.speculative.drafter import NO_DRAFT
+from runner.speculative.record import Round
 
 TABLE = {1: 1e-3, 2: 1.1e-3, 4: 1.2e-3, 8: 1.4e-3, 16: 2e-3}
 
@@ -234,33 +236,14 @@ def test_asking_that_leaves_no_trace_in_the_step_after_it_counts_as_nothing() ->
     assert abs(sum(unseen) / len(unseen)) < 0.005
 
 
-def early(costs: StepCosts, n: int, asking: float, learning: float, noise: float = 0.02) -> list[float]:
-    """What plain steps of 1 ms that begin early count as, where every third is asked for: what passes behind them the
-    host does not wait for."""
-    draw = random.Random(1)
-    counted = []
-    for _ in range(n):
-        quiet, asked, after = (1e-3 * draw.gauss(1, noise) for _ in range(3))
-        costs.learn_plain(quiet)
-        cost = costs.learn_plain(asked - 1e-3 * asking, is_asked=True)
-        counted.append(cost + costs.learn_plain(after - 1e-3 * learning))
-    return counted
+def test_what_a_device_hides_costs_nothing_and_what_it_does_not_costs_what_it_is_longer_by() -> None:
+    def unhidden_s(host_s: float, total_s: float, *, is_ahead: bool = True) -> float:
+        return Round(NO_DRAFT, 0, (7,), host_s, total_s - host_s, 0.0, is_ahead).unhidden_s(host_s, 1e-3)
 
-
-def test_what_is_hidden_behind_a_device_is_taken_off_the_steps_that_hide_it() -> None:
-    costs = warm(calibrated())
-    counted = early(costs, 60, asking=0.1, learning=0.05)
-    assert counted[0] == 2.0, "nothing is known yet"
-    assert -0.1 <= costs.unseen < -0.085
-    assert counted[-1] == pytest.approx(2 - 0.15, abs=0.03)
-    assert costs.plain_s == pytest.approx(1e-3, rel=0.02)
-
-
-def test_a_loss_is_believed_sooner_than_that_something_is_hidden() -> None:
-    longer, shorter = warm(calibrated()), warm(calibrated())
-    early(longer, 60, asking=-0.02, learning=0.0, noise=0.03)
-    early(shorter, 60, asking=0.02, learning=0.0, noise=0.03)
-    assert longer.unseen > 2 * abs(shorter.unseen)
+    assert unhidden_s(0.3e-3, 1e-3) == pytest.approx(0)  # the host waited the less for it
+    assert unhidden_s(1.3e-3, 1.4e-3) == pytest.approx(0.4e-3)
+    assert unhidden_s(0.1e-3, 5e-3) == pytest.approx(0.1e-3)  # something else held it up
+    assert unhidden_s(0.3e-3, 1e-3, is_ahead=False) == pytest.approx(0.3e-3)
 
 
 def test_the_step_after_a_draft_counts_as_it_was_seen_until_its_kind_is_known() -> None:
