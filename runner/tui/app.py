@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from functools import partial
+from typing import ClassVar, Final
 
 from textual import on
 from textual.app import App
@@ -20,6 +21,7 @@ from runner.tui.chat_engine import ChatEngine
 from runner.tui.jobs import Job, JobQueue
 from runner.tui.machine_watch import MachineSample, MachineWatch
 from runner.tui.messages import BenchModel, EngineMessage, GoTo, OpenModel, ResumeChat
+from runner.tui.pacing import ASK, Pace
 from runner.tui.palette import RunnerCommands
 from runner.tui.remembered import Remembered, read_remembered, write_remembered
 from runner.tui.screens.bench import BenchScreen
@@ -33,10 +35,17 @@ from runner.tui.screens.models import ModelsScreen
 from runner.tui.services import Services
 from runner.tui.widgets.title_bar import TitleBar
 
+_LAST_ANSWER_S: Final = 1.0
+
 
 @dataclass
 class _JobsMoved(Message):
     jobs: tuple[Job, ...]
+
+
+@dataclass
+class _CaughtUp(Message):
+    """The terminal has shown what it was sent."""
 
 
 @dataclass
@@ -63,6 +72,7 @@ class RunnerApp(App[int]):
         self.chat_engine = ChatEngine(services, self.post_message)
         self.jobs = JobQueue(services.paths, lambda jobs: self.post_message(_JobsMoved(jobs)))
         self.machine_watch = MachineWatch(lambda sample: self.post_message(_MachineSeen(sample)), self._own_pids)
+        self.pace = Pace()
         self._screens: dict[str, ModeScreen] = {}
         makers: dict[str, Callable[[], ModeScreen]] = {
             "chat": lambda: ChatScreen(services, self.chat_engine, self.jobs),
@@ -76,6 +86,7 @@ class RunnerApp(App[int]):
     def _kept(self, mode: str, make: Callable[[], ModeScreen]) -> Callable[[], ModeScreen]:
         def made() -> ModeScreen:
             self._screens[mode] = screen = make()
+            screen.pace = self.pace
             return screen
 
         return made
@@ -92,6 +103,8 @@ class RunnerApp(App[int]):
     # --- beginning and end -----------------------------------------------------------------------------------------
 
     async def on_mount(self) -> None:
+        if self._driver is not None and not self.is_headless:
+            self.pace.begin(partial(self._driver.write, ASK), lambda: self.post_message(_CaughtUp()))
         self.chat_engine.start()
         await self.switch_mode("chat")
         self.machine_watch.start()
@@ -106,6 +119,7 @@ class RunnerApp(App[int]):
             self.chat_engine.open(model)
 
     def on_unmount(self) -> None:
+        self.pace.settle(_LAST_ANSWER_S)
         self.close_down()
 
     def close_down(self) -> None:
@@ -140,6 +154,11 @@ class RunnerApp(App[int]):
     def _tell_jobs(self, message: _JobsMoved) -> None:
         for screen in self._mounted():
             screen.on_jobs(message.jobs)
+
+    @on(_CaughtUp)
+    def _show_withheld(self) -> None:
+        for screen in self._mounted():
+            screen.show_withheld()
 
     @on(_MachineSeen)
     def _tell_machine(self, message: _MachineSeen) -> None:

@@ -16,6 +16,7 @@ from chat_terminal import Terminal
 
 from runner.paths import user_paths
 from runner.store import Store
+from runner.tui.pacing import ANSWER, ASK
 
 CTRL_Q = "\x11"
 LEFT_ALTERNATE_SCREEN = "\x1b[?1049l"
@@ -165,6 +166,27 @@ def test_when_the_terminal_goes_away_nothing_stays_behind(opened: Callable[..., 
     terminal.child.ptyproc.fileobj.close()
     wait_until(lambda: all(not one.is_running() or one.status() == "zombie" for one in processes), within_s=10)
     assert kept_answers()[0].startswith("word word")
+
+
+def test_an_answer_waits_for_a_slow_terminal_and_keys_do_not_wait_behind_it(opened: Callable[..., Terminal]) -> None:
+    terminal = opened({"text": "some **words** and `code`\n\n" * 3000, "token_s": 0.001})
+    terminal.wait_for(is_ready)
+    assert terminal.raw.count(ASK) == 1  # nothing answered it, and nothing waits
+    terminal.type(ANSWER)
+    terminal.type("go\r")
+    terminal.wait_for(lambda _: terminal.raw.count(ASK) == 3)
+    terminal.read(0.5)
+    begun = len(terminal.raw)
+    terminal.read(1.0)
+    assert len(terminal.raw) == begun  # the answer goes on, and nothing of it is sent
+    terminal.type("\x1b")
+    n_answered = 1
+    while not ("stopped" in (shown := terminal.read(0.1)) and is_ready(shown)):
+        owed = terminal.raw.count(ASK) - n_answered
+        terminal.type(ANSWER * owed)
+        n_answered += owed
+        assert n_answered < 30
+    leave(terminal)
 
 
 def test_every_mode_opens_at_every_size(opened: Callable[..., Terminal]) -> None:
