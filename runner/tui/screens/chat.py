@@ -6,7 +6,6 @@ session_desk.py (kept chats), settings_desk.py (the panel), side_desk.py (the ra
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import monotonic
 from typing import ClassVar, TypeVar
 
@@ -19,6 +18,7 @@ from runner.errors import RunnerError
 from runner.tui import slash
 from runner.tui.actions import actions_of, bindings_of
 from runner.tui.chat_engine import ChatEngine
+from runner.tui.job_wishes import carry_out
 from runner.tui.jobs import Job, JobQueue
 from runner.tui.machine_watch import MachineSample
 from runner.tui.messages import AnswerBegan, AnswerEnded, EngineMessage, LoadBegan
@@ -27,7 +27,7 @@ from runner.tui.screens.chat_surface import ChatSurface
 from runner.tui.services import Services
 from runner.tui.widgets.empty_chat import EmptyChat
 from runner.tui.widgets.hint import Hint
-from runner.tui.widgets.job_list import JobList, JobMessage
+from runner.tui.widgets.job_list import JobMessage
 from runner.tui.widgets.live_rail import LiveRail
 from runner.tui.widgets.models_here import ModelsHere
 from runner.tui.widgets.prompt_box import PromptBox
@@ -156,14 +156,8 @@ class ChatScreen(ChatSurface):
 
     @on(JobMessage)
     def _change_job(self, message: JobMessage) -> None:
-        wishes: dict[type[JobMessage], Callable[[str], None]] = {
-            JobList.Pause: self.jobs.pause,
-            JobList.Resume: self.jobs.resume,
-            JobList.Cancel: self.jobs.cancel,
-            JobList.Retry: self.jobs.retry,
-            JobList.Forget: self.jobs.forget,
-        }
-        wishes[type(message)](message.id)
+        message.stop()
+        carry_out(self.app, self.jobs, message)
 
     # --- actions ---------------------------------------------------------------------------------------------------
 
