@@ -6,6 +6,7 @@ What a mode shows and does is its screen's; this file knows only that there are 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Final
@@ -103,8 +104,7 @@ class RunnerApp(App[int]):
     # --- beginning and end -----------------------------------------------------------------------------------------
 
     async def on_mount(self) -> None:
-        if self._driver is not None and not self.is_headless:
-            self.pace.begin(partial(self._driver.write, ASK), lambda: self.post_message(_CaughtUp()))
+        self._begin_pace()
         self.chat_engine.start()
         await self.switch_mode("chat")
         self.machine_watch.start()
@@ -117,6 +117,18 @@ class RunnerApp(App[int]):
     def _begin(self, model: str | None) -> None:
         if model is not None:
             self.chat_engine.open(model)
+
+    def _begin_pace(self) -> None:
+        if self._driver is not None and not self.is_headless:
+            self.pace.begin(partial(self._driver.write, ASK), lambda: self.post_message(_CaughtUp()))
+
+    @contextmanager
+    def suspend(self) -> Iterator[None]:
+        """Leave the terminal to another program for as long as the block runs."""
+        self.pace.settle(_LAST_ANSWER_S)  # what the terminal says is for whoever reads it then
+        with super().suspend():
+            yield
+        self._begin_pace()
 
     def on_unmount(self) -> None:
         self.pace.settle(_LAST_ANSWER_S)

@@ -168,6 +168,36 @@ def test_when_the_terminal_goes_away_nothing_stays_behind(opened: Callable[..., 
     assert kept_answers()[0].startswith("word word")
 
 
+def test_a_message_is_written_in_the_editor_and_a_chat_read_in_the_pager(
+    opened: Callable[..., Terminal], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for variable, body in (
+        ("VISUAL", 'printf "and more" >> "$1"; echo the editor is here; sleep 0.3'),
+        ("PAGER", "echo the pager is here; cat; read -r line </dev/tty"),
+    ):
+        program = tmp_path / variable
+        program.write_text(f"#!/bin/sh\n{body}\n")
+        program.chmod(0o700)
+        monkeypatch.setenv(variable, str(program))
+    terminal = opened("a long answer")
+    terminal.wait_for(is_ready)
+    terminal.type("begun, \x07")
+    terminal.wait_for(lambda _: "the editor is here" in terminal.raw)
+    terminal.wait_for(lambda shown: "begun, and more" in shown)
+    terminal.type("\r")
+    terminal.wait_for(lambda shown: "a long answer" in shown and is_ready(shown))
+    terminal.type("\x1b")
+    terminal.wait_for(lambda shown: "y Copy" in shown)
+    terminal.type("v")
+    terminal.wait_for(lambda shown: "the pager is here" in shown and "a long answer" in shown and not is_ready(shown))
+    terminal.type("\x03")
+    terminal.read(0.3)
+    assert terminal.child.isalive()
+    terminal.type("\r")
+    terminal.wait_for(is_ready)
+    leave(terminal)
+
+
 def test_an_answer_waits_for_a_slow_terminal_and_keys_do_not_wait_behind_it(opened: Callable[..., Terminal]) -> None:
     terminal = opened({"text": "some **words** and `code`\n\n" * 3000, "token_s": 0.001})
     terminal.wait_for(is_ready)

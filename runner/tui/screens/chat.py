@@ -10,12 +10,11 @@ from time import monotonic
 from typing import ClassVar, TypeVar
 
 from textual import on
-from textual.actions import SkipAction
 from textual.binding import Binding, BindingType
 
 from runner.chat_commands import is_command
 from runner.errors import RunnerError
-from runner.tui import slash
+from runner.tui import own_programs, slash
 from runner.tui.actions import actions_of, bindings_of
 from runner.tui.chat_engine import ChatEngine
 from runner.tui.job_wishes import carry_out
@@ -182,12 +181,9 @@ class ChatScreen(ChatSurface):
 
     def action_copy_text(self) -> None:
         """Ctrl+C: copy what is selected; else stop, else empty the prompt; in an empty prompt, twice leaves."""
-        try:
-            super().action_copy_text()
-            return
-        except SkipAction:
-            pass
-        if self.engine.is_busy:
+        if selected := self.get_selected_text():
+            self.copy(selected)
+        elif self.engine.is_busy:
             self.action_stop()
         elif text := self.box.prompt.text:
             self.box.prompt.remember(text)
@@ -240,6 +236,12 @@ class ChatScreen(ChatSurface):
     def action_copy_code(self) -> None:
         n_blocks = len(self.engine.conversation.code_blocks)
         self.attempt(lambda: self.copy(self.engine.conversation.copy(max(1, n_blocks))))
+
+    def action_editor(self) -> None:
+        self.attempt(lambda: own_programs.write_in_editor(self))
+
+    def action_pager(self) -> None:
+        self.attempt(lambda: own_programs.read_in_pager(self))
 
     def action_rename_chat(self) -> None:
         self.attempt(lambda: self.sessions.rename(self.sessions.current()))
