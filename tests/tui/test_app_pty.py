@@ -205,10 +205,9 @@ def test_an_answer_waits_for_a_slow_terminal_and_keys_do_not_wait_behind_it(open
     terminal.type(ANSWER)
     terminal.type("go\r")
     terminal.wait_for(lambda _: terminal.raw.count(ASK) == 3)
-    terminal.read(0.5)
-    begun = len(terminal.raw)
-    terminal.read(1.0)
-    assert len(terminal.raw) == begun  # the answer goes on, and nothing of it is sent
+    for _ in range(5):
+        terminal.read(0.5)
+    assert terminal.raw.count(ASK) <= 5  # of thirty frames of the answer, which goes on
     terminal.type("\x1b")
     n_answered = 1
     while not ("stopped" in (shown := terminal.read(0.1)) and is_ready(shown)):

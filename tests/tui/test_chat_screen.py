@@ -114,6 +114,19 @@ def test_escape_stops_reading_and_loading_too(stage: Stage) -> None:
     stage.play(stage.script("Hi.", load_s=30.0), act)
 
 
+def test_after_a_load_that_failed_the_title_says_what_the_next_message_loads(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        on.chat.open_model(str(stage.directory / "gone.script.json"))
+        await on.until(lambda: on.chat.engine.state == "empty" and "model" in on.shown("TitleBar #model"))
+        assert "gone" not in on.shown("TitleBar #model")
+        assert "The next message loads" in on.shown("EmptyChat #where")
+        await on.ask("hello")
+        assert "model" in on.shown("TitleBar #model")
+
+    stage.play(stage.script("Hello."), act)
+
+
 def test_a_key_that_can_do_nothing_here_says_why(stage: Stage) -> None:
     async def act(on: Stage) -> None:
         await on.ready()

@@ -56,14 +56,41 @@ def test_an_answer_wakes_nobody_when_no_frame_waits() -> None:
     assert line.woken == 0
 
 
-def test_a_terminal_that_answers_no_more_is_given_up_and_taken_back_with_its_next_answer() -> None:
+def test_without_answers_frames_become_rare_and_after_half_a_minute_they_wait_for_none() -> None:
     line = Line()
     line.pace.answered()
     line.frames(10)
-    line.now = 9.0
-    assert line.frames(10) == 0
-    line.now = 10.0
+    for at in (1.0, 3.0, 7.0, 15.0):
+        line.now = at - 0.01
+        assert line.frames(10) == 0
+        line.now = at
+        assert line.frames(10) == 1
+    line.now = 31.0
     assert line.frames(10) == 10
+    line.pace.answered()
+    line.pace.answered()
+    assert line.frames(10) >= 1
+
+
+def test_answers_that_come_late_together_open_no_wider_window() -> None:
+    line = Line()
+    line.pace.answered()
+    line.frames(10)
+    for line.now in (1.0, 3.0):
+        line.frames(1)
+    line.now = 5.0
+    for _ in range(9):
+        line.pace.answered()
+    assert line.frames(10) == 2
+
+
+def test_lost_answers_narrow_the_window_for_a_second_only() -> None:
+    line = Line()
+    line.pace.answered()
+    line.frames(2)  # both answers are lost
+    line.now = 1.0
+    assert line.frames(1) == 1
+    line.now = 1.1
     line.pace.answered()
     assert line.frames(10) == 2
 
