@@ -159,9 +159,11 @@ def test_completions_lie_over_the_transcript_and_within_the_screen(tmp_path: Pat
         listed = app.query_one(Completions)
         assert listed.region.bottom <= app.box.region.y + 1
         assert app.screen.region.contains_region(listed.region)
+        assert listed.size.height >= 5  # the offers, and not their frame alone
 
     async def keys_at_the_bottom(app: PromptApp, pilot: Pilot[None]) -> None:
         app.box.styles.dock = "bottom"
+        await pilot.pause()
         await keys(app, pilot)
 
     play(tmp_path, keys_at_the_bottom)
