@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Final
 
+from rich.console import RenderableType
 from textual import on
 from textual.app import App
 from textual.binding import BindingType
@@ -36,7 +37,7 @@ from runner.tui.screens.models import ModelsScreen
 from runner.tui.services import Services
 from runner.tui.widgets.title_bar import TitleBar
 
-_LAST_ANSWER_S: Final = 1.0
+_SILENCE_S: Final = 3.0
 
 
 @dataclass
@@ -125,13 +126,16 @@ class RunnerApp(App[int]):
     @contextmanager
     def suspend(self) -> Iterator[None]:
         """Leave the terminal to another program for as long as the block runs."""
-        self.pace.settle(_LAST_ANSWER_S)  # what the terminal says is for whoever reads it then
+        self.pace.settle(_SILENCE_S)  # what the terminal says is for whoever reads it then
         with super().suspend():
             yield
         self._begin_pace()
 
+    def exit(self, result: int | None = None, return_code: int = 0, message: RenderableType | None = None) -> None:
+        self.pace.settle(_SILENCE_S)  # here, while the terminal is still read
+        super().exit(result, return_code, message)
+
     def on_unmount(self) -> None:
-        self.pace.settle(_LAST_ANSWER_S)
         self.close_down()
 
     def close_down(self) -> None:

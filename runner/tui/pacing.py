@@ -35,7 +35,7 @@ class Pace:
         self._n_forced = 0  # frames that went out though answers were owed, since the last answer
         self._asked_at = 0.0
         self._is_withheld = False
-        self._is_even = Event()
+        self._has_answered = Event()
 
     def begin(self, ask: Callable[[], object], wake: Callable[[], object]) -> None:
         """From now on `ask` is called to send ASK; `wake`, from any thread, when a frame that was withheld may go."""
@@ -65,16 +65,20 @@ class Pace:
         self._n_answered = self._n_asked if is_its_own else min(self._n_answered + 1, self._n_asked)
         self._n_forced = 0
         self._is_answering = True
-        if self._owed() == 0:
-            self._is_even.set()
+        self._has_answered.set()
         if self._is_withheld:
             self._wake()
 
-    def settle(self, within_s: float) -> None:
-        """Ask no more, and wait for what is owed: an answer after the end would be typed into the shell."""
+    def settle(self, silence_s: float) -> None:
+        """Ask no more, and wait for what is owed: an answer after the end would be typed into the shell.
+
+        That takes as long as the line needs for what is on its way. silence_s: who says nothing for so long is gone.
+        """
         self._ask = None
-        if self._is_answering and self._owed() > 0:
-            self._is_even.wait(within_s)
+        while self._is_answering and self._owed() > 0:
+            self._has_answered.clear()
+            if self._owed() > 0 and not self._has_answered.wait(silence_s):
+                return
 
     def _owed(self) -> int:
         return self._n_asked - self._n_answered
@@ -83,5 +87,4 @@ class Pace:
         if self._ask is not None:
             self._n_asked += 1
             self._asked_at = self._clock()
-            self._is_even.clear()
             self._ask()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 from runner.tui.pacing import Pace
 
@@ -98,12 +99,23 @@ def test_lost_answers_narrow_the_window_for_a_second_only() -> None:
 def test_the_end_waits_for_what_is_owed_and_asks_no_more() -> None:
     line = Line()
     line.pace.answered()
-    line.frames(1)
-    threading.Timer(0.02, line.pace.answered).start()
+    line.frames(2)
+    for number in (1, 2):
+        threading.Timer(0.03 * number, line.pace.answered).start()
+    began = time.monotonic()
     line.pace.settle(5.0)
+    assert 0.06 <= time.monotonic() - began < 4
     asked = line.asked
     assert line.frames(5) == 5
     assert line.asked == asked
+
+
+def test_the_end_waits_no_longer_for_a_terminal_that_is_gone() -> None:
+    line = Line()
+    line.pace.answered()
+    line.frames(2)
+    line.pace.settle(0.01)
+    assert line.frames(1) == 0
 
 
 def test_the_end_of_a_terminal_that_never_answered_is_not_delayed() -> None:
