@@ -115,8 +115,9 @@ class Conversation:
             return answer
         blocks = code_blocks(answer)
         if not 1 <= n <= len(blocks):
-            hint = f"It has {len(blocks)}." if blocks else "Without a number, the whole answer is copied."
-            raise UsageError(f"The last answer has no code block {n}.", hint=hint)
+            if not blocks:
+                raise UsageError("The last answer has no code block.", hint="The whole answer can be copied.")
+            raise UsageError(f"The last answer has no code block {n}.", hint=f"It has {len(blocks)}.")
         return blocks[n - 1]
 
     def about(self) -> Session:

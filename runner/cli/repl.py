@@ -18,7 +18,6 @@ from runner.chat_commands import as_message, is_command
 from runner.chat_pages import Totals
 from runner.cli import render
 from runner.cli.answer import AnswerView
-from runner.cli.editor import edit_text
 from runner.cli.interrupt import Interruptible
 from runner.cli.live import Live
 from runner.cli.loading import Loader
@@ -30,6 +29,7 @@ from runner.errors import EngineDied, RunnerError
 from runner.events import ChatEvent, Finished, Loaded
 from runner.safe_text import safe_line
 from runner.status_text import header, speculation_summary, summary
+from runner.terminal_programs import edit_text
 from runner.transcript import NOTES
 
 

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 def run_tui(paths: Paths, settings: Settings) -> int:
     """Open the terminal interface; returns the exit code when the user has left it."""
-    from runner.tui import pasting
+    from runner.tui import narrowing, pasting
 
-    pasting.install()
     app = app_for(paths, settings)
+    pasting.install(app.pace.answered)
+    narrowing.install()
     asyncio.run(_until_left(app))
     return app.return_code or 0
 

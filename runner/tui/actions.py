@@ -58,6 +58,8 @@ ACTIONS: tuple[Action, ...] = (
     Action("chat", "copy_answer", "", "Copy", "Copy the last answer.", plain="y"),
     Action("chat", "copy_code", "", "Copy code", "Copy the last code block of the last answer.", plain="c"),
     Action("chat", "search_chats", "", "Search", "Search the kept chats.", plain="slash"),
+    Action("chat", "editor", "ctrl+g", "Editor", "Write the message in the editor that $EDITOR names.", is_shown=False),
+    Action("chat", "pager", "", "Pager", "Read this chat in the pager that $PAGER names, and search in it.", plain="v"),
     Action("chat", "rename_chat", "", "Rename", "Give this chat another title."),
     Action("chat", "delete_chat", "", "Delete", "Delete this chat for good."),
     Action("chat", "export_chat", "", "Export", "Write this chat to a Markdown file here."),

@@ -6,9 +6,12 @@ What a mode shows and does is its screen's; this file knows only that there are 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from functools import partial
+from typing import ClassVar, Final
 
+from rich.console import RenderableType
 from textual import on
 from textual.app import App
 from textual.binding import BindingType
@@ -20,6 +23,7 @@ from runner.tui.chat_engine import ChatEngine
 from runner.tui.jobs import Job, JobQueue
 from runner.tui.machine_watch import MachineSample, MachineWatch
 from runner.tui.messages import BenchModel, EngineMessage, GoTo, OpenModel, ResumeChat
+from runner.tui.pacing import ASK, Pace
 from runner.tui.palette import RunnerCommands
 from runner.tui.remembered import Remembered, read_remembered, write_remembered
 from runner.tui.screens.bench import BenchScreen
@@ -33,10 +37,17 @@ from runner.tui.screens.models import ModelsScreen
 from runner.tui.services import Services
 from runner.tui.widgets.title_bar import TitleBar
 
+_SILENCE_S: Final = 3.0
+
 
 @dataclass
 class _JobsMoved(Message):
     jobs: tuple[Job, ...]
+
+
+@dataclass
+class _CaughtUp(Message):
+    """The terminal has shown what it was sent."""
 
 
 @dataclass
@@ -63,6 +74,7 @@ class RunnerApp(App[int]):
         self.chat_engine = ChatEngine(services, self.post_message)
         self.jobs = JobQueue(services.paths, lambda jobs: self.post_message(_JobsMoved(jobs)))
         self.machine_watch = MachineWatch(lambda sample: self.post_message(_MachineSeen(sample)), self._own_pids)
+        self.pace = Pace()
         self._screens: dict[str, ModeScreen] = {}
         makers: dict[str, Callable[[], ModeScreen]] = {
             "chat": lambda: ChatScreen(services, self.chat_engine, self.jobs),
@@ -76,6 +88,7 @@ class RunnerApp(App[int]):
     def _kept(self, mode: str, make: Callable[[], ModeScreen]) -> Callable[[], ModeScreen]:
         def made() -> ModeScreen:
             self._screens[mode] = screen = make()
+            screen.pace = self.pace
             return screen
 
         return made
@@ -92,6 +105,7 @@ class RunnerApp(App[int]):
     # --- beginning and end -----------------------------------------------------------------------------------------
 
     async def on_mount(self) -> None:
+        self._begin_pace()
         self.chat_engine.start()
         await self.switch_mode("chat")
         self.machine_watch.start()
@@ -104,6 +118,22 @@ class RunnerApp(App[int]):
     def _begin(self, model: str | None) -> None:
         if model is not None:
             self.chat_engine.open(model)
+
+    def _begin_pace(self) -> None:
+        if self._driver is not None and not self.is_headless:
+            self.pace.begin(partial(self._driver.write, ASK), lambda: self.post_message(_CaughtUp()))
+
+    @contextmanager
+    def suspend(self) -> Iterator[None]:
+        """Leave the terminal to another program for as long as the block runs."""
+        self.pace.settle(_SILENCE_S)  # what the terminal says is for whoever reads it then
+        with super().suspend():
+            yield
+        self._begin_pace()
+
+    def exit(self, result: int | None = None, return_code: int = 0, message: RenderableType | None = None) -> None:
+        self.pace.settle(_SILENCE_S)  # here, while the terminal is still read
+        super().exit(result, return_code, message)
 
     def on_unmount(self) -> None:
         self.close_down()
@@ -140,6 +170,11 @@ class RunnerApp(App[int]):
     def _tell_jobs(self, message: _JobsMoved) -> None:
         for screen in self._mounted():
             screen.on_jobs(message.jobs)
+
+    @on(_CaughtUp)
+    def _show_withheld(self) -> None:
+        for screen in self._mounted():
+            screen.show_withheld()
 
     @on(_MachineSeen)
     def _tell_machine(self, message: _MachineSeen) -> None:

@@ -204,7 +204,8 @@ class ChatEngine:
             self.conversation.use(self._engine, model)
             self.conversation.params = self._services.settings.sampling_params(loaded.sampling, self.own_params)
         self.state = "empty" if loaded is None else "ready"
-        self._post(LoadEnded(self.state, model, loaded, error, options))
+        next_model = self.model if self.model != model else ""
+        self._post(LoadEnded(self.state, model, loaded, error, options, next_model))
         return loaded is not None
 
     def _unload(self, why: str) -> None:

@@ -42,12 +42,16 @@ class LoadStep(EngineMessage):
 
 @dataclass
 class LoadEnded(EngineMessage):
-    """loaded None: it was not loaded, for `error`, or because it was cancelled. options: how it was to be loaded."""
+    """loaded None: it was not loaded, for `error`, or because it was cancelled. options: how it was to be loaded.
+
+    next_model: what the next question loads, when that is another one: the one before, which did load.
+    """
 
     model: str
     loaded: Loaded | None
     error: RunnerError | None = None
     options: LoadOptions = field(default_factory=LoadOptions)
+    next_model: str = ""
 
 
 @dataclass

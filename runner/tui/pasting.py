@@ -1,4 +1,4 @@
-"""What is pasted is text: an escape sequence in it must not become keys.
+"""What the terminal sends: a paste is text, of which no escape sequence becomes keys; an answer of its is no key.
 
 Textual's parser reads an ESC within a bracketed paste as a key's beginning, and gives what follows as keys: a line end
 there would send a message that nobody has read. Some terminals hand such text through. It knows nothing of the prompt.
@@ -6,22 +6,31 @@ there would send a message that nobody has read. Some terminals hand such text t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
 from textual._xterm_parser import XTermParser
 from textual.drivers import linux_driver
+from textual.events import Key
+from textual.keys import Keys
 from textual.message import Message
+
+from runner.tui.pacing import ANSWER
 
 _ESC: Final = "\x1b"
 _START, _END = "\x1b[200~", "\x1b[201~"
 
 
 class PasteParser(XTermParser):
-    """Textual's parser of what the terminal sends, for which a paste has no ESC but the one that ends it."""
+    """Textual's parser of what the terminal sends, for which a paste has no ESC but the one that ends it.
 
-    def __init__(self, debug: bool = False) -> None:
+    answered: called for each answer of the terminal to pacing.ASK.
+    """
+
+    def __init__(self, debug: bool = False, answered: Callable[[], object] | None = None) -> None:
         super().__init__(debug)
+        self._answered = answered
         self._is_pasting = False
         self._passed = ""  # the end of what came through: the marker of a paste may have begun there
         self._held = ""  # of a paste: may be the beginning of the marker of its end
@@ -29,6 +38,13 @@ class PasteParser(XTermParser):
     def feed(self, data: str) -> Iterable[Message]:
         cleaned = self._cleaned(data) if data else data
         return () if data and not cleaned else super().feed(cleaned)
+
+    def _sequence_to_key_events(self, sequence: str, alt: bool = False) -> Iterable[Key]:
+        if sequence != ANSWER:
+            return super()._sequence_to_key_events(sequence, alt)
+        if self._answered is not None:
+            self._answered()
+        return (Key(Keys.Ignore, sequence),)
 
     def _cleaned(self, data: str) -> str:
         """The data without the ESC of pastes; of a paste, what may be the beginning of its end is held back."""
@@ -66,6 +82,6 @@ def _split_held(text: str) -> tuple[str, str]:
     return (text[:place], text[place:]) if place >= 0 and _END.startswith(text[place:]) else (text, "")
 
 
-def install() -> None:
+def install(answered: Callable[[], object] | None = None) -> None:
     """Have the terminal's driver use this parser: it makes its own, and takes none."""
-    linux_driver.XTermParser = PasteParser  # type: ignore[attr-defined]
+    linux_driver.XTermParser = partial(PasteParser, answered=answered)  # type: ignore[assignment, attr-defined]

@@ -16,6 +16,7 @@ from chat_terminal import Terminal
 
 from runner.paths import user_paths
 from runner.store import Store
+from runner.tui.pacing import ANSWER, ASK
 
 CTRL_Q = "\x11"
 LEFT_ALTERNATE_SCREEN = "\x1b[?1049l"
@@ -165,6 +166,56 @@ def test_when_the_terminal_goes_away_nothing_stays_behind(opened: Callable[..., 
     terminal.child.ptyproc.fileobj.close()
     wait_until(lambda: all(not one.is_running() or one.status() == "zombie" for one in processes), within_s=10)
     assert kept_answers()[0].startswith("word word")
+
+
+def test_a_message_is_written_in_the_editor_and_a_chat_read_in_the_pager(
+    opened: Callable[..., Terminal], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for variable, body in (
+        ("VISUAL", 'printf "and more" >> "$1"; echo the editor is here; sleep 0.3'),
+        ("PAGER", "echo the pager is here; cat; read -r line </dev/tty"),
+    ):
+        program = tmp_path / variable
+        program.write_text(f"#!/bin/sh\n{body}\n")
+        program.chmod(0o700)
+        monkeypatch.setenv(variable, str(program))
+    terminal = opened("a long answer")
+    terminal.wait_for(is_ready)
+    terminal.type("begun, \x07")
+    terminal.wait_for(lambda _: "the editor is here" in terminal.raw)
+    terminal.wait_for(lambda shown: "begun, and more" in shown)
+    terminal.type("\r")
+    terminal.wait_for(lambda shown: "a long answer" in shown and is_ready(shown))
+    terminal.type("\x1b")
+    terminal.wait_for(lambda shown: "y Copy" in shown)
+    terminal.type("v")
+    terminal.wait_for(lambda shown: "the pager is here" in shown and "a long answer" in shown and not is_ready(shown))
+    terminal.type("\x03")
+    terminal.read(0.3)
+    assert terminal.child.isalive()
+    terminal.type("\r")
+    terminal.wait_for(is_ready)
+    leave(terminal)
+
+
+def test_an_answer_waits_for_a_slow_terminal_and_keys_do_not_wait_behind_it(opened: Callable[..., Terminal]) -> None:
+    terminal = opened({"text": "some **words** and `code`\n\n" * 3000, "token_s": 0.001})
+    terminal.wait_for(is_ready)
+    assert terminal.raw.count(ASK) == 1  # nothing answered it, and nothing waits
+    terminal.type(ANSWER)
+    terminal.type("go\r")
+    terminal.wait_for(lambda _: terminal.raw.count(ASK) == 3)
+    for _ in range(5):
+        terminal.read(0.5)
+    assert terminal.raw.count(ASK) <= 5  # of thirty frames of the answer, which goes on
+    terminal.type("\x1b")
+    n_answered = 1
+    while not ("stopped" in (shown := terminal.read(0.1)) and is_ready(shown)):
+        owed = terminal.raw.count(ASK) - n_answered
+        terminal.type(ANSWER * owed)
+        n_answered += owed
+        assert n_answered < 30
+    leave(terminal)
 
 
 def test_every_mode_opens_at_every_size(opened: Callable[..., Terminal]) -> None:

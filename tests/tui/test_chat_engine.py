@@ -153,10 +153,13 @@ def test_a_model_that_is_not_there_is_an_error_of_the_load_and_the_question_come
     chat = told("fine")
     good = chat.engine.model
     chat.engine.open(good + ".gone")
-    assert chat.last(LoadEnded).error.message
+    refused = chat.last(LoadEnded)
+    assert refused.error.message
+    assert refused.next_model == good
     chat.engine.open(good)
-    assert chat.last(LoadEnded).loaded is not None
-    assert chat.engine.model == good
+    ended = chat.last(LoadEnded)
+    assert ended.loaded is not None
+    assert (chat.engine.model, ended.next_model) == (good, "")
 
 
 def test_an_engine_that_dies_in_an_answer_leaves_the_part_and_the_next_question_loads_again(

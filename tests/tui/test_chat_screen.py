@@ -114,6 +114,29 @@ def test_escape_stops_reading_and_loading_too(stage: Stage) -> None:
     stage.play(stage.script("Hi.", load_s=30.0), act)
 
 
+def test_after_a_load_that_failed_the_title_says_what_the_next_message_loads(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        on.chat.open_model(str(stage.directory / "gone.script.json"))
+        await on.until(lambda: on.chat.engine.state == "empty" and "model" in on.shown("TitleBar #model"))
+        assert "gone" not in on.shown("TitleBar #model")
+        assert "The next message loads" in on.shown("EmptyChat #where")
+        await on.ask("hello")
+        assert "model" in on.shown("TitleBar #model")
+
+    stage.play(stage.script("Hello."), act)
+
+
+def test_a_key_that_can_do_nothing_here_says_why(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.ask("hello")
+        await on.pilot.press("escape", "c")
+        await on.until(lambda: any("no code block" in one.message for one in on.app._notifications))
+
+    stage.play(stage.script("Hello."), act)
+
+
 def test_escape_goes_from_an_empty_prompt_to_the_answers_and_back(stage: Stage) -> None:
     async def act(on: Stage) -> None:
         await on.ready()

@@ -7,6 +7,7 @@ from textual.drivers import linux_driver
 from textual.events import Key, Paste
 from textual.message import Message
 
+from runner.tui.pacing import ANSWER
 from runner.tui.pasting import PasteParser, install
 
 PASTE = "\x1b[200~one \x1b[31m two\rthree\x1bOQ\x1b[201\x1b four\r\x1b[201~x\x1b[A"
@@ -28,4 +29,12 @@ def test_no_key_comes_out_of_a_paste_and_keys_after_it_do(size: int) -> None:
 def test_the_driver_of_the_terminal_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linux_driver, "XTermParser", object)
     install()
-    assert linux_driver.XTermParser is PasteParser
+    assert isinstance(linux_driver.XTermParser(debug=False), PasteParser)
+
+
+def test_an_answer_of_the_terminal_is_told_and_is_no_key() -> None:
+    told: list[str] = []
+    parser = PasteParser(answered=lambda: told.append("answered"))
+    events = [event for piece in ("x\x1b[", "0n\x1b[A", ANSWER) for event in parser.feed(piece)]
+    assert [event.key for event in events if isinstance(event, Key)] == ["x", "up"]
+    assert len(told) == 2

@@ -94,6 +94,20 @@ def test_the_field_grows_to_eight_rows(tmp_path: Path) -> None:
     play(tmp_path, keys)
 
 
+def test_the_cursor_stays_in_view_when_the_terminal_becomes_small(tmp_path: Path) -> None:
+    async def act(app: PromptApp, pilot: Pilot[None]) -> None:
+        app.box.prompt.put(
+            "\n".join(f"a line {number} that takes several rows of a small terminal" for number in range(99))
+        )
+        await pilot.pause()
+        await pilot.resize_terminal(30, 12)
+        await pilot.pause()
+        prompt = app.box.prompt
+        assert prompt.content_region.contains_point(prompt.cursor_screen_offset)
+
+    play(tmp_path, act, (120, 40))
+
+
 def test_up_and_down_are_history_on_the_first_and_last_line_alone(tmp_path: Path) -> None:
     async def keys(app: PromptApp, pilot: Pilot[None]) -> None:
         prompt = app.box.prompt
@@ -145,9 +159,11 @@ def test_completions_lie_over_the_transcript_and_within_the_screen(tmp_path: Pat
         listed = app.query_one(Completions)
         assert listed.region.bottom <= app.box.region.y + 1
         assert app.screen.region.contains_region(listed.region)
+        assert listed.size.height >= 5  # the offers, and not their frame alone
 
     async def keys_at_the_bottom(app: PromptApp, pilot: Pilot[None]) -> None:
         app.box.styles.dock = "bottom"
+        await pilot.pause()
         await keys(app, pilot)
 
     play(tmp_path, keys_at_the_bottom)

@@ -85,6 +85,12 @@ async def engine_died(pilot: Pilot[int]) -> None:
     pilot.app.post_message(AnswerEnded("empty", part, error))
 
 
+async def completions(pilot: Pilot[int]) -> None:
+    """A slash was typed: the commands lie over what is above the prompt."""
+    await with_model(pilot)
+    await pilot.press("/")
+
+
 async def settings_panel(pilot: Pilot[int]) -> None:
     await with_model(pilot)
     await pilot.press("f6")
@@ -144,6 +150,7 @@ SCENES: tuple[Scene, ...] = (
     streaming,
     drafts_opened,
     engine_died,
+    completions,
     settings_panel,
     first_run,
     models,

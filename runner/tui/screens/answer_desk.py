@@ -186,8 +186,9 @@ class AnswerDesk:
             if message.loaded is not None:
                 empty.show_loaded(message.loaded)
             elif message.error is not None:
-                empty.show_failed(message.model, message.error)
-                transcript.note(message.error.message, message.error.hint, "error")
+                then = f"The next message loads {message.next_model}." if message.next_model else ""
+                empty.show_failed(message.model, message.error, then)
+                transcript.note(message.error.message, f"{message.error.hint} {then}".strip(), "error")
             else:
                 empty.show_empty(self._chat.engine.model)  # the one before: it answers the next message
             self.recount()

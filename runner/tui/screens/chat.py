@@ -6,19 +6,18 @@ session_desk.py (kept chats), settings_desk.py (the panel), side_desk.py (the ra
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import monotonic
 from typing import ClassVar, TypeVar
 
 from textual import on
-from textual.actions import SkipAction
 from textual.binding import Binding, BindingType
 
 from runner.chat_commands import is_command
 from runner.errors import RunnerError
-from runner.tui import slash
+from runner.tui import own_programs, slash
 from runner.tui.actions import actions_of, bindings_of
 from runner.tui.chat_engine import ChatEngine
+from runner.tui.job_wishes import carry_out
 from runner.tui.jobs import Job, JobQueue
 from runner.tui.machine_watch import MachineSample
 from runner.tui.messages import AnswerBegan, AnswerEnded, EngineMessage, LoadBegan
@@ -27,7 +26,7 @@ from runner.tui.screens.chat_surface import ChatSurface
 from runner.tui.services import Services
 from runner.tui.widgets.empty_chat import EmptyChat
 from runner.tui.widgets.hint import Hint
-from runner.tui.widgets.job_list import JobList, JobMessage
+from runner.tui.widgets.job_list import JobMessage
 from runner.tui.widgets.live_rail import LiveRail
 from runner.tui.widgets.models_here import ModelsHere
 from runner.tui.widgets.prompt_box import PromptBox
@@ -156,14 +155,8 @@ class ChatScreen(ChatSurface):
 
     @on(JobMessage)
     def _change_job(self, message: JobMessage) -> None:
-        wishes: dict[type[JobMessage], Callable[[str], None]] = {
-            JobList.Pause: self.jobs.pause,
-            JobList.Resume: self.jobs.resume,
-            JobList.Cancel: self.jobs.cancel,
-            JobList.Retry: self.jobs.retry,
-            JobList.Forget: self.jobs.forget,
-        }
-        wishes[type(message)](message.id)
+        message.stop()
+        carry_out(self.app, self.jobs, message)
 
     # --- actions ---------------------------------------------------------------------------------------------------
 
@@ -188,12 +181,9 @@ class ChatScreen(ChatSurface):
 
     def action_copy_text(self) -> None:
         """Ctrl+C: copy what is selected; else stop, else empty the prompt; in an empty prompt, twice leaves."""
-        try:
-            super().action_copy_text()
-            return
-        except SkipAction:
-            pass
-        if self.engine.is_busy:
+        if selected := self.get_selected_text():
+            self.copy(selected)
+        elif self.engine.is_busy:
             self.action_stop()
         elif text := self.box.prompt.text:
             self.box.prompt.remember(text)
@@ -246,6 +236,12 @@ class ChatScreen(ChatSurface):
     def action_copy_code(self) -> None:
         n_blocks = len(self.engine.conversation.code_blocks)
         self.attempt(lambda: self.copy(self.engine.conversation.copy(max(1, n_blocks))))
+
+    def action_editor(self) -> None:
+        self.attempt(lambda: own_programs.write_in_editor(self))
+
+    def action_pager(self) -> None:
+        self.attempt(lambda: own_programs.read_in_pager(self))
 
     def action_rename_chat(self) -> None:
         self.attempt(lambda: self.sessions.rename(self.sessions.current()))

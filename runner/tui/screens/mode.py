@@ -13,6 +13,7 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from runner.tui.messages import EngineMessage
+from runner.tui.pacing import Pace
 from runner.tui.widgets.key_bar import KeyBar
 from runner.tui.widgets.title_bar import TitleBar
 
@@ -32,6 +33,8 @@ class ModeScreen(Screen[None]):
     ]
     VERTICAL_BREAKPOINTS = [(0, "-flat"), (20, "-low"), (32, "-tall")]  # noqa: RUF012
     mode_name: ClassVar[str] = ""
+    pace: Pace | None = None  # the app's; None: frames go when they are made
+    _is_withheld = False
 
     def compose(self) -> ComposeResult:
         yield TitleBar(self.mode_name)
@@ -41,6 +44,20 @@ class ModeScreen(Screen[None]):
     def body(self) -> ComposeResult:
         """The widgets between the two bars."""
         yield Widget()
+
+    def _compositor_refresh(self) -> None:
+        """Textual's way to the terminal. What is not shown stays marked as changed, and goes with the next frame."""
+        self._is_withheld = self.pace is not None and not self.pace.may_show()
+        if self._is_withheld:
+            return
+        super()._compositor_refresh()
+        if self.pace is not None and self.is_current:
+            self.pace.shown()
+
+    def show_withheld(self) -> None:
+        """The terminal has shown what it was sent: what came since may go."""
+        if self._is_withheld:
+            self._compositor_refresh()
 
     def on_engine(self, message: EngineMessage) -> None:
         """The engine of the chat did something."""

@@ -26,6 +26,7 @@ from runner.tui.actions import bindings_of
 from runner.tui.catalog import CatalogRow, deletable_name
 from runner.tui.catalog_view import CatalogView
 from runner.tui.content import line
+from runner.tui.job_wishes import carry_out
 from runner.tui.jobs import Job, JobQueue
 from runner.tui.messages import BenchModel, GoTo, OpenModel
 from runner.tui.model_offers import Offer, offers_of
@@ -183,15 +184,8 @@ class ModelsScreen(ModelsReading):
 
     @on(JobMessage)
     def _job_wish(self, message: JobMessage) -> None:
-        wishes = {
-            JobList.Pause: self._jobs.pause,
-            JobList.Resume: self._jobs.resume,
-            JobList.Cancel: self._jobs.cancel,
-            JobList.Retry: self._jobs.retry,
-            JobList.Forget: self._jobs.forget,
-        }
         message.stop()
-        wishes[type(message)](message.id)
+        carry_out(self.app, self._jobs, message)
 
     # --- what the user does ----------------------------------------------------------------------------------------
 

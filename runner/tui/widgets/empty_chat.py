@@ -92,8 +92,9 @@ class EmptyChat(VerticalScroll, can_focus=False):
         reason = loaded.reason[:1].lower() + loaded.reason[1:]
         self._show(name, f"Runs here with {info.backend} on {info.device}: {reason}")
 
-    def show_failed(self, model: str, error: RunnerError) -> None:
-        self._show(model, f"✗ {error.message} {error.hint}".strip(), "$error")
+    def show_failed(self, model: str, error: RunnerError, then: str) -> None:
+        """then: what follows from it, a sentence or nothing."""
+        self._show(model, " ".join(part for part in (f"✗ {error.message}", error.hint, then) if part), "$error")
 
     def _show(self, model: str, where: str, style: str = "") -> None:
         self.query_one("#model", Static).update(line(model))

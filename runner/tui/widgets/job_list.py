@@ -90,6 +90,7 @@ class JobRow(Widget, can_focus=True):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("space,p", "pause", "Pause"),
+        Binding("space,p", "resume", "Go on"),
         Binding("r", "retry", "Retry"),
         Binding("x,delete", "cancel", "Give up"),
         Binding("x,delete", "forget", "Take away"),
@@ -106,7 +107,7 @@ class JobRow(Widget, can_focus=True):
             yield Static("", classes="title")
             yield Static("", classes="percent")
             yield JobButton("‖", "pause", "Pause")
-            yield JobButton("▸", "pause", "Go on")
+            yield JobButton("▸", "resume", "Go on")
             yield JobButton("↻", "retry", "Try again")
             yield JobButton("✕", "cancel", "Give it up")
             yield JobButton("✕", "forget", "Take it out of the list")
@@ -142,7 +143,8 @@ class JobRow(Widget, can_focus=True):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
         job = self.job
         wanted = {
-            "pause": job.can_pause or job.can_resume,
+            "pause": job.can_pause,
+            "resume": job.can_resume,
             "retry": job.can_retry,
             "cancel": not job.can_forget,
             "forget": job.can_forget,
@@ -159,7 +161,10 @@ class JobRow(Widget, can_focus=True):
             rows[index].focus()
 
     def action_pause(self) -> None:
-        self.post_message(JobList.Pause(self.job.id) if self.job.can_pause else JobList.Resume(self.job.id))
+        self.post_message(JobList.Pause(self.job.id))
+
+    def action_resume(self) -> None:
+        self.post_message(JobList.Resume(self.job.id))
 
     def action_retry(self) -> None:
         self.post_message(JobList.Retry(self.job.id))

@@ -74,7 +74,7 @@ def _number(view: MemoryView) -> str:
 
 
 class MemoryBar(LiveSection):
-    """Heading, bar, legend, and the estimate beside what was used. `show` takes None while nothing is known."""
+    """Heading, bar, legend, and the estimate beside what was used. `show` takes None where the driver says nothing."""
 
     DEFAULT_CSS = """
     MemoryBar { margin-top: 1; }
@@ -83,15 +83,16 @@ class MemoryBar(LiveSection):
     def __init__(self) -> None:
         super().__init__(id="memory")
         self._view: MemoryView | None = None
+        self._nothing = "…"  # nobody has looked yet
 
     def show(self, view: MemoryView | None) -> None:
-        self._view = view
+        self._view, self._nothing = view, "the driver says nothing of it"
         self.redraw()
 
     def rows(self, width: int) -> Sequence[Content]:
         view = self._view
         if view is None:
-            return [title("MEMORY"), Content.styled("the driver says nothing of it", "$text-muted")]
+            return [title("MEMORY"), Content.styled(self._nothing, "$text-muted")]
         used = Content(f"{binary_size(view.used_bytes)} of {binary_size(view.total_bytes)}")
         notes = [line(view.note, "$text-muted")] if view.note else []
         return [

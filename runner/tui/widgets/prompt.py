@@ -105,6 +105,9 @@ class Prompt(TextArea, inherit_bindings=False):
         self.replace(safe_text(text), _end_of(kept), self.cursor_location)
         self.move_cursor(_end_of(kept + safe_text(text)))
 
+    def on_resize(self) -> None:
+        self.call_after_refresh(self.scroll_cursor_visible)  # the text is wrapped anew: it went elsewhere
+
     # --- keys ------------------------------------------------------------------------------------------------------
 
     async def _on_key(self, event: Key) -> None:

@@ -101,8 +101,8 @@ class TitleBar(Horizontal):
         if isinstance(message, LoadBegan):
             self._show_model([message.model])
             self._show_used(0, 0)
-        elif isinstance(message, LoadEnded) and message.loaded is not None:
-            self.show(message.state, message.model, message.loaded)
+        elif isinstance(message, LoadEnded):
+            self.show(message.state, message.next_model or message.model, message.loaded)
         elif isinstance(message, AnswerEnded) and message.state != "empty" and message.turn and message.turn.timings:
             timings = message.turn.timings
             self._show_used(timings.get("prompt_tokens", 0) + timings.get("completion_tokens", 0), self._n_ctx)

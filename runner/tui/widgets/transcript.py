@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
+from textual.actions import SkipAction
 from textual.binding import BindingType
 from textual.content import Content
 from textual.message import Message
@@ -166,25 +167,28 @@ class Transcript(RowView, can_focus=True):
         return target.text if target is not None else ""
 
     def action_copy_answer(self) -> None:
-        if (target := self._target()) is not None:
-            self._copy(target)
+        if (target := self._target()) is None:
+            raise SkipAction  # the screen has the same keys, and says why it cannot
+        self._copy(target)
 
     def action_copy_code(self) -> None:
-        if (chosen := self._chosen_code()) is not None:
-            self._copy_code(*chosen)
+        if (chosen := self._chosen_code()) is None:
+            raise SkipAction
+        self._copy_code(*chosen)
 
     def action_fold(self) -> None:
         if (entry := self._chosen if isinstance(self._chosen, Question) else self._answer()) is not None:
             self._fold(entry)
 
     def action_edit(self) -> None:
-        question = self._last(Question)
-        if question is not None:
-            self.post_message(self.EditRequested(question.position))
+        if (question := self._last(Question)) is None:
+            raise SkipAction
+        self.post_message(self.EditRequested(question.position))
 
     def action_regenerate(self) -> None:
-        if self._last(Question) is not None:
-            self.post_message(self.RegenerateRequested())
+        if self._last(Question) is None:
+            raise SkipAction
+        self.post_message(self.RegenerateRequested())
 
     def action_scroll_end(self) -> None:
         self._chosen = None
@@ -228,7 +232,7 @@ class Transcript(RowView, can_focus=True):
             case ("edit",) if isinstance(entry, Question):
                 self.post_message(self.EditRequested(entry.position))
             case ("regenerate",):
-                self.action_regenerate()
+                self.post_message(self.RegenerateRequested())
             case ("link", str(url)):
                 self.post_message(self.LinkClicked(url))
 
