@@ -112,16 +112,26 @@ def decode_layer(rows: list[Row]) -> str:
 
 
 def models(rows: list[Row]) -> str:
-    """A table a shape: tests by engine, and how much faster the first engine is than each other one."""
+    """A table a shape: tests by engine, and how much faster the engine that was measured last is than each peer.
+
+    Where ours were not all measured at one commit, the head says at which, and a value of an older one says its own.
+    """
     parts = []
     for shape in _distinct(rows, "shape"):
         mine = [row for row in rows if row["shape"] == shape]
-        engines = _distinct(mine, "engine")
+        ours = {row["engine"]: row["origin"] for row in mine if row["engine"].startswith("runner")}
+        for row in mine:
+            if row["engine"] in ours:
+                ours[row["engine"]] = max(ours[row["engine"]], row["origin"], key=lambda origin: origin["date"])
+        newest = sorted(ours, key=lambda engine: ours[engine]["date"], reverse=True)
+        peers = [engine for engine in _distinct(mine, "engine") if engine not in ours]
+        engines = [*newest, *peers]
+        is_one = len({row["origin"]["commit"] for row in mine if row["engine"] in ours}) == 1
         found = {(row["test"], row["engine"]): row for row in mine}
-        peers = [engine for engine in engines if not engine.startswith("runner")]
-        lines = [_head("test", *engines, *(f"{engines[0]} / {peer}" for peer in peers))]
+        heads = [engine if is_one else f"{engine} at {ours[engine]['commit']}" for engine in newest]
+        lines = [_head("test", *heads, *peers, *(f"{engines[0]} / {peer}" for peer in peers))]
         for test in _distinct(mine, "test"):
-            cells = [_value(found.get((test, engine))) for engine in engines]
+            cells = [_value(found.get((test, engine)), ours.get(engine)) for engine in engines]
             ratios = [_ratio(found.get((test, engines[0])), found.get((test, peer))) for peer in peers]
             lines.append(_line(test, *cells, *ratios))
         parts.append(f"**{shape}**{_layers(mine)}\n\n" + "\n".join(lines))
@@ -133,12 +143,15 @@ def _layers(rows: list[Row]) -> str:
     return "" if count is None else f", cut to {count} layers"
 
 
-def _value(row: Row | None) -> str:
+def _value(row: Row | None, expected: Row | None) -> str:
+    """expected: the origin that the head of the column names, if it does."""
     if row is None:
         return ""
     middle, unit = row["median"], row["unit"]
     shown = {"share": f"{100 * middle:.1f} %", "s": f"{middle:.2f} s", "ms": f"{middle:.3f} ms"}
     mark = "" if row["is_repeatable"] else ", ids differ"
+    if expected is not None and row["origin"]["commit"] != expected["commit"]:
+        mark += f" (at {row['origin']['commit']})"
     return shown.get(unit, f"{middle:.0f} tok/s") + mark
 
 

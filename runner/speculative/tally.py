@@ -44,9 +44,9 @@ class Tally:
 
     def pass_by(self, rounds: Sequence[Round], own_s: float) -> None:
         """Count plain steps for which nothing was asked. own_s: seconds that were spent on all of them beside."""
-        step_s = sum(done.verify_s + done.sample_s for done in rounds)
+        step_s = sum(done.step_s for done in rounds)
         self._plain_s += step_s
-        self._spent_s += step_s + own_s + sum(done.draft_s for done in rounds)
+        self._spent_s += step_s + own_s + sum(done.total_s - done.step_s for done in rounds)
 
     def record(self, drafter: str, state: SpeculationState, reason: str, drafter_bytes: int) -> SpeculationRecord:
         """The counts so far; positions and lengths that never came up are left out at the end."""

@@ -11,6 +11,7 @@ import torch
 
 from runner.backends import native
 from runner.backends.base import Backend
+from runner.backends.native import kv_cache, placement
 from runner.backends.native.backend import NativeBackend
 from runner.backends.native.fused_execution import FusedExecution
 from runner.backends.native.graphs import Graphs
@@ -167,6 +168,7 @@ def test_an_allocation_that_fails_is_an_error_and_nothing_is_lost(
 ) -> None:
     with pytest.raises(DoesNotFit, match="KV cache"):
         opened(demo, ctx_size=2**25)
+    monkeypatch.setattr(placement, "_FIRST_CAPACITY", kv_cache.BLOCK)
     backend = opened(demo, ctx_size=1024)
     expected = take(backend, PROMPT, 5)
     monkeypatch.setattr(backend._execution.cache, "reserve", lambda _: torch.empty(2**50, device="cuda"))
