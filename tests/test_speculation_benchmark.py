@@ -12,6 +12,7 @@ from pathlib import Path
 import page
 import pytest
 import speculation_adversity
+import speculation_early
 import speculation_overhead
 from both_ways import Found
 from prompt_files import FilePrompt, read_prompts
@@ -146,3 +147,18 @@ def test_the_program_of_looks_tells_those_that_were_taken_from_the_others(
         assert min(float(look), float(other), float(mean)) > 0
         assert float(asked.rstrip("%")) > 90, "a step of 100 ms pays for a look at each token"
     assert [float(row.split()[-1]) > 0 for row in loops] == [True, True]
+
+
+def test_the_program_with_a_real_clock_writes_each_text_with_and_without(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--step-us", "500", "--answers", "2", "--tokens", "60"]
+    monkeypatch.setattr(sys, "argv", ["speculation_early.py", *sizes])
+    speculation_early.main()
+    _, _, *rows = capsys.readouterr().out.splitlines()
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert [row[:2] for row in cells] == [["500", "repeats"], ["500", "half of it repeats"], ["500", "random"]]
+    for row in cells:
+        assert all(0.3 < float(gain) < 20 for gain in row[2].split())
+        assert len(row[3].split()) == 2
+    assert "0" in cells[2][3].split(), "nothing can be guessed of a text at random that is new"
