@@ -117,6 +117,7 @@ def models(rows: list[Row]) -> str:
     Where ours were not all measured at one commit, the head says at which, and a value of an older one says its own.
     """
     parts = []
+    is_one = len({row["origin"]["commit"] for row in rows if row["engine"].startswith("runner")}) == 1
     for shape in _distinct(rows, "shape"):
         mine = [row for row in rows if row["shape"] == shape]
         ours = {row["engine"]: row["origin"] for row in mine if row["engine"].startswith("runner")}
@@ -126,7 +127,6 @@ def models(rows: list[Row]) -> str:
         newest = sorted(ours, key=lambda engine: ours[engine]["date"], reverse=True)
         peers = [engine for engine in _distinct(mine, "engine") if engine not in ours]
         engines = [*newest, *peers]
-        is_one = len({row["origin"]["commit"] for row in mine if row["engine"] in ours}) == 1
         found = {(row["test"], row["engine"]): row for row in mine}
         heads = [engine if is_one else f"{engine} at {ours[engine]['commit']}" for engine in newest]
         lines = [_head("test", *heads, *peers, *(f"{engines[0]} / {peer}" for peer in peers))]

@@ -128,9 +128,9 @@ def rotates(rotation: int, device: torch.device) -> bool:
     ):
         if not (activation_rows(found) - rows).norm() < 1e-2 * rows.norm():
             return False
-    wanted = rotate_rows_ref(h, gain, rotation, torch.float32)
-    for dtype in (torch.float32, torch.bfloat16):
-        dense = rotate_rows(h.to(dtype), gain, rotation, torch.float32, in_lanes=True)
+    for x, by in ((h, gain), (h.to(torch.bfloat16), None)):  # the stream, and what a product reads
+        wanted = rotate_rows_ref(x, by, rotation, torch.float32)
+        dense = rotate_rows(x, by, rotation, torch.bfloat16, in_lanes=True).float()
         if not (dense - wanted).norm() < 1e-2 * wanted.norm():
             return False
     return True

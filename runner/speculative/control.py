@@ -5,12 +5,11 @@ The one that serves users is in controller.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from runner.speculative.costs import StepCosts
 from runner.speculative.drafter import Draft, Gate
-from runner.speculative.record import Round, SpeculationState
+from runner.speculative.record import Passed, Round, SpeculationState
 
 
 class Control(Protocol):
@@ -50,7 +49,7 @@ class Control(Protocol):
         """The step is over that the last gate was for. own_s: seconds that the last call took."""
         ...
 
-    def pass_by(self, rounds: Sequence[Round], own_s: float) -> None:
+    def pass_by(self, passed: Passed, own_s: float) -> None:
         """Plain steps are over for which there was no gate. own_s: seconds that the last call took."""
         ...
 
@@ -81,16 +80,14 @@ class EagerController(Control):
 
     def learn(self, done: Round, own_s: float) -> None:
         del own_s
-        seconds = done.verify_s + done.sample_s
         if len(done.draft):
-            self.steps.learn_step(len(done.draft) + 1, seconds)
+            self.steps.learn_step(len(done.draft) + 1, done.step_s)
         else:
-            self.steps.learn_plain(seconds)
+            self.steps.learn_plain(done.step_s)
 
-    def pass_by(self, rounds: Sequence[Round], own_s: float) -> None:
+    def pass_by(self, passed: Passed, own_s: float) -> None:
         del own_s
-        for done in rounds:
-            self.learn(done, 0.0)
+        self.steps.learn_passed(len(passed), passed.first.step_s, passed.last.step_s)
 
 
 class Most(Gate):

@@ -15,7 +15,7 @@ from runner.speculative.account import ALLOWED_LOSS, INITIAL_ALLOWANCE, LossAcco
 from runner.speculative.control import Control
 from runner.speculative.drafter import NO_DRAFT, Draft, Drafter, Gate
 from runner.speculative.outlook import Outlook, RecentRounds
-from runner.speculative.record import Round, SpeculationState
+from runner.speculative.record import Passed, Round, SpeculationState
 
 _LEAST_GAIN = 1.03  # over the recent rounds; below it drafts rest
 _RETURN_GAIN = 1.10  # that a guess must promise before any is verified (again)
@@ -90,7 +90,7 @@ class Controller(Control):
         if is_trial and not gate.is_open:
             self._refuse("")
             return None
-        self._gate, self._n_unread = gate, 0
+        self._gate = gate
         return gate
 
     def _covers_call(self, call: float) -> bool:
@@ -156,6 +156,7 @@ class Controller(Control):
         gate = self._gate
         if gate is None:
             return NO_DRAFT
+        self._n_unread = 0
         self._guessed_s = self._clock() - gate.began
         if not len(proposed):
             return NO_DRAFT
@@ -258,13 +259,14 @@ class Controller(Control):
         if n_drafted or (gate is not None and gate.is_trial and not self._is_free):
             self._learn_gain(n_drafted, n_tokens, step)
 
-    def pass_by(self, rounds: Sequence[Round], own_s: float) -> None:
-        self._is_ahead = rounds[-1].is_ahead
-        cost = self.steps.learn_passed([done.step_s for done in rounds])
+    def pass_by(self, passed: Passed, own_s: float) -> None:
+        first, n_steps = passed.first, len(passed)
+        self._is_ahead = passed.last.is_ahead
+        cost = self.steps.learn_passed(n_steps, first.step_s, passed.last.step_s)
         if self.steps.plain_s > 0:
             # It took them before the first of these.
-            spent = rounds[0].unhidden_s(own_s, self.steps.plain_s) / self.steps.plain_s
-            self._enter([token for done in rounds for token in done.tokens], cost, spent, len(rounds))
+            spent = first.unhidden_s(own_s, self.steps.plain_s) / self.steps.plain_s
+            self._enter(passed.tokens, cost, spent, n_steps)
 
     def _enter(self, tokens: Sequence[int], step: float, spent: float, n_rounds: int = 1) -> None:
         """Enter steps that cost so many plain steps, and `spent` for guessing and deciding."""

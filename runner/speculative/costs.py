@@ -6,7 +6,6 @@ acceptance, and not what the numbers decide.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -130,10 +129,13 @@ class StepCosts:
         self._have_learnt(1)
         return cost
 
-    def learn_passed(self, seconds: Sequence[float]) -> float:
-        """Plain steps for which nothing was asked took so long, one after the other; gives what they count as."""
-        cost = self._plain.pass_by(seconds)
-        self._have_learnt(len(seconds))
+    def learn_passed(self, n_steps: int, first_s: float, last_s: float) -> float:
+        """Plain steps for which nothing was asked are over, one after the other; gives what they count as.
+
+        first_s, last_s: seconds of the first and of the last.
+        """
+        cost = self._plain.pass_by(n_steps, first_s, last_s)
+        self._have_learnt(n_steps)
         return cost
 
     def learn_break(self) -> None:

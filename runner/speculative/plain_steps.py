@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final, Literal, get_args
 
 _LATEST = 7  # steps, of whose lower third the plain step is
@@ -83,15 +83,15 @@ class PlainSteps:
             return 1.0 + min(max(more - self._excess["quiet"].mean, 0.0), _LARGEST_EXCESS)
         return 1.0 + self._beyond(kind)
 
-    def pass_by(self, seconds: Sequence[float]) -> float:
-        """Steps for which nothing was asked took so long, one after the other; gives what they count as.
+    def pass_by(self, n_steps: int, first_s: float, last_s: float) -> float:
+        """So many steps for which nothing was asked are over, one after the other; gives what they count as.
 
-        The first counts as what it follows. Of the others one tells what quiet ones take: all would take too long.
+        The first counts as what it follows. Of the others the last tells what quiet ones take: all would take too long.
         """
         n_told = 0 if self._follows == "quiet" else 1
-        cost = sum(self.learn(each, is_asked=False) for each in seconds[:n_told])
-        if rest := seconds[n_told:]:
-            cost += self.learn(rest[len(rest) // 2], is_asked=False) + len(rest) - 1
+        cost = self.learn(first_s, is_asked=False) if n_told else 0.0
+        if n_steps > n_told:
+            cost += self.learn(last_s, is_asked=False) + n_steps - n_told - 1
         return cost
 
     def learn_draft(self) -> None:

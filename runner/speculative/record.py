@@ -47,6 +47,35 @@ class Round(NamedTuple):
         return min(host_s, max(0.0, self.total_s - plain_s)) if self.is_ahead else host_s
 
 
+@dataclass(slots=True)
+class Passed:
+    """Plain steps one after the other, for which nothing was asked: what is worth knowing of them, as they come.
+
+    tokens: what they emitted. step_s, total_s: sums of their rounds'.
+    """
+
+    first: Round
+    last: Round
+    tokens: list[int]
+    step_s: float
+    total_s: float
+
+    @classmethod
+    def of(cls, done: Round) -> Passed:
+        return cls(done, done, list(done.tokens), done.step_s, done.total_s)
+
+    def add(self, done: Round) -> None:
+        """One more. It is done for each token, so it does little."""
+        total_s = done.draft_s + done.verify_s + done.sample_s
+        self.last = done
+        self.tokens += done.tokens
+        self.step_s += total_s if done.is_ahead else total_s - done.draft_s
+        self.total_s += total_s
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SpeculationRecord:
     """Counts of one answer or of many.

@@ -13,7 +13,7 @@ from runner.speculative.control import Control, Most
 from runner.speculative.controller import Clock, Controller, clock_for
 from runner.speculative.drafter import NO_DRAFT, Draft, Drafter
 from runner.speculative.load_times import StepSeconds
-from runner.speculative.record import Round, SpeculationRecord
+from runner.speculative.record import Passed, Round, SpeculationRecord
 from runner.speculative.tally import Tally
 
 _TIMED_TOKENS = 3
@@ -46,8 +46,9 @@ class Speculator:
         self._guess_s = 0.0
         self._own_s = self._passing_s = 0.0  # what learning of an asked round, and of some others, took the last time
         self._has_gate = False
-        self._passed: list[Round] = []
+        self._passed: Passed | None = None
         self._n_passing = _PASSED
+        self._is_fresh = False  # what steps said when they were last told of any
         self._tally = Tally(draft_max)
 
     def calibrate(self, step_s: StepSeconds) -> None:
@@ -64,7 +65,7 @@ class Speculator:
             self._control.learn_guessing(len(draft), elapsed)
 
     def _rehearse(self) -> None:
-        """Learn of plain steps that never were: what runs for the first time takes many times as long."""
+        """Learn of plain steps that never were, and asked for nothing: the first times take many times as long."""
         scratch = Speculator(self.drafter, self._draft_max, clock=self._clock)
         for _ in range(_REHEARSED):
             scratch.draft((0,), SamplingParams(temperature=0), 0)
@@ -77,8 +78,10 @@ class Speculator:
         first step's.
         """
         self._pass_by()
+        self._own_s = self._passing_s = 0.0  # that was no time of this answer
         self._tally = Tally(self._draft_max)
         self._control.begin()
+        self._is_fresh = False
         if prompt:
             began = self._clock()
             self.drafter.propose(prompt, SamplingParams(temperature=0), Most(0))
@@ -91,6 +94,8 @@ class Speculator:
         if gate is None:
             return NO_DRAFT
         self._pass_by()
+        # That was in this round, and not before the next that is passed by.
+        self._own_s, self._passing_s = self._own_s + self._passing_s, 0.0
         began = self._clock()
         draft = self._control.cut(self.drafter.propose(history, params, gate))
         self._guess_s = self._clock() - began
@@ -100,8 +105,11 @@ class Speculator:
         """A step is over, with a draft or without."""
         if not self._has_gate:
             # Little as it is, learning takes longer than most plain steps can spare: many at once take less.
-            self._passed.append(done)
-            if len(self._passed) >= self._n_passing or not self._control.steps.is_fresh:
+            if self._passed is None:
+                self._passed = Passed.of(done)
+            else:
+                self._passed.add(done)
+            if len(self._passed.tokens) >= self._n_passing or not self._is_fresh:
                 self._pass_by()
             return
         began = self._clock()
@@ -111,19 +119,19 @@ class Speculator:
         steps = self._control.steps
         charged_s = done.unhidden_s(guess_s + own_s, steps.plain_s)
         self._tally.add(done, min(guess_s, charged_s), max(0.0, charged_s - guess_s), steps.plain_s, steps.unseen)
+        self._is_fresh = steps.is_fresh
         self._own_s = self._clock() - began
 
     def _pass_by(self) -> None:
-        if not self._passed:
+        passed, steps = self._passed, self._control.steps
+        if passed is None:
             return
-        began = self._clock()
-        passing_s = self._passing_s
-        self._control.pass_by(self._passed, passing_s)
-        unhidden_s = self._passed[0].unhidden_s(passing_s, self._control.steps.plain_s)
-        self._tally.pass_by(self._passed, unhidden_s)
-        self._passed.clear()
-        plain_s = self._control.steps.plain_s
-        self._n_passing = min(max(_PASSED, int(_PASSED_S / plain_s)), _MOST_PASSED) if plain_s > 0 else _PASSED
+        began, passing_s = self._clock(), self._passing_s
+        self._control.pass_by(passed, passing_s)
+        self._tally.pass_by(passed, passed.first.unhidden_s(passing_s, steps.plain_s))
+        self._passed = None
+        self._n_passing = min(max(_PASSED, int(_PASSED_S / steps.plain_s)), _MOST_PASSED) if steps.plain_s > 0 else 1
+        self._is_fresh = steps.is_fresh
         self._passing_s = self._clock() - began
 
     @property

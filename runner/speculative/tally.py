@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from runner.speculative.record import Round, SpeculationRecord, SpeculationState
+from runner.speculative.record import Passed, Round, SpeculationRecord, SpeculationState
 
 
 class Tally:
@@ -42,11 +40,10 @@ class Tally:
             self._reached_at[i] += i <= done.n_accepted
             self._accepted_at[i] += i < done.n_accepted
 
-    def pass_by(self, rounds: Sequence[Round], own_s: float) -> None:
+    def pass_by(self, passed: Passed, own_s: float) -> None:
         """Count plain steps for which nothing was asked. own_s: seconds that were spent on all of them beside."""
-        step_s = sum(done.step_s for done in rounds)
-        self._plain_s += step_s
-        self._spent_s += step_s + own_s + sum(done.total_s - done.step_s for done in rounds)
+        self._plain_s += passed.step_s
+        self._spent_s += passed.total_s + own_s
 
     def record(self, drafter: str, state: SpeculationState, reason: str, drafter_bytes: int) -> SpeculationRecord:
         """The counts so far; positions and lengths that never came up are left out at the end."""

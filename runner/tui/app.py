@@ -127,9 +127,17 @@ class RunnerApp(App[int]):
     def suspend(self) -> Iterator[None]:
         """Leave the terminal to another program for as long as the block runs."""
         self.pace.settle(_SILENCE_S)  # what the terminal says is for whoever reads it then
-        with super().suspend():
-            yield
-        self._begin_pace()
+        failed: Exception | None = None
+        try:
+            with super().suspend():
+                try:
+                    yield
+                except Exception as error:  # Textual would not come back
+                    failed = error
+        finally:
+            self._begin_pace()
+        if failed is not None:
+            raise failed
 
     def exit(self, result: int | None = None, return_code: int = 0, message: RenderableType | None = None) -> None:
         self.pace.settle(_SILENCE_S)  # here, while the terminal is still read

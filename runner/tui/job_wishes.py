@@ -41,7 +41,10 @@ def carry_out(app: App[Any], jobs: JobQueue, message: JobMessage) -> None:
 def lost_with(job: Job) -> str:
     """What giving up a job would destroy, in a sentence; "" where that is little."""
     if job.kind == "quantize":
-        return f"It is at {percent(job)}, and begins anew next time." if job.done else ""
+        at = f"It is at {percent(job)}, and begins" if percent(job) else "It begins"
+        return f"{at} anew next time." if job.done else ""
     if job.done < _SMALL_BYTES:
         return ""
-    return f"The {decimal_size(job.done)} that were fetched ({percent(job)}) are deleted. A pause would keep them."
+    at = f" ({percent(job)})" if percent(job) else ""
+    keep = " A pause would keep them." if job.can_pause else ""
+    return f"The {decimal_size(job.done)} that were fetched{at} are deleted.{keep}"

@@ -31,7 +31,7 @@ KINDS = ("dense", "mq4")
 # M, E, k, N, K: odd, fewer columns than a tile, experts that nobody takes
 FEW = ((1, 5, 3, 14, 64), (3, 2, 1, 13, 96))
 LONG = (1, 6, 2, 5, 2080)
-MANY = ((17, 3, 2, 21, 64), (33, 4, 2, 70, 32))
+MANY = ((17, 3, 2, 21, 64), (33, 4, 2, 70, 32), (66, 4, 2, 21, 64), (130, 3, 1, 16, 96))  # blocks of 16 to 128
 
 
 @pytest.fixture(autouse=True)

@@ -36,7 +36,7 @@ from speculation_controller import (
 from runner.speculative.control import EagerController
 from runner.speculative.controller import Controller
 from runner.speculative.drafter import NO_DRAFT, Draft
-from runner.speculative.record import Round
+from runner.speculative.record import Passed, Round
 
 LEAST = 0.97
 
@@ -321,7 +321,7 @@ def test_a_draft_that_came_too_late_is_judged_by_what_was_written() -> None:
     for _ in range(100):
         gate = driven.control.gate(DRAFT_MAX)
         if gate is None:  # a plain step to compare with
-            driven.control.pass_by([dropped], 0.0)
+            driven.control.pass_by(Passed.of(dropped), 0.0)
             continue
         for bucket in GOOD.buckets:
             gate.admits(bucket)

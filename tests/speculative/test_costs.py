@@ -260,7 +260,7 @@ def test_the_step_after_a_draft_counts_as_it_was_seen_until_its_kind_is_known() 
 def test_of_many_steps_that_nothing_was_asked_for_one_tells_what_a_quiet_one_takes() -> None:
     costs = warm(calibrated(), 2e-3)
     for _ in range(7):
-        assert costs.learn_passed([9e-3, 2e-3, 2e-3, 2e-3, 3e-3, 2e-3, 9e-3, 9e-3]) == 8
+        assert costs.learn_passed(8, 9e-3, 3e-3) == 8
     assert costs.plain_s == pytest.approx(3e-3)
 
 
@@ -268,7 +268,7 @@ def test_the_first_of_many_steps_counts_as_what_it_follows() -> None:
     costs = warm(calibrated())
     for _ in range(10):
         costs.learn_step(8, 1.4e-3)
-        assert costs.learn_passed([1.25e-3, 1e-3, 1e-3]) == pytest.approx(3.25)
+        assert costs.learn_passed(3, 1.25e-3, 1e-3) == pytest.approx(3.25)
     assert costs.plain_s == pytest.approx(1e-3)
 
 

@@ -198,6 +198,20 @@ def test_a_message_is_written_in_the_editor_and_a_chat_read_in_the_pager(
     leave(terminal)
 
 
+@pytest.mark.parametrize("editor", ["false", "no-such-editor"])
+def test_an_editor_that_fails_is_an_error_and_the_interface_goes_on(
+    opened: Callable[..., Terminal], monkeypatch: pytest.MonkeyPatch, editor: str
+) -> None:
+    monkeypatch.setenv("VISUAL", editor)
+    terminal = opened("a long answer")
+    terminal.wait_for(is_ready)
+    terminal.type("begun \x07")
+    terminal.wait_for(lambda shown: "The editor" in shown)
+    terminal.type("and more")
+    terminal.wait_for(lambda shown: "begun and more" in shown)
+    leave(terminal)
+
+
 def test_an_answer_waits_for_a_slow_terminal_and_keys_do_not_wait_behind_it(opened: Callable[..., Terminal]) -> None:
     terminal = opened({"text": "some **words** and `code`\n\n" * 3000, "token_s": 0.001})
     terminal.wait_for(is_ready)

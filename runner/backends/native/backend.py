@@ -79,17 +79,21 @@ class NativeBackend(Backend):
         """Run one token, so that pages, threads, kernels and graphs are ready, and forget it. On a CPU a second one is
         timed: what is slow is to say how slow."""
         self._last([0], CancelToken())
-        for params in _STEPS_ON_THE_DEVICE:  # the first answer would wait for their graphs
-            if (tokens := self._execution.decode(0, params, CancelToken())) is not None:
-                next(tokens, None)
-                tokens.close()
-        self.keep(0)
+        self._record_steps()
         if not self._placement.is_gpu:
             started = time.perf_counter()
             self._last([0], CancelToken())
             rate = 1 / (time.perf_counter() - started)
             self.keep(0)
             self.info = dataclasses.replace(self.info, note=f"{self.info.note} Here: about {rate:.2g} tokens/s.")
+
+    def _record_steps(self) -> None:
+        """Decode a token in each way that a device records, and forget all: the first answer would wait for it."""
+        for params in _STEPS_ON_THE_DEVICE:
+            if (tokens := self._execution.decode(0, params, CancelToken())) is not None:
+                next(tokens, None)
+                tokens.close()
+        self.keep(0)
 
     def generate(
         self,
@@ -112,7 +116,7 @@ class NativeBackend(Backend):
         except _Cancelled:
             return
         finally:
-            if self._is_open:
+            if self._is_open and not cancel.is_cancelled:
                 self._execution.after_answer()
 
     def _prefill(self, prompt: Sequence[int], cancel: CancelToken) -> Generator[Prefill, None, NDArray[np.float32]]:
@@ -155,7 +159,11 @@ class NativeBackend(Backend):
         try:
             whole = (len(tokens) - 1) // self._chunk * self._chunk
             self._read(tokens[:whole], cancel)
-            return None if cancel.is_cancelled else self._last(tokens[whole:], cancel)
+            if cancel.is_cancelled:
+                return None
+            logits = self._last(tokens[whole:], cancel)
+            self._execution.after_answer()  # who drafts is asked for no answers
+            return logits
         except _Cancelled:
             return None
 
@@ -203,6 +211,7 @@ class NativeBackend(Backend):
         self.keep(0)  # the drafter is to hear all that the cache holds
         with self._memory_errors():
             drafter = open_head(name, directory, self._model, self._config, self._execution, self._leave)
+            self._record_steps()  # with what they leave for the head
         self._follower = drafter
         return drafter
 

@@ -234,7 +234,10 @@ class FusedDecoder:
         return linear_logits(x, self.head, squares=left)
 
     def waits_for_launches(self, n_rows: int, first: int) -> bool:
-        """Whether a prompt of so many rows, after `first` others, is computed faster than the host launches it."""
+        """Whether an H200 computes a prompt of so many rows, after `first` others, faster than its host launches it.
+
+        The same on every GPU: the bits of a prompt follow from it.
+        """
         config, experts = self.decoder.config, self.decoder.config.experts
         heads = config.num_heads * config.head_dim
         width = config.intermediate_size if experts is None else experts.per_token * experts.intermediate_size

@@ -87,11 +87,22 @@ class FusedExecution:
                 logits: Tensor = self._run(("rows", n_rows), (), lambda: self._rows(n_rows))[:n_tokens].clone()
                 rows = {"none": logits[:0], "last": logits[-1:], "all": logits}[wanted]
             else:
-                stream = self._prompt(ids, first, checkpoint)
+                stream = self._affordable_prompt(ids, first, checkpoint)
                 part = {"none": slice(0, 0), "last": slice(n_tokens - 1, n_tokens), "all": slice(n_tokens)}[wanted]
                 rows = stream.h[:0] if wanted == "none" else decoder.logits(stream, part).values
         self.cache.advance(n_tokens)
         return rows
+
+    def _affordable_prompt(self, tokens: Tensor, first: int, checkpoint: Callable[[], None]) -> Stream:
+        """See _prompt. Recorded graphs hold memory that no other pass can use: they are given up where it is short."""
+        try:
+            return self._prompt(tokens, first, checkpoint)
+        except torch.OutOfMemoryError:
+            if not self._graphs.nbytes:
+                raise
+        self._graphs.forget()
+        torch.cuda.empty_cache()
+        return self._prompt(tokens, first, checkpoint)
 
     def _prompt(self, tokens: Tensor, first: int, checkpoint: Callable[[], None]) -> Stream:
         """The stream of `tokens` [n], after `first` others, its rows filled up where the launches take longest.
@@ -179,7 +190,10 @@ class FusedExecution:
     def rehearse(self, row_counts: Sequence[int]) -> None:
         """Go through the steps of decoding, of drafts and of prompts of so many tokens, without graphs: for warm_up.py,
         which notes the launches and lets none happen. Nothing is kept of it."""
-        decoder, counts = self._opened(), [count for count in row_counts if count <= self.cache.n_ctx]
+        decoder = self._opened()
+        # Experts' products have other tiles for more rows.
+        wanted = [*row_counts, *((256, 512, 2048) if decoder.has_experts else ())]
+        counts = [count for count in wanted if count <= self.cache.n_ctx]
         with torch.inference_mode():
             self._reserve(max(counts))
             self._request(SamplingParams(seed=0))

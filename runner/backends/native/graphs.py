@@ -42,6 +42,7 @@ class Graphs:
         self._is_enabled = is_enabled and device.type == "cuda"
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
         self._noted: dict[Hashable, Callable[[], Any]] = {}
+        self._refused: set[Hashable] = set()  # what could not be recorded is not tried again
         self._pool: Any = None
 
     def run(self, key: Hashable, state: Sequence[Tensor], step: Callable[[], Any]) -> Any:
@@ -63,8 +64,8 @@ class Graphs:
         return found[1]
 
     def note(self, key: Hashable, step: Callable[[], Any]) -> None:
-        """Record this step when nobody waits. It has run already, and reads nothing that it changes."""
-        if self._is_enabled:
+        """Record this step when an answer is over. It has run already, and reads nothing that it changes."""
+        if self._is_enabled and key not in self._refused:
             self._noted[key] = step
 
     def record_noted(self) -> None:
@@ -73,9 +74,9 @@ class Graphs:
             key, step = self._noted.popitem()
             try:
                 self._graphs[key] = self._capture(step)
-            except torch.OutOfMemoryError:
-                log.info("no memory for a graph of %s", key)
-                torch.cuda.empty_cache()
+            except RuntimeError:  # as the driver, too, says that there is no memory: the step does without
+                log.info("no graph of %s", key, exc_info=True)
+                self._refused.add(key)
 
     def _record(self, state: Sequence[Tensor], step: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
         # Kernels are compiled and loaded by a run of their own: neither can be done while a graph is recorded.
@@ -103,5 +104,6 @@ class Graphs:
             torch.cuda.synchronize(self._device)
         self._graphs.clear()
         self._noted.clear()
+        self._refused.clear()
         self._pool = None
         self.nbytes = 0

@@ -2,8 +2,9 @@
 
 It follows the target's KV cache: what the target computes it is told, what the target forgets it forgets. Its own rows
 are computed when a draft is asked for, all that came since in one pass, so that a target that does not draft pays for
-a copy of its states and no more. Its guesses never stay: the target's states take their place. On a device that has
-the kernels a draft is a chain that the host waits for once (chain.py). It knows no checkpoint.
+a copy of its states and no more; but those of a prompt are computed with it. Its guesses never stay: the target's
+states take their place. On a device that has the kernels a draft is a chain that the host waits for once (chain.py). It
+knows no checkpoint.
 """
 
 from __future__ import annotations
