@@ -1,5 +1,6 @@
 """CUDA graphs: a step is recorded once for each of its shapes, and replayed with one call after that.
 
+Steps of few rows are recorded where they first come; longer passes are noted there, and recorded after an answer.
 A step reads and writes tensors that stay where they are. It knows nothing of what a step computes.
 """
 
@@ -75,7 +76,7 @@ class Graphs:
             try:
                 self._graphs[key] = self._capture(step)
             except RuntimeError:  # as the driver, too, says that there is no memory: the step does without
-                log.info("no graph of %s", key, exc_info=True)
+                log.warning("no graph of %s", key, exc_info=True)
                 self._refused.add(key)
 
     def _record(self, state: Sequence[Tensor], step: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
