@@ -16,7 +16,7 @@ from runner.speculative.control import Control
 from runner.speculative.controller import Controller
 from runner.speculative.drafter import Draft, Drafter, DrafterName, Gate
 from runner.speculative.record import Round
-from runner.speculative.rounds import decode
+from runner.speculative.rounds import Stride, decode
 from runner.speculative.speculator import Speculator
 
 DRAFT_MAX = 15
@@ -177,10 +177,12 @@ class _Ahead:
         self._begun: deque[tuple[float, float]] = deque()
         self._is_finishing = False
 
+    n_drafting = 0
+
     def __iter__(self) -> _Ahead:
         return self
 
-    def __next__(self) -> int:
+    def __next__(self) -> Stride:
         world = self._world
         while len(self._begun) < 2 and not self._is_finishing and self._position < world.n_ctx:
             world.work(self._host)
@@ -189,7 +191,10 @@ class _Ahead:
         if not self._begun:
             raise StopIteration
         world.wait(self._begun.popleft())
-        return RIGHT
+        return Stride((RIGHT,))
+
+    def draft(self, n_tokens: int, _history: Sequence[int]) -> bool:
+        return not n_tokens  # who plays it does not quote
 
     def finish(self) -> None:
         self._is_finishing = True

@@ -152,6 +152,12 @@ class Backend(Protocol):
         """Seconds that a step of `n_tokens` takes now, their logits included; forgets what the KV cache held."""
         ...
 
+    def prepare_drafting(self) -> None:
+        """Make ready what steps need that draft by themselves (speculative.rounds.Stretch): the first would wait.
+
+        Forgets what the KV cache held.
+        """
+
     def head_drafter(self, name: Literal["mtp", "eagle3"], directory: Path | None) -> Drafter:
         """The drafter over this model's hidden states whose head is in `directory`, or among the model's own weights.
 

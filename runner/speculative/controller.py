@@ -59,6 +59,7 @@ class Controller(Control):
         self._gate: _Gate | None = None
         self._chosen = NO_DRAFT
         self._guessed_s = 0.0
+        self._at_risk = 0.0  # plain steps that the target may be losing already
         self._is_ahead = False  # whether the next step had begun when the last one was over
         self._doubt = ""
 
@@ -70,8 +71,9 @@ class Controller(Control):
 
     # --- how far to guess --------------------------------------------------------------------------------------------
 
-    def gate(self, limit: int) -> Gate | None:
+    def gate(self, limit: int, n_drafting: int = 0) -> Gate | None:
         self._gate, self._chosen, self._guessed_s = None, NO_DRAFT, 0.0
+        self._at_risk = self._outlook.failing(n_drafting) if n_drafting else 0.0
         # Plain steps now and then are what drafts are compared with.
         if limit <= 0 or self._wait > 0 or self._phase == "off" or not self.steps.is_fresh:
             return None
@@ -204,7 +206,7 @@ class Controller(Control):
     def _length(self, proposed: Draft, spent: float) -> int:
         """The length that pays most of those whose failing is covered."""
         wanted = n = self._outlook.best(proposed.buckets, len(proposed), spent).n
-        while n and not self._account.covers(spent + self._outlook.failing(n)):
+        while n and not self._account.covers(self._at_risk + spent + self._outlook.failing(n)):
             n -= 1
         if n < wanted:
             n = self._outlook.best(proposed.buckets[:n], n, spent).n
@@ -215,7 +217,7 @@ class Controller(Control):
     def _wait_for(self, buckets: Sequence[int], spent: float) -> None:
         """Ask no more until the shortest draft that pays can be covered: asking would use up what it waits for."""
         n = next(n for n in range(1, len(buckets) + 1) if self._outlook.best(buckets[:n], n, spent).n)
-        loss = spent + self._outlook.failing(n)
+        loss = self._at_risk + spent + self._outlook.failing(n)
         self._wait = min(int((loss - self._account.balance) / ALLOWED_LOSS), _LONGEST_WAIT)
         self._doubt = f"a draft of {n} could lose {loss:.1f} plain steps, and {self._left:.1f} may be lost now"
 

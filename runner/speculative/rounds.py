@@ -39,12 +39,29 @@ class Target(Protocol):
         ...
 
 
-class Stretch(Iterator[int], Protocol):
-    """Plain tokens one after another, of which the step after the next may have begun before the next is taken.
+class Stride(NamedTuple):
+    """What a step of a stretch emitted: of `draft`, which it made itself, as much as stands, and one token more."""
+
+    tokens: tuple[int, ...]
+    draft: tuple[int, ...] = ()
+
+
+class Stretch(Iterator[Stride], Protocol):
+    """Steps one after another, of which the one after the next may have begun before the next is taken.
 
     It ends when the request is cancelled, when the context is full, or by `finish`; what it gave is then in the cache,
     but perhaps for the last token. Whoever took all that it gives, or closes it, may use its target again.
+    n_drafting: tokens that the last step to have begun drafts.
     """
+
+    n_drafting: int
+
+    def draft(self, n_tokens: int, history: Sequence[int]) -> bool:
+        """Steps that begin from here on draft so many tokens themselves, or a few more, by what the text repeats.
+
+        history: what the last step that was taken left. False: they cannot, and nothing changes; never for 0.
+        """
+        ...
 
     def finish(self) -> None:
         """Begin no step any more: the tokens of steps that have begun are still to come."""
@@ -57,10 +74,10 @@ class Stretch(Iterator[int], Protocol):
 
 @runtime_checkable
 class Pipelined(Protocol):
-    """A target that can begin a plain step before the host has seen the token before it."""
+    """A target that can begin a step before the host has seen the token before it."""
 
     def stretch(self, params: SamplingParams, history: Sequence[int]) -> Stretch | None:
-        """Plain tokens after `history`, which the caller lengthens by each; None where every step needs the host."""
+        """Tokens after `history`, which the caller lengthens by each; None where every step needs the host."""
         ...
 
 
@@ -78,13 +95,12 @@ def decode(
 
     The seconds of a round are those that this loop took. Where steps begin early they are all that passed since the
     round before, but for what learning of that took: those of the caller too, whose work a device hides while it goes
-    on with a plain step, and does not while it waits for the tokens of a draft to be taken.
+    on with the next step, and does not while it waits for the tokens of the host's draft to be taken.
     """
     loop = _Loop(target, params, history, speculator, clock)
-    pipelined = target if isinstance(target, Pipelined) else None
     while len(history) < target.n_ctx:
-        asked = loop.ask()
-        stretch = pipelined.stretch(params, history) if pipelined and not asked.draft else None
+        asked = loop.ask(0)
+        stretch = loop.stretch(asked)
         if stretch is None:
             goes_on = yield from loop.verify(asked)
         else:
@@ -118,19 +134,38 @@ class _Loop:
     over: float | None = None
     learning_s: float = 0.0
 
-    def ask(self) -> _Asked:
+    def stretch(self, asked: _Asked) -> Stretch | None:
+        """Steps that need no host for what was asked; None where there are none, or where it is to verify a draft."""
+        if not isinstance(self.target, Pipelined) or (asked.draft and not self._is_quoting):
+            return None
+        found = self.target.stretch(self.params, self.history)
+        if found is None or self._goes_along(found, asked.draft):
+            return found
+        found.close()
+        return None
+
+    @property
+    def _is_quoting(self) -> bool:
+        return self.speculator is not None and self.speculator.drafter.is_quoting
+
+    def _goes_along(self, stretch: Stretch, draft: Draft) -> bool:
+        """Whether the steps of the stretch do what is wanted now."""
+        return stretch.draft(len(draft) if self._is_quoting else 0, self.history) and (self._is_quoting or not draft)
+
+    def ask(self, n_drafting: int) -> _Asked:
+        """n_drafting: tokens that a step which has begun drafts by itself."""
         began = self.clock()
-        draft = self._draft()
+        draft = self._draft(n_drafting)
         at = self.clock()
         return _Asked(draft, at, at - began, 0.0 if self.over is None else began - self.over)
 
-    def _draft(self) -> Draft:
+    def _draft(self, n_drafting: int) -> Draft:
         """What the speculator wants verified, as far as a target can compute it: a drafter may be wrong in any way."""
         # A round emits a token more than its draft at most, and must leave room for it.
         room = self.target.n_ctx - len(self.history) - 1
         if self.speculator is None or room <= 0:
             return NO_DRAFT
-        draft = self.speculator.draft(self.history, self.params, room)
+        draft = self.speculator.draft(self.history, self.params, room, n_drafting)
         known = range(self.target.vocab_size)
         n = next((i for i, token in enumerate(draft.tokens[:room]) if token not in known), min(room, len(draft)))
         return draft if n == len(draft) else Draft(draft.tokens[:n], draft.buckets[:n])
@@ -172,19 +207,19 @@ class _Loop:
         return True
 
     def follow(self, stretch: Stretch, asked: _Asked) -> Generator[Emitted, None, bool]:
-        """Plain tokens until a draft is wanted; False when there are no more.
+        """Steps that begin early, until a draft is wanted that they cannot make; False when there are no more.
 
-        A draft that is wanted comes too late for the step that has begun: its token is taken, and the speculator is
-        asked again for what follows that.
+        What is wanted comes too late for the step that has begun: its tokens are taken, and the speculator is asked
+        again for what follows them.
         """
         is_wanted = is_ahead = False
         try:
-            for token in stretch:
+            for stride in stretch:
                 taken = self.clock()
                 done = Round(
-                    draft=NO_DRAFT,
-                    n_accepted=0,
-                    tokens=(token,),
+                    draft=Draft(stride.draft, (0,) * len(stride.draft)) if stride.draft else NO_DRAFT,
+                    n_accepted=len(stride.tokens) - 1,
+                    tokens=stride.tokens,
                     draft_s=asked.draft_s,
                     verify_s=asked.before_s + taken - asked.at,
                     sample_s=0.0,
@@ -193,11 +228,12 @@ class _Loop:
                 self.over, is_ahead = taken, True  # the next step goes on while this one is learnt of
                 self._learn(done)
                 self.learning_s = self.clock() - taken
-                self.history.append(token)
-                yield token, 0, done
+                for index, token in enumerate(stride.tokens):
+                    self.history.append(token)
+                    yield token, index, done
                 if not is_wanted:
-                    asked = self.ask()
-                    is_wanted = bool(asked.draft)
+                    asked = self.ask(stretch.n_drafting)
+                    is_wanted = not self._goes_along(stretch, asked.draft)
                 if is_wanted:
                     stretch.finish()
         finally:

@@ -37,7 +37,7 @@ from runner.config import LoadOptions, SamplingParams
 from runner.kernels.values import MOST_ROWS
 from runner.model_config import ModelConfig
 from runner.sampling import bad_logits, sample
-from runner.speculative.rounds import Stretch, decode
+from runner.speculative.rounds import Stretch, Stride, decode
 from runner.speculative.speculator import Speculator
 from runner.speculative.verify import choices_of
 from runner.types import CancelToken, MemoryUse, ModelInfo, ReadyModel
@@ -87,10 +87,19 @@ class NativeBackend(Backend):
             self.keep(0)
             self.info = dataclasses.replace(self.info, note=f"{self.info.note} Here: about {rate:.2g} tokens/s.")
 
-    def _record_steps(self) -> None:
-        """Decode a token in each way that a device records, and forget all: the first answer would wait for it."""
+    def prepare_drafting(self) -> None:
+        with self._memory_errors():
+            for n_drafted in self._execution.strides:
+                self._record_steps(n_drafted)
+
+    def _record_steps(self, n_drafted: int = 0) -> None:
+        """Decode in each way that a device records, and forget all: the first answer would wait for it.
+
+        n_drafted: tokens that the steps draft by themselves.
+        """
         for params in _STEPS_ON_THE_DEVICE:
             if (tokens := self._execution.decode(0, params, CancelToken())) is not None:
+                tokens.draft(n_drafted, [0])
                 next(tokens, None)
                 tokens.close()
         self.keep(0)
@@ -345,21 +354,30 @@ class _Stretch:
         self._tokens = tokens
         self._history = history
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[Stride]:
         return self
 
-    def __next__(self) -> int:
+    def __next__(self) -> Stride:
         with self._backend._memory_errors():
-            token = next(self._tokens)
+            stride = next(self._tokens)
             self._hold(len(self._history))  # a head that is to draft after this token must have heard of those before
-        return token
+        return stride
+
+    @property
+    def n_drafting(self) -> int:
+        return self._tokens.n_drafting
+
+    def draft(self, n_tokens: int, history: Sequence[int]) -> bool:
+        return self._tokens.draft(n_tokens, history)
 
     def finish(self) -> None:
         self._tokens.finish()
 
     def close(self) -> None:
         self._tokens.close()
-        self._hold(self._backend._execution.cache.length)
+        cache = self._backend._execution.cache
+        cache.truncate(min(cache.length, len(self._history)))  # not all that a step emitted may have been taken
+        self._hold(cache.length)
 
     def _hold(self, length: int) -> None:
         """The first `length` tokens of the history are in the cache."""

@@ -23,13 +23,15 @@ Wanted = Literal["none", "last", "all"]
 
 
 class Execution(Protocol):
-    """cache: its length is what was computed. score_rows: positions that `score` computes at once.
+    """cache: its length is what was computed. score_rows: positions that `score` computes at once. strides: how many
+    tokens the steps of `decode` can draft by themselves, smallest first; none where they cannot.
 
     weights_bytes, graphs_bytes: as allocated. workspace_bytes: all else that the device holds for it.
     """
 
     cache: KvCache
     score_rows: int
+    strides: Sequence[int]
 
     @property
     def weights_bytes(self) -> int: ...
@@ -107,6 +109,7 @@ class PlainExecution:
     def __init__(self, decoder: Decoder, cache: KvCache, device: torch.device, chunk: int) -> None:
         self.cache = cache
         self.score_rows = 64
+        self.strides = ()
         self._decoder: Decoder | None = decoder
         self._device = device
         self._chunk = chunk
