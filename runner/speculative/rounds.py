@@ -51,10 +51,12 @@ class Stretch(Iterator[Stride], Protocol):
 
     It ends when the request is cancelled, when the context is full, or by `finish`; what it gave is then in the cache,
     but perhaps for the last token. Whoever took all that it gives, or closes it, may use its target again.
-    n_drafting: tokens that the last step to have begun drafts.
     """
 
-    n_drafting: int
+    @property
+    def n_drafting(self) -> int:
+        """Tokens that the last step to have begun drafts."""
+        ...
 
     def draft(self, n_tokens: int, history: Sequence[int]) -> bool:
         """Steps that begin from here on draft so many tokens themselves, or a few more, by what the text repeats.

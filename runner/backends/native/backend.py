@@ -92,6 +92,9 @@ class NativeBackend(Backend):
             for n_drafted in self._execution.strides:
                 self._record_steps(n_drafted)
 
+    def forget_texts(self) -> None:
+        self._execution.forget_texts()
+
     def _record_steps(self, n_drafted: int = 0) -> None:
         """Decode in each way that a device records, and forget all: the first answer would wait for it.
 

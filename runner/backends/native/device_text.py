@@ -59,6 +59,11 @@ class DeviceText:
         """The positions from `first` on hold something else."""
         self._n_known = min(self._n_known, first)
 
+    def forget(self) -> None:
+        """Know nothing any more, of this text and of earlier ones."""
+        self._n_known = self._n_kept = 0
+        self.begin.zero_()
+
     def fill(self, text: Sequence[int]) -> None:
         """Put what is not there yet of `text`, which stands at the positions from 0 on."""
         first = self._n_known

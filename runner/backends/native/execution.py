@@ -98,6 +98,10 @@ class Execution(Protocol):
         """What a drafting head shares with the model."""
         ...
 
+    def forget_texts(self) -> None:
+        """See Backend.forget_texts."""
+        ...
+
     def release(self) -> None:
         """Give everything back."""
         ...
@@ -109,7 +113,7 @@ class PlainExecution:
     def __init__(self, decoder: Decoder, cache: KvCache, device: torch.device, chunk: int) -> None:
         self.cache = cache
         self.score_rows = 64
-        self.strides = ()
+        self.strides: Sequence[int] = ()
         self._decoder: Decoder | None = decoder
         self._device = device
         self._chunk = chunk
@@ -179,6 +183,9 @@ class PlainExecution:
             dtype=model.norm.weight.dtype,
             device=self._device,
         )
+
+    def forget_texts(self) -> None:
+        pass
 
     def release(self) -> None:
         self._decoder = None

@@ -48,7 +48,7 @@ class FusedExecution:
         self.cache = cache
         # As many rows as a step may have: scoring then measures the arithmetic of decoding.
         self.score_rows = MOST_ROWS
-        self.strides = STRIDES
+        self.strides: Sequence[int] = STRIDES
         self._reserved_before = reserved_before
         self._decoder: FusedDecoder | None = decoder
         self._graphs = Graphs(device, is_enabled=use_graphs)
@@ -228,6 +228,9 @@ class FusedExecution:
 
     def interior(self) -> Interior:
         return self._opened().interior()
+
+    def forget_texts(self) -> None:
+        self._text.forget()
 
     def release(self) -> None:
         self._graphs.forget()

@@ -62,6 +62,17 @@ def test_the_end_of_an_answer_that_was_cut_is_no_text() -> None:
     assert earlier(text) == []
 
 
+def test_what_was_forgotten_is_not_found() -> None:
+    text = text_of()
+    text.put(0, torch.arange(100))
+    text.put(0, torch.arange(50))
+    text.forget()
+    text.put(0, ids(1, 2))
+    assert earlier(text) == []
+    text.fill([1, 2, 3])
+    assert text.ids[:3].tolist() == [1, 2, 3]
+
+
 def test_of_long_texts_the_latest_are_kept() -> None:
     text = text_of(10_000)
     for number in range(3):
