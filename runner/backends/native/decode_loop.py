@@ -133,16 +133,19 @@ class Mailbox:
         self.slots = torch.zeros(_SLOTS, SLOT_SIZE, dtype=torch.int64, pin_memory=is_gpu)
         self._read = self.slots.numpy()
         self._events = [torch.cuda.Event() for _ in range(_SLOTS)] if is_gpu else []  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.current_stream(device) if is_gpu else None
         self._n_sent = self._n_taken = 0
 
     def begin(self) -> None:
-        """The next step is the first: the device counts from 0 too."""
+        """The next step is the first, on the stream of now: the device counts from 0 too."""
         self._n_sent = self._n_taken = 0
+        if self._stream is not None:  # asked for here, since it takes as long as a launch
+            self._stream = torch.cuda.current_stream(self._stream.device)
 
     def expect(self) -> None:
         """A step was begun."""
         if self._events:
-            self._events[self._n_sent % _SLOTS].record()
+            self._events[self._n_sent % _SLOTS].record(self._stream)
         self._n_sent += 1
 
     def take(self, n_rows: int) -> Stride:

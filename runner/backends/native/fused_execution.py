@@ -244,7 +244,8 @@ class FusedExecution:
     def _reserve(self, length: int) -> None:
         if length > self.cache.capacity:
             self._graphs.forget()  # the cache moves, or parts of it if there is no memory for the rest
-            self.cache.reserve(length)
+            with torch.inference_mode():
+                self.cache.reserve(length)
 
     def _request(self, params: SamplingParams) -> None:
         """The request's numbers, in a tensor that graphs have recorded: it is made once and rewritten."""
@@ -267,16 +268,16 @@ class FusedExecution:
 
         n_rows: more than one for a draft that the step makes itself; the cache's length is then what it may become.
         """
-        with torch.inference_mode():
-            self._reserve(self.cache.length + n_rows)
-            state = (self._tokens, self._start, self._position, self._inputs.turn)
-            self._run(("decode", n_rows, is_greedy), state, lambda: self._step(n_rows, is_greedy))
-            self.cache.advance(n_rows)
+        self._reserve(self.cache.length + n_rows)
+        state = (self._tokens, self._start, self._position, self._inputs.turn)
+        self._run(("decode", n_rows, is_greedy), state, lambda: self._step(n_rows, is_greedy))
+        self.cache.advance(n_rows)
 
     def _run(self, key: Hashable, state: Sequence[Tensor], step: Callable[[], Any]) -> Any:
         """A step of few rows, by its graph: see Graphs.run."""
         if self._capture is not None:
-            self._capture.begin_steps()
+            with torch.inference_mode():
+                self._capture.begin_steps()
         return self._graphs.run(key, state, step)
 
     def _step(self, n_rows: int, is_greedy: bool) -> None:
