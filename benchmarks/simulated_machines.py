@@ -125,8 +125,20 @@ class World:
 
     def choices(self, draft: Sequence[int], params: SamplingParams, history: Sequence[int]) -> Iterator[int]:
         del params
-        self.work(self.step(len(draft) + 1, len(history)))
-        return iter([RIGHT] * (len(draft) + 1))
+        step = self.step(len(draft) + 1, len(history))
+        if self._machine.host is None:
+            self.work(step)
+            return iter([RIGHT] * (len(draft) + 1))
+        self.work(self._machine.host)
+        return self._read(self.start(step - self._machine.host), len(draft) + 1)
+
+    def _read(self, until: tuple[float, float], n_tokens: int) -> Iterator[int]:
+        self.wait(until)
+        yield from [RIGHT] * n_tokens
+
+    @property
+    def overlaps(self) -> bool:
+        return self._machine.host is not None
 
     def stretch(self, params: SamplingParams, history: Sequence[int]) -> _Ahead | None:
         del params
@@ -183,15 +195,18 @@ class _Ahead:
         return self
 
     def __next__(self) -> Stride:
+        self.begin()
+        if not self._begun:
+            raise StopIteration
+        self._world.wait(self._begun.popleft())
+        return Stride((RIGHT,))
+
+    def begin(self) -> None:
         world = self._world
         while len(self._begun) < 2 and not self._is_finishing and self._position < world.n_ctx:
             world.work(self._host)
             self._begun.append(world.start(world.step(1, self._position) - self._host))
             self._position += 1
-        if not self._begun:
-            raise StopIteration
-        world.wait(self._begun.popleft())
-        return Stride((RIGHT,))
 
     def draft(self, n_tokens: int, _history: Sequence[int]) -> bool:
         return not n_tokens  # who plays it does not quote

@@ -91,15 +91,18 @@ class Stretch:
         return self
 
     def __next__(self) -> Stride:
-        while len(self._begun) < 2 and not self._is_finishing:
-            stride = self._text.stride(self._position, self._n_rows - 1)
-            self._position += len(stride.tokens)
-            self._begun.append((self._device.begin(self._n_rows, _LAUNCH), stride))
+        self.begin()
         if not self._begun:
             raise StopIteration
         until, stride = self._begun.popleft()
         wait(until)
         return stride
+
+    def begin(self) -> None:
+        while len(self._begun) < 2 and not self._is_finishing:
+            stride = self._text.stride(self._position, self._n_rows - 1)
+            self._position += len(stride.tokens)
+            self._begun.append((self._device.begin(self._n_rows, _LAUNCH), stride))
 
     @property
     def n_drafting(self) -> int:
@@ -122,13 +125,19 @@ class Stretch:
 class Writer:
     """A target that writes a text whatever is asked of it; see speculative.rounds.Target and Pipelined."""
 
+    overlaps = True
+
     def __init__(self, device: Device, text: Text) -> None:
         self.n_ctx, self.vocab_size = len(text.ids), _VOCABULARY
         self._device, self._text = device, text
 
     def choices(self, draft: Sequence[int], _params: SamplingParams, history: Sequence[int]) -> Iterator[int]:
-        wait(self._device.begin(len(draft) + 1, _VERIFYING))
-        return iter(self._text.ids[len(history) : len(history) + len(draft) + 1])
+        until = self._device.begin(len(draft) + 1, _VERIFYING)
+        return self._read(until, self._text.ids[len(history) : len(history) + len(draft) + 1])
+
+    def _read(self, until: float, tokens: Sequence[int]) -> Iterator[int]:
+        wait(until)
+        yield from tokens
 
     def stretch(self, _params: SamplingParams, history: Sequence[int]) -> Stretch:
         return Stretch(self._device, self._text, len(history))

@@ -107,6 +107,7 @@ class Instant:
     """A target of which every token is there at once, and each step is said to have taken a while."""
 
     vocab_size = VOCABULARY
+    overlaps = True
 
     def __init__(self, n_ctx: int, step_s: float) -> None:
         self.n_ctx = n_ctx
@@ -149,6 +150,9 @@ class Tokens:
 
     def draft(self, n_tokens: int, _history: Sequence[int]) -> bool:
         return not n_tokens
+
+    def begin(self) -> None:
+        pass
 
     def finish(self) -> None:
         pass

@@ -58,6 +58,7 @@ class TableTarget:
 class PipelinedTarget(TableTarget):
     """Begins a plain step before the token before it is taken. is_cancelled: nothing more is given out."""
 
+    overlaps = True
     is_cancelled = False
     n_dropped = 0
     guess: Callable[[Sequence[int]], Sequence[int]] | None = None  # what its steps draft by themselves
@@ -86,14 +87,16 @@ class OneAhead:
         return self
 
     def __next__(self) -> Stride:
-        target = self._target
-        if target.is_cancelled:
+        if self._target.is_cancelled:
             raise StopIteration
-        while len(self._begun) < 2 and not self._is_finishing and len(self._ahead) < target.n_ctx:
-            self._begun.append(self._step())
+        self.begin()
         if not self._begun:
             raise StopIteration
         return self._begun.pop(0)
+
+    def begin(self) -> None:
+        while len(self._begun) < 2 and not self._is_finishing and len(self._ahead) < self._target.n_ctx:
+            self._begun.append(self._step())
 
     def _step(self) -> Stride:
         target, room = self._target, self._target.n_ctx - len(self._ahead) - 1
@@ -317,7 +320,8 @@ def test_a_step_that_has_begun_when_a_draft_is_wanted_still_counts() -> None:
     history = [*prompt, *plain(prompt, params, 1)]
     target = PipelinedTarget(64, prompt)
     speculator = Speculator(Scripted(now_and_then(params, 4, 10)), 15, control=EagerController(15))
-    rounds = [(len(history), done) for _, index, done in decode(target, params, history, speculator) if index == 0]
+    emitted = enumerate(decode(target, params, history, speculator), len(history) + 1)
+    rounds = [(length, done) for length, (_, index, done) in emitted if index == 0]
     assert history[3:] == plain(prompt, params, 61)
     assert target.n_dropped == 0
     # Wanted after 10 tokens, when the step of the eleventh has begun; verified after that.
@@ -387,21 +391,24 @@ def test_where_steps_begin_early_the_rounds_are_all_the_time_but_for_learning_th
     assert total == pytest.approx(end, abs=last_s + 1e-9)
 
 
-def test_a_round_with_a_draft_bears_what_the_caller_does_with_its_tokens_as_the_device_waits() -> None:
-    rounds, _ = in_plain_steps(EARLY, [True] * 60, [None] * 20 + [1] * 40)
-    drafted = [done for done in rounds if len(done.draft) == 15]
-    assert [done.draft_s for done in drafted] == pytest.approx([0.125, 0.125])
-    # The first one bears it for the token before it, too: no step was under way behind that any more.
-    assert [done.verify_s for done in drafted] == pytest.approx([2.5 + 17 * 0.125, 2.5 + 16 * 0.125])
+def test_what_the_caller_does_with_the_tokens_of_a_draft_passes_while_the_next_one_is_verified() -> None:
+    for caller in (0.125, 0.25):
+        machine = replace(EARLY, caller=caller)
+        rounds, _ = in_plain_steps(machine, [True] * 60, [None] * 20 + [1] * 40)
+        drafted = [done for done in rounds if len(done.draft) == 15]
+        assert [done.draft_s for done in drafted] == pytest.approx([0.125, 0.125])
+        # The first one bears it for the token before it: no step was under way behind that any more. The second one
+        # hides as much of it as it is long.
+        second = max(2.5, EARLY.host + 16 * caller)
+        assert [done.verify_s for done in drafted] == pytest.approx([2.5 + caller, second])
 
 
-def test_a_round_that_is_closed_in_the_middle_is_learnt_of_all_the_same() -> None:
+def test_a_round_that_is_closed_in_the_middle_is_learnt_of_once() -> None:
     world = World(Trace("right", (True,) * 60, (None,) * 20 + (1,) * 40), EARLY, 0)
     heard = Heard(world)
     speculator = Speculator(Playing(world, True), 15, control=heard, clock=world.clock)
     emitted = decode(world, PARAMS["greedy"], [0], speculator, world.clock)
     done = next(done for _, _, done in emitted if done.draft)
-    assert not any(each.draft for each in heard.rounds), "its tokens are still to be taken"
     emitted.close()
     assert heard.rounds[-1].tokens == done.tokens
     assert speculator.record.rounds == 1

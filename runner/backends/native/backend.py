@@ -207,11 +207,14 @@ class NativeBackend(Backend):
         tokens = tokens_to_time(n_tokens, self.info.vocab_size)
         self.keep(0)
         for params in _STEPS_ON_THE_DEVICE:  # what is recorded at its first step is no part of a step
-            if self._choices(tokens, params) is not None:
+            if (chosen := self._choices(tokens, params)) is not None:
+                chosen()
                 self.keep(0)
         started = time.perf_counter()
-        if self._choices(tokens, params) is None:
+        if (chosen := self._choices(tokens, params)) is None:
             self._extend(tokens, "all", CancelToken())
+        else:
+            chosen()
         elapsed = time.perf_counter() - started
         self.keep(0)
         return elapsed
@@ -255,7 +258,7 @@ class NativeBackend(Backend):
         if self._placement.is_gpu:
             torch.cuda.empty_cache()
 
-    def _choices(self, tokens: Sequence[int], params: SamplingParams) -> list[int] | None:
+    def _choices(self, tokens: Sequence[int], params: SamplingParams) -> Callable[[], list[int]] | None:
         """See Execution.choices. Raises DoesNotFit."""
         assert self._is_open, "the backend is closed"
         with self._memory_errors():
@@ -322,6 +325,7 @@ class _Steps:
 
     def __init__(self, backend: NativeBackend, cancel: CancelToken) -> None:
         self.n_ctx, self.vocab_size = backend.info.n_ctx, backend.info.vocab_size
+        self.overlaps = backend._execution.overlaps
         self._backend = backend
         self._cancel = cancel
 
@@ -331,22 +335,29 @@ class _Steps:
         tokens = [history[-1], *draft]
         chosen = self._backend._choices(tokens, params)
         if chosen is not None:
-            return _numbers_alone(chosen)
-        return choices_of(self._backend._extend(tokens, "all", self._cancel), draft, params, history)
+            return self._numbers(chosen)
+        return self._sampled(tokens, params, history)
+
+    def _numbers(self, chosen: Callable[[], list[int]]) -> Iterator[int]:
+        """Waits for the step first. Raises BadModelFile when a token is read that could not be chosen."""
+        if self._cancel.is_cancelled:
+            return
+        with self._backend._memory_errors():
+            tokens = chosen()
+        for token in tokens:
+            if token < 0:
+                raise bad_logits()
+            yield token
+
+    def _sampled(self, tokens: Sequence[int], params: SamplingParams, history: Sequence[int]) -> Iterator[int]:
+        """The host's choices, of a step that is computed when the first of them is read."""
+        yield from choices_of(self._backend._extend(tokens, "all", self._cancel), tokens[1:], params, history)
 
     def stretch(self, params: SamplingParams, history: Sequence[int]) -> Stretch | None:
         return self._backend._stretch(params, history, self._cancel)
 
     def keep(self, length: int) -> None:
         self._backend.keep(length)
-
-
-def _numbers_alone(chosen: Sequence[int]) -> Iterator[int]:
-    """Raises BadModelFile when a token is read that could not be chosen."""
-    for token in chosen:
-        if token < 0:
-            raise bad_logits()
-        yield token
 
 
 class _Stretch:
@@ -372,6 +383,10 @@ class _Stretch:
 
     def draft(self, n_tokens: int, history: Sequence[int]) -> bool:
         return self._tokens.draft(n_tokens, history)
+
+    def begin(self) -> None:
+        with self._backend._memory_errors():
+            self._tokens.begin()
 
     def finish(self) -> None:
         self._tokens.finish()

@@ -73,9 +73,7 @@ class DecodeLoop:
         if self._is_closed or self._cancel.is_cancelled:
             self.close()
             raise StopIteration
-        # The step that the next token is waited for, and one ahead of it where there is room for one.
-        while len(self._rows) < _SLOTS and not self._is_finishing and self._cache.length + 1 < self._cache.n_ctx:
-            self._begin(self._n_rows)
+        self.begin()
         if not self._rows:
             self.close()
             raise StopIteration
@@ -88,12 +86,14 @@ class DecodeLoop:
         self._n_known += n_tokens
         return taken
 
-    def _begin(self, n_rows: int) -> None:
-        if self._cache.length + n_rows >= self._cache.n_ctx:
-            n_rows = 1
-        self._steps.begin(n_rows)
-        self._mailbox.expect()
-        self._rows.append(n_rows)
+    def begin(self) -> None:
+        """Begin the step that is waited for next, and the one after it, where there is room for them."""
+        cache = self._cache
+        while len(self._rows) < _SLOTS and not self._is_finishing and cache.length + 1 < cache.n_ctx:
+            n_rows = self._n_rows if cache.length + self._n_rows < cache.n_ctx else 1
+            self._steps.begin(n_rows)
+            self._mailbox.expect()
+            self._rows.append(n_rows)
 
     @property
     def n_drafting(self) -> int:

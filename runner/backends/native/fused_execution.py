@@ -49,6 +49,7 @@ class FusedExecution:
         # As many rows as a step may have: scoring then measures the arithmetic of decoding.
         self.score_rows = MOST_ROWS
         self.strides: Sequence[int] = STRIDES
+        self.overlaps = True
         self._reserved_before = reserved_before
         self._decoder: FusedDecoder | None = decoder
         self._graphs = Graphs(device, is_enabled=use_graphs)
@@ -144,7 +145,7 @@ class FusedExecution:
         with torch.inference_mode():
             self._graphs.record_noted()
 
-    def choices(self, tokens: Sequence[int], params: SamplingParams, /) -> list[int] | None:
+    def choices(self, tokens: Sequence[int], params: SamplingParams, /) -> Callable[[], list[int]] | None:
         if len(tokens) > MOST_ROWS or not is_supported(params):
             return None
         n_tokens, is_greedy = len(tokens), params.temperature == 0
@@ -155,8 +156,7 @@ class FusedExecution:
             key = ("greedy rows" if is_greedy else "sampled rows", n_rows)
             chosen: Tensor = self._run(key, (), lambda: self._chosen(n_rows, is_greedy))
             self.cache.advance(n_tokens)
-            ids: list[int] = chosen[:n_tokens].tolist()  # the one wait of a step
-        return ids
+        return chosen[:n_tokens].tolist  # the one wait of a step
 
     def _rows_for(self, n_tokens: int) -> int:
         """The rows of a step of so many tokens, which the cache has room for then: few numbers are worth a graph each.

@@ -115,8 +115,9 @@ Smallest = tuple[Path, ModelConfig, Weights]
 def test_a_step_chooses_what_the_host_would_of_its_logits(smallest: Smallest, sampling: str) -> None:
     execution, params = fused(*smallest[1:]), PARAMS[sampling]
     execution.extend(TOKENS[:2], "none", go_on)
-    chosen = execution.choices(TOKENS[2:7], params)
+    waiting = execution.choices(TOKENS[2:7], params)
     assert execution.cache.length == 7
+    chosen = waiting()
     execution.cache.truncate(2)
     rows = execution.extend(TOKENS[2:7], "all", go_on).cpu().numpy()
     assert chosen == [sample(row, params, TOKENS, 3 + m) for m, row in enumerate(rows)]
