@@ -19,6 +19,7 @@ from runner.speculative.record import Passed, Round, SpeculationState
 
 _LEAST_GAIN = 1.03  # over the recent rounds; below it drafts rest
 _RETURN_GAIN = 1.10  # that a guess must promise before any is verified (again)
+_RICH_GAIN = 2.0  # of the recent rounds, looks between them included: from here on looks in vain are paid by it
 _REST = 256  # tokens of the first rest
 _LONGEST_REST = 1 << 14
 _LEAST_ROUNDS = 4  # to judge by, when the time that may be lost is used up
@@ -78,17 +79,18 @@ class Controller(Control):
         if limit <= 0 or self._wait > 0 or self._phase == "off" or not self.steps.is_fresh:
             return None
         is_trial = self._phase == "on"
-        if self._shadow_left < 0 and (self._is_free or not is_trial):
+        call = self._outlook.call_cost(self._n_unread)
+        is_earned = is_trial and self._is_free and self._has_earned(call)
+        if self._shadow_left < 0 and (self._is_free or not is_trial) and not is_earned:
             return None
         if not is_trial:
             if self._shadow is not None and not self._is_free:
                 return None
             limit = min(limit, _LONGEST_SHADOW if self._is_free else _LONGEST_PAID_SHADOW)
-        call = self._outlook.call_cost(self._n_unread)
         if not self._covers_call(call):
             self._doubt = f"a guess takes {call:.1f} plain steps, and {self._left:.1f} may be lost now"
             return None
-        gate = _Gate(self, limit, is_trial, self._clock())
+        gate = _Gate(self, limit, is_trial, self._clock(), is_earned=is_earned)
         if is_trial and not gate.is_open:
             self._refuse("")
             return None
@@ -102,6 +104,11 @@ class Controller(Control):
         # What was not read grows with each token. Once the account does not, waiting makes a look no better.
         is_cheap_reader = self._outlook.reading_cost <= ALLOWED_LOSS / 2
         return self._account.covers(call) or (is_cheap_reader and self._account.is_full)
+
+    def _has_earned(self, call: float) -> bool:
+        """Whether a look in vain is paid by what drafts have gained: where that is much, not to look costs more."""
+        is_gaining = len(self._recent) > 0 and self._recent.gain >= _RICH_GAIN
+        return is_gaining and self._account.covers(INITIAL_ALLOWANCE + call)
 
     def goes_on(self, gate: _Gate) -> bool:
         """Whether it is worth its time to guess one token more."""
@@ -254,7 +261,8 @@ class Controller(Control):
         gate = self._gate
         if gate is not None:
             self._outlook.guessing.learn(gate.n_asked, min(guess_s, unhidden_s))
-            if not gate.is_trial or (self._is_free and not len(self._chosen)):
+            is_in_vain = not gate.is_trial or (self._is_free and not len(self._chosen))
+            if is_in_vain and not gate.is_earned:
                 self._shadow_left -= spent if n_drafted else spent + self.steps.unseen
         if done.n_accepted:
             self._shadow_left = max(self._shadow_left, 0.0)
@@ -335,8 +343,10 @@ class Controller(Control):
 class _Gate(Gate):
     """Asks the controller before each token, and remembers what was let through and since when."""
 
-    def __init__(self, controller: Controller, limit: int, is_trial: bool, began: float) -> None:
-        self.limit, self.is_trial, self.began = limit, is_trial, began
+    def __init__(
+        self, controller: Controller, limit: int, is_trial: bool, began: float, *, is_earned: bool = False
+    ) -> None:
+        self.limit, self.is_trial, self.began, self.is_earned = limit, is_trial, began, is_earned
         self.buckets: list[int] = []
         self.n_asked = self.n_begun = 0
         self._controller = controller
