@@ -74,9 +74,7 @@ def open_drafting(
         return Drafting(choice)
     speculator = Speculator(drafter, options.draft_max)
     try:
-        if drafter.is_quoting:
-            target.prepare_drafting()
-        speculator.calibrate(target.step_s)
+        speculator.calibrate(target.stride_s if drafter.is_quoting else target.step_s)
     except BaseException:
         speculator.close()
         raise

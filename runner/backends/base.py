@@ -152,12 +152,12 @@ class Backend(Protocol):
         """Seconds that a step of `n_tokens` takes now, their logits included; forgets what the KV cache held."""
         ...
 
-    def prepare_drafting(self) -> None:
-        """Make ready what steps need that draft by themselves (speculative.rounds.Stretch): the first would wait.
+    def stride_s(self, n_tokens: int) -> float:
+        """Seconds of a step among others that drafts n_tokens - 1 by itself or a few more (speculative.rounds.Stretch).
 
-        Forgets what the KV cache held.
+        Where no step does, see step_s. Forgets what the KV cache held.
         """
-        return
+        return self.step_s(n_tokens)
 
     def forget_texts(self) -> None:
         """Steps that draft by themselves know no text from here on but the one that they go on with."""

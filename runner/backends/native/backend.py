@@ -10,6 +10,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,7 @@ from runner.speculative.speculator import Speculator
 from runner.speculative.verify import choices_of
 from runner.types import CancelToken, MemoryUse, ModelInfo, ReadyModel
 
+_TIMED_STRIDES = 3
 _STEPS_ON_THE_DEVICE = (SamplingParams(temperature=1.0, seed=0), SamplingParams(temperature=0.0))
 
 
@@ -73,6 +75,7 @@ class NativeBackend(Backend):
         self._chunk = prefill_chunk(config, placement, options)
         self._held: list[int] = []  # the ids in the KV cache, by position
         self._follower: Follower | None = None
+        self._recorded: set[int] = set()  # how many tokens those steps draft by themselves that were recorded at load
         self._is_open = True
 
     def warm_up(self) -> None:
@@ -87,11 +90,6 @@ class NativeBackend(Backend):
             self.keep(0)
             self.info = dataclasses.replace(self.info, note=f"{self.info.note} Here: about {rate:.2g} tokens/s.")
 
-    def prepare_drafting(self) -> None:
-        with self._memory_errors():
-            for n_drafted in self._execution.strides:
-                self._record_steps(n_drafted)
-
     def forget_texts(self) -> None:
         self._execution.forget_texts()
 
@@ -105,6 +103,7 @@ class NativeBackend(Backend):
                 tokens.draft(n_drafted, [0])
                 next(tokens, None)
                 tokens.close()
+        self._recorded.add(n_drafted)
         self.keep(0)
 
     def generate(
@@ -218,6 +217,29 @@ class NativeBackend(Backend):
         elapsed = time.perf_counter() - started
         self.keep(0)
         return elapsed
+
+    def stride_s(self, n_tokens: int) -> float:
+        strides = self._execution.strides
+        if not strides:
+            return self.step_s(n_tokens)
+        n_drafted = 0 if n_tokens == 1 else next((n for n in strides if n >= n_tokens - 1), strides[-1])
+        with self._memory_errors():
+            if n_drafted not in self._recorded:
+                self._record_steps(n_drafted)
+            return self._timed_stride_s(n_drafted) or self.step_s(n_tokens)
+
+    def _timed_stride_s(self, n_drafted: int) -> float:
+        """0.0 where the context is too small to tell."""
+        steps = self._execution.decode(0, SamplingParams(temperature=0.0), CancelToken())
+        assert steps is not None
+        steps.draft(n_drafted, [0])
+        next(steps, None)
+        started = time.perf_counter()
+        n_taken = sum(1 for _ in islice(steps, _TIMED_STRIDES))
+        elapsed = time.perf_counter() - started
+        steps.close()
+        self.keep(0)
+        return elapsed / n_taken if n_taken == _TIMED_STRIDES else 0.0
 
     def head_drafter(self, name: HeadName, directory: Path | None) -> HeadDrafter:
         """See Backend. It replaces the one before. Raises BadModelFile and DoesNotFit too."""

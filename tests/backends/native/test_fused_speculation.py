@@ -317,6 +317,16 @@ def test_closing_within_what_a_step_drafted_by_itself_cuts_the_cache(
         assert is_in_step(longer, text, n)
 
 
+def test_strides_are_timed_and_leave_nothing(longer: NativeBackend, smallest: Smallest) -> None:
+    for n_tokens in (1, 2, 4):
+        assert 0 < longer.stride_s(n_tokens) < 60
+        assert longer.held == []
+        assert longer._execution.cache.length == 0
+    short = opened(smallest, n_ctx=16)
+    assert 0 < short.stride_s(16) < 60, "by a step of 16 tokens: there is no room for three"
+    short.close()
+
+
 def test_closing_in_the_middle_of_a_round_cuts_the_cache(backend: NativeBackend, texts: dict[str, list[int]]) -> None:
     text = texts["sampled"]
     for n in (3, 4):
