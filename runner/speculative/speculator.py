@@ -23,6 +23,7 @@ _PASSED_S, _MOST_PASSED = (
     32,
 )  # until they have taken so long, or are so many: learning is to be little beside them
 _REHEARSED = 256  # plain steps
+_READ_AT_ONCE = 8  # tokens, or more, where a device hides it
 
 
 class Speculator:
@@ -49,6 +50,8 @@ class Speculator:
         self._passed: Passed | None = None
         self._n_passing = _PASSED
         self._is_fresh = False  # what steps said when they were last told of any
+        self._is_ahead = False  # whether a device works while the host reads
+        self._n_unread = 0  # tokens that the drafter has not seen
         self._tally = Tally(draft_max)
 
     def calibrate(self, step_s: StepSeconds) -> None:
@@ -66,6 +69,10 @@ class Speculator:
 
     def _rehearse(self) -> None:
         """Learn of plain steps that never were, and asked for nothing: the first times take many times as long."""
+        if self.drafter.is_quoting:
+            for _ in range(3):
+                self.drafter.propose(range(_REHEARSED), SamplingParams(temperature=0), Most(0))
+                self.drafter.close()  # which leaves it as it was made
         scratch = Speculator(self.drafter, self._draft_max, clock=self._clock)
         for _ in range(_REHEARSED):
             scratch.draft((0,), SamplingParams(temperature=0), 0)
@@ -82,10 +89,19 @@ class Speculator:
         self._tally = Tally(self._draft_max)
         self._control.begin()
         self._is_fresh = False
+        self._is_ahead = False
         if prompt:
-            began = self._clock()
-            self.drafter.propose(prompt, SamplingParams(temperature=0), Most(0))
-            self._control.learn_reading(len(prompt), self._clock() - began)
+            self._n_unread = len(prompt)
+            self._read(prompt)
+
+    def _read(self, history: Sequence[int]) -> float:
+        """Have the drafter read what it has not seen; the seconds that it took."""
+        began = self._clock()
+        self.drafter.propose(history, SamplingParams(temperature=0), Most(0))
+        elapsed = self._clock() - began
+        self._control.learn_reading(self._n_unread, elapsed)
+        self._n_unread = 0
+        return elapsed
 
     def draft(self, history: Sequence[int], params: SamplingParams, room: int, n_drafting: int = 0) -> Draft:
         """What to verify after `history`, at most `room` tokens; empty for a plain step.
@@ -96,6 +112,8 @@ class Speculator:
         self._has_gate = gate is not None
         if gate is None:
             self._guess_s = 0.0
+            if self._is_ahead and self.drafter.is_quoting and self._n_unread >= _READ_AT_ONCE:
+                self._passing_s += self._read(history)
             return NO_DRAFT
         self._pass_by()
         # That was in this round, and not before the next that is passed by.
@@ -103,10 +121,13 @@ class Speculator:
         began = self._clock()
         draft = self._control.cut(self.drafter.propose(history, params, gate))
         self._guess_s = self._clock() - began
+        self._n_unread = 0
         return draft
 
     def learn(self, done: Round) -> None:
         """A step is over, with a draft or without."""
+        self._is_ahead = done.is_ahead
+        self._n_unread += len(done.tokens)
         if not self._has_gate and not done.draft:
             # Little as it is, learning takes longer than most plain steps can spare: many at once take less.
             if self._passed is None:

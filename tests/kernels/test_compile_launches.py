@@ -22,7 +22,7 @@ def test_launches_that_were_compiled_in_other_processes_are_found_by_triton(tmp_
         ).stdout
     )
     assert found == {
-        "names": ["_quantize_rows", "_gemv_dense"],
+        "names": ["_quantize_rows", "_gemv_dense_16_bits"],
         "before": [False, False],
         "failures": [],
         "after": [True, True],
