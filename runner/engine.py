@@ -32,6 +32,7 @@ from runner.events import (
 )
 from runner.fit import Alternative, alternatives, check_fit, plan, read_facts, record_of
 from runner.fit_history import read_history, record_load
+from runner.grammar import Grammars
 from runner.machine import default_threads, devices
 from runner.paths import Paths
 from runner.prepare import ready
@@ -79,6 +80,7 @@ class Engine(EngineSurface):
         self._clock = clock
         self._backend: Backend | None = None
         self._drafting = NO_DRAFTING
+        self._grammars: Grammars | None = None
         self._cancel = CancelToken()
         self.loaded: Loaded | None = None
 
@@ -106,6 +108,7 @@ class Engine(EngineSurface):
             on_stage("drafter")
             drafting = _open_drafting(choice, draft, backend, options, emit, cancel)
             self._backend, self._drafting = backend, drafting
+            self._grammars = Grammars(backend.tokenizer)
             self.loaded = Loaded(
                 info=backend.info,
                 memory=dataclasses.replace(backend.memory(), draft_bytes=drafting.nbytes),
@@ -135,7 +138,8 @@ class Engine(EngineSurface):
         self._cancel = cancel = cancel or CancelToken()
         if params.seed is None:
             params = dataclasses.replace(params, seed=secrets.randbits(32))
-        answer = Answer(backend, self._drafting, params, options, cancel, self._clock)
+        matcher = self._grammars.matcher(params.grammar) if self._grammars and params.grammar else None
+        answer = Answer(backend, self._drafting, params, options, cancel, self._clock, matcher)
         yield from answer.events(messages)
 
     @property
@@ -157,6 +161,7 @@ class Engine(EngineSurface):
         backend, self._backend, self.loaded = self._backend, None, None
         self._drafting.close()
         self._drafting = NO_DRAFTING
+        self._grammars = None
         if backend is not None:
             backend.close()
 

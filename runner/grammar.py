@@ -1,0 +1,237 @@
+"""Grammars to masks: which tokens keep a text to a JSON schema, or to a grammar as llama.cpp (GBNF) or Lark has it.
+
+The languages and the masks are the work of llguidance, which is imported when the first grammar is used: 0.1 s that no
+other answer pays. This file gives it a model's vocabulary, keeps what was compiled, and says in words of a user's what
+is wrong with a grammar. It knows no prompt, no thought and no model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from runner.backends.base import Tokenizer
+from runner.backends.vocabulary import pieces
+from runner.config import GRAMMAR_NAMES, Grammar, GrammarKind
+from runner.errors import RunnerError, UnsupportedModel, UsageError
+from runner.sampling import Mask
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+_KEPT: Final = 8  # compiled grammars of a model
+# Between the parts of JSON, as llama.cpp has it: a model that may write space for ever sometimes does.
+_JSON_SPACE: Final = r"( |\n[ \t]{0,20})"
+_AT: Final = re.compile(r"(?:at )?(\d+)\((\d+)\): ([^\n]*)")
+_UNKNOWN_RULE: Final = re.compile(r"Rule '([^']*)' not found")
+_LARK_PART: Final = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|//[^\n]*|\w+')
+
+
+def check(grammar: Grammar) -> None:
+    """Raise UsageError for a grammar that means nothing, without a model: what a vocabulary lacks is found later."""
+    from llguidance import LLMatcher
+
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(_source(grammar), limits=_limits())
+    if is_error:
+        raise _refused(grammar, messages[0])
+
+
+class Grammars:
+    """The compiled grammars of one loaded model. Its vocabulary is read for the first: a second for 150,000 tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary: LLTokenizer | None = None
+        self._compiled: dict[Grammar, LLMatcher] = {}
+
+    def matcher(self, grammar: Grammar) -> Matcher:
+        """A matcher at the beginning of a text.
+
+        Raises UsageError for a grammar that means nothing, or that no text of this vocabulary can match, and
+        UnsupportedModel for a model that cannot end an answer.
+        """
+        compiled = self._compiled.get(grammar)
+        if compiled is None:
+            compiled = self._compile(grammar)
+            if len(self._compiled) == _KEPT:
+                del self._compiled[next(iter(self._compiled))]
+            self._compiled[grammar] = compiled
+        return Matcher(compiled.deep_copy(), self._tokenizer, GRAMMAR_NAMES[grammar.kind])
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        from llguidance import LLMatcher
+
+        source = _source(grammar)
+        if self._vocabulary is None:
+            self._vocabulary = _read_vocabulary(self._tokenizer)
+        compiled = LLMatcher(self._vocabulary, source, log_level=0, limits=_limits())
+        if compiled.is_error():
+            raise _refused(grammar, compiled.get_error())
+        compiled.compute_bitmask()
+        if compiled.is_error():
+            raise UsageError(
+                f"The {GRAMMAR_NAMES[grammar.kind]} cannot be used: no text matches it.",
+                hint="A rule may lead to itself without an end, or need characters that the model has no token for.",
+            )
+        return compiled
+
+
+class Matcher:
+    """One text on its way through a grammar, token by token."""
+
+    def __init__(self, compiled: LLMatcher, tokenizer: Tokenizer, name: str) -> None:
+        self._compiled = compiled
+        self._vocab_size = tokenizer.vocab_size
+        self._name = name
+
+    def allowed(self) -> Mask:
+        """The tokens [V] that may come next. Those that end an answer may where the text is whole.
+
+        Raises RunnerError where nothing may.
+        """
+        bits = self._compiled.compute_bitmask()
+        if self._compiled.is_error():
+            raise self._failed(_first_line(self._compiled.get_error()))
+        mask = np.unpackbits(np.frombuffer(bits, np.uint8), count=self._vocab_size, bitorder="little").view(np.bool_)
+        if not mask.any():
+            raise self._failed("no token of the model can go on")
+        return mask
+
+    def take(self, token: int) -> bool:
+        """Go on with `token`; False, and nothing happens, where it may not come next. After the end everything may."""
+        return self._compiled.is_stopped() or self._compiled.try_consume_tokens([token]) == 1
+
+    def reset(self) -> None:
+        """Back to the beginning."""
+        self._compiled.reset()
+
+    def _failed(self, why: str) -> RunnerError:
+        return RunnerError(
+            f"The answer cannot go on by its {self._name}: {why}.",
+            hint="Make it simpler: fewer alternatives, shorter repetitions, no nested ones.",
+        )
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance asks for it: the bytes of each token, and names for those that are no text."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        texts, names = pieces(tokenizer, special=False), pieces(tokenizer)
+        self.tokens = [name.encode("latin-1") for name in names]
+        # What ends an answer is never a part of it, even where its name is a text like others.
+        self.special_token_ids = [
+            token for token, text in enumerate(texts) if (not text and names[token]) or token in tokenizer.stop_ids
+        ]
+        self.eos_token_id = min(tokenizer.stop_ids)
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, parse_special=False)
+
+
+def _read_vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    if not tokenizer.stop_ids:
+        raise UnsupportedModel(
+            "The model has no token that ends an answer, so none could end where its grammar does.",
+            hint='Write "eos_token_id" into its generation_config.json, or ask without a grammar.',
+        )
+    return LLTokenizer(TokenizerWrapper(_Vocabulary(tokenizer)), eos_token=sorted(tokenizer.stop_ids))
+
+
+def _limits() -> LLParserLimits:
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(verbose_errors=False)
+
+
+# --- the languages ---------------------------------------------------------------------------------------------------
+
+
+def _source(grammar: Grammar) -> str:
+    """A grammar in llguidance's own terms. Raises UsageError."""
+    from llguidance import LLMatcher
+
+    if grammar.kind == "json_schema":
+        check_json(grammar)
+        try:
+            return LLMatcher.grammar_from_json_schema(grammar.text, {"whitespace_pattern": _JSON_SPACE})
+        except ValueError as error:
+            raise _refused(grammar, str(error)) from error
+    return LLMatcher.grammar_from_lark(_lark_of(grammar) if grammar.kind == "gbnf" else grammar.text)
+
+
+def check_json(schema: Grammar) -> Any:
+    """The JSON that a schema is. Raises UsageError with the line and the column for what is none."""
+    try:
+        return json.loads(schema.text)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise UsageError(
+            f"The JSON schema is no JSON: {error.msg} ({where}).", hint='A schema is such as {"type": "object"}.'
+        ) from error
+    except RecursionError as error:
+        raise _refused(schema, "it is nested too deeply") from error
+
+
+def _lark_of(grammar: Grammar) -> str:
+    """A GBNF grammar as a Lark grammar that matches the same texts.
+
+    llguidance's converter makes a lexeme of every rule that is characters alone, and reads lexemes as long as they go:
+    `[ \\t\\n]*` would swallow the line end that llama.cpp's own arithmetic.gbnf asks for next, and the text could never
+    end. Lark calls a rule a lexeme by capital letters: without them each character is one, and nothing is swallowed.
+    """
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        lark = gbnf_to_lark(grammar.text)
+    except Exception as error:  # the converter raises plain ones, and RecursionError
+        raise _refused(grammar, _with_line(str(error), grammar.text)) from error
+    return _LARK_PART.sub(lambda found: _exact(found[0]), lark)
+
+
+def _exact(part: str) -> str:
+    if part == "/./":
+        return "/(?s:.)/"  # a line end is a character too
+    return part.lower() if part[0].isalpha() else part
+
+
+def _with_line(message: str, text: str) -> str:
+    """A message of the converter, with the line where it says none."""
+    found = _UNKNOWN_RULE.search(message)
+    if found is None:
+        return message
+    at = re.search(rf"(?<![\w-]){re.escape(found[1])}(?![\w-])", text)
+    line = f" (line {text.count(chr(10), 0, at.start()) + 1})" if at else ""
+    return f"there is no rule {found[1]}{line}"
+
+
+def _refused(grammar: Grammar, message: str) -> UsageError:
+    """The error for a grammar that llguidance refuses: its first sentence, with line and column where they are ours."""
+    at = _AT.match(message)
+    if at is None:
+        why = _first_line(message)
+    elif grammar.kind == "lark":
+        why = f"{at[3]} (line {at[1]}, column {at[2]})"
+    else:
+        why = at[3]
+    return UsageError(
+        f"The {GRAMMAR_NAMES[grammar.kind]} cannot be used: {why.rstrip('.')}.", hint=_HINTS[grammar.kind]
+    )
+
+
+def _first_line(message: str) -> str:
+    return " ".join(message.removesuffix("<non-verbose/>").split())[:300]
+
+
+_HINTS: Final[dict[GrammarKind, str]] = {
+    "json_schema": "docs/GRAMMARS.md lists what a schema may say; what it does not know is refused, never left out.",
+    "gbnf": 'A GBNF grammar begins at its rule root, such as: root ::= "yes" | "no"',
+    "lark": 'A Lark grammar begins at its rule start, such as: start: "yes" | "no"',
+}
