@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, Final
+from types import ModuleType
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from runner.backends.base import Tokenizer
 from runner.backends.vocabulary import pieces
 from runner.config import GRAMMAR_NAMES, Grammar, GrammarKind
-from runner.errors import RunnerError, UnsupportedModel, UsageError
+from runner.errors import BackendUnavailable, RunnerError, UnsupportedModel, UsageError
 from runner.sampling import Mask
 
 if TYPE_CHECKING:
@@ -25,16 +26,18 @@ if TYPE_CHECKING:
 _KEPT: Final = 8  # compiled grammars of a model
 # Between the parts of JSON, as llama.cpp has it: a model that may write space for ever sometimes does.
 _JSON_SPACE: Final = r"( |\n[ \t]{0,20})"
-_AT: Final = re.compile(r"(?:at )?(\d+)\((\d+)\): ([^\n]*)")
+# What must come may come in any tokens that spell it: which ones llguidance would choose, it asks of a tokenizer, and
+# SentencePiece puts a space before every text.
+_OPTIONS: Final = '\n%llguidance {"no_forcing": true}\n'
+_AT: Final = re.compile(r"(?s)(?:at )?(\d+)\((\d+)\): (.*?)(?=\n +\d+ \| |$)")
 _UNKNOWN_RULE: Final = re.compile(r"Rule '([^']*)' not found")
+_RULE_TWICE: Final = re.compile(r"Rule '([^']*)' already exists")
 _LARK_PART: Final = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|//[^\n]*|\w+')
 
 
 def check(grammar: Grammar) -> None:
     """Raise UsageError for a grammar that means nothing, without a model: what a vocabulary lacks is found later."""
-    from llguidance import LLMatcher
-
-    is_error, messages = LLMatcher.validate_grammar_with_warnings(_source(grammar), limits=_limits())
+    is_error, messages = _library().LLMatcher.validate_grammar_with_warnings(_source(grammar), limits=_limits())
     if is_error:
         raise _refused(grammar, messages[0])
 
@@ -62,12 +65,10 @@ class Grammars:
         return Matcher(compiled.deep_copy(), self._tokenizer, GRAMMAR_NAMES[grammar.kind])
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
-        from llguidance import LLMatcher
-
         source = _source(grammar)
         if self._vocabulary is None:
             self._vocabulary = _read_vocabulary(self._tokenizer)
-        compiled = LLMatcher(self._vocabulary, source, log_level=0, limits=_limits())
+        compiled: LLMatcher = _library().LLMatcher(self._vocabulary, source, log_level=0, limits=_limits())
         if compiled.is_error():
             raise _refused(grammar, compiled.get_error())
         compiled.compute_bitmask()
@@ -128,27 +129,39 @@ class _Vocabulary:
             token for token, text in enumerate(texts) if (not text and names[token]) or token in tokenizer.stop_ids
         ]
         self.eos_token_id = min(tokenizer.stop_ids)
-        self._tokenizer = tokenizer
 
-    def __call__(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, parse_special=False)
+    def __call__(self, _text: str) -> list[int]:
+        """Which tokens a text that must come should come in is never asked: see _OPTIONS."""
+        raise NotImplementedError
 
 
 def _read_vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
-    from llguidance import LLTokenizer, TokenizerWrapper
-
     if not tokenizer.stop_ids:
         raise UnsupportedModel(
             "The model has no token that ends an answer, so none could end where its grammar does.",
             hint='Write "eos_token_id" into its generation_config.json, or ask without a grammar.',
         )
-    return LLTokenizer(TokenizerWrapper(_Vocabulary(tokenizer)), eos_token=sorted(tokenizer.stop_ids))
+    library = _library()
+    wrapper = library.TokenizerWrapper(_Vocabulary(tokenizer))
+    vocabulary: LLTokenizer = library.LLTokenizer(wrapper, eos_token=sorted(tokenizer.stop_ids))
+    return vocabulary
 
 
 def _limits() -> LLParserLimits:
-    from llguidance import LLParserLimits
+    limits: LLParserLimits = _library().LLParserLimits(verbose_errors=False)
+    return limits
 
-    return LLParserLimits(verbose_errors=False)
+
+def _library() -> ModuleType:
+    """llguidance. Raises BackendUnavailable."""
+    try:
+        import llguidance
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"Answers by a grammar need llguidance, which cannot be imported: {error}.",
+            hint="Install it with: pip install llguidance",
+        ) from error
+    return llguidance
 
 
 # --- the languages ---------------------------------------------------------------------------------------------------
@@ -156,28 +169,35 @@ def _limits() -> LLParserLimits:
 
 def _source(grammar: Grammar) -> str:
     """A grammar in llguidance's own terms. Raises UsageError."""
-    from llguidance import LLMatcher
+    match grammar.kind:
+        case "json_schema":
+            lark = f"start: %json {_schema(grammar)}"
+        case "gbnf":
+            lark = _lark_of(grammar)
+        case "lark":
+            lark = grammar.text
+    return str(_library().LLMatcher.grammar_from_lark(lark + _OPTIONS))
 
-    if grammar.kind == "json_schema":
-        check_json(grammar)
-        try:
-            return LLMatcher.grammar_from_json_schema(grammar.text, {"whitespace_pattern": _JSON_SPACE})
-        except ValueError as error:
-            raise _refused(grammar, str(error)) from error
-    return LLMatcher.grammar_from_lark(_lark_of(grammar) if grammar.kind == "gbnf" else grammar.text)
 
-
-def check_json(schema: Grammar) -> Any:
-    """The JSON that a schema is. Raises UsageError with the line and the column for what is none."""
+def _schema(grammar: Grammar) -> str:
+    """A JSON schema with our rule for space. Raises UsageError with the line and the column for what is no JSON."""
     try:
-        return json.loads(schema.text)
+        plain = json.loads(grammar.text, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise UsageError(
             f"The JSON schema is no JSON: {error.msg} ({where}).", hint='A schema is such as {"type": "object"}.'
         ) from error
-    except RecursionError as error:
-        raise _refused(schema, "it is nested too deeply") from error
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise _refused(grammar, why) from error
+    if not isinstance(plain, dict):
+        raise _refused(grammar, "it is no object")
+    return json.dumps({"x-guidance": {"whitespace_pattern": _JSON_SPACE}, **plain})
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def _lark_of(grammar: Grammar) -> str:
@@ -204,6 +224,9 @@ def _exact(part: str) -> str:
 
 def _with_line(message: str, text: str) -> str:
     """A message of the converter, with the line where it says none."""
+    if (twice := _RULE_TWICE.search(message)) is not None:
+        name = "root" if twice[1] == "start" else twice[1].lower()
+        return f"there are two rules {name} (dashes and capitals do not tell them apart, and start is one with root)"
     found = _UNKNOWN_RULE.search(message)
     if found is None:
         return message
@@ -215,14 +238,10 @@ def _with_line(message: str, text: str) -> str:
 def _refused(grammar: Grammar, message: str) -> UsageError:
     """The error for a grammar that llguidance refuses: its first sentence, with line and column where they are ours."""
     at = _AT.match(message)
-    if at is None:
-        why = _first_line(message)
-    elif grammar.kind == "lark":
-        why = f"{at[3]} (line {at[1]}, column {at[2]})"
-    else:
-        why = at[3]
+    why = _first_line(message if at is None else at[3]).removeprefix("failed to compile JSON schema: ")
+    where = f" (line {at[1]}, column {at[2]})" if at is not None and grammar.kind == "lark" else ""
     return UsageError(
-        f"The {GRAMMAR_NAMES[grammar.kind]} cannot be used: {why.rstrip('.')}.", hint=_HINTS[grammar.kind]
+        f"The {GRAMMAR_NAMES[grammar.kind]} cannot be used: {why.rstrip('.')}{where}.", hint=_HINTS[grammar.kind]
     )
 
 
