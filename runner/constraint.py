@@ -53,7 +53,7 @@ class AnswerConstraint(Constraint):
         self._matcher.reset()
         self._read: list[int] = []
         self._is_answer_too = True  # what was read of an opening may also begin an answer
-        self._part: Literal["opening", "thought", "gap", "answer"] = "answer"
+        self._part: Literal["opening", "thought", "gap", "blank", "answer"] = "answer"
         if self._markers is not None:
             self._stream = AnswerStream(
                 self._tokenizer, markers=self._markers, is_in_reasoning=self._is_in_reasoning, strips_space=False
@@ -93,10 +93,9 @@ class AnswerConstraint(Constraint):
                 self._take_opening(token)
             case "thought":
                 self._take_thought(token)
-            case "gap" if token == self._blank_line:
-                self._part = "answer"
-            case _:
-                self._part = "answer"
+            case "gap" | "blank":
+                self._take_after_thought(token)
+            case "answer":
                 self._take_answer(token)
 
     def _take_opening(self, token: int) -> None:
@@ -120,12 +119,24 @@ class AnswerConstraint(Constraint):
             self._take_answer(token_of_it)
         self._part = "answer" if begun else "gap"
 
+    def _take_after_thought(self, token: int) -> None:
+        if not (self._part == "gap" and token == self._blank_line) and self._matcher.take(token):
+            self._part = "answer"
+        elif not self._tokenizer.token_bytes(token).strip(b"\r\n"):
+            self._part = "blank"
+        else:
+            raise _lost()
+
     def _take_answer(self, token: int) -> None:
         if not self._matcher.take(token):
-            raise RunnerError(
-                "The model left the form of its thoughts, and what it wrote is no answer by the grammar.",
-                hint="Ask again, or without thinking (--think off).",
-            )
+            raise _lost()
+
+
+def _lost() -> RunnerError:
+    return RunnerError(
+        "The model left the form of its thoughts, and what it wrote is no answer by the grammar.",
+        hint="Ask again, or without thinking (--think off).",
+    )
 
 
 def _only(tokens: Sequence[int] | frozenset[int], vocab_size: int) -> Mask:

@@ -31,10 +31,10 @@ class ByteTokenizer:
     def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
         ids: list[int] = []
         data = text.encode()
+        known = self._names if parse_special else self._texts
         while data:
-            control = next((name for name in sorted(self.control_tokens) if data.startswith(name.encode())), None)
-            piece = control.encode() if parse_special and control else data[:1]
-            ids.append(self._names.index(piece))
+            piece = max((name for name in known if data.startswith(name)), key=len)
+            ids.append(known.index(piece))
             data = data[len(piece) :]
         return ids
 
