@@ -130,7 +130,11 @@ def bad_logits(what: str = "not finite") -> BadModelFile:
 
 def _masked(logits: NDArray[np.float32], allowed: Mask | None) -> NDArray[np.float32]:
     """`logits`, or a copy of them with -inf for what is not allowed: never chosen, whatever penalties do to it."""
-    return logits if allowed is None else np.where(allowed, logits, _NEVER)
+    if allowed is None:
+        return logits
+    masked = np.full(logits.size, _NEVER)
+    np.copyto(masked, logits, where=allowed)  # a fifth of np.where's time where few are, which is most masks
+    return masked
 
 
 def _penalized(logits: NDArray[np.float32], params: SamplingParams, history: Sequence[int]) -> NDArray[np.float32]:
