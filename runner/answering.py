@@ -16,7 +16,7 @@ from runner.constraint import AnswerConstraint
 from runner.detokenize import AnswerPiece, AnswerStream, joined_pieces
 from runner.drafting import Drafting
 from runner.events import ChatEvent, Finished, FinishReason, Notice, Progress, ReasoningDelta, Stats, TextDelta
-from runner.grammar import Matcher
+from runner.grammar import Grammars
 from runner.prompt import Prompt, build_prompt
 from runner.telemetry import Stopwatch
 from runner.types import CancelToken, Message
@@ -28,7 +28,7 @@ _TELL_EVERY_S = 0.025  # 40 times a second: who reads it shares the CPU with wha
 
 
 class Answer:
-    """One request: turns a backend's steps into events until the answer ends. matcher: of params.grammar.
+    """One request: turns a backend's steps into events until the answer ends.
 
     A step leaves cold caches, and what is done after each one then takes several times as long as many at once would.
     So the tokens of a fast model wait to be read until there is something to tell, unless reading them decides
@@ -39,19 +39,19 @@ class Answer:
         self,
         backend: Backend,
         drafting: Drafting,
+        grammars: Grammars,
         params: SamplingParams,
         options: ChatOptions,
         cancel: CancelToken,
         clock: Callable[[], float],
-        matcher: Matcher | None = None,
     ) -> None:
         self._backend = backend
         self._drafting = drafting
+        self._grammars = grammars
         self._params = params
         self._options = options
         self._cancel = cancel
         self._clock = clock
-        self._matcher = matcher
         self._reads_each = bool(params.stop) or options.think_budget is not None
         self._token_ids: list[int] = []
         self._unread: list[Step] = []
@@ -104,12 +104,12 @@ class Answer:
 
     def _constrained(self, prompt: Prompt) -> AnswerConstraint | None:
         """What the tokens after `prompt` have to keep to."""
-        if self._matcher is None:
+        if self._params.grammar is None:
             return None
         may_think = prompt.is_in_reasoning or self._options.think != "off"
         is_on_channels = prompt.markers is not None and prompt.markers.channels is not None
         return AnswerConstraint(
-            self._matcher,
+            self._grammars.matcher(self._params.grammar),
             self._backend.tokenizer,
             len(prompt.ids),
             prompt.markers if may_think or is_on_channels else None,

@@ -108,7 +108,6 @@ class Engine(EngineSurface):
             on_stage("drafter")
             drafting = _open_drafting(choice, draft, backend, options, emit, cancel)
             self._backend, self._drafting = backend, drafting
-            self._grammars = Grammars(backend.tokenizer)
             self.loaded = Loaded(
                 info=backend.info,
                 memory=dataclasses.replace(backend.memory(), draft_bytes=drafting.nbytes),
@@ -138,8 +137,9 @@ class Engine(EngineSurface):
         self._cancel = cancel = cancel or CancelToken()
         if params.seed is None:
             params = dataclasses.replace(params, seed=secrets.randbits(32))
-        matcher = self._grammars.matcher(params.grammar) if self._grammars and params.grammar else None
-        answer = Answer(backend, self._drafting, params, options, cancel, self._clock, matcher)
+        if self._grammars is None:
+            self._grammars = Grammars(backend.tokenizer)
+        answer = Answer(backend, self._drafting, self._grammars, params, options, cancel, self._clock)
         yield from answer.events(messages)
 
     @property

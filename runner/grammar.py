@@ -193,7 +193,10 @@ def _schema(grammar: Grammar) -> str:
         raise _refused(grammar, why) from error
     if not isinstance(plain, dict):
         raise _refused(grammar, "it is no object")
-    return json.dumps({"x-guidance": {"whitespace_pattern": _JSON_SPACE}, **plain})
+    own = plain.get("x-guidance", {})
+    if not isinstance(own, dict):
+        raise _refused(grammar, "x-guidance is no object")
+    return json.dumps({**plain, "x-guidance": {"whitespace_pattern": _JSON_SPACE, **own}})
 
 
 def _no_constant(name: str) -> None:
@@ -250,7 +253,7 @@ def _first_line(message: str) -> str:
 
 
 _HINTS: Final[dict[GrammarKind, str]] = {
-    "json_schema": "docs/GRAMMARS.md lists what a schema may say; what it does not know is refused, never left out.",
+    "json_schema": "docs/GRAMMARS.md lists what a schema may say.",
     "gbnf": 'A GBNF grammar begins at its rule root, such as: root ::= "yes" | "no"',
     "lark": 'A Lark grammar begins at its rule start, such as: start: "yes" | "no"',
 }

@@ -167,6 +167,14 @@ def test_space_between_the_parts_of_json_ends() -> None:
     assert not accepts(one, "{\n\n")
 
 
+def test_a_schema_may_say_how_it_is_read() -> None:
+    either = {"oneOf": [{"type": "string"}, {"enum": ["a"]}], "x-guidance": {"coerce_one_of": True}}
+    assert accepts(schema(either), '"a"')
+    spaced = {"type": "array", "maxItems": 0, "x-guidance": {"whitespace_pattern": "_{2}"}}
+    assert accepts(schema(spaced), "[__]")
+    assert not accepts(schema(spaced), "[ ]")
+
+
 def test_any_object_is_json_and_nothing_else() -> None:
     assert accepts(ANY_JSON, '{"a": [1, null, {"b": "x"}]}')
     assert accepts(ANY_JSON, "{}")
@@ -369,6 +377,7 @@ def test_a_model_that_cannot_end_an_answer_is_refused() -> None:
         (Grammar(kind="json_schema", text='{"a":' * 100_000), "nested too deeply"),
         (schema({"type": "strnig"}), "strnig"),
         (schema({"type": "string", "pattern": "("}), "unclosed group"),
+        (schema({"type": "string", "x-guidance": 5}), "x-guidance"),
         (schema({"not": {"type": "string"}}), "not"),
         (schema({"type": "object", "unevaluatedProperties": False}), "unevaluatedProperties"),
         (schema({"$ref": "#/$defs/nobody"}), "nobody"),
