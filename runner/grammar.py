@@ -18,6 +18,7 @@ from runner.backends.base import Tokenizer
 from runner.backends.vocabulary import pieces
 from runner.config import GRAMMAR_NAMES, Grammar, GrammarKind
 from runner.errors import BackendUnavailable, RunnerError, UnsupportedModel, UsageError
+from runner.gbnf import to_lark
 from runner.sampling import Mask
 
 if TYPE_CHECKING:
@@ -30,9 +31,6 @@ _JSON_SPACE: Final = r"( |\n[ \t]{0,20})"
 # SentencePiece puts a space before every text.
 _OPTIONS: Final = '\n%llguidance {"no_forcing": true}\n'
 _AT: Final = re.compile(r"(?s)(?:at )?(\d+)\((\d+)\): (.*?)(?=\n +\d+ \| |$)")
-_UNKNOWN_RULE: Final = re.compile(r"Rule '([^']*)' not found")
-_RULE_TWICE: Final = re.compile(r"Rule '([^']*)' already exists")
-_LARK_PART: Final = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|//[^\n]*|\w+')
 
 
 def check(grammar: Grammar) -> None:
@@ -102,8 +100,14 @@ class Matcher:
         return mask
 
     def take(self, token: int) -> bool:
-        """Go on with `token`; False, and nothing happens, where it may not come next. After the end everything may."""
-        return self._compiled.is_stopped() or self._compiled.try_consume_tokens([token]) == 1
+        """Go on with `token`; False, and nothing happens, where it may not come next. After the end everything may.
+
+        Raises RunnerError where the grammar is too much to go on with.
+        """
+        is_taken = self._compiled.is_stopped() or self._compiled.try_consume_tokens([token]) == 1
+        if self._compiled.is_error():
+            raise self._failed(_first_line(self._compiled.get_error()))
+        return is_taken
 
     def reset(self) -> None:
         """Back to the beginning."""
@@ -169,14 +173,18 @@ def _library() -> ModuleType:
 
 def _source(grammar: Grammar) -> str:
     """A grammar in llguidance's own terms. Raises UsageError."""
+    matcher = _library().LLMatcher
     match grammar.kind:
         case "json_schema":
             lark = f"start: %json {_schema(grammar)}"
         case "gbnf":
-            lark = _lark_of(grammar)
+            try:
+                lark = to_lark(grammar.text)
+            except ValueError as error:
+                raise _refused(grammar, str(error)) from error
         case "lark":
             lark = grammar.text
-    return str(_library().LLMatcher.grammar_from_lark(lark + _OPTIONS))
+    return str(matcher.grammar_from_lark(lark + _OPTIONS))
 
 
 def _schema(grammar: Grammar) -> str:
@@ -201,41 +209,6 @@ def _schema(grammar: Grammar) -> str:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
-
-
-def _lark_of(grammar: Grammar) -> str:
-    """A GBNF grammar as a Lark grammar that matches the same texts.
-
-    llguidance's converter makes a lexeme of every rule that is characters alone, and reads lexemes as long as they go:
-    `[ \\t\\n]*` would swallow the line end that llama.cpp's own arithmetic.gbnf asks for next, and the text could never
-    end. Lark calls a rule a lexeme by capital letters: without them each character is one, and nothing is swallowed.
-    """
-    from llguidance.gbnf_to_lark import gbnf_to_lark
-
-    try:
-        lark = gbnf_to_lark(grammar.text)
-    except Exception as error:  # the converter raises plain ones, and RecursionError
-        raise _refused(grammar, _with_line(str(error), grammar.text)) from error
-    return _LARK_PART.sub(lambda found: _exact(found[0]), lark)
-
-
-def _exact(part: str) -> str:
-    if part == "/./":
-        return "/(?s:.)/"  # a line end is a character too
-    return part.lower() if part[0].isalpha() else part
-
-
-def _with_line(message: str, text: str) -> str:
-    """A message of the converter, with the line where it says none."""
-    if (twice := _RULE_TWICE.search(message)) is not None:
-        name = "root" if twice[1] == "start" else twice[1].lower()
-        return f"there are two rules {name} (dashes and capitals do not tell them apart, and start is one with root)"
-    found = _UNKNOWN_RULE.search(message)
-    if found is None:
-        return message
-    at = re.search(rf"(?<![\w-]){re.escape(found[1])}(?![\w-])", text)
-    line = f" (line {text.count(chr(10), 0, at.start()) + 1})" if at else ""
-    return f"there is no rule {found[1]}{line}"
 
 
 def _refused(grammar: Grammar, message: str) -> UsageError:

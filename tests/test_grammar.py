@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from runner.backends.base import Tokenizer
 from runner.backends.llamacpp.backend import LlamaCppBackend
 from runner.backends.native.tokenizer import HuggingFaceTokenizer
 from runner.config import LARGEST_GRAMMAR, Grammar
-from runner.errors import RunnerError, UnsupportedModel, UsageError
+from runner.errors import BackendUnavailable, RunnerError, UnsupportedModel, UsageError
 from runner.grammar import Grammars, Matcher, check
 from runner.grammar_text import ANY_JSON, grammar_file, json_schema_of, named
 from tests.backends.test_llamacpp import load
@@ -205,6 +206,11 @@ GBNFS = {
     "json": JSON,
     "words that end like what follows": 'root ::= Any-Word "a"\nAny-Word ::= [a-z]+',
     "any character": 'root ::= . "X" | "/" . "//" ["/]?',
+    "names that are alike": 'root ::= start a-b ab A-b\nstart ::= "<"\na-b ::= "x"\nab ::= "y"\nA-b ::= [z-]',
+    "repetitions of repetitions": 'root ::= ("a"+)? (("b"{1,2}){2} "c"*)* (("d"?)+ | ("e"* "f")? "g")',
+    "escapes": r'root ::= "\\ \" [/] \x41\t" [\]\\/^-]+ [^\x00-\x1f"-]{2} "/" "\u00e9"?',
+    "classes": r'root ::= [&&~] [a&&b~~d] [+--] [--/] [a-] [-b] [^\]^] [(){}*+?.|$] [\x5b\x2d-\x2f] "."',
+    "more escapes": r'root ::= "\u0041\u00e9a\u0022" [\u00e9a\U0000005d] [\u00e0-\u00ff]+ "[\]\["',
     "counts": 'root ::= "a"{2,4} ("b" | "") [cd]{3}',
     "names in capitals": 'root ::= A b\nA ::= "A"\nb ::= "a A \\" A" | [A]',
 }
@@ -297,6 +303,16 @@ def test_lark_may_ask_for_a_control_token_and_nothing_else_allows_one() -> None:
 # --- vocabularies ----------------------------------------------------------------------------------------------------
 
 
+def test_a_grammar_that_becomes_too_much_says_so() -> None:
+    found = matcher(lark("start: " + " | ".join(f"/x{{{i}}}y{i}.*/" for i in range(2000))))
+    with pytest.raises(RunnerError) as caught:
+        for _ in range(20):
+            found.allowed()
+            found.take(ord("x"))
+    assert "cannot go on" in caught.value.message
+    assert caught.value.hint
+
+
 def test_what_ends_an_answer_is_no_part_of_one_and_padding_is_no_token() -> None:
     """Some vocabularies name what ends an answer like a text."""
     tokenizer = ByteTokenizer(stops=("<|end|>", "</s>"), texts=("</s>", "ab"))
@@ -387,9 +403,9 @@ def test_a_model_that_cannot_end_an_answer_is_refused() -> None:
         (gbnf('root ::= "yes" |\n  [a-z'), r"line 2"),
         (gbnf('root ::= "a" other\nthird ::= "b"'), r"no rule other \(line 1\)"),
         (gbnf('answer ::= "yes"'), "root"),
-        (gbnf('root ::= a-b a_b\na-b ::= "x"\na_b ::= "y"'), "two rules a_b"),
-        (gbnf('root ::= start\nstart ::= "x"'), "two rules root"),
-        (gbnf("root ::= " + "(" * 100_000), "recursion"),
+        (gbnf(r'root ::= "\ud800"'), "is no character"),
+        (gbnf("root ::= [z-a]"), "z-a in .* is no range"),
+        (gbnf("root ::= " + "(" * 100_000), "nested too deeply"),
         (lark('start: "yes" | no\n'), r"no.*line 1, column 8"),
         (lark('start: "x" y\ny: "a\n'), "line 2, column 6"),
         (lark("start: /[/"), "line 1, column 8"),
@@ -426,6 +442,17 @@ def test_a_grammar_that_the_vocabulary_cannot_go_on_with_says_so() -> None:
             found.allowed()
             assert found.take(byte)
     assert "cannot go on" in caught.value.message
+
+
+def test_without_llguidance_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "llguidance"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    for grammar in (ANY_JSON, gbnf('root ::= "a"'), lark('start: "a"')):
+        for refuse in (lambda one=grammar: check(one), lambda one=grammar: matcher(one)):
+            with pytest.raises(BackendUnavailable) as caught:
+                refuse()
+            assert "pip install llguidance" in caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["", " \n", "x" * (LARGEST_GRAMMAR + 1)])
