@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -420,6 +422,21 @@ def test_a_wrong_grammar_is_refused_and_the_engine_goes_on(engine: EngineSurface
             list(engine.chat(user("hi"), by_grammar(grammar)))
         assert caught.value.hint
     assert text_of(list(engine.chat(user("hi"), GREEDY))) == "fine"
+
+
+def test_llguidance_is_imported_with_the_first_grammar(script: Callable[..., str]) -> None:
+    program = (
+        "import sys\nfrom runner.config import *\nfrom runner.engine import Engine\n"
+        "from runner.paths import user_paths\n"
+        "from runner.types import Message\nengine, hi = Engine(user_paths()), [Message(role='user', content='hi')]\n"
+        "list(engine.load(sys.argv[1], LoadOptions()))\n"
+        "for grammar in (None, Grammar(kind='json_schema', text='{}')):\n"
+        "    list(engine.chat(hi, SamplingParams(grammar=grammar, max_tokens=2)))\n"
+        "    print('llguidance' in sys.modules)\n"
+    )
+    command = [sys.executable, "-c", program, script(replies=["fine"])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
 
 
 def test_cancelling_an_answer_by_a_grammar_leaves_a_beginning_of_it(engine: EngineSurface) -> None:
