@@ -134,7 +134,7 @@ def run_ahead(execution: FusedExecution, depth: int, count: int) -> float:
     timing.wait()
     started = time.perf_counter()
     for _ in range(count):
-        execution._launch(True)
+        execution._launch(1, True)
     timing.wait()
     elapsed = time.perf_counter() - started
     execution._mailbox.forget()

@@ -16,7 +16,7 @@ from runner.speculative.control import Control
 from runner.speculative.controller import Controller
 from runner.speculative.drafter import Draft, Drafter, DrafterName, Gate
 from runner.speculative.record import Round
-from runner.speculative.rounds import decode
+from runner.speculative.rounds import Stride, decode
 from runner.speculative.speculator import Speculator
 
 DRAFT_MAX = 15
@@ -125,8 +125,20 @@ class World:
 
     def choices(self, draft: Sequence[int], params: SamplingParams, history: Sequence[int]) -> Iterator[int]:
         del params
-        self.work(self.step(len(draft) + 1, len(history)))
-        return iter([RIGHT] * (len(draft) + 1))
+        step = self.step(len(draft) + 1, len(history))
+        if self._machine.host is None:
+            self.work(step)
+            return iter([RIGHT] * (len(draft) + 1))
+        self.work(self._machine.host)
+        return self._read(self.start(step - self._machine.host), len(draft) + 1)
+
+    def _read(self, until: tuple[float, float], n_tokens: int) -> Iterator[int]:
+        self.wait(until)
+        yield from [RIGHT] * n_tokens
+
+    @property
+    def overlaps(self) -> bool:
+        return self._machine.host is not None
 
     def stretch(self, params: SamplingParams, history: Sequence[int]) -> _Ahead | None:
         del params
@@ -177,19 +189,27 @@ class _Ahead:
         self._begun: deque[tuple[float, float]] = deque()
         self._is_finishing = False
 
+    n_drafting = 0
+
     def __iter__(self) -> _Ahead:
         return self
 
-    def __next__(self) -> int:
+    def __next__(self) -> Stride:
+        self.begin()
+        if not self._begun:
+            raise StopIteration
+        self._world.wait(self._begun.popleft())
+        return Stride((RIGHT,))
+
+    def begin(self) -> None:
         world = self._world
         while len(self._begun) < 2 and not self._is_finishing and self._position < world.n_ctx:
             world.work(self._host)
             self._begun.append(world.start(world.step(1, self._position) - self._host))
             self._position += 1
-        if not self._begun:
-            raise StopIteration
-        world.wait(self._begun.popleft())
-        return RIGHT
+
+    def draft(self, n_tokens: int, _history: Sequence[int]) -> bool:
+        return not n_tokens  # who plays it does not quote
 
     def finish(self) -> None:
         self._is_finishing = True

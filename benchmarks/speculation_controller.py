@@ -113,12 +113,13 @@ def _runs_right(trace: Trace) -> list[int]:
 
 
 def oracle(trace: Trace, machine: Machine) -> float:
-    """The gain of one who knows before each step how many guesses will be accepted."""
+    """The gain of one who knows before each step how many guesses will be accepted; where steps overlap, the caller's
+    work costs it nothing after a draft."""
     n, right = len(trace.right), _runs_right(trace)
     least = [0.0] * (n + DRAFT_MAX + 2)
     for i in range(n - 1, -1, -1):
         drafted = (
-            _round(machine, k, i + 1) + (k + 1) * machine.caller + least[i + k + 1]
+            _round(machine, k, i + 1, 0 if machine.host is not None else k + 1) + least[i + k + 1]
             for k in range(1, min(right[i], DRAFT_MAX, n - 1 - i) + 1)
         )
         least[i] = min([_next_plain(machine, i + 1) + least[i + 1], *drafted])
@@ -131,8 +132,11 @@ def _next_plain(machine: Machine, position: int) -> float:
     return step + machine.caller if machine.host is None else max(step - machine.host, machine.host + machine.caller)
 
 
-def _round(machine: Machine, n_drafted: int, position: int) -> float:
-    return machine.step(n_drafted + 1, position) + machine.draft_call + n_drafted * machine.draft_token
+def _round(machine: Machine, n_drafted: int, position: int, n_taken: int) -> float:
+    """A round while, or after, the caller takes so many tokens."""
+    step, taking = machine.step(n_drafted + 1, position), n_taken * machine.caller
+    together = step + taking if machine.host is None else max(step, machine.host + taking)
+    return together + machine.draft_call + n_drafted * machine.draft_token
 
 
 def fixed(trace: Trace, machine: Machine) -> tuple[int, float]:
@@ -146,7 +150,7 @@ def fixed(trace: Trace, machine: Machine) -> tuple[int, float]:
             while there < k and i + there < n - 1 and trace.buckets[i + there] is not None:
                 there += 1
             emitted = min(right[i], there) + 1
-            spent += _round(machine, there, i + 1) + emitted * machine.caller
+            spent += _round(machine, there, i + 1, emitted)
             i += emitted
         best = max(best, (k, plain(machine, n) / spent), key=lambda pair: pair[1])
     return best

@@ -3,10 +3,11 @@
     python benchmarks/speculation_early.py [--step-us 40 80 150] [--answers 7] [--tokens 400]
 
 The device is a wait: steps of 2, 4, 8 and 16 tokens take 1.16, 1.35, 1.8 and 2.17 times as long as one of one token, as
-the demo's do on an H200. The decode loop, the speculator and the suffix drafter are the product's, and take the time
-that they take here; a host that is n times as slow beside its device is a step that is an nth as long. Each answer is
-written with and without speculation, in turn, by one speculator that remembers the answers before: so a text at random
-is known from the second answer on. Run it on a machine that does nothing else.
+the demo's do on an H200; drafts are the host's, or each step's own (rounds.Stretch.draft), of the text alone. The
+decode loop, the speculator and the suffix drafter are the product's, and take the time that they take here; a host that
+is n times as slow beside its device is a step that is an nth as long. Each answer is written with and without
+speculation, in turn, by one speculator that remembers the answers before: so a text at random is known to the host from
+the second answer on. Run it on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+import torch
 from records import Table
 
 from runner.config import SamplingParams
-from runner.speculative.rounds import decode
+from runner.kernels.repeats import draft_repeats_ref
+from runner.speculative.rounds import Stride, decode
 from runner.speculative.speculator import Speculator
 from runner.speculative.suffix import SuffixDrafter
 
@@ -37,11 +40,32 @@ def wait(until: float) -> None:
         pass
 
 
-class Device:
-    """Works on one step after the other. step_s: seconds of one of one token."""
+class Text:
+    """What is written, and what a device would draft at each place of it, found beforehand."""
 
-    def __init__(self, step_s: float) -> None:
+    def __init__(self, ids: Sequence[int]) -> None:
+        self.ids = ids
+        self._strides = {(at, n): self._found(at, n) for n in (0, 3, 7, 15) for at in range(_N_PROMPT, len(ids))}
+
+    def stride(self, at: int, n_drafted: int) -> Stride:
+        return self._strides[at, n_drafted] if at + n_drafted < len(self.ids) else self._strides[at, 0]
+
+    def _found(self, at: int, n_drafted: int) -> Stride:
+        text = torch.tensor(self.ids[:at])
+        tokens = torch.zeros(1 + n_drafted, dtype=torch.int64)
+        draft_repeats_ref(text, torch.tensor([0]), torch.tensor([at - 1]), tokens, n_drafted)
+        draft = tuple(tokens[1:].tolist())
+        coming = self.ids[at : at + n_drafted + 1]
+        n_right = next((i for i, (a, b) in enumerate(zip(draft, coming, strict=False)) if a != b), n_drafted)
+        return Stride(tuple(coming[: n_right + 1]), draft)
+
+
+class Device:
+    """Works on one step after the other. step_s: seconds of one of one token. drafts: its steps can by themselves."""
+
+    def __init__(self, step_s: float, *, drafts: bool) -> None:
         self.step_s = step_s
+        self.drafts = drafts
         self._free_at = 0.0
 
     def seconds(self, n_tokens: int) -> float:
@@ -57,41 +81,63 @@ class Device:
 class Stretch:
     """See speculative.rounds.Stretch."""
 
-    def __init__(self, device: Device, text: Sequence[int], position: int) -> None:
+    def __init__(self, device: Device, text: Text, position: int) -> None:
         self._device, self._text, self._position = device, text, position
-        self._begun: deque[float] = deque()
+        self._begun: deque[tuple[float, Stride]] = deque()
+        self._n_rows = 1
         self._is_finishing = False
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[Stride]:
         return self
 
-    def __next__(self) -> int:
-        while len(self._begun) < 2 and not self._is_finishing:
-            self._begun.append(self._device.begin(1, _LAUNCH))
+    def __next__(self) -> Stride:
+        self.begin()
         if not self._begun:
             raise StopIteration
-        wait(self._begun.popleft())
-        self._position += 1
-        return self._text[self._position - 1]
+        until, stride = self._begun.popleft()
+        wait(until)
+        return stride
+
+    def begin(self) -> None:
+        while len(self._begun) < 2 and not self._is_finishing:
+            stride = self._text.stride(self._position, self._n_rows - 1)
+            self._position += len(stride.tokens)
+            self._begun.append((self._device.begin(self._n_rows, _LAUNCH), stride))
+
+    @property
+    def n_drafting(self) -> int:
+        return len(self._begun[-1][1].draft) if self._begun else 0
+
+    def draft(self, n_tokens: int, _history: Sequence[int]) -> bool:
+        if n_tokens and not self._device.drafts:
+            return False
+        self._n_rows = 1 + next(n for n in (0, 3, 7, 15) if n >= n_tokens)
+        return True
 
     def finish(self) -> None:
         self._is_finishing = True
 
     def close(self) -> None:
         while self._begun:
-            wait(self._begun.popleft())
+            wait(self._begun.popleft()[0])
 
 
 class Writer:
     """A target that writes a text whatever is asked of it; see speculative.rounds.Target and Pipelined."""
 
-    def __init__(self, device: Device, text: Sequence[int]) -> None:
-        self.n_ctx, self.vocab_size = len(text), _VOCABULARY
+    overlaps = True
+
+    def __init__(self, device: Device, text: Text) -> None:
+        self.n_ctx, self.vocab_size = len(text.ids), _VOCABULARY
         self._device, self._text = device, text
 
     def choices(self, draft: Sequence[int], _params: SamplingParams, history: Sequence[int]) -> Iterator[int]:
-        wait(self._device.begin(len(draft) + 1, _VERIFYING))
-        return iter(self._text[len(history) : len(history) + len(draft) + 1])
+        until = self._device.begin(len(draft) + 1, _VERIFYING)
+        return self._read(until, self._text.ids[len(history) : len(history) + len(draft) + 1])
+
+    def _read(self, until: float, tokens: Sequence[int]) -> Iterator[int]:
+        wait(until)
+        yield from tokens
 
     def stretch(self, _params: SamplingParams, history: Sequence[int]) -> Stretch:
         return Stretch(self._device, self._text, len(history))
@@ -100,9 +146,9 @@ class Writer:
         pass
 
 
-def answer_s(device: Device, text: Sequence[int], n_tokens: int, speculator: Speculator | None) -> float:
+def answer_s(device: Device, text: Text, n_tokens: int, speculator: Speculator | None) -> float:
     """Seconds for so many tokens after the text's first hundred."""
-    history = list(text[:_N_PROMPT])
+    history = list(text.ids[:_N_PROMPT])
     if speculator is not None:
         speculator.begin(history)
     began = time.perf_counter()
@@ -114,7 +160,7 @@ def answer_s(device: Device, text: Sequence[int], n_tokens: int, speculator: Spe
     return elapsed
 
 
-def texts(n_tokens: int) -> dict[str, list[int]]:
+def texts(n_tokens: int) -> dict[str, Text]:
     """One that repeats 40 tokens, one that repeats 20 between 20 others, one at random."""
     draw = random.Random(0)
 
@@ -124,9 +170,9 @@ def texts(n_tokens: int) -> dict[str, list[int]]:
     length = 2 * n_tokens + _N_PROMPT
     period, half = noise(40), noise(20)
     return {
-        "repeats": (period * length)[:length],
-        "half of it repeats": [token for _ in range(length // 40 + 1) for token in (*half, *noise(20))][:length],
-        "random": noise(length),
+        "repeats": Text((period * length)[:length]),
+        "half of it repeats": Text([token for _ in range(length // 40 + 1) for token in (*half, *noise(20))][:length]),
+        "random": Text(noise(length)),
     }
 
 
@@ -136,19 +182,27 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=400)
     asked = parser.parse_args()
-    table = Table(["step us", "text              ", "gain of each answer               ", "rounds that verified"])
-    for step_us in asked.step_us:
-        for name, text in texts(asked.tokens).items():
-            device = Device(step_us * 1e-6)
-            speculator = Speculator(SuffixDrafter(), 15)
-            speculator.calibrate(device.seconds)
-            gains, rounds = [], []
-            for _ in range(asked.answers):
-                plain_s = answer_s(device, text, asked.tokens, None)
-                gains.append(plain_s / answer_s(device, text, asked.tokens, speculator))
-                rounds.append(speculator.record.rounds)
+    table = Table(
+        ["step us", "drafts", "text              ", "gain of each answer               ", "rounds that verified"]
+    )
+    written = texts(asked.tokens)
+    for step_us, drafts in itertools.product(asked.step_us, (True, False)):
+        for name, text in written.items():
+            gains, rounds = _both_ways(Device(step_us * 1e-6, drafts=drafts), text, asked.answers, asked.tokens)
             shown = " ".join(f"{gain:.2f}" for gain in gains)
-            table.print([f"{step_us:g}", name, shown, " ".join(map(str, rounds))])
+            table.print([f"{step_us:g}", "device" if drafts else "host", name, shown, " ".join(map(str, rounds))])
+
+
+def _both_ways(device: Device, text: Text, n_answers: int, n_tokens: int) -> tuple[list[float], list[int]]:
+    """The gain of each answer, and the rounds that verified a draft."""
+    speculator = Speculator(SuffixDrafter(), 15)
+    speculator.calibrate(device.seconds)
+    gains, rounds = [], []
+    for _ in range(n_answers):
+        plain_s = answer_s(device, text, n_tokens, None)
+        gains.append(plain_s / answer_s(device, text, n_tokens, speculator))
+        rounds.append(speculator.record.rounds)
+    return gains, rounds
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from random import Random
 from runner.config import LONGEST_DRAFT, SamplingParams
 from runner.speculative.drafter import NO_DRAFT, Draft, Drafter, DrafterName, Gate
 from runner.speculative.record import Round
-from runner.speculative.rounds import decode
+from runner.speculative.rounds import Stride, decode
 from runner.speculative.speculator import Speculator
 from runner.speculative.suffix import SuffixDrafter
 
@@ -107,6 +107,7 @@ class Instant:
     """A target of which every token is there at once, and each step is said to have taken a while."""
 
     vocab_size = VOCABULARY
+    overlaps = True
 
     def __init__(self, n_ctx: int, step_s: float) -> None:
         self.n_ctx = n_ctx
@@ -138,12 +139,20 @@ class Tokens:
         self._target = target
         self._left = iter(range(n))
 
+    n_drafting = 0
+
     def __iter__(self) -> Tokens:
         return self
 
-    def __next__(self) -> int:
+    def __next__(self) -> Stride:
         self._target.pass_step()
-        return next(self._left)
+        return Stride((next(self._left),))
+
+    def draft(self, n_tokens: int, _history: Sequence[int]) -> bool:
+        return not n_tokens
+
+    def begin(self) -> None:
+        pass
 
     def finish(self) -> None:
         pass

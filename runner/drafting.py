@@ -74,6 +74,8 @@ def open_drafting(
         return Drafting(choice)
     speculator = Speculator(drafter, options.draft_max)
     try:
+        if drafter.is_quoting:
+            target.prepare_drafting()
         speculator.calibrate(target.step_s)
     except BaseException:
         speculator.close()

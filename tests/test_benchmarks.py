@@ -98,7 +98,7 @@ def test_steps_that_nobody_reads_leave_the_execution_as_it_was(execution: FusedE
     def next_token() -> int:
         tokens = execution.decode(3, SamplingParams(temperature=0), CancelToken())
         assert tokens is not None
-        found = next(tokens)
+        (found,) = next(tokens).tokens
         tokens.close()
         execution.cache.truncate(1)
         return found

@@ -155,6 +155,17 @@ class Backend(Protocol):
         """Seconds that a step of `n_tokens` takes now, their logits included; forgets what the KV cache held."""
         ...
 
+    def prepare_drafting(self) -> None:
+        """Make ready what steps need that draft by themselves (speculative.rounds.Stretch): the first would wait.
+
+        Forgets what the KV cache held.
+        """
+        return
+
+    def forget_texts(self) -> None:
+        """Steps that draft by themselves know no text from here on but the one that they go on with."""
+        return
+
     def head_drafter(self, name: Literal["mtp", "eagle3"], directory: Path | None) -> Drafter:
         """The drafter over this model's hidden states whose head is in `directory`, or among the model's own weights.
 

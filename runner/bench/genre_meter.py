@@ -23,7 +23,6 @@ from runner.config import SamplingParams
 from runner.drafting import Drafting
 from runner.speculative.record import SpeculationRecord
 from runner.speculative.speculator import Speculator
-from runner.speculative.suffix import SuffixDrafter
 from runner.telemetry import Timings
 from runner.types import CancelToken
 
@@ -75,8 +74,9 @@ class PairMeter:
     def _fresh_speculator(self, prompt: Sequence[int], cancel: CancelToken) -> Speculator:
         speculator = self._drafting.speculator
         assert speculator is not None, "nothing drafts"
-        if isinstance(speculator.drafter, SuffixDrafter):
+        if speculator.drafter.is_quoting:
             speculator.drafter.close()  # which leaves it as it was made; what the controller learnt stays
+            self._backend.forget_texts()
         self._drafting.begin(cancel, prompt)
         return speculator
 

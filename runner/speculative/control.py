@@ -37,8 +37,8 @@ class Control(Protocol):
         """The drafter took so long to read an answer's prompt."""
         ...
 
-    def gate(self, limit: int) -> Gate | None:
-        """How far to guess now, at most `limit` tokens; None: not at all."""
+    def gate(self, limit: int, n_drafting: int = 0) -> Gate | None:
+        """How far to guess now, at most `limit` tokens; None: not at all. n_drafting: see Speculator.draft."""
         ...
 
     def cut(self, proposed: Draft) -> Draft:
@@ -72,7 +72,8 @@ class EagerController(Control):
     def learn_reading(self, n_tokens: int, seconds: float) -> None:
         pass
 
-    def gate(self, limit: int) -> Gate | None:
+    def gate(self, limit: int, n_drafting: int = 0) -> Gate | None:
+        del n_drafting
         return Most(limit) if limit > 0 else None
 
     def cut(self, proposed: Draft) -> Draft:

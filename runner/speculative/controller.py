@@ -19,6 +19,7 @@ from runner.speculative.record import Passed, Round, SpeculationState
 
 _LEAST_GAIN = 1.03  # over the recent rounds; below it drafts rest
 _RETURN_GAIN = 1.10  # that a guess must promise before any is verified (again)
+_RICH_GAIN = 2.0  # of the recent rounds, looks between them included: from here on looks in vain are paid by it
 _REST = 256  # tokens of the first rest
 _LONGEST_REST = 1 << 14
 _LEAST_ROUNDS = 4  # to judge by, when the time that may be lost is used up
@@ -59,6 +60,7 @@ class Controller(Control):
         self._gate: _Gate | None = None
         self._chosen = NO_DRAFT
         self._guessed_s = 0.0
+        self._at_risk = 0.0  # plain steps that the target may be losing already
         self._is_ahead = False  # whether the next step had begun when the last one was over
         self._doubt = ""
 
@@ -70,23 +72,25 @@ class Controller(Control):
 
     # --- how far to guess --------------------------------------------------------------------------------------------
 
-    def gate(self, limit: int) -> Gate | None:
+    def gate(self, limit: int, n_drafting: int = 0) -> Gate | None:
         self._gate, self._chosen, self._guessed_s = None, NO_DRAFT, 0.0
+        self._at_risk = self._outlook.failing(n_drafting) if n_drafting else 0.0
         # Plain steps now and then are what drafts are compared with.
         if limit <= 0 or self._wait > 0 or self._phase == "off" or not self.steps.is_fresh:
             return None
         is_trial = self._phase == "on"
-        if self._shadow_left < 0 and (self._is_free or not is_trial):
+        call = self._outlook.call_cost(self._n_unread)
+        is_earned = is_trial and self._is_free and self._has_earned(call)
+        if self._shadow_left < 0 and (self._is_free or not is_trial) and not is_earned:
             return None
         if not is_trial:
             if self._shadow is not None and not self._is_free:
                 return None
             limit = min(limit, _LONGEST_SHADOW if self._is_free else _LONGEST_PAID_SHADOW)
-        call = self._outlook.call_cost(self._n_unread)
         if not self._covers_call(call):
             self._doubt = f"a guess takes {call:.1f} plain steps, and {self._left:.1f} may be lost now"
             return None
-        gate = _Gate(self, limit, is_trial, self._clock())
+        gate = _Gate(self, limit, is_trial, self._clock(), is_earned=is_earned)
         if is_trial and not gate.is_open:
             self._refuse("")
             return None
@@ -100,6 +104,11 @@ class Controller(Control):
         # What was not read grows with each token. Once the account does not, waiting makes a look no better.
         is_cheap_reader = self._outlook.reading_cost <= ALLOWED_LOSS / 2
         return self._account.covers(call) or (is_cheap_reader and self._account.is_full)
+
+    def _has_earned(self, call: float) -> bool:
+        """Whether a look in vain is paid by what drafts have gained: where that is much, not to look costs more."""
+        is_gaining = len(self._recent) > 0 and self._recent.gain >= _RICH_GAIN
+        return is_gaining and self._account.covers(INITIAL_ALLOWANCE + call)
 
     def goes_on(self, gate: _Gate) -> bool:
         """Whether it is worth its time to guess one token more."""
@@ -204,7 +213,7 @@ class Controller(Control):
     def _length(self, proposed: Draft, spent: float) -> int:
         """The length that pays most of those whose failing is covered."""
         wanted = n = self._outlook.best(proposed.buckets, len(proposed), spent).n
-        while n and not self._account.covers(spent + self._outlook.failing(n)):
+        while n and not self._account.covers(self._at_risk + spent + self._outlook.failing(n)):
             n -= 1
         if n < wanted:
             n = self._outlook.best(proposed.buckets[:n], n, spent).n
@@ -215,7 +224,7 @@ class Controller(Control):
     def _wait_for(self, buckets: Sequence[int], spent: float) -> None:
         """Ask no more until the shortest draft that pays can be covered: asking would use up what it waits for."""
         n = next(n for n in range(1, len(buckets) + 1) if self._outlook.best(buckets[:n], n, spent).n)
-        loss = spent + self._outlook.failing(n)
+        loss = self._at_risk + spent + self._outlook.failing(n)
         self._wait = min(int((loss - self._account.balance) / ALLOWED_LOSS), _LONGEST_WAIT)
         self._doubt = f"a draft of {n} could lose {loss:.1f} plain steps, and {self._left:.1f} may be lost now"
 
@@ -252,7 +261,8 @@ class Controller(Control):
         gate = self._gate
         if gate is not None:
             self._outlook.guessing.learn(gate.n_asked, min(guess_s, unhidden_s))
-            if not gate.is_trial or (self._is_free and not len(self._chosen)):
+            is_in_vain = not gate.is_trial or (self._is_free and not len(self._chosen))
+            if is_in_vain and not gate.is_earned:
                 self._shadow_left -= spent if n_drafted else spent + self.steps.unseen
         if done.n_accepted:
             self._shadow_left = max(self._shadow_left, 0.0)
@@ -333,8 +343,10 @@ class Controller(Control):
 class _Gate(Gate):
     """Asks the controller before each token, and remembers what was let through and since when."""
 
-    def __init__(self, controller: Controller, limit: int, is_trial: bool, began: float) -> None:
-        self.limit, self.is_trial, self.began = limit, is_trial, began
+    def __init__(
+        self, controller: Controller, limit: int, is_trial: bool, began: float, *, is_earned: bool = False
+    ) -> None:
+        self.limit, self.is_trial, self.began, self.is_earned = limit, is_trial, began, is_earned
         self.buckets: list[int] = []
         self.n_asked = self.n_begun = 0
         self._controller = controller

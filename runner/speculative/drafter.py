@@ -57,12 +57,14 @@ class Drafter(Protocol):
     """One source of drafts, for one loaded target. Not thread-safe.
 
     n_buckets: how many buckets it uses. is_host_only: drafting costs no time of the device that runs the target.
-    nbytes: memory that it holds on the target's device.
+    is_quoting: it guesses what followed before in the history itself: a target that can look for that itself need not
+    wait for it (see rounds.Stretch). nbytes: memory that it holds on the target's device.
     """
 
     name: DrafterName
     n_buckets: int
     is_host_only: bool
+    is_quoting: bool = False
 
     @property
     def nbytes(self) -> int: ...

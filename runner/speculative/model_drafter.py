@@ -77,6 +77,7 @@ class ModelDrafter(Drafter):
 
     n_buckets = len(CONFIDENCES) + 1
     is_host_only = False
+    is_quoting = False
 
     def __init__(self, model: DraftModel, name: Literal["model", "self"] = "model") -> None:
         self.name: DrafterName = name

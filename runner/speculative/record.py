@@ -17,9 +17,9 @@ class Round(NamedTuple):
     """One step of the target: what was drafted, what came of it, and the seconds of each part.
 
     tokens: what it emitted, n_accepted drafted ones and one of the target's own. An empty draft is a plain step.
-    verify_s: also what the caller did with the tokens, where plain steps begin early: see rounds.decode. is_ahead: a
-    plain step that had begun before the round did, so that the host worked beside it: the round is all of the time
-    since the token before it, what learning of that one took included.
+    verify_s: also what the caller did with the tokens, where steps begin early: see rounds.decode. is_ahead: a step
+    that had begun before the round did, so that the host worked beside it: the round is all of the time since the
+    token before it, what learning of that one took included.
     """
 
     draft: Draft
@@ -42,9 +42,11 @@ class Round(NamedTuple):
     def unhidden_s(self, host_s: float, plain_s: float) -> float:
         """Of `host_s` seconds in which the host guessed or decided: those that made the round longer than a plain step.
 
-        plain_s: of a plain step.
+        plain_s: of a plain step. What makes a step for a draft longer, where that had begun before, is its step's own.
         """
-        return min(host_s, max(0.0, self.total_s - plain_s)) if self.is_ahead else host_s
+        if not self.is_ahead:
+            return host_s
+        return 0.0 if self.draft else min(host_s, max(0.0, self.total_s - plain_s))
 
 
 @dataclass(slots=True)

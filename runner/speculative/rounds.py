@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from runner.config import SamplingParams
@@ -29,8 +30,8 @@ class Target(Protocol):
     def choices(self, draft: Sequence[int], params: SamplingParams, history: Sequence[int]) -> Iterator[int] | None:
         """Compute the last token of `history` and a draft after it in one step.
 
-        Gives the target's choice after each, as far as it is read; None when the request was cancelled. The cache,
-        which held all of `history` but its last token, then holds that and the draft too.
+        Gives the target's choice after each, as far as it is read; None, or nothing at all, when the request was
+        cancelled. The cache, which held all of `history` but its last token, then holds that and the draft too.
         """
         ...
 
@@ -39,12 +40,35 @@ class Target(Protocol):
         ...
 
 
-class Stretch(Iterator[int], Protocol):
-    """Plain tokens one after another, of which the step after the next may have begun before the next is taken.
+class Stride(NamedTuple):
+    """What a step of a stretch emitted: of `draft`, which it made itself, as much as stands, and one token more."""
+
+    tokens: tuple[int, ...]
+    draft: tuple[int, ...] = ()
+
+
+class Stretch(Iterator[Stride], Protocol):
+    """Steps one after another, of which the one after the next may have begun before the next is taken.
 
     It ends when the request is cancelled, when the context is full, or by `finish`; what it gave is then in the cache,
     but perhaps for the last token. Whoever took all that it gives, or closes it, may use its target again.
     """
+
+    @property
+    def n_drafting(self) -> int:
+        """Tokens that the last step to have begun drafts."""
+        ...
+
+    def draft(self, n_tokens: int, history: Sequence[int]) -> bool:
+        """Steps that begin from here on draft so many tokens themselves, or a few more, by what the text repeats.
+
+        history: what the last step that was taken left. False: they cannot, and nothing changes; never for 0.
+        """
+        ...
+
+    def begin(self) -> None:
+        """Begin what may begin now, and wait for nothing."""
+        ...
 
     def finish(self) -> None:
         """Begin no step any more: the tokens of steps that have begun are still to come."""
@@ -57,10 +81,16 @@ class Stretch(Iterator[int], Protocol):
 
 @runtime_checkable
 class Pipelined(Protocol):
-    """A target that can begin a plain step before the host has seen the token before it."""
+    """A target that can begin a step before the host has seen the token before it.
+
+    overlaps: `choices` begins a step and returns; it is waited for where the first choice is read.
+    """
+
+    @property
+    def overlaps(self) -> bool: ...
 
     def stretch(self, params: SamplingParams, history: Sequence[int]) -> Stretch | None:
-        """Plain tokens after `history`, which the caller lengthens by each; None where every step needs the host."""
+        """Tokens after `history`, which the caller lengthens by each; None where every step needs the host."""
         ...
 
 
@@ -73,24 +103,29 @@ def decode(
 ) -> Generator[Emitted, None, None]:
     """Emit tokens after `history`, which grows with them, until the context is full, cancelled or closed.
 
-    The last token of `history` is the only one that the cache lacks; so it is again whenever a token is yielded or
-    the iterator is closed, but that a stretch may have computed it already.
+    The last token of `history` is the only one that the cache lacks; so it is again when the iterator is closed, but
+    that a stretch may have computed it already. `history` then ends with what was taken; before that it has all that
+    the last round emitted, which is taken while the next step goes on, where the target overlaps.
 
-    The seconds of a round are those that this loop took. Where steps begin early they are all that passed since the
-    round before, but for what learning of that took: those of the caller too, whose work a device hides while it goes
-    on with a plain step, and does not while it waits for the tokens of a draft to be taken.
+    The seconds of a round are those that this loop took. Where steps overlap they are all that passed since the round
+    before, but for what learning of that took: those of the caller too, whose work a device hides.
     """
     loop = _Loop(target, params, history, speculator, clock)
-    pipelined = target if isinstance(target, Pipelined) else None
-    while len(history) < target.n_ctx:
-        asked = loop.ask()
-        stretch = pipelined.stretch(params, history) if pipelined and not asked.draft else None
-        if stretch is None:
-            goes_on = yield from loop.verify(asked)
-        else:
-            goes_on = yield from loop.follow(stretch, asked)
-        if not goes_on:
-            return
+    try:
+        while len(history) < target.n_ctx:
+            if not loop.overlaps:
+                yield from loop.emit()
+            asked = loop.ask(0)
+            stretch = loop.stretch(asked)
+            if stretch is None:
+                goes_on = yield from loop.verify(asked)
+            else:
+                goes_on = yield from loop.follow(stretch, asked)
+            if not goes_on:
+                break
+        yield from loop.emit()
+    finally:
+        loop.drop()
 
 
 class _Asked(NamedTuple):
@@ -106,7 +141,8 @@ class _Asked(NamedTuple):
 class _Loop:
     """What both kinds of steps share; see decode for the fields.
 
-    over: when the last round was over, where steps begin early; None where they do not. learning_s: seconds of what has
+    waiting: what was emitted and nobody has taken yet, the first last. is_ahead: the cache holds what may have to go.
+    over: when the last round was over, where steps overlap; None where they do not. learning_s: seconds of what has
     passed since then in which that round was learnt of.
     """
 
@@ -115,22 +151,60 @@ class _Loop:
     history: list[int]
     speculator: Speculator | None
     clock: Callable[[], float]
+    overlaps: bool = False
+    waiting: list[Emitted] = field(default_factory=list)
+    is_ahead: bool = False
     over: float | None = None
     learning_s: float = 0.0
 
-    def ask(self) -> _Asked:
+    def __post_init__(self) -> None:
+        self.overlaps = isinstance(self.target, Pipelined) and self.target.overlaps
+
+    def emit(self) -> Iterator[Emitted]:
+        """What is waiting; what was given is taken."""
+        while self.waiting:
+            yield self.waiting.pop()
+
+    def drop(self) -> None:
+        """Forget what nobody took."""
+        if self.waiting:
+            del self.history[-len(self.waiting) :]
+        if self.waiting or self.is_ahead:
+            self.target.keep(len(self.history) - 1)
+        self.waiting.clear()
+
+    def stretch(self, asked: _Asked) -> Stretch | None:
+        """Steps that need no host for what was asked; None where there are none, or where it is to verify a draft."""
+        if not isinstance(self.target, Pipelined) or (asked.draft and not self._is_quoting):
+            return None
+        found = self.target.stretch(self.params, self.history)
+        if found is None or self._goes_along(found, asked.draft):
+            return found
+        found.close()
+        return None
+
+    @property
+    def _is_quoting(self) -> bool:
+        return self.speculator is not None and self.speculator.drafter.is_quoting
+
+    def _goes_along(self, stretch: Stretch, draft: Draft) -> bool:
+        """Whether the steps of the stretch do what is wanted now."""
+        return stretch.draft(len(draft) if self._is_quoting else 0, self.history) and (self._is_quoting or not draft)
+
+    def ask(self, n_drafting: int) -> _Asked:
+        """n_drafting: tokens that a step which has begun drafts by itself."""
         began = self.clock()
-        draft = self._draft()
+        draft = self._draft(n_drafting)
         at = self.clock()
         return _Asked(draft, at, at - began, 0.0 if self.over is None else began - self.over)
 
-    def _draft(self) -> Draft:
+    def _draft(self, n_drafting: int) -> Draft:
         """What the speculator wants verified, as far as a target can compute it: a drafter may be wrong in any way."""
         # A round emits a token more than its draft at most, and must leave room for it.
         room = self.target.n_ctx - len(self.history) - 1
         if self.speculator is None or room <= 0:
             return NO_DRAFT
-        draft = self.speculator.draft(self.history, self.params, room)
+        draft = self.speculator.draft(self.history, self.params, room, n_drafting)
         known = range(self.target.vocab_size)
         n = next((i for i, token in enumerate(draft.tokens[:room]) if token not in known), min(room, len(draft)))
         return draft if n == len(draft) else Draft(draft.tokens[:n], draft.buckets[:n])
@@ -141,12 +215,15 @@ class _Loop:
 
     def verify(self, asked: _Asked) -> Generator[Emitted, None, bool]:
         """One step for a draft and the token before it; False when the request was cancelled."""
-        draft = asked.draft
+        draft, n_held = asked.draft, len(self.history)
         choices = self.target.choices(draft.tokens, self.params, self.history)
-        if choices is None:
+        self.is_ahead = choices is not None
+        yield from self.emit()
+        first = None if choices is None else next(choices, None)
+        if choices is None or first is None:
             return False
         computed = self.clock()
-        verdict = accepted(draft.tokens, choices)
+        verdict = accepted(draft.tokens, chain((first,), choices))
         done = Round(
             draft=draft,
             n_accepted=verdict.n_accepted,
@@ -155,36 +232,31 @@ class _Loop:
             verify_s=asked.before_s - self.learning_s + computed - asked.at,
             sample_s=self.clock() - computed,
         )
-        emitted = self.clock()
-        if self.over is None:
-            self._learn(done)
-        n_held = len(self.history)
-        try:
-            for index, token in enumerate(verdict.tokens):
-                self.history.append(token)
-                yield token, index, done
-        finally:
-            if self.over is not None:
-                self._learn(done._replace(verify_s=done.verify_s + self.clock() - emitted))
-                self.over, self.learning_s = self.clock(), 0.0
-            if len(draft) and len(self.history) - 1 < n_held + len(draft):
-                self.target.keep(len(self.history) - 1)
+        self._learn(done)
+        self.over, self.learning_s = (self.clock() if self.overlaps else None), 0.0
+        self.history.extend(verdict.tokens)
+        self.waiting = [(token, index, done) for index, token in enumerate(verdict.tokens)][::-1]
+        if len(draft) and len(self.history) - 1 < n_held + len(draft):
+            self.target.keep(len(self.history) - 1)
+        self.is_ahead = False
         return True
 
     def follow(self, stretch: Stretch, asked: _Asked) -> Generator[Emitted, None, bool]:
-        """Plain tokens until a draft is wanted; False when there are no more.
+        """Steps that begin early, until a draft is wanted that they cannot make; False when there are no more.
 
-        A draft that is wanted comes too late for the step that has begun: its token is taken, and the speculator is
-        asked again for what follows that.
+        What is wanted comes too late for the step that has begun: its tokens are taken, and the speculator is asked
+        again for what follows them.
         """
         is_wanted = is_ahead = False
         try:
-            for token in stretch:
+            stretch.begin()
+            yield from self.emit()
+            for stride in stretch:
                 taken = self.clock()
                 done = Round(
-                    draft=NO_DRAFT,
-                    n_accepted=0,
-                    tokens=(token,),
+                    draft=Draft(stride.draft, (0,) * len(stride.draft)) if stride.draft else NO_DRAFT,
+                    n_accepted=len(stride.tokens) - 1,
+                    tokens=stride.tokens,
                     draft_s=asked.draft_s,
                     verify_s=asked.before_s + taken - asked.at,
                     sample_s=0.0,
@@ -193,11 +265,12 @@ class _Loop:
                 self.over, is_ahead = taken, True  # the next step goes on while this one is learnt of
                 self._learn(done)
                 self.learning_s = self.clock() - taken
-                self.history.append(token)
-                yield token, 0, done
+                for index, token in enumerate(stride.tokens):
+                    self.history.append(token)
+                    yield token, index, done
                 if not is_wanted:
-                    asked = self.ask()
-                    is_wanted = bool(asked.draft)
+                    asked = self.ask(stretch.n_drafting)
+                    is_wanted = not self._goes_along(stretch, asked.draft)
                 if is_wanted:
                     stretch.finish()
         finally:

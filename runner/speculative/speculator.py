@@ -87,11 +87,15 @@ class Speculator:
             self.drafter.propose(prompt, SamplingParams(temperature=0), Most(0))
             self._control.learn_reading(len(prompt), self._clock() - began)
 
-    def draft(self, history: Sequence[int], params: SamplingParams, room: int) -> Draft:
-        """What to verify after `history`, at most `room` tokens; empty for a plain step."""
-        gate = self._control.gate(min(room, self._draft_max))
+    def draft(self, history: Sequence[int], params: SamplingParams, room: int, n_drafting: int = 0) -> Draft:
+        """What to verify after `history`, at most `room` tokens; empty for a plain step.
+
+        n_drafting: tokens of a draft of its own that the target is verifying already; what it emits is not known.
+        """
+        gate = self._control.gate(min(room, self._draft_max), n_drafting)
         self._has_gate = gate is not None
         if gate is None:
+            self._guess_s = 0.0
             return NO_DRAFT
         self._pass_by()
         # That was in this round, and not before the next that is passed by.
@@ -103,7 +107,7 @@ class Speculator:
 
     def learn(self, done: Round) -> None:
         """A step is over, with a draft or without."""
-        if not self._has_gate:
+        if not self._has_gate and not done.draft:
             # Little as it is, learning takes longer than most plain steps can spare: many at once take less.
             if self._passed is None:
                 self._passed = Passed.of(done)
@@ -112,6 +116,7 @@ class Speculator:
             if len(self._passed.tokens) >= self._n_passing or not self._is_fresh:
                 self._pass_by()
             return
+        self._pass_by()
         began = self._clock()
         own_s = self._own_s
         self._control.learn(done, own_s)

@@ -146,6 +146,7 @@ class SuffixDrafter(Drafter):
     name: DrafterName = "suffix"
     n_buckets = 1 + len(_RANGES)
     is_host_only = True
+    is_quoting = True
     nbytes = 0
 
     def __init__(self, limit: int = _LIMIT) -> None:

@@ -23,11 +23,12 @@ class Tally:
         deciding beside the step. plain_s: of a plain step, as measured now. unseen: what a plain step took longer for
         having been asked before, in plain steps.
         """
-        self._spent_s += guess_s + done.verify_s + done.sample_s + own_s
         n = len(done.draft)
         if n == 0:
+            self._spent_s += guess_s + done.verify_s + done.sample_s + own_s
             self._plain_s += (done.verify_s + done.sample_s) / (1 + unseen)
             return
+        self._spent_s += guess_s + done.step_s + own_s
         self._plain_s += len(done.tokens) * plain_s
         self._rounds += 1
         self._draft_length = n

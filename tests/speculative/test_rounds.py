@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from runner.sampling import sample
 from runner.speculative.control import EagerController
 from runner.speculative.drafter import Draft, Gate
 from runner.speculative.record import Round
-from runner.speculative.rounds import decode
+from runner.speculative.rounds import Stride, decode
 from runner.speculative.speculator import Speculator
 from runner.speculative.verify import accepted, choices_of
 
@@ -58,8 +58,10 @@ class TableTarget:
 class PipelinedTarget(TableTarget):
     """Begins a plain step before the token before it is taken. is_cancelled: nothing more is given out."""
 
+    overlaps = True
     is_cancelled = False
     n_dropped = 0
+    guess: Callable[[Sequence[int]], Sequence[int]] | None = None  # what its steps draft by themselves
 
     def choices(self, draft: Sequence[int], params: SamplingParams, history: Sequence[int]) -> Iterator[int] | None:
         if self.is_cancelled:
@@ -77,31 +79,57 @@ class OneAhead:
     def __init__(self, target: PipelinedTarget, params: SamplingParams, history: Sequence[int]) -> None:
         self._target, self._params, self._history = target, params, history
         self._ahead = list(history)
-        self._begun: list[int] = []
+        self._begun: list[Stride] = []
         self._is_finishing = False
+        self._n_drafted = 0
 
     def __iter__(self) -> OneAhead:
         return self
 
-    def __next__(self) -> int:
-        target = self._target
-        if target.is_cancelled:
+    def __next__(self) -> Stride:
+        if self._target.is_cancelled:
             raise StopIteration
-        while len(self._begun) < 2 and not self._is_finishing and len(self._ahead) < target.n_ctx:
-            target.held.append(self._ahead[-1])
-            target.n_steps += 1
-            token = sample(logits_after(target.held), self._params, self._ahead, len(self._ahead))
-            self._ahead.append(token)
-            self._begun.append(token)
+        self.begin()
         if not self._begun:
             raise StopIteration
         return self._begun.pop(0)
+
+    def begin(self) -> None:
+        while len(self._begun) < 2 and not self._is_finishing and len(self._ahead) < self._target.n_ctx:
+            self._begun.append(self._step())
+
+    def _step(self) -> Stride:
+        target, room = self._target, self._target.n_ctx - len(self._ahead) - 1
+        draft: tuple[int, ...] = ()
+        if target.guess is not None:
+            draft = tuple(target.guess(self._ahead)[: min(self._n_drafted, room)])
+        target.n_steps += 1
+        emitted: list[int] = []
+        for drafted in (*draft, None):
+            target.held.append(self._ahead[-1])
+            emitted.append(sample(logits_after(target.held), self._params, self._ahead, len(self._ahead)))
+            self._ahead.append(emitted[-1])
+            if emitted[-1] != drafted:
+                break
+        return Stride(tuple(emitted), draft)
+
+    @property
+    def n_drafting(self) -> int:
+        return len(self._begun[-1].draft) if self._begun else 0
+
+    def draft(self, n_tokens: int, history: Sequence[int]) -> bool:
+        assert list(history) == self._history
+        if n_tokens and self._target.guess is None:
+            return False
+        self._n_drafted = n_tokens
+        return True
 
     def finish(self) -> None:
         self._is_finishing = True
 
     def close(self) -> None:
         self._target.n_dropped += len(self._begun)
+        self._begun.clear()
         self._begun.clear()
         del self._target.held[len(self._history) :]
 
@@ -112,6 +140,7 @@ class Scripted:
     name = "scripted"
     n_buckets = 1
     is_host_only = True
+    is_quoting = False
     nbytes = 0
 
     def __init__(self, guess) -> None:
@@ -222,12 +251,77 @@ def test_the_text_does_not_depend_on_whether_steps_begin_early(sampling: str, dr
     assert target.n_dropped == 0
 
 
+class Quoting(Scripted):
+    """Its guesses only say whether steps are to draft by themselves."""
+
+    is_quoting = True
+
+
+GUESSES = {
+    "right": lambda params: lambda history: plain(history, params, 15),
+    "wrong": lambda params: lambda history: [(plain(history, params, 1)[0] + 1) % V] * 15,
+    "half right": lambda params: lambda history: [*plain(history, params, 2), 0, 0, 0],
+}
+WISHES = {
+    "always": lambda _: [1] * 7,
+    "now and then": lambda history: [1] * (len(history) % 4),
+    "late": lambda history: [1] * 3 if len(history) > 30 else [],
+}
+
+
+@pytest.mark.parametrize("wish", WISHES)
+@pytest.mark.parametrize("guess", GUESSES)
+@pytest.mark.parametrize("sampling", ["greedy", "filtered", "penalized"])
+def test_the_text_does_not_depend_on_what_steps_draft_by_themselves(sampling: str, guess: str, wish: str) -> None:
+    params, prompt = PARAMS[sampling], [1, 2, 3]
+    history = [*prompt, *plain(prompt, params, 1)]
+    target = PipelinedTarget(64, prompt)
+    target.guess = GUESSES[guess](params)
+    speculator = Speculator(Quoting(WISHES[wish]), 15, control=EagerController(15))
+    emitted = list(decode(target, params, history, speculator))
+    assert history[3:] == plain(prompt, params, 61)
+    assert [token for token, _, _ in emitted] == history[4:]
+    assert target.n_dropped == 0
+    rounds = [done for _, index, done in emitted if index == 0]
+    assert target.n_steps == len(rounds)
+    assert speculator.record.rounds == sum(bool(done.draft) for done in rounds) > 0
+    assert all(done.is_ahead for done in rounds[1:]), "no step was waited for without one behind it"
+    if (guess, wish) == ("right", "always"):
+        assert len(rounds) <= 10
+
+
+@pytest.mark.parametrize("n", range(1, 20))
+def test_closing_within_what_a_step_drafted_by_itself_cuts_the_cache(n: int) -> None:
+    params, prompt = PARAMS["sampled"], [1, 2, 3]
+    history = [*prompt, *plain(prompt, params, 1)]
+    target = PipelinedTarget(64, prompt)
+    target.guess = GUESSES["right"](params)
+    rounds = decode(target, params, history, Speculator(Quoting(WISHES["always"]), 15, control=EagerController(15)))
+    for _ in range(n):
+        next(rounds)
+    rounds.close()
+    assert len(history) == 4 + n
+    assert target.held == history[: len(target.held)]
+    assert len(target.held) >= len(history) - 1
+
+
+def test_where_steps_cannot_draft_the_drafts_of_one_who_quotes_are_verified() -> None:
+    params, prompt = PARAMS["greedy"], [1, 2, 3]
+    history = [*prompt, *plain(prompt, params, 1)]
+    target = PipelinedTarget(64, prompt)
+    speculator = Speculator(Quoting(right(params, 7)), 15, control=EagerController(15))
+    list(decode(target, params, history, speculator))
+    assert history[3:] == plain(prompt, params, 61)
+    assert target.n_steps == 8
+
+
 def test_a_step_that_has_begun_when_a_draft_is_wanted_still_counts() -> None:
     params, prompt = PARAMS["greedy"], [1, 2, 3]
     history = [*prompt, *plain(prompt, params, 1)]
     target = PipelinedTarget(64, prompt)
     speculator = Speculator(Scripted(now_and_then(params, 4, 10)), 15, control=EagerController(15))
-    rounds = [(len(history), done) for _, index, done in decode(target, params, history, speculator) if index == 0]
+    emitted = enumerate(decode(target, params, history, speculator), len(history) + 1)
+    rounds = [(length, done) for length, (_, index, done) in emitted if index == 0]
     assert history[3:] == plain(prompt, params, 61)
     assert target.n_dropped == 0
     # Wanted after 10 tokens, when the step of the eleventh has begun; verified after that.
@@ -297,21 +391,24 @@ def test_where_steps_begin_early_the_rounds_are_all_the_time_but_for_learning_th
     assert total == pytest.approx(end, abs=last_s + 1e-9)
 
 
-def test_a_round_with_a_draft_bears_what_the_caller_does_with_its_tokens_as_the_device_waits() -> None:
-    rounds, _ = in_plain_steps(EARLY, [True] * 60, [None] * 20 + [1] * 40)
-    drafted = [done for done in rounds if len(done.draft) == 15]
-    assert [done.draft_s for done in drafted] == pytest.approx([0.125, 0.125])
-    # The first one bears it for the token before it, too: no step was under way behind that any more.
-    assert [done.verify_s for done in drafted] == pytest.approx([2.5 + 17 * 0.125, 2.5 + 16 * 0.125])
+def test_what_the_caller_does_with_the_tokens_of_a_draft_passes_while_the_next_one_is_verified() -> None:
+    for caller in (0.125, 0.25):
+        machine = replace(EARLY, caller=caller)
+        rounds, _ = in_plain_steps(machine, [True] * 60, [None] * 20 + [1] * 40)
+        drafted = [done for done in rounds if len(done.draft) == 15]
+        assert [done.draft_s for done in drafted] == pytest.approx([0.125, 0.125])
+        # The first one bears it for the token before it: no step was under way behind that any more. The second one
+        # hides as much of it as it is long.
+        second = max(2.5, EARLY.host + 16 * caller)
+        assert [done.verify_s for done in drafted] == pytest.approx([2.5 + caller, second])
 
 
-def test_a_round_that_is_closed_in_the_middle_is_learnt_of_all_the_same() -> None:
+def test_a_round_that_is_closed_in_the_middle_is_learnt_of_once() -> None:
     world = World(Trace("right", (True,) * 60, (None,) * 20 + (1,) * 40), EARLY, 0)
     heard = Heard(world)
     speculator = Speculator(Playing(world, True), 15, control=heard, clock=world.clock)
     emitted = decode(world, PARAMS["greedy"], [0], speculator, world.clock)
     done = next(done for _, _, done in emitted if done.draft)
-    assert not any(each.draft for each in heard.rounds), "its tokens are still to be taken"
     emitted.close()
     assert heard.rounds[-1].tokens == done.tokens
     assert speculator.record.rounds == 1

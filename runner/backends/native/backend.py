@@ -37,7 +37,7 @@ from runner.config import LoadOptions, SamplingParams
 from runner.kernels.values import MOST_ROWS
 from runner.model_config import ModelConfig
 from runner.sampling import Constraint, bad_logits
-from runner.speculative.rounds import Stretch, decode
+from runner.speculative.rounds import Stretch, Stride, decode
 from runner.speculative.speculator import Speculator
 from runner.speculative.verify import choice_after, choices_of
 from runner.types import CancelToken, MemoryUse, ModelInfo, ReadyModel
@@ -87,10 +87,22 @@ class NativeBackend(Backend):
             self.keep(0)
             self.info = dataclasses.replace(self.info, note=f"{self.info.note} Here: about {rate:.2g} tokens/s.")
 
-    def _record_steps(self) -> None:
-        """Decode a token in each way that a device records, and forget all: the first answer would wait for it."""
+    def prepare_drafting(self) -> None:
+        with self._memory_errors():
+            for n_drafted in self._execution.strides:
+                self._record_steps(n_drafted)
+
+    def forget_texts(self) -> None:
+        self._execution.forget_texts()
+
+    def _record_steps(self, n_drafted: int = 0) -> None:
+        """Decode in each way that a device records, and forget all: the first answer would wait for it.
+
+        n_drafted: tokens that the steps draft by themselves.
+        """
         for params in _STEPS_ON_THE_DEVICE:
             if (tokens := self._execution.decode(0, params, CancelToken())) is not None:
+                tokens.draft(n_drafted, [0])
                 next(tokens, None)
                 tokens.close()
         self.keep(0)
@@ -196,11 +208,14 @@ class NativeBackend(Backend):
         tokens = tokens_to_time(n_tokens, self.info.vocab_size)
         self.keep(0)
         for params in _STEPS_ON_THE_DEVICE:  # what is recorded at its first step is no part of a step
-            if self._choices(tokens, params) is not None:
+            if (chosen := self._choices(tokens, params)) is not None:
+                chosen()
                 self.keep(0)
         started = time.perf_counter()
-        if self._choices(tokens, params) is None:
+        if (chosen := self._choices(tokens, params)) is None:
             self._extend(tokens, "all", CancelToken())
+        else:
+            chosen()
         elapsed = time.perf_counter() - started
         self.keep(0)
         return elapsed
@@ -244,7 +259,7 @@ class NativeBackend(Backend):
         if self._placement.is_gpu:
             torch.cuda.empty_cache()
 
-    def _choices(self, tokens: Sequence[int], params: SamplingParams) -> list[int] | None:
+    def _choices(self, tokens: Sequence[int], params: SamplingParams) -> Callable[[], list[int]] | None:
         """See Execution.choices. Raises DoesNotFit."""
         assert self._is_open, "the backend is closed"
         with self._memory_errors():
@@ -314,6 +329,7 @@ class _Steps:
 
     def __init__(self, backend: NativeBackend, cancel: CancelToken, constraint: Constraint | None) -> None:
         self.n_ctx, self.vocab_size = backend.info.n_ctx, backend.info.vocab_size
+        self.overlaps = backend._execution.overlaps
         self._backend = backend
         self._cancel = cancel
         self._constraint = constraint
@@ -324,23 +340,30 @@ class _Steps:
         tokens = [history[-1], *draft]
         chosen = self._backend._choices(tokens, params) if self._constraint is None else None
         if chosen is not None:
-            return _numbers_alone(chosen)
+            return self._numbers(chosen)
+        return self._sampled(tokens, params, history)
+
+    def _numbers(self, chosen: Callable[[], list[int]]) -> Iterator[int]:
+        """Waits for the step first. Raises BadModelFile when a token is read that could not be chosen."""
+        if self._cancel.is_cancelled:
+            return
+        with self._backend._memory_errors():
+            tokens = chosen()
+        for token in tokens:
+            if token < 0:
+                raise bad_logits()
+            yield token
+
+    def _sampled(self, tokens: Sequence[int], params: SamplingParams, history: Sequence[int]) -> Iterator[int]:
+        """The host's choices, of a step that is computed when the first of them is read."""
         rows = self._backend._extend(tokens, "all", self._cancel)
-        return choices_of(rows, draft, params, history, self._constraint)
+        yield from choices_of(rows, tokens[1:], params, history, self._constraint)
 
     def stretch(self, params: SamplingParams, history: Sequence[int]) -> Stretch | None:
         return self._backend._stretch(params, history, self._cancel) if self._constraint is None else None
 
     def keep(self, length: int) -> None:
         self._backend.keep(length)
-
-
-def _numbers_alone(chosen: Sequence[int]) -> Iterator[int]:
-    """Raises BadModelFile when a token is read that could not be chosen."""
-    for token in chosen:
-        if token < 0:
-            raise bad_logits()
-        yield token
 
 
 class _Stretch:
@@ -351,21 +374,34 @@ class _Stretch:
         self._tokens = tokens
         self._history = history
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[Stride]:
         return self
 
-    def __next__(self) -> int:
+    def __next__(self) -> Stride:
         with self._backend._memory_errors():
-            token = next(self._tokens)
+            stride = next(self._tokens)
             self._hold(len(self._history))  # a head that is to draft after this token must have heard of those before
-        return token
+        return stride
+
+    @property
+    def n_drafting(self) -> int:
+        return self._tokens.n_drafting
+
+    def draft(self, n_tokens: int, history: Sequence[int]) -> bool:
+        return self._tokens.draft(n_tokens, history)
+
+    def begin(self) -> None:
+        with self._backend._memory_errors():
+            self._tokens.begin()
 
     def finish(self) -> None:
         self._tokens.finish()
 
     def close(self) -> None:
         self._tokens.close()
-        self._hold(self._backend._execution.cache.length)
+        cache = self._backend._execution.cache
+        cache.truncate(min(cache.length, len(self._history)))  # not all that a step emitted may have been taken
+        self._hold(cache.length)
 
     def _hold(self, length: int) -> None:
         """The first `length` tokens of the history are in the cache."""

@@ -1,60 +1,112 @@
 """A decode loop that the host follows one step behind: while it takes a token, the step after that runs already.
 
-It knows when a step may begin and what the KV cache is to hold at the end, and nothing of what a step computes.
+A step emits one token or, where it drafts by itself and verifies that, several. The loop knows when a step may begin
+and what the KV cache is to hold at the end, and nothing of what a step computes.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 import torch
 
 from runner.backends.native.kv_cache import KvCache
+from runner.kernels.advance import SLOT_SIZE
+from runner.kernels.values import MOST_ROWS
 from runner.sampling import bad_logits
+from runner.speculative.rounds import Stride
 from runner.types import CancelToken
 
+STRIDES: Final = (3, 7, 15)
+"""Tokens that a step may draft by itself: few numbers of rows are worth a graph each."""
+
 _SLOTS: Final = 2  # a step that the host waits for, and the one after it
+
+
+class Steps(Protocol):
+    """The device's part: each step begins where the one before it ends, and what it emits goes to the mailbox.
+
+    can_draft: whether steps may draft by themselves.
+    """
+
+    can_draft: bool
+
+    def begin(self, n_rows: int) -> None:
+        """Begin a step for the token that lies on the device and a draft of n_rows - 1 tokens, which it makes itself.
+
+        The cache's length becomes what it is if all of the draft stands.
+        """
+        ...
+
+    def fill(self, text: Sequence[int]) -> None:
+        """All that was known when the first step began: what drafts are made of, beside what steps have emitted."""
+        ...
+
+    def end(self, n_known: int) -> None:
+        """No step follows. n_known: ids of the text by now."""
+        ...
 
 
 class DecodeLoop:
     """Tokens until it is closed, told to finish or cancelled, or until the cache is full: see speculative.Stretch.
 
-    launch: begins the step of the token that lies on the device, and puts what it leaves there into the mailbox. The
-    cache lacks one token when the loop is made. Once closed it holds that one and those that were taken, but for the
-    last where no step has computed it.
+    The cache lacks one token when the loop is made. Once closed it holds that one and those that were taken, but for
+    the last where no step has computed it.
     """
 
-    def __init__(self, launch: Callable[[], None], mailbox: Mailbox, cache: KvCache, cancel: CancelToken) -> None:
-        self._launch = launch
+    def __init__(self, steps: Steps, mailbox: Mailbox, cache: KvCache, cancel: CancelToken) -> None:
+        self._steps = steps
         self._mailbox = mailbox
         self._cache = cache
         self._cancel = cancel
-        self._n_held = cache.length + 1  # positions that the cache is to hold in the end
-        self._n_begun = 0  # steps whose tokens were not taken yet
-        self._is_finishing = self._is_closed = False
+        self._n_first = self._n_known = cache.length + 1  # ids of the text when the loop was made, and by now
+        self._rows: deque[int] = deque()  # of the steps whose tokens were not taken yet
+        self._n_rows = 1  # of the next one
+        self._is_finishing = self._is_closed = self._is_filled = False
 
     def __iter__(self) -> DecodeLoop:
         return self
 
-    def __next__(self) -> int:
+    def __next__(self) -> Stride:
         if self._is_closed or self._cancel.is_cancelled:
             self.close()
             raise StopIteration
-        # The step that the next token is waited for, and one ahead of it where there is room for one.
-        while self._n_begun < _SLOTS and not self._is_finishing and self._cache.length + 1 < self._cache.n_ctx:
-            self._launch()
-            self._n_begun += 1
-        if not self._n_begun:
+        self.begin()
+        if not self._rows:
             self.close()
             raise StopIteration
-        found = self._mailbox.take()
-        self._n_begun -= 1
-        if found < 0:
+        n_rows = self._rows.popleft()
+        taken = self._mailbox.take(n_rows)
+        n_tokens = len(taken.tokens)
+        self._cache.truncate(self._cache.length - (n_rows - n_tokens))
+        if min(taken.tokens) < 0:
             raise bad_logits()
-        self._n_held += 1
-        return found
+        self._n_known += n_tokens
+        return taken
+
+    def begin(self) -> None:
+        """Begin the step that is waited for next, and the one after it, where there is room for them."""
+        cache = self._cache
+        while len(self._rows) < _SLOTS and not self._is_finishing and cache.length + 1 < cache.n_ctx:
+            n_rows = self._n_rows if cache.length + self._n_rows < cache.n_ctx else 1
+            self._steps.begin(n_rows)
+            self._mailbox.expect()
+            self._rows.append(n_rows)
+
+    @property
+    def n_drafting(self) -> int:
+        return self._rows[-1] - 1 if self._rows else 0
+
+    def draft(self, n_tokens: int, text: Sequence[int]) -> bool:
+        if n_tokens and not self._steps.can_draft:
+            return False
+        if n_tokens and not self._is_filled:
+            self._steps.fill(text[: self._n_first])
+            self._is_filled = True
+        self._n_rows = 1 + next((n for n in STRIDES if n >= n_tokens), STRIDES[-1]) if n_tokens else 1
+        return True
 
     def finish(self) -> None:
         """Begin no step any more: the tokens of those that have begun are still to come."""
@@ -65,36 +117,50 @@ class DecodeLoop:
         if not self._is_closed:
             self._is_closed = True
             self._mailbox.forget()
-            self._cache.truncate(min(self._n_held, self._cache.length))
+            self._cache.truncate(min(self._n_known, self._cache.length))
+            self._steps.end(self._n_known)
 
 
 class Mailbox:
-    """Tokens on their way to the host, in order: a step writes its token into a slot, and the host waits for the step.
+    """What steps emit on its way to the host, in order: a step writes it into a slot, and the host waits for the step.
 
-    slots: int64, in pinned memory on a GPU: the token at a position belongs in slot position % len(slots). No more than
-    that may be on their way when one is taken.
+    slots: int64 [n, SLOT_SIZE], in pinned memory on a GPU, one after the other: see kernels/advance.py. No more than n
+    steps may be on their way when one is taken.
     """
 
     def __init__(self, device: torch.device) -> None:
         is_gpu = device.type == "cuda"
-        self.slots = torch.zeros(_SLOTS, dtype=torch.int64, pin_memory=is_gpu)
+        self.slots = torch.zeros(_SLOTS, SLOT_SIZE, dtype=torch.int64, pin_memory=is_gpu)
+        self._read = self.slots.numpy()
         self._events = [torch.cuda.Event() for _ in range(_SLOTS)] if is_gpu else []  # type: ignore[no-untyped-call]
-        self._positions: deque[int] = deque()  # of the tokens that were not taken
+        self._stream = torch.cuda.current_stream(device) if is_gpu else None
+        self._n_sent = self._n_taken = 0
 
-    def expect(self, position: int) -> None:
-        """The step was begun that chooses the token at `position`."""
-        self._positions.append(position)
+    def begin(self) -> None:
+        """The next step is the first, on the stream of now: the device counts from 0 too."""
+        self._n_sent = self._n_taken = 0
+        if self._stream is not None:  # asked for here, since it takes as long as a launch
+            self._stream = torch.cuda.current_stream(self._stream.device)
+
+    def expect(self) -> None:
+        """A step was begun."""
         if self._events:
-            self._events[position % _SLOTS].record()
+            self._events[self._n_sent % _SLOTS].record(self._stream)
+        self._n_sent += 1
 
-    def take(self) -> int:
-        slot = self._positions.popleft() % _SLOTS
+    def take(self, n_rows: int) -> Stride:
+        """What the first step that was not taken emitted, which had so many rows; waits for it."""
+        slot = self._n_taken % _SLOTS
+        self._n_taken += 1
         if self._events:
             self._events[slot].synchronize()
-        return int(self.slots[slot])
+        if n_rows == 1:
+            return Stride((int(self._read[slot, 1]),))
+        found = self._read[slot].tolist()
+        return Stride(tuple(found[1 : 1 + found[0]]), tuple(found[MOST_ROWS + 1 : MOST_ROWS + n_rows]))
 
     def forget(self) -> None:
         """Drop what was not taken, once it has arrived."""
         for event in self._events:
             event.synchronize()
-        self._positions.clear()
+        self._n_taken = self._n_sent

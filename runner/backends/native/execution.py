@@ -23,13 +23,17 @@ Wanted = Literal["none", "last", "all"]
 
 
 class Execution(Protocol):
-    """cache: its length is what was computed. score_rows: positions that `score` computes at once.
+    """cache: its length is what was computed. score_rows: positions that `score` computes at once. strides: how many
+    tokens the steps of `decode` can draft by themselves, smallest first; none where they cannot. overlaps: a step goes
+    on while the host does something else.
 
     weights_bytes, graphs_bytes: as allocated. workspace_bytes: all else that the device holds for it.
     """
 
     cache: KvCache
     score_rows: int
+    strides: Sequence[int]
+    overlaps: bool
 
     @property
     def weights_bytes(self) -> int: ...
@@ -52,11 +56,12 @@ class Execution(Protocol):
         """Do what serves later answers, now that nobody waits."""
         ...
 
-    def choices(self, tokens: Sequence[int], params: SamplingParams, /) -> list[int] | None:
+    def choices(self, tokens: Sequence[int], params: SamplingParams, /) -> Callable[[], list[int]] | None:
         """Compute `tokens` after what the cache holds, in one step, and choose a token after each, at its position.
 
-        The cache then holds them all. A token is -1 where the logits are no numbers. None, and nothing is computed,
-        where the host is to sample. Raises as torch does when memory is short.
+        The cache then holds them all. What is returned waits for the step and gives the tokens, until another begins;
+        one is -1 where the logits are no numbers. None, and nothing is computed, where the host is to sample. Raises as
+        torch does when memory is short.
         """
         ...
 
@@ -96,6 +101,10 @@ class Execution(Protocol):
         """What a drafting head shares with the model."""
         ...
 
+    def forget_texts(self) -> None:
+        """See Backend.forget_texts."""
+        ...
+
     def release(self) -> None:
         """Give everything back."""
         ...
@@ -107,6 +116,8 @@ class PlainExecution:
     def __init__(self, decoder: Decoder, cache: KvCache, device: torch.device, chunk: int) -> None:
         self.cache = cache
         self.score_rows = 64
+        self.strides: Sequence[int] = ()
+        self.overlaps = False
         self._decoder: Decoder | None = decoder
         self._device = device
         self._chunk = chunk
@@ -176,6 +187,9 @@ class PlainExecution:
             dtype=model.norm.weight.dtype,
             device=self._device,
         )
+
+    def forget_texts(self) -> None:
+        pass
 
     def release(self) -> None:
         self._decoder = None

@@ -1,10 +1,11 @@
 """A fused decoder at work: its KV cache, its graphs, and the steps that leave tokens on the device.
 
 A step reads its tokens, its position and the request's numbers from the device. A plain one leaves the next token
-there, so the next step can begin before the host has seen anything (decode_loop.py); one that verifies a draft chooses
-a token after each, and a few ids are all that the host reads; a draft is a chain of plain ones, read at its end. Steps
-go through graphs, one for each number of rows; so do prompts that are launched more slowly than they are computed, once
-such a one has come before. It knows nothing of texts.
+there, so the next step can begin before the host has seen anything (decode_loop.py), and so does one that drafts what
+the text repeats and verifies that. One that verifies the host's draft chooses a token after each, and a few ids are all
+that the host reads; a draft for another model is a chain of plain steps, read at its end. Steps go through graphs, one
+for each number of rows; so do prompts that are launched more slowly than they are computed, once such a one has come
+before. It knows nothing of texts but their ids.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from torch import Tensor
 
 from runner.backends.native.blocks import Tap
 from runner.backends.native.capture import Capture, Interior
-from runner.backends.native.decode_loop import DecodeLoop, Mailbox
+from runner.backends.native.decode_loop import STRIDES, DecodeLoop, Mailbox
+from runner.backends.native.device_text import DeviceText
 from runner.backends.native.execution import Wanted
 from runner.backends.native.fused import FusedDecoder
 from runner.backends.native.graphs import LONGEST_PROMPT, Graphs, filled_up, filled_up_prompt
@@ -30,6 +32,7 @@ from runner.config import SamplingParams
 from runner.kernels.advance import advance
 from runner.kernels.kv_layer import LayerCache
 from runner.kernels.matmul import Logits
+from runner.kernels.repeats import draft_repeats
 from runner.kernels.sampling import Choice, choose, greedy_from_tiles, is_supported
 from runner.kernels.values import MOST_ROWS
 from runner.types import CancelToken
@@ -45,6 +48,8 @@ class FusedExecution:
         self.cache = cache
         # As many rows as a step may have: scoring then measures the arithmetic of decoding.
         self.score_rows = MOST_ROWS
+        self.strides: Sequence[int] = STRIDES
+        self.overlaps = True
         self._reserved_before = reserved_before
         self._decoder: FusedDecoder | None = decoder
         self._graphs = Graphs(device, is_enabled=use_graphs)
@@ -56,6 +61,7 @@ class FusedExecution:
         self._choice: Choice | None = None
         self._chosen_by: SamplingParams | None = None  # what _choice says now
         self._mailbox = Mailbox(device)
+        self._text = DeviceText(cache.n_ctx, device)
         self._capture: Capture | None = None
 
     @property
@@ -80,6 +86,7 @@ class FusedExecution:
         with torch.inference_mode():
             ids = torch.tensor(tokens, dtype=torch.int64).to(decoder.device, non_blocking=True)
             self._start.fill_(first)
+            self._text.put(first, ids)
             if n_tokens <= MOST_ROWS:
                 checkpoint()
                 n_rows = self._rows_for(n_tokens)
@@ -138,18 +145,18 @@ class FusedExecution:
         with torch.inference_mode():
             self._graphs.record_noted()
 
-    def choices(self, tokens: Sequence[int], params: SamplingParams, /) -> list[int] | None:
+    def choices(self, tokens: Sequence[int], params: SamplingParams, /) -> Callable[[], list[int]] | None:
         if len(tokens) > MOST_ROWS or not is_supported(params):
             return None
         n_tokens, is_greedy = len(tokens), params.temperature == 0
         with torch.inference_mode():
             n_rows = self._rows_for(n_tokens)
             self._begin_at(tokens, params)
+            self._text.lose(self.cache.length)
             key = ("greedy rows" if is_greedy else "sampled rows", n_rows)
             chosen: Tensor = self._run(key, (), lambda: self._chosen(n_rows, is_greedy))
             self.cache.advance(n_tokens)
-            ids: list[int] = chosen[:n_tokens].tolist()  # the one wait of a step
-        return ids
+        return chosen[:n_tokens].tolist  # the one wait of a step
 
     def _rows_for(self, n_tokens: int) -> int:
         """The rows of a step of so many tokens, which the cache has room for then: few numbers are worth a graph each.
@@ -168,8 +175,9 @@ class FusedExecution:
             return None
         with torch.inference_mode():
             self._begin_at([token], params)
-        is_greedy = params.temperature == 0
-        return DecodeLoop(lambda: self._launch(is_greedy), self._mailbox, self.cache, cancel)
+        self._text.lose(self.cache.length)
+        self._mailbox.begin()
+        return DecodeLoop(_Steps(self, params.temperature == 0), self._mailbox, self.cache, cancel)
 
     def can_chain(self, params: SamplingParams, /) -> bool:
         return is_supported(params)
@@ -198,7 +206,8 @@ class FusedExecution:
             self._reserve(max(counts))
             self._request(SamplingParams(seed=0))
             for is_greedy in (True, False):
-                self._step(is_greedy)
+                for n_drafted in (0, *STRIDES):
+                    self._step(1 + n_drafted, is_greedy)
             for n_rows in counts:
                 if n_rows <= MOST_ROWS:  # what chooses from their logits depends on no number of rows
                     self._rows(n_rows)
@@ -220,6 +229,9 @@ class FusedExecution:
     def interior(self) -> Interior:
         return self._opened().interior()
 
+    def forget_texts(self) -> None:
+        self._text.forget()
+
     def release(self) -> None:
         self._graphs.forget()
         self._decoder = None
@@ -232,7 +244,8 @@ class FusedExecution:
     def _reserve(self, length: int) -> None:
         if length > self.cache.capacity:
             self._graphs.forget()  # the cache moves, or parts of it if there is no memory for the rest
-            self.cache.reserve(length)
+            with torch.inference_mode():
+                self.cache.reserve(length)
 
     def _request(self, params: SamplingParams) -> None:
         """The request's numbers, in a tensor that graphs have recorded: it is made once and rewritten."""
@@ -250,24 +263,30 @@ class FusedExecution:
             self._request(params)
         self._inputs.put(tokens, self.cache.length)
 
-    def _launch(self, is_greedy: bool) -> None:
-        """Begin the step of the token that lies on the device; what it leaves there goes to the mailbox."""
-        with torch.inference_mode():
-            self._reserve(self.cache.length + 1)
-            state = (self._tokens, self._start, self._position)
-            key = "greedy" if is_greedy else "sampled"
-            self._run(key, state, lambda: self._step(is_greedy))
-            self.cache.advance(1)
-            self._mailbox.expect(self.cache.length)
+    def _launch(self, n_rows: int, is_greedy: bool) -> None:
+        """Begin the step of the token that lies on the device; what it leaves there goes to the mailbox.
+
+        n_rows: more than one for a draft that the step makes itself; the cache's length is then what it may become.
+        """
+        self._reserve(self.cache.length + n_rows)
+        state = (self._tokens, self._start, self._position, self._inputs.turn)
+        self._run(("decode", n_rows, is_greedy), state, lambda: self._step(n_rows, is_greedy))
+        self.cache.advance(n_rows)
 
     def _run(self, key: Hashable, state: Sequence[Tensor], step: Callable[[], Any]) -> Any:
         """A step of few rows, by its graph: see Graphs.run."""
         if self._capture is not None:
-            self._capture.begin_steps()
+            with torch.inference_mode():
+                self._capture.begin_steps()
         return self._graphs.run(key, state, step)
 
-    def _step(self, is_greedy: bool) -> None:
-        advance(self._chosen(1, is_greedy), self._tokens, self._start, self._position, self._mailbox.slots)
+    def _step(self, n_rows: int, is_greedy: bool) -> None:
+        if n_rows > 1:
+            draft_repeats(self._text.ids, self._text.begin, self._start, self._tokens, n_rows - 1)
+        advance(
+            self._chosen(n_rows, is_greedy), self._tokens, self._text.ids, self._start, self._position,
+            self._inputs.turn, self._mailbox.slots,
+        )  # fmt: skip
 
     def _link(self, n_rows: int, is_greedy: bool) -> None:
         """A step of a chain: it leaves the token after the last row that counts where the next step begins."""
@@ -312,6 +331,26 @@ class FusedExecution:
 
     def _long_tap(self, n_tokens: int) -> Tap | None:
         return None if self._capture is None else self._capture.long_pass(n_tokens)
+
+
+class _Steps:
+    """See decode_loop.Steps."""
+
+    def __init__(self, execution: FusedExecution, is_greedy: bool) -> None:
+        # Who captures reads one row a step.
+        self.can_draft = execution._capture is None
+        self._execution = execution
+        self._is_greedy = is_greedy
+        self._n_first = execution.cache.length
+
+    def begin(self, n_rows: int) -> None:
+        self._execution._launch(n_rows, self._is_greedy)
+
+    def fill(self, text: Sequence[int]) -> None:
+        self._execution._text.fill(text)
+
+    def end(self, n_known: int) -> None:
+        self._execution._text.grow(self._n_first, n_known)
 
 
 def _go_on() -> None:

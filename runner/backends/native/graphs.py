@@ -47,12 +47,16 @@ class Graphs:
         self._pool: Any = None
 
     def run(self, key: Hashable, state: Sequence[Tensor], step: Callable[[], Any]) -> Any:
-        """What step() returns. state: the tensors that it changes and reads again, which recording must leave alone."""
-        if not self._is_enabled:
-            return step()
+        """What step() returns. state: the tensors that it changes and reads again, which recording must leave alone.
+
+        A replay needs no inference mode, which takes as long to enter as to launch.
+        """
         found = self._graphs.get(key)
         if found is None:
-            found = self._graphs[key] = self._record(state, step)
+            with torch.inference_mode():
+                if not self._is_enabled:
+                    return step()
+                found = self._graphs[key] = self._record(state, step)
         found[0].replay()
         return found[1]
 

@@ -122,7 +122,8 @@ def test_the_same_model_is_always_right_and_waited_for_once_a_draft(
     assert written(target, params, 6, speculator) == plain
     record = speculator.record
     assert record.acceptance_rate == 1
-    assert reads == [2] * record.rounds
+    # The last draft was on its way when the last token was taken that anybody wanted.
+    assert reads == [2] * (record.rounds + 1)
     assert record.rounds >= 2
     assert watching.n_forgotten >= 1
     assert len(target.held) == target._execution.cache.length

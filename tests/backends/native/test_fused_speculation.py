@@ -26,6 +26,7 @@ from runner.backends.native.model_files import read_config
 from runner.config import LONGEST_DRAFT, SamplingParams
 from runner.errors import BadModelFile
 from runner.kernels.fragments import can_be_fragments, to_fragments
+from runner.kernels.repeats import draft_repeats_ref
 from runner.model_config import ModelConfig
 from runner.quant.mq.packed_weights import PackedWeights
 from runner.quant.mq.quantize import quantize_packed
@@ -115,8 +116,9 @@ Smallest = tuple[Path, ModelConfig, Weights]
 def test_a_step_chooses_what_the_host_would_of_its_logits(smallest: Smallest, sampling: str) -> None:
     execution, params = fused(*smallest[1:]), PARAMS[sampling]
     execution.extend(TOKENS[:2], "none", go_on)
-    chosen = execution.choices(TOKENS[2:7], params)
+    waiting = execution.choices(TOKENS[2:7], params)
     assert execution.cache.length == 7
+    chosen = waiting()
     execution.cache.truncate(2)
     rows = execution.extend(TOKENS[2:7], "all", go_on).cpu().numpy()
     assert chosen == [sample(row, params, TOKENS, 3 + m) for m, row in enumerate(rows)]
@@ -141,6 +143,7 @@ class Scripted:
     name = "scripted"
     n_buckets = 1
     is_host_only = True
+    is_quoting = False
     nbytes = 0
 
     def __init__(self, guess: Guess) -> None:
@@ -260,6 +263,86 @@ def test_a_constraint_holds_where_the_device_could_choose_by_itself(
         assert written(backend, PARAMS[sampling], N_CTX, speculator(guess), Every()) == tokens
         assert is_in_step(backend, text, len(tokens))
     assert [*PROMPT, *written(backend, PARAMS[sampling], N_CTX)] == texts[sampling], "and nothing of it stays"
+
+
+class Wishing(Scripted):
+    """Has steps draft by themselves, as many tokens as a function of the history gives."""
+
+    is_quoting = True
+
+
+def wishing(guess: Guess) -> Speculator:
+    return Speculator(Wishing(guess), LONGEST_DRAFT, control=EagerController(LONGEST_DRAFT))
+
+
+LONG = 40
+
+
+@pytest.fixture(scope="module")
+def longer(smallest: Smallest) -> Iterator[NativeBackend]:
+    backend = opened(smallest, n_ctx=LONG)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="module")
+def long_texts(longer: NativeBackend) -> dict[str, list[int]]:
+    return {name: [*PROMPT, *written(longer, params, LONG)] for name, params in PARAMS.items()}
+
+
+WISHES: dict[str, Guess] = {
+    "always": lambda _: [0] * 3,
+    "now and then": lambda history: [0] * 3 if len(history) % 5 in (0, 1, 2) else [],
+}
+
+
+@pytest.mark.parametrize("wish", WISHES)
+@pytest.mark.parametrize("sampling", ["greedy", "sampled"])
+def test_the_text_is_that_of_plain_decoding_where_steps_draft_by_themselves(
+    longer: NativeBackend, long_texts: dict[str, list[int]], sampling: str, wish: str
+) -> None:
+    text, drafting = long_texts[sampling], wishing(WISHES[wish])
+    tokens = written(longer, PARAMS[sampling], LONG, drafting)  # to the end of the context
+    assert [*PROMPT, *tokens] == text
+    assert is_in_step(longer, text, len(tokens))
+    assert drafting.record.rounds > 0
+    assert longer._execution._text.ids[: len(text) - 1].tolist() == text[:-1]
+
+
+def test_what_a_step_drafts_by_itself_is_what_the_text_repeats(
+    longer: NativeBackend, long_texts: dict[str, list[int]]
+) -> None:
+    execution, params = longer._execution, PARAMS["greedy"]
+    text = long_texts["greedy"]
+    longer.keep(0)
+    written(longer, params, 2)  # the prompt, and a token that the host chose
+    held = list(longer.held)
+    steps = execution.decode(text[len(held)], params, CancelToken())
+    assert steps.draft(6, text[: len(held) + 1])
+    history = text[: len(held) + 1]
+    for _ in range(3):
+        stride = next(steps)
+        tokens = torch.zeros(16, dtype=torch.int64)
+        known, n_earlier = execution._text, -int(execution._text.begin)
+        first = len(known._all) - LONG
+        ids = torch.cat((known._all[first - n_earlier : first], torch.tensor(history)))
+        draft_repeats_ref(ids, known.begin, torch.tensor([len(history) - 1]), tokens, 7)
+        assert stride.draft == tuple(tokens[1:8].tolist())
+        n_right = next((i for i, token in enumerate(stride.draft) if token != text[len(history) + i]), 7)
+        assert stride.tokens == tuple(text[len(history) : len(history) + n_right + 1])
+        history += stride.tokens
+    steps.close()
+    assert execution.cache.length == len(history)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+def test_closing_within_what_a_step_drafted_by_itself_cuts_the_cache(
+    longer: NativeBackend, long_texts: dict[str, list[int]], n: int
+) -> None:
+    for sampling in ("greedy", "sampled"):
+        text = long_texts[sampling]
+        assert written(longer, PARAMS[sampling], n, wishing(WISHES["always"])) == text[len(PROMPT) :][:n]
+        assert is_in_step(longer, text, n)
 
 
 def test_closing_in_the_middle_of_a_round_cuts_the_cache(backend: NativeBackend, texts: dict[str, list[int]]) -> None:

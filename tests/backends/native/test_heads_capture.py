@@ -77,7 +77,7 @@ def test_a_decode_loop_leaves_its_states_too(tmp_path: Path) -> None:
         execution.capture((1,))
     loop = kernels.decode(5, GREEDY, CancelToken())
     assert loop is not None
-    text = [5, next(loop)]
+    text = [5, *next(loop).tokens]
     loop.close()
     reference.extend(text, "none", go_on)
     assert kernels.cache.length == 2, "the step after the one that was waited for had begun"

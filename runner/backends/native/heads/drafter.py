@@ -61,6 +61,7 @@ class HeadDrafter:
 
     n_buckets = N_BUCKETS
     is_host_only = False
+    is_quoting = False
 
     def __init__(
         self,

@@ -1,0 +1,72 @@
+"""The ids of the text on the device, and of earlier texts before it: where steps that draft by themselves look.
+
+Prompts are put there as they are computed, and a step that ends on the device adds what it emits (kernels/advance.py);
+what the host chose is filled in when somebody is to look. What another text takes the place of is kept before the first
+position. It knows nothing of how a draft is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+_KEPT: Final = 1 << 14  # ids of earlier texts, 64 KiB
+_CONTEXT: Final = 32  # ids before those that are lost are kept with them, so that matches reach across the seam
+_WORTH_KEEPING: Final = 32  # fewer are what was cut from an answer's end
+
+
+class DeviceText:
+    """ids: int32 [n_ctx], by position; earlier texts end before it. begin: int32 [1], their first place, 0 or less.
+
+    Both stay where they are, so graphs may read them.
+    """
+
+    def __init__(self, n_ctx: int, device: torch.device) -> None:
+        self._all = torch.zeros(_KEPT + n_ctx, dtype=torch.int32, device=device)
+        self.ids = self._all[_KEPT:]
+        self.begin = torch.zeros(1, dtype=torch.int32, device=device)
+        self._n_kept = 0
+        self._n_known = 0  # positions from the first on that hold what the text says
+
+    def put(self, first: int, ids: Tensor) -> None:
+        """`ids` [n], which are on the device, stand at the positions from `first` on, and nothing behind them."""
+        self._keep(first)
+        self.ids[first : first + len(ids)] = ids
+        self.lose(first)
+        self.grow(first, first + len(ids))
+
+    def _keep(self, first: int) -> None:
+        """Keep what stands from `first` on."""
+        start = max(0, first - _CONTEXT)
+        n_new = min(self._n_known - start, _KEPT)
+        if self._n_known - first < _WORTH_KEEPING:
+            return
+        new = self.ids[self._n_known - n_new : self._n_known].clone()
+        self._all[: _KEPT - n_new] = self._all[n_new:_KEPT].clone()
+        self._all[_KEPT - n_new : _KEPT] = new
+        self._n_kept = min(self._n_kept + n_new, _KEPT)
+        self.begin.fill_(-self._n_kept)
+
+    def grow(self, first: int, stop: int) -> None:
+        """The positions from `first` to `stop` hold what the text says."""
+        if first <= self._n_known:
+            self._n_known = stop
+
+    def lose(self, first: int) -> None:
+        """The positions from `first` on hold something else."""
+        self._n_known = min(self._n_known, first)
+
+    def forget(self) -> None:
+        """Know nothing any more, of this text and of earlier ones."""
+        self._n_known = self._n_kept = 0
+        self.begin.zero_()
+
+    def fill(self, text: Sequence[int]) -> None:
+        """Put what is not there yet of `text`, which stands at the positions from 0 on."""
+        first = self._n_known
+        if first < len(text):
+            self.ids[first : len(text)].copy_(torch.tensor(text[first:], dtype=torch.int32))
+            self._n_known = len(text)
