@@ -12,10 +12,12 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 
 from runner.backends.base import Backend, Prefill, Step
 from runner.config import ChatOptions, SamplingParams
+from runner.constraint import AnswerConstraint
 from runner.detokenize import AnswerPiece, AnswerStream, joined_pieces
 from runner.drafting import Drafting
 from runner.events import ChatEvent, Finished, FinishReason, Notice, Progress, ReasoningDelta, Stats, TextDelta
-from runner.prompt import build_prompt
+from runner.grammar import Grammars
+from runner.prompt import Prompt, build_prompt
 from runner.telemetry import Stopwatch
 from runner.types import CancelToken, Message
 
@@ -37,6 +39,7 @@ class Answer:
         self,
         backend: Backend,
         drafting: Drafting,
+        grammars: Grammars,
         params: SamplingParams,
         options: ChatOptions,
         cancel: CancelToken,
@@ -44,6 +47,7 @@ class Answer:
     ) -> None:
         self._backend = backend
         self._drafting = drafting
+        self._grammars = grammars
         self._params = params
         self._options = options
         self._cancel = cancel
@@ -68,12 +72,14 @@ class Answer:
         self._watch = Stopwatch(started, len(prompt.ids))
         self._stats_at = started + _STATS_EVERY_S
         self._speculator = self._drafting.begin(self._cancel, prompt.ids)
+        self._constraint = self._constrained(prompt)
         self._stream = AnswerStream(
             tokenizer,
             stops=self._params.stop,
             markers=prompt.markers,
             is_in_reasoning=prompt.is_in_reasoning,
             follows_drafts=self._speculator is not None,
+            strips_space=self._constraint is None,
         )
         reason = None if self._is_thought_over_budget() else (yield from self._run(prompt.ids))
         while reason is None:
@@ -96,9 +102,23 @@ class Answer:
             speculation=self._drafting.record,
         )
 
+    def _constrained(self, prompt: Prompt) -> AnswerConstraint | None:
+        """What the tokens after `prompt` have to keep to."""
+        if self._params.grammar is None:
+            return None
+        may_think = prompt.is_in_reasoning or self._options.think != "off"
+        is_on_channels = prompt.markers is not None and prompt.markers.channels is not None
+        return AnswerConstraint(
+            self._grammars.matcher(self._params.grammar),
+            self._backend.tokenizer,
+            len(prompt.ids),
+            prompt.markers if may_think or is_on_channels else None,
+            is_in_reasoning=prompt.is_in_reasoning,
+        )
+
     def _run(self, ids: Sequence[int]) -> Generator[ChatEvent, None, FinishReason | None]:
         """Generate from `ids` until the answer ends, or None when the thought has used up its budget."""
-        steps = self._backend.generate(ids, self._params, self._cancel, self._speculator)
+        steps = self._backend.generate(ids, self._params, self._cancel, self._speculator, self._constraint)
         stop_ids, clock, unread = self._backend.tokenizer.stop_ids, self._clock, self._unread
         n_left = (self._params.max_tokens or math.inf) - len(self._token_ids)
         try:

@@ -34,6 +34,7 @@ COMMANDS: tuple[CommandWords, ...] = (
     CommandWords("system", "Show or set the system prompt; none removes it.", "[TEXT]"),
     CommandWords("set", "Show or change a parameter.", "[NAME VALUE]"),
     CommandWords("show", "Show info, parameters, system or template.", "[WHAT]"),
+    CommandWords("grammar", "Answer by a JSON schema or a grammar; json, off.", "[PATH]"),
     CommandWords("think", "Thinking: on, off, low, medium, high; show, hide.", "[LEVEL]"),
     CommandWords("regen", "Answer the last message again."),
     CommandWords("edit", "Change the last message and send it again."),

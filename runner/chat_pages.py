@@ -74,6 +74,6 @@ def parameters_page(params: SamplingParams, options: ChatOptions, load: LoadOpti
     """Every parameter that /set knows, with its value."""
     lines = []
     for values in (params, options, load):
-        fields = [f.name for f in dataclasses.fields(values) if f.name in set_values.names()]
+        fields = [f.name for f in dataclasses.fields(values) if f.name in set_values.shown_names()]
         lines += [f"{name:<18} {set_values.shown(getattr(values, name))}" for name in fields]
     return "\n".join(lines)

@@ -18,6 +18,7 @@ from runner.errors import UsageError
 BackendChoice = Literal["auto", "native", "llamacpp", "fake"]
 KvType = Literal["f16", "bf16", "f32", "q8_0"]
 OverflowPolicy = Literal["stop", "drop"]
+GrammarKind = Literal["json_schema", "gbnf", "lark"]
 Speculation = Literal["off", "auto", "suffix", "model", "self", "mtp", "eagle3"]
 Think = Literal["auto", "on", "off", "low", "medium", "high"]
 
@@ -25,6 +26,12 @@ T = TypeVar("T")
 
 DEFAULT_CTX = 8192
 LONGEST_DRAFT = 15  # a step takes 16 tokens at once
+LARGEST_GRAMMAR = 1024 * 1024  # characters
+GRAMMAR_NAMES: Mapping[GrammarKind, str] = {
+    "json_schema": "JSON schema",
+    "gbnf": "GBNF grammar",
+    "lark": "Lark grammar",
+}
 
 
 def nearest_hint(name: str, known: Iterable[str]) -> str:
@@ -104,6 +111,26 @@ class LoadOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Grammar:
+    """What an answer has to be: JSON of a schema, or a text of a grammar as llama.cpp (GBNF) or Lark has it.
+
+    text: the schema, as JSON, or the grammar. Whether it means something is found when it is compiled (grammar.py).
+    """
+
+    kind: GrammarKind
+    text: str
+
+    def __post_init__(self) -> None:
+        _one_of("grammar", "kind", self.kind, get_args(GrammarKind))
+        if not self.text.strip():
+            raise UsageError("The grammar is empty.", hint="Any JSON object is: --json-schema json.")
+        if len(self.text) > LARGEST_GRAMMAR:
+            raise UsageError(
+                f"The grammar has {len(self.text)} characters.", hint=f"At most {LARGEST_GRAMMAR} can be used."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How tokens are chosen for one request, and where the answer ends.
 
@@ -112,6 +139,7 @@ class SamplingParams:
     Penalties look at the last `penalty_last_n` tokens of prompt and answer (0 off, -1 the whole context).
     seed None draws a new one for the request; it is reported, so that the answer can be repeated.
     max_tokens None is until the model stops or the context is full. stop: strings that end the answer, left out of it.
+    grammar: what the answer has to be; tokens that it forbids are taken out before all filters.
     """
 
     temperature: float = 0.8
@@ -125,6 +153,7 @@ class SamplingParams:
     seed: int | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         _in_range("sampling", "temperature", self.temperature, 0, 100)
@@ -143,6 +172,9 @@ class SamplingParams:
         if not isinstance(stop, (tuple, list)) or not all(isinstance(text, str) and text for text in stop):
             hint = "Give the texts that should end the answer, none of them empty."
             raise UsageError(f"sampling: stop is {stop!r}.", hint=hint)
+        grammar: object = self.grammar
+        if grammar is not None and not isinstance(grammar, Grammar):
+            raise UsageError(f"sampling: grammar is {grammar!r}.", hint="It must be a Grammar.")
 
 
 @dataclass(frozen=True, kw_only=True)

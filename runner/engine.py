@@ -32,6 +32,7 @@ from runner.events import (
 )
 from runner.fit import Alternative, alternatives, check_fit, plan, read_facts, record_of
 from runner.fit_history import read_history, record_load
+from runner.grammar import Grammars
 from runner.machine import default_threads, devices
 from runner.paths import Paths
 from runner.prepare import ready
@@ -79,6 +80,7 @@ class Engine(EngineSurface):
         self._clock = clock
         self._backend: Backend | None = None
         self._drafting = NO_DRAFTING
+        self._grammars: Grammars | None = None
         self._cancel = CancelToken()
         self.loaded: Loaded | None = None
 
@@ -135,7 +137,9 @@ class Engine(EngineSurface):
         self._cancel = cancel = cancel or CancelToken()
         if params.seed is None:
             params = dataclasses.replace(params, seed=secrets.randbits(32))
-        answer = Answer(backend, self._drafting, params, options, cancel, self._clock)
+        if self._grammars is None:
+            self._grammars = Grammars(backend.tokenizer)
+        answer = Answer(backend, self._drafting, self._grammars, params, options, cancel, self._clock)
         yield from answer.events(messages)
 
     @property
@@ -157,6 +161,7 @@ class Engine(EngineSurface):
         backend, self._backend, self.loaded = self._backend, None, None
         self._drafting.close()
         self._drafting = NO_DRAFTING
+        self._grammars = None
         if backend is not None:
             backend.close()
 

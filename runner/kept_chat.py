@@ -9,10 +9,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from runner.config import SamplingParams
+from runner.config import Grammar, SamplingParams
+from runner.errors import RunnerError
 from runner.events import Notice
 from runner.store import Store
 from runner.transcript import Session, Turn
+from runner.wire import from_plain
 
 _DESCRIPTION = ("title", "model", "backend", "system", "settings")
 
@@ -114,8 +116,15 @@ def kept_params(session: Session) -> dict[str, Any]:
     if not isinstance(kept, dict):
         return {}
     names = {field.name for field in dataclasses.fields(SamplingParams)}
-    return {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in kept.items()
-        if name in names and value is not None
-    }
+    found = {name: _kept_value(name, value) for name, value in kept.items() if name in names}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _kept_value(name: str, value: Any) -> Any:
+    """A value of SamplingParams as it was before it became JSON; None where nothing was set."""
+    if name == "grammar" and isinstance(value, dict):
+        try:
+            return from_plain(Grammar, value)
+        except (TypeError, KeyError, RunnerError):
+            return None
+    return tuple(value) if isinstance(value, list) else value

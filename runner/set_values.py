@@ -10,7 +10,7 @@ import dataclasses
 import shlex
 from typing import Any
 
-from runner.config import ChatOptions, LoadOptions, SamplingParams, nearest_hint
+from runner.config import GRAMMAR_NAMES, ChatOptions, Grammar, LoadOptions, SamplingParams, nearest_hint
 from runner.errors import UsageError
 
 ALIASES = {
@@ -22,6 +22,7 @@ ALIASES = {
 }
 _NONE = ("none", "default", "off")
 _NOT_HERE = ("raw", "force", "warmup")  # they make no sense in the middle of a chat
+_BY_COMMAND = ("grammar",)  # shown with the others, and set by a command of its own
 _INTEGERS = (
     "top_k",
     "penalty_last_n",
@@ -38,6 +39,11 @@ _WORDS = ("overflow", "think", "backend", "kv_type", "speculation")
 
 def names() -> list[str]:
     """Every name that /set knows."""
+    return [name for name in shown_names() if name not in _BY_COMMAND]
+
+
+def shown_names() -> list[str]:
+    """Every name that belongs to a chat's parameters."""
     fields = [f.name for cls in (SamplingParams, ChatOptions, LoadOptions) for f in dataclasses.fields(cls)]
     return [name for name in fields if name not in _NOT_HERE]
 
@@ -46,6 +52,8 @@ def field_name(name: str) -> str:
     """The field that a name means, with dashes or underscores. Raises UsageError with the nearest names."""
     plain = name.lstrip("-").replace("-", "_").lower()
     plain = ALIASES.get(plain, plain)
+    if plain in _BY_COMMAND:
+        raise UsageError(f"/set does not set {plain}.", hint=f"It is: /{plain} PATH, or /{plain} off")
     if plain not in names():
         raise UsageError(f"There is nothing to set that is called {name!r}.", hint=nearest_hint(plain, names()))
     return plain
@@ -70,7 +78,9 @@ def parsed(name: str, text: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value as /set takes it."""
+    """A value as /set takes it; of a grammar, what it is."""
+    if isinstance(value, Grammar):
+        return f"{GRAMMAR_NAMES[value.kind]}, {len(value.text)} characters"
     if isinstance(value, tuple):
         return shlex.join(value) or "none"
     return "none" if value is None else str(value)

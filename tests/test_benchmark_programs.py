@@ -92,3 +92,11 @@ def test_what_cannot_be_measured_is_refused_with_the_reason(tmp_path: Path) -> N
         done = run(*arguments)
         assert done.returncode == 2
         assert reason in done.stderr
+
+
+def test_a_grammar_is_timed_on_the_demos_vocabulary() -> None:
+    done = run("grammar.py")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if line.strip().startswith("8192")]
+    assert [row[1] for row in rows] == ["schema", "json.gbnf"]
+    assert all(float(row[2]) > 0 for row in rows)

@@ -35,6 +35,7 @@ from runner.errors import UsageError
         (SamplingParams, {"stop": ("end", "")}),
         (SamplingParams, {"stop": "end"}),
         (SamplingParams, {"stop": (5,)}),
+        (SamplingParams, {"grammar": "{}"}),
         (LoadOptions, {"backend": "cuda"}),
         (LoadOptions, {"ctx_size": 15}),
         (LoadOptions, {"ctx_size": 4096.5}),

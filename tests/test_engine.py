@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +18,7 @@ import pytest
 import runner.backends.fake
 import runner.engine
 from runner.backends.base import Began, Compiling
-from runner.config import ChatOptions, LoadOptions, SamplingParams
+from runner.config import ChatOptions, Grammar, LoadOptions, SamplingParams
 from runner.engine import Engine, EngineSurface
 from runner.engine_process import EngineProcess
 from runner.errors import ContextOverflow, RunnerError, UnknownModel, UsageError
@@ -339,6 +343,112 @@ def test_a_load_that_is_closed_early_stops(engine: EngineSurface, script: Callab
     loading.close()  # type: ignore[attr-defined]
     assert time.monotonic() - started < 3
     load(engine, "demo")
+
+
+# --- grammars --------------------------------------------------------------------------------------------------------
+
+TWO = Grammar(kind="json_schema", text='{"enum": ["Two", 2]}')
+
+
+def by_grammar(grammar: Grammar, **values: object) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0.0, "grammar": grammar, **values})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_demo_answers_in_json_of_a_schema(engine: EngineSurface, seed: int) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 30}, "sure": {"type": "boolean"}},
+        "required": ["city", "sure"],
+        "additionalProperties": False,
+    }
+    load(engine, "demo")
+    params = SamplingParams(seed=seed, grammar=Grammar(kind="json_schema", text=json.dumps(schema)))
+    events = list(engine.chat(PERU, params))
+    value = json.loads(text_of(events))
+    assert list(value) == ["city", "sure"]
+    assert isinstance(value["sure"], bool)
+    assert finished(events).reason == "stop"
+    assert finished(events).seed == seed
+    cut = list(engine.chat(PERU, dataclasses.replace(params, max_tokens=4)))
+    assert finished(cut).reason == "length"
+    assert text_of(events).startswith(text_of(cut))
+
+
+def test_a_grammar_holds_for_the_answer_and_not_for_the_thought(
+    engine: EngineSurface, script: Callable[..., str]
+) -> None:
+    load(engine, script(replies=["<think>\nhm, 2?\n</think>\n\nIt is"], chat_template=THINKING_TEMPLATE))
+    events = list(engine.chat(user("1+1"), by_grammar(TWO)))
+    thought = "".join(event.text for event in events if isinstance(event, ReasoningDelta))
+    assert thought == "hm, 2?"
+    assert json.loads(text_of(events)) in ("Two", 2)
+    assert finished(events).reason == "stop"
+
+
+def test_without_thinking_a_grammar_holds_from_the_start(engine: EngineSurface, script: Callable[..., str]) -> None:
+    load(engine, script(replies=["<think>\nhm, 2?\n</think>"], chat_template=THINKING_TEMPLATE))
+    events = list(engine.chat(user("1+1"), by_grammar(TWO), ChatOptions(think="off")))
+    assert not [event for event in events if isinstance(event, ReasoningDelta)]
+    assert json.loads(text_of(events)) in ("Two", 2)
+
+
+def test_a_thought_over_its_budget_is_followed_by_an_answer_by_the_grammar(
+    engine: EngineSurface, script: Callable[..., str]
+) -> None:
+    load(engine, script(replies=["on and on and on and on"], chat_template=THINKING_TEMPLATE))
+    for budget in (0, 6):
+        events = list(engine.chat(user("1+1"), by_grammar(TWO), ChatOptions(think="on", think_budget=budget)))
+        assert json.loads(text_of(events)) in ("Two", 2)
+
+
+def test_a_model_that_would_end_in_its_thought_goes_on_to_an_answer(
+    engine: EngineSurface, script: Callable[..., str]
+) -> None:
+    load(engine, script(replies=["hm"], chat_template=THINKING_TEMPLATE))
+    options = ChatOptions(think="on", think_budget=30)
+    events = list(engine.chat(user("1+1"), by_grammar(TWO), options))
+    assert json.loads(text_of(events)) in ("Two", 2)
+
+
+def test_a_wrong_grammar_is_refused_and_the_engine_goes_on(engine: EngineSurface, script: Callable[..., str]) -> None:
+    load(engine, script(replies=["fine"]))
+    for grammar in (
+        Grammar(kind="json_schema", text='{"type": "strnig"}'),
+        Grammar(kind="lark", text="start: <|nobody|>"),
+        Grammar(kind="gbnf", text='root ::= root "a"'),
+    ):
+        with pytest.raises(UsageError) as caught:
+            list(engine.chat(user("hi"), by_grammar(grammar)))
+        assert caught.value.hint
+    assert text_of(list(engine.chat(user("hi"), GREEDY))) == "fine"
+
+
+def test_llguidance_is_imported_with_the_first_grammar(script: Callable[..., str]) -> None:
+    program = (
+        "import sys\nfrom runner.config import *\nfrom runner.engine import Engine\n"
+        "from runner.paths import user_paths\n"
+        "from runner.types import Message\nengine, hi = Engine(user_paths()), [Message(role='user', content='hi')]\n"
+        "list(engine.load(sys.argv[1], LoadOptions()))\n"
+        "for grammar in (None, Grammar(kind='json_schema', text='{}')):\n"
+        "    list(engine.chat(hi, SamplingParams(grammar=grammar, max_tokens=2)))\n"
+        "    print('llguidance' in sys.modules)\n"
+    )
+    command = [sys.executable, "-c", program, script(replies=["fine"])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
+
+
+def test_cancelling_an_answer_by_a_grammar_leaves_a_beginning_of_it(engine: EngineSurface) -> None:
+    load(engine, "demo")
+    grammar = Grammar(kind="gbnf", text='root ::= ("la " | "li ")*')
+    events: list[ChatEvent] = []
+    for event in engine.chat(PERU, by_grammar(grammar, max_tokens=2000)):
+        events.append(event)
+        if isinstance(event, TextDelta):
+            engine.cancel()
+    assert finished(events).reason in ("cancelled", "stop")
+    assert re.fullmatch(r"(l[ai] )*(l[ai]?)?", text_of(events))
 
 
 def test_a_closed_thought_keeps_the_numbers_of_the_prompt(engine: EngineSurface, script: Callable[..., str]) -> None:

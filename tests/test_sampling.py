@@ -389,6 +389,48 @@ def test_sampled_frequencies_are_those_of_the_distribution(p: SamplingParams) ->
     assert chi_square(counts, probs) < degrees + 4 * math.sqrt(2 * degrees) + 6  # p of about 1e-4
 
 
+@pytest.mark.parametrize("values", [{}, {"top_k": 6, "top_p": 0.9, "min_p": 0.02, "repeat_penalty": 1.3}])
+def test_what_is_drawn_under_a_mask_is_distributed_as_the_allowed_ones_are(values: dict[str, object]) -> None:
+    rng = np.random.default_rng(5)
+    logits = rng.normal(0, 1, 40).astype(np.float32)
+    allowed = rng.random(40) < 0.4
+    history, n = [1, 2, 3, 3], 8000
+    without = np.where(allowed, logits, -np.inf).tolist()
+    expected = reference(without, params(**values), history)
+    assert as_dict(distribution(logits, params(**values), history, allowed)) == pytest.approx(expected)
+    drawn = [sample(logits, params(**values, seed=seed), history, 9, allowed) for seed in range(n)]
+    ids = np.array(sorted(expected))
+    counts = np.array([drawn.count(token) for token in ids])
+    assert counts.sum() == n, "and nothing else"
+    degrees = ids.size - 1
+    statistic = chi_square(counts, np.array([expected[token] for token in ids]))
+    assert statistic < degrees + 4 * math.sqrt(2 * degrees) + 6
+
+
+@given(st.integers(0, 2**32), st.sampled_from([0.0, 0.7, 2.0]), st.booleans())
+def test_a_choice_that_a_mask_allows_stays_the_choice(seed: int, temperature: float, is_penalized: bool) -> None:
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, 2, 300).astype(np.float32)
+    kept = logits.copy()
+    p = params(temperature=temperature, seed=seed, repeat_penalty=1.5 if is_penalized else 1.0)
+    history = rng.integers(0, 300, 30).tolist()
+    free = sample(logits, p, history, 30)
+    allowed = rng.random(300) < 0.1
+    assert allowed[sample(logits, p, history, 30, allowed)]
+    allowed[free] = True
+    assert sample(logits, p, history, 30, allowed) == free
+    only = np.arange(300) == 7
+    assert sample(logits, p, history, 30, only) == 7
+    assert np.array_equal(logits, kept)
+
+
+def test_allowed_tokens_without_a_finite_logit_are_refused() -> None:
+    logits = np.array([1.0, -np.inf, 2.0], np.float32)
+    for p in (params(), params(temperature=0)):
+        with pytest.raises(BadModelFile):
+            sample(logits, p, [], 0, np.array([False, True, False]))
+
+
 def test_tokens_at_neighbouring_positions_are_independent() -> None:
     logits = np.zeros(4, np.float32)
     drawn = np.array([sample(logits, params(seed=8), [], position) for position in range(12_000)])

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner import errors, events
-from runner.config import ChatOptions, LoadOptions, SamplingParams
+from runner.config import ChatOptions, Grammar, LoadOptions, SamplingParams
 from runner.errors import RunnerError, error_class
 from runner.events import Finished, Loaded, Notice, Progress, ReasoningDelta, Stats, TextDelta
 from runner.telemetry import Timings
@@ -78,6 +78,7 @@ def test_no_event_is_missing_here() -> None:
         LoadOptions(n_gpu_layers="all"),
         SamplingParams(stop=("END", "\n\n"), seed=2**64 - 1, max_tokens=5),
         SamplingParams(),
+        SamplingParams(grammar=Grammar(kind="gbnf", text='root ::= "\\x1b" | [\u2028]')),
         ChatOptions(think="low", think_budget=0, overflow="drop", raw=True),
         Message(role="user", content="hello"),
         Message(role="assistant", content="", reasoning="so"),

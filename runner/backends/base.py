@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from runner.config import LoadOptions, SamplingParams
 from runner.errors import ContextOverflow, UnsupportedModel, UsageError
+from runner.sampling import Constraint
 from runner.speculative.drafter import Drafter
 from runner.speculative.history import common_prefix as common_prefix  # for those who know backends
 from runner.speculative.record import Round
@@ -114,16 +115,18 @@ class Backend(Protocol):
         params: SamplingParams,
         cancel: CancelToken,
         speculator: Speculator | None = None,
+        constraint: Constraint | None = None,
     ) -> Generator[Prefill | Step, None, None]:
         """Prefill `prompt` (its longest prefix already in the KV cache is reused), then decode token by token.
 
         Yields Prefill at least once, before the first Step, and Step until the iterator is closed, `cancel` is set
         (it then ends within 200 ms, in prefill too) or the context is full: n_ctx tokens in all. Stop ids and
         max_tokens are the engine's: the backend goes on past them. Closing truncates the KV cache to what was
-        yielded. params.seed is a number here, never None. Token i of the completion is sampled at position
+        yielded. params.seed is a number here, never None; params.grammar is the engine's too, which makes `constraint`
+        of it: every token of the completion keeps to that. Token i of the completion is sampled at position
         len(prompt) + i, so that the same seed gives the same text; a speculator changes how fast it comes, not what
         it is. Raises ContextOverflow when the prompt has n_ctx tokens or more, UsageError for an empty prompt or an
-        id outside the vocabulary.
+        id outside the vocabulary, and what the constraint raises.
         """
         ...
 

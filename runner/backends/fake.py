@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from runner.backends.base import Backend, LoadProgress, Logits, Prefill, Step, check_prompt, common_prefix, step_of
 from runner.config import DEFAULT_CTX, LoadOptions, SamplingParams, build
 from runner.errors import BadModelFile, RunnerError, UsageError
+from runner.sampling import Constraint
 from runner.speculative.rounds import decode
 from runner.speculative.speculator import Speculator
 from runner.types import CancelToken, MemoryUse, ModelInfo, ReadyModel
@@ -155,6 +156,7 @@ class FakeBackend(Backend):
         params: SamplingParams,
         cancel: CancelToken,
         speculator: Speculator | None = None,
+        constraint: Constraint | None = None,
     ) -> Generator[Prefill | Step, None, None]:
         check_prompt(prompt, self.info)
         cached = min(common_prefix(self._held, prompt), len(prompt) - 1)
@@ -166,7 +168,8 @@ class FakeBackend(Backend):
             self._held = list(prompt[:done])
             yield Prefill(done, len(prompt), cached)
         reply = self._reply(prompt)
-        with closing(self._steps(reply, prompt, params, cancel, speculator)) as steps:
+        target = _Steps(self, reply, len(prompt), cancel, constraint)
+        with closing(self._steps(target, prompt, params, speculator)) as steps:
             for i, step in enumerate(steps):
                 if reply.fail and i >= reply.fail_after:
                     _fail(reply.fail)
@@ -177,14 +180,12 @@ class FakeBackend(Backend):
 
     def _steps(
         self,
-        reply: Reply,
+        target: _Steps,
         prompt: Sequence[int],
         params: SamplingParams,
-        cancel: CancelToken,
         speculator: Speculator | None,
     ) -> Generator[Step, None, None]:
-        target = _Steps(self, reply, len(prompt), cancel)
-        history = [*prompt, target.token(0)]
+        history = [*prompt, target.after(prompt)]
         yield Step(history[-1])
         for token, index, done in decode(target, params, history, speculator):
             yield step_of(token, index, done)
@@ -249,22 +250,27 @@ class FakeBackend(Backend):
 class _Steps:
     """A reply's steps, as the decode loop asks for them: see speculative.rounds.Target. The script is the sampling."""
 
-    def __init__(self, backend: FakeBackend, reply: Reply, n_prompt: int, cancel: CancelToken) -> None:
+    def __init__(
+        self, backend: FakeBackend, reply: Reply, n_prompt: int, cancel: CancelToken, constraint: Constraint | None
+    ) -> None:
         self.n_ctx, self.vocab_size = backend.info.n_ctx, backend.info.vocab_size
         self._backend = backend
         self._ids = reply.text.encode("utf-8", "surrogateescape")
         self._n_prompt = n_prompt
         self._cancel = cancel
+        self._constraint = constraint
 
-    def token(self, i: int) -> int:
-        """Token i of the completion; after the reply there are stop tokens."""
-        return self._ids[i] if i < len(self._ids) else _END
+    def after(self, history: Sequence[int]) -> int:
+        """The token after `history`: the script's, then stop tokens; the first that may come where that may not."""
+        i = len(history) - self._n_prompt
+        token = self._ids[i] if i < len(self._ids) else _END
+        allowed = None if self._constraint is None else self._constraint.allowed(history)
+        return token if allowed is None or allowed[token] else int(allowed.argmax())
 
     def choices(self, draft: Sequence[int], _params: SamplingParams, history: Sequence[int]) -> Iterator[int] | None:
         if not self._backend.advance([history[-1], *draft], self._cancel):
             return None
-        n = len(history) - self._n_prompt
-        return (self.token(n + i) for i in range(len(draft) + 1))
+        return (self.after([*history, *draft[:i]]) for i in range(len(draft) + 1))
 
     def keep(self, length: int) -> None:
         self._backend.keep(length)

@@ -44,6 +44,8 @@ def chat(
     frequency_penalty: options.FrequencyPenalty = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
+    json_schema: options.JsonSchema = None,
+    grammar: options.GrammarFile = None,
     think: options.Think = None,
     think_budget: options.ThinkBudget = None,
     hide_thinking: options.HideThinking = False,
@@ -86,6 +88,8 @@ def chat(
         seed=seed,
         max_tokens=max_tokens,
         stop=stop,
+        json_schema=json_schema,
+        grammar=grammar,
     )
     setup = _Setup(
         paths=paths,

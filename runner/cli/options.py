@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import typer
 
-from runner.config import LONGEST_DRAFT, Speculation
+from runner.config import LONGEST_DRAFT, Grammar, Speculation
 from runner.errors import UsageError
 
 BACKENDS = ("auto", "native", "llamacpp", "fake")
@@ -52,6 +52,18 @@ FrequencyPenalty = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="The same seed gives the same answer.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="End the answer at TEXT; repeatable.")]
+JsonSchema = Annotated[
+    str | None,
+    typer.Option(
+        "-j",
+        "--json-schema",
+        metavar="SCHEMA",
+        help="The answer is JSON of this schema: a file, {...}, or json for any.",
+    ),
+]
+GrammarFile = Annotated[
+    Path | None, typer.Option("--grammar", metavar="PATH", help="The answer is a text of this GBNF or Lark grammar.")
+]
 
 Think = Annotated[
     str | None,
@@ -164,8 +176,10 @@ def sampling(
     seed: int | None,
     max_tokens: int | None,
     stop: list[str] | None,
+    json_schema: str | None,
+    grammar: Path | None,
 ) -> dict[str, Any]:
-    """The sampling flags that were given, by SamplingParams field name."""
+    """The sampling flags that were given, by SamplingParams field name. Raises UsageError for a wrong grammar."""
     flags = {
         "temperature": temperature,
         "top_k": top_k,
@@ -177,5 +191,17 @@ def sampling(
         "seed": seed,
         "max_tokens": max_tokens,
         "stop": tuple(stop) if stop else None,
+        "grammar": _grammar(json_schema, grammar),
     }
     return {name: value for name, value in flags.items() if value is not None}
+
+
+def _grammar(json_schema: str | None, grammar: Path | None) -> Grammar | None:
+    """What the answer has to be. It is compiled here once, so that a mistake is told before a model is loaded."""
+    if json_schema is None and grammar is None:
+        return None
+    if json_schema is not None and grammar is not None:
+        raise UsageError("--json-schema and --grammar are both given.", hint="Use one of them.")
+    from runner.grammar_text import grammar_file, json_schema_of
+
+    return grammar_file(grammar) if grammar is not None else json_schema_of(json_schema or "")

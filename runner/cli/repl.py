@@ -181,6 +181,8 @@ class Repl:
             render.narrate("(cut off at max_tokens; /set max_tokens none lifts the limit)")
         elif finished.reason == "context":
             render.warn("The context is full: the answer is cut off.", "Start anew with /clear, or use a larger -c.")
+        if finished.reason in ("context", "length") and self.conversation.params.grammar is not None:
+            render.warn("It is not whole by its grammar.")
         if self.is_verbose:
             render.say(summary(finished.timings, finished.n_ctx))
             if finished.speculation is not None:

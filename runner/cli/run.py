@@ -43,6 +43,8 @@ def run(
     frequency_penalty: options.FrequencyPenalty = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
+    json_schema: options.JsonSchema = None,
+    grammar: options.GrammarFile = None,
     think: options.Think = None,
     think_budget: options.ThinkBudget = None,
     hide_thinking: options.HideThinking = False,
@@ -104,6 +106,8 @@ def run(
         seed=seed,
         max_tokens=max_tokens,
         stop=stop,
+        json_schema=json_schema,
+        grammar=grammar,
     )
     settings.sampling_params({}, sampling)  # a wrong value is better said before anything is read or loaded
     text = _assemble(prompt, words, files or [])
@@ -192,6 +196,8 @@ class _OneShot:
             render.warn("The context is full: the answer is cut off.", "Use a larger context (-c).")
         elif finished.reason == "length":
             render.narrate("The answer is cut off at --max-tokens.")
+        if finished.reason in ("context", "length") and self._params.grammar is not None:
+            render.warn("It is not whole by its grammar.")
         if verbose:
             render.say(summary(finished.timings, finished.n_ctx))
             done = finished.speculation

@@ -111,6 +111,18 @@ def _set(repl: Repl, argument: str) -> None:
     render.narrate(f"{field} is {set_values.shown(change[field])}")
 
 
+def _grammar(repl: Repl, argument: str) -> None:
+    if not argument:
+        render.say(f"grammar {set_values.shown(repl.conversation.params.grammar)}")
+        return
+    from runner.grammar_text import named  # what checks a grammar is imported with the first
+
+    grammar = named(argument, repl.directory)
+    repl.conversation.configure(params=dataclasses.replace(repl.conversation.params, grammar=grammar))
+    repl.own_params["grammar"] = grammar
+    render.narrate(f"grammar is {set_values.shown(grammar)}")
+
+
 def _think(repl: Repl, argument: str) -> None:
     word = argument.lower()
     if word in ("show", "hide"):
@@ -235,6 +247,7 @@ FUNCTIONS: dict[str, Callable[[Repl, str], bool | None]] = {
     "system": _system,
     "set": _set,
     "show": _show,
+    "grammar": _grammar,
     "think": _think,
     "regen": _regenerate,
     "edit": _edit,

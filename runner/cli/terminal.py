@@ -27,7 +27,7 @@ from runner.cli.live import silent_keys
 from runner.prompt_history import history
 
 PROMPT = "› "
-_PATH_COMMANDS = ("/read", "/save", "/load", "/export")
+_PATH_COMMANDS = ("/read", "/grammar", "/save", "/load", "/export")
 _LOOK_S = 0.05  # between two looks at what goes on meanwhile
 
 

@@ -19,7 +19,8 @@ class AnswerStream:
 
     Stop strings apply to the answer: one that occurs in the thought does not end it. Control tokens show nothing,
     except that those of the reasoning markers are read as markers until the answer begins. follows_drafts: the pieces
-    of the answer say which of their characters come from drafted tokens.
+    of the answer say which of their characters come from drafted tokens. strips_space: leave out the space that
+    SentencePiece begins a text with; it is the answer's own where a grammar asks for it.
     """
 
     def __init__(
@@ -30,8 +31,9 @@ class AnswerStream:
         markers: ReasoningMarkers | None = None,
         is_in_reasoning: bool = False,
         follows_drafts: bool = False,
+        strips_space: bool = True,
     ) -> None:
-        self._detokenizer = Detokenizer(tokenizer.token_bytes, tokenizer.strips_leading_space)
+        self._detokenizer = Detokenizer(tokenizer.token_bytes, tokenizer.strips_leading_space and strips_space)
         self._splitter = ReasoningSplitter(markers, is_in_reasoning) if markers else None
         self._marker_names = _marker_names(tokenizer, markers) if markers else {}
         self._matcher = StopMatcher(stops) if any(stops) else None
@@ -42,6 +44,11 @@ class AnswerStream:
     @property
     def is_in_reasoning(self) -> bool:
         return self._splitter is not None and self._splitter.is_in_reasoning
+
+    @property
+    def is_in_answer(self) -> bool:
+        """All that comes from now on is the answer."""
+        return self._splitter is None or self._splitter.is_in_answer
 
     def push(self, token: int, *, is_drafted: bool = False) -> list[AnswerPiece]:
         """The pieces that this token completes, often one, sometimes none."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runner.config import SamplingParams
-from runner.sampling import sample
+from runner.sampling import Constraint, sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +39,29 @@ def accepted(draft: Sequence[int], choices: Iterable[int]) -> Verdict:
     return Verdict(tuple(tokens), len(tokens) - 1)
 
 
+def choice_after(
+    history: Sequence[int], row: NDArray[np.float32], params: SamplingParams, constraint: Constraint | None
+) -> int:
+    """The token that follows `history`. row: its logits [V] float32. Raises what `sample` and `constraint` raise."""
+    allowed = None if constraint is None else constraint.allowed(history)
+    return sample(row, params, history, len(history), allowed)
+
+
 def choices_of(
-    rows: Iterable[NDArray[np.float32]], draft: Sequence[int], params: SamplingParams, history: Sequence[int]
+    rows: Iterable[NDArray[np.float32]],
+    draft: Sequence[int],
+    params: SamplingParams,
+    history: Sequence[int],
+    constraint: Constraint | None = None,
 ) -> Iterator[int]:
     """The target's choice at each position of a draft and after it, sampled when it is asked for.
 
     rows: len(draft) + 1 times logits [V] float32; row 0 follows `history`, row i the first i drafted tokens too.
-    Penalties see what they would have seen without speculation.
+    Penalties and the constraint see what they would have seen without speculation: a drafted token that a grammar
+    forbids is never the target's choice, and what follows it is never asked for.
     """
     sequence = history
     for i, row in enumerate(rows):
-        yield sample(row, params, sequence, len(sequence))
+        yield choice_after(sequence, row, params, constraint)
         if i < len(draft):
             sequence = [*sequence, draft[i]]

@@ -20,7 +20,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "overflow": get_args(OverflowPolicy),
     "speculation": get_args(Speculation),
 }
-_SAMPLING = tuple(field.name for field in dataclasses.fields(SamplingParams))
+_ELSEWHERE = ("grammar",)  # what no line holds: a command sets it
+_SAMPLING = tuple(field.name for field in dataclasses.fields(SamplingParams) if field.name not in _ELSEWHERE)
 _OPTIONS = ("think", "think_budget", "overflow")
 LOADING = ("speculation", "draft", "draft_max")
 FIELDS = (*_OPTIONS, *_SAMPLING, *LOADING)

@@ -19,7 +19,7 @@ from runner.settings import SETTINGS
 
 Kind = Literal["command", "model", "set name", "set value", "word", "path", "mention"]
 
-_PATH_COMMANDS = ("read", "save", "load", "export")
+_PATH_COMMANDS = ("read", "grammar", "save", "load", "export")
 _MOST_PATHS = 200
 _MENTION = re.compile(r'(?:^|(?<=\s))@("[^"\n]*|[^\s"]*)$')
 _SET_WORDS: dict[str, tuple[str, ...]] = {

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from runner import set_values
 from runner.chat_commands import PAGES, THINK_LEVELS, parse_command
 from runner.chat_pages import info_page, parameters_page, stats_page
-from runner.config import ChatOptions, LoadOptions, SamplingParams
+from runner.config import ChatOptions, Grammar, LoadOptions, SamplingParams
 from runner.errors import UsageError
 from runner.tui.mentions import Refused, read
 
@@ -89,6 +89,23 @@ def _set(chat: ChatSurface, argument: str) -> None:
         chat.engine.configure(own_params={**chat.engine.own_params, **change})
     chat.recount()
     chat.tell(f"{field} is {set_values.shown(change[field])}")
+
+
+def _grammar(chat: ChatSurface, argument: str) -> None:
+    if not argument:
+        chat.tell(f"grammar is {set_values.shown(chat.engine.conversation.params.grammar)}")
+        return
+    from runner.grammar_text import named  # what checks a grammar is imported with the first
+
+    chat.refuse_while_answering()
+    chat.in_thread(lambda: named(argument, chat.directory), lambda found: _use_grammar(chat, found))
+
+
+def _use_grammar(chat: ChatSurface, grammar: Grammar | None) -> None:
+    own_params = {**chat.engine.own_params, "grammar": grammar}
+    chat.attempt(lambda: chat.engine.configure(own_params=own_params))
+    chat.recount()
+    chat.tell(f"grammar is {set_values.shown(chat.engine.conversation.params.grammar)}")
 
 
 def _think(chat: ChatSurface, argument: str) -> None:
@@ -225,6 +242,7 @@ FUNCTIONS: dict[str, Callable[[ChatSurface, str], None]] = {
     "system": _system,
     "set": _set,
     "show": _show,
+    "grammar": _grammar,
     "think": _think,
     "regen": _regenerate,
     "edit": _edit,

@@ -5,6 +5,7 @@ The subclass gives a fixture `backend`: a loaded Backend with n_ctx of 256 token
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -13,8 +14,11 @@ import numpy as np
 import pytest
 
 from runner.backends.base import Backend, Prefill, Step
-from runner.config import LONGEST_DRAFT, SamplingParams
+from runner.config import LONGEST_DRAFT, Grammar, SamplingParams
+from runner.constraint import AnswerConstraint
 from runner.errors import ContextOverflow, UsageError
+from runner.grammar import Grammars
+from runner.sampling import Constraint
 from runner.speculative.control import EagerController
 from runner.speculative.drafter import Draft, Drafter, DrafterName, Gate
 from runner.speculative.speculator import Speculator
@@ -34,16 +38,22 @@ def take(
     n: int,
     params: SamplingParams = GREEDY,
     speculator: Speculator | None = None,
+    constraint: Constraint | None = None,
 ) -> list[int]:
     """The first n tokens after `prompt`; the iterator is closed then."""
-    return [step.token for step in first_steps(backend, prompt, n, params, speculator)]
+    return [step.token for step in first_steps(backend, prompt, n, params, speculator, constraint)]
 
 
 def first_steps(
-    backend: Backend, prompt: Sequence[int], n: int, params: SamplingParams, speculator: Speculator | None
+    backend: Backend,
+    prompt: Sequence[int],
+    n: int,
+    params: SamplingParams,
+    speculator: Speculator | None,
+    constraint: Constraint | None = None,
 ) -> list[Step]:
     found: list[Step] = []
-    with closing(backend.generate(prompt, params, CancelToken(), speculator)) as steps:
+    with closing(backend.generate(prompt, params, CancelToken(), speculator, constraint)) as steps:
         for step in steps:
             if isinstance(step, Step):
                 found.append(step)
@@ -62,6 +72,35 @@ def prefills(backend: Backend, prompt: Sequence[int]) -> list[Prefill]:
         found.append(step)
     steps.close()
     return found
+
+
+# It ends by itself: every string, list and number in it is short, and so is the space between its parts.
+SHORT = Grammar(
+    kind="json_schema",
+    text=json.dumps(
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 5},
+                "ok": {"type": "boolean"},
+                "of": {"type": "array", "items": {"enum": ["red", "blue", 7]}, "minItems": 1, "maxItems": 2},
+            },
+            "required": ["name", "ok", "of"],
+            "additionalProperties": False,
+            "x-guidance": {"whitespace_pattern": "( |\n)"},
+        }
+    ),
+)
+
+
+def keeping_to(grammar: Grammar, backend: Backend, prompt: Sequence[int]) -> AnswerConstraint:
+    return AnswerConstraint(Grammars(backend.tokenizer).matcher(grammar), backend.tokenizer, len(prompt))
+
+
+def answer_text(backend: Backend, tokens: Sequence[int]) -> str:
+    """The text up to the first token that ends an answer, which must be among them."""
+    end = next(i for i, token in enumerate(tokens) if token in backend.tokenizer.stop_ids)
+    return b"".join(map(backend.tokenizer.token_bytes, tokens[:end])).decode()
 
 
 def forget(backend: Backend) -> None:
@@ -336,6 +375,70 @@ class BackendConformance:
         forget(backend)
         speculator = eager(SuffixDrafter())
         assert take(backend, repeating, 40, params, speculator) == text
+
+    # --- grammars --------------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALIZED], ids=["greedy", "sampled", "penalized"])
+    def test_an_answer_keeps_to_its_grammar_and_ends_with_it(
+        self, backend: Backend, prompt: list[int], params: SamplingParams
+    ) -> None:
+        free = take(backend, prompt, 12, params)
+        forget(backend)
+        tokens = take(backend, prompt, 120, params, constraint=keeping_to(SHORT, backend, prompt))
+        value = json.loads(answer_text(backend, tokens))
+        assert list(value) == ["name", "ok", "of"]
+        assert isinstance(value["ok"], bool)
+        assert len(value["name"]) <= 5
+        assert 1 <= len(value["of"]) <= 2
+        assert set(value["of"]) <= {"red", "blue", 7}
+        forget(backend)
+        assert take(backend, prompt, 12, params) == free, "nothing of it stays"
+
+    @pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALIZED], ids=["greedy", "sampled", "penalized"])
+    def test_by_a_grammar_too_the_text_does_not_depend_on_the_drafter(
+        self, backend: Backend, prompt: list[int], params: SamplingParams
+    ) -> None:
+        constraint = keeping_to(SHORT, backend, prompt)
+        text = take(backend, prompt, 120, params, constraint=constraint)
+        n = text.index(next(token for token in text if token in backend.tokenizer.stop_ids)) + 1
+        for name, guess in GUESSES.items():
+            forget(backend)
+            speculator = eager(Knowing(text, len(prompt), guess))
+            assert take(backend, prompt, n, params, speculator, constraint) == text[:n], name
+
+    def test_what_a_grammar_forbids_is_not_accepted_from_a_drafter(self, backend: Backend, prompt: list[int]) -> None:
+        free = take(backend, prompt, 40)
+        constraint = keeping_to(SHORT, backend, prompt)
+        forget(backend)
+        kept = take(backend, prompt, 24, constraint=constraint)
+        forget(backend)
+        speculator = eager(Knowing(free, len(prompt), lambda coming, _at: coming[:4]))
+        steps = first_steps(backend, prompt, 24, GREEDY, speculator, constraint)
+        assert [step.token for step in steps] == kept
+        sequence = list(prompt)
+        for step in steps:
+            assert constraint.allowed(sequence)[step.token]
+            sequence.append(step.token)
+
+    def test_a_cancelled_answer_by_a_grammar_goes_on_where_it_stopped(
+        self, backend: Backend, prompt: list[int]
+    ) -> None:
+        constraint = keeping_to(SHORT, backend, prompt)
+        text = take(backend, prompt, 24, constraint=constraint)
+        forget(backend)
+        cancel, written = CancelToken(), list[int]()
+        for step in backend.generate(prompt, GREEDY, cancel, None, constraint):
+            if isinstance(step, Step):
+                written.append(step.token)
+                if len(written) == 5:
+                    cancel.cancel()
+        assert 5 <= len(written) <= 7
+        assert written == text[: len(written)]
+        again = [*prompt, *written]
+        resumed = take(backend, again, 8, constraint=constraint)
+        forget(backend)
+        assert take(backend, prompt, len(written), constraint=constraint) == written
+        assert resumed == take(backend, again, 8, constraint=constraint)
 
     def test_the_cache_can_be_cut_and_gone_on_from_as_a_draft_model_is(
         self, backend: Backend, prompt: list[int]

@@ -19,9 +19,10 @@ from runner.cli import render
 from runner.cli.loading import Loader
 from runner.cli.repl import Repl
 from runner.cli.slash import FUNCTIONS
-from runner.config import LoadOptions
+from runner.config import Grammar, LoadOptions
 from runner.conversation import Conversation
 from runner.engine_process import EngineProcess
+from runner.kept_chat import kept_params
 from runner.paths import user_paths
 from runner.store import Store
 
@@ -205,9 +206,27 @@ def test_set_changes_sampling_chat_and_load_options(chat: Chat) -> None:
     assert chat.repl.conversation.params.max_tokens is None
 
 
+def test_a_grammar_holds_until_it_is_off_and_is_kept_with_the_chat(chat: Chat) -> None:
+    (chat.tmp_path / "colours.gbnf").write_text('root ::= "Red" | "Blue"')
+    chat.start("Blueish", '"Redder', "Greenish")
+    assert "grammar is GBNF grammar, 23 characters" in chat.type("/grammar colours.gbnf")[1]
+    assert chat.type("which?")[0] == "Blue\n"
+    assert chat.type('/grammar {"enum": ["Red", "Green"]}', "and?")[0] == '"Red"\n'
+    assert "grammar            JSON schema, 26 characters" in chat.type("/set")[1]
+    (session,) = (chat.store.get(summary.id) for summary in chat.store.sessions())
+    assert kept_params(session)["grammar"] == Grammar(kind="json_schema", text='{"enum": ["Red", "Green"]}')
+    assert "grammar JSON schema" in chat.type("/grammar")[1]
+    assert chat.type("/grammar off", "and?")[0] == "Greenish\n"
+    assert "grammar none" in chat.type("/grammar")[1]
+    assert chat.repl.conversation.params.grammar is None
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
+        ("/set grammar x", "/grammar PATH"),
+        ("/grammar nothing-here", "No such file"),
+        ('/grammar {"type": "strnig"}', "strnig"),
         ("/set temprature 1", "temperature"),
         ("/set top_k many", "number"),
         ("/set temperature -1", "from 0"),

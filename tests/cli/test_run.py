@@ -268,3 +268,60 @@ def test_thoughts_are_not_part_of_the_answer(script: Callable[..., str], capsys:
     assert "hm" not in captured.err  # thoughts are for terminals
     assert main(["run", model, "x", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["reasoning"].strip() == "hm, well"
+
+
+# --- grammars --------------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_is_json_of_the_schema_on_the_command_line(
+    demo_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert demo_directory.is_dir()
+    schema = '{"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"], "maxProperties": 1}'
+    for flag in (["-j", schema], [f"--json-schema={schema}"]):
+        assert main(["run", "demo", "Is Lima in Peru?", "--temp", "0", *flag]) == 0
+        assert isinstance(json.loads(capsys.readouterr().out)["yes"], bool)
+
+
+def test_an_answer_is_a_text_of_the_grammar_in_a_file(
+    script: Callable[..., str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "a.gbnf").write_text('root ::= "Red" | "Blue"')
+    (tmp_path / "a.json").write_text('{"const": "Red"}')
+    assert main(["run", script("Blueish"), "x", "--grammar", str(tmp_path / "a.gbnf")]) == 0
+    assert capsys.readouterr().out == "Blue\n"
+    assert main(["run", script("Blueish"), "x", "-j", str(tmp_path / "a.json"), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["text"], answer["finish_reason"]) == ('"Red"', "stop")
+
+
+def test_a_cut_answer_by_a_grammar_says_that_it_is_not_whole(
+    script: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", script("[1,2"), "x", "-j", '{"const": [1, 2, 3]}', "-n", "3"]) == 0
+    captured = capsys.readouterr()
+    assert "not whole by its grammar" in captured.err
+    assert captured.out == "[1,\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words", "code"),
+    [
+        (["-j", '{"type": }'], "line 1, column 10", 2),
+        (["-j", '{"type": "strnig"}'], "strnig", 2),
+        (["-j", '{"not": {}}'], "not", 2),
+        (["-j", "nowhere.json"], "nowhere.json cannot be read", 1),
+        (["-j", ""], "cannot be read", 1),
+        (["--grammar", "nowhere.gbnf"], "nowhere.gbnf cannot be read", 1),
+        (["--grammar", "nowhere.gbnf", "-j", "json"], "both given", 2),
+    ],
+)
+def test_a_mistaken_grammar_is_told_before_a_model_is_loaded(
+    capsys: pytest.CaptureFixture[str], flags: list[str], words: str, code: int
+) -> None:
+    for command in ("run", "chat"):
+        assert main([command, "no-such-model", *(["x"] if command == "run" else []), *flags]) == code
+        captured = capsys.readouterr()
+        assert words in captured.err
+        assert "hint:" in captured.err
+        assert captured.out == ""

@@ -18,6 +18,7 @@ HEAVY = (
     "torch",
     "triton",
     "llama_cpp",
+    "llguidance",
     "textual",
     "huggingface_hub",
     "transformers",

@@ -12,6 +12,7 @@ from chat_stage import LONG, Stage, stage
 from textual.widgets import Input, OptionList, Select
 
 from runner.chat_commands import COMMANDS
+from runner.config import Grammar
 from runner.paths import user_paths
 from runner.tui.markdown.sections import DRAFTED as MARK
 from runner.tui.remembered import read_remembered
@@ -302,6 +303,31 @@ def test_every_command_survives_an_empty_chat_and_nonsense(stage: Stage) -> None
         assert on.app.is_running
 
     stage.play(stage.script("Hi."), act)
+
+
+def test_a_grammar_holds_until_it_is_off_whatever_the_settings_panel_changes(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.type("/grammar colours.gbnf")
+        await on.until(lambda: on.chat.engine.own_params, "no grammar")
+        await on.ask("which?")
+        await on.pilot.press("f6")
+        panel = on.app.screen
+        assert isinstance(panel, SettingsPanel)
+        panel.query_one("#top_k", Input).value = "7"
+        await on.pilot.click("#apply")
+        await on.until(lambda: on.chat.engine.own_params.get("top_k") == 7)
+        await on.ask("and?")
+        await on.type("/grammar nothing-here")
+        await on.until(lambda: any("No such file" in one.message for one in on.app._notifications))
+        assert on.chat.engine.own_params["grammar"] == Grammar(kind="gbnf", text='root ::= "Red" | "Blue"')
+        await on.type("/grammar off")
+        await on.until(lambda: on.chat.engine.own_params["grammar"] is None)
+        await on.ask("and now?")
+        assert on.said[1::2] == ["Blue", "Red", "Greenish"]
+
+    (stage.directory / "colours.gbnf").write_text('root ::= "Red" | "Blue"')
+    stage.play(stage.script("Blueish", "Redder", "Greenish"), act)
 
 
 def test_settings_are_checked_applied_and_saved(stage: Stage) -> None:

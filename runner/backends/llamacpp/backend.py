@@ -32,10 +32,10 @@ from runner.backends.llamacpp.tokenizer import LlamaCppTokenizer
 from runner.config import LONGEST_DRAFT, LoadOptions, SamplingParams
 from runner.errors import RunnerError, UnsupportedModel
 from runner.quant.gguf_file import GgufHeader, read_header
-from runner.sampling import sample
+from runner.sampling import Constraint
 from runner.speculative.rounds import decode
 from runner.speculative.speculator import Speculator
-from runner.speculative.verify import choices_of
+from runner.speculative.verify import choice_after, choices_of
 from runner.types import CancelToken, MemoryUse, ModelInfo, ReadyModel
 
 _SCORE_BATCH = 64  # logits of this many positions are held at once by score()
@@ -119,6 +119,7 @@ class LlamaCppBackend(Backend):
         params: SamplingParams,
         cancel: CancelToken,
         speculator: Speculator | None = None,
+        constraint: Constraint | None = None,
     ) -> Generator[Prefill | Step, None, None]:
         check_prompt(prompt, self.info)
         with self._stopped_by(cancel):
@@ -126,9 +127,9 @@ class LlamaCppBackend(Backend):
             if cancel.is_cancelled:
                 return
             history = list(prompt)
-            history.append(sample(self._logits_at(-1), params, history, len(history)))
+            history.append(choice_after(history, self._logits_at(-1), params, constraint))
             yield Step(history[-1])
-            for token, index, done in decode(_Steps(self, cancel), params, history, speculator):
+            for token, index, done in decode(_Steps(self, cancel, constraint), params, history, speculator):
                 yield step_of(token, index, done)
 
     @contextmanager
@@ -264,17 +265,18 @@ class LlamaCppBackend(Backend):
 class _Steps:
     """A request's steps, as the decode loop asks for them: see speculative.rounds.Target."""
 
-    def __init__(self, backend: LlamaCppBackend, cancel: CancelToken) -> None:
+    def __init__(self, backend: LlamaCppBackend, cancel: CancelToken, constraint: Constraint | None) -> None:
         self.n_ctx, self.vocab_size = backend.info.n_ctx, backend.info.vocab_size
         self._backend = backend
         self._cancel = cancel
+        self._constraint = constraint
 
     def choices(self, draft: Sequence[int], params: SamplingParams, history: Sequence[int]) -> Iterator[int] | None:
         tokens = [history[-1], *draft]
         if self._cancel.is_cancelled or not self._backend._decode(tokens, len(history) - 1, all_logits=True):
             return None
         rows = (self._backend._logits_at(i) for i in range(len(tokens)))
-        return choices_of(rows, draft, params, history)
+        return choices_of(rows, draft, params, history, self._constraint)
 
     def keep(self, length: int) -> None:
         self._backend.keep(length)

@@ -37,10 +37,10 @@ from runner.backends.native.tokenizer import HuggingFaceTokenizer
 from runner.config import LoadOptions, SamplingParams
 from runner.kernels.values import MOST_ROWS
 from runner.model_config import ModelConfig
-from runner.sampling import bad_logits, sample
+from runner.sampling import Constraint, bad_logits
 from runner.speculative.rounds import Stretch, Stride, decode
 from runner.speculative.speculator import Speculator
-from runner.speculative.verify import choices_of
+from runner.speculative.verify import choice_after, choices_of
 from runner.types import CancelToken, MemoryUse, ModelInfo, ReadyModel
 
 _TIMED_STRIDES = 3
@@ -112,6 +112,7 @@ class NativeBackend(Backend):
         params: SamplingParams,
         cancel: CancelToken,
         speculator: Speculator | None = None,
+        constraint: Constraint | None = None,
     ) -> Generator[Prefill | Step, None, None]:
         check_prompt(prompt, self.info)
         try:
@@ -119,9 +120,9 @@ class NativeBackend(Backend):
             if cancel.is_cancelled:
                 return
             history = list(prompt)
-            history.append(sample(logits, params, history, len(history)))
+            history.append(choice_after(history, logits, params, constraint))
             yield Step(history[-1])
-            with closing(decode(_Steps(self, cancel), params, history, speculator)) as emitted:
+            with closing(decode(_Steps(self, cancel, constraint), params, history, speculator)) as emitted:
                 for token, index, done in emitted:
                     yield step_of(token, index, done)
         except _Cancelled:
@@ -343,19 +344,23 @@ class NativeBackend(Backend):
 
 
 class _Steps:
-    """A request's steps, as the decode loop asks for them: see Target and Pipelined in speculative.rounds."""
+    """A request's steps, as the decode loop asks for them: see Target and Pipelined in speculative.rounds.
 
-    def __init__(self, backend: NativeBackend, cancel: CancelToken) -> None:
+    Under a constraint every token is chosen on the host, whatever the execution could choose by itself.
+    """
+
+    def __init__(self, backend: NativeBackend, cancel: CancelToken, constraint: Constraint | None) -> None:
         self.n_ctx, self.vocab_size = backend.info.n_ctx, backend.info.vocab_size
         self.overlaps = backend._execution.overlaps
         self._backend = backend
         self._cancel = cancel
+        self._constraint = constraint
 
     def choices(self, draft: Sequence[int], params: SamplingParams, history: Sequence[int]) -> Iterator[int] | None:
         if self._cancel.is_cancelled:
             return None
         tokens = [history[-1], *draft]
-        chosen = self._backend._choices(tokens, params)
+        chosen = self._backend._choices(tokens, params) if self._constraint is None else None
         if chosen is not None:
             return self._numbers(chosen)
         return self._sampled(tokens, params, history)
@@ -373,10 +378,11 @@ class _Steps:
 
     def _sampled(self, tokens: Sequence[int], params: SamplingParams, history: Sequence[int]) -> Iterator[int]:
         """The host's choices, of a step that is computed when the first of them is read."""
-        yield from choices_of(self._backend._extend(tokens, "all", self._cancel), tokens[1:], params, history)
+        rows = self._backend._extend(tokens, "all", self._cancel)
+        yield from choices_of(rows, tokens[1:], params, history, self._constraint)
 
     def stretch(self, params: SamplingParams, history: Sequence[int]) -> Stretch | None:
-        return self._backend._stretch(params, history, self._cancel)
+        return self._backend._stretch(params, history, self._cancel) if self._constraint is None else None
 
     def keep(self, length: int) -> None:
         self._backend.keep(length)

@@ -60,7 +60,8 @@ class SettingsDesk:
         engine, wanted = self._chat.engine, chosen.settings
         if wanted.system != (engine.conversation.system or ""):
             engine.conversation.set_system(wanted.system or None)
-        engine.configure(own_params=wanted.own_params, options=wanted.options)
+        unseen = {name: value for name, value in engine.own_params.items() if name not in FIELDS}
+        engine.configure(own_params={**unseen, **wanted.own_params}, options=wanted.options)
         loading = replace(engine.options, **wanted.loading)
         is_loaded_again = loading != engine.options and engine.state != "empty"
         if is_loaded_again:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny_models
 import torch
@@ -31,7 +32,7 @@ from runner.quant.mq.packed_weights import PackedWeights
 from runner.quant.mq.quantize import quantize_packed
 from runner.quant.mq.recipe import recipe_of
 from runner.quant.weights import Weights, open_weights
-from runner.sampling import sample
+from runner.sampling import Constraint, Mask, sample
 from runner.speculative.control import EagerController
 from runner.speculative.drafter import Draft, Gate
 from runner.speculative.speculator import Speculator
@@ -171,11 +172,17 @@ def opened(smallest: Smallest, n_ctx: int = N_CTX) -> NativeBackend:
 
 
 def written(
-    backend: NativeBackend, params: SamplingParams, n: int, drafting: Speculator | None = None, *, cancel_at: int = 0
+    backend: NativeBackend,
+    params: SamplingParams,
+    n: int,
+    drafting: Speculator | None = None,
+    constraint: Constraint | None = None,
+    *,
+    cancel_at: int = 0,
 ) -> list[int]:
     """The first n tokens after PROMPT, or all; cancel_at: the request is cancelled after so many."""
     cancel, tokens = CancelToken(), []
-    steps = backend.generate(PROMPT, params, cancel, drafting)
+    steps = backend.generate(PROMPT, params, cancel, drafting, constraint)
     for step in steps:
         if isinstance(step, Prefill):
             continue
@@ -235,6 +242,27 @@ def test_the_text_is_that_of_plain_decoding(
     tokens = written(backend, PARAMS[sampling], N_CTX, speculator(guess))  # to the end of the context
     assert [*PROMPT, *tokens] == text
     assert is_in_step(backend, text, len(tokens))
+
+
+class Every(Constraint):
+    """Every third token, which ones changes from position to position."""
+
+    def allowed(self, history: Sequence[int]) -> Mask:
+        return (np.arange(SMALLEST["vocab_size"]) + len(history)) % 3 == 0
+
+
+@pytest.mark.parametrize("sampling", PARAMS)
+def test_a_constraint_holds_where_the_device_could_choose_by_itself(
+    backend: NativeBackend, texts: dict[str, list[int]], sampling: str
+) -> None:
+    tokens = written(backend, PARAMS[sampling], N_CTX, None, Every())
+    assert all((token + len(PROMPT) + i) % 3 == 0 for i, token in enumerate(tokens))
+    text = [*PROMPT, *tokens]
+    assert len(text) == N_CTX
+    for guess in (right(text, 3), half_right(text), now_and_then(texts[sampling])):
+        assert written(backend, PARAMS[sampling], N_CTX, speculator(guess), Every()) == tokens
+        assert is_in_step(backend, text, len(tokens))
+    assert [*PROMPT, *written(backend, PARAMS[sampling], N_CTX)] == texts[sampling], "and nothing of it stays"
 
 
 class Wishing(Scripted):

@@ -1,0 +1,232 @@
+"""Grammars to masks: which tokens keep a text to a JSON schema, or to a grammar as llama.cpp (GBNF) or Lark has it.
+
+The languages and the masks are the work of llguidance, which is imported when the first grammar is used: 0.1 s that no
+other answer pays. This file gives it a model's vocabulary, keeps what was compiled, and says in words of a user's what
+is wrong with a grammar. It knows no prompt, no thought and no model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from types import ModuleType
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from runner.backends.base import Tokenizer
+from runner.backends.vocabulary import pieces
+from runner.config import GRAMMAR_NAMES, Grammar, GrammarKind
+from runner.errors import BackendUnavailable, RunnerError, UnsupportedModel, UsageError
+from runner.gbnf import to_lark
+from runner.sampling import Mask
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+_KEPT: Final = 8  # compiled grammars of a model
+# Between the parts of JSON, as llama.cpp has it: a model that may write space for ever sometimes does.
+_JSON_SPACE: Final = r"( |\n[ \t]{0,20})"
+# What must come may come in any tokens that spell it: which ones llguidance would choose, it asks of a tokenizer, and
+# SentencePiece puts a space before every text.
+_OPTIONS: Final = '\n%llguidance {"no_forcing": true}\n'
+_AT: Final = re.compile(r"(?s)(?:at )?(\d+)\((\d+)\): (.*?)(?=\n +\d+ \| |$)")
+
+
+def check(grammar: Grammar) -> None:
+    """Raise UsageError for a grammar that means nothing, without a model: what a vocabulary lacks is found later."""
+    is_error, messages = _library().LLMatcher.validate_grammar_with_warnings(_source(grammar), limits=_limits())
+    if is_error:
+        raise _refused(grammar, messages[0])
+
+
+class Grammars:
+    """The compiled grammars of one loaded model. Its vocabulary is read for the first: a second for 150,000 tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary: LLTokenizer | None = None
+        self._compiled: dict[Grammar, LLMatcher] = {}
+
+    def matcher(self, grammar: Grammar) -> Matcher:
+        """A matcher at the beginning of a text.
+
+        Raises UsageError for a grammar that means nothing, or that no text of this vocabulary can match, and
+        UnsupportedModel for a model that cannot end an answer.
+        """
+        compiled = self._compiled.get(grammar)
+        if compiled is None:
+            compiled = self._compile(grammar)
+            if len(self._compiled) == _KEPT:
+                del self._compiled[next(iter(self._compiled))]
+            self._compiled[grammar] = compiled
+        return Matcher(compiled.deep_copy(), self._tokenizer, GRAMMAR_NAMES[grammar.kind])
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        source = _source(grammar)
+        if self._vocabulary is None:
+            self._vocabulary = _read_vocabulary(self._tokenizer)
+        compiled: LLMatcher = _library().LLMatcher(self._vocabulary, source, log_level=0, limits=_limits())
+        if compiled.is_error():
+            raise _refused(grammar, compiled.get_error())
+        compiled.compute_bitmask()
+        if compiled.is_error():
+            raise UsageError(
+                f"The {GRAMMAR_NAMES[grammar.kind]} cannot be used: no text matches it.",
+                hint="A rule may lead to itself without an end, or need characters that the model has no token for.",
+            )
+        return compiled
+
+
+class Matcher:
+    """One text on its way through a grammar, token by token."""
+
+    def __init__(self, compiled: LLMatcher, tokenizer: Tokenizer, name: str) -> None:
+        self._compiled = compiled
+        self._vocab_size = tokenizer.vocab_size
+        self._name = name
+
+    def allowed(self) -> Mask:
+        """The tokens [V] that may come next. Those that end an answer may where the text is whole.
+
+        Raises RunnerError where nothing may.
+        """
+        bits = self._compiled.compute_bitmask()
+        if self._compiled.is_error():
+            raise self._failed(_first_line(self._compiled.get_error()))
+        mask = np.unpackbits(np.frombuffer(bits, np.uint8), count=self._vocab_size, bitorder="little").view(np.bool_)
+        if not mask.any():
+            raise self._failed("no token of the model can go on")
+        return mask
+
+    def take(self, token: int) -> bool:
+        """Go on with `token`; False, and nothing happens, where it may not come next. After the end everything may.
+
+        Raises RunnerError where the grammar is too much to go on with.
+        """
+        is_taken = self._compiled.is_stopped() or self._compiled.try_consume_tokens([token]) == 1
+        if self._compiled.is_error():
+            raise self._failed(_first_line(self._compiled.get_error()))
+        return is_taken
+
+    def reset(self) -> None:
+        """Back to the beginning."""
+        self._compiled.reset()
+
+    def _failed(self, why: str) -> RunnerError:
+        return RunnerError(
+            f"The answer cannot go on by its {self._name}: {why}.",
+            hint="Make it simpler: fewer alternatives, shorter repetitions, no nested ones.",
+        )
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance asks for it: the bytes of each token, and names for those that are no text."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        texts, names = pieces(tokenizer, special=False), pieces(tokenizer)
+        self.tokens = [name.encode("latin-1") for name in names]
+        # What ends an answer is never a part of it, even where its name is a text like others.
+        self.special_token_ids = [
+            token for token, text in enumerate(texts) if (not text and names[token]) or token in tokenizer.stop_ids
+        ]
+        self.eos_token_id = min(tokenizer.stop_ids)
+
+    def __call__(self, _text: str) -> list[int]:
+        """Which tokens a text that must come should come in is never asked: see _OPTIONS."""
+        raise NotImplementedError
+
+
+def _read_vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
+    if not tokenizer.stop_ids:
+        raise UnsupportedModel(
+            "The model has no token that ends an answer, so none could end where its grammar does.",
+            hint='Write "eos_token_id" into its generation_config.json, or ask without a grammar.',
+        )
+    library = _library()
+    wrapper = library.TokenizerWrapper(_Vocabulary(tokenizer))
+    vocabulary: LLTokenizer = library.LLTokenizer(wrapper, eos_token=sorted(tokenizer.stop_ids))
+    return vocabulary
+
+
+def _limits() -> LLParserLimits:
+    limits: LLParserLimits = _library().LLParserLimits(verbose_errors=False)
+    return limits
+
+
+def _library() -> ModuleType:
+    """llguidance. Raises BackendUnavailable."""
+    try:
+        import llguidance
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"Answers by a grammar need llguidance, which cannot be imported: {error}.",
+            hint="Install it with: pip install llguidance",
+        ) from error
+    return llguidance
+
+
+# --- the languages ---------------------------------------------------------------------------------------------------
+
+
+def _source(grammar: Grammar) -> str:
+    """A grammar in llguidance's own terms. Raises UsageError."""
+    matcher = _library().LLMatcher
+    match grammar.kind:
+        case "json_schema":
+            lark = f"start: %json {_schema(grammar)}"
+        case "gbnf":
+            try:
+                lark = to_lark(grammar.text)
+            except ValueError as error:
+                raise _refused(grammar, str(error)) from error
+        case "lark":
+            lark = grammar.text
+    return str(matcher.grammar_from_lark(lark + _OPTIONS))
+
+
+def _schema(grammar: Grammar) -> str:
+    """A JSON schema with our rule for space. Raises UsageError with the line and the column for what is no JSON."""
+    try:
+        plain = json.loads(grammar.text, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise UsageError(
+            f"The JSON schema is no JSON: {error.msg} ({where}).", hint='A schema is such as {"type": "object"}.'
+        ) from error
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise _refused(grammar, why) from error
+    if not isinstance(plain, dict):
+        raise _refused(grammar, "it is no object")
+    own = plain.get("x-guidance", {})
+    if not isinstance(own, dict):
+        raise _refused(grammar, "x-guidance is no object")
+    return json.dumps({**plain, "x-guidance": {"whitespace_pattern": _JSON_SPACE, **own}})
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _refused(grammar: Grammar, message: str) -> UsageError:
+    """The error for a grammar that llguidance refuses: its first sentence, with line and column where they are ours."""
+    at = _AT.match(message)
+    why = _first_line(message if at is None else at[3]).removeprefix("failed to compile JSON schema: ")
+    where = f" (line {at[1]}, column {at[2]})" if at is not None and grammar.kind == "lark" else ""
+    return UsageError(
+        f"The {GRAMMAR_NAMES[grammar.kind]} cannot be used: {why.rstrip('.')}{where}.", hint=_HINTS[grammar.kind]
+    )
+
+
+def _first_line(message: str) -> str:
+    return " ".join(message.removesuffix("<non-verbose/>").split())[:300]
+
+
+_HINTS: Final[dict[GrammarKind, str]] = {
+    "json_schema": "docs/GRAMMARS.md lists what a schema may say.",
+    "gbnf": 'A GBNF grammar begins at its rule root, such as: root ::= "yes" | "no"',
+    "lark": 'A Lark grammar begins at its rule start, such as: start: "yes" | "no"',
+}

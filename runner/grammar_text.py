@@ -1,0 +1,71 @@
+"""A grammar as a user gives it, on the command line or in a chat: the text itself, a file, or a word for any JSON.
+
+It reads the file, tells the languages apart, and has what it found compiled once, so that a mistake is told before a
+model is loaded. What a grammar means is grammar.py's.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from runner.config import LARGEST_GRAMMAR, Grammar, GrammarKind
+from runner.errors import RunnerError, UsageError
+from runner.grammar import check
+
+ANY_JSON: Final = Grammar(kind="json_schema", text='{"type": "object"}')
+_ANY: Final = "json"
+_NONE: Final = ("off", "none")
+_GBNF_RULE: Final = re.compile(r"(?m)^\s*[\w-]+\s*::=")
+
+
+def json_schema_of(words: str, directory: Path = Path()) -> Grammar:
+    """The schema that `words` are, where they begin with a brace; any object for "json"; else the one in that file.
+
+    directory: where the name of a file leads from. Raises UsageError for what is no schema, RunnerError for a file that
+    cannot be read.
+    """
+    if words.strip().lower() == _ANY:
+        return ANY_JSON
+    text = words if words.lstrip().startswith("{") else _read(directory, words.strip())
+    return _checked("json_schema", text)
+
+
+def grammar_file(path: Path, directory: Path = Path()) -> Grammar:
+    """The grammar in a file: GBNF where it has a rule such as `root ::= ...`, else Lark. Raises as json_schema_of."""
+    text = _read(directory, str(path))
+    return _checked("gbnf" if _GBNF_RULE.search(text) else "lark", text)
+
+
+def named(words: str, directory: Path) -> Grammar | None:
+    """What is meant in a chat: a schema as json_schema_of takes it (its file ends in .json), another file, "off"."""
+    if words.lstrip().startswith("{"):
+        return json_schema_of(words)
+    name = words.strip("'\"")
+    if name.lower() in _NONE:
+        return None
+    if name.lower() == _ANY or Path(name).suffix.lower() == ".json":
+        return json_schema_of(name, directory)
+    return grammar_file(Path(name), directory)
+
+
+def _checked(kind: GrammarKind, text: str) -> Grammar:
+    grammar = Grammar(kind=kind, text=text)
+    check(grammar)
+    return grammar
+
+
+def _read(directory: Path, name: str) -> str:
+    try:
+        with (directory / Path(name).expanduser()).open("rb") as file:
+            raw = file.read(4 * LARGEST_GRAMMAR + 1)
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise RunnerError(
+            f"{name} cannot be read: {reason}.", hint="Give the name of a file; a JSON schema may be given itself."
+        ) from error
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name} is not UTF-8 text.", hint="A grammar is a text file.") from error
