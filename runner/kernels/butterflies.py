@@ -74,34 +74,82 @@ def rotated_span(v, signs, places, SIZE: tl.constexpr, NVIDIA: tl.constexpr):
     elif not NVIDIA:
         return tl.reshape(rotated(tl.reshape(v, (256,)), signs, SIZE, 256), (2, 128))
     else:
-        if SIZE == 256:
-            at = places
-        elif SIZE >= 4:  # written so that Triton sees that they come in fours: else it loads them in another layout
-            i = tl.arange(0, 128)[None, :]
-            at = i // 4 % (SIZE // 4) * 4 + i % 4 + 0 * places
-        else:
-            at = places % SIZE
-        v = v * tl.load(signs + at)
-        a, b = tl.split(tl.reshape(v, (2, 32, 2, 2)))  # bit 0
-        v = tl.join(a + b, a - b)
-        if SIZE > 2:
-            a, b = tl.split(tl.permute(v, (0, 1, 3, 2)))  # bit 1
-            v = tl.permute(tl.join(a + b, a - b), (0, 1, 3, 2))
-        v = tl.reshape(v, (2, 128))
-        if SIZE > 4:
-            v = _exchanged(v, places, 4, _EXCHANGE_1)
-        if SIZE > 8:
-            v = _exchanged(v, places, 8, _EXCHANGE_2)
-        if SIZE > 16:
-            v = _exchanged(v, places, 16, _EXCHANGE_4)
-        if SIZE > 32:
-            v = _exchanged(v, places, 32, _EXCHANGE_8)
-        if SIZE > 64:
-            v = _exchanged(v, places, 64, _EXCHANGE_16)
+        at = _places_of_signs(places, SIZE)
+        v = _rotated_halves(v * tl.load(signs + at), places, SIZE)
         if SIZE > 128:
             a, b = tl.split(tl.permute(v, (1, 0)))  # bit 7
             v = tl.permute(tl.join(a + b, a - b), (1, 0))
         return v * tl.load(signs + 256 + at)
+
+
+@triton.jit
+def signs_of_spans(signs, places, SIZE: tl.constexpr):
+    """What rotated_spans wants of the signs, to be loaded before anything has to wait: four times [W, 128]."""
+    beyond: tl.constexpr = 128 if SIZE == 256 else 0
+    at = _places_of_signs(places, SIZE)
+    return (
+        (tl.load(signs + at), tl.load(signs + beyond + at)),
+        (tl.load(signs + 256 + at), tl.load(signs + 256 + beyond + at)),
+    )
+
+
+@triton.jit
+def rotated_spans(first, second, signs, signs_there, places, SIZE: tl.constexpr, W: tl.constexpr, NVIDIA: tl.constexpr):
+    """The same for W warps, each of which has a span: its first and its second half [W, 128]; returns both.
+
+    places: [W, 128], 0 to 127 in each row, such as Triton sees to come in fours. signs_there: signs_of_spans.
+    """
+    if SIZE == 1:
+        return first, second
+    elif not NVIDIA:
+        both = tl.reshape(tl.permute(tl.join(first, second), (0, 2, 1)), (256 * W,))
+        both = tl.reshape(rotated(both, signs, SIZE, 256 * W), (W, 2, 128))
+        return tl.split(tl.permute(both, (0, 2, 1)))
+    else:
+        before, after = signs_there
+        first = _rotated_halves(first * before[0], places, SIZE)
+        second = _rotated_halves(second * before[1], places, SIZE)
+        if SIZE > 128:
+            half = first
+            first = half + second
+            second = half - second
+        return first * after[0], second * after[1]
+
+
+@triton.jit
+def _places_of_signs(places, SIZE: tl.constexpr):
+    """Where the signs of elements lie that are at `places` [R, 128] of a span."""
+    if SIZE == 256:
+        return places
+    elif SIZE >= 4:  # written so that Triton sees that they come in fours: else it loads them in another layout
+        i = tl.arange(0, 128)[None, :]
+        return i // 4 % (SIZE // 4) * 4 + i % 4 + 0 * places
+    else:
+        return places % SIZE
+
+
+@triton.jit
+def _rotated_halves(v, places, SIZE: tl.constexpr):
+    """The butterflies inside of halves of spans v [R, 128]: all stages but the last one of a block of 256."""
+    R: tl.constexpr = v.shape[0]
+    a, b = tl.split(tl.reshape(v, (R, 32, 2, 2)))  # bit 0
+    v = tl.join(a + b, a - b)
+    if SIZE > 2:
+        a, b = tl.split(tl.permute(v, (0, 1, 3, 2)))  # bit 1
+        a, b = tl.split(tl.permute(tl.join(a + b, a - b), (0, 1, 3, 2)))
+        v = tl.join(a, b)  # the same again, but so that a lane's registers are in the order of its elements
+    v = tl.reshape(v, (R, 128))
+    if SIZE > 4:
+        v = _exchanged(v, places, 4, _EXCHANGE_1)
+    if SIZE > 8:
+        v = _exchanged(v, places, 8, _EXCHANGE_2)
+    if SIZE > 16:
+        v = _exchanged(v, places, 16, _EXCHANGE_4)
+    if SIZE > 32:
+        v = _exchanged(v, places, 32, _EXCHANGE_8)
+    if SIZE > 64:
+        v = _exchanged(v, places, 64, _EXCHANGE_16)
+    return v
 
 
 @triton.jit
