@@ -41,7 +41,7 @@ from runner.kernels.fragment_products import (
 )
 from runner.kernels.gemv_tiles import Tiles, tiles_of, tiles_of_branch
 from runner.kernels.grids import half_tables, table
-from runner.kernels.values import OPTIONS, Int8Fragments, PackedMatrix, has_pdl, is_nvidia, pdl_option, register_option
+from runner.kernels.values import OPTIONS, Int8Fragments, PackedMatrix, has_pdl, is_nvidia, pdl_option
 
 # PTX: $0-$3 = $16-$19 plus the products of a pair of groups; $4-$7 low quads and $8-$11 high ones, of row g and row
 # g + 8 in the first group, then in the second; $12-$15 x words, 0 where another column has its group.
@@ -254,18 +254,14 @@ def _gemv_one_row(
             for s in tl.static_range(DEPTH):
                 at = p + 4 * W * (step + s)
                 fresh = waiting[s]  # type: ignore[var-annotated]
-                if FORMAT == "mq6":
+                # A branch, or ptxas gathers the loads of all steps behind the products of the last one. There is none for
+                # mq6, which is faster without.
+                if FORMAT == "mq6" or first + 4 * W * (step + s) < end:
                     acc, fresh = _step_and_load(
                         waiting[s], acc, packed, high, scale, levels, tables, x, notes, at, end,
                         FORMAT, W, DEPTH, NVIDIA, MASKED or STEPS % DEPTH != 0,
                     )  # fmt: skip
-                # A branch, or ptxas gathers the loads of all steps behind the products of the last one.
-                elif first + 4 * W * (step + s) < end:  # noqa: SIM114
-                    acc, fresh = _step_and_load(
-                        waiting[s], acc, packed, high, scale, levels, tables, x, notes, at, end,
-                        FORMAT, W, DEPTH, NVIDIA, MASKED or STEPS % DEPTH != 0,
-                    )  # fmt: skip
-                loaded = loaded + (fresh,)  # type: ignore[assignment]
+                loaded = loaded + (fresh,)
             waiting = loaded
     # [W, 128] is (w, g, t, r): of row g + 8 r, if r is 0 or 1, the pairs 4 w + t of each step.
     by_pair = tl.permute(tl.reshape(acc, (W, 8, 4, 4)), (2, 0, 1, 3))
@@ -296,14 +292,8 @@ def multiply_one_row(
         x.words, x.notes, w.shape[0], norm, args,
         EPILOGUE=epilogue, CONFIG=config, NORM=is_normed, PAIR=w.pair, FORMAT=w.format, P=n_pairs, PART=tiles.part,
         W=tiles.warps, DEPTH=tiles.depth, NVIDIA=nvidia, PDL=pdl,
-        num_warps=tiles.warps, num_stages=1, **register_option(_most_registers(tiles, w.format) if nvidia else None),
-        **pdl_option(pdl), **OPTIONS,
+        num_warps=tiles.warps, num_stages=1, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
-
-
-def _most_registers(tiles: Tiles, form: str) -> int | None:
-    """Given none to heed, ptxas spills for the sake of more programs at once; these are two a multiprocessor."""
-    return 128 if tiles.warps == 8 and form != "mq4" else None
 
 
 def variants() -> Iterator[Variant]:
@@ -315,7 +305,7 @@ def variants() -> Iterator[Variant]:
         ("mq4", epilogues.gate, 14336, 1792, 64),
         ("mq4", epilogues.add_stream, 0, 64, 48),
         ("mq4-uniform", epilogues.add_residual, 0, 20, 5),
-        ("mq4-uniform", epilogues.add_stream, 0, 256, 224),
+        ("mq4-uniform", epilogues.add_stream, 0, 256, 64),
         ("mq4-uniform", epilogues.gate, 14336, 1792, 64),
         ("mq6", epilogues.logits, 0, 8016, 64),
     ):
@@ -339,7 +329,6 @@ def variants() -> Iterator[Variant]:
             },
             num_warps=tiles.warps,
             num_stages=1,
-            most_registers=_most_registers(tiles, form),
             has_pdl=True,
             is_nvidia_only=True,
         )  # fmt: skip
