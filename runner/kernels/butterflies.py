@@ -83,37 +83,69 @@ def rotated_span(v, signs, places, SIZE: tl.constexpr, NVIDIA: tl.constexpr):
 
 
 @triton.jit
-def signs_of_spans(signs, places, SIZE: tl.constexpr):
-    """What rotated_spans wants of the signs, to be loaded before anything has to wait: four times [W, 128]."""
+def elements(v, W: tl.constexpr):
+    """[W, 128] as the four tensors [W, 32] of what lies at places 4 l to 4 l + 3, an element a lane.
+
+    tl.join would make one tensor of them again, but with a lane's registers in an order that depends on the compiler.
+    """
+    even, odd = tl.split(tl.reshape(v, (W, 32, 2, 2)))
+    e0, e2 = tl.split(even)
+    e1, e3 = tl.split(odd)
+    return e0, e1, e2, e3
+
+
+@triton.jit
+def signs_of_spans(signs, places, SIZE: tl.constexpr, W: tl.constexpr):
+    """What rotated_spans wants of the signs, to be loaded before anything has to wait: of both halves of a span, and
+    before and after the butterflies. places: [W, 128], 0 to 127 in each row, such as Triton sees to come in fours."""
     beyond: tl.constexpr = 128 if SIZE == 256 else 0
     at = _places_of_signs(places, SIZE)
     return (
-        (tl.load(signs + at), tl.load(signs + beyond + at)),
-        (tl.load(signs + 256 + at), tl.load(signs + 256 + beyond + at)),
+        (elements(tl.load(signs + at), W), elements(tl.load(signs + beyond + at), W)),
+        (elements(tl.load(signs + 256 + at), W), elements(tl.load(signs + 256 + beyond + at), W)),
     )
 
 
 @triton.jit
-def rotated_spans(first, second, signs, signs_there, places, SIZE: tl.constexpr, W: tl.constexpr, NVIDIA: tl.constexpr):
-    """The same for W warps, each of which has a span: its first and its second half [W, 128]; returns both.
-
-    places: [W, 128], 0 to 127 in each row, such as Triton sees to come in fours. signs_there: signs_of_spans.
-    """
+def rotated_spans(first, second, signs, signs_there, SIZE: tl.constexpr, W: tl.constexpr, NVIDIA: tl.constexpr):
+    """The same for W warps, each of which has a span: its first and its second half [W, 128]; returns the `elements` of
+    both. signs_there: signs_of_spans."""
     if SIZE == 1:
-        return first, second
+        return elements(first, W), elements(second, W)
     elif not NVIDIA:
         both = tl.reshape(tl.permute(tl.join(first, second), (0, 2, 1)), (256 * W,))
         both = tl.reshape(rotated(both, signs, SIZE, 256 * W), (W, 2, 128))
-        return tl.split(tl.permute(both, (0, 2, 1)))
+        first, second = tl.split(tl.permute(both, (0, 2, 1)))
+        return elements(first, W), elements(second, W)
     else:
         before, after = signs_there
-        first = _rotated_halves(first * before[0], places, SIZE)
-        second = _rotated_halves(second * before[1], places, SIZE)
-        if SIZE > 128:
-            half = first
-            first = half + second
-            second = half - second
-        return first * after[0], second * after[1]
+        lows = _rotated_elements(elements(first, W), before[0], SIZE, W)
+        highs = _rotated_elements(elements(second, W), before[1], SIZE, W)
+        low = ()
+        high = ()
+        for e in tl.static_range(4):
+            a, b = lows[e], highs[e]
+            if SIZE > 128:
+                a, b = a + b, a - b
+            low = low + (a * after[0][e],)  # type: ignore[assignment]
+            high = high + (b * after[1][e],)  # type: ignore[assignment]
+        return low, high
+
+
+@triton.jit
+def _rotated_elements(v, signs, SIZE: tl.constexpr, W: tl.constexpr):
+    """The butterflies inside of halves of spans, their `elements` v times the signs: all stages but the last of 256."""
+    a, b, c, d = v[0] * signs[0], v[1] * signs[1], v[2] * signs[2], v[3] * signs[3]
+    a, b, c, d = a + b, a - b, c + d, c - d  # bit 0
+    if SIZE > 2:
+        a, b, c, d = a + c, b + d, a - c, b - d  # bit 1
+    places = 4 * tl.arange(0, 32)[None, :] + 0 * tl.arange(0, W)[:, None]
+    return (
+        _between_lanes(a, places, SIZE),
+        _between_lanes(b, places, SIZE),
+        _between_lanes(c, places, SIZE),
+        _between_lanes(d, places, SIZE),
+    )
 
 
 @triton.jit
@@ -136,9 +168,13 @@ def _rotated_halves(v, places, SIZE: tl.constexpr):
     v = tl.join(a + b, a - b)
     if SIZE > 2:
         a, b = tl.split(tl.permute(v, (0, 1, 3, 2)))  # bit 1
-        a, b = tl.split(tl.permute(tl.join(a + b, a - b), (0, 1, 3, 2)))
-        v = tl.join(a, b)  # the same again, but so that a lane's registers are in the order of its elements
-    v = tl.reshape(v, (R, 128))
+        v = tl.permute(tl.join(a + b, a - b), (0, 1, 3, 2))
+    return _between_lanes(tl.reshape(v, (R, 128)), places, SIZE)
+
+
+@triton.jit
+def _between_lanes(v, places, SIZE: tl.constexpr):
+    """The stages of bits 2 to 6, of elements that lie four places a lane; places: theirs."""
     if SIZE > 4:
         v = _exchanged(v, places, 4, _EXCHANGE_1)
     if SIZE > 8:

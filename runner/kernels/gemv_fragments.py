@@ -28,7 +28,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels import epilogues
-from runner.kernels.add_parts import Reader, add_parts, rotates
+from runner.kernels.add_parts import rotates
 from runner.kernels.compile import Variant
 from runner.kernels.epilogues import columns, streams
 from runner.kernels.fragment_products import (
@@ -52,7 +52,6 @@ from runner.kernels.fragments import (
     to_fragments,
 )
 from runner.kernels.gemv_one_row import multiply_one_row
-from runner.kernels.gemv_spans import GemvSpans
 from runner.kernels.gemv_tiles import Tiles, tiles_of, tiles_of_branch, tiles_of_parts
 from runner.kernels.grids import FORMATS, half_tables, table, words_of_group
 from runner.kernels.pack import dequantize_ref
@@ -62,7 +61,6 @@ from runner.kernels.values import (
     OPTIONS,
     Int8Fragments,
     PackedMatrix,
-    UnroundedRow,
     has_pdl,
     is_nvidia,
     pdl_option,
@@ -367,7 +365,7 @@ def best_layout(w: PackedMatrix, pair: int = 0) -> PackedMatrix:
 
 @cache
 def _works(form: str, device: torch.device) -> bool:
-    """Whether the kernels give what they should, and the first row the same bits in all of them.
+    """Whether both kernels give what they should, and the first row the same bits in both.
 
     They count on which lane has what, which a compiler decides.
     """
@@ -375,7 +373,7 @@ def _works(form: str, device: torch.device) -> bool:
         return False
     random = torch.Generator().manual_seed(0)
     n_groups = 38  # of two warps: several steps, the last of which is not full
-    w = _random_matrix(form, n_groups, random, device)
+    w = random_matrix(form, n_groups, random, device)
     x, tiles = torch.randn(16, GROUP * n_groups, generator=random).to(device), Tiles(warps=2, depth=1)
     first: list[Tensor] = []
     for n_rows in (1, 3, 16):
@@ -392,26 +390,13 @@ def _works(form: str, device: torch.device) -> bool:
         if first and not torch.equal(of_first, first[0]):
             return False
         first.append(of_first)
-    return _rounds_as_told(form, random, device)
+    return True
 
 
-def _rounds_as_told(form: str, random: torch.Generator, device: torch.device) -> bool:
-    """Whether a product that rounds its row itself gives the bits that it has among others (gemv_spans.py)."""
-    h, gain = (torch.randn(*shape, generator=random).to(device) for shape in ((3, 512), (512,)))
-    w = to_fragments(_random_matrix(form, 16, random, device, rotation=256))
-    sums, rows = add_parts(h, None, None, Reader(gain=gain, w=w, zero=ZEROS[form]))
-    many, one = torch.empty(3, 48, device=device), torch.empty(1, 48, device=device)
-    norm = sums, 1 / 512, 1e-6
-    GemvFragments(x=rows, w=w, pair=0).run(epilogues.store, (many, 48, norm, many), (2, 2, False))
-    row = UnroundedRow(x=h[:1], gain=gain, eps=1e-6)
-    GemvSpans(x=row, w=w, pair=0).run(epilogues.store, (one, 48, (one, 0.0, 0.0), one), (0, 0, False))
-    return torch.equal(one, many[:1])
-
-
-def _random_matrix(
+def random_matrix(
     form: str, n_groups: int, random: torch.Generator, device: torch.device, rotation: int = 1
 ) -> PackedMatrix:
-    """48 rows of any bits."""
+    """48 rows of any bits, to try kernels with."""
     words = words_of_group(FORMATS[form])
     return PackedMatrix(
         format=form,

@@ -254,8 +254,8 @@ def _gemv_one_row(
             for s in tl.static_range(DEPTH):
                 at = p + 4 * W * (step + s)
                 fresh = waiting[s]  # type: ignore[var-annotated]
-                # A branch, or ptxas gathers the loads of all steps behind the products of the last one. There is none for
-                # mq6, which is faster without.
+                # A branch, or ptxas gathers the loads of all steps behind the last products. mq6 has none: it
+                # is faster so.
                 if FORMAT == "mq6" or first + 4 * W * (step + s) < end:
                     acc, fresh = _step_and_load(
                         waiting[s], acc, packed, high, scale, levels, tables, x, notes, at, end,

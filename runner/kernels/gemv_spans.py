@@ -14,20 +14,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels import epilogues
+from runner.kernels.add_parts import Reader, add_parts
 from runner.kernels.butterflies import rotated_spans, rotation_signs, signs_of_spans
 from runner.kernels.compile import Variant
 from runner.kernels.fragment_products import ZEROS, codes_in_four, half_tables_of_lanes, sum_by_halves
+from runner.kernels.fragments import to_fragments
+from runner.kernels.gemv_fragments import GemvFragments, random_matrix
 from runner.kernels.gemv_one_row import in_its_column, products_of_step
 from runner.kernels.gemv_tiles import spans_of, tiles_of_program
 from runner.kernels.grids import half_tables, table
-from runner.kernels.rotate import begin_of, rounded
+from runner.kernels.rotate import begin_of, level_of, magnitude, scale_of
 from runner.kernels.values import (
     OPTIONS,
     Matrix,
@@ -52,38 +57,41 @@ _SUM_OF_QUAD = tl.constexpr(
 
 
 @triton.jit
-def _from_lanes(first, second, lane, is_first):
-    """What lanes of the warp have in every element of two tensors [W, 128], for each element one lane."""
-    a = tl.inline_asm_elementwise(_FROM_LANE, "=r,r,r", [first, lane], dtype=first.dtype, is_pure=True, pack=1)
-    b = tl.inline_asm_elementwise(_FROM_LANE, "=r,r,r", [second, lane], dtype=first.dtype, is_pure=True, pack=1)
+def _for_pairs(v, W: tl.constexpr):
+    """[W, 2] of the pairs of groups of halves of spans, for each of a half's lanes [W, 32]."""
+    return tl.reshape(tl.broadcast_to(v[:, :, None], (W, 2, 16)), (W, 32))
+
+
+@triton.jit
+def _rounded_words(v, W: tl.constexpr):
+    """The `elements` v of halves of spans, rounded: each lane's word [W, 32], and what its pair of groups has, the
+    scale and the sums of the levels of both groups, the second's in the upper half."""
+    largest = tl.maximum(tl.maximum(magnitude(v[0]), magnitude(v[1])), tl.maximum(magnitude(v[2]), magnitude(v[3])))
+    unit, grow, by, inverse = scale_of(tl.max(tl.reshape(largest, (W, 2, 16)), 2))
+    grow, by, inverse = _for_pairs(grow, W), _for_pairs(by, W), _for_pairs(inverse, W)
+    word = tl.zeros((W, 32), tl.int32)
+    total = tl.zeros((W, 32), tl.int32)
+    for e in tl.static_range(4):
+        level = level_of(v[e], grow, by, inverse)
+        word |= (level & 255) << (8 * e)
+        total += level
+    lane = tl.arange(0, 32)[None, :]
+    both = tl.sum(tl.reshape(total << (16 * (lane // 8 % 2)), (W, 2, 16)), 2)
+    return word, _for_pairs(unit, W), _for_pairs(both, W)
+
+
+@triton.jit
+def _from_lanes(first, second, lane, is_first, W: tl.constexpr, NVIDIA: tl.constexpr):
+    """[W, 128]: of two tensors [W, 32], an element a lane, what lane `lane` [W, 128] of the same warp has in one of
+    them."""
+    if NVIDIA:
+        first = tl.reshape(tl.broadcast_to(first[:, :, None], (W, 32, 4)), (W, 128))
+        second = tl.reshape(tl.broadcast_to(second[:, :, None], (W, 32, 4)), (W, 128))
+        a = tl.inline_asm_elementwise(_FROM_LANE, "=r,r,r", [first, lane], dtype=first.dtype, is_pure=True, pack=1)
+        b = tl.inline_asm_elementwise(_FROM_LANE, "=r,r,r", [second, lane], dtype=first.dtype, is_pure=True, pack=1)
+    else:
+        a, b = tl.gather(first, lane, 1), tl.gather(second, lane, 1)
     return tl.where(is_first, a, b)
-
-
-@triton.jit
-def _words_of(first, second, places, W: tl.constexpr, NVIDIA: tl.constexpr):
-    """Levels of both halves of spans [W, 128] as words [W, 128]: i has word i // 4 % 4 * 4 + i % 4 of pair i // 32."""
-    both = tl.permute(tl.join(first, second), (0, 2, 1)) & 255
-    words = tl.sum(tl.reshape(both, (W, 2, 32, 4)) << (8 * tl.arange(0, 4))[None, None, None, :], 3)
-    if NVIDIA:
-        mine0, mine1 = tl.split(tl.permute(words, (0, 2, 1)))
-        mine0 = tl.reshape(tl.broadcast_to(mine0[:, :, None], (W, 32, 4)), (W, 128))
-        mine1 = tl.reshape(tl.broadcast_to(mine1[:, :, None], (W, 32, 4)), (W, 128))
-        lane = places // 32 % 2 * 16 + places % 4 * 4 + places // 4 % 4
-        return _from_lanes(mine0, mine1, lane, places < 64)
-    else:
-        by_place = tl.permute(tl.reshape(words, (W, 4, 4, 4)), (0, 1, 3, 2))  # pair, t, 2 e + half
-        return tl.reshape(tl.broadcast_to(by_place[:, :, None, :, :], (W, 4, 2, 4, 4)), (W, 128))
-
-
-@triton.jit
-def _of_lanes_pair(first, second, places, W: tl.constexpr, NVIDIA: tl.constexpr):
-    """What the pairs have, given for the elements of both halves of spans [W, 128]: i has that of pair i // 4 % 4."""
-    if NVIDIA:
-        return _from_lanes(first, second, places // 4 % 2 * 16, places // 4 % 4 < 2)
-    else:
-        both = tl.reshape(tl.permute(tl.join(first, second), (0, 2, 1)), (W, 4, 64))
-        pair = tl.max(both, 2)  # of equals
-        return tl.reshape(tl.broadcast_to(pair[:, None, :, None], (W, 8, 4, 4)), (W, 128))
 
 
 @triton.jit
@@ -177,7 +185,7 @@ def _gemv_spans(
     if HAS_GAIN:
         gain0 = tl.load(gain + k)
         gain1 = tl.load(gain + 128 + k)
-    signs_there = signs_of_spans(signs, places, SIZE)
+    signs_there = signs_of_spans(signs, places, SIZE, W)
     factors = ()
     for c in tl.static_range(CHUNKS):
         n, n2, n_ok = _columns(first_tile, n_there, c, N, PAIR)
@@ -197,12 +205,15 @@ def _gemv_spans(
     if HAS_GAIN:
         first *= gain0
         second *= gain1
-    first, second = rotated_spans(first, second, signs, signs_there, places, SIZE, W, NVIDIA)
-    first, unit0, both0 = rounded(first)
-    second, unit1, both1 = rounded(second)
-    x_words = _words_of(first, second, places, W, NVIDIA)
-    unit = _of_lanes_pair(unit0, unit1, places, W, NVIDIA)
-    both = _of_lanes_pair(both0, both1, places, W, NVIDIA)
+    lows, highs = rotated_spans(first, second, signs, signs_there, SIZE, W, NVIDIA)
+    word0, unit0, both0 = _rounded_words(lows, W)
+    word1, unit1, both1 = _rounded_words(highs, W)
+    # Word i // 4 % 4 * 4 + i % 4 of pair i // 32 of the warp, and what pair i // 4 % 4 of it has.
+    of_word = places // 32 % 2 * 16 + places % 4 * 4 + places // 4 % 4
+    x_words = _from_lanes(word0, word1, of_word, places < 64, W, NVIDIA)
+    of_pair, is_first = places // 4 % 2 * 16, places // 4 % 4 < 2
+    unit = _from_lanes(unit0, unit1, of_pair, is_first, W, NVIDIA)
+    both = _from_lanes(both0, both1, of_pair, is_first, W, NVIDIA)
     x_notes = tl.where(places % 4 == 0, unit, begin_of(both, ZERO, places % 4 == 1))
     x_columns = ()
     for t in tl.static_range(4):
@@ -245,7 +256,23 @@ def _gemv_spans(
 
 def rounds(w: Matrix) -> bool:
     """Whether the product of one row with w is that of this file, which takes an UnroundedRow."""
-    return isinstance(w, PackedMatrix) and w.layout == "fragments" and spans_of(*w.packed.shape[:2]) > 0
+    if not isinstance(w, PackedMatrix) or w.layout != "fragments" or not spans_of(*w.packed.shape[:2]):
+        return False
+    return not is_nvidia(w.packed) or _agrees(w.format, w.packed.device)
+
+
+@cache
+def _agrees(form: str, device: torch.device) -> bool:
+    """Whether a row has the bits here that it has among others: lanes are a compiler's to decide."""
+    random = torch.Generator().manual_seed(0)
+    h, gain = (torch.randn(*shape, generator=random).to(device) for shape in ((3, 512), (512,)))
+    w = to_fragments(random_matrix(form, 16, random, device, rotation=256))
+    sums, rows = add_parts(h, None, None, Reader(gain=gain, w=w, zero=ZEROS[form]))
+    many, one = torch.empty(3, 48, device=device), torch.empty(1, 48, device=device)
+    GemvFragments(x=rows, w=w, pair=0).run(epilogues.store, (many, 48, (sums, 1 / 512, 1e-6), many), (2, 2, False))
+    row = UnroundedRow(x=h[:1], gain=gain, eps=1e-6)
+    _launch(row, w, epilogues.store, (one, 48, (one, 0.0, 0.0), one), (0, 0, False))
+    return torch.equal(one, many[:1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,18 +301,28 @@ class GemvSpans:
     def run(self, epilogue: Callable[..., Any], args: tuple[Any, ...], config: tuple[Any, ...]) -> None:
         """epilogue: store, gate or add_stream of epilogues.py, or one like them, without a norm."""
         assert epilogue not in (epilogues.store_squares, epilogues.add_residual, epilogues.logits)
-        x, w = self.x, self.w
-        warps, tiles = spans_of(*w.packed.shape[:2]), tiles_of_program(self.n_tiles)
-        nvidia, pdl, device = is_nvidia(w.packed), has_pdl(w.packed), w.packed.device
-        _gemv_spans[(triton.cdiv(self.n_tiles, tiles),)](
-            w.packed, w.packed if w.high is None else w.high, w.scale, w.row_scale, table(device), half_tables(device),
-            x.x, w.row_scale if x.gain is None else x.gain, rotation_signs(w.rotation, device), w.shape[0],
-            self.n_tiles, 1.0 / w.shape[1], x.eps or 0.0, args,
-            EPILOGUE=epilogue, CONFIG=config, HAS_NORM=x.eps is not None, HAS_GAIN=x.gain is not None, SIZE=w.rotation,
-            PAIR=w.pair, FORMAT=w.format, ZERO=ZEROS[w.format], W=warps, TILES=tiles,
-            DEPTH=min(_DEPTH[w.format], tiles), NVIDIA=nvidia, PDL=pdl, num_warps=warps, num_stages=1,
-            **register_option(_MOST_REGISTERS if nvidia else None), **pdl_option(pdl), **OPTIONS,
-        )  # fmt: skip
+        _launch(self.x, self.w, epilogue, args, config)
+
+
+def _launch(
+    x: UnroundedRow,
+    w: PackedMatrix,
+    epilogue: Callable[..., Any],
+    args: tuple[Any, ...],
+    config: tuple[Any, ...],
+) -> None:
+    n_tiles = w.packed.shape[0]
+    warps, tiles = spans_of(*w.packed.shape[:2]), tiles_of_program(n_tiles)
+    nvidia, pdl, device = is_nvidia(w.packed), has_pdl(w.packed), w.packed.device
+    _gemv_spans[(triton.cdiv(n_tiles, tiles),)](
+        w.packed, w.packed if w.high is None else w.high, w.scale, w.row_scale, table(device), half_tables(device),
+        x.x, w.row_scale if x.gain is None else x.gain, rotation_signs(w.rotation, device), w.shape[0],
+        n_tiles, 1.0 / w.shape[1], x.eps or 0.0, args,
+        EPILOGUE=epilogue, CONFIG=config, HAS_NORM=x.eps is not None, HAS_GAIN=x.gain is not None, SIZE=w.rotation,
+        PAIR=w.pair, FORMAT=w.format, ZERO=ZEROS[w.format], W=warps, TILES=tiles,
+        DEPTH=min(_DEPTH[w.format], tiles), NVIDIA=nvidia, PDL=pdl, num_warps=warps, num_stages=1,
+        **register_option(_MOST_REGISTERS if nvidia else None), **pdl_option(pdl), **OPTIONS,
+    )  # fmt: skip
 
 
 # Qwen3-0.6B's matrices on an H200: all tiles of a program on their way at once.

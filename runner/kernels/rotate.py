@@ -104,22 +104,38 @@ def _of_pairs(v):
 
 
 @triton.jit
-def rounded(v):
-    """Halves of spans v [R, 128] float32 as levels int32 [R, 128], and for each element what its pair of groups has:
-    the scale, and the sums of the levels of both groups, the second's in the upper half."""
-    R: tl.constexpr = v.shape[0]
-    # As whole numbers, since of these NaN is the largest: a maximum of floats would pass it over.
-    bits = tl.reshape(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, (R, 2, 16, 4))
-    unit = tl.div_rn(tl.max(tl.max(bits, 3), 2).to(tl.float32, bitcast=True), _LARGEST)
+def magnitude(v):
+    """|v| as a whole number, since of these NaN is the largest: a maximum of floats would pass it over."""
+    return v.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def scale_of(largest):
+    """The scale of elements of which the largest has this magnitude, and what level_of wants of it."""
+    unit = tl.div_rn(largest.to(tl.float32, bitcast=True), _LARGEST)
     # v / unit as a division rounds it, with one division for 64 elements: from the nearest float to 1 / unit one
     # correction leads there (Markstein). What is very small is first made larger, which is exact.
     grow = tl.where(unit < _SMALL, _MUCH, 1.0)
     by = tl.where(unit > 0.0, unit * grow, 1.0)
-    inverse = _of_pairs(tl.div_rn(1.0, by))
-    value = v * _of_pairs(grow)
+    return unit, grow, by, tl.div_rn(1.0, by)
+
+
+@triton.jit
+def level_of(v, grow, by, inverse):
+    """The nearest level, int32; see scale_of."""
+    value = v * grow
     near = value * inverse
-    quotient = tl.fma(tl.fma(-near, _of_pairs(by), value), inverse, near)
-    levels = ((quotient + _ROUNDING) - _ROUNDING).to(tl.int32)
+    quotient = tl.fma(tl.fma(-near, by, value), inverse, near)
+    return ((quotient + _ROUNDING) - _ROUNDING).to(tl.int32)
+
+
+@triton.jit
+def _rounded(v):
+    """Halves of spans v [R, 128] float32 as levels int32 [R, 128], and for each element what its pair of groups has:
+    the scale, and the sums of the levels of both groups, the second's in the upper half."""
+    R: tl.constexpr = v.shape[0]
+    unit, grow, by, inverse = scale_of(tl.max(tl.max(tl.reshape(magnitude(v), (R, 2, 16, 4)), 3), 2))
+    levels = level_of(v, _of_pairs(grow), _of_pairs(by), _of_pairs(inverse))
     # The sums of both groups of a pair at once: each is below 2^13.
     i = tl.arange(0, 128)[None, :]
     both = tl.sum(tl.sum(tl.reshape(levels << (16 * (i // 32 % 2)), (R, 2, 16, 4)), 3), 2)
@@ -139,7 +155,7 @@ def store_fragments(v, places, span, row, K, factor, zero, words, notes, COLUMNS
 
     places: of v (span_places). words: those of Int8Fragments, byte by byte; notes: its notes, scales times `factor`.
     """
-    levels, unit, both = rounded(v)
+    levels, unit, both = _rounded(v)
     begin = begin_of(both, zero, places % 4 == 1)
     i = tl.arange(0, 128)[None, :]  # and not of `places`: so Triton sees that a lane's four lie side by side
     p = span * 4 + 2 * tl.arange(0, 2)[:, None] + i // 64

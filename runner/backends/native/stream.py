@@ -154,7 +154,11 @@ def read_product(reader: MatrixReader, name: str, members: list[str], *, is_pair
 
 def laid_out(w: Matrix, pair: int = 0) -> Matrix:
     """The same weights, in the layout that the device multiplies fastest."""
-    return w if isinstance(w, Tensor) else best_layout(w, pair)
+    if isinstance(w, Tensor):
+        return w
+    found = best_layout(w, pair)
+    rounds(found)  # tries on this device what could not be tried while a graph is recorded
+    return found
 
 
 def read_norm(reader: MatrixReader, module: nn.Module, name: str, leaf: str | None) -> Norm | None:
