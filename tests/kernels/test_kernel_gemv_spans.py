@@ -10,7 +10,7 @@ import torch
 from kernel_data import DEVICE, close, poisoned, random, scrambled
 from torch import Tensor
 
-from runner.kernels import epilogues, gemv_tiles
+from runner.kernels import epilogues, gemv_spans, gemv_tiles
 from runner.kernels.add_parts import Reader, add_parts
 from runner.kernels.fragment_products import ZEROS
 from runner.kernels.fragments import activation_rows, to_fragments
@@ -116,3 +116,18 @@ def test_branches_are_summed_whole_where_that_is_one_wave_or_the_matrix_is_small
     assert [tiles_of_branch(*size).part for size in ((256, 64), (256, 224), (64, 48), (64, 32))] == [0, 0, 0, 0]
     assert [tiles_of_branch(*size).warps for size in ((256, 64), (256, 224), (64, 48), (2, 1))] == [8, 8, 8, 1]
     assert tiles_of_branch(512, 448).part > 0
+
+
+def test_where_a_row_would_have_other_bits_it_is_rounded_before_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = to_fragments(scrambled("mq4", 16, 256))
+    monkeypatch.setattr(gemv_spans, "is_nvidia", lambda _: True)
+    monkeypatch.setattr(gemv_spans, "_agrees", lambda *_: True)
+    assert rounds(w)
+    monkeypatch.setattr(gemv_spans, "_agrees", lambda *_: False)
+    assert not rounds(w)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", ["mq4", "mq4-uniform", "mq6"])
+def test_a_device_gives_a_row_the_same_bits(form: str) -> None:
+    assert gemv_spans._agrees(form, DEVICE)
