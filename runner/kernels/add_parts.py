@@ -1,9 +1,9 @@
 """h += the parts of a product, and the new h as the next product reads it: int8 in fragments, rotated.
 
-Who computes a product in parts leaves them to this kernel, which has to read h anyway. The norm's factor, for which all
-of a row would have to be there, is left to the product that reads the rows: its squares come in one part for each span
-of 256 columns. A program is a span of one row, so a row has the same bits whatever its neighbours are. It knows no
-weights but the block size that the next ones want.
+Who computes a product in parts leaves them to this kernel, which has to read h anyway; there may be none. The norm's
+factor, for which all of a row would have to be there, is left to the product that reads the rows: its squares come in
+one part for each span of 256 columns. A program is a span of one row, so a row has the same bits whatever its
+neighbours are. It knows no weights but the block size that the next ones want.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ SPAN: Final = 256  # columns that are rotated together at most
 class Reader:
     """Who reads rows next: w [.., K] in fragments, behind a norm's gain [K] float32, or none.
 
-    zero: see Int8Fragments.
+    zero: see Int8Fragments. rounds: it takes one row as it is (gemv_spans.py).
     """
 
     gain: Tensor | None
     w: PackedMatrix
     zero: int
+    rounds: bool = False
 
 
 def add_parts_ref(
-    h: Tensor, parts: Tensor, bias: Tensor | None, reader: Reader
+    h: Tensor, parts: Tensor | None, bias: Tensor | None, reader: Reader
 ) -> tuple[Tensor, Tensor, Int8Fragments]:
     """The new h, the sums of its squares [M, K / 256], and its rows for the reader; see add_parts."""
-    h = h + parts.sum(1) + (0 if bias is None else bias.float())
+    h = h + (0 if parts is None else parts.sum(1)) + (0 if bias is None else bias.float())
     rows = quantize_fragments_ref(h, reader.gain, reader.w.rotation, reader.zero)
     return h, h.square().unflatten(1, (-1, SPAN)).sum(2), rows
 
@@ -76,7 +77,8 @@ def _add_parts(
         v += tl.load(parts + (row.to(tl.int64) * PARTS + part) * K + k)
     if HAS_BIAS:
         v += tl.load(bias + k).to(tl.float32)
-    tl.store(h + at, v)
+    if PARTS > 0 or HAS_BIAS:
+        tl.store(h + at, v)
     tl.store(sums + row * (K // 256) + span, tl.sum(tl.sum(v * v, 0), 0))
     if HAS_GAIN:
         v *= g
@@ -89,21 +91,21 @@ def reads_parts(reader: Reader) -> bool:
     return reader.w.layout == "fragments" and reader.w.shape[1] % SPAN == 0
 
 
-def add_parts(h: Tensor, parts: Tensor, bias: Tensor | None, reader: Reader) -> tuple[Tensor, Int8Fragments]:
+def add_parts(h: Tensor, parts: Tensor | None, bias: Tensor | None, reader: Reader) -> tuple[Tensor, Int8Fragments]:
     """h += parts.sum(1) + bias in place; returns the sums of the new h's squares [M, K / 256], and its rows.
 
-    h: [M, K] float32, contiguous, K a multiple of 256. parts: [M, P, K] float32. bias: [K] or None.
+    h: [M, K] float32, contiguous, K a multiple of 256. parts: [M, P, K] float32, or None. bias: [K] or None.
     """
-    (n_rows, k), n_parts = h.shape, parts.shape[1]
-    assert parts.shape == (n_rows, n_parts, k)
+    (n_rows, k), n_parts = h.shape, 0 if parts is None else parts.shape[1]
+    assert parts is None or parts.shape == (n_rows, n_parts, k)
     assert h.is_contiguous()
-    assert parts.is_contiguous()
+    assert parts is None or parts.is_contiguous()
     assert reader.w.shape[1] == k
     words, notes = empty_fragments(n_rows, k, h.device)
     sums = torch.empty(n_rows, k // SPAN, dtype=torch.float32, device=h.device)
     pdl = has_pdl(h)
     _add_parts[(k // SPAN, n_rows)](
-        h, parts, h if bias is None else bias, h if reader.gain is None else reader.gain,
+        h, h if parts is None else parts, h if bias is None else bias, h if reader.gain is None else reader.gain,
         rotation_signs(reader.w.rotation, h.device), words.view(torch.int8), notes, sums, k, reader.zero,
         PARTS=n_parts, HAS_BIAS=bias is not None, HAS_GAIN=reader.gain is not None, SIZE=reader.w.rotation,
         COLUMNS=words.shape[2], NVIDIA=is_nvidia(h), PDL=pdl, num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,

@@ -74,34 +74,118 @@ def rotated_span(v, signs, places, SIZE: tl.constexpr, NVIDIA: tl.constexpr):
     elif not NVIDIA:
         return tl.reshape(rotated(tl.reshape(v, (256,)), signs, SIZE, 256), (2, 128))
     else:
-        if SIZE == 256:
-            at = places
-        elif SIZE >= 4:  # written so that Triton sees that they come in fours: else it loads them in another layout
-            i = tl.arange(0, 128)[None, :]
-            at = i // 4 % (SIZE // 4) * 4 + i % 4 + 0 * places
-        else:
-            at = places % SIZE
-        v = v * tl.load(signs + at)
-        a, b = tl.split(tl.reshape(v, (2, 32, 2, 2)))  # bit 0
-        v = tl.join(a + b, a - b)
-        if SIZE > 2:
-            a, b = tl.split(tl.permute(v, (0, 1, 3, 2)))  # bit 1
-            v = tl.permute(tl.join(a + b, a - b), (0, 1, 3, 2))
-        v = tl.reshape(v, (2, 128))
-        if SIZE > 4:
-            v = _exchanged(v, places, 4, _EXCHANGE_1)
-        if SIZE > 8:
-            v = _exchanged(v, places, 8, _EXCHANGE_2)
-        if SIZE > 16:
-            v = _exchanged(v, places, 16, _EXCHANGE_4)
-        if SIZE > 32:
-            v = _exchanged(v, places, 32, _EXCHANGE_8)
-        if SIZE > 64:
-            v = _exchanged(v, places, 64, _EXCHANGE_16)
+        at = _places_of_signs(places, SIZE)
+        v = _rotated_halves(v * tl.load(signs + at), places, SIZE)
         if SIZE > 128:
             a, b = tl.split(tl.permute(v, (1, 0)))  # bit 7
             v = tl.permute(tl.join(a + b, a - b), (1, 0))
         return v * tl.load(signs + 256 + at)
+
+
+@triton.jit
+def elements(v, W: tl.constexpr):
+    """[W, 128] as the four tensors [W, 32] of what lies at places 4 l to 4 l + 3, an element a lane.
+
+    tl.join would make one tensor of them again, but with a lane's registers in an order that depends on the compiler.
+    """
+    even, odd = tl.split(tl.reshape(v, (W, 32, 2, 2)))
+    e0, e2 = tl.split(even)
+    e1, e3 = tl.split(odd)
+    return e0, e1, e2, e3
+
+
+@triton.jit
+def signs_of_spans(signs, places, SIZE: tl.constexpr, W: tl.constexpr):
+    """What rotated_spans wants of the signs, to be loaded before anything has to wait: of both halves of a span, and
+    before and after the butterflies. places: [W, 128], 0 to 127 in each row, such as Triton sees to come in fours."""
+    beyond: tl.constexpr = 128 if SIZE == 256 else 0
+    at = _places_of_signs(places, SIZE)
+    return (
+        (elements(tl.load(signs + at), W), elements(tl.load(signs + beyond + at), W)),
+        (elements(tl.load(signs + 256 + at), W), elements(tl.load(signs + 256 + beyond + at), W)),
+    )
+
+
+@triton.jit
+def rotated_spans(first, second, signs, signs_there, SIZE: tl.constexpr, W: tl.constexpr, NVIDIA: tl.constexpr):
+    """The same for W warps, each of which has a span: its first and its second half [W, 128]; returns the `elements` of
+    both. signs_there: signs_of_spans."""
+    if SIZE == 1:
+        return elements(first, W), elements(second, W)
+    elif not NVIDIA:
+        both = tl.reshape(tl.permute(tl.join(first, second), (0, 2, 1)), (256 * W,))
+        both = tl.reshape(rotated(both, signs, SIZE, 256 * W), (W, 2, 128))
+        first, second = tl.split(tl.permute(both, (0, 2, 1)))
+        return elements(first, W), elements(second, W)
+    else:
+        before, after = signs_there
+        lows = _rotated_elements(elements(first, W), before[0], SIZE, W)
+        highs = _rotated_elements(elements(second, W), before[1], SIZE, W)
+        low = ()
+        high = ()
+        for e in tl.static_range(4):
+            a, b = lows[e], highs[e]
+            if SIZE > 128:
+                a, b = a + b, a - b
+            low = low + (a * after[0][e],)  # type: ignore[assignment]
+            high = high + (b * after[1][e],)  # type: ignore[assignment]
+        return low, high
+
+
+@triton.jit
+def _rotated_elements(v, signs, SIZE: tl.constexpr, W: tl.constexpr):
+    """The butterflies inside of halves of spans, their `elements` v times the signs: all stages but the last of 256."""
+    a, b, c, d = v[0] * signs[0], v[1] * signs[1], v[2] * signs[2], v[3] * signs[3]
+    a, b, c, d = a + b, a - b, c + d, c - d  # bit 0
+    if SIZE > 2:
+        a, b, c, d = a + c, b + d, a - c, b - d  # bit 1
+    places = 4 * tl.arange(0, 32)[None, :] + 0 * tl.arange(0, W)[:, None]
+    return (
+        _between_lanes(a, places, SIZE),
+        _between_lanes(b, places, SIZE),
+        _between_lanes(c, places, SIZE),
+        _between_lanes(d, places, SIZE),
+    )
+
+
+@triton.jit
+def _places_of_signs(places, SIZE: tl.constexpr):
+    """Where the signs of elements lie that are at `places` [R, 128] of a span."""
+    if SIZE == 256:
+        return places
+    elif SIZE >= 4:  # written so that Triton sees that they come in fours: else it loads them in another layout
+        i = tl.arange(0, 128)[None, :]
+        return i // 4 % (SIZE // 4) * 4 + i % 4 + 0 * places
+    else:
+        return places % SIZE
+
+
+@triton.jit
+def _rotated_halves(v, places, SIZE: tl.constexpr):
+    """The butterflies inside of halves of spans v [R, 128]: all stages but the last one of a block of 256."""
+    R: tl.constexpr = v.shape[0]
+    a, b = tl.split(tl.reshape(v, (R, 32, 2, 2)))  # bit 0
+    v = tl.join(a + b, a - b)
+    if SIZE > 2:
+        a, b = tl.split(tl.permute(v, (0, 1, 3, 2)))  # bit 1
+        v = tl.permute(tl.join(a + b, a - b), (0, 1, 3, 2))
+    return _between_lanes(tl.reshape(v, (R, 128)), places, SIZE)
+
+
+@triton.jit
+def _between_lanes(v, places, SIZE: tl.constexpr):
+    """The stages of bits 2 to 6, of elements that lie four places a lane; places: theirs."""
+    if SIZE > 4:
+        v = _exchanged(v, places, 4, _EXCHANGE_1)
+    if SIZE > 8:
+        v = _exchanged(v, places, 8, _EXCHANGE_2)
+    if SIZE > 16:
+        v = _exchanged(v, places, 16, _EXCHANGE_4)
+    if SIZE > 32:
+        v = _exchanged(v, places, 32, _EXCHANGE_8)
+    if SIZE > 64:
+        v = _exchanged(v, places, 64, _EXCHANGE_16)
+    return v
 
 
 @triton.jit

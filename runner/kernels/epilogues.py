@@ -30,11 +30,18 @@ ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2}
 
 @triton.jit
 def p_rstd(parts, rows, row_ok, inverse_size, eps, PARTS: tl.constexpr, PADDED: tl.constexpr):
-    """1 / rms [R] of rows whose squares were summed in parts [M, PARTS]; PADDED: a power of two, PARTS or more."""
+    """1 / rms [R] of rows whose squares were summed in parts [M, PARTS]; PADDED: a power of two, PARTS or more.
+
+    Up to 8 parts are added in p_sum's order, which is the order of gemv_spans.py.
+    """
     j = tl.arange(0, PADDED)
     ok = row_ok[:, None] & (j < PARTS)[None, :]
     found = tl.load(parts + rows[:, None] * PARTS + j[None, :], mask=ok, other=0.0)
-    return tl.div_rn(1.0, tl.sqrt_rn(tl.sum(found, 1) * inverse_size + eps))
+    if PADDED <= 8:
+        total = p_sum(found, found.shape[0], PADDED)
+    else:
+        total = tl.sum(found, 1)
+    return tl.div_rn(1.0, tl.sqrt_rn(total * inverse_size + eps))
 
 
 @triton.jit
@@ -137,6 +144,16 @@ def add_residual(lo, hi, rows, row_ok, n, n2, n_ok, tile, args, CONFIG: tl.const
 
 
 @triton.jit
+def add_stream(lo, hi, rows, row_ok, n, n2, n_ok, tile, args, CONFIG: tl.constexpr):
+    """h += acc + bias, and no squares: who reads h makes them. args: h, width, norm, bias."""
+    h, width, norm, bias = args
+    lo, hi = p_scaled(lo, hi, rows, row_ok, n, n2, n_ok, norm, bias, CONFIG)
+    offset = rows[:, None].to(tl.int64) * width + n[None, :]
+    lo += tl.load(h + offset, mask=row_ok[:, None] & n_ok[None, :], other=0.0)
+    p_store(h, lo, rows, row_ok, n, n_ok, width)
+
+
+@triton.jit
 def gate(lo, hi, rows, row_ok, n, n2, n_ok, tile, args, CONFIG: tl.constexpr):
     """out = act(gate) * up for pairs of columns (gate, up). CONFIG: ..., ACTIVATION."""
     out, width, norm, bias = args
@@ -223,9 +240,10 @@ def signature(program: Any, dtype: str) -> tuple[Any, ...]:
     tiles = {
         store: (),
         gate: (),
+        add_stream: (),
         store_squares: ("*fp32", "i32"),
         add_residual: ("*fp32", "i32"),
         logits: ("*fp32", "*i32", "*fp32", "i32"),
     }
-    out = "*fp32" if program in (add_residual, logits) else dtype
+    out = "*fp32" if program in (add_residual, add_stream, logits) else dtype
     return (out, "i32", _NORM, out, *tiles[program])

@@ -17,7 +17,7 @@ the portable form of the instruction is there for tests.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -52,7 +52,7 @@ from runner.kernels.fragments import (
     to_fragments,
 )
 from runner.kernels.gemv_one_row import multiply_one_row
-from runner.kernels.gemv_tiles import Tiles, tiles_of, tiles_of_parts
+from runner.kernels.gemv_tiles import Tiles, tiles_of, tiles_of_branch, tiles_of_parts
 from runner.kernels.grids import FORMATS, half_tables, table, words_of_group
 from runner.kernels.pack import dequantize_ref
 from runner.kernels.values import (
@@ -217,6 +217,7 @@ def _gemv_fragments(
     S: tl.constexpr = 4 * W
     LENGTH: tl.constexpr = P if PART == 0 else PART
     STEPS: tl.constexpr = (LENGTH + S - 1) // S
+    SLOTS: tl.constexpr = 2 if (PDL or not NVIDIA) and STEPS > 4 and BLOCKS * TILES == 1 and FORMAT != "mq6" else 1
     tile = tl.program_id(0) * TILES
     part = tl.program_id(2)
     first_block = tl.program_id(1) * BLOCKS
@@ -227,7 +228,9 @@ def _gemv_fragments(
     scale += tile.to(tl.int64) * (P * 32)
     r = tl.arange(0, S)  # W t + w: a warp has all that one lane adds up
     s = (first + 4 * (r % W) + r // W)[:, None]
-    words, more, codes = _loaded_tiles(packed, high, scale, s, P, end, FORMAT, TILES, NVIDIA)
+    waiting = ()
+    for slot in tl.static_range(SLOTS):
+        waiting = waiting + (_loaded_tiles(packed, high, scale, s + slot * S, P, end, FORMAT, TILES, NVIDIA),)  # type: ignore[assignment]
     tables = half_tables_of_lanes(halves, S, FORMAT, NVIDIA)
     if PDL:
         gdc_wait()
@@ -235,16 +238,33 @@ def _gemv_fragments(
     acc = ()
     for _ in tl.static_range(TILES * BLOCKS):
         acc = acc + (tl.zeros((S, 128), tl.float32),)  # type: ignore[assignment]
-    for step in range(STEPS):
-        p = step * S + s
-        next_words, next_more, next_codes = _loaded_tiles(packed, high, scale, p + S, P, end, FORMAT, TILES, NVIDIA)
-        acc = _step(
-            words, more, codes, acc, levels, tables, x, notes, first_block, p, P, end, M,
-            FORMAT, BLOCKS, COLUMNS, TILES, NVIDIA,
-        )  # fmt: skip
-        words = next_words
-        more = next_more
-        codes = next_codes
+    if SLOTS == 1:
+        words, more, codes = waiting[0]  # type: ignore[misc]
+        for step in range(STEPS):
+            p = step * S + s
+            next_words, next_more, next_codes = _loaded_tiles(packed, high, scale, p + S, P, end, FORMAT, TILES, NVIDIA)
+            acc = _step(
+                words, more, codes, acc, levels, tables, x, notes, first_block, p, P, end, M,
+                FORMAT, BLOCKS, COLUMNS, TILES, NVIDIA,
+            )  # fmt: skip
+            words = next_words
+            more = next_more
+            codes = next_codes
+    else:
+        for step in range(0, STEPS, SLOTS):
+            loaded = ()
+            for slot in tl.static_range(SLOTS):
+                p = (step + slot) * S + s
+                fresh = waiting[slot]  # type: ignore[var-annotated]
+                if first + (step + slot) * S < end:  # a branch, or ptxas gathers the loads behind the last products
+                    words, more, codes = waiting[slot]
+                    acc = _step(
+                        words, more, codes, acc, levels, tables, x, notes, first_block, p, P, end, M,
+                        FORMAT, BLOCKS, COLUMNS, TILES, NVIDIA,
+                    )  # fmt: skip
+                    fresh = _loaded_tiles(packed, high, scale, p + SLOTS * S, P, end, FORMAT, TILES, NVIDIA)
+                loaded = loaded + (fresh,)  # type: ignore[assignment]
+            waiting = loaded
     for r in tl.static_range(TILES):
         w_row, w_ok, n, n2, n_ok = columns(tile + r, N, PAIR, 16)
         factor = 0.5 * tl.load(row_scale + w_row, mask=w_ok, other=0.0)
@@ -287,6 +307,15 @@ class GemvFragments:
         assert not tiles.part
         self._launch(tiles, epilogue, args, config)
 
+    def add_to(self, h: Tensor, bias: Tensor | None) -> Tensor | None:
+        """h += the product + bias, h [M, N] float32; or the product's parts, which are left to be added (parts)."""
+        tiles = tiles_of_branch(*self.w.packed.shape[:2])
+        if tiles.part:
+            return replace(self, tiles=tiles).parts()
+        args = (h, self.w.shape[0], (h, 0.0, 0.0), h if bias is None else bias)
+        self._launch(tiles, epilogues.add_stream, args, (0, 0, bias is not None))
+        return None
+
     def parts(self) -> Tensor:
         """The product as sums over parts of the columns of w, [M, parts, N] float32; their sum is the product.
 
@@ -323,7 +352,7 @@ def _most_registers(blocks: int, tiles: Tiles) -> int:
     """Given less, ptxas spills; given more, it takes what other programs want."""
     if blocks * tiles.tiles > 1:
         return 255
-    return 128 if tiles.warps == 1 else 168
+    return 168 if tiles.warps == 4 else 128
 
 
 def best_layout(w: PackedMatrix, pair: int = 0) -> PackedMatrix:
@@ -344,15 +373,7 @@ def _works(form: str, device: torch.device) -> bool:
         return False
     random = torch.Generator().manual_seed(0)
     n_groups = 38  # of two warps: several steps, the last of which is not full
-    w = PackedMatrix(
-        format=form,
-        packed=torch.randint(
-            -(2**31), 2**31, (48, words_of_group(FORMATS[form]), n_groups), dtype=torch.int32, generator=random
-        ).to(device),
-        scale=torch.randint(0, 256, (48, n_groups), dtype=torch.uint8, generator=random).to(device),
-        row_scale=torch.full((48,), 2.0**-8, device=device),
-        rotation=1,
-    )
+    w = random_matrix(form, n_groups, random, device)
     x, tiles = torch.randn(16, GROUP * n_groups, generator=random).to(device), Tiles(warps=2, depth=1)
     first: list[Tensor] = []
     for n_rows in (1, 3, 16):
@@ -372,19 +393,37 @@ def _works(form: str, device: torch.device) -> bool:
     return True
 
 
+def random_matrix(
+    form: str, n_groups: int, random: torch.Generator, device: torch.device, rotation: int = 1
+) -> PackedMatrix:
+    """48 rows of any bits, to try kernels with."""
+    words = words_of_group(FORMATS[form])
+    return PackedMatrix(
+        format=form,
+        packed=torch.randint(-(2**31), 2**31, (48, words, n_groups), dtype=torch.int32, generator=random).to(device),
+        scale=torch.randint(0, 256, (48, n_groups), dtype=torch.uint8, generator=random).to(device),
+        row_scale=torch.full((48,), 2.0**-8, device=device),
+        rotation=rotation,
+    )
+
+
 def variants() -> Iterator[Variant]:
     for form, program, rows, pair, n_tiles, n_pairs in (
         ("mq4", epilogues.store, 2, 0, 384, 64),
-        ("mq4", epilogues.store_part, 8, 0, 256, 224),
+        ("mq4", epilogues.store_part, 8, 0, 160, 152),
+        ("mq4", epilogues.add_stream, 8, 0, 256, 172),
         ("mq4", epilogues.gate, 8, 14336, 1792, 64),
         ("mq4", epilogues.gate, 16, 14336, 1792, 64),
         ("mq4-uniform", epilogues.add_residual, 8, 0, 20, 5),
-        ("mq4-uniform", epilogues.store_part, 8, 0, 256, 64),
+        ("mq4-uniform", epilogues.add_stream, 8, 0, 256, 64),
+        ("mq4-uniform", epilogues.add_stream, 16, 0, 256, 64),
         ("mq4-uniform", epilogues.gate, 8, 14336, 1792, 64),
         ("mq6", epilogues.logits, 8, 0, 8016, 64),
     ):
         is_part, blocks = program is epilogues.store_part, -(-rows // BLOCK)
-        tiles = tiles_of_parts(n_tiles, n_pairs) if is_part else tiles_of(form, n_tiles, n_pairs)
+        is_branch = program in (epilogues.store_part, epilogues.add_stream)
+        tiles = tiles_of_branch(n_tiles, n_pairs) if is_branch else tiles_of(form, n_tiles, n_pairs)
+        assert is_part == (tiles.part > 0)
         config = (-(-n_pairs // tiles.part),) if is_part else (16, 16, False, 0) if pair else (0, 0, False)
         yield Variant(
             name=f"gemv_fragments {form} {program.__name__} K={64 * n_pairs} M={rows}",

@@ -39,7 +39,7 @@ from runner.kernels.fragment_products import (
     scales_of,
     sum_by_halves,
 )
-from runner.kernels.gemv_tiles import Tiles, tiles_of, tiles_of_parts
+from runner.kernels.gemv_tiles import Tiles, tiles_of, tiles_of_branch
 from runner.kernels.grids import half_tables, table
 from runner.kernels.values import OPTIONS, Int8Fragments, PackedMatrix, has_pdl, is_nvidia, pdl_option
 
@@ -122,52 +122,87 @@ def _loaded(packed, high, scale, p, end, FORMAT: tl.constexpr, NVIDIA: tl.conste
 
 
 @triton.jit
-def _columns_of(t, W: tl.constexpr):
-    """[W, 128]: 1 where x of pair t of a step stands in the column of its group, else 0."""
+def in_its_column(x_words, t, W: tl.constexpr, NVIDIA: tl.constexpr):
+    """Of the words of x [W, 128] of a step those of pair t, each in the column of its group, else 0."""
     i = tl.arange(0, 128)[None, :] + 0 * tl.arange(0, W)[:, None]
-    return (i // 16 == 2 * t + i % 4 // 2).to(tl.int32)
+    in_column = (i // 16 == 2 * t + i % 4 // 2).to(tl.int32)
+    if NVIDIA:  # A product in PTX, or ptxas would turn it into a choice, which the busier pipe makes.
+        return tl.inline_asm_elementwise(
+            "mul.lo.s32 $0, $1, $2;", "=r,r,r", [x_words, in_column], dtype=tl.int32, is_pure=True, pack=1
+        )
+    else:
+        return x_words * in_column
 
 
 @triton.jit
-def _step(
-    loaded, acc, levels, halves, in_column, x, notes, p, end,
-    FORMAT: tl.constexpr, W: tl.constexpr, NVIDIA: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """acc [W, 128] with the four pairs from p [W, 1] on added."""
+def _chained(low, top, x_columns, sums):
+    return tl.inline_asm_elementwise(
+        _CHAIN, _CHAIN_REGISTERS, [low, top, x_columns, sums], dtype=tl.int32, is_pure=True, pack=4
+    )
+
+
+@triton.jit
+def products_of_step(
+    loaded, acc, levels, halves, x_columns, x_notes, FORMAT: tl.constexpr, W: tl.constexpr, NVIDIA: tl.constexpr
+):
+    """acc [W, 128] with four pairs added. x_columns: in_its_column of each; x_notes: those of a lane's pair."""
     words, more, codes = loaded
     left, right, minus = halves
-    i = tl.arange(0, 128)[None, :]
-    of_column, of_lane = p + i // 32, p + i // 4 % 4
-    x_words = _load(x + of_column * 16 + i // 4 % 4 * 4 + i % 4, of_column < end, MASKED, "")
-    x_notes = _load(notes + of_lane * 4 + i % 4, of_lane < end, MASKED, "")
+    # Two chains of products, since each waits for the one before it; of integers, whose order does not matter. Of mq6
+    # one: its registers do not last for two.
     sums = tl.full((W, 128), START_BITS if NVIDIA else 0, tl.int32)
+    others = tl.zeros((W, 128), tl.int32)
     for t in tl.static_range(4):
         low, top, low2, top2 = addends(words[t], more[t], levels, left, right, minus, FORMAT, NVIDIA)
+        mine = x_columns[t]
         if NVIDIA:
-            # A product in PTX, or ptxas would turn it into a choice, which the busier pipe makes.
-            mine = tl.inline_asm_elementwise(
-                "mul.lo.s32 $0, $1, $2;", "=r,r,r", [x_words, in_column[t]], dtype=tl.int32, is_pure=True, pack=1
-            )
-            sums = tl.inline_asm_elementwise(
-                _CHAIN, _CHAIN_REGISTERS, [low, top, mine, sums], dtype=tl.int32, is_pure=True, pack=4
-            )
             if FORMAT == "mq4":
-                sums = tl.inline_asm_elementwise(
-                    _CHAIN, _CHAIN_REGISTERS, [low2, top2, mine, sums], dtype=tl.int32, is_pure=True, pack=4
-                )
+                sums = _chained(low, top, mine, sums)
+                others = _chained(low2, top2, mine, others)
+            elif FORMAT == "mq6" or t < 2:
+                sums = _chained(low, top, mine, sums)
+            else:
+                others = _chained(low, top, mine, others)
         else:
-            mine = x_words * in_column[t]
             low0, low1 = by_group(low, W)
             top0, top1 = by_group(top, W)
             x0, x1 = by_group(mine, W)
             found = portable_product(low0, top0, x0, W) + portable_product(low1, top1, x1, W)
             sums += tl.reshape(found, (W, 128))
+    if FORMAT != "mq6":
+        sums += others
     if NVIDIA:
         return tl.inline_asm_elementwise(
             _FOLD, _FOLD_REGISTERS, [sums, codes, x_notes, acc], dtype=tl.float32, is_pure=True, pack=4
         )
     else:
         return _portable_fold(sums, codes, x_notes, acc, W)
+
+
+@triton.jit
+def _step(
+    loaded, acc, levels, halves, x, notes, p, end,
+    FORMAT: tl.constexpr, W: tl.constexpr, NVIDIA: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """acc [W, 128] with the four pairs from p [W, 1] on added."""
+    i = tl.arange(0, 128)[None, :]
+    of_column, of_lane = p + i // 32, p + i // 4 % 4
+    x_words = _load(x + of_column * 16 + i // 4 % 4 * 4 + i % 4, of_column < end, MASKED, "")
+    x_notes = _load(notes + of_lane * 4 + i % 4, of_lane < end, MASKED, "")
+    x_columns = ()
+    for t in tl.static_range(4):
+        x_columns = x_columns + (in_its_column(x_words, t, W, NVIDIA),)  # type: ignore[assignment]
+    return products_of_step(loaded, acc, levels, halves, x_columns, x_notes, FORMAT, W, NVIDIA)
+
+
+@triton.jit
+def _step_and_load(
+    loaded, acc, packed, high, scale, levels, tables, x, notes, p, end,
+    FORMAT: tl.constexpr, W: tl.constexpr, DEPTH: tl.constexpr, NVIDIA: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """A step, and then what the step that is DEPTH later needs, into its place."""
+    acc = _step(loaded, acc, levels, tables, x, notes, p, end, FORMAT, W, NVIDIA, MASKED)
+    return acc, _loaded(packed, high, scale, p + 4 * W * DEPTH, end, FORMAT, NVIDIA, True)
 
 
 @triton.jit
@@ -194,9 +229,6 @@ def _gemv_one_row(
     tables = half_tables_of_lanes(halves, W, FORMAT, NVIDIA)
     w_row, w_ok, n, n2, n_ok = columns(tile, N, PAIR, 16)
     factor = 0.5 * tl.load(row_scale + w_row, mask=w_ok, other=0.0)
-    in_column = ()
-    for t in tl.static_range(4):
-        in_column = in_column + (_columns_of(t, W),)  # type: ignore[assignment]
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -207,7 +239,7 @@ def _gemv_one_row(
     if STEPS <= 2 * DEPTH:
         for s in tl.static_range(STEPS):
             acc = _step(
-                waiting[s % DEPTH], acc, levels, tables, in_column, x, notes, p + 4 * W * s, end,
+                waiting[s % DEPTH], acc, levels, tables, x, notes, p + 4 * W * s, end,
                 FORMAT, W, NVIDIA, MASKED,
             )  # fmt: skip
             if s + DEPTH < STEPS:
@@ -221,11 +253,15 @@ def _gemv_one_row(
             loaded = ()
             for s in tl.static_range(DEPTH):
                 at = p + 4 * W * (step + s)
-                acc = _step(
-                    waiting[s], acc, levels, tables, in_column, x, notes, at, end,
-                    FORMAT, W, NVIDIA, MASKED or STEPS % DEPTH != 0,
-                )  # fmt: skip
-                loaded = loaded + (_loaded(packed, high, scale, at + 4 * W * DEPTH, end, FORMAT, NVIDIA, True),)
+                fresh = waiting[s]  # type: ignore[var-annotated]
+                # A branch, or ptxas gathers the loads of all steps behind the last products. mq6 has none: it
+                # is faster so.
+                if FORMAT == "mq6" or first + 4 * W * (step + s) < end:
+                    acc, fresh = _step_and_load(
+                        waiting[s], acc, packed, high, scale, levels, tables, x, notes, at, end,
+                        FORMAT, W, DEPTH, NVIDIA, MASKED or STEPS % DEPTH != 0,
+                    )  # fmt: skip
+                loaded = loaded + (fresh,)
             waiting = loaded
     # [W, 128] is (w, g, t, r): of row g + 8 r, if r is 0 or 1, the pairs 4 w + t of each step.
     by_pair = tl.permute(tl.reshape(acc, (W, 8, 4, 4)), (2, 0, 1, 3))
@@ -263,17 +299,20 @@ def multiply_one_row(
 def variants() -> Iterator[Variant]:
     for form, program, pair, n_tiles, n_pairs in (
         ("mq4", epilogues.store, 0, 384, 64),
-        ("mq4", epilogues.store_part, 0, 256, 64),
-        ("mq4", epilogues.store_part, 0, 256, 224),
+        ("mq4", epilogues.add_stream, 0, 256, 64),
+        ("mq4", epilogues.add_stream, 0, 256, 224),
+        ("mq4", epilogues.store_part, 0, 160, 152),
         ("mq4", epilogues.gate, 14336, 1792, 64),
-        ("mq4", epilogues.store_part, 0, 64, 48),
+        ("mq4", epilogues.add_stream, 0, 64, 48),
         ("mq4-uniform", epilogues.add_residual, 0, 20, 5),
-        ("mq4-uniform", epilogues.store_part, 0, 256, 224),
+        ("mq4-uniform", epilogues.add_stream, 0, 256, 64),
         ("mq4-uniform", epilogues.gate, 14336, 1792, 64),
         ("mq6", epilogues.logits, 0, 8016, 64),
     ):
         is_part = program is epilogues.store_part
-        tiles = tiles_of_parts(n_tiles, n_pairs) if is_part else tiles_of(form, n_tiles, n_pairs)
+        is_branch = program in (epilogues.store_part, epilogues.add_stream)
+        tiles = tiles_of_branch(n_tiles, n_pairs) if is_branch else tiles_of(form, n_tiles, n_pairs)
+        assert is_part == (tiles.part > 0)
         config = (-(-n_pairs // tiles.part),) if is_part else (0, 0, False, 0) if pair else (0, 0, False)
         yield Variant(
             name=f"gemv_one_row {form} {program.__name__} K={64 * n_pairs}",
@@ -284,7 +323,7 @@ def variants() -> Iterator[Variant]:
                 "norm": ("*fp32", "fp32", "fp32"), "args": epilogues.signature(program, "*bf16"),
             },
             constants={
-                "EPILOGUE": program, "CONFIG": config, "NORM": (0, 1) if is_part else (16, 16), "PAIR": pair,
+                "EPILOGUE": program, "CONFIG": config, "NORM": (0, 1) if is_branch else (16, 16), "PAIR": pair,
                 "FORMAT": form, "P": n_pairs, "PART": tiles.part, "W": tiles.warps, "DEPTH": tiles.depth,
                 "NVIDIA": True,
             },

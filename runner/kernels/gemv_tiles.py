@@ -26,24 +26,62 @@ class Tiles:
 def tiles_of(form: str, n_tiles: int, n_pairs: int) -> Tiles:
     """The choice for a matrix of n_tiles * 16 rows and n_pairs * 64 columns in a format.
 
-    One warp a program where there are tiles enough for all multiprocessors; else several, with much under way.
+    A warp a span where the product of one row makes its x itself. One warp a program where there are tiles enough for
+    all multiprocessors; else several, with much under way.
     """
+    if spans_of(n_tiles, n_pairs):
+        return Tiles(warps=spans_of(n_tiles, n_pairs), depth=1)
     if n_tiles >= _MANY_TILES:
         return Tiles(warps=1, depth=_DEPTH[form], tiles=1 if n_tiles % 2 else _TILES[form])
     warps = 4 if n_pairs >= 64 else 2 if n_pairs >= 32 else 1
     return Tiles(warps=warps, depth=min(3, -(-n_pairs // (4 * warps))))
 
 
+def tiles_of_branch(n_tiles: int, n_pairs: int) -> Tiles:
+    """The choice where the product is added to a stream, whose columns may be summed in parts (add_parts.py).
+
+    Whole, with eight warps a program, where that is one wave of two programs a multiprocessor, or where the matrix is
+    small; else in parts.
+    """
+    if not _is_small(n_tiles, n_pairs) and not (_WAVE[0] <= n_tiles <= _WAVE[1] and n_pairs >= 64):
+        return tiles_of_parts(n_tiles, n_pairs)
+    warps = 8
+    while 4 * warps > n_pairs and warps > 1:
+        warps //= 2
+    return Tiles(warps=warps, depth=min(4, -(-n_pairs // (4 * warps))))
+
+
 def tiles_of_parts(n_tiles: int, n_pairs: int) -> Tiles:
-    """The choice where the columns may be summed in parts: one warp, and parts so long that all run at once."""
+    """The choice where the columns are summed in parts: one warp, and parts so long that all run at once."""
     part = 4
     while n_tiles * -(-n_pairs // part) > _AT_ONCE and part < n_pairs:
         part *= 2
     return Tiles(warps=1, depth=4 if part <= 16 else 2, part=part)
 
 
+def spans_of(n_tiles: int, n_pairs: int) -> int:
+    """The warps of a program that makes its x itself (gemv_spans.py), a span of 256 columns each; 0 where none does."""
+    warps = n_pairs // 4
+    fits = n_pairs % 4 == 0 and 0 < warps <= _MOST_SPANS and not warps & (warps - 1)
+    return warps if fits and _is_small(n_tiles, n_pairs) else 0
+
+
+def tiles_of_program(n_tiles: int) -> int:
+    """How many tiles a program of gemv_spans.py goes over: one program a multiprocessor."""
+    return -(-n_tiles // _MULTIPROCESSORS)
+
+
+def _is_small(n_tiles: int, n_pairs: int) -> bool:
+    """Whether a matrix is read in less time than a kernel takes to begin and to end."""
+    return n_tiles * n_pairs <= _SMALL
+
+
 # H200, Llama-3.1-8B's shapes: with 80 to 96 registers, 16 warps on each of 132 multiprocessors run at once.
-_AT_ONCE = 16 * 132
+_MULTIPROCESSORS = 132
+_AT_ONCE = 16 * _MULTIPROCESSORS
+_WAVE = (192, 2 * _MULTIPROCESSORS)  # tiles; 256 were measured
+_SMALL = 384 * 16  # tiles times pairs: gate and up of Qwen3-0.6B. Of 8B's matrices, in spans, each takes longer
+_MOST_SPANS = 8
 _MANY_TILES = 768
 _DEPTH = {"mq4": 2, "mq4-uniform": 2, "mq6": 2}
 _TILES = {"mq4": 1, "mq4-uniform": 1, "mq6": 1}  # 1 or 2

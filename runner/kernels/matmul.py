@@ -7,6 +7,7 @@ epilogues.py, and here a reference and a launcher of ten lines. It knows no mode
 Activations x of M rows come as the weights want them, from rotate.py:
     dense weights               [M, K], contiguous
     packed weights, few rows    Int8Rows or, where the weights are in fragments, Int8Fragments, rotated
+    small ones, one row         UnroundedRow, of which the product makes Int8Fragments
     packed weights, more rows   [M, K], rotated
 """
 
@@ -27,12 +28,22 @@ from runner.kernels.gemm import Gemm
 from runner.kernels.gemv_dense import GemvDense
 from runner.kernels.gemv_fragments import GemvFragments
 from runner.kernels.gemv_packed import GemvPacked
+from runner.kernels.gemv_spans import GemvSpans
 from runner.kernels.pack import dequantize_ref
 from runner.kernels.row_blocks import RowBlocks, row_blocks
-from runner.kernels.values import MOST_ROWS, Int8Fragments, Int8Rows, Matrix, PackedMatrix, Squares, rstd_ref
+from runner.kernels.values import (
+    MOST_ROWS,
+    Int8Fragments,
+    Int8Rows,
+    Matrix,
+    PackedMatrix,
+    Squares,
+    UnroundedRow,
+    rstd_ref,
+)
 
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
-Rows = Tensor | Int8Rows | Int8Fragments
+Rows = Tensor | Int8Rows | Int8Fragments | UnroundedRow
 
 
 # --- references ------------------------------------------------------------------------------------------------------
@@ -48,6 +59,7 @@ def dense_rows(x: Rows) -> Tensor:
     """Activations in natural order [M, K]."""
     if isinstance(x, Int8Fragments):
         return activation_rows(x)
+    assert not isinstance(x, UnroundedRow), "quantize_fragments_ref says what a product makes of it"
     if isinstance(x, Int8Rows):
         levels = x.words.transpose(1, 2).contiguous().view(torch.int8).view(len(x.words), -1, 32)
         return (levels.float() * x.scale[:, :, None]).flatten(1)
@@ -148,12 +160,23 @@ def linear_gated(
 
 def linear_residual_for(
     x: Rows, w: Matrix, h: Tensor, reader: Reader, *, bias: Tensor | None = None, eps: float
-) -> tuple[Squares, Int8Fragments | None]:
-    """linear_residual, and the new h as `reader` wants it, without its norm's factor; None where it must ask for it."""
-    if not isinstance(x, Int8Fragments) or not reads_parts(reader):
+) -> tuple[Squares | None, Int8Fragments | None]:
+    """linear_residual, and the new h as `reader` wants it, without its norm's factor; None where it must ask for it.
+
+    The squares are None where the reader makes them itself, of one row.
+    """
+    if not isinstance(x, Int8Fragments | UnroundedRow) or not reads_parts(reader):
         return linear_residual(x, w, h, bias=bias, eps=eps), None
     assert isinstance(w, PackedMatrix)
-    sums, rows = add_parts(h, GemvFragments(x=x, w=w, pair=0).parts(), bias, reader)
+    parts = None
+    if isinstance(x, UnroundedRow):
+        args = (h, w.shape[0], (h, 0.0, 0.0), h if bias is None else bias)
+        GemvSpans(x=x, w=w, pair=0).run(epilogues.add_stream, args, (0, 0, bias is not None))
+    else:
+        parts = GemvFragments(x=x, w=w, pair=0).add_to(h, bias)
+    if parts is None and reader.rounds and len(h) == 1:
+        return None, None
+    sums, rows = add_parts(h, parts, None if parts is None else bias, reader)
     return Squares(parts=sums, size=w.shape[0], eps=eps), rows
 
 
@@ -189,7 +212,9 @@ def linear_logits(x: Rows, w: Matrix, *, squares: Squares | None) -> Logits:
 # --- which kernel ----------------------------------------------------------------------------------------------------
 
 
-def product(x: Rows, w: Matrix, *, pair: int = 0) -> GemvFragments | GemvPacked | GemvDense | Gemm | RowBlocks:
+def product(
+    x: Rows, w: Matrix, *, pair: int = 0
+) -> GemvFragments | GemvSpans | GemvPacked | GemvDense | Gemm | RowBlocks:
     """x @ w.T, to be `run` with an epilogue program. pair: the rows of w come in pairs (n, n + pair), see columns."""
     if isinstance(x, Tensor):
         is_few = isinstance(w, Tensor) and len(x) <= MOST_ROWS
@@ -197,6 +222,8 @@ def product(x: Rows, w: Matrix, *, pair: int = 0) -> GemvFragments | GemvPacked 
     assert not isinstance(w, Tensor), "int8 activations are for packed weights"
     if isinstance(x, Int8Fragments):
         return GemvFragments(x=x, w=w, pair=pair)
+    if isinstance(x, UnroundedRow):
+        return GemvSpans(x=x, w=w, pair=pair)
     if x.shape[0] <= MOST_ROWS:
         return GemvPacked(x=x, w=w, pair=pair)
     launches = tuple(GemvPacked(x=block, w=w, pair=pair) for block in row_blocks(x))

@@ -99,8 +99,54 @@ def _quantize_rows(
 
 @triton.jit
 def _of_pairs(v):
-    """[2, 2] of the pairs of groups of a span, for each of their elements [2, 128]."""
-    return tl.reshape(tl.broadcast_to(v[:, :, None, None], (2, 2, 16, 4)), (2, 128))
+    """[R, 2] of the pairs of groups of halves of spans, for each of their elements [R, 128]."""
+    return tl.reshape(tl.broadcast_to(v[:, :, None, None], (v.shape[0], 2, 16, 4)), (v.shape[0], 128))
+
+
+@triton.jit
+def magnitude(v):
+    """|v| as a whole number, since of these NaN is the largest: a maximum of floats would pass it over."""
+    return v.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def scale_of(largest):
+    """The scale of elements of which the largest has this magnitude, and what level_of wants of it."""
+    unit = tl.div_rn(largest.to(tl.float32, bitcast=True), _LARGEST)
+    # v / unit as a division rounds it, with one division for 64 elements: from the nearest float to 1 / unit one
+    # correction leads there (Markstein). What is very small is first made larger, which is exact.
+    grow = tl.where(unit < _SMALL, _MUCH, 1.0)
+    by = tl.where(unit > 0.0, unit * grow, 1.0)
+    return unit, grow, by, tl.div_rn(1.0, by)
+
+
+@triton.jit
+def level_of(v, grow, by, inverse):
+    """The nearest level, int32; see scale_of."""
+    value = v * grow
+    near = value * inverse
+    quotient = tl.fma(tl.fma(-near, by, value), inverse, near)
+    return ((quotient + _ROUNDING) - _ROUNDING).to(tl.int32)
+
+
+@triton.jit
+def _rounded(v):
+    """Halves of spans v [R, 128] float32 as levels int32 [R, 128], and for each element what its pair of groups has:
+    the scale, and the sums of the levels of both groups, the second's in the upper half."""
+    R: tl.constexpr = v.shape[0]
+    unit, grow, by, inverse = scale_of(tl.max(tl.max(tl.reshape(magnitude(v), (R, 2, 16, 4)), 3), 2))
+    levels = level_of(v, _of_pairs(grow), _of_pairs(by), _of_pairs(inverse))
+    # The sums of both groups of a pair at once: each is below 2^13.
+    i = tl.arange(0, 128)[None, :]
+    both = tl.sum(tl.sum(tl.reshape(levels << (16 * (i // 32 % 2)), (R, 2, 16, 4)), 3), 2)
+    return levels, _of_pairs(unit), _of_pairs(both)
+
+
+@triton.jit
+def begin_of(both, zero, is_first):
+    """What a group's sum begins with, less what its levels lie too high, as Int8Fragments' notes say it."""
+    first = (both << 16) >> 16
+    return (zero * tl.where(is_first, first, (both - first) >> 16)).to(tl.float32) + _ROUNDING
 
 
 @triton.jit
@@ -109,28 +155,13 @@ def store_fragments(v, places, span, row, K, factor, zero, words, notes, COLUMNS
 
     places: of v (span_places). words: those of Int8Fragments, byte by byte; notes: its notes, scales times `factor`.
     """
-    # As whole numbers, since of these NaN is the largest: a maximum of floats would pass it over.
-    bits = tl.reshape(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, (2, 2, 16, 4))
-    unit = tl.div_rn(tl.max(tl.max(bits, 3), 2).to(tl.float32, bitcast=True), _LARGEST)
-    # v / unit as a division rounds it, with one division for 64 elements: from the nearest float to 1 / unit one
-    # correction leads there (Markstein). What is very small is first made larger, which is exact.
-    grow = tl.where(unit < _SMALL, _MUCH, 1.0)
-    by = tl.where(unit > 0.0, unit * grow, 1.0)
-    inverse = _of_pairs(tl.div_rn(1.0, by))
-    value = v * _of_pairs(grow)
-    near = value * inverse
-    quotient = tl.fma(tl.fma(-near, _of_pairs(by), value), inverse, near)
-    levels = ((quotient + _ROUNDING) - _ROUNDING).to(tl.int32)
-    # The sums of both groups of a pair at once, the second's in the upper half: each is below 2^13.
-    both = _of_pairs(tl.sum(tl.sum(tl.reshape(levels << (16 * (places // 32 % 2)), (2, 2, 16, 4)), 3), 2))
-    first = (both << 16) >> 16
-    second = (both - first) >> 16
-    begin = (zero * tl.where(places % 4 == 1, first, second)).to(tl.float32) + _ROUNDING
+    levels, unit, both = _rounded(v)
+    begin = begin_of(both, zero, places % 4 == 1)
     i = tl.arange(0, 128)[None, :]  # and not of `places`: so Triton sees that a lane's four lie side by side
     p = span * 4 + 2 * tl.arange(0, 2)[:, None] + i // 64
     place = (row // 8 * (K // 64) + p) * COLUMNS + row % 8
     ok = p < K // 64
-    note = tl.where(i % 4 == 0, _of_pairs(unit * factor), begin)
+    note = tl.where(i % 4 == 0, unit * factor, begin)
     tl.store(notes + place * 4 + i % 4, note, mask=ok & (i // 4 % 16 == 0))
     tl.store(words + place * 64 + i // 4 % 4 * 16 + i // 16 % 4 * 4 + i % 4, levels.to(tl.int8), mask=ok)
 

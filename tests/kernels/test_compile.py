@@ -44,10 +44,13 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return rows
 
 
+NVIDIA_ONLY = {"gemv_fragments", "gemv_one_row", "gemv_spans"}
+
+
 @pytest.fixture(scope="module")
 def intermediate() -> dict[str, dict[str, str]]:
     """Variants in Triton's intermediate language, by kernel file and name."""
-    modules = ("gemv_fragments", "gemv_one_row", "rotate", "add_parts")
+    modules = ("gemv_fragments", "gemv_one_row", "gemv_spans", "rotate", "add_parts")
     done = python(Path(__file__).with_name("layout_samples.py"), *modules)
     assert done.returncode == 0, done.stderr
     codes: dict[str, dict[str, str]] = json.loads(done.stdout)
@@ -78,7 +81,7 @@ def test_every_kernel_compiles_for_every_target(compiled: list[Row]) -> None:
         targets.setdefault((row["module"], row["kernel"]), set()).add(row["target"])
     assert targets
     for (module, kernel), found in targets.items():
-        is_nvidia_only = module in ("gemv_fragments", "gemv_one_row")
+        is_nvidia_only = module in NVIDIA_ONLY
         wanted = {name for name, target in TARGETS.items() if target.is_nvidia or not is_nvidia_only}
         assert found == wanted, (module, kernel)
     assert len(set(names(compiled))) == len(compiled), "names of variants are not unique"
@@ -91,7 +94,7 @@ def test_every_variant_is_compiled_where_it_is_likeliest_to_fail(compiled: list[
             row["variant"] for row in compiled if row["target"] == target
         }
         modules = {row["module"] for row in compiled if row["variant"] in left_out}
-        assert modules == (set() if TARGETS[target].is_nvidia else {"gemv_fragments", "gemv_one_row"})
+        assert modules == (set() if TARGETS[target].is_nvidia else NVIDIA_ONLY)
 
 
 @pytest.mark.timeout(900)
@@ -129,6 +132,26 @@ def test_what_the_instruction_multiplies_lies_in_the_lanes_that_it_wants(
             assert "sizePerThread = [1, 4], threadsPerWarp = [1, 32]" in layouts[layout], name
         # Nothing passes between lanes before the last product.
         assert not [line for line in lines[: places[-1]] if "convert_layout" in line], name
+
+
+def test_a_product_that_rounds_its_row_has_one_layout_for_all_that_counts_on_lanes(
+    intermediate: dict[str, dict[str, str]],
+) -> None:
+    """Four elements in a row a lane, in the order of its registers, and a span a warp."""
+    assert len(intermediate["gemv_spans"]) > 3
+    for name, code in intermediate["gemv_spans"].items():
+        layouts = dict(re.findall(r"^(#\w+) = #ttg\.blocked<\{(.*)\}>$", code, re.MULTILINE))
+        in_ptx = [text for text in code.splitlines() if "elementwise_inline_asm" in text and "128x" in text]
+        assert len(in_ptx) > 10, name
+        places = {found for text in in_ptx for found in re.findall(r"tensor<(\d+)x128x\w+, (#\w+)>", text)}
+        assert len({warps for warps, _ in places}) == 1, name
+        for warps, layout in places:
+            wanted = f"sizePerThread = [1, 4], threadsPerWarp = [1, 32], warpsPerCTA = [{warps}, 1], order = [1, 0]"
+            assert layouts.get(layout) == wanted, (name, layout)
+        stages = [text for text in code.splitlines() if "shfl.sync.bfly" in text and "x32xf32" in text]
+        assert len(stages) == 40, name  # five, of eight elements
+        for layout in {found for text in stages for found in re.findall(r"tensor<\d+x32xf32, (#\w+)>", text)}:
+            assert "sizePerThread = [1, 1], threadsPerWarp = [1, 32]" in layouts[layout], (name, layout)
 
 
 def test_butterflies_between_lanes_find_each_number_in_its_lane(intermediate: dict[str, dict[str, str]]) -> None:

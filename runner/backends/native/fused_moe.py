@@ -38,8 +38,8 @@ class FusedMoE:
         to = dispatch(weights, experts, module.num_experts)
         down, bias = self.down
         x = _activations(self._gated(stream, before, to), None, down, self.dtype, is_few=len(h) <= MOST_ROWS)
-        eps = stream.squares.eps
-        return Stream(h=h, squares=moe_linear_residual(x, down, to, h, bias=bias, eps=eps))
+        squares = moe_linear_residual(x, down, to, h, bias=bias, eps=stream.eps)
+        return Stream(h=h, eps=stream.eps, squares=squares)
 
     def _gated(self, stream: Stream, before: Norm | None, to: Dispatch) -> Tensor:
         """act(gate) * up of all pairs of a token and an expert, [M * k, I]."""
