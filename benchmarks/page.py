@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -130,12 +131,19 @@ def models(rows: list[Row]) -> str:
         found = {(row["test"], row["engine"]): row for row in mine}
         heads = [engine if is_one else f"{engine} at {ours[engine]['commit']}" for engine in newest]
         lines = [_head("test", *heads, *peers, *(f"{engines[0]} / {peer}" for peer in peers))]
-        for test in _distinct(mine, "test"):
+        for test in sorted(_distinct(mine, "test"), key=_place):
             cells = [_value(found.get((test, engine)), ours.get(engine)) for engine in engines]
             ratios = [_ratio(found.get((test, engines[0])), found.get((test, peer))) for peer in peers]
             lines.append(_line(test, *cells, *ratios))
         parts.append(f"**{shape}**{_layers(mine)}\n\n" + "\n".join(lines))
     return "\n\n".join(parts)
+
+
+def _place(test: str) -> tuple[float, list[int]]:
+    """Where a test stands among others: decoding, steps of M rows, the host's share, decoding at depths, prompts."""
+    kinds = ("tg", "t(", "host", "pp")
+    kind = next((i for i, start in enumerate(kinds) if test.startswith(start)), len(kinds))
+    return (2.5 if kind == 0 and " @ " in test else kind), [int(number) for number in re.findall(r"\d+", test)]
 
 
 def _layers(rows: list[Row]) -> str:
