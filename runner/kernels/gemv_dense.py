@@ -125,7 +125,7 @@ class GemvDense:
 
 
 # One choice for every M, since the order of summation follows from it.
-_BN, _BK, _WARPS, _ROWS = 4, 256, 4, 4
+_BN, _BK, _WARPS, _ROWS = 4, 256, 4, 2
 _DOT_BN = 16
 
 
