@@ -77,6 +77,8 @@ def _lark(node: ASTNode, names: Mapping[str, str]) -> str:
 def _character(found: re.Match[str]) -> str:
     """The character of an escape that llguidance's parser would shorten; other escapes as they stand."""
     digits = found[1] or found[2]
+    if found[0] == "\\-":  # an escape of llama.cpp's that the parser does not know
+        return "\\x2d"
     if digits is None:
         return found[0]
     code = int(digits, 16)

@@ -30,6 +30,9 @@ _JSON_SPACE: Final = r"( |\n[ \t]{0,20})"
 # What must come may come in any tokens that spell it: which ones llguidance would choose, it asks of a tokenizer, and
 # SentencePiece puts a space before every text.
 _OPTIONS: Final = '\n%llguidance {"no_forcing": true}\n'
+# Of names of properties, too: written otherwise, a name would be another property to the schema, and not to its reader.
+_JSON_ESCAPES: Final = 'nrbtf\\"'
+_LONGEST_ROW: Final = 20_000  # what may stand at one place: alternatives of a grammar of words, optional properties
 _AT: Final = re.compile(r"(?s)(?:at )?(\d+)\((\d+)\): (.*?)(?=\n +\d+ \| |$)")
 
 
@@ -152,7 +155,7 @@ def _read_vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
 
 
 def _limits() -> LLParserLimits:
-    limits: LLParserLimits = _library().LLParserLimits(verbose_errors=False)
+    limits: LLParserLimits = _library().LLParserLimits(verbose_errors=False, max_items_in_row=_LONGEST_ROW)
     return limits
 
 
@@ -204,7 +207,8 @@ def _schema(grammar: Grammar) -> str:
     own = plain.get("x-guidance", {})
     if not isinstance(own, dict):
         raise _refused(grammar, "x-guidance is no object")
-    return json.dumps({**plain, "x-guidance": {"whitespace_pattern": _JSON_SPACE, **own}})
+    ours = {"whitespace_pattern": _JSON_SPACE, "json_allowed_escapes": _JSON_ESCAPES}
+    return json.dumps({**plain, "x-guidance": {**ours, **own}})
 
 
 def _no_constant(name: str) -> None:
@@ -222,6 +226,8 @@ def _refused(grammar: Grammar, message: str) -> UsageError:
 
 
 def _first_line(message: str) -> str:
+    if message.startswith("panic:"):  # an assertion of llguidance about its own limits
+        return "it is too large"
     return " ".join(message.removesuffix("<non-verbose/>").split())[:300]
 
 

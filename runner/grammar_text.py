@@ -29,12 +29,16 @@ def json_schema_of(words: str, directory: Path = Path()) -> Grammar:
     if words.strip().lower() == _ANY:
         return ANY_JSON
     text = words if words.lstrip().startswith("{") else _read(directory, words.strip())
+    if not text.lstrip().startswith("{") and _GBNF_RULE.search(text):
+        raise UsageError(f"{words.strip()} holds a grammar, which is no JSON schema.", hint="Give it with --grammar.")
     return _checked("json_schema", text)
 
 
 def grammar_file(path: Path, directory: Path = Path()) -> Grammar:
     """The grammar in a file: GBNF where it has a rule such as `root ::= ...`, else Lark. Raises as json_schema_of."""
     text = _read(directory, str(path))
+    if text.lstrip().startswith("{"):
+        raise UsageError(f"{path} holds JSON, which is no grammar.", hint="Give a JSON schema with --json-schema.")
     return _checked("gbnf" if _GBNF_RULE.search(text) else "lark", text)
 
 
@@ -59,12 +63,17 @@ def _checked(kind: GrammarKind, text: str) -> Grammar:
 def _read(directory: Path, name: str) -> str:
     try:
         with (directory / Path(name).expanduser()).open("rb") as file:
-            raw = file.read(4 * LARGEST_GRAMMAR + 1)
+            raw = file.read(4 * LARGEST_GRAMMAR + 1)  # more bytes are more characters than there may be
     except (OSError, RuntimeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise RunnerError(
             f"{name} cannot be read: {reason}.", hint="Give the name of a file; a JSON schema may be given itself."
         ) from error
+    if len(raw) > 4 * LARGEST_GRAMMAR:
+        raise UsageError(
+            f"{name} is longer than the {LARGEST_GRAMMAR:,} characters that a grammar may have.",
+            hint="Give a smaller grammar.",
+        )
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

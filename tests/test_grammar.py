@@ -168,6 +168,18 @@ def test_space_between_the_parts_of_json_ends() -> None:
     assert not accepts(one, "{\n\n")
 
 
+def test_the_name_of_a_property_is_written_in_one_way() -> None:
+    """Its reader would take the other way for the same property, and the schema for one that it does not know."""
+    number = schema({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+
+    def is_taken(text: str) -> bool:
+        found = matcher(number)
+        return all(found.take(byte) for byte in text.encode())
+
+    assert is_taken('{"a":1,"b":"x\\n\\"y"}')
+    assert not is_taken('{"a":1,"\\u0061":"x"}')
+
+
 def test_a_schema_may_say_how_it_is_read() -> None:
     either = {"oneOf": [{"type": "string"}, {"enum": ["a"]}], "x-guidance": {"coerce_one_of": True}}
     assert accepts(schema(either), '"a"')
@@ -281,6 +293,18 @@ def test_what_follows_a_rule_of_characters_is_not_swallowed_by_it() -> None:
     assert accepts(gbnf(GBNFS["words that end like what follows"]), "banana")
 
 
+def test_a_hyphen_may_be_escaped() -> None:
+    for text in ("a-", "b-", "--"):
+        found = matcher(gbnf(r'root ::= [a\-b] "\-"'))
+        assert all(found.take(byte) for byte in text.encode())
+    assert not matcher(gbnf(r"root ::= [a\-c]")).take(ord("b")), "no range"
+
+
+def test_a_list_of_thousands_of_words_is_a_grammar() -> None:
+    found = matcher(gbnf("root ::= " + " | ".join(f'"w{i}"' for i in range(5000))))
+    assert all(found.take(byte) for byte in b"w4999")
+
+
 def test_a_line_end_is_any_character_too() -> None:
     assert accepts(gbnf('root ::= . "x"'), "\nx")
     assert accepts(gbnf('root ::= . "x"'), "東x")
@@ -304,9 +328,9 @@ def test_lark_may_ask_for_a_control_token_and_nothing_else_allows_one() -> None:
 
 
 def test_a_grammar_that_becomes_too_much_says_so() -> None:
-    found = matcher(lark("start: " + " | ".join(f"/x{{{i}}}y{i}.*/" for i in range(2000))))
+    found = matcher(gbnf("root ::= " + " | ".join(f'"x" [a-z] "{i}"' for i in range(21_000))))
     with pytest.raises(RunnerError) as caught:
-        for _ in range(20):
+        for _ in range(2):
             found.allowed()
             found.take(ord("x"))
     assert "cannot go on" in caught.value.message
@@ -455,6 +479,13 @@ def test_without_llguidance_it_is_said_what_to_install(monkeypatch: pytest.Monke
             assert "pip install llguidance" in caught.value.hint
 
 
+def test_what_llguidance_has_no_room_for_is_said_in_our_words() -> None:
+    with pytest.raises(UsageError) as caught:
+        matcher(gbnf('root ::= "a"' + ' | "a"' * 70_000))
+    assert "too large" in caught.value.message
+    assert "panic" not in caught.value.message
+
+
 @pytest.mark.parametrize("text", ["", " \n", "x" * (LARGEST_GRAMMAR + 1)])
 def test_an_empty_or_huge_grammar_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
@@ -462,6 +493,23 @@ def test_an_empty_or_huge_grammar_is_refused(text: str) -> None:
 
 
 # --- as users give them ----------------------------------------------------------------------------------------------
+
+
+def test_a_schema_given_as_a_grammar_and_a_grammar_as_a_schema_are_told_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"type": "string"}')
+    (tmp_path / "a.gbnf").write_text('root ::= "yes"')
+    with pytest.raises(UsageError) as caught:
+        grammar_file(tmp_path / "a.json")
+    assert "--json-schema" in caught.value.hint
+    with pytest.raises(UsageError) as caught:
+        json_schema_of("a.gbnf", tmp_path)
+    assert "--grammar" in caught.value.hint
+
+
+def test_a_file_that_is_too_long_is_refused_for_its_length(tmp_path: Path) -> None:
+    (tmp_path / "long").write_bytes("aé".encode() * (2 * LARGEST_GRAMMAR))  # cut in the middle of a character
+    with pytest.raises(UsageError, match="longer than"):
+        grammar_file(tmp_path / "long")
 
 
 def test_a_grammar_is_told_by_its_looks_and_its_file(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from runner.config import LONGEST_DRAFT
 from runner.speculative.costs import StepCosts
 from runner.speculative.drafter import Draft, Gate
 from runner.speculative.record import Passed, Round, SpeculationState
@@ -61,7 +62,7 @@ class EagerController(Control):
     reason = "every guess is verified, whatever it costs"
 
     def __init__(self, draft_max: int) -> None:
-        self.steps = StepCosts(draft_max + 1)
+        self.steps = StepCosts(max(draft_max, LONGEST_DRAFT) + 1)  # a target may draft more by itself
 
     def begin(self) -> None:
         self.steps.begin()

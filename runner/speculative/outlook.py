@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from runner.config import LONGEST_DRAFT
 from runner.speculative.acceptance import Acceptance, Length, best_length
 from runner.speculative.costs import DraftCosts, StepCosts
 from runner.speculative.drafter import Drafter
@@ -21,7 +22,7 @@ class Outlook:
     """What is expected of drafts of one drafter, of at most `draft_max` tokens."""
 
     def __init__(self, drafter: Drafter, draft_max: int) -> None:
-        self.steps = StepCosts(draft_max + 1)
+        self.steps = StepCosts(max(draft_max, LONGEST_DRAFT) + 1)  # a target may draft more by itself
         self.guessing = DraftCosts(drafter.is_host_only)
         prior = _FREE_PRIOR if drafter.is_host_only else _PAID_PRIOR
         self.acceptance = Acceptance(drafter.n_buckets, draft_max, prior)

@@ -60,7 +60,7 @@ class Stretch(Iterator[Stride], Protocol):
         ...
 
     def draft(self, n_tokens: int, history: Sequence[int]) -> bool:
-        """Steps that begin from here on draft so many tokens themselves, or a few more, by what the text repeats.
+        """Steps that begin from here on draft about so many tokens themselves, by what the text repeats.
 
         history: what the last step that was taken left. False: they cannot, and nothing changes; never for 0.
         """
@@ -83,7 +83,7 @@ class Stretch(Iterator[Stride], Protocol):
 class Pipelined(Protocol):
     """A target that can begin a step before the host has seen the token before it.
 
-    overlaps: `choices` begins a step and returns; it is waited for where the first choice is read.
+    overlaps: `choices` begins a step of this request and returns; it is waited for where the first choice is read.
     """
 
     @property
@@ -124,6 +124,9 @@ def decode(
             if not goes_on:
                 break
         yield from loop.emit()
+    except Exception:
+        yield from loop.emit()  # what was written before it stands
+        raise
     finally:
         loop.drop()
 
@@ -217,12 +220,14 @@ class _Loop:
         """One step for a draft and the token before it; False when the request was cancelled."""
         draft, n_held = asked.draft, len(self.history)
         choices = self.target.choices(draft.tokens, self.params, self.history)
+        computed = self.clock()
         self.is_ahead = choices is not None
         yield from self.emit()
         first = None if choices is None else next(choices, None)
         if choices is None or first is None:
             return False
-        computed = self.clock()
+        if self.overlaps:
+            computed = self.clock()
         verdict = accepted(draft.tokens, chain((first,), choices))
         done = Round(
             draft=draft,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runner.config import SamplingParams
+from runner.config import LONGEST_DRAFT, SamplingParams
 from runner.speculative.control import Control, Most
 from runner.speculative.controller import Clock, Controller, clock_for
 from runner.speculative.drafter import NO_DRAFT, Draft, Drafter
@@ -27,9 +27,9 @@ _READ_AT_ONCE = 8  # tokens, or more, where a device hides it
 
 
 class Speculator:
-    """draft_max: the longest draft; the target takes one token more at once. control: what decides, else a Controller.
+    """draft_max: the longest draft that is asked for; the target takes one token more at once.
 
-    clock: see clock_for; what deciding takes itself is measured by it too.
+    control: what decides, else a Controller. clock: see clock_for; what deciding takes itself is measured by it too.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Speculator:
         self._is_fresh = False  # what steps said when they were last told of any
         self._is_ahead = False  # whether a device works while the host reads
         self._n_unread = 0  # tokens that the drafter has not seen
-        self._tally = Tally(draft_max)
+        self._tally = Tally(LONGEST_DRAFT)
 
     def calibrate(self, step_s: StepSeconds) -> None:
         """Measure the target's step for the numbers of tokens that matter, and the drafter's; once, after the load."""
@@ -86,7 +86,7 @@ class Speculator:
         """
         self._pass_by()
         self._own_s = self._passing_s = 0.0  # that was no time of this answer
-        self._tally = Tally(self._draft_max)
+        self._tally = Tally(LONGEST_DRAFT)
         self._control.begin()
         self._is_fresh = False
         self._is_ahead = False

@@ -305,6 +305,47 @@ def test_closing_within_what_a_step_drafted_by_itself_cuts_the_cache(n: int) -> 
     assert len(target.held) >= len(history) - 1
 
 
+@pytest.mark.parametrize("kind", [TableTarget, PipelinedTarget])
+def test_what_was_written_before_an_error_is_told(kind: type[TableTarget]) -> None:
+    params, prompt = PARAMS["greedy"], [1, 2, 3]
+
+    def guess(history: Sequence[int]) -> Sequence[int]:
+        if len(history) > 10:
+            raise MemoryError("no room")
+        return plain(history, params, 3)
+
+    history = [*prompt, *plain(prompt, params, 1)]
+    target = kind(64, prompt)
+    tokens: list[int] = []
+    with pytest.raises(MemoryError):
+        for token, _, _ in decode(target, params, history, eager(guess)):
+            tokens.append(token)  # one by one: what came before the error counts
+    assert tokens == history[4:] == plain(history[:4], params, len(tokens))
+    assert len(history) > 10
+    assert target.held[: len(history) - 1] == history[:-1]
+
+
+def test_choosing_is_no_part_of_the_step_where_it_is_waited_for() -> None:
+    class Choosing(TableTarget):
+        def choices(self, draft, params, history):
+            found = list(super().choices(draft, params, history))
+            now[0] += 10
+            return iter(self._chosen(found))
+
+        def _chosen(self, found):
+            for token in found:
+                now[0] += 1
+                yield token
+
+    now = [0.0]
+    params, prompt = PARAMS["greedy"], [1, 2, 3]
+    history = [*prompt, *plain(prompt, params, 1)]
+    speculator = eager(right(params, 3))
+    rounds = decode(Choosing(64, prompt), params, history, speculator, lambda: now[0])
+    done = next(done for _, _, done in rounds)
+    assert (done.verify_s, done.sample_s) == (10, 4)
+
+
 def test_where_steps_cannot_draft_the_drafts_of_one_who_quotes_are_verified() -> None:
     params, prompt = PARAMS["greedy"], [1, 2, 3]
     history = [*prompt, *plain(prompt, params, 1)]

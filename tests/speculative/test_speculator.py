@@ -13,6 +13,7 @@ from runner.speculative.drafter import Draft, Gate
 from runner.speculative.record import Passed, Round
 from runner.speculative.rounds import decode
 from runner.speculative.speculator import Speculator
+from runner.speculative.suffix import SuffixDrafter
 
 PARAMS = SamplingParams(temperature=0)
 STEP_S = {n: 1e-3 * (1 + 0.1 * (n - 1)) for n in range(1, 17)}
@@ -105,6 +106,16 @@ def test_the_record_begins_anew_with_each_answer_and_what_was_learned_stays() ->
     assert second.rounds >= first.rounds
     assert sum(second.lengths) == second.rounds
     assert second.gain > first.gain > 2
+
+
+def test_a_target_that_drafts_more_by_itself_than_was_asked_for_is_learnt_of() -> None:
+    for draft_max in (1, 2, 5, 15):
+        for control in (None, EagerController(draft_max)):
+            speculator = Speculator(SuffixDrafter(), draft_max, control=control)
+            speculator.begin([1, 2, 3])
+            speculator.draft([1, 2, 3], PARAMS, 100, 15)
+            speculator.learn(Round(Draft((4,) * 15, (0,) * 15), 15, (4,) * 16, 0.0, 1e-3, 0.0, True))
+            assert speculator.record.lengths[15] == 1
 
 
 def test_drafts_are_never_longer_than_the_room_or_the_most_allowed() -> None:

@@ -122,7 +122,7 @@ class NativeBackend(Backend):
             history = list(prompt)
             history.append(choice_after(history, logits, params, constraint))
             yield Step(history[-1])
-            with closing(decode(_Steps(self, cancel, constraint), params, history, speculator)) as emitted:
+            with closing(decode(_Steps(self, params, cancel, constraint), params, history, speculator)) as emitted:
                 for token, index, done in emitted:
                     yield step_of(token, index, done)
         except _Cancelled:
@@ -227,7 +227,9 @@ class NativeBackend(Backend):
         with self._memory_errors():
             if n_drafted not in self._recorded:
                 self._record_steps(n_drafted)
-            return self._timed_stride_s(n_drafted) or self.step_s(n_tokens)
+            found = self._timed_stride_s(n_drafted)
+        self.forget_texts()  # that was none
+        return found or self.step_s(n_tokens)
 
     def _timed_stride_s(self, n_drafted: int) -> float:
         """0.0 where the context is too small to tell."""
@@ -236,11 +238,11 @@ class NativeBackend(Backend):
         steps.draft(n_drafted, [0])
         next(steps, None)
         started = time.perf_counter()
-        n_taken = sum(1 for _ in islice(steps, _TIMED_STRIDES))
+        drafted = [len(stride.draft) for stride in islice(steps, _TIMED_STRIDES)]
         elapsed = time.perf_counter() - started
         steps.close()
         self.keep(0)
-        return elapsed / n_taken if n_taken == _TIMED_STRIDES else 0.0
+        return elapsed / _TIMED_STRIDES if drafted == [n_drafted] * _TIMED_STRIDES else 0.0
 
     def head_drafter(self, name: HeadName, directory: Path | None) -> HeadDrafter:
         """See Backend. It replaces the one before. Raises BadModelFile and DoesNotFit too."""
@@ -349,9 +351,12 @@ class _Steps:
     Under a constraint every token is chosen on the host, whatever the execution could choose by itself.
     """
 
-    def __init__(self, backend: NativeBackend, cancel: CancelToken, constraint: Constraint | None) -> None:
+    def __init__(
+        self, backend: NativeBackend, params: SamplingParams, cancel: CancelToken, constraint: Constraint | None
+    ) -> None:
         self.n_ctx, self.vocab_size = backend.info.n_ctx, backend.info.vocab_size
-        self.overlaps = backend._execution.overlaps
+        # The host waits for a step that it chooses from.
+        self.overlaps = backend._execution.overlaps and constraint is None and backend.can_chain(params)
         self._backend = backend
         self._cancel = cancel
         self._constraint = constraint
@@ -363,7 +368,8 @@ class _Steps:
         chosen = self._backend._choices(tokens, params) if self._constraint is None else None
         if chosen is not None:
             return self._numbers(chosen)
-        return self._sampled(tokens, params, history)
+        rows = self._backend._extend(tokens, "all", self._cancel)
+        return choices_of(rows, draft, params, history, self._constraint)
 
     def _numbers(self, chosen: Callable[[], list[int]]) -> Iterator[int]:
         """Waits for the step first. Raises BadModelFile when a token is read that could not be chosen."""
@@ -375,11 +381,6 @@ class _Steps:
             if token < 0:
                 raise bad_logits()
             yield token
-
-    def _sampled(self, tokens: Sequence[int], params: SamplingParams, history: Sequence[int]) -> Iterator[int]:
-        """The host's choices, of a step that is computed when the first of them is read."""
-        rows = self._backend._extend(tokens, "all", self._cancel)
-        yield from choices_of(rows, tokens[1:], params, history, self._constraint)
 
     def stretch(self, params: SamplingParams, history: Sequence[int]) -> Stretch | None:
         return self._backend._stretch(params, history, self._cancel) if self._constraint is None else None

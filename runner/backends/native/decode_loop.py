@@ -64,7 +64,7 @@ class DecodeLoop:
         self._n_first = self._n_known = cache.length + 1  # ids of the text when the loop was made, and by now
         self._rows: deque[int] = deque()  # of the steps whose tokens were not taken yet
         self._n_rows = 1  # of the next one
-        self._is_finishing = self._is_closed = self._is_filled = False
+        self._is_finishing = self._is_closed = self._is_filled = self._is_bad = False
 
     def __iter__(self) -> DecodeLoop:
         return self
@@ -77,13 +77,17 @@ class DecodeLoop:
         if not self._rows:
             self.close()
             raise StopIteration
+        if self._is_bad:
+            raise bad_logits()
         n_rows = self._rows.popleft()
         taken = self._mailbox.take(n_rows)
-        n_tokens = len(taken.tokens)
-        self._cache.truncate(self._cache.length - (n_rows - n_tokens))
-        if min(taken.tokens) < 0:
+        if min(taken.tokens) < 0:  # what was chosen before it stands
+            self._is_bad = True
+            taken = taken._replace(tokens=taken.tokens[: taken.tokens.index(-1)])
+        self._cache.truncate(self._cache.length - (n_rows - len(taken.tokens)))
+        if not taken.tokens:
             raise bad_logits()
-        self._n_known += n_tokens
+        self._n_known += len(taken.tokens)
         return taken
 
     def begin(self) -> None:
@@ -105,7 +109,7 @@ class DecodeLoop:
         if n_tokens and not self._is_filled:
             self._steps.fill(text[: self._n_first])
             self._is_filled = True
-        self._n_rows = 1 + next((n for n in STRIDES if n >= n_tokens), STRIDES[-1]) if n_tokens else 1
+        self._n_rows = 1 + max((n for n in STRIDES if n <= n_tokens), default=STRIDES[0]) if n_tokens else 1
         return True
 
     def finish(self) -> None:

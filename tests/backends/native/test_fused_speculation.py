@@ -318,7 +318,7 @@ def test_what_a_step_drafts_by_itself_is_what_the_text_repeats(
     written(longer, params, 2)  # the prompt, and a token that the host chose
     held = list(longer.held)
     steps = execution.decode(text[len(held)], params, CancelToken())
-    assert steps.draft(6, text[: len(held) + 1])
+    assert steps.draft(8, text[: len(held) + 1])
     history = text[: len(held) + 1]
     for _ in range(3):
         stride = next(steps)
@@ -350,8 +350,14 @@ def test_strides_are_timed_and_leave_nothing(longer: NativeBackend, smallest: Sm
         assert 0 < longer.stride_s(n_tokens) < 60
         assert longer.held == []
         assert longer._execution.cache.length == 0
+        assert int(longer._execution._text.begin) == 0
+        longer._execution._text.put(0, torch.tensor([1]))
+        assert int(longer._execution._text.begin) == 0, "what was timed is no earlier text"
     short = opened(smallest, n_ctx=16)
-    assert 0 < short.stride_s(16) < 60, "by a step of 16 tokens: there is no room for three"
+    timed: list[int] = []
+    short.step_s = lambda n: (timed.append(n), 1.0)[1]
+    assert short.stride_s(16) == 1.0, "by a step of 16 tokens: there is no room for three strides"
+    assert timed == [16]
     short.close()
 
 
