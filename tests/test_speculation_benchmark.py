@@ -157,8 +157,9 @@ def test_the_program_with_a_real_clock_writes_each_text_with_and_without(
     speculation_early.main()
     _, _, *rows = capsys.readouterr().out.splitlines()
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-    assert [row[:2] for row in cells] == [["500", "repeats"], ["500", "half of it repeats"], ["500", "random"]]
+    names = ("repeats", "half of it repeats", "random")
+    assert [row[:3] for row in cells] == [["500", drafts, name] for drafts in ("device", "host") for name in names]
     for row in cells:
-        assert all(0.3 < float(gain) < 20 for gain in row[2].split())
-        assert len(row[3].split()) == 2
-    assert "0" in cells[2][3].split(), "nothing can be guessed of a text at random that is new"
+        assert all(0.3 < float(gain) < 20 for gain in row[3].split())
+        assert len(row[4].split()) == 2
+    assert "0" in cells[2][4].split(), "nothing can be guessed of a text at random that is new"

@@ -20,7 +20,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from runner.kernels import epilogues
 from runner.kernels.compile import Variant
 from runner.kernels.epilogues import columns, streams
-from runner.kernels.values import MOST_ROWS, OPTIONS, has_pdl, pdl_option
+from runner.kernels.values import MOST_ROWS, OPTIONS, has_pdl, is_nvidia, pdl_option
 
 
 @triton.jit
@@ -108,7 +108,7 @@ class GemvDense:
         (n, k), n_rows = self.w.shape, len(self.x)
         if self._is_small:
             assert self.x.dtype == self.w.dtype, (self.x.dtype, self.w.dtype)
-            pdl, (columns_at_once, warps, stages) = has_pdl(self.w), _cut(self.n_tiles)
+            pdl, (columns_at_once, warps, stages) = has_pdl(self.w), _cut(self.n_tiles, nvidia=is_nvidia(self.w))
             _gemv_dense_16_bits[(self.n_tiles,)](
                 self.w, self.x, n_rows, n, k, args,
                 EPILOGUE=epilogue, CONFIG=config, PAIR=self.pair, ROWS=MOST_ROWS, BN=_DOT_BN, BK=columns_at_once,
@@ -129,13 +129,15 @@ _BN, _BK, _WARPS, _ROWS = 4, 256, 4, 2
 _DOT_BN = 16
 
 
-def _cut(n_tiles: int) -> tuple[int, int, int]:
+def _cut(n_tiles: int, *, nvidia: bool) -> tuple[int, int, int]:
     """BK, warps and stages of a product of 16 bits, whose sums have one order in any case.
+
+    One warp alone spills on RDNA.
 
     H200, bf16, us for M = 1 and 16, and by sums one by one: 4096 x 4096 11.3, 11.3 (11.9, 57), 28672 x 4096 58, 60
     (59, 324), 4096 x 14336 33, 34 (35, 220). cuBLAS, 8 rows: 12.4, 62, 32.
     """
-    return (128, 1, 4) if n_tiles >= 512 else (256, 2, 3)
+    return (128, 1, 4) if nvidia and n_tiles >= 512 else (256, 2, 3)
 
 
 def variants() -> Iterator[Variant]:
@@ -145,8 +147,8 @@ def variants() -> Iterator[Variant]:
         (epilogues.logits, "bf16", (512, 512, False), 512),
         (epilogues.add_residual, "fp32", (0, 0, True), 1024),
     ):
-        is_small = form == "bf16"
-        columns_at_once, warps, stages = _cut(n_tiles) if is_small else (_BK, _WARPS, 3)
+        is_small, is_large = form == "bf16", n_tiles == 512
+        columns_at_once, warps, stages = _cut(n_tiles, nvidia=is_large) if is_small else (_BK, _WARPS, 3)
         yield Variant(
             name=f"gemv_dense {form} {program.__name__}",
             kernel=_gemv_dense_16_bits if is_small else _gemv_dense,
@@ -161,4 +163,5 @@ def variants() -> Iterator[Variant]:
             num_warps=warps,
             num_stages=stages,
             has_pdl=is_small,
+            is_nvidia_only=is_large,
         )  # fmt: skip
