@@ -13,6 +13,7 @@ from typing import Any
 
 from live_samples import gpu_sample, loaded, machine
 from textual.pilot import Pilot
+from textual.timer import Timer
 
 from runner.config import LoadOptions
 from runner.doctor import Check
@@ -141,10 +142,15 @@ def on_stage(app: RunnerApp, size: tuple[int, int], play: Callable[[Pilot[int]],
 
 
 async def settle(pilot: Pilot[int]) -> None:
-    """Wait until threads are done and nothing moves."""
-    await pilot.app.workers.wait_for_complete()
-    for _ in range(3):
-        await pilot.pause()
+    """Wait until threads are done, no screen waits for a clock before it begins one, and nothing moves."""
+    while True:
+        await pilot.app.workers.wait_for_complete()
+        for _ in range(3):
+            await pilot.pause()
+        is_waiting = isinstance(getattr(pilot.app.screen, "_waiting", None), Timer)
+        if not is_waiting and all(worker.is_finished for worker in pilot.app.workers):
+            return
+        await pilot.pause(0.02)
 
 
 async def with_model(pilot: Pilot[int]) -> None:

@@ -79,7 +79,7 @@ class ModelsScreen(ModelsReading):
         self._loaded = loaded
         self._view = CatalogView()
         self._first_marked: CatalogRow | None = None
-        self._waiting: Timer | None = None
+        self._waiting: Timer | None = None  # while the cursor may only be passing over a row
         self._ended: frozenset[tuple[str, str]] = frozenset()
 
     def body(self) -> ComposeResult:
@@ -140,6 +140,7 @@ class ModelsScreen(ModelsReading):
         row = message.row
         if self._waiting is not None:
             self._waiting.stop()
+            self._waiting = None
         self.ask_no_more()
         if row is None:
             self.pane.show(None)
@@ -150,7 +151,11 @@ class ModelsScreen(ModelsReading):
         if exact is not None:
             self.pane.show_exact(exact, self._view.context(row.name, exact))
         elif can_ask:
-            self._waiting = self.set_timer(_PATIENCE_S, lambda: self.ask_exact(row.name))
+            self._waiting = self.set_timer(_PATIENCE_S, lambda: self._ask(row.name))
+
+    def _ask(self, name: str) -> None:
+        self._waiting = None
+        self.ask_exact(name)
 
     @on(ExactRead)
     def _take_exact(self, message: ExactRead) -> None:
