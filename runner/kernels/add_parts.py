@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
 
 import torch
 import triton
@@ -23,16 +22,16 @@ from runner.kernels.butterflies import rotated_span, rotation_signs, span_places
 from runner.kernels.compile import Variant
 from runner.kernels.fragments import activation_rows
 from runner.kernels.rotate import (
+    SPAN,
     empty_fragments,
     quantize_fragments,
     quantize_fragments_ref,
+    quantize_rows,
     rotate_rows,
     rotate_rows_ref,
     store_fragments,
 )
 from runner.kernels.values import GROUP, OPTIONS, Int8Fragments, PackedMatrix, has_pdl, is_nvidia, pdl_option
-
-SPAN: Final = 256  # columns that are rotated together at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +114,7 @@ def add_parts(h: Tensor, parts: Tensor | None, bias: Tensor | None, reader: Read
 
 @cache
 def rotates(rotation: int, device: torch.device) -> bool:
-    """Whether rows for weights of this rotation come out right, of this kernel, quantize_fragments and rotate_rows.
+    """Whether rows for weights of this rotation come out right, of this kernel and of those of rotate.py.
 
     All count on which lane has what (butterflies.py), which a compiler decides.
     """
@@ -133,8 +132,9 @@ def rotates(rotation: int, device: torch.device) -> bool:
     for x, by in ((h, gain), (h.to(torch.bfloat16), None)):  # the stream, and what a product reads
         wanted = rotate_rows_ref(x, by, rotation, torch.float32)
         dense = rotate_rows(x, by, rotation, torch.bfloat16, in_lanes=True).float()
-        if not (dense - wanted).norm() < 1e-2 * wanted.norm():
-            return False
+        for values in (dense, quantize_rows(x, by, rotation, in_lanes=True).values()):
+            if not (values - wanted).norm() < 1e-2 * wanted.norm():
+                return False
     return True
 
 

@@ -15,12 +15,13 @@ from typing import Any
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels import moe_pairs
 from runner.kernels.compile import Variant
 from runner.kernels.epilogues import columns, p_squares, p_store, streams
 from runner.kernels.grids import FORMATS, dot4, load_quads, scale_value, table, words_of_group
-from runner.kernels.values import OPTIONS, Int8Rows, PackedMatrix, is_nvidia
+from runner.kernels.values import OPTIONS, Int8Rows, PackedMatrix, has_pdl, is_nvidia, pdl_option
 
 
 @triton.jit
@@ -90,11 +91,14 @@ def _dot(
 def _pairs(
     w, x, experts, N, K, k, args,
     EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, FORMAT: tl.constexpr, WORDS: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, NVIDIA: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     pair = tl.program_id(1) + tl.arange(0, 1)
     w_row, w_ok, n, n2, n_ok = columns(tile, N, PAIR, BN)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     of_expert = tl.load(experts + pair)[:, None].to(tl.int64) * N + w_row[None, :]
     acc = _dot(w, x, of_expert, w_ok[None, :], pair // k, K, FORMAT, WORDS, BK, NVIDIA)
     lo, hi = streams(acc, PAIR, 1, BN)
@@ -105,7 +109,7 @@ def _pairs(
 def _sum(
     w, x, experts, weights, h, bias, parts, N, K, k, n_tiles,
     HAS_BIAS: tl.constexpr, FORMAT: tl.constexpr, WORDS: tl.constexpr, SLOTS: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, NVIDIA: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     row = tl.program_id(1) + tl.arange(0, 1)
@@ -114,15 +118,21 @@ def _sum(
     pair = row * k + tl.where(is_slot, slot, 0)
     n = tile * BN + tl.arange(0, BN)
     n_ok = n < N
+    # Experts, their shares and the stream were there before the product with gate and up began.
     expert = tl.load(experts + pair).to(tl.int64)
     of_expert = expert[:, None] * N + n[None, :]
     ok = is_slot[:, None] & n_ok[None, :]
+    share = tl.load(weights + pair, mask=is_slot, other=0.0)[:, None]
+    at = row[:, None].to(tl.int64) * N + n[None, :]
+    before = tl.load(h + at, mask=n_ok[None, :], other=0.0)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     y = _dot(w, x, of_expert, ok, pair, K, FORMAT, WORDS, BK, NVIDIA)
     if HAS_BIAS:
         y += tl.load(bias + of_expert, mask=ok, other=0.0).to(tl.float32)
-    y = y * tl.load(weights + pair, mask=is_slot, other=0.0)[:, None]
-    at = row[:, None].to(tl.int64) * N + n[None, :]
-    total = tl.load(h + at, mask=n_ok[None, :], other=0.0) + tl.sum(tl.where(ok, y, 0.0), 0)[None, :]
+    y = y * share
+    total = before + tl.sum(tl.where(ok, y, 0.0), 0)[None, :]
     p_store(h, total, row, row >= 0, n, n_ok, N)
     p_squares(total, parts, row, row >= 0, n_ok, tile, n_tiles)
 
@@ -148,10 +158,12 @@ class Gemv:
         weights, x, form, words, length = self._operands()
         width = _BN_DENSE if form == "dense" else _BN_PACKED
         grid = (triton.cdiv(n_columns, width // 2 if pair else width), self.experts.numel())
+        pdl = has_pdl(self.experts)
         _pairs[grid](
             weights, x, self.experts, self.num_rows, length, k, args,
             EPILOGUE=epilogue, CONFIG=config, PAIR=pair, FORMAT=form, WORDS=words,
-            BN=width, BK=_length(form, width, length), NVIDIA=is_nvidia(self.experts), num_warps=_WARPS, **OPTIONS,
+            BN=width, BK=_length(form, width, length), NVIDIA=is_nvidia(self.experts), PDL=pdl,
+            num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
         )  # fmt: skip
 
     @property
@@ -163,12 +175,13 @@ class Gemv:
         n_rows, k = self.experts.shape
         assert self.x.shape[0] == n_rows * k
         operands, x, form, words, length = self._operands()
-        slots = triton.next_power_of_2(k)
+        slots, pdl = triton.next_power_of_2(k), has_pdl(h)
         _sum[(self.n_sum_tiles, n_rows)](
             operands, x, self.experts, weights, h, h if bias is None else bias, parts,
             self.num_rows, length, k, self.n_sum_tiles,
             HAS_BIAS=bias is not None, FORMAT=form, WORDS=words, SLOTS=slots,
-            BN=_BN_SUM, BK=_length(form, slots * _BN_SUM, length), NVIDIA=is_nvidia(h), num_warps=_WARPS, **OPTIONS,
+            BN=_BN_SUM, BK=_length(form, slots * _BN_SUM, length), NVIDIA=is_nvidia(h), PDL=pdl,
+            num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
         )  # fmt: skip
 
     def _operands(self) -> tuple[tuple[Any, ...], tuple[Any, ...], str, int, int]:
@@ -215,6 +228,7 @@ def variants() -> Iterator[Variant]:
             },
             num_warps=_WARPS,
             nvidia_constants={"NVIDIA": True},
+            has_pdl=True,
         )  # fmt: skip
         yield Variant(
             name=f"moe_gemv {form} sum",
@@ -228,4 +242,5 @@ def variants() -> Iterator[Variant]:
             },
             num_warps=_WARPS,
             nvidia_constants={"NVIDIA": True},
+            has_pdl=True,
         )  # fmt: skip

@@ -1,6 +1,7 @@
 """Which experts each row takes, and with what weight: a softmax over the router's logits and its k largest.
 
-A program is a row. It knows logits alone; who computes them and what an expert is, is the callers' business.
+A program is a row. Where a step of few rows is routed, other programs of the same launch round the rows for the
+experts' products meanwhile (rotate.py). It knows neither who computes logits nor what an expert is.
 """
 
 from __future__ import annotations
@@ -12,9 +13,14 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from runner.kernels.butterflies import rotated_span, rotation_signs, span_places
 from runner.kernels.compile import Variant
-from runner.kernels.values import OPTIONS
+from runner.kernels.epilogues import p_rstd
+from runner.kernels.rotate import SPAN, empty_rows, store_rows
+from runner.kernels.sampling import logit_and_id, rank_of
+from runner.kernels.values import GROUP, OPTIONS, Int8Rows, Squares, has_pdl, is_nvidia, pdl_option
 
 Routing = Literal["softmax_topk", "topk_softmax"]
 """A chosen expert's share of a softmax over all experts, or over the chosen alone. The second is also what dividing
@@ -31,27 +37,67 @@ def route_ref(logits: Tensor, k: int, kind: Routing) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
-def _route(logits, weights, experts, E, k, OVER_CHOSEN: tl.constexpr, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr):
-    """OVER_CHOSEN: the softmax is over the chosen alone. EXPERTS, CHOSEN: powers of two, E and k or more."""
-    row = tl.program_id(0)
+def _choose(
+    row, logits, weights, experts, E, k, OVER_CHOSEN: tl.constexpr, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr
+):  # fmt: skip
+    """The k largest of a row's logits, one after the other, and their shares.
+
+    OVER_CHOSEN: the softmax is over the chosen alone. EXPERTS, CHOSEN: powers of two, E and k or more.
+    """
     e = tl.arange(0, EXPERTS)
     z = tl.load(logits + row * E + e, mask=e < E, other=-float("inf"))
-    size = tl.where(z == z, z, -float("inf"))  # a NaN is chosen last, and no number that is no expert ever is
-    is_left = e < E
+    # A NaN is chosen last, and no number that is no expert ever is: below every rank there is -1 << 62.
+    left = tl.where(e < E, rank_of(tl.where(z == z, z, -float("inf")), e), -(1 << 62))
     slot = tl.arange(0, CHOSEN)
     chosen = tl.full((CHOSEN,), -float("inf"), tl.float32)
     numbers = tl.zeros((CHOSEN,), tl.int32)
     for i in range(k):
-        largest = tl.max(tl.where(is_left, size, -float("inf")), 0)
-        number = tl.min(tl.where(is_left & (size == largest), e, EXPERTS), 0)
-        is_left = is_left & (e != number)
-        chosen = tl.where(slot == i, tl.sum(tl.where(e == number, z, 0.0), 0), chosen)
+        largest = tl.max(left, 0)
+        left = tl.where(left == largest, -(1 << 62), left)
+        size, number = logit_and_id(largest)
+        chosen = tl.where(slot == i, size, chosen)
         numbers = tl.where(slot == i, number, numbers)
-    first = tl.max(size, 0)
+    first = tl.max(chosen, 0)
     share = tl.exp(chosen - first)
     total = tl.sum(share, 0) if OVER_CHOSEN else tl.sum(tl.exp(z - first), 0)
     tl.store(weights + row * k + slot, tl.div_rn(share, total), mask=slot < k)
     tl.store(experts + row * k + slot, numbers, mask=slot < k)
+
+
+@triton.jit
+def _route(logits, weights, experts, E, k, OVER_CHOSEN: tl.constexpr, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr):
+    _choose(tl.program_id(0), logits, weights, experts, E, k, OVER_CHOSEN, EXPERTS, CHOSEN)
+
+
+@triton.jit
+def _route_and_round(
+    logits, weights, experts, E, k, h, gain, signs, parts, words, scale, K, inverse_size, eps,
+    OVER_CHOSEN: tl.constexpr, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, HAS_GAIN: tl.constexpr,
+    PARTS: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    program, row = tl.program_id(0), tl.program_id(1)
+    if program == 0:
+        if PDL:
+            gdc_wait()
+            gdc_launch_dependents()
+        _choose(row, logits, weights, experts, E, k, OVER_CHOSEN, EXPERTS, CHOSEN)
+    else:
+        span = program - 1
+        places = span_places()
+        column = span * 256 + places
+        # The stream was written before the router began: nothing here has to wait for that but what is stored.
+        v = tl.load(h + row.to(tl.int64) * K + column, mask=column < K, other=0.0)
+        if HAS_GAIN:
+            v *= tl.load(gain + column, mask=column < K, other=0.0)
+        v = rotated_span(v, signs, places, SIZE, NVIDIA)
+        factor = 1.0
+        if PARTS > 0:
+            rows = row + tl.arange(0, 1)
+            factor = tl.sum(p_rstd(parts, rows, rows >= 0, inverse_size, eps, PARTS, PADDED), 0)
+        if PDL:
+            gdc_wait()
+            gdc_launch_dependents()
+        store_rows(v, span, row, K, factor, words, scale)
 
 
 def route(logits: Tensor, k: int, kind: Routing) -> tuple[Tensor, Tensor]:
@@ -59,21 +105,64 @@ def route(logits: Tensor, k: int, kind: Routing) -> tuple[Tensor, Tensor]:
 
     logits: [M, E] float32, contiguous. Of equal logits the lower number comes first.
     """
+    weights, experts = _chosen(logits, k)
+    _route[(len(logits),)](
+        logits, weights, experts, logits.shape[1], k, **_options(logits, k, kind), num_warps=_WARPS, **OPTIONS
+    )
+    return weights, experts
+
+
+def route_and_round(
+    logits: Tensor,
+    k: int,
+    kind: Routing,
+    h: Tensor,
+    *,
+    gain: Tensor | None,
+    squares: Squares | None,
+    rotation: int,
+    in_lanes: bool,
+) -> tuple[Tensor, Tensor, Int8Rows]:
+    """route, and in the same launch R (h * gain) / rms as int8: neither waits for the other.
+
+    logits: of router_logits, launched last; h, which was written before it: [M, K] float32. gain, rotation, in_lanes:
+    see quantize_rows. squares: of the rows of h, None for no norm: its factor goes into the scales.
+    """
+    (n_rows, length), n_parts = h.shape, 0 if squares is None else squares.parts.shape[1]
+    assert h.is_contiguous()
+    assert length % max(GROUP, rotation) == 0
+    (weights, experts), (words, scale) = _chosen(logits, k), empty_rows(n_rows, length, h.device)
+    pdl = has_pdl(h)
+    _route_and_round[(1 + triton.cdiv(length, SPAN), n_rows)](
+        logits, weights, experts, logits.shape[1], k, h, h if gain is None else gain,
+        rotation_signs(rotation, h.device), h if squares is None else squares.parts, words.view(torch.int8), scale,
+        length, 0.0 if squares is None else 1.0 / squares.size, 0.0 if squares is None else squares.eps,
+        **_options(logits, k, kind), HAS_GAIN=gain is not None, PARTS=n_parts,
+        PADDED=triton.next_power_of_2(max(1, n_parts)), SIZE=rotation, NVIDIA=in_lanes and is_nvidia(h), PDL=pdl,
+        num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
+    )  # fmt: skip
+    return weights, experts, Int8Rows(words=words, scale=scale)
+
+
+def _chosen(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Room for the weights and the numbers of the chosen."""
     n_rows, n_experts = logits.shape
     assert logits.dtype == torch.float32
     assert logits.is_contiguous()
     assert 1 <= k <= n_experts
     weights = torch.empty(n_rows, k, dtype=torch.float32, device=logits.device)
-    experts = torch.empty(n_rows, k, dtype=torch.int32, device=logits.device)
-    _route[(n_rows,)](
-        logits, weights, experts, n_experts, k,
-        OVER_CHOSEN=kind == "topk_softmax", EXPERTS=triton.next_power_of_2(n_experts),
-        CHOSEN=triton.next_power_of_2(k), num_warps=_WARPS, **OPTIONS,
-    )  # fmt: skip
-    return weights, experts
+    return weights, torch.empty(n_rows, k, dtype=torch.int32, device=logits.device)
 
 
-_WARPS = 1  # maxima over a warp need no barrier
+def _options(logits: Tensor, k: int, kind: Routing) -> dict[str, int]:
+    return {
+        "OVER_CHOSEN": kind == "topk_softmax",
+        "EXPERTS": triton.next_power_of_2(logits.shape[1]),
+        "CHOSEN": triton.next_power_of_2(k),
+    }
+
+
+_WARPS = 1  # maxima over a warp need no barrier, and butterflies none
 
 
 def variants() -> Iterator[Variant]:
@@ -84,4 +173,21 @@ def variants() -> Iterator[Variant]:
             signature={"logits": "*fp32", "weights": "*fp32", "experts": "*i32", "E": "i32:16", "k": "i32"},
             constants={"OVER_CHOSEN": over_chosen, "EXPERTS": n_experts, "CHOSEN": k},
             num_warps=_WARPS,
+            is_decode=False,
         )
+    yield Variant(
+        name="moe_route 8 of 128, rows rounded",
+        kernel=_route_and_round,
+        signature={
+            "logits": "*fp32", "weights": "*fp32", "experts": "*i32", "E": "i32:16", "k": "i32", "h": "*fp32",
+            "gain": "*fp32", "signs": "*fp32", "parts": "*fp32", "words": "*i8", "scale": "*fp32", "K": "i32:16",
+            "inverse_size": "fp32", "eps": "fp32",
+        },
+        constants={
+            "OVER_CHOSEN": True, "EXPERTS": 128, "CHOSEN": 8, "HAS_GAIN": True, "PARTS": 128, "PADDED": 128,
+            "SIZE": 256, "NVIDIA": False,
+        },
+        nvidia_constants={"NVIDIA": True},
+        num_warps=_WARPS,
+        has_pdl=True,
+    )  # fmt: skip

@@ -8,6 +8,7 @@ A program is a few blocks of one row; nothing depends on other rows. It knows no
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import torch
 import triton
@@ -15,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from runner.kernels.butterflies import rotated, rotated_span, rotation_signs, span_places
+from runner.kernels.butterflies import rotated_span, rotation_signs, span_places
 from runner.kernels.compile import Variant
 from runner.kernels.epilogues import p_rstd
 from runner.kernels.fragments import BLOCK, activations_ref, rows_of_block
@@ -31,6 +32,9 @@ from runner.kernels.values import (
     rstd_ref,
 )
 from runner.quant.mq.rotation import rotate
+
+SPAN: Final = 256
+"""Columns that are rotated together at most."""
 
 _LARGEST = tl.constexpr(127.0)
 _ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it leaves no bits behind the point, halves rounded to even
@@ -70,31 +74,6 @@ def _rotated_ref(x: Tensor, gain: Tensor | None, rotation: int) -> Tensor:
 
 
 # --- kernels ---------------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _quantize_rows(
-    x, gain, signs, words, scale, K,
-    HAS_GAIN: tl.constexpr, SIZE: tl.constexpr, SPAN: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(1)
-    first = tl.program_id(0) * SPAN
-    n_groups = K // 32
-    k = first + tl.arange(0, SPAN)
-    v = tl.load(x + row.to(tl.int64) * K + k, mask=k < K, other=0.0).to(tl.float32)
-    if HAS_GAIN:
-        v *= tl.load(gain + k, mask=k < K, other=0.0)
-    v = tl.reshape(rotated(v, signs, SIZE, SPAN), (SPAN // 32, 32))
-    # As whole numbers, since of these NaN is the largest: a maximum of floats would pass it over.
-    largest = tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1).to(tl.float32, bitcast=True)
-    unit = tl.div_rn(largest, _LARGEST)
-    level = (tl.div_rn(v, tl.where(unit > 0.0, unit, 1.0)[:, None]) + _ROUNDING) - _ROUNDING
-    quads = tl.reshape(level.to(tl.int32) & 255, (SPAN // 32, 8, 4))
-    word = tl.sum(quads << (8 * tl.arange(0, 4))[None, None, :], 2)
-    g = first // 32 + tl.arange(0, SPAN // 32)
-    at = row * (8 * n_groups) + tl.arange(0, 8)[None, :] * n_groups + g[:, None]
-    tl.store(words + at, word, mask=(g < n_groups)[:, None])
-    tl.store(scale + row * n_groups + g, unit, mask=g < n_groups)
 
 
 @triton.jit
@@ -167,6 +146,48 @@ def store_fragments(v, places, span, row, K, factor, zero, words, notes, COLUMNS
 
 
 @triton.jit
+def _of_groups(v):
+    """[2, 4] of the groups of a span's halves, for each of their elements [2, 128]."""
+    return tl.reshape(tl.broadcast_to(v[:, :, None, None], (2, 4, 8, 4)), (2, 128))
+
+
+@triton.jit
+def store_rows(v, span, row, K, factor, words, scale):
+    """v [2, 128] float32, a span of 256 columns of a row, as int8 to where the words of its eight groups lie.
+
+    words: those of Int8Rows, byte by byte; scale: its scales, times `factor`.
+    """
+    unit, grow, by, inverse = scale_of(tl.max(tl.max(tl.reshape(magnitude(v), (2, 4, 8, 4)), 3), 2))
+    level = level_of(v, _of_groups(grow), _of_groups(by), _of_groups(inverse))
+    n_groups = K // 32
+    i = tl.arange(0, 128)[None, :]  # so that Triton sees that a lane's four lie side by side: see store_fragments
+    g = span * 8 + 4 * tl.arange(0, 2)[:, None] + i // 32
+    ok = g < n_groups
+    at = (row * 8 + i // 4 % 8) * n_groups + g
+    tl.store(words + at * 4 + i % 4, level.to(tl.int8), mask=ok)
+    tl.store(scale + row * n_groups + g + tl.zeros_like(i), _of_groups(unit) * factor, mask=ok & (i % 32 == 0))
+
+
+@triton.jit
+def _quantize_rows(
+    x, gain, signs, words, scale, K,
+    HAS_GAIN: tl.constexpr, SIZE: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    span, row = tl.program_id(0), tl.program_id(1)
+    places = span_places()
+    k = span * 256 + places
+    if HAS_GAIN:  # weights: there is nothing to wait for
+        g = tl.load(gain + k, mask=k < K, other=0.0)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    v = tl.load(x + row.to(tl.int64) * K + k, mask=k < K, other=0.0).to(tl.float32)
+    if HAS_GAIN:
+        v *= g
+    store_rows(rotated_span(v, signs, places, SIZE, NVIDIA), span, row, K, 1.0, words, scale)
+
+
+@triton.jit
 def _quantize_fragments(
     x, gain, signs, parts, words, notes, K, inverse_size, eps, zero,
     HAS_GAIN: tl.constexpr, PARTS: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
@@ -194,12 +215,15 @@ def _quantize_fragments(
 @triton.jit(do_not_specialize=["n_rows"])
 def _rotate_rows(
     x, gain, signs, out, n_rows, K,
-    HAS_GAIN: tl.constexpr, SIZE: tl.constexpr, NVIDIA: tl.constexpr, ROWS: tl.constexpr,
+    HAS_GAIN: tl.constexpr, SIZE: tl.constexpr, NVIDIA: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     places = span_places()
     k = tl.program_id(0) * 256 + places
     if HAS_GAIN:
         g = tl.load(gain + k, mask=k < K, other=0.0)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     for i in tl.static_range(ROWS):
         row = (tl.program_id(1) * ROWS + i + tl.arange(0, 1)).to(tl.int64)[:, None]
         ok = (k < K) & (row < n_rows)
@@ -213,23 +237,31 @@ def _rotate_rows(
 # --- launchers -------------------------------------------------------------------------------------------------------
 
 
-def quantize_rows(x: Tensor, gain: Tensor | None, rotation: int) -> Int8Rows:
+def quantize_rows(x: Tensor, gain: Tensor | None, rotation: int, *, in_lanes: bool = False) -> Int8Rows:
     """R (x * gain) as int8 with a scale for each 32 elements: max|v| / 127, 0 where all are 0; halves round to even.
 
     x: [M, K] float32 or 16 bits, contiguous, K a multiple of 32 and of `rotation`, the block size (1: none). gain: [K]
     float32 or None. Levels are those of the reference, bit for bit without a rotation; with one, an element at a half
     may be one level away. A group with a NaN or an infinity has it as its scale, and levels that mean nothing.
+    in_lanes: the device was seen to have the lanes that butterflies.rotated_span counts on (add_parts.rotates); faster,
+    with the same bits.
     """
     n_rows, k = x.shape
     _check(x, gain, rotation)
-    assert k % GROUP == 0
-    words = torch.empty(n_rows, 8, k // GROUP, dtype=torch.int32, device=x.device)
-    scale = torch.empty(n_rows, k // GROUP, dtype=torch.float32, device=x.device)
-    _quantize_rows[(triton.cdiv(k, _SPAN), n_rows)](
-        x, x if gain is None else gain, rotation_signs(rotation, x.device), words, scale, k,
-        HAS_GAIN=gain is not None, SIZE=rotation, SPAN=_SPAN, num_warps=_WARPS, **OPTIONS,
+    (words, scale), pdl = empty_rows(n_rows, k, x.device), has_pdl(x)
+    _quantize_rows[(triton.cdiv(k, SPAN), n_rows)](
+        x, x if gain is None else gain, rotation_signs(rotation, x.device), words.view(torch.int8), scale, k,
+        HAS_GAIN=gain is not None, SIZE=rotation, NVIDIA=in_lanes and is_nvidia(x), PDL=pdl,
+        num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return Int8Rows(words=words, scale=scale)
+
+
+def empty_rows(n_rows: int, k: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Room for the words and the scales of Int8Rows."""
+    assert k % GROUP == 0
+    shape = (n_rows, 8, k // GROUP)
+    return torch.empty(shape, dtype=torch.int32, device=device), torch.empty(n_rows, k // GROUP, device=device)
 
 
 def quantize_fragments(
@@ -245,7 +277,7 @@ def quantize_fragments(
     assert k % (2 * GROUP) == 0
     (words, notes), pdl = empty_fragments(n_rows, k, x.device), has_pdl(x)
     n_parts = 0 if squares is None else squares.parts.shape[1]
-    _quantize_fragments[(triton.cdiv(k, _SPAN), n_rows)](
+    _quantize_fragments[(triton.cdiv(k, SPAN), n_rows)](
         x, x if gain is None else gain, rotation_signs(rotation, x.device), notes if squares is None else squares.parts,
         words.view(torch.int8), notes, k, 0.0 if squares is None else 1.0 / squares.size,
         0.0 if squares is None else squares.eps, zero,
@@ -264,30 +296,30 @@ def empty_fragments(n_rows: int, k: int, device: torch.device) -> tuple[Tensor, 
 def rotate_rows(x: Tensor, gain: Tensor | None, rotation: int, dtype: torch.dtype, *, in_lanes: bool = False) -> Tensor:
     """R (x * gain) [M, K] in `dtype`.
 
-    x, gain, rotation: as for quantize_rows; K may be anything without a rotation. in_lanes: the device was seen to have
-    the lanes that butterflies.rotated_span counts on (add_parts.rotates); faster, with the same bits.
+    x, gain, rotation, in_lanes: as for quantize_rows; K may be anything without a rotation.
     """
     n_rows, k = x.shape
     _check(x, gain, rotation)
+    pdl = has_pdl(x)
     out = torch.empty(n_rows, k, dtype=dtype, device=x.device)
-    _rotate_rows[(triton.cdiv(k, _SPAN), triton.cdiv(n_rows, _ROWS))](
+    _rotate_rows[(triton.cdiv(k, SPAN), triton.cdiv(n_rows, _ROWS))](
         x, x if gain is None else gain, rotation_signs(rotation, x.device), out, n_rows, k,
-        HAS_GAIN=gain is not None, SIZE=rotation, NVIDIA=in_lanes and is_nvidia(x), ROWS=_ROWS,
-        num_warps=_WARPS, **OPTIONS,
+        HAS_GAIN=gain is not None, SIZE=rotation, NVIDIA=in_lanes and is_nvidia(x), ROWS=_ROWS, PDL=pdl,
+        num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return out
 
 
 # One warp holds a span of the largest block, so butterflies need no barrier. Rows of a prompt four at a time: a GPU
 # begins some 1.4 programs a nanosecond.
-_SPAN, _WARPS, _ROWS = 256, 1, 4
+_WARPS, _ROWS = 1, 4
 
 
 def _check(x: Tensor, gain: Tensor | None, rotation: int) -> None:
     k = x.shape[1]
     assert x.is_contiguous()
     assert rotation & (rotation - 1) == 0
-    assert rotation <= _SPAN
+    assert rotation <= SPAN
     assert k % rotation == 0, (k, rotation)
     assert gain is None or (gain.shape == (k,) and gain.dtype == torch.float32)
 
@@ -298,9 +330,11 @@ def variants() -> Iterator[Variant]:
         yield Variant(
             name=f"quantize_rows {name} r{rotation}",
             kernel=_quantize_rows,
-            signature={**inputs, "words": "*i32", "scale": "*fp32", "K": "i32:16"},
-            constants={"HAS_GAIN": has_gain, "SIZE": rotation, "SPAN": _SPAN},
+            signature={**inputs, "words": "*i8", "scale": "*fp32", "K": "i32:16"},
+            constants={"HAS_GAIN": has_gain, "SIZE": rotation, "NVIDIA": False},
+            nvidia_constants={"NVIDIA": True},
             num_warps=_WARPS,
+            has_pdl=True,
         )
         yield Variant(
             name=f"quantize_fragments {name} r{rotation}",
@@ -324,4 +358,5 @@ def variants() -> Iterator[Variant]:
             constants={"HAS_GAIN": has_gain, "SIZE": rotation, "NVIDIA": False, "ROWS": _ROWS},
             nvidia_constants={"NVIDIA": True},
             num_warps=_WARPS,
+            has_pdl=True,
         )

@@ -45,7 +45,7 @@ _TEMPERATURE, _TOP_K, _TOP_P, _DEPTH, _SEED_LOW, _SEED_HIGH = (tl.constexpr(plac
 
 
 @triton.jit
-def _rank(z, ids):
+def rank_of(z, ids):
     """The place of a logit in the order: a larger rank comes first. Equal logits, 0 and -0 too, go by id."""
     bits = tl.where(z == 0.0, 0.0, z).to(tl.int32, bitcast=True)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
@@ -53,7 +53,7 @@ def _rank(z, ids):
 
 
 @triton.jit
-def _logit_and_id(rank):
+def logit_and_id(rank):
     ordered = (rank >> _ID_BITS).to(tl.int32)
     z = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
     return z, (rank & NO_TOKEN).to(tl.int32) ^ NO_TOKEN
@@ -179,7 +179,7 @@ def _gather(
     if _is_listed(numbers, V):
         if count > 0:
             place = tl.atomic_add(counts + m, count) + tl.cumsum(ok.to(tl.int32), 0) - 1
-            tl.store(ranks + m * V + place, _rank(z, ids), mask=ok)
+            tl.store(ranks + m * V + place, rank_of(z, ids), mask=ok)
     else:
         best = tl.full((), -float("inf"), tl.float64)
         token = tl.full((), NO_TOKEN, tl.int32)
@@ -211,7 +211,7 @@ def _weigh(ranks, n, least, top, CHUNK: tl.constexpr):
         at = first + tl.arange(0, CHUNK)
         rank = tl.load(ranks + at, mask=at < n, other=-9223372036854775808)
         ok = rank >= least
-        z, _ = _logit_and_id(rank)
+        z, _ = logit_and_id(rank)
         count += ok.to(tl.int32)
         mass += (tl.exp(tl.where(ok, z, -float("inf")) - top) * _ONE).to(tl.int64)
     return tl.sum(count, 0), tl.sum(mass, 0)
@@ -221,7 +221,7 @@ def _weigh(ranks, n, least, top, CHUNK: tl.constexpr):
 def _shortest(ranks, n, least, target, top, BY_MASS: tl.constexpr, CHUNK: tl.constexpr):
     """The last rank of the first few, none below `least`, that weigh `target` together; `least` if all weigh less."""
     low = least
-    high = _rank(top, n * 0) + 1
+    high = rank_of(top, n * 0) + 1
     n_low, mass_low = _weigh(ranks, n, low, top, CHUNK)
     n_high = n_low * 0
     weight = (mass_low if BY_MASS else n_low).to(tl.float64)
@@ -256,7 +256,7 @@ def _from_list(ranks, n, top, total, numbers, position, V, CHUNK: tl.constexpr, 
     for first in range(0, n, HEAT):
         at = first + tl.arange(0, HEAT)
         rank = tl.load(ranks + at, mask=at < n, other=-9223372036854775808)
-        z, ids = _logit_and_id(rank)
+        z, ids = logit_and_id(rank)
         ok = (rank >= least) & (top.to(tl.float64) - z.to(tl.float64) <= depth)
         if tl.max(ok.to(tl.int32), 0) > 0:
             rival, other = _race(z, ids, ok, top, numbers, position)

@@ -77,6 +77,12 @@ class Int8Rows:
     def shape(self) -> tuple[int, int]:
         return self.words.shape[0], GROUP * self.words.shape[2]
 
+    def values(self) -> Tensor:
+        """x [M, K] float32."""
+        levels = self.words.transpose(1, 2).contiguous().view(torch.int8).unflatten(2, (GROUP,))
+        values: Tensor = (levels.float() * self.scale[:, :, None]).flatten(1)
+        return values
+
 
 @dataclass(frozen=True, kw_only=True)
 class Int8Fragments:

@@ -11,11 +11,11 @@ from kernel_data import DEVICE, close, packed, poisoned, random, scrambled
 from torch import Tensor
 
 from runner.kernels import add_parts as module
-from runner.kernels.add_parts import SPAN, Reader, add_parts, add_parts_ref, reads_parts
+from runner.kernels.add_parts import Reader, add_parts, add_parts_ref, reads_parts
 from runner.kernels.fragment_products import ZEROS
 from runner.kernels.fragments import activation_rows, to_fragments
 from runner.kernels.matmul import linear_residual, linear_residual_for
-from runner.kernels.rotate import quantize_fragments, quantize_rows
+from runner.kernels.rotate import SPAN, quantize_fragments, quantize_rows
 from runner.kernels.values import Int8Fragments
 
 FORM = "mq4-uniform"
@@ -77,16 +77,17 @@ def test_it_is_the_residual_and_then_the_quantizing_whatever_the_number_of_rows(
             assert torch.equal(some, whole[first:last])
 
 
-@pytest.mark.parametrize("name", ["add_parts", "quantize_fragments"])
+@pytest.mark.parametrize("name", ["add_parts", "quantize_fragments", "quantize_rows"])
 def test_rows_that_come_out_wrong_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rotates = module.rotates.__wrapped__
     assert rotates(256, DEVICE)
     real = getattr(module, name)
 
-    def wrong_in_some_lanes(*args: Any) -> Any:
-        found = real(*args)
-        rows = found if isinstance(found, Int8Fragments) else found[1]
-        rows.words[:, :, :, 1] = rows.words[:, :, :, 2]
+    def wrong_in_some_lanes(*args: Any, **named: Any) -> Any:
+        found = real(*args, **named)
+        words = (found[1] if isinstance(found, tuple) else found).words
+        some = words.unbind(3 if words.dim() > 3 else 1)
+        some[1].copy_(some[2])
         return found
 
     monkeypatch.setattr(module, name, wrong_in_some_lanes)

@@ -22,10 +22,11 @@ from runner.kernels.moe_matmul import (
     moe_linear_residual,
     moe_linear_residual_ref,
 )
-from runner.kernels.moe_route import Routing, route, route_ref
+from runner.kernels.moe_route import Routing, route, route_and_round, route_ref
+from runner.kernels.moe_router import router_logits, router_logits_ref
 from runner.kernels.pack import dequantize_ref
 from runner.kernels.rotate import quantize_rows, rotate_rows
-from runner.kernels.values import Int8Rows, Matrix, Squares
+from runner.kernels.values import Int8Rows, Matrix, Squares, rstd_ref
 
 KINDS = ("dense", "mq4")
 # M, E, k, N, K: odd, fewer columns than a tile, experts that nobody takes
@@ -99,6 +100,37 @@ def test_logits_that_are_no_numbers_choose_experts_that_exist() -> None:
     _, experts = route(logits, 4, "topk_softmax")
     assert experts[0].tolist() == [0, 1, 2, 3]
     assert experts[1].tolist() == [2, 3, 0, 1]
+
+
+@pytest.mark.parametrize(("e", "length"), [(5, 64), (3, 96), (2, 1056)])
+@pytest.mark.parametrize(("has_norm", "has_bias"), [(True, False), (True, True), (False, False)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_logits_of_experts_equal_float64(
+    e: int, length: int, has_norm: bool, has_bias: bool, dtype: torch.dtype
+) -> None:
+    h, w, bias = random(3, length) * 3, random(e, length, seed=2).to(dtype), random(e, seed=3) if has_bias else None
+    gain = random(length, seed=4) if has_norm else None
+    squares = Squares(parts=h.square().view(3, 2, -1).sum(2), size=length, eps=1e-5) if has_norm else None
+    wanted = router_logits_ref(h.double(), w, gain=gain, squares=squares, bias=bias)
+    found = router_logits(h, w, gain=gain, squares=squares, bias=bias)
+    close(found, wanted)
+    alone = None if squares is None else Squares(parts=squares.parts[1:2].contiguous(), size=length, eps=1e-5)
+    assert torch.equal(router_logits(h[1:2].contiguous(), w, gain=gain, squares=alone, bias=bias)[0], found[1])
+
+
+@pytest.mark.parametrize(("length", "rotation"), [(512, 256), (96, 32), (64, 1)])
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_rows_are_rounded_beside_the_choice_as_they_are_alone(length: int, rotation: int, has_norm: bool) -> None:
+    logits, h, gain = random(3, 12) * 4, random(3, length, seed=2), random(length, seed=3) if has_norm else None
+    squares = Squares(parts=random(3, 5, seed=4).square(), size=length, eps=1e-5) if has_norm else None
+    weights, experts, rows = route_and_round(
+        logits, 4, "softmax_topk", h, gain=gain, squares=squares, rotation=rotation, in_lanes=False
+    )
+    for found, wanted in zip((weights, experts), route(logits, 4, "softmax_topk"), strict=True):
+        assert torch.equal(found, wanted)
+    alone = quantize_rows(h, gain, rotation)
+    assert torch.equal(rows.words, alone.words)
+    close(rows.scale, alone.scale * (1 if squares is None else rstd_ref(squares)[:, None]))
 
 
 @pytest.mark.parametrize(("m", "e", "k"), [(17, 1, 1), (40, 9, 4), (130, 9, 8)])

@@ -13,15 +13,20 @@ from runner.backends.native.matrices import MatrixReader, join
 from runner.backends.native.moe import MoE
 from runner.backends.native.stream import Norm, Stream, multiply, read_product
 from runner.errors import UnsupportedModel
+from runner.kernels.add_parts import rotates
 from runner.kernels.matmul import gate_ref
 from runner.kernels.moe_matmul import Dispatch, MoeRows, dispatch, moe_linear, moe_linear_gated, moe_linear_residual
-from runner.kernels.moe_route import route
+from runner.kernels.moe_route import route, route_and_round
+from runner.kernels.moe_router import router_logits
 from runner.kernels.rotate import quantize_rows, rotate_rows
-from runner.kernels.values import MOST_ROWS, Matrix
+from runner.kernels.values import MOST_ROWS, Int8Rows, Matrix, PackedMatrix, Squares, is_nvidia
 
 
 class FusedMoE:
-    """See moe.MoE. gate_up: one stack of both, or two where their formats differ."""
+    """See moe.MoE. gate_up: one stack of both, or two where their formats differ.
+
+    rotation: of the packed stacks of gate and up; None where they are dense, or have two. in_lanes: see quantize_rows.
+    """
 
     def __init__(self, module: MoE, name: str, reader: MatrixReader) -> None:
         self.module = module
@@ -29,41 +34,72 @@ class FusedMoE:
         self.router = read_product(reader, name, [module.router_name])
         self.gate_up = _stacks(reader, name, module.num_experts, ["gate_proj", "up_proj"])
         (self.down,) = _stacks(reader, name, module.num_experts, ["down_proj"])
+        rotations = {None if isinstance(w, Tensor) else w.rotation for w, _ in self.gate_up}
+        self.rotation = rotations.pop() if len(rotations) == 1 else None
+        packed = [w for w, _ in (*self.gate_up, self.down) if isinstance(w, PackedMatrix)]
+        self.in_lanes = all(is_nvidia(w.packed) and rotates(w.rotation, w.packed.device) for w in packed)
 
     def add_to(self, stream: Stream, before: Norm | None) -> Stream:
         """The stream after h += sum over a token's experts of weight * down(act(gate) * up)."""
-        module, h = self.module, stream.h
-        logits = multiply(stream, before, self.router, torch.float32)
-        weights, experts = route(logits, module.experts_per_token, module.routing)
-        to = dispatch(weights, experts, module.num_experts)
+        h = stream.h
+        to, ready = self._chosen(stream, before)
         down, bias = self.down
-        x = _activations(self._gated(stream, before, to), None, down, self.dtype, is_few=len(h) <= MOST_ROWS)
+        x = self._activations(self._gated(stream, before, to, ready), None, down, is_few=len(h) <= MOST_ROWS)
         squares = moe_linear_residual(x, down, to, h, bias=bias, eps=stream.eps)
         return Stream(h=h, eps=stream.eps, squares=squares)
 
-    def _gated(self, stream: Stream, before: Norm | None, to: Dispatch) -> Tensor:
-        """act(gate) * up of all pairs of a token and an expert, [M * k, I]."""
-        gain, squares = (None, None) if before is None else (before.gain, stream.squares)
-        activation, is_few = self.module.activation, len(stream.h) <= MOST_ROWS
+    def _chosen(self, stream: Stream, before: Norm | None) -> tuple[Dispatch, Int8Rows | None]:
+        """The experts of each row; and the rows as gate and up want them, normed, where they come with that."""
+        module, h, router = self.module, stream.h, self.router.parts[0]
+        ready, k, kind = None, module.experts_per_token, module.routing
+        if len(h) > MOST_ROWS or not isinstance(router, Tensor):
+            weights, experts = route(multiply(stream, before, self.router, torch.float32), k, kind)
+            return dispatch(weights, experts, module.num_experts), ready
+        gain, squares = _norm_of(stream, before)
+        logits = router_logits(h, router, gain=gain, squares=squares, bias=self.router.biases[0])
+        if self.rotation is None:
+            weights, experts = route(logits, k, kind)
+        else:
+            weights, experts, ready = route_and_round(
+                logits, k, kind, h, gain=gain, squares=squares, rotation=self.rotation, in_lanes=self.in_lanes
+            )
+        return dispatch(weights, experts, module.num_experts), ready
+
+    def _gated(self, stream: Stream, before: Norm | None, to: Dispatch, ready: Int8Rows | None) -> Tensor:
+        """act(gate) * up of all pairs of a token and an expert, [M * k, I]. ready: see _chosen."""
+        gain, squares = _norm_of(stream, before)
+        if ready is not None:
+            squares = None
+
+        def rows_for(w: Matrix) -> MoeRows:
+            if ready is not None:
+                return ready
+            return self._activations(stream.h, gain, w, is_few=len(stream.h) <= MOST_ROWS)
+
+        activation = self.module.activation
         if len(self.gate_up) == 1:
             ((w, bias),) = self.gate_up
-            x = _activations(stream.h, gain, w, self.dtype, is_few=is_few)
-            return moe_linear_gated(x, w, to, activation, bias=bias, squares=squares, dtype=self.dtype)
+            return moe_linear_gated(rows_for(w), w, to, activation, bias=bias, squares=squares, dtype=self.dtype)
         gate, up = (
-            moe_linear(x, w, to, bias=bias, squares=squares, dtype=torch.float32)
-            for w, bias in self.gate_up
-            for x in [_activations(stream.h, gain, w, self.dtype, is_few=is_few)]
+            moe_linear(rows_for(w), w, to, bias=bias, squares=squares, dtype=torch.float32) for w, bias in self.gate_up
         )
         return gate_ref(gate, up, activation).to(self.dtype)
 
+    def _activations(self, x: Tensor, gain: Tensor | None, w: Matrix, *, is_few: bool) -> MoeRows:
+        """x, times the gain, as a product with the experts' matrices wants it; is_few: it is one of up to 16 tokens."""
+        if isinstance(w, Tensor):
+            return rotate_rows(x, gain, 1, self.dtype) if gain is not None or x.dtype != self.dtype else x
+        if is_few:
+            return quantize_rows(x, gain, w.rotation, in_lanes=self.in_lanes)
+        return rotate_rows(x, gain, w.rotation, self.dtype, in_lanes=self.in_lanes)
 
-def _activations(x: Tensor, gain: Tensor | None, w: Matrix, dtype: torch.dtype, *, is_few: bool) -> MoeRows:
-    """x, times the gain, as a product with the experts' matrices wants it; is_few: it is one of up to 16 tokens."""
-    if isinstance(w, Tensor):
-        return rotate_rows(x, gain, 1, dtype) if gain is not None or x.dtype != dtype else x
-    if is_few:
-        return quantize_rows(x, gain, w.rotation)
-    return rotate_rows(x, gain, w.rotation, dtype)
+
+def _norm_of(stream: Stream, before: Norm | None) -> tuple[Tensor | None, Squares | None]:
+    """The gain, and the squares of the stream, that a norm before a product takes."""
+    if before is None:
+        return None, None
+    assert stream.eps == before.eps
+    return before.gain, stream.sums
 
 
 def _stacks(reader: MatrixReader, name: str, count: int, members: list[str]) -> list[tuple[Matrix, Tensor | None]]:
