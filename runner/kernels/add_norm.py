@@ -12,10 +12,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels.compile import Variant
 from runner.kernels.epilogues import p_rstd
-from runner.kernels.values import OPTIONS, Squares, rstd_ref
+from runner.kernels.values import OPTIONS, Squares, has_pdl, pdl_option, rstd_ref
 
 
 def add_normed_ref(h: Tensor, y: Tensor, squares: Squares, gain: Tensor) -> Tensor:
@@ -26,17 +27,19 @@ def add_normed_ref(h: Tensor, y: Tensor, squares: Squares, gain: Tensor) -> Tens
 @triton.jit
 def _add_normed(
     h, y, y_parts, gain, parts, K, n_spans, inverse_size, eps,
-    PARTS: tl.constexpr, PADDED: tl.constexpr, SPAN: tl.constexpr,
+    PARTS: tl.constexpr, PADDED: tl.constexpr, SPAN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     span = tl.program_id(0)
     row = tl.program_id(1) + tl.arange(0, 1)
     k = span * SPAN + tl.arange(0, SPAN)
     at = row[:, None].to(tl.int64) * K + k[None, :]
     ok = (k < K)[None, :]
+    g = tl.load(gain + k, mask=k < K, other=0.0)[None, :]
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     factor = p_rstd(y_parts, row, row >= 0, inverse_size, eps, PARTS, PADDED)[:, None]
-    scaled = (
-        tl.load(y + at, mask=ok, other=0.0).to(tl.float32) * factor * tl.load(gain + k, mask=k < K, other=0.0)[None, :]
-    )
+    scaled = tl.load(y + at, mask=ok, other=0.0).to(tl.float32) * factor * g
     value = tl.load(h + at, mask=ok, other=0.0) + scaled
     tl.store(h + at, value, mask=ok)
     tl.store(parts + row * n_spans + span, tl.sum(value * value, 1))
@@ -62,11 +65,12 @@ def add_normed(h: Tensor, y: Tensor, squares: Squares, gain: Tensor) -> Squares:
     assert y.is_contiguous()
     assert (len(squares.parts), squares.size) == (n_rows, k)
     assert squares.parts.is_contiguous()
-    n_spans = triton.cdiv(k, _SPAN)
+    n_spans, pdl = triton.cdiv(k, _SPAN), has_pdl(h)
     parts = torch.empty(n_rows, n_spans, dtype=torch.float32, device=h.device)
     _add_normed[(n_spans, n_rows)](
         h, y, squares.parts, gain, parts, k, n_spans, 1.0 / squares.size, squares.eps,
-        PARTS=n_parts, PADDED=triton.next_power_of_2(n_parts), SPAN=_SPAN, num_warps=_WARPS, **OPTIONS,
+        PARTS=n_parts, PADDED=triton.next_power_of_2(n_parts), SPAN=_SPAN, PDL=pdl,
+        num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return Squares(parts=parts, size=k, eps=squares.eps)
 
@@ -94,6 +98,7 @@ def variants() -> Iterator[Variant]:
         },
         constants={"PARTS": 512, "PADDED": 512, "SPAN": _SPAN},
         num_warps=_WARPS,
+        has_pdl=True,
     )  # fmt: skip
     yield Variant(
         name="squares",

@@ -24,11 +24,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels.choice import Choice, is_supported
 from runner.kernels.compile import Variant
 from runner.kernels.greedy import NO_TOKEN, greedy_from_tiles, is_finite
-from runner.kernels.values import OPTIONS
+from runner.kernels.values import OPTIONS, has_pdl, pdl_option
 
 __all__ = ["Choice", "choose", "greedy_from_tiles", "is_supported"]
 
@@ -102,7 +103,12 @@ def _race(z, ids, ok, top, numbers, position):
 
 
 @triton.jit
-def _survey(logits, maxima, masses, counts, V, n_parts, BLOCK: tl.constexpr, PART: tl.constexpr):
+def _survey(
+    logits, maxima, masses, counts, V, n_parts, BLOCK: tl.constexpr, PART: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     m = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     part = tile * (BLOCK // PART) + tl.arange(0, BLOCK // PART)
@@ -164,8 +170,11 @@ def _bound(found, masses, top, numbers, V, n_parts, PARTS: tl.constexpr, STEPS: 
 @triton.jit
 def _gather(
     logits, numbers, position, scratch, V, n_parts, n_tiles,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr, STEPS: tl.constexpr,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr, STEPS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     maxima, masses, counts, ranks, scores, tokens = scratch
     m = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
@@ -269,7 +278,11 @@ def _from_list(ranks, n, top, total, numbers, position, V, CHUNK: tl.constexpr, 
 def _decide(
     logits, numbers, position, scratch, out, V, n_parts, n_tiles,
     PART: tl.constexpr, PARTS: tl.constexpr, TILES: tl.constexpr, CHUNK: tl.constexpr, HEAT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     maxima, masses, counts, ranks, scores, tokens = scratch
     m = tl.program_id(0).to(tl.int64)
     found, top = _maxima(maxima + m * n_parts, n_parts, PARTS)
@@ -316,18 +329,20 @@ def choose(logits: Tensor, request: Choice, position: Tensor) -> Tensor:
     counts, ranks = new(dtype=torch.int32), new(vocabulary, dtype=torch.int64)
     scores, tokens = new(n_tiles, dtype=torch.float64), new(n_tiles, dtype=torch.int32)
     scratch, out = (maxima, masses, counts, ranks, scores, tokens), new(dtype=torch.int64)
-    sizes = (vocabulary, n_parts, n_tiles)
+    sizes, pdl = (vocabulary, n_parts, n_tiles), has_pdl(logits)
     parts, tiles = triton.next_power_of_2(n_parts), triton.next_power_of_2(n_tiles)
     _survey[(n_rows, n_tiles)](
-        logits, maxima, masses, counts, vocabulary, n_parts, BLOCK=_BLOCK, PART=_PART, num_warps=_WARPS, **OPTIONS
-    )
+        logits, maxima, masses, counts, vocabulary, n_parts,
+        BLOCK=_BLOCK, PART=_PART, PDL=pdl, num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
+    )  # fmt: skip
     _gather[(n_rows, n_tiles)](
         logits, request.numbers, position, scratch, *sizes,
-        BLOCK=_BLOCK, PARTS=parts, STEPS=_STEPS, num_warps=_WARPS, **OPTIONS,
+        BLOCK=_BLOCK, PARTS=parts, STEPS=_STEPS, PDL=pdl, num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     _decide[(n_rows,)](
         logits, request.numbers, position, scratch, out, *sizes,
-        PART=_PART, PARTS=parts, TILES=tiles, CHUNK=_CHUNK, HEAT=_HEAT, num_warps=_DECIDING_WARPS, **OPTIONS,
+        PART=_PART, PARTS=parts, TILES=tiles, CHUNK=_CHUNK, HEAT=_HEAT, PDL=pdl,
+        num_warps=_DECIDING_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return out
 
@@ -356,6 +371,7 @@ def variants() -> Iterator[Variant]:
         },
         constants={"BLOCK": _BLOCK, "PART": _PART},
         num_warps=_WARPS,
+        has_pdl=True,
     )  # fmt: skip
     yield Variant(
         name=f"sampling gather V={vocabulary}",
@@ -363,6 +379,7 @@ def variants() -> Iterator[Variant]:
         signature={**given, **scratch, **sizes},
         constants={"BLOCK": _BLOCK, "PARTS": parts, "STEPS": _STEPS},
         num_warps=_WARPS,
+        has_pdl=True,
     )
     yield Variant(
         name=f"sampling decide V={vocabulary}",
@@ -372,4 +389,5 @@ def variants() -> Iterator[Variant]:
             "PART": _PART, "PARTS": parts, "TILES": triton.next_power_of_2(n_tiles), "CHUNK": _CHUNK, "HEAT": _HEAT,
         },
         num_warps=_DECIDING_WARPS,
+        has_pdl=True,
     )  # fmt: skip
