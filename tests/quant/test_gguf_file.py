@@ -115,9 +115,9 @@ def test_a_large_vocabulary_costs_little_until_it_is_used(tmp_path: Path) -> Non
     numbers = struct.pack("<IQ", U32, count) + np.arange(count, dtype="<u4").tobytes()
     entries = [pair("tokens", ARRAY, tokens), pair("merges", ARRAY, tokens), pair("numbers", ARRAY, numbers)]
     path = written(tmp_path / "m.gguf", gguf(entries))
-    started = time.perf_counter()
+    started = time.process_time()
     header = read_header(path)
-    assert time.perf_counter() - started < 0.3
+    assert time.process_time() - started < 0.3
     assert len(header.metadata["tokens"]) == count
     assert header.metadata["tokens"][count - 1] == f"token-{count - 1}"
     assert header.metadata["numbers"][5:8] == [5, 6, 7]

@@ -124,7 +124,7 @@ def test_finished_sections_never_change_while_more_text_comes() -> None:
     ],
 )
 def test_no_section_is_long_whatever_the_text_is(text: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     sections = sections_of(text)
     assert max(len(section.text) for section in sections) <= 2 * LIMIT
     assert max(section.text.count("\n") for section in sections) <= LIMIT // 5
@@ -133,7 +133,7 @@ def test_no_section_is_long_whatever_the_text_is(text: str) -> None:
             block_lines(parse_section(section), 80)
         else:
             code_lines(section.text, section.language, 80)
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
 
 
 def test_long_code_is_cut_at_seams_and_copied_whole() -> None:
