@@ -184,6 +184,7 @@ def load_time(rows: list[Row]) -> str:
 
 _HEADINGS = {
     "gain": "Texts of each genre",
+    "texts": "Random weights that write real texts",
     "trace": "Random weights, guessed as real texts are",
     "worst": "Drafters that are wrong, slow or treacherous",
     "prompts": "Prompts that are not part of the project",

@@ -2,6 +2,7 @@
 
     python benchmarks/speculation.py gain [MODEL] [--spec suffix ...] [--draft MODEL] [--temp 0 0.7]
     python benchmarks/speculation.py worst [MODEL]                        # drafters that are wrong, slow, treacherous
+    python benchmarks/speculation.py texts [--shape llama-3.1-8b] [--layers N]  # random weights, real texts, dictated
     python benchmarks/speculation.py trace [--shape llama-3.1-8b] [--layers N]  # random weights, real texts' acceptance
     python benchmarks/speculation.py prompts PATH [MODEL]                 # prompts of your own, as lines of JSON
 
@@ -9,7 +10,7 @@ Every figure is of answers that were written both ways, one after the other and 
 controller decides what is drafted. `gain` is the median over repetitions, of the time from the first token to the last;
 `processor` is the same by the processor's time of the thread (`worst -t 1`), `accounted` by the speculator's account.
 Token ids must be the same both ways: those that differ are counted, and the program ends with 1 if any do.
-`trace` wants a GPU for the shapes of real models; --shape demo runs on any machine, in float32 without one.
+`texts` and `trace` want a GPU for the shapes of real models; --shape demo runs on any machine, in float32 without one.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from runner.bench.record import Genre
 from runner.bench.request import GENRES
 from runner.bench.tasks import GenreTask
 from runner.config import LONGEST_DRAFT, LoadOptions, SamplingParams
+from runner.draft_choice import DraftChoice
+from runner.drafting import open_drafting
 from runner.engine import Engine
 from runner.errors import ContextOverflow
 from runner.events import Notice
@@ -65,7 +68,7 @@ def loaded(asked: argparse.Namespace, spec: str) -> Iterator[Engine]:
         engine.close()
 
 
-# --- the four questions ----------------------------------------------------------------------------------------------
+# --- the five questions ----------------------------------------------------------------------------------------------
 
 
 def gain(asked: argparse.Namespace, report: Report) -> int:
@@ -121,8 +124,9 @@ def worst(asked: argparse.Namespace, report: Report) -> int:
     return rows.n_different
 
 
-def trace(asked: argparse.Namespace, report: Report) -> int:
-    """Random weights of a real shape: every genre's reference answers, guessed as the suffix drafter guesses them."""
+@contextmanager
+def random_model(asked: argparse.Namespace) -> Iterator[Backend]:
+    """A model of the shape, with random weights, in this process."""
     from random_models import about_bytes, ready, write_directory
     from shapes import config_of
     from workplace import workplace
@@ -136,6 +140,42 @@ def trace(asked: argparse.Namespace, report: Report) -> int:
     with workplace(asked.work, about_bytes(config)) as work:
         write_directory(work / "model", config, asked.recipe, is_hashed=False)
         backend = load(ready(work / "model"), options, lambda _: None, CancelToken())
+        yield backend
+        backend.close()
+
+
+def texts(asked: argparse.Namespace, report: Report) -> int:
+    """Random weights of a real shape that write every genre's reference answers: the suffix drafter as it is."""
+    from dictation import Dictation
+
+    with random_model(asked) as backend:
+        drafting = open_drafting(_SUFFIX, backend, LoadOptions(), _no_model)
+        dictation, meter = Dictation(backend), PairMeter(backend, drafting, stop_ids=frozenset())
+        show_steps(backend, asked.shape, report)
+        rows = Rows(report, "genre", "temperature")
+        for temperature in asked.temp:
+            for genre in GENRES:
+                found = Found()
+                for number in range(asked.repetitions + 1):
+                    pairs = []
+                    for index, prompt in enumerate(genre_prompts(genre)):
+                        ids = prompt_ids(prompt, backend.info, backend.tokenizer)
+                        answer = backend.tokenizer.encode(prompt.answer, parse_special=False)[: asked.tokens]
+                        dictation.put(len(ids), answer)
+                        params, is_plain_first = SamplingParams(temperature=temperature), (index + number) % 2 == 0
+                        pairs.append(
+                            meter.pair(ids, params, len(answer) - 1, CancelToken(), is_plain_first=is_plain_first)
+                        )
+                        assert pairs[-1].plain[1] == tuple(answer), "the model did not write what it was told"
+                    if number:
+                        found.add(pairs)
+                rows.add(found.row(**_about(asked, backend, "texts"), genre=genre, temperature=temperature))
+    return rows.n_different
+
+
+def trace(asked: argparse.Namespace, report: Report) -> int:
+    """Random weights of a real shape: every genre's reference answers, guessed as the suffix drafter guesses them."""
+    with random_model(asked) as backend:
         show_steps(backend, asked.shape, report)
         rows = Rows(report, "genre", "temperature")
         prompt = random.Random(0).choices(range(1000), k=64)
@@ -151,11 +191,13 @@ def trace(asked: argparse.Namespace, report: Report) -> int:
                     n_tokens=min(n_tokens, asked.tokens),
                     repetitions=asked.repetitions,
                 )
-                about = {"kind": "trace", "model": f"{asked.shape} {asked.recipe}", "layers": asked.layers}
-                device = {"backend": "native", "device": backend.info.device}
-                rows.add(found.row(**about, **device, genre=genre, temperature=temperature))
-        backend.close()
+                rows.add(found.row(**_about(asked, backend, "trace"), genre=genre, temperature=temperature))
     return rows.n_different
+
+
+def _about(asked: argparse.Namespace, backend: Backend, kind: str) -> dict[str, Any]:
+    model = {"model": f"{asked.shape} {asked.recipe}", "layers": asked.layers}
+    return {"kind": kind, **model, "backend": "native", "device": backend.info.device}
 
 
 def prompts(asked: argparse.Namespace, report: Report) -> int:
@@ -192,8 +234,13 @@ def _pairs_of(
         yield meter.pair(ids, params, n_tokens, CancelToken(), is_plain_first=index % 2 == 0)
 
 
-_TOKENS = {"gain": 128, "worst": 256, "trace": 512, "prompts": 64}
-QUESTIONS = {"gain": gain, "worst": worst, "trace": trace, "prompts": prompts}
+def _no_model() -> Backend:
+    raise AssertionError("no model drafts here")
+
+
+_SUFFIX = DraftChoice(drafter="suffix", reason="it was asked for")
+_TOKENS = {"gain": 128, "worst": 256, "texts": 512, "trace": 512, "prompts": 64}
+QUESTIONS = {"gain": gain, "worst": worst, "texts": texts, "trace": trace, "prompts": prompts}
 
 
 def parse() -> argparse.Namespace:
@@ -205,7 +252,7 @@ def parse() -> argparse.Namespace:
             one.add_argument("path", type=Path, help="a file of JSON lines, or a directory of them")
             one.add_argument("--limit", type=int, help="so many prompts of each category")
             one.add_argument("--eager", action="store_true", help="verify every guess, though it may not pay")
-        if name == "trace":
+        if name in ("texts", "trace"):
             one.add_argument("--shape", default="llama-3.1-8b")
             one.add_argument("--layers", type=int, help="fewer than the shape has; rows say so")
             one.add_argument("--recipe", default="mq4")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from dictation import Dictation
 from test_native_fused import fused, go_on, made
 from torch import Tensor
 
@@ -36,6 +37,7 @@ from runner.sampling import Constraint, Mask, sample
 from runner.speculative.control import EagerController
 from runner.speculative.drafter import Draft, Gate
 from runner.speculative.speculator import Speculator
+from runner.speculative.suffix import SuffixDrafter
 from runner.types import CancelToken
 
 PARAMS = {"greedy": SamplingParams(temperature=0.0, seed=0), "sampled": SamplingParams(temperature=1.2, seed=7)}
@@ -427,3 +429,18 @@ def test_logits_that_are_no_numbers_are_an_error_where_they_are_read(smallest: S
         next(steps)
     assert execution.cache.length == len(broken.held)
     broken.close()
+
+
+# --- what benchmarks of real texts count on ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", PARAMS)
+def test_a_model_writes_what_it_is_told_and_drafts_are_of_that(smallest: Smallest, sampling: str) -> None:
+    backend, told = opened(smallest, n_ctx=32), [4, 8, 15, 4, 8, 15] * 4
+    Dictation(backend).put(len(PROMPT), told)
+    assert written(backend, PARAMS[sampling], 20) == told[:20]
+    backend.keep(0)
+    drafting = Speculator(SuffixDrafter(), LONGEST_DRAFT, control=EagerController(LONGEST_DRAFT))
+    assert written(backend, PARAMS[sampling], 20, drafting) == told[:20]
+    assert sum(drafting.record.accepted_at) >= 8
+    backend.close()
