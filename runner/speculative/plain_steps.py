@@ -32,6 +32,7 @@ class PlainSteps:
         self.seconds = 0.0
         self._n_since_quiet = 0
         self._follows: _Kind = "quiet"
+        self._n_handed = 1
         self._quiet: deque[float] = deque(maxlen=_LATEST)
         self._excess: dict[_Kind, _SteadyMean] = {kind: _SteadyMean() for kind in _KINDS}
         self._beyond_quiet: dict[_Kind, float] = {}  # of the kinds that were asked for since the last step
@@ -59,6 +60,16 @@ class PlainSteps:
         """Plain steps by which the next one will be longer if a draft comes before it; 0 if it will be in any case."""
         return 0.0 if self._follows == "after draft" else self._beyond("after draft")
 
+    def counted(self, steps: float, seconds: float) -> float:
+        """What a step counts as that seems to cost so many plain steps and took so many seconds.
+
+        Where steps overlap, the caller takes what a draft brought while the next step goes on. If that is what took the
+        time, it was no noise, up to what the draft had saved.
+        """
+        if self._follows != "after draft" or self.seconds <= 0:
+            return steps
+        return max(steps, min(seconds / self.seconds, steps + self._n_handed - 1))
+
     def learn(self, seconds: float, *, is_asked: bool) -> float:
         """A step took so long; gives what it counts as, in plain steps: what its kind takes, without its noise.
 
@@ -66,21 +77,26 @@ class PlainSteps:
         """
         self._n_since_quiet += 1
         kind: _Kind = "after draft" if self._follows == "after draft" else "asked" if is_asked else self._follows
-        self._follows = "after asking" if is_asked else "quiet"
         if kind == "quiet":
             self._n_since_quiet = 0
             self._quiet.append(seconds)
             self.seconds = lower(self._quiet)
+        cost = self.counted(self._of_kind(kind, seconds), seconds)
+        self._follows = "after asking" if is_asked else "quiet"
+        return cost
+
+    def _of_kind(self, kind: _Kind, seconds: float) -> float:
+        """What a step of its kind takes, in plain steps, this one among them."""
         if not self._quiet or self.seconds <= 0:
             return 1.0
-        more, found = seconds / self.seconds - 1, self._excess[kind]
+        more, found, quiet = seconds / self.seconds - 1, self._excess[kind], self._excess["quiet"]
         found.add(more)
         self._beyond_quiet.clear()
         if kind == "quiet":
             return 1.0
-        if kind == "after draft" and not found.is_known:
-            # Each draft brings one: what it takes is not to be found out for nothing.
-            return 1.0 + min(max(more - self._excess["quiet"].mean, 0.0), _LARGEST_EXCESS)
+        if kind == "after draft" and not (found.is_known and quiet.is_known):
+            # Each draft brings one: what it takes is not to be found out for nothing, nor while none is quiet.
+            return 1.0 + min(max(more - quiet.mean, 0.0), _LARGEST_EXCESS)
         return 1.0 + self._beyond(kind)
 
     def pass_by(self, n_steps: int, first_s: float, last_s: float) -> float:
@@ -94,14 +110,15 @@ class PlainSteps:
             cost += self.learn(last_s, is_asked=False) + n_steps - n_told - 1
         return cost
 
-    def learn_draft(self) -> None:
-        """A step for a draft is over."""
+    def learn_draft(self, n_tokens: int) -> None:
+        """A step for a draft is over, which emitted so many tokens."""
         self._n_since_quiet += 1
         self.learn_break()
+        self._n_handed = n_tokens
 
     def learn_break(self) -> None:
         """A draft was wanted: the next plain step fills the device's pipeline again, and is unlike others."""
-        self._follows = "after draft"
+        self._follows, self._n_handed = "after draft", 1
 
     def _beyond(self, kind: _Kind) -> float:
         found = self._beyond_quiet.get(kind)

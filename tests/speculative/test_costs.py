@@ -257,6 +257,31 @@ def test_the_step_after_a_draft_counts_as_it_was_seen_until_its_kind_is_known() 
     assert others == [1.0] * 40
 
 
+def test_the_step_after_a_draft_counts_as_it_was_seen_while_hardly_any_is_quiet() -> None:
+    costs = warm(calibrated())
+    counted = []
+    for _ in range(20):
+        costs.learn_step(2, 1.1e-3)
+        counted.append(costs.learn_plain(1.3e-3, is_asked=True))
+    assert counted == pytest.approx([1.3] * 20)
+
+
+def test_the_step_in_which_a_caller_takes_what_a_draft_brought_counts_as_long_as_it_was() -> None:
+    costs = warm(calibrated())
+    for _ in range(20):
+        costs.learn_step(8, 1.4e-3)
+        for seconds in (1e-3, 1e-3, 1e-3):
+            costs.learn_plain(seconds)
+    costs.learn_step(8, 1.4e-3, 8)
+    assert costs.learn_plain(6e-3) == pytest.approx(6)
+    costs.learn_step(8, 1.4e-3, 3)
+    assert costs.learn_plain(6e-3) == pytest.approx(1 + 2, rel=0.02)  # the draft had saved no more: the rest is noise
+    costs.learn_step(8, 1.4e-3, 8)
+    assert costs.learn_step(8, 6e-3) == pytest.approx(6)
+    costs.learn_break()
+    assert costs.learn_plain(6e-3) < 1.5
+
+
 def test_of_many_steps_that_nothing_was_asked_for_one_tells_what_a_quiet_one_takes() -> None:
     costs = warm(calibrated(), 2e-3)
     for _ in range(7):
