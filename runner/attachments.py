@@ -1,4 +1,4 @@
-"""Text that joins a prompt from files: read whole, checked for size and for being text.
+"""Text from files, which joins a prompt or is quoted by drafts: read whole, checked for size and for being text.
 
 It knows nothing of prompts beyond how an attached file is set apart from the words around it.
 """

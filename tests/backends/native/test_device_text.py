@@ -94,8 +94,8 @@ def test_texts_that_were_given_lie_before_the_first_position_with_ends_of_their_
     assert len({first, rest[3], rest[6]}) == 3
     assert max(first, rest[3], rest[6]) < -1, "no token, and none that could not be chosen"
     assert (text.ids.data_ptr(), text.begin.data_ptr()) == places, "graphs read them"
-    text.give([[7]])
-    assert earlier(text)[1:-1] == [7]
+    text.give([[], [7]])
+    assert earlier(text)[2:-1] == [7]
     text.give([])
     assert earlier(text) == []
 
