@@ -1,10 +1,11 @@
-"""Text that joins a prompt from files: read whole, checked for size and for being text.
+"""Text from files, which joins a prompt or is quoted by drafts: read whole, checked for size and for being text.
 
 It knows nothing of prompts beyond how an attached file is set apart from the words around it.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -26,6 +27,14 @@ def decode(raw: bytes, origin: str) -> tuple[str, str]:
         count = text.count(chr(0xFFFD))
         replaced = "1 byte was" if count == 1 else f"{count} bytes were"
         return text, f"{origin} is not UTF-8: {replaced} replaced by “\ufffd”."
+
+
+def absolute(path: str) -> str:
+    """The path that was typed as another process can use it: from the working directory, ~ being the home."""
+    try:
+        return str(Path(os.path.expanduser(path)).absolute())
+    except OSError:  # the working directory was deleted
+        return path
 
 
 def read_text_file(path: Path) -> tuple[str, str]:

@@ -59,6 +59,11 @@ def _whole(owner: str, name: str, value: int, low: int, high: int) -> None:
         raise UsageError(f"{owner}: {name} is {value!r}.", hint=f"It must be a whole number from {low} to {high}.")
 
 
+def _texts(owner: str, name: str, value: object, hint: str) -> None:
+    if not isinstance(value, (tuple, list)) or not all(isinstance(text, str) and text for text in value):
+        raise UsageError(f"{owner}: {name} is {value!r}.", hint=hint)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
     """How to run a model on this machine.
@@ -71,6 +76,7 @@ class LoadOptions:
     force: load even what is not expected to fit.
     speculation: what drafts tokens for the model to verify; "auto" takes `draft` if given, else what needs no memory.
     draft: the drafting model, a name or path as for the model itself. draft_max: tokens of a draft at most.
+    draft_file: paths of texts that drafts may quote, absolute ones where another process is to read them.
     """
 
     backend: BackendChoice = "auto"
@@ -84,10 +90,12 @@ class LoadOptions:
     speculation: Speculation = "auto"
     draft: str | None = None
     draft_max: int = LONGEST_DRAFT
+    draft_file: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _one_of("load options", "speculation", self.speculation, get_args(Speculation))
         _whole("load options", "draft_max", self.draft_max, 1, LONGEST_DRAFT)
+        _texts("load options", "draft_file", self.draft_file, "Give the paths of text files, none of them empty.")
         _one_of("load options", "backend", self.backend, ("auto", "native", "llamacpp", "fake"))
         _one_of("load options", "kv_type", self.kv_type, ("f16", "bf16", "f32", "q8_0"))
         if self.ctx_size is not None:
@@ -168,10 +176,7 @@ class SamplingParams:
             _whole("sampling", "seed", self.seed, 0, 2**64 - 1)
         if self.max_tokens is not None:
             _whole("sampling", "max_tokens", self.max_tokens, 1, 2**31)
-        stop: object = self.stop
-        if not isinstance(stop, (tuple, list)) or not all(isinstance(text, str) and text for text in stop):
-            hint = "Give the texts that should end the answer, none of them empty."
-            raise UsageError(f"sampling: stop is {stop!r}.", hint=hint)
+        _texts("sampling", "stop", self.stop, "Give the texts that should end the answer, none of them empty.")
         grammar: object = self.grammar
         if grammar is not None and not isinstance(grammar, Grammar):
             raise UsageError(f"sampling: grammar is {grammar!r}.", hint="It must be a Grammar.")

@@ -12,6 +12,7 @@ from typing import Final
 
 from runner.config import LoadOptions
 from runner.errors import UsageError
+from runner.events import Notice
 from runner.registry import ModelSpec, Registry
 from runner.speculative.drafter import DrafterName
 
@@ -23,13 +24,14 @@ _COPIES: Final = ("mq4", "mq4-uniform")  # the recipes whose copies draft for a 
 class DraftChoice:
     """drafter: None for none. source: the model, or the directory of the head, that it is made of, or "".
 
-    suggestion: a model that is known to draft for the target and is not used.
+    suggestion: a model that is known to draft for the target and is not used. files: texts that drafts may quote.
     """
 
     drafter: DrafterName | None
     reason: str
     source: str = ""
     suggestion: str = ""
+    files: tuple[str, ...] = ()
 
     @property
     def is_model(self) -> bool:
@@ -39,7 +41,9 @@ class DraftChoice:
     @property
     def words(self) -> str:
         """For people: "suffix: it needs no memory"."""
-        return f"{self.drafter or 'off'}: {self.reason}"
+        n = len(self.files)
+        files = f", and may quote {'a file' if n == 1 else f'{n} files'}" if n else ""
+        return f"{self.drafter or 'off'}: {self.reason}{files}"
 
 
 def choose_drafter(
@@ -74,7 +78,15 @@ def choose_drafter(
     if asked == "mtp":
         return DraftChoice(drafter="mtp", reason="the head that comes with the model drafts")
     reason = "it was asked for" if asked == "suffix" else "it needs no memory"
-    return DraftChoice(drafter="suffix", reason=reason, suggestion=spec.draft)
+    return DraftChoice(drafter="suffix", reason=reason, suggestion=spec.draft, files=options.draft_file)
+
+
+def unquoted_files(options: LoadOptions, choice: DraftChoice) -> Notice | None:
+    """What there is to say where files were given that the chosen drafter does not quote."""
+    if not options.draft_file or choice.files:
+        return None
+    hint = "Only suffix quotes files: --spec suffix." if choice.drafter is not None else ""
+    return Notice("warning", f"No draft quotes the files of --draft-file: {choice.reason}.", hint)
 
 
 def _head(draft: str, heads: Path) -> Path:

@@ -61,15 +61,20 @@ NO_DRAFTING: Final = Drafting(DraftChoice(drafter=None, reason="no model is load
 
 
 def open_drafting(
-    choice: DraftChoice, target: Backend, options: LoadOptions, load_model: Callable[[], Backend]
+    choice: DraftChoice,
+    target: Backend,
+    options: LoadOptions,
+    load_model: Callable[[], Backend],
+    load_texts: Callable[[], Sequence[Sequence[int]]] = tuple,
 ) -> Drafting:
     """The speculation of a loaded model. load_model: loads the model of `choice`, where it has one.
 
-    Raises UnsupportedModel when the drafter that was asked for cannot draft for this model, and what loading raises.
+    load_texts: gives the ids of the files of `choice`, as draft_files.quotable does. Raises UnsupportedModel when the
+    drafter that was asked for cannot draft for this model, and what loading raises.
     """
     if choice.drafter is not None and not target.info.can_go_back:
         return Drafting(DraftChoice(drafter=None, reason=NO_WAY_BACK))
-    drafter = _drafter(choice, target, load_model)
+    drafter = _drafter(choice, target, load_model, load_texts)
     if drafter is None:
         return Drafting(choice)
     speculator = Speculator(drafter, options.draft_max)
@@ -81,12 +86,19 @@ def open_drafting(
     return Drafting(choice, speculator)
 
 
-def _drafter(choice: DraftChoice, target: Backend, load_model: Callable[[], Backend]) -> Drafter | None:
+def _drafter(
+    choice: DraftChoice,
+    target: Backend,
+    load_model: Callable[[], Backend],
+    load_texts: Callable[[], Sequence[Sequence[int]]],
+) -> Drafter | None:
     match choice.drafter:
         case None:
             return None
         case "suffix":
-            return SuffixDrafter()
+            texts = load_texts()
+            target.give_texts(texts)
+            return SuffixDrafter(texts)
         case "mtp" | "eagle3":
             return target.head_drafter(choice.drafter, Path(choice.source) if choice.source else None)
         case "model" | "self":
@@ -115,7 +127,7 @@ def _model_drafter(name: Literal["model", "self"], target: Backend, load_model: 
 def draft_options(options: LoadOptions, target: ModelInfo, draft: ModelFacts) -> LoadOptions:
     """How a draft model is loaded: as its target, with as much of the target's context as it was trained for."""
     n_ctx = min(target.n_ctx, default_context(draft.shape))
-    return dataclasses.replace(options, ctx_size=n_ctx, speculation="off", draft=None)
+    return dataclasses.replace(options, ctx_size=n_ctx, speculation="off", draft=None, draft_file=())
 
 
 def _check(draft: Backend, target: Backend, *, is_copy: bool) -> None:

@@ -20,7 +20,8 @@ from runner.answering import Answer
 from runner.backends import backend_module, choose
 from runner.backends.base import Backend, Began, Compiling
 from runner.config import ChatOptions, LoadOptions, SamplingParams
-from runner.draft_choice import DraftChoice, choose_drafter
+from runner.draft_choice import DraftChoice, choose_drafter, unquoted_files
+from runner.draft_files import quotable, read_draft_files
 from runner.drafting import NO_DRAFTING, Drafting, draft_options, open_drafting
 from runner.errors import RunnerError, UsageError
 from runner.events import (
@@ -101,12 +102,13 @@ class Engine(EngineSurface):
             spec = registry.resolve(model)
             files = ready(spec, offline=offline, on_event=emit, cancel=cancel)
             choice, draft = choose_drafter(options, spec, registry, files.directory, self._paths.drafts), None
+            texts = read_draft_files(choice.files, emit)
             if choice.is_model:
                 draft = ready(registry.resolve(choice.source), offline=offline, on_event=emit, cancel=cancel)
             context = FitContext(self._paths.fit_history, lambda: alternatives(spec, registry))
             backend, reason = load_backend(files, options, emit, cancel, context, on_stage, draft=draft)
             on_stage("drafter")
-            drafting = _open_drafting(choice, draft, backend, options, emit, cancel)
+            drafting = _open_drafting(choice, draft, texts, backend, options, emit, cancel)
             self._backend, self._drafting = backend, drafting
             self.loaded = Loaded(
                 info=backend.info,
@@ -172,12 +174,16 @@ class Engine(EngineSurface):
 def _open_drafting(
     choice: DraftChoice,
     draft: ReadyModel | None,
+    texts: Sequence[str],
     backend: Backend,
     options: LoadOptions,
     emit: Callable[[LoadEvent], None],
     cancel: CancelToken,
 ) -> Drafting:
-    """The speculation of a backend, which is closed when that fails. draft: the files of the model that drafts."""
+    """The speculation of a backend, which is closed when that fails.
+
+    draft: the files of the model that drafts. texts: what drafts may quote.
+    """
 
     def load_draft() -> Backend:
         assert draft is not None, "the choice has no model"
@@ -188,7 +194,7 @@ def _open_drafting(
             emit(event)
 
     try:
-        drafting = open_drafting(choice, backend, options, load_draft)
+        drafting = open_drafting(choice, backend, options, load_draft, lambda: quotable(texts, backend.tokenizer, emit))
         if cancel.is_cancelled:  # it came when the backends had looked for it the last time
             drafting.close()
             raise RunnerError("Loading was cancelled.")
@@ -197,6 +203,8 @@ def _open_drafting(
         raise
     if drafting.speculator is None and options.speculation not in ("auto", "off"):
         emit(Notice("warning", f"Nothing is drafted: {drafting.choice.reason}."))
+    elif (notice := unquoted_files(options, drafting.choice)) is not None:
+        emit(notice)
     return drafting
 
 

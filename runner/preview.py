@@ -13,7 +13,7 @@ from typing import Any, Final
 from runner import hub
 from runner.backends import backend_module, choose
 from runner.config import LoadOptions
-from runner.draft_choice import DraftChoice, choose_drafter
+from runner.draft_choice import DraftChoice, choose_drafter, unquoted_files
 from runner.errors import BusyError, RunnerError
 from runner.events import Notice
 from runner.fit import (
@@ -118,6 +118,8 @@ def preview(spec: ModelSpec, options: LoadOptions, *, offline: bool, paths: Path
     facts, machine, notices = found.facts, devices(), list[Notice]()
     backend = found.backing.name or ("llamacpp" if facts.format == "gguf" else "native")
     drafting, draft = _drafting(spec, options, registry, found, paths.drafts, offline=offline)
+    if (unquoted := unquoted_files(options, drafting)) is not None:
+        notices.append(unquoted)
     made = plan(facts, options, machine, backend, read_history(paths.fit_history), notices.append, draft=draft)
     others = () if made.fit.is_fitting else alternatives(spec, registry, found.listed)
     return Preview(

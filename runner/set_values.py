@@ -1,15 +1,17 @@
 """`/set NAME VALUE`: the names that can be set in a chat, and how their values are written.
 
-The names are the fields of SamplingParams, ChatOptions and LoadOptions, and the flags' short spellings of them. Pure
-functions; the classes themselves check the values.
+The names are the fields of SamplingParams, ChatOptions and LoadOptions, and the flags' short spellings of them. The
+classes themselves check the values. Pure functions, but that paths are meant from the working directory.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from runner.attachments import absolute
 from runner.config import GRAMMAR_NAMES, ChatOptions, Grammar, LoadOptions, SamplingParams, nearest_hint
 from runner.errors import UsageError
 
@@ -63,8 +65,8 @@ def parsed(name: str, text: str) -> Any:
     """The value of field `name` that `text` writes. Raises UsageError."""
     if name in _WORDS:
         return text.lower()
-    if name == "stop":
-        return () if text.lower() in _NONE else tuple(_split(text))
+    if name in _LISTS:
+        return () if text.lower() in _NONE else _items(name, text)
     if name == "n_gpu_layers" and text in ("auto", "all"):
         return text
     if text.lower() in _NONE and name in _optional():
@@ -91,8 +93,15 @@ def _optional() -> list[str]:
     return [f.name for cls in classes for f in dataclasses.fields(cls) if f.default is None]
 
 
-def _split(text: str) -> list[str]:
+def _items(name: str, text: str) -> tuple[str, ...]:
     try:
-        return [part.encode().decode("unicode_escape") if "\\" in part else part for part in shlex.split(text)]
+        return tuple(map(_LISTS[name], shlex.split(text)))
     except ValueError as error:
-        raise UsageError(f"stop cannot be {text!r}: {error}.", hint="Put each text in quotes.") from None
+        raise UsageError(f"{name} cannot be {text!r}: {error}.", hint="Put each text in quotes.") from None
+
+
+def _unescaped(text: str) -> str:
+    return text.encode().decode("unicode_escape") if "\\" in text else text
+
+
+_LISTS: Mapping[str, Callable[[str], str]] = {"stop": _unescaped, "draft_file": absolute}

@@ -44,6 +44,8 @@ from runner.errors import UsageError
         (LoadOptions, {"kv_type": "q2"}),
         (LoadOptions, {"n_threads": 0}),
         (LoadOptions, {"batch_size": 0}),
+        (LoadOptions, {"draft_file": ("a.txt", "")}),
+        (LoadOptions, {"draft_file": "a.txt"}),
         (ChatOptions, {"overflow": "truncate"}),
         (ChatOptions, {"think": "hard"}),
         (ChatOptions, {"think_budget": -1}),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runner.config import LoadOptions
-from runner.draft_choice import DraftChoice, choose_drafter
+from runner.draft_choice import DraftChoice, choose_drafter, unquoted_files
 from runner.errors import UsageError
 from runner.paths import user_paths
 from runner.registry import ModelSpec, Registry
@@ -45,6 +45,22 @@ def test_the_suggestion_is_used_when_a_model_is_asked_for() -> None:
     with pytest.raises(UsageError, match="No model is known to draft for demo") as caught:
         choose(ALONE, speculation="model")
     assert "--draft" in caught.value.hint
+
+
+def test_files_are_quoted_by_suffixes_alone() -> None:
+    for speculation in ("auto", "suffix"):
+        choice = choose(QWEN, speculation=speculation, draft_file=("/a", "/b"))
+        assert choice.files == ("/a", "/b")
+        assert choice.words.endswith(", and may quote 2 files")
+        assert unquoted_files(LoadOptions(draft_file=choice.files), choice) is None
+    for others in ({"speculation": "off"}, {"draft": "qwen3-1.7b"}, {"can_go_back": False}):
+        choice = choose(QWEN, **{"draft_file": ("/a",), **others})  # type: ignore[arg-type]
+        assert choice.files == ()
+        notice = unquoted_files(LoadOptions(draft_file=("/a",)), choice)
+        assert notice is not None
+        assert choice.reason in notice.text
+        assert bool(notice.hint) == (choice.drafter is not None)
+        assert unquoted_files(LoadOptions(), choice) is None
 
 
 def test_off_is_off() -> None:

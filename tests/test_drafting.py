@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import random
+import string
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from both_ways import eager
 
-from runner.config import LoadOptions, SamplingParams
+from runner.config import LONGEST_DRAFT, LoadOptions, SamplingParams
+from runner.draft_choice import unquoted_files
 from runner.engine import Engine
 from runner.errors import DoesNotFit, RunnerError, UnsupportedModel, UsageError
 from runner.events import Finished, Loaded, Notice, TextDelta
 from runner.paths import user_paths
+from runner.status_text import speculation_summary
 from runner.types import Device, Message
 from tests.backends.cache_gguf import write_mamba
 from tests.backends.native import tiny_models
 
 GREEDY = SamplingParams(temperature=0, max_tokens=60)
-CATS = [Message(role="user", content="Tell me about cats, and again about cats.")]
+CATS = "Tell me about cats, and again about cats."
 
 
 def load(engine: Engine, model: str | Path, **options: object) -> tuple[Loaded, list[Notice]]:
@@ -27,8 +32,12 @@ def load(engine: Engine, model: str | Path, **options: object) -> tuple[Loaded, 
     return events[-1], [event for event in events if isinstance(event, Notice)]
 
 
-def answer(engine: Engine, params: SamplingParams = GREEDY) -> tuple[str, Finished]:
-    events = list(engine.chat(CATS, params))
+def asked(question: str) -> list[Message]:
+    return [Message(role="user", content=question)]
+
+
+def answer(engine: Engine, params: SamplingParams = GREEDY, question: str = CATS) -> tuple[str, Finished]:
+    events = list(engine.chat(asked(question), params))
     assert isinstance(events[-1], Finished)
     return "".join(event.text for event in events if isinstance(event, TextDelta)), events[-1]
 
@@ -131,6 +140,66 @@ def test_a_model_that_cannot_go_back_is_run_without_and_says_so(
     engine.close()
 
 
+@pytest.mark.parametrize("backend", ["llamacpp", "native"])
+def test_an_answer_that_quotes_a_file_is_drafted_from_it(engine: Engine, tmp_path: Path, backend: str) -> None:
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=80)
+    question = "Write a Python function that sorts a list."
+    path, accepted = tmp_path / "answer.txt", []
+    load(engine, "demo", ctx_size=512, backend=backend, n_gpu_layers=0, speculation="off")
+    text = answer(engine, params, question)[0]
+    path.write_text(text)
+    for files in ((), (str(path),)):
+        load(engine, "demo", ctx_size=512, backend=backend, n_gpu_layers=0, draft_file=files)
+        engine._drafting = eager(engine.drafting, LONGEST_DRAFT)
+        told, finished = answer(engine, params, question)
+        assert told == text
+        record = finished.speculation
+        assert record is not None
+        accepted.append(record.n_accepted)
+        assert bool(record.file_tokens) == bool(files)
+    assert accepted[0] < 10
+    assert accepted[1] > 40
+    engine.close()
+
+
+def test_files_that_cannot_be_quoted_end_the_load_with_the_reason(engine: Engine, tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"a\0b")
+    (tmp_path / "large").write_bytes(b"a" * (4 * 2**20 + 1))
+    for name, words in (
+        ("missing", "No such file"),
+        ("binary", "is not text"),
+        ("large", "larger than 4 MiB"),
+        (".", "Is a directory"),
+    ):
+        with pytest.raises(RunnerError, match=words) as caught:
+            load(engine, "demo", draft_file=(str(tmp_path / name),))
+        assert "--draft-file takes text files" in caught.value.hint
+        assert engine.loaded is None
+
+
+def test_what_of_files_is_not_quoted_is_told(engine: Engine, tmp_path: Path) -> None:
+    one, other = tmp_path / "one.txt", tmp_path / "other.txt"
+    one.write_bytes(b"caf\xe9 au lait")
+    loaded, notices = load(engine, "demo", draft_file=(str(one),))
+    assert loaded.speculation == "suffix: it needs no memory, and may quote a file"
+    assert ["is not UTF-8" in notice.text for notice in notices] == [True]
+    one.write_text("A b c.")
+    for options, reason in (({"speculation": "off"}, "it was turned off"), ({"draft": "demo"}, "demo drafts")):
+        loaded, (notice,) = load(engine, "demo", draft_file=(str(one),), **options)
+        assert notice == unquoted_files(LoadOptions(draft_file=(str(one),)), engine.drafting.choice)
+        assert reason in notice.text
+        assert "file" not in loaded.speculation
+    other.write_text("word " * 40_000)
+    loaded, (notice,) = load(engine, "demo", draft_file=(str(one), str(other)))
+    assert loaded.speculation.endswith("and may quote 2 files")
+    assert "the last 16383 of the 400" in notice.text
+    assert engine.drafting.record is not None
+    assert engine.drafting.record.file_tokens == 16383
+    _, notices = load(engine, "demo", draft_file=(str(other), str(one)))
+    assert [notice.level for notice in notices] == ["warning"]
+    engine.close()
+
+
 @pytest.mark.parametrize("name", ["mtp", "eagle3"])
 def test_a_backend_without_heads_says_which_has_them(engine: Engine, tmp_path: Path, name: str) -> None:
     with pytest.raises(UnsupportedModel, match=f"llamacpp backend has no {name}") as caught:
@@ -202,7 +271,7 @@ def test_a_repeating_script_is_speculated_and_comes_faster(engine: Engine, scrip
     load(engine, script(replies=[REPEATING], step_s=0.004), speculation="off")
     text, plain = answer(engine, SamplingParams(temperature=0))
     load(engine, script(replies=[REPEATING], step_s=0.004))
-    events = list(engine.chat(CATS, SamplingParams(temperature=0)))
+    events = list(engine.chat(asked(CATS), SamplingParams(temperature=0)))
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == text == REPEATING
     finished = events[-1]
     assert isinstance(finished, Finished)
@@ -218,12 +287,33 @@ def test_a_repeating_script_is_speculated_and_comes_faster(engine: Engine, scrip
     engine.close()
 
 
+def test_a_script_that_says_what_a_file_does_comes_faster(
+    engine: Engine, script: Callable[..., str], tmp_path: Path
+) -> None:
+    draw = random.Random(1)
+    text = "".join(draw.choices(string.ascii_letters, k=300))  # which repeats nothing
+    path = tmp_path / "a.txt"
+    path.write_text(f"{text} and more")
+    records = []
+    for files in ((), (str(path),)):
+        load(engine, script(replies=[text], step_s=0.004), draft_file=files)
+        told, finished = answer(engine, SamplingParams(temperature=0))
+        assert told == text
+        assert finished.speculation is not None
+        records.append(finished.speculation)
+    assert records[0].n_accepted == 0
+    assert records[1].n_accepted > 200
+    assert (records[1].state, records[1].file_tokens) == ("on", 309)
+    assert "309 tokens of files to quote" in speculation_summary(records[1])
+    engine.close()
+
+
 def test_a_stop_string_inside_a_draft_ends_the_answer_there(engine: Engine, script: Callable[..., str]) -> None:
     load(engine, script(replies=[REPEATING + "and then nothing"], step_s=0.001))
     expected = REPEATING + "and th"
-    events = list(engine.chat(CATS, SamplingParams(temperature=0, stop=("en no",))))
+    events = list(engine.chat(asked(CATS), SamplingParams(temperature=0, stop=("en no",))))
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == expected
-    events = list(engine.chat(CATS, SamplingParams(temperature=0, stop=("lazy dog; the quick",))))
+    events = list(engine.chat(asked(CATS), SamplingParams(temperature=0, stop=("lazy dog; the quick",))))
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == REPEATING[:35]
     assert isinstance(events[-1], Finished)
     assert events[-1].reason == "stop"

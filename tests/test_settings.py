@@ -79,6 +79,23 @@ def test_flags_win_in_every_configuration(paths: Paths, home: Path) -> None:
     assert not settings.is_offline(False)
 
 
+def test_paths_are_meant_from_the_working_directory_wherever_they_are_written(
+    paths: Paths, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(home)
+    project = write(home / "project" / "runner.toml", 'draft_file = ["a.py", "~/b.py", "/c.py"]\n')
+    (project.parent / "deep").mkdir(exist_ok=True)
+    settings = load(paths, home)
+    monkeypatch.chdir(project.parent)
+    assert settings.load_options().draft_file == (f"{project.parent}/a.py", f"{home}/b.py", "/c.py")
+    options = settings.load_options(draft_file=["../d e.py"])
+    assert options.draft_file == (f"{project.parent}/../d e.py",), "the flag's alone"
+    assert hash(options) != hash(settings.load_options())
+    monkeypatch.chdir(home)
+    assert load(paths, home, RUNNER_DRAFT_FILE="b.py").load_options().draft_file == (f"{home}/b.py",)
+
+
 def test_a_wrong_flag_is_refused(paths: Paths, home: Path) -> None:
     settings = load(paths, home)
     with pytest.raises(UsageError, match="top_p"):
@@ -283,6 +300,7 @@ def test_an_edit_keeps_everything_else(paths: Paths, home: Path) -> None:
     [
         ("system", ['say "hi"\n\\ \t\x7f "\'\'\'"']),
         ("stop", ["a", "b c", '"""']),
+        ("draft_file", ["a.py", "b c.py"]),
         ("save_chats", ["no"]),
         ("seed", [str(2**63 - 1)]),
         ("temperature", ["1e-05"]),

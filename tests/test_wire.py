@@ -76,6 +76,7 @@ def test_no_event_is_missing_here() -> None:
         LoadOptions(),
         LoadOptions(n_gpu_layers=12, ctx_size=4096, n_threads=2, backend="native", warmup=False),
         LoadOptions(n_gpu_layers="all"),
+        LoadOptions(draft_file=("/a b/c.py", "/d")),
         SamplingParams(stop=("END", "\n\n"), seed=2**64 - 1, max_tokens=5),
         SamplingParams(),
         SamplingParams(grammar=Grammar(kind="gbnf", text='root ::= "\\x1b" | [\u2028]')),

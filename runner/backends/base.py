@@ -162,8 +162,16 @@ class Backend(Protocol):
         """
         return self.step_s(n_tokens)
 
+    def give_texts(self, texts: Sequence[Sequence[int]]) -> None:
+        """Steps that draft by themselves know `texts` from here on, in place of those given before.
+
+        texts: ids of this model; tokens and ends of texts are speculative.suffix.MOST_GIVEN at most. What else such
+        steps know they forget.
+        """
+        del texts
+
     def forget_texts(self) -> None:
-        """Steps that draft by themselves know no text from here on but the one that they go on with."""
+        """Steps that draft by themselves know no text from here on but those given and the one that they go on with."""
         return
 
     def head_drafter(self, name: Literal["mtp", "eagle3"], directory: Path | None) -> Drafter:

@@ -92,7 +92,7 @@ def needed_context(request: BenchRequest) -> int | None:
 def load_options(request: BenchRequest, backend: BackendChoice) -> LoadOptions:
     """To load with: prefill and decode are measured without what drafts, and without the memory that it takes."""
     changed = dataclasses.replace(request.load, backend=backend, ctx_size=needed_context(request))
-    return changed if request.genres else dataclasses.replace(changed, speculation="off", draft=None)
+    return changed if request.genres else dataclasses.replace(changed, speculation="off", draft=None, draft_file=())
 
 
 @dataclass(frozen=True, kw_only=True)

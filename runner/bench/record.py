@@ -196,7 +196,7 @@ class BenchOptions:
     budget_s: seconds for each test of a backend, after which it is repeated no more; None where the number of
     repetitions was asked for. is_random: the model's weights are, so that its text was not judged.
     genres, temperatures: with speculation on and off; () where prefill and decode were measured, which know none.
-    speculation, draft, draft_max: what drafted, as asked for.
+    speculation, draft, draft_max, draft_file: what drafted, as asked for.
     """
 
     n_prompt: tuple[int, ...]
@@ -217,6 +217,7 @@ class BenchOptions:
     speculation: Speculation = "off"
     draft: str | None = None
     draft_max: int | None = None
+    draft_file: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

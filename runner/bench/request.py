@@ -102,6 +102,7 @@ class BenchRequest:
             speculation=self.load.speculation if self.genres else "off",
             draft=self.load.draft if self.genres else None,
             draft_max=self.load.draft_max if self.genres else None,
+            draft_file=self.load.draft_file if self.genres else (),
         )
 
 
@@ -135,7 +136,7 @@ def request_like(options: BenchOptions, model: str, load: LoadOptions, *, offlin
     default_gen = DEFAULT_ANSWERS if options.genres else DEFAULT_GEN
     drafting: dict[str, Any] = {}
     if options.genres:
-        drafting = {"speculation": options.speculation, "draft": options.draft, "draft_max": options.draft_max}
+        drafting = {name: getattr(options, name) for name in ("speculation", "draft", "draft_max", "draft_file")}
     return BenchRequest(
         model=model,
         load=dataclasses.replace(

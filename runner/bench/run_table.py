@@ -151,7 +151,8 @@ def _drafting(options: BenchOptions) -> str:
     if not options.genres:
         return ""
     model = f" with {options.draft}" if options.draft else ""
-    return f"speculation {options.speculation}{model}, drafts of {options.draft_max} tokens at most"
+    files = f", {_counted(len(options.draft_file), 'file')} to quote" if options.draft_file else ""
+    return f"speculation {options.speculation}{model}{files}, drafts of {options.draft_max} tokens at most"
 
 
 def _counted(number: int, noun: str) -> str:

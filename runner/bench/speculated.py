@@ -94,4 +94,5 @@ def together(records: Sequence[SpeculationRecord]) -> SpeculationRecord:
         plain_s=seconds("plain_s"),
         spent_s=seconds("spent_s"),
         drafter_bytes=max(one.drafter_bytes for one in records),
+        file_tokens=last.file_tokens,
     )

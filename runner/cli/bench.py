@@ -108,6 +108,7 @@ def measure(
     spec: options.Spec = None,
     draft: options.Draft = None,
     draft_max: options.DraftMax = None,
+    draft_file: options.DraftFiles = None,
     is_random: Annotated[
         bool, typer.Option("--random-weights", help="The model's weights are random: do not judge its text.")
     ] = False,
@@ -148,7 +149,7 @@ def measure(
         backends=_backends(backend),
         is_random=is_random,
         offline=offline,
-        genres=_genres(speculation, genres, temperatures, (spec, draft, draft_max)),
+        genres=_genres(speculation, genres, temperatures, (spec, draft, draft_max, draft_file or None)),
         temperatures=temperatures,
         load={
             "ctx_size": ctx_size,
@@ -158,6 +159,7 @@ def measure(
             "speculation": spec,
             "draft": draft,
             "draft_max": draft_max,
+            "draft_file": draft_file or None,
             "force": force or None,
         },
     )
@@ -218,7 +220,7 @@ def _genres(
         return genre_list(genres)
     if any(value is not None for value in (genres, temperatures, *drafting)):
         raise UsageError(
-            "--genres, --temp, --spec, --draft and --draft-max have a meaning with --speculation alone.",
+            "--genres, --temp, --spec, --draft, --draft-max and --draft-file have a meaning with --speculation alone.",
             hint="Prefill and decode are measured without drafts, greedily.",
         )
     return ()

@@ -23,6 +23,7 @@ def explain(
     spec: options.Spec = None,
     draft: options.Draft = None,
     draft_max: options.DraftMax = None,
+    draft_file: options.DraftFiles = None,
     threads: options.Threads = None,
     offline: options.Offline = None,
     as_json: options.Json = False,
@@ -45,6 +46,7 @@ def explain(
         speculation=spec,
         draft=draft,
         draft_max=draft_max,
+        draft_file=draft_file or None,
         n_threads=threads,
     )
     wanted = Registry.load_for(paths).resolve(model or settings.model)

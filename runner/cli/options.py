@@ -117,6 +117,12 @@ Draft = Annotated[
 DraftMax = Annotated[
     int | None, typer.Option("--draft-max", metavar="N", help=f"Longest draft, in tokens: 1 to {LONGEST_DRAFT}.")
 ]
+DraftFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--draft-file", metavar="PATH", help="A text that drafts may quote, such as a file to be edited; repeatable."
+    ),
+]
 Threads = Annotated[int | None, typer.Option("-t", "--threads", metavar="N", help="CPU threads.")]
 Force = Annotated[bool, typer.Option("--force", help="Load even what is not expected to fit.")]
 EstimateOnly = Annotated[

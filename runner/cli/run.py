@@ -57,6 +57,7 @@ def run(
     spec: options.Spec = None,
     draft: options.Draft = None,
     draft_max: options.DraftMax = None,
+    draft_file: options.DraftFiles = None,
     threads: options.Threads = None,
     force: options.Force = False,
     offline: options.Offline = None,
@@ -87,6 +88,7 @@ def run(
         speculation=spec,
         draft=draft,
         draft_max=draft_max,
+        draft_file=draft_file or None,
         n_threads=threads,
         force=force or None,
     )

@@ -5,12 +5,14 @@ It decides which place wins, and knows nothing of models or commands beyond the 
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runner.attachments import absolute
 from runner.config import ChatOptions, LoadOptions, SamplingParams, build
 from runner.errors import ConfigError
 from runner.paths import Paths
@@ -60,8 +62,12 @@ class Settings:
         return bool(self.value("offline")) if flag is None else flag
 
     def load_options(self, **flags: Any) -> LoadOptions:
-        """How to run a model: these settings, and fields of LoadOptions over them. Raises UsageError."""
-        return build(LoadOptions, self._fields(LoadOptions), flags)
+        """How to run a model: these settings, and fields of LoadOptions over them. Raises UsageError.
+
+        Paths are absolute: they are meant from the working directory.
+        """
+        options = build(LoadOptions, self._fields(LoadOptions), flags)
+        return dataclasses.replace(options, draft_file=tuple(map(absolute, options.draft_file)))
 
     def chat_options(self, **flags: Any) -> ChatOptions:
         """What a request asks beside sampling: these settings, and fields of ChatOptions over them."""

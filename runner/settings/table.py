@@ -122,6 +122,12 @@ SETTINGS: tuple[Setting, ...] = (
         ("speculation", "text", "--spec", f"What drafts tokens: {', '.join(get_args(Speculation))}."),
         ("draft", "text", "--draft", "The model that drafts; unset, none but what needs no model."),
         ("draft_max", "integer", "--draft-max", f"Longest draft, in tokens: 1 to {LONGEST_DRAFT}."),
+        (
+            "draft_file",
+            "texts",
+            "--draft-file",
+            "Text files that drafts may quote; their paths are meant from the working directory.",
+        ),
     ),
     *_fields(
         SamplingParams,

@@ -58,13 +58,15 @@ class Drafter(Protocol):
 
     n_buckets: how many buckets it uses. is_host_only: drafting costs no time of the device that runs the target.
     is_quoting: it guesses what followed before in the history itself: a target that can look for that itself need not
-    wait for it (see rounds.Stretch). nbytes: memory that it holds on the target's device.
+    wait for it (see rounds.Stretch). n_given: tokens of texts that it was given to quote. nbytes: memory that it holds
+    on the target's device.
     """
 
     name: DrafterName
     n_buckets: int
     is_host_only: bool
     is_quoting: bool = False
+    n_given: int = 0
 
     @property
     def nbytes(self) -> int: ...

@@ -88,6 +88,7 @@ class SpeculationRecord:
     before it were accepted then; accepted_at[i]: how often it was accepted. lengths[n]: rounds that accepted n tokens.
     draft_s, verify_s, sample_s: seconds of those rounds. spent_s: seconds of all steps, plain ones too; plain_s: what
     the same tokens would have cost without speculation, by the measured plain step. drafter_bytes: memory it holds.
+    file_tokens: tokens of files that it was given to quote.
     """
 
     drafter: str
@@ -105,6 +106,7 @@ class SpeculationRecord:
     plain_s: float = 0.0
     spent_s: float = 0.0
     drafter_bytes: int = 0
+    file_tokens: int = 0
 
     @property
     def n_drafted(self) -> int:

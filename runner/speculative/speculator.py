@@ -164,8 +164,8 @@ class Speculator:
     def record(self) -> SpeculationRecord:
         """What happened since `begin`."""
         self._pass_by()
-        control = self._control
-        return self._tally.record(self.drafter.name, control.state, control.reason, self.drafter.nbytes)
+        control, drafter = self._control, self.drafter
+        return self._tally.record(drafter.name, control.state, control.reason, drafter.nbytes, drafter.n_given)
 
     def close(self) -> None:
         self.drafter.close()

@@ -27,6 +27,20 @@ _TAIL = 8  # tokens by which a sequence that goes on is known
 _NEW_TURN = 64  # tokens more than the last time
 _LIMIT = 65_536
 
+MOST_GIVEN: Final = 1 << 14
+"""Places of the texts that a drafter is given to quote: their tokens, and the end of each."""
+
+
+def ending(texts: Sequence[Sequence[int]], most: int) -> list[Sequence[int]]:
+    """What of `texts` takes `most` places, each token one and the end of each text one: the last of them."""
+    kept: list[Sequence[int]] = []
+    for text in reversed(texts):
+        if most < 2:
+            break
+        kept.append(text[-(most - 1) :])
+        most -= len(kept[-1]) + 1
+    return kept[::-1]
+
 
 class SuffixAutomaton:
     """Every part of some sequences of ids, in at most 2 states and 3 transitions a token; grows by a token in O(1).
@@ -133,14 +147,15 @@ class SuffixAutomaton:
 
 
 class SuffixDrafter(Drafter):
-    """Drafts from what was said before: prompt, answers, earlier chats, and texts that it is given.
+    """Drafts from what was said before: prompt, answers, earlier chats, and `texts`, which it never forgets.
 
     Bucket 0: something else has followed before, too. Above it: nothing else ever did, by the length of the match.
 
-    Holds `limit` tokens at most, in three parts that are forgotten wholly, the oldest first: 450 bytes a token, 30 MB
-    with the default. Measured on an AMD EPYC (Zen 4, one core; `benchmarks/suffix_drafter.py`): a prompt of 8192 tokens
-    takes 8 ms when it is read, 1 us a token; after it a step takes 2.5 us without a match and 8 us with a draft of 15.
-    What follows a step of the target finds cold caches, and takes about three times as long.
+    Holds `limit` tokens at most, 450 bytes a token, 30 MB with the default: a third of them the end of the texts, the
+    others in two parts that are forgotten wholly, the oldest first. Measured on an AMD EPYC (Zen 4, one core;
+    `benchmarks/suffix_drafter.py`): a prompt of 8192 tokens takes 8 ms when it is read, 1 us a token; after it a step
+    takes 2.5 us without a match and 8 us with a draft of 15. What follows a step of the target finds cold caches, and
+    takes about three times as long.
     """
 
     name: DrafterName = "suffix"
@@ -149,30 +164,28 @@ class SuffixDrafter(Drafter):
     is_quoting = True
     nbytes = 0
 
-    def __init__(self, limit: int = _LIMIT) -> None:
+    def __init__(self, texts: Sequence[Sequence[int]] = (), *, limit: int = _LIMIT) -> None:
         self._part = limit // 3
+        self._given = SuffixAutomaton()
+        given = ending(texts, self._part)
+        for text in given:
+            self._given.separate()
+            self._given.extend(text)
+        self.n_given = sum(map(len, given))
         self._forget()
 
     def _forget(self) -> None:
         self._live = SuffixAutomaton()
         self._older: _Match | None = None
-        self._texts: _Match | None = None
+        self._quoted = _Match(self._given) if self.n_given else None
         self._held: list[int] = []
-
-    def learn(self, tokens: Sequence[int]) -> None:
-        """Take in a text that an answer may quote, such as a file; of a long one, the end."""
-        tokens = tokens[-self._part :]
-        if self._texts is None or len(self._texts.automaton) + len(tokens) > self._part:
-            self._texts = _Match(SuffixAutomaton())
-        self._texts.automaton.separate()
-        self._texts.automaton.extend(tokens)
 
     def propose(self, history: Sequence[int], params: SamplingParams, gate: Gate) -> Draft:
         del params
         self._read(history)
         automaton = self._live
         state, length = automaton.repeat()
-        for match in (self._older, self._texts):
+        for match in (self._older, self._quoted):
             if match is not None and match.length > length:
                 automaton, state, length = match.automaton, match.state, match.length
         if length < SHORTEST_MATCH:
@@ -206,7 +219,7 @@ class SuffixDrafter(Drafter):
             self._live = SuffixAutomaton()
             self._live.extend(self._held[-len(tokens) - _CONTEXT : -len(tokens)])
         self._live.extend(tokens)
-        for match in (self._older, self._texts):
+        for match in (self._older, self._quoted):
             if match is not None:
                 match.advance(tokens)
 

@@ -46,7 +46,9 @@ class Tally:
         self._plain_s += passed.step_s
         self._spent_s += passed.total_s + own_s
 
-    def record(self, drafter: str, state: SpeculationState, reason: str, drafter_bytes: int) -> SpeculationRecord:
+    def record(
+        self, drafter: str, state: SpeculationState, reason: str, drafter_bytes: int, file_tokens: int
+    ) -> SpeculationRecord:
         """The counts so far; positions and lengths that never came up are left out at the end."""
         n_positions = sum(map(bool, self._drafted_at))
         n_lengths = max((n + 1 for n, count in enumerate(self._lengths) if count), default=0)
@@ -66,4 +68,5 @@ class Tally:
             plain_s=self._plain_s,
             spent_s=self._spent_s,
             drafter_bytes=drafter_bytes,
+            file_tokens=file_tokens,
         )

@@ -376,6 +376,20 @@ class BackendConformance:
         speculator = eager(SuffixDrafter())
         assert take(backend, repeating, 40, params, speculator) == text
 
+    @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+    def test_drafts_from_a_text_that_was_given_stand_and_change_nothing(
+        self, backend: Backend, prompt: list[int], params: SamplingParams
+    ) -> None:
+        text = take(backend, prompt, 40, params)
+        given = [prompt[:3], text]
+        backend.give_texts(given)
+        for _ in range(2):
+            forget(backend)
+            backend.forget_texts()  # but those
+            speculator = eager(SuffixDrafter(given))
+            assert take(backend, prompt, 40, params, speculator) == text
+            assert speculator.record.n_accepted > 20
+
     # --- grammars --------------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALIZED], ids=["greedy", "sampled", "penalized"])

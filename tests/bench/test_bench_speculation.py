@@ -115,16 +115,17 @@ def test_a_slow_machine_writes_shorter_answers_and_says_so() -> None:
 
 
 def test_prefill_and_decode_are_measured_without_a_drafter_and_genres_with_the_one_asked_for() -> None:
-    drafting = LoadOptions(speculation="model", draft="small", draft_max=4)
+    drafting = LoadOptions(speculation="model", draft="small", draft_max=4, draft_file=("/a",))
     plain_request = BenchRequest(model="m", load=drafting)
     assert load_options(plain_request, "native").speculation == "off"
     assert load_options(plain_request, "native").draft is None
+    assert load_options(plain_request, "native").draft_file == ()
     with_genres = load_options(dataclasses.replace(plain_request, genres=("code",)), "native")
     assert (with_genres.speculation, with_genres.draft, with_genres.draft_max) == ("model", "small", 4)
 
 
 def test_the_options_of_a_run_give_its_request_again() -> None:
-    drafting = LoadOptions(speculation="model", draft="small", draft_max=4)
+    drafting = LoadOptions(speculation="model", draft="small", draft_max=4, draft_file=("/a",))
     asked = BenchRequest(model="m", load=drafting, genres=("code", "maths"), temperatures=(0.0, 0.7), repetitions=3)
     assert request_like(asked.options(), "m", LoadOptions()) == asked
 
@@ -255,7 +256,7 @@ def test_runs_of_genres_are_compared_by_their_rate_with_speculation() -> None:
 def test_records_of_the_version_before_are_read_and_are_like_new_ones(tmp_path: Path) -> None:
     now = full_run()
     old = run_to_json(now) | {"schema": "runner.bench/1"}
-    for name in ("genres", "temperatures", "speculation", "draft", "draft_max"):
+    for name in ("genres", "temperatures", "speculation", "draft", "draft_max", "draft_file"):
         del old["options"][name]
     for each in old["backends"]:
         for one in each["rows"]:

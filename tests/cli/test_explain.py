@@ -73,6 +73,16 @@ def test_what_would_draft_is_told_with_its_memory(capsys: pytest.CaptureFixture[
     assert "--draft" in explain(capsys, "demo", "--spec", "model")[0]["speculation"]
 
 
+def test_files_that_drafts_may_quote_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    rows, err = explain(capsys, "demo", "--draft-file", "a", "--draft-file", "b")
+    assert rows["speculation"].strip() == "suffix: it needs no memory, and may quote 2 files"
+    assert err == ""
+    _, err = explain(capsys, "demo", "--draft-file", "a", "--spec", "off")
+    assert "No draft quotes the files of --draft-file: it was turned off." in err
+    assert main(["explain", "demo", "--draft-file", "/a", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["drafting"]["files"] == ["/a"]
+
+
 def test_the_registry_s_draft_model_is_a_suggestion(
     capsys: pytest.CaptureFixture[str], demo_directory: Path, runner_home: Path
 ) -> None:

@@ -354,6 +354,22 @@ def test_speculation_can_be_set_in_the_chat_and_is_among_its_numbers(chat: Chat)
     assert (chat.repl.loader.options.draft_max, chat.repl.loader.options.draft) == (3, None)
 
 
+def test_files_that_drafts_may_quote_can_be_set_in_the_chat(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(chat.tmp_path)
+    (chat.tmp_path / "a b.txt").write_text("abc")
+    chat.start("ok")
+    assert "draft_file is " in chat.type("/set draft-file 'a b.txt'")[1]
+    assert chat.repl.loader.options.draft_file == (str(chat.tmp_path / "a b.txt"),)
+    assert "may quote a file" in chat.type("/show")[1]
+    assert f"draft_file '{chat.tmp_path}/a b.txt'" in chat.type("/set draft_file")[1]
+    chat.type("q")
+    assert "3 tokens of files to quote" in chat.type("/stats")[1]
+    assert "No such file" in chat.type("/set draft_file no.txt")[1]
+    assert "quotes" in chat.type("/set draft_file 'a")[1]
+    chat.type("/set draft_file none")
+    assert chat.repl.loader.options.draft_file == ()
+
+
 def test_copy_says_what_it_did_and_never_fails(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = chat.tmp_path / "xclip"
     tool.write_text(f'#!/bin/sh\ncat > "{chat.tmp_path}/clipboard"\n')

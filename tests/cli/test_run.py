@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 import signal
+import string
 import subprocess
 import sys
 import time
@@ -98,6 +100,35 @@ def test_speculation_is_among_the_timings(script: Callable[..., str], capsys: py
     assert "speculation suffix on" in capsys.readouterr().err
     assert main(["run", script("ok"), "x", "-v", "--spec", "off"]) == 0
     assert "speculation off: it was turned off" in capsys.readouterr().err
+
+
+def test_drafts_may_quote_files_that_are_named_from_where_the_command_runs(
+    script: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "".join(random.Random(3).choices(string.ascii_letters, k=200))
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "a.txt").write_text(text)
+    (tmp_path / "there" / "b.txt").write_text("b")
+    model = script(text, step_s=0.004)
+    monkeypatch.chdir(tmp_path / "there")
+    assert (
+        main(["run", model, "x", "--json", "--draft-file", "a.txt", "--draft-file", str(tmp_path / "there/b.txt")]) == 0
+    )
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["text"], answer["speculation"]["file_tokens"]) == (text, 201)
+    assert answer["speculation"]["n_accepted"] > 100
+    monkeypatch.setenv("HOME", str(tmp_path / "there"))
+    monkeypatch.setenv("RUNNER_DRAFT_FILE", "~/b.txt")
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", model, "x", "-v"]) == 0
+    assert "1 tokens of files to quote" in capsys.readouterr().err
+    assert main(["run", model, "x", "--draft-file", "no.txt"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert f"{tmp_path}/no.txt cannot be read: No such file" in captured.err
+    assert "--draft-file takes text files" in captured.err
+    assert main(["run", model, "x", "--spec", "off"]) == 0
+    assert "No draft quotes the files of --draft-file: it was turned off" in capsys.readouterr().err
 
 
 def test_a_drafter_that_cannot_be_had_is_an_error_with_its_remedy(

@@ -10,6 +10,7 @@ import torch
 from attention_cases import DEVICE
 from torch import Tensor
 
+from runner.backends.native.device_text import DeviceText
 from runner.kernels.repeats import LONGEST_MATCH, draft_repeats, draft_repeats_ref
 
 Draft = Callable[[Tensor, Tensor, Tensor, Tensor, int], None]
@@ -68,6 +69,50 @@ def test_earlier_texts_are_looked_through_too(how: Draft) -> None:
     assert drafted(how, [4, 5, 9, 1, 4, 5], 2, earlier=[1, 4, 5, 6]) == [6, 4], "the longer match"
     assert drafted(how, [4, 5, 9, 4, 5], 1, earlier=[4, 5, 6]) == [9], "the later one"
     assert drafted(how, [2, 3], 2, earlier=[2, 3, -1]) == [0, 2], "no token was chosen there"
+
+
+def drafted_in(how: Draft, text: DeviceText, held: list[int], n: int) -> list[int]:
+    """n tokens after `held`, as a step drafts them of all that is known."""
+    text.lose(0)
+    text.fill(held)
+    n_before = -int(text.begin)
+    first = len(text._all) - len(text.ids) - n_before
+    tokens = torch.zeros(16, dtype=torch.int64, device=DEVICE)
+    start = torch.tensor([len(held) - 1], dtype=torch.int32, device=DEVICE)
+    how(text._all[first:] if how is draft_repeats_ref else text.ids, text.begin, start, tokens, n)
+    found: list[int] = tokens[1 : 1 + n].tolist()
+    return found
+
+
+@HOW
+def test_texts_that_were_given_are_drafted_from(how: Draft) -> None:
+    text = DeviceText(200, torch.device(DEVICE))
+    given = [[1, 2, 3, 4, 5, 6], [11, 12, 13, 14, 15]]
+    text.give(given)
+    assert drafted_in(how, text, [50, 2, 3], 3) == [4, 5, 6]
+    assert drafted_in(how, text, [50, 11], 3) == [12, 13, 14]
+    assert drafted_in(how, text, [50, 14, 15], 3) == [0, 50, 14], "its end is no token"
+    assert drafted_in(how, text, [2, 3, 90, 2, 3], 2) == [90, 2], "of equals the text itself"
+    assert drafted_in(how, text, [3, 90, 1, 2, 3], 2) == [4, 5], "the longer match"
+    text.put(0, torch.tensor([*range(100, 150), 2, 3, 70, 71], device=DEVICE))
+    text.put(0, torch.tensor([80], device=DEVICE))
+    assert drafted_in(how, text, [149, 2, 3], 2) == [70, 71], "an earlier text, which comes before them"
+    assert drafted_in(how, text, [50, 2, 3], 2) == [4, 5], "of equals the text that was given"
+    text.forget()
+    assert drafted_in(how, text, [149, 2, 3], 2) == [4, 5]
+
+
+@HOW
+def test_nothing_matches_across_the_end_of_a_text(how: Draft) -> None:
+    text = DeviceText(200, torch.device(DEVICE))
+    # What comes before [7, 8], there and here, makes no longer match of it: the latest counts.
+    text.give([[9], [7, 8, 20], [5, 7, 8, 30], [9]])
+    assert drafted_in(how, text, [7, 8], 1) == [30]
+    text.give([[7, 8, 20], [6, 7, 8, 30], [9]])
+    assert drafted_in(how, text, [7, 8], 1) == [30]
+    text.put(0, torch.tensor([*range(100, 140)], device=DEVICE))
+    text.put(0, torch.tensor([80], device=DEVICE))
+    assert drafted_in(how, text, [139, 7, 8], 1) == [30]
 
 
 @pytest.mark.parametrize("length", [2, 15, 4095, 4096, 4097, 4098, 9000])

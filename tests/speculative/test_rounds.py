@@ -141,6 +141,7 @@ class Scripted:
     n_buckets = 1
     is_host_only = True
     is_quoting = False
+    n_given = 0
     nbytes = 0
 
     def __init__(self, guess) -> None:

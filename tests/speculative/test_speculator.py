@@ -132,6 +132,7 @@ class Reading:
     n_buckets = 1
     is_host_only = False
     is_quoting = False
+    n_given = 0
     nbytes = 77
 
     def __init__(self) -> None:
@@ -223,7 +224,7 @@ def test_a_look_that_has_much_to_read_is_taken_once_the_account_is_full() -> Non
     n_read: list[int] = []
 
     class Reader:
-        name, n_buckets, is_host_only, is_quoting, nbytes = "suffix", 1, True, False, 0
+        name, n_buckets, is_host_only, is_quoting, n_given, nbytes = "suffix", 1, True, False, 0, 0
         n_known = 0
 
         def propose(self, history: Sequence[int], params: SamplingParams, gate: Gate) -> Draft:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from runner.config import SamplingParams
 from runner.speculative.control import Most
 from runner.speculative.drafter import NO_DRAFT, Draft
-from runner.speculative.suffix import SHORTEST_MATCH, SuffixAutomaton, SuffixDrafter
+from runner.speculative.suffix import SHORTEST_MATCH, SuffixAutomaton, SuffixDrafter, ending
 
 PARAMS = SamplingParams()
 TEXTS = st.lists(st.integers(0, 2), max_size=60)
@@ -176,15 +176,22 @@ def test_a_turn_that_goes_on_from_the_last_is_added_to_it() -> None:
 
 
 def test_a_text_that_was_given_is_quoted() -> None:
-    drafter = SuffixDrafter()
     file = list(range(500, 600))
-    drafter.learn(file)
+    drafter = SuffixDrafter([file])
     assert propose(drafter, [1, 2, 3, *file[40:44]], 6).tokens == tuple(file[44:50])
+    assert propose(SuffixDrafter(), [1, 2, 3, *file[40:44]], 6) == NO_DRAFT
+
+
+def test_texts_that_were_given_are_kept_apart() -> None:
+    drafter = SuffixDrafter([[1, 2, 3, 4, 5], [6, 7, 8, 9]])
+    assert drafter.n_given == 9
+    assert propose(drafter, [99, 2, 3, 4], 6).tokens == (5,)
+    assert propose(drafter, [99, 4, 5, 6]) == NO_DRAFT, "across the end of the first"
+    assert propose(drafter, [98, 6, 7, 8], 6).tokens == (9,)
 
 
 def test_the_longer_match_counts_wherever_it_is() -> None:
-    drafter = SuffixDrafter()
-    drafter.learn([50, 51, 52, 53, 54, 70, 71])
+    drafter = SuffixDrafter([[50, 51, 52, 53, 54, 70, 71]])
     history = [52, 53, 54, 80, 81, 9, 50, 51, 52, 53, 54]
     assert propose(drafter, history, 2).tokens == (70, 71)
 
@@ -206,19 +213,35 @@ def test_a_prompt_longer_than_the_memory_is_known_by_its_end() -> None:
     assert propose(drafter, history, 3).tokens == (9_993, 9_994, 9_995)
 
 
-def test_a_long_text_is_known_by_its_end_and_a_later_one_replaces_it() -> None:
-    drafter = SuffixDrafter(limit=600)
-    drafter.learn(range(1000))
+def test_of_long_texts_the_end_is_known() -> None:
+    drafter = SuffixDrafter([range(1000)], limit=600)
+    assert drafter.n_given == 199
     assert propose(drafter, [1, 990, 991, 992], 2).tokens == (993, 994)
-    drafter.learn(range(2000, 2150))
-    assert propose(drafter, [1, 990, 991, 992, 1, 2100, 2101, 2102], 2).tokens == (2103, 2104)
-    assert propose(drafter, [1, 2, 3, 900, 901, 902]) == NO_DRAFT
+    assert propose(drafter, [1, 2, 3, 700, 701, 702]) == NO_DRAFT
+
+
+@pytest.mark.parametrize(
+    ("most", "left"),
+    [
+        (0, []),
+        (1, []),
+        (2, [[9]]),
+        (4, [[7, 8, 9]]),
+        (5, [[7, 8, 9]]),
+        (6, [[4], [7, 8, 9]]),
+        (9, [[1, 2, 3, 4], [7, 8, 9]]),
+        (99, [[1, 2, 3, 4], [7, 8, 9]]),
+    ],
+)
+def test_the_end_of_texts_is_cut_by_places(most: int, left: list[list[int]]) -> None:
+    assert ending([[1, 2, 3, 4], [7, 8, 9]], most) == left
+    assert sum(len(text) + 1 for text in left) <= max(most, 0)
 
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 40), st.lists(st.integers(0, 3), max_size=30)), min_size=1, max_size=12))
 def test_any_history_may_follow_any_other(turns: list[tuple[int, list[int]]]) -> None:
-    drafter = SuffixDrafter(limit=120)
+    drafter = SuffixDrafter([[0, 1, 2, 3, 0, 1]], limit=120)
     history = [0]
     for kept, added in turns:
         history = history[: max(1, kept)] + added
@@ -235,3 +258,10 @@ def test_closing_forgets_everything_and_does_no_harm_twice() -> None:
     drafter.close()
     drafter.close()
     assert propose(drafter, [*text[:5]]) == NO_DRAFT
+
+
+def test_closing_leaves_a_drafter_as_it_was_made() -> None:
+    drafter = SuffixDrafter([range(500, 520)])
+    for _ in range(2):
+        assert propose(drafter, [1, 500, 501, 502], 2).tokens == (503, 504)
+        drafter.close()

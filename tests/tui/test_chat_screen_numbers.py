@@ -91,7 +91,7 @@ def test_an_empty_field_means_its_default_and_a_changed_one_is_the_users_own() -
     settings = read("Be brief.\n", typed, defaults)
     assert settings.own_params == {"top_k": 20, "stop": ("a b", "c")}
     assert settings.options == ChatOptions(think="high")
-    assert settings.loading == {"speculation": "off", "draft": None, "draft_max": LONGEST_DRAFT}
+    assert settings.loading == {"speculation": "off", "draft": None, "draft_max": LONGEST_DRAFT, "draft_file": ()}
     assert settings.system == "Be brief."
     assert not is_changed("temperature", "0.60", defaults["temperature"])
     assert is_changed("temperature", "hot", defaults["temperature"])
@@ -104,9 +104,16 @@ def test_an_empty_field_means_its_default_and_a_changed_one_is_the_users_own() -
 def test_saving_writes_what_differs_and_takes_back_what_is_none() -> None:
     paths = user_paths()
     defaults = texts(SamplingParams(), ChatOptions(), LoadOptions())
-    now = {**defaults, "temperature": "0.2", "stop": "'a b' c", "overflow": "drop"}
-    assert save(paths, "Be brief.", now, defaults) == ["context_overflow", "temperature", "stop", "system"]
+    now = {**defaults, "temperature": "0.2", "stop": "'a b' c", "overflow": "drop", "draft_file": "'/a b' /c"}
+    assert save(paths, "Be brief.", now, defaults) == [
+        "context_overflow",
+        "temperature",
+        "stop",
+        "draft_file",
+        "system",
+    ]
     settings = load_settings(paths)
+    assert settings.load_options().draft_file == ("/a b", "/c")
     assert settings.sampling_params({}) == SamplingParams(temperature=0.2, stop=("a b", "c"))
     assert settings.system == "Be brief."
     save(paths, "", {**defaults, "seed": "none"}, {**defaults, "seed": "5"})

@@ -90,6 +90,9 @@ class NativeBackend(Backend):
             self.keep(0)
             self.info = dataclasses.replace(self.info, note=f"{self.info.note} Here: about {rate:.2g} tokens/s.")
 
+    def give_texts(self, texts: Sequence[Sequence[int]]) -> None:
+        self._execution.give_texts(texts)
+
     def forget_texts(self) -> None:
         self._execution.forget_texts()
 

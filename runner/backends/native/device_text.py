@@ -1,8 +1,8 @@
-"""The ids of the text on the device, and of earlier texts before it: where steps that draft by themselves look.
+"""The ids of the text on the device, and of others before it: where steps that draft by themselves look.
 
 Prompts are put there as they are computed, and a step that ends on the device adds what it emits (kernels/advance.py);
-what the host chose is filled in when somebody is to look. What another text takes the place of is kept before the first
-position. It knows nothing of how a draft is made.
+what the host chose is filled in when somebody is to look. Before the first position lie texts that were given, and
+before those the earlier ones that another took the place of. It knows nothing of how a draft is made.
 """
 
 from __future__ import annotations
@@ -13,23 +13,38 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from runner.speculative.suffix import MOST_GIVEN
+
 _KEPT: Final = 1 << 14  # ids of earlier texts, 64 KiB
 _CONTEXT: Final = 32  # ids before those that are lost are kept with them, so that matches reach across the seam
 _WORTH_KEEPING: Final = 32  # fewer are what was cut from an answer's end
+_GIVEN: Final = MOST_GIVEN + 4  # an end before the first as well; compiled kernels rely on multiples of 16 bytes
+_END: Final = -2  # and less: of no token, and of none that could not be chosen, which is -1
 
 
 class DeviceText:
-    """ids: int32 [n_ctx], by position; earlier texts end before it. begin: int32 [1], their first place, 0 or less.
+    """ids: int32 [n_ctx], by position; other texts end before it. begin: int32 [1], their first place, 0 or less.
 
     Both stay where they are, so graphs may read them.
     """
 
     def __init__(self, n_ctx: int, device: torch.device) -> None:
-        self._all = torch.zeros(_KEPT + n_ctx, dtype=torch.int32, device=device)
-        self.ids = self._all[_KEPT:]
+        self._all = torch.zeros(_KEPT + _GIVEN + n_ctx, dtype=torch.int32, device=device)
+        self.ids = self._all[_KEPT + _GIVEN :]
         self.begin = torch.zeros(1, dtype=torch.int32, device=device)
+        self._n_given = 0  # places, with the ends of the texts
         self._n_kept = 0
         self._n_known = 0  # positions from the first on that hold what the text says
+
+    def give(self, texts: Sequence[Sequence[int]]) -> None:
+        """Know `texts`, of MOST_GIVEN places, in place of those given before; of others nothing is known any more."""
+        placed = [_END]
+        for number, text in enumerate(texts, 1):  # each end is of its own: nothing matches across it
+            placed += [*text, _END - number]
+        self._n_given = n = len(placed) if texts else 0
+        assert n <= MOST_GIVEN + 1
+        self._all[_KEPT + _GIVEN - n : _KEPT + _GIVEN].copy_(torch.tensor(placed[:n], dtype=torch.int32))
+        self.forget()
 
     def put(self, first: int, ids: Tensor) -> None:
         """`ids` [n], which are on the device, stand at the positions from `first` on, and nothing behind them."""
@@ -44,11 +59,11 @@ class DeviceText:
         n_new = min(self._n_known - start, _KEPT)
         if self._n_known - first < _WORTH_KEEPING:
             return
-        new = self.ids[self._n_known - n_new : self._n_known].clone()
-        self._all[: _KEPT - n_new] = self._all[n_new:_KEPT].clone()
-        self._all[_KEPT - n_new : _KEPT] = new
+        kept = self._all[_GIVEN - self._n_given :][:_KEPT]
+        kept[: _KEPT - n_new] = kept[n_new:].clone()
+        kept[_KEPT - n_new :] = self.ids[self._n_known - n_new : self._n_known]
         self._n_kept = min(self._n_kept + n_new, _KEPT)
-        self.begin.fill_(-self._n_kept)
+        self.begin.fill_(-self._n_given - self._n_kept)
 
     def grow(self, first: int, stop: int) -> None:
         """The positions from `first` to `stop` hold what the text says."""
@@ -60,9 +75,9 @@ class DeviceText:
         self._n_known = min(self._n_known, first)
 
     def forget(self) -> None:
-        """Know nothing any more, of this text and of earlier ones."""
+        """Know nothing any more of this text and of earlier ones; those that were given stay."""
         self._n_known = self._n_kept = 0
-        self.begin.zero_()
+        self.begin.fill_(-self._n_given)
 
     def fill(self, text: Sequence[int]) -> None:
         """Put what is not there yet of `text`, which stands at the positions from 0 on."""

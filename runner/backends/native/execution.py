@@ -101,6 +101,10 @@ class Execution(Protocol):
         """What a drafting head shares with the model."""
         ...
 
+    def give_texts(self, texts: Sequence[Sequence[int]], /) -> None:
+        """See Backend.give_texts."""
+        ...
+
     def forget_texts(self) -> None:
         """See Backend.forget_texts."""
         ...
@@ -187,6 +191,9 @@ class PlainExecution:
             dtype=model.norm.weight.dtype,
             device=self._device,
         )
+
+    def give_texts(self, _texts: Sequence[Sequence[int]]) -> None:
+        pass
 
     def forget_texts(self) -> None:
         pass

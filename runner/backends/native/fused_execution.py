@@ -229,6 +229,9 @@ class FusedExecution:
     def interior(self) -> Interior:
         return self._opened().interior()
 
+    def give_texts(self, texts: Sequence[Sequence[int]], /) -> None:
+        self._text.give(texts)
+
     def forget_texts(self) -> None:
         self._text.forget()
 

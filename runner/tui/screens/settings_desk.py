@@ -93,7 +93,7 @@ def save(paths: Paths, system: str, now: Mapping[str, str], defaults: Mapping[st
     written = []
     for name in FIELDS:
         if is_changed(name, now[name], defaults[name]):
-            _write(paths, KEYS[name], now[name], is_list=name == "stop")
+            _write(paths, KEYS[name], now[name], is_list=name in ("stop", "draft_file"))
             written.append(KEYS[name])
     _write(paths, "system", system or "none", is_list=False)
     return [*written, *(["system"] if system else [])]

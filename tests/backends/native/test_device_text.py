@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from runner.backends.native.device_text import DeviceText
+from runner.speculative.suffix import MOST_GIVEN, ending
 
 
 def text_of(n_ctx: int = 200) -> DeviceText:
@@ -16,8 +17,8 @@ def ids(*values: int) -> torch.Tensor:
 
 
 def earlier(text: DeviceText) -> list[int]:
-    n_kept = -int(text.begin)
-    found: list[int] = text._all[: len(text._all) - len(text.ids)][-n_kept:].tolist() if n_kept else []
+    n_before = -int(text.begin)
+    found: list[int] = text._all[: len(text._all) - len(text.ids)][-n_before:].tolist() if n_before else []
     return found
 
 
@@ -81,3 +82,51 @@ def test_of_long_texts_the_latest_are_kept() -> None:
     kept = earlier(text)
     assert len(kept) == 1 << 14
     assert kept == list(range(30_000 - (1 << 14), 30_000))
+
+
+def test_texts_that_were_given_lie_before_the_first_position_with_ends_of_their_own() -> None:
+    text = text_of()
+    text.put(0, torch.arange(100))
+    places = text.ids.data_ptr(), text.begin.data_ptr()
+    text.give([[1, 2, 3], [4, 5]])
+    first, *rest = earlier(text)
+    assert rest == [1, 2, 3, rest[3], 4, 5, rest[6]]
+    assert len({first, rest[3], rest[6]}) == 3
+    assert max(first, rest[3], rest[6]) < -1, "no token, and none that could not be chosen"
+    assert (text.ids.data_ptr(), text.begin.data_ptr()) == places, "graphs read them"
+    text.give([[], [7]])
+    assert earlier(text)[2:-1] == [7]
+    text.give([])
+    assert earlier(text) == []
+
+
+def test_what_was_given_stays_whatever_is_forgotten_and_earlier_texts_come_before_it() -> None:
+    text = text_of()
+    text.give([[1, 2, 3]])
+    given = earlier(text)
+    text.put(0, torch.arange(100, 150))
+    text.put(0, torch.arange(200, 290))
+    assert earlier(text) == [*range(100, 150), *given]
+    text.put(0, ids(5))
+    assert earlier(text) == [*range(100, 150), *range(200, 290), *given]
+    text.forget()
+    assert earlier(text) == given
+    text.put(0, torch.arange(300, 340))
+    text.put(0, ids(5))
+    assert earlier(text) == [*range(300, 340), *given]
+
+
+def test_as_much_as_may_be_given_has_room_beside_all_that_is_kept() -> None:
+    text = text_of(10_000)
+    texts = ending([range(50_000), range(60_000, 60_100)], MOST_GIVEN)
+    text.give(texts)
+    assert len(earlier(text)) == MOST_GIVEN + 1
+    given = earlier(text)
+    assert given[-101:-1] == list(range(60_000, 60_100))
+    for number in range(3):
+        text.put(0, torch.arange(10_000) + 10_000 * number)
+    text.put(0, ids(1))
+    kept = earlier(text)[: 1 << 14]
+    assert kept == list(range(30_000 - (1 << 14), 30_000))
+    assert earlier(text)[1 << 14 :] == given
+    assert text.ids.data_ptr() % 16 == text._all.data_ptr() % 16 == 0

@@ -146,6 +146,7 @@ class Scripted:
     n_buckets = 1
     is_host_only = True
     is_quoting = False
+    n_given = 0
     nbytes = 0
 
     def __init__(self, guess: Guess) -> None:
@@ -335,6 +336,19 @@ def test_what_a_step_drafts_by_itself_is_what_the_text_repeats(
         history += stride.tokens
     steps.close()
     assert execution.cache.length == len(history)
+
+
+def test_steps_draft_from_texts_that_were_given(longer: NativeBackend, long_texts: dict[str, list[int]]) -> None:
+    text, accepted = long_texts["sampled"], []  # which hardly repeats itself
+    for given in ([], [text[:3], text]):
+        longer.give_texts(given)
+        longer.keep(0)
+        drafting = wishing(WISHES["always"])
+        assert [*PROMPT, *written(longer, PARAMS["sampled"], LONG, drafting)] == text
+        accepted.append(drafting.record.n_accepted)
+    longer.give_texts([])
+    assert accepted[0] < 10
+    assert accepted[1] > 20
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5])

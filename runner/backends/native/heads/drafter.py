@@ -62,6 +62,7 @@ class HeadDrafter:
     n_buckets = N_BUCKETS
     is_host_only = False
     is_quoting = False
+    n_given = 0
 
     def __init__(
         self,
