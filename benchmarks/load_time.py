@@ -35,11 +35,12 @@ N_PROMPT = 16
 def child(directory: Path, n_ctx: int, entered: float) -> dict[str, float]:
     """The moments, in seconds of the wall clock, at which each stage ended. It is what a fresh process does."""
     from runner.backends.base import Prefill
-    from runner.backends.native import fused_execution as _fused  # noqa: F401
-    from runner.backends.native import load
-    from runner.backends.native import opening as _opening  # noqa: F401 - what load() would import: torch and the rest
+    from runner.backends.native import import_torch, load
     from runner.config import LoadOptions, SamplingParams
     from runner.types import CancelToken, ReadyModel
+
+    import_torch()
+    from runner.backends.native import fused_execution as _fused  # noqa: F401 - what load() would import: the kernels
 
     ended = {"interpreter": entered, "imports": time.time()}
 

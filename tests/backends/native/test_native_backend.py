@@ -51,6 +51,22 @@ def tiny(tmp_path: Path) -> Path:
 PROMPT = [int(token) for token in np.random.default_rng(9).integers(0, 256, 60)]
 
 
+def test_what_is_imported_is_never_looked_through_for_garbage_and_the_rest_still_is() -> None:
+    program = (
+        "import gc, sys\n"
+        "from runner.backends import native\n"
+        "collections = []\n"
+        "gc.callbacks.append(lambda phase, _: collections.append(phase))\n"
+        "native.import_torch()\n"
+        "assert 'torch' in sys.modules and not collections\n"
+        "assert gc.isenabled() and gc.get_freeze_count() > 100_000\n"
+        "gc.disable(); native.import_torch()\n"
+        "assert not gc.isenabled()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_importing_the_package_and_refusing_a_model_load_no_torch(tiny: Path) -> None:
     script = (
         "import sys; from pathlib import Path\n"
