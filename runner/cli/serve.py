@@ -220,6 +220,10 @@ class _Command:
             loaded = loader.ensure() if self._has_loaded else loader.load()
         except SystemExit as gone:  # this is not the main thread: it would end nothing
             raise RunnerError("The narration cannot be written: nobody reads it.") from gone
+        except RunnerError as error:
+            if self._has_loaded:  # the server goes on, and the next request tries again
+                render.warn(error.message, error.hint)
+            raise
         self._has_loaded = True
         return loaded
 

@@ -44,6 +44,7 @@ class Ticket:
         self.options = options
         self.is_cancelled = False
         self.is_over = False
+        self.has_begun = False
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[ChatEvent | Exception | None] = asyncio.Queue()
         self._room = threading.Semaphore(_ROOM)
@@ -58,6 +59,7 @@ class Ticket:
 
     def tell(self, event: ChatEvent) -> None:
         """Pass on an event, once there is room for it."""
+        self.has_begun = True
         self._room.acquire()
         if not self.is_cancelled:
             self._put(event)
@@ -102,7 +104,7 @@ class AnswerLine:
         self._answered: Ticket | None = None
         self._is_asked = False  # the engine is answering, and not loading
         self._last_s = 1.0
-        self.state: State = "loading"
+        self._state: State = "loading"
         self.loaded: Loaded | None = None
         self._thread = threading.Thread(target=self._work, name="answers", daemon=True)
 
@@ -110,13 +112,14 @@ class AnswerLine:
         self._thread.start()
 
     @property
-    def n_waiting(self) -> int:
-        return len(self._waiting)
+    def state(self) -> State:
+        """An engine that has died is as good as one that is being loaded."""
+        return "loading" if self._state == "ready" and self._engine.pid is None else self._state
 
     def enter(self, ticket: Ticket) -> None:
         """Join the line. Raises Refusal when it is full, or closed."""
         with self._changed:
-            if self.state == "stopped":
+            if self._state == "stopped":
                 raise _stopped()
             is_busy = self._answered is not None
             if len(self._waiting) >= self._room + (not is_busy):
@@ -146,7 +149,7 @@ class AnswerLine:
     def stop(self) -> None:
         """Take no more requests, refuse those that wait, and stop the one that is answered."""
         with self._changed:
-            self.state = "stopped"
+            self._state = "stopped"
             while self._waiting:
                 self._waiting.popleft().end(_stopped())
             self._engine.cancel()
@@ -175,8 +178,8 @@ class AnswerLine:
             return
         assert self.loaded is not None, "the model is ready"
         self._on_first_load(self.loaded)
-        while self.state != "stopped":
-            if self.state == "ready" and self._engine.pid is None:
+        while self._state != "stopped":
+            if self._state == "ready" and self._engine.pid is None:
                 self._reload()
             elif (ticket := self._take()) is not None:
                 self._answer(ticket)
@@ -186,7 +189,7 @@ class AnswerLine:
         with self._changed:
             if not self._waiting:
                 self._changed.wait(_LOOK_S)
-            self._answered = self._waiting.popleft() if self._waiting and self.state != "stopped" else None
+            self._answered = self._waiting.popleft() if self._waiting and self._state != "stopped" else None
             return self._answered
 
     def _answer(self, ticket: Ticket) -> None:
@@ -194,7 +197,13 @@ class AnswerLine:
         error: Exception | None = None
         try:
             self._make_ready()
-            self._run(ticket)
+            try:
+                self._run(ticket)
+            except EngineDied:
+                if ticket.has_begun:
+                    raise
+                self._make_ready()  # it died before it had read the request, most likely of something else
+                self._run(ticket)
         except RunnerError as raised:
             error = raised
         except Exception as raised:
@@ -203,20 +212,18 @@ class AnswerLine:
         with self._changed:
             self._answered = None
             self._last_s = time.monotonic() - began
-            ticket.end(_stopped() if self.state == "stopped" else error)
+            ticket.end(_stopped() if self._state == "stopped" else error)
 
     def _run(self, ticket: Ticket) -> None:
-        is_begun = False
         self._is_asked = True
         try:
             with closing(self._engine.chat(ticket.messages, ticket.params, ticket.options)) as events:  # type: ignore[type-var]
                 for event in events:
-                    if ticket.is_cancelled or self.state == "stopped":
+                    if ticket.is_cancelled or self._state == "stopped":
                         self._engine.cancel()
                     # One sign that the answer is on its way; numbers are told with its end.
-                    elif not isinstance(event, (Progress, Stats)) or not is_begun:
+                    elif not isinstance(event, (Progress, Stats)) or not ticket.has_begun:
                         ticket.tell(event)
-                    is_begun = True
         finally:
             self._is_asked = False
 
@@ -229,8 +236,10 @@ class AnswerLine:
 
     def _make_ready(self) -> None:
         """Load the model where it is not there. Raises RunnerError; of a model that was there before, EngineDied."""
-        if self.state == "ready" and self._engine.pid is not None:
+        if self.state == "ready":
             return
+        if self._state == "stopped":
+            raise RunnerError("The server is shutting down.")
         is_first = self.loaded is None
         self._set_state("loading")
         try:
@@ -244,8 +253,8 @@ class AnswerLine:
 
     def _set_state(self, state: State) -> None:
         with self._changed:
-            if self.state != "stopped":
-                self.state = state
+            if self._state != "stopped":
+                self._state = state
 
 
 def _stopped() -> Refusal:

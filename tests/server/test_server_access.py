@@ -22,9 +22,22 @@ def test_this_machine_may_ask(host: str) -> None:
 
 @pytest.mark.parametrize(
     "host",
-    ["", "evil.example:8383", "localhost", "localhost:80", "localhost:", "localhost.:8383", "127.0.0.1.evil.example:8383"]
-    + ["192.168.0.5:8383", "localhost:8383:8383", "evil.example@localhost:8383", "localhost:99999999", "[::1", "::1:x"],
-)  # fmt: skip
+    [
+        "",
+        "evil.example:8383",
+        "127.0.0.1.evil.example:8383",
+        "evil.example@localhost:8383",
+        "192.168.0.5:8383",
+        "localhost",
+        "localhost:",
+        "localhost:80",
+        "localhost:99999999",
+        "localhost:8383:8383",
+        "localhost.:8383",
+        "[::1",
+        "::1:x",
+    ],
+)
 def test_a_name_that_is_not_ours_is_refused(host: str) -> None:
     assert refused(LOCAL, host=host) == "wrong_host"
 

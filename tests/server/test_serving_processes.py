@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from httpx2 import ReadTimeout
 from served import Served, joined
 
 LONG = "a long story that goes on and on, "
@@ -36,10 +37,10 @@ def server(script: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 def start(script: str, tmp_path: Path) -> Iterator[Callable[..., Served]]:
     started: list[Served] = []
 
-    def serve(*arguments: str, **values: str) -> Served:
+    def serve(*arguments: str, model: str = script, token: str = "") -> Served:
         home = tmp_path / f"home{len(started)}"
         home.mkdir()
-        started.append(Served(home, script, "--port", "0", *arguments, **values))
+        started.append(Served(home, model, "--port", "0", *arguments, token=token))
         return started[-1]
 
     yield serve
@@ -76,8 +77,6 @@ def test_a_client_that_leaves_makes_room_at_once(server: Served) -> None:
 
 
 def test_a_client_that_leaves_before_its_whole_answer_makes_room_too(server: Served) -> None:
-    from httpx2 import ReadTimeout
-
     with pytest.raises(ReadTimeout):
         server.client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]}, timeout=0.3)
     began = time.monotonic()
@@ -102,8 +101,6 @@ def test_answers_come_in_order_and_a_full_line_says_when_to_come_again(server: S
 
 
 def test_a_client_that_leaves_while_it_waits_is_not_answered(server: Served) -> None:
-    from httpx2 import ReadTimeout
-
     asked = {"messages": [{"role": "user", "content": "x"}], "stream": True}
     with server.stream("x") as stream:
         next(stream)
@@ -135,14 +132,42 @@ def test_a_killed_engine_is_said_and_comes_back(server: Served) -> None:
     assert server.text(*SECOND) == "done"
 
 
+def test_a_request_that_a_dying_engine_never_read_is_answered_by_the_next_one(server: Served) -> None:
+    wait_for(lambda: server.client.get("/health").status_code == 200)
+    engine = server.engine()
+    engine.suspend()
+    asking, results = in_thread(lambda: server.text(*SECOND))
+    time.sleep(0.3)
+    engine.kill()
+    asking.join(10)
+    assert results == ["done"]
+
+
+def test_a_client_that_leaves_while_its_prompt_is_read_makes_room_at_once(
+    start: Callable[..., Served], tmp_path: Path
+) -> None:
+    path = tmp_path / "reader.script.json"
+    path.write_text(json.dumps({"replies": ["done"], "prefill_token_s": 0.1}))  # 6.4 s a chunk
+    server = start(model=str(path))
+    with pytest.raises(ReadTimeout):
+        server.client.post("/v1/completions", json={"prompt": "word " * 100}, timeout=0.3)
+    began = time.monotonic()
+    assert server.client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
+    assert time.monotonic() - began < 2
+
+
 def test_sigterm_ends_everything(start: Callable[..., Served]) -> None:
     server = start()
     engine = server.engine()
     with server.stream("x") as stream:
         next(stream)
+        waiting, results = in_thread(lambda: server.ask(*SECOND))
+        time.sleep(0.2)
         server.process.send_signal(signal.SIGTERM)
         *_, last = stream
+    waiting.join(5)
     assert last["error"]["code"] == "stopped"
+    assert results[0].status_code == 503  # type: ignore[attr-defined]
     assert server.process.wait(5) == 0
     assert not psutil.pid_exists(engine.pid)
 
