@@ -69,8 +69,6 @@ def serve(
     frequency_penalty: options.FrequencyPenalty = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
-    json_schema: options.JsonSchema = None,
-    grammar: options.GrammarFile = None,
     think: options.Think = None,
     think_budget: options.ThinkBudget = None,
     overflow: options.Overflow = None,
@@ -121,8 +119,8 @@ def serve(
             seed=seed,
             max_tokens=max_tokens,
             stop=stop,
-            json_schema=json_schema,
-            grammar=grammar,
+            json_schema=None,  # what an answer has to be is each request's own
+            grammar=None,
         ),
         {"overflow": overflow, "think": think, "think_budget": think_budget},
     )

@@ -199,6 +199,24 @@ def test_a_token_is_asked_for_and_only_the_right_one_is_taken(start: Callable[..
     assert "secret" not in server.narration()
 
 
+def test_a_thought_is_apart_from_its_answer(start: Callable[..., Served], tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+        "{% if enable_thinking is not false %}<think>\n{% endif %}{# the model answers <think>...</think> #}"
+    )
+    path = tmp_path / "thinker.script.json"
+    path.write_text(json.dumps({"replies": ["hm\n</think>\n\nTwo."], "chat_template": template}))
+    server = start(model=str(path))
+    message = server.ask("1+1").json()["choices"][0]["message"]
+    assert (message["reasoning_content"].strip(), message["content"]) == ("hm", "Two.")
+    with server.stream("1+1") as stream:
+        deltas = [choice["delta"] for chunk in stream for choice in chunk["choices"]]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas).strip() == "hm"
+    assert "".join(delta.get("content", "") for delta in deltas) == "Two."
+    for fields in ({"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}):
+        assert "hm" in server.text("1+1", **fields)
+
+
 def test_default_sampling_comes_from_flags_and_a_request_s_own_wins(start: Callable[..., Served]) -> None:
     server = start("--max-tokens", "3", "--seed", "9")
     whole = server.ask(*SECOND).json()
