@@ -32,7 +32,7 @@ _LOCAL: Final = "127.0.0.1"
 Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Where to listen.")]
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, metavar="N", help="0 takes any that is free.")]
 AllowRemote = Annotated[bool, typer.Option("--allow-remote", help="Other machines may ask; needs a token.")]
-Token = Annotated[
+Token = Annotated[  # a secret, and so no setting: `runner config show` would print it
     str | None,
     typer.Option("--token", envvar="RUNNER_SERVE_TOKEN", metavar="TEXT", help="What a client has to send."),
 ]

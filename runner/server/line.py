@@ -200,7 +200,7 @@ class AnswerLine:
             try:
                 self._run(ticket)
             except EngineDied:
-                if ticket.has_begun:
+                if ticket.has_begun or ticket.is_cancelled:
                     raise
                 self._make_ready()  # it died before it had read the request, most likely of something else
                 self._run(ticket)

@@ -158,12 +158,14 @@ def _caught_signals(loop: asyncio.AbstractEventLoop, server: uvicorn.Server, lin
         server.should_exit = True
         line.stop()
 
-    for number in _SIGNALS:
+    # What is ignored is meant to be: `nohup`, or a job in the background of a script.
+    heeded = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    for number in heeded:
         loop.add_signal_handler(number, on_signal, number)
     try:
         yield caught
     finally:
-        for number in _SIGNALS:
+        for number in heeded:
             loop.remove_signal_handler(number)
 
 
