@@ -231,8 +231,8 @@ class AnswerLine:
         log.warning("the engine's process is gone: loading the model again")
         try:
             self._make_ready()
-        except RunnerError as error:
-            log.error("the model could not be loaded again: %s", error.message)
+        except Exception:  # the next request tries again, and is told
+            log.exception("the model could not be loaded again")
 
     def _make_ready(self) -> None:
         """Load the model where it is not there. Raises RunnerError; of a model that was there before, EngineDied."""
