@@ -79,6 +79,7 @@ def serve(
     spec: options.Spec = None,
     draft: options.Draft = None,
     draft_max: options.DraftMax = None,
+    draft_file: options.DraftFiles = None,
     threads: options.Threads = None,
     force: options.Force = False,
     offline: options.Offline = None,
@@ -103,6 +104,7 @@ def serve(
         speculation=spec,
         draft=draft,
         draft_max=draft_max,
+        draft_file=draft_file or None,
         n_threads=threads,
         force=force or None,
     )

@@ -55,7 +55,7 @@ def in_thread(work: Callable[[], object]) -> tuple[threading.Thread, list[object
     return thread, results
 
 
-def wait_for(condition: Callable[[], bool], within_s: float = 10) -> None:
+def wait_for(condition: Callable[[], bool], within_s: float = 20) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline
@@ -72,7 +72,7 @@ def test_a_client_that_leaves_makes_room_at_once(server: Served) -> None:
         next(stream)
     began = time.monotonic()
     assert server.text(*SECOND) == "done"
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 5  # the answer would take half a minute
     wait_for(lambda: "the client went away" in server.narration())
 
 
@@ -81,14 +81,14 @@ def test_a_client_that_leaves_before_its_whole_answer_makes_room_too(server: Ser
         server.client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]}, timeout=0.3)
     began = time.monotonic()
     assert server.text(*SECOND) == "done"
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 5  # the answer would take half a minute
 
 
 def test_answers_come_in_order_and_a_full_line_says_when_to_come_again(server: Served) -> None:
     with server.stream("x") as stream:
         next(stream)
         second, results = in_thread(lambda: server.text(*SECOND))
-        time.sleep(0.3)
+        time.sleep(1)  # it is in the line
         assert results == []
         full = server.ask(*SECOND)
         assert full.status_code == 429
@@ -96,19 +96,21 @@ def test_answers_come_in_order_and_a_full_line_says_when_to_come_again(server: S
         assert int(full.headers["retry-after"]) >= 1
         next(stream)
         assert results == []
-    second.join(5)
+    second.join(20)
     assert results == ["done"]
 
 
 def test_a_client_that_leaves_while_it_waits_is_not_answered(server: Served) -> None:
     asked = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+    n_gone = server.narration().count("the client went away")
     with server.stream("x") as stream:
         next(stream)
         with pytest.raises(ReadTimeout):
             server.client.post("/v1/chat/completions", json=asked, timeout=0.3)
+        wait_for(lambda: server.narration().count("the client went away") > n_gone)
         waiting, results = in_thread(lambda: server.text(*SECOND))  # the line has room again
         time.sleep(0.2)
-    waiting.join(5)
+    waiting.join(20)
     assert results == ["done"]
 
 
@@ -123,7 +125,7 @@ def test_a_killed_engine_is_said_and_comes_back(server: Served) -> None:
     whole, results = in_thread(lambda: server.ask("x"))
     time.sleep(0.3)
     server.engine().kill()
-    whole.join(10)
+    whole.join(20)
     [response] = results
     assert response.status_code == 500  # type: ignore[attr-defined]
     server.engine()
@@ -139,7 +141,7 @@ def test_a_request_that_a_dying_engine_never_read_is_answered_by_the_next_one(se
     asking, results = in_thread(lambda: server.text(*SECOND))
     time.sleep(0.3)
     engine.kill()
-    asking.join(10)
+    asking.join(20)
     assert results == ["done"]
 
 
@@ -147,13 +149,13 @@ def test_a_client_that_leaves_while_its_prompt_is_read_makes_room_at_once(
     start: Callable[..., Served], tmp_path: Path
 ) -> None:
     path = tmp_path / "reader.script.json"
-    path.write_text(json.dumps({"replies": ["done"], "prefill_token_s": 0.1}))  # 6.4 s a chunk
+    path.write_text(json.dumps({"replies": ["done"], "prefill_token_s": 0.2}))  # 12.8 s a chunk
     server = start(model=str(path))
     with pytest.raises(ReadTimeout):
         server.client.post("/v1/completions", json={"prompt": "word " * 100}, timeout=0.3)
     began = time.monotonic()
     assert server.client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 6
 
 
 def test_sigterm_ends_everything(start: Callable[..., Served]) -> None:
@@ -162,13 +164,13 @@ def test_sigterm_ends_everything(start: Callable[..., Served]) -> None:
     with server.stream("x") as stream:
         next(stream)
         waiting, results = in_thread(lambda: server.ask(*SECOND))
-        time.sleep(0.2)
+        time.sleep(0.5)
         server.process.send_signal(signal.SIGTERM)
         *_, last = stream
-    waiting.join(5)
+    waiting.join(20)
     assert last["error"]["code"] == "stopped"
     assert results[0].status_code == 503  # type: ignore[attr-defined]
-    assert server.process.wait(5) == 0
+    assert server.process.wait(10) == 0
     assert not psutil.pid_exists(engine.pid)
 
 
