@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,16 @@ from hypothesis import strategies as st
 
 from runner.config import ChatOptions, SamplingParams
 from runner.server.refusal import Refusal
-from runner.server.requests import _CHAT, _COMPLETION, _NOT_SUPPORTED, Asked, parse, read_chat, read_completion
+from runner.server.requests import (
+    _CHAT,
+    _COMPLETION,
+    _IGNORED,
+    _NOT_SUPPORTED,
+    Asked,
+    parse,
+    read_chat,
+    read_completion,
+)
 from runner.types import Message
 
 ASK = [{"role": "user", "content": "Hello"}]
@@ -239,6 +249,12 @@ def test_prompts_that_are_not_one_text_are_refused() -> None:
     for prompt in (None, [1, 2], ["a", "b"], [], {"a": 1}):
         assert refused(lambda prompt=prompt: read_completion({"prompt": prompt}))["param"] == "prompt"
     assert refused(lambda: read_completion({"prompt": "x", "messages": ASK}))["param"] == "messages"
+
+
+def test_every_field_is_in_the_documentation() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "SERVER.md").read_text(encoding="utf-8")
+    names = {*_CHAT, *_COMPLETION, *_IGNORED, *_NOT_SUPPORTED}
+    assert [name for name in sorted(names) if f"`{name}`" not in text and f"`{name}." not in text] == []
 
 
 def test_a_long_value_is_not_sent_back_whole() -> None:
