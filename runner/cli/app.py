@@ -52,6 +52,7 @@ COMMANDS: dict[str, Entry] = {
     "draft": Entry("runner.cli.draft", "app", "Train a drafter for a model, and show what it is."),
     "eval": Entry("runner.cli.eval", "evaluate", "Measure perplexity, and how far a model is from its reference."),
     "bench": Entry("runner.cli.bench", "app", "Measure how fast a model runs here, and compare runs."),
+    "serve": Entry("runner.cli.serve", "serve", "Serve a model over HTTP, as OpenAI's API has it."),
     "explain": Entry("runner.cli.explain", "explain", "Say how a model would run here, and why."),
     "doctor": Entry("runner.cli.doctor", "doctor", "Check this machine and say what to mend."),
     "config": Entry("runner.cli.config", "app", "Show settings, and where each value comes from."),

@@ -26,6 +26,8 @@ HEAVY = (
     "prompt_toolkit",
     "httpx",
     "httpx2",
+    "starlette",
+    "uvicorn",
 )
 
 
@@ -130,7 +132,7 @@ def test_completion_offers_commands_and_their_flags() -> None:
         )
         return done.stdout.split()
 
-    assert complete("runner s", 1) == ["search", "show", "sessions"]
+    assert complete("runner s", 1) == ["search", "show", "serve", "sessions"]
     assert "--max-tokens" in complete("runner run --max", 2)
     assert complete("runner run --backend n", 3) == ["native"]
 

@@ -1,0 +1,347 @@
+"""A request as OpenAI's API writes it -> messages, sampling and options of the engine. Pure: values in, values out.
+
+Whatever JSON comes gives a request or a Refusal with status 400. What is not supported is refused by name, and never
+left out in silence; fields that change nothing about an answer are passed over. It knows no HTTP and no loaded model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from runner.config import ChatOptions, Grammar, SamplingParams, nearest_hint
+from runner.errors import UsageError
+from runner.grammar_text import ANY_JSON
+from runner.server.refusal import Refusal, refusal_of
+from runner.types import Message, Role
+
+# They are for the client, or for a service that bills, stores and caches: the text is the same without them.
+_IGNORED: Final = frozenset(
+    {
+        "cache_prompt",
+        "keep_alive",
+        "metadata",
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+# What other servers can do and this one cannot, with the values that ask for nothing.
+_NOT_SUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "n": (1,),
+    "prediction": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "web_search_options": (),
+}
+_SAMPLING: Final[Mapping[str, str]] = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "repeat_penalty": "repeat_penalty",
+    "repetition_penalty": "repeat_penalty",
+    "penalty_last_n": "penalty_last_n",
+    "repeat_last_n": "penalty_last_n",
+    "seed": "seed",
+    "max_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+}
+_MINUS_ONE_IS_UNSET: Final = ("seed", "max_tokens")
+_EFFORTS: Final[Mapping[str, str]] = {
+    "none": "off",
+    "minimal": "low",
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+}
+_ROLES: Final[Mapping[str, Role]] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+_COMMON: Final = (*_SAMPLING, "model", "stop", "stream", "stream_options", "response_format", "grammar", "json_schema")
+_CHAT: Final = frozenset((*_COMMON, "messages", "reasoning_effort", "chat_template_kwargs", "think_budget"))
+_COMPLETION: Final = frozenset((*_COMMON, "prompt"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a client asks for.
+
+    sampling, options: the fields of SamplingParams and ChatOptions that it sets. model: "" for whichever is loaded.
+    has_usage: the last chunk of a stream is to count the tokens.
+    """
+
+    model: str
+    messages: tuple[Message, ...]
+    sampling: Mapping[str, Any]
+    options: Mapping[str, Any]
+    is_chat: bool
+    is_streamed: bool
+    has_usage: bool
+
+
+def parse(raw: bytes) -> object:
+    """The JSON of a body. Raises Refusal."""
+    try:
+        return json.loads(raw, parse_constant=_no_constant)
+    except RecursionError:
+        why = "it is nested too deeply"
+    except json.JSONDecodeError as error:
+        why = f"{error.msg} (line {error.lineno}, column {error.colno})"
+    except UnicodeDecodeError:
+        why = "it is not UTF-8"
+    except ValueError as error:  # a number that is none, or has thousands of digits
+        why = str(error)
+    raise Refusal(400, f"The body is no JSON: {why}.", code="invalid_json")
+
+
+def read_chat(body: object) -> Asked:
+    """A request to /v1/chat/completions. Raises Refusal."""
+    fields = _fields(body, _CHAT)
+    if "messages" not in fields:
+        raise _wrong("messages", "messages is missing.", 'Such as: [{"role": "user", "content": "Hello"}]')
+    options = _thinking(fields)
+    if "think_budget" in fields:
+        options["think_budget"] = _checked(ChatOptions, "think_budget", fields["think_budget"], "think_budget")
+    return _asked(fields, _messages(fields["messages"]), options, is_chat=True)
+
+
+def read_completion(body: object) -> Asked:
+    """A request to /v1/completions: its prompt goes to the model as it stands. Raises Refusal."""
+    fields = _fields(body, _COMPLETION)
+    prompt = fields.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1:
+        prompt = prompt[0]
+    if not isinstance(prompt, str):
+        raise _wrong("prompt", "prompt is not a text.", "Token ids, and several prompts at once, are not supported.")
+    return _asked(fields, (Message(role="user", content=_clean(prompt)),), {"raw": True}, is_chat=False)
+
+
+def _asked(
+    fields: Mapping[str, Any], messages: tuple[Message, ...], options: Mapping[str, Any], *, is_chat: bool
+) -> Asked:
+    stream_options = _object(
+        fields.get("stream_options", {}), "stream_options", ("include_usage", "include_obfuscation")
+    )
+    return Asked(
+        model=_typed(fields, "model", str, "It must be a text.", ""),
+        messages=messages,
+        sampling=_sampling(fields),
+        options=options,
+        is_chat=is_chat,
+        is_streamed=_typed(fields, "stream", bool, "It must be true or false.", False),
+        has_usage=_typed(stream_options, "include_usage", bool, "It must be true or false.", False),
+    )
+
+
+# --- fields ----------------------------------------------------------------------------------------------------------
+
+
+def _fields(body: object, known: frozenset[str]) -> dict[str, Any]:
+    """The fields that say something, by their names. null is what a field is that is not there."""
+    if not isinstance(body, dict):
+        raise Refusal(400, 'The body is no JSON object. It is such as {"messages": [...]}.', code="invalid_json")
+    given = {name: value for name, value in body.items() if value is not None and name not in _IGNORED}
+    for name in [name for name in given if name not in known]:
+        value = given.pop(name)
+        if name not in _NOT_SUPPORTED:
+            raise _wrong(
+                name, f"Unknown field {_shown(name)}.", nearest_hint(name[:80], known), code="unknown_parameter"
+            )
+        if not any(type(value) is type(neutral) and value == neutral for neutral in _NOT_SUPPORTED[name]):
+            hint = "Ask several times." if name in ("n", "best_of") else "Leave it out."
+            raise _wrong(name, f"{name} is not supported by this server.", hint, code="unsupported_parameter")
+    return given
+
+
+def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, field in _SAMPLING.items():
+        value = fields.get(name)
+        if value is None or (field in _MINUS_ONE_IS_UNSET and type(value) is int and value == -1):
+            continue
+        value = _checked(SamplingParams, field, value, name)
+        if found.setdefault(field, value) != value:
+            raise _wrong(name, f"{name} says another thing than its other name.", "Leave out one of them.")
+    stop = fields.get("stop", [])
+    if stop := [stop] if isinstance(stop, str) else stop:
+        texts = tuple(_clean(text) if isinstance(text, str) else text for text in stop) if _is_list(stop) else stop
+        found["stop"] = _checked(SamplingParams, "stop", texts, "stop")
+    grammars = [grammar for name, read in _GRAMMARS.items() if name in fields and (grammar := read(fields[name]))]
+    if len(grammars) > 1:
+        raise _wrong("response_format", "The answer cannot keep to several grammars.", "Leave out all but one.")
+    return {**found, "grammar": grammars[0]} if grammars else found
+
+
+def _thinking(fields: Mapping[str, Any]) -> dict[str, Any]:
+    effort = fields.get("reasoning_effort")
+    if effort is not None and (not isinstance(effort, str) or effort not in _EFFORTS):
+        raise _wrong("reasoning_effort", f"reasoning_effort is {_shown(effort)}.", f"One of: {', '.join(_EFFORTS)}.")
+    known = ("enable_thinking",)
+    kwargs = _object(fields.get("chat_template_kwargs", {}), "chat_template_kwargs", known)
+    is_wanted = _typed(kwargs, "enable_thinking", bool, "It must be true or false.", None)
+    if is_wanted is False and effort not in (None, "none"):
+        raise _wrong("reasoning_effort", "enable_thinking is false, and yet there is a reasoning_effort.", "Use one.")
+    if effort is not None:
+        return {"think": _EFFORTS[effort]}
+    return {} if is_wanted is None else {"think": "on" if is_wanted else "off"}
+
+
+# --- grammars --------------------------------------------------------------------------------------------------------
+
+
+def _response_format(value: Any) -> Grammar | None:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return _json_schema(value["schema"]) if value.get("schema") is not None else ANY_JSON
+    named = value.get("json_schema") if kind == "json_schema" else None
+    if isinstance(named, dict) and "schema" in named:
+        return _json_schema(named["schema"])
+    hint = 'Such as {"type": "json_schema", "json_schema": {"name": "cat", "schema": {...}}}, or json_object, or text.'
+    raise _wrong("response_format", "response_format cannot be read.", hint)
+
+
+def _json_schema(value: Any) -> Grammar:
+    if not isinstance(value, dict):
+        raise _wrong("json_schema", "The JSON schema is no object.", 'Such as {"type": "object"}.')
+    text: str = json.dumps(value)
+    return _grammar("json_schema", text)
+
+
+def _gbnf(value: Any) -> Grammar:
+    if not isinstance(value, str):
+        raise _wrong("grammar", "grammar is not a text.", 'A GBNF grammar, such as: root ::= "yes" | "no"')
+    return _grammar("gbnf", _clean(value))
+
+
+def _grammar(kind: Any, text: str) -> Grammar:
+    try:
+        return Grammar(kind=kind, text=text)
+    except UsageError as error:
+        raise refusal_of(error, "grammar" if kind == "gbnf" else "json_schema") from error
+
+
+_GRAMMARS: Final[Mapping[str, Callable[[Any], Grammar | None]]] = {
+    "response_format": _response_format,
+    "json_schema": _json_schema,
+    "grammar": _gbnf,
+}
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+def _messages(value: Any) -> tuple[Message, ...]:
+    if not _is_list(value) or not value:
+        raise _wrong("messages", "messages is not a list of messages.", 'Such as: [{"role": "user", "content": "Hi"}]')
+    return tuple(_message(item, f"messages[{position}]") for position, item in enumerate(value))
+
+
+def _message(value: Any, at: str) -> Message:
+    if not isinstance(value, dict):
+        raise _wrong(at, f"{at} is no object.", 'Such as {"role": "user", "content": "Hello"}.')
+    role = value.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise _wrong(f"{at}.role", f"{at}.role is {_shown(role)}.", f"Supported are: {', '.join(_ROLES)}.")
+    for name in ("tool_calls", "function_call", "audio"):
+        if value.get(name):
+            raise _wrong(f"{at}.{name}", f"{at}.{name} is not supported by this server.", "Leave it out.")
+    reasoning = value.get("reasoning_content")
+    if reasoning is not None and not isinstance(reasoning, str):
+        raise _wrong(f"{at}.reasoning_content", f"{at}.reasoning_content is not a text.", "Leave it out.")
+    content = _content(value.get("content"), f"{at}.content")
+    return Message(role=_ROLES[role], content=content, reasoning=_clean(reasoning or ""))
+
+
+def _content(value: Any, at: str) -> str:
+    if isinstance(value, str):
+        return _clean(value)
+    if not _is_list(value):
+        raise _wrong(
+            at, f"{at} is not a text.", 'A text, or a list of parts such as {"type": "text", "text": "Hello"}.'
+        )
+    return "\n".join(_part(part, f"{at}[{position}]") for position, part in enumerate(value))
+
+
+def _part(value: Any, at: str) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    text = value.get("text") if isinstance(value, dict) else None
+    if kind != "text" or not isinstance(text, str):
+        what = f"of type {_shown(kind)}" if isinstance(kind, str) and kind != "text" else "not a text"
+        raise _wrong(at, f"{at} is {what}.", 'Only texts are supported: {"type": "text", "text": "Hello"}.')
+    return _clean(text)
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+def _checked(owner: type[SamplingParams] | type[ChatOptions], field: str, value: Any, param: str) -> Any:
+    """`value` as that field takes it; its range is the configuration's to know."""
+    try:
+        owner(**{field: value})
+    except UsageError as error:
+        raise _wrong(param, f"{param} is {_shown(value)}.", error.hint) from error
+    return value
+
+
+def _typed(fields: Mapping[str, Any], name: str, kind: type, hint: str, default: Any) -> Any:
+    value = fields.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, kind):
+        raise _wrong(name, f"{name} is {_shown(value)}.", hint)
+    return value
+
+
+def _object(value: Any, name: str, known: Sequence[str]) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise _wrong(name, f"{name} is no object.", f"It may have: {', '.join(known)}.")
+    for key in value:
+        if key not in known:
+            raise _wrong(f"{name}.{key}", f"{name} has an unknown field {_shown(key)}.", nearest_hint(key[:80], known))
+    return value
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
+
+
+def _clean(text: str) -> str:
+    """`text` without halves of surrogate pairs, which JSON can write and no model can read."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _shown(value: Any) -> str:
+    """The beginning of a value, for a message."""
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def _wrong(param: str, message: str, hint: str, *, code: str = "invalid_value") -> Refusal:
+    return Refusal(400, f"{message} {hint}".strip(), code=code, param=param)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")

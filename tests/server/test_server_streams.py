@@ -1,0 +1,113 @@
+"""Streams to clients that wait, stop reading, or go away, without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from runner.config import ChatOptions, SamplingParams
+from runner.events import TextDelta
+from runner.server import app
+from runner.server.app import _EventStream, _while_connected
+from runner.server.line import _ROOM, Ticket
+
+
+def ticket() -> Ticket:
+    return Ticket([], SamplingParams(), ChatOptions())
+
+
+async def forever() -> dict[str, Any]:
+    await asyncio.Event().wait()
+    return {}
+
+
+def test_the_engine_waits_for_a_slow_reader_until_it_leaves() -> None:
+    async def main() -> None:
+        made = ticket()
+        told: list[int] = []
+
+        def tell() -> None:
+            for n in range(_ROOM + 50):
+                made.tell(TextDelta(str(n)))
+                told.append(n)
+
+        thread = threading.Thread(target=tell)
+        thread.start()
+        await asyncio.sleep(0.2)
+        assert len(told) == _ROOM
+        assert await made.next() == TextDelta("0")
+        await asyncio.sleep(0.1)
+        assert len(told) == _ROOM + 1
+        made.cancel()
+        await asyncio.to_thread(thread.join, 5)
+        assert len(told) == _ROOM + 50
+
+    asyncio.run(main())
+
+
+def test_a_reader_that_takes_nothing_for_long_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "_STALLED_S", 0.05)
+
+    async def stuck(_: object) -> None:
+        await forever()
+
+    async def main() -> bool:
+        return await asyncio.wait_for(_while_connected(forever, _EventStream(stuck).write(b"x")), 5)
+
+    assert asyncio.run(main()) is False
+
+
+def test_a_client_that_goes_away_ends_the_work_at_once() -> None:
+    ended: list[str] = []
+
+    async def gone() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def work() -> None:
+        try:
+            await forever()
+        finally:
+            ended.append("work")
+
+    assert asyncio.run(asyncio.wait_for(_while_connected(gone, work()), 5)) is False
+    assert ended == ["work"]
+
+
+def test_a_failure_of_the_work_is_raised() -> None:
+    async def work() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(_while_connected(forever, work()))
+
+
+def test_a_stream_that_waits_says_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "_KEEP_ALIVE_S", 0.02)
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def main(stream: Callable[[Any, Any, Any], Awaitable[None]], made: Ticket) -> None:
+        answer = asyncio.create_task(stream({"runner.served": None}, forever, send))
+        while len(sent) < 4:
+            await asyncio.sleep(0.01)
+        made.end()
+        await answer
+
+    async def with_ticket() -> None:
+        from test_server_replies import answer
+
+        made = ticket()
+        stream = app._Answer(None, made, answer(), is_streamed=True)._stream  # type: ignore[arg-type]
+        await main(stream, made)
+
+    asyncio.run(with_ticket())
+    bodies = [message["body"] for message in sent if message["type"] == "http.response.body"]
+    assert b'"role":"assistant"' in bodies[0]
+    assert bodies[1] == b": waiting\n\n"
+    assert bodies[-2:] == [b"data: [DONE]\n\n", b""]

@@ -1,0 +1,228 @@
+"""Real servers in trouble: clients that leave, lines that are full, engines that die, signals."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from httpx2 import ReadTimeout
+from served import Served, joined
+
+LONG = "a long story that goes on and on, "
+SECOND = ("x", "y", "z")  # the second turn of a conversation, which the script answers shortly
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Answers a first question for half a minute, a second one at once."""
+    path = tmp_path_factory.mktemp("model") / "slow.script.json"
+    path.write_text(json.dumps({"replies": [{"text": LONG * 100, "token_s": 0.01}, "done"]}))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def server(script: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    made = Served(tmp_path_factory.mktemp("home"), script, "--port", "0", "--queue", "1")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def start(script: str, tmp_path: Path) -> Iterator[Callable[..., Served]]:
+    started: list[Served] = []
+
+    def serve(*arguments: str, model: str = script, token: str = "") -> Served:
+        home = tmp_path / f"home{len(started)}"
+        home.mkdir()
+        started.append(Served(home, model, "--port", "0", *arguments, token=token))
+        return started[-1]
+
+    yield serve
+    for made in started:
+        made.close()
+
+
+def in_thread(work: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
+    results: list[object] = []
+    thread = threading.Thread(target=lambda: results.append(work()))
+    thread.start()
+    return thread, results
+
+
+def wait_for(condition: Callable[[], bool], within_s: float = 20) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_stdout_is_the_address_alone(server: Served) -> None:
+    assert server.first_line == f"{server.url}\n"
+    assert server.url.startswith("http://127.0.0.1:")
+
+
+def test_a_client_that_leaves_makes_room_at_once(server: Served) -> None:
+    with server.stream("x") as stream:
+        next(stream)
+    began = time.monotonic()
+    assert server.text(*SECOND) == "done"
+    assert time.monotonic() - began < 5  # the answer would take half a minute
+    wait_for(lambda: "the client went away" in server.narration())
+
+
+def test_a_client_that_leaves_before_its_whole_answer_makes_room_too(server: Served) -> None:
+    with pytest.raises(ReadTimeout):
+        server.client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]}, timeout=0.3)
+    began = time.monotonic()
+    assert server.text(*SECOND) == "done"
+    assert time.monotonic() - began < 5  # the answer would take half a minute
+
+
+def test_answers_come_in_order_and_a_full_line_says_when_to_come_again(server: Served) -> None:
+    with server.stream("x") as stream:
+        next(stream)
+        second, results = in_thread(lambda: server.text(*SECOND))
+        time.sleep(1)  # it is in the line
+        assert results == []
+        full = server.ask(*SECOND)
+        assert full.status_code == 429
+        assert full.json()["error"]["code"] == "queue_full"
+        assert int(full.headers["retry-after"]) >= 1
+        next(stream)
+        assert results == []
+    second.join(20)
+    assert results == ["done"]
+
+
+def test_a_client_that_leaves_while_it_waits_is_not_answered(server: Served) -> None:
+    asked = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+    n_gone = server.narration().count("the client went away")
+    with server.stream("x") as stream:
+        next(stream)
+        with pytest.raises(ReadTimeout):
+            server.client.post("/v1/chat/completions", json=asked, timeout=0.3)
+        wait_for(lambda: server.narration().count("the client went away") > n_gone)
+        waiting, results = in_thread(lambda: server.text(*SECOND))  # the line has room again
+        time.sleep(0.2)
+    waiting.join(20)
+    assert results == ["done"]
+
+
+def test_a_killed_engine_is_said_and_comes_back(server: Served) -> None:
+    with server.stream("x") as stream:
+        next(stream)
+        server.engine().kill()
+        *_, last = stream
+    assert last["error"]["code"] == "engine_died"
+    assert "SIGKILL" in last["error"]["message"]
+    assert server.text(*SECOND) == "done"
+    whole, results = in_thread(lambda: server.ask("x"))
+    time.sleep(0.3)
+    server.engine().kill()
+    whole.join(20)
+    [response] = results
+    assert response.status_code == 500  # type: ignore[attr-defined]
+    server.engine()
+    wait_for(lambda: server.client.get("/health").status_code == 200)
+    server.engine().kill()  # while nobody asks
+    assert server.text(*SECOND) == "done"
+
+
+def test_a_request_that_a_dying_engine_never_read_is_answered_by_the_next_one(server: Served) -> None:
+    wait_for(lambda: server.client.get("/health").status_code == 200)
+    engine = server.engine()
+    engine.suspend()
+    asking, results = in_thread(lambda: server.text(*SECOND))
+    time.sleep(0.3)
+    engine.kill()
+    asking.join(20)
+    assert results == ["done"]
+
+
+def test_a_client_that_leaves_while_its_prompt_is_read_makes_room_at_once(
+    start: Callable[..., Served], tmp_path: Path
+) -> None:
+    path = tmp_path / "reader.script.json"
+    path.write_text(json.dumps({"replies": ["done"], "prefill_token_s": 0.2}))  # 12.8 s a chunk
+    server = start(model=str(path))
+    with pytest.raises(ReadTimeout):
+        server.client.post("/v1/completions", json={"prompt": "word " * 100}, timeout=0.3)
+    began = time.monotonic()
+    assert server.client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
+    assert time.monotonic() - began < 6
+
+
+def test_sigterm_ends_everything(start: Callable[..., Served]) -> None:
+    server = start()
+    engine = server.engine()
+    with server.stream("x") as stream:
+        next(stream)
+        waiting, results = in_thread(lambda: server.ask(*SECOND))
+        time.sleep(0.5)
+        server.process.send_signal(signal.SIGTERM)
+        *_, last = stream
+    waiting.join(20)
+    assert last["error"]["code"] == "stopped"
+    assert results[0].status_code == 503  # type: ignore[attr-defined]
+    assert server.process.wait(10) == 0
+    assert not psutil.pid_exists(engine.pid)
+
+
+def test_ctrl_c_ends_with_130(start: Callable[..., Served]) -> None:
+    assert start("--quiet").end(signal.SIGINT) == 130
+
+
+def test_a_token_is_asked_for_and_only_the_right_one_is_taken(start: Callable[..., Served]) -> None:
+    arguments = ("--host", "0.0.0.0", "--allow-remote", "--token", "secret", "--allow-origin", "https://app.example")
+    server = start(*arguments, token="secret")
+    server.client.base_url = f"http://127.0.0.1:{server.port}"
+    assert server.text(*SECOND) == "done"
+    for header in ("", "Bearer wrong", "Basic secret"):
+        response = server.client.get("/v1/models", headers={"Authorization": header})
+        assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
+    assert server.client.get("/health", headers={"Authorization": ""}).status_code == 200
+    preflight = server.client.options(
+        "/v1/chat/completions",
+        headers={
+            "Origin": "https://app.example",
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization,content-type",
+            "Authorization": "",
+        },
+    )
+    assert preflight.status_code == 200
+    assert preflight.headers["access-control-allow-origin"] == "https://app.example"
+    assert "secret" not in server.narration()
+
+
+def test_a_thought_is_apart_from_its_answer(start: Callable[..., Served], tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+        "{% if enable_thinking is not false %}<think>\n{% endif %}{# the model answers <think>...</think> #}"
+    )
+    path = tmp_path / "thinker.script.json"
+    path.write_text(json.dumps({"replies": ["hm\n</think>\n\nTwo."], "chat_template": template}))
+    server = start(model=str(path))
+    message = server.ask("1+1").json()["choices"][0]["message"]
+    assert (message["reasoning_content"].strip(), message["content"]) == ("hm", "Two.")
+    with server.stream("1+1") as stream:
+        deltas = [choice["delta"] for chunk in stream for choice in chunk["choices"]]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas).strip() == "hm"
+    assert "".join(delta.get("content", "") for delta in deltas) == "Two."
+    for fields in ({"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}):
+        assert "hm" in server.text("1+1", **fields)
+
+
+def test_default_sampling_comes_from_flags_and_a_request_s_own_wins(start: Callable[..., Served]) -> None:
+    server = start("--max-tokens", "3", "--seed", "9")
+    whole = server.ask(*SECOND).json()
+    assert (whole["choices"][0]["message"]["content"], whole["timings"]["seed"]) == ("don", 9)
+    assert server.text(*SECOND, max_tokens=2, seed=1) == "do"
+    with server.stream(*SECOND, max_tokens=4) as stream:
+        assert joined(stream) == "done"
