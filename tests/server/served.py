@@ -48,6 +48,14 @@ class Served:
     def narration(self) -> str:
         return self._errors.read_text()
 
+    def narration_with(self, text: str) -> str:
+        """What was narrated, once that is among it."""
+        deadline = time.monotonic() + 20
+        while text not in self.narration():
+            assert time.monotonic() < deadline, self.narration()
+            time.sleep(0.02)
+        return self.narration()
+
     def engine(self) -> psutil.Process:
         """The engine's process, once it is there."""
         deadline = time.monotonic() + 20

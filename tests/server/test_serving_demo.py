@@ -32,7 +32,7 @@ def test_the_address_is_data(server: Served) -> None:
     told = json.loads(server.first_line)
     assert told["schema"] == "runner.serve/1"
     assert (told["model"], told["api"], told["pid"]) == ("demo", server.url + "/v1", server.process.pid)
-    assert "Ctrl+C" in server.narration()
+    assert "Ctrl+C" in server.narration_with("Ctrl+C")
 
 
 def test_answers_are_those_of_run(server: Served) -> None:
@@ -170,9 +170,9 @@ def test_a_page_from_elsewhere_cannot_ask(server: Served) -> None:
 
 
 def test_requests_are_narrated_without_what_was_said_and_without_control_characters(server: Served) -> None:
-    server.text("a secret question", max_tokens=1)
+    server.text("a secret question", max_tokens=8)
     server.client.get("/v1/%1b%5B31m%0aforged")
-    lines = server.narration()
+    lines = server.narration_with("forged")  # it comes after the answer
     assert "POST /v1/chat/completions 200 · " in lines
     assert "tok/s" in lines
     assert "secret" not in lines
