@@ -50,7 +50,7 @@ NVIDIA_ONLY = {"gemv_fragments", "gemv_one_row", "gemv_spans"}
 @pytest.fixture(scope="module")
 def intermediate() -> dict[str, dict[str, str]]:
     """Variants in Triton's intermediate language, by kernel file and name."""
-    modules = ("gemv_fragments", "gemv_one_row", "gemv_spans", "rotate", "add_parts")
+    modules = ("gemv_fragments", "gemv_one_row", "gemv_spans", "rotate", "add_parts", "moe_route")
     done = python(Path(__file__).with_name("layout_samples.py"), *modules)
     assert done.returncode == 0, done.stderr
     codes: dict[str, dict[str, str]] = json.loads(done.stdout)
@@ -155,9 +155,9 @@ def test_a_product_that_rounds_its_row_has_one_layout_for_all_that_counts_on_lan
 
 
 def test_butterflies_between_lanes_find_each_number_in_its_lane(intermediate: dict[str, dict[str, str]]) -> None:
-    variants = {**intermediate["rotate"], **intermediate["add_parts"]}
+    variants = {**intermediate["rotate"], **intermediate["add_parts"], **intermediate["moe_route"]}
     codes = {name: code for name, code in variants.items() if "shfl.sync.bfly" in code}
-    assert len(codes) == 5
+    assert len(codes) == 8
     for name, code in codes.items():
         layouts = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", code, re.MULTILINE))
         stages = [text for text in code.splitlines() if "shfl.sync.bfly" in text]
