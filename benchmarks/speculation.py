@@ -140,8 +140,10 @@ def random_model(asked: argparse.Namespace) -> Iterator[Backend]:
     with workplace(asked.work, about_bytes(config)) as work:
         write_directory(work / "model", config, asked.recipe, is_hashed=False)
         backend = load(ready(work / "model"), options, lambda _: None, CancelToken())
-        yield backend
-        backend.close()
+        try:
+            yield backend
+        finally:
+            backend.close()
 
 
 def texts(asked: argparse.Namespace, report: Report) -> int:
@@ -162,7 +164,8 @@ def texts(asked: argparse.Namespace, report: Report) -> int:
                         ids = prompt_ids(prompt, backend.info, backend.tokenizer)
                         answer = backend.tokenizer.encode(prompt.answer, parse_special=False)[: asked.tokens]
                         dictation.put(len(ids), answer)
-                        params, is_plain_first = SamplingParams(temperature=temperature), (index + number) % 2 == 0
+                        params = SamplingParams(temperature=temperature, seed=index)
+                        is_plain_first = (index + number) % 2 == 0
                         pairs.append(
                             meter.pair(ids, params, len(answer) - 1, CancelToken(), is_plain_first=is_plain_first)
                         )

@@ -29,10 +29,10 @@ def decode(raw: bytes, origin: str) -> tuple[str, str]:
         return text, f"{origin} is not UTF-8: {replaced} replaced by “\ufffd”."
 
 
-def absolute(path: str) -> str:
-    """The path that was typed as another process can use it: from the working directory, ~ being the home."""
+def absolute(path: str, folder: Path | None = None) -> str:
+    """A path that was written, as another process can use it: from `folder` or the working directory, ~ being home."""
     try:
-        return str(Path(os.path.expanduser(path)).absolute())
+        return str(Path(folder or "", os.path.expanduser(path)).absolute())
     except OSError:  # the working directory was deleted
         return path
 

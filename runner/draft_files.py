@@ -15,6 +15,7 @@ from runner.errors import RunnerError
 from runner.events import Notice
 from runner.speculative.suffix import MOST_GIVEN, ending
 
+_MOST_CHARACTERS: Final = 16 * MOST_GIVEN  # hardly any text makes fewer tokens of them; megabytes would take seconds
 _REMEDY: Final = "--draft-file takes text files of 4 MiB at most; of a folder, name the files one by one."
 
 
@@ -28,16 +29,21 @@ def read_draft_files(paths: Sequence[str], emit: Callable[[Notice], None]) -> li
             raise type(error)(error.message, hint=_REMEDY) from error
         if notice:
             emit(Notice("warning", notice))
-        texts.append(text)
+        texts.append(text.replace("\r\n", "\n"))  # which is what models write
     return texts
 
 
 def quotable(texts: Sequence[str], tokenizer: Tokenizer, emit: Callable[[Notice], None]) -> list[Sequence[int]]:
     """The ids of texts, of the last ones as many as drafts can be made of; says when that is not all."""
-    ids = [tokenizer.encode(text, parse_special=False) for text in texts]
+    ids: list[Sequence[int]] = []
+    room = _MOST_CHARACTERS
+    for text in reversed(texts):
+        if room > 0:
+            ids.insert(0, tokenizer.encode(text[-room:], parse_special=False))
+        room -= len(text)
     kept = ending(ids, MOST_GIVEN)
-    n_kept, n_tokens = sum(map(len, kept)), sum(map(len, ids))
-    if n_kept < n_tokens:
-        text = f"Drafts quote the last {n_kept} of the {n_tokens} tokens of the files that were given."
+    n_kept = sum(map(len, kept))
+    if room < 0 or n_kept < sum(map(len, ids)):
+        text = f"Drafts quote the last {n_kept} tokens of the files that were given."
         emit(Notice("warning", text, "Give what an answer is likely to repeat last, or alone."))
     return kept

@@ -7,6 +7,7 @@ screen and no database; engine_process.py offers the same surface with this one 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import queue
 import secrets
@@ -82,6 +83,7 @@ class Engine(EngineSurface):
         self._backend: Backend | None = None
         self._drafting = NO_DRAFTING
         self._grammars: Grammars | None = None
+        self._has_tried = False
         self._cancel = CancelToken()
         self.loaded: Loaded | None = None
 
@@ -90,6 +92,9 @@ class Engine(EngineSurface):
     ) -> Iterator[LoadEvent]:
         self._cancel = cancel = cancel or CancelToken()
         self.unload()
+        if self._has_tried:
+            gc.collect()  # a load that failed left its weights in the cycles of a traceback
+        self._has_tried = True
         started = self._clock()
         stages = Stages()
 
@@ -288,7 +293,7 @@ def _events_of(work: Callable[[Callable[[LoadEvent], None]], None], cancel: Canc
     finally:
         thread.join()
     if failure:
-        raise failure[0]
+        raise failure.pop()  # or its own traceback would hold it in a cycle
 
 
 def _long_context_notice(info: ModelInfo) -> Notice:

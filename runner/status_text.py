@@ -112,7 +112,7 @@ def speculation_summary(record: SpeculationRecord) -> str:
     """What speculation did for an answer, for -v and /stats: the drafter, how its tokens fared, where the time went."""
     parts = [f"{record.drafter} {record.state}" + (f": {record.reason.rstrip('.')}" if record.reason else "")]
     if record.file_tokens:
-        parts.append(f"{record.file_tokens} tokens of files to quote")
+        parts.append(f"{record.file_tokens} token{'s' * (record.file_tokens != 1)} of files to quote")
     if record.acceptance_rate is not None:
         parts.append(f"acceptance rate {100 * record.acceptance_rate:.0f} % of {record.n_drafted}")
     if record.acceptance_length is not None:

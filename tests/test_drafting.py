@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import string
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from both_ways import eager
 
+from runner.backends.native.backend import NativeBackend
 from runner.config import LONGEST_DRAFT, LoadOptions, SamplingParams
 from runner.draft_choice import unquoted_files
+from runner.draft_files import quotable, read_draft_files
 from runner.engine import Engine
 from runner.errors import DoesNotFit, RunnerError, UnsupportedModel, UsageError
 from runner.events import Finished, Loaded, Notice, TextDelta
 from runner.paths import user_paths
+from runner.speculative.suffix import MOST_GIVEN
 from runner.status_text import speculation_summary
 from runner.types import Device, Message
 from tests.backends.cache_gguf import write_mamba
@@ -92,6 +97,27 @@ def test_each_answer_has_a_record_of_its_own(engine: Engine) -> None:
         assert finished.timings.n_drafted == finished.speculation.n_drafted
         assert finished.speculation.spent_s == pytest.approx(finished.timings.decode_s, rel=0.5)
     engine.close()
+
+
+def test_the_ends_of_lines_of_files_are_those_that_models_write(tmp_path: Path) -> None:
+    (tmp_path / "dos.py").write_bytes(b"def f():\r\n    return 1\r\n")
+    assert read_draft_files([str(tmp_path / "dos.py")], lambda _: None) == ["def f():\n    return 1\n"]
+
+
+def test_of_megabytes_only_the_end_is_made_into_tokens() -> None:
+    encoded: list[str] = []
+
+    class Letters:
+        def encode(self, text: str, *, parse_special: bool) -> list[int]:
+            assert not parse_special
+            encoded.append(text)
+            return [ord(letter) for letter in text]
+
+    notices: list[Notice] = []
+    kept = quotable(["a" * 2**22, "b" * 100], Letters(), notices.append)  # type: ignore[arg-type]
+    assert sum(map(len, encoded)) == 16 * MOST_GIVEN
+    assert [len(ids) for ids in kept] == [MOST_GIVEN - 102, 100]
+    assert "the last 16382 tokens" in notices[0].text
 
 
 def test_another_vocabulary_is_refused_with_the_token_that_differs(engine: Engine, shared_data: Path) -> None:
@@ -192,7 +218,7 @@ def test_what_of_files_is_not_quoted_is_told(engine: Engine, tmp_path: Path) -> 
     other.write_text("word " * 40_000)
     loaded, (notice,) = load(engine, "demo", draft_file=(str(one), str(other)))
     assert loaded.speculation.endswith("and may quote 2 files")
-    assert "the last 16383 of the 400" in notice.text
+    assert "the last 16383 tokens" in notice.text
     assert engine.drafting.record is not None
     assert engine.drafting.record.file_tokens == 16383
     _, notices = load(engine, "demo", draft_file=(str(other), str(one)))
@@ -325,4 +351,26 @@ def test_max_tokens_end_an_answer_in_the_middle_of_a_draft(engine: Engine, scrip
     for n in (300, 301, 307):
         text, finished = answer(engine, SamplingParams(temperature=0, max_tokens=n))
         assert (text, finished.reason, finished.timings.completion_tokens) == (REPEATING[:n], "length", n)
+    engine.close()
+
+
+def test_what_a_failed_load_left_is_given_back_by_the_next(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[weakref.ref[object]] = []
+
+    def fail(backend: NativeBackend) -> None:
+        left.append(weakref.ref(backend._execution))
+        raise RunnerError("It broke.")
+
+    model = tiny_models.save(tiny_models.make("qwen3"), tmp_path / "model")
+    monkeypatch.setattr(NativeBackend, "warm_up", fail)
+    gc.disable()
+    try:
+        with pytest.raises(RunnerError, match="It broke"):
+            load(engine, model, n_gpu_layers=0)
+        load(engine, "demo")
+    finally:
+        gc.enable()
+    assert [one() for one in left] == [None]
     engine.close()

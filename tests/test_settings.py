@@ -79,19 +79,24 @@ def test_flags_win_in_every_configuration(paths: Paths, home: Path) -> None:
     assert not settings.is_offline(False)
 
 
-def test_paths_are_meant_from_the_working_directory_wherever_they_are_written(
+def test_paths_are_meant_from_the_file_that_has_them_or_the_working_directory(
     paths: Paths, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.chdir(home)
     project = write(home / "project" / "runner.toml", 'draft_file = ["a.py", "~/b.py", "/c.py"]\n')
     (project.parent / "deep").mkdir(exist_ok=True)
-    settings = load(paths, home)
-    monkeypatch.chdir(project.parent)
+    monkeypatch.chdir(project.parent / "deep")
+    settings = load_settings(paths, {}, project.parent / "deep", home)
     assert settings.load_options().draft_file == (f"{project.parent}/a.py", f"{home}/b.py", "/c.py")
+    monkeypatch.chdir(project.parent)
     options = settings.load_options(draft_file=["../d e.py"])
     assert options.draft_file == (f"{project.parent}/../d e.py",), "the flag's alone"
     assert hash(options) != hash(settings.load_options())
+    monkeypatch.chdir(home)
+    set_value(paths, "draft_file", ["typed.py"])
+    monkeypatch.chdir(project.parent)
+    assert load_settings(paths, {}, home, home).load_options().draft_file == (f"{home}/typed.py",)
     monkeypatch.chdir(home)
     assert load(paths, home, RUNNER_DRAFT_FILE="b.py").load_options().draft_file == (f"{home}/b.py",)
 

@@ -118,13 +118,14 @@ def _sum(
     pair = row * k + tl.where(is_slot, slot, 0)
     n = tile * BN + tl.arange(0, BN)
     n_ok = n < N
-    # Experts, their shares and the stream were there before the product with gate and up began.
-    expert = tl.load(experts + pair).to(tl.int64)
+    # Experts, their shares and the stream were there before the product with gate and up began; from L2, since L1 may
+    # hold what they were before.
+    expert = tl.load(experts + pair, cache_modifier=".cg").to(tl.int64)
     of_expert = expert[:, None] * N + n[None, :]
     ok = is_slot[:, None] & n_ok[None, :]
-    share = tl.load(weights + pair, mask=is_slot, other=0.0)[:, None]
+    share = tl.load(weights + pair, mask=is_slot, other=0.0, cache_modifier=".cg")[:, None]
     at = row[:, None].to(tl.int64) * N + n[None, :]
-    before = tl.load(h + at, mask=n_ok[None, :], other=0.0)
+    before = tl.load(h + at, mask=n_ok[None, :], other=0.0, cache_modifier=".cg")
     if PDL:
         gdc_wait()
         gdc_launch_dependents()

@@ -7,6 +7,7 @@ experts' products meanwhile (rotate.py). It knows neither who computes logits no
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Literal
 
 import torch
@@ -85,18 +86,18 @@ def _route_and_round(
         span = program - 1
         places = span_places()
         column = span * 256 + places
-        # The stream was written before the router began: nothing here has to wait for that but what is stored.
-        v = tl.load(h + row.to(tl.int64) * K + column, mask=column < K, other=0.0)
+        # The stream was written before the router began, so it is there; from L2, since L1 may hold what it was before.
+        v = tl.load(h + row.to(tl.int64) * K + column, mask=column < K, other=0.0, cache_modifier=".cg")
         if HAS_GAIN:
             v *= tl.load(gain + column, mask=column < K, other=0.0)
         v = rotated_span(v, signs, places, SIZE, NVIDIA)
+        if PDL:
+            gdc_wait()
+            gdc_launch_dependents()
         factor = 1.0
         if PARTS > 0:
             rows = row + tl.arange(0, 1)
             factor = tl.sum(p_rstd(parts, rows, rows >= 0, inverse_size, eps, PARTS, PADDED), 0)
-        if PDL:
-            gdc_wait()
-            gdc_launch_dependents()
         store_rows(v, span, row, K, factor, words, scale)
 
 
@@ -160,6 +161,20 @@ def _options(logits: Tensor, k: int, kind: Routing) -> dict[str, int]:
         "EXPERTS": triton.next_power_of_2(logits.shape[1]),
         "CHOSEN": triton.next_power_of_2(k),
     }
+
+
+@cache
+def rounds_in_lanes(rotation: int, device: torch.device) -> bool:
+    """Whether rows come out of route_and_round in lanes as they do without: see add_parts.rotates."""
+    random = torch.Generator().manual_seed(0)
+    h, logits = torch.randn(3, 2 * SPAN, generator=random).to(device), torch.zeros(3, 4, device=device)
+    rows, found = (
+        route_and_round(logits, 2, "topk_softmax", h, gain=None, squares=None, rotation=rotation, in_lanes=in_lanes)[
+            2
+        ].values()
+        for in_lanes in (False, True)
+    )
+    return bool((found - rows).norm() < 1e-2 * rows.norm())
 
 
 _WARPS = 1  # maxima over a warp need no barrier, and butterflies none

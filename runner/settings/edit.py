@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from runner.attachments import absolute
 from runner.errors import ConfigError
 from runner.paths import Paths, open_private
 from runner.settings.files import read_text
@@ -22,6 +23,8 @@ def set_value(paths: Paths, key: str, texts: Sequence[str]) -> Any:
     Raises ConfigError.
     """
     value = setting(key).parse(*texts)
+    if key == "draft_file":  # typed here, and read from everywhere
+        value = tuple(map(absolute, value))
     document = _document(paths.settings_file)
     document[key] = list(value) if isinstance(value, tuple) else value
     _write(paths.settings_file, document.as_string())

@@ -64,7 +64,7 @@ class Settings:
     def load_options(self, **flags: Any) -> LoadOptions:
         """How to run a model: these settings, and fields of LoadOptions over them. Raises UsageError.
 
-        Paths are absolute: they are meant from the working directory.
+        Paths are absolute: where no file says them, they are meant from the working directory.
         """
         options = build(LoadOptions, self._fields(LoadOptions), flags)
         return dataclasses.replace(options, draft_file=tuple(map(absolute, options.draft_file)))
@@ -92,7 +92,7 @@ def load_settings(
     project = _project(cwd, home)
     for path in (paths.settings_file, project):
         if path is not None:
-            given.update({key: (value, str(path)) for key, value in read_file(path).items()})
+            given.update({key: (_meant(key, value, path), str(path)) for key, value in read_file(path).items()})
     environ = os.environ if environ is None else environ
     for item in SETTINGS:
         # Other programs use RUNNER_* too (RUNNER_OS, RUNNER_TEMP on build machines), so unknown ones are left alone.
@@ -102,6 +102,11 @@ def load_settings(
             except ConfigError as error:
                 raise ConfigError(f"{item.variable} is {text!r}.", hint=error.hint) from error
     return Settings(given)
+
+
+def _meant(key: str, value: Any, file: Path) -> Any:
+    """Paths in a file are meant from where it lies."""
+    return tuple(absolute(path, file.parent) for path in value) if key == "draft_file" else value
 
 
 def _project(cwd: Path | None, home: Path | None) -> Path | None:

@@ -126,7 +126,7 @@ SETTINGS: tuple[Setting, ...] = (
             "draft_file",
             "texts",
             "--draft-file",
-            "Text files that drafts may quote; their paths are meant from the working directory.",
+            "Text files that drafts may quote; a path is meant from the file that has it, or the working directory.",
         ),
     ),
     *_fields(

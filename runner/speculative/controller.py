@@ -244,7 +244,7 @@ class Controller(Control):
         # What a device hides costs nothing.
         unhidden_s = done.unhidden_s(guess_s + own_s, self.steps.plain_s)
         if n_drafted:
-            step = self.steps.learn_step(n_drafted + 1, done.step_s, n_tokens)
+            step = self.steps.learn_step(n_drafted + 1, done.step_s, done.n_handed)
         else:
             seconds = done.step_s - (unhidden_s if done.is_ahead else 0.0)
             step = self.steps.learn_plain(seconds, is_asked=self._gate is not None)

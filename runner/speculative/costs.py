@@ -165,11 +165,13 @@ class StepCosts:
                     self._measured[n_tokens] = now
                 self._tabulate()
 
-    def learn_step(self, n_tokens: int, seconds: float, n_emitted: int = 1) -> float:
-        """A step for more than one token took so long, and emitted some; gives what it counts as, in plain steps, but
-        for a stall."""
+    def learn_step(self, n_tokens: int, seconds: float, n_handed: int = 1) -> float:
+        """A step for more than one token took so long; gives what it counts as, in plain steps, but for a stall.
+
+        n_handed: see Round.
+        """
         if self.plain_s <= 0:
-            self._plain.learn_draft(n_emitted)
+            self._plain.learn_draft(n_handed)
             return float(n_tokens)
         known = self._measured.get(n_tokens)
         expected = self.likely[n_tokens] if known else self.worst[n_tokens]
@@ -187,7 +189,7 @@ class StepCosts:
         self._tabulate()
         self._surprise = max(now.ratio / self.likely[n_tokens], 1 + _KEPT_SURPRISE * (self._surprise - 1))
         cost = self._plain.counted(now.ratio, seconds)
-        self._plain.learn_draft(n_emitted)
+        self._plain.learn_draft(n_handed)
         return cost
 
     def _learn_growth(self, n_tokens: int, known: _Measured, ratio: float) -> None:

@@ -63,10 +63,10 @@ class PlainSteps:
     def counted(self, steps: float, seconds: float) -> float:
         """What a step counts as that seems to cost so many plain steps and took so many seconds.
 
-        Where steps overlap, the caller takes what a draft brought while the next step goes on. If that is what took the
-        time, it was no noise, up to what the draft had saved.
+        The caller may have taken in it what the draft before it brought. If that is what took the time, it was no
+        noise, up to what the draft had saved.
         """
-        if self._follows != "after draft" or self.seconds <= 0:
+        if self._n_handed == 1 or self._follows != "after draft" or self.seconds <= 0:
             return steps
         return max(steps, min(seconds / self.seconds, steps + self._n_handed - 1))
 
@@ -110,11 +110,11 @@ class PlainSteps:
             cost += self.learn(last_s, is_asked=False) + n_steps - n_told - 1
         return cost
 
-    def learn_draft(self, n_tokens: int) -> None:
-        """A step for a draft is over, which emitted so many tokens."""
+    def learn_draft(self, n_handed: int) -> None:
+        """A step for a draft is over. n_handed: see Round."""
         self._n_since_quiet += 1
         self.learn_break()
-        self._n_handed = n_tokens
+        self._n_handed = n_handed
 
     def learn_break(self) -> None:
         """A draft was wanted: the next plain step fills the device's pipeline again, and is unlike others."""

@@ -19,7 +19,8 @@ class Round(NamedTuple):
     tokens: what it emitted, n_accepted drafted ones and one of the target's own. An empty draft is a plain step.
     verify_s: also what the caller did with the tokens, where steps begin early: see rounds.decode. is_ahead: a step
     that had begun before the round did, so that the host worked beside it: the round is all of the time since the
-    token before it, what learning of that one took included.
+    token before it, what learning of that one took included. overlaps: its tokens are taken while the next step goes
+    on.
     """
 
     draft: Draft
@@ -29,6 +30,12 @@ class Round(NamedTuple):
     verify_s: float
     sample_s: float
     is_ahead: bool = False
+    overlaps: bool = False
+
+    @property
+    def n_handed(self) -> int:
+        """Tokens whose taking is part of the next round."""
+        return len(self.tokens) if self.overlaps else 1
 
     @property
     def total_s(self) -> float:

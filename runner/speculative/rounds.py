@@ -236,6 +236,7 @@ class _Loop:
             draft_s=asked.draft_s,
             verify_s=asked.before_s - self.learning_s + computed - asked.at,
             sample_s=self.clock() - computed,
+            overlaps=self.overlaps,
         )
         self._learn(done)
         self.over, self.learning_s = (self.clock() if self.overlaps else None), 0.0
@@ -266,6 +267,7 @@ class _Loop:
                     verify_s=asked.before_s + taken - asked.at,
                     sample_s=0.0,
                     is_ahead=is_ahead,
+                    overlaps=True,
                 )
                 self.over, is_ahead = taken, True  # the next step goes on while this one is learnt of
                 self._learn(done)

@@ -154,7 +154,7 @@ class Speculator:
             return
         began, passing_s = self._clock(), self._passing_s
         self._control.pass_by(passed, passing_s)
-        self._tally.pass_by(passed, passed.first.unhidden_s(passing_s, steps.plain_s))
+        self._tally.pass_by(passed, passed.first.unhidden_s(passing_s, steps.plain_s), steps.plain_s)
         self._passed = None
         self._n_passing = min(max(_PASSED, int(_PASSED_S / steps.plain_s)), _MOST_PASSED) if steps.plain_s > 0 else 1
         self._is_fresh = steps.is_fresh

@@ -14,6 +14,7 @@ class Tally:
         self._accepted_at = [0] * draft_max
         self._lengths = [0] * (draft_max + 1)
         self._rounds = self._draft_length = 0
+        self._follows_draft = False
         self._draft_s = self._verify_s = self._sample_s = self._plain_s = self._spent_s = 0.0
 
     def add(self, done: Round, guess_s: float, own_s: float, plain_s: float, unseen: float = 0.0) -> None:
@@ -26,8 +27,9 @@ class Tally:
         n = len(done.draft)
         if n == 0:
             self._spent_s += guess_s + done.verify_s + done.sample_s + own_s
-            self._plain_s += (done.verify_s + done.sample_s) / (1 + unseen)
+            self._plain_s += self._alone(done.verify_s + done.sample_s, plain_s) / (1 + unseen)
             return
+        self._follows_draft = True
         self._spent_s += guess_s + done.step_s + own_s
         self._plain_s += len(done.tokens) * plain_s
         self._rounds += 1
@@ -41,9 +43,15 @@ class Tally:
             self._reached_at[i] += i <= done.n_accepted
             self._accepted_at[i] += i < done.n_accepted
 
-    def pass_by(self, passed: Passed, own_s: float) -> None:
+    def _alone(self, seconds: float, plain_s: float) -> float:
+        """What a plain step that took so long would have taken without drafts: one after a draft is unlike others."""
+        follows, self._follows_draft = self._follows_draft, False
+        return plain_s if follows and plain_s > 0 else seconds
+
+    def pass_by(self, passed: Passed, own_s: float, plain_s: float) -> None:
         """Count plain steps for which nothing was asked. own_s: seconds that were spent on all of them beside."""
-        self._plain_s += passed.step_s
+        first_s = passed.first.step_s
+        self._plain_s += passed.step_s - first_s + self._alone(first_s, plain_s)
         self._spent_s += passed.total_s + own_s
 
     def record(

@@ -22,7 +22,7 @@ from runner.kernels.moe_matmul import (
     moe_linear_residual,
     moe_linear_residual_ref,
 )
-from runner.kernels.moe_route import Routing, route, route_and_round, route_ref
+from runner.kernels.moe_route import Routing, rounds_in_lanes, route, route_and_round, route_ref
 from runner.kernels.moe_router import router_logits, router_logits_ref
 from runner.kernels.pack import dequantize_ref
 from runner.kernels.rotate import quantize_rows, rotate_rows
@@ -126,6 +126,7 @@ def test_rows_are_rounded_beside_the_choice_as_they_are_alone(length: int, rotat
     weights, experts, rows = route_and_round(
         logits, 4, "softmax_topk", h, gain=gain, squares=squares, rotation=rotation, in_lanes=False
     )
+    assert rounds_in_lanes(rotation, DEVICE)
     for found, wanted in zip((weights, experts), route(logits, 4, "softmax_topk"), strict=True):
         assert torch.equal(found, wanted)
     alone = quantize_rows(h, gain, rotation)

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from test_rounds import Scripted
 
-from runner.config import SamplingParams
+from runner.config import LONGEST_DRAFT, SamplingParams
 from runner.speculative.control import EagerController
-from runner.speculative.drafter import Draft, Gate
+from runner.speculative.drafter import NO_DRAFT, Draft, Gate
 from runner.speculative.record import Passed, Round
 from runner.speculative.rounds import decode
 from runner.speculative.speculator import Speculator
 from runner.speculative.suffix import SuffixDrafter
+from runner.speculative.tally import Tally
 
 PARAMS = SamplingParams(temperature=0)
 STEP_S = {n: 1e-3 * (1 + 0.1 * (n - 1)) for n in range(1, 17)}
@@ -82,6 +83,20 @@ def test_a_consumer_that_takes_its_time_changes_no_number() -> None:
     assert slow.gain == pytest.approx(quick.gain)
     assert slow.spent_s == pytest.approx(quick.spent_s)
     assert slow.lengths == quick.lengths
+
+
+def test_the_step_in_which_a_drafts_tokens_are_taken_is_no_measure_of_plain_ones() -> None:
+    tally = Tally(LONGEST_DRAFT)
+    for _ in range(3):
+        tally.add(Round(Draft((5,) * 7, (0,) * 7), 7, (5,) * 8, 0.0, 1.4, 0.0, overlaps=True), 0.0, 0.0, 1.0)
+        tally.add(Round(NO_DRAFT, 0, (5,), 0.0, 6.0, 0.0, True, True), 0.0, 0.0, 1.0)
+        tally.add(Round(NO_DRAFT, 0, (5,), 0.0, 1.0, 0.0, True, True), 0.0, 0.0, 1.0)
+    assert tally.record("suffix", "on", "", 0, 0).gain == pytest.approx(10 / 8.4)
+    tally.add(Round(Draft((5,) * 7, (0,) * 7), 7, (5,) * 8, 0.0, 1.4, 0.0, overlaps=True), 0.0, 0.0, 1.0)
+    passed = Passed.of(Round(NO_DRAFT, 0, (5,), 0.0, 6.0, 0.0, True, True))
+    passed.add(Round(NO_DRAFT, 0, (5,), 0.0, 1.0, 0.0, True, True))
+    tally.pass_by(passed, 0.0, 1.0)
+    assert tally.record("suffix", "on", "", 0, 0).gain == pytest.approx(10 / 8.4)
 
 
 def test_plain_steps_are_neither_rounds_nor_gain() -> None:

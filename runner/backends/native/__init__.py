@@ -7,7 +7,6 @@ Importing this costs nothing: torch comes with opening.py, which `load` imports.
 
 from __future__ import annotations
 
-import atexit
 import gc
 import importlib.util
 
@@ -48,16 +47,13 @@ def load(model: ReadyModel, options: LoadOptions, on_progress: LoadProgress, can
 def import_torch() -> None:
     """Import torch and what opens a model with it, which takes a second and more where it was not there yet.
 
-    Nothing of that becomes garbage: it is not looked through meanwhile, a tenth of the time, and not again until the
-    process ends, when libraries want all of theirs back.
+    None of that is garbage: looking through it again and again meanwhile would take a tenth of the time.
     """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         from runner.backends.native import opening as _opening  # noqa: F401
     finally:
-        gc.freeze()
-        atexit.register(gc.unfreeze)
         if was_enabled:
             gc.enable()
 

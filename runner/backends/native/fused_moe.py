@@ -16,7 +16,7 @@ from runner.errors import UnsupportedModel
 from runner.kernels.add_parts import rotates
 from runner.kernels.matmul import gate_ref
 from runner.kernels.moe_matmul import Dispatch, MoeRows, dispatch, moe_linear, moe_linear_gated, moe_linear_residual
-from runner.kernels.moe_route import route, route_and_round
+from runner.kernels.moe_route import rounds_in_lanes, route, route_and_round
 from runner.kernels.moe_router import router_logits
 from runner.kernels.rotate import quantize_rows, rotate_rows
 from runner.kernels.values import MOST_ROWS, Int8Rows, Matrix, PackedMatrix, Squares, is_nvidia
@@ -37,7 +37,7 @@ class FusedMoE:
         rotations = {None if isinstance(w, Tensor) else w.rotation for w, _ in self.gate_up}
         self.rotation = rotations.pop() if len(rotations) == 1 else None
         packed = [w for w, _ in (*self.gate_up, self.down) if isinstance(w, PackedMatrix)]
-        self.in_lanes = all(is_nvidia(w.packed) and rotates(w.rotation, w.packed.device) for w in packed)
+        self.in_lanes = all(is_nvidia(w.packed) and _in_lanes(w.rotation, w.packed.device) for w in packed)
 
     def add_to(self, stream: Stream, before: Norm | None) -> Stream:
         """The stream after h += sum over a token's experts of weight * down(act(gate) * up)."""
@@ -92,6 +92,10 @@ class FusedMoE:
         if is_few:
             return quantize_rows(x, gain, w.rotation, in_lanes=self.in_lanes)
         return rotate_rows(x, gain, w.rotation, self.dtype, in_lanes=self.in_lanes)
+
+
+def _in_lanes(rotation: int, device: torch.device) -> bool:
+    return rotates(rotation, device) and rounds_in_lanes(rotation, device)
 
 
 def _norm_of(stream: Stream, before: Norm | None) -> tuple[Tensor | None, Squares | None]:
