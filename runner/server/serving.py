@@ -12,7 +12,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -102,13 +102,19 @@ async def _serve(listener: socket.socket, serving: Serving) -> int | None:
     loop = asyncio.get_running_loop()
     failures: list[Exception] = []
 
+    def begin(result: Loaded | Exception) -> None:
+        try:
+            if isinstance(result, Exception):
+                raise result
+            serving.on_ready(result)
+        except Exception as error:
+            failures.append(error)
+            server.should_exit = True
+            line.stop()
+
     def on_first_load(result: Loaded | Exception) -> None:
-        if isinstance(result, Loaded):
-            loop.call_soon_threadsafe(serving.on_ready, result)
-            return
-        failures.append(result)
-        server.should_exit = True
-        line.stop()
+        with suppress(RuntimeError):  # the server has left meanwhile
+            loop.call_soon_threadsafe(begin, result)
 
     line = AnswerLine(serving.engine, serving.load, room=serving.queue, on_first_load=on_first_load)
     answering = Answering(line=line, params=serving.params, options=serving.options, names=serving.names)

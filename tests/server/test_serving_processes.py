@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 import time
@@ -176,6 +177,34 @@ def test_sigterm_ends_everything(start: Callable[..., Served]) -> None:
 
 def test_ctrl_c_ends_with_130(start: Callable[..., Served]) -> None:
     assert start("--quiet").end(signal.SIGINT) == 130
+
+
+@pytest.mark.parametrize("arguments", [(), ("--quiet",)])
+def test_a_server_whose_narration_nobody_reads_any_more_goes_on(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    path = tmp_path / "a.script.json"
+    path.write_text('{"replies": ["done"]}')
+    reader, writer = os.pipe()
+    server = Served(tmp_path, str(path), "--port", "0", *arguments, errors=Path(f"/dev/fd/{writer}"))
+    os.close(reader)
+    os.close(writer)
+    try:
+        path.rename(away := tmp_path / "away")
+        server.engine().kill()
+        wait_for(lambda: server.client.get("/health").json() == {"status": "failed"})
+        assert server.ask("x").status_code == 500
+        away.rename(path)
+        assert server.text("x") == "done"
+        assert server.end() == 0
+    finally:
+        server.close()
+
+
+def test_the_address_is_told_though_the_narration_s_disk_is_full(tmp_path: Path, script: str) -> None:
+    server = Served(tmp_path, script, "--port", "0", errors=Path("/dev/full"))
+    try:
+        assert server.text(*SECOND) == "done"
+    finally:
+        server.close()
 
 
 def test_a_token_is_asked_for_and_only_the_right_one_is_taken(start: Callable[..., Served]) -> None:
