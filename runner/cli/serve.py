@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT: Final = 8383
 _LOCAL: Final = "127.0.0.1"
+_TOKEN_VARIABLE: Final = "RUNNER_SERVE_TOKEN"
 # Nobody may be there to read the narration, or its file's disk be full: that ends other commands, and not this one.
 _UNREAD: Final = suppress(SystemExit, RunnerError)
 
@@ -36,7 +37,7 @@ Port = Annotated[int, typer.Option("--port", min=0, max=65535, metavar="N", help
 AllowRemote = Annotated[bool, typer.Option("--allow-remote", help="Other machines may ask; needs a token.")]
 Token = Annotated[  # a secret, and so no setting: `runner config show` would print it
     str | None,
-    typer.Option("--token", envvar="RUNNER_SERVE_TOKEN", metavar="TEXT", help="What a client has to send."),
+    typer.Option("--token", envvar=_TOKEN_VARIABLE, metavar="TEXT", help="What a client has to send."),
 ]
 AllowHost = Annotated[
     list[str] | None,
@@ -128,7 +129,8 @@ def serve(
         ),
         {"overflow": overflow, "think": think, "think_budget": think_budget},
     )
-    _check_token(token)
+    # An empty variable means nothing to Typer, and is a mistake all the same: $(cat FILE) of a file that is not there.
+    _check_token(os.environ.get(_TOKEN_VARIABLE) if token is None else token)
     listener = _listen(host, port, token, allow_remote=allow_remote)
     with listener:
         from runner.server import Access
@@ -138,7 +140,7 @@ def serve(
             port=listener.getsockname()[1],
             token=token,
             names=tuple(allow_host or ()),
-            origins=tuple(allow_origin or ()),
+            origins=tuple(origin.lower().removesuffix("/") for origin in allow_origin or ()),
             is_remote=allow_remote,
         )
         command = _Command(paths, access, model or model_argument or settings.model, as_json=as_json)

@@ -208,7 +208,7 @@ def test_the_address_is_told_though_the_narration_s_disk_is_full(tmp_path: Path,
 
 
 def test_a_token_is_asked_for_and_only_the_right_one_is_taken(start: Callable[..., Served]) -> None:
-    arguments = ("--host", "0.0.0.0", "--allow-remote", "--token", "secret", "--allow-origin", "https://app.example")
+    arguments = ("--host", "0.0.0.0", "--allow-remote", "--token", "secret", "--allow-origin", "https://App.example/")
     server = start(*arguments, token="secret")
     server.client.base_url = f"http://127.0.0.1:{server.port}"
     assert server.text(*SECOND) == "done"
@@ -222,11 +222,13 @@ def test_a_token_is_asked_for_and_only_the_right_one_is_taken(start: Callable[..
             "Origin": "https://app.example",
             "Access-Control-Request-Method": "POST",
             "Access-Control-Request-Headers": "authorization,content-type",
+            "Access-Control-Request-Private-Network": "true",
             "Authorization": "",
         },
     )
     assert preflight.status_code == 200
     assert preflight.headers["access-control-allow-origin"] == "https://app.example"
+    assert preflight.headers["access-control-allow-private-network"] == "true"
     assert "secret" not in server.narration()
 
 
