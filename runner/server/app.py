@@ -31,7 +31,7 @@ from runner.server.access import Access
 from runner.server.line import AnswerLine, Ticket
 from runner.server.refusal import Refusal, refusal_of
 from runner.server.replies import Reply, model_object
-from runner.server.requests import Asked, parse, read_chat, read_completion
+from runner.server.requests import Asked, read, read_chat, read_completion
 
 log = logging.getLogger(__name__)
 
@@ -205,10 +205,10 @@ def _check_model(name: str, loaded: Loaded, answering: Answering) -> None:
         raise Refusal(404, message, code="model_not_found", param="model")
 
 
-async def _begin(request: Request, answering: Answering, read: Callable[[object], Asked]) -> ASGIApp:
+async def _begin(request: Request, answering: Answering, reader: Callable[[object], Asked]) -> ASGIApp:
     """Read a request, and put it into the line."""
     body = await _body(request)
-    asked = await asyncio.to_thread(lambda: read(parse(body)))  # it may be megabytes
+    asked = await asyncio.to_thread(read, body, reader)  # it may be megabytes
     loaded = _loaded(answering)
     if asked.model:
         _check_model(asked.model, loaded, answering)
