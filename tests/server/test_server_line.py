@@ -56,6 +56,11 @@ async def events(made: Ticket) -> list[ChatEvent]:
     return found
 
 
+async def until(line: AnswerLine, state: str) -> None:
+    while line.state != state:
+        await asyncio.sleep(0.01)
+
+
 def test_a_load_that_would_end_the_thread_is_a_failure_that_is_told(engine: EngineProcess) -> None:
     results: list[Loaded | Exception] = []
     line = AnswerLine(engine, gone, room=1, on_first_load=results.append)
@@ -67,18 +72,18 @@ def test_a_load_that_would_end_the_thread_is_a_failure_that_is_told(engine: Engi
 
 
 def test_a_load_that_would_end_the_thread_later_ends_one_answer_alone(
-    engine: EngineProcess, load: Callable[[], Loaded]
+    engine: EngineProcess, load: Callable[[], Loaded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("runner.server.line._LOOK_S", 0.02)
     loads = iter([load, gone, gone, load])
     line = AnswerLine(engine, lambda: next(loads)(), room=1)
 
     async def main() -> None:
         line.start()
-        while line.state != "ready":
-            await asyncio.sleep(0.01)
-        engine.kill()
-        while line.state != "failed":
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(20):
+            await until(line, "ready")
+            engine.kill()
+            await until(line, "failed")
         for is_answered in (False, True):
             line.enter(made := ticket())
             if is_answered:
