@@ -74,7 +74,8 @@ class EngineProcess:
     @property
     def pid(self) -> int | None:
         """The child's process id, or None when there is no child."""
-        return self._child.pid if self._child is not None and self._child.poll() is None else None
+        child = self._child  # read once: another thread may take it away meanwhile
+        return child.pid if child is not None and child.poll() is None else None
 
     def start(self) -> None:
         """Start the child, which `load` does otherwise: the earlier it starts, the sooner it is ready for that."""
@@ -120,8 +121,9 @@ class EngineProcess:
 
     def kill(self) -> None:
         """End the child at once, whatever it does; the running iterator raises EngineDied."""
-        if self._child is not None:
-            self._child.kill()
+        child = self._child
+        if child is not None:
+            child.kill()
 
     def unload(self) -> None:
         if self.loaded is not None and self.pid is not None:

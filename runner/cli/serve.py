@@ -28,13 +28,16 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT: Final = 8383
 _LOCAL: Final = "127.0.0.1"
+_TOKEN_VARIABLE: Final = "RUNNER_SERVE_TOKEN"
+# Nobody may be there to read the narration, or its file's disk be full: that ends other commands, and not this one.
+_UNREAD: Final = suppress(SystemExit, RunnerError)
 
 Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Where to listen.")]
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, metavar="N", help="0 takes any that is free.")]
 AllowRemote = Annotated[bool, typer.Option("--allow-remote", help="Other machines may ask; needs a token.")]
 Token = Annotated[  # a secret, and so no setting: `runner config show` would print it
     str | None,
-    typer.Option("--token", envvar="RUNNER_SERVE_TOKEN", metavar="TEXT", help="What a client has to send."),
+    typer.Option("--token", envvar=_TOKEN_VARIABLE, metavar="TEXT", help="What a client has to send."),
 ]
 AllowHost = Annotated[
     list[str] | None,
@@ -126,7 +129,8 @@ def serve(
         ),
         {"overflow": overflow, "think": think, "think_budget": think_budget},
     )
-    _check_token(token)
+    # An empty variable means nothing to Typer, and is a mistake all the same: $(cat FILE) of a file that is not there.
+    _check_token(os.environ.get(_TOKEN_VARIABLE) if token is None else token)
     listener = _listen(host, port, token, allow_remote=allow_remote)
     with listener:
         from runner.server import Access
@@ -136,7 +140,7 @@ def serve(
             port=listener.getsockname()[1],
             token=token,
             names=tuple(allow_host or ()),
-            origins=tuple(allow_origin or ()),
+            origins=tuple(origin.lower().removesuffix("/") for origin in allow_origin or ()),
             is_remote=allow_remote,
         )
         command = _Command(paths, access, model or model_argument or settings.model, as_json=as_json)
@@ -216,13 +220,16 @@ class _Command:
         return 130 if number == signal.SIGINT else 0
 
     def _load(self, loader: Loader) -> Loaded:
+        load = loader.ensure if self._has_loaded else loader.load
         try:
-            loaded = loader.ensure() if self._has_loaded else loader.load()
-        except SystemExit as gone:  # this is not the main thread: it would end nothing
-            raise RunnerError("The narration cannot be written: nobody reads it.") from gone
+            try:
+                loaded = load()
+            except SystemExit:  # nobody reads the narration, which goes nowhere from now on
+                loaded = load()
         except RunnerError as error:
             if self._has_loaded:  # the server goes on, and the next request tries again
-                render.warn(error.message, error.hint)
+                with _UNREAD:
+                    render.warn(error.message, error.hint)
             raise
         self._has_loaded = True
         return loaded
@@ -231,17 +238,17 @@ class _Command:
         host = f"[{self._access.host}]" if ":" in self._access.host else self._access.host
         url = f"http://{host}:{self._access.port}"
         info = loaded.info
-        render.narrate(f"{info.name} · {info.quantization} · context {info.n_ctx}\n{info.backend}: {loaded.reason}")
-        render.narrate(f"OpenAI's API is at {url}/v1 · Ctrl+C stops the server")
-        if not self._as_json:
+        if self._as_json:
+            found = {"url": url, "api": f"{url}/v1", "model": info.name, "backend": info.backend, "n_ctx": info.n_ctx}
+            render.emit_json("runner.serve/1", {**found, "pid": os.getpid()})
+        else:
             render.data(url)
-            return
-        found = {"url": url, "api": f"{url}/v1", "model": info.name, "backend": info.backend, "n_ctx": info.n_ctx}
-        render.emit_json("runner.serve/1", {**found, "pid": os.getpid()})
+        with _UNREAD:
+            about = f"{info.name} · {info.quantization} · context {info.n_ctx}\n{info.backend}: {loaded.reason}"
+            render.narrate(f"{about}\nOpenAI's API is at {url}/v1 · Ctrl+C stops the server")
 
     def _on_served(self, served: Served) -> None:
-        # Nobody may be there any more to read it, which ends other commands and not this one.
-        with suppress(SystemExit):
+        with _UNREAD:
             render.narrate(_line(served))
 
 

@@ -31,7 +31,7 @@ from runner.server.access import Access
 from runner.server.line import AnswerLine, Ticket
 from runner.server.refusal import Refusal, refusal_of
 from runner.server.replies import Reply, model_object
-from runner.server.requests import Asked, parse, read_chat, read_completion
+from runner.server.requests import Asked, read, read_chat, read_completion
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ LARGEST_BODY: Final = 16 * 2**20  # bytes; a chat template takes half as many ch
 _BODY_S: Final = 60.0  # for a body to arrive
 _KEEP_ALIVE_S: Final = 5.0  # proxies cut a stream that is silent for long
 _STALLED_S: Final = 30.0  # a reader that takes nothing for so long is gone
+_LINE_ENDS: Final = tuple((end, json.dumps(end)[1:-1]) for end in "\x85\u2028\u2029")  # JSON escapes the other ones
 _ENDPOINTS: Final = "GET /health, GET /v1/models, POST /v1/chat/completions, POST /v1/completions"
 
 
@@ -105,7 +106,11 @@ def make_app(answering: Answering, access: Access, on_served: Callable[[Served],
 
 def _cors(access: Access) -> Middleware:
     return Middleware(
-        CORSMiddleware, allow_origins=list(access.origins), allow_methods=["GET", "POST"], allow_headers=["*"]
+        CORSMiddleware,
+        allow_origins=list(access.origins),
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        allow_private_network=True,  # or a browser lets no page of the web reach this machine
     )
 
 
@@ -200,10 +205,10 @@ def _check_model(name: str, loaded: Loaded, answering: Answering) -> None:
         raise Refusal(404, message, code="model_not_found", param="model")
 
 
-async def _begin(request: Request, answering: Answering, read: Callable[[object], Asked]) -> ASGIApp:
+async def _begin(request: Request, answering: Answering, reader: Callable[[object], Asked]) -> ASGIApp:
     """Read a request, and put it into the line."""
     body = await _body(request)
-    asked = await asyncio.to_thread(lambda: read(parse(body)))  # it may be megabytes
+    asked = await asyncio.to_thread(read, body, reader)  # it may be megabytes
     loaded = _loaded(answering)
     if asked.model:
         _check_model(asked.model, loaded, answering)
@@ -372,4 +377,8 @@ def _json(value: object, status: int = 200, headers: dict[str, str] | None = Non
 
 
 def _encoded(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    """JSON in one line, whatever a client takes for a line's end."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    for character, escaped in _LINE_ENDS:
+        text = text.replace(character, escaped)
+    return text.encode("utf-8", "replace")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from runner.config import ChatOptions, SamplingParams
 from runner.errors import EngineDied, RunnerError
-from runner.events import ChatEvent, Loaded, Progress, Stats
+from runner.events import ChatEvent, Finished, Loaded, Progress, Stats
 from runner.server.refusal import Refusal
 from runner.types import Message
 
@@ -45,6 +45,7 @@ class Ticket:
         self.is_cancelled = False
         self.is_over = False
         self.has_begun = False
+        self.is_whole = False
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[ChatEvent | Exception | None] = asyncio.Queue()
         self._room = threading.Semaphore(_ROOM)
@@ -60,6 +61,7 @@ class Ticket:
     def tell(self, event: ChatEvent) -> None:
         """Pass on an event, once there is room for it."""
         self.has_begun = True
+        self.is_whole = isinstance(event, Finished)
         self._room.acquire()
         if not self.is_cancelled:
             self._put(event)
@@ -173,8 +175,8 @@ class AnswerLine:
     def _work(self) -> None:
         try:
             self._make_ready()
-        except Exception as error:
-            self._on_first_load(error)
+        except BaseException as error:
+            self._on_first_load(error if isinstance(error, Exception) else _failed(error))
             return
         assert self.loaded is not None, "the model is ready"
         self._on_first_load(self.loaded)
@@ -206,13 +208,13 @@ class AnswerLine:
                 self._run(ticket)
         except RunnerError as raised:
             error = raised
-        except Exception as raised:
+        except BaseException as raised:  # even one that would end this thread: nobody would be answered any more
             log.exception("a request failed")
-            error = RunnerError(f"The server failed: {type(raised).__name__}.", hint="`runner logs` has the details.")
+            error = _failed(raised)
         with self._changed:
             self._answered = None
             self._last_s = time.monotonic() - began
-            ticket.end(_stopped() if self._state == "stopped" else error)
+            ticket.end(_stopped() if self._state == "stopped" and not ticket.is_whole else error)
 
     def _run(self, ticket: Ticket) -> None:
         self._is_asked = True
@@ -231,7 +233,7 @@ class AnswerLine:
         log.warning("the engine's process is gone: loading the model again")
         try:
             self._make_ready()
-        except Exception:  # the next request tries again, and is told
+        except BaseException:  # the next request tries again, and is told
             log.exception("the model could not be loaded again")
 
     def _make_ready(self) -> None:
@@ -244,7 +246,7 @@ class AnswerLine:
         self._set_state("loading")
         try:
             self.loaded = self._load()
-        except Exception as error:
+        except BaseException as error:
             self._set_state("failed")
             if is_first or not isinstance(error, RunnerError):
                 raise
@@ -255,6 +257,10 @@ class AnswerLine:
         with self._changed:
             if self._state != "stopped":
                 self._state = state
+
+
+def _failed(error: BaseException) -> RunnerError:
+    return RunnerError(f"The server failed: {type(error).__name__}.", hint="`runner logs` has the details.")
 
 
 def _stopped() -> Refusal:

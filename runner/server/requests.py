@@ -30,6 +30,7 @@ _IGNORED: Final = frozenset(
         "service_tier",
         "store",
         "user",
+        "verbosity",
     }
 )
 # What other servers can do and this one cannot, with the values that ask for nothing.
@@ -66,12 +67,14 @@ _SAMPLING: Final[Mapping[str, str]] = {
     "max_completion_tokens": "max_tokens",
 }
 _MINUS_ONE_IS_UNSET: Final = ("seed", "max_tokens")
+_MOST_STOPS: Final = 64  # each is looked for after each token
 _EFFORTS: Final[Mapping[str, str]] = {
     "none": "off",
     "minimal": "low",
     "low": "low",
     "medium": "medium",
     "high": "high",
+    "xhigh": "high",
 }
 _ROLES: Final[Mapping[str, Role]] = {
     "system": "system",
@@ -101,12 +104,18 @@ class Asked:
     has_usage: bool
 
 
+def read(raw: bytes, reader: Callable[[object], Asked]) -> Asked:
+    """A body, as `read_chat` or `read_completion` reads it. Raises Refusal."""
+    try:
+        return reader(parse(raw))
+    except RecursionError:  # to write a value, or to show it, takes more of the stack than to parse it
+        raise Refusal(400, "The body is no JSON: it is nested too deeply.", code="invalid_json") from None
+
+
 def parse(raw: bytes) -> object:
-    """The JSON of a body. Raises Refusal."""
+    """The JSON of a body. Raises Refusal, and RecursionError."""
     try:
         return json.loads(raw, parse_constant=_no_constant)
-    except RecursionError:
-        why = "it is nested too deeply"
     except json.JSONDecodeError as error:
         why = f"{error.msg} (line {error.lineno}, column {error.colno})"
     except UnicodeDecodeError:
@@ -181,25 +190,36 @@ def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
         value = fields.get(name)
         if value is None or (field in _MINUS_ONE_IS_UNSET and type(value) is int and value == -1):
             continue
+        # Other servers take -1 for all tokens.
+        value = 0 if field == "top_k" and type(value) is int and value == -1 else value
         value = _checked(SamplingParams, field, value, name)
         if found.setdefault(field, value) != value:
             raise _wrong(name, f"{name} says another thing than its other name.", "Leave out one of them.")
-    stop = fields.get("stop", [])
-    if stop := [stop] if isinstance(stop, str) else stop:
-        texts = tuple(_clean(text) if isinstance(text, str) else text for text in stop) if _is_list(stop) else stop
-        found["stop"] = _checked(SamplingParams, "stop", texts, "stop")
+    if (stop := fields.get("stop")) not in (None, "", []):
+        found["stop"] = _stops(stop)
     grammars = [grammar for name, read in _GRAMMARS.items() if name in fields and (grammar := read(fields[name]))]
     if len(grammars) > 1:
         raise _wrong("response_format", "The answer cannot keep to several grammars.", "Leave out all but one.")
     return {**found, "grammar": grammars[0]} if grammars else found
 
 
+def _stops(value: Any) -> Any:
+    stops = [value] if isinstance(value, str) else value
+    if not _is_list(stops):
+        return _checked(SamplingParams, "stop", stops, "stop")
+    if len(stops) > _MOST_STOPS:
+        raise _wrong("stop", f"stop has {len(stops)} texts.", f"It may have {_MOST_STOPS}.")
+    return _checked(
+        SamplingParams, "stop", tuple(_clean(text) if isinstance(text, str) else text for text in stops), "stop"
+    )
+
+
 def _thinking(fields: Mapping[str, Any]) -> dict[str, Any]:
-    effort = fields.get("reasoning_effort")
+    known = ("enable_thinking", "reasoning_effort")
+    kwargs = _object(fields.get("chat_template_kwargs", {}), "chat_template_kwargs", known)
+    effort = fields.get("reasoning_effort", kwargs.get("reasoning_effort"))
     if effort is not None and (not isinstance(effort, str) or effort not in _EFFORTS):
         raise _wrong("reasoning_effort", f"reasoning_effort is {_shown(effort)}.", f"One of: {', '.join(_EFFORTS)}.")
-    known = ("enable_thinking",)
-    kwargs = _object(fields.get("chat_template_kwargs", {}), "chat_template_kwargs", known)
     is_wanted = _typed(kwargs, "enable_thinking", bool, "It must be true or false.", None)
     if is_wanted is False and effort not in (None, "none"):
         raise _wrong("reasoning_effort", "enable_thinking is false, and yet there is a reasoning_effort.", "Use one.")
@@ -271,7 +291,8 @@ def _message(value: Any, at: str) -> Message:
     reasoning = value.get("reasoning_content")
     if reasoning is not None and not isinstance(reasoning, str):
         raise _wrong(f"{at}.reasoning_content", f"{at}.reasoning_content is not a text.", "Leave it out.")
-    content = _content(value.get("content"), f"{at}.content")
+    has_none = role == "assistant" and "content" in value and value["content"] is None
+    content = "" if has_none else _content(value.get("content"), f"{at}.content")
     return Message(role=_ROLES[role], content=content, reasoning=_clean(reasoning or ""))
 
 

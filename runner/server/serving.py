@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +22,7 @@ from runner.errors import RunnerError, UsageError
 from runner.events import Loaded
 from runner.server.access import Access
 from runner.server.app import Answering, Served, make_app
+from runner.server.connections import Connection
 from runner.server.line import AnswerLine
 
 if TYPE_CHECKING:
@@ -31,8 +33,10 @@ if TYPE_CHECKING:
     from runner.server.requests import Asked
 
 _GOODBYE_S: Final = 2  # for answers that were stopped to say so
-_IDLE_S: Final = 30  # a connection without a request
+_IDLE_S: Final = 30  # a connection without a whole head of a request
 _CONNECTIONS: Final = 256  # beside those that wait in the line
+_BACKLOG: Final = 32  # accepted at a time
+_OTHER_FILES: Final = 64 + 4 * _BACKLOG  # the engine's, the log, and connections before their number is looked at
 _SIGNALS: Final = tuple(
     number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None
 )
@@ -98,17 +102,23 @@ async def _serve(listener: socket.socket, serving: Serving) -> int | None:
     loop = asyncio.get_running_loop()
     failures: list[Exception] = []
 
+    def begin(result: Loaded | Exception) -> None:
+        try:
+            if isinstance(result, Exception):
+                raise result
+            serving.on_ready(result)
+        except Exception as error:
+            failures.append(error)
+            server.should_exit = True
+            line.stop()
+
     def on_first_load(result: Loaded | Exception) -> None:
-        if isinstance(result, Loaded):
-            loop.call_soon_threadsafe(serving.on_ready, result)
-            return
-        failures.append(result)
-        server.should_exit = True
-        line.stop()
+        with suppress(RuntimeError):  # the server has left meanwhile
+            loop.call_soon_threadsafe(begin, result)
 
     line = AnswerLine(serving.engine, serving.load, room=serving.queue, on_first_load=on_first_load)
     answering = Answering(line=line, params=serving.params, options=serving.options, names=serving.names)
-    server = _Server(make_app(answering, serving.access, serving.on_served), serving.queue + _CONNECTIONS)
+    server = _Server(make_app(answering, serving.access, serving.on_served), _room(serving.queue))
     with _caught_signals(loop, server, line) as caught:
         line.start()
         try:
@@ -120,25 +130,33 @@ async def _serve(listener: socket.socket, serving: Serving) -> int | None:
     return caught[0] if caught else None
 
 
+def _room(queue: int) -> int:
+    """How many connections there may be: no more than this process may have files."""
+    n_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = queue + _CONNECTIONS
+    return wanted if n_files == resource.RLIM_INFINITY else min(wanted, max(n_files - _OTHER_FILES, n_files // 4))
+
+
 class _Server(uvicorn.Server):
     """uvicorn without its own ways with signals and logs."""
 
-    def __init__(self, app: ASGIApp, n_connections: int) -> None:
+    def __init__(self, app: ASGIApp, n_connections: int, idle_s: int = _IDLE_S) -> None:
         _share_log()
         super().__init__(
             uvicorn.Config(
                 app,
                 loop="asyncio",
-                http="h11",
+                http=Connection,
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                timeout_keep_alive=_IDLE_S,
+                timeout_keep_alive=idle_s,
                 timeout_graceful_shutdown=_GOODBYE_S,
                 limit_concurrency=n_connections,
+                backlog=_BACKLOG,
             )
         )
 

@@ -20,6 +20,8 @@ from runner.cli.app import main
         (["--host", "::"], "--allow-remote"),
         (["--token", ""], "token"),
         (["--token", "a b"], "token"),
+        (["--allow-host", "https://front.example"], "no scheme"),
+        (["--allow-origin", "app.example"], "https://app.example"),
         (["--host", "no.such.host.invalid"], "127.0.0.1"),
         (["--port", "70000"], "65535"),
         (["--temp", "-1"], "from 0 to 100"),
@@ -33,6 +35,14 @@ def test_wrong_usage_exits_2_with_the_remedy(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert words in captured.err
+
+
+def test_an_empty_token_in_the_environment_is_no_token(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RUNNER_SERVE_TOKEN", "")
+    assert main(["serve", "demmo", "--port", "0"]) == 2
+    assert "token is empty" in capsys.readouterr().err
 
 
 def test_a_port_in_use_is_said_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,8 +22,8 @@ MAIN = [sys.executable, "-c", "import sys; from runner.cli.app import main; sys.
 class Served:
     """A server that runs. client: for its address; it sends a token if there is one."""
 
-    def __init__(self, home: Path, *arguments: str, token: str = "") -> None:
-        self._errors = home / "stderr"
+    def __init__(self, home: Path, *arguments: str, token: str = "", errors: Path | None = None) -> None:
+        self._errors = errors or home / "stderr"
         environment = {**os.environ, "RUNNER_HOME": str(home), "RUNNER_N_THREADS": "1", "OMP_NUM_THREADS": "1"}
         with self._errors.open("wb") as errors:
             self.process = subprocess.Popen(

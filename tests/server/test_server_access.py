@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from runner.errors import UsageError
 from runner.server.access import Access
 
 LOCAL = Access(host="127.0.0.1", port=8383)
@@ -49,6 +50,28 @@ def test_other_names_are_taken_when_they_were_given() -> None:
     assert refused(access, host="front.example:80") == "wrong_host"
 
 
+def test_a_name_with_a_scheme_s_own_port_is_taken_as_browsers_write_it_and_so_is_its_page() -> None:
+    access = Access(host="127.0.0.1", port=8383, names=("front.example:443", "old.example:80", "own.example:8443"))
+    for host in ("front.example", "front.example:443"):
+        assert refused(access, host=host, origin="https://front.example") is None
+    assert refused(access, host="old.example", origin="http://old.example") is None
+    assert refused(access, host="front.example", origin="https://front.example:8443") == "foreign_origin"
+    assert refused(access, host="own.example") == "wrong_host"
+    assert refused(Access(host="127.0.0.1", port=8383, names=("[fe80::1]",)), host="[FE80::1]:9") is None
+
+
+@pytest.mark.parametrize("name", ["https://front.example", "front.example/", "front.example:", "a b", "", "fe80::1"])
+def test_a_name_that_no_host_header_has_is_refused_at_once(name: str) -> None:
+    with pytest.raises(UsageError, match="allow-host"):
+        Access(host="127.0.0.1", port=8383, names=(name,))
+
+
+@pytest.mark.parametrize("origin", ["app.example", "https://app.example/", "https://app.example/chat", "", "**"])
+def test_an_origin_that_no_browser_sends_is_refused_at_once(origin: str) -> None:
+    with pytest.raises(UsageError, match="allow-origin"):
+        Access(host="127.0.0.1", port=8383, origins=(origin,))
+
+
 def test_from_other_machines_any_address_leads_here_and_no_name() -> None:
     access = Access(host="0.0.0.0", port=8383, is_remote=True)
     for host in ("192.168.0.5:8383", "[fe80::1]:8383", "localhost:8383"):
@@ -66,7 +89,6 @@ def test_a_page_of_this_machine_may_ask(origin: str) -> None:
     "origin",
     [
         "null",
-        "",
         "https://evil.example",
         "http://localhost.evil.example",
         "file://",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from runner.server.requests import (
     _NOT_SUPPORTED,
     Asked,
     parse,
+    read,
     read_chat,
     read_completion,
 )
@@ -96,12 +98,21 @@ def test_any_json_is_a_request_or_a_clear_no(body: object, read: Read) -> None:
 @settings(max_examples=200, deadline=None)
 @given(raw=st.binary(max_size=40) | st.text(alphabet='{}[]",:0e-9nul\\ud8', max_size=40).map(str.encode))
 def test_any_bytes_are_json_or_a_clear_no(raw: bytes) -> None:
-    read_or_refusal(lambda: parse(raw))
+    read_or_refusal(lambda: read(raw, read_chat))
 
 
 @pytest.mark.parametrize("raw", [b"[" * 100_000, b"NaN", b"1" * 5000, b'"\xff"', b""])
 def test_bytes_that_break_parsers_are_a_clear_no(raw: bytes) -> None:
-    assert "The body is no JSON" in refused(lambda: parse(raw))["message"]
+    assert "The body is no JSON" in refused(lambda: read(raw, read_chat))["message"]
+
+
+@pytest.mark.parametrize("field", ["json_schema", "temperature", "zz"])
+def test_whatever_the_depth_there_is_an_answer(field: str) -> None:
+    limit = sys.getrecursionlimit()
+    for depth in range(limit - 250, limit + 50):
+        nested = '{"a":' * depth + "1" + "}" * depth
+        raw = f'{{"messages": [{{"role": "user", "content": "x"}}], "{field}": {nested}}}'
+        read_or_refusal(lambda raw=raw: read(raw.encode(), read_chat))
 
 
 # --- fields ---
@@ -119,6 +130,7 @@ def test_messages_become_messages() -> None:
                 },
                 {"role": "assistant", "content": "c", "reasoning_content": "d", "tool_calls": [], "refusal": None},
                 {"role": "user", "content": ""},
+                {"role": "assistant", "content": None},
             ]
         }
     )
@@ -127,6 +139,7 @@ def test_messages_become_messages() -> None:
         Message(role="user", content="a\nb"),
         Message(role="assistant", content="c", reasoning="d"),
         Message(role="user", content=""),
+        Message(role="assistant", content=""),
     )
     assert (asked.model, asked.is_chat, asked.is_streamed, asked.has_usage) == ("", True, False, False)
     assert (asked.sampling, asked.options) == ({}, {})
@@ -156,6 +169,9 @@ def test_halves_of_surrogate_pairs_are_replaced() -> None:
         ({"stop": "END"}, {"stop": ("END",)}),
         ({"stop": ["a", "b"]}, {"stop": ("a", "b")}),
         ({"stop": []}, {}),
+        ({"stop": ""}, {}),
+        ({"top_k": -1}, {"top_k": 0}),
+        ({"verbosity": "low"}, {}),
         ({"temperature": None, "n": 1, "tools": [], "logprobs": False, "user": "me", "metadata": {"a": 1}}, {}),
     ],
 )
@@ -169,6 +185,9 @@ def test_sampling_fields(fields: dict[str, Any], expected: dict[str, Any]) -> No
         ({"reasoning_effort": "high"}, "high"),
         ({"reasoning_effort": "none"}, "off"),
         ({"reasoning_effort": "minimal"}, "low"),
+        ({"reasoning_effort": "xhigh"}, "high"),
+        ({"chat_template_kwargs": {"reasoning_effort": "high"}}, "high"),
+        ({"chat_template_kwargs": {"reasoning_effort": "high"}, "reasoning_effort": "low"}, "low"),
         ({"chat_template_kwargs": {"enable_thinking": False}}, "off"),
         ({"chat_template_kwargs": {"enable_thinking": True}}, "on"),
         ({"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "low"}, "low"),
@@ -209,6 +228,12 @@ def test_grammars(fields: dict[str, Any], kind: str, words: str) -> None:
         ({"seed": -2}, "seed", "whole number from 0"),
         ({"stop": [""]}, "stop", "none of them empty"),
         ({"stop": 5}, "stop", "texts"),
+        ({"stop": 0}, "stop", "texts"),
+        ({"stop": [str(n) for n in range(65)]}, "stop", "It may have 64"),
+        ({"top_k": -2}, "top_k", "whole number from 0"),
+        ({"top_k": True}, "top_k", "whole number from 0"),
+        ({"chat_template_kwargs": {"reasoning_effort": 5}}, "reasoning_effort", "medium"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "not a text"),
         ({"temprature": 1}, "temprature", "Did you mean temperature"),
         ({"n": 2}, "n", "Ask several times"),
         ({"n": True}, "n", "not supported"),

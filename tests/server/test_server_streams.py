@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -59,6 +60,13 @@ def test_a_reader_that_takes_nothing_for_long_is_gone(monkeypatch: pytest.Monkey
         return await asyncio.wait_for(_while_connected(forever, _EventStream(stuck).write(b"x")), 5)
 
     assert asyncio.run(main()) is False
+
+
+def test_no_event_has_what_a_client_may_take_for_the_end_of_a_line() -> None:
+    text = "".join(map(chr, range(0x3000))) + "\ud800"
+    encoded = app._encoded({"text": text}).decode()
+    assert encoded.splitlines() == [encoded]
+    assert json.loads(encoded)["text"] == text.replace("\ud800", "?")
 
 
 def test_a_client_that_goes_away_ends_the_work_at_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 import time
@@ -178,8 +179,36 @@ def test_ctrl_c_ends_with_130(start: Callable[..., Served]) -> None:
     assert start("--quiet").end(signal.SIGINT) == 130
 
 
+@pytest.mark.parametrize("arguments", [(), ("--quiet",)])
+def test_a_server_whose_narration_nobody_reads_any_more_goes_on(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    path = tmp_path / "a.script.json"
+    path.write_text('{"replies": ["done"]}')
+    reader, writer = os.pipe()
+    server = Served(tmp_path, str(path), "--port", "0", *arguments, errors=Path(f"/dev/fd/{writer}"))
+    os.close(reader)
+    os.close(writer)
+    try:
+        path.rename(away := tmp_path / "away")
+        server.engine().kill()
+        assert server.ask("x").status_code == 500
+        assert server.client.get("/health").json() == {"status": "failed"}
+        away.rename(path)
+        assert server.text("x") == "done"
+        assert server.end() == 0
+    finally:
+        server.close()
+
+
+def test_the_address_is_told_though_the_narration_s_disk_is_full(tmp_path: Path, script: str) -> None:
+    server = Served(tmp_path, script, "--port", "0", errors=Path("/dev/full"))
+    try:
+        assert server.text(*SECOND) == "done"
+    finally:
+        server.close()
+
+
 def test_a_token_is_asked_for_and_only_the_right_one_is_taken(start: Callable[..., Served]) -> None:
-    arguments = ("--host", "0.0.0.0", "--allow-remote", "--token", "secret", "--allow-origin", "https://app.example")
+    arguments = ("--host", "0.0.0.0", "--allow-remote", "--token", "secret", "--allow-origin", "https://App.example/")
     server = start(*arguments, token="secret")
     server.client.base_url = f"http://127.0.0.1:{server.port}"
     assert server.text(*SECOND) == "done"
@@ -193,11 +222,13 @@ def test_a_token_is_asked_for_and_only_the_right_one_is_taken(start: Callable[..
             "Origin": "https://app.example",
             "Access-Control-Request-Method": "POST",
             "Access-Control-Request-Headers": "authorization,content-type",
+            "Access-Control-Request-Private-Network": "true",
             "Authorization": "",
         },
     )
     assert preflight.status_code == 200
     assert preflight.headers["access-control-allow-origin"] == "https://app.example"
+    assert preflight.headers["access-control-allow-private-network"] == "true"
     assert "secret" not in server.narration()
 
 

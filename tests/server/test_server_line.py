@@ -1,0 +1,117 @@
+"""The line with a real engine, at the moments when its thread must not be lost and an answer must not be taken back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from runner.config import ChatOptions, LoadOptions, SamplingParams
+from runner.engine_process import EngineProcess
+from runner.errors import RunnerError
+from runner.events import ChatEvent, Finished, Loaded
+from runner.paths import user_paths
+from runner.server.line import AnswerLine, Ticket
+from runner.types import Message
+
+ASK = [Message(role="user", content="x")]
+
+
+@pytest.fixture
+def engine() -> Iterator[EngineProcess]:
+    with EngineProcess(user_paths()) as made:
+        yield made
+
+
+@pytest.fixture
+def load(engine: EngineProcess, tmp_path: Path) -> Callable[[], Loaded]:
+    path = tmp_path / "a.script.json"
+    path.write_text(json.dumps({"replies": ["done"]}))
+
+    def loaded() -> Loaded:
+        *_, last = engine.load(str(path), LoadOptions())
+        assert isinstance(last, Loaded)
+        return last
+
+    return loaded
+
+
+def gone() -> Loaded:
+    raise SystemExit  # as where the narration has no reader
+
+
+def ticket(kind: type[Ticket] = Ticket) -> Ticket:
+    return kind(ASK, SamplingParams(), ChatOptions())
+
+
+async def events(made: Ticket) -> list[ChatEvent]:
+    found = []
+    async with asyncio.timeout(20):
+        while (event := await made.next()) is not None:
+            found.append(event)
+    return found
+
+
+async def until(line: AnswerLine, state: str) -> None:
+    while line.state != state:
+        await asyncio.sleep(0.01)
+
+
+def test_a_load_that_would_end_the_thread_is_a_failure_that_is_told(engine: EngineProcess) -> None:
+    results: list[Loaded | Exception] = []
+    line = AnswerLine(engine, gone, room=1, on_first_load=results.append)
+    with closing(line):
+        line.start()
+        line._thread.join(10)
+    assert isinstance(results[0], RunnerError)
+    assert "SystemExit" in results[0].message
+
+
+def test_a_load_that_would_end_the_thread_later_ends_one_answer_alone(
+    engine: EngineProcess, load: Callable[[], Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runner.server.line._LOOK_S", 0.02)
+    loads = iter([load, gone, gone, load])
+    line = AnswerLine(engine, lambda: next(loads)(), room=1)
+
+    async def main() -> None:
+        line.start()
+        async with asyncio.timeout(20):
+            await until(line, "ready")
+            engine.kill()
+            await until(line, "failed")
+        for is_answered in (False, True):
+            line.enter(made := ticket())
+            if is_answered:
+                assert isinstance((await events(made))[-1], Finished)
+            else:
+                with pytest.raises(RunnerError, match="SystemExit"):
+                    await events(made)
+                assert line.state == "failed"
+
+    with closing(line):
+        asyncio.run(main())
+
+
+def test_an_answer_that_is_whole_when_the_server_stops_stays_whole(
+    engine: EngineProcess, load: Callable[[], Loaded]
+) -> None:
+    line = AnswerLine(engine, load, room=1)
+
+    class StopsAtItsEnd(Ticket):
+        def tell(self, event: ChatEvent) -> None:
+            super().tell(event)
+            if isinstance(event, Finished):
+                line.stop()
+
+    async def main() -> list[ChatEvent]:
+        line.start()
+        line.enter(made := ticket(StopsAtItsEnd))
+        return await events(made)
+
+    with closing(line):
+        assert isinstance(asyncio.run(main())[-1], Finished)
