@@ -121,7 +121,7 @@ def test_drafts_may_quote_files_that_are_named_from_where_the_command_runs(
     monkeypatch.setenv("RUNNER_DRAFT_FILE", "~/b.txt")
     monkeypatch.chdir(tmp_path)
     assert main(["run", model, "x", "-v"]) == 0
-    assert "1 tokens of files to quote" in capsys.readouterr().err
+    assert "1 token of files to quote" in capsys.readouterr().err
     assert main(["run", model, "x", "--draft-file", "no.txt"]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
