@@ -55,7 +55,8 @@ class EngineSurface(Protocol):
     def load(self, model: str, options: LoadOptions, *, offline: bool = False) -> Iterator[LoadEvent]:
         """Get `model` ready (fetching it if need be) and load it in place of the one before; Loaded comes last.
 
-        Closing the iterator before that cancels. Raises RunnerErrors.
+        Closing the iterator before that cancels. Raises RunnerErrors. The one before is let go once the other is
+        ready: what is misspelt or cannot be fetched leaves it loaded.
         """
         ...
 
@@ -91,10 +92,6 @@ class Engine(EngineSurface):
         self, model: str, options: LoadOptions, *, offline: bool = False, cancel: CancelToken | None = None
     ) -> Iterator[LoadEvent]:
         self._cancel = cancel = cancel or CancelToken()
-        self.unload()
-        if self._has_tried:
-            gc.collect()  # a load that failed left its weights in the cycles of a traceback
-        self._has_tried = True
         started = self._clock()
         stages = Stages()
 
@@ -110,6 +107,10 @@ class Engine(EngineSurface):
             texts = read_draft_files(choice.files, emit)
             if choice.is_model:
                 draft = ready(registry.resolve(choice.source), offline=offline, on_event=emit, cancel=cancel)
+            self.unload()
+            if self._has_tried:
+                gc.collect()  # a load that failed left its weights in the cycles of a traceback
+            self._has_tried = True
             context = FitContext(self._paths.fit_history, lambda: alternatives(spec, registry))
             backend, reason = load_backend(files, options, emit, cancel, context, on_stage, draft=draft)
             on_stage("drafter")

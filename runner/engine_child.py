@@ -45,9 +45,10 @@ class Outbox:
     def event(self, request: int, event: object) -> None:
         self.write({"id": request, "event": type(event).__name__, "value": to_plain(event)})
 
-    def done(self, request: int, error: RunnerError | None = None) -> None:
+    def done(self, request: int, error: RunnerError | None, *, is_loaded: bool) -> None:
+        """A request is over. is_loaded: whether there is a model that answers the next one."""
         plain = error and {"class": type(error).__name__, "message": error.message, "hint": error.hint}
-        self.write({"id": request, "error": plain})
+        self.write({"id": request, "error": plain, "is_loaded": is_loaded})
 
     def write(self, message: dict[str, Any]) -> None:
         data = memoryview(json.dumps(message).encode() + b"\n")
@@ -95,27 +96,29 @@ class Child:
 
     def run(self, message: dict[str, Any], cancel: CancelToken) -> None:
         request = message["id"]
+        failure: RunnerError | None = None
         try:
             for event in self.perform(message, cancel):
                 self._outbox.event(request, event)
                 if isinstance(event, Loaded):
                     self._announce(event)
+                elif self.engine.loaded is None:
+                    self.withdraw()
         except RunnerError as error:
-            self._outbox.done(request, error)
+            failure = error
         except Exception as error:
             log.exception("request %s failed", message["op"])
             failure = RunnerError(
                 f"The engine failed: {type(error).__name__}: {error}",
                 hint=f"Please report it; the details are in {self._paths.log_file}.",
             )
-            self._outbox.done(request, failure)
-        else:
-            self._outbox.done(request)
+        if self.engine.loaded is None:
+            self.withdraw()
+        self._outbox.done(request, failure, is_loaded=self.engine.loaded is not None)
 
     def perform(self, message: dict[str, Any], cancel: CancelToken) -> Any:
         """The events that answer a request."""
         if message["op"] == "load":
-            self.withdraw()
             options = from_plain(LoadOptions, message["options"])
             return self.engine.load(message["model"], options, offline=message["offline"], cancel=cancel)
         if message["op"] == "chat":
@@ -126,13 +129,13 @@ class Child:
                 cancel=cancel,
             )
         if message["op"] == "unload":
-            self.withdraw()
             self.engine.unload()
             return ()
         raise RunnerError(f"The engine does not know the request {message['op']!r}.")
 
     def _announce(self, event: Loaded) -> None:
         """Appear in `runner ps`; where no file can be written, the model runs without."""
+        self.withdraw()
         info = event.info
         try:
             self._announced = announce(

@@ -84,7 +84,6 @@ class EngineProcess:
 
     def load(self, model: str, options: LoadOptions, *, offline: bool = False) -> Iterator[LoadEvent]:
         self._refuse_second_request()
-        self.loaded = None
         asked_at = time.monotonic()
         self.start()
         request = {"op": "load", "model": model, "options": to_plain(options), "offline": offline}
@@ -220,7 +219,7 @@ class EngineProcess:
                     yield from_plain(self.event_type(message["event"]), message["value"])
                 else:
                     is_done = True
-                    _raise_error(message)
+                    self._end(message)
                     return
         except EngineDied:
             is_done = True
@@ -229,6 +228,16 @@ class EngineProcess:
             if not is_done:
                 self._stop_request(number)
             self._active = False
+
+    def _end(self, message: dict[str, Any]) -> None:
+        """The child has said that a request is over; raises the request's error."""
+        self._note_loaded(message)
+        if error := message["error"]:
+            raise error_class(error["class"])(error["message"], hint=error["hint"])
+
+    def _note_loaded(self, message: dict[str, Any]) -> None:
+        if not message["is_loaded"]:
+            self.loaded = None
 
     def _refuse_second_request(self) -> None:
         if self._active:
@@ -240,6 +249,7 @@ class EngineProcess:
         try:
             for message in self._messages():
                 if message.get("id") == number and "event" not in message:
+                    self._note_loaded(message)
                     return
         except EngineDied:
             log.warning("the engine died while a request was being cancelled")
@@ -347,11 +357,6 @@ def _temporary_file() -> IO[bytes]:
         if not hasattr(os, "memfd_create"):
             raise
         return os.fdopen(os.memfd_create("runner-engine"), "w+b")
-
-
-def _raise_error(message: dict[str, Any]) -> None:
-    if error := message.get("error"):
-        raise error_class(error["class"])(error["message"], hint=error["hint"])
 
 
 def _cause(status: int) -> str:

@@ -179,12 +179,12 @@ class ChatEngine:
             _log.warning("the engine did not start: %s", error.message)
 
     def _load(self, number: int, model: str, options: LoadOptions) -> bool:
-        """Load a model; whether it is there now."""
+        """Load a model in place of the one before; whether it is there now."""
         if self._is_stopped(number):
             return False
         self.state = "loading"
         self._post(LoadBegan("loading", model))
-        error: RunnerError | None = None
+        is_there, error = False, None
         try:
             if self._is_lent:
                 raise BusyError(
@@ -192,21 +192,22 @@ class ChatEngine:
                     hint="F3 shows it; x stops it there. Your message can be sent after that.",
                 )
             for event in self._engine.load(model, options, offline=self._services.is_offline):
-                if not isinstance(event, Loaded):
+                is_there = isinstance(event, Loaded)
+                if not is_there:
                     self._post(LoadStep("loading", event))
                 if self._is_stopped(number):
                     self._engine.cancel()
         except Exception as raised:
             error = None if self._is_stopped(number) else _as_runner_error(raised)
         loaded = self._engine.loaded
-        if loaded is not None:
+        if loaded is not None and is_there:
             self.model, self.options = model, options
             self.conversation.use(self._engine, model)
             self.conversation.params = self._services.settings.sampling_params(loaded.sampling, self.own_params)
         self.state = "empty" if loaded is None else "ready"
         next_model = self.model if self.model != model else ""
-        self._post(LoadEnded(self.state, model, loaded, error, options, next_model))
-        return loaded is not None
+        self._post(LoadEnded(self.state, model, loaded, error, options if loaded is None else self.options, next_model))
+        return is_there
 
     def _unload(self, why: str) -> None:
         try:

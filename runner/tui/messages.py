@@ -42,9 +42,11 @@ class LoadStep(EngineMessage):
 
 @dataclass
 class LoadEnded(EngineMessage):
-    """loaded None: it was not loaded, for `error`, or because it was cancelled. options: how it was to be loaded.
+    """It was loaded; or not, for `error` or because it was cancelled.
 
-    next_model: what the next question loads, when that is another one: the one before, which did load.
+    loaded: what there is now: after a failure the model before, when that was not let go yet, and None otherwise.
+    options: how it was loaded, or was to be. next_model: what answers the next question, when that is another one
+    than `model`: the one before, which did load.
     """
 
     model: str

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 import tomllib
 
 from chat_stage import LONG, Stage, stage
 from textual.widgets import Input, OptionList, Select
 
 from runner.chat_commands import COMMANDS
-from runner.config import Grammar
+from runner.config import Grammar, LoadOptions
 from runner.paths import user_paths
 from runner.tui.markdown.sections import DRAFTED as MARK
 from runner.tui.remembered import read_remembered
@@ -88,10 +87,8 @@ def test_escape_stops_an_answer_at_once_and_keeps_what_came(stage: Stage) -> Non
         await on.ready()
         await on.type("talk")
         await on.until(lambda: "word" in on.chat.transcript.copy_answer(), "nothing came")
-        before = time.monotonic()
         await on.pilot.press("escape")
         await on.ready()
-        assert time.monotonic() - before < 1.0
         turns = on.chat.engine.conversation.turns
         assert turns[-1].state == "cancelled"
         assert turns[-1].content.startswith("word")
@@ -115,13 +112,17 @@ def test_escape_stops_reading_and_loading_too(stage: Stage) -> None:
     stage.play(stage.script("Hi.", load_s=30.0), act)
 
 
-def test_after_a_load_that_failed_the_title_says_what_the_next_message_loads(stage: Stage) -> None:
+def test_after_a_load_that_failed_the_screen_says_what_answers_the_next_message(stage: Stage) -> None:
     async def act(on: Stage) -> None:
         await on.ready()
         on.chat.open_model(str(stage.directory / "gone.script.json"))
-        await on.until(lambda: on.chat.engine.state == "empty" and "model" in on.shown("TitleBar #model"))
+        await on.until(lambda: "is still loaded, as it was" in on.shown("EmptyChat #where"))
+        assert on.chat.engine.state == "ready"
         assert "gone" not in on.shown("TitleBar #model")
-        assert "The next message loads" in on.shown("EmptyChat #where")
+        on.chat.engine.open("demo", LoadOptions(ctx_size=2**26))  # for which there is no room: noticed once it is ready
+        await on.until(lambda: "The next message loads" in on.shown("EmptyChat #where"))
+        assert on.chat.engine.state == "empty"
+        assert "model" in on.shown("TitleBar #model")
         await on.ask("hello")
         assert "model" in on.shown("TitleBar #model")
 

@@ -183,12 +183,12 @@ class AnswerDesk:
         elif isinstance(message, LoadStep) and isinstance(message.event, Notice):
             transcript.note(message.event.text, message.event.hint, message.event.level)
         elif isinstance(message, LoadEnded):
-            if message.loaded is not None:
-                empty.show_loaded(message.loaded)
-            elif message.error is not None:
-                then = f"The next message loads {message.next_model}." if message.next_model else ""
+            if message.error is not None:
+                then = _then(message)
                 empty.show_failed(message.model, message.error, then)
                 transcript.note(message.error.message, f"{message.error.hint} {then}".strip(), "error")
+            elif message.loaded is not None:
+                empty.show_loaded(message.loaded)
             else:
                 empty.show_empty(self._chat.engine.model)  # the one before: it answers the next message
             self.recount()
@@ -283,3 +283,10 @@ def _stage(progress: Progress) -> str:
     percent = f" {100 * progress.done // progress.total} %" if progress.total else ""
     words = {"download": "Fetching", "load": "Loading", "compile": "Compiling kernels", "prefill": "Reading"}
     return f"{words[progress.stage]}{percent}"
+
+
+def _then(failed: LoadEnded) -> str:
+    """What answers the next message after a load that failed: a sentence, or "" where it is the model that failed."""
+    if failed.loaded is not None:
+        return f"{failed.next_model or failed.model} is still loaded, as it was."
+    return f"The next message loads {failed.next_model}." if failed.next_model else ""
