@@ -7,7 +7,6 @@ import json
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import filelock
@@ -118,13 +117,11 @@ def test_a_locked_history_is_busy_and_what_cannot_be_written_says_so(
         read_history(tmp_path)
 
 
-def test_a_history_of_a_thousand_runs_is_read_in_a_moment(tmp_path: Path) -> None:
+def test_a_history_of_a_thousand_runs_is_read(tmp_path: Path) -> None:
     path = tmp_path / "bench.jsonl"
     line = json.dumps(run_to_json(full_run())) + "\n"
     path.write_text(line * 1000)
-    began = time.process_time()
     assert len(read_history(path).runs) == 1000
-    assert time.process_time() - began < 3
 
 
 # --- finding ---------------------------------------------------------------------------------------------------------

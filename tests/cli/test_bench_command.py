@@ -90,12 +90,11 @@ def test_the_model_may_come_after_the_options_and_be_the_default(
 def test_what_makes_no_sense_is_refused_before_anything_runs(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    began = time.monotonic()
     assert main(["bench", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert words in err
-    assert time.monotonic() - began < 2
+    assert "tok/s" not in err
 
 
 def test_a_model_that_cannot_run_says_why(capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,7 +145,7 @@ def test_ctrl_c_keeps_what_was_measured(script: Callable[..., str]) -> None:
         pressed = time.monotonic()
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=10)
-        assert time.monotonic() - pressed < 3
+        assert time.monotonic() - pressed < 8  # the test would take 80 s
     assert process.returncode == 130
     assert "Stopped" in err
     assert "pp16" in out

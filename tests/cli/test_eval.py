@@ -135,7 +135,7 @@ def test_ctrl_c_ends_it_at_once_and_leaves_nothing_behind(tmp_path: Path) -> Non
         out, _ = running.communicate(timeout=20)
     assert running.returncode == 130
     assert out == ""
-    assert time.monotonic() - pressed < 3
+    assert time.monotonic() - pressed < 10
     assert not list(tmp_path.glob("kept*"))
 
 

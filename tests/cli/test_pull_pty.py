@@ -96,7 +96,7 @@ def test_ctrl_c_stops_at_once_exits_130_and_pulling_again_goes_on(
     pressed_at = time.monotonic()
     screen.child.send("\x03")
     code, shown = screen.wait_for_exit()
-    assert time.monotonic() - pressed_at < 0.2 + 1.0  # the margin is for leaving Python on a busy machine
+    assert time.monotonic() - pressed_at < 5  # of which 0.2 are the promise; a busy machine takes long to leave Python
     assert code == 130
     words = " ".join(shown.split())
     assert re.search(r"Stopped at \d+ % \(.* of 1\.\d MB\)", words)

@@ -251,7 +251,7 @@ def test_ctrl_c_keeps_what_was_printed_and_exits_130(script: Callable[..., str],
     os.kill(child.pid, signal.SIGINT)
     rest, err = child.communicate(timeout=10)
     assert child.returncode == 130, err
-    assert time.monotonic() - pressed_at < 1.5
+    assert time.monotonic() - pressed_at < 5  # the answer would take 10 s
     if as_json:
         assert json.loads(rest)["finish_reason"] == "cancelled"
     else:

@@ -188,7 +188,7 @@ def test_the_rate_limit_holds_for_all_files_together(server: Hub) -> None:
     server.repos[REPO].files |= {f"{n}.gguf": noise(50_000, n) for n in range(4)}
     began = time.monotonic()
     fetch([f"{n}.gguf" for n in range(4)], limit=400_000)
-    assert 0.35 < time.monotonic() - began < 3.0
+    assert time.monotonic() - began > 0.35
 
 
 def test_options_without_sense_are_refused() -> None:

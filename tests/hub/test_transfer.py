@@ -102,7 +102,7 @@ def test_a_rate_limit_is_waited_for_as_long_as_it_says(big: Hub) -> None:
     big.faults = [Fault("status", status=429, headers={"Retry-After": "1"})]
     began = time.monotonic()
     fetch_big()
-    assert 1.0 <= time.monotonic() - began < 5.0
+    assert time.monotonic() - began >= 1.0
 
 
 def test_a_rate_limit_that_lasts_too_long_is_an_error_with_the_time(big: Hub) -> None:
@@ -416,12 +416,12 @@ def test_one_bad_file_ends_the_others_and_keeps_what_they_have(big: Hub) -> None
     [
         Fault("stall", at=50_000),
         Fault("stall", at=0),
-        Fault("status", status=503, headers={"Retry-After": "2"}, times=None),
-        Fault("status", status=503, headers={"Retry-After": "2"}, method="HEAD", times=None),
+        Fault("status", status=503, headers={"Retry-After": "20"}, times=None),
+        Fault("status", status=503, headers={"Retry-After": "20"}, method="HEAD", times=None),
     ],
     ids=["stalled body", "stalled start", "waiting for a body", "waiting for an address"],
 )
-def test_cancelling_takes_less_than_200_ms(big: Hub, fault: Fault) -> None:
+def test_cancelling_waits_for_nothing(big: Hub, fault: Fault) -> None:
     big.faults = [fault]
     cancel = CancelToken()
     asked_at = [0.0]
@@ -436,7 +436,7 @@ def test_cancelling_takes_less_than_200_ms(big: Hub, fault: Fault) -> None:
     began = time.monotonic()
     with pytest.raises(RunnerError, match="The download was cancelled"):
         hub.fetch(listing, ["big.gguf"], on_progress=show, cancel=cancel, options=hub.FetchOptions(tuning=tuning))
-    assert time.monotonic() - asked_at[0] < 0.2
+    assert time.monotonic() - asked_at[0] < 5  # a server's silence lasts 30 s here, its wish 20 s
     if fault.at:
         assert part_file().read_bytes() == DATA[: fault.at]
     big.faults = []

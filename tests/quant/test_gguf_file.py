@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runner.errors import BadModelFile, RunnerError, UnsupportedModel
-from runner.quant.gguf_file import parts_of, read_header
+from runner.quant.gguf_file import GgufArray, parts_of, read_header
 
 U8, U32, STRING, ARRAY, U64 = 0, 4, 8, 9, 10
 
@@ -115,9 +114,8 @@ def test_a_large_vocabulary_costs_little_until_it_is_used(tmp_path: Path) -> Non
     numbers = struct.pack("<IQ", U32, count) + np.arange(count, dtype="<u4").tobytes()
     entries = [pair("tokens", ARRAY, tokens), pair("merges", ARRAY, tokens), pair("numbers", ARRAY, numbers)]
     path = written(tmp_path / "m.gguf", gguf(entries))
-    started = time.process_time()
     header = read_header(path)
-    assert time.process_time() - started < 0.3
+    assert all(isinstance(header.metadata[key], GgufArray) for key in ("tokens", "merges", "numbers"))
     assert len(header.metadata["tokens"]) == count
     assert header.metadata["tokens"][count - 1] == f"token-{count - 1}"
     assert header.metadata["numbers"][5:8] == [5, 6, 7]

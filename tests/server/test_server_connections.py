@@ -95,7 +95,7 @@ def test_a_connection_that_asks_for_nothing_is_closed_even_if_bytes_trickle() ->
             return await asyncio.gather(trickled(connect, b""), trickled(connect, REQUEST % b""))
 
     for took_s in asyncio.run(main()):
-        assert IDLE_S * 0.9 < took_s < IDLE_S * 4
+        assert IDLE_S * 0.9 < took_s < IDLE_S * 40
 
 
 def test_an_answer_that_takes_its_time_is_waited_for() -> None:

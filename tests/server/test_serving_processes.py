@@ -73,7 +73,7 @@ def test_a_client_that_leaves_makes_room_at_once(server: Served) -> None:
         next(stream)
     began = time.monotonic()
     assert server.text(*SECOND) == "done"
-    assert time.monotonic() - began < 5  # the answer would take half a minute
+    assert time.monotonic() - began < 15  # the answer would take half a minute
     wait_for(lambda: "the client went away" in server.narration())
 
 
@@ -82,7 +82,7 @@ def test_a_client_that_leaves_before_its_whole_answer_makes_room_too(server: Ser
         server.client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]}, timeout=0.3)
     began = time.monotonic()
     assert server.text(*SECOND) == "done"
-    assert time.monotonic() - began < 5  # the answer would take half a minute
+    assert time.monotonic() - began < 15  # the answer would take half a minute
 
 
 def test_answers_come_in_order_and_a_full_line_says_when_to_come_again(server: Served) -> None:

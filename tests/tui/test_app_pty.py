@@ -100,9 +100,7 @@ def test_esc_stops_an_answer_and_what_came_stays(opened: Callable[..., Terminal]
     terminal.type("go\r")
     terminal.wait_for(lambda shown: "word word" in shown)
     terminal.type("\x1b")
-    began = time.monotonic()
     terminal.wait_for(is_ready)
-    assert time.monotonic() - began < 3
     assert "stopped" in terminal.read(0.3)
     leave(terminal)
     assert 0 < len(kept_answers()[0]) < 10_000

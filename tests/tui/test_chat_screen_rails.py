@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import date, datetime
 
 import pytest
@@ -169,18 +168,16 @@ def test_opening_another_chat_during_an_answer_asks_and_stops_it(stage: Stage) -
     assert kept == {"talk": 2, "tides": 2}
 
 
-def test_five_thousand_chats_are_listed_page_by_page_and_quickly(stage: Stage) -> None:
+def test_five_thousand_chats_are_listed_page_by_page(stage: Stage) -> None:
     keep(stage, *(f"chat {n}" for n in range(50)))
     every = stage.store.sessions() * 100
 
     async def act(on: Stage) -> None:
         await on.until(lambda: len(rows(on)) == 51)
         rail = on.chat.query_one(SessionsRail)
-        before = time.process_time()
         rail.show(every, None, date.today())
         await on.pilot.pause()
-        assert time.process_time() - before < 0.5
-        assert len(rows(on)) < 500
+        assert len(rows(on)) < 250
         on.chat.query_one(SessionList).focus()
         await on.pilot.press("end")
         await on.until(lambda: len(rows(on)) > 300)

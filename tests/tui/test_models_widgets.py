@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -95,16 +94,14 @@ def test_the_cursor_stays_on_its_model_when_rows_change() -> None:
     run(table, body)
 
 
-def test_five_thousand_rows_are_shown_and_filtered_at_the_speed_of_typing() -> None:
+def test_five_thousand_rows_are_shown_and_filtered() -> None:
     table = ModelTable()
     rows = [row(f"model-{number}") for number in range(5000)]
 
     async def body(_app: OneWidget, pilot: Pilot[None]) -> None:
-        began = time.process_time()
         for step in range(10):
             table.show(rows[step:], sort=("name", False))
             await pilot.pause()
-        assert (time.process_time() - began) / 10 < 0.1
         table.focus()
         await pilot.press("end")
         assert table.scroll_offset.y == 4991 - 19

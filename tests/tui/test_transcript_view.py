@@ -80,10 +80,9 @@ def test_an_empty_transcript_says_what_to_do() -> None:
 
 def test_five_hundred_long_turns_open_at_once_and_scroll_to_the_first() -> None:
     async def body(stage: Stage, pilot: Pilot[None]) -> None:
-        started = time.process_time()  # what others do on this machine is not counted
         stage.transcript.show(chat(500, 40))
         await pilot.pause()
-        assert time.process_time() - started < 1
+        assert sum(entry.laid is not None for entry in stage.transcript.document.entries) < 50
         assert "x = 1" in "\n".join(screen(stage))
         document = stage.transcript.document
         await pilot.press("g")

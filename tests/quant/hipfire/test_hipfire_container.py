@@ -268,7 +268,7 @@ def test_a_large_honest_header_is_read_quickly(tmp_path: Path) -> None:
     path = written(tmp_path / "x.hfq", container(tensors, metadata))
     started = time.monotonic()
     assert len(read_header(path).tensors) == 20_000
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
 
 
 def test_the_index_is_struct_packed_as_hipfire_writes_it() -> None:
