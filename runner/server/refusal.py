@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from runner.errors import BusyError, ContextOverflow, EngineDied, RunnerError, TemplateError, UsageError
 
+_TOO_LONG: Final = "Send less of it, or start the server with a larger context (-c) or with --overflow drop."
 _LONGEST: Final = 1000  # characters: parts of a request are quoted
 _TYPES: Final[Mapping[int, str]] = {
     401: "authentication_error",
@@ -52,13 +53,13 @@ def _cut(text: str) -> str:
 
 def refusal_of(error: RunnerError, param: str | None = None) -> Refusal:
     """The engine's error as a client gets it, remedy included."""
-    status, code = 500, "engine_error"
+    status, code, hint = 500, "engine_error", error.hint
     if isinstance(error, ContextOverflow):
-        status, code = 400, "context_length_exceeded"
+        status, code, hint = 400, "context_length_exceeded", _TOO_LONG  # the engine's speaks of a chat's commands
     elif isinstance(error, (UsageError, TemplateError)):
         status, code = 400, "invalid_value"
     elif isinstance(error, BusyError):
         status, code = 503, "busy"
     elif isinstance(error, EngineDied):
         code = "engine_died"
-    return Refusal(status, f"{error.message} {error.hint}".strip(), code=code, param=param)
+    return Refusal(status, f"{error.message} {hint}".strip(), code=code, param=param)

@@ -256,7 +256,10 @@ def test_sigterm_gives_the_terminal_back_and_keeps_the_answer(
 def test_ctrl_c_twice_at_an_empty_prompt_leaves(chat: Callable[..., Terminal], script: Callable[..., str]) -> None:
     terminal = chat(script("ok"))
     terminal.wait_for(lambda shown: "/help for commands" in shown)
-    terminal.type("half a line\x03")
+    terminal.wait_for_prompt()  # while that was printed above it, keys were the terminal's: Ctrl+C a signal
+    terminal.type("half a line")
+    terminal.wait_for(lambda shown: "half a line" in shown)
+    terminal.type("\x03")
     terminal.wait_for(lambda shown: "half" not in shown)
     terminal.type("\x03")
     terminal.wait_for(lambda shown: "again" in shown)

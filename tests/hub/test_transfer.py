@@ -425,7 +425,7 @@ def test_cancelling_waits_for_nothing(big: Hub, fault: Fault) -> None:
     big.faults = [fault]
     cancel = CancelToken()
     asked_at = [0.0]
-    tuning = replace(QUICK, stall_timeout_s=30.0)
+    tuning = replace(QUICK, stall_timeout_s=30.0, wait_max_s=30.0)
 
     def show(_state: hub.FetchState) -> None:
         if not asked_at[0] and time.monotonic() - began > 0.3:

@@ -121,7 +121,9 @@ def test_what_cannot_be_answered_has_its_status_streamed_or_not(
 ) -> None:
     response = server.ask("x", **{"stream": stream, **fields})
     assert (response.status_code, response.json()["error"]["code"]) == (status, code)
-    assert response.json()["error"]["message"]
+    message = response.json()["error"]["message"]
+    assert message
+    assert "/clear" not in message  # which is for a chat
 
 
 def test_bodies_that_are_none(server: Served) -> None:
