@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -22,8 +23,16 @@ if not Path("/dev/nvidia0").exists():
 CHECKOUT = Path(__file__).parent.parent
 
 
+def pytest_configure() -> None:
+    """Nothing that is imported for the tests is garbage: looking for some took a quarter of their time."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Where tests have imported kernels for the interpreter, it is made quick."""
+    """From here on garbage is looked for among what tests make; Triton's interpreter, where they use it, is made quick."""
+    gc.freeze()
+    gc.set_threshold(10_000, 50, 20)
+    gc.enable()
     if "triton.runtime.interpreter" in sys.modules:
         quicken(sys.modules["triton.runtime.interpreter"])
 
