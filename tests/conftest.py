@@ -29,7 +29,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """From here on garbage is looked for among what tests make; Triton's interpreter, where they use it, is made quick."""
+    """Garbage is looked for among what tests make from here on; Triton's interpreter, if they use it, is made quick."""
     gc.freeze()
     gc.set_threshold(10_000, 50, 20)
     gc.enable()

@@ -253,7 +253,7 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def window(monkeypatch: pytest.MonkeyPatch):
     def resize(columns: int, lines: int) -> None:
-        monkeypatch.setattr(shutil, "get_terminal_size", lambda fallback=(80, 24): os.terminal_size((columns, lines)))
+        monkeypatch.setattr(shutil, "get_terminal_size", lambda **_: os.terminal_size((columns, lines)))
 
     resize(120, 40)
     return resize
