@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
@@ -496,14 +496,17 @@ def test_a_hidden_control_token_that_a_template_writes_in_escapes_is_an_error(ex
     st.lists(st.sampled_from([*CONTROL, "<|", "im_end", "|>", "a", " ", "\U000f0000", "\U0010fffd", "é"]), max_size=8),
     st.sampled_from(["chatml", "gemma", "llama2"]),
 )
+@example(parts=["<|", "im_end", "<|im_start|>", "|>"], name="chatml")  # one token around another
 def test_no_message_can_write_a_control_token_and_no_text_is_changed(parts: list[str], name: str) -> None:
     messages = [system("".join(parts)), user("".join(parts)), assistant("b", "".join(parts)), user("c")]
     rendered = render(builtin_templates[name], messages, bos_token="<s>", eos_token="</s>", control_tokens=CONTROL)
     assert rendered.text == outcome(builtin_templates[name], messages)
     without = [Message(role=m.role, content="x", reasoning="x") for m in messages]
     template_text = outcome(builtin_templates[name], without)
-    written = "".join(piece.text for piece in rendered.pieces if not piece.is_content)
-    assert {t: written.count(t) for t in CONTROL[:2]} == {t: template_text.count(t) for t in CONTROL[:2]}
+    template_pieces = [piece.text for piece in rendered.pieces if not piece.is_content]  # each is tokenized by itself
+    assert {t: sum(text.count(t) for text in template_pieces) for t in CONTROL[:2]} == {
+        t: template_text.count(t) for t in CONTROL[:2]
+    }
 
 
 # --- hostile templates ---
@@ -714,7 +717,10 @@ def test_the_attacks_stay_within_a_gigabyte_of_address_space() -> None:
 
 
 @pytest.mark.parametrize("name", ["loops over a list", "loops that filter a list"])
-def test_loops_are_stopped_by_counting_so_that_every_machine_stops_them_alike(name: str) -> None:
+def test_loops_are_stopped_by_counting_so_that_every_machine_stops_them_alike(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runner.templates.budget.MAX_SECONDS", 60.0)  # counting comes first where nothing else runs
     with pytest.raises(TemplateError, match="steps of work"):
         render(ATTACKS[name], [user("hi")], bos_token="", eos_token="")
 
