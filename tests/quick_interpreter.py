@@ -22,6 +22,7 @@ def quicken(interpreter: ModuleType) -> None:
         _patch_language_once_a_launch(interpreter)
         _look_types_up_once(interpreter)
         _describe_types_once(interpreter.tl.core)
+        _leave_alike_operands_as_they_are(interpreter.tl.semantic.TritonSemantic)
         _leave_unread_checks_out(interpreter)
 
 
@@ -77,7 +78,7 @@ def _describe_types_once(core: ModuleType) -> None:
         key = element_ty.name, tuple(getattr(size, "value", size) for size in shape)
         if key not in types:
             describe(self, element_ty, shape)
-            types[key] = dict(vars(self))
+            types[key] = {**vars(self), "sizes": key[1]}
         vars(self).update(types[key])
 
     def make_alike(self: Any, handle: Any, type: Any) -> None:
@@ -89,6 +90,28 @@ def _describe_types_once(core: ModuleType) -> None:
     core.block_type.__init__ = describe_once
     core.tensor.__init__ = make_alike
     core.tuple.__eq__ = lambda self, other: yes if self is other else equal(self, other)
+
+
+def _leave_alike_operands_as_they_are(semantic: Any) -> None:
+    """What two operands have to be cast to and spread over is worked out for those of one type and shape as well."""
+    check, spread = semantic.binary_op_type_checking_impl, semantic.broadcast_impl_value
+    stay = {"fp32", "int32", "int64"}  # such types of both are that of the result, whatever the operation
+
+    def spread_unlike(self: Any, left: Any, right: Any) -> Any:
+        sizes = getattr(left.type, "sizes", None)
+        if sizes is not None and sizes == getattr(right.type, "sizes", None):
+            return left, right
+        return spread(self, left, right)
+
+    def check_unlike(self: Any, left: Any, right: Any, *arguments: Any, **options: Any) -> Any:
+        if isinstance(left, self.tensor) and isinstance(right, self.tensor):
+            name = left.type.scalar.name
+            if name in stay and name == right.type.scalar.name:
+                return spread_unlike(self, left, right)
+        return check(self, left, right, *arguments, **options)
+
+    semantic.broadcast_impl_value = spread_unlike
+    semantic.binary_op_type_checking_impl = check_unlike
 
 
 def _leave_unread_checks_out(interpreter: ModuleType) -> None:
