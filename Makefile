@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-WORKERS ?= 2
+WORKERS ?= 3
 
 .PHONY: help install chat test snapshots check lint clean
 
@@ -36,7 +36,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 chat: install
 	@$(BIN)/runner chat demo
 
-# One thread a process, as there is a process a core. A file's tests stay in one of them: they share what is costly. Files
+# One thread a process, and three processes for two cores: a fifth of the time is waiting for other processes. A file's tests stay in one of them: they share what is costly. Files
 # are taken in the order of their names: the other order, by the number of tests, leaves a few long ones for the end.
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder

@@ -18,8 +18,8 @@ from runner.kernels.compile.variants import kernel_modules, variants_of
 # Most take a second. What takes minutes does not fit into registers, and would spill.
 _LIMIT_S = 120.0
 # Where `fewer` compiles every variant: for decoding on the GPU that is measured, for prompts on the one with the least
-# shared memory, and on what spills first of AMD's.
-_DECODING, _PROMPTS, _AMD = "sm_90", "sm_120", "gfx1100"
+# shared memory.
+_DECODING, _PROMPTS = "sm_90", "sm_120"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,15 +85,14 @@ def jobs(targets: Sequence[str], only: str | None = None) -> list[Job]:
 
 
 def fewer(wanted: Sequence[Job]) -> list[Job]:
-    """Of these the first variant of each kernel for every target, and the others for one target of each maker."""
+    """Of these the first variant of each kernel for every target, and the others for one target."""
     first: dict[tuple[str, str], str] = {}
     for job in wanted:
         first.setdefault((job.module, job.kernel), job.variant)
     return [
         job
         for job in wanted
-        if first[job.module, job.kernel] == job.variant
-        or job.target in (_DECODING if job.is_decode else _PROMPTS, _AMD)
+        if first[job.module, job.kernel] == job.variant or job.target == (_DECODING if job.is_decode else _PROMPTS)
     ]
 
 
