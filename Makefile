@@ -36,8 +36,9 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 chat: install
 	@$(BIN)/runner chat demo
 
-# One thread a process, and three processes for two cores: a fifth of the time is waiting for other processes. A file's tests stay in one of them: they share what is costly. Files
-# are taken in the order of their names: the other order, by the number of tests, leaves a few long ones for the end.
+# One thread a process, and three processes for two cores: a fifth of their time they wait for others. A file's tests stay in
+# one of them: they share what is costly. Files are taken in the order of their names: the other order, by the number of
+# tests, leaves a few long ones for the end.
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
