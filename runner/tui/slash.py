@@ -81,14 +81,16 @@ def _set(chat: ChatSurface, argument: str) -> None:
     change: dict[str, Any] = {field: set_values.parsed(field, text.strip())}
     changed = dataclasses.replace(owner, **change)
     chat.refuse_while_answering()
+    verb = "is"
     if isinstance(changed, LoadOptions):
+        verb = "is to be"  # the load that this takes may fail
         chat.engine.open(chat.engine.model, changed)
     elif isinstance(changed, ChatOptions):
         chat.engine.configure(options=changed)
     else:
         chat.engine.configure(own_params={**chat.engine.own_params, **change})
     chat.recount()
-    chat.tell(f"{field} is {set_values.shown(change[field])}")
+    chat.tell(f"{field} {verb} {set_values.shown(change[field])}")
 
 
 def _grammar(chat: ChatSurface, argument: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from textual import on
+from textual import events, on
 from textual.app import App, ComposeResult
 from textual.events import Paste
 from textual.pilot import Pilot
@@ -150,6 +150,20 @@ def test_tab_takes_a_completion_and_enter_runs_what_is_whole(tmp_path: Path) -> 
         await pilot.press("/", "s", "escape", "enter")
 
     assert texts(play(tmp_path, keys)) == ["/show parameters", "/undo", "/s"]
+
+
+def test_enter_behind_keys_that_came_at_once_takes_no_completion_of_an_earlier_word(tmp_path: Path) -> None:
+    async def keys(app: PromptApp, pilot: Pilot[None]) -> None:
+        await pilot.press("/", "s")
+        assert app.query_one(Completions).is_open
+        for character in "et top_k 5\r":  # as from a slow line, or a program
+            name = {" ": "space", "\r": "enter"}.get(character, character)
+            app.post_message(events.Key(name, None if name == "enter" else character))
+        await pilot.pause()
+        await pilot.pause()
+        assert not app.query_one(Completions).is_open
+
+    assert texts(play(tmp_path, keys)) == ["/set top_k 5"]
 
 
 def test_completions_lie_over_the_transcript_and_within_the_screen(tmp_path: Path) -> None:

@@ -169,14 +169,17 @@ class PromptBox(Vertical):
     @on(Prompt.Moved)
     def _look(self, message: Prompt.Moved) -> None:
         message.stop()
-        before = self.prompt.before_cursor
-        now = asked(before) if before else None
+        now = self._asked_now()
         if now != self._asked:
             self._asked = now
             self._offer_for(now)
         if self.prompt.text != self._typed:
             self._typed = self.prompt.text
             self._look_at_mentions()
+
+    def _asked_now(self) -> Asked | None:
+        before = self.prompt.before_cursor
+        return asked(before) if before else None
 
     def _offer_for(self, now: Asked | None) -> None:
         if now is None or now == self._dismissed:
@@ -209,6 +212,9 @@ class PromptBox(Vertical):
         listed, now = self.query_one(Completions), self._asked
         if message.key in ("up", "down"):
             listed.move(-1 if message.key == "up" else 1)
+        elif message.key == "enter" and now != self._asked_now():  # keys came at once: the list is of an earlier word
+            self._close_list()
+            self.prompt.send()
         elif message.key == "close" or now is None or listed.marked is None:
             self._close_list()
         elif message.key == "take":
