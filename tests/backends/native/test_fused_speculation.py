@@ -328,8 +328,8 @@ def test_what_a_step_drafts_by_itself_is_what_the_text_repeats(
         tokens = torch.zeros(16, dtype=torch.int64)
         known, n_earlier = execution._text, -int(execution._text.begin)
         first = len(known._all) - LONG
-        ids = torch.cat((known._all[first - n_earlier : first], torch.tensor(history)))
-        draft_repeats_ref(ids, known.begin, torch.tensor([len(history) - 1]), tokens, 7)
+        ids = torch.cat((known._all[first - n_earlier : first].cpu(), torch.tensor(history)))
+        draft_repeats_ref(ids, known.begin.cpu(), torch.tensor([len(history) - 1]), tokens, 7)
         assert stride.draft == tuple(tokens[1:8].tolist())
         n_right = next((i for i, token in enumerate(stride.draft) if token != text[len(history) + i]), 7)
         assert stride.tokens == tuple(text[len(history) : len(history) + n_right + 1])
