@@ -1,12 +1,13 @@
 """Attention of 1 to 16 new tokens over a long cache: flash decoding (Dao et al. 2023) with splits of a fixed size.
 
-A program is one row, one kv head with its query heads, and 256 positions: [256 s, 256 s + 256). It norms and rotates
-its queries; if its positions are new ones, it first puts keys and values there, of all new rows that its row sees. So
-several programs write the same numbers to the same places, each reads what it wrote itself, and none waits for another.
-Which splits take part depends on the row's own position and the window alone, and a second kernel adds them up in their
-order, so a row has the same bits whatever M and the cache's capacity are. Positions are read on the device: a captured
-graph serves every length. Norms, angles, scores, softmax and sums are float32. The references are heads.place_heads_ref
-and attention.attend_ref.
+A program is one kv head with its query heads, as many rows as fill a tile with these, and 256 positions: [256 s,
+256 s + 256). It norms and rotates its queries; if its positions are new ones, it first puts keys and values there, of
+all new rows that its rows see. So several programs write the same numbers to the same places, each reads what it wrote
+itself, and none waits for another. Which splits take part depends on a row's own position and the window alone, what
+another row of the tile sees adds zeros to this one's sums, and a second kernel adds the splits up in their order: so a
+row has the same bits whatever M and the cache's capacity are. Positions are read on the device: a captured graph serves
+every length. Norms, angles, scores, softmax and sums are float32. The references are heads.place_heads_ref and
+attention.attend_ref.
 """
 
 from __future__ import annotations
@@ -34,34 +35,39 @@ def _seen_range(start, m, window, capacity):
     return tl.maximum(position - window + 1, 0), tl.minimum(position, capacity - 1)
 
 
-@triton.jit(do_not_specialize=["window", "capacity", "n_splits"])
+@triton.jit(do_not_specialize=["n_rows", "window", "capacity", "n_splits"])
 def _attend_split(
     qkv, cos, sin, q_gain, k_gain, eps, keys, values, key_scale, value_scale, start, tops, totals, mixes,
-    scale, window, capacity, n_splits,
+    scale, n_rows, window, capacity, n_splits,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, LARGEST: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROW: tl.constexpr, SPLIT: tl.constexpr,
-    QUERIES: tl.constexpr, TILE: tl.constexpr, TYPE: tl.constexpr, PRODUCTS: tl.constexpr, PDL: tl.constexpr,
+    QUERIES: tl.constexpr, HEADS: tl.constexpr, TILE: tl.constexpr, TYPE: tl.constexpr, PRODUCTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    m = tl.program_id(0)
     PER_GROUP: tl.constexpr = H // G
-    PARTS: tl.constexpr = (PER_GROUP + QUERIES - 1) // QUERIES
+    PARTS: tl.constexpr = (PER_GROUP + HEADS - 1) // HEADS
+    AT_A_TIME: tl.constexpr = QUERIES // HEADS
     WIDTH: tl.constexpr = (H + 2 * G) * D
+    first_m = tl.program_id(0) * AT_A_TIME
+    last_m = tl.minimum(first_m + AT_A_TIME, n_rows) - 1
     g = tl.program_id(1) // PARTS
     split = tl.program_id(2)
-    first, last = _seen_range(start, m, window, capacity)
+    first, _ = _seen_range(start, first_m, window, capacity)
+    _, last = _seen_range(start, last_m, window, capacity)
     first = tl.maximum(first, split * SPLIT)
     last = tl.minimum(last, split * SPLIT + SPLIT - 1)
     if first > last:
         return
     d = tl.arange(0, BLOCK_D)
     new = tl.load(start)
-    i = tl.program_id(1) % PARTS * QUERIES + tl.arange(0, QUERIES)
-    is_head = i < PER_GROUP
+    i = tl.program_id(1) % PARTS * HEADS + tl.arange(0, QUERIES) % HEADS
+    m = first_m + tl.arange(0, QUERIES) // HEADS
+    is_head = (i < PER_GROUP) & (m <= last_m)
     # As many rows as there can be, whatever M is: the order of sums follows from the shape.
     n = tl.arange(0, ROWS)
     position = new + n
-    is_seen = (n <= m) & (position >= first) & (position <= last)
-    q_cos, q_sin = cos + m * HALF + 0 * i, sin + m * HALF + 0 * i
+    is_seen = (n <= last_m) & (position >= first) & (position <= last)
+    q_cos, q_sin = cos + m * HALF, sin + m * HALF
     AT_ONCE: tl.constexpr = BLOCK_D <= 128  # wider ones find no room in the registers
     if AT_ONCE:
         q_angles = angles_of(q_cos, q_sin, is_head, HALF, BLOCK_D)
@@ -71,7 +77,7 @@ def _attend_split(
         gdc_wait()
         gdc_launch_dependents()
     # And what this one wants of it is asked for at once, before the first of it is waited for.
-    row = qkv + m.to(tl.int64) * WIDTH + tl.zeros((1,), tl.int32)
+    row = qkv + m * WIDTH
     q_at = row + (g * PER_GROUP + i) * D
     if AT_ONCE:
         q_loaded = heads_and_partners(q_at, is_head, D, HALF, BLOCK_D)
@@ -94,7 +100,7 @@ def _attend_split(
     if not AT_ONCE:
         q_angles = angles_of(q_cos, q_sin, is_head, HALF, BLOCK_D)
         q_loaded = heads_and_partners(q_at, is_head, D, HALF, BLOCK_D)
-    q_rstd = rstd_of_rows(row, tl.zeros((1,), tl.int32) == 0, H * D, eps, NORM, BLOCK_ROW)
+    q_rstd = rstd_of_rows(row, is_head, H * D, eps, NORM, BLOCK_ROW)
     q_gain_at = (g * PER_GROUP + i) * D if NORM == "row" else 0 * i
     q = turned(q_loaded, is_head, q_angles, q_gain, q_gain_at, q_rstd, eps, D, HALF, NORM, BLOCK_D)
     queries = q.to(qkv.dtype.element_ty).to(TYPE)
@@ -108,13 +114,14 @@ def _attend_split(
     for tile in range(first // TILE * TILE, last + 1, TILE):
         at = tile + tl.arange(0, TILE)
         at_ok = (at >= first) & (at <= last)
+        seen = at_ok[None, :] & (at[None, :] > (new + m - window)[:, None]) & (at[None, :] <= (new + m)[:, None])
         top, total, mixed = fold_tile(
-            queries, keys + group * D, values + group * D, key_scale, value_scale, at, at_ok, at_ok[None, :], scale,
+            queries, keys + group * D, values + group * D, key_scale, value_scale, at, at_ok, seen, scale,
             top, total, mixed, D, BLOCK_D, PRODUCTS,
         )  # fmt: skip
     place = head.to(tl.int64) * n_splits + split
-    tl.store(tops + place, top, mask=i < PER_GROUP)
-    tl.store(totals + place, total, mask=i < PER_GROUP)
+    tl.store(tops + place, top, mask=is_head)
+    tl.store(totals + place, total, mask=is_head)
     tl.store(mixes + place[:, None] * D + d[None, :], mixed, mask=ok)
 
 
@@ -188,10 +195,11 @@ def attend_rows(
     block_d = max(16, triton.next_power_of_2(d))
     pdl, nvidia = has_pdl(qkv), is_nvidia(qkv)
     shape = _shape(per_group, block_d, multiplied_in(qkv, cache) if nvidia else None)
+    n_blocks, n_parts = triton.cdiv(n_rows, shape["QUERIES"] // shape["HEADS"]), triton.cdiv(per_group, shape["HEADS"])
     # Rows are neighbours in the grid: they read the same keys and values, the first from memory, the others from L2.
-    _attend_split[(n_rows, cache.num_kv_heads * triton.cdiv(per_group, shape["QUERIES"]), n_splits)](
+    _attend_split[(n_blocks, cache.num_kv_heads * n_parts, n_splits)](
         qkv, cos, sin, q_gain, k_gain, eps, cache.keys, cache.values, cache.key_scale, cache.value_scale, start,
-        tops, totals, mixes, scale, reach, cache.capacity, n_splits,
+        tops, totals, mixes, scale, n_rows, reach, cache.capacity, n_splits,
         H=num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=norm, LARGEST=LARGEST_LEVEL, ROWS=MOST_ROWS,
         BLOCK_D=block_d, BLOCK_ROW=_BLOCK_ROW, SPLIT=_SPLIT, **shape, PDL=pdl, num_warps=_WARPS, num_stages=_STAGES,
         **register_option(_most_registers(block_d) if nvidia else None), **pdl_option(pdl), **OPTIONS,
@@ -205,21 +213,24 @@ def attend_rows(
 
 
 def _shape(per_group: int, block_d: int, kind: torch.dtype | None) -> dict[str, Any]:
-    """What a program takes at once: on NVIDIA for products of `kind` on tensor cores, 16 queries at least.
+    """What a program takes at once: on NVIDIA for products of `kind` on tensor cores, 16 queries, HEADS of each row.
 
     None: elsewhere. RDNA's tensor cores want every operand twice in registers, and spill; plain sums of a few queries
     keep up with memory there.
     """
+    queries = 4 if kind is None else 16
+    heads = min(queries, triton.next_power_of_2(per_group))
     if kind is None:
-        queries = min(4, triton.next_power_of_2(per_group))
-        return {"QUERIES": queries, "TILE": max(1, 2048 // block_d), "TYPE": tl.float32, "PRODUCTS": "plain"}
-    return {"QUERIES": 16, "TILE": tile_positions(block_d, kind, 128), "TYPE": TYPES[kind], "PRODUCTS": "exact"}
+        tile = max(1, 2048 // block_d)
+        return {"QUERIES": queries, "HEADS": heads, "TILE": tile, "TYPE": tl.float32, "PRODUCTS": "plain"}
+    tile = tile_positions(block_d, kind, 128)
+    return {"QUERIES": queries, "HEADS": heads, "TILE": tile, "TYPE": TYPES[kind], "PRODUCTS": "exact"}
 
 
 _NO_WINDOW = 1 << 30
 # One choice for every M and every capacity, since the order of summation follows from it. H200, H 32, G 8, D 128, bf16,
-# both kernels in a graph, M = 1 and 8: 8.6 and 9.1 us at 512 positions, 10.7 and 29.5 at 4096, 52 and 196 at 32768; two
-# stages, 8 warps, or tiles of half the size take up to 1.8 times as long, and none is faster by more than 2 %.
+# both kernels in a graph, M = 1: 8.6 us at 512 positions, 10.7 at 4096, 52 at 32768; two stages, 2 or 8 warps, or tiles of
+# half the size take up to 1.8 times as long, splits of 128 gain 2 % there and lose as much for other shapes.
 _SPLIT, _COMBINED, _WARPS, _STAGES = 256, 16, 4, 3
 _BLOCK_ROW = 128  # columns of all rows at a time, for the norm of rows
 
@@ -249,7 +260,7 @@ def variants() -> Iterator[Variant]:
             kernel=_attend_split,
             signature={
                 "qkv": "*bf16", "cos": "*fp32", "sin": "*fp32", "q_gain": gain, "k_gain": gain, "eps": "fp32",
-                "keys": form, "values": form, "scale": "fp32", **partial, **sizes, **optional,
+                "keys": form, "values": form, "scale": "fp32", "n_rows": "i32", **partial, **sizes, **optional,
             },
             constants={
                 "H": h, "G": g, "D": d, "HALF": half, "NORM": norm, "LARGEST": LARGEST_LEVEL, "ROWS": MOST_ROWS,

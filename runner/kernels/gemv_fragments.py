@@ -7,8 +7,9 @@ pair 4 (W s + w) + t of a part, for warp w of W, is added to the sum of class (t
 as fragment_products.sum_by_halves says. One row is multiplied in gemv_one_row.py, in the same order.
 
 A program computes one tile of 16 columns, or two, for 8 or 16 rows; its warps share the groups, and a lane finds all
-that it needs side by side (fragments.py), so nothing passes between lanes before the end. Weights are loaded a step
-ahead, the first of them before the kernel before this one has finished.
+that it needs side by side (fragments.py), so nothing passes between lanes before the end. A warp takes four pairs a
+step, in one go or one by one (Tiles.turns), and loads those of the next step into the place of each that is done; the
+first before the kernel before this one has finished.
 
 The reference is matmul.linear_ref. It knows nothing of what an epilogue does. Elsewhere gemv_packed.py does this work;
 the portable form of the instruction is there for tests.
@@ -89,8 +90,9 @@ def _fold(*, has_addends: bool) -> str:
     lines.append(scales("$16"))
     for i in range(4):
         notes, row = 20 + 4 * (i % 2), i // 2
-        lines.append(f"mov.b32 f{i}, d{i}; sub.rn.f32 f{i}, f{i}, ${notes + 1}; mul.rn.f32 f{i}, f{i}, s{row};")
-        lines.append(f"mov.b32 f{4 + i}, d{4 + i}; sub.rn.f32 f{4 + i}, f{4 + i}, ${notes + 2};")
+        begins = ("0f4B400000",) * 2 if has_addends else (f"${notes + 1}", f"${notes + 2}")
+        lines.append(f"mov.b32 f{i}, d{i}; sub.rn.f32 f{i}, f{i}, {begins[0]}; mul.rn.f32 f{i}, f{i}, s{row};")
+        lines.append(f"mov.b32 f{4 + i}, d{4 + i}; sub.rn.f32 f{4 + i}, f{4 + i}, {begins[1]};")
         lines.append(f"fma.rn.f32 f{i}, f{4 + i}, s{2 + row}, f{i}; fma.rn.f32 f{i}, f{i}, ${notes}, ${28 + i};")
     lines.append(" ".join(f"mov.b32 ${i}, f{i};" for i in range(4)) + " }")
     return " ".join(lines)
@@ -122,41 +124,37 @@ def _portable_fold(low, high, x, codes, even, odd, acc, S: tl.constexpr):
 
 
 @triton.jit
-def _loaded_x(words, notes, pair, ok, n_left, COLUMNS: tl.constexpr):
-    """Of a block of 8 rows and the pairs of groups `pair`: the words [S, 128], the notes of even and of odd rows."""
+def _loaded_x(words, notes, ok, n_left, COLUMNS: tl.constexpr):
+    """Of a block of 8 rows, of which n_left are there: the words [R, 128], the notes of even and of odd rows."""
     i = tl.arange(0, 128)[None, :]
-    x = tl.load(words + pair * (16 * COLUMNS) + i, mask=ok & (i // 16 < n_left))
-    # The indices are written so that Triton sees that they come in fours.
-    at = notes + pair * (4 * COLUMNS) + i % 4
+    x = tl.load(words, mask=ok & (i // 16 < n_left))
     is_there = ok & (i // 4 % 4 * 2 < COLUMNS)
-    even = tl.load(at + i // 4 % 4 * 8, mask=is_there, other=0.0)
-    odd = tl.load(at + i // 4 % 4 * 8 + 4, mask=is_there, other=0.0)
-    return x, even, odd
+    return x, tl.load(notes, mask=is_there, other=0.0), tl.load(notes + 4, mask=is_there, other=0.0)
 
 
 @triton.jit
-def _loaded(packed, high, scale, p, end, FORMAT: tl.constexpr, NVIDIA: tl.constexpr):
-    """The words of a step [S, 128]; for mq6 the upper bits of them; the codes of scales, on NVIDIA four in an int32."""
-    i = tl.arange(0, 128)[None, :]
-    ok = (p < end) & (i >= 0)
-    # A lane has four elements of each, whatever their size: an index with i // 4 and i % 4 keeps Triton from giving it
-    # eight of the smaller ones.
-    words = tl.load(packed + p * 128 + i, mask=ok, other=0, eviction_policy="evict_first")
-    codes = tl.load(scale + p * 32 + i // 16 * 4 + i % 4, mask=ok, other=0)
+def _loaded(packed, high, scale, ok, FORMAT: tl.constexpr, NVIDIA: tl.constexpr):
+    """The words of a step [R, 128]; for mq6 the upper bits of them; the codes of scales, on NVIDIA four in an int32."""
+    words = tl.load(packed, mask=ok, other=0, eviction_policy="evict_first")
+    codes = tl.load(scale, mask=ok, other=0)
     more = words
     if FORMAT == "mq6":
-        more = tl.load(high + p * 128 + i // 4 * 4 + i % 4, mask=ok, other=0, eviction_policy="evict_first")
+        more = tl.load(high, mask=ok, other=0, eviction_policy="evict_first")
     return words, more, codes_in_four(codes, NVIDIA)
 
 
 @triton.jit
-def _loaded_tiles(packed, high, scale, p, P, end, FORMAT: tl.constexpr, TILES: tl.constexpr, NVIDIA: tl.constexpr):
-    """The same of several tiles, as three tuples."""
+def _loaded_tiles(
+    packed, high, scale, ahead: tl.constexpr, ok,
+    P: tl.constexpr, FORMAT: tl.constexpr, TILES: tl.constexpr, NVIDIA: tl.constexpr,
+):  # fmt: skip
+    """The same of several tiles, as three tuples, `ahead` pairs of groups behind those that the pointers are at."""
     words = ()
     more = ()
     codes = ()
     for r in tl.static_range(TILES):
-        a, b, c = _loaded(packed + r * P * 128, high + r * P * 128, scale + r * P * 32, p, end, FORMAT, NVIDIA)
+        on = (r * P + ahead) * 128
+        a, b, c = _loaded(packed + on, high + on, scale + on // 4, ok, FORMAT, NVIDIA)
         words = words + (a,)  # type: ignore[assignment]
         more = more + (b,)  # type: ignore[assignment]
         codes = codes + (c,)  # type: ignore[assignment]
@@ -165,24 +163,25 @@ def _loaded_tiles(packed, high, scale, p, P, end, FORMAT: tl.constexpr, TILES: t
 
 @triton.jit
 def _step(
-    words, more, codes, acc, levels, tables, x, notes, first_block, p, P, end, M,
-    FORMAT: tl.constexpr, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr, NVIDIA: tl.constexpr,
+    waiting, sums, levels, tables, x, notes, ahead: tl.constexpr, p, end, n_left,
+    P: tl.constexpr, FORMAT: tl.constexpr, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr,
+    NVIDIA: tl.constexpr,
 ):  # fmt: skip
-    """acc, a tuple of [S, 128] for each tile and block of rows, with the pairs of groups p added."""
+    """sums, a tuple of [R, 128] for each tile and block of rows, with the pairs added whose words `waiting` has."""
+    words, more, codes = waiting
     left, right, minus = tables
     loaded = ()
     for b in tl.static_range(BLOCKS):
-        block = first_block + b
-        ok = p < end
-        if BLOCKS > 1:  # where the number of blocks is odd, the last program's second one does not exist
-            ok = p < tl.where(8 * block < M, end, 0)
-        loaded = loaded + (_loaded_x(x, notes, block * P + p, ok, M - 8 * block, COLUMNS),)  # type: ignore[assignment]
+        on = (b * P + ahead) * 4 * COLUMNS
+        # Where the number of blocks is odd, the last program's second one does not exist.
+        ok = p + ahead < (end if b == 0 else tl.where(n_left > 8 * b, end, 0))
+        loaded = loaded + (_loaded_x(x + 4 * on, notes + on, ok, n_left - 8 * b, COLUMNS),)  # type: ignore[assignment]
     result = ()
     for r in tl.static_range(TILES):
         low, top, low2, top2 = addends(words[r], more[r], levels, left, right, minus, FORMAT, NVIDIA)
         for b in tl.static_range(BLOCKS):
             x_words, even, odd = loaded[b]  # type: ignore[var-annotated]
-            before = acc[r * BLOCKS + b]
+            before = sums[r * BLOCKS + b]
             if NVIDIA and FORMAT == "mq4":
                 after = tl.inline_asm_elementwise(
                     _FOLD_ADDENDS,
@@ -212,64 +211,77 @@ def _gemv_fragments(
     packed, high, scale, row_scale, levels, halves, x, notes, M, N, args,
     EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, FORMAT: tl.constexpr,
     BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr, P: tl.constexpr, PART: tl.constexpr,
-    W: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
+    W: tl.constexpr, TURNS: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     S: tl.constexpr = 4 * W
+    R: tl.constexpr = S // TURNS
+    SHARE: tl.constexpr = 4 // TURNS
     LENGTH: tl.constexpr = P if PART == 0 else PART
-    STEPS: tl.constexpr = (LENGTH + S - 1) // S
-    SLOTS: tl.constexpr = 2 if (PDL or not NVIDIA) and STEPS > 4 and BLOCKS * TILES == 1 and FORMAT != "mq6" else 1
     tile = tl.program_id(0) * TILES
     part = tl.program_id(2)
     first_block = tl.program_id(1) * BLOCKS
     first = part * LENGTH
     end = tl.minimum(first + LENGTH, P)
-    packed += tile.to(tl.int64) * (P * 128)
-    high += tile.to(tl.int64) * (P * 128)
-    scale += tile.to(tl.int64) * (P * 32)
-    r = tl.arange(0, S)  # W t + w: a warp has all that one lane adds up
-    s = (first + 4 * (r % W) + r // W)[:, None]
+    i = tl.arange(0, 128)[None, :]
+    r = tl.arange(0, R)  # W t + w: a warp has all that one lane adds up
+    p = (first + 4 * (r % W) + r // W)[:, None]
+    # Pointers that move on by constants leave no address to be worked out. The indices are written so that Triton sees
+    # that they come in fours, and no more of the smaller ones.
+    fours = i // 4 * 4 + i % 4
+    packed += tile.to(tl.int64) * (P * 128) + p * 128 + i
+    high += tile.to(tl.int64) * (P * 128) + p * 128 + fours
+    scale += tile.to(tl.int64) * (P * 32) + p * 32 + i // 16 * 4 + i % 4
+    x += (first_block * P + p) * (16 * COLUMNS) + i
+    notes += (first_block * P + p) * (4 * COLUMNS) + i // 4 % 4 * 8 + i % 4
+    n_left = M - 8 * first_block
     waiting = ()
-    for slot in tl.static_range(SLOTS):
-        waiting = waiting + (_loaded_tiles(packed, high, scale, s + slot * S, P, end, FORMAT, TILES, NVIDIA),)  # type: ignore[assignment]
-    tables = half_tables_of_lanes(halves, S, FORMAT, NVIDIA)
+    for turn in tl.static_range(TURNS):
+        ok = (p + turn * SHARE < end) & (i >= 0)
+        waiting = waiting + (_loaded_tiles(packed, high, scale, turn * SHARE, ok, P, FORMAT, TILES, NVIDIA),)  # type: ignore[assignment]
+    tables = half_tables_of_lanes(halves, R, FORMAT, NVIDIA)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    acc = ()
-    for _ in tl.static_range(TILES * BLOCKS):
-        acc = acc + (tl.zeros((S, 128), tl.float32),)  # type: ignore[assignment]
-    if SLOTS == 1:
-        words, more, codes = waiting[0]  # type: ignore[misc]
-        for step in range(STEPS):
-            p = step * S + s
-            next_words, next_more, next_codes = _loaded_tiles(packed, high, scale, p + S, P, end, FORMAT, TILES, NVIDIA)
-            acc = _step(
-                words, more, codes, acc, levels, tables, x, notes, first_block, p, P, end, M,
-                FORMAT, BLOCKS, COLUMNS, TILES, NVIDIA,
-            )  # fmt: skip
-            words = next_words
-            more = next_more
-            codes = next_codes
-    else:
-        for step in range(0, STEPS, SLOTS):
-            loaded = ()
-            for slot in tl.static_range(SLOTS):
-                p = (step + slot) * S + s
-                fresh = waiting[slot]  # type: ignore[var-annotated]
-                if first + (step + slot) * S < end:  # a branch, or ptxas gathers the loads behind the last products
-                    words, more, codes = waiting[slot]
-                    acc = _step(
-                        words, more, codes, acc, levels, tables, x, notes, first_block, p, P, end, M,
-                        FORMAT, BLOCKS, COLUMNS, TILES, NVIDIA,
-                    )  # fmt: skip
-                    fresh = _loaded_tiles(packed, high, scale, p + SLOTS * S, P, end, FORMAT, TILES, NVIDIA)
-                loaded = loaded + (fresh,)  # type: ignore[assignment]
-            waiting = loaded
+    sums = ()
+    for _ in tl.static_range(TURNS):
+        zeros = ()
+        for _ in tl.static_range(TILES * BLOCKS):
+            zeros = zeros + (tl.zeros((R, 128), tl.float32),)  # type: ignore[assignment]
+        sums = sums + (zeros,)  # type: ignore[assignment]
+    for step in range((LENGTH + S - 1) // S):
+        added = ()
+        loaded = ()
+        for turn in tl.static_range(TURNS):
+            after = sums[turn]  # type: ignore[var-annotated]
+            fresh = waiting[turn]  # type: ignore[var-annotated]
+            if (
+                first + step * S + turn * SHARE < end
+            ):  # a branch, or ptxas gathers the loads of all turns, for all registers
+                after = _step(
+                    waiting[turn], sums[turn], levels, tables, x, notes, turn * SHARE, p, end, n_left,
+                    P, FORMAT, BLOCKS, COLUMNS, TILES, NVIDIA,
+                )  # fmt: skip
+                ok = (p + (turn * SHARE + S) < end) & (i >= 0)
+                fresh = _loaded_tiles(packed, high, scale, turn * SHARE + S, ok, P, FORMAT, TILES, NVIDIA)
+            added = added + (after,)  # type: ignore[assignment]
+            loaded = loaded + (fresh,)  # type: ignore[assignment]
+        sums = added
+        waiting = loaded
+        p += S
+        packed += S * 128
+        high += S * 128
+        scale += S * 32
+        x += S * 16 * COLUMNS
+        notes += S * 4 * COLUMNS
     for r in tl.static_range(TILES):
         w_row, w_ok, n, n2, n_ok = columns(tile + r, N, PAIR, 16)
         factor = 0.5 * tl.load(row_scale + w_row, mask=w_ok, other=0.0)
         for b in tl.static_range(BLOCKS):
-            total = tl.reshape(sum_by_halves(acc[r * BLOCKS + b], S, 128), (8, 4, 2, 2))  # g, t, h, c
+            total = sums[0][r * BLOCKS + b]  # type: ignore[misc]
+            if TURNS == 4:
+                total += sums[2][r * BLOCKS + b]  # type: ignore[misc]
+                total += sums[1][r * BLOCKS + b] + sums[3][r * BLOCKS + b]  # type: ignore[misc]
+            total = tl.reshape(sum_by_halves(total, R, 128), (8, 4, 2, 2))  # g, t, h, c
             total = tl.reshape(tl.permute(total, (1, 3, 2, 0)), (8, 16))
             lo, hi = streams(total * factor[None, :], PAIR, 8, 16)
             rows = 8 * (first_block + b) + tl.arange(0, 8)
@@ -342,17 +354,18 @@ class GemvFragments:
             w.packed, w.packed if w.high is None else w.high, w.scale, w.row_scale, table(w.packed.device),
             half_tables(w.packed.device), x.words, x.notes, x.num_rows, w.shape[0], args,
             EPILOGUE=epilogue, CONFIG=config, PAIR=self.pair, FORMAT=w.format, BLOCKS=at_once,
-            COLUMNS=x.words.shape[2], TILES=tiles.tiles, P=n_pairs, PART=tiles.part, W=tiles.warps, NVIDIA=nvidia,
-            PDL=pdl, num_warps=tiles.warps, num_stages=1,
-            **register_option(_most_registers(at_once, tiles) if nvidia else None), **pdl_option(pdl), **OPTIONS,
+            COLUMNS=x.words.shape[2], TILES=tiles.tiles, P=n_pairs, PART=tiles.part, W=tiles.warps, TURNS=tiles.turns,
+            NVIDIA=nvidia, PDL=pdl, num_warps=tiles.warps, num_stages=1,
+            **register_option(_most_registers(w.format, at_once, tiles) if nvidia else None),
+            **pdl_option(pdl), **OPTIONS,
         )  # fmt: skip
 
 
-def _most_registers(blocks: int, tiles: Tiles) -> int:
-    """Given less, ptxas spills; given more, it takes what other programs want."""
-    if blocks * tiles.tiles > 1:
-        return 255
-    return 168 if tiles.warps == 4 else 128
+def _most_registers(form: str, blocks: int, tiles: Tiles) -> int:
+    """Given less, ptxas spills more than another program is worth; given more, it takes what other programs want."""
+    if tiles.turns == 1:
+        return 255 if blocks * tiles.tiles > 1 else 168 if tiles.warps <= 4 else 200
+    return 120 if form == "mq4" or (form == "mq4-uniform" and blocks == 1) else 128
 
 
 def best_layout(w: PackedMatrix, pair: int = 0) -> PackedMatrix:
@@ -436,11 +449,11 @@ def variants() -> Iterator[Variant]:
             constants={
                 "EPILOGUE": program, "CONFIG": config, "PAIR": pair, "FORMAT": form, "BLOCKS": blocks,
                 "COLUMNS": rows_of_block(rows), "TILES": tiles.tiles, "P": n_pairs, "PART": tiles.part,
-                "W": tiles.warps, "NVIDIA": True,
+                "W": tiles.warps, "TURNS": tiles.turns, "NVIDIA": True,
             },
             num_warps=tiles.warps,
             num_stages=1,
             has_pdl=True,
             is_nvidia_only=True,
-            most_registers=_most_registers(blocks, tiles),
+            most_registers=_most_registers(form, blocks, tiles),
         )  # fmt: skip

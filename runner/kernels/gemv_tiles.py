@@ -13,14 +13,16 @@ from dataclasses import dataclass
 class Tiles:
     """warps: of a program, which share its pairs of groups four by four. part: pairs of a program, 0 for all.
 
-    depth: of one row, how many times four pairs a warp has on their way. tiles: of several rows, those of 16 columns of
-    a program.
+    depth: of one row, how many times four pairs a warp has on their way. Of several rows, tiles: those of 16 columns of
+    a program; turns: in how many goes, 1 or 4, a warp multiplies its four pairs. Four want fewer registers, so more
+    programs run at once; one goes faster where there are few programs.
     """
 
     warps: int
     depth: int = 2
     part: int = 0
     tiles: int = 1
+    turns: int = 4
 
 
 def tiles_of(form: str, n_tiles: int, n_pairs: int) -> Tiles:
@@ -29,12 +31,13 @@ def tiles_of(form: str, n_tiles: int, n_pairs: int) -> Tiles:
     A warp a span where the product of one row makes its x itself. One warp a program where there are tiles enough for
     all multiprocessors; else several, with much under way.
     """
+    turns = 1 if _is_small(n_tiles, n_pairs) else 4
     if spans_of(n_tiles, n_pairs):
-        return Tiles(warps=spans_of(n_tiles, n_pairs), depth=1)
+        return Tiles(warps=spans_of(n_tiles, n_pairs), depth=1, turns=turns)
     if n_tiles >= _MANY_TILES:
         return Tiles(warps=1, depth=_DEPTH[form], tiles=1 if n_tiles % 2 else _TILES[form])
     warps = 4 if n_pairs >= 64 else 2 if n_pairs >= 32 else 1
-    return Tiles(warps=warps, depth=min(3, -(-n_pairs // (4 * warps))))
+    return Tiles(warps=warps, depth=min(3, -(-n_pairs // (4 * warps))), turns=turns)
 
 
 def tiles_of_branch(n_tiles: int, n_pairs: int) -> Tiles:
@@ -48,7 +51,8 @@ def tiles_of_branch(n_tiles: int, n_pairs: int) -> Tiles:
     warps = 8
     while 4 * warps > n_pairs and warps > 1:
         warps //= 2
-    return Tiles(warps=warps, depth=min(4, -(-n_pairs // (4 * warps))))
+    turns = 1 if _is_small(n_tiles, n_pairs) else 4
+    return Tiles(warps=warps, depth=min(4, -(-n_pairs // (4 * warps))), turns=turns)
 
 
 def tiles_of_parts(n_tiles: int, n_pairs: int) -> Tiles:

@@ -15,7 +15,7 @@ import pytest
 from runner.errors import UsageError
 from runner.kernels.compile import TARGETS, Compiled, all_variants
 from runner.kernels.compile.compilation import read_amdgcn, read_ptxas
-from runner.kernels.compile.jobs import Job, Outcome
+from runner.kernels.compile.jobs import MAY_SPILL, Job, Outcome
 from runner.kernels.compile.report import BEGIN, END, line, markdown, with_table
 from runner.kernels.compile.spread import Failure
 
@@ -95,8 +95,8 @@ def test_every_variant_is_compiled_where_it_is_likeliest_to_fail(compiled: list[
 
 
 @pytest.mark.timeout(900)
-def test_no_kernel_for_decoding_spills_registers(compiled: list[Row]) -> None:
-    spilling = [row for row in compiled if row["is_decode"] and row.get("spilled_bytes", 0) > 0]
+def test_no_kernel_for_decoding_spills_more_than_a_few_registers(compiled: list[Row]) -> None:
+    spilling = [row for row in compiled if row["is_decode"] and row.get("spilled_bytes", 0) > MAY_SPILL]
     assert names(spilling) == []
 
 
@@ -215,7 +215,7 @@ def outcome(target: str = "sm_89", *, is_decode: bool = True, spilled: int = 0, 
 
 
 def test_a_spill_is_a_complaint_about_a_kernel_for_decoding_alone() -> None:
-    assert outcome().complaint == ""
+    assert outcome(spilled=MAY_SPILL).complaint == ""
     assert outcome(spilled=84).complaint == "sample bf16 for sm_89 spills 84 bytes of registers"
     assert outcome(spilled=84, is_decode=False).complaint == ""
 

@@ -1,7 +1,7 @@
 """python -m runner.kernels.compile [--target NAME] [--only NAME] [--fewer] [--json FILE] [--markdown [FILE]]
 
-Compiles the kernels for every target without a GPU, a line for each, and exits with 1 if one fails, spills though it is
-for decoding, or takes more shared memory than there is.
+Compiles the kernels for every target without a GPU, a line for each, and exits with 1 if one fails, spills much though
+it is for decoding, or takes more shared memory than there is.
 """
 
 from __future__ import annotations
