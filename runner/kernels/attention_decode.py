@@ -128,33 +128,44 @@ def _attend_split(
 @triton.jit(do_not_specialize=["window", "capacity", "n_splits"])
 def _combine(
     tops, totals, mixes, sinks, start, out, window, capacity, n_splits,
-    H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, AT_ONCE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
+    m = tl.program_id(0)
+    h = tl.program_id(1)
+    first, last = _seen_range(start, m, window, capacity)  # which the kernel before this one does not write
+    first //= SPLIT
+    last //= SPLIT
+    d = tl.arange(0, BLOCK_D)
+    head = m * H + h
+    place = head.to(tl.int64) * n_splits
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    m = tl.program_id(0)
-    h = tl.program_id(1)
-    first, last = _seen_range(start, m, window, capacity)
-    d = tl.arange(0, BLOCK_D)
-    head = m * H + h
-    top = tl.load(sinks + h).to(tl.float32) if sinks is not None else -float("inf")
-    total = 1.0 if sinks is not None else 0.0
-    top += tl.zeros((1,), tl.float32)
-    total += tl.zeros((1,), tl.float32)
+    top = tl.full((1,), -float("inf"), tl.float32)
+    total = tl.zeros((1,), tl.float32)
+    if sinks is not None:
+        top = tl.load(sinks + h + tl.zeros((1,), tl.int32)).to(tl.float32)
+        total += 1.0
     mixed = tl.zeros((BLOCK_D,), tl.float32)
-    for tile in range(first // SPLIT // TILE * TILE, last // SPLIT + 1, TILE):
-        split = tile + tl.arange(0, TILE)
-        ok = (split >= first // SPLIT) & (split <= last // SPLIT)
-        place = head.to(tl.int64) * n_splits + split
-        split_top = tl.load(tops + place, mask=ok, other=-float("inf"))
-        new_top = tl.maximum(top, tl.max(split_top, 0))
-        weight = tl.exp(split_top - new_top)
+    for tile in range(first // AT_ONCE * AT_ONCE, last + 1, AT_ONCE):
+        # Element by element in the order of the splits, so that all loads are under way at once.
+        of_splits = ()
+        new_top = top
+        for j in tl.static_range(AT_ONCE):
+            split = tile + j + tl.zeros((1,), tl.int32)
+            found = tl.load(tops + place + split, mask=(split >= first) & (split <= last), other=-float("inf"))
+            of_splits = of_splits + (found,)  # type: ignore[assignment]  # noqa: RUF005
+            new_top = tl.maximum(new_top, found)
         keep = tl.exp(top - new_top)
-        total = total * keep + tl.sum(weight * tl.load(totals + place, mask=ok, other=0.0), 0)
-        part = tl.load(mixes + place[:, None] * D + d[None, :], mask=ok[:, None] & (d < D)[None, :], other=0.0)
-        mixed = mixed * keep + tl.sum(weight[:, None] * part, 0)
+        total *= keep
+        mixed *= keep
+        for j in tl.static_range(AT_ONCE):
+            split = tile + j + tl.zeros((1,), tl.int32)
+            there = (split >= first) & (split <= last)
+            weight = tl.exp(of_splits[j] - new_top)
+            total += weight * tl.load(totals + place + split, mask=there, other=0.0)
+            mixed += weight * tl.load(mixes + (place + split) * D + d, mask=there & (d < D), other=0.0)
         top = new_top
     tl.store(out + head.to(tl.int64) * D + d, (mixed / total).to(out.dtype.element_ty), mask=d < D)
 
@@ -206,7 +217,7 @@ def attend_rows(
     )  # fmt: skip
     _combine[(n_rows, num_heads)](
         tops, totals, mixes, sinks, start, out, reach, cache.capacity, n_splits,
-        H=num_heads, D=d, BLOCK_D=block_d, SPLIT=_SPLIT, TILE=_COMBINED, PDL=pdl, num_warps=_WARPS,
+        H=num_heads, D=d, BLOCK_D=block_d, SPLIT=_SPLIT, AT_ONCE=_AT_ONCE, PDL=pdl, num_warps=_WARPS,
         **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return out
@@ -229,9 +240,9 @@ def _shape(per_group: int, block_d: int, kind: torch.dtype | None) -> dict[str, 
 
 _NO_WINDOW = 1 << 30
 # One choice for every M and every capacity, since the order of summation follows from it. H200, H 32, G 8, D 128, bf16,
-# both kernels in a graph, M = 1: 8.6 us at 512 positions, 10.7 at 4096, 52 at 32768; two stages, 2 or 8 warps, or tiles of
-# half the size take up to 1.8 times as long, splits of 128 gain 2 % there and lose as much for other shapes.
-_SPLIT, _COMBINED, _WARPS, _STAGES = 256, 16, 4, 3
+# both kernels in a graph, M = 1: 8.6 us at 512 positions, 10.7 at 4096, 52 at 32768; two stages, 2 or 8 warps, or tiles
+# of half the size take up to 1.8 times as long, splits of 128 gain 2 % there and lose as much for other shapes.
+_SPLIT, _AT_ONCE, _WARPS, _STAGES = 256, 16, 4, 3
 _BLOCK_ROW = 128  # columns of all rows at a time, for the norm of rows
 
 
@@ -277,7 +288,7 @@ def variants() -> Iterator[Variant]:
             name=f"attention_combine d128{name}",
             kernel=_combine,
             signature={"out": "*bf16", "sinks": sinks, **partial, **sizes},
-            constants={"H": 32, "D": 128, "BLOCK_D": 128, "SPLIT": _SPLIT, "TILE": _COMBINED},
+            constants={"H": 32, "D": 128, "BLOCK_D": 128, "SPLIT": _SPLIT, "AT_ONCE": _AT_ONCE},
             has_pdl=True,
             num_warps=_WARPS,
         )

@@ -16,7 +16,7 @@ from runner.kernels.attention_decode import attend_rows
 from runner.kernels.heads import HeadNorm, place_heads
 from runner.kernels.kv_layer import LayerCache
 
-# H, G, D, M, start, window: a split ends at 256.
+# H, G, D, M, start, window: a split ends at 256, and sixteen are put together at a time.
 SHAPES = [
     (6, 2, 18, 3, 0, None),
     (4, 4, 12, 2, 254, None),
@@ -27,6 +27,7 @@ SHAPES = [
     (6, 2, 18, 2, 37, 1000),
     (2, 1, 16, 5, 254, 1),
     (40, 2, 16, 2, 260, 9),
+    (2, 1, 16, 2, 4350, None),
 ]
 KINDS = [
     ("float32", "float32"),
