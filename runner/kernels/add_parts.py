@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from runner.kernels.butterflies import rotated_span, rotation_signs, span_places
+from runner.kernels.butterflies import rotated_span, rotation_signs, signs_of_span, span_places
 from runner.kernels.compile import Variant
 from runner.kernels.fragments import activation_rows
 from runner.kernels.rotate import (
@@ -66,8 +66,12 @@ def _add_parts(
     places = span_places()
     k = span * 256 + places
     at = row.to(tl.int64) * K + k
-    if HAS_GAIN:  # weights: there is nothing to wait for
+    # Weights and signs: there is nothing to wait for, and behind a store they would be loaded after it.
+    signs_there = signs_of_span(signs, places, SIZE, NVIDIA)
+    if HAS_GAIN:
         g = tl.load(gain + k)
+    if HAS_BIAS:
+        b = tl.load(bias + k).to(tl.float32)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -75,13 +79,13 @@ def _add_parts(
     for part in tl.static_range(PARTS):
         v += tl.load(parts + (row.to(tl.int64) * PARTS + part) * K + k)
     if HAS_BIAS:
-        v += tl.load(bias + k).to(tl.float32)
+        v += b
     if PARTS > 0 or HAS_BIAS:
         tl.store(h + at, v)
     tl.store(sums + row * (K // 256) + span, tl.sum(tl.sum(v * v, 0), 0))
     if HAS_GAIN:
         v *= g
-    v = rotated_span(v, signs, places, SIZE, NVIDIA)
+    v = rotated_span(v, signs, signs_there, places, SIZE, NVIDIA)
     store_fragments(v, places, span, row, K, 1.0, zero, words, notes, COLUMNS)
 
 

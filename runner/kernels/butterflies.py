@@ -67,19 +67,31 @@ def span_places():
 
 
 @triton.jit
-def rotated_span(v, signs, places, SIZE: tl.constexpr, NVIDIA: tl.constexpr):
-    """R v of v [2, 128] in blocks of SIZE, the 256 numbers lying as span_places says; for a program of one warp."""
+def signs_of_span(signs, places, SIZE: tl.constexpr, NVIDIA: tl.constexpr):
+    """What rotated_span wants of the signs, to be loaded before anything has to wait: those before and those after."""
+    if SIZE == 1 or not NVIDIA:
+        return 1.0, 1.0
+    else:
+        at = _places_of_signs(places, SIZE)
+        return tl.load(signs + at), tl.load(signs + 256 + at)
+
+
+@triton.jit
+def rotated_span(v, signs, signs_there, places, SIZE: tl.constexpr, NVIDIA: tl.constexpr):
+    """R v of v [2, 128] in blocks of SIZE, the 256 numbers lying as span_places says; for a program of one warp.
+
+    signs_there: signs_of_span.
+    """
     if SIZE == 1:
         return v
     elif not NVIDIA:
         return tl.reshape(rotated(tl.reshape(v, (256,)), signs, SIZE, 256), (2, 128))
     else:
-        at = _places_of_signs(places, SIZE)
-        v = _rotated_halves(v * tl.load(signs + at), places, SIZE)
+        v = _rotated_halves(v * signs_there[0], places, SIZE)
         if SIZE > 128:
             a, b = tl.split(tl.permute(v, (1, 0)))  # bit 7
             v = tl.permute(tl.join(a + b, a - b), (1, 0))
-        return v * tl.load(signs + 256 + at)
+        return v * signs_there[1]
 
 
 @triton.jit

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from runner.kernels.butterflies import rotated_span, rotation_signs, span_places
+from runner.kernels.butterflies import rotated_span, rotation_signs, signs_of_span, span_places
 from runner.kernels.compile import Variant
 from runner.kernels.epilogues import p_rstd
 from runner.kernels.rotate import SPAN, empty_rows, store_rows
@@ -86,11 +86,12 @@ def _route_and_round(
         span = program - 1
         places = span_places()
         column = span * 256 + places
+        signs_there = signs_of_span(signs, places, SIZE, NVIDIA)
         # The stream was written before the router began, so it is there; from L2, since L1 may hold what it was before.
         v = tl.load(h + row.to(tl.int64) * K + column, mask=column < K, other=0.0, cache_modifier=".cg")
         if HAS_GAIN:
             v *= tl.load(gain + column, mask=column < K, other=0.0)
-        v = rotated_span(v, signs, places, SIZE, NVIDIA)
+        v = rotated_span(v, signs, signs_there, places, SIZE, NVIDIA)
         if PDL:
             gdc_wait()
             gdc_launch_dependents()

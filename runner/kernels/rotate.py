@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from runner.kernels.butterflies import rotated_span, rotation_signs, span_places
+from runner.kernels.butterflies import rotated_span, rotation_signs, signs_of_span, span_places
 from runner.kernels.compile import Variant
 from runner.kernels.epilogues import p_rstd
 from runner.kernels.fragments import BLOCK, activations_ref, rows_of_block
@@ -176,7 +176,8 @@ def _quantize_rows(
     span, row = tl.program_id(0), tl.program_id(1)
     places = span_places()
     k = span * 256 + places
-    if HAS_GAIN:  # weights: there is nothing to wait for
+    signs_there = signs_of_span(signs, places, SIZE, NVIDIA)  # as weights: there is nothing to wait for
+    if HAS_GAIN:
         g = tl.load(gain + k, mask=k < K, other=0.0)
     if PDL:
         gdc_wait()
@@ -184,7 +185,7 @@ def _quantize_rows(
     v = tl.load(x + row.to(tl.int64) * K + k, mask=k < K, other=0.0).to(tl.float32)
     if HAS_GAIN:
         v *= g
-    store_rows(rotated_span(v, signs, places, SIZE, NVIDIA), span, row, K, 1.0, words, scale)
+    store_rows(rotated_span(v, signs, signs_there, places, SIZE, NVIDIA), span, row, K, 1.0, words, scale)
 
 
 @triton.jit
@@ -196,7 +197,8 @@ def _quantize_fragments(
     span, row = tl.program_id(0), tl.program_id(1)
     places = span_places()
     k = span * 256 + places
-    if HAS_GAIN:  # weights: there is nothing to wait for
+    signs_there = signs_of_span(signs, places, SIZE, NVIDIA)  # as weights: there is nothing to wait for
+    if HAS_GAIN:
         g = tl.load(gain + k, mask=k < K, other=0.0)
     if PDL:
         gdc_wait()
@@ -204,7 +206,7 @@ def _quantize_fragments(
     v = tl.load(x + row.to(tl.int64) * K + k, mask=k < K, other=0.0).to(tl.float32)
     if HAS_GAIN:
         v *= g
-    v = rotated_span(v, signs, places, SIZE, NVIDIA)
+    v = rotated_span(v, signs, signs_there, places, SIZE, NVIDIA)
     factor = 1.0
     if PARTS > 0:
         rows = row + tl.arange(0, 1)
@@ -219,6 +221,7 @@ def _rotate_rows(
 ):  # fmt: skip
     places = span_places()
     k = tl.program_id(0) * 256 + places
+    signs_there = signs_of_span(signs, places, SIZE, NVIDIA)
     if HAS_GAIN:
         g = tl.load(gain + k, mask=k < K, other=0.0)
     if PDL:
@@ -230,7 +233,7 @@ def _rotate_rows(
         v = tl.load(x + row * K + k, mask=ok, other=0.0).to(tl.float32)
         if HAS_GAIN:
             v *= g
-        v = rotated_span(v, signs, places, SIZE, NVIDIA)
+        v = rotated_span(v, signs, signs_there, places, SIZE, NVIDIA)
         tl.store(out + row * K + k, v.to(out.dtype.element_ty), mask=ok)
 
 
