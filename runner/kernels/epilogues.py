@@ -197,6 +197,16 @@ def norm_apart(
     return args[2], (config[0], config[1]), (*args[:2], none, *args[3:]), (0, 0, *config[2:])
 
 
+def stream_apart(
+    program: Any, args: tuple[Any, ...], config: tuple[Any, ...], unused: Tensor
+) -> tuple[Tensor, bool, Any]:
+    """For a product of one row that reads what it adds to while its weights come: that stream, whether there is one,
+    and the program that is left. unused: any tensor, float32."""
+    if program is not add_stream or config[0] or config[2]:  # a bias comes before the stream
+        return unused, False, program
+    return args[0], True, store
+
+
 # --- columns of a tile -----------------------------------------------------------------------------------------------
 
 

@@ -239,6 +239,10 @@ def _gemv_fragments(
         ok = (p + turn * SHARE < end) & (i >= 0)
         waiting = waiting + (_loaded_tiles(packed, high, scale, turn * SHARE, ok, P, FORMAT, TILES, NVIDIA),)  # type: ignore[assignment]
     tables = half_tables_of_lanes(halves, R, FORMAT, NVIDIA)
+    factors = ()
+    for r in tl.static_range(TILES):
+        w_row, w_ok, _, _, _ = columns(tile + r, N, PAIR, 16)
+        factors = factors + (0.5 * tl.load(row_scale + w_row, mask=w_ok, other=0.0),)  # type: ignore[assignment]
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -274,8 +278,7 @@ def _gemv_fragments(
         x += S * 16 * COLUMNS
         notes += S * 4 * COLUMNS
     for r in tl.static_range(TILES):
-        w_row, w_ok, n, n2, n_ok = columns(tile + r, N, PAIR, 16)
-        factor = 0.5 * tl.load(row_scale + w_row, mask=w_ok, other=0.0)
+        _, _, n, n2, n_ok = columns(tile + r, N, PAIR, 16)
         for b in tl.static_range(BLOCKS):
             total = sums[0][r * BLOCKS + b]  # type: ignore[misc]
             if TURNS == 4:
@@ -283,7 +286,7 @@ def _gemv_fragments(
                 total += sums[1][r * BLOCKS + b] + sums[3][r * BLOCKS + b]  # type: ignore[misc]
             total = tl.reshape(sum_by_halves(total, R, 128), (8, 4, 2, 2))  # g, t, h, c
             total = tl.reshape(tl.permute(total, (1, 3, 2, 0)), (8, 16))
-            lo, hi = streams(total * factor[None, :], PAIR, 8, 16)
+            lo, hi = streams(total * factors[r][None, :], PAIR, 8, 16)
             rows = 8 * (first_block + b) + tl.arange(0, 8)
             which = tile + r if PART == 0 else part
             EPILOGUE(lo, hi, rows, rows < M, n, n2, n_ok, which, args, CONFIG)

@@ -41,7 +41,7 @@ from runner.kernels.fragment_products import (
 )
 from runner.kernels.gemv_tiles import Tiles, tiles_of, tiles_of_branch
 from runner.kernels.grids import half_tables, table
-from runner.kernels.values import OPTIONS, Int8Fragments, PackedMatrix, has_pdl, is_nvidia, pdl_option
+from runner.kernels.values import OPTIONS, Int8Fragments, PackedMatrix, has_pdl, is_nvidia, pdl_option, register_option
 
 # PTX: $0-$3 = $16-$19 plus the products of a pair of groups; $4-$7 low quads and $8-$11 high ones, of row g and row
 # g + 8 in the first group, then in the second; $12-$15 x words, 0 where another column has its group.
@@ -207,10 +207,10 @@ def _step_and_load(
 
 @triton.jit
 def _gemv_one_row(
-    packed, high, scale, row_scale, levels, halves, x, notes, N, norm, args,
-    EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, NORM: tl.constexpr, PAIR: tl.constexpr, FORMAT: tl.constexpr,
-    P: tl.constexpr, PART: tl.constexpr, W: tl.constexpr, DEPTH: tl.constexpr, NVIDIA: tl.constexpr,
-    PDL: tl.constexpr,
+    packed, high, scale, row_scale, levels, halves, x, notes, N, norm, stream, args,
+    EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, NORM: tl.constexpr, ADDS: tl.constexpr, PAIR: tl.constexpr,
+    FORMAT: tl.constexpr, P: tl.constexpr, PART: tl.constexpr, W: tl.constexpr, DEPTH: tl.constexpr,
+    NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     LENGTH: tl.constexpr = P if PART == 0 else PART
     STEPS: tl.constexpr = (LENGTH + 4 * W - 1) // (4 * W)
@@ -235,6 +235,8 @@ def _gemv_one_row(
     rows = tl.arange(0, 8)
     if NORM[0] > 0:  # now, while weights come, and not at the end
         rstd = p_rstd(norm[0], rows, rows < 1, norm[1], norm[2], NORM[0], NORM[1])
+    if ADDS:
+        before = tl.load(stream + n, mask=n_ok, other=0.0)
     acc = tl.zeros((W, 128), tl.float32)
     if STEPS <= 2 * DEPTH:
         for s in tl.static_range(STEPS):
@@ -271,6 +273,8 @@ def _gemv_one_row(
     if NORM[0] > 0:
         lo = lo * rstd[:, None]
         hi = hi * rstd[:, None]
+    if ADDS:
+        lo = lo + before[None, :]
     EPILOGUE(lo, hi, rows, rows < 1, n, n2, n_ok, tile if PART == 0 else part, args, CONFIG)
 
 
@@ -287,13 +291,19 @@ def multiply_one_row(
     n_tiles, n_pairs = w.packed.shape[:2]
     nvidia, pdl, device = is_nvidia(w.packed), has_pdl(w.packed), w.packed.device
     norm, is_normed, args, config = epilogues.norm_apart(epilogue, args, config, x.notes)
+    stream, adds, epilogue = epilogues.stream_apart(epilogue, args, config, x.notes)
     _gemv_one_row[(n_tiles, 1, triton.cdiv(n_pairs, tiles.part or n_pairs))](
         w.packed, w.packed if w.high is None else w.high, w.scale, w.row_scale, table(device), half_tables(device),
-        x.words, x.notes, w.shape[0], norm, args,
-        EPILOGUE=epilogue, CONFIG=config, NORM=is_normed, PAIR=w.pair, FORMAT=w.format, P=n_pairs, PART=tiles.part,
-        W=tiles.warps, DEPTH=tiles.depth, NVIDIA=nvidia, PDL=pdl,
-        num_warps=tiles.warps, num_stages=1, **pdl_option(pdl), **OPTIONS,
+        x.words, x.notes, w.shape[0], norm, stream, args,
+        EPILOGUE=epilogue, CONFIG=config, NORM=is_normed, ADDS=adds, PAIR=w.pair, FORMAT=w.format, P=n_pairs,
+        PART=tiles.part, W=tiles.warps, DEPTH=tiles.depth, NVIDIA=nvidia, PDL=pdl, num_warps=tiles.warps, num_stages=1,
+        **register_option(_most_registers(tiles) if nvidia else None), **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
+
+
+def _most_registers(tiles: Tiles) -> int | None:
+    """Of eight warps two programs are to run at once."""
+    return 128 if tiles.warps == 8 else None
 
 
 def variants() -> Iterator[Variant]:
@@ -314,21 +324,24 @@ def variants() -> Iterator[Variant]:
         tiles = tiles_of_branch(n_tiles, n_pairs) if is_branch else tiles_of(form, n_tiles, n_pairs)
         assert is_part == (tiles.part > 0)
         config = (-(-n_pairs // tiles.part),) if is_part else (0, 0, False, 0) if pair else (0, 0, False)
+        adds = program is epilogues.add_stream
         yield Variant(
             name=f"gemv_one_row {form} {program.__name__} K={64 * n_pairs}",
             kernel=_gemv_one_row,
             signature={
                 "packed": "*i32", "high": "*i16" if form == "mq6" else "*i32", "scale": "*u8", "row_scale": "*fp32",
                 "levels": "*i32", "halves": "*i32", "x": "*i32", "notes": "*fp32", "N": "i32:16",
-                "norm": ("*fp32", "fp32", "fp32"), "args": epilogues.signature(program, "*bf16"),
+                "norm": ("*fp32", "fp32", "fp32"), "stream": "*fp32",
+                "args": epilogues.signature(program, "*bf16"),
             },
             constants={
-                "EPILOGUE": program, "CONFIG": config, "NORM": (0, 1) if is_branch else (16, 16), "PAIR": pair,
-                "FORMAT": form, "P": n_pairs, "PART": tiles.part, "W": tiles.warps, "DEPTH": tiles.depth,
-                "NVIDIA": True,
+                "EPILOGUE": epilogues.store if adds else program, "CONFIG": config,
+                "NORM": (0, 1) if is_branch else (16, 16), "ADDS": adds, "PAIR": pair, "FORMAT": form, "P": n_pairs,
+                "PART": tiles.part, "W": tiles.warps, "DEPTH": tiles.depth, "NVIDIA": True,
             },
             num_warps=tiles.warps,
             num_stages=1,
             has_pdl=True,
             is_nvidia_only=True,
+            most_registers=_most_registers(tiles),
         )  # fmt: skip

@@ -162,10 +162,10 @@ def _columns(first_tile, n_there, c, N, PAIR: tl.constexpr):
 
 @triton.jit
 def _gemv_spans(
-    packed, high, scale, row_scale, levels, halves, x, gain, signs, N, n_tiles, inverse_size, eps, args,
-    EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, HAS_NORM: tl.constexpr, HAS_GAIN: tl.constexpr, SIZE: tl.constexpr,
-    PAIR: tl.constexpr, FORMAT: tl.constexpr, ZERO: tl.constexpr, W: tl.constexpr, TILES: tl.constexpr,
-    DEPTH: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
+    packed, high, scale, row_scale, levels, halves, x, gain, signs, N, n_tiles, inverse_size, eps, stream, args,
+    EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, ADDS: tl.constexpr, HAS_NORM: tl.constexpr, HAS_GAIN: tl.constexpr,
+    SIZE: tl.constexpr, PAIR: tl.constexpr, FORMAT: tl.constexpr, ZERO: tl.constexpr, W: tl.constexpr,
+    TILES: tl.constexpr, DEPTH: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     P: tl.constexpr = 4 * W
     CHUNKS: tl.constexpr = (TILES + 7) // 8
@@ -199,6 +199,11 @@ def _gemv_spans(
         gdc_launch_dependents()
     first = tl.load(x + k).to(tl.float32)
     second = tl.load(x + 128 + k).to(tl.float32)
+    before = ()
+    if ADDS:
+        for c in tl.static_range(CHUNKS):
+            n, n2, n_ok = _columns(first_tile, n_there, c, N, PAIR)
+            before = before + (tl.load(stream + n, mask=n_ok, other=0.0),)  # type: ignore[assignment]
     if HAS_NORM:
         square = sum_of_warps(tl.sum(first * first + second * second, 1)[:, None], W, 1, NVIDIA)
         rstd = tl.div_rn(1.0, tl.sqrt_rn(square * inverse_size + eps))
@@ -251,6 +256,8 @@ def _gemv_spans(
         if HAS_NORM:
             lo *= rstd
             hi *= rstd
+        if ADDS:
+            lo += before[c]
         EPILOGUE(lo[None, :], hi[None, :], rows, rows < 1, n, n2, n_ok, tl.program_id(0) * CHUNKS + c, args, CONFIG)
 
 
@@ -314,12 +321,13 @@ def _launch(
     n_tiles = w.packed.shape[0]
     warps, tiles = spans_of(*w.packed.shape[:2]), tiles_of_program(n_tiles)
     nvidia, pdl, device = is_nvidia(w.packed), has_pdl(w.packed), w.packed.device
+    stream, adds, epilogue = epilogues.stream_apart(epilogue, args, config, w.row_scale)
     _gemv_spans[(triton.cdiv(n_tiles, tiles),)](
         w.packed, w.packed if w.high is None else w.high, w.scale, w.row_scale, table(device), half_tables(device),
         x.x, w.row_scale if x.gain is None else x.gain, rotation_signs(w.rotation, device), w.shape[0],
-        n_tiles, 1.0 / w.shape[1], x.eps or 0.0, args,
-        EPILOGUE=epilogue, CONFIG=config, HAS_NORM=x.eps is not None, HAS_GAIN=x.gain is not None, SIZE=w.rotation,
-        PAIR=w.pair, FORMAT=w.format, ZERO=ZEROS[w.format], W=warps, TILES=tiles,
+        n_tiles, 1.0 / w.shape[1], x.eps or 0.0, stream, args,
+        EPILOGUE=epilogue, CONFIG=config, ADDS=adds, HAS_NORM=x.eps is not None, HAS_GAIN=x.gain is not None,
+        SIZE=w.rotation, PAIR=w.pair, FORMAT=w.format, ZERO=ZEROS[w.format], W=warps, TILES=tiles,
         DEPTH=min(_DEPTH[w.format], tiles), NVIDIA=nvidia, PDL=pdl, num_warps=warps, num_stages=1,
         **register_option(_MOST_REGISTERS if nvidia else None), **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
@@ -346,10 +354,11 @@ def variants() -> Iterator[Variant]:
                 "packed": "*i32", "high": "*i16" if form == "mq6" else "*i32", "scale": "*u8", "row_scale": "*fp32",
                 "levels": "*i32", "halves": "*i32", "x": "*fp32" if has_norm else "*bf16", "gain": "*fp32",
                 "signs": "*fp32", "N": "i32:16", "n_tiles": "i32:16", "inverse_size": "fp32", "eps": "fp32",
-                "args": epilogues.signature(program, "*bf16"),
+                "stream": "*fp32", "args": epilogues.signature(program, "*bf16"),
             },
             constants={
-                "EPILOGUE": program, "CONFIG": (0, 0, False, 0) if pair else (0, 0, False), "HAS_NORM": has_norm,
+                "EPILOGUE": program if has_norm else epilogues.store,
+                "CONFIG": (0, 0, False, 0) if pair else (0, 0, False), "ADDS": not has_norm, "HAS_NORM": has_norm,
                 "HAS_GAIN": has_norm, "SIZE": 256, "PAIR": pair, "FORMAT": form, "ZERO": ZEROS[form], "W": warps,
                 "TILES": tiles, "DEPTH": min(_DEPTH[form], tiles), "NVIDIA": True,
             },
