@@ -16,6 +16,7 @@ from runner.backends.base import Tokenizer
 from runner.bench.genre_texts import genre_prompts, prompt_ids
 from runner.bench.record import Genre
 from runner.config import LONGEST_DRAFT, SamplingParams
+from runner.speculative.control import Most
 from runner.speculative.drafter import Draft, Drafter, DrafterName, Gate
 from runner.speculative.history import common_prefix
 from runner.speculative.suffix import SuffixDrafter
@@ -56,10 +57,16 @@ class ScriptedDrafter(Drafter):
         """From now on the target writes these."""
         self._tokens, self._n_prompt = tokens, n_prompt
 
+    def may_guess(self, history: Sequence[int]) -> bool:
+        return bool(self._guess(history).buckets)
+
+    def _guess(self, history: Sequence[int]) -> Guess:
+        return self._script(max(0, len(history) - self._n_prompt))
+
     def propose(self, history: Sequence[int], params: SamplingParams, gate: Gate) -> Draft:
         del params
         done = max(0, len(history) - self._n_prompt)
-        guess = self._script(done)
+        guess = self._guess(history)
         # Beyond its text it drafts as well, as where it is only timed.
         known = [*self._tokens[done : done + LONGEST_DRAFT], *[0] * LONGEST_DRAFT]
         tokens: list[int] = []
@@ -128,19 +135,7 @@ def suffix_script(genre: Genre, info: ModelInfo, tokenizer: Tokenizer) -> tuple[
         answer = tokenizer.encode(prompt.answer, parse_special=False)
         drafter = SuffixDrafter()
         for done in range(1, len(answer)):
-            draft = drafter.propose([*ids, *answer[:done]], SamplingParams(temperature=0), _Open())
+            draft = drafter.propose([*ids, *answer[:done]], SamplingParams(temperature=0), Most(LONGEST_DRAFT))
             n_right = common_prefix(draft.tokens, answer[done:])
             guesses.append(Guess(draft.buckets, n_right))
     return lambda done: guesses[(done - 1) % len(guesses)], len(guesses)
-
-
-class _Open:
-    """Admits as much as is ever drafted."""
-
-    def __init__(self) -> None:
-        self._left = LONGEST_DRAFT
-
-    def admits(self, bucket: int) -> bool:
-        del bucket
-        self._left -= 1
-        return self._left >= 0

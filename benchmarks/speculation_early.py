@@ -71,6 +71,12 @@ class Device:
     def seconds(self, n_tokens: int) -> float:
         return self.step_s * next(ratio for n, ratio in _RATIOS.items() if n >= n_tokens)
 
+    def at_load_s(self, n_tokens: int) -> float:
+        """What a step takes as it is measured at load: waited for, but where steps draft by themselves."""
+        if self.drafts:
+            return self.seconds(n_tokens)
+        return self.seconds(n_tokens) + (_LAUNCH if n_tokens == 1 else _VERIFYING) * self.step_s
+
     def begin(self, n_tokens: int, launch: float) -> float:
         """Launch a step, which takes the host `launch` steps; gives the time at which it will be over."""
         wait(time.perf_counter() + launch * self.step_s)
@@ -196,7 +202,7 @@ def main() -> None:
 def _both_ways(device: Device, text: Text, n_answers: int, n_tokens: int) -> tuple[list[float], list[int]]:
     """The gain of each answer, and the rounds that verified a draft."""
     speculator = Speculator(SuffixDrafter(), 15)
-    speculator.calibrate(device.seconds)
+    speculator.calibrate(device.at_load_s)
     gains, rounds = [], []
     for _ in range(n_answers):
         plain_s = answer_s(device, text, n_tokens, None)

@@ -5,7 +5,7 @@
     python benchmarks/speculation_gpu.py --shape demo --layers 1      # anywhere: in float32 without a GPU
 
 t(M) is Backend.step_s: M rows, a token chosen after each on the device, their ids on the host. Decoding goes through
-Backend.generate. "in vain" looks for drafts with the suffix automaton and the real controller, and finds none: it is to
+Backend.generate. "in vain" looks as the suffix drafter does, with the real controller, and finds none: it is to
 be as fast as "plain". The others verify every draft of k tokens, of which so many are right, in turn; those of "model"
 take the time in which a draft model of another shape writes k tokens. "copy" drafts with the same weights, which must
 always be right. The ids of all ways are those of "plain", or the program ends with 1. "host" is the share of the time
@@ -73,6 +73,9 @@ class InVain(Drafter):
 
     def __init__(self) -> None:
         self._suffixes = SuffixDrafter()
+
+    def may_guess(self, history: Sequence[int]) -> bool:
+        return self._suffixes.may_guess(history)
 
     def propose(self, history: Sequence[int], params: SamplingParams, gate: Gate) -> Draft:
         self._suffixes.propose(history, params, gate)

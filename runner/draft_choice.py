@@ -57,7 +57,7 @@ def choose_drafter(
 ) -> DraftChoice:
     """What drafts for the model of `spec`, whose files are in `source`. heads: where `runner draft train` puts them.
 
-    "auto" takes the draft model that the user gave, else the suffix automaton; the registry's own suggestion is named,
+    "auto" takes the draft model that the user gave, else the text itself; the registry's own suggestion is named,
     and used only when "model" is asked for. Raises UsageError when what was asked for is made of something that is not
     named or not there.
     """

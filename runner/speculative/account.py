@@ -21,10 +21,10 @@ _SHORT_ANSWER = 128  # tokens: the promise is made for answers of at least so ma
 
 
 class LossAccount:
-    """balance: plain steps that may still be lost. is_full: it does not grow any more, whatever is earned."""
+    """balance: plain steps that may still be lost. most: what gains can bring it to. is_full: it has come to that."""
 
     def __init__(self) -> None:
-        self.balance = INITIAL_ALLOWANCE
+        self.balance = self.most = INITIAL_ALLOWANCE
         self.is_full = False
         self._n_tokens = 0
         self._lost = 0.0
@@ -37,12 +37,12 @@ class LossAccount:
         self.balance = min(max(self.balance, -_LARGEST_DEBT), INITIAL_ALLOWANCE)
         self._n_tokens, self._lost = 0, 0.0
 
-    def enter(self, n_tokens: int, cost: float, most: float) -> None:
-        """A round emitted so many tokens and cost so many plain steps. most: what gains can bring the balance to."""
+    def enter(self, n_tokens: int, cost: float) -> None:
+        """A round emitted so many tokens and cost so many plain steps."""
         self._n_tokens += n_tokens
         self._lost += cost - n_tokens
-        earned, most = self.balance + n_tokens * (1 + ALLOWED_LOSS) - cost, max(most, INITIAL_ALLOWANCE)
-        self.balance, self.is_full = min(earned, most), earned >= most
+        earned = self.balance + n_tokens * (1 + ALLOWED_LOSS) - cost
+        self.balance, self.is_full = min(earned, self.most), earned >= self.most
 
     def covers(self, loss: float) -> bool:
         """Whether so many plain steps can be lost now."""

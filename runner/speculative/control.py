@@ -14,9 +14,13 @@ from runner.speculative.record import Passed, Round, SpeculationState
 
 
 class Control(Protocol):
-    """Decides how much to draft. steps: what the target's steps cost, as measured."""
+    """Decides how much to draft.
+
+    steps: what the target's steps cost, as measured. wait: plain tokens that must pass before a gate may open again.
+    """
 
     steps: StepCosts
+    wait: int
 
     @property
     def state(self) -> SpeculationState: ...
@@ -59,6 +63,7 @@ class EagerController(Control):
     """Verifies whatever is drafted, whatever it costs: for tests, and to measure what the other one prevents."""
 
     state: SpeculationState = "on"
+    wait = 0
     reason = "every guess is verified, whatever it costs"
 
     def __init__(self, draft_max: int) -> None:

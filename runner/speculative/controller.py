@@ -8,13 +8,12 @@ whether guessing takes the device's time, and a clock only to stop a drafter tha
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from runner.speculative.account import ALLOWED_LOSS, INITIAL_ALLOWANCE, LossAccount
 from runner.speculative.control import Control
-from runner.speculative.drafter import NO_DRAFT, Draft, Drafter, Gate
-from runner.speculative.outlook import Outlook, RecentRounds
+from runner.speculative.drafter import NO_DRAFT, Clock, Draft, Drafter, Gate
+from runner.speculative.outlook import Outlook, RecentRounds, Shadow
 from runner.speculative.record import Passed, Round, SpeculationState
 
 _LEAST_GAIN = 1.03  # over the recent rounds; below it drafts rest
@@ -27,19 +26,10 @@ _REFUSALS = 16  # guesses in a row that were not worth it: look on before the ne
 _EVIDENCE = 3  # guesses to be judged before one is verified, where looking on is free
 _SHADOW_SHARE = 0.01  # of the time may go into guesses that are only compared, or asked for in vain
 _LONGEST_SHADOW, _LONGEST_PAID_SHADOW = 8, 3
+_MOST_GRACE = 1.0  # plain steps; see Controller._grace
+_FIRST_STEPS = 2  # plain ones of an answer, which drafts are compared with
 _LONGEST_WAIT = 32  # tokens until a draft that was not covered is asked for again
 _SURPRISE = 10  # times as long as expected: what a drafter may suddenly take
-
-Clock = Callable[[], float]
-
-
-def clock_for(drafter: Drafter) -> Clock:
-    """What a drafter's time is measured by, in seconds.
-
-    On the host the processor's time of this thread: that others hold it up is no fault of the drafter's, and befalls
-    plain decoding too. Time of the device passes while the thread waits.
-    """
-    return time.thread_time if drafter.is_host_only else time.perf_counter
 
 
 class Controller(Control):
@@ -53,10 +43,14 @@ class Controller(Control):
         self._is_free, self._clock = drafter.is_host_only, clock
         self._phase: SpeculationState = "learning" if self._is_free else "on"
         self._rest, self._next_rest = 0, _REST
-        self._n_refused = self._n_unread = self._wait = 0
+        self._n_refused = self._n_unread = self.wait = 0
+        # What the look took that chose a draft too late for the step that had begun: not held against that draft.
+        self._grace: float | None = None
+        self._next_grace: float | None = None
+        self._n_least = 0  # tokens of the shortest draft that was worth waiting for
         self._idle = 0.0  # plain steps that went into guessing since the last draft
         self._shadow_left = 0.0  # plain steps that may go into looking on
-        self._shadow: _Shadow | None = None
+        self._shadow: Shadow | None = None
         self._gate: _Gate | None = None
         self._chosen = NO_DRAFT
         self._guessed_s = 0.0
@@ -67,29 +61,39 @@ class Controller(Control):
     def begin(self) -> None:
         self.steps.begin()
         self._account.begin()
+        self._bound_account()
         self._shadow, self._gate, self._chosen = None, None, NO_DRAFT
-        self._wait = 0
+        self.wait, self._next_grace = _FIRST_STEPS, None
 
     # --- how far to guess --------------------------------------------------------------------------------------------
 
     def gate(self, limit: int, n_drafting: int = 0) -> Gate | None:
-        self._gate, self._chosen, self._guessed_s = None, NO_DRAFT, 0.0
         self._at_risk = self._outlook.failing(n_drafting) if n_drafting else 0.0
         # Plain steps now and then are what drafts are compared with.
-        if limit <= 0 or self._wait > 0 or self._phase == "off" or not self.steps.is_fresh:
+        if limit <= 0 or self.wait > 0 or self._phase == "off" or not self.steps.is_fresh:
             return None
         is_trial = self._phase == "on"
         call = self._outlook.call_cost(self._n_unread)
         is_earned = is_trial and self._is_free and self._has_earned(call)
-        if self._shadow_left < 0 and (self._is_free or not is_trial) and not is_earned:
+        # What the target verifies already is what was chosen.
+        self._grace, self._next_grace = (None if n_drafting else self._next_grace), None
+        is_due = self._grace is not None
+        if self._shadow_left < 0 and (self._is_free or not is_trial) and not is_earned and not is_due:
+            self.wait = min(int(-self._shadow_left / _SHADOW_SHARE), _LONGEST_WAIT)
             return None
         if not is_trial:
             if self._shadow is not None and not self._is_free:
                 return None
             limit = min(limit, _LONGEST_SHADOW if self._is_free else _LONGEST_PAID_SHADOW)
-        if not self._covers_call(call):
+        if not self._covers_call(call) and not is_due:
+            self._wait_for(call)
             self._doubt = f"a guess takes {call:.1f} plain steps, and {self._left:.1f} may be lost now"
             return None
+        if is_trial and self._n_least and not is_due:
+            loss = self._at_risk + call + self._outlook.failing(self._n_least)
+            if not self._account.covers(loss) and not self._account.is_full:
+                self._wait_for(loss)
+                return None
         gate = _Gate(self, limit, is_trial, self._clock(), is_earned=is_earned)
         if is_trial and not gate.is_open:
             self._refuse("")
@@ -101,9 +105,7 @@ class Controller(Control):
         """Whether a look may be taken that costs so many plain steps before any is verified."""
         if not self._is_free:
             return self._account.covers(call) and self._account.survives(_SURPRISE * call)
-        # What was not read grows with each token. Once the account does not, waiting makes a look no better.
-        is_cheap_reader = self._outlook.reading_cost <= ALLOWED_LOSS / 2
-        return self._account.covers(call) or (is_cheap_reader and self._account.is_full)
+        return self._account.covers(call) or self._account.is_full  # waiting makes a look no better then
 
     def _has_earned(self, call: float) -> bool:
         """Whether a look in vain is paid by what drafts have gained: where that is much, not to look costs more."""
@@ -172,28 +174,31 @@ class Controller(Control):
         spent = self._guessed_s / self.steps.plain_s
         if self._is_ahead:  # a device hides most of it
             spent = min(spent, self._outlook.call_cost(0))
-        self._judge(proposed, spent)
+        wanted = self._judge(proposed, spent)
         # A guess that took time is there now, and only its verification is still to be paid.
-        n = self._length(proposed, spent) if self._phase == "on" or not self._is_free else 0
+        n = self._length(proposed, spent, wanted) if self._phase == "on" or not self._is_free else 0
         if n:
             self._chosen = Draft(proposed.tokens[:n], proposed.buckets[:n])
         elif self._shadow is None:
-            self._shadow = _Shadow(proposed)
+            self._shadow = Shadow(proposed)
         return self._chosen
 
-    def _judge(self, proposed: Draft, spent: float) -> None:
-        """Go over to verifying when a guess promises enough, and away from it after many that did not."""
+    def _judge(self, proposed: Draft, spent: float) -> int:
+        """Go over to verifying when a guess promises enough, and away from it after many that did not.
+
+        Gives how long the draft is to be.
+        """
         best = self._outlook.best(proposed.buckets, len(proposed), spent)
         if not best.n:
             shown = self._outlook.best(proposed.buckets, len(proposed), spent, least=1)
             self._refuse(
                 f"a draft of {shown.n} would cost {shown.cost:.1f} plain steps and bring {shown.tokens:.1f} tokens"
             )
-            return
+            return 0
         self._n_refused = 0
         self._doubt = ""
         if self._phase != "learning":
-            return
+            return best.n
         n_seen = self._outlook.acceptance.seen(proposed.buckets[0])
         if self._is_free and n_seen < _EVIDENCE:
             self._doubt = f"guesses are compared with what is written: {n_seen:.0f} of {_EVIDENCE} so far"
@@ -203,6 +208,7 @@ class Controller(Control):
             )
         else:
             self._phase, self._idle = "on", 0.0
+        return best.n
 
     def _refuse(self, doubt: str) -> None:
         self._doubt = doubt or self._doubt
@@ -210,23 +216,27 @@ class Controller(Control):
         if self._n_refused >= _REFUSALS and self._phase == "on":
             self._phase = "learning"
 
-    def _length(self, proposed: Draft, spent: float) -> int:
+    def _length(self, proposed: Draft, spent: float, wanted: int) -> int:
         """The length that pays most of those whose failing is covered."""
-        wanted = n = self._outlook.best(proposed.buckets, len(proposed), spent).n
-        while n and not self._account.covers(self._at_risk + spent + self._outlook.failing(n)):
+        n = wanted
+        risk = self._at_risk + spent - (self._grace or 0.0)
+        while n and not self._account.covers(risk + self._outlook.failing(n)):
             n -= 1
         if n < wanted:
             n = self._outlook.best(proposed.buckets[:n], n, spent).n
-        if wanted and not n:
-            self._wait_for(proposed.buckets[:wanted], spent)
+        # A shorter one hardly pays for what it stops where steps begin early, if that is not stopped yet.
+        least = min(wanted, 1) if self._grace is not None or not self._is_ahead else (wanted + 3) // 4
+        self._n_least = least if n < least else 0
+        if n < least:
+            loss = self._at_risk + spent + self._outlook.failing(least)
+            self._wait_for(loss)
+            self._doubt = f"a draft of {least} could lose {loss:.1f} plain steps, and {self._left:.1f} may be lost now"
+            return 0
         return n
 
-    def _wait_for(self, buckets: Sequence[int], spent: float) -> None:
-        """Ask no more until the shortest draft that pays can be covered: asking would use up what it waits for."""
-        n = next(n for n in range(1, len(buckets) + 1) if self._outlook.best(buckets[:n], n, spent).n)
-        loss = self._at_risk + spent + self._outlook.failing(n)
-        self._wait = min(int((loss - self._account.balance) / ALLOWED_LOSS), _LONGEST_WAIT)
-        self._doubt = f"a draft of {n} could lose {loss:.1f} plain steps, and {self._left:.1f} may be lost now"
+    def _wait_for(self, loss: float) -> None:
+        """Ask no more until so much can be lost: asking would use up what it waits for."""
+        self.wait = min(int((loss - self._account.balance) / ALLOWED_LOSS), _LONGEST_WAIT)
 
     # --- what came of it ---------------------------------------------------------------------------------------------
 
@@ -253,11 +263,15 @@ class Controller(Control):
         if self.steps.plain_s <= 0:
             return
         spent = unhidden_s / self.steps.plain_s
+        self._bound_account()
         self._enter(done.tokens, step, spent)
         # What was written tells even of guesses that the target did not compute: it cannot if a token is outside its
         # vocabulary, nor if its next step had begun before.
         if len(self._chosen):
-            self._compare(_Shadow(self._chosen), done.tokens)
+            chosen = Shadow(self._chosen)
+            self._outlook.compare(chosen, done.tokens)
+            if not n_drafted and chosen.n_right == n_tokens:
+                self._next_grace = min(spent, _MOST_GRACE)
         gate = self._gate
         if gate is not None:
             self._outlook.guessing.learn(gate.n_asked, min(guess_s, unhidden_s))
@@ -268,9 +282,14 @@ class Controller(Control):
             self._shadow_left = max(self._shadow_left, 0.0)
         if n_drafted or (gate is not None and gate.is_trial and not self._is_free):
             self._learn_gain(n_drafted, n_tokens, step)
+        self._gate, self._chosen, self._guessed_s = None, NO_DRAFT, 0.0
+
+    def _bound_account(self) -> None:
+        self._account.most = INITIAL_ALLOWANCE + 2 * max(0.0, self._outlook.worst_loss)
 
     def pass_by(self, passed: Passed, own_s: float) -> None:
         first, n_steps = passed.first, len(passed)
+        self._next_grace = None
         self._is_ahead = passed.last.is_ahead
         cost = self.steps.learn_passed(n_steps, first.step_s, passed.last.step_s)
         if self.steps.plain_s > 0:
@@ -282,27 +301,15 @@ class Controller(Control):
         """Enter steps that cost so many plain steps, and `spent` for guessing and deciding."""
         n_tokens = len(tokens)
         self._outlook.learn_rate(n_tokens, step + spent, n_rounds)
-        self._account.enter(n_tokens, step + spent, INITIAL_ALLOWANCE + 2 * self._outlook.worst_loss)
-        self._n_unread += n_tokens
-        self._wait -= n_tokens
+        self._account.enter(n_tokens, step + spent)
+        self._n_unread += 0 if self._is_free else n_tokens  # what works on the host reads as it goes
+        self.wait -= n_tokens
         self._idle += spent
         self._shadow_left = min(self._shadow_left + _SHADOW_SHARE * n_tokens, 1.0)
-        if self._shadow is not None and self._compare(self._shadow, tokens):
+        if self._shadow is not None and self._outlook.compare(self._shadow, tokens):
             self._shadow = None
         if self._phase == "off":
             self._pass_rest(n_tokens)
-
-    def _compare(self, shadow: _Shadow, tokens: Sequence[int]) -> bool:
-        """Whether there is no more to compare."""
-        draft = shadow.draft
-        for token in tokens:
-            position = shadow.n_right
-            is_right = draft.tokens[position] == token
-            self._outlook.acceptance.learn(position, draft.buckets[position], is_right)
-            shadow.n_right += 1
-            if not is_right or shadow.n_right == len(draft):
-                return True
-        return False
 
     def _learn_gain(self, n_drafted: int, n_tokens: int, step: float) -> None:
         """A round for a draft is over: rest, if the last of them did not pay."""
@@ -366,11 +373,3 @@ class _Gate(Gate):
             return False
         self.buckets.append(bucket)
         return True
-
-
-class _Shadow:
-    """A guess to compare with what is written; n_right tokens of it were."""
-
-    def __init__(self, draft: Draft) -> None:
-        self.draft = draft
-        self.n_right = 0

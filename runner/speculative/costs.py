@@ -21,6 +21,7 @@ _STALL = 3.0  # a step that takes so many times what it should was held up by so
 _WEIGHT = 0.2  # of a live round in a moving average
 _FIRST_WEIGHT = 0.5  # and of the first of its length, when it cost more than expected
 _PLAIN_NOISE = 0.9  # of the plain step at load: less than that is no noise any more
+_SAME_PLAIN = 0.01  # of a plain step: what changes by less changes no table
 _READY = 0.25  # of the plain step at load: what takes less was ready before it was waited for
 _KEPT_SURPRISE, _KEPT_SURPRISE_PLAIN = 0.6, 0.97  # by a round, and by a plain step
 _NO_SURPRISE = 1.001
@@ -147,8 +148,10 @@ class StepCosts:
             self._surprise = 1 + _KEPT_SURPRISE_PLAIN**n_plain * (self._surprise - 1)
             self._surprise = self._surprise if self._surprise > _NO_SURPRISE else 1.0
             self._worst = []
-        if (plain := (self.plain_s, self.is_fresh)) != self._seen_plain:
-            self._seen_plain = plain
+        plain_s, is_fresh = self.plain_s, self.is_fresh
+        seen_s, was_fresh = self._seen_plain
+        if abs(plain_s - seen_s) > _SAME_PLAIN * seen_s or is_fresh != was_fresh:
+            self._seen_plain = (plain_s, is_fresh)
             self._hold_against_load()
             self._worst = []
 

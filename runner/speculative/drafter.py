@@ -5,12 +5,14 @@ The protocols and values of speculation. They know nothing of how a guess is mad
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from runner.config import SamplingParams
 
+Clock = Callable[[], float]
 DrafterName = Literal["suffix", "model", "self", "mtp", "eagle3", "scripted"]
 
 
@@ -71,6 +73,14 @@ class Drafter(Protocol):
     @property
     def nbytes(self) -> int: ...
 
+    def may_guess(self, history: Sequence[int]) -> bool:
+        """Whether `propose` might guess anything after `history`: asked before each step, so it takes next to no time.
+
+        A drafter that works on the host has then read what it has to; others are asked to guess without it.
+        """
+        del history
+        return True
+
     def propose(self, history: Sequence[int], params: SamplingParams, gate: Gate) -> Draft:
         """Guess what follows `history`, one token after the other, as long as the gate admits.
 
@@ -82,3 +92,12 @@ class Drafter(Protocol):
     def close(self) -> None:
         """Give back what it holds. Calling it twice is harmless."""
         ...
+
+
+def clock_for(drafter: Drafter) -> Clock:
+    """What a drafter's time is measured by, in seconds.
+
+    On the host the processor's time of this thread: that others hold it up is no fault of the drafter's, and befalls
+    plain decoding too. Time of the device passes while the thread waits.
+    """
+    return time.thread_time if drafter.is_host_only else time.perf_counter

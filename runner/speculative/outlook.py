@@ -11,11 +11,19 @@ from collections.abc import Sequence
 from runner.config import LONGEST_DRAFT
 from runner.speculative.acceptance import Acceptance, Length, best_length
 from runner.speculative.costs import DraftCosts, StepCosts
-from runner.speculative.drafter import Drafter
+from runner.speculative.drafter import Draft, Drafter
 
 _FREE_PRIOR, _PAID_PRIOR = 0.5, 0.7  # acceptance before evidence: where looking on takes time, trying is how to learn
 _RATE_WEIGHT = 1 / 16  # of a round in the rate of tokens
 _WINDOW = 16  # rounds that are judged together
+
+
+class Shadow:
+    """A guess to compare with what is written; n_right tokens of it were."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.n_right = 0
 
 
 class Outlook:
@@ -33,11 +41,6 @@ class Outlook:
     def token_cost(self) -> float:
         """Plain steps that guessing one token takes."""
         return self.guessing.token(self.steps.plain_s)
-
-    @property
-    def reading_cost(self) -> float:
-        """Plain steps that the drafter takes to read a token."""
-        return self.guessing.call(self.steps.plain_s, 1) - self.guessing.call(self.steps.plain_s, 0)
 
     def call_cost(self, n_unread: int) -> float:
         """Plain steps that asking takes until a first guess is there, and that the step after it takes longer.
@@ -71,6 +74,18 @@ class Outlook:
         rate = max(1.0, self._tokens_now / self._cost_now)
         return best_length(self.acceptance.chances(buckets), costs, rate, least)
 
+    def compare(self, shadow: Shadow, tokens: Sequence[int]) -> bool:
+        """Learn of a guess by what was written; whether there is no more to compare."""
+        draft = shadow.draft
+        for token in tokens:
+            position = shadow.n_right
+            is_right = draft.tokens[position] == token
+            self.acceptance.learn(position, draft.buckets[position], is_right)
+            shadow.n_right += 1
+            if not is_right or shadow.n_right == len(draft):
+                return True
+        return False
+
     def learn_rate(self, n_tokens: int, cost: float, n_rounds: int = 1) -> None:
         """Rounds alike emitted so many tokens together and cost so many plain steps."""
         weight = 1 - (1 - _RATE_WEIGHT) ** n_rounds
@@ -82,7 +97,8 @@ class RecentRounds:
     """What the last rounds for drafts cost and brought, guesses since the one before included."""
 
     def __init__(self) -> None:
-        self._rounds: deque[tuple[int, int, float]] = deque(maxlen=_WINDOW)
+        self._rounds: deque[tuple[int, int, float]] = deque()
+        self._tokens, self._cost = 0, 0.0  # of all of them
 
     def __len__(self) -> int:
         return len(self._rounds)
@@ -93,15 +109,20 @@ class RecentRounds:
 
     def add(self, n_drafted: int, n_tokens: int, cost: float) -> None:
         """A round: tokens drafted, tokens emitted, plain steps."""
+        if self.is_full:
+            _, left_tokens, left_cost = self._rounds.popleft()
+            self._tokens, self._cost = self._tokens - left_tokens, self._cost - left_cost
         self._rounds.append((n_drafted, n_tokens, cost))
+        self._tokens, self._cost = self._tokens + n_tokens, self._cost + cost
 
     def clear(self) -> None:
         self._rounds.clear()
+        self._tokens, self._cost = 0, 0.0
 
     @property
     def gain(self) -> float:
         """How many times as fast as plain decoding; there must be a round."""
-        return sum(n for _, n, _ in self._rounds) / sum(cost for _, _, cost in self._rounds)
+        return self._tokens / self._cost
 
     def __str__(self) -> str:
         drafted, emitted, cost = (sum(column) / len(self._rounds) for column in zip(*self._rounds, strict=True))

@@ -103,8 +103,9 @@ class PlainSteps:
         """So many steps for which nothing was asked are over, one after the other; gives what they count as.
 
         The first counts as what it follows. Of the others the last tells what quiet ones take: all would take too long.
+        While none is known, the first tells it too.
         """
-        n_told = 0 if self._follows == "quiet" else 1
+        n_told = 0 if self._follows == "quiet" and self._quiet else 1
         cost = self.learn(first_s, is_asked=False) if n_told else 0.0
         if n_steps > n_told:
             cost += self.learn(last_s, is_asked=False) + n_steps - n_told - 1

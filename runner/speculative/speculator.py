@@ -10,20 +10,17 @@ from collections.abc import Sequence
 
 from runner.config import LONGEST_DRAFT, SamplingParams
 from runner.speculative.control import Control, Most
-from runner.speculative.controller import Clock, Controller, clock_for
-from runner.speculative.drafter import NO_DRAFT, Draft, Drafter
+from runner.speculative.controller import Controller
+from runner.speculative.drafter import NO_DRAFT, Clock, Draft, Drafter, clock_for
 from runner.speculative.load_times import StepSeconds
 from runner.speculative.record import Passed, Round, SpeculationRecord
 from runner.speculative.tally import Tally
 
 _TIMED_TOKENS = 3
-_PASSED = 8  # plain steps that are learned of at once, or more
-_PASSED_S, _MOST_PASSED = (
-    2e-3,
-    32,
-)  # until they have taken so long, or are so many: learning is to be little beside them
+_PASSED_S = 2e-3  # plain steps are learned of when they took so long,
+_LEAST_PASSED, _MOST_PASSED = 8, 32  # and are so many at least, or at most
+_UNTOLD_S, _MOST_UNTOLD = 50e-3, 512  # and so long where there is nothing to guess, and nothing to decide
 _REHEARSED = 256  # plain steps
-_READ_AT_ONCE = 8  # tokens, or more, where a device hides it
 
 
 class Speculator:
@@ -48,10 +45,8 @@ class Speculator:
         self._own_s = self._passing_s = 0.0  # what learning of an asked round, and of some others, took the last time
         self._has_gate = False
         self._passed: Passed | None = None
-        self._n_passing = _PASSED
-        self._is_fresh = False  # what steps said when they were last told of any
-        self._is_ahead = False  # whether a device works while the host reads
-        self._n_unread = 0  # tokens that the drafter has not seen
+        self._n_waiting = 0  # plain tokens that pass before the control is asked again
+        self._n_passing = self._n_untold = _LEAST_PASSED  # and what they are learned of after, at the latest
         self._tally = Tally(LONGEST_DRAFT)
 
     def calibrate(self, step_s: StepSeconds) -> None:
@@ -71,7 +66,7 @@ class Speculator:
         """Learn of plain steps that never were, and asked for nothing: the first times take many times as long."""
         if self.drafter.is_quoting:
             for _ in range(3):
-                self.drafter.propose(range(_REHEARSED), SamplingParams(temperature=0), Most(0))
+                self._read(range(_REHEARSED))
                 self.drafter.close()  # which leaves it as it was made
         scratch = Speculator(self.drafter, self._draft_max, clock=self._clock)
         for _ in range(_REHEARSED):
@@ -88,53 +83,55 @@ class Speculator:
         self._own_s = self._passing_s = 0.0  # that was no time of this answer
         self._tally = Tally(LONGEST_DRAFT)
         self._control.begin()
-        self._is_fresh = False
-        self._is_ahead = False
+        self._n_waiting = 0
         if prompt:
-            self._n_unread = len(prompt)
+            began = self._clock()
             self._read(prompt)
+            self._control.learn_reading(len(prompt), self._clock() - began)
 
-    def _read(self, history: Sequence[int]) -> float:
-        """Have the drafter read what it has not seen; the seconds that it took."""
-        began = self._clock()
+    def _read(self, history: Sequence[int]) -> None:
         self.drafter.propose(history, SamplingParams(temperature=0), Most(0))
-        elapsed = self._clock() - began
-        self._control.learn_reading(self._n_unread, elapsed)
-        self._n_unread = 0
-        return elapsed
 
     def draft(self, history: Sequence[int], params: SamplingParams, room: int, n_drafting: int = 0) -> Draft:
         """What to verify after `history`, at most `room` tokens; empty for a plain step.
 
         n_drafting: tokens of a draft of its own that the target is verifying already; what it emits is not known.
         """
-        gate = self._control.gate(min(room, self._draft_max), n_drafting)
-        self._has_gate = gate is not None
-        if gate is None:
-            self._guess_s = 0.0
-            if self._is_ahead and self.drafter.is_quoting and self._n_unread >= _READ_AT_ONCE:
-                self._passing_s += self._read(history)
+        self._has_gate = False
+        self._guess_s = 0.0
+        if not self.drafter.may_guess(history):
             return NO_DRAFT
+        passed = self._passed
+        n_passed = 0 if passed is None else len(passed)
+        if n_passed < self._n_waiting:
+            return NO_DRAFT
+        if passed is not None and n_passed > 1:
+            self._pass_by()
+            if passed.last.is_ahead:  # a device hides more of this and of a look beside two steps than beside one
+                self._n_waiting = 0
+                return NO_DRAFT
+        gate = self._control.gate(min(room, self._draft_max), n_drafting)
+        if gate is None:
+            self._n_waiting = min(self._control.wait or self._lasting(_PASSED_S, 1, _LEAST_PASSED), self._n_passing)
+            return NO_DRAFT
+        self._has_gate, self._n_waiting = True, 0
         self._pass_by()
         # That was in this round, and not before the next that is passed by.
         self._own_s, self._passing_s = self._own_s + self._passing_s, 0.0
         began = self._clock()
         draft = self._control.cut(self.drafter.propose(history, params, gate))
         self._guess_s = self._clock() - began
-        self._n_unread = 0
         return draft
 
     def learn(self, done: Round) -> None:
         """A step is over, with a draft or without."""
-        self._is_ahead = done.is_ahead
-        self._n_unread += len(done.tokens)
         if not self._has_gate and not done.draft:
             # Little as it is, learning takes longer than most plain steps can spare: many at once take less.
             if self._passed is None:
                 self._passed = Passed.of(done)
             else:
                 self._passed.add(done)
-            if len(self._passed.tokens) >= self._n_passing or not self._is_fresh:
+            if len(self._passed) >= self._n_untold:
                 self._pass_by()
             return
         self._pass_by()
@@ -145,7 +142,6 @@ class Speculator:
         steps = self._control.steps
         charged_s = done.unhidden_s(guess_s + own_s, steps.plain_s)
         self._tally.add(done, min(guess_s, charged_s), max(0.0, charged_s - guess_s), steps.plain_s, steps.unseen)
-        self._is_fresh = steps.is_fresh
         self._own_s = self._clock() - began
 
     def _pass_by(self) -> None:
@@ -156,9 +152,14 @@ class Speculator:
         self._control.pass_by(passed, passing_s)
         self._tally.pass_by(passed, passed.first.unhidden_s(passing_s, steps.plain_s), steps.plain_s)
         self._passed = None
-        self._n_passing = min(max(_PASSED, int(_PASSED_S / steps.plain_s)), _MOST_PASSED) if steps.plain_s > 0 else 1
-        self._is_fresh = steps.is_fresh
         self._passing_s = self._clock() - began
+        self._n_passing = self._lasting(_PASSED_S, _LEAST_PASSED, _MOST_PASSED)
+        self._n_untold = self._lasting(_UNTOLD_S, _LEAST_PASSED, _MOST_UNTOLD)
+
+    def _lasting(self, seconds: float, least: int, most: int) -> int:
+        """How many plain steps take so long, within bounds."""
+        plain_s = self._control.steps.plain_s
+        return min(max(least, int(seconds / plain_s)), most) if plain_s > 0 else least
 
     @property
     def record(self) -> SpeculationRecord:

@@ -1,16 +1,15 @@
-"""Drafts from the text itself: what followed most often when the sequence ended before as it does now.
+"""Drafts from the text itself: what followed the last time that the sequence ended as it does now.
 
-A suffix automaton (Blumer et al., 1985) knows every repeated part of what it was given, and holds the longest suffix
-that occurred before as a state: finding it costs nothing. It needs no model and no memory of a device. It knows token
-ids only, and neither what a draft costs nor whether it pays.
+Where its last tokens stood before is kept in hash chains, so that a token which repeats nothing takes one look into a
+dict; of the places that are found the one with the longest match counts, as on a device (kernels/repeats.py). It needs
+no model and no memory of a device. It knows token ids only, and neither what a draft costs nor whether it pays.
 """
 
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
 
 from runner.config import SamplingParams
 from runner.speculative.drafter import NO_DRAFT, Draft, Drafter, DrafterName, Gate
@@ -19,8 +18,12 @@ from runner.speculative.history import common_prefix
 SHORTEST_MATCH: Final = 3
 """Tokens that must have occurred before; shorter matches are mostly chance."""
 
-_COUNTED_SUFFIXES = 8  # a longer chain of suffixes is one token repeated, where counts tell nothing
-_OPTIONS = 32  # that are compared, of what followed: the last new ones, so that a table of thousands takes no longer
+LONGEST_MATCH: Final = 16
+"""Tokens that are compared at most: of longer matches the latest counts."""
+
+_CANDIDATES = 32  # places that are compared, the latest ones: a table of thousands of rows takes no longer
+_ID_BITS = 20  # of a token's in the key of an n-gram
+_KEY_MASK = (1 << SHORTEST_MATCH * _ID_BITS) - 1
 _RANGES = (SHORTEST_MATCH, 4, 8, 16)  # the least match length of each bucket but the first
 _CONTEXT = 32  # tokens of what is held already that are given again, so that matches reach across a seam
 _TAIL = 8  # tokens by which a sequence that goes on is known
@@ -42,120 +45,99 @@ def ending(texts: Sequence[Sequence[int]], most: int) -> list[Sequence[int]]:
     return kept[::-1]
 
 
-class SuffixAutomaton:
-    """Every part of some sequences of ids, in at most 2 states and 3 transitions a token; grows by a token in O(1).
+class Match(NamedTuple):
+    """Where the last tokens stood before: `length` of them, up to `place`, at which what followed begins.
 
-    State 0 stands for the empty text. Each state stands for parts of the text that end at the same places, the
-    longest of which has `_length` tokens; `_link` is the state of its longest suffix that ends at more places.
+    n_alone: tokens from there on in which all equally long matches that were looked at went on alike.
+    """
+
+    length: int
+    place: int
+    n_alone: int
+
+
+class HashChains:
+    """Some sequences of ids, one behind the other, and the places at which each n-gram of theirs ends, latest first.
+
+    As in deflate: a dict has the latest place of an n-gram, and each place the one before it. The dict's keys are
+    hashes, so whoever finds a place compares. A place is the number of tokens up to there, and 0 is none.
     """
 
     def __init__(self) -> None:
-        self._length = [0]
-        self._link = [-1]
-        self._next: list[dict[int, int]] = [{}]
-        self._count = [0]  # how often a state was seen again, where it counts: see extend
-        self._last = 0
-        self._n_sequences = 1
+        self.tokens: list[int] = []
+        self.key = 0  # of the last n-gram
+        self._latest: dict[int, int] = {}
+        self._before: list[int] = []
+        self._n_sequences = 0
 
     def __len__(self) -> int:
         """Tokens given so far, separators included."""
-        return self._length[self._last]
+        return len(self.tokens)
 
     def separate(self) -> None:
         """End a sequence: nothing matches across its end."""
-        self.extend((-self._n_sequences,))  # an id of its own, which no token has
         self._n_sequences += 1
+        self.extend((-self._n_sequences,))  # an id of its own, which no token has
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens, none negative."""
-        lengths, links, transitions, counts, last = self._length, self._link, self._next, self._count, self._last
+        given, latest, before, key = self.tokens, self._latest, self._before, self.key
         for token in tokens:
-            new, state = len(lengths), last
-            lengths.append(lengths[last] + 1)
-            transitions.append({})
-            counts.append(0)
-            while state >= 0 and token not in transitions[state]:
-                transitions[state][token] = new
-                state = links[state]
-            if state < 0:
-                links.append(0)
-            else:
-                suffix = transitions[state][token]
-                if lengths[suffix] > lengths[state] + 1:
-                    links.append(0)
-                    suffix = self._split(state, token, suffix)
-                    links[new] = suffix
-                else:
-                    links.append(suffix)
-                left = _COUNTED_SUFFIXES
-                while left and lengths[suffix] >= SHORTEST_MATCH:
-                    counts[suffix] += 1
-                    suffix, left = links[suffix], left - 1
-            last = new
-        self._last = last
+            given.append(token)
+            key = (key << _ID_BITS | token) & _KEY_MASK
+            before.append(latest.get(key, 0))
+            latest[key] = len(given)
+        self.key = key
 
-    def _split(self, state: int, token: int, target: int) -> int:
-        """A state of its own for those parts in `target` that end at more places than the others do now."""
-        split = len(self._length)
-        self._length.append(self._length[state] + 1)
-        self._link.append(self._link[target])
-        self._next.append(self._next[target].copy())
-        self._count.append(self._count[target])
-        while state >= 0 and self._next[state].get(token) == target:
-            self._next[state][token] = split
-            state = self._link[state]
-        self._link[target] = split
-        return split
+    def repeated(self) -> int:
+        """The latest place before the end where the last n-gram stands."""
+        return self._before[-1] if self._before else 0
 
-    def repeat(self) -> tuple[int, int]:
-        """The state of the longest suffix that occurred before, and its length."""
-        state = self._link[self._last]
-        return (state, self._length[state]) if state > 0 else (0, 0)
+    def place(self, key: int) -> int:
+        """The latest place of an n-gram of other sequences."""
+        return self._latest.get(key, 0)
 
-    def advance(self, state: int, length: int, token: int) -> tuple[int, int]:
-        """The longest suffix of (a part of `length` tokens in `state`, then `token`) that occurs here."""
-        while state and token not in self._next[state]:
-            state = self._link[state]
-            length = self._length[state]
-        found = self._next[state].get(token)
-        return (0, 0) if found is None else (found, length + 1)
+    def longest(self, place: int, ending: Sequence[int]) -> Match | None:
+        """The longest match of `ending` at `place` or at one before it with the same n-gram; of equals the latest."""
+        tokens, found = self.tokens, None
+        for _ in range(_CANDIDATES):
+            if not place:
+                break
+            most, n = min(len(ending), place), 0
+            while n < most and tokens[place - 1 - n] == ending[-1 - n]:
+                n += 1
+            if n >= SHORTEST_MATCH and (found is None or n > found.length):
+                found = Match(n, place, LONGEST_MATCH)
+                if n == LONGEST_MATCH:
+                    break
+            elif found is not None and n == found.length:
+                first, n_alone = found.place, found.n_alone
+                found = found._replace(
+                    n_alone=common_prefix(tokens[first : first + n_alone], tokens[place : place + n_alone])
+                )
+            place = self._before[place - 1]
+        return found
 
-    def continuation(self, state: int) -> Iterator[tuple[int, bool]]:
-        """What followed most often, token after token, and whether something else ever did up to there.
-
-        At the end of the text it goes on after the longest suffix that occurred before, as in a text that repeats.
-        """
-        is_contested = False
-        while True:
-            options = self._next[state]
-            if len(options) == 1:
-                ((token, target),) = options.items()
-            elif options:
-                is_contested = True
-                counts = self._count
-                latest = islice(reversed(options.items()), _OPTIONS)
-                token, target = max(latest, key=lambda option: counts[option[1]])
-            else:
-                state = self._link[state]
-                if self._length[state] < SHORTEST_MATCH:
-                    return
-                continue
-            if token < 0:
-                return
-            yield token, is_contested
-            state = target
+    def continuation(self, place: int, n_tokens: int) -> list[int]:
+        """Up to `n_tokens` from `place` to the end of that sequence; one that is not ended goes round, as a text that
+        repeats does."""
+        found = self.tokens[place : place + n_tokens]
+        while found and len(found) < n_tokens:
+            found += self.tokens[place : place + n_tokens - len(found)]
+        return found[: next((i for i, token in enumerate(found) if token < 0), n_tokens)]
 
 
 class SuffixDrafter(Drafter):
     """Drafts from what was said before: prompt, answers, earlier chats, and `texts`, which it never forgets.
 
-    Bucket 0: something else has followed before, too. Above it: nothing else ever did, by the length of the match.
+    Bucket 0: something else has followed before, too. Above it: nothing else that was looked at, by the length of the
+    match.
 
-    Holds `limit` tokens at most, 450 bytes a token, 30 MB with the default: a third of them the end of the texts, the
-    others in two parts that are forgotten wholly, the oldest first. Measured on an AMD EPYC (Zen 4, one core;
-    `benchmarks/suffix_drafter.py`): a prompt of 8192 tokens takes 8 ms when it is read, 1 us a token; after it a step
-    takes 2.5 us without a match and 8 us with a draft of 15. What follows a step of the target finds cold caches, and
-    takes about three times as long.
+    Holds `limit` tokens at most, 90 bytes a token: a third of them the end of the texts, the others in two parts
+    that are forgotten wholly, the oldest first. It reads as it is asked whether it may guess. A prompt of 8192
+    tokens takes 2 ms when it is read (AMD EPYC, Zen 4, one core; `benchmarks/suffix_drafter.py`), after it a step
+    without a match 4 us and one with a draft 15 us. What follows a step of the target finds cold caches, and takes
+    about three times as long.
     """
 
     name: DrafterName = "suffix"
@@ -166,31 +148,38 @@ class SuffixDrafter(Drafter):
 
     def __init__(self, texts: Sequence[Sequence[int]] = (), *, limit: int = _LIMIT) -> None:
         self._part = limit // 3
-        self._given = SuffixAutomaton()
+        self._given = HashChains()
         given = ending(texts, self._part)
         for text in given:
-            self._given.separate()
             self._given.extend(text)
+            self._given.separate()
         self.n_given = sum(map(len, given))
         self._forget()
 
     def _forget(self) -> None:
-        self._live = SuffixAutomaton()
-        self._older: _Match | None = None
-        self._quoted = _Match(self._given) if self.n_given else None
+        self._live = HashChains()
+        self._others = [self._given] if self.n_given else []
         self._held: list[int] = []
+
+    def may_guess(self, history: Sequence[int]) -> bool:
+        self._read(history)
+        live = self._live
+        return bool(live.repeated() or (self._others and any(other.place(live.key) for other in self._others)))
 
     def propose(self, history: Sequence[int], params: SamplingParams, gate: Gate) -> Draft:
         del params
         self._read(history)
-        automaton = self._live
-        state, length = automaton.repeat()
-        for match in (self._older, self._quoted):
-            if match is not None and match.length > length:
-                automaton, state, length = match.automaton, match.state, match.length
-        if length < SHORTEST_MATCH:
+        live = self._live
+        end = live.tokens[-LONGEST_MATCH:]
+        places = [(live, live.repeated()), *((other, other.place(live.key)) for other in self._others)]
+        matches = [(chains, match) for chains, place in places if (match := chains.longest(place, end)) is not None]
+        if not matches:
             return NO_DRAFT
-        return _admitted(automaton.continuation(state), length, gate)
+        chains, match = max(matches, key=lambda found: found[1].length)
+        tokens = chains.continuation(match.place, min(gate.reach, 2 * match.length))
+        n_alone = min(match.n_alone, len(tokens))
+        buckets = (bisect(_RANGES, match.length),) * n_alone + (0,) * (len(tokens) - n_alone)
+        return Draft(tuple(tokens), buckets)
 
     def close(self) -> None:
         self._forget()
@@ -209,44 +198,15 @@ class SuffixDrafter(Drafter):
             self._live.separate()
             tokens = history[max(0, shared - _CONTEXT) :]
             self._held = list(history)
-        self._grow(tokens)
+        if tokens:
+            self._grow(tokens)
 
     def _grow(self, tokens: Sequence[int]) -> None:
         if len(tokens) > self._part:
             tokens = tokens[-self._part :]
         if len(self._live) + len(tokens) > self._part:
-            self._older = _Match(self._live)
-            self._live = SuffixAutomaton()
+            self._live.separate()
+            self._others = [*self._others[: bool(self.n_given)], self._live]
+            self._live = HashChains()
             self._live.extend(self._held[-len(tokens) - _CONTEXT : -len(tokens)])
         self._live.extend(tokens)
-        for match in (self._older, self._quoted):
-            if match is not None:
-                match.advance(tokens)
-
-
-class _Match:
-    """The longest suffix of what was written that occurs in an automaton of something else."""
-
-    def __init__(self, automaton: SuffixAutomaton) -> None:
-        self.automaton = automaton
-        self.state = self.length = 0
-
-    def advance(self, tokens: Sequence[int]) -> None:
-        if len(tokens) > _CONTEXT:  # a whole turn: what counts is how it ends
-            tokens, self.state, self.length = tokens[-_CONTEXT:], 0, 0
-        for token in tokens:
-            self.state, self.length = self.automaton.advance(self.state, self.length, token)
-
-
-def _admitted(continuation: Iterator[tuple[int, bool]], length: int, gate: Gate) -> Draft:
-    """As much as the gate admits, and at most twice as much as the match is long."""
-    bucket_alone = bisect(_RANGES, length)
-    tokens: list[int] = []
-    buckets: list[int] = []
-    for token, is_contested in continuation:
-        bucket = 0 if is_contested else bucket_alone
-        if len(tokens) == 2 * length or not gate.admits(bucket):
-            break
-        tokens.append(token)
-        buckets.append(bucket)
-    return Draft(tuple(tokens), tuple(buckets))

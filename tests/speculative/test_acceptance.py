@@ -89,7 +89,8 @@ def test_over_any_stretch_the_loss_is_what_the_balance_was_and_two_percent(
         if account.covers(risk):
             n_tokens = 1 + int(luck * n_drafted)
             cost = 1 + risk
-        account.enter(n_tokens, cost, most)
+        account.most = most
+        account.enter(n_tokens, cost)
         lost += cost - n_tokens
         n += n_tokens
         least_lost = min(least_lost, lost - ALLOWED_LOSS * n)
@@ -100,15 +101,16 @@ def test_over_any_stretch_the_loss_is_what_the_balance_was_and_two_percent(
 
 def test_an_answer_does_not_spend_what_another_gained_but_bears_its_losses_in_part() -> None:
     account = LossAccount()
-    account.enter(16, 2.0, most=10)
+    account.most = 10
+    account.enter(16, 2.0)
     assert account.balance == 10
     account.begin()
     assert account.balance == INITIAL_ALLOWANCE
-    account.enter(1, 2.5, most=10)
+    account.enter(1, 2.5)
     debt = account.balance
     account.begin()
     assert account.balance == debt < 0
-    account.enter(1, 9.0, most=10)
+    account.enter(1, 9.0)
     account.begin()
     assert account.balance == -1
 
@@ -117,6 +119,6 @@ def test_a_short_answer_survives_a_surprise_only_as_far_as_three_percent_of_it()
     account = LossAccount()
     assert account.survives(3.6)
     assert not account.survives(3.7)
-    account.enter(128, 129.0, most=10)
+    account.enter(128, 129.0)
     assert account.survives(2.6)
     assert not account.survives(2.7)

@@ -147,6 +147,9 @@ class Scripted:
     def __init__(self, guess) -> None:
         self._guess = guess
 
+    def may_guess(self, _history: Sequence[int]) -> bool:
+        return True
+
     def propose(self, history: Sequence[int], _params: SamplingParams, gate: Gate) -> Draft:
         tokens: list[int] = []
         for token in self._guess(history):

@@ -158,6 +158,9 @@ class Reading:
     def clock(self) -> float:
         return self.now
 
+    def may_guess(self, history: Sequence[int]) -> bool:
+        return bool(history)
+
     def propose(self, history: Sequence[int], params: SamplingParams, gate: Gate) -> Draft:
         del params
         tokens: list[int] = []
@@ -212,6 +215,10 @@ def test_what_learning_of_unasked_steps_takes_is_no_part_of_the_next_look() -> N
     """It would become the dearer the longer it waits, and wait the longer the dearer it is."""
     heard: list[tuple[str, float]] = []
 
+    class Rarely(Scripted):
+        def may_guess(self, history: Sequence[int]) -> bool:
+            return len(history) % 100 == 1
+
     class Noting(EagerController):
         def learn(self, done: Round, own_s: float) -> None:
             del done
@@ -223,10 +230,10 @@ def test_what_learning_of_unasked_steps_takes_is_no_part_of_the_next_look() -> N
 
     control = Noting(15)
     control.steps.calibrate(STEP_S.__getitem__)
-    speculator = Speculator(Scripted(lambda _: []), 15, control=control, clock=Ticking(1e-4))
+    speculator = Speculator(Rarely(list), 15, control=control, clock=Ticking(1e-4))
     speculator.begin()
     for n in range(200):
-        speculator.draft([0], PARAMS, 0 if n % 100 else 10)  # nothing is asked where there is no room
+        speculator.draft([0] * (n + 1), PARAMS, 10)
         speculator.learn(Round(draft=Draft(), n_accepted=0, tokens=(1,), draft_s=0.0, verify_s=1e-3, sample_s=0.0))
     assert max(own_s for _, own_s in heard) <= 2.5e-4
     # What was passed by is learnt of before a look, and so in its round.
@@ -234,33 +241,32 @@ def test_what_learning_of_unasked_steps_takes_is_no_part_of_the_next_look() -> N
     assert len(heard) < 40
 
 
-def test_a_look_that_has_much_to_read_is_taken_once_the_account_is_full() -> None:
-    """Reading takes 0.8 % of a step a token: what was not read for long is more than the account ever holds."""
-    n_read: list[int] = []
+def test_where_nothing_may_be_guessed_nothing_is_asked_and_little_is_told() -> None:
+    n_told: list[int] = []
 
-    class Reader:
-        name, n_buckets, is_host_only, is_quoting, n_given, nbytes = "suffix", 1, True, False, 0, 0
-        n_known = 0
+    class Silent(Scripted):
+        def may_guess(self, _history: Sequence[int]) -> bool:
+            return False
 
-        def propose(self, history: Sequence[int], params: SamplingParams, gate: Gate) -> Draft:
-            del params, gate
-            n_read.append(len(history) - self.n_known)
-            target.now += 8e-6 * n_read[-1]
-            self.n_known = len(history)
-            return Draft()
+        def propose(self, _history: Sequence[int], _params: SamplingParams, _gate: Gate) -> Draft:
+            raise AssertionError("it said that it has nothing to guess")
 
-    target = Clocked(4000)
-    speculator = Speculator(Reader(), 15, clock=target.clock)
-    speculator.calibrate(STEP_S.__getitem__)
-    speculator.begin([0] * 1000)
-    history = [0] * 1000
-    control = speculator._control
-    control._phase, control._rest = "off", 600
-    for _ in decode(target, PARAMS, history, speculator, target.clock):
-        pass
-    assert n_read[0] == 1000
-    assert max(n_read[1:]) > 500, "after the rest"
-    assert len(n_read) > 100
+    class Noting(EagerController):
+        def pass_by(self, passed: Passed, own_s: float) -> None:
+            n_told.append(len(passed))
+            super().pass_by(passed, own_s)
+
+    control = Noting(15)
+    control.steps.calibrate(lambda n: STEP_S[n] / 10)
+    speculator = Speculator(Silent(list), 15, control=control)
+    speculator.begin()
+    for _ in range(1200):
+        speculator.draft([0], PARAMS, 10)
+        speculator.learn(Round(Draft(), 0, (1,), 0.0, 1e-4, 0.0, is_ahead=True))
+    assert speculator.record.plain_s == pytest.approx(0.12)
+    assert sum(n_told) == 1200
+    assert max(n_told) >= 500
+    assert len(n_told) < 6
 
 
 def test_plain_steps_that_nothing_was_asked_for_are_all_counted() -> None:

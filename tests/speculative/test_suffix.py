@@ -1,9 +1,8 @@
-"""The suffix drafter: its automaton against brute force, and what it drafts as a text goes on."""
+"""The suffix drafter: its hash chains against brute force, and what it drafts as a text goes on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
 import pytest
 from hypothesis import given, settings
@@ -12,16 +11,23 @@ from hypothesis import strategies as st
 from runner.config import SamplingParams
 from runner.speculative.control import Most
 from runner.speculative.drafter import NO_DRAFT, Draft
-from runner.speculative.suffix import SHORTEST_MATCH, SuffixAutomaton, SuffixDrafter, ending
+from runner.speculative.history import common_prefix
+from runner.speculative.suffix import LONGEST_MATCH, SHORTEST_MATCH, HashChains, Match, SuffixDrafter, ending
 
 PARAMS = SamplingParams()
 TEXTS = st.lists(st.integers(0, 2), max_size=60)
 
 
-def automaton_of(text: Sequence[int]) -> SuffixAutomaton:
-    automaton = SuffixAutomaton()
-    automaton.extend(text)
-    return automaton
+def chains_of(text: Sequence[int]) -> HashChains:
+    chains = HashChains()
+    chains.extend(text)
+    return chains
+
+
+def match_of(text: Sequence[int]) -> Match | None:
+    """The longest match of the text's own end."""
+    chains = chains_of(text)
+    return chains.longest(chains.repeated(), text[-LONGEST_MATCH:])
 
 
 def ends_of(part: Sequence[int], text: Sequence[int]) -> list[int]:
@@ -34,65 +40,56 @@ def propose(drafter: SuffixDrafter, history: Sequence[int], n: int = 15) -> Draf
     return drafter.propose(history, PARAMS, Most(n))
 
 
-# --- the automaton ---------------------------------------------------------------------------------------------------
+# --- the hash chains -------------------------------------------------------------------------------------------------
 
 
 @given(TEXTS)
-def test_it_holds_the_longest_suffix_that_occurred_before(text: list[int]) -> None:
-    expected = next((n for n in range(len(text), 0, -1) if len(ends_of(text[-n:], text)) > 1), 0)
-    assert automaton_of(text).repeat()[1] == expected
+def test_the_longest_and_then_the_latest_match_is_found(text: list[int]) -> None:
+    ends = [(n, ends_of(text[-n:], text)[:-1]) for n in range(min(len(text), LONGEST_MATCH), SHORTEST_MATCH - 1, -1)]
+    expected = next(((n, found[-1]) for n, found in ends if found), None)
+    match = match_of(text)
+    assert (match and match[:2]) == expected
 
 
 @given(TEXTS)
-def test_a_continuation_is_what_followed_and_contested_when_something_else_did_too(text: list[int]) -> None:
-    automaton = automaton_of(text)
-    state, length = automaton.repeat()
-    if length < SHORTEST_MATCH:
+def test_a_match_says_how_far_all_others_of_its_length_go_on_alike(text: list[int]) -> None:
+    match = match_of(text)
+    if match is None or match.length == LONGEST_MATCH:
         return
-    suffix = text[-length:]
-    followers = [text[end] for end in ends_of(suffix, text) if end < len(text)]
-    token, is_contested = next(automaton.continuation(state))
-    assert token in followers
-    assert is_contested == (len(set(followers)) > 1)
-
-
-def test_the_most_frequent_continuation_is_drafted() -> None:
-    text = [1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2, 3, 4, 8, 1, 2, 3, 4, 7, 1, 2, 3]
-    automaton = automaton_of(text)
-    assert next(automaton.continuation(automaton.repeat()[0])) == (4, True)
+    others = [end for end in ends_of(text[-match.length :], text) if end < len(text)]
+    followed = text[match.place : match.place + LONGEST_MATCH]
+    assert match.n_alone >= min(common_prefix(followed, text[end : end + LONGEST_MATCH]) for end in others)
+    assert (match.n_alone == 0) == (len({text[end] for end in others}) > 1)
 
 
 @given(TEXTS, TEXTS)
-def test_a_text_is_found_in_another_as_far_as_it_occurs_there(text: list[int], other: list[int]) -> None:
-    automaton = automaton_of(text)
-    state = length = 0
-    for i, token in enumerate(other):
-        state, length = automaton.advance(state, length, token)
-        written = other[: i + 1]
-        assert length == next((n for n in range(len(written), 0, -1) if ends_of(written[-n:], text)), 0)
+def test_a_place_in_another_text_is_found_by_the_key(text: list[int], other: list[int]) -> None:
+    chains, key = chains_of(text), chains_of(other).key
+    place = chains.place(key)
+    if len(other) >= SHORTEST_MATCH:
+        ends = ends_of(other[-SHORTEST_MATCH:], text)
+        match = chains.longest(place, other[-LONGEST_MATCH:])
+        assert (match is None) == (not ends)
+        assert match is None or match.place in ends
 
 
-@given(TEXTS)
-def test_it_is_no_larger_than_a_suffix_automaton_may_be(text: list[int]) -> None:
-    automaton = automaton_of(text)
-    assert len(automaton) == len(text)
-    assert len(automaton._length) <= max(2, 2 * len(text))
-    assert sum(map(len, automaton._next)) <= max(1, 3 * len(text))
+def test_ids_of_any_size_are_compared_and_not_only_their_keys() -> None:
+    large = 1 << 20
+    assert match_of([1, 2, 3, 9, 1, 2 + large, 3]) is None
+    assert match_of([1, 2, 3 + large, 9, 1, 2, 3 + large]) == (3, 3, LONGEST_MATCH)
 
 
 def test_a_text_that_repeats_goes_on_for_ever() -> None:
-    automaton = automaton_of([1, 2, 3, 4] * 2)
-    tokens = [token for token, _ in islice(automaton.continuation(automaton.repeat()[0]), 10)]
-    assert tokens == [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
+    assert chains_of([1, 2, 3, 4] * 2).continuation(4, 10) == [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
 
 
 def test_nothing_matches_or_goes_on_across_a_separator() -> None:
-    automaton = automaton_of([1, 2, 3, 4, 5])
-    automaton.separate()
-    automaton.extend([6, 7, 3, 4, 5])
-    state, length = automaton.repeat()
-    assert length == 3
-    assert list(automaton.continuation(state)) == []
+    chains = chains_of([1, 2, 3, 4, 5])
+    chains.separate()
+    chains.extend([6, 7, 3, 4, 5])
+    match = chains.longest(chains.repeated(), chains.tokens[-LONGEST_MATCH:])
+    assert match == (3, 5, LONGEST_MATCH)
+    assert chains.continuation(match.place, 9) == []
 
 
 # --- the drafter -----------------------------------------------------------------------------------------------------
@@ -113,14 +110,23 @@ def test_a_draft_is_at_most_twice_as_long_as_its_match(length: int) -> None:
     assert len(propose(SuffixDrafter(), [*text, 99, *text[:length]])) == min(15, 2 * length)
 
 
-def test_of_many_continuations_the_most_frequent_of_the_last_new_ones_is_drafted() -> None:
-    """All of a table's would take as long as there are rows."""
-    rows = [token for row in range(100) for token in (1, 2, 3, 1000 + row)]
-    for often, is_drafted in ((1090, True), (1001, False)):
-        again = [token for i in range(3) for token in (1, 2, 3, often, 2000 + i)]
-        found = propose(SuffixDrafter(), [*rows, *again, 1, 2, 3], 1).tokens
-        assert len(found) == 1
-        assert (found == (often,)) == is_drafted
+def test_of_two_continuations_the_latest_is_drafted_and_contested() -> None:
+    found = propose(SuffixDrafter(), [1, 2, 3, 4, 9, 1, 2, 3, 5, 8, 1, 2, 3], 2)
+    assert (found.tokens, found.buckets) == ((5, 8), (0, 0))
+
+
+def test_what_goes_on_alike_for_a_while_is_contested_from_there_on() -> None:
+    found = propose(SuffixDrafter(), [1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4, 7, 8, 0, 9, 1, 2, 3])
+    assert (found.tokens[:3], found.buckets[:3]) == ((4, 7, 8), (1, 0, 0))
+
+
+def test_it_may_guess_where_it_has_something_to_quote() -> None:
+    """Asked before each step, without being asked to guess."""
+    file, text = list(range(500, 520)), [1, 2, 3, 4, 9, 1, 2, 3, 500, 501, 502, 7]
+    drafter = SuffixDrafter([file])
+    may = [drafter.may_guess(text[:n]) for n in range(1, len(text) + 1)]
+    assert may == [bool(propose(SuffixDrafter([file]), text[:n])) for n in range(1, len(text) + 1)]
+    assert [n for n, found in enumerate(may, 1) if found] == [8, 11]
 
 
 def test_what_was_written_while_it_was_not_asked_is_read_when_it_is() -> None:
@@ -202,7 +208,7 @@ def test_memory_is_bounded_and_the_oldest_goes_first() -> None:
     for start in range(0, 20_000, 50):
         history.extend(range(start, start + 50))
         propose(drafter, history, 0)
-        assert len(drafter._live) + (len(drafter._older.automaton) if drafter._older else 0) <= 2000 + 100
+        assert len(drafter._live) + sum(map(len, drafter._others)) <= 2000 + 100
     assert propose(drafter, [*history, *range(19_500, 19_505)], 3).tokens == (19_505, 19_506, 19_507)
     assert propose(drafter, [*history, *range(19_500, 19_505), 7, *range(100, 105)]) == NO_DRAFT
 

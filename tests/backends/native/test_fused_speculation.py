@@ -152,6 +152,9 @@ class Scripted:
     def __init__(self, guess: Guess) -> None:
         self._guess = guess
 
+    def may_guess(self, _history: Sequence[int]) -> bool:
+        return True
+
     def propose(self, history: Sequence[int], _params: SamplingParams, _gate: Gate) -> Draft:
         tokens = tuple(self._guess(history))
         return Draft(tokens, (0,) * len(tokens))

@@ -22,7 +22,7 @@ from runner.backends.native.kv_cache import KvCache
 from runner.config import LONGEST_DRAFT, SamplingParams
 from runner.kernels.values import MOST_ROWS
 from runner.sampling import sample
-from runner.speculative.drafter import NO_DRAFT, Draft, DrafterName, Gate
+from runner.speculative.drafter import NO_DRAFT, Draft, Drafter, DrafterName, Gate
 
 if TYPE_CHECKING:  # it imports Triton, which a CPU may do without
     from runner.backends.native.heads.chain import HeadChain
@@ -52,7 +52,7 @@ class Head(Protocol):
     def logits(self, states: Tensor) -> Tensor: ...
 
 
-class HeadDrafter:
+class HeadDrafter(Drafter):
     """See Drafter in speculative/drafter.py, and Follower in capture.py.
 
     cache: of the head's layer. n_captured: values of a captured state. vocab_size: the target's. on_close: tells the
@@ -61,8 +61,6 @@ class HeadDrafter:
 
     n_buckets = N_BUCKETS
     is_host_only = False
-    is_quoting = False
-    n_given = 0
 
     def __init__(
         self,
