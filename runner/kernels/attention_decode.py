@@ -128,7 +128,7 @@ def _attend_split(
 @triton.jit(do_not_specialize=["window", "capacity", "n_splits"])
 def _combine(
     tops, totals, mixes, sinks, start, out, window, capacity, n_splits,
-    H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, AT_ONCE: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, COMBINED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     m = tl.program_id(0)
@@ -148,11 +148,11 @@ def _combine(
         top = tl.load(sinks + h + tl.zeros((1,), tl.int32)).to(tl.float32)
         total += 1.0
     mixed = tl.zeros((BLOCK_D,), tl.float32)
-    for tile in range(first // AT_ONCE * AT_ONCE, last + 1, AT_ONCE):
+    for tile in range(first // COMBINED * COMBINED, last + 1, COMBINED):
         # Element by element in the order of the splits, so that all loads are under way at once.
         of_splits = ()
         new_top = top
-        for j in tl.static_range(AT_ONCE):
+        for j in tl.static_range(COMBINED):
             split = tile + j + tl.zeros((1,), tl.int32)
             found = tl.load(tops + place + split, mask=(split >= first) & (split <= last), other=-float("inf"))
             of_splits = of_splits + (found,)  # type: ignore[assignment]  # noqa: RUF005
@@ -160,7 +160,7 @@ def _combine(
         keep = tl.exp(top - new_top)
         total *= keep
         mixed *= keep
-        for j in tl.static_range(AT_ONCE):
+        for j in tl.static_range(COMBINED):
             split = tile + j + tl.zeros((1,), tl.int32)
             there = (split >= first) & (split <= last)
             weight = tl.exp(of_splits[j] - new_top)
@@ -217,8 +217,8 @@ def attend_rows(
     )  # fmt: skip
     _combine[(n_rows, num_heads)](
         tops, totals, mixes, sinks, start, out, reach, cache.capacity, n_splits,
-        H=num_heads, D=d, BLOCK_D=block_d, SPLIT=_SPLIT, AT_ONCE=_AT_ONCE, PDL=pdl, num_warps=_WARPS,
-        **pdl_option(pdl), **OPTIONS,
+        H=num_heads, D=d, BLOCK_D=block_d, SPLIT=_SPLIT, COMBINED=_COMBINED if qkv.is_cuda else 2, PDL=pdl,
+        num_warps=_WARPS,        **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return out
 
@@ -242,7 +242,8 @@ _NO_WINDOW = 1 << 30
 # One choice for every M and every capacity, since the order of summation follows from it. H200, H 32, G 8, D 128, bf16,
 # both kernels in a graph, M = 1: 8.6 us at 512 positions, 10.7 at 4096, 52 at 32768; two stages, 2 or 8 warps, or tiles
 # of half the size take up to 1.8 times as long, splits of 128 gain 2 % there and lose as much for other shapes.
-_SPLIT, _AT_ONCE, _WARPS, _STAGES = 256, 16, 4, 3
+# In the interpreter, where each operation takes its time, two splits are put together at once and not sixteen.
+_SPLIT, _COMBINED, _WARPS, _STAGES = 256, 16, 4, 3
 _BLOCK_ROW = 128  # columns of all rows at a time, for the norm of rows
 
 
@@ -288,7 +289,7 @@ def variants() -> Iterator[Variant]:
             name=f"attention_combine d128{name}",
             kernel=_combine,
             signature={"out": "*bf16", "sinks": sinks, **partial, **sizes},
-            constants={"H": 32, "D": 128, "BLOCK_D": 128, "SPLIT": _SPLIT, "AT_ONCE": _AT_ONCE},
+            constants={"H": 32, "D": 128, "BLOCK_D": 128, "SPLIT": _SPLIT, "COMBINED": _COMBINED},
             has_pdl=True,
             num_warps=_WARPS,
         )

@@ -240,8 +240,8 @@ def _gemv_fragments(
         waiting = waiting + (_loaded_tiles(packed, high, scale, turn * SHARE, ok, P, FORMAT, TILES, NVIDIA),)  # type: ignore[assignment]
     tables = half_tables_of_lanes(halves, R, FORMAT, NVIDIA)
     factors = ()
-    for r in tl.static_range(TILES):
-        w_row, w_ok, _, _, _ = columns(tile + r, N, PAIR, 16)
+    for j in tl.static_range(TILES):
+        w_row, w_ok, _, _, _ = columns(tile + j, N, PAIR, 16)
         factors = factors + (0.5 * tl.load(row_scale + w_row, mask=w_ok, other=0.0),)  # type: ignore[assignment]
     if PDL:
         gdc_wait()
@@ -258,9 +258,8 @@ def _gemv_fragments(
         for turn in tl.static_range(TURNS):
             after = sums[turn]  # type: ignore[var-annotated]
             fresh = waiting[turn]  # type: ignore[var-annotated]
-            if (
-                first + step * S + turn * SHARE < end
-            ):  # a branch, or ptxas gathers the loads of all turns, for all registers
+            # A branch, or ptxas gathers the loads of all turns, which then want all registers.
+            if first + step * S + turn * SHARE < end:
                 after = _step(
                     waiting[turn], sums[turn], levels, tables, x, notes, turn * SHARE, p, end, n_left,
                     P, FORMAT, BLOCKS, COLUMNS, TILES, NVIDIA,

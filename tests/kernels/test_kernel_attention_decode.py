@@ -16,7 +16,7 @@ from runner.kernels.attention_decode import attend_rows
 from runner.kernels.heads import HeadNorm, place_heads
 from runner.kernels.kv_layer import LayerCache
 
-# H, G, D, M, start, window: a split ends at 256, and sixteen are put together at a time.
+# H, G, D, M, start, window: a split ends at 256, and sixteen are put together at a time (two in the interpreter).
 SHAPES = [
     (6, 2, 18, 3, 0, None),
     (4, 4, 12, 2, 254, None),
