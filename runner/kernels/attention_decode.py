@@ -218,7 +218,7 @@ def attend_rows(
     _combine[(n_rows, num_heads)](
         tops, totals, mixes, sinks, start, out, reach, cache.capacity, n_splits,
         H=num_heads, D=d, BLOCK_D=block_d, SPLIT=_SPLIT, COMBINED=_COMBINED if qkv.is_cuda else 2, PDL=pdl,
-        num_warps=_WARPS,        **pdl_option(pdl), **OPTIONS,
+        num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return out
 
