@@ -5,8 +5,9 @@ is a drafter and a length of history. `look` is a token for which the drafter wa
 median. `other` is one for which it was not, `all` the mean of all tokens, `asked` the share that it was asked for: a
 long step pays for a look at each token, a short one does not. `nothing` is a drafter that never guesses, `suffix` the
 suffix drafter on text at random, where it says itself that there is nothing to ask for, and `suffix, wrong` on text of
-which two tokens of five repeat something that never goes on as it did. `loop` is what the decode loop takes for a token that begins early, without a speculator and with the first.
-Times are by the clock; behind a real step caches are cold, and all takes several times as long.
+which two tokens of five repeat something that never goes on as it did. `loop` is what the decode loop takes for a token
+that begins early, without a speculator and with the first. Times are by the clock; behind a real step caches are cold,
+and all takes several times as long.
 """
 
 from __future__ import annotations
