@@ -1,14 +1,10 @@
-"""What both attentions share: their reference, and one tile of positions taken into a running softmax.
-
-It knows neither how queries are laid out over programs nor in which order tiles come.
-"""
+"""What both attentions share: their reference, and in which types and tiles they multiply."""
 
 from __future__ import annotations
 
 from typing import Final
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -40,51 +36,6 @@ def attend_ref(
 
 
 TYPES: Final = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
-
-
-@triton.jit
-def fold_tile(
-    q, keys, values, key_scale, value_scale, at, at_ok, seen, scale, top, total, mixed,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, PRODUCTS: tl.constexpr,
-):  # fmt: skip
-    """A tile's positions into the running softmax of R queries: (top, total, mixed) before -> after.
-
-    q: [R, BLOCK_D] in the type that is multiplied in. keys, values and their scales: a kv head's. at: [C] positions,
-    at_ok those that may be read, seen [R, C] which query sees which. top: [R], the largest score; total: [R], the sum
-    of exp(score - top); mixed: [R, BLOCK_D], the values weighted by it. Sums are float32.
-
-    PRODUCTS "rounded": on tensor cores, for which the weights of values are rounded to the type of q. "exact": on
-    tensor cores, with what the rounding left as a second product. "plain": without tensor cores, q float32.
-    """
-    d = tl.arange(0, BLOCK_D)
-    offset = at[:, None].to(tl.int64) * D + d[None, :]
-    ok = at_ok[:, None] & (d < D)[None, :]
-    # What may not be read is 0 and not whatever lies there: 0 times NaN would be NaN.
-    k = tl.load(keys + offset, mask=ok, other=0).to(q.dtype)
-    v = tl.load(values + offset, mask=ok, other=0).to(q.dtype)
-    if PRODUCTS == "plain":
-        scores = tl.sum(q[:, None, :] * k[None, :, :], 2) * scale
-    else:
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    if key_scale is not None:
-        scores *= tl.load(key_scale + at, mask=at_ok, other=0.0)[None, :]
-    scores = tl.where(seen, scores, -float("inf"))
-    new_top = tl.maximum(top, tl.max(scores, 1))
-    base = tl.where(new_top == -float("inf"), 0.0, new_top)  # a query that has seen nothing yet
-    weight = tl.exp(scores - base[:, None])
-    keep = tl.exp(top - base)
-    total = total * keep + tl.sum(weight, 1)
-    if value_scale is not None:
-        weight *= tl.load(value_scale + at, mask=at_ok, other=0.0)[None, :]
-    mixed *= keep[:, None]
-    if PRODUCTS == "plain":
-        return new_top, total, mixed + tl.sum(weight[:, :, None] * v[None, :, :], 1)
-    rounded = weight.to(q.dtype)
-    mixed = tl.dot(rounded, v, mixed, input_precision="ieee")
-    if PRODUCTS == "exact" and q.dtype != tl.float32:
-        rest = (weight - rounded.to(tl.float32)).to(q.dtype)
-        mixed = tl.dot(rest, v, mixed, input_precision="ieee")
-    return new_top, total, mixed
 
 
 def multiplied_in(q: Tensor, cache: LayerCache) -> torch.dtype:

@@ -1,13 +1,16 @@
-"""Attention of 1 to 16 new tokens over a long cache: flash decoding (Dao et al. 2023) with splits of a fixed size.
+"""Attention of 1 to 16 new tokens over a long cache: flash decoding (Dao et al. 2023) with splits at fixed positions.
 
-A program is one kv head with its query heads, as many rows as fill a tile with these, and 256 positions: [256 s,
-256 s + 256). It norms and rotates its queries; if its positions are new ones, it first puts keys and values there, of
-all new rows that its rows see. So several programs write the same numbers to the same places, each reads what it wrote
-itself, and none waits for another. Which splits take part depends on a row's own position and the window alone, what
-another row of the tile sees adds zeros to this one's sums, and a second kernel adds the splits up in their order: so a
-row has the same bits whatever M and the cache's capacity are. Positions are read on the device: a captured graph serves
-every length. Norms, angles, scores, softmax and sums are float32. The references are heads.place_heads_ref and
-attention.attend_ref.
+A program is one kv head with its query heads, as many rows as fill a tile with these, and a split of 128 or, from
+position 2048 on, 256 positions. It norms and rotates its queries; if its positions are new ones, it first puts keys and
+values there, of all new rows that its rows see. So several programs write the same numbers to the same places, each
+reads what it wrote itself, and none waits for another. Which splits take part depends on a row's own position and the
+window alone, what another row of the tile sees adds zeros to this one's sums, and a second kernel adds the splits up in
+their order: so a row has the same bits whatever M and the cache's capacity are. Positions are read on the device: a
+captured graph serves every length. Norms, angles, scores, softmax and sums are float32. The references are
+heads.place_heads_ref and attention.attend_ref.
+
+A warp has a scheduler to itself here, so that what a tile takes is its instructions, one after the other, and its
+barriers: most of what looks odd in _fold_tile saves some.
 """
 
 from __future__ import annotations
@@ -21,11 +24,16 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from runner.kernels.attention import TYPES, fold_tile, multiplied_in, tile_positions
+from runner.kernels.attention import TYPES, multiplied_in, tile_positions
 from runner.kernels.compile import Variant
 from runner.kernels.heads import HeadNorm, angles_of, append, check_heads, heads_and_partners, rstd_of_rows, turned
 from runner.kernels.kv_layer import LARGEST_LEVEL, LayerCache
-from runner.kernels.values import MOST_ROWS, OPTIONS, has_pdl, is_nvidia, pdl_option, register_option
+from runner.kernels.values import MOST_ROWS, OPTIONS, has_pdl, is_nvidia, is_roomy, pdl_option, register_option
+
+# One choice for every M and every capacity, since the order of summation follows from it: 16 splits of 128 positions,
+# and then splits of 256.
+_FINE, _N_FINE = tl.constexpr(128), tl.constexpr(16)
+_LOG2_E = tl.constexpr(1.4426950408889634)  # scores are multiplied by it, so that the softmax is of powers of 2
 
 
 @triton.jit
@@ -35,14 +43,112 @@ def _seen_range(start, m, window, capacity):
     return tl.maximum(position - window + 1, 0), tl.minimum(position, capacity - 1)
 
 
+@triton.jit
+def _power_of_2(x, NVIDIA: tl.constexpr):
+    """2^x; on NVIDIA 0 where that is subnormal, which is what most of the instructions of tl.exp2 are for."""
+    if NVIDIA:
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return tl.exp2(x)
+
+
+@triton.jit
+def _in_two(weight, like):
+    """weight, float32, in the type of `like`, and what it lost in the same type.
+
+    It is cut to bfloat16 and not rounded, since rounding is an instruction for each and a slow one.
+    """
+    if like.dtype == tl.bfloat16:
+        upper = (weight.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+    else:
+        upper = weight.to(like.dtype).to(tl.float32)
+    return upper.to(like.dtype), (weight - upper).to(like.dtype)
+
+
+@triton.jit
+def _fold_tile(
+    queries, keys, values, key_scale, value_scale, group, tile, first, last, low, high, scale, top, total, mixed,
+    D: tl.constexpr, TILE: tl.constexpr, EXACT: tl.constexpr, NVIDIA: tl.constexpr,
+):  # fmt: skip
+    """TILE positions from `tile` on into the running softmax of R queries: (top, total, mixed) before -> after.
+
+    queries: [R, BLOCK_D] in the type that is multiplied in. group: where a kv head's positions begin in keys, values
+    and their scales; of these only those from first to last are read. low, high: [R], the first and the last position
+    that a query sees. scale: of scores, times log2(e). top: [R], the largest score; total: [R, COLUMNS], in each column
+    the sum of 2^(score - top); mixed: [R, BLOCK_D], the values weighted by it. Sums are float32.
+
+    EXACT: on tensor cores, where a column of ones makes the sums (its own columns for each warp, so that none passes
+    between them). Else without tensor cores, and queries are float32.
+    """
+    i = tl.arange(0, TILE)
+    d = tl.arange(0, queries.shape[1])
+    begin = group + tile
+    offset = i[:, None] * D + d[None, :]
+    # What may not be read is 0 and not whatever lies there: 0 times NaN would be NaN.
+    is_read = (i >= first - tile) & (i <= last - tile)
+    ok = is_read[:, None] & (d < D)[None, :]
+    k = tl.load(keys + begin * D + offset, mask=ok, other=0).to(queries.dtype)
+    v = tl.load(values + begin * D + offset, mask=ok, other=0).to(queries.dtype)
+    if EXACT:
+        scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
+    else:
+        scores = tl.sum(queries[:, None, :] * k[None, :, :], 2) * scale
+    if key_scale is not None:
+        scores *= tl.load(key_scale + begin + i, mask=is_read, other=0.0)[None, :]
+    seen = (i[None, :] >= (low - tile)[:, None]) & (i[None, :] <= (high - tile)[:, None])
+    scores = tl.where(seen, scores, -float("inf"))
+    new_top = tl.maximum(top, tl.max(scores, 1))
+    base = tl.where(new_top == -float("inf"), 0.0, new_top)  # a query that has seen nothing yet
+    weight = _power_of_2(scores - base[:, None], NVIDIA)
+    keep = _power_of_2(top - base, NVIDIA)[:, None]
+    of_values = weight
+    if value_scale is not None:
+        of_values = weight * tl.load(value_scale + begin + i, mask=is_read, other=0.0)[None, :]
+    mixed *= keep
+    total *= keep
+    if EXACT:
+        ones = tl.full((TILE, total.shape[1]), 1.0, queries.dtype)
+        upper, rest = _in_two(weight, queries)
+        values_upper, values_rest = _in_two(of_values, queries)
+        mixed = tl.dot(values_upper, v, mixed, input_precision="ieee")
+        total = tl.dot(upper, ones, total, input_precision="ieee")
+        if queries.dtype != tl.float32:
+            mixed = tl.dot(values_rest, v, mixed, input_precision="ieee")
+            total = tl.dot(rest, ones, total, input_precision="ieee")
+    else:
+        mixed += tl.sum(of_values[:, :, None] * v[None, :, :], 1)
+        total += tl.sum(weight, 1)[:, None]
+    return new_top, total, mixed
+
+
+@triton.jit
+def _begin_of(split):
+    """The first position of a split: 16 of 128 positions, and then of 256."""
+    return _FINE * (split + tl.maximum(split - _N_FINE, 0))
+
+
+@triton.jit
+def _split_of(position):
+    """Which split a position is in."""
+    return tl.minimum(position // _FINE, (position // _FINE + _N_FINE) // 2)
+
+
+def _n_splits(capacity: int) -> int:
+    """How many splits there are of so many positions."""
+    n_fine = -(-capacity // int(_FINE.value))
+    return min(n_fine, -(-(n_fine + int(_N_FINE.value)) // 2))
+
+
 @triton.jit(do_not_specialize=["n_rows", "window", "capacity", "n_splits"])
 def _attend_split(
     qkv, cos, sin, q_gain, k_gain, eps, keys, values, key_scale, value_scale, start, tops, totals, mixes,
     scale, n_rows, window, capacity, n_splits,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, LARGEST: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROW: tl.constexpr, SPLIT: tl.constexpr,
-    QUERIES: tl.constexpr, HEADS: tl.constexpr, TILE: tl.constexpr, TYPE: tl.constexpr, PRODUCTS: tl.constexpr,
-    PDL: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROW: tl.constexpr,
+    QUERIES: tl.constexpr, HEADS: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr, TYPE: tl.constexpr,
+    EXACT: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     PER_GROUP: tl.constexpr = H // G
     PARTS: tl.constexpr = (PER_GROUP + HEADS - 1) // HEADS
@@ -51,11 +157,11 @@ def _attend_split(
     first_m = tl.program_id(0) * AT_A_TIME
     last_m = tl.minimum(first_m + AT_A_TIME, n_rows) - 1
     g = tl.program_id(1) // PARTS
-    split = tl.program_id(2)
+    split = tl.num_programs(2) - 1 - tl.program_id(2)  # the last one has most to do, and so begins first
     first, _ = _seen_range(start, first_m, window, capacity)
     _, last = _seen_range(start, last_m, window, capacity)
-    first = tl.maximum(first, split * SPLIT)
-    last = tl.minimum(last, split * SPLIT + SPLIT - 1)
+    first = tl.maximum(first, _begin_of(split))
+    last = tl.minimum(last, _begin_of(split + 1) - 1)
     if first > last:
         return
     d = tl.arange(0, BLOCK_D)
@@ -63,7 +169,7 @@ def _attend_split(
     i = tl.program_id(1) % PARTS * HEADS + tl.arange(0, QUERIES) % HEADS
     m = first_m + tl.arange(0, QUERIES) // HEADS
     is_head = (i < PER_GROUP) & (m <= last_m)
-    # As many rows as there can be, whatever M is: the order of sums follows from the shape.
+    # 8 or 16 rows, each in the lanes that it has with all others: the order of its sums follows from those.
     n = tl.arange(0, ROWS)
     position = new + n
     is_seen = (n <= last_m) & (position >= first) & (position <= last)
@@ -96,7 +202,6 @@ def _attend_split(
         append(v.to(tl.float32), is_seen, values, value_scale, g, position, capacity, D, LARGEST, BLOCK_D)
         tl.debug_barrier()  # what lanes wrote is read by others
     head = m * H + g * PER_GROUP + i
-    ok = is_head[:, None] & (d < D)[None, :]
     if not AT_ONCE:
         q_angles = angles_of(q_cos, q_sin, is_head, HALF, BLOCK_D)
         q_loaded = heads_and_partners(q_at, is_head, D, HALF, BLOCK_D)
@@ -105,37 +210,31 @@ def _attend_split(
     q = turned(q_loaded, is_head, q_angles, q_gain, q_gain_at, q_rstd, eps, D, HALF, NORM, BLOCK_D)
     queries = q.to(qkv.dtype.element_ty).to(TYPE)
     group = g.to(tl.int64) * capacity
-    if key_scale is not None:
-        key_scale += group
-        value_scale += group
     top = tl.full((QUERIES,), -float("inf"), tl.float32)
-    total = tl.zeros((QUERIES,), tl.float32)
+    total = tl.zeros((QUERIES, COLUMNS), tl.float32)
     mixed = tl.zeros((QUERIES, BLOCK_D), tl.float32)
+    low, high = tl.maximum(new + m - window + 1, first), tl.minimum(new + m, last)
     for tile in range(first // TILE * TILE, last + 1, TILE):
-        at = tile + tl.arange(0, TILE)
-        at_ok = (at >= first) & (at <= last)
-        seen = at_ok[None, :] & (at[None, :] > (new + m - window)[:, None]) & (at[None, :] <= (new + m)[:, None])
-        top, total, mixed = fold_tile(
-            queries, keys + group * D, values + group * D, key_scale, value_scale, at, at_ok, seen, scale,
-            top, total, mixed, D, BLOCK_D, PRODUCTS,
+        top, total, mixed = _fold_tile(
+            queries, keys, values, key_scale, value_scale, group, tile, first, last, low, high, scale,
+            top, total, mixed, D, TILE, EXACT, NVIDIA,
         )  # fmt: skip
     place = head.to(tl.int64) * n_splits + split
     tl.store(tops + place, top, mask=is_head)
-    tl.store(totals + place, total, mask=is_head)
-    tl.store(mixes + place[:, None] * D + d[None, :], mixed, mask=ok)
+    tl.store(totals + place, tl.max(total, 1), mask=is_head)
+    tl.store(mixes + place[:, None] * D + d[None, :], mixed, mask=is_head[:, None] & (d < D)[None, :])
 
 
 @triton.jit(do_not_specialize=["window", "capacity", "n_splits"])
 def _combine(
     tops, totals, mixes, sinks, start, out, window, capacity, n_splits,
-    H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, COMBINED: tl.constexpr,
-    PDL: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, COMBINED: tl.constexpr,
+    NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     m = tl.program_id(0)
     h = tl.program_id(1)
     first, last = _seen_range(start, m, window, capacity)  # which the kernel before this one does not write
-    first //= SPLIT
-    last //= SPLIT
+    first, last = _split_of(first), _split_of(last)
     d = tl.arange(0, BLOCK_D)
     head = m * H + h
     place = head.to(tl.int64) * n_splits
@@ -145,27 +244,30 @@ def _combine(
     top = tl.full((1,), -float("inf"), tl.float32)
     total = tl.zeros((1,), tl.float32)
     if sinks is not None:
-        top = tl.load(sinks + h + tl.zeros((1,), tl.int32)).to(tl.float32)
+        top = tl.load(sinks + h + tl.zeros((1,), tl.int32)).to(tl.float32) * _LOG2_E
         total += 1.0
     mixed = tl.zeros((BLOCK_D,), tl.float32)
     for tile in range(first // COMBINED * COMBINED, last + 1, COMBINED):
-        # Element by element in the order of the splits, so that all loads are under way at once.
+        # Element by element in the order of the splits, and all of them asked for before the first is waited for.
         of_splits = ()
-        new_top = top
-        for j in tl.static_range(COMBINED):
-            split = tile + j + tl.zeros((1,), tl.int32)
-            found = tl.load(tops + place + split, mask=(split >= first) & (split <= last), other=-float("inf"))
-            of_splits = of_splits + (found,)  # type: ignore[assignment]  # noqa: RUF005
-            new_top = tl.maximum(new_top, found)
-        keep = tl.exp(top - new_top)
-        total *= keep
-        mixed *= keep
         for j in tl.static_range(COMBINED):
             split = tile + j + tl.zeros((1,), tl.int32)
             there = (split >= first) & (split <= last)
-            weight = tl.exp(of_splits[j] - new_top)
-            total += weight * tl.load(totals + place + split, mask=there, other=0.0)
-            mixed += weight * tl.load(mixes + (place + split) * D + d, mask=there & (d < D), other=0.0)
+            at = place + split
+            found_top = tl.load(tops + at, mask=there, other=-float("inf"))
+            found_total = tl.load(totals + at, mask=there, other=0.0)
+            found_mixed = tl.load(mixes + at * D + d, mask=there & (d < D), other=0.0)
+            of_splits = of_splits + ((found_top, found_total, found_mixed),)  # type: ignore[assignment]  # noqa: RUF005
+        new_top = top
+        for j in tl.static_range(COMBINED):
+            new_top = tl.maximum(new_top, of_splits[j][0])
+        keep = _power_of_2(top - new_top, NVIDIA)
+        total *= keep
+        mixed *= keep
+        for j in tl.static_range(COMBINED):
+            weight = _power_of_2(of_splits[j][0] - new_top, NVIDIA)
+            total += weight * of_splits[j][1]
+            mixed += weight * of_splits[j][2]
         top = new_top
     tl.store(out + head.to(tl.int64) * D + d, (mixed / total).to(out.dtype.element_ty), mask=d < D)
 
@@ -197,7 +299,7 @@ def attend_rows(
     assert 1 <= n_rows <= MOST_ROWS
     assert num_heads % cache.num_kv_heads == 0
     assert sinks is None or sinks.shape == (num_heads,), sinks
-    n_splits = triton.cdiv(cache.capacity, _SPLIT)
+    n_splits = _n_splits(cache.capacity)
     tops, totals = (torch.empty(n_rows, num_heads, n_splits, dtype=torch.float32, device=qkv.device) for _ in range(2))
     mixes = torch.empty(n_rows, num_heads, n_splits, d, dtype=torch.float32, device=qkv.device)
     out = torch.empty(n_rows, num_heads * d, dtype=qkv.dtype, device=qkv.device)
@@ -205,65 +307,79 @@ def attend_rows(
     per_group = num_heads // cache.num_kv_heads
     block_d = max(16, triton.next_power_of_2(d))
     pdl, nvidia = has_pdl(qkv), is_nvidia(qkv)
-    shape = _shape(per_group, block_d, multiplied_in(qkv, cache) if nvidia else None)
+    shape = _shape(per_group, block_d, _multiplied_in(qkv, cache))
     n_blocks, n_parts = triton.cdiv(n_rows, shape["QUERIES"] // shape["HEADS"]), triton.cdiv(per_group, shape["HEADS"])
     # Rows are neighbours in the grid: they read the same keys and values, the first from memory, the others from L2.
     _attend_split[(n_blocks, cache.num_kv_heads * n_parts, n_splits)](
         qkv, cos, sin, q_gain, k_gain, eps, cache.keys, cache.values, cache.key_scale, cache.value_scale, start,
-        tops, totals, mixes, scale, n_rows, reach, cache.capacity, n_splits,
-        H=num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=norm, LARGEST=LARGEST_LEVEL, ROWS=MOST_ROWS,
-        BLOCK_D=block_d, BLOCK_ROW=_BLOCK_ROW, SPLIT=_SPLIT, **shape, PDL=pdl, num_warps=_WARPS, num_stages=_STAGES,
-        **register_option(_most_registers(block_d) if nvidia else None), **pdl_option(pdl), **OPTIONS,
+        tops, totals, mixes, scale * _LOG2_E.value, n_rows, reach, cache.capacity, n_splits,
+        H=num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=norm, LARGEST=LARGEST_LEVEL, ROWS=_rows(n_rows),
+        BLOCK_D=block_d, BLOCK_ROW=_BLOCK_ROW, **shape, NVIDIA=nvidia, PDL=pdl,
+        num_warps=_WARPS, num_stages=_ROOMY_STAGES if is_roomy(qkv) else _STAGES,
+        **register_option(_most_registers(block_d, cache.is_int8) if nvidia else None), **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     _combine[(n_rows, num_heads)](
         tops, totals, mixes, sinks, start, out, reach, cache.capacity, n_splits,
-        H=num_heads, D=d, BLOCK_D=block_d, SPLIT=_SPLIT, COMBINED=_COMBINED if qkv.is_cuda else 2, PDL=pdl,
+        H=num_heads, D=d, BLOCK_D=block_d, COMBINED=_COMBINED if qkv.is_cuda else 2, NVIDIA=nvidia, PDL=pdl,
         num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return out
 
 
-def _shape(per_group: int, block_d: int, kind: torch.dtype | None) -> dict[str, Any]:
-    """What a program takes at once: on NVIDIA for products of `kind` on tensor cores, 16 queries, HEADS of each row.
+def _multiplied_in(qkv: Tensor, cache: LayerCache) -> torch.dtype | None:
+    """The type that tensor cores multiply in; None where they are not used.
 
-    None: elsewhere. RDNA's tensor cores want every operand twice in registers, and spill; plain sums of a few queries
-    keep up with memory there.
+    RDNA's want every operand twice in registers, and spill; plain sums of a few queries keep up with memory there.
     """
-    queries = 4 if kind is None else 16
-    heads = min(queries, triton.next_power_of_2(per_group))
-    if kind is None:
-        tile = max(1, 2048 // block_d)
-        return {"QUERIES": queries, "HEADS": heads, "TILE": tile, "TYPE": tl.float32, "PRODUCTS": "plain"}
-    tile = tile_positions(block_d, kind, 128)
-    return {"QUERIES": queries, "HEADS": heads, "TILE": tile, "TYPE": TYPES[kind], "PRODUCTS": "exact"}
+    return multiplied_in(qkv, cache) if is_nvidia(qkv) else None
+
+
+def _rows(n_rows: int) -> int:
+    return 8 if n_rows <= 8 else MOST_ROWS
+
+
+def _shape(per_group: int, block_d: int, kind: torch.dtype | None) -> dict[str, Any]:
+    """What a program takes at once: of products in `kind` on tensor cores 16 queries, HEADS of each row."""
+    is_exact = kind is not None
+    queries = 16 if is_exact else 4
+    return {
+        "QUERIES": queries,
+        "HEADS": min(queries, triton.next_power_of_2(per_group)),
+        "COLUMNS": 8 * _WARPS if is_exact else 1,
+        "TILE": max(1, 2048 // block_d) if kind is None else tile_positions(block_d, kind, _FINE.value),
+        "TYPE": tl.float32 if kind is None else TYPES[kind],
+        "EXACT": is_exact,
+    }
 
 
 _NO_WINDOW = 1 << 30
-# One choice for every M and every capacity, since the order of summation follows from it. H200, H 32, G 8, D 128, bf16,
-# both kernels in a graph, M = 1: 8.6 us at 512 positions, 10.7 at 4096, 52 at 32768; two stages, 2 or 8 warps, or tiles
-# of half the size take up to 1.8 times as long, splits of 128 gain 2 % there and lose as much for other shapes.
+# H200, mq4, us of a step after 16, 300, 1000, 2000 and 4096 tokens, 16 layers of Llama-3.1-8B: 916, 942, 950, 964 and
+# 1027; splits of 256 alone 920, 972, 982, 987 and 1012; of 64 for the first 512 positions and of 128 for the next 1024
+# 917, 928, 951, 1011 and 1031. Four stages leave room for two programs a multiprocessor: three, which three stages
+# allow, are given out unevenly (8 splits of 128: 928 to 1053 where four stages have 917 to 1024).
 # In the interpreter, where each operation takes its time, two splits are put together at once and not sixteen.
-_SPLIT, _COMBINED, _WARPS, _STAGES = 256, 16, 4, 3
+_COMBINED, _WARPS, _STAGES, _ROOMY_STAGES = 16, 4, 3, 4
 _BLOCK_ROW = 128  # columns of all rows at a time, for the norm of rows
 
 
-def _most_registers(block_d: int) -> int | None:
-    """For heads of 64 ptxas takes too few by itself, and spills some bytes."""
-    return 184 if block_d < 128 else None
+def _most_registers(block_d: int, is_int8: bool) -> int | None:
+    """For heads of 64 ptxas takes too few by itself, and spills some bytes; of 128, more than it needs."""
+    return None if is_int8 else {64: 184, 128: 168}.get(block_d)
 
 
 def variants() -> Iterator[Variant]:
     partial = {"tops": "*fp32", "totals": "*fp32", "mixes": "*fp32", "start": "*i32"}
     sizes = {"window": "i32", "capacity": "i32", "n_splits": "i32"}
     scales = ("key_scale", "value_scale")
-    for name, form, norm, (h, g, d, half) in (
-        ("bf16 d64", "*bf16", "none", (64, 8, 64, 32)),
-        ("bf16 d128", "*bf16", "none", (32, 8, 128, 64)),
-        ("bf16 d128 not rotated", "*bf16", "none", (32, 8, 128, 0)),
-        ("bf16 d128 norm of heads", "*bf16", "head", (16, 8, 128, 64)),
-        ("bf16 d128 norm of rows", "*bf16", "row", (32, 32, 128, 64)),
-        ("bf16 d256 norm of heads", "*bf16", "head", (4, 1, 256, 128)),
-        ("int8 d128", "*i8", "none", (32, 8, 128, 64)),
+    for name, form, norm, (h, g, d, half), m in (
+        ("bf16 d64", "*bf16", "none", (64, 8, 64, 32), 1),
+        ("bf16 d128", "*bf16", "none", (32, 8, 128, 64), 1),
+        ("bf16 d128 M=16", "*bf16", "none", (32, 8, 128, 64), 16),
+        ("bf16 d128 not rotated", "*bf16", "none", (32, 8, 128, 0), 1),
+        ("bf16 d128 norm of heads", "*bf16", "head", (16, 8, 128, 64), 1),
+        ("bf16 d128 norm of rows", "*bf16", "row", (32, 32, 128, 64), 1),
+        ("bf16 d256 norm of heads", "*bf16", "head", (4, 1, 256, 128), 1),
+        ("int8 d128", "*i8", "none", (32, 8, 128, 64), 1),
     ):
         block_d, gain = triton.next_power_of_2(d), None if norm == "none" else "*fp32"
         optional = dict.fromkeys(scales, "*fp32" if form == "*i8" else None)
@@ -275,21 +391,24 @@ def variants() -> Iterator[Variant]:
                 "keys": form, "values": form, "scale": "fp32", "n_rows": "i32", **partial, **sizes, **optional,
             },
             constants={
-                "H": h, "G": g, "D": d, "HALF": half, "NORM": norm, "LARGEST": LARGEST_LEVEL, "ROWS": MOST_ROWS,
-                "BLOCK_D": block_d, "BLOCK_ROW": _BLOCK_ROW, "SPLIT": _SPLIT, **_shape(h // g, block_d, None),
+                "H": h, "G": g, "D": d, "HALF": half, "NORM": norm, "LARGEST": LARGEST_LEVEL,
+                "ROWS": _rows(m), "BLOCK_D": block_d, "BLOCK_ROW": _BLOCK_ROW, "NVIDIA": False,
+                **_shape(h // g, block_d, None),
             },
-            nvidia_constants=_shape(h // g, block_d, torch.bfloat16),
+            nvidia_constants={"NVIDIA": True, **_shape(h // g, block_d, torch.bfloat16)},
             has_pdl=True,
             num_warps=_WARPS,
             num_stages=_STAGES,
-            most_registers=_most_registers(block_d),
+            roomy_stages=_ROOMY_STAGES,
+            most_registers=_most_registers(block_d, form == "*i8"),
         )  # fmt: skip
     for name, sinks in (("", None), (" with sinks", "*bf16")):
         yield Variant(
             name=f"attention_combine d128{name}",
             kernel=_combine,
             signature={"out": "*bf16", "sinks": sinks, **partial, **sizes},
-            constants={"H": 32, "D": 128, "BLOCK_D": 128, "SPLIT": _SPLIT, "COMBINED": _COMBINED},
+            constants={"H": 32, "D": 128, "BLOCK_D": 128, "COMBINED": _COMBINED, "NVIDIA": False},
+            nvidia_constants={"NVIDIA": True},
             has_pdl=True,
             num_warps=_WARPS,
         )

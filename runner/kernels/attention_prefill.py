@@ -14,10 +14,43 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runner.kernels.attention import TYPES, check_query, fold_tile, multiplied_in, tile_positions
+from runner.kernels.attention import TYPES, check_query, multiplied_in, tile_positions
 from runner.kernels.compile import Variant
 from runner.kernels.kv_layer import LayerCache
 from runner.kernels.values import OPTIONS, capability, is_nvidia
+
+
+@triton.jit
+def _fold_tile(
+    q, keys, values, key_scale, value_scale, at, at_ok, seen, scale, top, total, mixed,
+    D: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """A tile's positions into the running softmax of R queries: (top, total, mixed) before -> after.
+
+    q: [R, BLOCK_D] in the type that is multiplied in. keys, values and their scales: a kv head's. at: [C] positions,
+    at_ok those that may be read, seen [R, C] which query sees which. top: [R], the largest score; total: [R], the sum
+    of exp(score - top); mixed: [R, BLOCK_D], the values weighted by it. Sums are float32; the weights of values are
+    rounded to the type of q.
+    """
+    d = tl.arange(0, BLOCK_D)
+    offset = at[:, None].to(tl.int64) * D + d[None, :]
+    ok = at_ok[:, None] & (d < D)[None, :]
+    # What may not be read is 0 and not whatever lies there: 0 times NaN would be NaN.
+    k = tl.load(keys + offset, mask=ok, other=0).to(q.dtype)
+    v = tl.load(values + offset, mask=ok, other=0).to(q.dtype)
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    if key_scale is not None:
+        scores *= tl.load(key_scale + at, mask=at_ok, other=0.0)[None, :]
+    scores = tl.where(seen, scores, -float("inf"))
+    new_top = tl.maximum(top, tl.max(scores, 1))
+    base = tl.where(new_top == -float("inf"), 0.0, new_top)  # a query that has seen nothing yet
+    weight = tl.exp(scores - base[:, None])
+    keep = tl.exp(top - base)
+    total = total * keep + tl.sum(weight, 1)
+    if value_scale is not None:
+        weight *= tl.load(value_scale + at, mask=at_ok, other=0.0)[None, :]
+    mixed = tl.dot(weight.to(q.dtype), v, mixed * keep[:, None], input_precision="ieee")
+    return new_top, total, mixed
 
 
 @triton.jit(do_not_specialize=["n_rows", "window", "capacity"])
@@ -52,9 +85,9 @@ def _attend_prompt(
         at = tile + tl.arange(0, TILE)
         at_ok = (at >= first) & (at <= last)
         seen = at_ok[None, :] & (at[None, :] <= position[:, None]) & (at[None, :] > position[:, None] - window)
-        top, total, mixed = fold_tile(
+        top, total, mixed = _fold_tile(
             queries, keys + group * D, values + group * D, key_scale, value_scale, at, at_ok, seen, scale,
-            top, total, mixed, D, BLOCK_D, "rounded",
+            top, total, mixed, D, BLOCK_D,
         )  # fmt: skip
     total = tl.where(m < n_rows, total, 1.0)
     tl.store(out + offset, (mixed / total[:, None]).to(out.dtype.element_ty), mask=ok)

@@ -11,12 +11,13 @@ from attention_cases import DEVICE, FLOATS, check_attention, filled, poison_new_
 from torch import Tensor
 
 from runner.kernels import attention_decode
-from runner.kernels.attention import attend_ref
+from runner.kernels.attention import attend_ref, multiplied_in
 from runner.kernels.attention_decode import attend_rows
 from runner.kernels.heads import HeadNorm, place_heads
 from runner.kernels.kv_layer import LayerCache
 
-# H, G, D, M, start, window: a split ends at 256, and sixteen are put together at a time (two in the interpreter).
+# H, G, D, M, start, window: splits end at multiples of 128, from 2048 on of 256, and sixteen are put together at a time
+# (two in the interpreter).
 SHAPES = [
     (6, 2, 18, 3, 0, None),
     (4, 4, 12, 2, 254, None),
@@ -27,6 +28,7 @@ SHAPES = [
     (6, 2, 18, 2, 37, 1000),
     (2, 1, 16, 5, 254, 1),
     (40, 2, 16, 2, 260, 9),
+    (2, 1, 16, 4, 2046, None),
     (2, 1, 16, 2, 4350, None),
 ]
 KINDS = [
@@ -181,7 +183,8 @@ def test_both_ways_of_multiplying_are_right(
     start: int,
     window: int | None,
 ) -> None:
-    monkeypatch.setattr(attention_decode, "is_nvidia", lambda _: is_on_tensor_cores)
+    kind_of = multiplied_in if is_on_tensor_cores else lambda *_: None
+    monkeypatch.setattr(attention_decode, "_multiplied_in", kind_of)
     check(filled(kind, g, start + m, start + m + 9, d), random(m, h, d, dtype=FLOATS[kind]), start, window, None)
 
 

@@ -25,7 +25,7 @@ from runner.quant.weights import Weights
 # 3 GFLOP there are 150 ms.
 _FLOP_BETWEEN_CHECKS = 3e9
 
-_FIRST_CAPACITY = 4096  # tokens: 16 splits of attention
+_FIRST_CAPACITY = 4096  # tokens: 24 splits of attention
 _SHARE_OF_FREE = 0.1  # of what is free once the weights are there
 
 PACKED_ON_DEVICE = frozenset({"mq4", "mq4-uniform", "mq6", "mq8"})  # the formats that have kernels
