@@ -169,7 +169,6 @@ def _attend_split(
     i = tl.program_id(1) % PARTS * HEADS + tl.arange(0, QUERIES) % HEADS
     m = first_m + tl.arange(0, QUERIES) // HEADS
     is_head = (i < PER_GROUP) & (m <= last_m)
-    # 8 or 16 rows, each in the lanes that it has with all others: the order of its sums follows from those.
     n = tl.arange(0, ROWS)
     position = new + n
     is_seen = (n <= last_m) & (position >= first) & (position <= last)
@@ -313,8 +312,8 @@ def attend_rows(
     _attend_split[(n_blocks, cache.num_kv_heads * n_parts, n_splits)](
         qkv, cos, sin, q_gain, k_gain, eps, cache.keys, cache.values, cache.key_scale, cache.value_scale, start,
         tops, totals, mixes, scale * _LOG2_E.value, n_rows, reach, cache.capacity, n_splits,
-        H=num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=norm, LARGEST=LARGEST_LEVEL, ROWS=_rows(n_rows),
-        BLOCK_D=block_d, BLOCK_ROW=_BLOCK_ROW, **shape, NVIDIA=nvidia, PDL=pdl,
+        H=num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=norm, LARGEST=LARGEST_LEVEL,
+        ROWS=_rows(n_rows, norm, block_d), BLOCK_D=block_d, BLOCK_ROW=_BLOCK_ROW, **shape, NVIDIA=nvidia, PDL=pdl,
         num_warps=_WARPS, num_stages=_ROOMY_STAGES if is_roomy(qkv) else _STAGES,
         **register_option(_most_registers(block_d, cache.is_int8) if nvidia else None), **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
@@ -334,8 +333,12 @@ def _multiplied_in(qkv: Tensor, cache: LayerCache) -> torch.dtype | None:
     return multiplied_in(qkv, cache) if is_nvidia(qkv) else None
 
 
-def _rows(n_rows: int) -> int:
-    return 8 if n_rows <= 8 else MOST_ROWS
+def _rows(n_rows: int, norm: HeadNorm, block_d: int) -> int:
+    """How many rows' keys and values a program may put into the cache.
+
+    Where elements are summed it is the same for every M, unless a row has the same lanes with 8 as with 16 rows.
+    """
+    return 8 if n_rows <= 8 and (norm == "none" or block_d >= 128) else MOST_ROWS
 
 
 def _shape(per_group: int, block_d: int, kind: torch.dtype | None) -> dict[str, Any]:
@@ -392,7 +395,7 @@ def variants() -> Iterator[Variant]:
             },
             constants={
                 "H": h, "G": g, "D": d, "HALF": half, "NORM": norm, "LARGEST": LARGEST_LEVEL,
-                "ROWS": _rows(m), "BLOCK_D": block_d, "BLOCK_ROW": _BLOCK_ROW, "NVIDIA": False,
+                "ROWS": _rows(m, norm, block_d), "BLOCK_D": block_d, "BLOCK_ROW": _BLOCK_ROW, "NVIDIA": False,
                 **_shape(h // g, block_d, None),
             },
             nvidia_constants={"NVIDIA": True, **_shape(h // g, block_d, torch.bfloat16)},

@@ -61,10 +61,11 @@ class Heads:
     r: int
     m: int
     norm: HeadNorm = "none"
+    dtype: torch.dtype = torch.float32
 
     @property
     def qkv(self) -> Tensor:
-        return random(self.m, (self.h + 2 * self.g) * self.d, seed=11)
+        return random(self.m, (self.h + 2 * self.g) * self.d, seed=11, dtype=self.dtype)
 
     @property
     def angles(self) -> tuple[Tensor, Tensor]:
@@ -231,11 +232,23 @@ def test_nothing_is_put_beyond_the_capacity(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("norm", "kept", "window"), [("none", "float32", None), ("head", "int8", 40), ("row", "float32", None)]
+    ("norm", "kept", "window", "d"),
+    [
+        ("none", "float32", None, 18),
+        ("head", "int8", 40, 18),
+        ("row", "float32", None, 18),
+        ("head", "bfloat16", None, 64),
+        ("head", "bfloat16", None, 128),
+        ("row", "bfloat16", None, 128),
+    ],
 )
-def test_a_row_has_the_same_bits_whatever_the_number_of_rows(norm: HeadNorm, kept: str, window: int | None) -> None:
+def test_a_row_has_the_same_bits_whatever_the_number_of_rows(
+    norm: HeadNorm, kept: str, window: int | None, d: int
+) -> None:
     start = 250  # the rows' last positions lie in two splits
-    heads, before = Heads(h=3, g=1, d=18, r=18, m=16, norm=norm), emptied(filled(kept, 1, start, 512, 18), start)
+    dtype = torch.bfloat16 if kept == "bfloat16" else torch.float32
+    heads = Heads(h=3, g=1, d=d, r=d, m=16, norm=norm, dtype=dtype)
+    before = emptied(filled(kept, 1, start, 512, d), start)
     sinks, after = random(3), emptied(before, start)
     every = heads.attend(after, start, window=window, sinks=sinks)
     for m in range(1, 16):
