@@ -333,7 +333,7 @@ def _multiplied_in(qkv: Tensor, cache: LayerCache) -> torch.dtype | None:
     return multiplied_in(qkv, cache) if is_nvidia(qkv) else None
 
 
-def _rows(n_rows: int, norm: HeadNorm, block_d: int) -> int:
+def _rows(n_rows: int, norm: str, block_d: int) -> int:
     """How many rows' keys and values a program may put into the cache.
 
     Where elements are summed it is the same for every M, unless a row has the same lanes with 8 as with 16 rows.

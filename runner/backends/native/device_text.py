@@ -83,5 +83,6 @@ class DeviceText:
         """Put what is not there yet of `text`, which stands at the positions from 0 on."""
         first = self._n_known
         if first < len(text):
-            self.ids[first : len(text)].copy_(torch.tensor(text[first:], dtype=torch.int32))
+            # Or it would wait for all steps that have begun.
+            self.ids[first : len(text)].copy_(torch.tensor(text[first:], dtype=torch.int32), non_blocking=True)
             self._n_known = len(text)
