@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from runner.config import SamplingParams
@@ -244,10 +244,14 @@ class Deciding(Controller):
         super().__init__(drafter, DRAFT_MAX, world.clock)
         self._world, self._deciding = world, deciding
 
-    def learn(self, done: Round, own_s: float) -> None:
-        super().learn(done, own_s)
-        if self._deciding:
+    def learn(self, done: Round) -> Callable[[float], None]:
+        learn = super().learn(done)
+
+        def work(own_s: float) -> None:
+            learn(own_s)
             self._world.work(self._deciding)
+
+        return work if self._deciding else learn
 
 
 def speculate(

@@ -5,6 +5,7 @@ The one that serves users is in controller.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from runner.config import LONGEST_DRAFT
@@ -50,8 +51,12 @@ class Control(Protocol):
         """What to verify of the guess that the last gate let through."""
         ...
 
-    def learn(self, done: Round, own_s: float) -> None:
-        """The step is over that the last gate was for. own_s: seconds that the last call took."""
+    def learn(self, done: Round) -> Callable[[float], None]:
+        """The step is over that the last gate was for. What this gives is to be called to learn of it.
+
+        That is done before the next step is learnt of, but a gate for that may be opened first. Its argument: seconds
+        that the last call took.
+        """
         ...
 
     def pass_by(self, passed: Passed, own_s: float) -> None:
@@ -85,12 +90,15 @@ class EagerController(Control):
     def cut(self, proposed: Draft) -> Draft:
         return proposed
 
-    def learn(self, done: Round, own_s: float) -> None:
-        del own_s
-        if len(done.draft):
-            self.steps.learn_step(len(done.draft) + 1, done.step_s)
-        else:
-            self.steps.learn_plain(done.step_s)
+    def learn(self, done: Round) -> Callable[[float], None]:
+        def learn(own_s: float) -> None:
+            del own_s
+            if len(done.draft):
+                self.steps.learn_step(len(done.draft) + 1, done.step_s)
+            else:
+                self.steps.learn_plain(done.step_s)
+
+        return learn
 
     def pass_by(self, passed: Passed, own_s: float) -> None:
         del own_s

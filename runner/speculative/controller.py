@@ -8,7 +8,7 @@ whether guessing takes the device's time, and a clock only to stop a drafter tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from runner.speculative.account import ALLOWED_LOSS, INITIAL_ALLOWANCE, LossAccount
 from runner.speculative.control import Control
@@ -247,18 +247,24 @@ class Controller(Control):
         self._outlook.guessing.learn_reading(n_tokens, seconds)
         self._n_unread = 0
 
-    def learn(self, done: Round, own_s: float) -> None:
-        n_tokens, n_drafted = len(done.tokens), len(done.draft)
+    def learn(self, done: Round) -> Callable[[float], None]:
         self._is_ahead = done.is_ahead
-        guess_s = self._guessed_s if self._is_free else done.draft_s
+        gate, chosen, guessed_s = self._gate, self._chosen, self._guessed_s
+        self._gate, self._chosen, self._guessed_s = None, NO_DRAFT, 0.0
+        return lambda own_s: self._learn(done, own_s, gate, chosen, guessed_s)
+
+    def _learn(self, done: Round, own_s: float, gate: _Gate | None, proposed: Draft, guessed_s: float) -> None:
+        """What came of `proposed`, which the gate let through in so many seconds."""
+        n_tokens, n_drafted = len(done.tokens), len(done.draft)
+        guess_s = guessed_s if self._is_free else done.draft_s
         # What a device hides costs nothing.
         unhidden_s = done.unhidden_s(guess_s + own_s, self.steps.plain_s)
         if n_drafted:
             step = self.steps.learn_step(n_drafted + 1, done.step_s, done.n_handed)
         else:
             seconds = done.step_s - (unhidden_s if done.is_ahead else 0.0)
-            step = self.steps.learn_plain(seconds, is_asked=self._gate is not None)
-            if len(self._chosen):
+            step = self.steps.learn_plain(seconds, is_asked=gate is not None)
+            if len(proposed):
                 self.steps.learn_break()
         if self.steps.plain_s <= 0:
             return
@@ -267,22 +273,20 @@ class Controller(Control):
         self._enter(done.tokens, step, spent)
         # What was written tells even of guesses that the target did not compute: it cannot if a token is outside its
         # vocabulary, nor if its next step had begun before.
-        if len(self._chosen):
-            chosen = Shadow(self._chosen)
-            self._outlook.compare(chosen, done.tokens)
-            if not n_drafted and chosen.n_right == n_tokens:
+        if len(proposed):
+            compared = Shadow(proposed)
+            self._outlook.compare(compared, done.tokens)
+            if not n_drafted and compared.n_right == n_tokens:
                 self._next_grace = min(spent, _MOST_GRACE)
-        gate = self._gate
         if gate is not None:
             self._outlook.guessing.learn(gate.n_asked, min(guess_s, unhidden_s))
-            is_in_vain = not gate.is_trial or (self._is_free and not len(self._chosen))
+            is_in_vain = not gate.is_trial or (self._is_free and not len(proposed))
             if is_in_vain and not gate.is_earned:
                 self._shadow_left -= spent if n_drafted else spent + self.steps.unseen
         if done.n_accepted:
             self._shadow_left = max(self._shadow_left, 0.0)
         if n_drafted or (gate is not None and gate.is_trial and not self._is_free):
             self._learn_gain(n_drafted, n_tokens, step)
-        self._gate, self._chosen, self._guessed_s = None, NO_DRAFT, 0.0
 
     def _bound_account(self) -> None:
         self._account.most = INITIAL_ALLOWANCE + 2 * max(0.0, self._outlook.worst_loss)

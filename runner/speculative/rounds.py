@@ -212,9 +212,13 @@ class _Loop:
         n = next((i for i, token in enumerate(draft.tokens[:room]) if token not in known), min(room, len(draft)))
         return draft if n == len(draft) else Draft(draft.tokens[:n], draft.buckets[:n])
 
-    def _learn(self, done: Round) -> None:
+    def _learn(self, done: Round, *, may_wait: bool = False) -> None:
         if self.speculator is not None:
-            self.speculator.learn(done)
+            self.speculator.learn(done, may_wait=may_wait)
+
+    def _catch_up(self) -> None:
+        if self.speculator is not None:
+            self.speculator.catch_up()
 
     def verify(self, asked: _Asked) -> Generator[Emitted, None, bool]:
         """One step for a draft and the token before it; False when the request was cancelled."""
@@ -222,6 +226,7 @@ class _Loop:
         choices = self.target.choices(draft.tokens, self.params, self.history)
         computed = self.clock()
         self.is_ahead = choices is not None
+        self._catch_up()
         yield from self.emit()
         first = None if choices is None else next(choices, None)
         if choices is None or first is None:
@@ -238,7 +243,7 @@ class _Loop:
             sample_s=self.clock() - computed,
             overlaps=self.overlaps,
         )
-        self._learn(done)
+        self._learn(done, may_wait=self.overlaps)
         self.over, self.learning_s = (self.clock() if self.overlaps else None), 0.0
         self.history.extend(verdict.tokens)
         self.waiting = [(token, index, done) for index, token in enumerate(verdict.tokens)][::-1]
@@ -256,6 +261,7 @@ class _Loop:
         is_wanted = is_ahead = False
         try:
             stretch.begin()
+            self._catch_up()
             yield from self.emit()
             for stride in stretch:
                 taken = self.clock()

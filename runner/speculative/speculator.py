@@ -6,7 +6,8 @@ when drafting pays is the controller's; how a guess is made is the drafter's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from runner.config import LONGEST_DRAFT, SamplingParams
 from runner.speculative.control import Control, Most
@@ -48,6 +49,7 @@ class Speculator:
         self._n_waiting = 0  # plain tokens that pass before the control is asked again
         self._n_passing = self._n_untold = _LEAST_PASSED  # and what they are learned of after, at the latest
         self._tally = Tally(LONGEST_DRAFT)
+        self._untold: Callable[[], None] | None = None  # of a round, which is learnt of while the next one goes on
 
     def calibrate(self, step_s: StepSeconds) -> None:
         """Measure the target's step for the numbers of tokens that matter, and the drafter's; once, after the load."""
@@ -79,6 +81,7 @@ class Speculator:
         prompt: what it will follow; a drafter reads it here, where it takes its time from the prefill's, not from the
         first step's.
         """
+        self.catch_up()
         self._pass_by()
         self._own_s = self._passing_s = 0.0  # that was no time of this answer
         self._tally = Tally(LONGEST_DRAFT)
@@ -123,8 +126,19 @@ class Speculator:
         self._guess_s = self._clock() - began
         return draft
 
-    def learn(self, done: Round) -> None:
-        """A step is over, with a draft or without."""
+    def learn(self, done: Round, *, may_wait: bool = False) -> None:
+        """A step is over, with a draft or without.
+
+        may_wait: `catch_up` is called as soon as the next step has begun. What has lost nothing is learnt of then,
+        when a device works meanwhile.
+        """
+        self.catch_up()
+        if may_wait and done.draft and len(done.tokens) * self._control.steps.plain_s > done.total_s:
+            self._untold = partial(
+                self._learn, done, self._control.learn(done), guess_s=self._guess_s, own_s=self._own_s
+            )
+            self._own_s = 0.0
+            return
         if not self._has_gate and not done.draft:
             # Little as it is, learning takes longer than most plain steps can spare: many at once take less.
             if self._passed is None:
@@ -136,13 +150,21 @@ class Speculator:
             return
         self._pass_by()
         began = self._clock()
-        own_s = self._own_s
-        self._control.learn(done, own_s)
-        guess_s = self._guess_s if self.drafter.is_host_only else done.draft_s
+        self._learn(done, self._control.learn(done), self._guess_s, self._own_s)
+        self._own_s = self._clock() - began
+
+    def catch_up(self) -> None:
+        """The next step has begun: learn of what waits for that."""
+        untold, self._untold = self._untold, None
+        if untold is not None:
+            untold()
+
+    def _learn(self, done: Round, learn: Callable[[float], None], guess_s: float, own_s: float) -> None:
+        learn(own_s)
+        guess_s = guess_s if self.drafter.is_host_only else done.draft_s
         steps = self._control.steps
         charged_s = done.unhidden_s(guess_s + own_s, steps.plain_s)
         self._tally.add(done, min(guess_s, charged_s), max(0.0, charged_s - guess_s), steps.plain_s, steps.unseen)
-        self._own_s = self._clock() - began
 
     def _pass_by(self) -> None:
         passed, steps = self._passed, self._control.steps
@@ -164,6 +186,7 @@ class Speculator:
     @property
     def record(self) -> SpeculationRecord:
         """What happened since `begin`."""
+        self.catch_up()
         self._pass_by()
         control, drafter = self._control, self.drafter
         return self._tally.record(drafter.name, control.state, control.reason, drafter.nbytes, drafter.n_given)

@@ -269,7 +269,7 @@ class Driven:
             sample_s=0.0,
         )
         self.now += done.verify_s
-        self.control.learn(done, 0.0)
+        self.control.learn(done)(0.0)
         return done
 
 
@@ -332,7 +332,7 @@ def test_a_draft_that_came_too_late_is_judged_by_what_was_written() -> None:
         for bucket in GOOD.buckets:
             gate.admits(bucket)
         n_wanted += len(driven.control.cut(GOOD)) == 8
-        driven.control.learn(dropped, 0.0)
+        driven.control.learn(dropped)(0.0)
     assert driven.control.state == "on"
     assert n_wanted >= 95
 
@@ -350,7 +350,7 @@ def test_tokens_that_the_target_cannot_compute_are_wrong() -> None:
                 gate.admits(bucket)
             wanted.append(len(driven.control.cut(Draft((10**9,) * 8, GOOD.buckets))) > 0)
         plain = Round(draft=NO_DRAFT, n_accepted=0, tokens=(RIGHT,), draft_s=0.0, verify_s=1e-3, sample_s=0.0)
-        driven.control.learn(plain, 0.0)
+        driven.control.learn(plain)(0.0)
     assert wanted[0]
     assert not any(wanted[-20:])
 

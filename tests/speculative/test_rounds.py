@@ -380,9 +380,9 @@ def test_the_speculator_hears_of_every_plain_token_what_it_took() -> None:
     heard: list[Round] = []
 
     class Listening(EagerController):
-        def learn(self, done: Round, own_s: float) -> None:
+        def learn(self, done: Round) -> Callable[[float], None]:
             heard.append(done)
-            super().learn(done, own_s)
+            return super().learn(done)
 
     ticks = iter(range(10_000))
     history = [*prompt, *plain(prompt, params, 1)]
@@ -405,10 +405,15 @@ class Heard(EagerController):
         self.rounds: list[Round] = []
         self._world = world
 
-    def learn(self, done: Round, own_s: float) -> None:
-        super().learn(done, own_s)
-        self.rounds.append(done)
-        self._world.work(0.25)
+    def learn(self, done: Round) -> Callable[[float], None]:
+        learn = super().learn(done)
+
+        def work(own_s: float) -> None:
+            learn(own_s)
+            self.rounds.append(done)
+            self._world.work(0.25)
+
+        return work
 
 
 def in_plain_steps(machine: Machine, right: Sequence[bool], buckets: Sequence[int | None]) -> tuple[list[Round], float]:
@@ -431,7 +436,8 @@ def test_where_steps_begin_early_the_rounds_are_all_the_time_but_for_learning_th
     assert any(done.draft for done in rounds)
     # After the last token nobody asks again, so what the caller did with it belongs to no round if that was plain.
     last_s = 0.0 if rounds[-1].draft else EARLY.caller + 0.25
-    n_apart = 1 + sum(not done.is_ahead for done in rounds[1:])  # learnt of while no step was under way
+    # Learnt of while no step was under way; of what gained by a draft, while the next one was.
+    n_apart = 1 + sum(not done.is_ahead and not done.draft for done in rounds[1:])
     total = sum(done.total_s for done in rounds) + 0.25 * n_apart
     assert total == pytest.approx(end, abs=last_s + 1e-9)
 
@@ -443,8 +449,8 @@ def test_what_the_caller_does_with_the_tokens_of_a_draft_passes_while_the_next_o
         drafted = [done for done in rounds if len(done.draft) == 15]
         assert [done.draft_s for done in drafted] == pytest.approx([0.125, 0.125])
         # The first one bears it for the token before it: no step was under way behind that any more. The second one
-        # hides as much of it as it is long.
-        second = max(2.5, EARLY.host + 16 * caller)
+        # hides as much of it, and of learning of the first, as it is long.
+        second = max(2.5, EARLY.host + 0.25 + 16 * caller)
         assert [done.verify_s for done in drafted] == pytest.approx([2.5 + caller, second])
 
 

@@ -73,7 +73,8 @@ class Always(Speculator):
         del n_drafting
         return self.drafter.propose(history, params, Limit(min(room, self.length)))
 
-    def learn(self, done: Round) -> None:
+    def learn(self, done: Round, *, may_wait: bool = False) -> None:
+        del may_wait
         self.rounds.append(done)
 
     @property
