@@ -33,24 +33,32 @@ class Acceptance:
         """How many tokens of the bucket were judged lately; at most the averages' memory."""
         return self._seen[bucket]
 
-    def learn(self, position: int, bucket: int, is_accepted: bool) -> None:
-        """A drafted token was judged: all before it were accepted."""
-        hit = float(is_accepted)
-        for each in (bucket, self.any_bucket):
-            self._seen[each] = self._seen[each] * _KEEP + 1
-            self._hits[each] = self._hits[each] * _KEEP + hit
-            seen, hits = self._seen_at[each], self._hits_at[each]
-            seen[position] = seen[position] * _KEEP + 1
-            hits[position] = hits[position] * _KEEP + hit
+    def learn(self, first: int, buckets: Sequence[int], n_accepted: int) -> None:
+        """Tokens of these buckets were judged one after the other, the first at that position of its draft.
+
+        All before it were accepted, and n_accepted of these; what follows a wrong one was not judged.
+        """
+        seen, hits = self._seen, self._hits
+        for n, bucket in enumerate(buckets[: n_accepted + 1]):
+            position, hit = first + n, 1.0 if n < n_accepted else 0.0
+            for each in (bucket, self.any_bucket):
+                seen[each] = seen[each] * _KEEP + 1
+                hits[each] = hits[each] * _KEEP + hit
+                seen_at, hits_at = self._seen_at[each], self._hits_at[each]
+                seen_at[position] = seen_at[position] * _KEEP + 1
+                hits_at[position] = hits_at[position] * _KEEP + hit
 
     def chances(self, buckets: Sequence[int]) -> list[float]:
         """For each position of a draft: how likely it is to be accepted if all before it are."""
-        found = []
-        for position, bucket in enumerate(buckets):
-            whole = (self._hits[bucket] + _PRIOR_WEIGHT * self._prior) / (self._seen[bucket] + _PRIOR_WEIGHT)
-            seen, hits = self._seen_at[bucket][position], self._hits_at[bucket][position]
-            found.append((hits + _BUCKET_WEIGHT * whole) / (seen + _BUCKET_WEIGHT))
-        return found
+        leaning = {
+            each: _BUCKET_WEIGHT * (self._hits[each] + _PRIOR_WEIGHT * self._prior) / (self._seen[each] + _PRIOR_WEIGHT)
+            for each in set(buckets)
+        }
+        seen, hits = self._seen_at, self._hits_at
+        return [
+            (hits[bucket][position] + leaning[bucket]) / (seen[bucket][position] + _BUCKET_WEIGHT)
+            for position, bucket in enumerate(buckets)
+        ]
 
 
 class Length(NamedTuple):

@@ -7,7 +7,6 @@ acceptance, and not what the numbers decide.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 from runner.speculative.load_times import LoadTimes, StepSeconds
@@ -73,7 +72,8 @@ class StepCosts:
     @property
     def plain_s(self) -> float:
         """Seconds of a plain step now."""
-        return max(self._plain.seconds, self._least_s)
+        seconds, least_s = self._plain.seconds, self._least_s
+        return seconds if seconds > least_s else least_s
 
     # --- at load -----------------------------------------------------------------------------------------------------
 
@@ -208,24 +208,26 @@ class StepCosts:
     def worst(self) -> list[float]:
         """See the class; computed when it is asked for, which is rarer than that it changes."""
         if not self._worst:
-            grown = {n: self._grown(n, known) for n, known in self._measured.items()}
-            table = _lines(grown)
+            share = (_GROWTH_PRIOR + self._growth_xy) / (_GROWTH_PRIOR + self._growth_xx)
+            share = min(max(share, 0.0), 1.0)
+            table = _lines({n: self._grown(n, known, share) for n, known in self._measured.items()})
             last = len(table) - 1
             beyond = range(last + 1, self._most + 1)
             table += [table[last] * n / last for n in beyond]
-            self._worst = [max(worst, likely) for worst, likely in zip(table, self.likely, strict=True)]
+            self._worst = [
+                worst if worst > likely else likely for worst, likely in zip(table, self.likely, strict=True)
+            ]
         return self._worst
 
-    def _grown(self, n_tokens: int, known: _Measured) -> float:
-        """Worst t(M): what a plain step has grown by since may be each token's, as a CPU's attention is."""
+    def _grown(self, n_tokens: int, known: _Measured, share: float) -> float:
+        """Worst t(M): that share of what a plain step has grown by since may be each token's, as a CPU's attention is."""
         more = self._growth(known)
-        share = (_GROWTH_PRIOR + self._growth_xy) / (_GROWTH_PRIOR + self._growth_xx)
-        own = 1 + min(max(share, 0.0), 1.0) * (n_tokens - 1)
-        return ((1 - more) * known.ratio + own * more) * self._surprise
+        return ((1 - more) * known.ratio + (1 + share * (n_tokens - 1)) * more) * self._surprise
 
     def _growth(self, known: _Measured) -> float:
         """The part of a plain step that it has grown by since."""
-        return max(0.0, 1 - known.plain_s / self.plain_s) if self.plain_s > 0 else 0.0
+        plain_s = self.plain_s
+        return 1 - known.plain_s / plain_s if plain_s > known.plain_s else 0.0
 
     def _tabulate(self) -> None:
         self.likely = _lines({n: known.ratio for n, known in self._measured.items()})
@@ -237,11 +239,11 @@ class StepCosts:
 
 def _lines(points: dict[int, float]) -> list[float]:
     """Straight lines between t(1) = 1 and what is known of t(M), never falling."""
-    table = [0.0, 1.0]
-    for (low, start), (high, end) in pairwise([(1, 1.0), *sorted(points.items())]):
-        start = max(start, table[low])
-        slope = max(0.0, (end - start) / (high - low))
-        table.extend(start + slope * (n - low) for n in range(low + 1, high + 1))
+    table, low, start = [0.0, 1.0], 1, 1.0
+    for high in sorted(points):
+        slope = max(0.0, (points[high] - start) / (high - low))
+        table += [start + slope * n for n in range(1, high - low + 1)]
+        low, start = high, table[high]
     return table
 
 

@@ -12,6 +12,7 @@ from runner.config import LONGEST_DRAFT
 from runner.speculative.acceptance import Acceptance, Length, best_length
 from runner.speculative.costs import DraftCosts, StepCosts
 from runner.speculative.drafter import Draft, Drafter
+from runner.speculative.history import common_prefix
 
 _FREE_PRIOR, _PAID_PRIOR = 0.5, 0.7  # acceptance before evidence: where looking on takes time, trying is how to learn
 _RATE_WEIGHT = 1 / 16  # of a round in the rate of tokens
@@ -66,25 +67,21 @@ class Outlook:
         """
         token, likely = self.token_cost, self.steps.likely
         begun = spent + self.steps.refill
-        costs = [
-            spent + 1.0,
-            *(begun + likely[n + 1] + max(0, n - n_guessed) * token for n in range(1, len(buckets) + 1)),
-        ]
+        costs = [spent + 1.0, *[begun + step for step in likely[2 : len(buckets) + 2]]]
+        for n in range(n_guessed + 1, len(buckets) + 1):
+            costs[n] += (n - n_guessed) * token
         # Never below one: a draft that beats plain steps pays however slow the last rounds were.
         rate = max(1.0, self._tokens_now / self._cost_now)
         return best_length(self.acceptance.chances(buckets), costs, rate, least)
 
     def compare(self, shadow: Shadow, tokens: Sequence[int]) -> bool:
         """Learn of a guess by what was written; whether there is no more to compare."""
-        draft = shadow.draft
-        for token in tokens:
-            position = shadow.n_right
-            is_right = draft.tokens[position] == token
-            self.acceptance.learn(position, draft.buckets[position], is_right)
-            shadow.n_right += 1
-            if not is_right or shadow.n_right == len(draft):
-                return True
-        return False
+        draft, first = shadow.draft, shadow.n_right
+        n_there = min(len(draft) - first, len(tokens))
+        n_right = common_prefix(draft.tokens[first : first + n_there], tokens)
+        self.acceptance.learn(first, draft.buckets[first : first + n_there], n_right)
+        shadow.n_right += n_right
+        return n_right < n_there or shadow.n_right == len(draft)
 
     def learn_rate(self, n_tokens: int, cost: float, n_rounds: int = 1) -> None:
         """Rounds alike emitted so many tokens together and cost so many plain steps."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from runner.speculative.record import Passed, Round, SpeculationRecord, SpeculationState
 
 
@@ -9,10 +11,9 @@ class Tally:
     """The counts of the steps of one answer. draft_max: the longest draft."""
 
     def __init__(self, draft_max: int) -> None:
-        self._drafted_at = [0] * draft_max
-        self._reached_at = [0] * draft_max
-        self._accepted_at = [0] * draft_max
-        self._lengths = [0] * (draft_max + 1)
+        self._drafts = [0] * (draft_max + 1)  # by their length
+        self._reaches = [0] * (draft_max + 1)  # by how many of their positions were judged
+        self._lengths = [0] * (draft_max + 1)  # by how many tokens were accepted
         self._rounds = self._draft_length = 0
         self._follows_draft = False
         self._draft_s = self._verify_s = self._sample_s = self._plain_s = self._spent_s = 0.0
@@ -37,11 +38,9 @@ class Tally:
         self._draft_s += guess_s
         self._verify_s += done.verify_s
         self._sample_s += done.sample_s
+        self._drafts[n] += 1
+        self._reaches[min(n, done.n_accepted + 1)] += 1
         self._lengths[done.n_accepted] += 1
-        for i in range(n):
-            self._drafted_at[i] += 1
-            self._reached_at[i] += i <= done.n_accepted
-            self._accepted_at[i] += i < done.n_accepted
 
     def _alone(self, seconds: float, plain_s: float) -> float:
         """What a plain step that took so long would have taken without drafts: one after a draft is unlike others."""
@@ -58,7 +57,7 @@ class Tally:
         self, drafter: str, state: SpeculationState, reason: str, drafter_bytes: int, file_tokens: int
     ) -> SpeculationRecord:
         """The counts so far; positions and lengths that never came up are left out at the end."""
-        n_positions = sum(map(bool, self._drafted_at))
+        n_positions = max((n for n, count in enumerate(self._drafts) if count), default=0)
         n_lengths = max((n + 1 for n, count in enumerate(self._lengths) if count), default=0)
         return SpeculationRecord(
             drafter=drafter,
@@ -66,9 +65,9 @@ class Tally:
             reason=reason,
             draft_length=self._draft_length,
             rounds=self._rounds,
-            drafted_at=tuple(self._drafted_at[:n_positions]),
-            reached_at=tuple(self._reached_at[:n_positions]),
-            accepted_at=tuple(self._accepted_at[:n_positions]),
+            drafted_at=_beyond(self._drafts, n_positions),
+            reached_at=_beyond(self._reaches, n_positions),
+            accepted_at=_beyond(self._lengths, n_positions),
             lengths=tuple(self._lengths[:n_lengths]),
             draft_s=self._draft_s,
             verify_s=self._verify_s,
@@ -78,3 +77,8 @@ class Tally:
             drafter_bytes=drafter_bytes,
             file_tokens=file_tokens,
         )
+
+
+def _beyond(counts: Sequence[int], n_positions: int) -> tuple[int, ...]:
+    """For each position: of how many drafts, counted by a length, that length is more."""
+    return tuple(sum(counts[position + 1 :]) for position in range(n_positions))

@@ -17,7 +17,7 @@ def test_before_evidence_there_is_the_prior() -> None:
 def test_evidence_of_a_bucket_counts_at_all_its_positions_and_in_no_other_bucket() -> None:
     acceptance = Acceptance(2, 15, 0.5)
     for _ in range(40):
-        acceptance.learn(0, 1, is_accepted=True)
+        acceptance.learn(0, [1], 1)
     first, far = acceptance.chances([1] * 9)[::8]
     assert first > far > 0.9
     assert acceptance.chances([0])[0] == 0.5
@@ -27,8 +27,7 @@ def test_evidence_of_a_bucket_counts_at_all_its_positions_and_in_no_other_bucket
 def test_positions_of_a_bucket_are_told_apart() -> None:
     acceptance = Acceptance(1, 15, 0.5)
     for _ in range(200):
-        acceptance.learn(0, 0, is_accepted=True)
-        acceptance.learn(1, 0, is_accepted=False)
+        acceptance.learn(0, [0, 0], 1)
     first, second, _ = acceptance.chances([0, 0, 0])
     assert first > 0.9
     assert second < 0.1
@@ -37,9 +36,9 @@ def test_positions_of_a_bucket_are_told_apart() -> None:
 def test_averages_follow_a_text_that_changes() -> None:
     acceptance = Acceptance(1, 15, 0.5)
     for _ in range(500):
-        acceptance.learn(0, 0, is_accepted=True)
+        acceptance.learn(0, [0], 1)
     for _ in range(64):
-        acceptance.learn(0, 0, is_accepted=False)
+        acceptance.learn(0, [0], 0)
     assert acceptance.chances([0])[0] < 0.2
     assert acceptance.seen(0) <= 32
 
