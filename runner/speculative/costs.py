@@ -220,7 +220,7 @@ class StepCosts:
         return self._worst
 
     def _grown(self, n_tokens: int, known: _Measured, share: float) -> float:
-        """Worst t(M): that share of what a plain step has grown by since may be each token's, as a CPU's attention is."""
+        """Worst t(M): so much of what a plain step has grown by may be each token's, as a CPU's attention is."""
         more = self._growth(known)
         return ((1 - more) * known.ratio + (1 + share * (n_tokens - 1)) * more) * self._surprise
 
