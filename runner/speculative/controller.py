@@ -249,6 +249,7 @@ class Controller(Control):
 
     def learn(self, done: Round) -> Callable[[float], None]:
         self._is_ahead = done.is_ahead
+        self._pass(done.tokens)
         gate, chosen, guessed_s = self._gate, self._chosen, self._guessed_s
         self._gate, self._chosen, self._guessed_s = None, NO_DRAFT, 0.0
         return lambda own_s: self._learn(done, own_s, gate, chosen, guessed_s)
@@ -270,7 +271,7 @@ class Controller(Control):
             return
         spent = unhidden_s / self.steps.plain_s
         self._bound_account()
-        self._enter(done.tokens, step, spent)
+        self._enter(n_tokens, step, spent)
         # What was written tells even of guesses that the target did not compute: it cannot if a token is outside its
         # vocabulary, nor if its next step had begun before.
         if len(proposed):
@@ -295,23 +296,26 @@ class Controller(Control):
         first, n_steps = passed.first, len(passed)
         self._next_grace = None
         self._is_ahead = passed.last.is_ahead
+        self._pass(passed.tokens)
         cost = self.steps.learn_passed(n_steps, first.step_s, passed.last.step_s)
         if self.steps.plain_s > 0:
             # It took them before the first of these.
             spent = first.unhidden_s(own_s, self.steps.plain_s) / self.steps.plain_s
-            self._enter(passed.tokens, cost, spent, n_steps)
+            self._enter(len(passed.tokens), cost, spent, n_steps)
 
-    def _enter(self, tokens: Sequence[int], step: float, spent: float, n_rounds: int = 1) -> None:
-        """Enter steps that cost so many plain steps, and `spent` for guessing and deciding."""
-        n_tokens = len(tokens)
-        self._outlook.learn_rate(n_tokens, step + spent, n_rounds)
-        self._account.enter(n_tokens, step + spent)
-        self._n_unread += 0 if self._is_free else n_tokens  # what works on the host reads as it goes
-        self.wait -= n_tokens
-        self._idle += spent
-        self._shadow_left = min(self._shadow_left + _SHADOW_SHARE * n_tokens, 1.0)
+    def _pass(self, tokens: Sequence[int]) -> None:
+        """These were written: what a next look begins with."""
+        self._n_unread += 0 if self._is_free else len(tokens)  # what works on the host reads as it goes
+        self.wait -= len(tokens)
         if self._shadow is not None and self._outlook.compare(self._shadow, tokens):
             self._shadow = None
+
+    def _enter(self, n_tokens: int, step: float, spent: float, n_rounds: int = 1) -> None:
+        """Enter steps that cost so many plain steps, and `spent` for guessing and deciding."""
+        self._outlook.learn_rate(n_tokens, step + spent, n_rounds)
+        self._account.enter(n_tokens, step + spent)
+        self._idle += spent
+        self._shadow_left = min(self._shadow_left + _SHADOW_SHARE * n_tokens, 1.0)
         if self._phase == "off":
             self._pass_rest(n_tokens)
 
