@@ -337,6 +337,32 @@ def test_a_draft_that_came_too_late_is_judged_by_what_was_written() -> None:
     assert n_wanted >= 95
 
 
+def test_a_guess_for_what_follows_is_not_compared_with_the_round_before_that_is_learnt_of_later() -> None:
+    bad = Draft((WRONG,) * 8, (2,) * 8)
+    driven = Driven()
+    for _ in range(20):
+        driven.step(GOOD, RIGHT)
+        driven.step(bad, RIGHT)
+
+    def look(guess: Draft) -> Draft:
+        gate = driven.control.gate(DRAFT_MAX)
+        assert gate is not None
+        assert all(gate.admits(bucket) for bucket in guess.buckets)
+        return driven.control.cut(guess)
+
+    for _ in range(5):
+        driven.step(GOOD, RIGHT)
+    done = Round(look(GOOD), 8, (RIGHT,) * 9, 0.0, 1.1e-3, 0.0)
+    learn = driven.control.learn(done)
+    assert not look(bad)
+    acceptance = driven.control._outlook.acceptance
+    seen = acceptance.seen(2)
+    learn(0.0)
+    assert acceptance.seen(2) == seen
+    driven.control.learn(Round(NO_DRAFT, 0, (RIGHT,), 0.0, 1e-3, 0.0))(0.0)
+    assert acceptance.seen(2) > seen
+
+
 def test_tokens_that_the_target_cannot_compute_are_wrong() -> None:
     driven = Driven()
     for _ in range(20):
