@@ -15,7 +15,7 @@ ALLOWED_LOSS: Final = 0.016
 INITIAL_ALLOWANCE: Final = 1.3
 """Plain steps that an answer may lose before it has earned anything: with 128 tokens 0.974x at worst.
 
-What is tried at once can pay for what follows: of two ways to promise the same, the one that begins with more gains more.
+What is tried at once can pay for what follows: of two ways to promise the same, that which begins with more gains more.
 """
 
 _LARGEST_LOSS = 1 / 0.972 - 1
