@@ -247,7 +247,7 @@ def _combine(
         total += 1.0
     mixed = tl.zeros((BLOCK_D,), tl.float32)
     for tile in range(first // COMBINED * COMBINED, last + 1, COMBINED):
-        # Element by element in the order of the splits, and all of them asked for before the first is waited for.
+        # Element by element in the order of the splits. All are asked for first, of which ptxas leaves most as it is.
         of_splits = ()
         for j in tl.static_range(COMBINED):
             split = tile + j + tl.zeros((1,), tl.int32)

@@ -49,7 +49,7 @@ class Speculator:
         self._n_waiting = 0  # plain tokens that pass before the control is asked again
         self._n_passing = self._n_untold = _LEAST_PASSED  # and what they are learned of after, at the latest
         self._tally = Tally(LONGEST_DRAFT)
-        self._untold: Callable[[], None] | None = None  # of a round, which is learnt of while the next one goes on
+        self._put_off: Callable[[], None] | None = None  # of a round, which is learnt of while the next one goes on
 
     def calibrate(self, step_s: StepSeconds) -> None:
         """Measure the target's step for the numbers of tokens that matter, and the drafter's; once, after the load."""
@@ -134,7 +134,7 @@ class Speculator:
         """
         self.catch_up()
         if may_wait and done.draft and len(done.tokens) * self._control.steps.plain_s > done.total_s:
-            self._untold = partial(
+            self._put_off = partial(
                 self._learn, done, self._control.learn(done), guess_s=self._guess_s, own_s=self._own_s
             )
             self._own_s = 0.0
@@ -155,9 +155,9 @@ class Speculator:
 
     def catch_up(self) -> None:
         """The next step has begun: learn of what waits for that."""
-        untold, self._untold = self._untold, None
-        if untold is not None:
-            untold()
+        put_off, self._put_off = self._put_off, None
+        if put_off is not None:
+            put_off()
 
     def _learn(self, done: Round, learn: Callable[[float], None], guess_s: float, own_s: float) -> None:
         learn(own_s)
