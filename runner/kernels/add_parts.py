@@ -60,7 +60,7 @@ def add_parts_ref(
 def _add_parts(
     h, parts, bias, gain, signs, words, notes, sums, K, zero,
     PARTS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_GAIN: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
-    NVIDIA: tl.constexpr, PDL: tl.constexpr,
+    EARLY: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     span, row = tl.program_id(0), tl.program_id(1)
     places = span_places()
@@ -73,8 +73,11 @@ def _add_parts(
     if HAS_BIAS:
         b = tl.load(bias + k).to(tl.float32)
     if PDL:
+        if EARLY:  # see docs/KERNELS.md, "When the next kernel begins"
+            gdc_launch_dependents()
         gdc_wait()
-        gdc_launch_dependents()
+        if not EARLY:
+            gdc_launch_dependents()
     v = tl.load(h + at)
     for part in tl.static_range(PARTS):
         v += tl.load(parts + (row.to(tl.int64) * PARTS + part) * K + k)
@@ -111,7 +114,8 @@ def add_parts(h: Tensor, parts: Tensor | None, bias: Tensor | None, reader: Read
         h, h if parts is None else parts, h if bias is None else bias, h if reader.gain is None else reader.gain,
         rotation_signs(reader.w.rotation, h.device), words.view(torch.int8), notes, sums, k, reader.zero,
         PARTS=n_parts, HAS_BIAS=bias is not None, HAS_GAIN=reader.gain is not None, SIZE=reader.w.rotation,
-        COLUMNS=words.shape[2], NVIDIA=is_nvidia(h), PDL=pdl, num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
+        COLUMNS=words.shape[2], EARLY=n_rows > 1, NVIDIA=is_nvidia(h), PDL=pdl, num_warps=_WARPS,
+        **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return sums, Int8Fragments(words=words, notes=notes, num_rows=n_rows, zero=reader.zero)
 
@@ -155,7 +159,8 @@ def variants() -> Iterator[Variant]:
             "notes": "*fp32", "sums": "*fp32", "K": "i32:16", "zero": "i32",
         },
         constants={
-            "PARTS": 28, "HAS_BIAS": False, "HAS_GAIN": True, "SIZE": 256, "COLUMNS": 1, "NVIDIA": False,
+            "PARTS": 28, "HAS_BIAS": False, "HAS_GAIN": True, "SIZE": 256, "COLUMNS": 1, "EARLY": False,
+            "NVIDIA": False,
         },
         nvidia_constants={"NVIDIA": True},
         num_warps=_WARPS,

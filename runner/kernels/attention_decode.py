@@ -28,7 +28,7 @@ from runner.kernels.attention import TYPES, multiplied_in, tile_positions
 from runner.kernels.compile import Variant
 from runner.kernels.heads import HeadNorm, angles_of, append, check_heads, heads_and_partners, rstd_of_rows, turned
 from runner.kernels.kv_layer import LARGEST_LEVEL, LayerCache
-from runner.kernels.values import MOST_ROWS, OPTIONS, has_pdl, is_nvidia, is_roomy, pdl_option, register_option
+from runner.kernels.values import MOST_ROWS, OPTIONS, has_pdl, is_nvidia, pdl_option, register_option
 
 # One choice for every M and every capacity, since the order of summation follows from it: 16 splits of 128 positions,
 # and then splits of 256.
@@ -238,8 +238,8 @@ def _combine(
     head = m * H + h
     place = head.to(tl.int64) * n_splits
     if PDL:
+        gdc_launch_dependents()  # at once: see docs/KERNELS.md, "When the next kernel begins"
         gdc_wait()
-        gdc_launch_dependents()
     top = tl.full((1,), -float("inf"), tl.float32)
     total = tl.zeros((1,), tl.float32)
     if sinks is not None:
@@ -314,7 +314,7 @@ def attend_rows(
         tops, totals, mixes, scale * _LOG2_E.value, n_rows, reach, cache.capacity, n_splits,
         H=num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=norm, LARGEST=LARGEST_LEVEL,
         ROWS=_rows(n_rows, norm, block_d), BLOCK_D=block_d, BLOCK_ROW=_BLOCK_ROW, **shape, NVIDIA=nvidia, PDL=pdl,
-        num_warps=_WARPS, num_stages=_ROOMY_STAGES if is_roomy(qkv) else _STAGES,
+        num_warps=_WARPS, num_stages=_STAGES,
         **register_option(_most_registers(block_d, cache.is_int8) if nvidia else None), **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     _combine[(n_rows, num_heads)](
@@ -356,12 +356,11 @@ def _shape(per_group: int, block_d: int, kind: torch.dtype | None) -> dict[str, 
 
 
 _NO_WINDOW = 1 << 30
-# H200, mq4, us of a step after 16, 300, 1000, 2000 and 4096 tokens, 16 layers of Llama-3.1-8B: 916, 942, 950, 964 and
-# 1027; splits of 256 alone 920, 972, 982, 987 and 1012; of 64 for the first 512 positions and of 128 for the next 1024
-# 917, 928, 951, 1011 and 1031. Four stages leave room for two programs a multiprocessor: three, which three stages
-# allow, are given out unevenly (8 splits of 128: 928 to 1053 where four stages have 917 to 1024).
+# H200, mq4, us of a step after 16, 1000, 4096 and 16384 tokens, 16 layers of Llama-3.1-8B: 849, 879, 962 and 1241, two
+# programs a multiprocessor, for which carveout.py leaves room; with four stages, one program, 852, 866, 962 and 1308.
+# 28 layers of Qwen3-0.6B: 554, 620, 762 and 1274, with four 557, 602, 787 and 1401. See docs/LOG.md for splits.
 # In the interpreter, where each operation takes its time, two splits are put together at once and not sixteen.
-_COMBINED, _WARPS, _STAGES, _ROOMY_STAGES = 16, 4, 3, 4
+_COMBINED, _WARPS, _STAGES = 16, 4, 3
 _BLOCK_ROW = 128  # columns of all rows at a time, for the norm of rows
 
 
@@ -402,7 +401,6 @@ def variants() -> Iterator[Variant]:
             has_pdl=True,
             num_warps=_WARPS,
             num_stages=_STAGES,
-            roomy_stages=_ROOMY_STAGES,
             most_registers=_most_registers(block_d, form == "*i8"),
         )  # fmt: skip
     for name, sinks in (("", None), (" with sinks", "*bf16")):

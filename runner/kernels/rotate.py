@@ -201,8 +201,8 @@ def _quantize_fragments(
     if HAS_GAIN:
         g = tl.load(gain + k, mask=k < K, other=0.0)
     if PDL:
+        gdc_launch_dependents()  # at once: see docs/KERNELS.md, "When the next kernel begins"
         gdc_wait()
-        gdc_launch_dependents()
     v = tl.load(x + row.to(tl.int64) * K + k, mask=k < K, other=0.0).to(tl.float32)
     if HAS_GAIN:
         v *= g

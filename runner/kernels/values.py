@@ -160,20 +160,6 @@ def register_option(most: int | None) -> dict[str, int]:
     return {} if most is None else {"maxnreg": most}
 
 
-ROOMY_BYTES = 160 << 10
-
-
-def is_roomy(tensor: Tensor) -> bool:
-    """Whether a program on this NVIDIA GPU may have ROOMY_BYTES of shared memory, as on those of data centres."""
-    return is_nvidia(tensor) and _shared_bytes(tensor.device) >= ROOMY_BYTES
-
-
-@cache
-def _shared_bytes(device: torch.device) -> int:
-    found: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]
-    return found
-
-
 def capability(tensor: Tensor) -> tuple[int, int]:
     """The compute capability of the NVIDIA GPU that a tensor is on."""
     return _capability(tensor.device)

@@ -38,6 +38,7 @@ from runner.kernels.add_parts import Reader
 from runner.kernels.angles import angles
 from runner.kernels.attention_decode import attend_rows
 from runner.kernels.attention_prefill import attend_prompt
+from runner.kernels.carveout import divide_alike
 from runner.kernels.embedding import embed
 from runner.kernels.heads import place_heads
 from runner.kernels.kv_layer import LayerCache
@@ -166,6 +167,7 @@ class FusedDecoder:
     """A whole model on the device. Reads all weights when it is made; see MatrixReader for what that raises."""
 
     def __init__(self, decoder: Decoder, reader: MatrixReader) -> None:
+        divide_alike(reader.device)
         config = decoder.config
         self.decoder = decoder
         self.eps = config.rms_norm_eps

@@ -42,7 +42,7 @@ def compile_variant(variant: Variant, target: Target) -> Compiled:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from runner.kernels.values import OPTIONS, ROOMY_BYTES, register_option
+    from runner.kernels.values import OPTIONS, register_option
 
     if not isinstance(variant.kernel, triton.runtime.JITFunction):
         raise RunnerError(
@@ -51,10 +51,9 @@ def compile_variant(variant: Variant, target: Target) -> Compiled:
         )
     signature, constants, attributes = specialization(variant, target)
     source = ASTSource(variant.kernel, signature=signature, constexprs=constants, attrs=attributes)
-    is_roomy = target.is_nvidia and target.shared_limit >= ROOMY_BYTES
     options = {
         "num_warps": variant.num_warps,
-        "num_stages": (variant.roomy_stages if is_roomy else None) or variant.num_stages,
+        "num_stages": variant.num_stages,
         **register_option(variant.most_registers if target.is_nvidia else None),
         **OPTIONS,
     }

@@ -25,8 +25,7 @@ class Variant:
     constants: the value of each constexpr argument. nvidia_constants: those that replace some of them on NVIDIA.
     has_pdl: it has another one, PDL: whether it can begin before the kernel before it has ended (see Target).
     is_nvidia_only: elsewhere no launcher takes it. is_decode: it runs for every token, and must hardly spill registers.
-    most_registers: of a thread, as the launcher says on NVIDIA (values.register_option). roomy_stages: its num_stages
-    where a GPU of NVIDIA's has much shared memory (values.is_roomy), if they are others.
+    most_registers: of a thread, as the launcher says on NVIDIA (values.register_option).
     """
 
     name: str
@@ -40,7 +39,6 @@ class Variant:
     has_pdl: bool = False
     is_nvidia_only: bool = False
     most_registers: int | None = None
-    roomy_stages: int | None = None
 
 
 def kernel_modules() -> list[str]:
