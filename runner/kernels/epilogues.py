@@ -29,19 +29,33 @@ ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2}
 
 
 @triton.jit
-def p_rstd(parts, rows, row_ok, inverse_size, eps, PARTS: tl.constexpr, PADDED: tl.constexpr):
-    """1 / rms [R] of rows whose squares were summed in parts [M, PARTS]; PADDED: a power of two, PARTS or more.
+def p_parts(parts, rows, row_ok, PARTS: tl.constexpr, PADDED: tl.constexpr):
+    """The sums of squares [R, PADDED] of rows that have them in parts [M, PARTS], 0 where there is none.
 
-    Up to 8 parts are added in p_sum's order, which is the order of gemv_spans.py.
+    PADDED: a power of two, PARTS or more. Asked for by itself where there is something to do before it is there.
     """
     j = tl.arange(0, PADDED)
     ok = row_ok[:, None] & (j < PARTS)[None, :]
-    found = tl.load(parts + rows[:, None] * PARTS + j[None, :], mask=ok, other=0.0)
-    if PADDED <= 8:
-        total = p_sum(found, found.shape[0], PADDED)
+    return tl.load(parts + rows[:, None] * PARTS + j[None, :], mask=ok, other=0.0)
+
+
+@triton.jit
+def p_rstd_of(found, inverse_size, eps):
+    """1 / rms [R] of rows whose p_parts these are.
+
+    Up to 8 parts are added in p_sum's order, which is the order of gemv_spans.py.
+    """
+    if found.shape[1] <= 8:
+        total = p_sum(found, found.shape[0], found.shape[1])
     else:
         total = tl.sum(found, 1)
     return tl.div_rn(1.0, tl.sqrt_rn(total * inverse_size + eps))
+
+
+@triton.jit
+def p_rstd(parts, rows, row_ok, inverse_size, eps, PARTS: tl.constexpr, PADDED: tl.constexpr):
+    """Both of these: 1 / rms [R]."""
+    return p_rstd_of(p_parts(parts, rows, row_ok, PARTS, PADDED), inverse_size, eps)
 
 
 @triton.jit

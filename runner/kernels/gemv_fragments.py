@@ -31,7 +31,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from runner.kernels import epilogues
 from runner.kernels.add_parts import rotates
 from runner.kernels.compile import Variant
-from runner.kernels.epilogues import columns, streams
+from runner.kernels.epilogues import columns, p_parts, p_rstd_of, streams
 from runner.kernels.fragment_products import (
     START,
     ZEROS,
@@ -208,8 +208,8 @@ def _step(
 
 @triton.jit
 def _gemv_fragments(
-    packed, high, scale, row_scale, levels, halves, x, notes, M, N, args,
-    EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, FORMAT: tl.constexpr,
+    packed, high, scale, row_scale, levels, halves, x, notes, M, N, norm, args,
+    EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, NORM: tl.constexpr, PAIR: tl.constexpr, FORMAT: tl.constexpr,
     BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr, P: tl.constexpr, PART: tl.constexpr,
     W: tl.constexpr, TURNS: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -246,6 +246,11 @@ def _gemv_fragments(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
+    squares = ()
+    if NORM[0] > 0:  # asked for now, while weights come, and used at the end
+        for b in tl.static_range(BLOCKS):
+            rows = 8 * (first_block + b) + tl.arange(0, 8)
+            squares = squares + (p_parts(norm[0], rows, rows < M, NORM[0], NORM[1]),)  # type: ignore[assignment]
     sums = ()
     for _ in tl.static_range(TURNS):
         zeros = ()
@@ -287,6 +292,10 @@ def _gemv_fragments(
             total = tl.reshape(tl.permute(total, (1, 3, 2, 0)), (8, 16))
             lo, hi = streams(total * factors[r][None, :], PAIR, 8, 16)
             rows = 8 * (first_block + b) + tl.arange(0, 8)
+            if NORM[0] > 0:
+                rstd = p_rstd_of(squares[b], norm[1], norm[2])[:, None]
+                lo = lo * rstd
+                hi = hi * rstd
             which = tile + r if PART == 0 else part
             EPILOGUE(lo, hi, rows, rows < M, n, n2, n_ok, which, args, CONFIG)
 
@@ -352,10 +361,11 @@ class GemvFragments:
         # Two blocks of 8 rows at once want more registers than mq4 leaves of them on GPUs before sm_90.
         at_once = min(1 if nvidia and not pdl else 2, n_blocks)
         n_parts = triton.cdiv(n_pairs, tiles.part or n_pairs)
+        norm, is_normed, args, config = epilogues.norm_apart(epilogue, args, config, x.notes)
         _gemv_fragments[(self.n_tiles // tiles.tiles, triton.cdiv(n_blocks, at_once), n_parts)](
             w.packed, w.packed if w.high is None else w.high, w.scale, w.row_scale, table(w.packed.device),
-            half_tables(w.packed.device), x.words, x.notes, x.num_rows, w.shape[0], args,
-            EPILOGUE=epilogue, CONFIG=config, PAIR=self.pair, FORMAT=w.format, BLOCKS=at_once,
+            half_tables(w.packed.device), x.words, x.notes, x.num_rows, w.shape[0], norm, args,
+            EPILOGUE=epilogue, CONFIG=config, NORM=is_normed, PAIR=self.pair, FORMAT=w.format, BLOCKS=at_once,
             COLUMNS=x.words.shape[2], TILES=tiles.tiles, P=n_pairs, PART=tiles.part, W=tiles.warps, TURNS=tiles.turns,
             NVIDIA=nvidia, PDL=pdl, num_warps=tiles.warps, num_stages=1,
             **register_option(_most_registers(w.format, at_once, tiles) if nvidia else None),
@@ -439,19 +449,20 @@ def variants() -> Iterator[Variant]:
         is_branch = program in (epilogues.store_part, epilogues.add_stream)
         tiles = tiles_of_branch(n_tiles, n_pairs) if is_branch else tiles_of(form, n_tiles, n_pairs)
         assert is_part == (tiles.part > 0)
-        config = (-(-n_pairs // tiles.part),) if is_part else (16, 16, False, 0) if pair else (0, 0, False)
+        config = (-(-n_pairs // tiles.part),) if is_part else (0, 0, False, 0) if pair else (0, 0, False)
         yield Variant(
             name=f"gemv_fragments {form} {program.__name__} K={64 * n_pairs} M={rows}",
             kernel=_gemv_fragments,
             signature={
                 "packed": "*i32", "high": "*i16" if form == "mq6" else "*i32", "scale": "*u8", "row_scale": "*fp32",
                 "levels": "*i32", "halves": "*i32", "x": "*i32", "notes": "*fp32", "M": "i32", "N": "i32:16",
+                "norm": ("*fp32", "fp32", "fp32"),
                 "args": epilogues.signature(program, "*bf16"),
             },
             constants={
-                "EPILOGUE": program, "CONFIG": config, "PAIR": pair, "FORMAT": form, "BLOCKS": blocks,
-                "COLUMNS": rows_of_block(rows), "TILES": tiles.tiles, "P": n_pairs, "PART": tiles.part,
-                "W": tiles.warps, "TURNS": tiles.turns, "NVIDIA": True,
+                "EPILOGUE": program, "CONFIG": config, "NORM": (0, 1) if is_branch else (16, 16), "PAIR": pair,
+                "FORMAT": form, "BLOCKS": blocks, "COLUMNS": rows_of_block(rows), "TILES": tiles.tiles, "P": n_pairs,
+                "PART": tiles.part, "W": tiles.warps, "TURNS": tiles.turns, "NVIDIA": True,
             },
             num_warps=tiles.warps,
             num_stages=1,

@@ -26,7 +26,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels import epilogues
 from runner.kernels.compile import Variant
-from runner.kernels.epilogues import columns, p_rstd, streams
+from runner.kernels.epilogues import columns, p_parts, p_rstd_of, streams
 from runner.kernels.fragment_products import (
     START,
     START_BITS,
@@ -233,8 +233,8 @@ def _gemv_one_row(
         gdc_wait()
         gdc_launch_dependents()
     rows = tl.arange(0, 8)
-    if NORM[0] > 0:  # now, while weights come, and not at the end
-        rstd = p_rstd(norm[0], rows, rows < 1, norm[1], norm[2], NORM[0], NORM[1])
+    if NORM[0] > 0:  # asked for now, while weights come, and used at the end
+        squares = p_parts(norm[0], rows, rows < 1, NORM[0], NORM[1])
     if ADDS:
         before = tl.load(stream + n, mask=n_ok, other=0.0)
     acc = tl.zeros((W, 128), tl.float32)
@@ -271,6 +271,7 @@ def _gemv_one_row(
     total = tl.broadcast_to((tl.reshape(total, (16,)) * factor)[None, :], (8, 16))
     lo, hi = streams(total, PAIR, 8, 16)
     if NORM[0] > 0:
+        rstd = p_rstd_of(squares, norm[1], norm[2])
         lo = lo * rstd[:, None]
         hi = hi * rstd[:, None]
     if ADDS:
