@@ -28,10 +28,11 @@ from runner.kernels.butterflies import rotated_spans, rotation_signs, signs_of_s
 from runner.kernels.compile import Variant
 from runner.kernels.fragment_products import ZEROS, codes_in_four, half_tables_of_lanes, sum_by_halves
 from runner.kernels.fragments import to_fragments
-from runner.kernels.gemv_fragments import GemvFragments, random_matrix
+from runner.kernels.gemv_fragments import GemvFragments
 from runner.kernels.gemv_one_row import in_its_column, products_of_step
 from runner.kernels.gemv_tiles import spans_of, tiles_of_program
 from runner.kernels.grids import half_tables, table
+from runner.kernels.layouts import random_matrix
 from runner.kernels.rotate import begin_of, level_of, magnitude, scale_of
 from runner.kernels.values import (
     OPTIONS,

@@ -12,12 +12,13 @@ import torch
 from kernel_data import DEVICE, close, packed, poisoned, random, scrambled
 from torch import Tensor
 
-from runner.kernels import epilogues, gemv_fragments, gemv_tiles, matmul
+from runner.kernels import epilogues, gemv_tiles, layouts, matmul
 from runner.kernels.fragment_products import ZEROS
 from runner.kernels.fragments import FORMATS_IN_FRAGMENTS, activation_rows, to_fragments
-from runner.kernels.gemv_fragments import GemvFragments, best_layout
+from runner.kernels.gemv_fragments import GemvFragments
 from runner.kernels.gemv_tiles import Tiles, tiles_of, tiles_of_parts
 from runner.kernels.grids import ADDENDS, half_tables
+from runner.kernels.layouts import best_layout
 from runner.kernels.matmul import (
     Activation,
     linear,
@@ -281,7 +282,7 @@ def test_two_addends_of_a_nibble_make_its_level() -> None:
 @pytest.mark.parametrize("form", FORMATS_IN_FRAGMENTS)
 def test_what_does_not_give_the_right_product_is_not_used(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    works = gemv_fragments._works.__wrapped__
+    works = layouts._works.__wrapped__
     assert works(form, DEVICE)
     run = GemvFragments.run
 
@@ -306,11 +307,11 @@ def test_a_matrix_is_laid_out_where_the_kernel_works_and_left_where_it_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     w = packed("mq4", 32, 64)
-    monkeypatch.setattr(gemv_fragments, "is_nvidia", lambda _: False)
-    monkeypatch.setattr(gemv_fragments, "_works", lambda *_: True)
+    monkeypatch.setattr(layouts, "is_nvidia", lambda _: False)
+    monkeypatch.setattr(layouts, "_works", lambda *_: True)
     assert best_layout(w) is w
-    monkeypatch.setattr(gemv_fragments, "is_nvidia", lambda _: True)
+    monkeypatch.setattr(layouts, "is_nvidia", lambda _: True)
     assert (best_layout(w).layout, best_layout(w, 16).pair) == ("fragments", 16)
     assert best_layout(packed("mq8", 32, 64)).layout == "planes"
-    monkeypatch.setattr(gemv_fragments, "_works", lambda *_: False)
+    monkeypatch.setattr(layouts, "_works", lambda *_: False)
     assert best_layout(w) is w

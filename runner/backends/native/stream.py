@@ -15,8 +15,8 @@ from runner.backends.native.matrices import MatrixReader, Product
 from runner.kernels.add_norm import add_normed
 from runner.kernels.add_parts import Reader, add_parts, reads_parts
 from runner.kernels.fragment_products import ZEROS
-from runner.kernels.gemv_fragments import best_layout
 from runner.kernels.gemv_spans import rounds
+from runner.kernels.layouts import best_layout
 from runner.kernels.matmul import Rows, linear, linear_residual, linear_residual_for, linear_squares
 from runner.kernels.rotate import quantize_fragments, quantize_rows, rotate_rows
 from runner.kernels.values import FEW_ROWS, Int8Fragments, Matrix, Squares, UnroundedRow

@@ -1,0 +1,71 @@
+"""The layout in which a device multiplies a packed matrix fastest: fragments, where their kernels are seen to be right.
+
+They count on which lane has what, which a compiler decides. So before the first matrix of a format is laid out, both
+multiply a small one on the device; where that is wrong, matrices stay in planes, which is slower and always works.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from runner.kernels import epilogues
+from runner.kernels.add_parts import rotates
+from runner.kernels.fragment_products import ZEROS
+from runner.kernels.fragments import activation_rows, activations_ref, can_be_fragments, to_fragments
+from runner.kernels.gemv_fragments import GemvFragments
+from runner.kernels.gemv_tiles import Tiles
+from runner.kernels.grids import FORMATS, words_of_group
+from runner.kernels.pack import dequantize_ref
+from runner.kernels.values import GROUP, PackedMatrix, is_nvidia
+
+
+def best_layout(w: PackedMatrix, pair: int = 0) -> PackedMatrix:
+    """The same matrix in the layout that its device multiplies fastest; pair: see to_fragments."""
+    device = w.packed.device
+    if not can_be_fragments(w) or not is_nvidia(w.packed) or not _works(w.format, device):
+        return w
+    return to_fragments(w, pair) if rotates(w.rotation, device) else w
+
+
+@cache
+def _works(form: str, device: torch.device) -> bool:
+    """Whether both kernels give what they should, and the first row the same bits in both."""
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    random = torch.Generator().manual_seed(0)
+    n_groups = 38  # of two warps: several steps, the last of which is not full
+    w = random_matrix(form, n_groups, random, device)
+    x, tiles = torch.randn(16, GROUP * n_groups, generator=random).to(device), Tiles(warps=2, depth=1)
+    first: list[Tensor] = []
+    for n_rows in (1, 3, 16):
+        rows = activations_ref(x[:n_rows], ZEROS[form])
+        h, squares = torch.zeros(n_rows, 48, device=device), torch.empty(n_rows, 3, device=device)
+        norm = torch.full((n_rows, 3), 0.6, device=device), 0.5, 0.1
+        GemvFragments(x=rows, w=to_fragments(w), pair=0, tiles=tiles).run(
+            epilogues.add_residual, (h, 48, norm, h, squares, 3), (3, 4, False)
+        )
+        right = activation_rows(rows) @ dequantize_ref(w).T
+        if not (h - right).norm() < 1e-4 * right.norm():
+            return False
+        of_first = torch.cat((h[0], squares[0]))
+        if first and not torch.equal(of_first, first[0]):
+            return False
+        first.append(of_first)
+    return True
+
+
+def random_matrix(
+    form: str, n_groups: int, random: torch.Generator, device: torch.device, rotation: int = 1
+) -> PackedMatrix:
+    """48 rows of any bits, to try kernels with."""
+    words = words_of_group(FORMATS[form])
+    return PackedMatrix(
+        format=form,
+        packed=torch.randint(-(2**31), 2**31, (48, words, n_groups), dtype=torch.int32, generator=random).to(device),
+        scale=torch.randint(0, 256, (48, n_groups), dtype=torch.uint8, generator=random).to(device),
+        row_scale=torch.full((48,), 2.0**-8, device=device),
+        rotation=rotation,
+    )
