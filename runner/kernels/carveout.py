@@ -1,8 +1,8 @@
 """One division of a multiprocessor's memory into L1 cache and shared memory for all kernels of a decode step.
 
 By itself CUDA gives each kernel the division that suits it, and another one than before "may insert a device-side
-synchronization point" (its documentation of cuFuncSetCacheConfig). Where attention, which wants shared memory, follows a
-product, which wants none, the one then waits for all of the other that it could have begun beside. So kernels that
+synchronization point" (its documentation of cuFuncSetCacheConfig). Where attention, which wants shared memory, follows
+a product, which wants none, the one then waits for all of the other that it could have begun beside. So kernels that
 may begin early (values.pdl_option) ask for the same division. It is a wish: CUDA passes over it where a program needs
 more. It knows no kernel.
 """
