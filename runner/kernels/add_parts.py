@@ -151,18 +151,19 @@ _WARPS = 1
 
 
 def variants() -> Iterator[Variant]:
-    yield Variant(
-        name="add_parts r256",
-        kernel=_add_parts,
-        signature={
-            "h": "*fp32", "parts": "*fp32", "bias": "*fp32", "gain": "*fp32", "signs": "*fp32", "words": "*i8",
-            "notes": "*fp32", "sums": "*fp32", "K": "i32:16", "zero": "i32",
-        },
-        constants={
-            "PARTS": 28, "HAS_BIAS": False, "HAS_GAIN": True, "SIZE": 256, "COLUMNS": 1, "EARLY": False,
-            "NVIDIA": False,
-        },
-        nvidia_constants={"NVIDIA": True},
-        num_warps=_WARPS,
-        has_pdl=True,
-    )  # fmt: skip
+    for name, columns, parts in (("r256", 1, 28), ("r256 M=8", 8, 0)):
+        yield Variant(
+            name=f"add_parts {name}",
+            kernel=_add_parts,
+            signature={
+                "h": "*fp32", "parts": "*fp32", "bias": "*fp32", "gain": "*fp32", "signs": "*fp32", "words": "*i8",
+                "notes": "*fp32", "sums": "*fp32", "K": "i32:16", "zero": "i32",
+            },
+            constants={
+                "PARTS": parts, "HAS_BIAS": False, "HAS_GAIN": True, "SIZE": 256, "COLUMNS": columns,
+                "EARLY": columns > 1, "NVIDIA": False,
+            },
+            nvidia_constants={"NVIDIA": True},
+            num_warps=_WARPS,
+            has_pdl=True,
+        )  # fmt: skip
