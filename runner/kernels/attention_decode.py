@@ -357,8 +357,8 @@ def _shape(per_group: int, block_d: int, kind: torch.dtype | None) -> dict[str, 
 
 _NO_WINDOW = 1 << 30
 # H200, mq4, us of a step after 16, 1000, 4096 and 16384 tokens, 16 layers of Llama-3.1-8B: 849, 879, 962 and 1241, two
-# programs a multiprocessor, for which carveout.py leaves room; with four stages, and room for one (50 percent), 852, 866,
-# 962 and 1308. 28 layers of Qwen3-0.6B: 554, 620, 762 and 1274, 557, 602, 787 and 1401. See docs/LOG.md for splits.
+# programs a multiprocessor, for which carveout.py leaves room; with four stages and room for one (50 percent) 852, 866,
+# 962 and 1308. 28 layers of Qwen3-0.6B: 554, 620, 762 and 1274; 557, 602, 787 and 1401. See docs/LOG.md for splits.
 # In the interpreter, where each operation takes its time, two splits are put together at once and not sixteen.
 _COMBINED, _WARPS, _STAGES = 16, 4, 3
 _BLOCK_ROW = 128  # columns of all rows at a time, for the norm of rows
