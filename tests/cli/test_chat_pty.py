@@ -163,7 +163,8 @@ def test_a_pasted_text_of_200_lines_is_one_message(chat: Callable[..., Terminal]
 
 
 def test_a_storm_of_resizes_does_no_harm(chat: Callable[..., Terminal], script: Callable[..., str]) -> None:
-    terminal = chat(script({"text": "some words " * 150, "token_s": 0.001}, "fine"))
+    later = {"text": "more words " * 20 + "fine", "token_s": 0.01}
+    terminal = chat(script({"text": "some words " * 150, "token_s": 0.004}, later))
     terminal.type("go\r")
     terminal.wait_for(lambda shown: "tok/s" in shown)
     for columns, rows in [(100, 30), (40, 12), (10, 3), (200, 50), (20, 4), (1, 1), (80, 24), (40, 12)] * 3:
@@ -172,12 +173,14 @@ def test_a_storm_of_resizes_does_no_harm(chat: Callable[..., Terminal], script: 
     terminal.wait_for(lambda shown: "tok/s" in shown.split("\n")[-1] or shown.split("\n")[-1].strip() == PROMPT)
     terminal.wait_for_prompt()
     assert "Traceback" not in terminal.raw
+    n_before = len(terminal.raw)
     terminal.type("again\r")
     terminal.wait_for(lambda shown: "fine" in shown)
     _storm, again, after = terminal.wait_for_prompt().rpartition("again")
     # What was on its way while the screen had one row has no line below: a status may stay there, and only there.
     assert again
     assert "tok/s" not in after
+    assert "tok/s" in terminal.raw[n_before:]
 
 
 def test_no_escape_sequence_of_a_model_reaches_the_terminal(
