@@ -4,17 +4,20 @@
     python benchmarks/load_time.py --make llama-3.1-8b [--format mq4] [--keep DIR]
 
 Each run is a fresh process, the file being in the page cache. "warm" runs find compiled kernels; "empty" ones, the
-first ever on a machine, begin with an empty TRITON_CACHE_DIR. --make writes a model of that shape with random weights
-first (in memory where that has room); --keep DIR leaves it there, whole, for `runner run`, `chat` and `bench`.
+first ever on a machine, begin with an empty TRITON_CACHE_DIR. All find the bytecode of packages, which pip writes when
+it installs them; where it is missing, as on images that set PYTHONDONTWRITEBYTECODE, it is made before the first run.
+--make writes a model of that shape with random weights first (in memory where that has room); --keep DIR leaves it
+there, whole, for `runner run`, `chat` and `bench`.
 
-Stages: interpreter (until its first line runs), imports (the packages of the native backend), files (config, headers,
-tokenizer, and the device's own start), weights (until the last one is read), kernels (until loading is done: compiling
-or reading them, the first token of a warm-up, graphs), prefill of 16 tokens, first token.
+Stages: interpreter (until its first line runs), imports (the packages of the native backend, beside which the device
+itself starts), files (config, headers, tokenizer), weights (until the last one is read), kernels (until loading is
+done: compiling or reading them, the first token of a warm-up, graphs), prefill of 16 tokens, first token.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import statistics
@@ -22,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,7 +42,7 @@ def child(directory: Path, n_ctx: int, entered: float) -> dict[str, float]:
     from runner.config import LoadOptions, SamplingParams
     from runner.types import CancelToken, ReadyModel
 
-    import_torch()
+    import_torch(for_gpu=True)
     from runner.backends.native import fused_execution as _fused  # noqa: F401 - what load() would import: the kernels
 
     ended = {"interpreter": entered, "imports": time.time()}
@@ -71,20 +74,38 @@ def child(directory: Path, n_ctx: int, entered: float) -> dict[str, float]:
     return ended
 
 
-def run(directory: Path, n_ctx: int, triton_cache: Path) -> dict[str, float]:
+def run(directory: Path, n_ctx: int, environment: Mapping[str, str]) -> dict[str, float]:
     """Seconds of each stage in a fresh process."""
     started = time.time()
     done = subprocess.run(
         [sys.executable, __file__, str(directory), "--ctx-size", str(n_ctx), "--child"],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"TRITON_CACHE_DIR": str(triton_cache)},
+        env=environment,
     )
     if done.returncode:
         sys.exit(f"the process that loads the model ended with {done.returncode}")
     ended = json.loads(done.stdout.splitlines()[-1])
     moments = [started, *(ended[stage] for stage in STAGES)]
     return {stage: after - before for stage, before, after in zip(STAGES, moments, moments[1:], strict=False)}
+
+
+def has_bytecode() -> bool:
+    """Whether torch's bytecode lies where Python looks for it."""
+    found = importlib.util.find_spec("torch")
+    assert found is not None
+    assert found.origin is not None
+    return Path(importlib.util.cache_from_source(found.origin)).is_file()
+
+
+def with_bytecode(folder: Path) -> dict[str, str]:
+    """An environment in which all that a run imports has its bytecode, in `folder`."""
+    found = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    found["PYTHONPYCACHEPREFIX"] = str(folder)
+    imports = "import load_time, runner.backends.native as n; n.import_torch(for_gpu=False)"
+    program = f"{imports}; import runner.backends.native.fused_execution"
+    subprocess.run([sys.executable, "-c", program], env=found, cwd=Path(__file__).parent, check=True)
+    return found
 
 
 def read_once(directory: Path) -> None:
@@ -123,12 +144,16 @@ def measure(directory: Path, asked: argparse.Namespace) -> None:
     read_once(directory)
     size = (directory / "model.safetensors").stat().st_size
     table = Table(["model               ", "kernels", *(f"{stage:11}" for stage in STAGES), "all s  "])
-    with tempfile.TemporaryDirectory(prefix="runner-kernels-") as kernels:
+    with tempfile.TemporaryDirectory(prefix="runner-load-") as work:
+        environment = dict(os.environ) if (is_there := has_bytecode()) else with_bytecode(Path(work) / "bytecode")
+        environment["TRITON_CACHE_DIR"] = str(Path(work) / "kernels")
         for cache in ("empty", *["warm"] * asked.repeats):
-            stages = run(directory, asked.ctx_size, Path(kernels))
+            stages = run(directory, asked.ctx_size, environment)
             cells = [f"{stages[stage]:.2f}" for stage in STAGES]
             table.print([directory.name, cache, *cells, f"{sum(stages.values()):.2f}"])
-            report.add({"model": directory.name, "size_bytes": size, "cache": cache, "stages_s": stages})
+            row = {"model": directory.name, "size_bytes": size, "cache": cache, "stages_s": stages}
+            row |= {"bytecode": "installed" if is_there else "made before"}
+            report.add(row)
     warm = [sum(row["stages_s"].values()) for row in report.rows if row["cache"] == "warm"]
     if warm:
         print(f"\nwarm, to the first token: {statistics.median(warm):.2f} s (median of {len(warm)})")

@@ -31,7 +31,7 @@ from runner.kernels.rotate import (
     rotate_rows_ref,
     store_fragments,
 )
-from runner.kernels.values import GROUP, OPTIONS, Int8Fragments, PackedMatrix, has_pdl, is_nvidia, pdl_option
+from runner.kernels.values import GROUP, OPTIONS, Int8Fragments, PackedMatrix, has_pdl, is_nvidia, moved, pdl_option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,20 +127,23 @@ def rotates(rotation: int, device: torch.device) -> bool:
     All count on which lane has what (butterflies.py), which a compiler decides.
     """
     random = torch.Generator().manual_seed(0)
-    h, gain = (torch.randn(*shape, generator=random).to(device) for shape in ((3, 2 * SPAN), (2 * SPAN,)))
+    cpu = torch.device("cpu")  # where they are made again: what torch's own kernels take to load would take longer
+    h_ref, gain_ref = (torch.randn(*shape, generator=random) for shape in ((3, 2 * SPAN), (2 * SPAN,)))
+    h, gain = h_ref.to(device), gain_ref.to(device)
     matrix = torch.zeros(1, h.shape[1] // (2 * GROUP), 8, 4, 4, dtype=torch.int32, device=device)
     w = PackedMatrix(format="mq4", packed=matrix, scale=matrix, row_scale=matrix, rotation=rotation, layout="fragments")
-    rows = activation_rows(quantize_fragments_ref(h, gain, rotation, 1))
+    rows = activation_rows(quantize_fragments_ref(h_ref, gain_ref, rotation, 1))
     for found in (
         quantize_fragments(h, gain, rotation, 1),
         add_parts(h, torch.zeros(3, 1, 2 * SPAN, device=device), None, Reader(gain=gain, w=w, zero=1))[1],
     ):
-        if not (activation_rows(found) - rows).norm() < 1e-2 * rows.norm():
+        if not (activation_rows(moved(found, cpu)) - rows).norm() < 1e-2 * rows.norm():
             return False
-    for x, by in ((h, gain), (h.to(torch.bfloat16), None)):  # the stream, and what a product reads
-        wanted = rotate_rows_ref(x, by, rotation, torch.float32)
-        dense = rotate_rows(x, by, rotation, torch.bfloat16, in_lanes=True).float()
-        for values in (dense, quantize_rows(x, by, rotation, in_lanes=True).values()):
+    # The stream, and what a product reads.
+    for x, by, x_ref, by_ref in ((h, gain, h_ref, gain_ref), (h.bfloat16(), None, h_ref.bfloat16(), None)):
+        wanted = rotate_rows_ref(x_ref, by_ref, rotation, torch.float32)
+        dense = rotate_rows(x, by, rotation, torch.bfloat16, in_lanes=True)
+        for values in (dense.cpu().float(), moved(quantize_rows(x, by, rotation, in_lanes=True), cpu).values()):
             if not (values - wanted).norm() < 1e-2 * wanted.norm():
                 return False
     return True

@@ -41,6 +41,7 @@ from runner.kernels.values import (
     UnroundedRow,
     has_pdl,
     is_nvidia,
+    moved,
     pdl_option,
     register_option,
 )
@@ -274,13 +275,13 @@ def _agrees(form: str, device: torch.device) -> bool:
     """Whether a row has the bits here that it has among others: lanes are a compiler's to decide."""
     random = torch.Generator().manual_seed(0)
     h, gain = (torch.randn(*shape, generator=random).to(device) for shape in ((3, 512), (512,)))
-    w = to_fragments(random_matrix(form, 16, random, device, rotation=256))
+    w = moved(to_fragments(random_matrix(form, 16, random, rotation=256)), device)
     sums, rows = add_parts(h, None, None, Reader(gain=gain, w=w, zero=ZEROS[form]))
     many, one = torch.empty(3, 48, device=device), torch.empty(1, 48, device=device)
     GemvFragments(x=rows, w=w, pair=0).run(epilogues.store, (many, 48, (sums, 1 / 512, 1e-6), many), (2, 2, False))
     row = UnroundedRow(x=h[:1], gain=gain, eps=1e-6)
     _launch(row, w, epilogues.store, (one, 48, (one, 0.0, 0.0), one), (0, 0, False))
-    return torch.equal(one, many[:1])
+    return torch.equal(one.cpu(), many[:1].cpu())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from runner.kernels.gemv_fragments import GemvFragments
 from runner.kernels.gemv_tiles import Tiles
 from runner.kernels.grids import FORMATS, words_of_group
 from runner.kernels.pack import dequantize_ref
-from runner.kernels.values import GROUP, PackedMatrix, is_nvidia
+from runner.kernels.values import GROUP, PackedMatrix, is_nvidia, moved
 
 
 def best_layout(w: PackedMatrix, pair: int = 0) -> PackedMatrix:
@@ -37,35 +37,33 @@ def _works(form: str, device: torch.device) -> bool:
         return False
     random = torch.Generator().manual_seed(0)
     n_groups = 38  # of two warps: several steps, the last of which is not full
-    w = random_matrix(form, n_groups, random, device)
-    x, tiles = torch.randn(16, GROUP * n_groups, generator=random).to(device), Tiles(warps=2, depth=1)
+    w = random_matrix(form, n_groups, random)
+    x, tiles = torch.randn(16, GROUP * n_groups, generator=random), Tiles(warps=2, depth=1)
     first: list[Tensor] = []
     for n_rows in (1, 3, 16):
         rows = activations_ref(x[:n_rows], ZEROS[form])
         h, squares = torch.zeros(n_rows, 48, device=device), torch.empty(n_rows, 3, device=device)
         norm = torch.full((n_rows, 3), 0.6, device=device), 0.5, 0.1
-        GemvFragments(x=rows, w=to_fragments(w), pair=0, tiles=tiles).run(
+        GemvFragments(x=moved(rows, device), w=moved(to_fragments(w), device), pair=0, tiles=tiles).run(
             epilogues.add_residual, (h, 48, norm, h, squares, 3), (3, 4, False)
         )
         right = activation_rows(rows) @ dequantize_ref(w).T
-        if not (h - right).norm() < 1e-4 * right.norm():
+        if not (h.cpu() - right).norm() < 1e-4 * right.norm():
             return False
-        of_first = torch.cat((h[0], squares[0]))
+        of_first = torch.cat((h[0], squares[0])).cpu()
         if first and not torch.equal(of_first, first[0]):
             return False
         first.append(of_first)
     return True
 
 
-def random_matrix(
-    form: str, n_groups: int, random: torch.Generator, device: torch.device, rotation: int = 1
-) -> PackedMatrix:
+def random_matrix(form: str, n_groups: int, random: torch.Generator, rotation: int = 1) -> PackedMatrix:
     """48 rows of any bits, to try kernels with."""
     words = words_of_group(FORMATS[form])
     return PackedMatrix(
         format=form,
-        packed=torch.randint(-(2**31), 2**31, (48, words, n_groups), dtype=torch.int32, generator=random).to(device),
-        scale=torch.randint(0, 256, (48, n_groups), dtype=torch.uint8, generator=random).to(device),
-        row_scale=torch.full((48,), 2.0**-8, device=device),
+        packed=torch.randint(-(2**31), 2**31, (48, words, n_groups), dtype=torch.int32, generator=random),
+        scale=torch.randint(0, 256, (48, n_groups), dtype=torch.uint8, generator=random),
+        row_scale=torch.full((48,), 2.0**-8),
         rotation=rotation,
     )

@@ -5,9 +5,9 @@ It knows layouts and no arithmetic.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -103,6 +103,17 @@ class Int8Fragments:
     @property
     def shape(self) -> tuple[int, int]:
         return self.num_rows, 2 * GROUP * self.words.shape[1]
+
+
+_Value = TypeVar("_Value", PackedMatrix, Int8Fragments, Int8Rows)
+
+
+def moved(value: _Value, device: torch.device) -> _Value:
+    """The same with its tensors on `device`."""
+    tensors: dict[str, Any] = {
+        field.name: part.to(device) for field in fields(value) if isinstance(part := getattr(value, field.name), Tensor)
+    }
+    return replace(value, **tensors)
 
 
 @dataclass(frozen=True, kw_only=True)

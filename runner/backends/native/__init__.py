@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+from contextlib import nullcontext
 
 from runner.backends.base import Backend, LoadProgress
 from runner.config import LoadOptions
@@ -38,21 +39,25 @@ def load(model: ReadyModel, options: LoadOptions, on_progress: LoadProgress, can
 
     Raises BadModelFile, UnsupportedModel, DoesNotFit, BackendUnavailable, RunnerError when cancelled.
     """
-    import_torch()
+    import_torch(for_gpu=options.n_gpu_layers != 0)
     from runner.backends.native.opening import open_backend
 
     return open_backend(model, options, on_progress, cancel)
 
 
-def import_torch() -> None:
+def import_torch(*, for_gpu: bool) -> None:
     """Import torch and what opens a model with it, which takes a second and more where it was not there yet.
 
-    None of that is garbage: looking through it again and again meanwhile would take a tenth of the time.
+    None of that is garbage: looking through it again and again meanwhile would take a tenth of the time. for_gpu: what
+    a GPU needs besides is done meanwhile.
     """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        from runner.backends.native import opening as _opening  # noqa: F401
+        from runner.backends.native.ahead import gpu_prepared
+
+        with gpu_prepared() if for_gpu else nullcontext():
+            from runner.backends.native import opening as _opening  # noqa: F401
     finally:
         if was_enabled:
             gc.enable()

@@ -27,7 +27,7 @@ from runner.backends.native.placement import (
 )
 from runner.backends.native.places import places_of
 from runner.backends.native.tokenizer import HuggingFaceTokenizer
-from runner.backends.native.warm_up import Rehearsing, compile_kernels, prepare
+from runner.backends.native.warm_up import Rehearsing, compile_kernels
 from runner.config import LoadOptions
 from runner.model_config import ModelConfig, num_parameters
 from runner.quant.mq.packed_weights import PackedWeights
@@ -53,8 +53,6 @@ def open_backend(
         check_fit(need, placement)
     with memory_errors(need, placement):
         on_progress(Began("weights"))
-        if placement.has_kernels:
-            prepare()
         execution = _execution(config, weights, placement, need, options, on_progress, cancel)
         info = _model_info(model, config, weights, tokenizer, placement, need.n_ctx)
         backend = NativeBackend(model, info, tokenizer, execution, config, placement, need, options)

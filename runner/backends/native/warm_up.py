@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -25,7 +24,6 @@ from runner.kernels.compile.launches import (
     Launch,
     cache_directory,
     compile_all,
-    hash_compiler,
     is_compiled,
     launches_of,
 )
@@ -71,21 +69,6 @@ def compile_kernels(
     if cancel.is_cancelled:
         raise RunnerError("Loading was cancelled.")
     log.info("kernels compiled in %.2f s", time.perf_counter() - started)
-
-
-def prepare() -> None:
-    """Begin, in a thread, what Triton does before its first kernel: it hashes its own library, for a third of a second.
-
-    Hashing and reading hold no lock of Python's, so that weights can be read meanwhile.
-    """
-
-    def hash_triton() -> None:
-        try:
-            hash_compiler()
-        except Exception:  # another version of Triton: it does that itself, later
-            log.debug("Triton's key is not made in advance", exc_info=True)
-
-    threading.Thread(target=hash_triton, name="triton", daemon=True).start()
 
 
 def _compile(launches: Sequence[Launch], on_progress: LoadProgress, cancel: CancelToken) -> bool:

@@ -180,11 +180,17 @@ def compile_all(
     return spread(compile_launch, launches, processes=processes, limit_s=_LIMIT_S, is_stopped=is_stopped)
 
 
-def hash_compiler() -> None:
-    """What Triton does once in a process before it looks for a kernel: the hash of all its files, which it keeps."""
-    from triton.runtime.cache import triton_key
+def compiler_hash() -> Callable[[], object] | None:
+    """What Triton does once in a process before it looks for a kernel: the hash of all its files, which it keeps.
 
-    triton_key()
+    Triton is imported here, and needs no import where the hash is made: of two threads that import each may wait for
+    the other. None where there is no Triton, or another version of it: whoever needs it will say so.
+    """
+    try:
+        from triton.runtime.cache import triton_key
+    except ImportError:
+        return None
+    return triton_key  # type: ignore[no-any-return]
 
 
 def cache_directory() -> Path:

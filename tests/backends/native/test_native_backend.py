@@ -57,10 +57,10 @@ def test_what_is_imported_is_not_looked_through_for_garbage_and_the_rest_still_i
         "from runner.backends import native\n"
         "collections = []\n"
         "gc.callbacks.append(lambda phase, _: collections.append(phase))\n"
-        "native.import_torch()\n"
+        "native.import_torch(for_gpu=True)\n"
         "assert 'torch' in sys.modules and not collections\n"
         "assert gc.isenabled()\n"
-        "gc.disable(); native.import_torch()\n"
+        "gc.disable(); native.import_torch(for_gpu=True)\n"
         "assert not gc.isenabled()"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
