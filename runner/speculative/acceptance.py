@@ -78,14 +78,13 @@ def best_length(chances: Sequence[float], costs: Sequence[float], rate: float, l
     that pays behind a short one that does not. Lengths below `least` do not count. Among equals the shortest.
     """
     reach, tokens = 1.0, 1.0
-    best: Length | None = None
-    most = 0.0
+    best_n, best_tokens, most = -1, 0.0, 0.0
     for n, cost in enumerate(costs):
         if n:
             reach *= chances[n - 1]
             tokens += reach
         value = tokens - rate * cost
-        if n >= least and (best is None or value > most):
-            best, most = Length(n, tokens, cost), value
-    assert best is not None
-    return best
+        if n >= least and (best_n < 0 or value > most):
+            best_n, best_tokens, most = n, tokens, value
+    assert best_n >= 0
+    return Length(best_n, best_tokens, costs[best_n])

@@ -66,8 +66,8 @@ class StepCosts:
         self._growth_xx = self._growth_xy = 0.0  # sums of a regression
         self._surprise = 1.0  # times as dear as it seemed: the worst round lately
         self._most = most
+        self._likely: list[float] = []  # the tables; empty: to be made anew
         self._worst: list[float] = []
-        self._tabulate()
 
     @property
     def plain_s(self) -> float:
@@ -95,7 +95,7 @@ class StepCosts:
             self._plain.seconds = timed.typical(1)
             ratios = {n: timed.least(n) / timed.least(1) for n in timed.known if n > 1}
             self._measured = {n: _Measured(ratio, self.plain_s) for n, ratio in ratios.items()}
-            self._tabulate()
+            self._forget_tables()
         self._loaded = dict(self._measured)
         self._least_s = _READY * self.plain_s
 
@@ -107,7 +107,7 @@ class StepCosts:
         for n_tokens, loaded in self._loaded.items():
             # A disturbance in one answer must not decide the next ones.
             self._measured[n_tokens] = self._measured[n_tokens].nearer(loaded, 0.5)
-        self._tabulate()
+        self._forget_tables()
 
     @property
     def is_fresh(self) -> bool:
@@ -166,7 +166,7 @@ class StepCosts:
                 self._loaded[n_tokens] = now
                 if n_tokens not in self._is_live:
                     self._measured[n_tokens] = now
-                self._tabulate()
+                self._forget_tables()
 
     def learn_step(self, n_tokens: int, seconds: float, n_handed: int = 1) -> float:
         """A step for more than one token took so long; gives what it counts as, in plain steps, but for a stall.
@@ -189,7 +189,7 @@ class StepCosts:
         if known:
             self._learn_growth(n_tokens, known, now.ratio)
         self._measured[n_tokens] = known.nearer(now, share) if known else now
-        self._tabulate()
+        self._forget_tables()
         self._surprise = max(now.ratio / self.likely[n_tokens], 1 + _KEPT_SURPRISE * (self._surprise - 1))
         cost = self._plain.counted(now.ratio, seconds)
         self._plain.learn_draft(n_handed)
@@ -205,8 +205,18 @@ class StepCosts:
     # --- tables ------------------------------------------------------------------------------------------------------
 
     @property
+    def likely(self) -> list[float]:
+        """See the class; made when it is asked for, which is rarer than that it changes, as `worst` is."""
+        if not self._likely:
+            table = _lines({n: known.ratio for n, known in self._measured.items()})
+            last = len(table) - 1
+            slope = (table[last] - 1) / (last - 1) if last > 1 else _GUESSED_SLOPE
+            self._likely = table + [table[last] + slope * (n - last) for n in range(last + 1, self._most + 1)]
+        return self._likely
+
+    @property
     def worst(self) -> list[float]:
-        """See the class; computed when it is asked for, which is rarer than that it changes."""
+        """See the class."""
         if not self._worst:
             share = (_GROWTH_PRIOR + self._growth_xy) / (_GROWTH_PRIOR + self._growth_xx)
             share = min(max(share, 0.0), 1.0)
@@ -229,12 +239,8 @@ class StepCosts:
         plain_s = self.plain_s
         return 1 - known.plain_s / plain_s if plain_s > known.plain_s else 0.0
 
-    def _tabulate(self) -> None:
-        self.likely = _lines({n: known.ratio for n, known in self._measured.items()})
-        last = len(self.likely) - 1
-        slope = (self.likely[last] - 1) / (last - 1) if last > 1 else _GUESSED_SLOPE
-        self.likely += [self.likely[last] + slope * (n - last) for n in range(last + 1, self._most + 1)]
-        self._worst = []
+    def _forget_tables(self) -> None:
+        self._likely, self._worst = [], []
 
 
 def _lines(points: dict[int, float]) -> list[float]:
