@@ -17,7 +17,6 @@ done: compiling or reading them, the first token of a warm-up, graphs), prefill 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import statistics
@@ -90,14 +89,6 @@ def run(directory: Path, n_ctx: int, environment: Mapping[str, str]) -> dict[str
     return {stage: after - before for stage, before, after in zip(STAGES, moments, moments[1:], strict=False)}
 
 
-def has_bytecode() -> bool:
-    """Whether torch's bytecode lies where Python looks for it."""
-    found = importlib.util.find_spec("torch")
-    assert found is not None
-    assert found.origin is not None
-    return Path(importlib.util.cache_from_source(found.origin)).is_file()
-
-
 def with_bytecode(folder: Path) -> dict[str, str]:
     """An environment in which all that a run imports has its bytecode, in `folder`."""
     found = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -138,6 +129,8 @@ def measure(directory: Path, asked: argparse.Namespace) -> None:
     import timing
     from records import Report, Table, origin, say
 
+    from runner.doctor import has_bytecode
+
     where = origin(asked.commit, timing.device_name())
     say(where)
     report = Report("load_time", where, asked.json)
@@ -145,7 +138,9 @@ def measure(directory: Path, asked: argparse.Namespace) -> None:
     size = (directory / "model.safetensors").stat().st_size
     table = Table(["model               ", "kernels", *(f"{stage:11}" for stage in STAGES), "all s  "])
     with tempfile.TemporaryDirectory(prefix="runner-load-") as work:
-        environment = dict(os.environ) if (is_there := has_bytecode()) else with_bytecode(Path(work) / "bytecode")
+        environment = (
+            dict(os.environ) if (is_there := has_bytecode("torch")) else with_bytecode(Path(work) / "bytecode")
+        )
         environment["TRITON_CACHE_DIR"] = str(Path(work) / "kernels")
         for cache in ("empty", *["warm"] * asked.repeats):
             stages = run(directory, asked.ctx_size, environment)

@@ -7,9 +7,11 @@ nothing, and does not know how a report looks.
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
+import shlex
 import shutil
 import stat
 import subprocess
@@ -74,6 +76,7 @@ def checks(paths: Paths, terminal: TextIO | None = None) -> Iterator[Check]:
     yield llamacpp_check(probe(), gpus)
     yield triton_check(sys.platform)
     yield torch_check(gpus)
+    yield from bytecode_checks("torch")
 
 
 # --- the machine -----------------------------------------------------------------------------------------------------
@@ -188,6 +191,36 @@ def _torch_answer(version: str, answer: tuple[int, str] | str) -> Check:
         )
         return Check(name="torch", status="warning", detail=f"{version} (for {built_for}) sees no GPU", remedy=remedy)
     return Check(name="torch", status="ok", detail=f"{version} (for {built_for}) sees {count} GPU{'s' * (count > 1)}")
+
+
+def bytecode_checks(package: str) -> Iterator[Check]:
+    """A large package that has no bytecode is compiled at each start, if none is kept."""
+    source = _source(package)
+    if source is None:
+        return
+    if has_bytecode(package):
+        yield Check(name="Bytecode", status="ok", detail=f"{package}'s is there")
+    elif not sys.dont_write_bytecode and os.access(_nearest_existing(_bytecode(source).parent), os.W_OK):
+        yield Check(name="Bytecode", status="ok", detail=f"{package}'s is kept from its first import on")
+    else:
+        detail = f"{package} has none, and none is kept: each start of the native backend takes seconds longer"
+        remedy = f"Run: {shlex.join([sys.executable, '-m', 'compileall', '-q', str(source.parent)])}"
+        yield Check(name="Bytecode", status="warning", detail=detail, remedy=remedy)
+
+
+def has_bytecode(package: str) -> bool:
+    """Whether an installed package's bytecode lies where Python looks for it."""
+    source = _source(package)
+    return source is not None and _bytecode(source).is_file()
+
+
+def _source(package: str) -> Path | None:
+    spec = importlib.util.find_spec(package)
+    return None if spec is None or spec.origin is None else Path(spec.origin)
+
+
+def _bytecode(source: Path) -> Path:
+    return Path(importlib.util.cache_from_source(str(source)))
 
 
 def triton_check(system: str) -> Check:

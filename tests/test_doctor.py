@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from runner.doctor import (
     Check,
     _ask_torch,
     _torch_answer,
+    bytecode_checks,
     checks,
     database_check,
     demo_check,
@@ -133,6 +136,25 @@ def test_torch_is_asked_in_a_process_only_where_there_is_a_gpu_for_it() -> None:
     assert_fine(torch_check([]))
     assert_fine(torch_check([APPLE]))
     assert "torch" not in vars(sys.modules["runner.doctor"])
+
+
+def test_a_package_without_bytecode_that_keeps_none_is_a_warning_with_the_command_that_mends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "large_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    (check,) = bytecode_checks("large_package")
+    assert_fine(check, "first import")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (check,) = bytecode_checks("large_package")
+    assert_bad(check, "warning", "large_package has none", "seconds longer")
+    subprocess.run(shlex.split(check.remedy.removeprefix("Run: ")), check=True)
+    (check,) = bytecode_checks("large_package")
+    assert_fine(check, "is there")
+    assert not list(bytecode_checks("no_such_package"))
 
 
 @pytest.mark.parametrize(
