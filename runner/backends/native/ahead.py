@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,6 +50,7 @@ def _driver() -> ctypes.CDLL | None:
 
 def _open_first_gpu(driver: ctypes.CDLL) -> None:
     """The context that torch will find; the process keeps it until its end, as it keeps torch's."""
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")  # as drivers do by themselves from CUDA 12.2 on
     device, context = ctypes.c_int(), ctypes.c_void_p()
     if not driver.cuInit(0) and not driver.cuDeviceGet(ctypes.byref(device), 0):
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
