@@ -10,8 +10,9 @@ it installs them; where it is missing, as on images that set PYTHONDONTWRITEBYTE
 there, whole, for `runner run`, `chat` and `bench`.
 
 Stages: interpreter (until its first line runs), imports (the packages of the native backend, beside which the device
-itself starts), files (config, headers, tokenizer), weights (until the last one is read), kernels (until loading is
-done: compiling or reading them, the first token of a warm-up, graphs), prefill of 16 tokens, first token.
+itself starts), files (config, headers, tokenizer, and compiling what layouts are tried with), weights (until the last
+one is read), kernels (until loading is done: compiling or reading them, the first token of a warm-up, graphs), prefill
+of 16 tokens, first token.
 """
 
 from __future__ import annotations

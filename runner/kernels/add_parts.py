@@ -120,8 +120,7 @@ def add_parts(h: Tensor, parts: Tensor | None, bias: Tensor | None, reader: Read
     return sums, Int8Fragments(words=words, notes=notes, num_rows=n_rows, zero=reader.zero)
 
 
-@cache
-def rotates(rotation: int, device: torch.device) -> bool:
+def try_rotation(rotation: int, device: torch.device) -> bool:
     """Whether rows for weights of this rotation come out right, of this kernel and of those of rotate.py.
 
     All count on which lane has what (butterflies.py), which a compiler decides.
@@ -133,20 +132,23 @@ def rotates(rotation: int, device: torch.device) -> bool:
     matrix = torch.zeros(1, h.shape[1] // (2 * GROUP), 8, 4, 4, dtype=torch.int32, device=device)
     w = PackedMatrix(format="mq4", packed=matrix, scale=matrix, row_scale=matrix, rotation=rotation, layout="fragments")
     rows = activation_rows(quantize_fragments_ref(h_ref, gain_ref, rotation, 1))
-    for found in (
-        quantize_fragments(h, gain, rotation, 1),
-        add_parts(h, torch.zeros(3, 1, 2 * SPAN, device=device), None, Reader(gain=gain, w=w, zero=1))[1],
-    ):
-        if not (activation_rows(moved(found, cpu)) - rows).norm() < 1e-2 * rows.norm():
-            return False
+    pairs = [
+        (activation_rows(moved(found, cpu)), rows)
+        for found in (
+            quantize_fragments(h, gain, rotation, 1),
+            add_parts(h, torch.zeros(3, 1, 2 * SPAN, device=device), None, Reader(gain=gain, w=w, zero=1))[1],
+        )
+    ]
     # The stream, and what a product reads.
     for x, by, x_ref, by_ref in ((h, gain, h_ref, gain_ref), (h.bfloat16(), None, h_ref.bfloat16(), None)):
         wanted = rotate_rows_ref(x_ref, by_ref, rotation, torch.float32)
         dense = rotate_rows(x, by, rotation, torch.bfloat16, in_lanes=True)
-        for values in (dense.cpu().float(), moved(quantize_rows(x, by, rotation, in_lanes=True), cpu).values()):
-            if not (values - wanted).norm() < 1e-2 * wanted.norm():
-                return False
-    return True
+        pairs.append((dense.cpu().float(), wanted))
+        pairs.append((moved(quantize_rows(x, by, rotation, in_lanes=True), cpu).values(), wanted))
+    return all(bool((values - wanted).norm() < 1e-2 * wanted.norm()) for values, wanted in pairs)
+
+
+rotates = cache(try_rotation)
 
 
 # One warp holds a span, as in rotate.py.

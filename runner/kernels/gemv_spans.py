@@ -270,8 +270,7 @@ def rounds(w: Matrix) -> bool:
     return not is_nvidia(w.packed) or _agrees(w.format, w.packed.device)
 
 
-@cache
-def _agrees(form: str, device: torch.device) -> bool:
+def try_spans(form: str, device: torch.device) -> bool:
     """Whether a row has the bits here that it has among others: lanes are a compiler's to decide."""
     random = torch.Generator().manual_seed(0)
     h, gain = (torch.randn(*shape, generator=random).to(device) for shape in ((3, 512), (512,)))
@@ -282,6 +281,9 @@ def _agrees(form: str, device: torch.device) -> bool:
     row = UnroundedRow(x=h[:1], gain=gain, eps=1e-6)
     _launch(row, w, epilogues.store, (one, 48, (one, 0.0, 0.0), one), (0, 0, False))
     return torch.equal(one.cpu(), many[:1].cpu())
+
+
+_agrees = cache(try_spans)
 
 
 @dataclass(frozen=True, kw_only=True)

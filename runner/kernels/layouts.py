@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import cache
 
 import torch
-from torch import Tensor
 
 from runner.kernels import epilogues
 from runner.kernels.add_parts import rotates
@@ -30,8 +29,7 @@ def best_layout(w: PackedMatrix, pair: int = 0) -> PackedMatrix:
     return to_fragments(w, pair) if rotates(w.rotation, device) else w
 
 
-@cache
-def _works(form: str, device: torch.device) -> bool:
+def try_products(form: str, device: torch.device) -> bool:
     """Whether both kernels give what they should, and the first row the same bits in both."""
     if torch.cuda.get_device_capability(device) < (8, 0):
         return False
@@ -39,7 +37,7 @@ def _works(form: str, device: torch.device) -> bool:
     n_groups = 38  # of two warps: several steps, the last of which is not full
     w = random_matrix(form, n_groups, random)
     x, tiles = torch.randn(16, GROUP * n_groups, generator=random), Tiles(warps=2, depth=1)
-    first: list[Tensor] = []
+    are_right, firsts = [], []
     for n_rows in (1, 3, 16):
         rows = activations_ref(x[:n_rows], ZEROS[form])
         h, squares = torch.zeros(n_rows, 48, device=device), torch.empty(n_rows, 3, device=device)
@@ -48,13 +46,12 @@ def _works(form: str, device: torch.device) -> bool:
             epilogues.add_residual, (h, 48, norm, h, squares, 3), (3, 4, False)
         )
         right = activation_rows(rows) @ dequantize_ref(w).T
-        if not (h.cpu() - right).norm() < 1e-4 * right.norm():
-            return False
-        of_first = torch.cat((h[0], squares[0])).cpu()
-        if first and not torch.equal(of_first, first[0]):
-            return False
-        first.append(of_first)
-    return True
+        are_right.append(bool((h.cpu() - right).norm() < 1e-4 * right.norm()))
+        firsts.append(torch.cat((h[0], squares[0])).cpu())
+    return all(are_right) and all(torch.equal(one, firsts[0]) for one in firsts)
+
+
+_works = cache(try_products)
 
 
 def random_matrix(form: str, n_groups: int, random: torch.Generator, rotation: int = 1) -> PackedMatrix:

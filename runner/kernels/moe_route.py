@@ -164,8 +164,7 @@ def _options(logits: Tensor, k: int, kind: Routing) -> dict[str, int]:
     }
 
 
-@cache
-def rounds_in_lanes(rotation: int, device: torch.device) -> bool:
+def try_rounding(rotation: int, device: torch.device) -> bool:
     """Whether rows come out of route_and_round in lanes as they do without: see add_parts.rotates."""
     random = torch.Generator().manual_seed(0)
     h, logits = torch.randn(3, 2 * SPAN, generator=random).to(device), torch.zeros(3, 4, device=device)
@@ -176,6 +175,9 @@ def rounds_in_lanes(rotation: int, device: torch.device) -> bool:
         for in_lanes in (False, True)
     )
     return bool((found - rows).norm() < 1e-2 * rows.norm())
+
+
+rounds_in_lanes = cache(try_rounding)
 
 
 _WARPS = 1  # maxima over a warp need no barrier, and butterflies none

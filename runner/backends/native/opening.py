@@ -27,8 +27,9 @@ from runner.backends.native.placement import (
 )
 from runner.backends.native.places import places_of
 from runner.backends.native.tokenizer import HuggingFaceTokenizer
-from runner.backends.native.warm_up import Rehearsing, compile_kernels
+from runner.backends.native.warm_up import Rehearsing, compile_kernels, compile_trials
 from runner.config import LoadOptions
+from runner.kernels.fragments import FORMATS_IN_FRAGMENTS
 from runner.model_config import ModelConfig, num_parameters
 from runner.quant.mq.packed_weights import PackedWeights
 from runner.quant.weights import Weights, open_weights
@@ -52,6 +53,9 @@ def open_backend(
     if not options.force:
         check_fit(need, placement)
     with memory_errors(need, placement):
+        if placement.has_kernels and options.warmup and (kinds := _packed_kinds(weights)):
+            has_experts = config.experts is not None
+            compile_trials(kinds, placement.device, on_progress, cancel, has_experts=has_experts)
         on_progress(Began("weights"))
         execution = _execution(config, weights, placement, need, options, on_progress, cancel)
         info = _model_info(model, config, weights, tokenizer, placement, need.n_ctx)
@@ -64,6 +68,12 @@ def open_backend(
             on_progress(Began("warm-up"))
             backend.warm_up()
     return backend
+
+
+def _packed_kinds(weights: Weights) -> list[tuple[str, int]]:
+    """The formats and rotations of the matrices that may be laid out in fragments."""
+    records = weights.manifest.tensors.values() if isinstance(weights, PackedWeights) else ()
+    return sorted({(one.format, one.input_rotation) for one in records if one.format in FORMATS_IN_FRAGMENTS})
 
 
 def _execution(

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
@@ -28,6 +28,7 @@ from runner.kernels.compile.launches import (
     launches_of,
 )
 from runner.kernels.compile.spread import Failure
+from runner.kernels.trials import go_through
 from runner.kernels.values import FEW_ROWS, MOST_ROWS
 from runner.types import CancelToken
 
@@ -52,12 +53,31 @@ def compile_kernels(
 
     traits: what the launches follow from. Raises RunnerError when cancelled, torch.OutOfMemoryError.
     """
+    _compile_once(lambda: execution.rehearse(_ROWS), traits, on_progress, cancel)
+
+
+def compile_trials(
+    kinds: Sequence[tuple[str, int]],
+    device: torch.device,
+    on_progress: LoadProgress,
+    cancel: CancelToken,
+    *,
+    has_experts: bool,
+) -> None:
+    """The same of what is tried before a first matrix of these formats and rotations is laid out: see trials.py."""
+    traits = {"tried": tuple(kinds), "has experts": has_experts}
+    _compile_once(lambda: go_through(kinds, device, has_experts=has_experts), traits, on_progress, cancel)
+
+
+def _compile_once(
+    steps: Callable[[], object], traits: Mapping[str, object], on_progress: LoadProgress, cancel: CancelToken
+) -> None:
     started = time.perf_counter()
     try:
         mark = cache_directory() / _MARKS / _digest(traits)
         if mark.exists():
             return
-        launches = [launch for launch in launches_of(lambda: execution.rehearse(_ROWS)) if not is_compiled(launch)]
+        launches = [launch for launch in launches_of(steps) if not is_compiled(launch)]
         log.info("%d kernels to compile, found in %.2f s", len(launches), time.perf_counter() - started)
         if _compile(launches, on_progress, cancel):
             mark.parent.mkdir(parents=True, exist_ok=True)

@@ -18,11 +18,13 @@ from triton.runtime import driver
 
 from runner.backends.base import Compiling
 from runner.backends.native.fused_execution import FusedExecution
-from runner.backends.native.warm_up import compile_kernels
+from runner.backends.native.warm_up import compile_kernels, compile_trials
 from runner.errors import RunnerError
-from runner.kernels.compile.launches import launches_of
+from runner.kernels import add_parts, gemv_spans, layouts, moe_route
+from runner.kernels.compile.launches import is_compiled, launches_of
 from runner.kernels.embedding import embed
 from runner.kernels.rotate import quantize_rows
+from runner.kernels.trials import go_through
 from runner.kernels.values import MOST_ROWS
 from runner.types import CancelToken
 
@@ -80,6 +82,17 @@ def main() -> None:
 
     model.rehearse = broken  # type: ignore[method-assign]
     found["broken"] = told_by(model, {"layers": 5}, never)
+    kinds, device = [("mq4", 256)], torch.device("cpu")
+    torch.cuda.get_device_capability = lambda _: (9, 0)
+    tried = launches_of(lambda: go_through(kinds, device, has_experts=True))
+    found["tried"] = sorted({launch.kernel.name for launch in tried})
+    for key in ("trials", "trials again"):
+        told: list[object] = []
+        compile_trials(kinds, device, told.append, never, has_experts=True)
+        found[key] = [one.total for one in told if isinstance(one, Compiling)]
+    found["trials compiled"] = all(is_compiled(launch) for launch in tried)
+    answers = (layouts._works, add_parts.rotates, gemv_spans._agrees, moe_route.rounds_in_lanes)
+    found["trials answered"] = sum(one.cache_info().currsize for one in answers)
     with tempfile.TemporaryDirectory() as directory:
         execution = test_native_fused.fused(*test_native_fused.made(Path(directory), "qwen3-moe"))
     names = {launch.kernel.name for launch in launches_of(lambda: execution.rehearse([1, 2, 17, 1000]))}
