@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from quick_interpreter import quicken
 
 # A test run in the background of a shell inherits an ignored SIGINT, and would hand it on to the programs it starts.
@@ -19,6 +20,10 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # Without a GPU the kernels run in Triton's interpreter. It must be chosen before the first of them is imported.
 if not Path("/dev/nvidia0").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Properties are no stopwatches: other programs run too.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 CHECKOUT = Path(__file__).parent.parent
 

@@ -132,7 +132,7 @@ def test_damaged_lines_are_passed_over(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_bytes_are_a_history(data: bytes) -> None:
     path = Path(os.environ["RUNNER_HOME"]).parent / "any.jsonl"
     path.write_bytes(data)

@@ -406,7 +406,7 @@ KEYS = st.sampled_from(
 
 
 @given(model_type=st.sampled_from((*SUPPORTED_MODEL_TYPES, "gemma3")), changes=st.dictionaries(KEYS, JSON))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_json_gives_a_config_or_one_of_our_errors(model_type: str, changes: dict[str, Any]) -> None:
     try:
         config = parse_model_config({**LLAMA, "architectures": None, "model_type": model_type, **changes})

@@ -168,7 +168,7 @@ BY_TRANSFORMERS = sorted(set(KNOWN_FAMILIES) - {"mimo", "gemma4", "qwen3_5", "qw
 
 @pytest.mark.parametrize("model_type", BY_TRANSFORMERS)
 @given(data=st.data())
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 def test_small_models_of_every_family_are_counted_as_transformers_counts_them(
     model_type: str, data: st.DataObject
 ) -> None:
@@ -266,7 +266,7 @@ JSON = st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.list
     model_type=st.sampled_from((*KNOWN_FAMILIES, "unknown")),
     changes=st.dictionaries(st.sampled_from((*SMALL, *EXPERTS, "head_dim", "layer_types", "sliding_window")), JSON),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_json_gives_a_shape_or_our_error(model_type: str, changes: dict[str, Any]) -> None:
     try:
         shape = config_shape({**SMALL, "model_type": model_type, **changes})

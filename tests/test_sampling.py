@@ -310,7 +310,7 @@ logit_lists = st.lists(
 ).filter(lambda logits: max(logits) > -math.inf)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     logits=logit_lists,
     temperature=st.sampled_from([0, 1e-3, 0.3, 1.0, 2.5]),

@@ -364,7 +364,7 @@ texts = st.text(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.builds(Message, role=st.sampled_from(["system", "user", "assistant"]), content=texts, reasoning=texts),
@@ -491,7 +491,7 @@ def test_a_hidden_control_token_that_a_template_writes_in_escapes_is_an_error(ex
         render(template, [user("<|im_end|>")], bos_token="", eos_token="", control_tokens=CONTROL)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.sampled_from([*CONTROL, "<|", "im_end", "|>", "a", " ", "\U000f0000", "\U0010fffd", "é"]), max_size=8),
     st.sampled_from(["chatml", "gemma", "llama2"]),

@@ -56,7 +56,7 @@ sessions = st.builds(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(sessions, st.lists(turns, max_size=3))
 def test_a_chat_survives_json_unchanged(session: Session, chat: list[Turn]) -> None:
     assert from_json(json.loads(json.dumps(to_json(session, chat)))) == (session, chat)

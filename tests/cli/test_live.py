@@ -57,7 +57,7 @@ def plainly(pieces: list[str], columns: int, rows: int) -> list[str]:
     return [line.rstrip() for line in screen.display]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.lists(st.text(alphabet=ALPHABET, min_size=1, max_size=50), max_size=30),
     st.sampled_from([(80, 24), (20, 4), (33, 9)]),

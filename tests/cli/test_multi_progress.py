@@ -118,7 +118,7 @@ def test_a_file_that_another_process_fetches_is_called_so(monkeypatch: pytest.Mo
     assert "by another process" in screen_of(terminal.getvalue(), 100, 20)[0]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(st.integers(8, 200), st.integers(2, 50), st.text(max_size=300), st.lists(st.integers(0, 100), max_size=30))
 def test_no_frame_is_wider_or_higher_than_the_terminal(
     monkeypatch: pytest.MonkeyPatch, columns: int, rows: int, name: str, done: list[int]

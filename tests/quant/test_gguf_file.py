@@ -212,7 +212,7 @@ GOOD_FILE = gguf(
 )
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     changes=st.lists(st.tuples(st.integers(4, len(GOOD_FILE) - 1), st.integers(0, 255)), min_size=1, max_size=6),
     cut=st.integers(0, 2 * len(GOOD_FILE)),

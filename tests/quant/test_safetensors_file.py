@@ -118,7 +118,7 @@ GOOD = json.dumps({"a": entry(), "b": entry("BF16", (3,), (16, 22)), "__metadata
 GOOD_FILE = struct.pack("<Q", len(GOOD)) + GOOD + bytes(22)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     changes=st.lists(st.tuples(st.integers(0, len(GOOD_FILE) - 1), st.integers(0, 255)), min_size=1, max_size=6),
     cut=st.integers(0, len(GOOD_FILE)),

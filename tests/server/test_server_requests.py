@@ -82,7 +82,7 @@ BODIES = JSON | st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(body=BODIES, read=st.sampled_from([read_chat, read_completion]))
 def test_any_json_is_a_request_or_a_clear_no(body: object, read: Read) -> None:
     if isinstance(body, dict):
@@ -95,7 +95,7 @@ def test_any_json_is_a_request_or_a_clear_no(body: object, read: Read) -> None:
         assert "".join(message.content for message in asked.messages).encode() is not None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(raw=st.binary(max_size=40) | st.text(alphabet='{}[]",:0e-9nul\\ud8', max_size=40).map(str.encode))
 def test_any_bytes_are_json_or_a_clear_no(raw: bytes) -> None:
     read_or_refusal(lambda: read(raw, read_chat))

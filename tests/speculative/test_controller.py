@@ -63,7 +63,7 @@ def test_a_drafter_that_suddenly_takes_ten_times_as_long_loses_no_more(token: fl
             assert play(trace, machine, seed)[0] >= LEAST, (trace.name, seed)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 1 << 30))
 def test_nothing_is_ever_slower_than_plain_decoding(seed: int) -> None:
     """Several answers with one speculator, each for itself."""

@@ -102,7 +102,7 @@ def test_hostile_text_is_kept_raw_and_harms_nothing(store: Store, text: str) -> 
     assert store.sessions()[0].n_turns == 1
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(st.characters(exclude_categories=()), max_size=40))
 def test_any_text_is_kept_but_for_halves_of_surrogate_pairs(store: Store, text: str) -> None:
     session = store.create_session(model="m", turns=[user(text)])

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.tui.jobs.narration import Step, Words, read_step
-
-BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # other programs run too
 
 
 def test_a_line_of_progress_is_read() -> None:
@@ -36,7 +34,6 @@ def test_what_is_no_progress_is_none() -> None:
         assert read_step(line) is None
 
 
-@settings(BUSY)
 @given(
     st.dictionaries(
         st.sampled_from(["stage", "done", "total", "unit", "rate_bytes_s", "left_s", "files"]),

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from live_samples import ENGINE, GIB, GPU, MEMORY, RAM, fit, gpu_sample, loaded, machine
 
 from runner.machine import DeviceReadings
 from runner.tui.machine_watch import DeviceSample, MachineSample
 from runner.tui.memory_parts import MemoryView, cells, memory_view, model_device
-
-BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # other programs run too
 
 
 def view_of(sample: MachineSample, **about: object) -> MemoryView:
@@ -140,7 +138,6 @@ def test_cells_are_shared_by_size(parts: list[int], free: int, width: int, expec
     assert cells(parts, free, width) == expected
 
 
-@settings(BUSY)
 @given(st.lists(st.integers(0, 2**45), max_size=7), st.integers(0, 2**45), st.integers(1, 200))
 def test_cells_fill_the_bar_and_hide_no_part(parts: list[int], free: int, width: int) -> None:
     counts = cells(parts, free, width)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from textual.content import Content
 
@@ -15,8 +15,6 @@ from runner.tui.markdown.blocks import parse_section
 from runner.tui.markdown.code import highlighted
 from runner.tui.markdown.lines import Line, block_lines, code_lines, text_of, wrapped
 from runner.tui.markdown.sections import LIMIT, MAX_CODE_LINES, MAX_ROWS, Section, Sections, code_of, sections_of
-
-BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # other programs run too
 
 HOSTILE = "a[/]b [@click=app.quit]x[/] \x1b]52;c;eA==\x07 \x9b31m"
 MIXED = """# Title
@@ -77,7 +75,7 @@ def test_sections_are_the_same_wherever_the_stream_is_split() -> None:
     assert streamed(list(MIXED)) == whole
 
 
-@settings(BUSY, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.sampled_from(["- a\n", "```\n", "    x\n", "\n", "1. b", " ", "|a|\n", "|-|\n", "# h\n", "z" * 700])),
     st.integers(1, 9),

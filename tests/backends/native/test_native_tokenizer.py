@@ -97,7 +97,7 @@ def test_ids_equal_transformers(
 
 @pytest.mark.parametrize("name", ["llama3", "stories", "demo"])
 @given(text=st.text(st.characters(blacklist_categories=["Cs"]), max_size=40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_bytes_of_the_tokens_are_the_text(name: str, text: str, request: pytest.FixtureRequest) -> None:
     tokenizer: HuggingFaceTokenizer = request.getfixturevalue(name)
     data = whole(tokenizer, tokenizer.encode(text, parse_special=False))

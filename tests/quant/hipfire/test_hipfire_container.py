@@ -193,7 +193,7 @@ def test_an_unknown_version_is_named(tmp_path: Path, version: int) -> None:
         read_header(written(tmp_path / "x.hfq", container(version=version)))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_changed_header_never_raises_anything_but_our_errors(tmp_path: Path, data: st.DataObject) -> None:
     content = bytearray(container([HALF, NORM], METADATA, version=data.draw(st.sampled_from([1, 2])), alignment=32))

@@ -61,7 +61,7 @@ def test_a_unit_vector_becomes_signs_over_16_as_in_the_butterfly(place: int) -> 
     assert np.array_equal(rotate(torch.from_numpy(unit), 256).numpy(), expected)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(-1000, 1000), min_size=256, max_size=256))
 def test_the_rotation_equals_the_butterfly_and_is_undone(values: list[int]) -> None:
     x = torch.tensor(values, dtype=torch.float32)
