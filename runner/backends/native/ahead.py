@@ -8,12 +8,14 @@ fails here is done, and fails, where it is asked for.
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from threading import Thread
 from typing import Final
 
@@ -22,11 +24,12 @@ from runner.kernels.compile.launches import compiler_hash
 log = logging.getLogger(__name__)
 
 _DRIVER: Final = "libcuda.so.1"
+_CUDA_PART: Final = Path("lib/libtorch_cuda.so")
 
 
 @contextmanager
 def gpu_prepared() -> Iterator[None]:
-    """Within it that is done, if torch is to be imported there and an NVIDIA GPU's driver is here."""
+    """Within it that is done, if torch is to be imported there and could run on an NVIDIA GPU."""
     driver = None if "torch" in sys.modules else _driver()
     if driver is None:
         yield
@@ -42,6 +45,10 @@ def gpu_prepared() -> Iterator[None]:
 
 
 def _driver() -> ctypes.CDLL | None:
+    """NVIDIA's driver, where it is installed and torch is built for it: a context takes memory of the GPU."""
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None or not (Path(torch.origin).parent / _CUDA_PART).exists():
+        return None
     try:
         return ctypes.CDLL(_DRIVER)
     except OSError:

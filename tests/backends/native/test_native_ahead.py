@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,21 @@ def test_the_first_gpus_context_is_opened_and_triton_hashed_without_torch() -> N
         "from triton.runtime.cache import triton_key\n"
         "assert triton_key.cache_info().currsize == 1"
     )
+
+
+@pytest.mark.parametrize("built_for", ["cuda", "cpu"])
+def test_the_driver_is_taken_where_torch_is_built_for_it(built_for: str, tmp_path: Path) -> None:
+    (tmp_path / "torch" / "lib").mkdir(parents=True)
+    (tmp_path / "torch" / "__init__.py").touch()
+    (tmp_path / "torch" / "lib" / f"libtorch_{built_for}.so").touch()
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from runner.backends.native import ahead\n"
+        "ahead.ctypes.CDLL = lambda name: name\n"
+        f"assert ahead._driver() == ('libcuda.so.1' if {built_for!r} == 'cuda' else None)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_driver_without_a_gpu_is_asked_no_more() -> None:
