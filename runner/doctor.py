@@ -203,7 +203,9 @@ def bytecode_checks(package: str) -> Iterator[Check]:
     elif not sys.dont_write_bytecode and os.access(_nearest_existing(_bytecode(source).parent), os.W_OK):
         yield Check(name="Bytecode", status="ok", detail=f"{package}'s is kept from its first import on")
     else:
-        detail = f"{package} has none, and none is kept: each start of the native backend takes seconds longer"
+        detail = (
+            f"{package} has none, and none is kept: each start of the native backend takes longer, by a second or two"
+        )
         remedy = f"Run: {shlex.join([sys.executable, '-m', 'compileall', '-q', str(source.parent)])}"
         yield Check(name="Bytecode", status="warning", detail=detail, remedy=remedy)
 

@@ -282,7 +282,7 @@ def test_two_addends_of_a_nibble_make_its_level() -> None:
 @pytest.mark.parametrize("form", FORMATS_IN_FRAGMENTS)
 def test_what_does_not_give_the_right_product_is_not_used(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    works = layouts._works.__wrapped__
+    works = layouts.try_products
     assert works(form, DEVICE)
     run = GemvFragments.run
 
