@@ -7,11 +7,78 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
+
+from runner.kernels.cache_keys import mend
+
+KEYS = """
+import importlib, json, pkgutil, sys
+import runner.kernels
+from runner.kernels.cache_keys import hash_callees_first
+from triton import JITFunction
+hash_callees_first()
+names = [found.name for found in pkgutil.iter_modules(runner.kernels.__path__, "runner.kernels.")]
+modules = [importlib.import_module(name) for name in names]
+found = {
+    f"{name} {function.__module__}": function
+    for module in modules for name, function in vars(module).items() if isinstance(function, JITFunction)
+}
+keys = {name: found[name].cache_key for name in sorted(found, reverse="reverse" in sys.argv)}
+twice = [
+    name for name, function in found.items()
+    if len({constant for constant, _ in function.used_global_vals}) < len(function.used_global_vals)
+]
+print(json.dumps([keys, twice]))
+"""
+
+
+def _environment() -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return environment | {"PYTHONPATH": str(Path(__file__).parents[2])}
+
+
+def test_a_kernel_has_one_key_whatever_was_hashed_before_it() -> None:
+    found = [
+        json.loads(
+            subprocess.run(
+                [sys.executable, "-c", KEYS, order], env=_environment(), check=True, capture_output=True, timeout=120
+            ).stdout
+        )
+        for order in ("forward", "reverse")
+    ]
+    (keys, twice), (reversed_keys, _) = found
+    assert len(keys) > 60
+    assert keys == reversed_keys
+    assert not twice  # constants of one name are sorted by where they lie in memory
+
+
+def test_callees_are_hashed_before_their_constants_are_looked_at() -> None:
+    class Callee:
+        constants: ClassVar[list[str]] = []
+
+        @property
+        def cache_key(self) -> str:
+            self.constants.append("EIGHT")
+            return "key"
+
+    class Finder:
+        """Does as Triton's did before 3.9."""
+
+        def __init__(self) -> None:
+            self.constants: list[str] = []
+
+        def _update_hash(self, callee: Callee) -> None:
+            self.constants += callee.constants
+
+    for _ in range(2):
+        mend(Finder)
+    finder = Finder()
+    finder._update_hash(Callee())
+    assert finder.constants == ["EIGHT"]
 
 
 def test_launches_that_were_compiled_in_other_processes_are_found_by_triton(tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = _environment() | {"TRITON_CACHE_DIR": str(tmp_path)}
     found = json.loads(
         subprocess.run(
             [sys.executable, Path(__file__).with_name("launch_samples.py")],

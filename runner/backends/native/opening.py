@@ -29,6 +29,7 @@ from runner.backends.native.places import places_of
 from runner.backends.native.tokenizer import HuggingFaceTokenizer
 from runner.backends.native.warm_up import Rehearsing, compile_kernels, compile_trials
 from runner.config import LoadOptions
+from runner.kernels.cache_keys import hash_callees_first
 from runner.kernels.fragments import FORMATS_IN_FRAGMENTS
 from runner.model_config import ModelConfig, num_parameters
 from runner.quant.mq.packed_weights import PackedWeights
@@ -52,6 +53,8 @@ def open_backend(
     need = needs(config, weights, placement, options.n_ctx(config.max_position_embeddings))
     if not options.force:
         check_fit(need, placement)
+    if placement.has_kernels:
+        hash_callees_first()
     with memory_errors(need, placement):
         if placement.has_kernels and options.warmup and (kinds := _packed_kinds(weights)):
             has_experts = config.experts is not None

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from runner.errors import RunnerError
+from runner.kernels.cache_keys import hash_callees_first
 from runner.kernels.compile.spread import Failure, spread
 
 _LIMIT_S: Final = 120.0
@@ -150,6 +151,7 @@ def compile_launch(launch: Launch) -> float:
     """Compile it into Triton's cache, if it is not there; returns the seconds it took. Raises what Triton raises."""
     import triton
 
+    hash_callees_first()
     started = time.perf_counter()
     source, target = _source_and_target(launch)
     triton.compile(source, target=target, options=launch.options)
