@@ -70,14 +70,15 @@ def test_the_text_is_the_same_with_every_drafter(engine: Engine, temperature: fl
 
 
 def test_what_drafts_is_told_with_the_memory_it_takes(engine: Engine) -> None:
-    loaded, _ = load(engine, "demo", speculation="off")
+    llamacpp = {"backend": "llamacpp"}  # what a GPU's allocator keeps depends on what was loaded before
+    loaded, _ = load(engine, "demo", speculation="off", **llamacpp)
     assert loaded.speculation == "off: it was turned off"
     assert answer(engine)[1].speculation is None
     plain = loaded.memory
-    loaded, _ = load(engine, "demo")
+    loaded, _ = load(engine, "demo", **llamacpp)
     assert loaded.speculation == "suffix: it needs no memory"
     assert loaded.memory == plain
-    loaded, _ = load(engine, "demo", draft="demo")
+    loaded, _ = load(engine, "demo", draft="demo", **llamacpp)
     assert loaded.speculation == "model: demo drafts"
     assert loaded.memory.draft_bytes > plain.weights_bytes
     assert loaded.memory.total_bytes == plain.total_bytes + loaded.memory.draft_bytes
@@ -88,7 +89,7 @@ def test_what_drafts_is_told_with_the_memory_it_takes(engine: Engine) -> None:
 
 
 def test_each_answer_has_a_record_of_its_own(engine: Engine) -> None:
-    load(engine, "demo")
+    load(engine, "demo", backend="llamacpp")  # whose steps take much longer than the first, which begins an answer
     first, second = answer(engine)[1], answer(engine)[1]
     assert first.speculation is not None
     assert second.speculation is not None
@@ -206,22 +207,22 @@ def test_files_that_cannot_be_quoted_end_the_load_with_the_reason(engine: Engine
 def test_what_of_files_is_not_quoted_is_told(engine: Engine, tmp_path: Path) -> None:
     one, other = tmp_path / "one.txt", tmp_path / "other.txt"
     one.write_bytes(b"caf\xe9 au lait")
-    loaded, notices = load(engine, "demo", draft_file=(str(one),))
+    loaded, notices = load(engine, "demo", backend="llamacpp", draft_file=(str(one),))
     assert loaded.speculation == "suffix: it needs no memory, and may quote a file"
     assert ["is not UTF-8" in notice.text for notice in notices] == [True]
     one.write_text("A b c.")
     for options, reason in (({"speculation": "off"}, "it was turned off"), ({"draft": "demo"}, "demo drafts")):
-        loaded, (notice,) = load(engine, "demo", draft_file=(str(one),), **options)
+        loaded, (notice,) = load(engine, "demo", backend="llamacpp", draft_file=(str(one),), **options)
         assert notice == unquoted_files(LoadOptions(draft_file=(str(one),)), engine.drafting.choice)
         assert reason in notice.text
         assert "file" not in loaded.speculation
     other.write_text("word " * 40_000)
-    loaded, (notice,) = load(engine, "demo", draft_file=(str(one), str(other)))
+    loaded, (notice,) = load(engine, "demo", backend="llamacpp", draft_file=(str(one), str(other)))
     assert loaded.speculation.endswith("and may quote 2 files")
     assert "the last 16383 tokens" in notice.text
     assert engine.drafting.record is not None
     assert engine.drafting.record.file_tokens == 16383
-    _, notices = load(engine, "demo", draft_file=(str(other), str(one)))
+    _, notices = load(engine, "demo", backend="llamacpp", draft_file=(str(other), str(one)))
     assert [notice.level for notice in notices] == ["warning"]
     engine.close()
 
@@ -229,7 +230,7 @@ def test_what_of_files_is_not_quoted_is_told(engine: Engine, tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["mtp", "eagle3"])
 def test_a_backend_without_heads_says_which_has_them(engine: Engine, tmp_path: Path, name: str) -> None:
     with pytest.raises(UnsupportedModel, match=f"llamacpp backend has no {name}") as caught:
-        load(engine, "demo", speculation=name, draft=str(tmp_path))
+        load(engine, "demo", backend="llamacpp", speculation=name, draft=str(tmp_path))
     assert "--backend native" in caught.value.hint
 
 
@@ -369,7 +370,7 @@ def test_what_a_failed_load_left_is_given_back_by_the_next(
     try:
         with pytest.raises(RunnerError, match="It broke"):
             load(engine, model, n_gpu_layers=0)
-        load(engine, "demo")
+        load(engine, "demo", backend="llamacpp")
     finally:
         gc.enable()
     assert [one() for one in left] == [None]

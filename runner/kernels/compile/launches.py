@@ -59,6 +59,7 @@ def launches_of(step: Callable[[], object]) -> list[Launch]:
             "The kernels were imported for Triton's interpreter, which compiles nothing.",
             hint="Unset TRITON_INTERPRET.",
         )
+    hash_callees_first()
     found: dict[Hashable, Launch] = {}
     with _ONE_AT_A_TIME, _noting(found):
         step()

@@ -63,12 +63,12 @@ def test_a_chain_is_what_the_host_chooses_step_by_step(smallest: Smallest, sampl
     assert len(chain) == n
     assert execution.cache.length == len(history) + n - 1
     execution.cache.truncate(1)
-    row = execution.extend(history[1:], "last", go_on)[0].numpy()
+    row = execution.extend(history[1:], "last", go_on)[0].cpu().numpy()
     for index, (token, share) in enumerate(chain):
         assert token == sample(row, params, history, len(history))
         assert share == pytest.approx(confidence(row, token), rel=1e-4)
         history.append(token)
-        row = execution.extend([token], "last", go_on)[0].numpy() if index < n - 1 else row
+        row = execution.extend([token], "last", go_on)[0].cpu().numpy() if index < n - 1 else row
 
 
 def test_a_chain_may_end_with_the_context(smallest: Smallest) -> None:

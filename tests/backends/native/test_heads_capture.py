@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_native_fused import GREEDY, PROMPT, difference, fused, go_on, made, plain
+from test_native_fused import DEVICE, GREEDY, PROMPT, difference, fused, go_on, made, plain
 
 from runner.backends.native.capture import Capture, capture_sequences
 from runner.backends.native.fused_execution import FusedExecution
@@ -41,7 +41,7 @@ def test_the_kernels_capture_what_the_plain_modules_do(tmp_path: Path) -> None:
 def test_the_parts_that_a_head_shares_are_the_models(tmp_path: Path) -> None:
     config, weights = made(tmp_path, "qwen3")
     reference, kernels = plain(config, weights).interior(), fused(config, weights).interior()
-    ids = torch.tensor([5, 0, 44])
+    ids = torch.tensor([5, 0, 44], device=DEVICE)
     embedded = reference.embed(ids)
     assert torch.equal(kernels.embed(ids), embedded)
     assert difference(kernels.norm(embedded), reference.norm(embedded)) < 1e-5
@@ -54,7 +54,7 @@ def test_the_parts_of_a_packed_model_are_read_packed(tmp_path: Path) -> None:
     quantize_packed(source, recipe_of("mq4"), packed, device=torch.device("cpu"), on_stage=lambda *_: None)
     config, weights = read_config(packed), PackedWeights(packed)
     reference, kernels = plain(config, weights).interior(), fused(config, weights).interior()
-    ids = torch.tensor([5, 0, 44])
+    ids = torch.tensor([5, 0, 44], device=DEVICE)
     embedded = reference.embed(ids)
     assert difference(kernels.embed(ids), embedded) < 1e-5
     states = reference.norm(embedded)
@@ -111,7 +111,7 @@ def test_batches_are_captured_by_the_plain_modules(tmp_path: Path) -> None:
     config, weights = made(tmp_path, "qwen3")
     alone = plain(config, weights)
     alone.capture(LAYERS)
-    sequences = torch.tensor([PROMPT, PROMPT[::-1]])
+    sequences = torch.tensor([PROMPT, PROMPT[::-1]], device=DEVICE)
     decoder = alone._decoder
     assert decoder is not None
     cache = type(alone.cache)(

@@ -1,6 +1,7 @@
 """A head's draft as a chain on the device: the tokens that the host would choose one by one, waited for once.
 
-The model is computed by the plain modules, the head's attention and the choice by kernels, in Triton's interpreter.
+The model is computed by the plain modules, the head's attention and the choice by kernels: on a GPU, or in Triton's
+interpreter.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from test_heads_drafter import GREEDY, PENALIZED, PROMPT, SAMPLED
 from tiny_heads import Always, Limit, eagle3_head, take
 from tiny_models import load, make, ready, save
 
+from runner.backends.native import opening
 from runner.backends.native.backend import NativeBackend
 from runner.backends.native.capture import Interior
 from runner.backends.native.execution import PlainExecution
@@ -23,10 +25,21 @@ from runner.backends.native.heads.chain import HeadChain
 from runner.backends.native.heads.drafter import HeadDrafter
 from runner.backends.native.heads.eagle3_files import save_eagle3
 from runner.backends.native.model_files import read_config
+from runner.backends.native.placement import Placement
 from runner.config import SamplingParams
 from runner.types import CancelToken
 
 FEW = PROMPT[:4]
+
+
+@pytest.fixture(autouse=True)
+def where_the_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is a GPU the plain modules compute there, in float32 too."""
+    if torch.cuda.is_available():
+        on_gpu = Placement(
+            device=torch.device("cuda"), dtype=torch.float32, kv_dtype=torch.float32, name="GPU", has_kernels=False
+        )
+        monkeypatch.setattr(opening, "place", lambda _: on_gpu)
 
 
 @pytest.fixture(scope="module")
