@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol, TextIO
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.application import get_app, run_in_terminal
+from prompt_toolkit.application import get_app
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -23,7 +23,6 @@ from prompt_toolkit.shortcuts import CompleteStyle
 
 from runner.chat_commands import is_open_block
 from runner.cli import render
-from runner.cli.live import silent_keys
 from runner.prompt_history import history
 
 PROMPT = "› "
@@ -124,14 +123,13 @@ class TerminalSource:
 async def _watch(work: Work, session: PromptSession[str]) -> None:
     """Show what `work` tells above the prompt of `session`, and its bar in it; end the prompt when it has failed."""
     app, typed = session.app, session.default_buffer
-
-    def tell() -> None:
-        with silent_keys():  # what is typed right now is for the prompt
-            work.tell()
-
     while not work.is_over:
         if work.has_news():
-            await run_in_terminal(tell)
+            # Keys stay the prompt's: prompt_toolkit's run_in_terminal would have the terminal show them for a moment,
+            # and take Enter for Ctrl+J.
+            app.renderer.erase()
+            work.tell()
+            app.renderer.request_absolute_cursor_position()
         app.invalidate()
         await asyncio.sleep(_LOOK_S)
     if work.failure is not None and not app.is_done:

@@ -125,7 +125,8 @@ def test_a_run_says_what_it_measured_and_where(
     native, llamacpp = run.backends
     assert native.memory is not None
     assert llamacpp.memory is not None
-    assert native.memory.weights_bytes > 3 * llamacpp.memory.weights_bytes  # float32 beside Q8_0
+    on_cpu = native.device.startswith("CPU")
+    assert native.memory.weights_bytes > (3 if on_cpu else 1.5) * llamacpp.memory.weights_bytes  # beside Q8_0
     for backend in run.backends:
         assert backend.load_s is not None
         assert backend.first_token_s is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from io import StringIO
 from pathlib import Path
 
@@ -48,6 +49,44 @@ def test_keys_make_a_message(keys: PipeInput, typed: str, message: str | None) -
         assert got == "\n".join(f"line {n}" for n in range(200))
     else:
         assert (got or "") == message
+
+
+class Telling:
+    """Work that has something to tell, once, and then Enter is pressed."""
+
+    is_over = False
+    failure = None
+
+    def __init__(self, keys: PipeInput) -> None:
+        self._keys = keys
+        self.told = 0
+
+    def has_news(self) -> bool:
+        return not self.told
+
+    def tell(self) -> None:
+        self.told += 1
+        self._keys.send_text("typed meanwhile" + ENTER)
+
+    def bar(self, columns: int) -> str:
+        return "Loading"[:columns]
+
+
+def test_what_is_told_above_the_prompt_leaves_the_terminals_keys_to_the_prompt(
+    keys: PipeInput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_cooked = 0
+
+    def cooked() -> AbstractContextManager[None]:
+        nonlocal n_cooked
+        n_cooked += 1
+        return nullcontext()
+
+    monkeypatch.setattr(keys, "cooked_mode", cooked)
+    work = Telling(keys)
+    assert TerminalSource(work=work).read() == "typed meanwhile"
+    assert work.told == 1
+    assert n_cooked == 0  # a terminal shows what is typed then, and makes another key of Enter
 
 
 def test_a_default_can_be_edited(keys: PipeInput) -> None:
