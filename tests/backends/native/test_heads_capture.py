@@ -22,8 +22,9 @@ from runner.types import CancelToken
 LAYERS = (0, 1)
 
 
-def test_the_kernels_capture_what_the_plain_modules_do(tmp_path: Path) -> None:
-    config, weights = made(tmp_path, "qwen3", num_hidden_layers=1)
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-moe", "gpt-oss"])
+def test_the_kernels_capture_what_the_plain_modules_do(name: str, tmp_path: Path) -> None:
+    config, weights = made(tmp_path, name, num_hidden_layers=1)
     reference, kernels = plain(config, weights), fused(config, weights)
     for execution in (reference, kernels):
         execution.capture(LAYERS)
