@@ -56,6 +56,13 @@ def runner_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's GPUs are hidden: llama.cpp is mostly compiled without them, of which each load would warn."""
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "")
+
+
 @pytest.fixture(autouse=True)
 def torch_threads() -> Iterator[None]:
     """A model that is loaded sets the number of torch's threads for the whole process: not for the tests after it."""

@@ -152,6 +152,7 @@ def test_a_padded_vocabulary_drafts_for_one_that_is_not(engine: Engine, tmp_path
     engine.close()
 
 
+@pytest.mark.usefixtures("no_gpu")
 def test_a_model_that_cannot_go_back_is_run_without_and_says_so(
     engine: Engine, tmp_path: Path, demo_directory: Path
 ) -> None:
@@ -204,6 +205,7 @@ def test_files_that_cannot_be_quoted_end_the_load_with_the_reason(engine: Engine
         assert engine.loaded is None
 
 
+@pytest.mark.usefixtures("no_gpu")
 def test_what_of_files_is_not_quoted_is_told(engine: Engine, tmp_path: Path) -> None:
     one, other = tmp_path / "one.txt", tmp_path / "other.txt"
     one.write_bytes(b"caf\xe9 au lait")

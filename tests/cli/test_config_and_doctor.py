@@ -132,6 +132,7 @@ def test_doctor_prints_a_plain_report(capsys: pytest.CaptureFixture[str]) -> Non
     assert code == (1 if any(line.startswith("error") for line in lines) else 0)
 
 
+@pytest.mark.usefixtures("no_gpu")
 def test_doctor_exits_with_1_when_something_is_broken_and_json_says_what(capsys: pytest.CaptureFixture[str]) -> None:
     file = user_paths().settings_file
     file.parent.mkdir(parents=True, mode=0o700)

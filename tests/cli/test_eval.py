@@ -46,6 +46,7 @@ def test_one_window_is_one(story: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "story.txt: 1 window, 31 tokens" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("no_gpu")
 def test_perplexity_needs_no_reference_and_a_text_may_come_from_a_pipe(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

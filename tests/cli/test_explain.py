@@ -58,7 +58,7 @@ def test_a_model_that_cannot_be_asked_for_says_why(capsys: pytest.CaptureFixture
 
 
 def test_a_backend_that_cannot_run_it_is_an_answer_too(capsys: pytest.CaptureFixture[str]) -> None:
-    rows, _ = explain(capsys, "demo", "--backend", "native", "--kv-type", "q8_0")
+    rows, _ = explain(capsys, "demo", "--backend", "native", "--kv-type", "q8_0", "-ngl", "0")
     assert rows["backend"].strip().startswith("none: ")
 
 
@@ -73,6 +73,7 @@ def test_what_would_draft_is_told_with_its_memory(capsys: pytest.CaptureFixture[
     assert "--draft" in explain(capsys, "demo", "--spec", "model")[0]["speculation"]
 
 
+@pytest.mark.usefixtures("no_gpu")
 def test_files_that_drafts_may_quote_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     rows, err = explain(capsys, "demo", "--draft-file", "a", "--draft-file", "b")
     assert rows["speculation"].strip() == "suffix: it needs no memory, and may quote 2 files"

@@ -98,6 +98,7 @@ def test_layers_on_a_gpu_and_the_others_in_ram(demo: Preview) -> None:
 # --- the commands ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize("command", ["chat", "run"])
 def test_estimate_only_prints_the_estimate_and_stops(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "demo", "--estimate-only", "-c", "512"]) == 0
