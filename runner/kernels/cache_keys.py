@@ -1,8 +1,8 @@
 """One key in Triton's cache for a kernel, whatever this process has launched before it.
 
-Triton's key of a function names the constants of the functions that it calls. Before 3.9 it looked at these before the
-callee's own were known (triton-lang/triton#10494), so that they were part of the key only where the callee had been
-hashed earlier, by another kernel: what one process had compiled, another did not find. It knows no kernel.
+Triton's key of a function names the constants of the functions that it calls. Triton 3.6 looks for these before they are
+known (triton-lang/triton#10494; 3.9 does not), so that they are part of the key only where the callee was hashed
+earlier, by another kernel: what one process has compiled, another does not find. It knows no kernel.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ _IS_DONE: Final = "_runner_hashes_callees_first"
 
 def hash_callees_first() -> None:
     """From now on a key that this process makes is the same in every process. Call it before the first kernel."""
-    from triton.runtime.jit import DependenciesFinder
+    from triton.runtime import jit
 
-    mend(DependenciesFinder)
+    mend(getattr(jit, "DependenciesFinder", None))
 
 
 def mend(finder: Any) -> None:
