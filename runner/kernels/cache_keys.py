@@ -1,7 +1,7 @@
 """One key in Triton's cache for a kernel, whatever this process has launched before it.
 
-Triton's key of a function names the constants of the functions that it calls. Triton 3.6 looks for these before they are
-known (triton-lang/triton#10494; 3.9 does not), so that they are part of the key only where the callee was hashed
+Triton's key of a function names the constants of the functions that it calls. Triton 3.6 looks for these before they
+are known (triton-lang/triton#10494; 3.9 does not), so that they are part of the key only where the callee was hashed
 earlier, by another kernel: what one process has compiled, another does not find. It knows no kernel.
 """
 
