@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,14 +28,23 @@ def read_prompts(path: Path) -> Iterator[FilePrompt]:
     if not files:
         raise ValueError(f"{path} has no file that ends in .jsonl or .jsonl.gz")
     for file in files:
-        data = file.read_bytes()
-        text = (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8")
+        try:
+            data = file.read_bytes()
+            text = (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8")
+        except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+            raise ValueError(f"{file} cannot be read: {error}") from error
         for number, line in enumerate(text.splitlines(), 1):
             if line.strip():
-                yield _prompt(json.loads(line), file, number)
+                yield _prompt(line, file, number)
 
 
-def _prompt(plain: dict[str, Any], file: Path, number: int) -> FilePrompt:
+def _prompt(line: str, file: Path, number: int) -> FilePrompt:
+    try:
+        plain: Any = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{file}, line {number}: no JSON: {error}") from error
+    if not isinstance(plain, dict):
+        raise ValueError(f"{file}, line {number}: no JSON object")
     category = str(plain.get("category", file.name.split(".")[0]))
     if "prompt" in plain:
         return FilePrompt(category=category, text=plain["prompt"], continues=True)

@@ -21,6 +21,22 @@ SHAPES: dict[str, dict[str, Any]] = {
     | _QWEN_SIZES
     | {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28}
     | {"num_attention_heads": 16, "num_key_value_heads": 8, "tie_word_embeddings": True},
+    "qwen3-1.7b": _QWEN
+    | _QWEN_SIZES
+    | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28}
+    | {"num_attention_heads": 16, "num_key_value_heads": 8, "tie_word_embeddings": True},
+    "llama-3.2-3b": _LLAMA
+    | {"vocab_size": 128256, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28}
+    | {"num_attention_heads": 24, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True}
+    | {"rope_theta": 500000.0, "max_position_embeddings": 131072},
+    "qwen3-4b": _QWEN
+    | _QWEN_SIZES
+    | {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36}
+    | {"num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": True},
+    "qwen3-14b": _QWEN
+    | _QWEN_SIZES
+    | {"hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40}
+    | {"num_attention_heads": 40, "num_key_value_heads": 8},
     "qwen3-30b-a3b": _QWEN
     | _MOE
     | _QWEN_SIZES

@@ -38,7 +38,7 @@ from runner.config import LONGEST_DRAFT, LoadOptions, SamplingParams
 from runner.draft_choice import DraftChoice
 from runner.drafting import open_drafting
 from runner.engine import Engine
-from runner.errors import ContextOverflow
+from runner.errors import ContextOverflow, RunnerError
 from runner.events import Notice
 from runner.machine import cpu_info, devices
 from runner.paths import user_paths
@@ -206,8 +206,11 @@ def _about(asked: argparse.Namespace, backend: Backend, kind: str) -> dict[str, 
 def prompts(asked: argparse.Namespace, report: Report) -> int:
     """Prompts of a file or directory: each once both ways, by category."""
     by_category: dict[str, list[FilePrompt]] = {}
-    for prompt in read_prompts(asked.path):
-        by_category.setdefault(prompt.category, []).append(prompt)
+    try:
+        for prompt in read_prompts(asked.path):
+            by_category.setdefault(prompt.category, []).append(prompt)
+    except ValueError as error:
+        sys.exit(f"speculation.py: error: {error}")
     with loaded(asked, asked.spec[0]) as engine:
         backend = engine.backend
         drafting = eager(engine.drafting, asked.draft_max) if asked.eager else engine.drafting
@@ -279,7 +282,10 @@ def main() -> None:
     asked = parse()
     where = origin(asked.commit, _device())
     say(where)
-    n_different = QUESTIONS[asked.question](asked, Report("speculation", where, asked.json))
+    try:
+        n_different = QUESTIONS[asked.question](asked, Report("speculation", where, asked.json))
+    except RunnerError as error:
+        sys.exit(f"speculation.py: error: {error.message} {error.hint}".rstrip())
     if n_different:
         sys.exit(f"{n_different} answers differ: speculation changed a text.")
 

@@ -68,9 +68,15 @@ def test_prompts_are_read_as_public_sets_have_them(tmp_path: Path) -> None:
         FilePrompt(category="math", text="1 + 1", continues=False),
         FilePrompt(category="b", text="def f():", continues=True),
     ]
-    (tmp_path / "c.jsonl").write_text('{"answer": 5}\n')
-    with pytest.raises(ValueError, match=r"c\.jsonl, line 1"):
-        list(read_prompts(tmp_path))
+    for text in ('{"answer": 5}\n', "{\n", "[1]\n"):
+        (tmp_path / "c.jsonl").write_text(text)
+        with pytest.raises(ValueError, match=r"c\.jsonl, line 1: no "):
+            list(read_prompts(tmp_path))
+    (tmp_path / "c.jsonl").unlink()
+    (tmp_path / "c.jsonl.gz").write_bytes(b"\x1f\x8bno archive")
+    for path in (tmp_path, tmp_path / "none"):
+        with pytest.raises(ValueError, match="cannot be read"):
+            list(read_prompts(path))
 
 
 def pair(plain: tuple[int, ...], drafted: tuple[int, ...]) -> Pair:
