@@ -16,6 +16,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+_MOST_SIDE_BY_SIDE = 4
 INK = "#808080"
 BLUE, ORANGE, PURPLE, GREEN = "#2f8fe0", "#e8720c", "#b25fd6", "#2fa84f"
 STYLE = {
@@ -36,12 +37,22 @@ STYLE = {
 
 @contextmanager
 def drawn(path: Path, n_panels: int, *, sharey: bool) -> Iterator[tuple[Figure, list[Axes]]]:
-    """Panels side by side to draw on, then `path` as .svg and .png."""
+    """Panels to draw on, up to four side by side, then `path` as .svg and .png."""
+    n_rows = -(-n_panels // _MOST_SIDE_BY_SIDE)
+    n_columns = -(-n_panels // n_rows)
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
-            1, n_panels, figsize=(1.5 + 4.5 * n_panels, 4.8), sharey=sharey, squeeze=False, layout="constrained"
+            n_rows,
+            n_columns,
+            figsize=(1.5 + 4.5 * n_columns, 4.8 * n_rows),
+            sharey=sharey,
+            squeeze=False,
+            layout="constrained",
         )
-        yield figure, list(axes[0])
+        panels = list(axes.flat)
+        for unused in panels[n_panels:]:
+            unused.remove()
+        yield figure, panels[:n_panels]
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
         figure.savefig(path.with_suffix(".png"), dpi=150)
         plt.close(figure)

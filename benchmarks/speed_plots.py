@@ -48,7 +48,7 @@ def draw(rows: Sequence[Row], directory: Path) -> list[str]:
                 panel(ax, shape, x_label)
                 _lines(ax, [(x_of(row["test"]), row) for row in wanted if row["shape"] == shape], colours)
                 ax.set_ylim(bottom=0)
-            axes[0].set_ylabel(y_label)
+                ax.set_ylabel(y_label)
             labelled = {label: line for ax in axes for line, label in zip(*ax.get_legend_handles_labels(), strict=True)}
             axes[-1].legend(labelled.values(), labelled.keys(), frameon=False)
         found.append(name)

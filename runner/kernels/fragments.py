@@ -28,6 +28,7 @@ from runner.kernels.values import GROUP, Int8Fragments, PackedMatrix
 FORMATS_IN_FRAGMENTS: Final = ("mq4", "mq4-uniform", "mq6")
 TILE: Final = 16  # rows of a tile
 BLOCK: Final = 8  # activations' rows that one instruction multiplies
+_LOW_NIBBLES: Final = 0x0F0F0F0F
 MAGIC: Final = 12582912.0  # 1.5 * 2^23: the bits of this float plus an integer are those of their sum
 
 
@@ -41,11 +42,13 @@ def to_fragments(w: PackedMatrix, pair: int = 0) -> PackedMatrix:
     assert can_be_fragments(w)
     n_rows, n_pairs = w.shape[0], w.shape[1] // (2 * GROUP)
     places = _places(n_rows, pair, w.packed.device)
-    kept = (places < n_rows)[:, None]
     rows = places.clamp(max=n_rows - 1)
-    words = torch.where(kept[:, :, None], w.packed[rows], 0)
+    words, codes = w.packed[rows], w.scale[rows]
+    if len(places) > n_rows:
+        words[places == n_rows] = 0
+        codes[places == n_rows] = 0
     tiles = words.view(-1, 2, BLOCK, words.shape[1], n_pairs, 2)  # t, h, g, word, p, e
-    codes = torch.where(kept, w.scale[rows], 0).view(-1, 2, BLOCK, n_pairs, 2)
+    codes = codes.view(-1, 2, BLOCK, n_pairs, 2)
     quads = tiles[:, :, :, :4].permute(0, 4, 2, 3, 5, 1).flatten(4)  # t, p, g, j, (e, h)
     return dataclasses.replace(
         w,
@@ -92,19 +95,24 @@ def _places(n_rows: int, pair: int, device: torch.device) -> Tensor:
 
 def _in_order(words: Tensor) -> Tensor:
     """Nibbles (low, high of byte 0, low, high of byte 1, ...) to (the low ones, the high ones)."""
-    result = torch.zeros_like(words)
-    for i in range(4):
-        result |= ((words >> (8 * i)) & 15) << (4 * i)
-        result |= ((words >> (8 * i + 4)) & 15) << (16 + 4 * i)
-    return result
+    return _gathered(words & _LOW_NIBBLES) | (_gathered((words >> 4) & _LOW_NIBBLES) << 16)
 
 
 def _out_of_order(words: Tensor) -> Tensor:
-    result = torch.zeros_like(words)
-    for i in range(4):
-        result |= ((words >> (4 * i)) & 15) << (8 * i)
-        result |= ((words >> (16 + 4 * i)) & 15) << (8 * i + 4)
-    return result
+    """The inverse."""
+    return _spread(words & 0xFFFF) | (_spread((words >> 16) & 0xFFFF) << 4)
+
+
+def _gathered(nibbles: Tensor) -> Tensor:
+    """Four bytes with a nibble each to 16 bits."""
+    pairs = (nibbles | (nibbles >> 4)) & 0x00FF00FF
+    return (pairs | (pairs >> 8)) & 0xFFFF
+
+
+def _spread(nibbles: Tensor) -> Tensor:
+    """The inverse."""
+    pairs = (nibbles | (nibbles << 8)) & 0x00FF00FF
+    return (pairs | (pairs << 4)) & _LOW_NIBBLES
 
 
 def _high_bits(words: Tensor) -> Tensor:

@@ -372,9 +372,11 @@ def _most_registers(form: str, blocks: int, tiles: Tiles) -> int:
 def variants() -> Iterator[Variant]:
     for form, program, rows, pair, n_tiles, n_pairs in (
         ("mq4", epilogues.store, 2, 0, 384, 64),
-        ("mq4", epilogues.store_part, 8, 0, 160, 152),
+        ("mq4", epilogues.store_part, 8, 0, 96, 140),
         ("mq4", epilogues.add_stream, 8, 0, 256, 172),
+        ("mq4", epilogues.add_stream, 8, 0, 320, 272),
         ("mq4", epilogues.gate, 8, 14336, 1792, 64),
+        ("mq4", epilogues.gate, 8, 9728, 1216, 40),
         ("mq4", epilogues.gate, 16, 14336, 1792, 64),
         ("mq4-uniform", epilogues.add_residual, 8, 0, 20, 5),
         ("mq4-uniform", epilogues.add_stream, 8, 0, 256, 64),

@@ -28,31 +28,36 @@ class Tiles:
 def tiles_of(form: str, n_tiles: int, n_pairs: int) -> Tiles:
     """The choice for a matrix of n_tiles * 16 rows and n_pairs * 64 columns in a format.
 
-    A warp a span where the product of one row makes its x itself. One warp a program where there are tiles enough for
-    all multiprocessors; else several, with much under way.
+    A warp a span where the product of one row makes its x itself. One warp a program where that fills all
+    multiprocessors once; two where there are fewer tiles or more; of few tiles four, with much under way.
     """
     turns = 1 if _is_small(n_tiles, n_pairs) else 4
     if spans_of(n_tiles, n_pairs):
         return Tiles(warps=spans_of(n_tiles, n_pairs), depth=1, turns=turns)
     if n_tiles >= _MANY_TILES:
-        return Tiles(warps=1, depth=_DEPTH[form], tiles=1 if n_tiles % 2 else _TILES[form])
-    warps = 4 if n_pairs >= 64 else 2 if n_pairs >= 32 else 1
+        is_one = _ONE_WARP[0] <= n_tiles <= _ONE_WARP[1] or n_tiles >= _OUTPUT_TILES or n_pairs < 16
+        warps = 1 if is_one else 2
+        # Up to 2 * depth steps are unrolled, more are a loop, in which the last of an odd number of steps needs masks.
+        depth = 3 if -(-n_pairs // (4 * warps)) == 5 else _DEPTH[form]
+        return Tiles(warps=warps, depth=depth, tiles=1 if n_tiles % 2 else _TILES[form])
+    warps = 4 if n_pairs >= 32 else 1
     return Tiles(warps=warps, depth=min(3, -(-n_pairs // (4 * warps))), turns=turns)
 
 
 def tiles_of_branch(n_tiles: int, n_pairs: int) -> Tiles:
     """The choice where the product is added to a stream, whose columns may be summed in parts (add_parts.py).
 
-    Whole, with eight warps a program, where that is one wave of two programs a multiprocessor, or where the matrix is
-    small; else in parts.
+    Whole where that is one wave: of two programs a multiprocessor, of eight warps each, or of four, of four warps; or
+    where the matrix is small. Else in parts.
     """
-    if not _is_small(n_tiles, n_pairs) and not (_WAVE[0] <= n_tiles <= _WAVE[1] and n_pairs >= 64):
+    is_small = _is_small(n_tiles, n_pairs)
+    if not is_small and not (_WAVE[0] <= n_tiles <= 2 * _WAVE[1] and n_pairs >= 32):
         return tiles_of_parts(n_tiles, n_pairs)
-    warps = 8
+    warps = 8 if is_small or n_tiles <= _WAVE[1] else 4
     while 4 * warps > n_pairs and warps > 1:
         warps //= 2
-    turns = 1 if _is_small(n_tiles, n_pairs) else 4
-    return Tiles(warps=warps, depth=min(4, -(-n_pairs // (4 * warps))), turns=turns)
+    most = 3 if warps == 4 and not is_small else 4
+    return Tiles(warps=warps, depth=min(most, -(-n_pairs // (4 * warps))), turns=1 if is_small else 4)
 
 
 def tiles_of_parts(n_tiles: int, n_pairs: int) -> Tiles:
@@ -83,9 +88,11 @@ def _is_small(n_tiles: int, n_pairs: int) -> bool:
 # H200, Llama-3.1-8B's shapes: with 80 to 96 registers, 16 warps on each of 132 multiprocessors run at once.
 _MULTIPROCESSORS = 132
 _AT_ONCE = 16 * _MULTIPROCESSORS
-_WAVE = (192, 2 * _MULTIPROCESSORS)  # tiles; 256 were measured
+_WAVE = (128, 2 * _MULTIPROCESSORS)  # tiles of 8 warps; 128, 160, 192, 256 and, of 4 warps, 320 were measured
 _SMALL = 384 * 16  # tiles times pairs: gate and up of Qwen3-0.6B. Of 8B's matrices, in spans, each takes longer
 _MOST_SPANS = 8
 _MANY_TILES = 768
+_ONE_WARP = (1400, 16 * _MULTIPROCESSORS)  # tiles; 1792 were measured, and 768, 1024, 1216 and 2176 with two warps
+_OUTPUT_TILES = 5000  # one warp; two were not measured
 _DEPTH = {"mq4": 2, "mq4-uniform": 2, "mq6": 2}
 _TILES = {"mq4": 1, "mq4-uniform": 1, "mq6": 1}  # 1 or 2

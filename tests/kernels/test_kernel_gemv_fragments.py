@@ -76,6 +76,8 @@ def test_a_product_equals_float64_and_a_row_has_its_bits_in_every_batch(form: st
         ("mq4", Tiles(warps=1), 3),
         ("mq4", Tiles(warps=2, depth=1), 19),
         ("mq4-uniform", Tiles(warps=4, depth=4), 21),
+        ("mq4", Tiles(warps=2, depth=3), 40),
+        ("mq4-uniform", Tiles(warps=4, depth=3), 53),
         ("mq6", Tiles(warps=1, tiles=2), 5),
         ("mq4", Tiles(warps=1, depth=2, tiles=2), 24),
     ],
@@ -224,7 +226,9 @@ def test_activations_for_other_weights_are_refused() -> None:
 
 @pytest.mark.parametrize("form", FORMATS_IN_FRAGMENTS)
 def test_every_matrix_is_cut_into_whole_programs_without_idle_warps(form: str) -> None:
-    for n_tiles, n_pairs in itertools.product([1, 3, 256, 767, 768, 769, 1792, 8016], [1, 2, 3, 12, 64, 224]):
+    for n_tiles, n_pairs in itertools.product(
+        [1, 3, 256, 320, 767, 768, 769, 1792, 2176, 8016], [1, 2, 3, 12, 40, 64, 224]
+    ):
         whole, part = tiles_of(form, n_tiles, n_pairs), tiles_of_parts(n_tiles, n_pairs)
         for tiles in (whole, part):
             assert n_tiles % tiles.tiles == 0
@@ -232,6 +236,13 @@ def test_every_matrix_is_cut_into_whole_programs_without_idle_warps(form: str) -
             assert 4 * (tiles.warps - 1) < n_pairs
             assert tiles.depth >= 1
         assert part.part >= 4 > whole.part == 0
+
+
+def test_gate_and_up_have_about_sixteen_warps_a_multiprocessor() -> None:
+    """Llama-3.1-8B, Qwen3-14B, Qwen3-4B, Llama-3.2-3B, Qwen3-1.7B; the output product."""
+    sizes = ((1792, 64), (2176, 80), (1216, 40), (1024, 48), (768, 32), (8016, 64))
+    assert [tiles_of("mq4", *size).warps for size in sizes] == [1, 2, 2, 2, 2, 1]
+    assert [tiles_of("mq4", *size).depth for size in sizes] == [2, 2, 3, 2, 2, 2]
 
 
 def test_parts_are_so_long_that_all_programs_run_at_once() -> None:

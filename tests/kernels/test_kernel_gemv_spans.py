@@ -113,9 +113,11 @@ def test_small_matrices_of_whole_spans_are_multiplied_so() -> None:
 
 
 def test_branches_are_summed_whole_where_that_is_one_wave_or_the_matrix_is_small() -> None:
-    assert [tiles_of_branch(*size).part for size in ((256, 64), (256, 224), (64, 48), (64, 32))] == [0, 0, 0, 0]
-    assert [tiles_of_branch(*size).warps for size in ((256, 64), (256, 224), (64, 48), (2, 1))] == [8, 8, 8, 1]
-    assert tiles_of_branch(512, 448).part > 0
+    sizes = ((128, 96), (160, 152), (256, 64), (256, 224), (320, 272), (64, 48), (64, 32), (2, 1))
+    assert [tiles_of_branch(*size).part for size in sizes] == [0] * 8
+    assert [tiles_of_branch(*size).warps for size in sizes] == [8, 8, 8, 8, 4, 8, 8, 1]
+    assert tiles_of_branch(96, 140).part > 0
+    assert tiles_of_branch(640, 448).part > 0
 
 
 def test_where_a_row_would_have_other_bits_it_is_rounded_before_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
