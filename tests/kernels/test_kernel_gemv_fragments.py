@@ -260,6 +260,41 @@ def test_matrices_with_many_rows_are_cut_the_other_way(monkeypatch: pytest.Monke
     close(linear(x, w, dtype=torch.float32), exact(x, planes))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", FORMATS_IN_FRAGMENTS)
+@pytest.mark.parametrize(
+    ("n", "k"), [(4096, 2048), (5120, 3072), (12288, 2048), (19456, 2560), (28672, 4096), (34816, 5120)]
+)
+def test_products_of_real_models(form: str, n: int, k: int) -> None:
+    """q, k and v of Qwen3-1.7B and Llama-3.2-3B; gate and up of Qwen3-1.7B and 4B, of Llama-3.1-8B and Qwen3-14B."""
+    w, x, first = to_fragments(scrambled(form, n, k)), random(16, k), torch.empty(0)
+    for m in (1, 2, 8, 16):
+        rows = rows_for(w, x[:m])
+        y = linear(rows, w, dtype=torch.float32)
+        close(y, exact(rows, w), 5e-6)
+        first = y[0] if m == 1 else first
+        assert torch.equal(y[0], first)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", FORMATS_IN_FRAGMENTS)
+@pytest.mark.parametrize(
+    ("n", "k"), [(2048, 6144), (2560, 4096), (2560, 9728), (3072, 8192), (5120, 17408), (1536, 8960)]
+)
+def test_branches_of_real_models(form: str, n: int, k: int) -> None:
+    """o and down of Qwen3-1.7B to 14B and Llama-3.2-3B; the last are summed in parts."""
+    w, x, h = to_fragments(scrambled(form, n, k)), random(16, k), random(16, n, seed=2)
+    first = torch.empty(0)
+    for m in (1, 2, 8, 16):
+        rows, y = rows_for(w, x[:m]), h[:m].clone()
+        parts = GemvFragments(x=rows, w=w, pair=0).add_to(y, None)
+        assert (parts is None) == (n > 1536)
+        close(y if parts is None else y + parts.sum(1), exact(rows, w) + h[:m].double(), 5e-6)
+        found = (y if parts is None else parts)[0]
+        first = found if m == 1 else first
+        assert torch.equal(found, first)
+
+
 # --- what only NVIDIA computes ---------------------------------------------------------------------------------------
 
 
