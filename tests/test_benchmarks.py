@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import random_gguf
 import random_models
 import records
 import speed_plots
+import tiles
 import torch
 from decode_layer import Kernel
 from gguf import GGMLQuantizationType as Type
@@ -23,6 +25,7 @@ from shapes import SHAPES, config_of
 import models
 from runner.backends.native.fused_execution import FusedExecution
 from runner.config import SamplingParams
+from runner.kernels import gemv_fragments, gemv_tiles
 from runner.model_config import parse_model_config
 from runner.quant.mq.formats import TENSOR_FORMATS
 from runner.quant.mq.manifest import read_manifest
@@ -318,3 +321,21 @@ def test_without_a_gpu_a_benchmark_that_needs_one_says_so(
         records.require_gpu("Timing products")
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("Timing products needs a CUDA GPU, and torch ")
+
+
+def test_tiles_to_try_are_read_and_given_to_the_matrices_they_name() -> None:
+    choice = tiles.read_choice("gate:warps=4,depth=1 o:part=32")
+    assert choice == {"gate": {"warps": 4, "depth": 1}, "o": {"part": 32}}
+    sizes = tiles.sizes_of(parse_model_config(config_of("qwen3-4b")))
+    assert sizes == {(384, 40): "qkv", (160, 64): "o", (1216, 40): "gate", (160, 152): "down"}
+    launched = vars(gemv_fragments)
+    with tiles.chosen(choice, sizes):
+        expected = dataclasses.replace(gemv_tiles.tiles_of("mq4", 1216, 40), warps=4, depth=1)
+        assert launched["tiles_of"]("mq4", 1216, 40) == expected
+        assert launched["tiles_of"]("mq4", 1792, 64) == gemv_tiles.tiles_of("mq4", 1792, 64)
+        assert launched["tiles_of_branch"](160, 152) == gemv_tiles.tiles_of_branch(160, 152)
+        assert launched["tiles_of_branch"](160, 64) == dataclasses.replace(gemv_tiles.tiles_of_branch(160, 64), part=32)
+    assert launched["tiles_of"] is gemv_tiles.tiles_of
+    for wrong, named in (("up:warps=2", "'up'"), ("gate:warps", "'warps'"), ("gate:wraps=2", "'wraps=2'"), ("o", "''")):
+        with pytest.raises(ValueError, match=named):
+            tiles.read_choice(wrong)
