@@ -255,8 +255,7 @@ def section(name: str, rows: Sequence[Row]) -> str:
     mine = latest(rows, name)
     if not mine:
         return NOTHING
-    origins = {_run(row): row["origin"] for row in mine}
-    said = "".join(f"{_origin(origin)}\n" for origin in origins.values())
+    said = "".join(dict.fromkeys(f"{_origin(row['origin'])}\n" for row in mine))
     return f"{said}\n{SECTIONS[name](mine)}\n"
 
 

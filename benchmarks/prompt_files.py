@@ -46,9 +46,9 @@ def _prompt(line: str, file: Path, number: int) -> FilePrompt:
     if not isinstance(plain, dict):
         raise ValueError(f"{file}, line {number}: no JSON object")
     category = str(plain.get("category", file.name.split(".")[0]))
-    if "prompt" in plain:
-        return FilePrompt(category=category, text=plain["prompt"], continues=True)
-    text = plain.get("question") or next(iter(plain.get("turns", ())), None)
+    turns = plain.get("turns")
+    first = turns[0] if isinstance(turns, list) and turns else None
+    text = plain["prompt"] if "prompt" in plain else plain.get("question") or first
     if not isinstance(text, str):
-        raise ValueError(f"{file}, line {number}: no prompt, question or turns")
-    return FilePrompt(category=category, text=text, continues=False)
+        raise ValueError(f"{file}, line {number}: no prompt, question or turns that is text")
+    return FilePrompt(category=category, text=text, continues="prompt" in plain)

@@ -1,11 +1,12 @@
-"""A decode step with other tiles: what gemv_tiles.py has for a GPU is chosen by this.
+"""A decode step with other tiles than gemv_tiles.py has: what a choice for a shape or for a GPU follows from.
 
     python benchmarks/tiles.py --shape qwen3-4b --layers 18 gate:warps=2 "down:warps=8,part=0 o:warps=8,part=0"
 
 Each argument is a choice to try, on one model with random weights, between two measurements of the choices as they are,
 which show how much the same thing differs. A choice names matrices (qkv, o, down, and gate, which is gate and up), and
 for each the fields of Tiles that are to be others. A step is one of many that are queued without waiting, after 16
-tokens. It measures, and knows nothing of what is right: products have tests.
+tokens. One row of a small matrix, whose product makes its x itself (gemv_spans.py), is cut as it is whatever is tried. It
+measures, and knows nothing of what is right: products have tests.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from runner.model_config import ModelConfig, parse_model_config
 _DEPTH: Final = 16
 _N_CTX: Final = 2048
 _AS_IT_IS: Final = "as it is"
+_POSSIBLE: Final = {"warps": (1, 2, 4, 8, 16), "depth": (1, 2, 3, 4), "tiles": (1, 2), "turns": (1, 4)}
 
 Choice = Mapping[str, Mapping[str, int]]
 """By matrix, the fields of Tiles that are to be others."""
@@ -52,6 +54,10 @@ def read_choice(text: str) -> Choice:
             name, _, value = field.partition("=")
             if name not in known or not value.isdecimal():
                 raise ValueError(f"{field!r} in {text!r} is not one of {', '.join(known)}, = and a number")
+            if int(value) not in _POSSIBLE.get(name, (int(value),)):
+                raise ValueError(f"{field!r} in {text!r}: {name} is one of {_POSSIBLE[name]}")
+            if name == "part" and int(value) and matrix not in ("o", "down"):
+                raise ValueError(f"{field!r} in {text!r}: only o and down are summed in parts")
             choice[matrix][name] = int(value)
     return choice
 

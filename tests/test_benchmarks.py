@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import decode_layer
@@ -298,6 +299,17 @@ def test_plots_are_drawn_of_what_there_is(tmp_path: Path) -> None:
     assert speed_plots.draw(rows, tmp_path) == ["decode"]  # a point is no line
     rows.append(decoding("runner mq4", "t(4)", 2.1, unit="ms"))
     assert speed_plots.draw(rows, tmp_path) == ["decode", "rows"]
+    one_row = panel_heights(tmp_path / "decode.svg")
+    rows += [row | {"shape": f"shape {n}"} for row in rows[:2] for n in range(4)]
+    assert speed_plots.draw(rows, tmp_path) == ["decode", "rows"]
+    assert panel_heights(tmp_path / "decode.svg") == 2 * one_row  # of five panels, three and two side by side
+
+
+def panel_heights(svg: Path) -> float:
+    """The height of a plot, in points."""
+    found = re.search(r'<svg [^>]*height="([0-9.]+)pt"', svg.read_text(encoding="utf-8"))
+    assert found
+    return float(found[1])
 
 
 def test_models_that_cannot_be_measured_are_refused_before_anything_is_made(
@@ -336,6 +348,13 @@ def test_tiles_to_try_are_read_and_given_to_the_matrices_they_name() -> None:
         assert launched["tiles_of_branch"](160, 152) == gemv_tiles.tiles_of_branch(160, 152)
         assert launched["tiles_of_branch"](160, 64) == dataclasses.replace(gemv_tiles.tiles_of_branch(160, 64), part=32)
     assert launched["tiles_of"] is gemv_tiles.tiles_of
-    for wrong, named in (("up:warps=2", "'up'"), ("gate:warps", "'warps'"), ("gate:wraps=2", "'wraps=2'"), ("o", "''")):
+    for wrong, named in (
+        ("up:warps=2", "'up'"),
+        ("gate:warps", "'warps'"),
+        ("gate:wraps=2", "'wraps=2'"),
+        ("o", "''"),
+        ("o:warps=3", "is one of"),
+        ("qkv:part=8", "only o and down"),
+    ):
         with pytest.raises(ValueError, match=named):
             tiles.read_choice(wrong)

@@ -68,7 +68,7 @@ def test_prompts_are_read_as_public_sets_have_them(tmp_path: Path) -> None:
         FilePrompt(category="math", text="1 + 1", continues=False),
         FilePrompt(category="b", text="def f():", continues=True),
     ]
-    for text in ('{"answer": 5}\n', "{\n", "[1]\n"):
+    for text in ('{"answer": 5}\n', '{"prompt": 5}\n', '{"turns": 5}\n', '{"turns": []}\n', "{\n", "[1]\n"):
         (tmp_path / "c.jsonl").write_text(text)
         with pytest.raises(ValueError, match=r"c\.jsonl, line 1: no "):
             list(read_prompts(tmp_path))

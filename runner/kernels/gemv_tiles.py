@@ -37,7 +37,7 @@ def tiles_of(form: str, n_tiles: int, n_pairs: int) -> Tiles:
     if n_tiles >= _MANY_TILES:
         is_one = _ONE_WARP[0] <= n_tiles <= _ONE_WARP[1] or n_tiles >= _OUTPUT_TILES or n_pairs < 16
         warps = 1 if is_one else 2
-        # Up to 2 * depth steps are unrolled, more are a loop, in which the last of an odd number of steps needs masks.
+        # Up to 2 * depth steps are unrolled; more are a loop, which needs masks where depth does not divide them.
         depth = 3 if -(-n_pairs // (4 * warps)) == 5 else _DEPTH[form]
         return Tiles(warps=warps, depth=depth, tiles=1 if n_tiles % 2 else _TILES[form])
     warps = 4 if n_pairs >= 32 else 1
