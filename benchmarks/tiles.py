@@ -5,8 +5,8 @@
 Each argument is a choice to try, on one model with random weights, between two measurements of the choices as they are,
 which show how much the same thing differs. A choice names matrices (qkv, o, down, and gate, which is gate and up), and
 for each the fields of Tiles that are to be others. A step is one of many that are queued without waiting, after 16
-tokens. One row of a small matrix, whose product makes its x itself (gemv_spans.py), is cut as it is whatever is tried. It
-measures, and knows nothing of what is right: products have tests.
+tokens. One row of a small matrix, whose product makes its x itself (gemv_spans.py), is cut as it is whatever is tried.
+It measures, and knows nothing of what is right: products have tests.
 """
 
 from __future__ import annotations
