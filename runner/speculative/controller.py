@@ -9,6 +9,7 @@ whether guessing takes the device's time, and a clock only to stop a drafter tha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from runner.speculative.account import ALLOWED_LOSS, INITIAL_ALLOWANCE, LossAccount
 from runner.speculative.control import Control
@@ -56,7 +57,7 @@ class Controller(Control):
         self._guessed_s = 0.0
         self._at_risk = 0.0  # plain steps that the target may be losing already
         self._is_ahead = False  # whether the next step had begun when the last one was over
-        self._doubt = ""
+        self._doubt: str | Callable[[], str] = ""  # put into words when somebody asks, where it comes often
 
     def begin(self) -> None:
         self.steps.begin()
@@ -96,7 +97,7 @@ class Controller(Control):
                 return None
         gate = _Gate(self, limit, is_trial, self._clock(), is_earned=is_earned)
         if is_trial and not gate.is_open:
-            self._refuse("")
+            self._refuse()
             return None
         self._gate = gate
         return gate
@@ -171,7 +172,12 @@ class Controller(Control):
         self._guessed_s = self._clock() - gate.began
         if not len(proposed):
             return NO_DRAFT
-        spent = self._guessed_s / self.steps.plain_s
+        self._choose(proposed, self._guessed_s / self.steps.plain_s)
+        self._guessed_s = self._clock() - gate.began  # choosing included
+        return self._chosen
+
+    def _choose(self, proposed: Draft, spent: float) -> None:
+        """spent: plain steps that guessing took."""
         if self._is_ahead:  # a device hides most of it
             spent = min(spent, self._outlook.call_cost(0))
         wanted = self._judge(proposed, spent)
@@ -181,7 +187,6 @@ class Controller(Control):
             self._chosen = Draft(proposed.tokens[:n], proposed.buckets[:n])
         elif self._shadow is None:
             self._shadow = Shadow(proposed)
-        return self._chosen
 
     def _judge(self, proposed: Draft, spent: float) -> int:
         """Go over to verifying when a guess promises enough, and away from it after many that did not.
@@ -190,10 +195,8 @@ class Controller(Control):
         """
         best = self._outlook.best(proposed.buckets, len(proposed), spent)
         if not best.n:
-            shown = self._outlook.best(proposed.buckets, len(proposed), spent, least=1)
-            self._refuse(
-                f"a draft of {shown.n} would cost {shown.cost:.1f} plain steps and bring {shown.tokens:.1f} tokens"
-            )
+            self._doubt = partial(self._not_worth, proposed, spent)
+            self._refuse()
             return 0
         self._n_refused = 0
         self._doubt = ""
@@ -210,8 +213,7 @@ class Controller(Control):
             self._phase, self._idle = "on", 0.0
         return best.n
 
-    def _refuse(self, doubt: str) -> None:
-        self._doubt = doubt or self._doubt
+    def _refuse(self) -> None:
         self._n_refused += 1
         if self._n_refused >= _REFUSALS and self._phase == "on":
             self._phase = "learning"
@@ -350,9 +352,14 @@ class Controller(Control):
     def reason(self) -> str:
         if self._phase == "off":
             return f"{self._recent}; again in {self._rest} tokens"
+        doubt = self._doubt if isinstance(self._doubt, str) else self._doubt()
         if self._phase == "on" and len(self._recent):
-            return f"{self._recent}; now {self._doubt}" if self._doubt else str(self._recent)
-        return self._doubt or "no guess yet"
+            return f"{self._recent}; now {doubt}" if doubt else str(self._recent)
+        return doubt or "no guess yet"
+
+    def _not_worth(self, proposed: Draft, spent: float) -> str:
+        best = self._outlook.best(proposed.buckets, len(proposed), spent, least=1)
+        return f"a draft of {best.n} would cost {best.cost:.1f} plain steps and bring {best.tokens:.1f} tokens"
 
 
 class _Gate(Gate):

@@ -74,7 +74,7 @@ class Drafter(Protocol):
     def nbytes(self) -> int: ...
 
     def may_guess(self, history: Sequence[int]) -> bool:
-        """Whether `propose` might guess anything after `history`: asked before each step, so it takes next to no time.
+        """Whether `propose` might guess anything after `history`: asked before most steps, so it takes next to no time.
 
         A drafter that works on the host has then read what it has to; others are asked to guess without it.
         """

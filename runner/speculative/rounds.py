@@ -208,6 +208,8 @@ class _Loop:
         if self.speculator is None or room <= 0:
             return NO_DRAFT
         draft = self.speculator.draft(self.history, self.params, room, n_drafting)
+        if not draft:
+            return NO_DRAFT
         known = range(self.target.vocab_size)
         n = next((i for i, token in enumerate(draft.tokens[:room]) if token not in known), min(room, len(draft)))
         return draft if n == len(draft) else Draft(draft.tokens[:n], draft.buckets[:n])

@@ -102,11 +102,9 @@ class Speculator:
         """
         self._has_gate = False
         self._guess_s = 0.0
-        if not self.drafter.may_guess(history):
-            return NO_DRAFT
         passed = self._passed
         n_passed = 0 if passed is None else len(passed)
-        if n_passed < self._n_waiting:
+        if n_passed < self._n_waiting or not self.drafter.may_guess(history):
             return NO_DRAFT
         if passed is not None and n_passed > 1:
             self._pass_by()

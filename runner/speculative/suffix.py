@@ -187,11 +187,11 @@ class SuffixDrafter(Drafter):
     def _read(self, history: Sequence[int]) -> None:
         """Take in what `history` has more than the last one; if it is another, what it does not share with it."""
         held = self._held
-        new = len(history) - len(held)
+        n_held = len(held)
+        tokens = history[n_held:]
         # From look to look the end will do; a new turn is compared wholly.
-        known = held[-_TAIL:] if 0 <= new < _NEW_TURN else held
-        if new >= 0 and list(history[len(held) - len(known) : len(held)]) == known:
-            tokens = history[len(held) :]
+        known = held[-_TAIL:] if len(tokens) < _NEW_TURN else held
+        if list(history[n_held - len(known) : n_held]) == known:
             held.extend(tokens)
         else:
             shared = common_prefix(held, history)
@@ -199,14 +199,15 @@ class SuffixDrafter(Drafter):
             tokens = history[max(0, shared - _CONTEXT) :]
             self._held = list(history)
         if tokens:
-            self._grow(tokens)
+            if len(self._live) + len(tokens) > self._part:
+                tokens = self._make_room(tokens)
+            self._live.extend(tokens)
 
-    def _grow(self, tokens: Sequence[int]) -> None:
-        if len(tokens) > self._part:
-            tokens = tokens[-self._part :]
-        if len(self._live) + len(tokens) > self._part:
-            self._live.separate()
-            self._others = [*self._others[: bool(self.n_given)], self._live]
-            self._live = HashChains()
-            self._live.extend(self._held[-len(tokens) - _CONTEXT : -len(tokens)])
-        self._live.extend(tokens)
+    def _make_room(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Forget the older part; gives what of `tokens` has room."""
+        tokens = tokens[-self._part :]
+        self._live.separate()
+        self._others = [*self._others[: bool(self.n_given)], self._live]
+        self._live = HashChains()
+        self._live.extend(self._held[-len(tokens) - _CONTEXT : -len(tokens)])
+        return tokens
