@@ -317,6 +317,33 @@ def test_a_drafter_that_is_right_only_while_it_is_watched_rests_longer_each_time
     assert rests[:3] == [256, 512, 1024]
 
 
+def test_looks_are_charged_for_choosing_too() -> None:
+    """They may take 1 % of the time: here each takes a twentieth of a plain step to guess, and as much to choose."""
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 0.05e-3
+        return now
+
+    control = Controller(Playing(World(steady("none", 1, 0, 0.0), FLAT, 0), True), DRAFT_MAX, clock)
+    control.steps.calibrate(lambda n: 1e-3 * (1.0 if n == 1 else 1.1))
+    control.begin()
+    wrong = Round(draft=NO_DRAFT, n_accepted=0, tokens=(RIGHT + 1,), draft_s=0.0, verify_s=1e-3, sample_s=0.0)
+    n_looks = n_tokens = 0
+    while n_tokens < 2000:
+        n_tokens += 1
+        if (gate := control.gate(DRAFT_MAX)) is None:
+            control.pass_by(Passed.of(wrong), 0.0)
+            continue
+        for bucket in GOOD.buckets:
+            gate.admits(bucket)
+        assert not control.cut(GOOD)
+        control.learn(wrong)(0.0)
+        n_looks += 1
+    assert 0.005 * n_tokens < n_looks * 0.1 < 0.012 * n_tokens
+
+
 def test_a_draft_that_came_too_late_is_judged_by_what_was_written() -> None:
     """A device may have begun its next step already: the draft is dropped, which does not make it wrong."""
     driven = Driven()

@@ -269,6 +269,32 @@ def test_where_nothing_may_be_guessed_nothing_is_asked_and_little_is_told() -> N
     assert len(n_told) < 6
 
 
+def test_a_drafter_is_not_asked_while_its_guess_would_not_be_wanted() -> None:
+    """Reading costs time, too, and takes less for many tokens at once."""
+    n_read: list[int] = []
+
+    class Reading(Scripted):
+        def may_guess(self, history: Sequence[int]) -> bool:
+            n_read.append(len(history))
+            return True
+
+    class Resting(EagerController):
+        wait = 8
+
+        def gate(self, _limit: int, _n_drafting: int = 0) -> Gate | None:
+            return None
+
+    control = Resting(15)
+    control.steps.calibrate(STEP_S.__getitem__)
+    speculator = Speculator(Reading(list), 15, control=control)
+    speculator.begin()
+    for n in range(80):
+        speculator.draft([0] * (n + 1), PARAMS, 10)
+        speculator.learn(Round(Draft(), 0, (1,), 0.0, 1e-3, 0.0))
+    assert n_read[-1] > 70
+    assert len(n_read) <= 11
+
+
 def test_plain_steps_that_nothing_was_asked_for_are_all_counted() -> None:
     """Nothing is drafted without room, and the loop then asks for nothing."""
     speculator = Speculator(Scripted(coming(3, 3)), 15)
