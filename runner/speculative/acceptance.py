@@ -29,10 +29,6 @@ class Acceptance:
         self._seen_at = [[0.0] * draft_max for _ in range(n_buckets + 1)]
         self._hits_at = [[0.0] * draft_max for _ in range(n_buckets + 1)]
 
-    def seen(self, bucket: int) -> float:
-        """How many tokens of the bucket were judged lately; at most the averages' memory."""
-        return self._seen[bucket]
-
     def learn(self, first: int, buckets: Sequence[int], n_accepted: int) -> None:
         """Tokens of these buckets were judged one after the other, the first at that position of its draft.
 
@@ -88,3 +84,15 @@ def best_length(chances: Sequence[float], costs: Sequence[float], rate: float, l
             best_n, best_tokens, most = n, tokens, value
     assert best_n >= 0
     return Length(best_n, best_tokens, costs[best_n])
+
+
+def shortest_length(chances: Sequence[float], costs: Sequence[float], rate: float) -> int:
+    """The shortest draft whose round leaves more than a plain one; 0 if none does. See best_length."""
+    reach, tokens = 1.0, 1.0
+    least = 1.0 - rate * costs[0]
+    for n, chance in enumerate(chances, 1):
+        reach *= chance
+        tokens += reach
+        if tokens - rate * costs[n] > least:
+            return n
+    return 0

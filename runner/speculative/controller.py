@@ -1,9 +1,9 @@
 """How much to draft now, so that it pays: the rate rule under a loss account, with rest, looking on and return.
 
 A draft is as long as leaves most at the rate that tokens come now, if the account covers its failing entirely. While
-there is no evidence, or nothing pays, guesses are only compared with what is written ("learning"); after drafts that
-cost more than they brought they rest ("off"), longer each time. It knows no target and no text, of the drafter only
-whether guessing takes the device's time, and a clock only to stop a drafter that takes too much of it.
+no guess promises enough they are only compared with what is written ("learning"); after drafts that cost more than
+they brought they rest ("off"), longer each time. It knows no target and no text, of the drafter only whether guessing
+takes the device's time, and a clock only to stop a drafter that takes too much of it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ _RETURN_GAIN = 1.10  # that a guess must promise before any is verified (again)
 _RICH_GAIN = 2.0  # of the recent rounds, looks between them included: from here on looks in vain are paid by it
 _REST = 256  # tokens of the first rest
 _LONGEST_REST = 1 << 14
+_REFUSALS = 16  # times in a row that no guess was worth its time: look on
 _LEAST_ROUNDS = 4  # to judge by, when the time that may be lost is used up
-_REFUSALS = 16  # guesses in a row that were not worth it: look on before the next
-_EVIDENCE = 3  # guesses to be judged before one is verified, where looking on is free
 _SHADOW_SHARE = 0.01  # of the time may go into guesses that are only compared, or asked for in vain
 _LONGEST_SHADOW, _LONGEST_PAID_SHADOW = 8, 3
 _MOST_GRACE = 1.0  # plain steps; see Controller._grace
@@ -97,8 +96,11 @@ class Controller(Control):
                 return None
         gate = _Gate(self, limit, is_trial, self._clock(), is_earned=is_earned)
         if is_trial and not gate.is_open:
-            self._refuse()
+            self._n_refused += 1
+            if self._n_refused >= _REFUSALS:
+                self._phase, self._n_refused = "learning", 0
             return None
+        self._n_refused = 0
         self._gate = gate
         return gate
 
@@ -189,23 +191,15 @@ class Controller(Control):
             self._shadow = Shadow(proposed)
 
     def _judge(self, proposed: Draft, spent: float) -> int:
-        """Go over to verifying when a guess promises enough, and away from it after many that did not.
-
-        Gives how long the draft is to be.
-        """
+        """How long the draft is to be; goes over to verifying when a guess promises enough."""
         best = self._outlook.best(proposed.buckets, len(proposed), spent)
         if not best.n:
             self._doubt = partial(self._not_worth, proposed, spent)
-            self._refuse()
             return 0
-        self._n_refused = 0
         self._doubt = ""
         if self._phase != "learning":
             return best.n
-        n_seen = self._outlook.acceptance.seen(proposed.buckets[0])
-        if self._is_free and n_seen < _EVIDENCE:
-            self._doubt = f"guesses are compared with what is written: {n_seen:.0f} of {_EVIDENCE} so far"
-        elif best.tokens < _RETURN_GAIN * best.cost:
+        if best.tokens < _RETURN_GAIN * best.cost:
             self._doubt = (
                 f"a draft of {best.n} promises {best.tokens / best.cost:.2f}x, and {_RETURN_GAIN:.2f}x is wanted"
             )
@@ -213,28 +207,27 @@ class Controller(Control):
             self._phase, self._idle = "on", 0.0
         return best.n
 
-    def _refuse(self) -> None:
-        self._n_refused += 1
-        if self._n_refused >= _REFUSALS and self._phase == "on":
-            self._phase = "learning"
-
     def _length(self, proposed: Draft, spent: float, wanted: int) -> int:
         """The length that pays most of those whose failing is covered."""
         n = wanted
         risk = self._at_risk + spent - (self._grace or 0.0)
         while n and not self._account.covers(risk + self._outlook.failing(n)):
             n -= 1
-        if n < wanted:
-            n = self._outlook.best(proposed.buckets[:n], n, spent).n
-        # A shorter one hardly pays for what it stops where steps begin early, if that is not stopped yet.
-        least = min(wanted, 1) if self._grace is not None or not self._is_ahead else (wanted + 3) // 4
-        self._n_least = least if n < least else 0
-        if n < least:
-            loss = self._at_risk + spent + self._outlook.failing(least)
-            self._wait_for(loss)
-            self._doubt = f"a draft of {least} could lose {loss:.1f} plain steps, and {self._left:.1f} may be lost now"
-            return 0
-        return n
+        self._n_least = 0
+        if n == wanted:
+            return n
+        n = self._outlook.best(proposed.buckets[:n], n, spent).n
+        least = self._outlook.shortest(proposed.buckets[:wanted], spent)
+        if self._is_ahead and self._grace is None:
+            # A shorter one hardly pays for what it stops where steps begin early, if that is not stopped yet.
+            least = max(least, (wanted + 3) // 4)
+        if n >= least:
+            return n
+        self._n_least = least
+        loss = self._at_risk + spent + self._outlook.failing(least)
+        self._wait_for(loss)
+        self._doubt = f"a draft of {least} could lose {loss:.1f} plain steps, and {self._left:.1f} may be lost now"
+        return 0
 
     def _wait_for(self, loss: float) -> None:
         """Ask no more until so much can be lost: asking would use up what it waits for."""

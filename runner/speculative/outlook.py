@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from runner.config import LONGEST_DRAFT
-from runner.speculative.acceptance import Acceptance, Length, best_length
+from runner.speculative.acceptance import Acceptance, Length, best_length, shortest_length
 from runner.speculative.costs import DraftCosts, StepCosts
 from runner.speculative.drafter import Draft, Drafter
 from runner.speculative.history import common_prefix
@@ -65,14 +65,27 @@ class Outlook:
         n_guessed: its tokens that are there already; they took `spent` plain steps, which are gone in any case. Those
         behind them, of the acceptance's any_bucket mostly, are still to be paid.
         """
-        token, likely = self.token_cost, self.steps.likely
-        begun = spent + self.steps.refill
-        costs = [spent + 1.0, *[begun + step for step in likely[2 : len(buckets) + 2]]]
-        for n in range(n_guessed + 1, len(buckets) + 1):
+        costs = self._costs(len(buckets), n_guessed, spent)
+        return best_length(self.acceptance.chances(buckets), costs, self._rate, least)
+
+    def shortest(self, buckets: Sequence[int], spent: float) -> int:
+        """The shortest start of a draft that is there, with these buckets, that pays; 0 if none does."""
+        costs = self._costs(len(buckets), len(buckets), spent)
+        return shortest_length(self.acceptance.chances(buckets), costs, self._rate)
+
+    def _costs(self, n_tokens: int, n_guessed: int, spent: float) -> list[float]:
+        """Plain steps that a round costs with a draft of so many tokens, for each up to n_tokens; see best."""
+        token, begun = self.token_cost, spent + self.steps.refill
+        costs = [spent + 1.0, *[begun + step for step in self.steps.likely[2 : n_tokens + 2]]]
+        for n in range(n_guessed + 1, n_tokens + 1):
             costs[n] += (n - n_guessed) * token
-        # Never below one: a draft that beats plain steps pays however slow the last rounds were.
-        rate = max(1.0, self._tokens_now / self._cost_now)
-        return best_length(self.acceptance.chances(buckets), costs, rate, least)
+        return costs
+
+    @property
+    def _rate(self) -> float:
+        """Tokens in the time of a plain step now; never below one: a draft that beats plain steps pays however slow
+        the last rounds were."""
+        return max(1.0, self._tokens_now / self._cost_now)
 
     def compare(self, shadow: Shadow, tokens: Sequence[int]) -> bool:
         """Learn of a guess by what was written; whether there is no more to compare."""
