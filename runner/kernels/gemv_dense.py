@@ -132,12 +132,14 @@ _DOT_BN = 16
 def _cut(n_tiles: int, *, nvidia: bool) -> tuple[int, int, int]:
     """BK, warps and stages of a product of 16 bits, whose sums have one order in any case.
 
-    One warp alone spills on RDNA.
+    One warp alone spills on RDNA, and so do 256 columns where Triton 3.6 compiles them.
 
     H200, bf16, us for M = 1 and 16, and by sums one by one: 4096 x 4096 11.3, 11.3 (11.9, 57), 28672 x 4096 58, 60
     (59, 324), 4096 x 14336 33, 34 (35, 220). cuBLAS, 8 rows: 12.4, 62, 32.
     """
-    return (128, 1, 4) if nvidia and n_tiles >= 512 else (256, 2, 3)
+    if not nvidia:
+        return 128, 2, 3
+    return (128, 1, 4) if n_tiles >= 512 else (256, 2, 3)
 
 
 def variants() -> Iterator[Variant]:

@@ -17,7 +17,8 @@ from runner.kernels.compile import TARGETS, Variant, compile_variant
 
 @triton.jit
 def scaled(value, columns, args, CONFIG: tl.constexpr):
-    out, (scale, width), bias = args
+    out, scaling, bias = args  # not all at once: Triton 3.6 hashes no assignment to a tuple in a tuple
+    scale, width = scaling
     if CONFIG[0] == "biased":
         value = value + tl.load(bias + columns)[None, :]
     rows = tl.arange(0, CONFIG[1])
@@ -26,8 +27,9 @@ def scaled(value, columns, args, CONFIG: tl.constexpr):
 
 @triton.jit
 def product(x, w, args, K, N: tl.constexpr, EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, NVIDIA: tl.constexpr):
-    rows, columns, k = tl.arange(0, CONFIG[1]), tl.arange(0, N), tl.arange(0, 32)
-    total = tl.zeros((CONFIG[1], N), tl.float32)
+    ROWS: tl.constexpr = CONFIG[1]
+    rows, columns, k = tl.arange(0, ROWS), tl.arange(0, N), tl.arange(0, 32)
+    total = tl.zeros((ROWS, N), tl.float32)
     for start in range(0, K, 32):
         left = tl.load(x + rows[:, None] * K + start + k[None, :])
         total = tl.dot(left, tl.load(w + columns[None, :] * K + start + k[:, None]), total)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from checkout import python
 from triton import knobs
 
 from runner.kernels.carveout import divide_alike
 
-CHECKOUT = Path(__file__).parents[2]
 LOADED = """
 import ctypes, json
 import torch
@@ -62,16 +59,8 @@ print(json.dumps(found))
 """
 
 
-def python(script: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    """The script in a process of its own, in the checkout, not for Triton's interpreter."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": str(CHECKOUT), **settings}
-    command = [sys.executable, "-c", script]
-    return subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False)
-
-
 def test_what_triton_writes_beside_a_kernel_says_whether_it_begins_early(tmp_path: Path) -> None:
-    done = python(COMPILED, TRITON_CACHE_DIR=str(tmp_path))
+    done = python("-c", COMPILED, TRITON_CACHE_DIR=str(tmp_path))
 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [False, True]
@@ -87,7 +76,7 @@ def test_without_a_gpu_nothing_is_asked() -> None:
 
 @pytest.mark.gpu
 def test_kernels_that_begin_early_have_one_carveout_on_hopper_and_none_elsewhere() -> None:
-    done = python(LOADED)
+    done = python("-c", LOADED)
 
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from checkout import CHECKOUT, python
 
 from runner.errors import UsageError
 from runner.kernels.compile import TARGETS, Compiled, all_variants
@@ -19,16 +18,7 @@ from runner.kernels.compile.jobs import MAY_SPILL, Job, Outcome
 from runner.kernels.compile.report import BEGIN, END, line, markdown, with_table
 from runner.kernels.compile.spread import Failure
 
-CHECKOUT = Path(__file__).parents[2]
 Row = dict[str, Any]
-
-
-def python(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Python in the checkout, not for Triton's interpreter."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = str(CHECKOUT)
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module", params=["fewer", pytest.param("all", marks=pytest.mark.slow)])

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from checkout import python
 
 from runner.kernels.cache_keys import mend
 
@@ -32,20 +31,14 @@ print(json.dumps([keys, twice]))
 """
 
 
-def _environment() -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return environment | {"PYTHONPATH": str(Path(__file__).parents[2])}
+def printed(*arguments: str | Path, **settings: str) -> Any:
+    done = python(*arguments, timeout_s=120, **settings)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def test_a_kernel_has_one_key_whatever_was_hashed_before_it() -> None:
-    found = [
-        json.loads(
-            subprocess.run(
-                [sys.executable, "-c", KEYS, order], env=_environment(), check=True, capture_output=True, timeout=120
-            ).stdout
-        )
-        for order in ("forward", "reverse")
-    ]
+    found = [printed("-c", KEYS, order) for order in ("forward", "reverse")]
     (keys, twice), (reversed_keys, _) = found
     assert len(keys) > 60
     assert keys == reversed_keys
@@ -79,16 +72,7 @@ def test_callees_are_hashed_before_their_constants_are_looked_at() -> None:
 
 
 def test_launches_that_were_compiled_in_other_processes_are_found_by_triton(tmp_path: Path) -> None:
-    environment = _environment() | {"TRITON_CACHE_DIR": str(tmp_path)}
-    found = json.loads(
-        subprocess.run(
-            [sys.executable, Path(__file__).with_name("launch_samples.py")],
-            env=environment,
-            check=True,
-            capture_output=True,
-            timeout=120,
-        ).stdout
-    )
+    found = printed(Path(__file__).with_name("launch_samples.py"), TRITON_CACHE_DIR=str(tmp_path))
     assert found == {
         "names": ["_quantize_rows", "_gemv_dense_16_bits"],
         "before": [False, False],

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from checkout import python
 
 
 def test_kernels_are_compiled_once_for_a_kind_of_model(tmp_path: Path) -> None:
-    here = Path(__file__)
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(here.parents[3]), "CUDA_VISIBLE_DEVICES": ""}
-    found = json.loads(
-        subprocess.run(
-            [sys.executable, here.with_name("warm_up_samples.py")],
-            env=environment,
-            check=True,
-            capture_output=True,
-            timeout=200,
-        ).stdout.splitlines()[-1]
-    )
+    samples = Path(__file__).with_name("warm_up_samples.py")
+    done = python(samples, timeout_s=200, TRITON_CACHE_DIR=str(tmp_path), CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
     total = found["first"][0][1]
     assert total >= 2
     assert found["first"] == [[done, total] for done in range(total + 1)]
