@@ -18,6 +18,7 @@ def compiling(**settings: str) -> dict[str, str]:
 
 
 def python(*arguments: str | Path, timeout_s: float | None = None, **settings: str) -> subprocess.CompletedProcess[str]:
+    """What became of it; settings: environment variables. Raises subprocess.TimeoutExpired."""
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
         cwd=CHECKOUT,
