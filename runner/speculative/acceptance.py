@@ -73,12 +73,8 @@ def best_length(chances: Sequence[float], costs: Sequence[float], rate: float, l
     "draft on while prod p >= rate * (the cost of one more)" for all lengths at once, so that it sees a long draft
     that pays behind a short one that does not. Lengths below `least` do not count. Among equals the shortest.
     """
-    reach, tokens = 1.0, 1.0
     best_n, best_tokens, most = -1, 0.0, 0.0
-    for n, cost in enumerate(costs):
-        if n:
-            reach *= chances[n - 1]
-            tokens += reach
+    for n, (tokens, cost) in enumerate(zip(_expected(chances), costs, strict=False)):
         value = tokens - rate * cost
         if n >= least and (best_n < 0 or value > most):
             best_n, best_tokens, most = n, tokens, value
@@ -88,11 +84,16 @@ def best_length(chances: Sequence[float], costs: Sequence[float], rate: float, l
 
 def shortest_length(chances: Sequence[float], costs: Sequence[float], rate: float) -> int:
     """The shortest draft whose round leaves more than a plain one; 0 if none does. See best_length."""
-    reach, tokens = 1.0, 1.0
-    least = 1.0 - rate * costs[0]
-    for n, chance in enumerate(chances, 1):
+    plain = 1.0 - rate * costs[0]
+    rounds = enumerate(zip(_expected(chances), costs, strict=False))
+    return next((n for n, (tokens, cost) in rounds if tokens - rate * cost > plain), 0)
+
+
+def _expected(chances: Sequence[float]) -> list[float]:
+    """The tokens that a round is expected to emit, by the length of its draft, from none on."""
+    reach, tokens, expected = 1.0, 1.0, [1.0]
+    for chance in chances:
         reach *= chance
         tokens += reach
-        if tokens - rate * costs[n] > least:
-            return n
-    return 0
+        expected.append(tokens)
+    return expected
