@@ -159,8 +159,9 @@ def _mlp(module: nn.Module, name: str, reader: MatrixReader) -> FusedMlp | Fused
     return FusedMlp(module, name, reader)
 
 
-# Of a layer: the host takes 0.7 ms to launch one (H200), which then computes at some 350 TFLOP/s.
-_FLOP_BEHIND_LAUNCHES: Final = 2.4e11
+# Of a layer: the host takes 0.7 to 2 ms to launch one (H200), which then computes at some 350 TFLOP/s. Up to 3.4e11 a
+# graph is faster by a quarter to twice and a half, at 3.9e11 neither is.
+_FLOP_BEHIND_LAUNCHES: Final = 4.2e11
 
 
 class FusedDecoder:
