@@ -33,6 +33,7 @@ KINDS = ("dense", "mq4")
 FEW = ((1, 5, 3, 14, 64), (3, 2, 1, 13, 96))
 LONG = (1, 6, 2, 5, 2080)
 MANY = ((17, 3, 2, 21, 64), (33, 4, 2, 70, 32), (66, 4, 2, 21, 64), (130, 3, 1, 16, 96))  # blocks of 16 to 128
+WIDE = (35, 3, 2, 70, 544)  # more than one step of columns, and a last one that is not full
 
 
 @pytest.fixture(autouse=True)
@@ -147,7 +148,11 @@ def test_pairs_are_sorted_by_expert_and_stay_in_order(m: int, e: int, k: int) ->
 
 @pytest.mark.parametrize(
     ("kind", "shape"),
-    [*((kind, shape) for kind in KINDS for shape in (*FEW, LONG, *MANY)), ("mq6", FEW[1]), ("mq8", MANY[0])],
+    [
+        *((kind, shape) for kind in KINDS for shape in (*FEW, LONG, *MANY)),
+        *(("mq6", FEW[1]), ("mq8", MANY[0])),
+        *((kind, WIDE) for kind in ("mq4-uniform", "mq6", "mq8")),
+    ],
     ids=str,
 )
 def test_products_of_pairs_equal_float64(kind: str, shape: tuple[int, ...]) -> None:
@@ -164,15 +169,17 @@ def test_products_of_pairs_equal_float64(kind: str, shape: tuple[int, ...]) -> N
 
 
 @pytest.mark.parametrize("n", [16, 21])
-def test_experts_that_have_no_room_at_once_are_decoded_in_turn(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_are_decoded_on_their_way_or_before_and_in_turn(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     m, e, k, length = 20, 40, 2, 32
     w, to = matrix("mq4", e * n, length), routed(m, e, k)
     x = activations(random(m, length), w, m)
     at_once = moe_linear(x, w, to, dtype=torch.float32)
+    monkeypatch.setattr(moe_gemm, "_FEW_PAIRS", 0)
     monkeypatch.setattr(moe_gemm, "BLOCK_BYTES", 3 * n * length * 4)
     assert moe_gemm.experts_at_once(n, length, 4) == {16: 3, 21: 16}[n]
-    assert torch.equal(moe_linear(x, w, to, dtype=torch.float32), at_once)
-    close(at_once, exact(of_pairs(x, to), w, to))
+    in_turn = moe_linear(x, w, to, dtype=torch.float32)
+    close(in_turn, exact(of_pairs(x, to), w, to))
+    close(at_once, in_turn)
 
 
 @pytest.mark.parametrize("kind", KINDS)
