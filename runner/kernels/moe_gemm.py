@@ -126,8 +126,8 @@ def _moe_gemm(
     FORMAT: tl.constexpr, WORDS: tl.constexpr, NVIDIA: tl.constexpr,
     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """w: the experts from `from_expert` on, before `to_expert`. sharing: pairs that have one row of x. FORMAT: "" for dense
-    weights, which have no scales.
+    """w: the experts from `from_expert` on, before `to_expert`. sharing: pairs that have one row of x. FORMAT: "" for
+    dense weights, which have no scales.
 
     Places without a pair, and rows beyond the last one, compute what others do, and nobody stores it.
     """
