@@ -99,6 +99,12 @@ def odd_levels(index, LOWEST: tl.constexpr):
 
 
 @triton.jit
+def raised(levels):
+    """Four int8 levels plus 128, each a byte from 0 on."""
+    return levels ^ TOP_BITS
+
+
+@triton.jit
 def table_quad(index, levels):
     """Four indices, one a byte, to their levels, one a byte."""
     quad = tl.load(levels + (index & 255)) & 255

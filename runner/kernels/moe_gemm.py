@@ -24,7 +24,7 @@ from runner.kernels.dequantize import dequantize
 from runner.kernels.epilogues import columns, streams
 from runner.kernels.fragments import TILE
 from runner.kernels.gemm import BLOCK_BYTES
-from runner.kernels.grids import FORMATS, TOP_BITS, load_quads, scale_value, table, words_of_group
+from runner.kernels.grids import FORMATS, load_quads, raised, scale_value, table, words_of_group
 from runner.kernels.moe_groups import Groups
 from runner.kernels.values import OPTIONS, PackedMatrix, is_nvidia
 
@@ -67,7 +67,7 @@ def _times(quad, unit, NVIDIA: tl.constexpr):
 
     A level plus 128 is the second byte of the float 2^15, which takes no conversion; all that is computed is exact.
     """
-    quad = quad ^ TOP_BITS
+    quad = raised(quad)
     if NVIDIA:
         a, b, c, d = tl.inline_asm_elementwise(
             _BYTES, "=r,=r,=r,=r,r", [quad], dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=True, pack=1
@@ -292,5 +292,4 @@ def variants() -> Iterator[Variant]:
         constants={"N_GROUPS": 64, "SPAN": _SPAN},
         num_warps=4,
         is_decode=False,
-        is_nvidia_only=True,
     )
