@@ -2,9 +2,9 @@
 
 The pairs come sorted by expert (moe_groups.py). How many blocks there are follows from the counts, which are on the
 device: a program finds its block in them, and those beyond the last one end at once. The rows of expert e are those of
-the weights from e * N on. Packed weights are decoded to the type of the activations: where experts have few pairs on
-their way to the tensor cores, once for each block; where they have many before, as many experts at a time as a block of
-gemm.py has room for. The references are in moe_matmul.py.
+the weights from e * N on. Packed weights are decoded to the type of the activations: on their way to the tensor cores,
+once for each block, where experts have few pairs; in advance, as many experts at a time as a block of gemm.py has room
+for, where they have many. The references are in moe_matmul.py.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _moe_gemm(
         pairs = tl.load(order + place, mask=ok, other=0)
         w_row, _, n, n2, n_ok = columns(tile, N, PAIR, BN)
         row = tl.minimum(w_row, N - 1)
-        right = x + (pairs // sharing)[None, :] * K
+        right = x + (pairs // sharing)[None, :].to(tl.int64) * K
         first_row = (expert - from_expert).to(tl.int64) * N
         w += first_row * (WORDS * K // 32 if FORMAT != "" else K)
         # Weights from the left: of these there are always enough rows for the tensor cores.
@@ -173,7 +173,6 @@ class Gemm:
         assert self.x.is_contiguous()
         assert self.x.shape[1] == k, (self.x.shape, self.w.shape)
         assert n_pairs % len(self.x) == 0
-        assert self.x.numel() < 2**31
         assert n * k < 2**31
         mean, w, x = n_pairs / n_experts, self.w, self.x
         matrix: tuple[Tensor, ...] | None = None
@@ -240,7 +239,7 @@ def _rows_of_block(mean: float, most: int) -> int:
     return min(most, max(16, int(triton.next_power_of_2(int(1.5 * mean)))))
 
 
-# H200, 128 experts of [1536, 2048], 8 a row, decoding before: 0.93 ms for 512 rows and 1.04 for 2048; 4 warps 1.01 and
+# H200, 128 experts of [1536, 2048], 8 a row, decoding in advance: 0.93 ms for 512 rows and 1.04 for 2048; 4 warps 1.01 and
 # 1.03; a fourth stage 0.90 and 1.08; columns 64 or 256 and steps of 32 are no better in both.
 def _dense_tiles(mean: float) -> _Tiles:
     rows = _rows_of_block(mean, 128)
@@ -249,7 +248,7 @@ def _dense_tiles(mean: float) -> _Tiles:
 
 # H200, the same with their [2048, 768], decoding on their way: 0.45 ms for 512 rows, of 1024 two blocks of 64 for an
 # expert 0.60 and one of 128, of which one fits on a multiprocessor, 0.70, of 2048 1.01 and 0.95. Columns 64 or 256,
-# four warps, three or five stages and steps of 128 are no better in all. With 128 pairs an expert decoding before takes
+# four warps, three or five stages and steps of 128 are no better in all. With 128 pairs an expert decoding in advance takes
 # 1.35 for 0.95 here, and 1.46 for 1.51 where there are 32 experts of [5760, 2880] and [2880, 2880].
 def _packed_tiles(form: str, mean: float) -> _Tiles:
     return _Tiles(rows=_rows_of_block(mean, 64 if mean <= 96 else 128), warps=8, stages=3 if form == "mq6" else 4)

@@ -32,7 +32,13 @@ KINDS = ("dense", "mq4")
 # M, E, k, N, K: odd, fewer columns than a tile, experts that nobody takes
 FEW = ((1, 5, 3, 14, 64), (3, 2, 1, 13, 96))
 LONG = (1, 6, 2, 5, 2080)
-MANY = ((17, 3, 2, 21, 64), (33, 4, 2, 70, 32), (66, 4, 2, 21, 64), (130, 3, 1, 16, 96))  # blocks of 16 to 128
+MANY = (
+    (17, 3, 2, 21, 64),
+    (33, 4, 2, 70, 32),
+    (66, 4, 2, 21, 64),
+    (130, 3, 1, 16, 96),
+)  # blocks of 16 to 128, packed to 64
+FULL = (197, 2, 1, 16, 96)  # blocks of 128, packed too
 WIDE = (35, 3, 2, 70, 544)  # more than one step of columns, and a last one that is not full
 
 
@@ -149,7 +155,7 @@ def test_pairs_are_sorted_by_expert_and_stay_in_order(m: int, e: int, k: int) ->
 @pytest.mark.parametrize(
     ("kind", "shape"),
     [
-        *((kind, shape) for kind in KINDS for shape in (*FEW, LONG, *MANY)),
+        *((kind, shape) for kind in KINDS for shape in (*FEW, LONG, *MANY, FULL)),
         *(("mq6", FEW[1]), ("mq8", MANY[0])),
         *((kind, WIDE) for kind in ("mq4-uniform", "mq6", "mq8")),
     ],
@@ -169,17 +175,18 @@ def test_products_of_pairs_equal_float64(kind: str, shape: tuple[int, ...]) -> N
 
 
 @pytest.mark.parametrize("n", [16, 21])
-def test_experts_are_decoded_on_their_way_or_before_and_in_turn(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_are_decoded_on_their_way_or_in_advance_and_in_turn(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     m, e, k, length = 20, 40, 2, 32
     w, to = matrix("mq4", e * n, length), routed(m, e, k)
     x = activations(random(m, length), w, m)
-    at_once = moe_linear(x, w, to, dtype=torch.float32)
+    on_their_way = moe_linear(x, w, to, dtype=torch.float32)
     monkeypatch.setattr(moe_gemm, "_FEW_PAIRS", 0)
+    at_once = moe_linear(x, w, to, dtype=torch.float32)
     monkeypatch.setattr(moe_gemm, "BLOCK_BYTES", 3 * n * length * 4)
     assert moe_gemm.experts_at_once(n, length, 4) == {16: 3, 21: 16}[n]
-    in_turn = moe_linear(x, w, to, dtype=torch.float32)
-    close(in_turn, exact(of_pairs(x, to), w, to))
-    close(at_once, in_turn)
+    assert torch.equal(moe_linear(x, w, to, dtype=torch.float32), at_once)
+    close(at_once, exact(of_pairs(x, to), w, to))
+    close(on_their_way, at_once)
 
 
 @pytest.mark.parametrize("kind", KINDS)
