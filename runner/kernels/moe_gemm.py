@@ -239,8 +239,8 @@ def _rows_of_block(mean: float, most: int) -> int:
     return min(most, max(16, int(triton.next_power_of_2(int(1.5 * mean)))))
 
 
-# H200, 128 experts of [1536, 2048], 8 a row, decoding in advance: 0.93 ms for 512 rows and 1.04 for 2048; 4 warps 1.01 and
-# 1.03; a fourth stage 0.90 and 1.08; columns 64 or 256 and steps of 32 are no better in both.
+# H200, 128 experts of [1536, 2048], 8 a row, decoding in advance: 0.93 ms for 512 rows and 1.04 for 2048; 4 warps 1.01
+# and 1.03; a fourth stage 0.90 and 1.08; columns 64 or 256 and steps of 32 are no better in both.
 def _dense_tiles(mean: float) -> _Tiles:
     rows = _rows_of_block(mean, 128)
     return _Tiles(rows=rows, warps=4 if rows <= 32 else 8, stages=3)
@@ -248,8 +248,8 @@ def _dense_tiles(mean: float) -> _Tiles:
 
 # H200, the same with their [2048, 768], decoding on their way: 0.45 ms for 512 rows, of 1024 two blocks of 64 for an
 # expert 0.60 and one of 128, of which one fits on a multiprocessor, 0.70, of 2048 1.01 and 0.95. Columns 64 or 256,
-# four warps, three or five stages and steps of 128 are no better in all. With 128 pairs an expert decoding in advance takes
-# 1.35 for 0.95 here, and 1.46 for 1.51 where there are 32 experts of [5760, 2880] and [2880, 2880].
+# four warps, three or five stages and steps of 128 are no better in all. With 128 pairs an expert decoding in advance
+# takes 1.35 for 0.95 here, and 1.46 for 1.51 where there are 32 experts of [5760, 2880] and [2880, 2880].
 def _packed_tiles(form: str, mean: float) -> _Tiles:
     return _Tiles(rows=_rows_of_block(mean, 64 if mean <= 96 else 128), warps=8, stages=3 if form == "mq6" else 4)
 
