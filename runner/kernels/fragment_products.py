@@ -10,14 +10,13 @@ import triton
 import triton.language as tl
 
 from runner.kernels.fragments import MAGIC
-from runner.kernels.grids import ADDENDS, FORMATS, dot4, table_quad
+from runner.kernels.grids import ADDENDS, FORMATS, dot4, raised_quads, spread_nibbles, table_quad
 
 # What a weight's bits say lies this much above its level: they say twice a nibble or twice six bits, or, where there is
 # a table of levels, the level itself.
 ZEROS = {name: 0 if form.grid == "table" else -form.levels[0] for name, form in FORMATS.items()}
 START = tl.constexpr(MAGIC)
 START_BITS = tl.constexpr(0x4B400000)
-EVEN_BITS = tl.constexpr(0x1E1E1E1E)
 
 
 def scales(code: str) -> str:
@@ -59,13 +58,6 @@ def _first_of_four(v):
 
 
 @triton.jit
-def _spread(bits):
-    """Four times two bits, each to the low end of a byte."""
-    bits = (bits | (bits << 12)) & 0x000F000F
-    return (bits | (bits << 6)) & 0x03030303
-
-
-@triton.jit
 def half_tables_of_lanes(halves, S: tl.constexpr, FORMAT: tl.constexpr, NVIDIA: tl.constexpr):
     """grids.half_tables as three tensors [S, 128], where `addends` wants them."""
     if FORMAT == "mq4" and NVIDIA:
@@ -94,17 +86,10 @@ def addends(words, high, levels, left, right, minus, FORMAT: tl.constexpr, NVIDI
                 is_pure=True,
                 pack=1,
             )
-        first = words & 0xFFFF
-        second = (words >> 16) & 0xFFFF
-        first = (first & 15) | ((first & 0xF0) << 4) | ((first & 0xF00) << 8) | ((first & 0xF000) << 12)
-        second = (second & 15) | ((second & 0xF0) << 4) | ((second & 0xF00) << 8) | ((second & 0xF000) << 12)
-        low, top = table_quad(first, levels), table_quad(second, levels)
+        low = table_quad(spread_nibbles(words & 0xFFFF), levels)
+        top = table_quad(spread_nibbles((words >> 16) & 0xFFFF), levels)
         return low, top, low, top
-    low = (words << 1) & EVEN_BITS
-    top = (words >> 3) & EVEN_BITS
-    if FORMAT == "mq6":
-        low |= _spread(high.to(tl.int32) & 255) << 5
-        top |= _spread((high.to(tl.int32) >> 8) & 255) << 5
+    low, top, _ = raised_quads(words, high, levels, FORMAT, NVIDIA)
     return low, top, low, top
 
 

@@ -138,10 +138,14 @@ def _plane_words(high: Tensor) -> Tensor:
     return result
 
 
-def activations_ref(x: Tensor, zero: int) -> Int8Fragments:
-    """Rows x [M, K], K a multiple of 64, in this order; scale: max|x| / 127 of 64 elements, halves rounded to even."""
+def activations_ref(x: Tensor, zero: int, *, apart: bool = False) -> Int8Fragments:
+    """Rows x [M, K], K a multiple of 64, in this order; scale: max|x| / 127 of 64 elements, halves rounded to even.
+
+    apart: in blocks of one row.
+    """
     n_rows, n_pairs = len(x), x.shape[1] // (2 * GROUP)
-    n_blocks, of_block = -(-n_rows // BLOCK), rows_of_block(n_rows)
+    of_block = 1 if apart else rows_of_block(n_rows)
+    n_blocks = -(-n_rows // of_block)
     groups = x.unflatten(1, (n_pairs, 2 * GROUP))
     scale = groups.abs().amax(2) / 127
     levels = torch.round(groups / torch.where(scale > 0, scale, 1.0)[:, :, None]).to(torch.int8)
@@ -151,9 +155,9 @@ def activations_ref(x: Tensor, zero: int) -> Int8Fragments:
         levels.contiguous().view(torch.int32).unflatten(2, (2, 2, 4)).permute(0, 1, 4, 2, 3).flatten(3)
     )  # t, (e, half)
     in_blocks = (
-        torch.cat((rows, rows.new_zeros(n_blocks * BLOCK - n_rows, *rows.shape[1:])))
-        .unflatten(0, (n_blocks, BLOCK))
-        .transpose(1, 2)[:, :, :of_block]
+        torch.cat((rows, rows.new_zeros(n_blocks * of_block - n_rows, *rows.shape[1:])))
+        .unflatten(0, (n_blocks, of_block))
+        .transpose(1, 2)
         .contiguous()
         for rows in (words, notes)
     )
@@ -172,5 +176,5 @@ def activation_rows(x: Int8Fragments) -> Tensor:
 
 
 def rows_of_block(n_rows: int) -> int:
-    """C of Int8Fragments."""
+    """C of Int8Fragments for M rows that are multiplied together."""
     return min(BLOCK, 1 << (n_rows - 1).bit_length())

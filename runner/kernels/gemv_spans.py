@@ -29,7 +29,7 @@ from runner.kernels.compile import Variant
 from runner.kernels.fragment_products import ZEROS, codes_in_four, half_tables_of_lanes, sum_by_halves
 from runner.kernels.fragments import to_fragments
 from runner.kernels.gemv_fragments import GemvFragments
-from runner.kernels.gemv_one_row import in_its_column, products_of_step
+from runner.kernels.gemv_steps import in_its_column, products_of_step
 from runner.kernels.gemv_tiles import spans_of, tiles_of_program
 from runner.kernels.grids import half_tables, table
 from runner.kernels.layouts import random_matrix
@@ -122,7 +122,7 @@ def sum_of_warps(v, W: tl.constexpr, R: tl.constexpr, NVIDIA: tl.constexpr):
 def _loaded_tile(
     packed, high, scale, at, n_there, P: tl.constexpr, FORMAT: tl.constexpr, W: tl.constexpr, NVIDIA: tl.constexpr
 ):
-    """Tile `at` of a program: each warp's four pairs, as gemv_one_row._loaded has them; anything from n_there on."""
+    """Tile `at` of a program: each warp's four pairs, as gemv_steps._loaded has them; anything from n_there on."""
     i = tl.arange(0, 128)[None, :]
     w = tl.arange(0, W)[:, None]
     is_there = at + 0 * (i + w) < n_there

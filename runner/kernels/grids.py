@@ -35,13 +35,13 @@ def _word(levels: Sequence[int]) -> int:
     return int.from_bytes(bytes(level & 255 for level in levels), "little")
 
 
-def _look_up() -> str:
-    """PTX: eight nibbles of $2 to their levels: those of the low nibbles in $0, those of the high ones in $1.
+def _look_up(levels: Sequence[int], last: str) -> str:
+    """PTX: eight nibbles of $2 to their levels in u and v, four each, in the nibbles' order; and what is last.
 
     PRMT picks four bytes of eight by the low three bits of four nibbles, from each half of the table; a third one
-    picks between the halves by bit 3. That leaves the nibbles in their order, which two more part.
+    picks between the halves by bit 3.
     """
-    tables = " ".join(f"mov.b32 t{i}, {_word(MQ4.levels[4 * i : 4 * i + 4]):#x};" for i in range(4))
+    tables = " ".join(f"mov.b32 t{i}, {_word(levels[4 * i : 4 * i + 4]):#x};" for i in range(4))
     half = "prmt.b32 a, t0, t1, s; prmt.b32 b, t2, t3, s; prmt.b32 {}, a, b, m;"
     return (
         "{ .reg .b32 s, m, a, b, u, v, t0, t1, t2, t3; "
@@ -50,7 +50,8 @@ def _look_up() -> str:
         + half.format("u")
         + " shr.u32 s, s, 16; shr.u32 m, m, 16; "
         + half.format("v")
-        + "prmt.b32 $0, u, v, 0x6420; prmt.b32 $1, u, v, 0x7531; }"
+        + last
+        + " }"
     )
 
 
@@ -83,10 +84,14 @@ def half_tables(device: torch.device) -> Tensor:
     return words.to(torch.int32).repeat_interleave(128).view(3, 128).to(device)
 
 
-LOOK_UP = tl.constexpr(_look_up())
+# Of words in planes: those of the low nibbles in $0, those of the high ones in $1.
+LOOK_UP = tl.constexpr(_look_up(MQ4.levels, "prmt.b32 $0, u, v, 0x6420; prmt.b32 $1, u, v, 0x7531;"))
+# Of words in the order of fragments.py, plus 128.
+LOOK_UP_RAISED = tl.constexpr(_look_up([level + 128 for level in MQ4.levels], "mov.b32 $0, u; mov.b32 $1, v;"))
 ADDENDS = tl.constexpr(_addends())
 LOW_NIBBLES = tl.constexpr(0x0F0F0F0F)
 LOW_PAIRS = tl.constexpr(0x03030303)
+EVEN_BITS = tl.constexpr(0x1E1E1E1E)
 TOP_BITS = tl.constexpr(-0x7F7F7F80)  # 0x80 in each byte, as an int32
 UNIFORM_4 = tl.constexpr(-MQ4_UNIFORM.levels[0] * 0x01010101)
 UNIFORM_6 = tl.constexpr(-MQ6.levels[0] * 0x01010101)
@@ -99,18 +104,19 @@ def odd_levels(index, LOWEST: tl.constexpr):
 
 
 @triton.jit
-def raised(levels):
-    """Four int8 levels plus 128, each a byte from 0 on."""
-    return levels ^ TOP_BITS
-
-
-@triton.jit
 def table_quad(index, levels):
     """Four indices, one a byte, to their levels, one a byte."""
     quad = tl.load(levels + (index & 255)) & 255
     quad |= (tl.load(levels + ((index >> 8) & 255)) & 255) << 8
     quad |= (tl.load(levels + ((index >> 16) & 255)) & 255) << 16
     return quad | (tl.load(levels + ((index >> 24) & 255)) << 24)
+
+
+@triton.jit
+def spread_nibbles(bits):
+    """Four times four bits, each to the low end of a byte."""
+    bits = (bits | (bits << 8)) & 0x00FF00FF
+    return (bits | (bits << 4)) & LOW_NIBBLES
 
 
 @triton.jit
@@ -166,6 +172,34 @@ def fragment_level(word, high, ok, levels, half, i, FORMAT: tl.constexpr):
     more = tl.load(high, mask=ok, other=0).to(tl.int32)
     index |= ((more >> (2 * i + 8 * half)) & 3) << 4
     return 2 * index - (UNIFORM_6 & 255)
+
+
+@triton.jit
+def spread_pairs(bits):
+    """Four times two bits, each to the low end of a byte."""
+    bits = (bits | (bits << 12)) & 0x000F000F
+    return (bits | (bits << 6)) & LOW_PAIRS
+
+
+@triton.jit
+def raised_quads(words, high, levels, FORMAT: tl.constexpr, NVIDIA: tl.constexpr):
+    """The low and the high quads of words in the order of fragments.py, levels raised to bytes from 0 on, and by how
+    much."""
+    if FORMAT == "mq4":
+        if NVIDIA:
+            low, top = tl.inline_asm_elementwise(
+                LOOK_UP_RAISED, "=r,=r,r", [words], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
+            )
+            return low, top, 128.0
+        low = table_quad(spread_nibbles(words & 0xFFFF), levels) ^ TOP_BITS
+        return low, table_quad(spread_nibbles((words >> 16) & 0xFFFF), levels) ^ TOP_BITS, 128.0
+    low = (words << 1) & EVEN_BITS
+    top = (words >> 3) & EVEN_BITS
+    if FORMAT == "mq4-uniform":
+        return low, top, (UNIFORM_4 & 255) * 1.0
+    low |= spread_pairs(high.to(tl.int32) & 255) << 5
+    top |= spread_pairs((high.to(tl.int32) >> 8) & 255) << 5
+    return low, top, (UNIFORM_6 & 255) * 1.0
 
 
 @triton.jit

@@ -24,7 +24,7 @@ from runner.kernels.dequantize import dequantize
 from runner.kernels.epilogues import columns, streams
 from runner.kernels.fragments import TILE
 from runner.kernels.gemm import BLOCK_BYTES
-from runner.kernels.grids import FORMATS, load_quads, raised, scale_value, table, words_of_group
+from runner.kernels.grids import raised_quads, scale_value, table
 from runner.kernels.moe_groups import Groups
 from runner.kernels.values import OPTIONS, PackedMatrix, is_nvidia
 
@@ -62,12 +62,11 @@ def _dense_product(left, right, K: tl.constexpr, BM: tl.constexpr, BN: tl.conste
 
 
 @triton.jit
-def _times(quad, unit, NVIDIA: tl.constexpr):
-    """unit times each of the four levels that an int32 has as int8: evens and odds [..., 2], float32.
+def _times(quad, unit, zero, NVIDIA: tl.constexpr):
+    """unit times each of the four bytes of an int32, and zero added: evens and odds [..., 2], float32.
 
-    A level plus 128 is the second byte of the float 2^15, which takes no conversion; all that is computed is exact.
+    A byte is the second one of the float 2^15 plus itself, which takes no conversion; all that is computed is exact.
     """
-    quad = raised(quad)
     if NVIDIA:
         a, b, c, d = tl.inline_asm_elementwise(
             _BYTES, "=r,=r,=r,=r,r", [quad], dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=True, pack=1
@@ -75,7 +74,6 @@ def _times(quad, unit, NVIDIA: tl.constexpr):
     else:
         a, b = (quad & 255) << 8 | _2_15, (quad >> 8 & 255) << 8 | _2_15
         c, d = (quad >> 16 & 255) << 8 | _2_15, (quad >> 24 & 255) << 8 | _2_15
-    zero = unit * -32896.0
     a = tl.fma(a.to(tl.float32, bitcast=True), unit, zero)
     b = tl.fma(b.to(tl.float32, bitcast=True), unit, zero)
     c = tl.fma(c.to(tl.float32, bitcast=True), unit, zero)
@@ -85,45 +83,44 @@ def _times(quad, unit, NVIDIA: tl.constexpr):
 
 @triton.jit
 def _packed_product(
-    packed, scale, levels, row, right, K: tl.constexpr,
-    FORMAT: tl.constexpr, WORDS: tl.constexpr, NVIDIA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    GROUPS: tl.constexpr,
+    packed, high, scale, levels, tiles, right, P: tl.constexpr,
+    FORMAT: tl.constexpr, NVIDIA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """The same but for the rows' factors; right: where the rows of by_quads(x) begin.
+    """The same of tiles of fragments [BN / 16], but for the rows' factors; right: where the rows of by_words(x) begin.
 
-    A step is quads j and j + 4 of some groups beside each other, so that words come in the order of memory.
+    A step is a pair of groups, whose words come in the order of memory.
     """
-    N_GROUPS: tl.constexpr = K // 32
-    SPANS: tl.constexpr = (N_GROUPS + GROUPS - 1) // GROUPS
-    EVEN: tl.constexpr = N_GROUPS % GROUPS == 0
-    g = tl.arange(0, GROUPS)
-    c = tl.arange(0, 8 * GROUPS)
-    words = packed + (row * (WORDS * N_GROUPS))[:, None] + g[None, :]
-    codes = scale + (row * N_GROUPS)[:, None] + g[None, :]
-    code = tl.load(codes, mask=(g < N_GROUPS)[None, :], other=0)
+    T: tl.constexpr = BN // 16
+    i = tl.arange(0, 128)[None, :]
+    c = tl.arange(0, 64)[:, None]
+    words = packed + tiles[:, None].to(tl.int64) * (P * 128) + i
+    more = high + tiles[:, None].to(tl.int64) * (P * 128) + (i // 4 * 4 + i % 4)
+    codes = scale + tiles[:, None].to(tl.int64) * (P * 32) + (i // 16 * 4 + i % 4)
+    code = tl.load(codes)
     acc = tl.zeros((BN, BM), tl.float32)
-    for step in range(4 * SPANS):
-        j, first, after = step // SPANS, step % SPANS * GROUPS, (step + 1) % SPANS * GROUPS
-        g_ok = (g >= 0) if EVEN else (first + g < N_GROUPS)
+    for p in range(P):
         unit = scale_value(code)
-        code = tl.load(codes + after, mask=((g >= 0) if EVEN else (after + g < N_GROUPS))[None, :], other=0)
-        low, high = load_quads(words + first, N_GROUPS, g_ok[None, :] & (row >= 0)[:, None], levels, j, FORMAT, NVIDIA)
-        k_ok = (c >= 0) if EVEN else (first + c // 8 < N_GROUPS)
-        rows = tl.load(right + (j * (8 * N_GROUPS) + first * 8 + c)[:, None], mask=k_ok[:, None], other=0.0)
-        low_evens, low_odds = _times(low, unit, NVIDIA)
-        high_evens, high_odds = _times(high, unit, NVIDIA)
-        evens = tl.permute(tl.join(low_evens, high_evens), (0, 1, 3, 2))
-        odds = tl.permute(tl.join(low_odds, high_odds), (0, 1, 3, 2))
-        weights = tl.reshape(tl.join(evens, odds).to(rows.dtype), (BN, 8 * GROUPS))
+        code = tl.load(codes + (p + 1) % P * 32)
+        word = tl.load(words + p * 128, eviction_policy="evict_first")
+        top = tl.load(more + p * 128, eviction_policy="evict_first") if FORMAT == "mq6" else word
+        rows = tl.load(right + (p * 64 + c))
+        first, second, above = raised_quads(word, top, levels, FORMAT, NVIDIA)
+        zero = unit * (-32768.0 - above)
+        first_evens, first_odds = _times(first, unit, zero, NVIDIA)
+        second_evens, second_odds = _times(second, unit, zero, NVIDIA)
+        evens = tl.permute(tl.join(first_evens, second_evens), (0, 1, 3, 2))
+        odds = tl.permute(tl.join(first_odds, second_odds), (0, 1, 3, 2))
+        weights = tl.reshape(tl.join(evens, odds).to(rows.dtype), (T, 8, 4, 2, 2, 8))  # t, g, j, e, h
+        weights = tl.reshape(tl.permute(weights, (0, 4, 1, 2, 3, 5)), (BN, 64))
         acc = tl.dot(weights, rows, acc, input_precision="ieee")
     return acc
 
 
 @triton.jit(do_not_specialize=["from_expert", "to_expert"])
 def _moe_gemm(
-    w, scale, row_scale, levels, x, order, counts, from_expert, to_expert, E, N, sharing, n_tiles, args,
+    w, high, scale, row_scale, levels, x, order, counts, from_expert, to_expert, E, N, sharing, n_tiles, args,
     EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, EXPERTS: tl.constexpr,
-    FORMAT: tl.constexpr, WORDS: tl.constexpr, NVIDIA: tl.constexpr,
+    FORMAT: tl.constexpr, NVIDIA: tl.constexpr,
     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """w: the experts from `from_expert` on, before `to_expert`. sharing: pairs that have one row of x. FORMAT: "" for
@@ -141,13 +138,13 @@ def _moe_gemm(
         row = tl.minimum(w_row, N - 1)
         right = x + (pairs // sharing)[None, :].to(tl.int64) * K
         first_row = (expert - from_expert).to(tl.int64) * N
-        w += first_row * (WORDS * K // 32 if FORMAT != "" else K)
         # Weights from the left: of these there are always enough rows for the tensor cores.
         if FORMAT == "":
-            acc = _dense_product(w + row[:, None] * K, right, K, BM, BN, BK)
+            acc = _dense_product(w + first_row * K + row[:, None] * K, right, K, BM, BN, BK)
         else:
-            scale += first_row * (K // 32)
-            acc = _packed_product(w, scale, levels, row, right, K, FORMAT, WORDS, NVIDIA, BM, BN, BK // 8)
+            of_tile, _, _, _, _ = columns(tile, N // 16, PAIR // 16, BN // 16)
+            tiles = first_row // 16 + tl.minimum(of_tile, N // 16 - 1)
+            acc = _packed_product(w, high, scale, levels, tiles, right, K // 64, FORMAT, NVIDIA, BM, BN)
             acc *= tl.load(row_scale + first_row + row)[:, None]
         lo, hi = streams(tl.trans(acc), PAIR, BM, BN)
         EPILOGUE(lo, hi, pairs, ok, n, n2, n_ok, tile, args, CONFIG)
@@ -176,22 +173,22 @@ class Gemm:
         assert n * k < 2**31
         mean, w, x = n_pairs / n_experts, self.w, self.x
         matrix: tuple[Tensor, ...] | None = None
-        if isinstance(w, PackedMatrix) and mean <= _FEW_PAIRS and torch.version.hip is None:
-            matrix, x, form = (w.packed, w.scale, w.row_scale, table(x.device)), by_quads(x), w.format
-            tiles, step = _packed_tiles(form, mean), n_experts
+        if isinstance(w, PackedMatrix) and w.layout == "fragments" and mean <= _FEW_PAIRS:
+            matrix = w.packed, w.packed if w.high is None else w.high, w.scale, w.row_scale, table(x.device)
+            tiles, step, form, x = _packed_tiles(mean), n_experts, w.format, by_words(x)
         else:
             tiles, form = _dense_tiles(mean), ""
             step = n_experts if isinstance(w, Tensor) else experts_at_once(n, k, x.element_size())
         n_blocks = n_pairs // tiles.rows + min(n_experts, n_pairs)  # an expert's last block may have few
-        n_tiles = triton.cdiv(n_columns, _BN // 2 if pair else _BN)
+        n_tiles = triton.cdiv(n_columns, tiles.columns // 2 if pair else tiles.columns)
         for first in range(0, n_experts, step):
             last = min(first + step, n_experts)
             _moe_gemm[(n_blocks * n_tiles,)](
-                *(matrix or (self._dense(first * n, last * n), x, x, x)),
+                *(matrix or (self._dense(first * n, last * n), x, x, x, x)),
                 x, self.groups.order, self.groups.counts, first, last, n_experts, n, n_pairs // len(x), n_tiles, args,
                 EPILOGUE=epilogue, CONFIG=config, PAIR=pair, EXPERTS=triton.next_power_of_2(n_experts), FORMAT=form,
-                WORDS=words_of_group(FORMATS[form]) if form else 0, NVIDIA=is_nvidia(x), K=k, BM=tiles.rows, BN=_BN,
-                BK=_BK, num_warps=tiles.warps, num_stages=tiles.stages, **OPTIONS,
+                NVIDIA=is_nvidia(x), K=k, BM=tiles.rows,
+                BN=tiles.columns, BK=_BK, num_warps=tiles.warps, num_stages=tiles.stages, **OPTIONS,
             )  # fmt: skip
 
     def _dense(self, first: int, last: int) -> Tensor:
@@ -210,26 +207,26 @@ def experts_at_once(n: int, k: int, itemsize: int) -> int:
 
 
 @triton.jit
-def _by_quads(x, out, N_GROUPS: tl.constexpr, SPAN: tl.constexpr):
+def _by_words(x, out, K: tl.constexpr, SPAN: tl.constexpr):
     at = tl.program_id(0) * SPAN + tl.arange(0, SPAN)
-    row = tl.program_id(1).to(tl.int64) * (32 * N_GROUPS)
-    j, group = at // 8 // N_GROUPS, at // 8 % N_GROUPS
-    ok = at < 32 * N_GROUPS
-    value = tl.load(x + row + group * 32 + at // 4 % 2 * 16 + j * 4 + at % 4, mask=ok)
-    tl.store(out + row + at, value, mask=ok)
+    row = tl.program_id(1).to(tl.int64) * K
+    j, e, half = at // 16 % 4, at // 8 % 2, at // 4 % 2
+    value = tl.load(x + row + at // 64 * 64 + e * 32 + half * 16 + j * 4 + at % 4, mask=at < K)
+    tl.store(out + row + at, value, mask=at < K)
 
 
-def by_quads(x: Tensor) -> Tensor:
-    """Rows [M, K] with quads j and j + 4 of all groups of 32 beside each other: [M, j, K / 32, 2, 4]."""
+def by_words(x: Tensor) -> Tensor:
+    """Rows [M, K] in the order of the words of fragments: [M, K / 64, j, e, half, 4], j the place of a word."""
     n_rows, k = x.shape
-    out = torch.empty(n_rows, 4, k // 32, 2, 4, dtype=x.dtype, device=x.device)
-    _by_quads[(triton.cdiv(k, _SPAN), n_rows)](x, out, N_GROUPS=k // 32, SPAN=_SPAN, num_warps=4, **OPTIONS)
+    out = torch.empty_like(x)
+    _by_words[(triton.cdiv(k, _SPAN), n_rows)](x, out, K=k, SPAN=_SPAN, num_warps=4, **OPTIONS)
     return out
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Tiles:
     rows: int
+    columns: int
     warps: int
     stages: int
 
@@ -243,31 +240,35 @@ def _rows_of_block(mean: float, most: int) -> int:
 # and 1.03; a fourth stage 0.90 and 1.08; columns 64 or 256 and steps of 32 are no better in both.
 def _dense_tiles(mean: float) -> _Tiles:
     rows = _rows_of_block(mean, 128)
-    return _Tiles(rows=rows, warps=4 if rows <= 32 else 8, stages=3)
+    return _Tiles(rows=rows, columns=128, warps=4 if rows <= 32 else 8, stages=3)
 
 
-# H200, the same with their [2048, 768], decoding on their way: 0.45 ms for 512 rows, of 1024 two blocks of 64 for an
-# expert 0.60 and one of 128, of which one fits on a multiprocessor, 0.70, of 2048 1.01 and 0.95. Columns 64 or 256,
-# four warps, three or five stages and steps of 128 are no better in all. With 128 pairs an expert decoding in advance
-# takes 1.35 for 0.95 here, and 1.46 for 1.51 where there are 32 experts of [5760, 2880] and [2880, 2880].
-def _packed_tiles(form: str, mean: float) -> _Tiles:
-    return _Tiles(rows=_rows_of_block(mean, 64 if mean <= 96 else 128), warps=8, stages=3 if form == "mq6" else 4)
+# H200, the same with their [2048, 768], decoding on their way: 0.29 ms for 128 rows, 0.42 for 512, 0.58 for 1024, 0.74
+# for 2048. Columns 128 take 0.47 for 512 and 1.04 for 2048, 256 take 0.35 for 128; for 1536 blocks of 64 take 0.76 and
+# of 128 0.53, for 1024 the same. Eight warps for blocks of 128 take 0.78 for 2048 and spill more, 16
+# for those of 64 take 5 % more. A fourth stage is as good, two are worse. Decoding in advance takes 1.30 for 2048 and
+# 1.47 for 3072, where this takes 0.95; with 32 experts of [5760, 2880] and [2880, 2880] and 256 pairs an expert 1.96
+# for 1.48: they would meet at about 550 pairs.
+def _packed_tiles(mean: float) -> _Tiles:
+    rows = _rows_of_block(mean, 64 if mean <= 64 else 128)
+    return _Tiles(rows=rows, columns=128 if rows <= 32 else 256, warps=16 if rows == 128 else 8, stages=3)
 
 
-_BN, _BK, _FEW_PAIRS = 128, 64, 128
+_BK, _FEW_PAIRS = 64, 512
 _SPAN = 1024
 
 
 def variants() -> Iterator[Variant]:
     for form, mean in (
-        ("", 8), ("", 100), ("mq4", 8), ("mq4", 32), ("mq4", 100), ("mq4-uniform", 32), ("mq6", 100), ("mq8", 100),
+        ("", 8), ("", 100), ("mq4", 8), ("mq4", 32), ("mq4", 100), ("mq4-uniform", 32), ("mq6", 100),
     ):  # fmt: skip
-        tiles = _packed_tiles(form, mean) if form else _dense_tiles(mean)
+        tiles = _packed_tiles(mean) if form else _dense_tiles(mean)
         yield Variant(
             name=f"moe_gemm {form or 'dense'} gate, {tiles.rows} rows",
             kernel=_moe_gemm,
             signature={
-                "w": "*i32" if form else "*bf16", "scale": "*u8" if form else "*bf16",
+                "w": "*i32" if form else "*bf16",
+                "high": "*i16" if form == "mq6" else "*i32" if form else "*bf16", "scale": "*u8" if form else "*bf16",
                 "row_scale": "*fp32" if form else "*bf16", "levels": "*i32" if form else "*bf16",
                 "x": "*bf16", "order": "*i32", "counts": "*i32", "from_expert": "i32", "to_expert": "i32",
                 "E": "i32:16", "N": "i32:16", "sharing": "i32", "n_tiles": "i32",
@@ -275,8 +276,7 @@ def variants() -> Iterator[Variant]:
             },
             constants={
                 "EPILOGUE": moe_pairs.gate_pairs, "CONFIG": (64, 64, False, 0), "PAIR": 768, "EXPERTS": 128,
-                "FORMAT": form, "WORDS": words_of_group(FORMATS[form]) if form else 0, "NVIDIA": False,
-                "K": 2048, "BM": tiles.rows, "BN": _BN, "BK": _BK,
+                "FORMAT": form, "NVIDIA": False, "K": 2048, "BM": tiles.rows, "BN": tiles.columns, "BK": _BK,
             },
             num_warps=tiles.warps,
             num_stages=tiles.stages,
@@ -285,10 +285,11 @@ def variants() -> Iterator[Variant]:
             nvidia_constants={"NVIDIA": True},
         )  # fmt: skip
     yield Variant(
-        name="moe_gemm by_quads",
-        kernel=_by_quads,
+        name="moe_gemm by_words",
+        kernel=_by_words,
         signature={"x": "*bf16", "out": "*bf16"},
-        constants={"N_GROUPS": 64, "SPAN": _SPAN},
+        constants={"K": 2048, "SPAN": _SPAN},
         num_warps=4,
         is_decode=False,
+        is_nvidia_only=True,
     )

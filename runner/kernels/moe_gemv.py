@@ -118,17 +118,16 @@ def _sum(
     pair = row * k + tl.where(is_slot, slot, 0)
     n = tile * BN + tl.arange(0, BN)
     n_ok = n < N
-    # Experts, their shares and the stream were there before the product with gate and up began; from L2, since L1 may
-    # hold what they were before.
+    # Experts were there before the product with gate and up began; from L2, since L1 may hold what was there before,
+    # and nothing else, since all programs ask one slice of that cache.
     expert = tl.load(experts + pair, cache_modifier=".cg").to(tl.int64)
     of_expert = expert[:, None] * N + n[None, :]
     ok = is_slot[:, None] & n_ok[None, :]
-    share = tl.load(weights + pair, mask=is_slot, other=0.0, cache_modifier=".cg")[:, None]
-    at = row[:, None].to(tl.int64) * N + n[None, :]
-    before = tl.load(h + at, mask=n_ok[None, :], other=0.0, cache_modifier=".cg")
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
+    share = tl.load(weights + pair, mask=is_slot, other=0.0)[:, None]
+    before = tl.load(h + row[:, None].to(tl.int64) * N + n[None, :], mask=n_ok[None, :], other=0.0)
     y = _dot(w, x, of_expert, ok, pair, K, FORMAT, WORDS, BK, NVIDIA)
     if HAS_BIAS:
         y += tl.load(bias + of_expert, mask=ok, other=0.0).to(tl.float32)
@@ -193,6 +192,7 @@ class Gemv:
             assert self.x.shape[1] == self.w.shape[1]
             return (self.w,), (self.x,), "dense", 0, self.w.shape[1]
         assert isinstance(self.x, Int8Rows)
+        assert self.w.layout == "planes"
         assert self.x.shape[1] == self.w.shape[1]
         weights = (self.w.packed, self.w.scale, self.w.row_scale, table(self.w.packed.device))
         return weights, (self.x.words, self.x.scale), self.w.format, self.w.packed.shape[1], self.w.packed.shape[2]

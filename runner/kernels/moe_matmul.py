@@ -1,9 +1,10 @@
 """The products of a mixture of experts with what follows them: each row times the matrices of the experts it takes.
 
 w is [E * N, K], dense or packed, the rows of expert e from e * N on. Up to 16 rows a product is one vector a pair of a
-row and an expert (moe_gemv.py), and a row has the same bits whatever M is; above, pairs are sorted by expert
-(moe_gemm.py). Pair p = m * k + s is row m's slot s. Activations come as matmul.py wants them for weights in planes, by
-the number of rows M, those of pairs too. It knows no models.
+row and an expert (moe_fragments.py, or moe_gemv.py where weights are dense or in planes), and a row has the same bits
+whatever M is; above, pairs are sorted by expert (moe_gemm.py). Pair p = m * k + s is row m's slot s. Activations come
+as matmul.py wants them, by the number of rows M, those of pairs too, and Int8Fragments in blocks of one row. It knows
+no models.
 """
 
 from __future__ import annotations
@@ -20,15 +21,25 @@ from torch import Tensor
 from runner.kernels.compile import Variant
 from runner.kernels.epilogues import ACTIVATIONS
 from runner.kernels.matmul import Activation, dense_rows, gate_ref
+from runner.kernels.moe_fragments import GemvFragmentsOfExperts
 from runner.kernels.moe_gemm import Gemm
 from runner.kernels.moe_gemv import Gemv
 from runner.kernels.moe_groups import Groups, group_pairs
 from runner.kernels.moe_pairs import gate_pairs, store_pairs
 from runner.kernels.pack import dequantize_ref
-from runner.kernels.values import MOST_ROWS, OPTIONS, Int8Rows, Matrix, Squares, rstd_ref
+from runner.kernels.values import (
+    MOST_ROWS,
+    OPTIONS,
+    Int8Fragments,
+    Int8Rows,
+    Matrix,
+    PackedMatrix,
+    Squares,
+    rstd_ref,
+)
 
-MoeRows = Tensor | Int8Rows
-"""Activations as experts' matrices want them: those stay in planes."""
+MoeRows = Tensor | Int8Rows | Int8Fragments
+"""Activations as experts' matrices want them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +149,7 @@ def moe_linear_residual(
     assert h.shape == (n_rows, n)
     assert h.is_contiguous()
     if to.groups is None:
-        gemv = Gemv(x=x, w=w, experts=to.experts, num_rows=n)
+        gemv = _gemv(x, w, to, n)
         parts = torch.empty(n_rows, gemv.n_sum_tiles, dtype=torch.float32, device=h.device)
         gemv.sum(to.weights, h, bias, parts)
         return Squares(parts=parts, size=n, eps=eps)
@@ -169,11 +180,19 @@ def _pairs(
         config = (*config, ACTIVATIONS[activation])
     epilogue, pair = (store_pairs, 0) if activation is None else (gate_pairs, width)
     if to.groups is None:
-        Gemv(x=x, w=w, experts=to.experts, num_rows=n).pairs(epilogue, args, config, pair, width)
+        _gemv(x, w, to, n).pairs(epilogue, args, config, pair, width)
     else:
-        assert not isinstance(x, Int8Rows)
+        assert isinstance(x, Tensor)
         Gemm(x=x, w=w, groups=to.groups).pairs(epilogue, args, config, pair, width)
     return out
+
+
+def _gemv(x: MoeRows, w: Matrix, to: Dispatch, n: int) -> Gemv | GemvFragmentsOfExperts:
+    """The products of up to 16 rows. n: rows of an expert's matrix."""
+    if isinstance(x, Int8Fragments):
+        assert isinstance(w, PackedMatrix)
+        return GemvFragmentsOfExperts(x=x, w=w, experts=to.experts, num_rows=n)
+    return Gemv(x=x, w=w, experts=to.experts, num_rows=n)
 
 
 # --- the sum over slots, for many rows -------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from runner.kernels.butterflies import rotated_span, rotation_signs, signs_of_span, span_places
 from runner.kernels.compile import Variant
 from runner.kernels.epilogues import p_rstd
-from runner.kernels.rotate import SPAN, empty_rows, store_rows
+from runner.kernels.rotate import SPAN, empty_fragments, empty_rows, store_fragments, store_rows
 from runner.kernels.sampling import logit_and_id, rank_of
-from runner.kernels.values import GROUP, OPTIONS, Int8Rows, Squares, has_pdl, is_nvidia, pdl_option
+from runner.kernels.values import GROUP, OPTIONS, Int8Fragments, Int8Rows, Squares, has_pdl, is_nvidia, pdl_option
 
 Routing = Literal["softmax_topk", "topk_softmax"]
 """A chosen expert's share of a softmax over all experts, or over the chosen alone. The second is also what dividing
@@ -72,10 +72,12 @@ def _route(logits, weights, experts, E, k, OVER_CHOSEN: tl.constexpr, EXPERTS: t
 
 @triton.jit
 def _route_and_round(
-    logits, weights, experts, E, k, h, gain, signs, parts, words, scale, K, inverse_size, eps,
+    logits, weights, experts, E, k, h, gain, signs, parts, words, scale, K, inverse_size, eps, zero,
     OVER_CHOSEN: tl.constexpr, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, HAS_GAIN: tl.constexpr,
-    PARTS: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
+    PARTS: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr, FRAGMENTS: tl.constexpr, NVIDIA: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    """FRAGMENTS: scale are the notes of Int8Fragments, each row apart, or else the scales of Int8Rows."""
     program, row = tl.program_id(0), tl.program_id(1)
     if program == 0:
         if PDL:
@@ -99,7 +101,10 @@ def _route_and_round(
         if PARTS > 0:
             rows = row + tl.arange(0, 1)
             factor = tl.sum(p_rstd(parts, rows, rows >= 0, inverse_size, eps, PARTS, PADDED), 0)
-        store_rows(v, span, row, K, factor, words, scale)
+        if FRAGMENTS:
+            store_fragments(v, places, span, row, K, factor, zero, words, scale, 1)
+        else:
+            store_rows(v, span, row, K, factor, words, scale)
 
 
 def route(logits: Tensor, k: int, kind: Routing) -> tuple[Tensor, Tensor]:
@@ -123,27 +128,36 @@ def route_and_round(
     gain: Tensor | None,
     squares: Squares | None,
     rotation: int,
+    zero: int | None,
     in_lanes: bool,
-) -> tuple[Tensor, Tensor, Int8Rows]:
+) -> tuple[Tensor, Tensor, Int8Rows | Int8Fragments]:
     """route, and in the same launch R (h * gain) / rms as int8: neither waits for the other.
 
     logits: of router_logits, launched last; h, which was written before it: [M, K] float32. gain, rotation, in_lanes:
-    see quantize_rows. squares: of the rows of h, None for no norm: its factor goes into the scales.
+    see quantize_rows. squares: of the rows of h, None for no norm: its factor goes into the scales. zero: that of
+    Int8Fragments, which come in blocks of one row; None for Int8Rows.
     """
     (n_rows, length), n_parts = h.shape, 0 if squares is None else squares.parts.shape[1]
     assert h.is_contiguous()
     assert length % max(GROUP, rotation) == 0
-    (weights, experts), (words, scale) = _chosen(logits, k), empty_rows(n_rows, length, h.device)
+    weights, experts = _chosen(logits, k)
+    if zero is None:
+        words, scale = empty_rows(n_rows, length, h.device)
+    else:
+        words, scale = empty_fragments(n_rows, length, h.device, apart=True)
     pdl = has_pdl(h)
     _route_and_round[(1 + triton.cdiv(length, SPAN), n_rows)](
         logits, weights, experts, logits.shape[1], k, h, h if gain is None else gain,
         rotation_signs(rotation, h.device), h if squares is None else squares.parts, words.view(torch.int8), scale,
         length, 0.0 if squares is None else 1.0 / squares.size, 0.0 if squares is None else squares.eps,
-        **_options(logits, k, kind), HAS_GAIN=gain is not None, PARTS=n_parts,
-        PADDED=triton.next_power_of_2(max(1, n_parts)), SIZE=rotation, NVIDIA=in_lanes and is_nvidia(h), PDL=pdl,
+        zero or 0, **_options(logits, k, kind), HAS_GAIN=gain is not None, PARTS=n_parts,
+        PADDED=triton.next_power_of_2(max(1, n_parts)), SIZE=rotation,
+        FRAGMENTS=zero is not None, NVIDIA=in_lanes and is_nvidia(h), PDL=pdl,
         num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
-    return weights, experts, Int8Rows(words=words, scale=scale)
+    if zero is None:
+        return weights, experts, Int8Rows(words=words, scale=scale)
+    return weights, experts, Int8Fragments(words=words, notes=scale, num_rows=n_rows, zero=zero)
 
 
 def _chosen(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -168,12 +182,15 @@ def try_rounding(rotation: int, device: torch.device) -> bool:
     """Whether rows come out of route_and_round in lanes as they do without: see add_parts.rotates."""
     random = torch.Generator().manual_seed(0)
     h, logits = torch.randn(3, 2 * SPAN, generator=random).to(device), torch.zeros(3, 4, device=device)
-    rows, found = (
-        route_and_round(logits, 2, "topk_softmax", h, gain=None, squares=None, rotation=rotation, in_lanes=in_lanes)[
-            2
-        ].values()
-        for in_lanes in (False, True)
-    )
+
+    def rounded(in_lanes: bool) -> Tensor:
+        *_, rows = route_and_round(
+            logits, 2, "topk_softmax", h, gain=None, squares=None, rotation=rotation, zero=None, in_lanes=in_lanes
+        )
+        assert isinstance(rows, Int8Rows)
+        return rows.values()
+
+    rows, found = rounded(in_lanes=False), rounded(in_lanes=True)
     return bool((found - rows).norm() < 1e-2 * rows.norm())
 
 
@@ -193,19 +210,21 @@ def variants() -> Iterator[Variant]:
             num_warps=_WARPS,
             is_decode=False,
         )
-    yield Variant(
-        name="moe_route 8 of 128, rows rounded",
-        kernel=_route_and_round,
-        signature={
-            "logits": "*fp32", "weights": "*fp32", "experts": "*i32", "E": "i32:16", "k": "i32", "h": "*fp32",
-            "gain": "*fp32", "signs": "*fp32", "parts": "*fp32", "words": "*i8", "scale": "*fp32", "K": "i32:16",
-            "inverse_size": "fp32", "eps": "fp32",
-        },
-        constants={
-            "OVER_CHOSEN": True, "EXPERTS": 128, "CHOSEN": 8, "HAS_GAIN": True, "PARTS": 128, "PADDED": 128,
-            "SIZE": 256, "NVIDIA": False,
-        },
-        nvidia_constants={"NVIDIA": True},
-        num_warps=_WARPS,
-        has_pdl=True,
-    )  # fmt: skip
+    for is_fragments in (False, True):
+        yield Variant(
+            name=f"moe_route 8 of 128, rows rounded{' to fragments' if is_fragments else ''}",
+            kernel=_route_and_round,
+            signature={
+                "logits": "*fp32", "weights": "*fp32", "experts": "*i32", "E": "i32:16", "k": "i32", "h": "*fp32",
+                "gain": "*fp32", "signs": "*fp32", "parts": "*fp32", "words": "*i8", "scale": "*fp32", "K": "i32:16",
+                "inverse_size": "fp32", "eps": "fp32", "zero": "i32",
+            },
+            constants={
+                "OVER_CHOSEN": True, "EXPERTS": 128, "CHOSEN": 8, "HAS_GAIN": True, "PARTS": 128, "PADDED": 128,
+                "SIZE": 256, "FRAGMENTS": is_fragments, "NVIDIA": False,
+            },
+            nvidia_constants={"NVIDIA": True},
+            num_warps=_WARPS,
+            has_pdl=True,
+            is_nvidia_only=is_fragments,
+        )  # fmt: skip

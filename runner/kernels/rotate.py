@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from runner.kernels.butterflies import rotated_span, rotation_signs, signs_of_span, span_places
 from runner.kernels.compile import Variant
 from runner.kernels.epilogues import p_rstd
-from runner.kernels.fragments import BLOCK, activations_ref, rows_of_block
+from runner.kernels.fragments import activations_ref, rows_of_block
 from runner.kernels.values import (
     GROUP,
     OPTIONS,
@@ -51,14 +51,14 @@ def quantize_rows_ref(x: Tensor, gain: Tensor | None, rotation: int) -> Int8Rows
 
 
 def quantize_fragments_ref(
-    x: Tensor, gain: Tensor | None, rotation: int, zero: int, squares: Squares | None = None
+    x: Tensor, gain: Tensor | None, rotation: int, zero: int, squares: Squares | None = None, *, apart: bool = False
 ) -> Int8Fragments:
     """See quantize_fragments."""
-    found = activations_ref(_rotated_ref(x, gain, rotation), zero)
+    found = activations_ref(_rotated_ref(x, gain, rotation), zero, apart=apart)
     if squares is not None:
-        factor = rstd_ref(squares)
-        factor = torch.cat((factor, factor.new_zeros(BLOCK * len(found.notes) - len(factor))))
-        found.notes[..., 0] *= factor.view(len(found.notes), 1, BLOCK)[:, :, : found.notes.shape[2]]
+        factor, (n_blocks, _, of_block, _) = rstd_ref(squares), found.notes.shape
+        factor = torch.cat((factor, factor.new_zeros(of_block * n_blocks - len(factor))))
+        found.notes[..., 0] *= factor.view(n_blocks, 1, of_block)
     return found
 
 
@@ -138,7 +138,7 @@ def store_fragments(v, places, span, row, K, factor, zero, words, notes, COLUMNS
     begin = begin_of(both, zero, places % 4 == 1)
     i = tl.arange(0, 128)[None, :]  # and not of `places`: so Triton sees that a lane's four lie side by side
     p = span * 4 + 2 * tl.arange(0, 2)[:, None] + i // 64
-    place = (row // 8 * (K // 64) + p) * COLUMNS + row % 8
+    place = (row // COLUMNS * (K // 64) + p) * COLUMNS + row % COLUMNS
     ok = p < K // 64
     note = tl.where(i % 4 == 0, unit * factor, begin)
     tl.store(notes + place * 4 + i % 4, note, mask=ok & (i // 4 % 16 == 0))
@@ -268,17 +268,17 @@ def empty_rows(n_rows: int, k: int, device: torch.device) -> tuple[Tensor, Tenso
 
 
 def quantize_fragments(
-    x: Tensor, gain: Tensor | None, rotation: int, zero: int, squares: Squares | None = None
+    x: Tensor, gain: Tensor | None, rotation: int, zero: int, squares: Squares | None = None, *, apart: bool = False
 ) -> Int8Fragments:
     """R (x * gain) / rms as int8 in the order of tensor cores, with a scale for each 64 elements: see Int8Fragments.
 
     x, gain, rotation: as for quantize_rows, K a multiple of 64. squares: of the rows that x was made of, None for no
-    norm: its factor goes into the scales. zero: see Int8Fragments.
+    norm: its factor goes into the scales. zero: see Int8Fragments. apart: in blocks of one row.
     """
     n_rows, k = x.shape
     _check(x, gain, rotation)
     assert k % (2 * GROUP) == 0
-    (words, notes), pdl = empty_fragments(n_rows, k, x.device), has_pdl(x)
+    (words, notes), pdl = empty_fragments(n_rows, k, x.device, apart=apart), has_pdl(x)
     n_parts = 0 if squares is None else squares.parts.shape[1]
     _quantize_fragments[(triton.cdiv(k, SPAN), n_rows)](
         x, x if gain is None else gain, rotation_signs(rotation, x.device), notes if squares is None else squares.parts,
@@ -290,9 +290,10 @@ def quantize_fragments(
     return Int8Fragments(words=words, notes=notes, num_rows=n_rows, zero=zero)
 
 
-def empty_fragments(n_rows: int, k: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def empty_fragments(n_rows: int, k: int, device: torch.device, *, apart: bool = False) -> tuple[Tensor, Tensor]:
     """Room for the words and the notes of Int8Fragments."""
-    shape = (triton.cdiv(n_rows, BLOCK), k // (2 * GROUP), rows_of_block(n_rows), 4)
+    of_block = 1 if apart else rows_of_block(n_rows)
+    shape = (triton.cdiv(n_rows, of_block), k // (2 * GROUP), of_block, 4)
     return torch.empty(*shape, 4, dtype=torch.int32, device=device), torch.empty(shape, device=device)
 
 

@@ -88,7 +88,8 @@ class Int8Rows:
 class Int8Fragments:
     """M rows of K activations in the order in which tensor cores take them, as int8 with a float32 scale for each 64.
 
-    They come in B = ceil(M / 8) blocks of C rows, 8 or M rounded up to a power of two; row 8 b + n is n of block b.
+    They come in B = ceil(M / C) blocks of C rows, row C b + n being n of block b: C is 8 or M rounded up to a power of
+    two, or 1 for rows that are multiplied each by itself.
     words: int32 [B, K / 64, C, 4, 4]; byte i of word [b, p, n, t, 2 e + half] is the level of element
     32 (2 p + e) + 16 half + 4 t + i. notes: float32 [B, K / 64, C, 4]: the scale of these 64, then for each group e
     1.5 * 2^23 + zero * (the sum of its levels), then nothing. zero: how far the levels of the weights lie below what

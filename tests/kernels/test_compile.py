@@ -34,13 +34,13 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return rows
 
 
-NVIDIA_ONLY = {"gemv_fragments", "gemv_one_row", "gemv_spans"}
+NVIDIA_ONLY = {"gemv_fragments", "gemv_one_row", "gemv_spans", "moe_fragments"}
 
 
 @pytest.fixture(scope="module")
 def intermediate() -> dict[str, dict[str, str]]:
     """Variants in Triton's intermediate language, by kernel file and name."""
-    modules = ("gemv_fragments", "gemv_one_row", "gemv_spans", "rotate", "add_parts", "moe_route")
+    modules = ("gemv_fragments", "gemv_one_row", "gemv_spans", "moe_fragments", "rotate", "add_parts", "moe_route")
     done = python(Path(__file__).with_name("layout_samples.py"), *modules)
     assert done.returncode == 0, done.stderr
     codes: dict[str, dict[str, str]] = json.loads(done.stdout)
@@ -106,8 +106,8 @@ def test_the_documentation_has_a_row_for_every_variant(compiled: list[Row]) -> N
 def test_what_the_instruction_multiplies_lies_in_the_lanes_that_it_wants(
     intermediate: dict[str, dict[str, str]],
 ) -> None:
-    codes = {**intermediate["gemv_fragments"], **intermediate["gemv_one_row"]}
-    assert len(codes) > 12
+    codes = {**intermediate["gemv_fragments"], **intermediate["gemv_one_row"], **intermediate["moe_fragments"]}
+    assert len(codes) > 30
     for name, code in codes.items():
         layouts = dict(re.findall(r"^(#\w+) = #ttg\.blocked<\{(.*)\}>$", code, re.MULTILINE))
         lines = code.splitlines()
@@ -144,7 +144,7 @@ def test_a_product_that_rounds_its_row_has_one_layout_for_all_that_counts_on_lan
 def test_butterflies_between_lanes_find_each_number_in_its_lane(intermediate: dict[str, dict[str, str]]) -> None:
     variants = {**intermediate["rotate"], **intermediate["add_parts"], **intermediate["moe_route"]}
     codes = {name: code for name, code in variants.items() if "shfl.sync.bfly" in code}
-    assert len(codes) == 9
+    assert len(codes) == 10
     for name, code in codes.items():
         layouts = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", code, re.MULTILINE))
         stages = [text for text in code.splitlines() if "shfl.sync.bfly" in text]

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from kernel_data import DEVICE, close, packed, poisoned, random
 from torch import Tensor
 
-from runner.kernels import moe_gemm
-from runner.kernels.matmul import Activation, Rows, dense_rows, gate_ref
+from runner.kernels import moe_fragments, moe_gemm
+from runner.kernels.fragment_products import ZEROS
+from runner.kernels.fragments import FORMATS_IN_FRAGMENTS, to_fragments
+from runner.kernels.matmul import Activation, dense_rows, gate_ref
 from runner.kernels.moe_groups import group_pairs, group_pairs_ref
 from runner.kernels.moe_matmul import (
     Dispatch,
+    MoeRows,
     dispatch,
     moe_linear,
     moe_linear_gated,
@@ -25,10 +29,10 @@ from runner.kernels.moe_matmul import (
 from runner.kernels.moe_route import Routing, rounds_in_lanes, route, route_and_round, route_ref
 from runner.kernels.moe_router import router_logits, router_logits_ref
 from runner.kernels.pack import dequantize_ref
-from runner.kernels.rotate import quantize_rows, rotate_rows
-from runner.kernels.values import Int8Rows, Matrix, Squares, rstd_ref
+from runner.kernels.rotate import quantize_fragments, quantize_rows, rotate_rows
+from runner.kernels.values import Int8Fragments, Int8Rows, Matrix, PackedMatrix, Squares, rstd_ref
 
-KINDS = ("dense", "mq4")
+KINDS = ("dense", "mq4", "mq4 fragments")
 # M, E, k, N, K: odd, fewer columns than a tile, experts that nobody takes
 FEW = ((1, 5, 3, 14, 64), (3, 2, 1, 13, 96))
 LONG = (1, 6, 2, 5, 2080)
@@ -39,6 +43,10 @@ MANY = (
     (130, 3, 1, 16, 96),
 )  # blocks of 16 to 128, packed to 64
 FULL = (197, 2, 1, 16, 96)  # blocks of 128, packed too
+# The same of experts in fragments, whose rows are whole tiles: of several steps, the last of which is not full; slots
+# that are no power of two; blocks of 16, 32, 64 and 128 pairs, fewer columns than a tile of them and more
+FEW_TILES = ((1, 5, 3, 32, 64), (3, 3, 2, 64, 1216), (2, 5, 5, 32, 832))
+MANY_TILES = ((17, 3, 2, 32, 64), (33, 4, 2, 320, 128), (66, 4, 2, 32, 64), (197, 2, 1, 32, 64))
 WIDE = (35, 3, 2, 70, 544)  # more than one step of columns, and a last one that is not full
 
 
@@ -49,14 +57,21 @@ def poison() -> Iterator[None]:
 
 
 def matrix(kind: str, n: int, k: int) -> Matrix:
-    return random(n, k, seed=9) * 0.3 if kind == "dense" else packed(kind, n, k)
+    if kind == "dense":
+        return random(n, k, seed=9) * 0.3
+    form, _, layout = kind.partition(" ")
+    return to_fragments(packed(form, n, k)) if layout else packed(form, n, k)
 
 
-def activations(x: Tensor, w: Matrix, n_rows: int) -> Rows:
+def activations(x: Tensor, w: Matrix, n_rows: int) -> MoeRows:
     """x as a product with w wants it when n_rows rows are computed; x may be of their pairs."""
     if isinstance(w, Tensor):
         return x
-    return quantize_rows(x, None, 1) if n_rows <= 16 else rotate_rows(x, None, 1, torch.float32)
+    if n_rows > 16:
+        return rotate_rows(x, None, 1, torch.float32)
+    if w.layout == "fragments":
+        return quantize_fragments(x, None, 1, ZEROS[w.format], apart=True)
+    return quantize_rows(x, None, 1)
 
 
 def routed(m: int, e: int, k: int, seed: int = 4) -> Dispatch:
@@ -75,7 +90,7 @@ def exact(rows: Tensor, w: Matrix, to: Dispatch) -> Tensor:
     return torch.stack(products)
 
 
-def of_pairs(x: Rows, to: Dispatch) -> Tensor:
+def of_pairs(x: MoeRows, to: Dispatch) -> Tensor:
     return dense_rows(x).repeat_interleave(to.experts.shape[1], 0)
 
 
@@ -131,14 +146,32 @@ def test_rows_are_rounded_beside_the_choice_as_they_are_alone(length: int, rotat
     logits, h, gain = random(3, 12) * 4, random(3, length, seed=2), random(length, seed=3) if has_norm else None
     squares = Squares(parts=random(3, 5, seed=4).square(), size=length, eps=1e-5) if has_norm else None
     weights, experts, rows = route_and_round(
-        logits, 4, "softmax_topk", h, gain=gain, squares=squares, rotation=rotation, in_lanes=False
+        logits, 4, "softmax_topk", h, gain=gain, squares=squares, rotation=rotation, zero=None, in_lanes=False
     )
+    assert isinstance(rows, Int8Rows)
     assert rounds_in_lanes(rotation, DEVICE)
     for found, wanted in zip((weights, experts), route(logits, 4, "softmax_topk"), strict=True):
         assert torch.equal(found, wanted)
     alone = quantize_rows(h, gain, rotation)
     assert torch.equal(rows.words, alone.words)
     close(rows.scale, alone.scale * (1 if squares is None else rstd_ref(squares)[:, None]))
+
+
+@pytest.mark.parametrize(("length", "rotation"), [(512, 256), (64, 1)])
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_rows_are_rounded_to_fragments_beside_the_choice(length: int, rotation: int, has_norm: bool) -> None:
+    logits, h, gain = random(3, 12) * 4, random(3, length, seed=2), random(length, seed=3) if has_norm else None
+    squares = Squares(parts=random(3, 5, seed=4).square(), size=length, eps=1e-5) if has_norm else None
+    weights, experts, rows = route_and_round(
+        logits, 4, "softmax_topk", h, gain=gain, squares=squares, rotation=rotation, zero=15, in_lanes=False
+    )
+    assert isinstance(rows, Int8Fragments)
+    for found, wanted in zip((weights, experts), route(logits, 4, "softmax_topk"), strict=True):
+        assert torch.equal(found, wanted)
+    alone = quantize_fragments(h, gain, rotation, 15, squares, apart=True)
+    assert torch.equal(rows.words, alone.words)
+    assert torch.equal(rows.notes[..., :3], alone.notes[..., :3])
+    assert (rows.num_rows, rows.zero) == (3, 15)
 
 
 @pytest.mark.parametrize(("m", "e", "k"), [(17, 1, 1), (40, 9, 4), (130, 9, 8)])
@@ -155,9 +188,11 @@ def test_pairs_are_sorted_by_expert_and_stay_in_order(m: int, e: int, k: int) ->
 @pytest.mark.parametrize(
     ("kind", "shape"),
     [
-        *((kind, shape) for kind in KINDS for shape in (*FEW, LONG, *MANY, FULL)),
+        *((kind, shape) for kind in KINDS[:2] for shape in (*FEW, LONG, *MANY, FULL)),
         *(("mq6", FEW[1]), ("mq8", MANY[0])),
         *((kind, WIDE) for kind in ("mq4-uniform", "mq6", "mq8")),
+        *(("mq4 fragments", shape) for shape in (*FEW_TILES, *MANY_TILES)),
+        *((f"{form} fragments", shape) for form in ("mq4-uniform", "mq6") for shape in (FEW_TILES[1], MANY_TILES[1])),
     ],
     ids=str,
 )
@@ -174,14 +209,17 @@ def test_products_of_pairs_equal_float64(kind: str, shape: tuple[int, ...]) -> N
     close(moe_linear_ref(x, w, to, bias=bias, squares=squares, dtype=torch.float32), wanted)
 
 
-@pytest.mark.parametrize("n", [16, 21])
-def test_experts_are_decoded_on_their_way_or_in_advance_and_in_turn(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    m, e, k, length = 20, 40, 2, 32
-    w, to = matrix("mq4", e * n, length), routed(m, e, k)
+@pytest.mark.parametrize(("kind", "n"), [("mq4 fragments", 16), ("mq4", 16), ("mq4", 21)])
+def test_experts_are_decoded_on_their_way_or_in_advance_and_in_turn(
+    kind: str, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m, e, k, length = 20, 40, 2, 64
+    w, to = matrix(kind, e * n, length), routed(m, e, k)
     x = activations(random(m, length), w, m)
     on_their_way = moe_linear(x, w, to, dtype=torch.float32)
     monkeypatch.setattr(moe_gemm, "_FEW_PAIRS", 0)
     at_once = moe_linear(x, w, to, dtype=torch.float32)
+    assert torch.equal(on_their_way, at_once) == (kind == "mq4")  # those in planes are always decoded in advance
     monkeypatch.setattr(moe_gemm, "BLOCK_BYTES", 3 * n * length * 4)
     assert moe_gemm.experts_at_once(n, length, 4) == {16: 3, 21: 16}[n]
     assert torch.equal(moe_linear(x, w, to, dtype=torch.float32), at_once)
@@ -193,7 +231,7 @@ def test_experts_are_decoded_on_their_way_or_in_advance_and_in_turn(n: int, monk
 @pytest.mark.parametrize("activation", ["silu", "clamped_swiglu"])
 @pytest.mark.parametrize("shape", [FEW[0], MANY[0]], ids=str)
 def test_pairs_of_rows_of_an_expert_are_gated(kind: str, activation: Activation, shape: tuple[int, ...]) -> None:
-    m, e, k, n, length = (*shape[:3], 14, shape[4])
+    m, e, k, n, length = (*shape[:3], 96 if "fragments" in kind else 14, shape[4])
     w, to, bias = matrix(kind, e * n, length), routed(m, e, k), random(e, n, seed=5)
     x = activations(random(m, length), w, m)
     squares = Squares(parts=random(m, 5, seed=2).square() * 20, size=96, eps=1e-5)
@@ -204,9 +242,16 @@ def test_pairs_of_rows_of_an_expert_are_gated(kind: str, activation: Activation,
     close(moe_linear_gated_ref(x, w, to, activation, bias=bias, squares=squares, dtype=torch.float32), found, 1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("shape", "has_bias"), [(FEW[0], True), (FEW[1], False), (LONG, False), (MANY[0], True)], ids=str
+    ("kind", "shape", "has_bias"),
+    [
+        *((kind, *case) for kind in KINDS[:2] for case in ((FEW[0], True), (FEW[1], False), (LONG, False))),
+        *((kind, MANY[0], True) for kind in KINDS[:2]),
+        *(("mq4 fragments", *case) for case in zip(FEW_TILES, (True, False, False), strict=True)),
+        *((f"{form} fragments", FEW_TILES[1], False) for form in ("mq4-uniform", "mq6")),
+        ("mq4 fragments", MANY_TILES[0], True),
+    ],
+    ids=str,
 )
 def test_a_rows_experts_are_weighed_and_added_to_the_stream(kind: str, shape: tuple[int, ...], has_bias: bool) -> None:
     m, e, k, n, length = shape
@@ -235,9 +280,9 @@ def test_activations_of_16_bits_are_taken_and_given(m: int, dtype: torch.dtype) 
     close(h, wanted, 2e-6 if m <= 16 else unit)  # above 16 rows the outputs of experts pass through 16 bits
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "mq6 fragments"])
 def test_a_row_has_the_same_bits_in_every_batch_of_up_to_16(kind: str) -> None:
-    e, k, n, length, width = 5, 2, 4, 96, 9
+    e, k, n, length, width = (5, 2, 16, 640, 32) if "fragments" in kind else (5, 2, 4, 96, 9)
     up, down = matrix(kind, e * 2 * n, length), matrix(kind, e * width, length)
     logits, x, parts = random(16, e, seed=4), random(16, length), random(16, 40, seed=2).square()
     inner = random(16 * k, length, seed=6)
@@ -270,3 +315,30 @@ def test_int8_rows_of_pairs_are_those_of_the_pairs_in_order() -> None:
         one = quantize_rows(inner[pair : pair + 1], None, 1)
         assert torch.equal(one.words[0], whole.words[pair])
         assert torch.equal(one.scale[0], whole.scale[pair])
+
+
+@pytest.mark.parametrize("form", FORMATS_IN_FRAGMENTS)
+def test_experts_are_in_fragments_only_where_both_kernels_are_right(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    works = moe_fragments.try_experts
+    assert works(form, DEVICE)
+    kernels = moe_fragments.GemvFragmentsOfExperts
+    for name, place in (("pairs", lambda args: args[1][0]), ("sum", lambda args: args[1])):
+        right = getattr(kernels, name)
+
+        def wrong_in_one_lane(self: object, *args: Any, right: Any = right, place: Any = place) -> None:
+            right(self, *args)
+            place(args)[0, 5] += 1.0 + place(args)[0, 5].abs()
+
+        monkeypatch.setattr(kernels, name, wrong_in_one_lane)
+        assert not works(form, DEVICE)
+        monkeypatch.setattr(kernels, name, right)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert not works(form, DEVICE)
+    w = matrix(form, 16, 64)
+    assert isinstance(w, PackedMatrix)
+    monkeypatch.setattr(moe_fragments, "is_nvidia", lambda _: True)
+    monkeypatch.setattr(moe_fragments, "_works", lambda *_: False)
+    assert not moe_fragments.multiplies_experts(w)
+    monkeypatch.setattr(moe_fragments, "is_nvidia", lambda _: False)
+    assert moe_fragments.multiplies_experts(w)

@@ -6,26 +6,33 @@ read on the device. It knows nothing of layers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from runner.backends.native.matrices import MatrixReader, join
 from runner.backends.native.moe import MoE
-from runner.backends.native.stream import Norm, Stream, multiply, read_product
+from runner.backends.native.stream import Norm, Stream, laid_out, multiply, read_product
 from runner.errors import UnsupportedModel
 from runner.kernels.add_parts import rotates
+from runner.kernels.fragment_products import ZEROS
+from runner.kernels.fragments import TILE
 from runner.kernels.matmul import gate_ref
+from runner.kernels.moe_fragments import multiplies_experts
 from runner.kernels.moe_matmul import Dispatch, MoeRows, dispatch, moe_linear, moe_linear_gated, moe_linear_residual
 from runner.kernels.moe_route import rounds_in_lanes, route, route_and_round
 from runner.kernels.moe_router import router_logits
-from runner.kernels.rotate import quantize_rows, rotate_rows
-from runner.kernels.values import MOST_ROWS, Int8Rows, Matrix, PackedMatrix, Squares, is_nvidia
+from runner.kernels.rotate import quantize_fragments, quantize_rows, rotate_rows
+from runner.kernels.values import MOST_ROWS, Matrix, PackedMatrix, Squares, is_nvidia
 
 
 class FusedMoE:
     """See moe.MoE. gate_up: one stack of both, or two where their formats differ.
 
-    rotation: of the packed stacks of gate and up; None where they are dense, or have two. in_lanes: see quantize_rows.
+    rounding: of what gate and up read in a step of few tokens; None where they are dense, or want two. in_lanes: see
+    quantize_rows.
     """
 
     def __init__(self, module: MoE, name: str, reader: MatrixReader) -> None:
@@ -34,8 +41,8 @@ class FusedMoE:
         self.router = read_product(reader, name, [module.router_name])
         self.gate_up = _stacks(reader, name, module.num_experts, ["gate_proj", "up_proj"])
         (self.down,) = _stacks(reader, name, module.num_experts, ["down_proj"])
-        rotations = {None if isinstance(w, Tensor) else w.rotation for w, _ in self.gate_up}
-        self.rotation = rotations.pop() if len(rotations) == 1 else None
+        roundings = {_rounding_of(w) for w, _ in self.gate_up}
+        self.rounding = roundings.pop() if len(roundings) == 1 else None
         packed = [w for w, _ in (*self.gate_up, self.down) if isinstance(w, PackedMatrix)]
         self.in_lanes = all(is_nvidia(w.packed) and _in_lanes(w.rotation, w.packed.device) for w in packed)
 
@@ -48,7 +55,7 @@ class FusedMoE:
         squares = moe_linear_residual(x, down, to, h, bias=bias, eps=stream.eps)
         return Stream(h=h, eps=stream.eps, squares=squares)
 
-    def _chosen(self, stream: Stream, before: Norm | None) -> tuple[Dispatch, Int8Rows | None]:
+    def _chosen(self, stream: Stream, before: Norm | None) -> tuple[Dispatch, MoeRows | None]:
         """The experts of each row; and the rows as gate and up want them, normed, where they come with that."""
         module, h, router = self.module, stream.h, self.router.parts[0]
         ready, k, kind = None, module.experts_per_token, module.routing
@@ -57,15 +64,16 @@ class FusedMoE:
             return dispatch(weights, experts, module.num_experts), ready
         gain, squares = _norm_of(stream, before)
         logits = router_logits(h, router, gain=gain, squares=squares, bias=self.router.biases[0])
-        if self.rotation is None:
+        if self.rounding is None:
             weights, experts = route(logits, k, kind)
         else:
             weights, experts, ready = route_and_round(
-                logits, k, kind, h, gain=gain, squares=squares, rotation=self.rotation, in_lanes=self.in_lanes
-            )
+                logits, k, kind, h, gain=gain, squares=squares,
+                rotation=self.rounding.rotation, zero=self.rounding.zero, in_lanes=self.in_lanes,
+            )  # fmt: skip
         return dispatch(weights, experts, module.num_experts), ready
 
-    def _gated(self, stream: Stream, before: Norm | None, to: Dispatch, ready: Int8Rows | None) -> Tensor:
+    def _gated(self, stream: Stream, before: Norm | None, to: Dispatch, ready: MoeRows | None) -> Tensor:
         """act(gate) * up of all pairs of a token and an expert, [M * k, I]. ready: see _chosen."""
         gain, squares = _norm_of(stream, before)
         if ready is not None:
@@ -89,9 +97,25 @@ class FusedMoE:
         """x, times the gain, as a product with the experts' matrices wants it; is_few: it is one of up to 16 tokens."""
         if isinstance(w, Tensor):
             return rotate_rows(x, gain, 1, self.dtype) if gain is not None or x.dtype != self.dtype else x
+        if is_few and w.layout == "fragments":
+            return quantize_fragments(x, gain, w.rotation, ZEROS[w.format], apart=True)
         if is_few:
             return quantize_rows(x, gain, w.rotation, in_lanes=self.in_lanes)
         return rotate_rows(x, gain, w.rotation, self.dtype, in_lanes=self.in_lanes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rounding:
+    """How a packed matrix wants few rows: rotated in such blocks, and zero of Int8Fragments or None for Int8Rows."""
+
+    rotation: int
+    zero: int | None
+
+
+def _rounding_of(w: Matrix) -> _Rounding | None:
+    if isinstance(w, Tensor):
+        return None
+    return _Rounding(rotation=w.rotation, zero=ZEROS[w.format] if w.layout == "fragments" else None)
 
 
 def _in_lanes(rotation: int, device: torch.device) -> bool:
@@ -123,7 +147,7 @@ def _stacks(reader: MatrixReader, name: str, count: int, members: list[str]) -> 
     joined = join(by_expert, [biases[member][expert] for expert in range(count) for member in members])
     if len(joined.parts) == 1:
         bias = joined.biases[0]
-        return [(joined.parts[0], None if bias is None else bias.view(count, -1))]
+        return [(_laid_out(joined.parts[0], matrices), None if bias is None else bias.view(count, -1))]
     found = []
     for member in members:
         alone = join(matrices[member], biases[member])
@@ -133,5 +157,11 @@ def _stacks(reader: MatrixReader, name: str, count: int, members: list[str]) -> 
                 hint="Quantize the model again with one format for all experts of a layer, or run it with -ngl 0.",
             )
         ((w,), (bias,)) = alone.parts, alone.biases
-        found.append((w, None if bias is None else bias.view(count, -1)))
+        found.append((_laid_out(w, {member: matrices[member]}), None if bias is None else bias.view(count, -1)))
     return found
+
+
+def _laid_out(stack: Matrix, matrices: Mapping[str, Sequence[Matrix]]) -> Matrix:
+    """The stack in the layout that the device multiplies fastest, if every member's matrices are of whole tiles."""
+    are_tiles = all(one.shape[0] % TILE == 0 for members in matrices.values() for one in members)
+    return laid_out(stack) if are_tiles and not isinstance(stack, Tensor) and multiplies_experts(stack) else stack

@@ -18,6 +18,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeConfig, Qwe
 
 from runner.backends import native
 from runner.backends.native import stream
+from runner.backends.native.fused_moe import FusedMoE
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.loader import load_model
 from runner.backends.native.model_files import read_config
@@ -25,7 +26,8 @@ from runner.backends.native.moe import MoE, clamped_swiglu, route
 from runner.backends.native.places import places_of
 from runner.config import LoadOptions
 from runner.errors import BadModelFile, UnsupportedModel
-from runner.kernels.values import MOST_ROWS
+from runner.kernels.fragments import can_be_fragments, to_fragments
+from runner.kernels.values import MOST_ROWS, PackedMatrix
 from runner.quant.mq.packed_weights import PackedWeights
 from runner.quant.mq.quantize import quantize_packed
 from runner.quant.mq.recipe import Rule, recipe_of
@@ -243,14 +245,19 @@ def test_stacks_of_a_model_that_names_its_experts_are_refused(tmp_path: Path) ->
 # --- as the kernels compute them -------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # rows that fill a block hold anything, and sums of it overflow
+@pytest.mark.parametrize("layout", ["planes", "fragments"])
 @pytest.mark.parametrize(("name", "format_of_gate"), [("qwen3-moe", "mq4"), ("gpt-oss", "mq6")])
 def test_packed_experts_stay_packed_and_give_what_their_values_do(
-    name: str, format_of_gate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, format_of_gate: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gate and up are one product where their formats agree, and two where they do not."""
     monkeypatch.setattr(stream, "FEW_ROWS", MOST_ROWS)  # so that the prompt is a long one
-    count = {"num_experts": 3, "moe_intermediate_size": 32} if name == "qwen3-moe" else {"num_local_experts": 3}
-    small = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "num_hidden_layers": 1, "vocab_size": 61}
+    if layout == "fragments":
+        monkeypatch.setattr(stream, "best_layout", lambda w, pair: to_fragments(w, pair) if can_be_fragments(w) else w)
+    k = 64 if layout == "fragments" else 32
+    count = {"num_experts": 3, "moe_intermediate_size": k} if name == "qwen3-moe" else {"num_local_experts": 3}
+    small = {"hidden_size": k, "intermediate_size": k, "head_dim": 8, "num_hidden_layers": 1, "vocab_size": 61}
     save(make(name, **small, **count, num_experts_per_tok=2, bos_token_id=1, eos_token_id=2), tmp_path / "source")
     recipe = recipe_of("mq4")
     rule = Rule(tensors="*.gate_proj.weight", format=format_of_gate)
@@ -259,6 +266,11 @@ def test_packed_experts_stay_packed_and_give_what_their_values_do(
     quantize_packed(tmp_path / "source", recipe, packed, device=cpu, on_stage=lambda *_: None)
     config, weights = read_config(packed), PackedWeights(packed)
     kernels, reference = fused(config, weights), plain(config, weights)
+    experts = kernels._opened().layers[0].mlp
+    assert isinstance(experts, FusedMoE)
+    stacks = [w for w, _ in (*experts.gate_up, experts.down)]
+    assert len(stacks) == (2 if format_of_gate == "mq4" else 3)
+    assert {w.layout for w in stacks if isinstance(w, PackedMatrix)} == {layout}
     for tokens, tolerance in ((PROMPT, 1e-4), ([9], 0.05)):  # decoding rounds activations to int8
         wanted = reference.extend(tokens, "all", lambda: None)
         assert difference(kernels.extend(tokens, "all", lambda: None), wanted) < tolerance

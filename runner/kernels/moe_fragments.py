@@ -1,0 +1,275 @@
+"""Products of up to 16 rows with the few experts that each takes, of weights in fragments: decoding on NVIDIA.
+
+What moe_gemv.py computes, on tensor cores: one row of activations a pair of a row and an expert, in the steps and the
+order of gemv_steps.py. Nothing is shared between rows, so a row has the same bits in every batch; where rows share
+an expert, its tiles are multiplied at about the same time, and the L2 cache has them. A program of `_pairs` computes 16
+columns of one pair, of gate and up beside each other, and hands them to an epilogue; one of `_sum` 16 columns of all
+slots of a row, each times its weight, and adds their sum to the residual stream; its weights, which depend on the
+experts alone, are on their way before the kernel before it has ended.
+
+The rows of expert e are those of the weights from e * N on, N a multiple of 16, and none of them are in pairs. The
+references are in moe_matmul.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from runner.kernels import moe_pairs
+from runner.kernels.compile import Variant
+from runner.kernels.epilogues import ACTIVATIONS, p_squares, p_store
+from runner.kernels.fragment_products import ZEROS, half_tables_of_lanes, sum_by_halves
+from runner.kernels.fragments import TILE, activation_rows, activations_ref, to_fragments
+from runner.kernels.gemv_steps import all_steps, begun_steps, row_sums
+from runner.kernels.grids import half_tables, table
+from runner.kernels.layouts import random_matrix
+from runner.kernels.pack import dequantize_ref
+from runner.kernels.values import (
+    GROUP,
+    OPTIONS,
+    Int8Fragments,
+    PackedMatrix,
+    has_pdl,
+    is_nvidia,
+    moved,
+    pdl_option,
+    register_option,
+)
+
+
+@triton.jit
+def _pairs_of_fragments(
+    packed, high, scale, row_scale, levels, halves, x, notes, experts, N, k, args,
+    EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, FORMAT: tl.constexpr, P: tl.constexpr,
+    W: tl.constexpr, DEPTH: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """PAIR: how many rows lie between gate and up, 0 without pairs."""
+    S: tl.constexpr = 2 if PAIR > 0 else 1
+    STEPS: tl.constexpr = (P + 4 * W - 1) // (4 * W)
+    MASKED: tl.constexpr = P % (4 * W) != 0
+    pair, tile = tl.program_id(0), tl.program_id(1)
+    v = tl.arange(0, S * W)[:, None]
+    tables = half_tables_of_lanes(halves, S * W, FORMAT, NVIDIA)
+    if PDL:
+        gdc_wait()
+    expert = tl.load(experts + pair).to(tl.int64)
+    place = expert * (N // 16) + (tile + v // W * (PAIR // 16))
+    packed += place * (P * 128)
+    high += place * (P * 128)
+    scale += place * (P * 32)
+    p = 4 * (v % W)
+    waiting = begun_steps(packed, high, scale, p, P, FORMAT, W, DEPTH, STEPS, NVIDIA, MASKED)
+    if PDL:
+        gdc_wait()  # again, and at once over: behind it ptxas would put off what was asked for
+        gdc_launch_dependents()
+    i = tl.arange(0, S * 16)
+    factor = 0.5 * tl.load(row_scale + expert * N + (tile * 16 + i // 16 * PAIR + i % 16))
+    row = (pair // k).to(tl.int64)
+    acc = all_steps(
+        waiting, packed, high, scale, levels, tables, x + row * (P * 16), notes + row * (P * 4), p, 0, P,
+        FORMAT, S * W, W, DEPTH, STEPS, NVIDIA, MASKED,
+    )  # fmt: skip
+    total = row_sums(acc, S * W, W) * factor
+    n = tile * 16 + tl.arange(0, 16)
+    lo = total
+    hi = total
+    if PAIR > 0:
+        lo, hi = tl.split(tl.permute(tl.reshape(total, (2, 16)), (1, 0)))
+    pairs = pair + tl.arange(0, 1)
+    EPILOGUE(lo[None, :], hi[None, :], pairs, pairs >= 0, n, n + PAIR, n >= 0, tile, args, CONFIG)
+
+
+@triton.jit
+def _sum_of_fragments(
+    packed, high, scale, row_scale, levels, halves, x, notes, experts, weights, h, bias, parts, N, k, n_tiles,
+    HAS_BIAS: tl.constexpr, FORMAT: tl.constexpr, SLOTS: tl.constexpr, P: tl.constexpr, DEPTH: tl.constexpr,
+    NVIDIA: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A slot is a warp."""
+    STEPS: tl.constexpr = (P + 3) // 4
+    MASKED: tl.constexpr = P % 4 != 0
+    row, tile = tl.program_id(0), tl.program_id(1)
+    # Experts were there before the product with gate and up began: from L2, since L1 may hold what was there before.
+    # Every warp asks for its own and nothing else, since all programs ask one slice of that cache. Slots that are not
+    # there do as the first one does, and nobody adds it.
+    slot = tl.arange(0, SLOTS)[:, None]
+    pair = row * k + tl.where(slot < k, slot, 0)
+    place = tl.load(experts + pair, cache_modifier=".cg").to(tl.int64) * (N // 16) + tile
+    packed += place * (P * 128)
+    high += place * (P * 128)
+    scale += place * (P * 32)
+    p = 0 * slot
+    waiting = begun_steps(packed, high, scale, p, P, FORMAT, 1, DEPTH, STEPS, NVIDIA, MASKED)
+    tables = half_tables_of_lanes(halves, SLOTS, FORMAT, NVIDIA)
+    n = tile * 16 + tl.arange(0, 16)
+    i = tl.arange(0, SLOTS * 16)
+    is_slot = i // 16 < k
+    of_slot = row * k + tl.where(is_slot, i // 16, 0)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    at = tl.load(experts + of_slot).to(tl.int64) * N + (tile * 16 + i % 16)
+    factor = 0.5 * tl.load(row_scale + at)
+    share = tl.load(weights + of_slot)
+    before = tl.load(h + row.to(tl.int64) * N + n)
+    acc = all_steps(
+        waiting, packed, high, scale, levels, tables, x + pair.to(tl.int64) * (P * 16),
+        notes + pair.to(tl.int64) * (P * 4), p, 0, P,
+        FORMAT, SLOTS, 1, DEPTH, STEPS, NVIDIA, MASKED,
+    )  # fmt: skip
+    y = row_sums(acc, SLOTS, 1) * factor
+    if HAS_BIAS:
+        y += tl.load(bias + at).to(tl.float32)
+    y = tl.where(is_slot, y * share, 0.0)
+    total = (before + sum_by_halves(tl.reshape(y, (SLOTS, 16)), SLOTS, 16))[None, :]
+    rows = row + tl.arange(0, 1)
+    p_store(h, total, rows, rows >= 0, n, n >= 0, N)
+    p_squares(total, parts, rows, rows >= 0, n >= 0, tile, n_tiles)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemvFragmentsOfExperts:
+    """Launches of the kernels. x: each row apart (C = 1), of the rows for `pairs`, of the pairs for `sum`.
+
+    w: the matrices of all experts, [E * N, K]; experts: int32 [M, k]; num_rows: N.
+    """
+
+    x: Int8Fragments
+    w: PackedMatrix
+    experts: Tensor
+    num_rows: int
+
+    def __post_init__(self) -> None:
+        assert self.w.layout == "fragments"
+        assert self.w.pair == 0
+        assert self.x.shape[1] == self.w.shape[1], (self.x.shape, self.w.shape)
+        assert self.x.words.shape[2] == 1
+        assert self.x.zero == ZEROS[self.w.format]
+        assert self.num_rows % TILE == 0
+
+    def pairs(
+        self, epilogue: Callable[..., Any], args: tuple[Any, ...], config: tuple[Any, ...], pair: int, n_columns: int
+    ) -> None:
+        """Each pair's product [n_columns] to the epilogue. pair: see epilogues.columns."""
+        k, pdl, n_pairs = self.experts.shape[1], has_pdl(self.experts), self.w.packed.shape[1]
+        assert self.x.num_rows * k == self.experts.numel()
+        assert pair % TILE == 0
+        _pairs_of_fragments[(self.experts.numel(), n_columns // TILE)](
+            *self._operands(), self.experts, self.num_rows, k, args,
+            EPILOGUE=epilogue, CONFIG=config, PAIR=pair, FORMAT=self.w.format, P=n_pairs, W=_WARPS,
+            DEPTH=_PAIRS_DEPTH, NVIDIA=is_nvidia(self.experts), PDL=pdl,
+            num_warps=(2 if pair else 1) * _WARPS, num_stages=1, **pdl_option(pdl), **OPTIONS,
+        )  # fmt: skip
+
+    @property
+    def n_sum_tiles(self) -> int:
+        return self.num_rows // TILE
+
+    def sum(self, weights: Tensor, h: Tensor, bias: Tensor | None, parts: Tensor) -> None:
+        """h [M, N] += the sum over slots of weight * (product + bias); parts [M, n_sum_tiles]: of the new squares."""
+        n_rows, k = self.experts.shape
+        assert self.x.num_rows == n_rows * k
+        slots, pdl, n_pairs = triton.next_power_of_2(k), has_pdl(h), self.w.packed.shape[1]
+        _sum_of_fragments[(n_rows, self.n_sum_tiles)](
+            *self._operands(), self.experts, weights, h, h if bias is None else bias, parts,
+            self.num_rows, k, self.n_sum_tiles,
+            HAS_BIAS=bias is not None, FORMAT=self.w.format, SLOTS=slots, P=n_pairs, DEPTH=_SUM_DEPTH[self.w.format],
+            NVIDIA=is_nvidia(h), PDL=pdl, num_warps=slots, num_stages=1,
+            **register_option(_MOST_REGISTERS if is_nvidia(h) else None), **pdl_option(pdl), **OPTIONS,
+        )  # fmt: skip
+
+    def _operands(self) -> tuple[Any, ...]:
+        w, device = self.w, self.w.packed.device
+        high = w.packed if w.high is None else w.high
+        return w.packed, high, w.scale, w.row_scale, table(device), half_tables(device), self.x.words, self.x.notes
+
+
+def multiplies_experts(w: PackedMatrix) -> bool:
+    """Whether the kernels give what they should on the device that w is on: see layouts.py."""
+    return not is_nvidia(w.packed) or _works(w.format, w.packed.device)
+
+
+def try_experts(form: str, device: torch.device) -> bool:
+    """Whether both kernels do: lanes are a compiler's to decide."""
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    random = torch.Generator().manual_seed(0)
+    n_groups = 38  # several steps, the last of which is not full
+    planes = random_matrix(form, n_groups, random)
+    w, dense = moved(to_fragments(planes), device), dequantize_ref(planes)
+    x = activations_ref(0.002 * torch.randn(3, GROUP * n_groups, generator=random), ZEROS[form], apart=True)
+    rows, x = activation_rows(x), moved(x, device)
+    gated, h = torch.empty(3, TILE, device=device), torch.zeros(1, TILE, device=device)
+    weights, parts = torch.tensor([[0.5, 0.3, 0.2]], device=device), torch.empty(1, 1, device=device)
+    first = torch.zeros(3, 1, dtype=torch.int32, device=device)
+    args = (gated, TILE, (gated, 0.0, 0.0), gated, (first, 1, 2 * TILE))
+    GemvFragmentsOfExperts(x=x, w=w, experts=first, num_rows=2 * TILE).pairs(
+        moe_pairs.gate_pairs, args, (0, 0, False, ACTIVATIONS["silu"]), TILE, TILE
+    )
+    experts = torch.tensor([[2, 0, 1]], dtype=torch.int32, device=device)
+    GemvFragmentsOfExperts(x=x, w=w, experts=experts, num_rows=TILE).sum(weights, h, None, parts)
+    gate, up = (rows @ dense[: 2 * TILE].T).chunk(2, 1)
+    by_slot = torch.einsum("sk,snk->sn", rows, dense.view(3, TILE, -1)[experts[0].tolist()])
+    wanted = ((gated, gate.sigmoid() * gate * up), (h, weights.cpu() @ by_slot))
+    return all(bool((found.cpu() - right).norm() < 1e-4 * right.norm()) for found, right in wanted)
+
+
+_works = cache(try_experts)
+
+
+# One choice whatever M is, since the order of summation follows from the warps. H200, mq4, 8 of 128 experts, in us for
+# 1, 2, 4, 8 and 16 rows. [1536, 2048]: 6.6, 9.1, 15.2, 26.0, 47.1; one warp a tile 7.6, 10.9, 16.2, 25.8, 43.8; two or
+# three steps on their way are no better; from planes 7.7, 12.8, 22.6, 42.4, 82.0. [2048, 768]: 3.5, 5.6, 10.1, 17.4,
+# 31.4; two warps a slot 5.2, 9.7, 18.1, 34.2, 65.5; two steps 3.7, 5.0, 9.2, 17.0, 30.9; from planes 9.0, 14.2, 22.5,
+# 38.7, 72.7.
+_WARPS, _PAIRS_DEPTH = 2, 1
+_SUM_DEPTH = {"mq4": 3, "mq4-uniform": 3, "mq6": 2}  # of mq6 a third step would spill
+_MOST_REGISTERS = 128
+
+
+def variants() -> Iterator[Variant]:
+    for form in ("mq4", "mq4-uniform", "mq6"):
+        operands = {
+            "packed": "*i32", "high": "*i16" if form == "mq6" else "*i32", "scale": "*u8", "row_scale": "*fp32",
+            "levels": "*i32", "halves": "*i32", "x": "*i32", "notes": "*fp32", "experts": "*i32",
+        }  # fmt: skip
+        yield Variant(
+            name=f"moe_fragments {form} gate",
+            kernel=_pairs_of_fragments,
+            signature={**operands, "N": "i32:16", "k": "i32", "args": moe_pairs.signature("*bf16")},
+            constants={
+                "EPILOGUE": moe_pairs.gate_pairs, "CONFIG": (0, 0, False, 0), "PAIR": 768, "FORMAT": form, "P": 32,
+                "W": _WARPS, "DEPTH": _PAIRS_DEPTH, "NVIDIA": True,
+            },
+            num_warps=2 * _WARPS,
+            num_stages=1,
+            has_pdl=True,
+            is_nvidia_only=True,
+        )  # fmt: skip
+        for k, n_pairs in ((8, 12), (4, 45)):
+            yield Variant(
+                name=f"moe_fragments {form} sum of {k}",
+                kernel=_sum_of_fragments,
+                signature={
+                    **operands, "weights": "*fp32", "h": "*fp32", "bias": "*fp32", "parts": "*fp32", "N": "i32:16",
+                    "k": "i32", "n_tiles": "i32",
+                },
+                constants={
+                    "HAS_BIAS": k == 4, "FORMAT": form, "SLOTS": k, "P": n_pairs, "DEPTH": _SUM_DEPTH[form],
+                    "NVIDIA": True,
+                },
+                num_warps=k,
+                num_stages=1,
+                has_pdl=True,
+                is_nvidia_only=True,
+                most_registers=_MOST_REGISTERS,
+            )  # fmt: skip
