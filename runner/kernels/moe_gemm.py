@@ -291,5 +291,4 @@ def variants() -> Iterator[Variant]:
         constants={"K": 2048, "SPAN": _SPAN},
         num_warps=4,
         is_decode=False,
-        is_nvidia_only=True,
     )

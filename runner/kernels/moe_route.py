@@ -20,7 +20,7 @@ from runner.kernels.butterflies import rotated_span, rotation_signs, signs_of_sp
 from runner.kernels.compile import Variant
 from runner.kernels.epilogues import p_rstd
 from runner.kernels.rotate import SPAN, empty_fragments, empty_rows, store_fragments, store_rows
-from runner.kernels.sampling import logit_and_id, rank_of
+from runner.kernels.sampling import float_of, ordered_bits
 from runner.kernels.values import GROUP, OPTIONS, Int8Fragments, Int8Rows, Squares, has_pdl, is_nvidia, pdl_option
 
 Routing = Literal["softmax_topk", "topk_softmax"]
@@ -47,16 +47,16 @@ def _choose(
     """
     e = tl.arange(0, EXPERTS)
     z = tl.load(logits + row * E + e, mask=e < E, other=-float("inf"))
-    # A NaN is chosen last, and no number that is no expert ever is: below every rank there is -1 << 62.
-    left = tl.where(e < E, rank_of(tl.where(z == z, z, -float("inf")), e), -(1 << 62))
+    # A NaN is chosen last, and no number that is no expert ever is. Maxima of int32 are one instruction for a warp.
+    left = tl.where(e < E, ordered_bits(tl.where(z == z, z, -float("inf"))), -2147483648)
     slot = tl.arange(0, CHOSEN)
     chosen = tl.full((CHOSEN,), -float("inf"), tl.float32)
     numbers = tl.zeros((CHOSEN,), tl.int32)
     for i in range(k):
         largest = tl.max(left, 0)
-        left = tl.where(left == largest, -(1 << 62), left)
-        size, number = logit_and_id(largest)
-        chosen = tl.where(slot == i, size, chosen)
+        number = tl.min(tl.where(left == largest, e, EXPERTS), 0)
+        left = tl.where(e == number, -2147483648, left)
+        chosen = tl.where(slot == i, float_of(largest), chosen)
         numbers = tl.where(slot == i, number, numbers)
     first = tl.max(chosen, 0)
     share = tl.exp(chosen - first)

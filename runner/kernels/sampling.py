@@ -46,18 +46,28 @@ _TEMPERATURE, _TOP_K, _TOP_P, _DEPTH, _SEED_LOW, _SEED_HIGH = (tl.constexpr(plac
 
 
 @triton.jit
+def ordered_bits(z):
+    """A float as an int32 in the order of floats, 0 and -0 being one; above -2^31."""
+    bits = tl.where(z == 0.0, 0.0, z).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def float_of(ordered):
+    """The inverse."""
+    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def rank_of(z, ids):
     """The place of a logit in the order: a larger rank comes first. Equal logits, 0 and -0 too, go by id."""
-    bits = tl.where(z == 0.0, 0.0, z).to(tl.int32, bitcast=True)
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return (ordered.to(tl.int64) << _ID_BITS) | (ids ^ NO_TOKEN)  # the id's bits inverted: lower ids rank higher
+    # The id's bits inverted: lower ids rank higher.
+    return (ordered_bits(z).to(tl.int64) << _ID_BITS) | (ids ^ NO_TOKEN)
 
 
 @triton.jit
 def logit_and_id(rank):
-    ordered = (rank >> _ID_BITS).to(tl.int32)
-    z = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-    return z, (rank & NO_TOKEN).to(tl.int32) ^ NO_TOKEN
+    return float_of((rank >> _ID_BITS).to(tl.int32)), (rank & NO_TOKEN).to(tl.int32) ^ NO_TOKEN
 
 
 @triton.jit
