@@ -29,6 +29,7 @@ FORMATS_IN_FRAGMENTS: Final = ("mq4", "mq4-uniform", "mq6")
 TILE: Final = 16  # rows of a tile
 BLOCK: Final = 8  # activations' rows that one instruction multiplies
 _LOW_NIBBLES: Final = 0x0F0F0F0F
+_AT_ONCE: Final = 4 * 2**20  # words that are brought into order at a time
 MAGIC: Final = 12582912.0  # 1.5 * 2^23: the bits of this float plus an integer are those of their sum
 
 
@@ -38,26 +39,37 @@ def can_be_fragments(w: PackedMatrix) -> bool:
 
 
 def to_fragments(w: PackedMatrix, pair: int = 0) -> PackedMatrix:
-    """The same matrix in this layout; pair: see above, half its rows or 0. Rows that fill the last tile are 0."""
+    """The same matrix in this layout; pair: see above, half its rows or 0. Rows that fill the last tile are 0.
+
+    Some tiles at a time, since what lies between both takes several times the room of either.
+    """
     assert can_be_fragments(w)
+    places = _places(w.shape[0], pair, w.packed.device)
+    n_tiles, n_pairs = len(places) // TILE, w.shape[1] // (2 * GROUP)
+    shape = (n_tiles, n_pairs, BLOCK, 4, 4)
+    packed = torch.empty(shape, dtype=torch.int32, device=places.device)
+    scale = torch.empty(shape[:4], dtype=torch.uint8, device=places.device)
+    high = torch.empty(shape, dtype=torch.int16, device=places.device) if w.format == "mq6" else None
+    step = max(1, _AT_ONCE // (n_pairs * BLOCK * 16))
+    for first in range(0, n_tiles, step):
+        some = slice(first, first + step)
+        tiles, codes = _tiles_in_planes(w, places[first * TILE : (first + step) * TILE])
+        quads = tiles[:, :, :, :4].permute(0, 4, 2, 3, 5, 1).flatten(4)  # t, p, g, j, (e, h)
+        packed[some] = _in_order(quads) if w.format == "mq4" else quads
+        scale[some] = codes.permute(0, 3, 2, 4, 1).flatten(3)
+        if high is not None:
+            high[some] = _high_bits(tiles[:, :, :, 4:])
+    return dataclasses.replace(w, layout="fragments", pair=pair, packed=packed, scale=scale, high=high)
+
+
+def _tiles_in_planes(w: PackedMatrix, places: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of these places, 0 where there is none: words [t, h, g, word, p, e] and scale codes [t, h, g, p, e]."""
     n_rows, n_pairs = w.shape[0], w.shape[1] // (2 * GROUP)
-    places = _places(n_rows, pair, w.packed.device)
     rows = places.clamp(max=n_rows - 1)
     words, codes = w.packed[rows], w.scale[rows]
-    if len(places) > n_rows:
-        words[places == n_rows] = 0
-        codes[places == n_rows] = 0
-    tiles = words.view(-1, 2, BLOCK, words.shape[1], n_pairs, 2)  # t, h, g, word, p, e
-    codes = codes.view(-1, 2, BLOCK, n_pairs, 2)
-    quads = tiles[:, :, :, :4].permute(0, 4, 2, 3, 5, 1).flatten(4)  # t, p, g, j, (e, h)
-    return dataclasses.replace(
-        w,
-        layout="fragments",
-        pair=pair,
-        packed=(_in_order(quads) if w.format == "mq4" else quads).contiguous(),
-        scale=codes.permute(0, 3, 2, 4, 1).flatten(3).contiguous(),
-        high=_high_bits(tiles[:, :, :, 4:]) if w.format == "mq6" else None,
-    )
+    words.masked_fill_((places == n_rows)[:, None, None], 0)
+    codes.masked_fill_((places == n_rows)[:, None], 0)
+    return words.view(-1, 2, BLOCK, words.shape[1], n_pairs, 2), codes.view(-1, 2, BLOCK, n_pairs, 2)
 
 
 def to_planes(w: PackedMatrix) -> PackedMatrix:

@@ -7,6 +7,7 @@ import torch
 from kernel_data import packed, random, scrambled
 from torch import Tensor
 
+from runner.kernels import fragments
 from runner.kernels.fragments import (
     BLOCK,
     FORMATS_IN_FRAGMENTS,
@@ -34,6 +35,20 @@ def test_planes_come_back_bit_for_bit(form: str, n: int, k: int, pair: int) -> N
     assert (back.layout, back.pair, back.shape, back.high) == ("planes", 0, (n, k), None)
     for name in ("packed", "scale", "row_scale"):
         assert torch.equal(getattr(back, name), getattr(planes, name))
+
+
+@pytest.mark.parametrize("form", FORMATS_IN_FRAGMENTS)
+@pytest.mark.parametrize(("n", "pair"), [(101, 0), (54, 27)])
+def test_a_large_matrix_is_brought_into_order_some_tiles_at_a_time(
+    form: str, n: int, pair: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planes = scrambled(form, n, 192)
+    at_once = to_fragments(planes, pair)
+    monkeypatch.setattr(fragments, "_AT_ONCE", 2 * 128 * 3 + 5)  # two tiles at a time, and a last one alone or two
+    in_turn = to_fragments(planes, pair)
+    for name in ("packed", "scale", "high"):
+        one, other = getattr(in_turn, name), getattr(at_once, name)
+        assert one is other is None or torch.equal(one, other)
 
 
 @pytest.mark.parametrize("form", FORMATS_IN_FRAGMENTS)

@@ -6,13 +6,12 @@ read on the device. It knows nothing of layers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from runner.backends.native.matrices import MatrixReader, join
+from runner.backends.native.matrices import MatrixReader, Product, join
 from runner.backends.native.moe import MoE
 from runner.backends.native.stream import Norm, Stream, laid_out, multiply, read_product
 from runner.errors import UnsupportedModel
@@ -135,33 +134,25 @@ def _stacks(reader: MatrixReader, name: str, count: int, members: list[str]) -> 
 
     Raises UnsupportedModel where a member's own formats differ from expert to expert.
     """
-    matrices = {
-        member: [reader.matrix(f"{name}.experts.{expert}.{member}.weight") for expert in range(count)]
-        for member in members
-    }
-    biases = {
-        member: [reader.optional_vector(f"{name}.experts.{expert}.{member}.bias") for expert in range(count)]
-        for member in members
-    }
-    by_expert = [matrices[member][expert] for expert in range(count) for member in members]
-    joined = join(by_expert, [biases[member][expert] for expert in range(count) for member in members])
-    if len(joined.parts) == 1:
-        bias = joined.biases[0]
-        return [(_laid_out(joined.parts[0], matrices), None if bias is None else bias.view(count, -1))]
+    names = [f"{name}.experts.{expert}.{member}" for expert in range(count) for member in members]
+    read = reader.product([f"{one}.weight" for one in names], [f"{one}.bias" for one in names])
+    if len(read.parts) == 1:
+        return [_stack(read, count, len(members))]
     found = []
-    for member in members:
-        alone = join(matrices[member], biases[member])
+    for i, member in enumerate(members):
+        alone = join(read.parts[i :: len(members)], read.biases[i :: len(members)])
         if len(alone.parts) > 1:
             raise UnsupportedModel(
                 f"The experts of {name} have {member} in different formats.",
                 hint="Quantize the model again with one format for all experts of a layer, or run it with -ngl 0.",
             )
-        ((w,), (bias,)) = alone.parts, alone.biases
-        found.append((_laid_out(w, {member: matrices[member]}), None if bias is None else bias.view(count, -1)))
+        found.append(_stack(alone, count, 1))
     return found
 
 
-def _laid_out(stack: Matrix, matrices: Mapping[str, Sequence[Matrix]]) -> Matrix:
-    """The stack in the layout that the device multiplies fastest, if every member's matrices are of whole tiles."""
-    are_tiles = all(one.shape[0] % TILE == 0 for members in matrices.values() for one in members)
-    return laid_out(stack) if are_tiles and not isinstance(stack, Tensor) and multiplies_experts(stack) else stack
+def _stack(product: Product, count: int, num_members: int) -> tuple[Matrix, Tensor | None]:
+    """The one matrix of all experts, as the device multiplies it fastest where their members are of whole tiles."""
+    ((w,), (bias,)) = product.parts, product.biases
+    if isinstance(w, PackedMatrix) and w.shape[0] % (TILE * count * num_members) == 0 and multiplies_experts(w):
+        w = laid_out(w)
+    return w, None if bias is None else bias.view(count, -1)
