@@ -155,6 +155,7 @@ class GemvFragmentsOfExperts:
         assert self.x.words.shape[2] == 1
         assert self.x.zero == ZEROS[self.w.format]
         assert self.num_rows % TILE == 0
+        assert self.experts.shape[1] <= _MOST_SLOTS
 
     def pairs(
         self, epilogue: Callable[..., Any], args: tuple[Any, ...], config: tuple[Any, ...], pair: int, n_columns: int
@@ -193,9 +194,9 @@ class GemvFragmentsOfExperts:
         return w.packed, high, w.scale, w.row_scale, table(device), half_tables(device), self.x.words, self.x.notes
 
 
-def multiplies_experts(w: PackedMatrix) -> bool:
-    """Whether the kernels give what they should on the device that w is on: see layouts.py."""
-    return not is_nvidia(w.packed) or _works(w.format, w.packed.device)
+def multiplies_experts(w: PackedMatrix, k: int) -> bool:
+    """Whether the kernels take k experts a row, and are right on the device that w is on: see layouts.py."""
+    return k <= _MOST_SLOTS and (not is_nvidia(w.packed) or _works(w.format, w.packed.device))
 
 
 def try_experts(form: str, device: torch.device) -> bool:
@@ -233,7 +234,7 @@ _works = cache(try_experts)
 # 38.7, 72.7.
 _WARPS, _PAIRS_DEPTH = 2, 1
 _SUM_DEPTH = {"mq4": 3, "mq4-uniform": 3, "mq6": 2}  # of mq6 a third step would spill
-_MOST_REGISTERS = 128
+_MOST_REGISTERS, _MOST_SLOTS = 128, 16  # a warp a slot: all registers of a multiprocessor
 
 
 def variants() -> Iterator[Variant]:

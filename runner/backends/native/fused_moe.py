@@ -38,8 +38,8 @@ class FusedMoE:
         self.module = module
         self.dtype = reader.dtype
         self.router = read_product(reader, name, [module.router_name])
-        self.gate_up = _stacks(reader, name, module.num_experts, ["gate_proj", "up_proj"])
-        (self.down,) = _stacks(reader, name, module.num_experts, ["down_proj"])
+        self.gate_up = _stacks(reader, name, module, ["gate_proj", "up_proj"])
+        (self.down,) = _stacks(reader, name, module, ["down_proj"])
         roundings = {_rounding_of(w) for w, _ in self.gate_up}
         self.rounding = roundings.pop() if len(roundings) == 1 else None
         packed = [w for w, _ in (*self.gate_up, self.down) if isinstance(w, PackedMatrix)]
@@ -129,15 +129,15 @@ def _norm_of(stream: Stream, before: Norm | None) -> tuple[Tensor | None, Square
     return before.gain, stream.sums
 
 
-def _stacks(reader: MatrixReader, name: str, count: int, members: list[str]) -> list[tuple[Matrix, Tensor | None]]:
+def _stacks(reader: MatrixReader, name: str, module: MoE, members: list[str]) -> list[tuple[Matrix, Tensor | None]]:
     """The members' matrices of all experts as [E * N, K] and biases [E, N]: together if their formats agree.
 
     Raises UnsupportedModel where a member's own formats differ from expert to expert.
     """
-    names = [f"{name}.experts.{expert}.{member}" for expert in range(count) for member in members]
+    names = [f"{name}.experts.{expert}.{member}" for expert in range(module.num_experts) for member in members]
     read = reader.product([f"{one}.weight" for one in names], [f"{one}.bias" for one in names])
     if len(read.parts) == 1:
-        return [_stack(read, count, len(members))]
+        return [_stack(read, module, len(members))]
     found = []
     for i, member in enumerate(members):
         alone = join(read.parts[i :: len(members)], read.biases[i :: len(members)])
@@ -146,13 +146,14 @@ def _stacks(reader: MatrixReader, name: str, count: int, members: list[str]) -> 
                 f"The experts of {name} have {member} in different formats.",
                 hint="Quantize the model again with one format for all experts of a layer, or run it with -ngl 0.",
             )
-        found.append(_stack(alone, count, 1))
+        found.append(_stack(alone, module, 1))
     return found
 
 
-def _stack(product: Product, count: int, num_members: int) -> tuple[Matrix, Tensor | None]:
+def _stack(product: Product, module: MoE, num_members: int) -> tuple[Matrix, Tensor | None]:
     """The one matrix of all experts, as the device multiplies it fastest where their members are of whole tiles."""
     ((w,), (bias,)) = product.parts, product.biases
-    if isinstance(w, PackedMatrix) and w.shape[0] % (TILE * count * num_members) == 0 and multiplies_experts(w):
+    are_tiles = w.shape[0] % (TILE * module.num_experts * num_members) == 0
+    if isinstance(w, PackedMatrix) and are_tiles and multiplies_experts(w, module.experts_per_token):
         w = laid_out(w)
-    return w, None if bias is None else bias.view(count, -1)
+    return w, None if bias is None else bias.view(module.num_experts, -1)
