@@ -238,25 +238,15 @@ _MOST_REGISTERS, _MOST_SLOTS = 128, 16  # a warp a slot: all registers of a mult
 
 
 def variants() -> Iterator[Variant]:
-    for form in ("mq4", "mq4-uniform", "mq6"):
+    for form, k, n_pairs in (
+        ("mq4", 0, 32), ("mq4", 8, 12), ("mq4", 4, 45), ("mq4-uniform", 8, 12), ("mq6", 0, 32), ("mq6", 4, 45),
+    ):  # fmt: skip
         operands = {
             "packed": "*i32", "high": "*i16" if form == "mq6" else "*i32", "scale": "*u8", "row_scale": "*fp32",
             "levels": "*i32", "halves": "*i32", "x": "*i32", "notes": "*fp32", "experts": "*i32",
         }  # fmt: skip
-        yield Variant(
-            name=f"moe_fragments {form} gate",
-            kernel=_pairs_of_fragments,
-            signature={**operands, "N": "i32:16", "k": "i32", "args": moe_pairs.signature("*bf16")},
-            constants={
-                "EPILOGUE": moe_pairs.gate_pairs, "CONFIG": (0, 0, False, 0), "PAIR": 768, "FORMAT": form, "P": 32,
-                "W": _WARPS, "DEPTH": _PAIRS_DEPTH, "NVIDIA": True,
-            },
-            num_warps=2 * _WARPS,
-            num_stages=1,
-            has_pdl=True,
-            is_nvidia_only=True,
-        )  # fmt: skip
-        for k, n_pairs in ((8, 12), (4, 45)):
+        common = {"FORMAT": form, "P": n_pairs, "NVIDIA": True}
+        if k:
             yield Variant(
                 name=f"moe_fragments {form} sum of {k}",
                 kernel=_sum_of_fragments,
@@ -264,13 +254,24 @@ def variants() -> Iterator[Variant]:
                     **operands, "weights": "*fp32", "h": "*fp32", "bias": "*fp32", "parts": "*fp32", "N": "i32:16",
                     "k": "i32", "n_tiles": "i32",
                 },
-                constants={
-                    "HAS_BIAS": k == 4, "FORMAT": form, "SLOTS": k, "P": n_pairs, "DEPTH": _SUM_DEPTH[form],
-                    "NVIDIA": True,
-                },
+                constants={**common, "HAS_BIAS": k == 4, "SLOTS": k, "DEPTH": _SUM_DEPTH[form]},
                 num_warps=k,
                 num_stages=1,
                 has_pdl=True,
                 is_nvidia_only=True,
                 most_registers=_MOST_REGISTERS,
+            )  # fmt: skip
+        else:
+            yield Variant(
+                name=f"moe_fragments {form} gate",
+                kernel=_pairs_of_fragments,
+                signature={**operands, "N": "i32:16", "k": "i32", "args": moe_pairs.signature("*bf16")},
+                constants={
+                    **common, "EPILOGUE": moe_pairs.gate_pairs, "CONFIG": (0, 0, False, 0), "PAIR": 768, "W": _WARPS,
+                    "DEPTH": _PAIRS_DEPTH,
+                },
+                num_warps=2 * _WARPS,
+                num_stages=1,
+                has_pdl=True,
+                is_nvidia_only=True,
             )  # fmt: skip
