@@ -1,6 +1,6 @@
 """What the products of weights in fragments share: words to what a tensor core multiplies, and the last sums of a tile.
 
-See fragments.py for what lies where. gemv_one_row.py and gemv_fragments.py add the same numbers in the same order, so a
+See fragments.py for what lies where. gemv_steps.py and gemv_fragments.py add the same numbers in the same order, so a
 row has the same bits in both. It knows nothing of how they share the pairs of groups.
 """
 

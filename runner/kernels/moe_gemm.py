@@ -2,9 +2,9 @@
 
 The pairs come sorted by expert (moe_groups.py). How many blocks there are follows from the counts, which are on the
 device: a program finds its block in them, and those beyond the last one end at once. The rows of expert e are those of
-the weights from e * N on. Packed weights are decoded to the type of the activations: on their way to the tensor cores,
-once for each block, where experts have few pairs; in advance, as many experts at a time as a block of gemm.py has room
-for, where they have many. The references are in moe_matmul.py.
+the weights from e * N on. Packed weights are decoded to the type of the activations: those in fragments on their way to
+the tensor cores, once for each block, unless experts have very many pairs; else in advance, as many experts at a time
+as a block of gemm.py has room for. The references are in moe_matmul.py.
 """
 
 from __future__ import annotations
@@ -120,8 +120,7 @@ def _packed_product(
 def _moe_gemm(
     w, high, scale, row_scale, levels, x, order, counts, from_expert, to_expert, E, N, sharing, n_tiles, args,
     EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, EXPERTS: tl.constexpr,
-    FORMAT: tl.constexpr, NVIDIA: tl.constexpr,
-    K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    FORMAT: tl.constexpr, NVIDIA: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """w: the experts from `from_expert` on, before `to_expert`. sharing: pairs that have one row of x. FORMAT: "" for
     dense weights, which have no scales.
@@ -187,8 +186,8 @@ class Gemm:
                 *(matrix or (self._dense(first * n, last * n), x, x, x, x)),
                 x, self.groups.order, self.groups.counts, first, last, n_experts, n, n_pairs // len(x), n_tiles, args,
                 EPILOGUE=epilogue, CONFIG=config, PAIR=pair, EXPERTS=triton.next_power_of_2(n_experts), FORMAT=form,
-                NVIDIA=is_nvidia(x), K=k, BM=tiles.rows,
-                BN=tiles.columns, BK=_BK, num_warps=tiles.warps, num_stages=tiles.stages, **OPTIONS,
+                NVIDIA=is_nvidia(x), K=k, BM=tiles.rows, BN=tiles.columns, BK=_BK,
+                num_warps=tiles.warps, num_stages=tiles.stages, **OPTIONS,
             )  # fmt: skip
 
     def _dense(self, first: int, last: int) -> Tensor:
@@ -249,6 +248,7 @@ def _dense_tiles(mean: float) -> _Tiles:
 # for those of 64 take 5 % more. A fourth stage is as good, two are worse. Decoding in advance takes 1.30 for 2048 and
 # 1.47 for 3072, where this takes 0.95; with 32 experts of [5760, 2880] and [2880, 2880] and 256 pairs an expert 1.96
 # for 1.48: they would meet at about 550 pairs.
+# Four warps gave wrong sums for blocks of 64 and 128 (Triton 3.6).
 def _packed_tiles(mean: float) -> _Tiles:
     rows = _rows_of_block(mean, 64 if mean <= 64 else 128)
     return _Tiles(rows=rows, columns=128 if rows <= 32 else 256, warps=16 if rows == 128 else 8, stages=3)

@@ -3,7 +3,8 @@
 Which expert is read on the device. Nothing is shared between rows, so a row has the same bits in every batch. A program
 of `_pairs` computes BN columns of one pair and hands them to an epilogue; one of `_sum` computes BN columns of all
 slots of a row, each times its weight, and adds their sum to the residual stream. Weights and activations are those of
-gemv_packed.py and gemv_dense.py, the rows of expert e from e * N on. The references are in moe_matmul.py.
+gemv_packed.py and gemv_dense.py, the rows of expert e from e * N on; those in fragments have moe_fragments.py. The
+references are in moe_matmul.py.
 """
 
 from __future__ import annotations
@@ -118,8 +119,7 @@ def _sum(
     pair = row * k + tl.where(is_slot, slot, 0)
     n = tile * BN + tl.arange(0, BN)
     n_ok = n < N
-    # Experts were there before the product with gate and up began; from L2, since L1 may hold what was there before,
-    # and nothing else, since all programs ask one slice of that cache.
+    # Experts were there before the product with gate and up began; from L2, since L1 may hold what was there before.
     expert = tl.load(experts + pair, cache_modifier=".cg").to(tl.int64)
     of_expert = expert[:, None] * N + n[None, :]
     ok = is_slot[:, None] & n_ok[None, :]

@@ -41,8 +41,8 @@ MANY = (
     (33, 4, 2, 70, 32),
     (66, 4, 2, 21, 64),
     (130, 3, 1, 16, 96),
-)  # blocks of 16 to 128, packed to 64
-FULL = (197, 2, 1, 16, 96)  # blocks of 128, packed too
+)  # blocks of 16 to 128
+FULL = (197, 2, 1, 16, 96)  # blocks that are full
 # The same of experts in fragments, whose rows are whole tiles: of several steps, the last of which is not full; slots
 # that are no power of two; blocks of 16, 32, 64 and 128 pairs, fewer columns than a tile of them and more
 FEW_TILES = ((1, 5, 3, 32, 64), (3, 3, 2, 64, 1216), (2, 5, 5, 32, 832))

@@ -19,7 +19,7 @@ from runner.kernels.rotate import (
     rotate_rows,
     rotate_rows_ref,
 )
-from runner.kernels.values import Squares
+from runner.kernels.values import Int8Fragments, Squares
 from runner.quant.mq.rotation import rotate
 
 
@@ -167,6 +167,26 @@ def test_a_row_of_fragments_does_not_depend_on_the_others() -> None:
     together = run(0, 17)
     for first, last in ((0, 1), (16, 17), (3, 5), (0, 3), (7, 16)):
         assert torch.equal(run(first, last), together[first:last])
+
+
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_rows_apart_are_blocks_of_one_row_each_as_it_is_alone(has_norm: bool) -> None:
+    x, gain, parts = random(11, 320), random(320, seed=2), random(11, 4, seed=3).square()
+
+    def run(first: int, last: int) -> Int8Fragments:
+        squares = Squares(parts=parts[first:last].contiguous(), size=320, eps=1e-5) if has_norm else None
+        return quantize_fragments(x[first:last].contiguous(), gain, 64, 15, squares, apart=True)
+
+    found = run(0, 11)
+    squares = Squares(parts=parts, size=320, eps=1e-5) if has_norm else None
+    wanted = quantize_fragments_ref(x, gain, 64, 15, squares, apart=True)
+    assert found.words.shape == wanted.words.shape == (11, 5, 1, 4, 4)
+    assert found.notes.shape == wanted.notes.shape == (11, 5, 1, 4)
+    close(activation_rows(found), activation_rows(wanted), 1e-2)
+    for row in (0, 7, 10):
+        alone = run(row, row + 1)
+        assert torch.equal(found.words[row], alone.words[0])
+        assert torch.equal(found.notes[row, ..., :3], alone.notes[0, ..., :3])
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-41, 1e-30, 1.0, 1e30])
