@@ -1,8 +1,8 @@
 """Attention of 1 to 16 new tokens over a long cache: flash decoding (Dao et al. 2023) with splits at fixed positions.
 
-A program is one kv head with its query heads, as many rows as fill a tile with these, and a split of 128 or, from
-position 2048 on, 256 positions. It norms and rotates its queries; if its positions are new ones, it first puts keys and
-values there, of all new rows that its rows see. So several programs write the same numbers to the same places, each
+A program is one kv head with its query heads, as many rows as fill a tile with these, and a split of 128 to 1024
+positions. It norms and rotates its queries; if its positions are new ones, it first puts keys and values there, of all
+new rows that its rows see. So several programs write the same numbers to the same places, each
 reads what it wrote itself, and none waits for another. Which splits take part depends on a row's own position and the
 window alone, what another row of the tile sees adds zeros to this one's sums, and a second kernel adds the splits up in
 their order: so a row has the same bits whatever M and the cache's capacity are. Positions are read on the device: a
@@ -30,9 +30,10 @@ from runner.kernels.heads import HeadNorm, angles_of, append, check_heads, heads
 from runner.kernels.kv_layer import LARGEST_LEVEL, LayerCache
 from runner.kernels.values import MOST_ROWS, OPTIONS, has_pdl, is_nvidia, pdl_option, register_option
 
-# One choice for every M and every capacity, since the order of summation follows from it: 16 splits of 128 positions,
-# and then splits of 256.
-_FINE, _N_FINE = tl.constexpr(128), tl.constexpr(16)
+# One choice for every M and every capacity, since the order of summation follows from it: splits are of 128 positions
+# up to 2048, of 256 up to 8192, of 512 up to 16384, and then of 1024. Where there are more programs than fit at once,
+# fewer and longer ones do less before their first tile; the longest begin first. docs/LOG.md has what others take.
+_FINE = tl.constexpr(128)
 _LOG2_E = tl.constexpr(1.4426950408889634)  # scores are multiplied by it, so that the softmax is of powers of 2
 
 
@@ -125,20 +126,23 @@ def _fold_tile(
 
 @triton.jit
 def _begin_of(split):
-    """The first position of a split: 16 of 128 positions, and then of 256."""
-    return _FINE * (split + tl.maximum(split - _N_FINE, 0))
+    """The first position of a split."""
+    doubled = tl.minimum(tl.maximum((split - 8) // 16 - 1, 0), 2)  # how often, from 256 on
+    return tl.where(split < 16, split * _FINE, (split - 8 - 16 * doubled) << (8 + doubled))
 
 
 @triton.jit
 def _split_of(position):
     """Which split a position is in."""
-    return tl.minimum(position // _FINE, (position // _FINE + _N_FINE) // 2)
+    doubled = (position >= 8192).to(tl.int32) + (position >= 16384).to(tl.int32)
+    return tl.where(position < 2048, position // _FINE, 8 + 16 * doubled + (position >> (8 + doubled)))
 
 
 def _n_splits(capacity: int) -> int:
     """How many splits there are of so many positions."""
-    n_fine = -(-capacity // int(_FINE.value))
-    return min(n_fine, -(-(n_fine + int(_N_FINE.value)) // 2))
+    last = capacity - 1
+    doubled = (last >= 8192) + (last >= 16384)
+    return 1 + (last // int(_FINE.value) if last < 2048 else 8 + 16 * doubled + (last >> (8 + doubled)))
 
 
 @triton.jit(do_not_specialize=["n_rows", "window", "capacity", "n_splits"])

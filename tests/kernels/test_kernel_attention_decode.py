@@ -16,8 +16,8 @@ from runner.kernels.attention_decode import attend_rows
 from runner.kernels.heads import HeadNorm, place_heads
 from runner.kernels.kv_layer import LayerCache
 
-# H, G, D, M, start, window: splits end at multiples of 128, from 2048 on of 256, and sixteen are put together at a time
-# (two in the interpreter).
+# H, G, D, M, start, window: splits end at multiples of 128, from 2048 on of 256, from 8192 on of 512, from 16384 on of
+# 1024, and sixteen are put together at a time (two in the interpreter).
 SHAPES = [
     (6, 2, 18, 3, 0, None),
     (4, 4, 12, 2, 254, None),
@@ -30,6 +30,9 @@ SHAPES = [
     (40, 2, 16, 2, 260, 9),
     (2, 1, 16, 4, 2046, None),
     (2, 1, 16, 2, 4350, None),
+    (2, 1, 16, 4, 8190, None),
+    (2, 1, 16, 4, 16382, None),
+    (2, 1, 16, 2, 18500, 9000),
 ]
 KINDS = [
     ("float32", "float32"),
