@@ -91,7 +91,7 @@ def measure_ours(directory: Path, tests: Tests, found: Found) -> None:
         found.add(name, decoded.tok_s)
         found.wrote.setdefault(name, set()).update(decoded.ids)
         if depth == min(tests.depths):
-            _measure_steps(backend, depth, statistics.median(decoded.tok_s), found)
+            _measure_steps(backend, depth, tests.n_gen, statistics.median(decoded.tok_s), found)
     for n_prompt in tests.prompts:
         found.add(test_name(n_prompt, 0, 0), prefill(backend, n_prompt, tests.repetitions))
     backend.close()
@@ -99,12 +99,13 @@ def measure_ours(directory: Path, tests: Tests, found: Found) -> None:
     torch.cuda.empty_cache()
 
 
-def _measure_steps(backend: NativeBackend, depth: int, tok_s: float, found: Found) -> None:
+def _measure_steps(backend: NativeBackend, depth: int, n_gen: int, tok_s: float, found: Found) -> None:
     execution = backend._execution
     for n_rows in ROWS:
         found.add(f"t({n_rows})", [1e3 * rows_step(execution, n_rows).queued_s])
     if isinstance(execution, FusedExecution):
-        on_device = device_step_s(execution, max(1, depth))
+        # As many steps as were timed: later ones see more tokens.
+        on_device = device_step_s(execution, max(1, depth), queued=n_gen)
         found.add("host", [max(0.0, 1 - on_device * tok_s)])
     backend.keep(0)
 
