@@ -28,14 +28,17 @@ class Tiles:
 def tiles_of(form: str, n_tiles: int, n_pairs: int) -> Tiles:
     """The choice for a matrix of n_tiles * 16 rows and n_pairs * 64 columns in a format.
 
-    A warp a span where the product of one row makes its x itself. One warp a program where that fills all
-    multiprocessors once; two where there are fewer tiles or more; of few tiles four, with much under way.
+    A warp a span where the product of one row makes its x itself. Else two warps a program: of one step, and so with few
+    registers, where all programs then run at once; one warp where only that is one wave; of few tiles four warps, with
+    much under way.
     """
     turns = 1 if _is_small(n_tiles, n_pairs) else 4
     if spans_of(n_tiles, n_pairs):
         return Tiles(warps=spans_of(n_tiles, n_pairs), depth=1, turns=turns)
     if n_tiles >= _MANY_TILES:
-        is_one = _ONE_WARP[0] <= n_tiles <= _ONE_WARP[1] or n_tiles >= _OUTPUT_TILES or n_pairs < 16
+        if _ONE_WAVE[0] <= n_tiles <= _ONE_WAVE[1] and n_pairs >= 16:
+            return Tiles(warps=2, depth=1)
+        is_one = _ONE_WAVE[1] < n_tiles <= _ONE_WARP or n_tiles >= _OUTPUT_TILES or n_pairs < 16
         warps = 1 if is_one else 2
         # Up to 2 * depth steps are unrolled; more are a loop, which needs masks where depth does not divide them.
         depth = 3 if -(-n_pairs // (4 * warps)) == 5 else _DEPTH[form]
@@ -92,7 +95,8 @@ _WAVE = (128, 2 * _MULTIPROCESSORS)  # tiles of 8 warps; 128, 160, 192, 256 and,
 _SMALL = 384 * 16  # tiles times pairs: gate and up of Qwen3-0.6B. Of 8B's matrices, in spans, each takes longer
 _MOST_SPANS = 8
 _MANY_TILES = 768
-_ONE_WARP = (10 * _MULTIPROCESSORS, 16 * _MULTIPROCESSORS)  # tiles; 1536 and 1792 measured; 768 to 1216, 2176 with two
+_ONE_WAVE = (10 * _MULTIPROCESSORS, 14 * _MULTIPROCESSORS)  # tiles, of 72 registers; 1536 and 1792 measured
+_ONE_WARP = 16 * _MULTIPROCESSORS  # tiles; 768 to 1216 and 2176 measured with two
 _OUTPUT_TILES = 5000  # one warp; two were not measured
 _DEPTH = {"mq4": 2, "mq4-uniform": 2, "mq6": 2}
 _TILES = {"mq4": 1, "mq4-uniform": 1, "mq6": 1}  # 1 or 2
