@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import speed_plots
 from records import SCHEMA
@@ -112,9 +112,13 @@ def decode_layer(rows: list[Row]) -> str:
     return "\n\n".join(parts)
 
 
-def models(rows: list[Row]) -> str:
-    """A table a shape: tests by engine, and how much faster the engine that was measured last is than each peer.
+_DEFAULT: Final = "runner mq4"
 
+
+def models(rows: list[Row]) -> str:
+    """A table a shape: tests by engine, and how much faster than each peer ours is, in the format that is the default.
+
+    Where a shape was not measured in it, in the one that was measured last.
     Where ours were not all measured at one commit, the head says at which, and a value of an older one says its own.
     """
     parts = []
@@ -125,7 +129,7 @@ def models(rows: list[Row]) -> str:
         for row in mine:
             if row["engine"] in ours:
                 ours[row["engine"]] = max(ours[row["engine"]], row["origin"], key=lambda origin: origin["date"])
-        newest = sorted(ours, key=lambda engine: ours[engine]["date"], reverse=True)
+        newest = sorted(ours, key=lambda engine: (engine == _DEFAULT, ours[engine]["date"]), reverse=True)
         peers = [engine for engine in _distinct(mine, "engine") if engine not in ours]
         engines = [*newest, *peers]
         found = {(row["test"], row["engine"]): row for row in mine}

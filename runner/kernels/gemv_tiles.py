@@ -28,9 +28,9 @@ class Tiles:
 def tiles_of(form: str, n_tiles: int, n_pairs: int) -> Tiles:
     """The choice for a matrix of n_tiles * 16 rows and n_pairs * 64 columns in a format.
 
-    A warp a span where the product of one row makes its x itself. Else two warps a program: of one step, and so with few
-    registers, where all programs then run at once; one warp where only that is one wave; of few tiles four warps, with
-    much under way.
+    A warp a span where the product of one row makes its x itself. Else two warps a program: with one step under way,
+    and so few registers, where all programs then run at once. One warp where only that is one wave; of few tiles four
+    warps, with much under way.
     """
     turns = 1 if _is_small(n_tiles, n_pairs) else 4
     if spans_of(n_tiles, n_pairs):
@@ -95,7 +95,7 @@ _WAVE = (128, 2 * _MULTIPROCESSORS)  # tiles of 8 warps; 128, 160, 192, 256 and,
 _SMALL = 384 * 16  # tiles times pairs: gate and up of Qwen3-0.6B. Of 8B's matrices, in spans, each takes longer
 _MOST_SPANS = 8
 _MANY_TILES = 768
-_ONE_WAVE = (10 * _MULTIPROCESSORS, 14 * _MULTIPROCESSORS)  # tiles, of 72 registers; 1536 and 1792 measured
+_ONE_WAVE = (10 * _MULTIPROCESSORS, 14 * _MULTIPROCESSORS)  # tiles, of 72 registers; 1792 were measured
 _ONE_WARP = 16 * _MULTIPROCESSORS  # tiles; 768 to 1216 and 2176 measured with two
 _OUTPUT_TILES = 5000  # one warp; two were not measured
 _DEPTH = {"mq4": 2, "mq4-uniform": 2, "mq6": 2}
