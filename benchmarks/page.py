@@ -118,8 +118,9 @@ _DEFAULT: Final = "runner mq4"
 def models(rows: list[Row]) -> str:
     """A table a shape: tests by engine, and how much faster than each peer ours is, in the format that is the default.
 
-    Where a shape was not measured in it, in the one that was measured last.
-    Where ours were not all measured at one commit, the head says at which, and a value of an older one says its own.
+    Where a shape was not measured in it, in the one that was measured last. A peer that was measured more than once in
+    a run, after each of our formats, counts as the best of these. Where ours were not all measured at one commit, the
+    head says at which, and a value of an older one says its own.
     """
     parts = []
     is_one = len({row["origin"]["commit"] for row in rows if row["engine"].startswith("runner")}) == 1
@@ -132,7 +133,10 @@ def models(rows: list[Row]) -> str:
         newest = sorted(ours, key=lambda engine: (engine == _DEFAULT, ours[engine]["date"]), reverse=True)
         peers = [engine for engine in _distinct(mine, "engine") if engine not in ours]
         engines = [*newest, *peers]
-        found = {(row["test"], row["engine"]): row for row in mine}
+        found: dict[tuple[str, str], Row] = {}
+        for row in mine:
+            key = row["test"], row["engine"]
+            found[key] = row if row["engine"] in ours else _faster(row, found.get(key))
         heads = [engine if is_one else f"{engine} at {ours[engine]['commit']}" for engine in newest]
         lines = [_head("test", *heads, *peers, *(f"{engines[0]} / {peer}" for peer in peers))]
         for test in sorted(_distinct(mine, "test"), key=_place):
@@ -165,6 +169,12 @@ def _value(row: Row | None, expected: Row | None) -> str:
     if expected is not None and row["origin"]["commit"] != expected["commit"]:
         mark += f" (at {row['origin']['commit']})"
     return shown.get(unit, f"{middle:.0f} tok/s") + mark
+
+
+def _faster(row: Row, other: Row | None) -> Row:
+    if other is None:
+        return row
+    return (min if row["unit"] in ("ms", "s") else max)(other, row, key=lambda one: one["median"])
 
 
 def _ratio(ours: Row | None, theirs: Row | None) -> str:

@@ -236,6 +236,22 @@ def test_models_are_compared_so_that_above_one_is_faster() -> None:
     assert "reads 4.00 TB/s" in text
 
 
+def test_a_peer_that_was_measured_after_each_format_counts_as_the_best_of_these() -> None:
+    rows = [
+        decoding("runner mq4-uniform", "tg128", 900.0, date="2026-11-22 09:00 UTC"),
+        decoding("runner mq4", "tg128", 800.0),
+        decoding("llama.cpp q4_k_m", "tg128", 400.0),
+        decoding("llama.cpp q4_k_m", "tg128", 320.0),
+        decoding("runner mq4", "t(8)", 2.0, unit="ms"),
+        decoding("llama.cpp q4_k_m", "t(8)", 8.0, unit="ms"),
+        decoding("llama.cpp q4_k_m", "t(8)", 9.0, unit="ms"),
+    ]
+    text = page.section("models", rows)
+    assert "| runner mq4 / llama.cpp q4_k_m |" in text  # the default, though another format is newer
+    assert "| tg128 | 800 tok/s | 900 tok/s | 400 tok/s | 2.00 |" in text
+    assert "| t(8) | 2.000 ms |  | 8.000 ms | 4.00 |" in text
+
+
 def test_of_two_runs_the_last_one_counts() -> None:
     rows = [decoding("runner mq4", "tg128", 1.0), decoding("runner mq4", "tg128", 2.0, date="2026-11-22 09:00 UTC")]
     text = page.section("models", rows)
