@@ -12,7 +12,7 @@ from functools import partial
 from typing import ClassVar, Final
 
 from rich.console import RenderableType
-from textual import on
+from textual import events, on
 from textual.app import App
 from textual.binding import BindingType
 from textual.message import Message
@@ -22,7 +22,7 @@ from runner.tui.actions import Where, bindings_of
 from runner.tui.chat_engine import ChatEngine
 from runner.tui.jobs import Job, JobQueue
 from runner.tui.machine_watch import MachineSample, MachineWatch
-from runner.tui.messages import BenchModel, EngineMessage, GoTo, OpenModel, ResumeChat
+from runner.tui.messages import BenchModel, EngineMessage, GoTo, OpenModel, ResumeChat, Write
 from runner.tui.pacing import ASK, Pace
 from runner.tui.palette import RunnerCommands
 from runner.tui.remembered import Remembered, read_remembered, write_remembered
@@ -219,6 +219,12 @@ class RunnerApp(App[int]):
     @on(GoTo)
     async def _go_to(self, message: GoTo) -> None:
         await self._go(message.mode)
+
+    @on(Write)
+    async def _write(self, message: Write) -> None:
+        screen = await self._go("chat")
+        assert isinstance(screen, ChatScreen)
+        screen.box.prompt.post_message(events.Paste(message.text))
 
     async def action_mode(self, mode: str) -> None:
         await self._go(mode)

@@ -115,3 +115,10 @@ class GoTo(Message):
     """The user wants another mode."""
 
     mode: Literal["chat", "models", "bench", "doctor"]
+
+
+@dataclass
+class Write(Message):
+    """The user writes to the model where there is no field for it. text: what comes next."""
+
+    text: str

@@ -17,7 +17,7 @@ from runner.paths import user_paths
 from runner.settings import load_settings
 from runner.store import Store
 from runner.tui import themes
-from runner.tui.messages import BenchModel, GoTo, OpenModel, ResumeChat
+from runner.tui.messages import BenchModel, GoTo, OpenModel, ResumeChat, Write
 from runner.tui.palette import RunnerCommands
 from runner.tui.services import Services
 
@@ -64,6 +64,7 @@ class OneScreen(App[Any]):
     @on(OpenModel)
     @on(BenchModel)
     @on(ResumeChat)
+    @on(Write)
     def _wish(self, message: Message) -> None:
         self.wishes.append(message)
 

@@ -6,16 +6,19 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from chat_stage import Stage, stage
 from one_screen import HOSTILE, SIZES, OneScreen, running, seen, services, until
+from textual import events
 from textual.pilot import Pilot
 from textual.widgets import OptionList
 
 from runner.registry import ModelSpec, Registry
 from runner.tui.first_models import N_OFFERED, offers
-from runner.tui.messages import GoTo
+from runner.tui.messages import GoTo, Write
 from runner.tui.screens.first_run import FirstRun, is_first_run
 from runner.types import Device
 
+__all__ = ["stage"]  # the fixture
 GIB = 2**30
 
 
@@ -100,6 +103,42 @@ def test_all_models_are_one_key_away() -> None:
         await pilot.pause()
         assert app.result is None
         assert app.wishes == [GoTo("models")]
+
+    running(app, body)
+
+
+def test_who_writes_has_chosen_to_chat() -> None:
+    app = OneScreen(lambda: FirstRun(services()))
+
+    async def body(pilot: Pilot[Any]) -> None:
+        await pilot.press("h", "i")
+        await pilot.pause()
+        assert app.result is None
+        assert app.wishes == [Write("h")]  # the rest went to the field
+
+    running(app, body)
+
+
+def test_what_is_written_in_the_first_run_is_in_the_prompt(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.until(lambda: isinstance(on.app.screen, FirstRun), "it is not the first run")
+        for key in "hi 123":
+            on.app.post_message(events.Key("space" if key == " " else key, key))  # at once, as a terminal has kept them
+        await on.until(lambda: on.chat.box.prompt.text == "hi 123", "it is not in the prompt, or not all of it")
+        assert on.app.screen is on.chat
+        assert on.chat.engine.state == "empty"
+
+    stage.play("demo", act)
+
+
+def test_a_pasted_text_is_written_too() -> None:
+    app = OneScreen(lambda: FirstRun(services()))
+
+    async def body(pilot: Pilot[Any]) -> None:
+        app.screen.post_message(events.Paste("what is a monad?\nbriefly"))
+        await pilot.pause()
+        assert app.result is None
+        assert app.wishes == [Write("what is a monad?\nbriefly")]
 
     running(app, body)
 

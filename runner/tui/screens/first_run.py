@@ -1,13 +1,14 @@
 """The first thing a new user sees: the demo by Enter, or one of three models that fit this machine by 1, 2, 3.
 
-What fits is arithmetic over the registry: no server is asked. It fetches and loads nothing; its result is a name.
+Who begins to write instead has chosen to chat. What fits is arithmetic over the registry: no server is asked. It
+fetches and loads nothing; its result is a name.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from textual import on, work
+from textual import events, on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
@@ -22,10 +23,11 @@ from runner.machine import devices
 from runner.measures import binary_size, decimal_size
 from runner.tui.content import line
 from runner.tui.first_models import N_OFFERED, Offer, offers
-from runner.tui.messages import GoTo
+from runner.tui.messages import GoTo, Write
 from runner.tui.services import Services
 
 DEMO: Final = "demo"
+_NUMBERS: Final = tuple(str(number) for number in range(1, N_OFFERED + 1))
 _ROOM: Final = 70  # columns of the widest dialog, before it is laid out
 
 
@@ -45,7 +47,7 @@ class FirstRun(ModalScreen[str | None]):
     """The result is the name of the model to open; None when the user wants none of them now."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        *(Binding(str(number), f"take({number})", show=False) for number in range(1, N_OFFERED + 1)),
+        *(Binding(number, f"take({number})", show=False) for number in _NUMBERS),
         Binding("f2", "browse", "Models", show=False),
         Binding("escape", "leave", "Later", show=False),
     ]
@@ -135,6 +137,21 @@ class FirstRun(ModalScreen[str | None]):
     def _selected(self, event: OptionList.OptionSelected) -> None:
         event.stop()
         self.dismiss(event.option.id)
+
+    def on_key(self, event: events.Key) -> None:
+        is_choice = event.key in _NUMBERS and self.is_current
+        if event.is_printable and event.character is not None and not is_choice:
+            event.stop()
+            self._write(event.character)
+
+    def on_paste(self, event: events.Paste) -> None:
+        event.stop()
+        self._write(event.text)
+
+    def _write(self, text: str) -> None:
+        self.app.post_message(Write(text))
+        if self.is_current:  # what is written at once comes here to its end
+            self.dismiss(None)
 
     def action_take(self, number: int) -> None:
         if number > len(self._offers):
