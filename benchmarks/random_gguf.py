@@ -32,7 +32,7 @@ from runner.quant.gguf_metadata import QUANTIZATION_VERSION, write_model, write_
 from runner.quant.tensor_rules import Architecture, tensors_of
 
 MIXES = {"q4_k_m": LlamaFileType.MOSTLY_Q4_K_M, "q4_0": LlamaFileType.MOSTLY_Q4_0}
-_GGUF_NAMES = {"llama": "llama", "qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
+_GGUF_NAMES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
 _POOL_BYTES = 16 << 20  # of random blocks, which large tensors repeat
 
 
@@ -59,7 +59,7 @@ def planned(config: ModelConfig, mix: str) -> list[Planned]:
 
 def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     norms = {"none": (), "head": blocks.QK_NORMS, "row": blocks.QK_ROW_NORMS}[config.qk_norm]
-    rules = (*blocks.EMBEDDINGS, *blocks.NORMS, *blocks.ATTENTION, *norms, *blocks.GATED_MLP)
+    rules = (*blocks.EMBEDDINGS, *blocks.NORMS, *blocks.ATTENTION, *blocks.QKV_BIASES, *norms, *blocks.GATED_MLP)
     decoder = Architecture(model_type=config.model_type, gguf_name="", interleaved_rotary=False, rules=rules)
     found = {tensor.target: tensor.shape for tensor in tensors_of(decoder, config)}
     experts, hidden = config.experts, config.hidden_size

@@ -37,6 +37,17 @@ SHAPES: dict[str, dict[str, Any]] = {
     | _QWEN_SIZES
     | {"hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40}
     | {"num_attention_heads": 40, "num_key_value_heads": 8},
+    "qwen3-32b": _QWEN
+    | _QWEN_SIZES
+    | {"hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64}
+    | {"num_attention_heads": 64, "num_key_value_heads": 8},
+    "qwen2.5-7b": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "rms_norm_eps": 1e-6}
+    | {"vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28}
+    | {"num_attention_heads": 28, "num_key_value_heads": 4, "rope_theta": 1e6, "max_position_embeddings": 32768},
+    "mistral-nemo-12b": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "rms_norm_eps": 1e-5}
+    | {"vocab_size": 131072, "hidden_size": 5120, "intermediate_size": 14336, "num_hidden_layers": 40}
+    | {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "sliding_window": None}
+    | {"rope_theta": 1e6, "max_position_embeddings": 131072},
     "qwen3-30b-a3b": _QWEN
     | _MOE
     | _QWEN_SIZES

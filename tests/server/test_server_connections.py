@@ -76,12 +76,12 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def trickled(connect: Connect, first: bytes) -> float:
     """Seconds until a connection is closed on which bytes of a request come, but no whole head of one."""
+    began = time.monotonic()
     reader, writer = await connect()
     if first:
         writer.write(first)
         await reader.readuntil(b"ok")
     writer.write(b"GET / HT")
-    began = time.monotonic()
     ending = asyncio.create_task(ended(reader))
     while not ending.done():
         writer.write(b"T")
@@ -95,7 +95,7 @@ def test_a_connection_that_asks_for_nothing_is_closed_even_if_bytes_trickle() ->
             return await asyncio.gather(trickled(connect, b""), trickled(connect, REQUEST % b""))
 
     for took_s in asyncio.run(main()):
-        assert IDLE_S * 0.9 < took_s < IDLE_S * 40
+        assert IDLE_S <= took_s < IDLE_S * 40
 
 
 def test_an_answer_that_takes_its_time_is_waited_for() -> None:
