@@ -222,6 +222,13 @@ def test_rows_are_written_one_by_one_each_with_its_origin(tmp_path: Path) -> Non
     assert first["origin"]["torch"] == torch.__version__
 
 
+def test_lines_of_benchmarks_without_a_section_are_passed_over(tmp_path: Path) -> None:
+    where = records.origin("abc", "a device")
+    records.Report("tiles", where, tmp_path / "rows.jsonl").add({"ms": {"1": 1.5}})
+    records.Report("matmul", where, tmp_path / "rows.jsonl").add({"us": 2.5})
+    assert [row["us"] for row in page.read_rows(tmp_path / "rows.jsonl")] == [2.5]
+
+
 def test_models_are_compared_so_that_above_one_is_faster() -> None:
     rows = [
         decoding("runner mq4", "tg128", 800.0),
