@@ -141,6 +141,20 @@ class _Asked(NamedTuple):
 
 
 @dataclass(slots=True)
+class _UntilFailure:
+    """Choices up to one that could not be made: what was chosen before it stands, as it would without a draft."""
+
+    choices: Iterator[int]
+    error: Exception | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        try:
+            yield from self.choices
+        except Exception as error:
+            self.error = error
+
+
+@dataclass(slots=True)
 class _Loop:
     """What both kinds of steps share; see decode for the fields.
 
@@ -235,7 +249,8 @@ class _Loop:
             return False
         if self.overlaps:
             computed = self.clock()
-        verdict = accepted(draft.tokens, chain((first,), choices))
+        until_failure = _UntilFailure(choices)
+        verdict = accepted(draft.tokens, chain((first,), until_failure))
         done = Round(
             draft=draft,
             n_accepted=verdict.n_accepted,
@@ -252,6 +267,8 @@ class _Loop:
         if len(draft) and len(self.history) - 1 < n_held + len(draft):
             self.target.keep(len(self.history) - 1)
         self.is_ahead = False
+        if until_failure.error is not None:
+            raise until_failure.error
         return True
 
     def follow(self, stretch: Stretch, asked: _Asked) -> Generator[Emitted, None, bool]:

@@ -120,9 +120,16 @@ class Speculator:
         # That was in this round, and not before the next that is passed by.
         self._own_s, self._passing_s = self._own_s + self._passing_s, 0.0
         began = self._clock()
-        draft = self._control.cut(self.drafter.propose(history, params, gate))
+        draft = self._control.cut(self._sound(self.drafter.propose(history, params, gate), min(room, self._draft_max)))
         self._guess_s = self._clock() - began
         return draft
+
+    def _sound(self, draft: Draft, most: int) -> Draft:
+        """As much of a draft as can be verified and counted: a drafter may be wrong in any way."""
+        n, known = min(len(draft.tokens), len(draft.buckets), most), range(self.drafter.n_buckets)
+        n = next((i for i, bucket in enumerate(draft.buckets[:n]) if bucket not in known), n)
+        is_whole = n == len(draft.tokens) == len(draft.buckets)
+        return draft if is_whole else Draft(draft.tokens[:n], draft.buckets[:n])
 
     def learn(self, done: Round, *, may_wait: bool = False) -> None:
         """A step is over, with a draft or without.

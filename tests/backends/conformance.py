@@ -133,6 +133,19 @@ class Knowing(Drafter):
         pass
 
 
+class Heedless(Knowing):
+    """Drafts what is right and then anything, of a length and of buckets that nobody asked for."""
+
+    def __init__(self, text: Sequence[int], n_prompt: int, n_drafted: int, buckets: tuple[int, ...]) -> None:
+        super().__init__(text, n_prompt, lambda coming, _at: coming)
+        self._n_drafted, self._buckets = n_drafted, buckets
+
+    def propose(self, history: Sequence[int], params: SamplingParams, gate: Gate) -> Draft:
+        del params, gate
+        coming = self._text[len(history) - self._n_prompt :]
+        return Draft((*coming, *[1] * self._n_drafted)[: self._n_drafted], self._buckets)
+
+
 Guess = Callable[[list[int], int], list[int]]
 """From the tokens to come and how many came, what is drafted."""
 
@@ -311,6 +324,16 @@ class BackendConformance:
             forget(backend)
             speculator = eager(Knowing(text, len(prompt), guess))
             assert take(backend, prompt, 24, params, speculator) == text[:24], name
+
+    @pytest.mark.parametrize("n_drafted", [16, 40])
+    def test_a_drafter_that_heeds_no_limit_changes_nothing(
+        self, backend: Backend, prompt: list[int], n_drafted: int
+    ) -> None:
+        text = take(backend, prompt, 40)
+        for buckets in ((0,) * n_drafted, (0, 5, *(0,) * (n_drafted - 2)), (0,), ()):
+            forget(backend)
+            speculator = eager(Heedless(text, len(prompt), n_drafted, buckets))
+            assert take(backend, prompt, 24, speculator=speculator) == text[:24], buckets
 
     def test_right_drafts_are_accepted_and_say_so(self, backend: Backend, prompt: list[int]) -> None:
         text = take(backend, prompt, 40)

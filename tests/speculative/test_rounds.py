@@ -329,6 +329,33 @@ def test_what_was_written_before_an_error_is_told(kind: type[TableTarget]) -> No
     assert target.held[: len(history) - 1] == history[:-1]
 
 
+@pytest.mark.parametrize("kind", [TableTarget, PipelinedTarget])
+@pytest.mark.parametrize("n_drafted", [0, 2, 7])
+def test_a_choice_that_fails_takes_nothing_with_it_that_was_chosen_before(
+    kind: type[TableTarget], n_drafted: int
+) -> None:
+    class Failing(kind):  # type: ignore[misc, valid-type]
+        def choices(self, draft, params, history):
+            found = super().choices(draft, params, history)
+            for at, token in enumerate(found, len(history)):
+                if at == 10:
+                    raise MemoryError("no room")
+                yield token
+
+    params, prompt = PARAMS["greedy"], [1, 2, 3]
+    history = [*prompt, *plain(prompt, params, 1)]
+    target = Failing(64, prompt)
+    if kind is PipelinedTarget:
+        target.stretch = lambda _params, _history: None  # where every step needs the host
+    tokens: list[int] = []
+    with pytest.raises(MemoryError):
+        for token, _, _ in decode(target, params, history, eager(right(params, n_drafted))):
+            tokens.append(token)
+    assert tokens == plain(history[:4], params, 6)
+    assert len(history) == 10
+    assert target.held == history[:-1]
+
+
 def test_choosing_is_no_part_of_the_step_where_it_is_waited_for() -> None:
     class Choosing(TableTarget):
         def choices(self, draft, params, history):
