@@ -6,7 +6,6 @@ Pure: runs and a width come in, lines of styled text go out. It knows no file.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from statistics import fmean
 from typing import Final, TypeAlias
 
 from runner.bench.figures import INVALID, figure
@@ -79,11 +78,11 @@ def _figure(backend: BenchBackend, kind: str) -> Segment:
 
 
 def _gains(backend: BenchBackend) -> str:
-    """What speculation gained on each genre: "code 2.31x, prose 1.00x"."""
+    """What speculation gained on each genre: "code 2.31x, prose 1.00x noisy"."""
     return ", ".join(
-        f"{row.test} {INVALID}" if row.invalid is not None else f"{row.test} {fmean(row.gains):.2f}x"
+        f"{row.test} {INVALID}" if row.gain is None else f"{row.test} {row.gain:.2f}x{' noisy' if row.is_noisy else ''}"
         for row in backend.rows
-        if row.gains or (row.invalid is not None and row.test.startswith(GENRES))
+        if row.gain is not None or (row.invalid is not None and row.test.startswith(GENRES))
     )
 
 

@@ -17,7 +17,7 @@ from runner.errors import UsageError
 from runner.safe_text import safe_line
 
 _ENGINES: Final[dict[str, str]] = {"llamacpp": "llama.cpp", "native": "runner"}
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+_REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def localmaxxing_payload(run: BenchRun, *, hf_id: str, backend: str | None = None, depth: int = 0) -> dict[str, Any]:
@@ -31,6 +31,13 @@ def localmaxxing_payload(run: BenchRun, *, hf_id: str, backend: str | None = Non
     if run.is_partial or run.options.is_random:
         what = "was interrupted" if run.is_partial else "is of random weights"
         raise UsageError(f"Run {run.id} {what}.", hint="A board takes whole runs of real models.")
+    if run.options.genres:
+        raise UsageError(
+            f"Run {run.id} is of genres, which have no decode speed of their own.",
+            hint="Name a run without --speculation: `runner bench history` lists them.",
+        )
+    if backend is not None and backend not in _ENGINES:
+        raise UsageError(f"There is no backend {backend!r}.", hint=f"It is one of {', '.join(sorted(_ENGINES))}.")
     chosen, decode = _chosen(run, backend, depth)
     prefill = _row(chosen.rows, "pp", depth)
     ttft = _row(chosen.rows, "ttft", 0)

@@ -29,6 +29,7 @@ class BenchProcess(EngineProcess):
     def __init__(self, paths: Paths, cancel: CancelToken) -> None:
         super().__init__(paths)
         self._token = cancel
+        self._is_expendable = False  # what the child does looks for no token, and leaves nothing behind
 
     def measure(self, task: Task) -> Sample:
         return self._answer(Sample, {"op": "measure", "task": to_plain(task)})
@@ -46,7 +47,11 @@ class BenchProcess(EngineProcess):
         """How fast the memory of that device is read. No model should be loaded. Raises RunnerError."""
         if self.pid is None:
             self._start()
-        return self._answer(Bandwidth, {"op": "bandwidth", "kind": kind, "index": index})
+        self._is_expendable = True
+        try:
+            return self._answer(Bandwidth, {"op": "bandwidth", "kind": kind, "index": index})
+        finally:
+            self._is_expendable = False
 
     def choose(self, model: str, options: LoadOptions, *, offline: bool) -> Iterator[Event | Chosen]:
         """Which backend chats would use, fetching the model if need be; Chosen comes last. Raises RunnerErrors."""
@@ -68,6 +73,9 @@ class BenchProcess(EngineProcess):
 
     def _check_patience(self, heard_at: float) -> None:
         """Looks for the token as often as for a dead child: it may be set in another thread, or by a signal."""
+        if self._token.is_cancelled and self._is_expendable:
+            self.kill()
+            raise self._died("The benchmark was cancelled.")
         if self._token.is_cancelled:
             self.cancel()
         super()._check_patience(heard_at)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from runner.bench.speculated import Speculated, without_figures
+from runner.bench.speculated import Speculated, variation, without_figures
 from runner.config import KvType, Speculation
 from runner.types import BackendName, MemoryUse, WeightsFormat
 from runner.wire import from_plain, to_plain
@@ -63,7 +63,7 @@ class BenchRow:
             raise ValueError(f"{self.test} of {self.backend} has samples with nothing to compare them with")
         if not all(math.isfinite(value) and value > 0 for value in self.samples):
             raise ValueError(f"{self.test} of {self.backend} has samples that are no measurements")
-        if sum(self.segments) != len(self.samples):
+        if sum(self.segments) != len(self.samples) or any(count < 0 for count in self.segments):
             raise ValueError(f"{self.test} of {self.backend} has samples that belong to no process")
 
     @property
@@ -90,16 +90,22 @@ class BenchRow:
     @property
     def cv(self) -> float | None:
         """The coefficient of variation: stddev over mean."""
-        mean, stddev = self.mean, self.stddev
-        return None if mean is None or stddev is None else stddev / mean
+        return variation(self.samples)
 
     @property
     def is_noisy(self) -> bool:
-        return self.cv is not None and self.cv > NOISY_CV
+        """Whether its samples vary too much to be believed; with speculation also what they are compared with."""
+        plain = () if self.speculation is None else self.speculation.plain
+        return any(cv is not None and cv > NOISY_CV for cv in map(variation, (self.samples, plain, self.gains)))
 
     @property
     def is_higher_better(self) -> bool:
         return self.unit == "tok/s"
+
+    @property
+    def gain(self) -> float | None:
+        """The median of `gains`, None without speculation."""
+        return None if self.speculation is None else self.speculation.gain(self.samples)
 
     @property
     def gains(self) -> tuple[float, ...]:

@@ -6,7 +6,6 @@ Pure: rows and a width come in, lines of styled text go out. It knows no screen 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from statistics import fmean
 from typing import Final
 
 from runner.bench.braille_plot import Curve, curve_lines, sample_strip
@@ -87,7 +86,7 @@ def _numbers(row: BenchRow, *, is_short: bool = False) -> str:
     if row.mean is None:
         return with_unit(row) or "nothing yet"
     shown = figure(row.mean) if is_short else with_unit(row)
-    gain = f"{fmean(row.gains):.2f}x" if row.gains else ""
+    gain = "" if row.gain is None else f"{row.gain:.2f}x"
     return " ".join(part for part in (shown, gain, label(row)) if part)
 
 

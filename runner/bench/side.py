@@ -202,7 +202,7 @@ class Side:
         first = self._first_answers.get(test.name, sample)
         if len(sample.plain.ids) >= len(first.plain.ids):
             self._first_answers[test.name] = sample
-        fault = genre_fault(sample) or genre_repetition_fault(first, sample)
+        fault = genre_fault(sample, self.name) or genre_repetition_fault(first, sample)
         if fault is not None:
             tally.fail(fault)
             return

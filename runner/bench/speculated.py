@@ -37,11 +37,16 @@ class Speculated:
     def gains(self, samples: Sequence[float]) -> tuple[float, ...]:
         return tuple(sample / plain for sample, plain in zip(samples, self.plain, strict=True))
 
+    def gain(self, samples: Sequence[float]) -> float | None:
+        """The median of `gains`: one repetition that another program disturbed does not make it."""
+        gains = self.gains(samples)
+        return statistics.median(gains) if gains else None
+
     def figures(self, samples: Sequence[float]) -> dict[str, Any]:
         """What follows, for those who read JSON; None where there is nothing to say it of."""
         gains, record = self.gains(samples), self.record
         values = (
-            statistics.fmean(gains) if gains else None,
+            self.gain(samples),
             stddev(gains),
             statistics.fmean(self.plain) if self.plain else None,
             stddev(self.plain),
@@ -66,6 +71,12 @@ def histogram(record: SpeculationRecord) -> dict[str, int]:
 def stddev(values: Sequence[float]) -> float | None:
     """Of the sample (n - 1); None for fewer than two."""
     return statistics.stdev(values) if len(values) > 1 else None
+
+
+def variation(values: Sequence[float]) -> float | None:
+    """The coefficient of variation: the standard deviation over the mean."""
+    spread = stddev(values)
+    return None if spread is None else spread / statistics.fmean(values)
 
 
 def together(records: Sequence[SpeculationRecord]) -> SpeculationRecord:

@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from typing import Final
 
 from runner.bench.figures import figure, percent
 from runner.bench.record import BenchRow
 from runner.bench.speculated import Speculated, histogram, stddev
 from runner.speculative.record import SpeculationRecord
 
+_NOTHING: Final = "-"
+
 
 def gain_cell(row: BenchRow) -> str:
-    """ "2.31 ± 0.04x", as measured; "" for a row without speculation."""
-    gains = row.gains
-    if not gains:
+    """ "2.31 ± 0.04x", the median as measured; "" for a row without speculation."""
+    gain, spread = row.gain, stddev(row.gains)
+    if gain is None:
         return ""
-    spread = stddev(gains)
-    shown = f"{statistics.fmean(gains):.2f}"
-    return f"{shown}x" if spread is None else f"{shown} ± {spread:.2f}x"
+    return f"{gain:.2f}x" if spread is None else f"{gain:.2f} ± {spread:.2f}x"
 
 
 def plain_cell(row: BenchRow) -> str:
@@ -39,14 +40,18 @@ def mean_with_spread(values: Sequence[float]) -> str:
 
 
 def acceptance_cell(row: BenchRow) -> str:
-    """The share of the drafted tokens that stood."""
-    return percent(row.speculation.record.acceptance_rate) if row.speculation else ""
+    """The share of the drafted tokens that stood; a dash where none was drafted."""
+    if row.speculation is None:
+        return ""
+    return percent(row.speculation.record.acceptance_rate) or _NOTHING
 
 
 def length_cell(row: BenchRow) -> str:
-    """AL: tokens that a round with a draft emitted on average."""
-    found = row.speculation.record.acceptance_length if row.speculation else None
-    return "" if found is None else f"{found:.2f}"
+    """AL: tokens that a round with a draft emitted on average; a dash where there was no such round."""
+    if row.speculation is None:
+        return ""
+    found = row.speculation.record.acceptance_length
+    return _NOTHING if found is None else f"{found:.2f}"
 
 
 def drafter_cell(row: BenchRow) -> str:
@@ -63,7 +68,7 @@ def remarks_of(row: BenchRow) -> list[str]:
         return []
     record = row.speculation.record
     if not record.rounds:
-        return [_why(record)]
+        return [f"nothing was drafted; {_why(record)}"]
     positions = " ".join(f"{100 * share:.0f}" for share in record.conditional_acceptance)
     lengths = ", ".join(f"{length}: {count}" for length, count in histogram(record).items())
     return [

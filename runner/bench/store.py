@@ -82,9 +82,11 @@ def read_history(path: Path) -> History:
                     n_damaged += 1
     except FileNotFoundError:
         return History()
+    except PermissionError as error:
+        raise RunnerError(f"{path} cannot be read: {error.strerror}.", hint="Check its permissions.") from error
     except OSError as error:
         raise RunnerError(
-            f"{path} cannot be read: {error.strerror or error}.", hint="Check its permissions."
+            f"{path} cannot be read: {error.strerror or error}.", hint="Move it away: a new one is begun then."
         ) from error
     return History(runs=tuple(runs), n_damaged=n_damaged, n_newer=n_newer)
 
@@ -189,9 +191,12 @@ def _hashes(run: BenchRun) -> tuple[tuple[int, str], ...]:
 
 
 def read_run(path: Path) -> BenchRun:
-    """The run in a file that `--format json` wrote. Raises UsageError for another file, RunnerError when it cannot."""
+    """The run in a file that `--format json` wrote. Raises UsageError for another file or none, RunnerError when it
+    cannot be read."""
     try:
         return sound_run(json.loads(path.read_bytes()))
+    except FileNotFoundError as error:
+        raise UsageError(f"There is no {path}.", hint="Write one with --format json.") from error
     except OSError as error:
         raise RunnerError(f"{path} cannot be read: {error.strerror or error}.") from error
     except (ValueError, RecursionError) as error:

@@ -24,7 +24,7 @@ _STYLES: Final[tuple[Style, ...]] = ("accent", "good", "doubt")
 def can_show(encoding: str | None) -> bool:
     """Whether a stream of that encoding has the block characters."""
     try:
-        (_EIGHTHS + _LEVELS + "├┤─").encode(encoding or "ascii")
+        (_EIGHTHS + _LEVELS + "├┤─┼").encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
         return False
     return True
@@ -90,7 +90,8 @@ def _reach(row: BenchRow) -> float:
 def bar_of(row: BenchRow, top: float, width: int, *, is_ascii: bool = False) -> str:
     """A bar of `width` columns for values from 0 to `top`, with ├ and ┤ one sd around the mean; spaces without a mean.
 
-    Marks less than a column apart are left out: the bar's end says as much.
+    The mean is marked where they are far enough apart to hide the bar's end. Marks less than a column apart are left
+    out: the bar's end says as much.
     """
     if row.mean is None or top <= 0:
         return " " * width
@@ -100,8 +101,10 @@ def bar_of(row: BenchRow, top: float, width: int, *, is_ascii: bool = False) -> 
     first = min(width - 1, int((row.mean - spread) / top * width)) if spread < row.mean else 0
     last = min(width - 1, int((row.mean + spread) / top * width))
     if last > first and 2 * spread * width >= top:
-        begin, middle, end = ("|", "-", "|") if is_ascii else ("├", "─", "┤")
+        begin, middle, end, mean = ("|", "-", "|", "+") if is_ascii else ("├", "─", "┤", "┼")
         cells[first : last + 1] = [begin, *(middle * (last - first - 1)), end]
+        if first < int(columns) < last:
+            cells[int(columns)] = mean
     return "".join(cells)
 
 

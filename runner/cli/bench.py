@@ -33,11 +33,18 @@ class _MeasureUnlessNamed(TyperGroup):
         return super().parse_args(ctx, args if is_named else [_MEASURE, *args])
 
 
+class _GroupsContext(TyperCommand.context_class):  # type: ignore[misc, valid-type]
+    """A context that goes by the group's name."""
+
+    @property
+    def command_path(self) -> str:
+        return str(self.parent.command_path)
+
+
 class _AsTheGroup(TyperCommand):
     """Shown under the group's name, which is how it is called."""
 
-    def format_usage(self, ctx: Any, formatter: Any) -> None:
-        formatter.write_usage(ctx.parent.command_path, " ".join(self.collect_usage_pieces(ctx)))
+    context_class = _GroupsContext
 
 
 app = new_app(cls=_MeasureUnlessNamed, help="Measure how fast a model runs here, and compare runs.")
@@ -228,7 +235,7 @@ def _genres(
 
 def _backends(text: str | None) -> tuple[BackendName, ...]:
     """The value of --backend; () for every one. Raises UsageError."""
-    names = [part.strip() for part in (text or "auto").split(",")]
+    names = ["auto"] if text is None else [part.strip() for part in text.split(",")]
     if names == ["auto"]:
         return ()
     for name in names:

@@ -22,7 +22,7 @@ FLAGS = {"commandSnippet", "kvCacheDtype", "gpuLayers", "concurrency", "temperat
 
 
 def payload(one: BenchRun, **given: object) -> dict[str, object]:
-    found = localmaxxing_payload(one, hf_id="Qwen/Qwen3-8B", **given)  # type: ignore[arg-type]
+    found = localmaxxing_payload(one, **{"hf_id": "Qwen/Qwen3-8B", **given})  # type: ignore[arg-type]
     return json.loads(json.dumps(found))  # type: ignore[no-any-return]
 
 
@@ -97,9 +97,11 @@ def test_changed_files_have_no_commit() -> None:
         (full_run(is_partial=True), {}, "was interrupted"),
         (full_run(options=options(is_random=True)), {}, "random weights"),
         (full_run(), {"depth": 4096}, "no valid decode speed at depth 4096"),
-        (full_run(), {"backend": "fake"}, "fake in run .* has no valid decode speed"),
+        (full_run(), {"backend": "fake"}, "There is no backend 'fake'"),
         (run(backend(row("pp512"))), {}, "no valid decode speed"),
         (run(backend(row(), name="fake")), {}, "no valid decode speed"),
+        (run(backend(row()), options=options(genres=("code",))), {}, "is of genres"),
+        (full_run(), {"hf_id": "../.."}, "not the name of a repository"),
     ],
 )
 def test_what_a_board_cannot_use_is_refused(one: BenchRun, given: dict[str, object], message: str) -> None:

@@ -28,9 +28,10 @@ def test_a_bar_is_as_long_as_its_share() -> None:
 
 
 def test_the_spread_is_marked_where_there_is_room() -> None:
-    assert bar_of(row(samples=(40.0, 60.0)), 100.0, 20) == "███████├────┤       "
-    assert bar_of(row(samples=(40.0, 60.0)), 100.0, 20, is_ascii=True) == "#######|----|       "
+    assert bar_of(row(samples=(40.0, 60.0)), 100.0, 20) == "███████├──┼─┤       "
+    assert bar_of(row(samples=(40.0, 60.0)), 100.0, 20, is_ascii=True) == "#######|--+-|       "
     assert "├" not in bar_of(row(samples=(50.0, 50.1)), 100.0, 20)
+    assert bar_of(row(samples=(1.0, 120.0)), 150.0, 20) == "├───────┼──────────┤"  # a mean is seen in any case
 
 
 def test_a_row_without_numbers_has_no_bar() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -257,6 +259,17 @@ def test_a_run_that_is_cancelled_before_anything_was_measured_is_an_error(script
     cancel.cancel()
     with pytest.raises(RunnerError):
         bench(request(script()), cancel)
+
+
+def test_a_bench_that_is_cancelled_while_it_measures_memory_ends_at_once() -> None:
+    cancel = CancelToken()
+    events = run_bench(request("demo"), user_paths(), cancel)
+    assert isinstance(next(events), BenchStep)
+    threading.Timer(0.5, cancel.cancel).start()  # the process has begun then, and has not measured
+    began = time.monotonic()
+    with pytest.raises(RunnerError, match="cancelled"):
+        next(events)
+    assert time.monotonic() - began < 1.5
 
 
 def test_closing_the_iterator_ends_the_process(script: Script) -> None:

@@ -21,6 +21,7 @@ from runner.bench.run_plot import plot_lines
 from runner.bench.run_table import run_lines
 from runner.bench.side import Tally
 from runner.bench.speculated import Speculated, together
+from runner.bench.speculation_text import acceptance_cell, length_cell
 from runner.bench.store import append_run, last_like, read_history, sound_run
 from runner.bench.styled import plain
 from runner.bench.tasks import GenreSample, Written
@@ -150,12 +151,16 @@ def sample(
 
 
 def test_tokens_must_be_the_same_both_ways() -> None:
-    assert genre_fault(sample()) is None
-    assert "prompt 2" in (genre_fault(sample(drafted=(1, 2, 4))) or "")
-    assert "from token 3 on" in (genre_fault(sample(drafted=(1, 2, 4))) or "")
-    assert "from token 3 on" in (genre_fault(sample(drafted=(1, 2))) or "")
-    assert genre_fault(sample(seconds=0.0)) == "the clock did not advance"
-    assert "first token" in (genre_fault(sample(plain=(), drafted=())) or "")
+    assert genre_fault(sample(), "native") is None
+    assert "prompt 2" in (genre_fault(sample(drafted=(1, 2, 4)), "native") or "")
+    assert (genre_fault(sample(drafted=(1, 2, 4)), "native") or "").endswith("from token 3 on")
+    assert "from token 3 on" in (genre_fault(sample(drafted=(1, 2)), "native") or "")
+    assert genre_fault(sample(seconds=0.0), "native") == "the clock did not advance"
+    assert "first token" in (genre_fault(sample(plain=(), drafted=()), "native") or "")
+
+
+def test_where_llama_cpp_rounds_otherwise_the_remedy_is_named() -> None:
+    assert "with -t 1 it does not" in (genre_fault(sample(drafted=(1, 2, 4)), "llamacpp") or "")
 
 
 def test_repetitions_must_be_the_same_too() -> None:
@@ -217,6 +222,28 @@ def test_every_format_has_the_gain_and_the_acceptance() -> None:
     for words in ("2.20 ± 0.28x", "suffix off", "1: 1, 2: 2, 3: 1", "75 50", "verify 80 %", "gained 0.9x"):
         assert words in shown
     assert "2.20 ± 0.28x the plain rate" in row_line(CODE, is_complete=True)
+
+
+def test_one_disturbed_repetition_makes_no_gain_and_is_labelled() -> None:
+    rates = (100.0, 101.0, 99.0, 100.0, 100.0)
+    plain_rates = (100.0, 100.0, 5.0, 101.0, 100.0)
+    disturbed = dataclasses.replace(
+        CODE, samples=rates, segments=(5,), speculation=Speculated(plain=plain_rates, record=RECORD)
+    )
+    assert disturbed.gain == pytest.approx(1.0, abs=0.011)
+    assert disturbed.is_noisy
+    assert "noisy" in "\n".join(map(plain, history_lines([genre_run(disturbed)], None)))
+    calm = dataclasses.replace(disturbed, speculation=Speculated(plain=rates, record=RECORD))
+    assert not calm.is_noisy
+    assert "noisy" not in "\n".join(map(plain, history_lines([genre_run(calm)], None)))
+
+
+def test_where_nothing_was_drafted_the_report_says_so() -> None:
+    nothing = SpeculationRecord(drafter="suffix", state="on")
+    idle = dataclasses.replace(CODE, speculation=Speculated(plain=(200.0, 240.0), record=nothing))
+    shown = "\n".join(map(plain, run_lines(genre_run(idle), None)))
+    assert "nothing was drafted" in shown
+    assert (acceptance_cell(idle), length_cell(idle)) == ("-", "-")
 
 
 def test_the_gain_stands_beside_the_bar_of_what_was_written_with_speculation() -> None:

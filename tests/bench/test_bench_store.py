@@ -201,8 +201,10 @@ def test_a_report_in_json_is_read_back_as_the_run_that_it_was(tmp_path: Path) ->
     path.write_text('{"schema": "runner.ls/1"}')
     with pytest.raises(UsageError, match=f"it is no {SCHEMA}"):
         read_run(path)
-    with pytest.raises(RunnerError, match="cannot be read"):
+    with pytest.raises(UsageError, match="There is no"):
         read_run(tmp_path / "none.json")
+    with pytest.raises(RunnerError, match="cannot be read"):
+        read_run(tmp_path)
 
 
 def test_a_line_is_ascii_so_that_no_encoding_can_break_it(tmp_path: Path) -> None:

@@ -127,6 +127,16 @@ def test_help_shows_the_options_of_measuring_and_names_the_other_commands(capsys
         assert f"Usage: runner bench {command}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("arguments", [["demo", "-r", "1.5"], ["--bogus"], ["demo", "demo"]])
+def test_usage_errors_name_the_command_as_it_is_called(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert "Usage: runner bench [OPTIONS] [MODEL]" in err
+    assert "measure" not in err
+
+
 # --- Ctrl+C ----------------------------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,6 @@ It shows the runs that it is given. It knows no file.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from statistics import fmean
 from typing import Final
 
 from textual import on
@@ -110,7 +109,7 @@ def _figures(run: BenchRun) -> Iterator[str]:
 
 def _gain(backend: BenchBackend) -> str:
     """What speculation gained, from the genre with the least to the one with the most; "" where it was not measured."""
-    gains = [fmean(row.gains) for row in backend.rows if row.gains]
+    gains = [row.gain for row in backend.rows if row.gain is not None]
     return f"gain {min(gains):.2f}–{max(gains):.2f}x" if gains else ""
 
 
