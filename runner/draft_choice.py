@@ -81,12 +81,17 @@ def choose_drafter(
     return DraftChoice(drafter="suffix", reason=reason, suggestion=spec.draft, files=options.draft_file)
 
 
-def unquoted_files(options: LoadOptions, choice: DraftChoice) -> Notice | None:
-    """What there is to say where files were given that the chosen drafter does not quote."""
-    if not options.draft_file or choice.files:
-        return None
-    hint = "Only suffix quotes files: --spec suffix." if choice.drafter is not None else ""
-    return Notice("warning", f"No draft quotes the files of --draft-file: {choice.reason}.", hint)
+def unused(options: LoadOptions, choice: DraftChoice) -> list[Notice]:
+    """What there is to say of a model or a head, and of files, that the chosen drafter has no use for."""
+    notices = []
+    if options.draft and not choice.source:
+        why = choice.reason if choice.drafter is None else f"{choice.drafter} drafts"
+        text = f"{options.draft}, given by --draft, is not used: {why}."
+        notices.append(Notice("warning", text, "A model drafts with --spec auto or model, a head with eagle3."))
+    if options.draft_file and not choice.files:
+        hint = "Only suffix quotes files: --spec suffix." if choice.drafter is not None else ""
+        notices.append(Notice("warning", f"No draft quotes the files of --draft-file: {choice.reason}.", hint))
+    return notices
 
 
 def _head(draft: str, heads: Path) -> Path:

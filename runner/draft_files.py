@@ -33,6 +33,15 @@ def read_draft_files(paths: Sequence[str], emit: Callable[[Notice], None]) -> li
     return texts
 
 
+def missing_files(paths: Sequence[str]) -> list[Notice]:
+    """What there is to say of files that are not there, before any is read."""
+    return [
+        Notice("warning", f"{path}, given by --draft-file, is no file here.", _REMEDY)
+        for path in paths
+        if not Path(path).is_file()
+    ]
+
+
 def quotable(texts: Sequence[str], tokenizer: Tokenizer, emit: Callable[[Notice], None]) -> list[Sequence[int]]:
     """The ids of texts, of the last ones as many as drafts can be made of; says when that is not all."""
     ids: list[Sequence[int]] = []

@@ -21,7 +21,7 @@ from runner.answering import Answer
 from runner.backends import backend_module, choose
 from runner.backends.base import Backend, Began, Compiling
 from runner.config import ChatOptions, LoadOptions, SamplingParams
-from runner.draft_choice import DraftChoice, choose_drafter, unquoted_files
+from runner.draft_choice import DraftChoice, choose_drafter, unused
 from runner.draft_files import quotable, read_draft_files
 from runner.drafting import NO_DRAFTING, Drafting, draft_options, open_drafting
 from runner.errors import RunnerError, UsageError
@@ -209,7 +209,8 @@ def _open_drafting(
         raise
     if drafting.speculator is None and options.speculation not in ("auto", "off"):
         emit(Notice("warning", f"Nothing is drafted: {drafting.choice.reason}."))
-    elif (notice := unquoted_files(options, drafting.choice)) is not None:
+        return drafting
+    for notice in unused(options, drafting.choice):
         emit(notice)
     return drafting
 

@@ -13,7 +13,8 @@ from typing import Any, Final
 from runner import hub
 from runner.backends import backend_module, choose
 from runner.config import LoadOptions
-from runner.draft_choice import DraftChoice, choose_drafter, unquoted_files
+from runner.draft_choice import DraftChoice, choose_drafter, unused
+from runner.draft_files import missing_files
 from runner.errors import BusyError, RunnerError
 from runner.events import Notice
 from runner.fit import (
@@ -117,9 +118,8 @@ def preview(spec: ModelSpec, options: LoadOptions, *, offline: bool, paths: Path
     found = _found(spec, options, offline=offline)
     facts, machine, notices = found.facts, devices(), list[Notice]()
     backend = found.backing.name or ("llamacpp" if facts.format == "gguf" else "native")
-    drafting, draft = _drafting(spec, options, registry, found, paths.drafts, offline=offline)
-    if (unquoted := unquoted_files(options, drafting)) is not None:
-        notices.append(unquoted)
+    drafting, draft = _drafting(spec, options, registry, found, paths.drafts, backend, offline=offline)
+    notices += [*unused(options, drafting), *missing_files(drafting.files)]
     made = plan(facts, options, machine, backend, read_history(paths.fit_history), notices.append, draft=draft)
     others = () if made.fit.is_fitting else alternatives(spec, registry, found.listed)
     return Preview(
@@ -146,7 +146,14 @@ def preview(spec: ModelSpec, options: LoadOptions, *, offline: bool, paths: Path
 
 
 def _drafting(
-    spec: ModelSpec, options: LoadOptions, registry: Registry, found: _Found, heads: Path, *, offline: bool
+    spec: ModelSpec,
+    options: LoadOptions,
+    registry: Registry,
+    found: _Found,
+    heads: Path,
+    backend: BackendName,
+    *,
+    offline: bool,
 ) -> tuple[DraftChoice, ModelFacts | None]:
     """What would draft, and the facts of the model that does; a drafter that cannot be had is an answer too."""
     can_go_back = all(cache.kind != "state" for cache in found.facts.shape.caches)
@@ -155,6 +162,9 @@ def _drafting(
         draft = _found(registry.resolve(choice.source), options, offline=offline).facts if choice.is_model else None
     except RunnerError as error:
         return DraftChoice(drafter=None, reason=f"{error.message} {error.hint}".strip()), None
+    if choice.drafter in ("mtp", "eagle3") and backend != "native":
+        reason = f"the {backend} backend has no {choice.drafter} drafter, --backend native has"
+        return DraftChoice(drafter=None, reason=reason), None
     return choice, draft
 
 

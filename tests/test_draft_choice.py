@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runner.config import LoadOptions
-from runner.draft_choice import DraftChoice, choose_drafter, unquoted_files
+from runner.draft_choice import DraftChoice, choose_drafter, unused
 from runner.errors import UsageError
 from runner.paths import user_paths
 from runner.registry import ModelSpec, Registry
@@ -52,15 +52,24 @@ def test_files_are_quoted_by_suffixes_alone() -> None:
         choice = choose(QWEN, speculation=speculation, draft_file=("/a", "/b"))
         assert choice.files == ("/a", "/b")
         assert choice.words.endswith(", and may quote 2 files")
-        assert unquoted_files(LoadOptions(draft_file=choice.files), choice) is None
+        assert unused(LoadOptions(draft_file=choice.files), choice) == []
     for others in ({"speculation": "off"}, {"draft": "qwen3-1.7b"}, {"can_go_back": False}):
         choice = choose(QWEN, **{"draft_file": ("/a",), **others})  # type: ignore[arg-type]
         assert choice.files == ()
-        notice = unquoted_files(LoadOptions(draft_file=("/a",)), choice)
-        assert notice is not None
+        (notice,) = unused(LoadOptions(draft_file=("/a",)), choice)
         assert choice.reason in notice.text
         assert bool(notice.hint) == (choice.drafter is not None)
-        assert unquoted_files(LoadOptions(), choice) is None
+        assert unused(LoadOptions(), choice) == []
+
+
+def test_a_draft_model_that_has_no_part_in_it_is_named() -> None:
+    for speculation in ("off", "suffix", "mtp"):
+        choice = choose(QWEN, speculation=speculation, draft="qwen3-1.7b")
+        (notice,) = unused(LoadOptions(draft="qwen3-1.7b"), choice)
+        assert "qwen3-1.7b, given by --draft, is not used: " in notice.text
+        assert (choice.drafter or choice.reason) in notice.text
+    for speculation in ("auto", "model"):
+        assert unused(LoadOptions(draft="qwen3-1.7b"), choose(QWEN, speculation=speculation, draft="qwen3-1.7b")) == []
 
 
 def test_off_is_off() -> None:

@@ -15,7 +15,7 @@ from both_ways import eager
 
 from runner.backends.native.backend import NativeBackend
 from runner.config import LONGEST_DRAFT, LoadOptions, SamplingParams
-from runner.draft_choice import unquoted_files
+from runner.draft_choice import unused
 from runner.draft_files import quotable, read_draft_files
 from runner.engine import Engine
 from runner.errors import DoesNotFit, RunnerError, UnsupportedModel, UsageError
@@ -215,7 +215,7 @@ def test_what_of_files_is_not_quoted_is_told(engine: Engine, tmp_path: Path) -> 
     one.write_text("A b c.")
     for options, reason in (({"speculation": "off"}, "it was turned off"), ({"draft": "demo"}, "demo drafts")):
         loaded, (notice,) = load(engine, "demo", backend="llamacpp", draft_file=(str(one),), **options)
-        assert notice == unquoted_files(LoadOptions(draft_file=(str(one),)), engine.drafting.choice)
+        assert [notice] == unused(LoadOptions(draft_file=(str(one),)), engine.drafting.choice)
         assert reason in notice.text
         assert "file" not in loaded.speculation
     other.write_text("word " * 40_000)

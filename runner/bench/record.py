@@ -93,10 +93,14 @@ class BenchRow:
         return variation(self.samples)
 
     @property
-    def is_noisy(self) -> bool:
-        """Whether its samples vary too much to be believed; with speculation also what they are compared with."""
+    def noise(self) -> float:
+        """The largest coefficient of variation of its samples and, with speculation, of what they are compared with."""
         plain = () if self.speculation is None else self.speculation.plain
-        return any(cv is not None and cv > NOISY_CV for cv in map(variation, (self.samples, plain, self.gains)))
+        return max(variation(values) or 0.0 for values in (self.samples, plain, self.gains))
+
+    @property
+    def is_noisy(self) -> bool:
+        return self.noise > NOISY_CV
 
     @property
     def is_higher_better(self) -> bool:

@@ -166,7 +166,7 @@ def _remarks(run: BenchRun, width: int | None) -> Iterator[Line]:
     for row in run.rows:
         if row.invalid is not None:
             yield from _field(INVALID, f"{row.backend} {row.test}: {row.invalid}", width, style="bad")
-    noisy = ", ".join(f"{row.backend} {row.test} ({percent(row.cv, 1)})" for row in run.rows if row.is_noisy)
+    noisy = ", ".join(f"{row.backend} {row.test} ({percent(row.noise, 1)})" for row in run.rows if row.is_noisy)
     if noisy:
         yield from _field("noisy", f"{noisy}: repetitions vary by more than 5 %", width, style="doubt")
     for backend in run.backends:

@@ -65,6 +65,8 @@ def report_json(report: Report) -> dict[str, Any]:
 def read_report(directory: Path) -> Report:
     """The report beside a head. Raises UsageError where there is none, BadModelFile for one that cannot be read."""
     path = directory / REPORT_NAME
+    if not directory.is_dir():
+        raise UsageError(f"There is no directory {directory}.", hint="Give the one that `runner draft train` printed.")
     if not path.is_file():
         raise UsageError(
             f"{directory} has no {REPORT_NAME}: it is no head that `runner draft train` made.",

@@ -232,6 +232,8 @@ def test_one_disturbed_repetition_makes_no_gain_and_is_labelled() -> None:
     )
     assert disturbed.gain == pytest.approx(1.0, abs=0.011)
     assert disturbed.is_noisy
+    assert disturbed.cv is not None
+    assert disturbed.cv < 0.05 < disturbed.noise
     assert "noisy" in "\n".join(map(plain, history_lines([genre_run(disturbed)], None)))
     calm = dataclasses.replace(disturbed, speculation=Speculated(plain=rates, record=RECORD))
     assert not calm.is_noisy

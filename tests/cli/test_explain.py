@@ -74,14 +74,25 @@ def test_what_would_draft_is_told_with_its_memory(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_files_that_drafts_may_quote_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    rows, err = explain(capsys, "demo", "--draft-file", "a", "--draft-file", "b")
+def test_files_that_drafts_may_quote_are_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    a.write_text("a text")
+    b.write_text("another")
+    rows, err = explain(capsys, "demo", "--draft-file", str(a), "--draft-file", str(b))
     assert rows["speculation"].strip() == "suffix: it needs no memory, and may quote 2 files"
     assert err == ""
-    _, err = explain(capsys, "demo", "--draft-file", "a", "--spec", "off")
+    _, err = explain(capsys, "demo", "--draft-file", str(a), "--spec", "off")
     assert "No draft quotes the files of --draft-file: it was turned off." in err
-    assert main(["explain", "demo", "--draft-file", "/a", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["drafting"]["files"] == ["/a"]
+    assert main(["explain", "demo", "--draft-file", str(a), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["drafting"]["files"] == [str(a)]
+    _, err = explain(capsys, "demo", "--draft-file", str(tmp_path / "none"))
+    assert "none, given by --draft-file, is no file here." in err
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_head_for_a_backend_without_heads_drafts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    rows, _ = explain(capsys, "demo", "--spec", "mtp")
+    assert rows["speculation"].strip() == "off: the llamacpp backend has no mtp drafter, --backend native has"
 
 
 def test_the_registry_s_draft_model_is_a_suggestion(

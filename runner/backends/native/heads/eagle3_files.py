@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from runner.backends.native.heads.eagle3 import Eagle3Head
 from runner.backends.native.heads.eagle3_config import eagle3_json, parse_eagle3_config
 from runner.backends.native.loader import to_tensor
-from runner.errors import BadModelFile, UnsupportedModel
+from runner.errors import BadModelFile, UnsupportedModel, UsageError
 from runner.quant.json_file import read_json
 from runner.quant.safetensors_file import FLOAT_TYPES, SINGLE_NAME, Checkpoint
 
@@ -44,6 +44,11 @@ def load_eagle3(
     Raises BadModelFile for files that are malformed or do not belong together, UnsupportedModel for a head that is no
     EAGLE-3 head, or one with parts that are not supported, by their names.
     """
+    if not (directory / "config.json").is_file():
+        raise UsageError(
+            f"{directory} has no config.json: it is no EAGLE-3 head.",
+            hint="`runner draft train MODEL` trains one; else give the directory of a head that was fetched.",
+        )
     config = parse_eagle3_config(read_json(directory / "config.json"))
     checkpoint = Checkpoint.open(directory)
     names = _our_names(checkpoint)
