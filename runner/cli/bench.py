@@ -5,6 +5,8 @@ It reads the options, shows progress and hands the run on; measuring is runner.b
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -14,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from runner.cli import bench_earlier, bench_reports, options, render
 from runner.cli.app import new_app
 from runner.config import nearest_hint
-from runner.errors import RunnerError, UsageError
+from runner.errors import RunnerError, UnknownModel, UsageError
 
 if TYPE_CHECKING:
     from runner.bench.record import BenchRun, Genre
@@ -48,12 +50,13 @@ class _AsTheGroup(TyperCommand):
 
 
 app = new_app(cls=_MeasureUnlessNamed, help="Measure how fast a model runs here, and compare runs.")
-for _name, _function in (
-    ("history", bench_earlier.history),
-    ("show", bench_earlier.show),
-    ("compare", bench_earlier.compare),
-    ("export", bench_earlier.export),
-):
+_EARLIER: dict[str, Callable[..., None]] = {
+    "history": bench_earlier.history,
+    "show": bench_earlier.show,
+    "compare": bench_earlier.compare,
+    "export": bench_earlier.export,
+}
+for _name, _function in _EARLIER.items():
     app.command(_name)(_function)
 
 
@@ -171,7 +174,10 @@ def measure(
         },
     )
     paths = user_paths()
-    run = _measured(request, as_json=form in ("json", "jsonl"))
+    try:
+        run = _measured(request, as_json=form in ("json", "jsonl"))
+    except UnknownModel as error:
+        raise _perhaps_a_command(error, request.model) from error
     bench_reports.show_run(run, form)
     is_slower = baseline is not None and bench_reports.compare_with_baseline(run, baseline, fail_below, paths)
     if not no_save:
@@ -182,6 +188,13 @@ def measure(
         raise typer.Exit(130)
     if is_slower or run.is_invalid:
         raise typer.Exit(1)
+
+
+def _perhaps_a_command(error: UnknownModel, name: str) -> UnknownModel:
+    """The same for a name that is nearly one of the commands, which it may have been meant for."""
+    near = difflib.get_close_matches(name, _EARLIER, n=1)
+    meant = f"`runner bench {near[0]}` looks at earlier runs. " if near else ""
+    return UnknownModel(error.message, hint=f"{meant}{error.hint}")
 
 
 def _request(

@@ -137,6 +137,17 @@ def test_usage_errors_name_the_command_as_it_is_called(
     assert "measure" not in err
 
 
+def test_a_misspelt_command_is_a_model_that_is_not_there_and_the_command_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["bench", "hist"]) == 2
+    err = capsys.readouterr().err
+    assert "There is no model 'hist'" in err
+    assert "`runner bench history`" in err
+    assert main(["bench", "nonesuch"]) == 2
+    assert "runner bench history" not in capsys.readouterr().err
+
+
 # --- Ctrl+C ----------------------------------------------------------------------------------------------------------
 
 
