@@ -29,7 +29,8 @@ ModelArgument = Annotated[
 Model = Annotated[str | None, typer.Option("-m", "--model", metavar="MODEL", help="The model, instead of as argument.")]
 Prompt = Annotated[str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt.")]
 Files = Annotated[
-    list[Path] | None, typer.Option("-f", "--file", metavar="PATH", help="Add a text file to the prompt; repeatable.")
+    list[Path] | None,
+    typer.Option("-f", "--file", metavar="PATH", readable=False, help="Add a text file to the prompt; repeatable."),
 ]
 System = Annotated[str | None, typer.Option("-s", "--system", metavar="TEXT", help="The system prompt.")]
 

@@ -25,7 +25,7 @@ from runner.cli.opening import Opening
 from runner.cli.slash import needs_model, run_command
 from runner.config import SamplingParams, build
 from runner.conversation import Conversation
-from runner.errors import EngineDied, RunnerError
+from runner.errors import ContextOverflow, EngineDied, RunnerError
 from runner.events import ChatEvent, Finished, Loaded
 from runner.safe_text import safe_line
 from runner.status_text import header, speculation_summary, summary
@@ -130,6 +130,9 @@ class Repl:
             self._fail_pipe(130)
         except RunnerError as error:
             self._fail_pipe(render.fail(error))
+            if isinstance(error, ContextOverflow) and self.attachments:
+                n = len(self.attachments)
+                render.narrate(f"{'A file is' if n == 1 else f'{n} files are'} part of it: /read off leaves that out.")
             self._keep_error_in_sight()
         return True
 

@@ -187,7 +187,11 @@ def _undo(repl: Repl, _argument: str) -> None:
 
 def _read(repl: Repl, argument: str) -> None:
     if not argument:
-        raise UsageError("/read needs the name of a file.", hint="It is: /read PATH")
+        raise UsageError("/read needs the name of a file.", hint="It is: /read PATH, or /read off for none.")
+    if argument == "off":
+        repl.attachments.clear()
+        render.narrate("No file goes with your next message.")
+        return
     path = Path(argument.strip("'\""))
     text, notice = read_text_file(path)
     if notice:

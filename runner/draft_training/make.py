@@ -162,10 +162,14 @@ class _Making:
         if not asked:
             raise UsageError("The model's chat template takes none of the prompts.", hint="Give others with --prompts.")
 
+        most = 0  # of a batch not all that is written is kept, which is known at its end
+
         def on_tokens(done: int) -> None:
+            nonlocal most
             if self._cancel.is_cancelled:
                 raise RunnerError("Training was stopped.")
-            self._on_stage(Stage(name=stage, done=min(done, n_tokens), total=n_tokens))
+            most = max(most, min(done, n_tokens))
+            self._on_stage(Stage(name=stage, done=most, total=n_tokens))
 
         with (
             texts_of.opened(self._path / name, made_from, job.target.config.vocab_size) as corpus,

@@ -62,7 +62,12 @@ def open_target(model: ReadyModel) -> TargetFiles:
             hint="Give a model in safetensors, a packed one, or a GGUF with its Hugging Face files beside it.",
         )
     config = read_config(model.directory)
-    weights = PackedWeights(model.directory) if model.format == "packed" else open_weights(model, config)
+    try:
+        weights = PackedWeights(model.directory) if model.format == "packed" else open_weights(model, config)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(
+            error.message, hint=f"Train on the original weights: {model.name}:safetensors, or their directory."
+        ) from error
     tokenizer = HuggingFaceTokenizer(tokenizer_path(model.directory), config.vocab_size)
 
     def text_of(token: int | None) -> str:

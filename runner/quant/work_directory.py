@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from runner.errors import BadModelFile, BusyError, DoesNotFit, RunnerError, UnsupportedModel, UsageError
+from runner.measures import decimal_size
 from runner.quant.packed_files import HEAD_NAME, JOURNAL_NAME, MANIFEST_NAME, WEIGHTS_NAME
 
 COMPANIONS: Final = (
@@ -96,7 +97,7 @@ class WorkDirectory:
         free = shutil.disk_usage(self.path).free + there_bytes
         if needed_bytes > free:
             raise DoesNotFit(
-                f"{needed_bytes / 1e9:.2f} GB are needed in {self.path.parent}, and {free / 1e9:.2f} GB are free.",
+                f"{decimal_size(needed_bytes)} are needed in {self.path.parent}, and {decimal_size(free)} are free.",
                 hint="Free some space, or write to another disk with -o.",
             )
 

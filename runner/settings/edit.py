@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.attachments import absolute
-from runner.errors import ConfigError
+from runner.errors import ConfigError, RunnerError
 from runner.paths import Paths, open_private
 from runner.settings.files import read_text
 from runner.settings.table import setting
@@ -20,7 +20,7 @@ from runner.settings.table import setting
 def set_value(paths: Paths, key: str, texts: Sequence[str]) -> Any:
     """Write `key` with the value that `texts` mean (one; more for a list) into the user's file; returns the value.
 
-    Raises ConfigError.
+    Raises ConfigError, and RunnerError where it cannot be written.
     """
     value = setting(key).parse(*texts)
     if key == "draft_file":  # typed here, and read from everywhere
@@ -66,4 +66,6 @@ def _write(path: Path, text: str) -> None:
         partial.replace(target)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from error
+        raise RunnerError(
+            f"{path} cannot be written: {error.strerror or error}.", hint="Free some space, or check its permissions."
+        ) from error

@@ -143,5 +143,10 @@ class SpeculationRecord:
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast as plain decoding: plain_s over spent_s."""
-        return self.plain_s / self.spent_s if self.spent_s > 0 else None
+        """How many times as fast as plain decoding: plain_s over spent_s.
+
+        No more than the tokens of a round: beyond that it is other programs that held up the plain steps.
+        """
+        if self.spent_s <= 0:
+            return None
+        return min(self.plain_s / self.spent_s, self.acceptance_length or 1.0)

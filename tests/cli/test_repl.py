@@ -267,6 +267,17 @@ def test_another_model_goes_on_with_the_same_chat(chat: Chat) -> None:
     assert chat.repl.conversation.model == other
 
 
+def test_a_file_that_is_too_long_can_be_left_out_again(chat: Chat, tmp_path: Path) -> None:
+    long = tmp_path / "long.txt"
+    long.write_text("many words " * 20_000)
+    chat.start("ok")
+    _, err = chat.type(f"/read {long}", "hello")
+    assert "A file is part of it: /read off leaves that out." in err
+    out, err = chat.type("/read off", "hello")
+    assert out == "ok\n"
+    assert chat.said == ["hello", "ok"]
+
+
 @pytest.mark.parametrize("line", ["/model nothing-here-either", "/set draft_file nothing-here.txt", "/set draft x/y/z"])
 def test_what_cannot_be_got_ready_leaves_the_model_that_is_loaded(chat: Chat, line: str) -> None:
     chat.start("one", "two").type("a")

@@ -238,7 +238,7 @@ def test_too_little_disk_space_is_said_before_anything_is_written(tmp_path: Path
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         file.truncate(8 + len(text) + end)
-    with pytest.raises(DoesNotFit, match="GB are needed"):
+    with pytest.raises(DoesNotFit, match="B are needed"):
         made(tmp_path, "f16", tmp_path / "made" / "out")
     assert files(tmp_path / "made") == set()
 

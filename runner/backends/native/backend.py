@@ -88,7 +88,9 @@ class NativeBackend(Backend):
             self._last([0], CancelToken())
             rate = 1 / (time.perf_counter() - started)
             self.keep(0)
-            self.info = dataclasses.replace(self.info, note=f"{self.info.note} Here: about {rate:.2g} tokens/s.")
+            self.info = dataclasses.replace(
+                self.info, note=f"{self.info.note} Here: about {rate:.{0 if rate >= 10 else 1}f} tokens/s."
+            )
 
     def give_texts(self, texts: Sequence[Sequence[int]]) -> None:
         self._execution.give_texts(texts)
