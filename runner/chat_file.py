@@ -34,12 +34,17 @@ def write_chat(path: Path, session: Session, turns: Sequence[Turn], *, overwrite
     return path
 
 
-def write_new(path: Path, text: str, *, overwrite: bool = False) -> None:
-    """Write `text` to `path` in one step, with mode 0600. Half a surrogate pair, which is no character, becomes "?"."""
+def write_new(
+    path: Path, text: str, *, overwrite: bool = False, remedy: str = "Choose another name, or remove it first."
+) -> None:
+    """Write `text` to `path` in one step, with mode 0600. Half a surrogate pair, which is no character, becomes "?".
+
+    remedy: the hint where it is there already.
+    """
     beside = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}")
     try:
         if path.exists() and not overwrite:
-            raise UsageError(f"{path} is there already.", hint="Choose another name, or remove it first.")
+            raise UsageError(f"{path} is there already.", hint=remedy)
         try:
             descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with open(descriptor, "wb") as file:

@@ -19,8 +19,8 @@ _LEAST_AGREEMENT: Final = 0.5
 _GUESSING: Final = 1.5
 # What docs/SPECULATION.md says under "Exactness": on other backends a difference is a mistake.
 _ROUNDING: Final = (
-    " (llama.cpp rounds a step of one token otherwise than one of several, with several threads and more than 256 "
-    "tokens of context: with -t 1 it does not)"
+    " (on a CPU llama.cpp rounds a step of one token otherwise than one of several, with several threads and more than "
+    "256 tokens of context: with -t 1 it does not)"
 )
 _EARLY: Final = 16  # two backends that part before so many tokens are worth a word
 

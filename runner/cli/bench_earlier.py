@@ -177,9 +177,7 @@ def export(
     if output is None or str(output) == "-":
         render.data(text)
         return
-    if expanded(output).exists() and not force:
-        raise UsageError(f"{safe_line(str(output))} is there already.", hint="--force replaces it.")
-    write_new(expanded(output), text + "\n", overwrite=force)
+    write_new(expanded(output), text + "\n", overwrite=force, remedy="--force replaces it.")
     render.narrate(f"Wrote {safe_line(str(output))}; nothing was uploaded.")
 
 

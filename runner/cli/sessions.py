@@ -85,7 +85,7 @@ def export(
     text = to_markdown(session, turns)
     if form is Format.json:
         text = json.dumps(to_json(session, turns), ensure_ascii=False, indent=2) + "\n"
-    write_new(output, text, overwrite=force)
+    write_new(output, text, overwrite=force, remedy="--force replaces it.")
     render.narrate(f"Wrote {safe_line(str(output))}.")
 
 

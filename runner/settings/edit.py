@@ -34,7 +34,7 @@ def set_value(paths: Paths, key: str, texts: Sequence[str]) -> Any:
 def unset_value(paths: Paths, key: str) -> bool:
     """Remove `key` from the user's file; returns whether it was there.
 
-    A key that is no setting is removed too, if it is there: so a mistake can be taken back. Raises ConfigError.
+    A key that is no setting is removed too, if it is there: so a mistake can be taken back. Raises what set_value does.
     """
     document = _document(paths.settings_file)
     if key not in document:

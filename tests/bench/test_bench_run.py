@@ -269,7 +269,7 @@ def test_a_bench_that_is_cancelled_while_it_measures_memory_ends_at_once() -> No
     began = time.monotonic()
     with pytest.raises(RunnerError, match="cancelled"):
         next(events)
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 2.0
 
 
 def test_closing_the_iterator_ends_the_process(script: Script) -> None:
