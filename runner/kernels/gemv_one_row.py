@@ -59,7 +59,7 @@ def _gemv_one_row(
         before = tl.load(stream + n, mask=n_ok, other=0.0)
     acc = all_steps(
         waiting, packed, high, scale, levels, tables, x, notes, p, first, end,
-        FORMAT, W, W, DEPTH, STEPS, NVIDIA, MASKED,
+        FORMAT, W, W, DEPTH, STEPS, NVIDIA, PDL, MASKED,
     )  # fmt: skip
     total = tl.broadcast_to((row_sums(acc, W, W) * factor)[None, :], (8, 16))
     lo, hi = streams(total, PAIR, 8, 16)
@@ -110,6 +110,7 @@ def variants() -> Iterator[Variant]:
         ("mq4", epilogues.gate, 14336, 1792, 64),
         ("mq4", epilogues.gate, 9728, 1216, 40),
         ("mq4", epilogues.add_stream, 0, 64, 48),
+        ("mq4", epilogues.add_residual, 0, 20, 5),
         ("mq4-uniform", epilogues.add_residual, 0, 20, 5),
         ("mq4-uniform", epilogues.add_stream, 0, 256, 64),
         ("mq4-uniform", epilogues.gate, 14336, 1792, 64),

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from runner.kernels.fragment_products import (
     START,
@@ -40,23 +41,31 @@ _CHAIN = tl.constexpr(
 _CHAIN_REGISTERS = tl.constexpr(",".join(["=r"] * 4 + ["r"] * 16))
 
 
-def _fold() -> str:
+def _fold(*, has_begins: bool) -> str:
     """PTX: acc += x.scale * (the two groups' scale * (level * x level)), for 16 rows of weights and 8 groups.
 
     $0-$3 acc after, of row g and of row g + 8, and twice nothing; $4-$7 the sums of row g with the first and the second
     group of the lane's pair, and of row g + 8; $8 the four scales' codes, of both rows in the first group, then in the
-    second; $12-$15 notes of x for the lane's pair; $16-$19 acc. See gemv_fragments._fold for how.
+    second; $12-$15 notes of x for the lane's pair, or, unless has_begins, x.scale; $16-$19 acc. See
+    gemv_fragments._fold for how.
     """
     lines = ["{ .reg .b32 c; .reg .f32 f, e, s<4>, o<2>;", scales("$8")]
     for row in range(2):
-        lines.append(f"mov.b32 f, ${4 + 2 * row}; sub.rn.f32 f, f, $13; mul.rn.f32 f, f, s{row};")
-        lines.append(f"mov.b32 e, ${5 + 2 * row}; sub.rn.f32 e, e, $14; fma.rn.f32 f, e, s{2 + row}, f;")
+        first, second = ("$13", "$14") if has_begins else ("0f4B400000",) * 2
+        lines.append(f"mov.b32 f, ${4 + 2 * row}; sub.rn.f32 f, f, {first}; mul.rn.f32 f, f, s{row};")
+        lines.append(f"mov.b32 e, ${5 + 2 * row}; sub.rn.f32 e, e, {second}; fma.rn.f32 f, e, s{2 + row}, f;")
         lines.append(f"fma.rn.f32 o{row}, f, $12, ${16 + row};")
     return " ".join(lines) + " mov.f32 $0, o0; mov.f32 $1, o1; mov.f32 $2, $18; mov.f32 $3, $19; }"
 
 
-_FOLD = tl.constexpr(_fold())
+_FOLD = tl.constexpr(_fold(has_begins=True))
+_FOLD_ADDENDS = tl.constexpr(_fold(has_begins=False))
 _FOLD_REGISTERS = tl.constexpr(",".join(["=f"] * 4 + ["r"] * 8 + ["f"] * 8))
+
+# PTX: $0-$3 what lies at $4, which $5-$7 are too: one load for the four elements of a lane. A tensor of [V, 32] made
+# [V, 128] afterwards would pass through shared memory.
+_ONE_OF_LANE = tl.constexpr("ld.global.f32 $0, [$4]; mov.b32 $1, $0; mov.b32 $2, $0; mov.b32 $3, $0;")
+_ONE_OF_LANE_REGISTERS = tl.constexpr("=f,=f,=f,=f,l,l,l,l")
 
 
 @triton.jit
@@ -158,22 +167,50 @@ def products_of_step(
         sums += others
     if NVIDIA:
         return tl.inline_asm_elementwise(
-            _FOLD, _FOLD_REGISTERS, [sums, codes, x_notes, acc], dtype=tl.float32, is_pure=True, pack=4
+            _FOLD_ADDENDS if FORMAT == "mq4" else _FOLD,
+            _FOLD_REGISTERS,
+            [sums, codes, x_notes, acc],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=4,
         )
     else:
         return _portable_fold(sums, codes, x_notes, acc, V)
 
 
 @triton.jit
-def _step(
-    loaded, acc, levels, halves, x, notes, p, end,
-    FORMAT: tl.constexpr, V: tl.constexpr, NVIDIA: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """acc [V, 128] with the four pairs from p [V, 1] on added."""
+def _asked_x(x, notes, p, end, FORMAT: tl.constexpr, NVIDIA: tl.constexpr, MASKED: tl.constexpr):
+    """Of x [V, 128]: the words of the four pairs from p [V, 1] on, and the notes of a lane's pair."""
     i = tl.arange(0, 128)[None, :]
     of_column, of_lane = p + i // 32, p + i // 4 % 4
     x_words = _load(x + of_column * 16 + i // 4 % 4 * 4 + i % 4, of_column < end, MASKED, "")
-    x_notes = _load(notes + of_lane * 4 + i % 4, of_lane < end, MASKED, "")
+    if (
+        NVIDIA and FORMAT == "mq4"
+    ):  # the scale alone: begins are constants there. Of a pair that is not there, another's.
+        ones = notes + (tl.minimum(of_lane, end - 1) if MASKED else of_lane) * 4
+        x_notes = tl.inline_asm_elementwise(
+            _ONE_OF_LANE, _ONE_OF_LANE_REGISTERS, [ones], dtype=tl.float32, is_pure=False, pack=4
+        )
+    else:
+        x_notes = _load(notes + of_lane * 4 + i % 4, of_lane < end, MASKED, "")
+    return x_words, x_notes
+
+
+@triton.jit
+def _before_weights(PDL: tl.constexpr):
+    """What was asked for of x goes before the weights that are asked for next.
+
+    L1 answers in order, and ptxas puts a load off until what it gives is used: notes of x would wait for weights from
+    memory. It moves none past this, which is over at once: the wait of the whole program was before it.
+    """
+    if PDL:
+        gdc_wait()
+
+
+@triton.jit
+def _step(loaded, asked, acc, levels, halves, FORMAT: tl.constexpr, V: tl.constexpr, NVIDIA: tl.constexpr):
+    """acc [V, 128] with four pairs added. loaded, asked: what _loaded and _asked_x give of them."""
+    x_words, x_notes = asked
     x_columns = ()
     for t in tl.static_range(4):
         x_columns = x_columns + (in_its_column(x_words, t, V, NVIDIA),)  # type: ignore[assignment]
@@ -184,11 +221,22 @@ def _step(
 def _step_and_load(
     loaded, acc, packed, high, scale, levels, tables, x, notes, p, end,
     FORMAT: tl.constexpr, V: tl.constexpr, W: tl.constexpr, DEPTH: tl.constexpr, NVIDIA: tl.constexpr,
-    MASKED: tl.constexpr,
+    PDL: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """A step, and then what the step that is DEPTH later needs, into its place."""
-    acc = _step(loaded, acc, levels, tables, x, notes, p, end, FORMAT, V, NVIDIA, MASKED)
+    asked = _asked_x(x, notes, p, end, FORMAT, NVIDIA, MASKED)
+    _before_weights(PDL)
+    acc = _step(loaded, asked, acc, levels, tables, FORMAT, V, NVIDIA)
     return acc, _loaded(packed, high, scale, p + 4 * W * DEPTH, end, FORMAT, NVIDIA, True)
+
+
+@triton.jit
+def _with(values, at: tl.constexpr, value, N: tl.constexpr):
+    """The tuple of N values with another one at a place."""
+    changed = ()
+    for j in tl.static_range(N):
+        changed = changed + (value if j == at else values[j],)  # type: ignore[assignment]
+    return changed
 
 
 @triton.jit
@@ -208,7 +256,7 @@ def begun_steps(
 def all_steps(
     waiting, packed, high, scale, levels, tables, x, notes, p, first, end,
     FORMAT: tl.constexpr, V: tl.constexpr, W: tl.constexpr, DEPTH: tl.constexpr, STEPS: tl.constexpr,
-    NVIDIA: tl.constexpr, MASKED: tl.constexpr,
+    NVIDIA: tl.constexpr, PDL: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """The sums [V, 128] of all pairs from `first` to `end`; see row_sums. waiting: begun_steps.
 
@@ -216,17 +264,19 @@ def all_steps(
     """
     acc = tl.zeros((V, 128), tl.float32)
     if STEPS <= 2 * DEPTH:
+        asked = ()
+        for s in tl.static_range(DEPTH if DEPTH < STEPS else STEPS):
+            asked = asked + (_asked_x(x, notes, p + 4 * W * s, end, FORMAT, NVIDIA, MASKED),)  # type: ignore[assignment]
+        _before_weights(PDL)
         for s in tl.static_range(STEPS):
-            acc = _step(
-                waiting[s % DEPTH], acc, levels, tables, x, notes, p + 4 * W * s, end,
-                FORMAT, V, NVIDIA, MASKED,
-            )  # fmt: skip
+            acc = _step(waiting[s % DEPTH], asked[s % DEPTH], acc, levels, tables, FORMAT, V, NVIDIA)
             if s + DEPTH < STEPS:
-                loaded = _loaded(packed, high, scale, p + 4 * W * (s + DEPTH), end, FORMAT, NVIDIA, MASKED)
-                still = ()
-                for j in tl.static_range(DEPTH):
-                    still = still + (loaded if j == s % DEPTH else waiting[j],)  # type: ignore[assignment]
-                waiting = still
+                at = p + 4 * W * (s + DEPTH)
+                of_x = _asked_x(x, notes, at, end, FORMAT, NVIDIA, MASKED)
+                _before_weights(PDL)
+                loaded = _loaded(packed, high, scale, at, end, FORMAT, NVIDIA, MASKED)
+                waiting = _with(waiting, s % DEPTH, loaded, DEPTH)
+                asked = _with(asked, s % DEPTH, of_x, DEPTH)
     else:
         for step in range(0, STEPS, DEPTH):
             loaded = ()
@@ -238,7 +288,7 @@ def all_steps(
                 if FORMAT == "mq6" or first + 4 * W * (step + s) < end:
                     acc, fresh = _step_and_load(
                         waiting[s], acc, packed, high, scale, levels, tables, x, notes, at, end,
-                        FORMAT, V, W, DEPTH, NVIDIA, MASKED or STEPS % DEPTH != 0,
+                        FORMAT, V, W, DEPTH, NVIDIA, PDL, MASKED or STEPS % DEPTH != 0,
                     )  # fmt: skip
                 loaded = loaded + (fresh,)
             waiting = loaded

@@ -76,7 +76,7 @@ def _pairs_of_fragments(
     row = (pair // k).to(tl.int64)
     acc = all_steps(
         waiting, packed, high, scale, levels, tables, x + row * (P * 16), notes + row * (P * 4), p, 0, P,
-        FORMAT, S * W, W, DEPTH, STEPS, NVIDIA, MASKED,
+        FORMAT, S * W, W, DEPTH, STEPS, NVIDIA, PDL, MASKED,
     )  # fmt: skip
     total = row_sums(acc, S * W, W) * factor
     n = tile * 16 + tl.arange(0, 16)
@@ -124,7 +124,7 @@ def _sum_of_fragments(
     acc = all_steps(
         waiting, packed, high, scale, levels, tables, x + pair.to(tl.int64) * (P * 16),
         notes + pair.to(tl.int64) * (P * 4), p, 0, P,
-        FORMAT, SLOTS, 1, DEPTH, STEPS, NVIDIA, MASKED,
+        FORMAT, SLOTS, 1, DEPTH, STEPS, NVIDIA, PDL, MASKED,
     )  # fmt: skip
     y = row_sums(acc, SLOTS, 1) * factor
     if HAS_BIAS:

@@ -30,6 +30,7 @@ from runner.backends.native.step_inputs import StepInputs
 from runner.backends.native.stream import Stream
 from runner.config import SamplingParams
 from runner.kernels.advance import advance
+from runner.kernels.early_launch import launch_early
 from runner.kernels.kv_layer import LayerCache
 from runner.kernels.matmul import Logits
 from runner.kernels.repeats import draft_repeats
@@ -56,6 +57,7 @@ class FusedExecution:
         self._inputs = StepInputs(device)
         self._tokens, self._start, self._position = self._inputs.tokens, self._inputs.start, self._inputs.position
         self._count = torch.ones(1, dtype=torch.int64, device=device)  # rows of a chain's step that are not filling
+        self._place = torch.zeros(1, dtype=torch.int32, device=device)  # for launch_early
         self._guesses = Guesses(device)
         self._prompt_ids: Tensor | None = None
         self._choice: Choice | None = None
@@ -173,6 +175,7 @@ class FusedExecution:
     def decode(self, token: int, params: SamplingParams, cancel: CancelToken, /) -> DecodeLoop | None:
         if not is_supported(params):
             return None
+        launch_early(self._place)
         with torch.inference_mode():
             self._begin_at([token], params)
         self._text.lose(self.cache.length)
@@ -205,6 +208,7 @@ class FusedExecution:
         with torch.inference_mode():
             self._reserve(max(counts))
             self._request(SamplingParams(seed=0))
+            launch_early(self._place)
             for is_greedy in (True, False):
                 for n_drafted in (0, *STRIDES):
                     self._step(1 + n_drafted, is_greedy)

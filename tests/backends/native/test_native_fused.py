@@ -208,8 +208,8 @@ def test_large_models_and_long_prompts_do_not_wait_for_launches(tiny: tuple[Mode
         "hidden_size": 4096, "intermediate_size": 14336, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128
     }  # fmt: skip
     decoder.decoder.config = dataclasses.replace(decoder.decoder.config, **llama_8b)  # type: ignore[arg-type]
-    assert decoder.waits_for_launches(768, 0)
-    assert not decoder.waits_for_launches(1024, 0)
+    assert decoder.waits_for_launches(1024, 0)
+    assert not decoder.waits_for_launches(1536, 0)
     assert decoder.waits_for_launches(64, 8192)
     assert not decoder.waits_for_launches(768, 8192)
 
