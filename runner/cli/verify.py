@@ -146,7 +146,8 @@ def _repair(
 
 def _print(n_files: int, n_bytes: int, findings: Sequence[Finding], mended: Sequence[Mended]) -> None:
     for one in findings:
-        render.data(safe_line(f"{one.model}: {one.name}: {one.problem}: {_detail(one, mended)}"))
+        about = f"{one.model}: {one.name}" if one.name else one.model
+        render.data(safe_line(f"{about}: {one.problem}: {_detail(one, mended)}"))
     files = "1 file" if n_files == 1 else f"{n_files} files"
     n_damaged = sum(finding.is_damage for finding in findings)
     verdict = f"{n_damaged} damaged" if n_damaged else "none is damaged"
