@@ -72,14 +72,14 @@ def quantize(
     """
     from runner.paths import user_paths
     from runner.quant.mq.recipe import RECIPES
-    from runner.quant.quantize import model_name
+    from runner.quant.quantize import made_name
 
     render.configure(quiet=quiet)
     name = (weight_format or ("q4_k_m" if output is not None and output.suffix == ".gguf" else "mq4")).lower()
     packing = _Packing(rotation, recipe, bpw, calibrate, no_calibrate, calibration_tokens)
     _check_format(name, packing, output)
     path = _source_path(source, offline, as_json=as_json)
-    target = output or user_paths().models / f"{model_name(path)}-{name}"
+    target = output or user_paths().models / made_name(path, name)
     units = {"writing text": "tokens"} if name in RECIPES else {"quantizing": "tensors"}
     stages = Stages(units, "bytes", as_json=as_json)
     try:
