@@ -9,9 +9,11 @@ import tomllib
 
 from chat_stage import LONG, Stage, stage
 from textual.widgets import Input, OptionList, Select
+from textual.widgets._toast import Toast
 
 from runner.chat_commands import COMMANDS
 from runner.config import Grammar, LoadOptions
+from runner.errors import RunnerError
 from runner.paths import user_paths
 from runner.tui.markdown.sections import DRAFTED as MARK
 from runner.tui.remembered import read_remembered
@@ -127,6 +129,19 @@ def test_after_a_load_that_failed_the_screen_says_what_answers_the_next_message(
         assert "model" in on.shown("TitleBar #model")
 
     stage.play(stage.script("Hello."), act)
+
+
+def test_an_error_leaves_the_prompt_in_sight(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        on.chat.fail(RunnerError("What went wrong. " * 12, hint="What to do about it. " * 12))
+        await on.until(lambda: on.chat.query(Toast) and on.chat.query_one(Toast).region.height)
+        said = on.chat.find_widget(on.chat.query_one(Toast)).visible_region
+        assert said.area
+        assert not said.overlaps(on.chat.box.region)
+
+    for size in ((120, 40), (80, 24), (40, 12)):
+        stage.play(stage.script("Hi."), act, size=size, has_toasts=True)
 
 
 def test_a_key_that_can_do_nothing_here_says_why(stage: Stage) -> None:
