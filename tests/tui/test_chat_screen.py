@@ -131,6 +131,22 @@ def test_after_a_load_that_failed_the_screen_says_what_answers_the_next_message(
     stage.play(stage.script("Hello."), act)
 
 
+def test_a_new_chat_says_nothing_of_a_load_that_failed_before(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        for question in ("hello", ""):
+            if question:
+                await on.ask(question)
+            on.chat.open_model(str(stage.directory / "gone.script.json"))
+            await on.until(lambda: "is still loaded" in on.shown("EmptyChat #where"))
+            await on.pilot.press("ctrl+n")
+            await on.until(lambda: "Runs here with fake" in on.shown("EmptyChat #where"))
+            assert not on.chat.transcript.document.entries
+        await on.ask("again")
+        assert "gone" not in shown(on)
+
+    stage.play(stage.script("Hello.", "Hello."), act)
+
+
 def test_an_error_leaves_the_prompt_in_sight(stage: Stage) -> None:
     async def act(on: Stage) -> None:
         await on.ready()

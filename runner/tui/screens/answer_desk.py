@@ -133,6 +133,16 @@ class AnswerDesk:
         parts = self.recount()
         self._chat.query_one(TitleBar).show_context(parts.used, parts.n_ctx)
 
+    def show_model(self) -> None:
+        """Say where a chat begins how the model stands now, in place of what was said of it before."""
+        engine, empty = self._chat.engine, self._chat.query_one(EmptyChat)
+        if engine.state == "loading":
+            empty.show_loading(self._chat.loading_model, "Loading")
+        elif engine.loaded is not None:
+            empty.show_loaded(engine.loaded)
+        else:
+            empty.show_empty(engine.model)
+
     def show_thoughts(self, is_shown: bool) -> None:
         """Show the thoughts of all answers, or fold them."""
         if is_shown != self.has_thoughts:

@@ -162,6 +162,7 @@ class ChatSurface(ModeScreen):
         """Another chat is open: show it, and what was being typed in it."""
         self.answers.totals = Totals()
         self.answers.show()
+        self.answers.show_model()
         self.sessions.arrive()
         self.sessions.refresh()
         self.sides.close_overlay()

@@ -82,8 +82,11 @@ class SessionDesk:
         self._chat.box.fill(*self._drafts.pop(self._chat.engine.conversation.session_id, ("", ())))
 
     def begin(self) -> None:
-        """A new chat."""
+        """A new chat; where nothing was said yet, this one without what was noted in it."""
         if not self._chat.engine.conversation.turns:
+            if not self._chat.engine.is_busy:
+                self._chat.answers.show()
+                self._chat.answers.show_model()
             self._chat.focus_prompt()
             return
         self._after_answer("begin a new chat", self._begin)
