@@ -322,6 +322,23 @@ def test_commands_change_and_show_what_they_say(stage: Stage) -> None:
     assert json.loads((stage.directory / "chat.json").read_text())["system"] == "Be brief."
 
 
+def test_files_are_left_out_again_and_a_missing_one_is_told_beside_the_message(stage: Stage) -> None:
+    (stage.directory / "notes.txt").write_text("a note")
+
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.type("/read notes.txt")
+        await on.until(lambda: on.chat.box.files)
+        await on.type("/read off")
+        await on.until(lambda: not on.chat.box.files)
+        assert on.hint == "No file goes with your next message."
+        await on.ask("and @nofile.txt?")
+        assert on.said[0] == "and @nofile.txt?"
+        assert "@nofile.txt is no file here: it is sent as it stands." in shown(on)
+
+    stage.play(stage.script("Hi."), act)
+
+
 def test_every_command_survives_an_empty_chat_and_nonsense(stage: Stage) -> None:
     async def act(on: Stage) -> None:
         await on.ready()

@@ -13,9 +13,9 @@ from runner.chat_commands import as_message
 from runner.chat_pages import Totals
 from runner.errors import EngineDied, UsageError
 from runner.events import ChatEvent, Finished, Notice, Progress, Stats
+from runner.message_files import with_attachments
 from runner.transcript import Turn
 from runner.tui.context_parts import ContextCount, ContextParts
-from runner.tui.mentions import with_attachments
 from runner.tui.messages import (
     AnswerBegan,
     AnswerEnded,
@@ -207,6 +207,8 @@ class AnswerDesk:
         self._chat.show_transcript(True)
         if message.is_new:
             self._chat.transcript.ask(message.question)
+        for missing in self._asked.missing if self._asked is not None else ():
+            self._chat.transcript.note(missing.words, "/edit changes the message.", "warning")
         self._chat.transcript.begin_answer(self._chat.engine.model)
         self._is_counted = False
         self._question = message.question

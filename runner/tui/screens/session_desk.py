@@ -15,9 +15,9 @@ from textual.timer import Timer
 from runner.errors import UsageError
 from runner.kept_chat import kept_params
 from runner.measures import decimal_size
+from runner.message_files import Attachment
 from runner.store import Deleted, Match, Store
 from runner.transcript import Session, SessionSummary
-from runner.tui.mentions import Attachment
 from runner.tui.screens.ask_text import AskText
 from runner.tui.screens.confirm import Confirm
 from runner.tui.widgets.sessions_rail import SessionsRail
