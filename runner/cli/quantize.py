@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from runner.cli import options, render
+from runner.cli import completing, options, render
 from runner.cli.stages import Stages
 from runner.errors import UsageError
 
@@ -28,12 +28,20 @@ def quantize(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="SOURCE", help="A Hugging Face directory, a GGUF, a hipfire file, a name, or owner/repo."
+            metavar="SOURCE",
+            help="A Hugging Face directory, a GGUF, a hipfire file, a name, or owner/repo.",
+            autocompletion=completing.models,
         ),
     ],
     weight_format: Annotated[
         str | None,
-        typer.Option("--format", "-t", metavar="FORMAT", help=f"{_FORMAT_HELP} [default: mq4, q4_k_m for a .gguf]"),
+        typer.Option(
+            "--format",
+            "-t",
+            metavar="FORMAT",
+            help=f"{_FORMAT_HELP} [default: mq4, q4_k_m for a .gguf]",
+            autocompletion=completing.formats,
+        ),
     ] = None,
     output: Annotated[
         Path | None,

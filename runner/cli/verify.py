@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from runner.cli import options, render
+from runner.cli import completing, options, render
 from runner.cli.interrupt import cancelling
 from runner.errors import BusyError, UsageError, VerificationFailed
 from runner.safe_text import safe_line
@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 def verify(
     models: Annotated[
         list[str] | None,
-        typer.Argument(metavar="MODEL", help="As `runner ls` names them. [default: all]", show_default=False),
+        typer.Argument(
+            metavar="MODEL",
+            help="As `runner ls` names them. [default: all]",
+            show_default=False,
+            autocompletion=completing.models_here,
+        ),
     ] = None,
     every: Annotated[
         bool, typer.Option("--all", "-a", help="Every model on this machine, as when none is named.")
