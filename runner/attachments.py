@@ -58,10 +58,15 @@ def attached(path: Path, text: str) -> str:
     return f"{path.name}:\n{fence}\n{body}{fence}"
 
 
+def own_words(message: str) -> str:
+    """A message without the files that are attached to it."""
+    return _ATTACHED.sub("", message) if "```" in message else message
+
+
 def without_attached(message: str) -> tuple[int, int]:
     """How many characters of a message are its own words, and how many are attached files."""
-    files = sum(found.end() - found.start() for found in _ATTACHED.finditer(message)) if "```" in message else 0
-    return len(message) - files, files
+    n_own = len(own_words(message))
+    return n_own, len(message) - n_own
 
 
 def check_size(raw: bytes, origin: str) -> None:

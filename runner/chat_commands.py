@@ -39,7 +39,7 @@ COMMANDS: tuple[CommandWords, ...] = (
     CommandWords("regen", "Answer the last message again."),
     CommandWords("edit", "Change the last message and send it again."),
     CommandWords("undo", "Take back the last message and its answer."),
-    CommandWords("read", "Add a text file to the next message.", "PATH"),
+    CommandWords("read", "Add a text file to the next message; off: none.", "PATH"),
     CommandWords("copy", "Copy the last answer, or its n-th code block.", "[N]"),
     CommandWords("save", "Save the chat as .json or .md.", "PATH"),
     CommandWords("load", "Go on with a chat saved as .json.", "PATH"),

@@ -118,9 +118,9 @@ def _suggested(spec: ModelSpec) -> str:
 
 def _copy(spec: ModelSpec, registry: Registry, source: Path) -> str:
     """The packed copy of the model that `runner quantize` made here."""
-    from runner.quant.quantize import model_name  # a fifth of a second, which only this needs
+    from runner.quant.quantize import made_name  # a fifth of a second, which only this needs
 
-    names = [f"{model_name(source)}-{recipe}" for recipe in _COPIES]
+    names = [made_name(source, recipe) for recipe in _COPIES]
     made = {one.name for one in registry.made()}
     if (found := next((name for name in names if name in made), None)) is None:
         raise UsageError(

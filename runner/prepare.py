@@ -113,6 +113,18 @@ def locate(spec: ModelSpec) -> Located | None:
     return None
 
 
+def expected_path(spec: ModelSpec) -> Path:
+    """The GGUF or the directory that `spec` is here; while it has to be fetched, a path of the name that it will have.
+
+    Asks no network. Raises as `locate` does.
+    """
+    located = locate(spec)
+    if located is not None:
+        return located.weights[0] if located.choice.format == "gguf" else located.directory
+    file = spec.file.replace("{quant}", spec.chosen_quant) if spec.chosen_quant else ""
+    return Path(file or _source(spec)[0].rpartition("/")[2])
+
+
 def _source(spec: ModelSpec) -> tuple[str, str]:
     """The repository and revision that the files come from."""
     return (spec.repo, spec.revision) if spec.wants_safetensors else (spec.gguf, spec.gguf_revision)

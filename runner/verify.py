@@ -55,7 +55,7 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Something about one file, as Target names it. detail: why, in words."""
+    """Something about one file, as Target names it, or with no name about the whole model. detail: why, in words."""
 
     model: str
     repo: str

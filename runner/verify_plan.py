@@ -200,7 +200,7 @@ def plan_directory(model: str, directory: Path) -> Plan:
         find(MANIFEST_NAME, "unreadable", error.message)
         return Plan((), tuple(findings))
     if not isinstance(files, dict):
-        find(directory.name, "not checked", f"there are no hashes to compare with (no {MANIFEST_NAME})")
+        find("", "not checked", f"there are no hashes to compare with (no {MANIFEST_NAME})")
         return Plan((), tuple(findings))
     for name, facts in files.items():
         expected = _manifest_entry(name, facts)

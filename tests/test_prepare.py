@@ -15,7 +15,8 @@ from runner.errors import BadModelFile, BusyError, RunnerError, UnsupportedModel
 from runner.events import Notice, Progress
 from runner.hub_cache import hub_settings
 from runner.paths import user_paths
-from runner.prepare import ready, sampling_defaults, stop_ids
+from runner.prepare import expected_path, ready, sampling_defaults, stop_ids
+from runner.quant.quantize import made_name
 from runner.registry import Registry
 from runner.types import CancelToken, ReadyModel
 
@@ -48,6 +49,18 @@ def prepare(text: str, *, offline: bool = False) -> tuple[ReadyModel, list[Progr
     events: list[Progress | Notice] = []
     model = ready(Registry.load_for().resolve(text), offline=offline, on_event=events.append, cancel=CancelToken())
     return model, events
+
+
+def test_what_is_made_of_a_model_is_called_the_same_before_it_is_fetched(server: Hub) -> None:
+    named = {"tiny:safetensors": "tiny-mq4", ORIGINAL: "tiny-mq4", "tiny:Q8_0": "tiny-mq4", "tiny": "tiny-Q4_0-mq4"}
+    for text, name in named.items():
+        assert made_name(expected_path(Registry.load_for().resolve(text)), "mq4") == name
+    assert server.fetched() == []
+    for text, name in named.items():
+        model = prepare(text)[0]
+        source = expected_path(Registry.load_for().resolve(text))
+        assert source == (model.weights[0] if model.format == "gguf" else model.directory)
+        assert made_name(source, "mq4") == name
 
 
 # --- what is here ---

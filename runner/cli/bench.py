@@ -123,7 +123,13 @@ def measure(
         bool, typer.Option("--random-weights", help="The model's weights are random: do not judge its text.")
     ] = False,
     form: Annotated[
-        str, typer.Option("--format", metavar="table|md|json|jsonl|csv", help="How the report is written to stdout.")
+        str,
+        typer.Option(
+            "--format",
+            metavar="table|md|json|jsonl|csv",
+            help="How the report is written to stdout.",
+            autocompletion=lambda: ["table", "md", "json", "jsonl", "csv"],
+        ),
     ] = "table",
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     baseline: Annotated[

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from runner.cli import render
+from runner.cli import completing, render
 from runner.cli.bench_reports import (
     FORMATS,
     allowed_share,
@@ -52,7 +52,9 @@ FailBelow = Annotated[
 
 
 def history(
-    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Only runs of that model.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="Only runs of that model.", autocompletion=completing.models)
+    ] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, metavar="N", help="The last N runs; of a table 20 when left out.")
     ] = None,
@@ -120,7 +122,13 @@ def compare(
     after: Annotated[str, typer.Argument(metavar="AFTER", help=_REF)] = "last",
     fail_below: FailBelow = None,
     form: Annotated[
-        str, typer.Option("--format", metavar="table|md|json", help="How it is written to stdout.")
+        str,
+        typer.Option(
+            "--format",
+            metavar="table|md|json",
+            help="How it is written to stdout.",
+            autocompletion=lambda: ["table", "md", "json"],
+        ),
     ] = "table",
     as_json: JsonOption = False,
 ) -> None:

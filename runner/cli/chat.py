@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from runner.events import Loaded
     from runner.paths import Paths
     from runner.settings import Settings
+    from runner.store import Store
     from runner.transcript import Session
 
 
@@ -154,30 +155,40 @@ def _run(setup: _Setup) -> int:
         engine.start()  # it imports what it needs while this process does
         from runner.cli.loading import Loader
 
+        store = _store(setup.paths) if setup.is_kept else None
         loader = Loader(engine, setup.model, setup.load_options, offline=setup.is_offline)
         # A terminal that knows no control sequences can show nothing above its prompt: there the model comes first.
         has_live_prompt = render.can_ask() and not render.is_dumb()
-        return _run_at_prompt(setup, loader) if has_live_prompt else _run_with_model(setup, loader)
+        return (_run_at_prompt if has_live_prompt else _run_with_model)(setup, loader, store)
 
 
-def _run_at_prompt(setup: _Setup, loader: Loader) -> int:
+def _store(paths: Paths) -> Store:
+    """Where the chat is to be kept. Raises StoreError: that is better said before a model is loaded."""
+    from runner.store import Store
+
+    store = Store(paths.database, without="--no-log chats without it.")
+    store.check()
+    return store
+
+
+def _run_at_prompt(setup: _Setup, loader: Loader, store: Store | None) -> int:
     from runner.cli.live import silent_keys
     from runner.cli.opening import Opening
 
     with silent_keys():  # what is typed around the first prompt appears in that or in the next one
         opening = Opening(loader, _greet_at_prompt)
         source = _source(setup, opening)
-        repl = _make_repl(setup, loader, source, opening) if setup.resumed else None
+        repl = _make_repl(setup, loader, store, source, opening) if setup.resumed else None
         if repl is not None:
             render.narrate(repl.recap() + "\n")
         text = source.read()  # a new chat's prompt does not wait for what only an answer needs
-        repl = repl or _make_repl(setup, loader, source, opening)
+        repl = repl or _make_repl(setup, loader, store, source, opening)
     return repl.run_from(text)
 
 
-def _run_with_model(setup: _Setup, loader: Loader) -> int:
+def _run_with_model(setup: _Setup, loader: Loader, store: Store | None) -> int:
     loaded = loader.load()
-    repl = _make_repl(setup, loader, _source(setup))
+    repl = _make_repl(setup, loader, store, _source(setup))
     repl.begin_with(loaded)
     if setup.resumed:
         render.narrate(repl.recap() + "\n")
@@ -197,16 +208,17 @@ def _greet_at_prompt(loaded: Loaded) -> None:
     threading.Thread(target=import_module, args=["runner.cli.repl"], daemon=True).start()
 
 
-def _make_repl(setup: _Setup, loader: Loader, source: Source, opening: Opening | None = None) -> Repl:
+def _make_repl(
+    setup: _Setup, loader: Loader, store: Store | None, source: Source, opening: Opening | None = None
+) -> Repl:
     from runner.cli.live import silent_keys
     from runner.cli.repl import Repl
     from runner.conversation import Conversation
-    from runner.store import Store
 
     conversation = Conversation(
         loader.engine,
         model=setup.model,
-        store=Store(setup.paths.database) if setup.is_kept else None,
+        store=store,
         params=setup.settings.sampling_params({}, setup.own_params),
         options=setup.chat_options,
         system=setup.system or setup.settings.system,

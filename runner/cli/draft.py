@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from runner.cli import options, render
+from runner.cli import completing, options, render
 from runner.cli.app import new_app
 from runner.cli.stages import Stages
 from runner.errors import UsageError
@@ -34,7 +34,10 @@ def draft() -> None:
 
 @app.command("train")
 def train(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model that the native backend runs.")],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A model that the native backend runs.", autocompletion=completing.models),
+    ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Where the head goes.", show_default=False)
     ] = None,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from runner.cli import options, render
+from runner.cli import completing, options, render
 from runner.errors import RunnerError, UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +30,13 @@ def evaluate(
         typer.Option("--text", metavar="FILE", help="A UTF-8 text to measure on; repeatable; - is stdin."),
     ] = None,
     against: Annotated[
-        str | None, typer.Option("--against", metavar="REFERENCE", help="The model to compare with; same vocabulary.")
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="REFERENCE",
+            help="The model to compare with; same vocabulary.",
+            autocompletion=completing.models,
+        ),
     ] = None,
     window: Annotated[int, typer.Option("--window", metavar="N", help="Tokens that are read together.")] = 512,
     windows: Annotated[

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import typer
 
+from runner.cli import completing
 from runner.config import LONGEST_DRAFT, Grammar, Speculation
 from runner.errors import UsageError
 
@@ -23,10 +24,22 @@ SPECULATIONS: tuple[str, ...] = get_args(Speculation)
 ModelArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="MODEL", help="A name, owner/repo[:quant], a directory or a .gguf file.", show_default=False
+        metavar="MODEL",
+        help="A name, owner/repo[:quant], a directory or a .gguf file.",
+        show_default=False,
+        autocompletion=completing.models,
     ),
 ]
-Model = Annotated[str | None, typer.Option("-m", "--model", metavar="MODEL", help="The model, instead of as argument.")]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "-m",
+        "--model",
+        metavar="MODEL",
+        help="The model, instead of as argument.",
+        autocompletion=completing.models,
+    ),
+]
 Prompt = Annotated[str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt.")]
 Files = Annotated[
     list[Path] | None,
@@ -113,6 +126,7 @@ Draft = Annotated[
         "--draft",
         metavar="MODEL",
         help="The model that drafts: a small one of the same family, or a lower quantization of the model itself.",
+        autocompletion=completing.models,
     ),
 ]
 DraftMax = Annotated[
@@ -138,7 +152,10 @@ LimitRate = Annotated[
 Parallel = Annotated[int, typer.Option("-j", "--parallel", min=1, max=64, metavar="N", help="Files fetched at once.")]
 
 Continue = Annotated[bool, typer.Option("--continue", help="Go on with the chat used last.")]
-Resume = Annotated[str | None, typer.Option("--resume", metavar="ID", help="Go on with that chat.")]
+Resume = Annotated[
+    str | None,
+    typer.Option("--resume", metavar="ID", help="Go on with that chat.", autocompletion=completing.chats),
+]
 NoLog = Annotated[bool, typer.Option("--no-log", help="Keep nothing of this chat.")]
 
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show timings.")]

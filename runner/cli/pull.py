@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from runner.cli import options, render
+from runner.cli import completing, options, render
 from runner.cli.interrupt import cancelling
 from runner.cli.multi_progress import FileProgress, MultiProgress
 from runner.errors import BadModelFile, BusyError, DoesNotFit, UnsupportedModel, UsageError
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 def pull(
     models: Annotated[
-        list[str], typer.Argument(metavar="MODEL", help="Names, or owner/repo[:quant].", show_default=False)
+        list[str],
+        typer.Argument(
+            metavar="MODEL", help="Names, or owner/repo[:quant].", show_default=False, autocompletion=completing.models
+        ),
     ],
     revision: Annotated[
         str | None, typer.Option("--revision", metavar="REV", help="A branch, tag or commit of the repository.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from runner.cli import options, render
+from runner.cli import completing, options, render
 from runner.cli.stages import Stages
 from runner.errors import UsageError
 
@@ -28,12 +28,20 @@ def quantize(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="SOURCE", help="A Hugging Face directory, a GGUF, a hipfire file, a name, or owner/repo."
+            metavar="SOURCE",
+            help="A Hugging Face directory, a GGUF, a hipfire file, a name, or owner/repo.",
+            autocompletion=completing.models,
         ),
     ],
     weight_format: Annotated[
         str | None,
-        typer.Option("--format", "-t", metavar="FORMAT", help=f"{_FORMAT_HELP} [default: mq4, q4_k_m for a .gguf]"),
+        typer.Option(
+            "--format",
+            "-t",
+            metavar="FORMAT",
+            help=f"{_FORMAT_HELP} [default: mq4, q4_k_m for a .gguf]",
+            autocompletion=completing.formats,
+        ),
     ] = None,
     output: Annotated[
         Path | None,
@@ -72,14 +80,14 @@ def quantize(
     """
     from runner.paths import user_paths
     from runner.quant.mq.recipe import RECIPES
-    from runner.quant.quantize import model_name
+    from runner.quant.quantize import made_name
 
     render.configure(quiet=quiet)
     name = (weight_format or ("q4_k_m" if output is not None and output.suffix == ".gguf" else "mq4")).lower()
     packing = _Packing(rotation, recipe, bpw, calibrate, no_calibrate, calibration_tokens)
     _check_format(name, packing, output)
     path = _source_path(source, offline, as_json=as_json)
-    target = output or user_paths().models / f"{model_name(path)}-{name}"
+    target = output or user_paths().models / made_name(path, name)
     units = {"writing text": "tokens"} if name in RECIPES else {"quantizing": "tensors"}
     stages = Stages(units, "bytes", as_json=as_json)
     try:

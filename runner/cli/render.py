@@ -199,7 +199,7 @@ def draw(text: str) -> None:
 
 def say(text: str) -> None:
     """One line or block on stderr that the user asked for: it appears with --quiet too."""
-    _write(sys.stderr, safe_text(text) + "\n")
+    _write(sys.stderr, _wrapped(safe_text(text)) + "\n")
 
 
 def murmur(text: str) -> None:

@@ -27,6 +27,7 @@ from runner.config import SamplingParams, build
 from runner.conversation import Conversation
 from runner.errors import ContextOverflow, EngineDied, RunnerError
 from runner.events import ChatEvent, Finished, Loaded
+from runner.message_files import Attachment, Missing, Refused, mentions, read_mentions, with_attachments
 from runner.safe_text import safe_line
 from runner.status_text import header, speculation_summary, summary
 from runner.terminal_programs import edit_text
@@ -60,10 +61,10 @@ def plain_params(model_defaults: Mapping[str, Any], own: Mapping[str, Any]) -> S
 class Repl:
     """One running chat. Its attributes are what slash commands act on.
 
-    has_thoughts: show thoughts. silence: keeps keys from being echoed into an answer. attachments: texts that join the
-    next message. directory: where /export writes. own_params: sampling that the user set, by flag or /set; make_params
-    makes SamplingParams of a model's own defaults and those. editor: see edit_text. opening: the load that the chat
-    began with, until its model is used; None when the model was there before.
+    has_thoughts: show thoughts. silence: keeps keys from being echoed into an answer. attachments: files that go with
+    the next message. directory: where @paths begin and /export writes. own_params: sampling that the user set, by flag
+    or /set; make_params makes SamplingParams of a model's own defaults and those. editor: see edit_text. opening: the
+    load that the chat began with, until its model is used; None when the model was there before.
     """
 
     conversation: Conversation
@@ -73,7 +74,7 @@ class Repl:
     is_quiet: bool = False
     is_verbose: bool = False
     silence: Callable[[], AbstractContextManager[None]] = nullcontext
-    attachments: list[str] = field(default_factory=list)
+    attachments: list[Attachment] = field(default_factory=list)
     refill: Refill = field(default_factory=Refill)
     totals: Totals = field(default_factory=Totals)
     exit_code: int = 0
@@ -145,15 +146,30 @@ class Repl:
             render.narrate("(Up brings your message back)")
 
     def say(self, message: str, *, is_edit: bool = False) -> None:
-        """Send a message, with what /read attached to it, and show the answer."""
-        text = "\n\n".join([*filter(str.strip, [message]), *self.attachments])
+        """Send a message with its files, what /read added and what it mentions, and show the answer."""
         self.refill = Refill(message, is_edit)  # until it is sent, it can be sent again
+        text = with_attachments(message, (*self.attachments, *self._mentioned(message)))
         self.loader.ensure()
         try:
             self.answer(lambda: self.conversation.edit_last(text) if is_edit else self.conversation.send(text))
         finally:
             if not self.conversation.unsent:
                 self.refill, self.attachments = Refill(), []
+
+    def _mentioned(self, message: str) -> list[Attachment]:
+        """The files that a message mentions as @path. Raises UsageError for one that cannot be sent."""
+        files = []
+        for found in read_mentions(mentions(message), self.directory):
+            if isinstance(found, Refused):
+                raise found.error
+            if isinstance(found, Missing):
+                render.warn(found.words, "/edit changes the message.")
+                continue
+            if found.notice:
+                render.warn(found.notice)
+            render.narrate(f"{found.words} goes with it.")
+            files.append(found)
+        return files
 
     def answer(self, ask: Callable[[], Iterator[ChatEvent]]) -> None:
         """Show the answer that `ask` begins, and say how it ended."""

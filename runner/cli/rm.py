@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from runner.cli import render
+from runner.cli import completing, render
 from runner.errors import UsageError
 from runner.paths import Paths, user_paths
 from runner.registry import Registry
@@ -18,7 +18,13 @@ from runner.removal import Removal, delete, plan_leftovers, plan_removal
 
 def rm(
     models: Annotated[
-        list[str] | None, typer.Argument(metavar="MODEL", help="As `runner ls` names them.", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="As `runner ls` names them.",
+            show_default=False,
+            autocompletion=completing.models_here,
+        ),
     ] = None,
     partial: Annotated[
         bool,

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from runner.chat_file import write_new
-from runner.cli import render
+from runner.cli import completing, render
 from runner.cli.app import main, new_app
 from runner.errors import UsageError
 from runner.paths import user_paths
@@ -27,7 +27,9 @@ from runner.transcript import SCHEMA, Session, SessionSummary, Turn, iso_time, t
 
 app = new_app(help="List, show, resume, export, search, rename and delete saved chats.", no_args_is_help=True)
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="The chat's id, or the beginning of it.")]
+Id = Annotated[
+    str, typer.Argument(metavar="ID", help="The chat's id, or the beginning of it.", autocompletion=completing.chats)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -126,7 +128,10 @@ def rename(session_id: Id, title: Annotated[str, typer.Argument(metavar="TITLE",
 
 @app.command()
 def delete(
-    session_ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids, or their beginnings.")] = None,
+    session_ids: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ID", help="Ids, or their beginnings.", autocompletion=completing.chats),
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Delete every chat.")] = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
 ) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from runner.cli import options, render
+from runner.cli import completing, options, render
 from runner.errors import RunnerError, TemplateError, UsageError
 from runner.registry import ModelSpec, Registry
 
@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 
 def show(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A name, owner/repo[:quant], a directory or a .gguf file.")
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A name, owner/repo[:quant], a directory or a .gguf file.",
+            autocompletion=completing.models,
+        ),
     ],
     offline: options.Offline = None,
     template: Annotated[bool, typer.Option("--template", help="Print the chat template alone.")] = False,

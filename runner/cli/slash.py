@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import set_values
-from runner.attachments import attached, read_text_file
 from runner.chat_commands import COMMANDS, THINK_LEVELS, is_command, parse_command
 from runner.chat_pages import info_page, parameters_page, stats_page
 from runner.cli import clipboard, render
 from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.errors import UsageError
+from runner.message_files import NO_FILES, Refused, file_to_read, read
 
 if TYPE_CHECKING:
     from runner.cli.repl import Repl
@@ -51,6 +51,7 @@ def _help(_repl: Repl, _argument: str) -> None:
     lines = [f"{left:<{width}}  {text}" for left, text in rows]
     lines += [
         "",
+        'In a message, @PATH adds a file: @notes.txt, @"my notes.txt".',
         'Ctrl+J begins a new line; so does Enter between """ and """.',
         "Ctrl+C stops an answer; pressed again, it ends the engine. Ctrl+D leaves.",
     ]
@@ -186,19 +187,18 @@ def _undo(repl: Repl, _argument: str) -> None:
 
 
 def _read(repl: Repl, argument: str) -> None:
-    if not argument:
-        raise UsageError("/read needs the name of a file.", hint="It is: /read PATH, or /read off for none.")
-    if argument == "off":
+    path = file_to_read(argument, repl.directory)
+    if path is None:
         repl.attachments.clear()
-        render.narrate("No file goes with your next message.")
+        render.narrate(NO_FILES)
         return
-    path = Path(argument.strip("'\""))
-    text, notice = read_text_file(path)
-    if notice:
-        render.warn(notice)
-    repl.attachments.append(attached(path, text))
-    n_lines = len(text.splitlines())
-    render.narrate(f"{path.name} ({n_lines} {'line' if n_lines == 1 else 'lines'}) goes with your next message.")
+    found = read(path.name, path)
+    if isinstance(found, Refused):
+        raise found.error
+    if found.notice:
+        render.warn(found.notice)
+    repl.attachments.append(found)
+    render.narrate(f"{found.words} goes with your next message.")
 
 
 def _copy(repl: Repl, argument: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -27,6 +28,7 @@ from runner.prompt_history import history
 
 PROMPT = "› "
 _PATH_COMMANDS = ("/read", "/grammar", "/save", "/load", "/export")
+_MENTION = re.compile(r'(?:^|(?<=\s))@"?([^\s"]*)$')
 _LOOK_S = 0.05  # between two looks at what goes on meanwhile
 
 
@@ -190,7 +192,7 @@ def key_bindings(is_refilled: Callable[[], bool] = lambda: False) -> KeyBindings
 
 
 class ChatCompleter(Completer):
-    """Completes slash commands, paths after those that take one, and model names after /model."""
+    """Completes slash commands, paths after @ and after those that take one, and model names after /model."""
 
     def __init__(self, commands: Sequence[str], models: Callable[[], Iterable[str]]) -> None:
         self._commands = commands
@@ -199,6 +201,8 @@ class ChatCompleter(Completer):
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
         text = document.text_before_cursor
+        if mention := _MENTION.search(text):
+            yield from self._paths.get_completions(Document(mention[1]), complete_event)
         if not text.startswith("/") or "\n" in text:
             return
         name, space, rest = text.partition(" ")

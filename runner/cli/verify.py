@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from runner.cli import options, render
+from runner.cli import completing, options, render
 from runner.cli.interrupt import cancelling
 from runner.errors import BusyError, UsageError, VerificationFailed
 from runner.safe_text import safe_line
@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 def verify(
     models: Annotated[
         list[str] | None,
-        typer.Argument(metavar="MODEL", help="As `runner ls` names them. [default: all]", show_default=False),
+        typer.Argument(
+            metavar="MODEL",
+            help="As `runner ls` names them. [default: all]",
+            show_default=False,
+            autocompletion=completing.models_here,
+        ),
     ] = None,
     every: Annotated[
         bool, typer.Option("--all", "-a", help="Every model on this machine, as when none is named.")
@@ -146,7 +151,8 @@ def _repair(
 
 def _print(n_files: int, n_bytes: int, findings: Sequence[Finding], mended: Sequence[Mended]) -> None:
     for one in findings:
-        render.data(safe_line(f"{one.model}: {one.name}: {one.problem}: {_detail(one, mended)}"))
+        about = f"{one.model}: {one.name}" if one.name else one.model
+        render.data(safe_line(f"{about}: {one.problem}: {_detail(one, mended)}"))
     files = "1 file" if n_files == 1 else f"{n_files} files"
     n_damaged = sum(finding.is_damage for finding in findings)
     verdict = f"{n_damaged} damaged" if n_damaged else "none is damaged"

@@ -29,7 +29,8 @@ OnStage = Callable[[str, int, int], None]
 
 _SOURCE_TYPES: Final = frozenset({"F32", "F16", "BF16", "Q8_0"})
 _HUB_DIRECTORY: Final = re.compile(r"models--(?:.+--)?(?P<name>.+)")
-_FORMAT_SUFFIX: Final = re.compile(r"[-._](?:f32|f16|bf16|q8_0|mq4|mq6|hfq4)$", re.IGNORECASE)
+_FORMAT_SUFFIX: Final = re.compile(r"[-._](?:f32|f16|bf16|q8_0|mq4|mq6|hfq4|gguf)$", re.IGNORECASE)
+_NOT_IN_NAMES: Final = re.compile(r"[^\w.-]|^\.+")
 _SPARE_BYTES: Final = 64 * 2**20  # tokenizer, metadata, copied files
 # Bits a weight of llama.cpp's mixtures, rounded up: for the disk space, before anything is written.
 _BITS: Final = {"q4_k_m": 5.5, "q5_k_m": 6.2, "q6_k": 7.0, "q4_0": 5.0, "q8_0": 8.6, "f16": 16.1, "bf16": 16.1}
@@ -90,6 +91,11 @@ def quantize_model(source: Path, chosen: Format, output: Path, *, force: bool, o
         seconds=time.monotonic() - started,
         warnings=plan.warnings,
     )
+
+
+def made_name(source: Path, weight_format: str) -> str:
+    """What a model made of `source` in that format is called, unless the user says otherwise."""
+    return f"{_NOT_IN_NAMES.sub('', model_name(source)) or 'model'}-{weight_format}"
 
 
 def model_name(source: Path) -> str:

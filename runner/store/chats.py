@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from runner.errors import UsageError
+from runner.errors import StoreError, UsageError
 from runner.store.database import as_runner_errors, connect, transaction, truncate_log, wipe_deleted
 from runner.store.rows import (
     MIGRATIONS,
@@ -63,12 +63,14 @@ class Deleted:
 class Store:
     """The chats in the database at `path`. Nothing is opened or made before it is needed, no file before a write.
 
-    now: the clock, in seconds since the epoch. Every method raises StoreError or BusyError (database.py says when).
+    now: the clock, in seconds since the epoch. without: how the user does without a database that cannot be used, a
+    sentence for the hints. Every method raises StoreError or BusyError (database.py says when).
     """
 
-    def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path, now: Callable[[], float] = time.time, *, without: str = "") -> None:
         self.path = path
         self._now = now
+        self._without = without
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
 
@@ -78,6 +80,12 @@ class Store:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
+
+    def check(self) -> None:
+        """Raises StoreError when what is there cannot be used. Nothing is made."""
+        if self._exists():
+            with self._read():
+                pass
 
     # --- writing ---------------------------------------------------------------------------------------------------
 
@@ -227,8 +235,16 @@ class Store:
 
     # --- the database ----------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def _with_remedy(self) -> Iterator[None]:
+        try:
+            with as_runner_errors(self.path):
+                yield
+        except StoreError as error:
+            raise StoreError(error.message, hint=f"{error.hint} {self._without}".strip()) from error
+
     def _exists(self) -> bool:
-        with as_runner_errors(self.path):
+        with self._with_remedy():
             return self._connection is not None or self.path.exists()
 
     def _size(self) -> int:
@@ -237,7 +253,7 @@ class Store:
 
     @contextmanager
     def _read(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, as_runner_errors(self.path):
+        with self._lock, self._with_remedy():
             if self._connection is None:
                 self._connection = connect(self.path, MIGRATIONS)
             yield self._connection

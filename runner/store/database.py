@@ -20,7 +20,7 @@ from runner.paths import open_private
 BUSY_TIMEOUT_S = 5.0
 # Says whose file this is ("RUNR"), so that no other program's database is ever migrated.
 APPLICATION_ID = 0x52554E52
-_WITHOUT = "Chatting works without it: runner config set save_chats false, or --no-log."
+_USABLE = "It and its directory must be yours to write, on a disk that works; RUNNER_HOME names another place."
 
 
 def connect(path: Path, migrations: Sequence[str]) -> sqlite3.Connection:
@@ -105,7 +105,7 @@ def as_runner_errors(path: Path) -> Iterator[None]:
         raise _damaged(error, path) from error
     except OSError as error:
         reason = error.strerror or str(error)
-        raise StoreError(f"The chat database {path} cannot be opened: {reason}.", hint=_WITHOUT) from error
+        raise StoreError(f"The chat database {path} cannot be opened: {reason}.", hint=_USABLE) from error
 
 
 def _operational(error: sqlite3.OperationalError, path: Path) -> RunnerError:
@@ -113,10 +113,10 @@ def _operational(error: sqlite3.OperationalError, path: Path) -> RunnerError:
     if _is_busy(error):
         return BusyError(f"The chat database {path} is in use by another process.", hint="Try again.")
     if code == sqlite3.SQLITE_FULL:
-        return StoreError(f"The disk of the chat database {path} is full.", hint=f"Make room on it. {_WITHOUT}")
+        return StoreError(f"The disk of the chat database {path} is full.", hint="Make room on it.")
     if code == sqlite3.SQLITE_READONLY:
-        return StoreError(f"The chat database {path} may only be read.", hint=f"Change its permissions. {_WITHOUT}")
-    return StoreError(f"The chat database {path} cannot be used: {error}.", hint=_WITHOUT)
+        return StoreError(f"The chat database {path} may only be read.", hint="Change its permissions.")
+    return StoreError(f"The chat database {path} cannot be used: {error}.", hint=_USABLE)
 
 
 def _is_busy(error: sqlite3.OperationalError) -> bool:
@@ -124,14 +124,14 @@ def _is_busy(error: sqlite3.OperationalError) -> bool:
 
 
 def _damaged(error: sqlite3.DatabaseError, path: Path) -> StoreError:
-    return StoreError(f"The chat database {path} is damaged: {error}.", hint=f"{_move_aside(path)} {_WITHOUT}")
+    return StoreError(f"The chat database {path} is damaged: {error}.", hint=_move_aside(path))
 
 
 def _move_aside(path: Path) -> str:
     """How to keep a file that cannot be used and start a new one; SQLite's own files must go along."""
     target = path.parent / "chats-aside"
     command = f"mkdir {shlex.quote(str(target))} && mv {shlex.quote(str(path))}* {shlex.quote(str(target))}/"
-    return f"Move it aside and runner starts a new one: {command}"
+    return f"`{command}` moves it aside, and runner starts a new one."
 
 
 def _make_private(path: Path) -> None:
@@ -186,7 +186,7 @@ def _migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[st
             raise StoreError(
                 f"The chat database {path} was written by a newer runner (version {version}, this one knows "
                 f"{len(migrations)}).",
-                hint=f"Upgrade runner. {_WITHOUT}",
+                hint="Upgrade runner.",
             )
         for script in migrations[version:]:
             for statement in _statements(script):

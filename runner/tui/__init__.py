@@ -36,11 +36,12 @@ def app_for(paths: Paths, settings: Settings) -> RunnerApp:
     from runner.tui.app import RunnerApp
     from runner.tui.services import Services
 
+    without = "After `runner config set save_chats false`, runner chats without it."
     services = Services(
         paths=paths,
         settings=settings,
         load_options=settings.load_options(),
-        store=Store(paths.database) if settings.save_chats else None,
+        store=Store(paths.database, without=without) if settings.save_chats else None,
         model=settings.model,
         is_offline=settings.is_offline() or hub_settings().is_offline,
     )

@@ -15,6 +15,7 @@ from typing import Literal, get_args
 from runner import set_values
 from runner.chat_commands import COMMANDS, PAGES, THINK_LEVELS, is_command
 from runner.config import BackendChoice, KvType, OverflowPolicy, Think
+from runner.message_files import READ_NONE
 from runner.settings import SETTINGS
 
 Kind = Literal["command", "model", "set name", "set value", "word", "path", "mention"]
@@ -146,6 +147,8 @@ def path_offers(wanted: Asked, directory: Path) -> list[Offer]:
         return []
     offered = [Offer(word, word, is_last=True) for word in ("md", "json") if wanted.topic == "export" and not folder]
     offered = [offer for offer in offered if offer.text.startswith(typed)]
+    if wanted.topic == "read" and typed == READ_NONE:  # Enter sends it, whatever the files that begin so
+        offered.append(Offer(typed, typed, is_last=True))
     for is_file, name in found:
         if name.lower().startswith(beginning.lower()) and (beginning.startswith(".") or not name.startswith(".")):
             path = folder + name + ("" if is_file else "/")

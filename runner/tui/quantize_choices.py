@@ -1,4 +1,7 @@
-"""What can be made of a model by quantizing it: formats in words, the size to expect, what speaks against it. Pure."""
+"""What can be made of a model by quantizing it: formats in words, names, the size to expect, what speaks against it.
+
+Pure but for `suggested_names`, which looks for the model's files.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from runner.fit import USUAL_BPW
+from runner.prepare import expected_path
 from runner.quant.mq.recipe import CALIBRATED, RECIPES
-from runner.registry import SAFETENSORS
+from runner.registry import SAFETENSORS, Registry
 from runner.tui.catalog import CatalogRow
 
 # Formats of docs/QUANTIZATION.md, those that most people want first. Bits a weight of a whole model: of packed ones the
@@ -59,6 +63,14 @@ def source_of(row: CatalogRow) -> str:
     if row.place == "hub" or row.kind or SAFETENSORS not in row.quants:
         return row.name
     return f"{row.name.partition(':')[0]}:{SAFETENSORS}"
+
+
+def suggested_names(row: CatalogRow, registry: Registry) -> dict[str, str]:
+    """What `runner quantize` would call the result, by format. Raises RunnerError for a model that cannot be found."""
+    from runner.quant.quantize import made_name  # a fifth of a second, which only this needs
+
+    source = expected_path(registry.resolve(source_of(row)))
+    return {name: made_name(source, name) for name, _ in _CHOICES}
 
 
 def original_bytes(row: CatalogRow) -> int:

@@ -15,7 +15,7 @@ from runner.chat_commands import PAGES, THINK_LEVELS, parse_command
 from runner.chat_pages import info_page, parameters_page, stats_page
 from runner.config import ChatOptions, Grammar, LoadOptions, SamplingParams
 from runner.errors import UsageError
-from runner.tui.mentions import Refused, read
+from runner.message_files import NO_FILES, Refused, file_to_read, read
 
 if TYPE_CHECKING:
     from runner.tui.screens.chat_surface import ChatSurface
@@ -170,9 +170,11 @@ def _undo(chat: ChatSurface, _argument: str) -> None:
 
 
 def _read(chat: ChatSurface, argument: str) -> None:
-    if not argument:
-        raise UsageError("/read needs the name of a file.", hint="It is: /read PATH")
-    path = _path(chat, argument.strip("'\""))
+    path = file_to_read(argument, chat.directory)
+    if path is None:
+        chat.box.drop_files()
+        chat.tell(NO_FILES)
+        return
     chat.in_thread(lambda: read(path.name, path), lambda found: _attach(chat, found))
 
 
@@ -181,8 +183,7 @@ def _attach(chat: ChatSurface, found: Any) -> None:
         chat.fail(found.error)
         return
     chat.box.attach(found)
-    n_lines = len(found.text.splitlines())
-    chat.tell(f"{found.name} ({n_lines} {'line' if n_lines == 1 else 'lines'}) goes with your next message.")
+    chat.tell(f"{found.words} goes with your next message.")
 
 
 def _copy(chat: ChatSurface, argument: str) -> None:

@@ -108,6 +108,23 @@ def test_wrong_usage_exits_2(
     assert words in captured.err
 
 
+def test_a_damaged_database_is_told_before_a_model_is_loaded(
+    model: str, pipe: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    database = user_paths().database
+    database.parent.mkdir(parents=True)
+    database.write_bytes(b"garbage " * 1000)
+    pipe("one")
+    assert main(["chat", model]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "fake" not in captured.err
+    assert captured.err.rstrip().endswith("--no-log chats without it.")
+    pipe("one")
+    assert main(["chat", model, "--no-log"]) == 0
+    assert capsys.readouterr().out == "first\n"
+
+
 def test_a_message_that_does_not_fit_fails_and_the_next_one_is_answered(
     model: str, pipe: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:

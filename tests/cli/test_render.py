@@ -171,6 +171,15 @@ def test_errors_and_hints_are_broken_between_words_on_a_terminal_only(
     )
 
 
+def test_what_was_asked_for_is_broken_between_words_on_a_terminal_only(capsys: pytest.CaptureFixture[str]) -> None:
+    page = "last answer  answer 21 tokens · context 32/2k\nseed         7"
+    render.say(page)
+    assert capsys.readouterr().err == page + "\n"
+    with on_terminal() as terminal:
+        render.say(page)
+    assert terminal.getvalue() == "last answer  answer 21 tokens · context\n32/2k\nseed         7\n"
+
+
 def test_many_columns_are_cut_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     with on_terminal() as terminal:

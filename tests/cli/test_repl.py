@@ -324,6 +324,25 @@ def test_a_file_goes_with_the_next_message_only(chat: Chat) -> None:
     assert chat.said[2] == "And now?"
 
 
+def test_a_file_that_a_message_mentions_goes_with_it_and_a_missing_one_is_told(chat: Chat) -> None:
+    (chat.tmp_path / "notes.txt").write_text("line one\n")
+    out, err = chat.start("ok", "ok").type("What is @notes.txt?", "And @nofile.txt, @you?")
+    assert out == "ok\nok\n"
+    assert "notes.txt (1 line) goes with it." in err
+    assert chat.said[0] == "What is @notes.txt?\n\nnotes.txt:\n```\nline one\n```"
+    assert chat.said[2] == "And @nofile.txt, @you?"
+    assert "@nofile.txt is no file here: it is sent as it stands." in err
+    assert "@you" not in err
+
+
+def test_a_mentioned_file_that_cannot_be_sent_keeps_the_message(chat: Chat) -> None:
+    (chat.tmp_path / "binary").write_bytes(b"\x7fELF\0\0")
+    _, err = chat.start("ok").type("What is @binary?")
+    assert "binary is not text" in err
+    assert chat.said == []
+    assert chat.source.defaults[-1] == "What is @binary?"
+
+
 def test_a_file_that_is_no_text_is_refused(chat: Chat) -> None:
     (chat.tmp_path / "binary").write_bytes(b"\x7fELF\0\0")
     (chat.tmp_path / "latin").write_bytes(b"caf\xe9\n")

@@ -194,3 +194,4 @@ def test_a_damaged_database_is_reported_with_the_remedy(runner_home: Path, capsy
     err = capsys.readouterr().err
     assert "damaged" in err
     assert "mv " in err
+    assert "--no-log" not in err  # which is of `runner chat` alone

@@ -150,6 +150,9 @@ def test_completion_of_commands_paths_and_models(tmp_path: Path, monkeypatch: py
     assert offered("/model q") == ["qwen3"]
     assert offered("/regen x") == []
     assert offered("plain text") == []
+    assert offered("what is @no") == ["tes.txt"]
+    assert offered('what is @"no') == ["tes.txt"]
+    assert offered("me@no") == []
 
 
 def test_a_pipe_is_one_message_a_line_and_blocks() -> None:

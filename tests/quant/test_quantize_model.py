@@ -27,7 +27,7 @@ from runner.errors import BadModelFile, BusyError, DoesNotFit, UnsupportedModel,
 from runner.quant.convert import read_source
 from runner.quant.formats import FORMATS, format_of
 from runner.quant.gguf_file import read_header
-from runner.quant.quantize import Quantized, lossless_format, model_name, quantize_model
+from runner.quant.quantize import Quantized, lossless_format, made_name, model_name, quantize_model
 from runner.quant.work_directory import WorkDirectory
 
 K_QUANTS = ("q4_k_m", "q5_k_m", "q6_k")
@@ -373,3 +373,8 @@ def test_a_mix_of_types_in_one_checkpoint_keeps_every_value(tmp_path: Path, demo
     stored = header.tensor("token_embd.weight")
     assert stored is not None
     assert np.array_equal(header.read_f32(stored), tensors["model.embed_tokens.weight"].float().numpy())
+
+
+def test_what_is_made_has_the_name_of_its_source_and_format_without_what_no_directory_should_have() -> None:
+    cases = {"/m/Qwen3-8B-F16.gguf": "Qwen3-8B-mq4", "/m/Mein Modell:é": "MeinModellé-mq4", "/m/.hidden": "hidden-mq4"}
+    assert {path: made_name(Path(path), "mq4") for path in cases} == cases

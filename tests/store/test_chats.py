@@ -64,11 +64,24 @@ def test_nothing_is_made_before_the_first_write(store: Store) -> None:
     assert store.latest() is None
     assert store.search("x") == []
     assert store.turns("abc") == []
+    store.check()
     assert store.delete([session.id for session in store.sessions()]).n_sessions == 0
     assert store.update_session("abc", lambda session: session) is None
     with pytest.raises(UsageError, match="no chat"):
         store.get("abc")
     assert not store.path.parent.exists()
+
+
+def test_a_store_that_cannot_be_used_says_how_its_user_does_without(tmp_path: Path) -> None:
+    path = tmp_path / "chats.sqlite3"
+    path.write_bytes(b"garbage " * 1000)
+    for use in (Store.check, Store.sessions, Store.latest):
+        with pytest.raises(StoreError) as caught:
+            use(Store(path, without="Go without."))
+        assert caught.value.hint.endswith("starts a new one. Go without.")
+        with pytest.raises(StoreError) as caught:
+            use(Store(path))
+        assert caught.value.hint.endswith("starts a new one.")
 
 
 def test_a_turn_comes_back_as_it_was_written(store: Store) -> None:

@@ -52,7 +52,14 @@ class Stage:
         path.write_text(json.dumps({"replies": replies, **script}))
         return str(path)
 
-    def play(self, model: str, act: Callable[[Stage], Awaitable[None]], size: tuple[int, int] = (120, 40)) -> None:
+    def play(
+        self,
+        model: str,
+        act: Callable[[Stage], Awaitable[None]],
+        size: tuple[int, int] = (120, 40),
+        *,
+        has_toasts: bool = False,
+    ) -> None:
         """Open the app with this model, and act in it."""
         paths = user_paths()
         settings = load_settings(paths)
@@ -67,7 +74,7 @@ class Stage:
 
         async def run() -> None:
             self.app = RunnerApp(services)
-            async with self.app.run_test(size=size) as self.pilot:
+            async with self.app.run_test(size=size, notifications=has_toasts) as self.pilot:
                 await self.pilot.pause()
                 await act(self)
 

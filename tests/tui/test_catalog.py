@@ -27,7 +27,14 @@ from runner.tui.catalog import rooms as rooms_of
 from runner.tui.catalog_columns import BY_KEY, COLUMNS, columns_for, fit_text, sorted_rows
 from runner.tui.catalog_reading import read_catalog
 from runner.tui.model_offers import offers_of
-from runner.tui.quantize_choices import bits_a_weight, format_choices, objection, original_bytes, source_of
+from runner.tui.quantize_choices import (
+    bits_a_weight,
+    format_choices,
+    objection,
+    original_bytes,
+    source_of,
+    suggested_names,
+)
 from runner.types import Device
 
 
@@ -228,6 +235,12 @@ def test_formats_have_sizes_and_quantized_files_are_objected_to() -> None:
     assert "Q4_K_M already" in objection(row("o/r:Q4_K_M", place="here", kind="cache", state="complete"))
     assert "packed" in objection(row("m", stored_as="packed", kind="made here"))
     assert objection(row("demo", kind="built-in", quant="Q8_0")) == ""
+
+
+def test_the_name_of_what_is_made_is_that_of_the_original_weights_as_on_the_command_line() -> None:
+    catalog = read_catalog(user_paths())
+    eight = next(one for one in catalog.rows if one.name == "qwen3-8b")
+    assert suggested_names(eight, Registry.load_for())["mq4"] == "Qwen3-8B-mq4"
 
 
 def test_deleting_one_quantization_names_it_so_that_others_stay() -> None:

@@ -9,9 +9,11 @@ import tomllib
 
 from chat_stage import LONG, Stage, stage
 from textual.widgets import Input, OptionList, Select
+from textual.widgets._toast import Toast
 
 from runner.chat_commands import COMMANDS
 from runner.config import Grammar, LoadOptions
+from runner.errors import RunnerError
 from runner.paths import user_paths
 from runner.tui.markdown.sections import DRAFTED as MARK
 from runner.tui.remembered import read_remembered
@@ -127,6 +129,35 @@ def test_after_a_load_that_failed_the_screen_says_what_answers_the_next_message(
         assert "model" in on.shown("TitleBar #model")
 
     stage.play(stage.script("Hello."), act)
+
+
+def test_a_new_chat_says_nothing_of_a_load_that_failed_before(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        for question in ("hello", ""):
+            if question:
+                await on.ask(question)
+            on.chat.open_model(str(stage.directory / "gone.script.json"))
+            await on.until(lambda: "is still loaded" in on.shown("EmptyChat #where"))
+            await on.pilot.press("ctrl+n")
+            await on.until(lambda: "Runs here with fake" in on.shown("EmptyChat #where"))
+            assert not on.chat.transcript.document.entries
+        await on.ask("again")
+        assert "gone" not in shown(on)
+
+    stage.play(stage.script("Hello.", "Hello."), act)
+
+
+def test_an_error_leaves_the_prompt_in_sight(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        on.chat.fail(RunnerError("What went wrong. " * 12, hint="What to do about it. " * 12))
+        await on.until(lambda: on.chat.query(Toast) and on.chat.query_one(Toast).region.height)
+        said = on.chat.find_widget(on.chat.query_one(Toast)).visible_region
+        assert said.area
+        assert not said.overlaps(on.chat.box.region)
+
+    for size in ((120, 40), (80, 24), (40, 12)):
+        stage.play(stage.script("Hi."), act, size=size, has_toasts=True)
 
 
 def test_a_key_that_can_do_nothing_here_says_why(stage: Stage) -> None:
@@ -289,6 +320,23 @@ def test_commands_change_and_show_what_they_say(stage: Stage) -> None:
 
     stage.play(stage.script("Hi."), act)
     assert json.loads((stage.directory / "chat.json").read_text())["system"] == "Be brief."
+
+
+def test_files_are_left_out_again_and_a_missing_one_is_told_beside_the_message(stage: Stage) -> None:
+    (stage.directory / "notes.txt").write_text("a note")
+
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.type("/read notes.txt")
+        await on.until(lambda: on.chat.box.files)
+        await on.type("/read off")
+        await on.until(lambda: not on.chat.box.files)
+        assert on.hint == "No file goes with your next message."
+        await on.ask("and @nofile.txt?")
+        assert on.said[0] == "and @nofile.txt?"
+        assert "@nofile.txt is no file here: it is sent as it stands." in shown(on)
+
+    stage.play(stage.script("Hi."), act)
 
 
 def test_every_command_survives_an_empty_chat_and_nonsense(stage: Stage) -> None:

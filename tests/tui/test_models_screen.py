@@ -257,9 +257,10 @@ def test_quantizing_makes_a_model_that_appears_in_the_table() -> None:
     async def body(app: Models, pilot: Pilot[None]) -> None:
         await pilot.press("q")
         await until(pilot, lambda: isinstance(app.screen, QuantizeModel))
-        await pilot.press("end", "up", "up")
-        await pilot.pause()
         dialog = app.screen
+        await until(pilot, lambda: dialog.query_one(Input).value == "demo-mq4")
+        await pilot.press("end", "up", "up")
+        await until(pilot, lambda: dialog.query_one(Input).value == "demo-bf16")
         dialog.query_one(Input).value = "tiny/x"
         await pilot.press("enter")
         assert "no '/'" in text_of(app)

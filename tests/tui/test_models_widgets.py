@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from textual.widget import Widget
 
 from runner.errors import RunnerError
 from runner.paths import user_paths
+from runner.quant.quantize import made_name
 from runner.tui import themes
 from runner.tui.catalog_columns import Cell
 from runner.tui.exact_fit import ask
@@ -417,7 +419,8 @@ def test_a_hostile_name_is_text_in_every_dialog() -> None:
 
     dialogs = [
         ChooseQuant(HOSTILE, HOSTILE, fail),
-        QuantizeModel(hostile_row(), ()),
+        QuantizeModel(hostile_row(), (), lambda: {"mq4": made_name(Path(HOSTILE), "mq4")}),
+        QuantizeModel(hostile_row(), (), fail),
         DeleteModel(HOSTILE, fail),
         CompareModels(hostile_row(), hostile_row()),
     ]

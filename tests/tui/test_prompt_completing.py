@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from runner.chat_commands import COMMANDS, as_message, is_command, parse_command
 from runner.errors import UsageError
 from runner.tui.completing import Asked, asked, offers, path_offers
-from runner.tui.mentions import Attachment, Refused, mentions, read, read_mentions, with_attachments
 from runner.tui.slash import FUNCTIONS
 
 
@@ -65,42 +63,6 @@ def test_paths_are_listed_directories_first_and_hidden_files_on_demand(tmp_path:
 def test_an_at_sign_within_a_word_asks_for_nothing() -> None:
     assert asked("me@home") is None
     assert asked("a @") == Asked("mention", "", 2)
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("look at @a.py and @b/c.py.", ("a.py", "b/c.py.")),
-        ('@"two words.txt" twice: @a @a', ("two words.txt", "a")),
-        ("me@home.org", ()),
-    ],
-)
-def test_mentions_are_found_where_a_word_begins(text: str, found: tuple[str, ...]) -> None:
-    assert mentions(text) == found
-
-
-def test_pipes_and_devices_are_refused_and_never_opened(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", Path("/dev/zero")):
-        refused = read(path.name, path)
-        assert isinstance(refused, Refused)
-        assert "pipe or a device" in refused.error.message
-    for path in (tmp_path, tmp_path / ("x" * 300)):
-        assert isinstance(read(path.name, path), Refused)
-    assert read_mentions(("pipe", "/dev/zero", "~nobody-here/x", "x" * 300), tmp_path) == ()
-
-
-def test_mentioned_files_are_read_and_words_that_are_no_file_are_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("print(1)\n")
-    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
-    (tmp_path / "blob").write_bytes(b"\0\1")
-    one, latin, blob = read_mentions(("a.py,", "you", "latin.txt", "blob", str(tmp_path)), tmp_path)
-    assert isinstance(one, Attachment)
-    assert with_attachments("what?", [one]) == "what?\n\na.py:\n```\nprint(1)\n```"
-    assert isinstance(latin, Attachment)
-    assert "not UTF-8" in latin.notice
-    assert isinstance(blob, Refused)
-    assert "not text" in blob.error.message
 
 
 def test_what_a_typed_line_means() -> None:

@@ -203,6 +203,20 @@ def test_a_mentioned_file_is_shown_before_it_is_sent_and_goes_with_the_message(t
     assert [one.text for one in app.sent[0].mentioned] == ["x = 1\n"]
 
 
+def test_a_mentioned_file_that_is_not_there_is_told_once_its_name_is_typed_and_with_the_message(tmp_path: Path) -> None:
+    async def keys(app: PromptApp, pilot: Pilot[None]) -> None:
+        for text, said in (("@nofile.txt", ""), ("@nofile.txt @you ", "? @nofile.txt is no file here")):
+            app.box.prompt.put(text)
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+            assert str(app.query_one("#files", Static).render()).startswith(said)
+            assert app.query_one("#files").display == bool(said)
+        await pilot.press("enter")
+
+    app = play(tmp_path, keys)
+    assert [[one.name for one in sent.missing] for sent in app.sent] == [["nofile.txt"]]
+
+
 def test_a_file_that_cannot_be_sent_is_refused_before_anything_is(tmp_path: Path) -> None:
     (tmp_path / "blob").write_bytes(b"\0")
 

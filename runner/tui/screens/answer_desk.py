@@ -13,9 +13,9 @@ from runner.chat_commands import as_message
 from runner.chat_pages import Totals
 from runner.errors import EngineDied, UsageError
 from runner.events import ChatEvent, Finished, Notice, Progress, Stats
+from runner.message_files import with_attachments
 from runner.transcript import Turn
 from runner.tui.context_parts import ContextCount, ContextParts
-from runner.tui.mentions import with_attachments
 from runner.tui.messages import (
     AnswerBegan,
     AnswerEnded,
@@ -133,6 +133,16 @@ class AnswerDesk:
         parts = self.recount()
         self._chat.query_one(TitleBar).show_context(parts.used, parts.n_ctx)
 
+    def show_model(self) -> None:
+        """Say where a chat begins how the model stands now, in place of what was said of it before."""
+        engine, empty = self._chat.engine, self._chat.query_one(EmptyChat)
+        if engine.state == "loading":
+            empty.show_loading(self._chat.loading_model, "Loading")
+        elif engine.loaded is not None:
+            empty.show_loaded(engine.loaded)
+        else:
+            empty.show_empty(engine.model)
+
     def show_thoughts(self, is_shown: bool) -> None:
         """Show the thoughts of all answers, or fold them."""
         if is_shown != self.has_thoughts:
@@ -197,6 +207,8 @@ class AnswerDesk:
         self._chat.show_transcript(True)
         if message.is_new:
             self._chat.transcript.ask(message.question)
+        for missing in self._asked.missing if self._asked is not None else ():
+            self._chat.transcript.note(missing.words, "/edit changes the message.", "warning")
         self._chat.transcript.begin_answer(self._chat.engine.model)
         self._is_counted = False
         self._question = message.question

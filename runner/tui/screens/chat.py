@@ -59,10 +59,6 @@ class ChatScreen(ChatSurface):
         self.sides.show()
         self.show_tint(self.is_tinted)
         self.query_one(TitleBar).show(self.engine.state, self.engine.model, self.engine.loaded)
-        if self.engine.loaded is not None:
-            self.query_one(EmptyChat).show_loaded(self.engine.loaded)
-        else:
-            self.query_one(EmptyChat).show_empty(self.engine.model)
         self.show_conversation()
         self.sides.read_models()
         self.in_thread(self._memory.read, self.box.prompt.set_history)

@@ -70,6 +70,8 @@ class ChatSurface(ModeScreen):
     ChatSurface.-flat #below { display: none; padding: 0; }
     ChatSurface.-flat.-telling #below { display: block; }
     ChatSurface.-flat #below ContextMeter { display: none; }
+    ChatSurface ToastRack { dock: top; align: right top; margin: 1 0; max-height: 50%; }
+    ChatSurface Toast { max-width: 80%; margin: 0 0 1 0; padding: 0 1; }
     """
 
     def __init__(self, services: Services, chat_engine: ChatEngine, jobs: JobQueue) -> None:
@@ -160,6 +162,7 @@ class ChatSurface(ModeScreen):
         """Another chat is open: show it, and what was being typed in it."""
         self.answers.totals = Totals()
         self.answers.show()
+        self.answers.show_model()
         self.sessions.arrive()
         self.sessions.refresh()
         self.sides.close_overlay()

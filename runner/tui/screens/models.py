@@ -30,7 +30,7 @@ from runner.tui.job_wishes import carry_out
 from runner.tui.jobs import Job, JobQueue
 from runner.tui.messages import BenchModel, GoTo, OpenModel
 from runner.tui.model_offers import Offer, offers_of
-from runner.tui.quantize_choices import objection
+from runner.tui.quantize_choices import objection, suggested_names
 from runner.tui.screens.choose_quant import ChooseQuant
 from runner.tui.screens.compare_models import CompareModels
 from runner.tui.screens.delete_model import DeleteModel
@@ -284,7 +284,8 @@ class ModelsScreen(ModelsReading):
         if problem := objection(row):
             self._news(f"{row.name}: {problem}", is_bad=True)
             return
-        self.app.push_screen(QuantizeModel(row, {one.name for one in catalog.rows}), self._quantize)
+        suggest = lambda: suggested_names(row, self.services.registry())  # noqa: E731
+        self.app.push_screen(QuantizeModel(row, {one.name for one in catalog.rows}, suggest), self._quantize)
 
     def _quantize(self, wish: QuantizeWish | None) -> None:
         if wish is not None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from textual import on
 from textual.app import ComposeResult
@@ -16,12 +15,12 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Checkbox, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from runner.errors import RunnerError
 from runner.measures import decimal_size
 from runner.tui.catalog import CatalogRow
 from runner.tui.content import line
+from runner.tui.in_thread import in_thread
 from runner.tui.quantize_choices import FormatChoice, format_choices, original_bytes, source_of
-
-_NO_NAME: Final = re.compile(r"[^A-Za-z0-9._-]|^[.]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +34,10 @@ class QuantizeWish:
 
 
 class QuantizeModel(ModalScreen[QuantizeWish | None]):
-    """row: the model. taken: names of models that are here, which are not replaced."""
+    """row: the model. taken: names of models that are here, which are not replaced.
+
+    suggest: what the result would be called, by format; called in a thread.
+    """
 
     DEFAULT_CSS = """
     QuantizeModel { align: center middle; }
@@ -58,11 +60,13 @@ class QuantizeModel(ModalScreen[QuantizeWish | None]):
     VERTICAL_BREAKPOINTS = [(0, "-flat"), (20, "-low")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel")]
 
-    def __init__(self, row: CatalogRow, taken: Collection[str]) -> None:
+    def __init__(self, row: CatalogRow, taken: Collection[str], suggest: Callable[[], Mapping[str, str]]) -> None:
         super().__init__()
         self._row = row
         self._taken = frozenset(taken)
         self._choices = format_choices(row.parameters)
+        self._suggest = suggest
+        self._names: Mapping[str, str] | None = None
         self._suggested = ""
 
     def compose(self) -> ComposeResult:
@@ -84,6 +88,16 @@ class QuantizeModel(ModalScreen[QuantizeWish | None]):
         formats = self.query_one(OptionList)
         formats.highlighted = 0
         formats.focus()
+        in_thread(self, self._suggest, self._take_names, self._say_error)
+
+    def _take_names(self, names: Mapping[str, str]) -> None:
+        self._names = names
+        self._fill_name()
+        self._tell()
+
+    def _say_error(self, error: RunnerError) -> None:
+        self._names = {}
+        self.query_one("#news", Static).update(line(f"✗ {error.message} {error.hint}".strip(), "$text-error"))
 
     @property
     def _choice(self) -> FormatChoice:
@@ -91,15 +105,20 @@ class QuantizeModel(ModalScreen[QuantizeWish | None]):
 
     @on(OptionList.OptionHighlighted)
     def _highlighted(self) -> None:
-        choice, name = self._choice, self.query_one(Input)
-        if name.value == self._suggested:
-            base = source_of(self._row).partition(":")[0].rpartition("/")[2]
-            self._suggested = name.value = f"{_NO_NAME.sub('', base) or 'model'}-{choice.name}"
-        self.query_one(Checkbox).disabled = not choice.can_calibrate
+        self.query_one(Checkbox).disabled = not self._choice.can_calibrate
+        self._fill_name()
         self._tell()
+
+    def _fill_name(self) -> None:
+        """Suggest a name, where the user has not written another."""
+        name = self.query_one(Input)
+        if self._names is not None and name.value == self._suggested:
+            self._suggested = name.value = self._names.get(self._choice.name, "")
 
     @on(Input.Changed)
     def _tell(self) -> None:
+        if self._names is None:
+            return
         if problem := self._problem():
             self.query_one("#news", Static).update(line(f"✗ {problem}", "$text-error"))
             return

@@ -15,9 +15,9 @@ from textual.timer import Timer
 from runner.errors import UsageError
 from runner.kept_chat import kept_params
 from runner.measures import decimal_size
+from runner.message_files import Attachment
 from runner.store import Deleted, Match, Store
 from runner.transcript import Session, SessionSummary
-from runner.tui.mentions import Attachment
 from runner.tui.screens.ask_text import AskText
 from runner.tui.screens.confirm import Confirm
 from runner.tui.widgets.sessions_rail import SessionsRail
@@ -82,8 +82,11 @@ class SessionDesk:
         self._chat.box.fill(*self._drafts.pop(self._chat.engine.conversation.session_id, ("", ())))
 
     def begin(self) -> None:
-        """A new chat."""
+        """A new chat; where nothing was said yet, this one without what was noted in it."""
         if not self._chat.engine.conversation.turns:
+            if not self._chat.engine.is_busy:
+                self._chat.answers.show()
+                self._chat.answers.show_model()
             self._chat.focus_prompt()
             return
         self._after_answer("begin a new chat", self._begin)

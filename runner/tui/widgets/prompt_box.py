@@ -18,9 +18,9 @@ from textual.widgets import Static
 
 from runner.chat_commands import is_command
 from runner.measures import decimal_size
+from runner.message_files import Attachment, Missing, Refused, mentions, read_mentions
 from runner.tui.completing import Asked, Offer, asked, offers, path_offers
 from runner.tui.content import line
-from runner.tui.mentions import Attachment, Refused, mentions, read_mentions
 from runner.tui.widgets.completions import Completions
 from runner.tui.widgets.prompt import Prompt
 
@@ -41,7 +41,7 @@ class _Looked(Message):
     """The files that the text mentioned were read."""
 
     named: tuple[str, ...]
-    found: tuple[Attachment | Refused, ...]
+    found: tuple[Attachment | Refused | Missing, ...]
 
 
 class PromptBox(Vertical):
@@ -61,12 +61,16 @@ class PromptBox(Vertical):
 
     @dataclass
     class Sent(Message):
-        """The user sends this. files: what /read and pasting added; mentioned: the files that the text names."""
+        """The user sends this. files: what /read and pasting added; mentioned: the files that the text names.
+
+        missing: what it names like files that are none.
+        """
 
         text: str
         files: tuple[Attachment, ...]
         is_edit: bool
         mentioned: tuple[Attachment, ...] = ()
+        missing: tuple[Missing, ...] = ()
 
     @dataclass
     class FileRefused(Message):
@@ -87,7 +91,7 @@ class PromptBox(Vertical):
         self._directory = directory
         self._models: tuple[str, ...] = ()
         self._files: list[Attachment] = []
-        self._mentioned: tuple[Attachment | Refused, ...] = ()
+        self._mentioned: tuple[Attachment | Refused | Missing, ...] = ()
         self._named: tuple[str, ...] = ()
         self._asked: Asked | None = None
         self._dismissed: Asked | None = None  # what the user closed the list of
@@ -128,6 +132,11 @@ class PromptBox(Vertical):
         self._files.append(file)
         self._show_files()
 
+    def drop_files(self) -> None:
+        """No text that was added goes with the next message."""
+        self._files.clear()
+        self._show_files()
+
     def _mark_edit(self, is_edit: bool) -> None:
         self.is_edit = is_edit
         self.set_class(is_edit, "-editing")
@@ -158,7 +167,8 @@ class PromptBox(Vertical):
             self.post_message(self.FileRefused(message, refused[0]))
         else:
             mentioned = tuple(one for one in found if isinstance(one, Attachment))
-            self.post_message(self.Sent(message.text, message.files, message.is_edit, mentioned))
+            missing = tuple(one for one in found if isinstance(one, Missing))
+            self.post_message(self.Sent(message.text, message.files, message.is_edit, mentioned, missing))
 
     def give_up_edit(self) -> None:
         """The last message is to stay as it is."""
@@ -278,19 +288,25 @@ class PromptBox(Vertical):
             self._show_files()
 
     def _show_files(self) -> None:
-        shown = [*self._files, *self._mentioned]
+        shown = [*self._files, *(one for one in self._mentioned if not self._is_being_typed(one))]
         files = self.query_one("#files", Static)
         files.set_class(bool(shown), "-some")
         files.update(Content(" · ").join(_described(one) for one in shown))
         self._tell()
+
+    def _is_being_typed(self, one: Attachment | Refused | Missing) -> bool:
+        """Whether that is a name which is not whole yet, and so not to be missed."""
+        return isinstance(one, Missing) and self._typed.endswith(one.name)
 
     def _tell(self) -> None:
         texts = [one.text for one in (*self._files, *self._mentioned) if isinstance(one, Attachment)]
         self.post_message(self.Changed(len(self._typed), sum(map(len, texts))))
 
 
-def _described(one: Attachment | Refused) -> Content:
+def _described(one: Attachment | Refused | Missing) -> Content:
     """A file that goes with the message, and what should be known of it; or why it cannot."""
+    if isinstance(one, Missing):
+        return line(f"? {one.words}", "$warning")
     if isinstance(one, Refused):
         return line(f"✗ {one.error.message} {one.error.hint}".strip(), "$error")
     size = decimal_size(len(one.text.encode("utf-8", "replace")))
