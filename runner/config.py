@@ -70,7 +70,8 @@ class LoadOptions:
 
     ctx_size: tokens of context to allocate; None takes the smaller of the model's own and DEFAULT_CTX.
     n_gpu_layers: "auto" (as many as the backend puts there), "all", or a number; 0 is the CPU alone.
-    kv_type: the type of the KV cache. n_threads: CPU threads; None takes the physical cores.
+    kv_type: the type of the KV cache. n_threads: CPU threads; None takes the physical cores,
+    or fewer where other programs keep those busy.
     batch_size: prompt tokens per prefill chunk; None takes what the backend is fast with. warmup: run one token at
     load, so that the first answer is not slow.
     force: load even what is not expected to fit.

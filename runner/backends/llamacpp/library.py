@@ -20,6 +20,7 @@ import llama_cpp
 from runner.backends.base import LoadProgress
 from runner.config import LONGEST_DRAFT, KvType, LoadOptions
 from runner.errors import BadModelFile, DoesNotFit, RunnerError
+from runner.machine import default_threads
 from runner.types import CancelToken
 
 log = logging.getLogger(__name__)
@@ -126,8 +127,7 @@ def open_context(model: Any, n_ctx: int, options: LoadOptions) -> Any:
     params.n_batch = params.n_ubatch = max(options.chunk(), 1 + LONGEST_DRAFT)  # a draft is verified in one step
     params.swa_full = True  # layers with a window keep all of the context, so that their cache can be cut
     params.n_seq_max = 1
-    if options.n_threads is not None:
-        params.n_threads = params.n_threads_batch = options.n_threads
+    params.n_threads = params.n_threads_batch = options.n_threads or default_threads()
     params.type_k = params.type_v = _KV_TYPES[options.kv_type]
     params.offload_kqv = True
     params.no_perf = True
