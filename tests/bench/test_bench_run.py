@@ -154,6 +154,17 @@ def test_a_run_reads_back_from_json(demo_run: tuple[BenchRun, list[BenchEvent]])
     assert run_from_json(json.loads(json.dumps(run_to_json(run), allow_nan=False))) == run
 
 
+def test_a_run_without_time_makes_one_repetition_a_process_and_says_so(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runner.bench.run.DEFAULT_BUDGET_S", 0.05)
+    asked = dataclasses.replace(request(script({"text": TEXT * 20, "token_s": 0.01}), n=40), repetitions=None)
+    run, _ = bench(asked)
+    assert {row.test: len(row.samples) for row in run.rows} == {"ttft": 1, "pp16": 1, "tg40": 1}
+    assert all("the time was up" in row.note for row in run.rows)
+    assert any("were used up" in note and "-r 5" in note for note in run.notes)
+
+
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
