@@ -39,6 +39,7 @@ from runner.errors import (
     EngineDied,
     RunnerError,
     UnsupportedModel,
+    UsageError,
 )
 from runner.events import Progress
 from runner.paths import Paths
@@ -76,7 +77,7 @@ class _Bench:
         self._files: ReadyModel | None = None
         self._notes: list[str] = []
         self._budget = Budget(DEFAULT_BUDGET_S, is_binding=request.repetitions is None)
-        self._sides = _sides(self._spec, request.backends or _backends(self._spec))
+        self._sides = _sides(self._spec, _backends(self._spec, request.backends))
 
     def events(self) -> Iterator[BenchEvent]:
         try:
@@ -281,10 +282,19 @@ def _sides(spec: ModelSpec, backends: Sequence[BackendName]) -> dict[BackendName
     return {name: Side(title(spec), name, _version(name, found)) for name in backends}
 
 
-def _backends(spec: ModelSpec) -> tuple[BackendName, ...]:
-    """Every backend that might run a model; a script is the scripted one's alone."""
-    is_script = spec.origin == "fake" or (spec.path is not None and spec.path.name.endswith(SCRIPT_SUFFIX))
-    return ("fake",) if is_script else ("native", "llamacpp")
+def _backends(spec: ModelSpec, asked: tuple[BackendName, ...]) -> tuple[BackendName, ...]:
+    """Those asked for, or every backend that might run a model; a script is the scripted one's alone.
+
+    Raises UsageError when the scripted one is asked for a model, of which it would invent figures.
+    """
+    if spec.origin == "fake" or (spec.path is not None and spec.path.name.endswith(SCRIPT_SUFFIX)):
+        return asked or ("fake",)
+    if "fake" in asked:
+        raise UsageError(
+            f"The fake backend answers from a script: it says nothing of how fast {title(spec)} is.",
+            hint="Name native or llamacpp, or leave --backend out.",
+        )
+    return asked or ("native", "llamacpp")
 
 
 def _version(backend: BackendName, found: dict[str, str]) -> str:
