@@ -95,6 +95,8 @@ class LoadOptions:
 
     def __post_init__(self) -> None:
         _one_of("load options", "speculation", self.speculation, get_args(Speculation))
+        if self.draft is not None and not self.draft.strip():
+            raise UsageError("load options: draft is empty.", hint="Name the model or the head that drafts.")
         _whole("load options", "draft_max", self.draft_max, 1, LONGEST_DRAFT)
         _texts("load options", "draft_file", self.draft_file, "Give the paths of text files, none of them empty.")
         _one_of("load options", "backend", self.backend, ("auto", "native", "llamacpp", "fake"))
