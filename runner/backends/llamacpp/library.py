@@ -27,7 +27,9 @@ log = logging.getLogger(__name__)
 
 _BUFFER_SIZE = re.compile(r"(\w+) buffer size *= *([\d.]+) MiB")
 _ERROR = 4  # of ggml_log_level: none 0, debug 1, info 2, warn 3, error 4, continuation 5
-_LEVELS = {3: logging.INFO, _ERROR: logging.WARNING}  # what llama.cpp warns of is seldom news to a user
+# What llama.cpp warns of is seldom news to a user, and what it calls an error is raised with its words, or is a cancel:
+# as a warning it would be on the terminal of a program that sets up no logging.
+_LEVELS = {3: logging.INFO, _ERROR: logging.INFO}
 
 
 class LibraryLog:
