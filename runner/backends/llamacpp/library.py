@@ -94,10 +94,13 @@ _KV_TYPES: dict[KvType, int] = {
 }
 
 
-def open_model(path: Path, options: LoadOptions, on_progress: LoadProgress, cancel: CancelToken) -> Any:
+def open_model(
+    path: Path, options: LoadOptions, on_progress: LoadProgress, cancel: CancelToken, *, vocab_only: bool = False
+) -> Any:
     """llama_model_load_from_file with progress and cancellation. Raises BadModelFile with llama.cpp's own reason."""
     messages = library_log()
     params = llama_cpp.llama_model_default_params()
+    params.vocab_only = vocab_only
     params.n_gpu_layers = -1 if options.n_gpu_layers in ("auto", "all") else options.n_gpu_layers
 
     def report(fraction: float, _data: Any) -> bool:
