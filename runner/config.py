@@ -70,7 +70,8 @@ class LoadOptions:
 
     ctx_size: tokens of context to allocate; None takes the smaller of the model's own and DEFAULT_CTX.
     n_gpu_layers: "auto" (as many as the backend puts there), "all", or a number; 0 is the CPU alone.
-    kv_type: the type of the KV cache. n_threads: CPU threads; None takes the physical cores.
+    kv_type: the type of the KV cache. n_threads: CPU threads; None takes the physical cores,
+    or fewer where other programs keep those busy.
     batch_size: prompt tokens per prefill chunk; None takes what the backend is fast with. warmup: run one token at
     load, so that the first answer is not slow.
     force: load even what is not expected to fit.
@@ -94,6 +95,8 @@ class LoadOptions:
 
     def __post_init__(self) -> None:
         _one_of("load options", "speculation", self.speculation, get_args(Speculation))
+        if self.draft is not None and not self.draft.strip():
+            raise UsageError("load options: draft is empty.", hint="Name the model or the head that drafts.")
         _whole("load options", "draft_max", self.draft_max, 1, LONGEST_DRAFT)
         _texts("load options", "draft_file", self.draft_file, "Give the paths of text files, none of them empty.")
         _one_of("load options", "backend", self.backend, ("auto", "native", "llamacpp", "fake"))

@@ -85,7 +85,7 @@ def unused(options: LoadOptions, choice: DraftChoice) -> list[Notice]:
     """What there is to say of a model or a head, and of files, that the chosen drafter has no use for."""
     notices = []
     if options.draft and not choice.source:
-        why = choice.reason if choice.drafter is None else f"{choice.drafter} drafts"
+        why = choice.reason.removesuffix(".") if choice.drafter is None else f"{choice.drafter} drafts"
         text = f"{options.draft}, given by --draft, is not used: {why}."
         notices.append(Notice("warning", text, "A model drafts with --spec auto or model, a head with eagle3."))
     if options.draft_file and not choice.files:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from runner.backends.base import Backend
-from runner.backends.vocabulary import first_difference, pieces, shown
+from runner.backends.vocabulary import mismatch, pieces
 from runner.config import LoadOptions
 from runner.draft_choice import NO_WAY_BACK, DraftChoice
 from runner.errors import DoesNotFit, UnsupportedModel
@@ -143,10 +143,8 @@ def _check(draft: Backend, target: Backend, *, is_copy: bool) -> None:
             f"{ours.name} is no copy of {theirs.name}: they have {ours.num_layers} and {theirs.num_layers} layers.",
             hint="For another model of the same vocabulary use --spec model.",
         )
-    drafted, written = pieces(draft.tokenizer, special=False), pieces(target.tokenizer, special=False)
-    if (token := first_difference(drafted, written)) is not None:
+    if found := mismatch(pieces(draft.tokenizer, special=False), pieces(target.tokenizer, special=False)):
         raise UnsupportedModel(
-            f"{ours.name} cannot draft for {theirs.name}: their vocabularies differ. Token {token} is "
-            f"{shown(drafted[token])} to the one and {shown(written[token])} to the other.",
+            f"{ours.name} cannot draft for {theirs.name}: {found}",
             hint=f"Choose a smaller model of the same family; {_WITHOUT}",
         )

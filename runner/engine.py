@@ -35,7 +35,7 @@ from runner.events import (
 from runner.fit import Alternative, alternatives, check_fit, plan, read_facts, record_of
 from runner.fit_history import read_history, record_load
 from runner.grammar import Grammars
-from runner.machine import default_threads, devices
+from runner.machine import devices
 from runner.paths import Paths
 from runner.prepare import ready
 from runner.registry import Registry
@@ -244,7 +244,6 @@ def load_backend(
         emit(Notice("warning", f"Using the {choice.name} backend: {choice.reason}"))
     on_stage("estimate")
     machine, facts = devices(), read_facts(files)
-    options = dataclasses.replace(options, n_threads=options.n_threads or default_threads())
     records = read_history(context.history) if context else ()
     made = plan(facts, options, machine, choice.name, records, emit, draft=read_facts(draft) if draft else None)
     # native knows its types and its allocator and checks itself, but not what will be loaded beside it.

@@ -171,7 +171,7 @@ class EngineProcess:
                 self._stderr = None
             raise EngineDied(
                 f"The engine cannot be started: {error.strerror or error}.",
-                hint="Make room: memory, processes, open files or the disk may be exhausted.",
+                hint=_start_hint(error),
             ) from error
         assert self._child.stdin is not None
         os.set_blocking(self._child.stdin.fileno(), False)
@@ -357,6 +357,14 @@ def _temporary_file() -> IO[bytes]:
         if not hasattr(os, "memfd_create"):
             raise
         return os.fdopen(os.memfd_create("runner-engine"), "w+b")
+
+
+def _start_hint(error: OSError) -> str:
+    if isinstance(error, PermissionError):
+        return f"Check that {sys.executable} may be run, and that programs may be started here."
+    if isinstance(error, FileNotFoundError):
+        return f"Install runner again: {sys.executable} is gone."
+    return "Make room: memory, processes, open files or the disk may be exhausted."
 
 
 def _cause(status: int) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from runner import hub
 from runner.backends import backend_module, choose
+from runner.backends.vocabulary import mismatch
 from runner.config import LoadOptions
 from runner.draft_choice import DraftChoice, choose_drafter, unused
 from runner.draft_files import missing_files
@@ -95,7 +96,7 @@ class Preview:
 class _Found:
     """What is known of the files, here or on the hub. listed: sizes of all files of the repository.
 
-    directory: where they are, or the name of the repository.
+    directory: where they are, or the name of the repository. model: None where they are not here.
     """
 
     facts: ModelFacts
@@ -104,7 +105,7 @@ class _Found:
     files: tuple[tuple[str, int], ...]
     download_bytes: int
     listed: dict[str, int]
-    is_local: bool
+    model: ReadyModel | None
 
 
 def preview(spec: ModelSpec, options: LoadOptions, *, offline: bool, paths: Paths | None = None) -> Preview:
@@ -137,7 +138,7 @@ def preview(spec: ModelSpec, options: LoadOptions, *, offline: bool, paths: Path
         backing=found.backing,
         fit=made.fit,
         remedy=None if made.fit.is_fitting else remedy(facts, made, machine, others),
-        is_local=found.is_local,
+        is_local=found.model is not None,
         facts=facts,
         drafting=drafting,
         notes=facts.shape.notes,
@@ -159,13 +160,27 @@ def _drafting(
     can_go_back = all(cache.kind != "state" for cache in found.facts.shape.caches)
     try:
         choice = choose_drafter(options, spec, registry, found.directory, heads, can_go_back=can_go_back)
-        draft = _found(registry.resolve(choice.source), options, offline=offline).facts if choice.is_model else None
+        draft = _found(registry.resolve(choice.source), options, offline=offline) if choice.is_model else None
+        differing = _differing(draft, found) if draft is not None else ""
     except RunnerError as error:
         return DraftChoice(drafter=None, reason=f"{error.message} {error.hint}".strip()), None
+    if differing:
+        reason = f"{choice.source} cannot draft for {title(spec)}: {differing}"
+        return DraftChoice(drafter=None, reason=reason), None
     if choice.drafter in ("mtp", "eagle3") and backend != "native":
         reason = f"the {backend} backend has no {choice.drafter} drafter, --backend native has"
         return DraftChoice(drafter=None, reason=reason), None
-    return choice, draft
+    return choice, None if draft is None else draft.facts
+
+
+def _differing(draft: _Found, target: _Found) -> str:
+    """How the vocabularies of two models differ, where the files of both are here and would be run."""
+    words = [
+        backend_module(one.backing.name).vocabulary(one.model)
+        for one in (draft, target)
+        if one.model is not None and one.backing.name is not None
+    ]
+    return mismatch(*words) if len(words) == 2 else ""
 
 
 def _found(spec: ModelSpec, options: LoadOptions, *, offline: bool) -> _Found:
@@ -195,7 +210,7 @@ def _here(spec: ModelSpec, options: LoadOptions) -> _Found:
         files=files,
         download_bytes=0,
         listed={},
-        is_local=True,
+        model=model,
     )
 
 
@@ -228,7 +243,7 @@ def _on_the_hub(spec: ModelSpec, options: LoadOptions) -> _Found:
         files=tuple((name, listed[name]) for name in choice.names),
         download_bytes=sum(listed[name] for name in choice.names if name not in here),
         listed=listed,
-        is_local=False,
+        model=None,
     )
 
 

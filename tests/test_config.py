@@ -46,6 +46,8 @@ from runner.errors import UsageError
         (LoadOptions, {"batch_size": 0}),
         (LoadOptions, {"draft_file": ("a.txt", "")}),
         (LoadOptions, {"draft_file": "a.txt"}),
+        (LoadOptions, {"draft": ""}),
+        (LoadOptions, {"draft": " "}),
         (ChatOptions, {"overflow": "truncate"}),
         (ChatOptions, {"think": "hard"}),
         (ChatOptions, {"think_budget": -1}),

@@ -73,6 +73,26 @@ def test_a_child_that_dies_in_an_answer_leaves_its_text_and_a_reason(
     assert "".join(received(engine)) == "fine"
 
 
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (PermissionError(13, "Permission denied"), "may be run"),
+        (FileNotFoundError(2, "No such file"), "Install runner again"),
+        (BlockingIOError(11, "Resource temporarily unavailable"), "Make room"),
+    ],
+)
+def test_a_child_that_cannot_be_started_names_the_remedy_of_its_reason(
+    engine: EngineProcess, monkeypatch: pytest.MonkeyPatch, error: OSError, remedy: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("subprocess.Popen", refuse)
+    with pytest.raises(EngineDied, match="cannot be started") as died:
+        load(engine, "demo")
+    assert remedy in died.value.hint
+
+
 def test_a_child_killed_from_outside_is_noticed_at_once(engine: EngineProcess, script: Callable[..., str]) -> None:
     load(engine, script({"text": "slow " * 1000, "token_s": 0.02}))
     killed_at = 0.0

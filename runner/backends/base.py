@@ -202,6 +202,10 @@ class BackendModule(Protocol):
         """Load it; see LoadProgress. A set cancel token raises RunnerError("cancelled")."""
         ...
 
+    def vocabulary(self, model: ReadyModel) -> tuple[str, ...]:
+        """What its token ids stand for (vocabulary.py has `pieces`, control tokens left out), without its weights."""
+        ...
+
 
 def step_of(token: int, index: int, done: Round) -> Step:
     """The step that emits token `index` of a round."""

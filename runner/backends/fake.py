@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runner.backends.base import Backend, LoadProgress, Logits, Prefill, Step, check_prompt, common_prefix, step_of
+from runner.backends.vocabulary import pieces
 from runner.config import DEFAULT_CTX, LoadOptions, SamplingParams, build
 from runner.errors import BadModelFile, RunnerError, UsageError
 from runner.sampling import Constraint
@@ -97,6 +98,11 @@ def load(model: ReadyModel, options: LoadOptions, on_progress: LoadProgress, can
         time.sleep(script.load_s / 100)
         on_progress(percent / 100)
     return FakeBackend(model, script, options)
+
+
+def vocabulary(_model: ReadyModel) -> tuple[str, ...]:
+    """See BackendModule."""
+    return pieces(FakeTokenizer(), special=False)
 
 
 class FakeTokenizer:

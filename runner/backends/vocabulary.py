@@ -26,6 +26,15 @@ def first_difference(ours: Sequence[str], theirs: Sequence[str]) -> int | None:
     return next((token for token, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
 
 
+def mismatch(drafted: Sequence[str], written: Sequence[str]) -> str:
+    """Where the vocabularies of a draft model and its target differ, as a sentence; "" where they do not."""
+    token = first_difference(drafted, written)
+    if token is None:
+        return ""
+    words = f"{shown(drafted[token])} to the one and {shown(written[token])} to the other"
+    return f"their vocabularies differ. Token {token} is {words}."
+
+
 def shown(piece: str) -> str:
     """A piece for people."""
     return repr(piece.encode("latin-1").decode("utf-8", "replace")) if piece else "padding"

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from runner.bench.figures import figure
 from runner.bench.record import BenchBackend, BenchMachine, BenchRow, BenchRun
+from runner.bench.request import request_like
+from runner.config import LoadOptions
 from runner.errors import UsageError
 from runner.safe_text import safe_line
 
@@ -137,14 +139,21 @@ def _hardware(machine: BenchMachine) -> dict[str, Any]:
 
 
 def _command(run: BenchRun, hf_id: str, backend: BenchBackend) -> str:
-    """What was asked for, with the repository in place of what the model is called here."""
-    options = run.options
-    sizes = [
-        f"{flag} {','.join(str(value) for value in values)}"
-        for flag, values in (("-p", options.n_prompt), ("-n", options.n_gen), ("-d", options.depths))
-        if values
-    ]
-    return " ".join(["runner bench", hf_id, *sizes, f"--backend {backend.name}", f"--kv-type {options.kv_type}"])
+    """What was asked for, of the one backend, with the repository in place of what the model is called here."""
+    default = LoadOptions()
+    asked = request_like(run.options, hf_id, default)
+    sizes = (("-p", asked.n_prompt), ("-n", asked.n_gen), ("-d", asked.depths))
+    flags = [f"{flag} {','.join(str(value) for value in values)}" for flag, values in sizes if values is not None]
+    others = (
+        ("-r", asked.repetitions, None),
+        ("--backend", backend.name, None),
+        ("-c", asked.load.ctx_size, default.ctx_size),
+        ("-ngl", asked.load.n_gpu_layers, default.n_gpu_layers),
+        ("-t", asked.load.n_threads, default.n_threads),
+        ("--kv-type", asked.load.kv_type, default.kv_type),
+    )
+    flags += [f"{flag} {value}" for flag, value, is_left_out in others if value != is_left_out]
+    return " ".join(["runner bench", hf_id, *flags])
 
 
 def _notes(run: BenchRun, rows: list[BenchRow]) -> str:

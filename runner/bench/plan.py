@@ -14,13 +14,12 @@ from typing import Final, Literal
 from runner.bench.genre_texts import genre_prompts
 from runner.bench.measure import SHORTEST_PROMPT
 from runner.bench.record import BenchOptions, Genre, SkippedTest
-from runner.bench.request import DEFAULT_BUDGET_S, BenchRequest
+from runner.bench.request import BenchRequest
 from runner.bench.tasks import GenreTask, Task
 from runner.config import BackendChoice, LoadOptions
 from runner.types import BackendName, ModelInfo
 
 LEAST_REPETITIONS: Final = 3
-_FILL_S: Final = 15.0  # to put the tokens of a depth into the KV cache: done once in each process
 _PATIENCE: Final = 4.0  # so much longer may a backend take over tests that another one has done
 _SMALLEST: Final = 16
 _LARGEST: Final = 2**20
@@ -113,23 +112,25 @@ class Plan:
     is_reduced: bool = False
 
 
-def plan_tests(request: BenchRequest, info: ModelInfo, speed: Speed, earlier: Plan | None = None) -> Plan:
-    """The tests of a loaded model: those that its context holds, of sizes that it does in a reasonable time.
+def plan_tests(
+    request: BenchRequest, info: ModelInfo, speed: Speed, test_s: float, earlier: Plan | None = None
+) -> Plan:
+    """The tests of a loaded model: those that its context holds, of sizes that it does in `test_s` seconds each.
 
     earlier: what the backend before does. The same tests can be compared: those are wanted then, and get more time.
     """
-    patience = 1.0 if earlier is None else _PATIENCE
+    test_s *= 1.0 if earlier is None else _PATIENCE
     tests: list[BenchTest] = []
     skipped = list(earlier.skipped if earlier else ())
     notes: dict[str, str] = {}
     is_reduced = False
     for wanted in earlier.tests if earlier else wanted_tests(request.options()):
-        reason, too_slow = _context_reason(wanted, info), _slow_reason(wanted, request, speed, patience)
+        reason, too_slow = _context_reason(wanted, info), _slow_reason(wanted, request, speed, test_s)
         is_reduced = is_reduced or bool(too_slow and not reason)
         if reason or too_slow:
             skipped.append(SkippedTest(test=wanted.name, reason=reason or too_slow))
             continue
-        test, note = _shrunk(wanted, request, speed, patience)
+        test, note = _shrunk(wanted, request, speed, test_s)
         is_reduced = is_reduced or test != wanted
         tests.append(test)
         note = note or (earlier.notes.get(wanted.name, "") if earlier else "")
@@ -146,18 +147,18 @@ def _context_reason(test: BenchTest, info: ModelInfo) -> str:
     return ""
 
 
-def _slow_reason(test: BenchTest, request: BenchRequest, speed: Speed, patience: float) -> str:
-    seconds = test.depth / speed.prefill_tok_s
-    if request.depths is not None or seconds <= _FILL_S * patience:
+def _slow_reason(test: BenchTest, request: BenchRequest, speed: Speed, test_s: float) -> str:
+    seconds = test.depth / speed.prefill_tok_s  # once in each process
+    if request.depths is not None or seconds <= test_s:
         return ""
     return f"reading {test.depth} tokens first would take about {seconds:.0f} s here; -d {test.depth} measures it"
 
 
-def _shrunk(test: BenchTest, request: BenchRequest, speed: Speed, patience: float) -> tuple[BenchTest, str]:
+def _shrunk(test: BenchTest, request: BenchRequest, speed: Speed, test_s: float) -> tuple[BenchTest, str]:
     """The test with fewer tokens where so many would take too long, and the reason."""
     rate = speed.prefill_tok_s if test.kind == "prefill" else speed.decode_tok_s
     asked = request.n_prompt if test.kind == "prefill" else request.n_gen
-    room = patience * rate * DEFAULT_BUDGET_S / (LEAST_REPETITIONS + 1)  # a warm-up goes before
+    room = rate * test_s / (LEAST_REPETITIONS + 1)  # a warm-up goes before
     if asked is not None or test.tokens_each_time <= room:
         return test, ""
     n_tokens = _SMALLEST
@@ -183,19 +184,44 @@ def abba(backends: Sequence[BackendName]) -> tuple[BackendName, ...]:
     return (*backends, *reversed(backends)) if len(backends) > 1 else tuple(backends)
 
 
+class Budget:
+    """The seconds that a run has for measuring: looks, warm-ups and repetitions, but not what loading takes.
+
+    n_parts: rows of processes that are still to come, each of which may take an even part. is_binding: what is spent
+    is gone, and ends repetitions; else it only tells how large a test may be.
+    """
+
+    def __init__(self, seconds: float, *, is_binding: bool) -> None:
+        self.left_s = seconds
+        self.n_parts = 1
+        self.is_binding = is_binding
+
+    @property
+    def part_s(self) -> float:
+        return self.left_s / max(1, self.n_parts)
+
+    def spend(self, seconds: float, *, n_parts: int = 0) -> None:
+        self.n_parts -= n_parts
+        if self.is_binding:
+            self.left_s = max(0.0, self.left_s - seconds)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Share:
     """The repetitions of each test that one process makes: `most`, or fewer, not below `least`, when time is up."""
 
     most: int
     least: int
-    budget_s: float | None
 
-    def is_enough(self, n_done: int, spent_s: float, last_s: float) -> bool:
-        """Whether to stop after `n_done` repetitions that took `spent_s`, the last one `last_s`."""
+    def is_enough(self, n_done: int, spent_s: float, last_s: float, budget: Budget) -> bool:
+        """Whether to stop after `n_done` repetitions: with the warm-up they took `spent_s`, the last one `last_s`.
+
+        One is enough where the whole run has no time left.
+        """
         if n_done >= self.most:
             return True
-        return self.budget_s is not None and n_done >= self.least and spent_s + last_s > self.budget_s
+        least = self.least if spent_s < budget.left_s else 1
+        return budget.is_binding and n_done >= least and spent_s + last_s > budget.part_s
 
 
 def share_of(options: BenchOptions, process: int, n_processes: int) -> Share:
@@ -205,5 +231,4 @@ def share_of(options: BenchOptions, process: int, n_processes: int) -> Share:
         return total // n_processes + (process < total % n_processes)
 
     least = min(LEAST_REPETITIONS, options.repetitions)
-    budget = None if options.budget_s is None else options.budget_s / n_processes
-    return Share(most=part(options.repetitions), least=part(least), budget_s=budget)
+    return Share(most=part(options.repetitions), least=part(least))

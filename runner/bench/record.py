@@ -203,7 +203,7 @@ class BenchOptions:
 
     n_prompt, n_gen: sizes of the prefill and decode tests; depths: tokens in the KV cache before decoding, and
     prefill_depths before a prefill. backends: those asked for, "auto" being every one that can run.
-    budget_s: seconds for each test of a backend, after which it is repeated no more; None where the number of
+    budget_s: seconds that were there for measuring, after which nothing is repeated; None where the number of
     repetitions was asked for. is_random: the model's weights are, so that its text was not judged.
     genres, temperatures: with speculation on and off; () where prefill and decode were measured, which know none.
     speculation, draft, draft_max, draft_file: what drafted, as asked for.

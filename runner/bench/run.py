@@ -25,10 +25,10 @@ from runner.bench.machine_state import (
     over_a_run,
     versions,
 )
-from runner.bench.plan import abba, load_options, share_of
+from runner.bench.plan import LEAST_REPETITIONS, Budget, abba, load_options, share_of
 from runner.bench.process import BenchProcess
 from runner.bench.record import Bandwidth, BenchComparison, BenchRun, MachineState, ModelFile, SkippedTest
-from runner.bench.request import BenchRequest
+from runner.bench.request import DEFAULT_BUDGET_S, DEFAULT_REPETITIONS, BenchRequest
 from runner.bench.side import Side
 from runner.bench.tasks import Chosen
 from runner.bench.turn import Turn, TurnOf
@@ -39,6 +39,7 @@ from runner.errors import (
     EngineDied,
     RunnerError,
     UnsupportedModel,
+    UsageError,
 )
 from runner.events import Progress
 from runner.paths import Paths
@@ -75,7 +76,8 @@ class _Bench:
         self._bandwidth: Bandwidth | None = None
         self._files: ReadyModel | None = None
         self._notes: list[str] = []
-        self._sides = _sides(self._spec, request.backends or _backends(self._spec))
+        self._budget = Budget(DEFAULT_BUDGET_S, is_binding=request.repetitions is None)
+        self._sides = _sides(self._spec, _backends(self._spec, request.backends))
 
     def events(self) -> Iterator[BenchEvent]:
         try:
@@ -127,18 +129,21 @@ class _Bench:
     def _turn(self, side: Side, number: int, n_processes: int) -> Iterator[BenchEvent]:
         """The next process of a backend, if it has one left. number: of the run's processes, from 1."""
         options = self._request.options()
-        if not side.n_turns:
-            is_alone = all(other.refusal is not None for other in self._sides.values() if other is not side)
-            side.n_turns = 1 if is_alone else min(2, options.repetitions)
+        others = [other for other in self._sides.values() if other is not side and other.refusal is None]
+        most = min(2, options.repetitions)
+        side.n_turns = side.n_turns or (most if others else 1)
         if side.refusal is not None or side.turns_done == side.n_turns:
             return
+        n_own_after = side.n_turns - side.turns_done - 1
         of = TurnOf(
             request=self._request,
             options=load_options(self._request, side.name),
             share=share_of(options, side.turns_done, side.n_turns),
             number=number,
             n_processes=n_processes,
-            is_last=side.turns_done == side.n_turns - 1,
+            n_after=n_own_after + sum((other.n_turns or most) - other.turns_done for other in others),
+            n_own_after=n_own_after,
+            budget=self._budget,
             first_prompt=side.turns_done * (options.repetitions + 1),
             earlier=next((other.plan for other in self._sides.values() if other.plan is not None), None),
             bandwidth=lambda: self._bandwidth_of(side),
@@ -234,9 +239,16 @@ class _Bench:
             backends=tuple(side.backend(self._bandwidth_of(side)) for side in self._sides.values()),
             skipped=tuple(self._skipped()),
             comparison=tuple(self._comparisons()),
-            notes=(*self._notes, *machine_notes(machine)),
+            notes=(*self._notes, *self._time_notes(), *machine_notes(machine)),
             is_partial=self._cancel.is_cancelled,
         )
+
+    def _time_notes(self) -> Iterator[str]:
+        if not self._budget.left_s:
+            yield (
+                f"The {DEFAULT_BUDGET_S:.0f} s for measuring were used up: rows of fewer than {LEAST_REPETITIONS} "
+                f"repetitions say little; -r {DEFAULT_REPETITIONS} makes them all."
+            )
 
     def _skipped(self) -> Iterator[SkippedTest]:
         """Each test that was left out, once; with the backend's name where not all of them left it out."""
@@ -270,10 +282,19 @@ def _sides(spec: ModelSpec, backends: Sequence[BackendName]) -> dict[BackendName
     return {name: Side(title(spec), name, _version(name, found)) for name in backends}
 
 
-def _backends(spec: ModelSpec) -> tuple[BackendName, ...]:
-    """Every backend that might run a model; a script is the scripted one's alone."""
-    is_script = spec.origin == "fake" or (spec.path is not None and spec.path.name.endswith(SCRIPT_SUFFIX))
-    return ("fake",) if is_script else ("native", "llamacpp")
+def _backends(spec: ModelSpec, asked: tuple[BackendName, ...]) -> tuple[BackendName, ...]:
+    """Those asked for, or every backend that might run a model; a script is the scripted one's alone.
+
+    Raises UsageError when the scripted one is asked for a model, of which it would invent figures.
+    """
+    if spec.origin == "fake" or (spec.path is not None and spec.path.name.endswith(SCRIPT_SUFFIX)):
+        return asked or ("fake",)
+    if "fake" in asked:
+        raise UsageError(
+            f"The fake backend answers from a script: it says nothing of how fast {title(spec)} is.",
+            hint="Name native or llamacpp, or leave --backend out.",
+        )
+    return asked or ("native", "llamacpp")
 
 
 def _version(backend: BackendName, found: dict[str, str]) -> str:

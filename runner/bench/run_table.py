@@ -138,7 +138,7 @@ def _options(run: BenchRun) -> str:
         "" if options.n_threads is None else _counted(options.n_threads, "thread"),
         "" if options.batch_size is None else f"prefill in chunks of {options.batch_size}",
         _counted(options.repetitions, "repetition"),
-        "" if options.budget_s is None else f"fewer, though at least 3, beyond {duration(options.budget_s)} a test",
+        "" if options.budget_s is None else f"fewer beyond {duration(options.budget_s)} of measuring",
         "random weights" if options.is_random else "",
         _drafting(options),
         f"prompts md5 {run.prompts_md5[:12]}" if run.prompts_md5 else "",

@@ -100,7 +100,7 @@ class Side:
     """One backend: what it is, what it holds, and its rows.
 
     skipped: what was found to be impossible on the way, beside the plan's. refusal, refused: why it did not load.
-    fault: why nothing counts that it computes. n_turns: how many processes it gets, once that is known. written: the
+    fault: why nothing counts that it computes. n_turns: how many processes it gets, 0 until that is known. written: the
     greedy tokens of its first decode test. bytes_read: what a decoded token reads, from the context and the memory.
     """
 

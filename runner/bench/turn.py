@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from runner.bench.events import BenchEvent, BenchStep, RowMeasured
 from runner.bench.first_text import first_text, forget
 from runner.bench.gates import check_fault
-from runner.bench.plan import BenchTest, Plan, Share, Speed, plan_tests, wanted_tests
+from runner.bench.plan import BenchTest, Budget, Plan, Share, Speed, plan_tests, wanted_tests
 from runner.bench.process import BenchProcess
 from runner.bench.record import SkippedTest
 from runner.bench.request import BenchRequest
@@ -39,7 +39,8 @@ class _NoText(RunnerError):
 
 @dataclass(frozen=True, kw_only=True)
 class TurnOf:
-    """Which turn it is. number: of the run's processes, from 1. is_last: the backend has no other after it.
+    """Which turn it is. number: of the run's processes, from 1. n_after: how many come after it; n_own_after: of the
+    same backend. budget: the run's, which all turns draw from.
 
     earlier: what another backend measures, if one was there before. first_prompt: the number of its first prompt, so
     that no two prefills of a backend read the same. on_test: called after each test, while the model is still held.
@@ -50,7 +51,9 @@ class TurnOf:
     share: Share
     number: int
     n_processes: int
-    is_last: bool
+    n_after: int
+    n_own_after: int
+    budget: Budget
     first_prompt: int
     earlier: Plan | None
     bandwidth: Callable[[], float | None]
@@ -84,6 +87,7 @@ class Turn:
         When the process dies, what it had not measured is invalid, and so is the test that it died in.
         """
         left: list[Tally] = []
+        self._expect(self._side.plan.tests if self._side.plan else self._wanted(), has_ttft=True)
         try:
             if not self._of.request.genres:
                 yield from self._ttft()
@@ -107,7 +111,16 @@ class Turn:
         """The rows that have to say what went wrong before the first test: that of the first text, or all genres."""
         if not self._of.request.genres:
             return [self._side.ttft()]
-        return [self._side.tally(test) for test in wanted_tests(self._of.request.options())]
+        return [self._side.tally(test) for test in self._wanted()]
+
+    def _wanted(self) -> tuple[BenchTest, ...]:
+        return tuple(wanted_tests(self._of.request.options()))
+
+    def _expect(self, tests: Sequence[BenchTest], *, has_ttft: bool) -> None:
+        """Have the budget shared by these tests and by those of later turns. has_ttft: it is still to come here."""
+        n_ttft = 0 if self._of.request.genres else 1
+        n_here = len(tests) + (n_ttft if has_ttft else 0)
+        self._of.budget.n_parts = n_here + self._of.n_after * (len(tests) + n_ttft)
 
     def _step(self, what: str, repetition: int = 0, n_repetitions: int = 0) -> BenchStep:
         return BenchStep(
@@ -120,7 +133,9 @@ class Turn:
         )
 
     def _measured(self, tally: Tally) -> RowMeasured:
-        return RowMeasured(row=tally.row(self._of.bandwidth()), is_complete=self._of.is_last or tally.fault is not None)
+        return RowMeasured(
+            row=tally.row(self._of.bandwidth()), is_complete=not self._of.n_own_after or tally.fault is not None
+        )
 
     # --- the parts of a turn -----------------------------------------------------------------------------------------
 
@@ -128,17 +143,20 @@ class Turn:
         """Once for each backend: does it compute what it should, and how much is to be measured."""
         assert self._side.loaded is not None
         yield self._step("checking")
+        began = time.perf_counter()
         info = self._side.loaded.info
-        plan = plan_tests(self._of.request, info, _FASTEST, self._of.earlier)
+        plan = plan_tests(self._of.request, info, _FASTEST, math.inf, self._of.earlier)
+        self._expect(plan.tests, has_ttft=False)
         try:
             fault = check_fault(self._process.check(), info.vocab_size, is_random=self._of.request.is_random)
-            if fault is None:
+            if fault is None and info.n_ctx >= _LEAST_CONTEXT:
                 plan = self._planned(info)
         except EngineDied:
             raise
         except RunnerError as error:
             self._check_process(error)
             fault = error.message
+        self._of.budget.spend(time.perf_counter() - began)
         self._side.plan = plan
         for test in plan.tests:
             self._side.tally(test).note(plan.notes.get(test.name, ""))
@@ -148,8 +166,7 @@ class Turn:
 
     def _planned(self, info: ModelInfo) -> Plan:
         """What the best of a few short looks leaves time for; one is enough when it leaves time for everything."""
-        if info.n_ctx < _LEAST_CONTEXT:
-            return plan_tests(self._of.request, info, _FASTEST, self._of.earlier)
+        test_s = self._of.budget.part_s * (1 + self._of.n_own_after)
         speed = Speed(prefill_tok_s=0.0, decode_tok_s=0.0)
         for number in range(_N_LOOKS):
             prefill = self._process.measure(_LOOK_PREFILL.task(number))
@@ -158,16 +175,16 @@ class Turn:
                 prefill_tok_s=max(speed.prefill_tok_s, _rate(prefill)),
                 decode_tok_s=max(speed.decode_tok_s, _rate(decode)),
             )
-            plan = plan_tests(self._of.request, info, speed, self._of.earlier)
+            plan = plan_tests(self._of.request, info, speed, test_s, self._of.earlier)
             if not plan.is_reduced:
                 break
         return plan
 
     def _ttft(self) -> Iterator[BenchEvent]:
-        tally, share = self._side.ttft(), self._of.share
+        tally = self._side.ttft()
         tally.begin_process()
         try:
-            yield from self._repeated("ttft", lambda number: self._first_text(tally, number), share, tally)
+            yield from self._repeated("ttft", lambda number: self._first_text(tally, number), tally)
         except EngineDied:
             raise
         except (ContextOverflow, _NoText) as reason:
@@ -212,7 +229,7 @@ class Turn:
 
         try:
             if tally.fault is None:
-                yield from self._repeated(test.name, once, self._of.share, tally)
+                yield from self._repeated(test.name, once, tally)
                 self._side.remember(self._process.vitals())
                 self._of.on_test()
         except EngineDied:
@@ -225,22 +242,27 @@ class Turn:
             tally.fail(error.message)
         yield self._measured(tally)
 
-    def _repeated(self, what: str, once: Callable[[int], None], share: Share, tally: Tally) -> Iterator[BenchEvent]:
+    def _repeated(self, what: str, once: Callable[[int], None], tally: Tally) -> Iterator[BenchEvent]:
         """A warm-up, then repetitions until the share is made, the time is up, or something is wrong."""
-        yield self._step(what, 0, share.most)
-        once(0)
-        began = last = time.perf_counter()
-        n_done = 0
-        while tally.fault is None:
-            now = time.perf_counter()
-            if n_done and share.is_enough(n_done, now - began, now - last):
-                break
-            last = now
-            yield self._step(what, n_done + 1, share.most)
-            once(n_done + 1)
-            n_done += 1
-        if n_done < share.most and tally.fault is None:
-            tally.note("fewer repetitions: its time was up")
+        share, budget = self._of.share, self._of.budget
+        began = time.perf_counter()
+        try:
+            yield self._step(what, 0, share.most)
+            once(0)
+            last = time.perf_counter()
+            n_done = 0
+            while tally.fault is None:
+                now = time.perf_counter()
+                if n_done and share.is_enough(n_done, now - began, now - last, budget):
+                    break
+                last = now
+                yield self._step(what, n_done + 1, share.most)
+                once(n_done + 1)
+                n_done += 1
+            if n_done < share.most and tally.fault is None:
+                tally.note("fewer repetitions: the time was up")
+        finally:
+            budget.spend(time.perf_counter() - began, n_parts=1)
 
     def _check_process(self, error: RunnerError) -> None:
         """Raise what is no fault of the test: a request that was cancelled, and a process that is gone."""

@@ -95,7 +95,9 @@ class LazyCommands(TyperGroup):
             return name, _load(name), args[1:]
         if ctx.resilient_parsing:  # completion of something that is no command: nothing to offer
             return None, None, args[1:]
-        raise UsageError(f"There is no command {args[0]!r}.", hint=nearest_hint(args[0], COMMANDS))
+        is_help = args[0] == "help"
+        hint = "`runner --help` lists the commands." if is_help else nearest_hint(args[0], COMMANDS)
+        raise UsageError(f"There is no command {args[0]!r}.", hint=hint)
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """A bare --think means --think=on: Typer has no options with an optional value."""

@@ -11,6 +11,7 @@ import typer
 
 from runner.cli import render
 from runner.cli.app import new_app
+from runner.errors import ConfigError
 from runner.paths import user_paths
 from runner.settings import SETTINGS, load_settings, reference, set_value, shown, unset_value
 from runner.settings import setting as known_setting
@@ -99,8 +100,12 @@ def print_reference() -> None:
 
 
 def _warn_if_hidden(key: str, file: str) -> None:
-    """Say so when a variable or a project's file still wins over what was just written."""
-    origin = load_settings(user_paths()).origin(key)
+    """Say so when a variable or a project's file still wins over what was just written, or a mistake elsewhere does."""
+    try:
+        origin = load_settings(user_paths()).origin(key)
+    except ConfigError as error:
+        render.warn(f"It is written, and no setting holds yet: {error.message}", hint=error.hint)
+        return
     if origin != file:
         render.warn(
             f"Here, {key} still comes from {origin}.",

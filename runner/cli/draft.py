@@ -32,7 +32,7 @@ def draft() -> None:
     """Train a drafter for a model, and show what it is."""
 
 
-@app.command("train")
+@app.command("train", short_help="Train an EAGLE-3 head that drafts for a model.")
 def train(
     model: Annotated[
         str,
@@ -138,7 +138,7 @@ def train(
     _show_result(model, job.output, report, as_json=as_json)
 
 
-@app.command("show")
+@app.command("show", short_help="Show what a head was trained on, and what of its drafts was accepted.")
 def show(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A head that `runner draft train` made.")],
     as_json: options.Json = False,

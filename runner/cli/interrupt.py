@@ -1,5 +1,7 @@
 """What Ctrl+C means while the engine works: first stop what it does, then, if it does not stop, end the engine.
 
+Where what was done so far is kept, SIGTERM means the same.
+
 It knows nothing of what runs, only how to stop it.
 """
 
@@ -8,7 +10,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
@@ -33,26 +35,32 @@ class Stoppable(Protocol):
 class Interruptible:
     """While this context is open, Ctrl+C cancels what `engine` does, and a second one kills it.
 
-    on_first: called in the signal handler after the first press.
+    signals: those that count as Ctrl+C. on_first: called in the signal handler after the first press.
     presses: how often it was pressed; is_killed: whether the engine was ended.
     """
 
-    def __init__(self, engine: Stoppable, on_first: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        engine: Stoppable,
+        on_first: Callable[[], None] = lambda: None,
+        signals: Sequence[signal.Signals] = (signal.SIGINT,),
+    ) -> None:
         self._engine = engine
         self._on_first = on_first
-        self._before: Any = None
+        self._signals = signals
+        self._before: dict[signal.Signals, Any] = {}
         self._pressed_at = 0.0
         self.presses = 0
         self.is_killed = False
 
     def __enter__(self) -> Interruptible:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._on_signal)
+            self._before = {number: signal.signal(number, self._on_signal) for number in self._signals}
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -80,9 +88,9 @@ class _Token:
 
 @contextmanager
 def cancelling(on_stopped: Callable[[], None]) -> Iterator[CancelToken]:
-    """A token that Ctrl+C cancels while the context is open. Work that ends by it calls on_stopped and exits 130."""
+    """A token that Ctrl+C or SIGTERM cancels in this context. Work that ends by it calls on_stopped and exits 130."""
     token = CancelToken()
-    with Interruptible(_Token(token)) as interrupted:
+    with Interruptible(_Token(token), signals=(signal.SIGINT, signal.SIGTERM)) as interrupted:
         try:
             yield token
         except (RunnerError, KeyboardInterrupt) as error:

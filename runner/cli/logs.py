@@ -23,7 +23,7 @@ _BLOCK_BYTES = 64 * 1024
 
 
 def logs(
-    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many lines.")] = 50,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=0, metavar="N", help="How many lines.")] = 50,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as lines are added; Ctrl+C ends it.")] = False,
     path: Annotated[bool, typer.Option("--path", help="Print where the log is, and nothing else.")] = False,
 ) -> None:

@@ -390,7 +390,9 @@ class Progress:
         rate = (self._done - (self._first or 0)) / elapsed if elapsed > 0.5 else 0.0
         parts = [f"{100 * self._done / self._total:.0f} %"] if self._total else []
         if self._unit != "%":
-            parts.append(self._amount(self._done) + (f" of {self._amount(self._total)}" if self._total else ""))
+            whole = f" of {self._amount(self._total)}" if self._total else ""
+            done = self._amount(self._done)
+            parts.append((done.removesuffix(f" {self._unit}") if whole else done) + whole)
         if rate >= 0.5 and self._unit != "%":
             parts.append(f"{self._amount(rate)}/s")
         if rate > 0 and self._total > self._done:

@@ -168,7 +168,10 @@ class _Defaults:
 
 def _check_token(token: str | None) -> None:
     if token is not None and not (token.isascii() and token.isprintable() and token.split() == [token]):
-        raise UsageError("The token is empty, or has characters that no header can carry.", hint="Use letters, digits.")
+        raise UsageError(
+            "The token is empty, or has characters that no header can carry.",
+            hint=f"Give letters and digits, or leave --token and {_TOKEN_VARIABLE} out where only this machine asks.",
+        )
 
 
 def _listen(host: str, port: int, token: str | None, *, allow_remote: bool) -> socket.socket:

@@ -24,6 +24,7 @@ CORPUS_NAME: Final = "corpus.jsonl"
 # Greedy as when a program asks, and as people chat. A greedy answer to the same prompt is the same again.
 _FIRST_TEMPERATURES: Final = (0.0, 0.7, 1.0)
 _LATER_TEMPERATURES: Final = (0.7, 1.0)
+_LEAST_ANSWER: Final = 8  # tokens; less of an answer teaches nothing
 
 
 @dataclass(frozen=True)
@@ -130,13 +131,17 @@ def _in(ids: Sequence[int], vocab_size: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Writer:
-    """How texts are written. length: of prompt and answer at most. batch: texts at once."""
+    """How texts are written. length: of prompt and answer at most. batch: texts at once.
+
+    is_over: whether time is up, which ends answers on their way, once they have some tokens.
+    """
 
     decoder: Decoder
     length: int
     batch: int
     used_ids: int
     stop_ids: frozenset[int]
+    is_over: Callable[[], bool] = lambda: False
 
     def answers(
         self,
@@ -151,6 +156,13 @@ class Writer:
         if not fitting:
             return []
         n_prompt = sum(len(ids) for ids, _ in fitting)
+        n_written = 0
+
+        def heard(done: int, _total: int) -> None:
+            nonlocal n_written
+            n_written = max(0, done - n_prompt)
+            on_tokens(n_written)
+
         rows = write_batch(
             self.decoder,
             [ids for ids, _ in fitting],
@@ -159,7 +171,8 @@ class Writer:
             seed=seed,
             temperatures=[heat for _, heat in fitting],
             stop_ids=self.stop_ids,
-            on_tokens=lambda done, _total: on_tokens(max(0, done - n_prompt)),
+            on_tokens=heard,
+            is_enough=lambda: n_written >= _LEAST_ANSWER * len(fitting) and self.is_over(),
         )
         return [_text(row, len(ids)) for row, (ids, _) in zip(rows.cpu(), fitting, strict=True)]
 
@@ -176,14 +189,13 @@ def write_corpus(
     seed: int,
     *,
     on_tokens: Callable[[int], None],
-    is_over: Callable[[], bool],
 ) -> None:
-    """Write answers to `prompts`, over and over, until there are `n_tokens` of them, or `is_over` after a batch.
+    """Write answers to `prompts`, over and over, until there are `n_tokens` of them, or the writer's time is over.
 
     The texts depend on the arguments and on how many there are already, not on when a run was stopped. Raises
     UsageError when no prompt leaves room for an answer.
     """
-    while corpus.n_tokens < n_tokens and not (corpus.n_batches and is_over()):
+    while corpus.n_tokens < n_tokens and not (corpus.n_batches and writer.is_over()):
         first = corpus.n_batches * writer.batch
         chosen = range(first, first + writer.batch)
         before = corpus.n_tokens

@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,6 +45,7 @@ DRAFT_PARTS: Final = Parts(
     spent=frozenset({_WATCHED_NAME, CHECKPOINT_NAME, WRITING_NAME}),
 )
 _WRITING_SHARE: Final = 0.3  # of a limit of time, at most
+_ALL_WRITING_SHARE: Final = 0.4  # with the text to watch by
 _MEASURING_SHARE: Final = 0.15
 _WATCHED_SHARE: Final = 0.05  # of the tokens to train on
 _BYTES_PER_TOKEN: Final = 8  # of the text's file, about
@@ -148,15 +150,23 @@ class _Making:
         job, settings = self._job, self._job.settings
         watch_tokens = max(1, round(settings.n_tokens * _WATCHED_SHARE))
         train = self._written(
-            writer, CORPUS_NAME, self._made_from, job.prompts.train, settings.n_tokens, "writing text"
+            writer, CORPUS_NAME, self._made_from, job.prompts.train, settings.n_tokens, "writing text", _WRITING_SHARE
         )
-        own = {**text_identity(job), "watched": True}
-        watch = self._written(writer, _WATCHED_NAME, own, job.prompts.watch, watch_tokens, "writing text to watch by")
+        own, stage = {**text_identity(job), "watched": True}, "writing text to watch by"
+        watch = self._written(writer, _WATCHED_NAME, own, job.prompts.watch, watch_tokens, stage, _ALL_WRITING_SHARE)
         return train, watch
 
     def _written(
-        self, writer: Writer, name: str, made_from: Mapping[str, Any], prompts: Sequence[str], n_tokens: int, stage: str
+        self,
+        writer: Writer,
+        name: str,
+        made_from: Mapping[str, Any],
+        prompts: Sequence[str],
+        n_tokens: int,
+        stage: str,
+        time_share: float,
     ) -> list[Text]:
+        """time_share: of a limit of time; what is written by then has to do."""
         job = self._job
         asked = [ids for prompt in prompts if (ids := job.target.chats.ids([Message(role="user", content=prompt)]))]
         if not asked:
@@ -177,9 +187,8 @@ class _Making:
         ):
             on_tokens(corpus.n_tokens)
             if job.text_from is None or name != CORPUS_NAME:
-                write_corpus(
-                    corpus, writer, asked, n_tokens, job.settings.seed, on_tokens=on_tokens, is_over=self._is_written
-                )
+                hurried = replace(writer, is_over=lambda: self._time_share() > time_share)
+                write_corpus(corpus, hurried, asked, n_tokens, job.settings.seed, on_tokens=on_tokens)
             texts = corpus.first(n_tokens)
         found = [text for text in texts if text.n_answer > 1]
         if not found:
@@ -224,11 +233,15 @@ class _Making:
             save()
             raise RunnerError("Training was stopped.")
         if not training.curve:
-            raise UsageError("There was no time for a step of training.", hint="Give a longer --time-limit.")
+            raise UsageError(
+                "There was no time for a step of training.",
+                hint="Give a longer --time-limit; -t 1 is faster where other programs keep the processor busy.",
+            )
         training.finish()
         return training
 
     def _measured(self, head: Eagle3Head, writer: Writer) -> tuple[Measured, ...]:
+        """Under every condition, or under those that there is time for, the usual one at least."""
         job, settings = self._job, self._job.settings
         # Long is what training never saw: four times its texts, as far as the model reads.
         long_tokens = min(4 * settings.length, job.target.config.max_position_embeddings - 2 * settings.length)
@@ -238,15 +251,15 @@ class _Making:
                 raise RunnerError("Training was stopped.")
             self._on_stage(Stage(name="measuring", done=done, total=total))
 
+        hurried, found = replace(writer, is_over=lambda: self._time_share() > 1), list[Measured]()
         with torch.inference_mode():
-            found = conditions(job.target.chats, writer, job.prompts.measure, max(0, long_tokens), _N_LONG, on_text)
-            return tuple(
-                measured(head, writer.decoder, condition, settings.depth, settings.batch_tokens) for condition in found
-            )
-
-    def _is_written(self) -> bool:
-        """Whether writing has taken its share of the time."""
-        return self._time_share() > _WRITING_SHARE
+            for condition in conditions(
+                job.target.chats, hurried, job.prompts.measure, max(0, long_tokens), _N_LONG, on_text
+            ):
+                found.append(measured(head, writer.decoder, condition, settings.depth, settings.batch_tokens))
+                if hurried.is_over():
+                    break
+        return tuple(found)
 
     def _time_share(self) -> float:
         limit = self._job.time_limit_s

@@ -71,7 +71,7 @@ def open_weights(model: ReadyModel, config: ModelConfig) -> Weights:
     """
     if model.format == "gguf":
         weights = GgufWeights(model.weights[0], config)
-        weights.require_types(PLAIN_GGUF_TYPES)
+        weights.require_types(PLAIN_GGUF_TYPES)  # what can run it instead is said by whoever chooses a backend
         return weights
     return SafetensorsWeights(model.weights, config)
 
@@ -84,7 +84,8 @@ def open_source(directory: Path, gguf: Path | None, config: ModelConfig) -> Weig
     if gguf is None:
         return SafetensorsWeights(tuple(_files_of(Checkpoint.open(directory))), config)
     weights = GgufWeights(gguf, config)
-    weights.require_types({kind for kind in set(weights.types.values()) if is_decodable(kind)})
+    decodable = {kind for kind in set(weights.types.values()) if is_decodable(kind)}
+    weights.require_types(decodable, hint="Quantize the model that the file was made from.")
     return weights
 
 
@@ -219,7 +220,7 @@ class GgufWeights:
         }
         self.quantization = headers[0].quantization
 
-    def require_types(self, readable: Iterable[str]) -> None:
+    def require_types(self, readable: Iterable[str], *, hint: str = "") -> None:
         """Raise UnsupportedModel for the first tensor whose type is none of these."""
         allowed = frozenset(readable)
         for placed in self._placed.values():
@@ -227,7 +228,7 @@ class GgufWeights:
                 raise UnsupportedModel(
                     f"Tensor {placed.tensor.name!r} has type {placed.tensor.type.name}; what can be read here is "
                     f"{', '.join(sorted(allowed)) or 'none of its types'}.",
-                    hint="Use --backend llamacpp for it.",
+                    hint=hint,
                 )
 
     def read(self, name: str) -> NDArray[Any]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -90,6 +91,18 @@ def test_cancel_ends_a_long_prefill_within_200_ms(demo_directory: Path) -> None:
     timed.check()
     assert all(isinstance(step, Prefill) and step.done < len(prompt) for step in steps)
     assert len(take(backend, prompt[:20], 4)) == 4
+
+
+def test_a_cancel_says_nothing_on_the_terminal_of_a_program_without_logging(
+    demo: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
+    cancel = CancelToken()
+    cancel.cancel()
+    with caplog.at_level(logging.DEBUG, "runner"), demo._stopped_by(cancel):  # type: ignore[attr-defined]
+        assert not demo._decode([1, 2, 3], 0)  # type: ignore[attr-defined]
+    said = [record for record in caplog.records if "decode" in record.message]
+    assert said
+    assert all(record.levelno < logging.WARNING for record in said)
 
 
 def test_memory_agrees_with_the_shape_of_the_cache(demo: Backend) -> None:

@@ -115,3 +115,23 @@ def test_a_name_that_no_repository_has_is_refused_and_hostile_hardware_is_text()
         localmaxxing_payload(full_run(), hf_id="/home/somebody/model")
     hardware = payload(run(machine=machine(cpu=HOSTILE)))["hardware"]
     assert not set(str(hardware)) & set("\x1b\x07\x9b\u202e")
+
+
+@pytest.mark.parametrize(
+    ("asked", "command"),
+    [
+        ({}, "runner bench Qwen/Qwen3-8B --backend native"),
+        (
+            {"n_prompt": (64, 128), "n_gen": (), "depths": (0, 100), "prefill_depths": (0, 100)},
+            "runner bench Qwen/Qwen3-8B -p 64,128 -n 0 -d 0,100 --backend native",
+        ),
+        (
+            {"repetitions": 9, "budget_s": None, "n_threads": 4, "n_gpu_layers": 0, "ctx_size": 999, "kv_type": "f32"},
+            "runner bench Qwen/Qwen3-8B -r 9 --backend native -c 999 -ngl 0 -t 4 --kv-type f32",
+        ),
+    ],
+)
+def test_the_command_names_what_was_asked_for_and_no_default(asked: dict[str, object], command: str) -> None:
+    flags = payload(full_run(options=options(**asked)), backend="native")["engineFlags"]
+    assert isinstance(flags, dict)
+    assert flags["commandSnippet"] == command

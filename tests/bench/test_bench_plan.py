@@ -9,6 +9,7 @@ import pytest
 
 from runner.bench.plan import (
     BenchTest,
+    Budget,
     Speed,
     abba,
     needed_context,
@@ -23,6 +24,7 @@ from runner.types import ModelInfo
 
 FAST = Speed(prefill_tok_s=math.inf, decode_tok_s=math.inf)
 PLAIN = BenchRequest(model="m", load=LoadOptions())
+TEST_S = 8.0
 
 
 def info(*, context_length: int = 32768, n_ctx: int = 8192) -> ModelInfo:
@@ -46,7 +48,7 @@ def info(*, context_length: int = 32768, n_ctx: int = 8192) -> ModelInfo:
 
 
 def names(request: BenchRequest, model: ModelInfo, speed: Speed = FAST) -> list[str]:
-    return [test.name for test in plan_tests(request, model, speed).tests]
+    return [test.name for test in plan_tests(request, model, speed, TEST_S).tests]
 
 
 def test_nothing_said_measures_prefill_decode_and_decode_at_depth() -> None:
@@ -73,10 +75,10 @@ def test_absurd_sizes_are_refused(field: str, value: int) -> None:
 
 
 def test_what_the_model_or_the_cache_has_no_room_for_is_skipped_with_the_reason() -> None:
-    short = plan_tests(PLAIN, info(context_length=2048, n_ctx=2048), FAST)
+    short = plan_tests(PLAIN, info(context_length=2048, n_ctx=2048), FAST, TEST_S)
     assert [test.test for test in short.skipped] == ["tg128 @ d4096"]
     assert "the model has 2048" in short.skipped[0].reason
-    small_cache = plan_tests(PLAIN, info(n_ctx=1024), FAST)
+    small_cache = plan_tests(PLAIN, info(n_ctx=1024), FAST, TEST_S)
     assert "1024 are allocated" in small_cache.skipped[0].reason
 
 
@@ -85,13 +87,13 @@ def test_what_the_model_or_the_cache_has_no_room_for_is_skipped_with_the_reason(
 def test_a_test_fits_a_context_of_just_its_size(kind: str, depth: int) -> None:
     test = BenchTest(kind=kind, n_tokens=50, depth=depth)
     asked = dataclasses.replace(PLAIN, n_prompt=(50,), n_gen=(50,), depths=(depth,))
-    assert test in plan_tests(asked, info(n_ctx=test.context), FAST).tests
-    assert test not in plan_tests(asked, info(n_ctx=test.context - 1), FAST).tests
+    assert test in plan_tests(asked, info(n_ctx=test.context), FAST, TEST_S).tests
+    assert test not in plan_tests(asked, info(n_ctx=test.context - 1), FAST, TEST_S).tests
 
 
 def test_a_slow_machine_measures_less_and_says_so() -> None:
     slow = Speed(prefill_tok_s=40.0, decode_tok_s=10.0)
-    plan = plan_tests(PLAIN, info(), slow)
+    plan = plan_tests(PLAIN, info(), slow, TEST_S)
     assert [test.name for test in plan.tests] == ["pp64", "tg16"]
     assert "in place of pp512" in plan.notes["pp64"]
     assert "-n 128 measures it" in plan.notes["tg16"]
@@ -101,7 +103,7 @@ def test_a_slow_machine_measures_less_and_says_so() -> None:
 
 
 def test_a_fast_machine_measures_all_of_it() -> None:
-    plan = plan_tests(PLAIN, info(), Speed(prefill_tok_s=5000.0, decode_tok_s=100.0))
+    plan = plan_tests(PLAIN, info(), Speed(prefill_tok_s=5000.0, decode_tok_s=100.0), TEST_S)
     assert not plan.is_reduced
     assert not plan.notes
 
@@ -113,13 +115,13 @@ def test_sizes_that_are_asked_for_are_measured_however_slow_that_is() -> None:
 
 
 def test_the_second_backend_takes_over_the_sizes_of_the_first() -> None:
-    first = plan_tests(PLAIN, info(), Speed(prefill_tok_s=40.0, decode_tok_s=100.0))
-    faster = plan_tests(PLAIN, info(), FAST, first)
-    a_little_slower = plan_tests(PLAIN, info(), Speed(prefill_tok_s=30.0, decode_tok_s=40.0), first)
+    first = plan_tests(PLAIN, info(), Speed(prefill_tok_s=40.0, decode_tok_s=100.0), TEST_S)
+    faster = plan_tests(PLAIN, info(), FAST, TEST_S, first)
+    a_little_slower = plan_tests(PLAIN, info(), Speed(prefill_tok_s=30.0, decode_tok_s=40.0), TEST_S, first)
     assert faster.tests == a_little_slower.tests == first.tests
     assert faster.notes == first.notes
     assert [test.test for test in faster.skipped] == ["tg128 @ d4096"]
-    far_slower = plan_tests(PLAIN, info(), Speed(prefill_tok_s=30.0, decode_tok_s=2.0), first)
+    far_slower = plan_tests(PLAIN, info(), Speed(prefill_tok_s=30.0, decode_tok_s=2.0), TEST_S, first)
     assert [test.name for test in far_slower.tests] == ["pp64", "tg16"]
 
 
@@ -138,17 +140,41 @@ def test_the_shares_of_the_processes_make_up_all_repetitions(repetitions: int, n
     assert all(share.least <= share.most for share in shares)
 
 
-def test_time_ends_repetitions_but_not_before_the_third() -> None:
+def budget(left_s: float, n_parts: int = 1, *, is_binding: bool = True) -> Budget:
+    made = Budget(left_s, is_binding=is_binding)
+    made.n_parts = n_parts
+    return made
+
+
+def test_a_rows_part_of_the_time_ends_repetitions_but_not_before_the_third() -> None:
+    share, of = share_of(PLAIN.options(), 0, 1), budget(100.0, n_parts=5)
+    assert not share.is_enough(2, spent_s=50.0, last_s=25.0, budget=of)
+    assert share.is_enough(3, spent_s=15.0, last_s=5.1, budget=of)
+    assert not share.is_enough(3, spent_s=15.0, last_s=4.9, budget=of)
+    assert share.is_enough(5, spent_s=1.0, last_s=0.3, budget=of)
+
+
+def test_one_repetition_is_enough_once_the_run_has_no_time_left() -> None:
     share = share_of(PLAIN.options(), 0, 1)
-    assert not share.is_enough(2, spent_s=100.0, last_s=50.0)
-    assert share.is_enough(3, spent_s=100.0, last_s=50.0)
-    assert not share.is_enough(3, spent_s=1.0, last_s=0.3)
-    assert share.is_enough(5, spent_s=1.0, last_s=0.3)
+    assert share.is_enough(1, spent_s=20.0, last_s=1.0, budget=budget(20.0, n_parts=3))
+    assert share.is_enough(1, spent_s=0.1, last_s=0.1, budget=budget(0.0, n_parts=3))
+
+
+def test_what_a_row_leaves_of_its_part_goes_to_those_after_it() -> None:
+    of = budget(40.0, n_parts=4)
+    of.spend(4.0)  # a look belongs to no row
+    assert of.part_s == 9.0
+    of.spend(3.0, n_parts=1)
+    assert of.part_s == 11.0
+    of.spend(100.0, n_parts=1)
+    assert of.left_s == of.part_s == 0.0
 
 
 def test_repetitions_that_are_asked_for_are_all_made() -> None:
-    share = share_of(dataclasses.replace(PLAIN, repetitions=4).options(), 0, 1)
-    assert not share.is_enough(3, spent_s=1000.0, last_s=300.0)
+    share, of = share_of(dataclasses.replace(PLAIN, repetitions=4).options(), 0, 1), budget(40.0, is_binding=False)
+    of.spend(1000.0, n_parts=1)
+    assert of.left_s == 40.0
+    assert not share.is_enough(3, spent_s=1000.0, last_s=300.0, budget=of)
 
 
 def test_the_context_grows_for_a_depth_that_is_asked_for_and_for_nothing_else() -> None:

@@ -16,7 +16,7 @@ from runner.bench.record import BenchRun, run_from_json, run_to_json
 from runner.bench.request import BenchRequest
 from runner.bench.run import run_bench
 from runner.config import LoadOptions
-from runner.errors import BackendUnavailable, DoesNotFit, RunnerError, UnknownModel, UnsupportedModel
+from runner.errors import BackendUnavailable, DoesNotFit, RunnerError, UnknownModel, UnsupportedModel, UsageError
 from runner.paths import user_paths
 from runner.types import BackendName, CancelToken
 
@@ -154,6 +154,17 @@ def test_a_run_reads_back_from_json(demo_run: tuple[BenchRun, list[BenchEvent]])
     assert run_from_json(json.loads(json.dumps(run_to_json(run), allow_nan=False))) == run
 
 
+def test_a_run_without_time_makes_one_repetition_a_process_and_says_so(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runner.bench.run.DEFAULT_BUDGET_S", 0.05)
+    asked = dataclasses.replace(request(script({"text": TEXT * 20, "token_s": 0.01}), n=40), repetitions=None)
+    run, _ = bench(asked)
+    assert {row.test: len(row.samples) for row in run.rows} == {"ttft": 1, "pp16": 1, "tg40": 1}
+    assert all("the time was up" in row.note for row in run.rows)
+    assert any("were used up" in note and "-r 5" in note for note in run.notes)
+
+
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
@@ -166,6 +177,13 @@ def test_a_backend_that_cannot_run_the_model_is_listed_with_its_reason(script: S
     assert refused.refused.startswith("the native backend reads safetensors")
     assert refused.rows == ()
     assert [row.segments for row in ran.rows] == [(3,)] * 3  # alone: one process makes every repetition
+
+
+@pytest.mark.parametrize("backends", [("fake",), ("llamacpp", "fake")])
+def test_the_scripted_backend_invents_no_figures_of_a_model(backends: tuple[BackendName, ...]) -> None:
+    with pytest.raises(UsageError, match="says nothing of how fast demo is") as refused:
+        bench(request("demo", backends=backends))
+    assert "native or llamacpp" in refused.value.hint
 
 
 def test_when_none_can_run_it_all_reasons_are_given(script: Script) -> None:

@@ -151,7 +151,8 @@ def test_a_misspelt_command_is_a_model_that_is_not_there_and_the_command_is_name
 # --- Ctrl+C ----------------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_keeps_what_was_measured(script: Callable[..., str]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_keep_what_was_measured(script: Callable[..., str], number: signal.Signals) -> None:
     slow = script(token_s=0.02)
     with subprocess.Popen(
         [*RUNNER, "bench", slow, "-p", "16", "-n", "2000", "-r", "2", "--no-save"],
@@ -164,7 +165,7 @@ def test_ctrl_c_keeps_what_was_measured(script: Callable[..., str]) -> None:
         time.sleep(0.5)  # the decode test runs
         children = psutil.Process(process.pid).children(recursive=True)
         pressed = time.monotonic()
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         out, err = process.communicate(timeout=10)
         assert time.monotonic() - pressed < 8  # the test would take 80 s
     assert process.returncode == 130

@@ -85,6 +85,17 @@ def test_a_value_that_something_else_hides_is_said(
     assert run(capsys, "config", "get", "top_k")[1] == "9\n"
 
 
+def test_a_value_is_set_beside_a_name_that_is_no_setting_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    file = user_paths().settings_file
+    file.parent.mkdir(parents=True)
+    file.write_text("tempature = 1\n")
+    code, _, err = run(capsys, "config", "set", "seed", "7")
+    assert code == 0
+    assert "seed = 7" in file.read_text()
+    assert "There is no setting 'tempature'" in err
+    assert "Did you mean temperature?" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -74,6 +74,17 @@ def test_what_would_draft_is_told_with_its_memory(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.usefixtures("no_gpu")
+def test_a_draft_model_of_another_vocabulary_is_refused_as_a_load_would(
+    capsys: pytest.CaptureFixture[str], shared_data: Path
+) -> None:
+    other = str(shared_data / "stories260K" / "gguf" / "stories260K-f32.gguf")
+    rows, err = explain(capsys, "demo", "--draft", other)
+    said = rows["speculation"]
+    assert ".." not in err
+    assert "cannot draft for demo: their vocabularies differ. Token" in said
+    assert said.strip().startswith("off:")
+
+
 def test_files_that_drafts_may_quote_are_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     a.write_text("a text")

@@ -239,6 +239,7 @@ def test_progress_without_a_terminal_is_a_line_each_five_percent(capsys: pytest.
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 20
     assert "100 %" in lines[-1]
+    assert "1000 of 1000 tokens" in lines[-1]
     assert "\x1b" not in "".join(lines)
 
 

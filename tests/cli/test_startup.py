@@ -64,6 +64,14 @@ def test_every_command_has_help_of_its_own(name: str, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.startswith(f"Usage: runner {ALIASES.get(name, name)}")
 
 
+@pytest.mark.parametrize("arguments", [["search"], ["logs"], ["draft"], ["sessions"], ["config"]])
+def test_help_shows_no_type_of_ours_and_cuts_no_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert " range>" not in out
+    assert "..." not in out.replace("[ARGS]...", "")
+
+
 def test_version_is_data(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("runner ")
@@ -80,6 +88,9 @@ def test_alone_it_prints_help_to_stderr_and_exits_2(capsys: pytest.CaptureFixtur
     ("arguments", "words"),
     [
         (["cht"], "Did you mean chat"),
+        (["help"], "`runner --help`"),
+        (["serve", "demo", "--token", ""], "leave --token and RUNNER_SERVE_TOKEN out"),
+        (["quantize", "demo", "--format", "mq4", "--recipe", "nope.toml"], "--recipe takes a TOML file"),
         (["--nonsense"], "No such option"),
         (["run", "demo", "x", "--tempp", "1"], "--temp"),
         (["run", "demo", "x", "--temp", "-1"], "from 0 to 100"),

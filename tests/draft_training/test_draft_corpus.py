@@ -35,7 +35,7 @@ def writer(directory: Path) -> Writer:
 
 def write(path: Path, writer: Writer, n_tokens: int, seed: int = 0, prompts: list[list[int]] = PROMPTS) -> list[Text]:
     with opened(path, MADE_FROM, 263) as corpus, torch.inference_mode():
-        write_corpus(corpus, writer, prompts, n_tokens, seed, on_tokens=lambda _: None, is_over=lambda: False)
+        write_corpus(corpus, writer, prompts, n_tokens, seed, on_tokens=lambda _: None)
         return corpus.texts
 
 
@@ -95,6 +95,13 @@ def test_writing_stops_when_there_is_enough(tmp_path: Path, writer: Writer) -> N
     texts = write(tmp_path / "corpus.jsonl", writer, 200)
     assert 200 <= sum(text.n_answer for text in texts) < 200 + 4 * 40
     assert {text.n_prompt for text in texts} == {1, 2, 3, 7}
+
+
+def test_writing_that_has_no_more_time_ends_on_its_way(tmp_path: Path, writer: Writer) -> None:
+    with opened(tmp_path / "corpus.jsonl", MADE_FROM, 263) as corpus, torch.inference_mode():
+        write_corpus(corpus, replace(writer, is_over=lambda: True), PROMPTS, 10**6, 0, on_tokens=lambda _: None)
+        assert corpus.n_batches == 1
+        assert 4 * 8 <= corpus.n_tokens < 4 * 12  # of 4 * 40: some of the answers, not all of them
 
 
 @pytest.mark.parametrize("lost", [0, 1, 7, 400])

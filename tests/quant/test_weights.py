@@ -54,7 +54,7 @@ def test_types_and_bits_are_those_of_the_file(demo_directory: Path, tmp_path: Pa
     assert isinstance(weights, GgufWeights)
     with pytest.raises(UnsupportedModel, match="has type Q") as raised:
         weights.require_types(PLAIN_GGUF_TYPES)
-    assert "--backend llamacpp" in raised.value.hint
+    assert not raised.value.hint  # what can run it is named when a backend is chosen
 
 
 def test_the_k_quants_can_be_decoded() -> None:

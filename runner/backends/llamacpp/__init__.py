@@ -64,3 +64,10 @@ def load(model: ReadyModel, options: LoadOptions, on_progress: LoadProgress, can
     from runner.backends.llamacpp.backend import LlamaCppBackend
 
     return LlamaCppBackend(model, options, on_progress, cancel)
+
+
+def vocabulary(model: ReadyModel) -> tuple[str, ...]:
+    """See BackendModule. Raises BadModelFile."""
+    from runner.backends.llamacpp.tokenizer import read_pieces
+
+    return read_pieces(model)

@@ -28,6 +28,7 @@ from runner.backends.base import (
     tokens_to_time,
 )
 from runner.backends.llamacpp.library import ABORT_WHEN_CANCELLED, library_log, open_context, open_model
+from runner.backends.llamacpp.threads import Threads
 from runner.backends.llamacpp.tokenizer import LlamaCppTokenizer
 from runner.config import LONGEST_DRAFT, LoadOptions, SamplingParams
 from runner.errors import RunnerError, UnsupportedModel
@@ -69,6 +70,12 @@ class LlamaCppBackend(Backend):
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._n_swa = int(llama_cpp.llama_model_n_swa(self._model))
         self._chunk = options.chunk()
+        self._n_threads = int(llama_cpp.llama_n_threads(self._context))
+        self._threads = Threads(
+            self._n_threads,
+            is_fixed=options.n_threads is not None or _n_gpu_layers(self._model, options) > 0,
+            weights_bytes=int(llama_cpp.llama_model_size(self._model)),
+        )
         self._batch = llama_cpp.llama_batch_init(max(self._chunk, 1 + LONGEST_DRAFT), 0, 1)
         self._held: list[int] = []
         self._logits_address = 0
@@ -78,10 +85,7 @@ class LlamaCppBackend(Backend):
     def _model_info(self, model: ReadyModel, header: GgufHeader, options: LoadOptions) -> ModelInfo:
         num_layers = int(llama_cpp.llama_model_n_layer(self._model))
         context_length = int(llama_cpp.llama_model_n_ctx_train(self._model))
-        offload = bool(llama_cpp.llama_supports_gpu_offload())
-        wanted = num_layers if options.n_gpu_layers in ("auto", "all") else int(options.n_gpu_layers)
-        n_gpu_layers = min(wanted, num_layers) if offload else 0
-        threads = int(llama_cpp.llama_n_threads(self._context))
+        n_gpu_layers = _n_gpu_layers(self._model, options)
         template = llama_cpp.llama_model_chat_template(self._model, None)
         return ModelInfo(
             name=model.name,
@@ -96,7 +100,7 @@ class LlamaCppBackend(Backend):
             n_ctx=min(int(llama_cpp.llama_n_ctx(self._context)), options.n_ctx(context_length)),
             quantization=header.quantization,
             size_bytes=model.size_bytes,
-            device=_where(n_gpu_layers, num_layers, threads),
+            device=_where(n_gpu_layers, num_layers, self._n_threads),
             chat_template=model.chat_template or (template.decode("utf-8", "replace") if template else None),
             bos_token=self._name(self.tokenizer.bos_id),
             eos_token=self._name(header.metadata.get("tokenizer.ggml.eos_token_id")),
@@ -185,6 +189,8 @@ class LlamaCppBackend(Backend):
         self._decode(tokens, 0, all_logits=True)
         self._logits_at(n_tokens - 1)
         elapsed = time.perf_counter() - started
+        if n_tokens == 1:
+            self._threads.took(elapsed)
         self._forget(is_wiped=False)
         return elapsed
 
@@ -220,6 +226,7 @@ class LlamaCppBackend(Backend):
             batch.n_seq_id[i] = 1
             batch.seq_id[i][0] = 0
             batch.logits[i] = all_logits or i == last
+        self._use_threads(self._threads.of(len(tokens)))
         status = llama_cpp.llama_decode(self._context, batch)
         if status == 0:
             self._held[position:] = tokens
@@ -232,6 +239,11 @@ class LlamaCppBackend(Backend):
             f"llama.cpp could not compute {len(tokens)} tokens at position {position}: {reason}",
             hint="Load the model again, with a smaller context (-c) if memory is short.",
         )
+
+    def _use_threads(self, n_threads: int) -> None:
+        if n_threads != self._n_threads:
+            llama_cpp.llama_set_n_threads(self._context, n_threads, n_threads)
+            self._n_threads = n_threads
 
     def keep(self, length: int) -> int:
         """Recurrent layers cannot go back; a sliding window has already dropped what lies behind it."""
@@ -273,13 +285,22 @@ class _Steps:
 
     def choices(self, draft: Sequence[int], params: SamplingParams, history: Sequence[int]) -> Iterator[int] | None:
         tokens = [history[-1], *draft]
+        started = time.perf_counter()
         if self._cancel.is_cancelled or not self._backend._decode(tokens, len(history) - 1, all_logits=True):
             return None
+        if not draft:
+            self._backend._threads.took(time.perf_counter() - started)
         rows = (self._backend._logits_at(i) for i in range(len(tokens)))
         return choices_of(rows, draft, params, history, self._constraint)
 
     def keep(self, length: int) -> None:
         self._backend.keep(length)
+
+
+def _n_gpu_layers(model: Any, options: LoadOptions) -> int:
+    num_layers = int(llama_cpp.llama_model_n_layer(model))
+    wanted = num_layers if options.n_gpu_layers in ("auto", "all") else int(options.n_gpu_layers)
+    return min(wanted, num_layers) if llama_cpp.llama_supports_gpu_offload() else 0
 
 
 def _can_go_back(model: Any) -> bool:

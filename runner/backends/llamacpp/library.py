@@ -20,13 +20,16 @@ import llama_cpp
 from runner.backends.base import LoadProgress
 from runner.config import LONGEST_DRAFT, KvType, LoadOptions
 from runner.errors import BadModelFile, DoesNotFit, RunnerError
+from runner.machine import default_threads
 from runner.types import CancelToken
 
 log = logging.getLogger(__name__)
 
 _BUFFER_SIZE = re.compile(r"(\w+) buffer size *= *([\d.]+) MiB")
 _ERROR = 4  # of ggml_log_level: none 0, debug 1, info 2, warn 3, error 4, continuation 5
-_LEVELS = {3: logging.INFO, _ERROR: logging.WARNING}  # what llama.cpp warns of is seldom news to a user
+# What llama.cpp warns of is seldom news to a user, and what it calls an error is raised with its words, or is a cancel:
+# as a warning it would be on the terminal of a program that sets up no logging.
+_LEVELS = {3: logging.INFO, _ERROR: logging.INFO}
 
 
 class LibraryLog:
@@ -91,10 +94,13 @@ _KV_TYPES: dict[KvType, int] = {
 }
 
 
-def open_model(path: Path, options: LoadOptions, on_progress: LoadProgress, cancel: CancelToken) -> Any:
+def open_model(
+    path: Path, options: LoadOptions, on_progress: LoadProgress, cancel: CancelToken, *, vocab_only: bool = False
+) -> Any:
     """llama_model_load_from_file with progress and cancellation. Raises BadModelFile with llama.cpp's own reason."""
     messages = library_log()
     params = llama_cpp.llama_model_default_params()
+    params.vocab_only = vocab_only
     params.n_gpu_layers = -1 if options.n_gpu_layers in ("auto", "all") else options.n_gpu_layers
 
     def report(fraction: float, _data: Any) -> bool:
@@ -126,8 +132,7 @@ def open_context(model: Any, n_ctx: int, options: LoadOptions) -> Any:
     params.n_batch = params.n_ubatch = max(options.chunk(), 1 + LONGEST_DRAFT)  # a draft is verified in one step
     params.swa_full = True  # layers with a window keep all of the context, so that their cache can be cut
     params.n_seq_max = 1
-    if options.n_threads is not None:
-        params.n_threads = params.n_threads_batch = options.n_threads
+    params.n_threads = params.n_threads_batch = options.n_threads or default_threads()
     params.type_k = params.type_v = _KV_TYPES[options.kv_type]
     params.offload_kqv = True
     params.no_perf = True

@@ -11,7 +11,23 @@ from typing import Any
 
 import llama_cpp
 
+from runner.backends.llamacpp.library import open_model
+from runner.backends.vocabulary import pieces
+from runner.config import LoadOptions
 from runner.errors import RunnerError
+from runner.quant.gguf_file import read_header
+from runner.types import CancelToken, ReadyModel
+
+
+def read_pieces(model: ReadyModel) -> tuple[str, ...]:
+    """What the ids in a GGUF file stand for; its weights are not loaded. Raises BadModelFile."""
+    path = model.weights[0]
+    opened = open_model(path, LoadOptions(n_gpu_layers=0), lambda _: None, CancelToken(), vocab_only=True)
+    try:
+        vocab = llama_cpp.llama_model_get_vocab(opened)
+        return pieces(LlamaCppTokenizer(vocab, read_header(path).metadata, model.stop_ids), special=False)
+    finally:
+        llama_cpp.llama_model_free(opened)
 
 
 class LlamaCppTokenizer:

@@ -45,6 +45,16 @@ def load(model: ReadyModel, options: LoadOptions, on_progress: LoadProgress, can
     return open_backend(model, options, on_progress, cancel)
 
 
+def vocabulary(model: ReadyModel) -> tuple[str, ...]:
+    """See BackendModule. Raises BadModelFile, UnsupportedModel."""
+    from runner.backends.native.model_files import read_config, tokenizer_path
+    from runner.backends.native.tokenizer import HuggingFaceTokenizer
+    from runner.backends.vocabulary import pieces
+
+    tokenizer = HuggingFaceTokenizer(tokenizer_path(model.directory), read_config(model.directory).vocab_size)
+    return pieces(tokenizer, special=False)
+
+
 def import_torch(*, for_gpu: bool) -> None:
     """Import torch and what opens a model with it, which takes a second and more where it was not there yet.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import torch
 
 from runner.config import LoadOptions
 from runner.errors import BackendUnavailable, DoesNotFit, UnsupportedModel
+from runner.machine import default_threads
 from runner.model_config import ModelConfig
 from runner.quant.weights import Weights
 
@@ -92,15 +92,10 @@ def place(options: LoadOptions) -> Placement:
             name=torch.cuda.get_device_name(device),
             has_kernels=has_kernels,
         )
-    torch.set_num_threads(options.n_threads or _physical_cores())
+    torch.set_num_threads(options.n_threads or default_threads())
     threads = torch.get_num_threads()
     name = f"CPU ({threads} thread{'s' if threads != 1 else ''})"
     return Placement(device=torch.device("cpu"), dtype=dtype, kv_dtype=kv_dtype, name=name, has_kernels=False)
-
-
-def _physical_cores() -> int:
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(psutil.cpu_count(logical=False) or allowed, allowed)
 
 
 def prefill_chunk(config: ModelConfig, placement: Placement, options: LoadOptions) -> int:

@@ -78,12 +78,14 @@ def write_batch(
     temperatures: Sequence[float] | None = None,
     stop_ids: Collection[int] = (),
     on_tokens: OnTokens = lambda _done, _total: None,
+    is_enough: Callable[[], bool] = lambda: False,
 ) -> Tensor:
     """Continue each of `starts` to `length` ids, all in one batch: [len(starts), length] int64 on the decoder's device.
 
     vocab_size: ids from there on are padding of the vocabulary and are not sampled. temperatures: one a text, 0 is
     greedy; 1 for all where none is given. stop_ids: a text ends with the first of them that it samples, and is filled
-    up with -1. on_tokens(done, total). Of a start that is longer than `length` the first ids are all there is.
+    up with -1. on_tokens(done, total). is_enough is asked after each position: once it is so, all texts end there. Of a
+    start that is longer than `length` the first ids are all there is.
     Raises UnsupportedModel for a model whose probabilities are no numbers.
     """
     weight = decoder.model.norm.weight
@@ -102,6 +104,8 @@ def write_batch(
         ids[rows, position] = torch.where(is_own, sampled.masked_fill(is_over[rows], -1), ids[rows, position])
         is_over[rows] |= is_own & torch.isin(sampled, stops)
         on_tokens(position * len(starts), length * len(starts))
+        if is_enough():
+            break
         if stop_ids and position % _STEPS_BETWEEN_LOOKS == 0:
             going = (~is_over[rows]).nonzero()[:, 0]
             if not len(going):

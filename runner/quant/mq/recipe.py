@@ -87,6 +87,10 @@ def recipe_of(name: str) -> Recipe:
 
 def with_own_rules(base: Recipe, path: Path) -> Recipe:
     """`base` with the rules of the TOML file `path` before its own. Raises UsageError, naming what is wrong."""
+    if not path.is_file():
+        raise UsageError(
+            f"{path} is no file here.", hint="--recipe takes a TOML file of your own rules; --format names a recipe."
+        )
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise UsageError(f"{path} is too large for a recipe.", hint=_FILE_HINT)
