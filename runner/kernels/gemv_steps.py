@@ -63,9 +63,9 @@ _FOLD_ADDENDS = tl.constexpr(_fold(has_begins=False))
 _FOLD_REGISTERS = tl.constexpr(",".join(["=f"] * 4 + ["r"] * 8 + ["f"] * 8))
 
 # PTX: $0-$3 what lies at $4, which $5-$7 are too: one load for the four elements of a lane. A tensor of [V, 32] made
-# [V, 128] afterwards would pass through shared memory.
+# [V, 128] afterwards would pass through shared memory, and so might this, had it not $8-$11, which lie as they should.
 _ONE_OF_LANE = tl.constexpr("ld.global.f32 $0, [$4]; mov.b32 $1, $0; mov.b32 $2, $0; mov.b32 $3, $0;")
-_ONE_OF_LANE_REGISTERS = tl.constexpr("=f,=f,=f,=f,l,l,l,l")
+_ONE_OF_LANE_REGISTERS = tl.constexpr("=f,=f,=f,=f,l,l,l,l,r,r,r,r")
 
 
 @triton.jit
@@ -189,7 +189,7 @@ def _asked_x(x, notes, p, end, FORMAT: tl.constexpr, NVIDIA: tl.constexpr, MASKE
     ):  # the scale alone: begins are constants there. Of a pair that is not there, another's.
         ones = notes + (tl.minimum(of_lane, end - 1) if MASKED else of_lane) * 4
         x_notes = tl.inline_asm_elementwise(
-            _ONE_OF_LANE, _ONE_OF_LANE_REGISTERS, [ones], dtype=tl.float32, is_pure=False, pack=4
+            _ONE_OF_LANE, _ONE_OF_LANE_REGISTERS, [ones, x_words], dtype=tl.float32, is_pure=False, pack=4
         )
     else:
         x_notes = _load(notes + of_lane * 4 + i % 4, of_lane < end, MASKED, "")

@@ -160,16 +160,14 @@ def test_a_gguf_that_lacks_a_tensor_is_refused(as_gguf: Path) -> None:
     assert "blk.2." in (native.refusal(ready(as_gguf.parent, as_gguf), LoadOptions()) or "")
 
 
-def test_quantized_types_that_need_llama_cpp_are_refused_with_the_remedy(tmp_path: Path, demo_directory: Path) -> None:
+def test_quantized_types_that_need_llama_cpp_are_refused_by_name(tmp_path: Path, demo_directory: Path) -> None:
     shape = {"hidden_size": 256, "intermediate_size": 256, "vocab_size": 8192, "eos_token_id": 2}
     directory = save(make("qwen3", **shape), tmp_path / "source")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(demo_directory / name, directory)
     path = directory / "tiny-q4_0.gguf"
     convert(read_source(directory), FORMATS["q4_0"], path, lambda *_: None)
-    refusal = native.refusal(ready(directory, path), LoadOptions())
-    assert "Q4_0" in (refusal or "")
-    assert "--backend llamacpp" in (refusal or "")
+    assert "Q4_0" in (native.refusal(ready(directory, path), LoadOptions()) or "")
     with pytest.raises(UnsupportedModel, match="Q4_0"):
         load(ready(directory, path))
 
