@@ -20,7 +20,7 @@ _GUESSING: Final = 1.5
 # What docs/SPECULATION.md says under "Exactness": on other backends a difference is a mistake.
 _ROUNDING: Final = (
     " (on a CPU llama.cpp rounds a step of one token otherwise than one of several, with several threads and more than "
-    "256 tokens of context: with -t 1 it does not)"
+    "256 tokens of context: with -t 1 or --kv-type bf16 it does not)"
 )
 _EARLY: Final = 16  # two backends that part before so many tokens are worth a word
 

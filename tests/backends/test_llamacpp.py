@@ -14,6 +14,7 @@ import pytest
 
 from runner.backends import choose, llamacpp
 from runner.backends.base import Backend, Prefill, Step
+from runner.backends.llamacpp.backend import LlamaCppBackend
 from runner.config import LoadOptions, SamplingParams
 from runner.errors import BackendUnavailable, BadModelFile, ContextOverflow, DoesNotFit, RunnerError, UnsupportedModel
 from runner.speculative.model_drafter import ModelDrafter
@@ -58,6 +59,22 @@ class TestLlamaCppStories(BackendConformance):
         backend = load(shared_data / "stories260K" / "gguf" / "stories260K-f32.gguf", kv_type="f32")
         yield backend
         backend.close()
+
+
+def test_a_bf16_cache_gives_the_same_bits_alone_and_in_a_batch_with_several_threads(demo_directory: Path) -> None:
+    """As docs/SPECULATION.md promises where other caches are split over the threads: from 256 tokens on."""
+    backend = load(demo_directory / "demo-q8_0.gguf", kv_type="bf16", n_threads=2, ctx_size=1024)
+    assert isinstance(backend, LlamaCppBackend)
+    ids = [5 + 37 * i % 8000 for i in range(620)]
+    for start in range(0, 600, 200):
+        assert backend._decode(ids[start : start + 200], start)
+    assert backend._decode(ids[600:616], 600, all_logits=True)
+    batch = [backend._logits_at(i).copy() for i in range(16)]
+    assert backend.keep(600) == 600
+    for i in range(16):
+        assert backend._decode([ids[600 + i]], 600 + i)
+        assert np.array_equal(backend._logits_at(0), batch[i])
+    backend.close()
 
 
 def test_stories_continue_as_their_golden_ids(shared_data: Path) -> None:

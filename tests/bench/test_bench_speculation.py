@@ -160,7 +160,7 @@ def test_tokens_must_be_the_same_both_ways() -> None:
 
 
 def test_where_llama_cpp_rounds_otherwise_the_remedy_is_named() -> None:
-    assert "with -t 1 it does not" in (genre_fault(sample(drafted=(1, 2, 4)), "llamacpp") or "")
+    assert "with -t 1 or --kv-type bf16 it does not" in (genre_fault(sample(drafted=(1, 2, 4)), "llamacpp") or "")
 
 
 def test_repetitions_must_be_the_same_too() -> None:

@@ -54,8 +54,6 @@ def refusal(model: ReadyModel, options: LoadOptions) -> str | None:
         return f"{found.error}. {INSTALL_HINT}"
     if options.n_gpu_layers not in ("auto", 0) and not found.gpu_offload:
         return f"The installed llama-cpp-python {found.version} has no GPU support. {GPU_HINT}"
-    if options.kv_type == "bf16" and not found.gpu_offload:
-        return "llama.cpp on a CPU keeps the KV cache in f16, f32 or q8_0. Choose one with --kv-type."
     return None
 
 
