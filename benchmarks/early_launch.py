@@ -3,8 +3,8 @@
     python benchmarks/early_launch.py [--shape llama-3.1-8b] [--format mq4] [--layers 16] [--depths 16 4000]
 
 Before each stretch of steps, graphs of 2, 4, 8 and 16 rows are replayed, as prompts and drafts do in a chat. Then comes
-decoding as FusedExecution.decode begins it; its first two tokens are read, and the steps after those are timed without
-waiting for one. Medians of several stretches; both ways twice, in turn. The last line is what the launch takes of the
+decoding as FusedExecution.decode begins it; its first token is read, and the steps after that are timed without waiting
+for one. Medians of several stretches; both ways twice, in turn. The last line is what the launch takes of the
 host, which it takes once a stretch.
 """
 
@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 import timing
 import torch
-from generation import GREEDY, fill
+from generation import fill, run_ahead
 from random_models import RECIPE_NAMES, about_bytes, fused_execution, write_directory
 from records import Report, Table, add_arguments, origin, require_gpu, say
 from shapes import SHAPES, config_of
@@ -29,7 +29,6 @@ from workplace import workplace
 from runner.backends.native import fused_execution as loop
 from runner.backends.native.fused_execution import FusedExecution
 from runner.kernels.early_launch import launch_early
-from runner.types import CancelToken
 
 _OTHERS: Final = (2, 8, 4, 16, 2, 8)  # rows of the steps that come between
 _STEPS: Final = 40
@@ -41,21 +40,7 @@ def stretch_s(execution: FusedExecution, depth: int) -> float:
     for n_rows in _OTHERS:
         fill(execution, depth)
         execution.extend([5] * n_rows, "last", lambda: None)
-    fill(execution, depth)
-    tokens = execution.decode(1, GREEDY, CancelToken())
-    assert tokens is not None
-    next(tokens)
-    next(tokens)
-    timing.wait()
-    started = time.perf_counter()
-    for _ in range(_STEPS):
-        execution._launch(1, True)
-    timing.wait()
-    elapsed = time.perf_counter() - started
-    execution._mailbox.forget()
-    tokens.close()
-    execution.cache.truncate(depth)
-    return elapsed / _STEPS
+    return run_ahead(execution, depth, _STEPS) / _STEPS
 
 
 def measured(execution: FusedExecution, depth: int, launch: Callable[[torch.Tensor], None], rounds: int = 7) -> float:
