@@ -18,8 +18,11 @@ _MENTION = re.compile(r'(?:^|(?<=\s))@(?:"([^"\n]+)"|(\S+))')
 _PUNCTUATION = ".,;:!?)]}'\""
 NO_FILES = "No file goes with your next message."
 READ_NONE = "off"
-# What is written as a path is, or has a short suffix behind characters of file names; a handle has another @ in it.
-_PATH_LIKE = re.compile(r"(?:~|\.{1,2})?/.*|[^@()\[\]{}<>=]*\w\.[A-Za-z][A-Za-z0-9]{0,4}")
+# Of files that people read to a model; @click.group and @example.com are none.
+_SUFFIXES = frozenset(
+    "bash bat bib c cc cfg conf cpp cs css csv cu diff go h hpp htm html ini ipynb java jl js json jsonl jsx kt log lua md "
+    "patch php pl ps1 py r rb rs rst scala sh sql svelte swift tex toml ts tsv tsx txt vue xml yaml yml zig".split()
+)
 
 
 @dataclass(frozen=True)
@@ -105,8 +108,12 @@ def read(name: str, path: Path) -> Attachment | Refused:
 
 
 def with_attachments(message: str, attachments: Sequence[Attachment]) -> str:
-    """A message and what goes with it, as it is sent."""
-    return "\n\n".join([*filter(str.strip, [message]), *(one.in_message for one in attachments)])
+    """A message and what goes with it, as it is sent. What is in it already, as when one is edited, is not added again."""
+    text = message if message.strip() else ""
+    for one in attachments:
+        if one.in_message not in text:
+            text = f"{text}\n\n{one.in_message}" if text else one.in_message
+    return text
 
 
 def _is_special(path: Path) -> bool:
@@ -130,9 +137,13 @@ def _file(name: str, directory: Path) -> Path | None:
 
 def _is_like_path(name: str, directory: Path) -> bool:
     """Whether a mention was meant as a file: @notes.txt, @./x and @src/x where there is src; not @you or @org/team."""
-    name = name.rstrip(_PUNCTUATION)
-    folder = name.rpartition("/")[0]
+    folder, slash, last = name.rstrip(_PUNCTUATION).rpartition("/")
+    stem, _, suffix = last.rpartition(".")
+    if stem and suffix.lower() in _SUFFIXES and "@" not in last:
+        return True
+    if f"{folder}{slash}".startswith(("./", "../", "~/")):
+        return True
     try:
-        return _PATH_LIKE.fullmatch(name) is not None or bool(folder and (directory / folder).is_dir())
+        return bool(slash and last) and (directory / (folder or slash)).is_dir()
     except (OSError, ValueError):  # a name too long, a NUL
         return False

@@ -63,7 +63,9 @@ def test_mentioned_files_are_read_and_words_that_are_no_file_are_passed_over(tmp
     (tmp_path / "blob").write_bytes(b"\0\1")
     one, latin, blob = read_mentions(("a.py,", "you", "latin.txt", "blob"), tmp_path)
     assert isinstance(one, Attachment)
-    assert with_attachments("what?", [one]) == "what?\n\na.py:\n```\nprint(1)\n```"
+    sent = with_attachments("what?", [one, one])
+    assert sent == "what?\n\na.py:\n```\nprint(1)\n```"
+    assert with_attachments(sent + " more", [one]) == sent + " more"  # edited
     assert isinstance(latin, Attachment)
     assert "not UTF-8" in latin.notice
     assert isinstance(blob, Refused)
@@ -72,7 +74,7 @@ def test_mentioned_files_are_read_and_words_that_are_no_file_are_passed_over(tmp
 
 @pytest.mark.parametrize(
     "name",
-    ["nofile.txt", "nofile.txt,", "src/nofile", "./x", "../x", "/nowhere/x", "~/no-such-file", "my notes.md", "src/"],
+    ["nofile.txt", "nofile.txt,", "src/nofile", "./x", "../x", "~/no/such-file", "my notes.md", "/x", "src/A.MD"],
 )
 def test_a_name_that_reads_like_a_file_and_is_none_is_missed(tmp_path: Path, name: str) -> None:
     (tmp_path / "src").mkdir()
@@ -81,7 +83,20 @@ def test_a_name_that_reads_like_a_file_and_is_none_is_missed(tmp_path: Path, nam
 
 @pytest.mark.parametrize(
     "name",
-    ["you", "you,", "org/team", "me@mas.to", "app.get('/x')", "pytest.fixture", "1.5", "...", "", "x\0/y", "src"],
+    [
+        "you",
+        "you,",
+        "org/team",
+        "me@mas.to",
+        "app.get('/x')",
+        "triton.jit",
+        "click.group",
+        "example.com",
+        "1.5",
+        "...",
+        "",
+    ]
+    + ["x\0/y", "src", "src/", "/", "/components/Button", "a@b.md"],
 )
 def test_words_with_an_at_sign_are_not_missed(tmp_path: Path, name: str) -> None:
     (tmp_path / "src").mkdir()

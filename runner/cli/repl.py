@@ -157,8 +157,13 @@ class Repl:
                 self.refill, self.attachments = Refill(), []
 
     def _mentioned(self, message: str) -> list[Attachment]:
-        """The files that a message mentions as @path. Raises UsageError for one that cannot be sent."""
-        files = []
+        """The files that a message mentions as @path. Raises UsageError for one that cannot be sent.
+
+        In a text that no one typed, such as a log in a pipe, @ is a character.
+        """
+        files: list[Attachment] = []
+        if not self.source.is_interactive:
+            return files
         for found in read_mentions(mentions(message), self.directory):
             if isinstance(found, Refused):
                 raise found.error

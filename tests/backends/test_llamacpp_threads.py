@@ -14,13 +14,28 @@ from tests.backends.test_llamacpp import gguf_model
 DEMO_BYTES = 20_000_000
 
 
-def threads(most: int = 2, *, is_fixed: bool = False) -> Threads:
-    return Threads(most, is_fixed=is_fixed, weights_bytes=DEMO_BYTES)
+class Timed(Threads):
+    """Nothing happens between its steps, but for `idle`."""
+
+    def __init__(self, most: int, *, is_fixed: bool = False, weights_bytes: float = DEMO_BYTES) -> None:
+        self.now = 0.0
+        super().__init__(most, is_fixed=is_fixed, weights_bytes=weights_bytes, clock=lambda: self.now)
+
+    def took(self, seconds: float, n_tokens: int = 1) -> None:
+        self.now += seconds
+        super().took(seconds, n_tokens)
+
+    def idle(self, seconds: float) -> None:
+        self.now += seconds
 
 
-def steps(of: Threads, n: int, seconds: float) -> None:
+def threads(most: int = 2, *, is_fixed: bool = False) -> Timed:
+    return Timed(most, is_fixed=is_fixed)
+
+
+def steps(of: Timed, n: int, seconds: float, n_tokens: int = 1) -> None:
     for _ in range(n):
-        of.took(seconds)
+        of.took(seconds, n_tokens)
 
 
 def test_all_threads_compute_as_long_as_they_are_no_slower_than_one() -> None:
@@ -41,7 +56,7 @@ def test_one_thread_goes_on_where_all_of_them_wait_for_each_other() -> None:
 def test_many_small_losses_count_as_a_large_one() -> None:
     two = threads()
     two.took(0.4)
-    steps(two, 1000, 0.001)  # of one thread, for a second
+    steps(two, 1001, 0.001)  # of one thread, for a second
     assert two.of(1) == 2
     steps(two, 20, 0.003)  # less than was guessed of one thread, and more than it takes
     assert two.of(1) == 1
@@ -62,10 +77,30 @@ def test_all_threads_are_tried_again_after_rests_that_double() -> None:
 def test_rests_begin_anew_once_all_threads_have_done_well() -> None:
     two = threads()
     two.took(0.4)
-    steps(two, 1000, 0.001)
+    steps(two, 1001, 0.001)
     steps(two, 3000, 0.0007)  # longer than the next rest would be
     two.took(0.4)
-    steps(two, 1000, 0.001)
+    steps(two, 1001, 0.001)
+    assert two.of(1) == 2
+
+
+def test_steps_that_verify_drafts_count_too() -> None:
+    two = threads()
+    steps(two, 100, 0.004, n_tokens=4)  # no longer than one thread would take for four
+    assert two.of(1) == 2
+    two.took(0.4, n_tokens=4)
+    assert two.of(4) == 1
+    steps(two, 100, 0.02, n_tokens=8)
+    assert two.of(4) == 2  # the rest is over, though no step of one token came
+    two.took(10.0, n_tokens=512)
+    assert two.of(4) == 2
+
+
+def test_time_between_answers_is_rest() -> None:
+    two = threads()
+    two.took(0.4)
+    two.idle(3600)
+    two.took(0.001)
     assert two.of(1) == 2
 
 

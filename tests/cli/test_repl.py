@@ -333,6 +333,17 @@ def test_a_file_that_a_message_mentions_goes_with_it_and_a_missing_one_is_told(c
     assert chat.said[2] == "And @nofile.txt, @you?"
     assert "@nofile.txt is no file here: it is sent as it stands." in err
     assert "@you" not in err
+    chat.start("ok", "ok").repl.editor = lambda text: text.replace("What", "Whose")
+    chat.type("What is @notes.txt?", "/edit")
+    assert chat.said[0] == "Whose is @notes.txt?\n\nnotes.txt:\n```\nline one\n```"  # once
+
+
+def test_in_a_text_that_no_one_typed_an_at_sign_is_a_character(chat: Chat) -> None:
+    (chat.tmp_path / "notes.txt").write_text("line one\n")
+    chat.source.is_interactive = False
+    _, err = chat.start("ok").type("mail of @notes.txt and @nofile.txt")
+    assert chat.said[0] == "mail of @notes.txt and @nofile.txt"
+    assert "no file" not in err
 
 
 def test_a_mentioned_file_that_cannot_be_sent_keeps_the_message(chat: Chat) -> None:

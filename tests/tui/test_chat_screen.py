@@ -150,10 +150,13 @@ def test_a_new_chat_says_nothing_of_a_load_that_failed_before(stage: Stage) -> N
 def test_an_error_leaves_the_prompt_in_sight(stage: Stage) -> None:
     async def act(on: Stage) -> None:
         await on.ready()
-        on.chat.fail(RunnerError("What went wrong. " * 12, hint="What to do about it. " * 12))
-        await on.until(lambda: on.chat.query(Toast) and on.chat.query_one(Toast).region.height)
-        said = on.chat.find_widget(on.chat.query_one(Toast)).visible_region
-        assert said.area
+        for number in range(4):
+            on.chat.fail(RunnerError(f"{number} went wrong. " * 12, hint="What to do about it. " * 12))
+        await on.until(lambda: len(on.chat.query(Toast)) == 4)
+        newest = on.chat.query(Toast).last()
+        assert "3 went wrong" in newest._notification.message
+        await on.until(lambda: on.chat.find_widget(newest).visible_region.area)
+        said = on.chat.find_widget(newest).visible_region
         assert not said.overlaps(on.chat.box.region)
 
     for size in ((120, 40), (80, 24), (40, 12)):

@@ -74,7 +74,7 @@ class LlamaCppBackend(Backend):
         self._threads = Threads(
             self._n_threads,
             is_fixed=options.n_threads is not None or _n_gpu_layers(self._model, options) > 0,
-            weights_bytes=int(llama_cpp.llama_model_size(self._model)),
+            weights_bytes=int(llama_cpp.llama_model_size(self._model)) * _share_read(header),
         )
         self._batch = llama_cpp.llama_batch_init(max(self._chunk, 1 + LONGEST_DRAFT), 0, 1)
         self._held: list[int] = []
@@ -189,8 +189,7 @@ class LlamaCppBackend(Backend):
         self._decode(tokens, 0, all_logits=True)
         self._logits_at(n_tokens - 1)
         elapsed = time.perf_counter() - started
-        if n_tokens == 1:
-            self._threads.took(elapsed)
+        self._threads.took(elapsed, n_tokens)
         self._forget(is_wiped=False)
         return elapsed
 
@@ -288,8 +287,7 @@ class _Steps:
         started = time.perf_counter()
         if self._cancel.is_cancelled or not self._backend._decode(tokens, len(history) - 1, all_logits=True):
             return None
-        if not draft:
-            self._backend._threads.took(time.perf_counter() - started)
+        self._backend._threads.took(time.perf_counter() - started, len(tokens))
         rows = (self._backend._logits_at(i) for i in range(len(tokens)))
         return choices_of(rows, draft, params, history, self._constraint)
 
@@ -301,6 +299,14 @@ def _n_gpu_layers(model: Any, options: LoadOptions) -> int:
     num_layers = int(llama_cpp.llama_model_n_layer(model))
     wanted = num_layers if options.n_gpu_layers in ("auto", "all") else int(options.n_gpu_layers)
     return min(wanted, num_layers) if llama_cpp.llama_supports_gpu_offload() else 0
+
+
+def _share_read(header: GgufHeader) -> float:
+    """About the share of its weights that a token passes: with experts, which are most of them, those that it takes."""
+    n_experts, n_taken = (
+        header.metadata.get(f"{header.architecture}.expert_{count}") for count in ("count", "used_count")
+    )
+    return n_taken / n_experts if n_experts and n_taken else 1.0
 
 
 def _can_go_back(model: Any) -> bool:

@@ -70,7 +70,7 @@ class ChatSurface(ModeScreen):
     ChatSurface.-flat #below { display: none; padding: 0; }
     ChatSurface.-flat.-telling #below { display: block; }
     ChatSurface.-flat #below ContextMeter { display: none; }
-    ChatSurface ToastRack { dock: top; align: right top; margin: 1 0; max-height: 50%; }
+    ChatSurface ToastRack { visibility: visible; dock: top; align: right top; margin: 1 0; max-height: 50%; }
     ChatSurface Toast { max-width: 80%; margin: 0 0 1 0; padding: 0 1; }
     """
 
