@@ -17,6 +17,7 @@ from runner.registry import ModelSpec, Registry
 from runner.speculative.drafter import DrafterName
 
 NO_WAY_BACK: Final = "this model cannot go back: its recurrent layers keep no earlier state"
+SAME_FAMILY: Final = "Choose a smaller model of the same family; --spec suffix needs no draft model."
 _COPIES: Final = ("mq4", "mq4-uniform")  # the recipes whose copies draft for a wider one
 
 
@@ -87,7 +88,9 @@ def unused(options: LoadOptions, choice: DraftChoice) -> list[Notice]:
     if options.draft and not choice.source:
         why = choice.reason.removesuffix(".") if choice.drafter is None else f"{choice.drafter} drafts"
         text = f"{options.draft}, given by --draft, is not used: {why}."
-        notices.append(Notice("warning", text, "A model drafts with --spec auto or model, a head with eagle3."))
+        is_error = choice.drafter is None and choice.reason.endswith(".")  # a sentence, with its own remedy
+        hint = "" if is_error else "A model drafts with --spec auto or model, a head with eagle3."
+        notices.append(Notice("warning", text, hint))
     if options.draft_file and not choice.files:
         hint = "Only suffix quotes files: --spec suffix." if choice.drafter is not None else ""
         notices.append(Notice("warning", f"No draft quotes the files of --draft-file: {choice.reason}.", hint))

@@ -14,7 +14,7 @@ from typing import Final, Literal
 from runner.backends.base import Backend
 from runner.backends.vocabulary import mismatch, pieces
 from runner.config import LoadOptions
-from runner.draft_choice import NO_WAY_BACK, DraftChoice
+from runner.draft_choice import NO_WAY_BACK, SAME_FAMILY, DraftChoice
 from runner.errors import DoesNotFit, UnsupportedModel
 from runner.fit.facts import ModelFacts, default_context
 from runner.speculative.drafter import Drafter
@@ -146,5 +146,5 @@ def _check(draft: Backend, target: Backend, *, is_copy: bool) -> None:
     if found := mismatch(pieces(draft.tokenizer, special=False), pieces(target.tokenizer, special=False)):
         raise UnsupportedModel(
             f"{ours.name} cannot draft for {theirs.name}: {found}",
-            hint=f"Choose a smaller model of the same family; {_WITHOUT}",
+            hint=SAME_FAMILY,
         )

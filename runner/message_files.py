@@ -15,13 +15,16 @@ from runner.attachments import attached, own_words, read_text_file
 from runner.errors import RunnerError, UsageError
 
 _MENTION = re.compile(r'(?:^|(?<=\s))@(?:"([^"\n]+)"|(\S+))')
+OPEN_MENTION = re.compile(r'(?:^|(?<=\s))@("[^"\n]*|[^\s"]*)$')
+"""What is being typed behind an @ at the end of a text: group 1, with the quotation mark before it, if there is one."""
 _PUNCTUATION = ".,;:!?)]}'\""
 NO_FILES = "No file goes with your next message."
 READ_NONE = "off"
 # Of files that people read to a model; @click.group and @example.com are none.
-_SUFFIXES = frozenset(
-    "bash bat bib c cc cfg conf cpp cs css csv cu diff go h hpp htm html ini ipynb java jl js json jsonl jsx kt log lua md "
-    "patch php pl ps1 py r rb rs rst scala sh sql svelte swift tex toml ts tsv tsx txt vue xml yaml yml zig".split()
+_SUFFIX = re.compile(
+    r"bash|bat|bib|c|cc|cfg|conf|cpp|cs|css|csv|cu|diff|go|h|hpp|html?|ini|ipynb|java|jl|jsx?|jsonl?|kt|log|lua|md|patch|php"
+    r"|pl|ps1|py|rb?|rs|rst|scala|sh|sql|svelte|swift|tex|toml|tsx?|tsv|txt|vue|xml|ya?ml|zig",
+    re.IGNORECASE,
 )
 
 
@@ -108,7 +111,7 @@ def read(name: str, path: Path) -> Attachment | Refused:
 
 
 def with_attachments(message: str, attachments: Sequence[Attachment]) -> str:
-    """A message and what goes with it, as it is sent. What is in it already, as when one is edited, is not added again."""
+    """A message and what goes with it, as it is sent. What it has already, as an edited one may, is not added again."""
     text = message if message.strip() else ""
     for one in attachments:
         if one.in_message not in text:
@@ -139,7 +142,7 @@ def _is_like_path(name: str, directory: Path) -> bool:
     """Whether a mention was meant as a file: @notes.txt, @./x and @src/x where there is src; not @you or @org/team."""
     folder, slash, last = name.rstrip(_PUNCTUATION).rpartition("/")
     stem, _, suffix = last.rpartition(".")
-    if stem and suffix.lower() in _SUFFIXES and "@" not in last:
+    if stem and _SUFFIX.fullmatch(suffix) and "@" not in last:
         return True
     if f"{folder}{slash}".startswith(("./", "../", "~/")):
         return True

@@ -14,7 +14,7 @@ from runner import hub
 from runner.backends import backend_module, choose
 from runner.backends.vocabulary import mismatch
 from runner.config import LoadOptions
-from runner.draft_choice import DraftChoice, choose_drafter, unused
+from runner.draft_choice import SAME_FAMILY, DraftChoice, choose_drafter, unused
 from runner.draft_files import missing_files
 from runner.errors import BusyError, RunnerError
 from runner.events import Notice
@@ -165,7 +165,7 @@ def _drafting(
     except RunnerError as error:
         return DraftChoice(drafter=None, reason=f"{error.message} {error.hint}".strip()), None
     if differing:
-        reason = f"{choice.source} cannot draft for {title(spec)}: {differing}"
+        reason = f"{choice.source} cannot draft for {title(spec)}: {differing} {SAME_FAMILY}"
         return DraftChoice(drafter=None, reason=reason), None
     if choice.drafter in ("mtp", "eagle3") and backend != "native":
         reason = f"the {backend} backend has no {choice.drafter} drafter, --backend native has"

@@ -84,19 +84,20 @@ def test_a_name_that_reads_like_a_file_and_is_none_is_missed(tmp_path: Path, nam
 @pytest.mark.parametrize(
     "name",
     [
-        "you",
-        "you,",
-        "org/team",
-        "me@mas.to",
-        "app.get('/x')",
-        "triton.jit",
-        "click.group",
-        "example.com",
-        "1.5",
-        "...",
-        "",
-    ]
-    + ["x\0/y", "src", "src/", "/", "/components/Button", "a@b.md"],
+        *(
+            "you",
+            "you,",
+            "org/team",
+            "me@mas.to",
+            "app.get('/x')",
+            "triton.jit",
+            "click.group",
+            "example.com",
+            "1.5",
+            "...",
+        ),
+        *("", "x\0/y", "src", "src/", "/", "/components/Button", "a@b.md"),
+    ],
 )
 def test_words_with_an_at_sign_are_not_missed(tmp_path: Path, name: str) -> None:
     (tmp_path / "src").mkdir()

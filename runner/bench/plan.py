@@ -133,7 +133,8 @@ def plan_tests(
         test, note = _shrunk(wanted, request, speed, test_s)
         is_reduced = is_reduced or test != wanted
         tests.append(test)
-        note = note or (earlier.notes.get(wanted.name, "") if earlier else "")
+        if earlier is not None and wanted.name in earlier.notes:
+            note = note or "as many tokens as the backend before it, to be compared"
         if note:
             notes[test.name] = note
     return Plan(tests=tuple(dict.fromkeys(tests)), skipped=tuple(skipped), notes=notes, is_reduced=is_reduced)

@@ -27,7 +27,7 @@ from runner.bench.machine_state import (
 )
 from runner.bench.plan import LEAST_REPETITIONS, Budget, abba, load_options, share_of
 from runner.bench.process import BenchProcess
-from runner.bench.record import Bandwidth, BenchComparison, BenchRun, MachineState, ModelFile, SkippedTest
+from runner.bench.record import Bandwidth, BenchBackend, BenchComparison, BenchRun, MachineState, ModelFile, SkippedTest
 from runner.bench.request import DEFAULT_BUDGET_S, DEFAULT_REPETITIONS, BenchRequest
 from runner.bench.side import Side
 from runner.bench.tasks import Chosen
@@ -221,6 +221,7 @@ class _Bench:
         loaded = next(side.loaded for side in self._sides.values() if side.loaded is not None)
         after = over_a_run(self._during, machine_state(self._device))
         machine = describe_machine(self._device, self._before, after, self._bandwidth)
+        backends = tuple(side.backend(self._bandwidth_of(side)) for side in self._sides.values())
         assert self._files is not None
         return BenchRun(
             id=f"{self._started_at:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
@@ -236,19 +237,12 @@ class _Bench:
             prompts_md5=next((side.prompts_md5 for side in self._sides.values() if side.prompts_md5), ""),
             options=self._request.options(),
             machine=machine,
-            backends=tuple(side.backend(self._bandwidth_of(side)) for side in self._sides.values()),
+            backends=backends,
             skipped=tuple(self._skipped()),
             comparison=tuple(self._comparisons()),
-            notes=(*self._notes, *self._time_notes(), *machine_notes(machine)),
+            notes=(*self._notes, *_time_notes(self._budget, backends), *machine_notes(machine)),
             is_partial=self._cancel.is_cancelled,
         )
-
-    def _time_notes(self) -> Iterator[str]:
-        if not self._budget.left_s:
-            yield (
-                f"The {DEFAULT_BUDGET_S:.0f} s for measuring were used up: rows of fewer than {LEAST_REPETITIONS} "
-                f"repetitions say little; -r {DEFAULT_REPETITIONS} makes them all."
-            )
 
     def _skipped(self) -> Iterator[SkippedTest]:
         """Each test that was left out, once; with the backend's name where not all of them left it out."""
@@ -275,6 +269,15 @@ class _Bench:
             elif n_ids:
                 note = "they make different token ids of the same text"
                 yield BenchComparison(backend=first.name, against=other.name, n_same=0, n_ids=n_ids, note=note)
+
+
+def _time_notes(budget: Budget, backends: Sequence[BenchBackend]) -> Iterator[str]:
+    rows = [row for backend in backends for row in backend.rows]
+    if not budget.left_s and any(0 < len(row.samples) < LEAST_REPETITIONS for row in rows):
+        yield (
+            f"The {DEFAULT_BUDGET_S:.0f} s for measuring were used up: rows of fewer than {LEAST_REPETITIONS} "
+            f"repetitions say little; -r {DEFAULT_REPETITIONS} makes them all."
+        )
 
 
 def _sides(spec: ModelSpec, backends: Sequence[BackendName]) -> dict[BackendName, Side]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -24,11 +23,11 @@ from prompt_toolkit.shortcuts import CompleteStyle
 
 from runner.chat_commands import is_open_block
 from runner.cli import render
+from runner.message_files import OPEN_MENTION
 from runner.prompt_history import history
 
 PROMPT = "› "
 _PATH_COMMANDS = ("/read", "/grammar", "/save", "/load", "/export")
-_MENTION = re.compile(r'(?:^|(?<=\s))@"?([^\s"]*)$')
 _LOOK_S = 0.05  # between two looks at what goes on meanwhile
 
 
@@ -201,8 +200,8 @@ class ChatCompleter(Completer):
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
         text = document.text_before_cursor
-        if mention := _MENTION.search(text):
-            yield from self._paths.get_completions(Document(mention[1]), complete_event)
+        if mention := OPEN_MENTION.search(text):
+            yield from self._mentions(mention[1], complete_event)
         if not text.startswith("/") or "\n" in text:
             return
         name, space, rest = text.partition(" ")
@@ -213,6 +212,14 @@ class ChatCompleter(Completer):
             yield from self._paths.get_completions(Document(rest), complete_event)
         elif name == "/model":
             yield from (Completion(model, -len(rest)) for model in self._models() if model.startswith(rest))
+
+    def _mentions(self, typed: str, complete_event: CompleteEvent) -> Iterator[Completion]:
+        """Paths behind an @; those with a space in them in quotation marks."""
+        quote, path = ('"', typed[1:]) if typed.startswith('"') else ("", typed)
+        for found in self._paths.get_completions(Document(path), complete_event):
+            whole = path[: len(path) + found.start_position] + found.text
+            mark = '"' if quote or " " in whole else ""
+            yield Completion(f"{mark}{whole}", -len(typed), display=found.display)
 
 
 def stdin_source() -> PipeSource:

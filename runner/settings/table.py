@@ -112,7 +112,12 @@ SETTINGS: tuple[Setting, ...] = (
         ("ctx_size", "integer", "--ctx-size", "Tokens of context; unset, the model's own up to 8192."),
         ("n_gpu_layers", "layers", "--n-gpu-layers", "Layers on the GPU: auto, all or a number; 0 is the CPU."),
         ("kv_type", "text", "--kv-type", "Type of the KV cache: f16, bf16, f32 or q8_0."),
-        ("n_threads", "integer", "--threads", "CPU threads; unset, the physical cores."),
+        (
+            "n_threads",
+            "integer",
+            "--threads",
+            "CPU threads; unset, the physical cores, or fewer where others keep those busy.",
+        ),
         (
             "batch_size",
             "integer",

@@ -6,7 +6,6 @@ Pure functions of text, but `path_offers`, which lists one directory. It knows n
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +14,13 @@ from typing import Literal, get_args
 from runner import set_values
 from runner.chat_commands import COMMANDS, PAGES, THINK_LEVELS, is_command
 from runner.config import BackendChoice, KvType, OverflowPolicy, Think
-from runner.message_files import READ_NONE
+from runner.message_files import OPEN_MENTION, READ_NONE
 from runner.settings import SETTINGS
 
 Kind = Literal["command", "model", "set name", "set value", "word", "path", "mention"]
 
 _PATH_COMMANDS = ("read", "grammar", "save", "load", "export")
 _MOST_PATHS = 200
-_MENTION = re.compile(r'(?:^|(?<=\s))@("[^"\n]*|[^\s"]*)$')
 _SET_WORDS: dict[str, tuple[str, ...]] = {
     "overflow": get_args(OverflowPolicy),
     "think": get_args(Think),
@@ -78,7 +76,7 @@ class Offer:
 
 def asked(before: str) -> Asked | None:
     """What is being typed, from the text before the cursor; None where there is nothing to complete."""
-    if mention := _MENTION.search(before):
+    if mention := OPEN_MENTION.search(before):
         return Asked("mention", mention[1], mention.start(1) - 1)
     if not is_command(before) or "\n" in before or before[0] != "/":
         return None

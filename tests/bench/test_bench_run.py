@@ -157,7 +157,7 @@ def test_a_run_reads_back_from_json(demo_run: tuple[BenchRun, list[BenchEvent]])
 def test_a_run_without_time_makes_one_repetition_a_process_and_says_so(
     script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runner.bench.run.DEFAULT_BUDGET_S", 0.05)
+    monkeypatch.setattr("runner.bench.run.DEFAULT_BUDGET_S", 0.001)
     asked = dataclasses.replace(request(script({"text": TEXT * 20, "token_s": 0.01}), n=40), repetitions=None)
     run, _ = bench(asked)
     assert {row.test: len(row.samples) for row in run.rows} == {"ttft": 1, "pp16": 1, "tg40": 1}

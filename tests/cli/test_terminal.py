@@ -150,8 +150,11 @@ def test_completion_of_commands_paths_and_models(tmp_path: Path, monkeypatch: py
     assert offered("/model q") == ["qwen3"]
     assert offered("/regen x") == []
     assert offered("plain text") == []
-    assert offered("what is @no") == ["tes.txt"]
-    assert offered('what is @"no') == ["tes.txt"]
+    (tmp_path / "my notes.txt").write_text("")
+    assert offered("what is @no") == ["notes.txt"]
+    assert offered('what is @"no') == ['"notes.txt']
+    assert offered("what is @my") == ['"my notes.txt']
+    assert offered('what is @"my no') == ['"my notes.txt']
     assert offered("me@no") == []
 
 
