@@ -7,6 +7,8 @@ threads and processes may use one database. It knows nothing of engines or scree
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 import secrets
 import sqlite3
 import threading
@@ -82,10 +84,15 @@ class Store:
                 self._connection = None
 
     def check(self) -> None:
-        """Raises StoreError when what is there cannot be used. Nothing is made."""
+        """Raises StoreError when what is there cannot be used, or nothing may be put there. Nothing is made."""
         if self._exists():
             with self._read():
                 pass
+            return
+        with self._with_remedy():
+            there = next(parent for parent in self.path.absolute().parents if parent.exists())
+            if not os.access(there, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     # --- writing ---------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 import threading
@@ -70,6 +71,17 @@ def test_nothing_is_made_before_the_first_write(store: Store) -> None:
     with pytest.raises(UsageError, match="no chat"):
         store.get("abc")
     assert not store.path.parent.exists()
+
+
+def test_a_place_where_nothing_may_be_made_is_told_before_the_first_write(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(os, "access", lambda place, _mode: asked.append(place))  # root may write everywhere
+    with pytest.raises(StoreError, match=r"cannot be opened: Permission denied") as caught:
+        store.check()
+    assert "RUNNER_HOME" in caught.value.hint
+    assert asked == [store.path.parent.parent]
 
 
 def test_a_store_that_cannot_be_used_says_how_its_user_does_without(tmp_path: Path) -> None:
