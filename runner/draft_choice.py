@@ -26,6 +26,7 @@ class DraftChoice:
     """drafter: None for none. source: the model, or the directory of the head, that it is made of, or "".
 
     suggestion: a model that is known to draft for the target and is not used. files: texts that drafts may quote.
+    is_refused: what was asked for cannot be had, and the reason says what can.
     """
 
     drafter: DrafterName | None
@@ -33,6 +34,7 @@ class DraftChoice:
     source: str = ""
     suggestion: str = ""
     files: tuple[str, ...] = ()
+    is_refused: bool = False
 
     @property
     def is_model(self) -> bool:
@@ -88,8 +90,7 @@ def unused(options: LoadOptions, choice: DraftChoice) -> list[Notice]:
     if options.draft and not choice.source:
         why = choice.reason.removesuffix(".") if choice.drafter is None else f"{choice.drafter} drafts"
         text = f"{options.draft}, given by --draft, is not used: {why}."
-        is_error = choice.drafter is None and choice.reason.endswith(".")  # a sentence, with its own remedy
-        hint = "" if is_error else "A model drafts with --spec auto or model, a head with eagle3."
+        hint = "" if choice.is_refused else "A model drafts with --spec auto or model, a head with eagle3."
         notices.append(Notice("warning", text, hint))
     if options.draft_file and not choice.files:
         hint = "Only suffix quotes files: --spec suffix." if choice.drafter is not None else ""

@@ -163,10 +163,10 @@ def _drafting(
         draft = _found(registry.resolve(choice.source), options, offline=offline) if choice.is_model else None
         differing = _differing(draft, found) if draft is not None else ""
     except RunnerError as error:
-        return DraftChoice(drafter=None, reason=f"{error.message} {error.hint}".strip()), None
+        return DraftChoice(drafter=None, reason=f"{error.message} {error.hint}".strip(), is_refused=True), None
     if differing:
         reason = f"{choice.source} cannot draft for {title(spec)}: {differing} {SAME_FAMILY}"
-        return DraftChoice(drafter=None, reason=reason), None
+        return DraftChoice(drafter=None, reason=reason, is_refused=True), None
     if choice.drafter in ("mtp", "eagle3") and backend != "native":
         reason = f"the {backend} backend has no {choice.drafter} drafter, --backend native has"
         return DraftChoice(drafter=None, reason=reason), None

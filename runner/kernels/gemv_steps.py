@@ -184,9 +184,8 @@ def _asked_x(x, notes, p, end, FORMAT: tl.constexpr, NVIDIA: tl.constexpr, MASKE
     i = tl.arange(0, 128)[None, :]
     of_column, of_lane = p + i // 32, p + i // 4 % 4
     x_words = _load(x + of_column * 16 + i // 4 % 4 * 4 + i % 4, of_column < end, MASKED, "")
-    if (
-        NVIDIA and FORMAT == "mq4"
-    ):  # the scale alone: begins are constants there. Of a pair that is not there, another's.
+    if NVIDIA and FORMAT == "mq4":
+        # The scale alone, since begins are constants there; of a pair that is not there another's, which counts for 0.
         ones = notes + (tl.minimum(of_lane, end - 1) if MASKED else of_lane) * 4
         x_notes = tl.inline_asm_elementwise(
             _ONE_OF_LANE, _ONE_OF_LANE_REGISTERS, [ones, x_words], dtype=tl.float32, is_pure=False, pack=4
