@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from runner.bench.events import BackendRefused, BenchEvent, BenchFinished, BenchStep, RowMeasured
-from runner.bench.record import BenchRun, run_from_json, run_to_json
+from runner.bench.plan import Budget
+from runner.bench.record import BenchBackend, BenchRow, BenchRun, run_from_json, run_to_json
 from runner.bench.request import BenchRequest
-from runner.bench.run import run_bench
+from runner.bench.run import _time_notes, run_bench
 from runner.config import LoadOptions
 from runner.errors import BackendUnavailable, DoesNotFit, RunnerError, UnknownModel, UnsupportedModel, UsageError
 from runner.paths import user_paths
@@ -163,6 +164,14 @@ def test_a_run_without_time_makes_one_repetition_a_process_and_says_so(
     assert {row.test: len(row.samples) for row in run.rows} == {"ttft": 1, "pp16": 1, "tg40": 1}
     assert all("the time was up" in row.note for row in run.rows)
     assert any("were used up" in note and "-r 5" in note for note in run.notes)
+
+
+def test_used_up_time_is_no_news_where_every_row_has_enough() -> None:
+    budget = Budget(0.0, is_binding=True)
+    for n, is_told in ((1, True), (2, True), (3, False)):
+        row = BenchRow(model="m", backend="native", test="pp16", unit="tok/s", samples=(1.0,) * n)
+        assert bool([*_time_notes(budget, [BenchBackend(name="native", rows=(row,))])]) == is_told
+    assert not [*_time_notes(Budget(1.0, is_binding=True), [BenchBackend(name="native", rows=(row,))])]
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
