@@ -169,7 +169,7 @@ def test_a_run_without_time_makes_one_repetition_a_process_and_says_so(
 def test_used_up_time_is_no_news_where_every_row_has_enough() -> None:
     budget = Budget(0.0, is_binding=True)
     for n, is_told in ((1, True), (2, True), (3, False)):
-        row = BenchRow(model="m", backend="native", test="pp16", unit="tok/s", samples=(1.0,) * n)
+        row = BenchRow(model="m", backend="native", test="pp16", unit="tok/s", samples=(1.0,) * n, segments=(n,))
         assert bool([*_time_notes(budget, [BenchBackend(name="native", rows=(row,))])]) == is_told
     assert not [*_time_notes(Budget(1.0, is_binding=True), [BenchBackend(name="native", rows=(row,))])]
 
