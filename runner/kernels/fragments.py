@@ -7,6 +7,7 @@ kernels but this order, and moves integers only.
     T = ceil(N / 16) tiles, P = K / 64 pairs of groups; r = 2 e + h
     packed int32 [T, P, 8, 4, 4]  word [t, p, g, j, r]: word j of the planes, group 2 p + e, place 16 t + 8 h + g
     scale uint8 [T, P, 8, 4]      byte r: of the same group and row
+    largest uint8 [T, 16]         by place: the largest of the row's scale codes without their signs
     high int16 [T, P, 8, 4, 4]    mq6: the top two bits of what the word has the others of; bits 2 i those of element
                                   4 j + i of the group, bits 8 + 2 i those of element 16 + 4 j + i
 
@@ -28,6 +29,7 @@ from runner.kernels.values import GROUP, Int8Fragments, PackedMatrix
 FORMATS_IN_FRAGMENTS: Final = ("mq4", "mq4-uniform", "mq6")
 TILE: Final = 16  # rows of a tile
 BLOCK: Final = 8  # activations' rows that one instruction multiplies
+_MAGNITUDE: Final = 127  # of a scale code: bit 7 is its sign
 _LOW_NIBBLES: Final = 0x0F0F0F0F
 _AT_ONCE: Final = 4 * 2**20  # words that are brought into order at a time
 MAGIC: Final = 12582912.0  # 1.5 * 2^23: the bits of this float plus an integer are those of their sum
@@ -49,6 +51,7 @@ def to_fragments(w: PackedMatrix, pair: int = 0) -> PackedMatrix:
     shape = (n_tiles, n_pairs, BLOCK, 4, 4)
     packed = torch.empty(shape, dtype=torch.int32, device=places.device)
     scale = torch.empty(shape[:4], dtype=torch.uint8, device=places.device)
+    largest = torch.empty(n_tiles, TILE, dtype=torch.uint8, device=places.device)
     high = torch.empty(shape, dtype=torch.int16, device=places.device) if w.format == "mq6" else None
     step = max(1, _AT_ONCE // (n_pairs * BLOCK * 16))
     for first in range(0, n_tiles, step):
@@ -57,9 +60,10 @@ def to_fragments(w: PackedMatrix, pair: int = 0) -> PackedMatrix:
         quads = tiles[:, :, :, :4].permute(0, 4, 2, 3, 5, 1).flatten(4)  # t, p, g, j, (e, h)
         packed[some] = _in_order(quads) if w.format == "mq4" else quads
         scale[some] = codes.permute(0, 3, 2, 4, 1).flatten(3)
+        largest[some] = (codes & _MAGNITUDE).amax((3, 4)).flatten(1)
         if high is not None:
             high[some] = _high_bits(tiles[:, :, :, 4:])
-    return dataclasses.replace(w, layout="fragments", pair=pair, packed=packed, scale=scale, high=high)
+    return dataclasses.replace(w, layout="fragments", pair=pair, packed=packed, scale=scale, high=high, largest=largest)
 
 
 def _tiles_in_planes(w: PackedMatrix, places: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,6 +94,7 @@ def to_planes(w: PackedMatrix) -> PackedMatrix:
         packed=words.reshape(len(places), -1, 2 * n_pairs)[order].contiguous(),
         scale=codes.reshape(len(places), -1)[order].contiguous(),
         high=None,
+        largest=None,
     )
 
 

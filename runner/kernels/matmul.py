@@ -8,7 +8,7 @@ Activations x of M rows come as the weights want them, from rotate.py:
     dense weights               [M, K], contiguous
     packed weights, few rows    Int8Rows or, where the weights are in fragments, Int8Fragments, rotated
     small ones, one row         UnroundedRow, of which the product makes Int8Fragments
-    packed weights, more rows   [M, K], rotated
+    packed weights, more rows   [M, K], rotated, or Int8Blocks where gemm_int8.takes_int8 says so
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from runner.kernels import epilogues
 from runner.kernels.add_parts import Reader, add_parts, reads_parts
 from runner.kernels.fragments import activation_rows
 from runner.kernels.gemm import Gemm
+from runner.kernels.gemm_int8 import GemmInt8
 from runner.kernels.gemv_dense import GemvDense
 from runner.kernels.gemv_fragments import GemvFragments
 from runner.kernels.gemv_packed import GemvPacked
@@ -33,6 +34,7 @@ from runner.kernels.pack import dequantize_ref
 from runner.kernels.row_blocks import RowBlocks, row_blocks
 from runner.kernels.values import (
     MOST_ROWS,
+    Int8Blocks,
     Int8Fragments,
     Int8Rows,
     Matrix,
@@ -43,7 +45,7 @@ from runner.kernels.values import (
 )
 
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
-Rows = Tensor | Int8Rows | Int8Fragments | UnroundedRow
+Rows = Tensor | Int8Rows | Int8Fragments | Int8Blocks | UnroundedRow
 
 
 # --- references ------------------------------------------------------------------------------------------------------
@@ -60,7 +62,7 @@ def dense_rows(x: Rows) -> Tensor:
     if isinstance(x, Int8Fragments):
         return activation_rows(x)
     assert not isinstance(x, UnroundedRow), "quantize_fragments_ref says what a product makes of it"
-    if isinstance(x, Int8Rows):
+    if isinstance(x, Int8Rows | Int8Blocks):
         return x.values()
     return x
 
@@ -213,7 +215,7 @@ def linear_logits(x: Rows, w: Matrix, *, squares: Squares | None) -> Logits:
 
 def product(
     x: Rows, w: Matrix, *, pair: int = 0
-) -> GemvFragments | GemvSpans | GemvPacked | GemvDense | Gemm | RowBlocks:
+) -> GemvFragments | GemvSpans | GemvPacked | GemvDense | Gemm | GemmInt8 | RowBlocks:
     """x @ w.T, to be `run` with an epilogue program. pair: the rows of w come in pairs (n, n + pair), see columns."""
     if isinstance(x, Tensor):
         is_few = isinstance(w, Tensor) and len(x) <= MOST_ROWS
@@ -221,6 +223,8 @@ def product(
     assert not isinstance(w, Tensor), "int8 activations are for packed weights"
     if isinstance(x, Int8Fragments):
         return GemvFragments(x=x, w=w, pair=pair)
+    if isinstance(x, Int8Blocks):
+        return GemmInt8(x=x, w=w, pair=pair)
     if isinstance(x, UnroundedRow):
         return GemvSpans(x=x, w=w, pair=pair)
     if x.shape[0] <= MOST_ROWS:

@@ -24,7 +24,7 @@ from runner.kernels.dequantize import dequantize
 from runner.kernels.epilogues import columns, streams
 from runner.kernels.fragments import TILE
 from runner.kernels.gemm import BLOCK_BYTES
-from runner.kernels.grids import raised_quads, scale_value, table
+from runner.kernels.grids import raised_quads, scale_value, scaled_bytes, table
 from runner.kernels.moe_groups import Groups
 from runner.kernels.values import OPTIONS, PackedMatrix, is_nvidia
 
@@ -44,10 +44,6 @@ def _block_of(counts, block, E, EXPERTS: tl.constexpr, BM: tl.constexpr):
     return expert, first + inside * BM, tl.sum(tl.where(e <= expert, count, 0), 0)
 
 
-_2_15 = tl.constexpr(0x47000000)
-_BYTES = tl.constexpr(" ".join(f"prmt.b32 ${i}, $4, 0x47000000, 0x74{i}4;" for i in range(4)))
-
-
 @triton.jit
 def _dense_product(left, right, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """[BN, BM]. left: where the rows of weights begin [BN, 1], right: those of x [1, BM]."""
@@ -59,26 +55,6 @@ def _dense_product(left, right, K: tl.constexpr, BM: tl.constexpr, BN: tl.conste
         weights = tl.load(left + k[None, :], mask=k_ok[None, :], other=0.0)
         acc = tl.dot(weights.to(rows.dtype), rows, acc, input_precision="ieee")
     return acc
-
-
-@triton.jit
-def _times(quad, unit, zero, NVIDIA: tl.constexpr):
-    """unit times each of the four bytes of an int32, and zero added: evens and odds [..., 2], float32.
-
-    A byte is the second one of the float 2^15 plus itself, which takes no conversion; all that is computed is exact.
-    """
-    if NVIDIA:
-        a, b, c, d = tl.inline_asm_elementwise(
-            _BYTES, "=r,=r,=r,=r,r", [quad], dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=True, pack=1
-        )
-    else:
-        a, b = (quad & 255) << 8 | _2_15, (quad >> 8 & 255) << 8 | _2_15
-        c, d = (quad >> 16 & 255) << 8 | _2_15, (quad >> 24 & 255) << 8 | _2_15
-    a = tl.fma(a.to(tl.float32, bitcast=True), unit, zero)
-    b = tl.fma(b.to(tl.float32, bitcast=True), unit, zero)
-    c = tl.fma(c.to(tl.float32, bitcast=True), unit, zero)
-    d = tl.fma(d.to(tl.float32, bitcast=True), unit, zero)
-    return tl.join(a, c), tl.join(b, d)
 
 
 @triton.jit
@@ -106,8 +82,8 @@ def _packed_product(
         rows = tl.load(right + (p * 64 + c))
         first, second, above = raised_quads(word, top, levels, FORMAT, NVIDIA)
         zero = unit * (-32768.0 - above)
-        first_evens, first_odds = _times(first, unit, zero, NVIDIA)
-        second_evens, second_odds = _times(second, unit, zero, NVIDIA)
+        first_evens, first_odds = scaled_bytes(first, unit, zero, NVIDIA)
+        second_evens, second_odds = scaled_bytes(second, unit, zero, NVIDIA)
         evens = tl.permute(tl.join(first_evens, second_evens), (0, 1, 3, 2))
         odds = tl.permute(tl.join(first_odds, second_odds), (0, 1, 3, 2))
         weights = tl.reshape(tl.join(evens, odds).to(rows.dtype), (T, 8, 4, 2, 2, 8))  # t, g, j, e, h

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels.butterflies import rotated_span, rotation_signs, signs_of_span, span_places
@@ -23,6 +24,7 @@ from runner.kernels.fragments import activations_ref, rows_of_block
 from runner.kernels.values import (
     GROUP,
     OPTIONS,
+    Int8Blocks,
     Int8Fragments,
     Int8Rows,
     Squares,
@@ -60,6 +62,16 @@ def quantize_fragments_ref(
         factor = torch.cat((factor, factor.new_zeros(of_block * n_blocks - len(factor))))
         found.notes[..., 0] *= factor.view(n_blocks, 1, of_block)
     return found
+
+
+def quantize_blocks_ref(x: Tensor, gain: Tensor | None, rotation: int) -> Int8Blocks:
+    """See quantize_blocks."""
+    rotated = _rotated_ref(x, gain, rotation)
+    k = rotated.shape[1]
+    blocks = functional.pad(rotated, (0, -k % SPAN)).unflatten(1, (-1, SPAN))
+    scale = blocks.abs().amax(2) / 127
+    levels = torch.round(blocks / torch.where(scale > 0, scale, 1.0)[:, :, None]).to(torch.int8)
+    return Int8Blocks(levels=levels.flatten(1)[:, :k].contiguous(), scale=scale.T.float().contiguous())
 
 
 def rotate_rows_ref(x: Tensor, gain: Tensor | None, rotation: int, dtype: torch.dtype) -> Tensor:
@@ -237,6 +249,32 @@ def _rotate_rows(
         tl.store(out + row * K + k, v.to(out.dtype.element_ty), mask=ok)
 
 
+@triton.jit(do_not_specialize=["n_rows"])
+def _quantize_blocks(
+    x, gain, signs, levels, scale, n_rows, K,
+    HAS_GAIN: tl.constexpr, SIZE: tl.constexpr, NVIDIA: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    places = span_places()
+    span = tl.program_id(0)
+    k = span * 256 + places
+    signs_there = signs_of_span(signs, places, SIZE, NVIDIA)
+    if HAS_GAIN:
+        g = tl.load(gain + k, mask=k < K, other=0.0)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    for i in tl.static_range(ROWS):
+        row = (tl.program_id(1) * ROWS + i + tl.arange(0, 1)).to(tl.int64)[:, None]
+        ok = (k < K) & (row < n_rows)
+        v = tl.load(x + row * K + k, mask=ok, other=0.0).to(tl.float32)
+        if HAS_GAIN:
+            v *= g
+        v = rotated_span(v, signs, signs_there, places, SIZE, NVIDIA)
+        unit, grow, by, inverse = scale_of(tl.max(tl.max(magnitude(v), 1, keep_dims=True), 0, keep_dims=True))
+        tl.store(levels + row * K + k, level_of(v, grow, by, inverse).to(tl.int8), mask=ok)
+        tl.store(scale + span * n_rows + row, unit, mask=row < n_rows)
+
+
 # --- launchers -------------------------------------------------------------------------------------------------------
 
 
@@ -297,6 +335,24 @@ def empty_fragments(n_rows: int, k: int, device: torch.device, *, apart: bool = 
     return torch.empty(*shape, 4, dtype=torch.int32, device=device), torch.empty(shape, device=device)
 
 
+def quantize_blocks(x: Tensor, gain: Tensor | None, rotation: int, *, in_lanes: bool = False) -> Int8Blocks:
+    """R (x * gain) as int8 with a scale for each 256 elements: see Int8Blocks.
+
+    x, gain, rotation, in_lanes: as for quantize_rows.
+    """
+    n_rows, k = x.shape
+    _check(x, gain, rotation)
+    pdl = has_pdl(x)
+    levels = torch.empty(n_rows, k, dtype=torch.int8, device=x.device)
+    scale = torch.empty(triton.cdiv(k, SPAN), n_rows, device=x.device)
+    _quantize_blocks[(triton.cdiv(k, SPAN), triton.cdiv(n_rows, _ROWS))](
+        x, x if gain is None else gain, rotation_signs(rotation, x.device), levels, scale, n_rows, k,
+        HAS_GAIN=gain is not None, SIZE=rotation, NVIDIA=in_lanes and is_nvidia(x), ROWS=_ROWS, PDL=pdl,
+        num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
+    )  # fmt: skip
+    return Int8Blocks(levels=levels, scale=scale)
+
+
 def rotate_rows(x: Tensor, gain: Tensor | None, rotation: int, dtype: torch.dtype, *, in_lanes: bool = False) -> Tensor:
     """R (x * gain) [M, K] in `dtype`.
 
@@ -355,6 +411,16 @@ def variants() -> Iterator[Variant]:
             num_warps=_WARPS,
             has_pdl=True,
         )  # fmt: skip
+        yield Variant(
+            name=f"quantize_blocks {name} r{rotation}",
+            kernel=_quantize_blocks,
+            signature={**inputs, "levels": "*i8", "scale": "*fp32", "n_rows": "i32", "K": "i32:16"},
+            constants={"HAS_GAIN": has_gain, "SIZE": rotation, "NVIDIA": False, "ROWS": _ROWS},
+            nvidia_constants={"NVIDIA": True},
+            num_warps=_WARPS,
+            is_decode=False,
+            has_pdl=True,
+        )
         yield Variant(
             name=f"rotate_rows {name} r{rotation}",
             kernel=_rotate_rows,

@@ -33,7 +33,7 @@ class PackedMatrix:
     different exponents can be one. rotation: the block size that its input must be rotated in (quant/mq/rotation.py),
     1 for none.
     layout "planes": packed int32 [N, words of a group, K / 32], as grid.pack makes it, and scale uint8 [N, K / 32].
-    layout "fragments": as fragments.py says, with the rows in pairs (n, n + pair) if pair is not 0.
+    layout "fragments": as fragments.py says, high and largest too, with rows in pairs (n, n + pair) if pair is not 0.
 
     weight[n, k] = level(packed) * scale(code with exponent 0) * row_scale[n].
     """
@@ -46,6 +46,7 @@ class PackedMatrix:
     layout: Layout = "planes"
     pair: int = 0
     high: Tensor | None = None
+    largest: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -104,6 +105,26 @@ class Int8Fragments:
     @property
     def shape(self) -> tuple[int, int]:
         return self.num_rows, 2 * GROUP * self.words.shape[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int8Blocks:
+    """M rows of K activations as int8 with a float32 scale for each 256: x[m, 256 b + e] = level * scale[b, m].
+
+    levels: int8 [M, K], from -127 to 127. scale: float32 [ceil(K / 256), M].
+    """
+
+    levels: Tensor
+    scale: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.levels.shape[0], self.levels.shape[1]
+
+    def values(self) -> Tensor:
+        """x [M, K] float32."""
+        of_element = self.scale.T.repeat_interleave(256, 1)[:, : self.levels.shape[1]]
+        return self.levels.float() * of_element
 
 
 _Value = TypeVar("_Value", PackedMatrix, Int8Fragments, Int8Rows)

@@ -15,10 +15,11 @@ from runner.backends.native.matrices import MatrixReader, Product
 from runner.kernels.add_norm import add_normed
 from runner.kernels.add_parts import Reader, add_parts, reads_parts
 from runner.kernels.fragment_products import ZEROS
+from runner.kernels.gemm_int8 import takes_int8
 from runner.kernels.gemv_spans import rounds
 from runner.kernels.layouts import best_layout
 from runner.kernels.matmul import Rows, linear, linear_residual, linear_residual_for, linear_squares
-from runner.kernels.rotate import quantize_fragments, quantize_rows, rotate_rows
+from runner.kernels.rotate import quantize_blocks, quantize_fragments, quantize_rows, rotate_rows
 from runner.kernels.values import FEW_ROWS, Int8Fragments, Matrix, Squares, UnroundedRow
 
 
@@ -59,6 +60,8 @@ def activations(
     """
     if isinstance(w, Tensor):
         return x if gain is None and x.dtype == dtype else rotate_rows(x, gain, 1, dtype), squares
+    if len(x) > FEW_ROWS and takes_int8(w):
+        return quantize_blocks(x, gain, w.rotation, in_lanes=True), squares
     if len(x) > FEW_ROWS:
         return rotate_rows(x, gain, w.rotation, dtype, in_lanes=w.layout == "fragments"), squares
     if w.layout == "fragments":

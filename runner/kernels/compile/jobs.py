@@ -76,6 +76,7 @@ def jobs(targets: Sequence[str], only: str | None = None) -> list[Job]:
         if only in (None, module, variant.name)
         for target in targets
         if TARGETS[target].is_nvidia or not variant.is_nvidia_only
+        if variant.only_target in (None, target)
     ]
     if only is not None and not found:
         names = [*modules, *(variant.name for module in modules for variant in variants_of(module))]
@@ -92,10 +93,13 @@ def fewer(wanted: Sequence[Job]) -> list[Job]:
     first: dict[tuple[str, str], str] = {}
     for job in wanted:
         first.setdefault((job.module, job.kernel), job.variant)
+    there = {job.variant for job in wanted if job.target == (_DECODING if job.is_decode else _PROMPTS)}
     return [
         job
         for job in wanted
-        if first[job.module, job.kernel] == job.variant or job.target == (_DECODING if job.is_decode else _PROMPTS)
+        if first[job.module, job.kernel] == job.variant
+        or job.target == (_DECODING if job.is_decode else _PROMPTS)
+        or job.variant not in there
     ]
 
 

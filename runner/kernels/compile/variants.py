@@ -24,7 +24,8 @@ class Variant:
     start at multiples of 16 bytes. What is no string is the argument's value: None for an absent tensor.
     constants: the value of each constexpr argument. nvidia_constants: those that replace some of them on NVIDIA.
     has_pdl: it has another one, PDL: whether it can begin before the kernel before it has ended (see Target).
-    is_nvidia_only: elsewhere no launcher takes it. is_decode: it runs for every token, and must hardly spill registers.
+    is_nvidia_only: elsewhere no launcher takes it. only_target: the one target on which a launcher takes it.
+    is_decode: it runs for every token, and must hardly spill registers.
     most_registers: of a thread, as the launcher says on NVIDIA (values.register_option).
     """
 
@@ -38,6 +39,7 @@ class Variant:
     nvidia_constants: Mapping[str, object] = field(default_factory=dict)
     has_pdl: bool = False
     is_nvidia_only: bool = False
+    only_target: str | None = None
     most_registers: int | None = None
 
 

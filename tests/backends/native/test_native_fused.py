@@ -28,6 +28,7 @@ from runner.config import SamplingParams
 from runner.errors import BadModelFile
 from runner.kernels.fragments import can_be_fragments, to_fragments
 from runner.kernels.grids import FORMATS
+from runner.kernels.int8_weights import FORMATS_AS_INT8
 from runner.kernels.pack import packed_matrix
 from runner.kernels.values import FEW_ROWS, MOST_ROWS, Int8Rows, PackedMatrix
 from runner.model_config import ModelConfig
@@ -148,10 +149,15 @@ def test_weights_in_fragments_give_what_they_give_in_planes(tmp_path: Path, monk
     rows = [in_fragments.extend(part, "all", go_on) for part in (PROMPT[:1], PROMPT[1:2])]
     assert torch.equal(torch.cat(rows), found)  # a row has the same bits in every batch
     monkeypatch.setattr(stream, "FEW_ROWS", 1)  # a long prompt: the library's products
+    monkeypatch.setattr(stream, "takes_int8", lambda _: False)
     in_fragments._graphs.forget()  # on a GPU two rows were recorded with the others
     in_fragments.cache.truncate(0)
     wanted = plain(config, weights).extend(PROMPT[:2], "all", go_on)
     assert difference(in_fragments.extend(PROMPT[:2], "all", go_on), wanted) < 2e-5
+    monkeypatch.setattr(stream, "takes_int8", lambda w: w.largest is not None and w.format in FORMATS_AS_INT8)
+    in_fragments._graphs.forget()
+    in_fragments.cache.truncate(0)
+    assert 1e-4 < difference(in_fragments.extend(PROMPT[:2], "all", go_on), wanted) < 0.05
 
 
 @pytest.mark.parametrize(

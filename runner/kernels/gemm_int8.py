@@ -1,0 +1,173 @@
+"""Packed weights in fragments times many rows, both as int8: the products of prompts on Hopper's tensor cores.
+
+Weights are decoded to int8 with a step for each row, some tiles at a time (int8_weights.py); activations are int8 with
+a scale for each 256 columns (Int8Blocks), since a token may have blocks that are far larger than its others. A program
+multiplies a tile: the sums of 256 columns are whole numbers, exact; they are added in float32, times the row's scale
+for these columns, and the epilogue follows. So a row of the product has the same bits whatever its neighbours are. The
+reference is matmul.linear_ref with int8_weights_ref. It knows nothing of what an epilogue does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from runner.kernels import epilogues
+from runner.kernels.compile import Variant
+from runner.kernels.fragments import TILE
+from runner.kernels.gemm import BLOCK_BYTES
+from runner.kernels.grids import scale_value
+from runner.kernels.int8_weights import FORMATS_AS_INT8, int8_weights, longest_level
+from runner.kernels.values import OPTIONS, Int8Blocks, Matrix, PackedMatrix, capability, is_nvidia
+
+
+@triton.jit
+def _gemm_int8(
+    x, x_scale, w, largest, row_scale, M, K, first, count, N, args,
+    EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, LONGEST: tl.constexpr, EVEN: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """w: `count` places from `first` on. EVEN: K is a multiple of 256.
+
+    Programs that share weights come one after the other. Rows and places beyond the last one compute what the last one
+    does, and nobody stores it.
+    """
+    n_rows = tl.cdiv(M, BM)
+    tile = tl.program_id(0) // n_rows
+    rows = tl.program_id(0) % n_rows * BM + tl.arange(0, BM)
+    row = tl.minimum(rows, M - 1)
+    place = tl.minimum(tile * BN + tl.arange(0, BN), count - 1)
+    left = x + row[:, None].to(tl.int64) * K
+    right = w + place[None, :].to(tl.int64) * K
+    acc = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, K, 256):
+        factor = tl.load(x_scale + start // 256 * M + row)
+        part = tl.zeros((BM, BN), tl.int32)
+        for i in tl.static_range(256 // BK):
+            k = start + i * BK + tl.arange(0, BK)
+            if EVEN:
+                of_x = tl.load(left + k[None, :])
+                of_w = tl.load(right + k[:, None])
+            else:
+                of_x = tl.load(left + k[None, :], mask=(k < K)[None, :], other=0)
+                of_w = tl.load(right + k[:, None], mask=(k < K)[:, None], other=0)
+            part = tl.dot(of_x, of_w, part, out_dtype=tl.int32)
+        acc = tl.fma(part.to(tl.float32), tl.broadcast_to(factor[:, None], (BM, BN)), acc)
+    place += first
+    if PAIR == 0:
+        n = first + tile * BN + tl.arange(0, BN)
+        of_place = tl.minimum(place, N - 1)
+        n_ok = n < N
+    else:
+        n = (first + tile * BN) // 2 + tl.arange(0, BN // 2)
+        of_place = tl.minimum(place // 16 * 8 + place % 8, PAIR - 1) + place % 16 // 8 * PAIR
+        n_ok = n < PAIR
+    step = scale_value(tl.load(largest + place)) * tl.load(row_scale + of_place) * (LONGEST / 127.0)
+    acc *= step[None, :]
+    lo = acc
+    hi = acc
+    if PAIR:
+        lo, hi = tl.split(tl.permute(tl.reshape(acc, (BM, BN // 16, 2, 8)), (0, 1, 3, 2)))
+        lo = tl.reshape(lo, (BM, BN // 2))
+        hi = tl.reshape(hi, (BM, BN // 2))
+    EPILOGUE(lo, hi, rows, rows < M, n, n + PAIR, n_ok, first // BN + tile, args, CONFIG)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmInt8:
+    """A product to be run. x: rotated as w wants it."""
+
+    x: Int8Blocks
+    w: PackedMatrix
+    pair: int
+
+    def __post_init__(self) -> None:
+        assert self.x.shape[1] == self.w.shape[1], (self.x.shape, self.w.shape)
+        assert self.w.layout == "fragments"
+        assert self.w.pair == self.pair
+
+    @property
+    def num_rows(self) -> int:
+        return self.x.shape[0]
+
+    @property
+    def n_tiles(self) -> int:
+        return triton.cdiv(self._n_places, self._tiles.columns)
+
+    def run(self, epilogue: Callable[..., Any], args: tuple[Any, ...], config: tuple[Any, ...]) -> None:
+        """epilogue: a program (epilogues.py) with its arguments and constants."""
+        x, w, tiles = self.x, self.w, self._tiles
+        n_rows, k = x.shape
+        step = max(1, BLOCK_BYTES // (k * tiles.columns)) * tiles.columns
+        for first in range(0, self._n_places, step):
+            count = min(step, self._n_places - first)
+            dense = torch.empty(count, k, dtype=torch.int8, device=x.levels.device)
+            int8_weights(w, dense, first_tile=first // TILE)
+            _gemm_int8[(triton.cdiv(n_rows, tiles.rows) * triton.cdiv(count, tiles.columns),)](
+                x.levels, x.scale, dense, w.largest, w.row_scale, n_rows, k, first, count, w.shape[0], args,
+                EPILOGUE=epilogue, CONFIG=config, PAIR=self.pair, LONGEST=longest_level(w), EVEN=k % 256 == 0,
+                BM=tiles.rows, BN=tiles.columns, BK=_BK, num_warps=tiles.warps, num_stages=_STAGES, **OPTIONS,
+            )  # fmt: skip
+
+    @property
+    def _n_places(self) -> int:
+        return TILE * len(self.w.packed)
+
+    @property
+    def _tiles(self) -> _Tiles:
+        n_large = triton.cdiv(self.num_rows, _LARGE.rows) * triton.cdiv(self._n_places, _LARGE.columns)
+        return _LARGE if n_large >= _ENOUGH else _SMALL
+
+
+def takes_int8(w: Matrix) -> bool:
+    """Whether prompts are multiplied with w so: where that was measured to be faster, and costs its format little."""
+    if isinstance(w, Tensor) or w.layout != "fragments" or w.format not in FORMATS_AS_INT8:
+        return False
+    return is_nvidia(w.packed) and capability(w.packed)[0] == 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tiles:
+    rows: int
+    columns: int
+    warps: int
+
+
+# H200, us, the product alone, large | small, of 512 rows: [28672, 4096] 149 | 207, [4096, 14336] 70 | 102, [4096, 4096]
+# 25 | 32; of 128 rows: 52 | 64, 66 | 52, 24 | 17. What limits the large ones is the L2 cache, at 6 TB/s: two stages
+# take 214 for 149, and a scale for a whole row of x, whose sums stay whole numbers, 147.
+_LARGE, _SMALL = _Tiles(rows=128, columns=128, warps=8), _Tiles(rows=64, columns=64, warps=4)
+_ENOUGH: Final = 100  # of large tiles, for some 130 multiprocessors
+_BK, _STAGES = 128, 3
+
+
+def variants() -> Iterator[Variant]:
+    for tiles in (_LARGE, _SMALL):
+        for program, config, pair in (
+            (epilogues.store, (4, 4, False), 0),
+            (epilogues.add_residual, (0, 0, False), 0),
+            (epilogues.gate, (4, 4, False, 0), 14336),
+        ):
+            yield Variant(
+                name=f"gemm_int8 {program.__name__}, {tiles.rows} rows",
+                kernel=_gemm_int8,
+                signature={
+                    "x": "*i8", "x_scale": "*fp32", "w": "*i8", "largest": "*u8", "row_scale": "*fp32", "M": "i32:16",
+                    "K": "i32:16", "first": "i32:16", "count": "i32:16", "N": "i32:16",
+                    "args": epilogues.signature(program, "*bf16"),
+                },
+                constants={
+                    "EPILOGUE": program, "CONFIG": config, "PAIR": pair, "LONGEST": 127, "EVEN": True,
+                    "BM": tiles.rows, "BN": tiles.columns, "BK": _BK,
+                },
+                num_warps=tiles.warps,
+                num_stages=_STAGES,
+                is_decode=False,
+                only_target="sm_90",
+            )  # fmt: skip

@@ -1,0 +1,165 @@
+"""Products of many rows in int8: weights and rows against their references, products against float64, rows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from kernel_data import DEVICE, close, packed, poisoned, random, scrambled
+from torch import Tensor
+
+from runner.backends.native.stream import activations
+from runner.kernels import gemm_int8, matmul
+from runner.kernels.fragments import to_fragments
+from runner.kernels.gemm_int8 import GemmInt8, takes_int8
+from runner.kernels.int8_weights import FORMATS_AS_INT8, int8_weights, int8_weights_ref
+from runner.kernels.matmul import linear, linear_gated, linear_logits, linear_residual, linear_squares, product
+from runner.kernels.pack import dequantize_ref
+from runner.kernels.rotate import quantize_blocks, quantize_blocks_ref
+from runner.kernels.values import FEW_ROWS, Int8Blocks, PackedMatrix, Squares
+
+
+@pytest.fixture(autouse=True)
+def poison() -> Iterator[None]:
+    with poisoned():
+        yield
+
+
+@pytest.fixture(params=["one block", "blocks"])
+def _in_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoded one tile of 64 places after the other, or all at once."""
+    if request.param == "blocks":
+        monkeypatch.setattr(gemm_int8, "BLOCK_BYTES", 1)
+
+
+def exact(x: Int8Blocks, planes: PackedMatrix, pair: int = 0) -> Tensor:
+    """The product with the levels that the kernel finds: which halves it rounds up is not what is asked here."""
+    levels, steps = decoded(to_fragments(planes, pair)).double(), int8_weights_ref(planes)[1]
+    order = places(planes.shape[0], pair)
+    weights = torch.empty(planes.shape, dtype=torch.float64, device=DEVICE)
+    weights[order] = levels[: len(order)] * steps[order, None]
+    return x.values().double() @ weights.T
+
+
+def decoded(w: PackedMatrix) -> Tensor:
+    out = torch.empty(16 * len(w.packed), w.shape[1], dtype=torch.int8, device=DEVICE)
+    int8_weights(w, out, first_tile=0)
+    return out
+
+
+def places(n: int, pair: int) -> Tensor:
+    """The rows of the places of a matrix of n rows, in their order."""
+    if not pair:
+        return torch.arange(n)
+    assert pair % 8 == 0
+    return torch.cat([torch.arange(i, i + 8) + side for i in range(0, pair, 8) for side in (0, pair)])
+
+
+@pytest.mark.parametrize("form", FORMATS_AS_INT8)
+@pytest.mark.parametrize(("n", "k", "pair"), [(48, 64, 0), (48, 320, 24), (37, 640, 0)])
+def test_weights_become_the_nearest_int8_of_their_row(form: str, n: int, k: int, pair: int) -> None:
+    planes = scrambled(form, n, k)
+    w = to_fragments(planes, pair)
+    out = decoded(w)
+    levels, steps = int8_weights_ref(planes)
+    order = places(n, pair)
+    found = out[: len(order)]
+    assert (found == levels[order]).float().mean() > 0.98  # halves may go either way, and are not rare
+    assert found.int().abs().max() <= 127
+    off = dequantize_ref(planes)[order] - found.float() * steps[order, None]
+    assert (off.abs() / steps[order, None]).max() < 0.5001
+    if len(w.packed) > 1:
+        last = torch.empty(16, k, dtype=torch.int8, device=DEVICE)
+        int8_weights(w, last, first_tile=len(w.packed) - 1)
+        assert torch.equal(last, out[-16:])
+
+
+@pytest.mark.parametrize(("k", "rotation"), [(256, 256), (320, 64), (64, 1), (832, 32)])
+@pytest.mark.parametrize("has_gain", [False, True])
+def test_rows_become_int8_with_a_scale_for_each_256_columns(k: int, rotation: int, has_gain: bool) -> None:
+    x, gain = random(7, k), random(k, seed=2) if has_gain else None
+    x[2] = 0
+    x[3, :50] *= 1000
+    found, wanted = quantize_blocks(x, gain, rotation), quantize_blocks_ref(x, gain, rotation)
+    assert found.shape == wanted.shape == (7, k)
+    close(found.scale, wanted.scale, 1e-6)
+    assert (found.levels.int() - wanted.levels.int()).abs().max() <= 1
+    assert (found.levels == wanted.levels).float().mean() > 0.99
+    if rotation == 1:
+        assert torch.equal(found.levels, wanted.levels)
+    in_lanes = quantize_blocks(x, gain, rotation, in_lanes=True)
+    assert torch.equal(in_lanes.levels, found.levels)
+    assert torch.equal(in_lanes.scale, found.scale)
+
+
+@pytest.mark.parametrize("form", FORMATS_AS_INT8)
+@pytest.mark.usefixtures("_in_blocks")
+def test_rows_are_multiplied_in_blocks_of_places(form: str) -> None:
+    n, k, m = 150, 320, 70
+    planes = packed(form, n, k)
+    planes.row_scale[n // 2 :] *= 2.0**-3
+    w, x = to_fragments(planes), quantize_blocks(random(m, k), None, 1)
+    h, bias = random(m, n, seed=3), random(n, seed=4)
+    launch = product(x, w)
+    assert isinstance(launch, GemmInt8)
+    assert launch.n_tiles == 3
+    of_x = Squares(parts=random(m, 5, seed=2).square(), size=k, eps=1e-5)
+    rstd = (of_x.parts.double().sum(1) / k + 1e-5).rsqrt()[:, None]
+    y, of_y = linear_squares(x, w, bias=bias, squares=of_x, eps=1e-6, dtype=torch.float32)
+    close(y, exact(x, planes) * rstd + bias, 1e-4)
+    close(of_y.parts.sum(1), y.double().square().sum(1), 1e-5)
+    assert torch.equal(linear(x, w, bias=bias, squares=of_x, dtype=torch.float32), y)
+    added = h.double() + exact(x, planes) + bias
+    of_h = linear_residual(x, w, h, bias=bias, eps=1e-5)
+    close(h, added, 1e-4)
+    close(of_h.parts.sum(1), h.double().square().sum(1), 1e-5)
+    logits = linear_logits(x, w, squares=of_x)
+    close(logits.values, exact(x, planes) * rstd, 1e-4)
+    best = logits.maxima.argmax(1)
+    assert torch.equal(logits.arguments.gather(1, best[:, None])[:, 0].long(), logits.values.argmax(1))
+
+
+@pytest.mark.usefixtures("_in_blocks")
+def test_pairs_are_gated_in_blocks_of_places() -> None:
+    pair, k, m = 72, 256, 66
+    planes = packed("mq4", 2 * pair, k)
+    w, x, bias = to_fragments(planes, pair), quantize_blocks(random(m, k), None, 1), random(2 * pair, seed=6)
+    gate, up = (exact(x, planes, pair) + bias).chunk(2, 1)
+    found = linear_gated(x, w, "silu", bias=bias, dtype=torch.float32)
+    close(found, matmul.gate_ref(gate, up, "silu"), 1e-4)
+
+
+def test_large_tiles_give_the_bits_of_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    w, x = to_fragments(packed("mq4", 144, 512)), quantize_blocks(random(130, 512), None, 1)
+    small = linear(x, w, dtype=torch.float32)
+    monkeypatch.setattr(gemm_int8, "_ENOUGH", 1)
+    assert torch.equal(linear(x, w, dtype=torch.float32), small)
+
+
+def test_a_row_has_the_bits_that_it_has_among_others() -> None:
+    w, rows = to_fragments(packed("mq4", 64, 320)), random(70, 320)
+    whole = linear(quantize_blocks(rows, None, 64), w, dtype=torch.float32)
+    for first, last in ((0, 1), (3, 40), (65, 70)):
+        part = linear(quantize_blocks(rows[first:last].contiguous(), None, 64), w, dtype=torch.float32)
+        assert torch.equal(part, whole[first:last])
+
+
+@pytest.mark.parametrize("form", FORMATS_AS_INT8)
+def test_what_int8_rounds_off_is_a_hundredth(form: str) -> None:
+    planes, x = packed(form, 256, 1024), random(65, 1024)
+    found = linear(quantize_blocks(x, None, 1), to_fragments(planes), dtype=torch.float32)
+    wanted = x.double() @ dequantize_ref(planes).double().T
+    assert (found - wanted).norm() < 0.013 * wanted.norm()
+
+
+@pytest.mark.parametrize("n_rows", [FEW_ROWS, FEW_ROWS + 1])
+def test_a_device_that_takes_int8_is_given_it_from_65_rows_on(n_rows: int) -> None:
+    for form, is_taken in (("mq4", True), ("mq4-uniform", True), ("mq6", False)):
+        w = to_fragments(packed(form, 16, 64))
+        takes = DEVICE.type == "cuda" and torch.cuda.get_device_capability() == (9, 0)
+        assert takes_int8(w) == (is_taken and takes)
+        x, _ = activations(random(n_rows, 64), None, w, torch.float32)
+        assert isinstance(x, Int8Blocks) == (is_taken and takes and n_rows > FEW_ROWS)
+    assert not takes_int8(packed("mq4", 16, 64))
+    assert not takes_int8(random(16, 64))
