@@ -98,7 +98,7 @@ class GemmInt8:
 
     @property
     def n_tiles(self) -> int:
-        return triton.cdiv(self._n_places, self._tiles.columns)
+        return -(-self._n_places // self._tiles.columns)
 
     def run(self, epilogue: Callable[..., Any], args: tuple[Any, ...], config: tuple[Any, ...]) -> None:
         """epilogue: a program (epilogues.py) with its arguments and constants."""

@@ -175,7 +175,8 @@ class FusedExecution:
     def decode(self, token: int, params: SamplingParams, cancel: CancelToken, /) -> DecodeLoop | None:
         if not is_supported(params):
             return None
-        launch_early(self._place)
+        if not self._opened().has_experts:  # 3 % faster after it, 2.5 % slower with experts
+            launch_early(self._place)
         with torch.inference_mode():
             self._begin_at([token], params)
         self._text.lose(self.cache.length)
