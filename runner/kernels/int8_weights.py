@@ -18,14 +18,14 @@ import triton.language as tl
 from torch import Tensor
 
 from runner.kernels.compile import Variant
-from runner.kernels.fragments import TILE
+from runner.kernels.fragments import MAGIC, TILE
 from runner.kernels.grids import FORMATS, raised_quads, scale_value, scaled_bytes, table
 from runner.kernels.pack import dequantize_ref
 from runner.kernels.values import GROUP, OPTIONS, PackedMatrix, is_nvidia
 from runner.quant.mq.grid import scale_values
 
 _LARGEST = tl.constexpr(127.0)
-_ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it leaves no bits behind the point, halves rounded to even
+_ROUNDING = tl.constexpr(MAGIC)  # adding it leaves no bits behind the point, halves rounded to even
 
 
 def int8_weights_ref(w: PackedMatrix) -> tuple[Tensor, Tensor]:

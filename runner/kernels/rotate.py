@@ -228,32 +228,11 @@ def _quantize_fragments(
 
 @triton.jit(do_not_specialize=["n_rows"])
 def _rotate_rows(
-    x, gain, signs, out, n_rows, K,
-    HAS_GAIN: tl.constexpr, SIZE: tl.constexpr, NVIDIA: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
+    x, gain, signs, out, scale, n_rows, K,
+    HAS_GAIN: tl.constexpr, HAS_SCALE: tl.constexpr, SIZE: tl.constexpr, NVIDIA: tl.constexpr, ROWS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    places = span_places()
-    k = tl.program_id(0) * 256 + places
-    signs_there = signs_of_span(signs, places, SIZE, NVIDIA)
-    if HAS_GAIN:
-        g = tl.load(gain + k, mask=k < K, other=0.0)
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-    for i in tl.static_range(ROWS):
-        row = (tl.program_id(1) * ROWS + i + tl.arange(0, 1)).to(tl.int64)[:, None]
-        ok = (k < K) & (row < n_rows)
-        v = tl.load(x + row * K + k, mask=ok, other=0.0).to(tl.float32)
-        if HAS_GAIN:
-            v *= g
-        v = rotated_span(v, signs, signs_there, places, SIZE, NVIDIA)
-        tl.store(out + row * K + k, v.to(out.dtype.element_ty), mask=ok)
-
-
-@triton.jit(do_not_specialize=["n_rows"])
-def _quantize_blocks(
-    x, gain, signs, levels, scale, n_rows, K,
-    HAS_GAIN: tl.constexpr, SIZE: tl.constexpr, NVIDIA: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    """HAS_SCALE: out is int8, and scale has one for each span of a row; else it is of a float type."""
     places = span_places()
     span = tl.program_id(0)
     k = span * 256 + places
@@ -270,9 +249,12 @@ def _quantize_blocks(
         if HAS_GAIN:
             v *= g
         v = rotated_span(v, signs, signs_there, places, SIZE, NVIDIA)
-        unit, grow, by, inverse = scale_of(tl.max(tl.max(magnitude(v), 1, keep_dims=True), 0, keep_dims=True))
-        tl.store(levels + row * K + k, level_of(v, grow, by, inverse).to(tl.int8), mask=ok)
-        tl.store(scale + span * n_rows + row, unit, mask=row < n_rows)
+        if HAS_SCALE:
+            unit, grow, by, inverse = scale_of(tl.max(tl.max(magnitude(v), 1, keep_dims=True), 0, keep_dims=True))
+            tl.store(out + row * K + k, level_of(v, grow, by, inverse).to(tl.int8), mask=ok)
+            tl.store(scale + span * n_rows + row, unit, mask=row < n_rows)
+        else:
+            tl.store(out + row * K + k, v.to(out.dtype.element_ty), mask=ok)
 
 
 # --- launchers -------------------------------------------------------------------------------------------------------
@@ -341,15 +323,9 @@ def quantize_blocks(x: Tensor, gain: Tensor | None, rotation: int, *, in_lanes: 
     x, gain, rotation, in_lanes: as for quantize_rows.
     """
     n_rows, k = x.shape
-    _check(x, gain, rotation)
-    pdl = has_pdl(x)
     levels = torch.empty(n_rows, k, dtype=torch.int8, device=x.device)
     scale = torch.empty(triton.cdiv(k, SPAN), n_rows, device=x.device)
-    _quantize_blocks[(triton.cdiv(k, SPAN), triton.cdiv(n_rows, _ROWS))](
-        x, x if gain is None else gain, rotation_signs(rotation, x.device), levels, scale, n_rows, k,
-        HAS_GAIN=gain is not None, SIZE=rotation, NVIDIA=in_lanes and is_nvidia(x), ROWS=_ROWS, PDL=pdl,
-        num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
-    )  # fmt: skip
+    _launch_rotate_rows(x, gain, rotation, levels, scale, in_lanes=in_lanes)
     return Int8Blocks(levels=levels, scale=scale)
 
 
@@ -358,16 +334,23 @@ def rotate_rows(x: Tensor, gain: Tensor | None, rotation: int, dtype: torch.dtyp
 
     x, gain, rotation, in_lanes: as for quantize_rows; K may be anything without a rotation.
     """
+    out = torch.empty(*x.shape, dtype=dtype, device=x.device)
+    _launch_rotate_rows(x, gain, rotation, out, None, in_lanes=in_lanes)
+    return out
+
+
+def _launch_rotate_rows(
+    x: Tensor, gain: Tensor | None, rotation: int, out: Tensor, scale: Tensor | None, *, in_lanes: bool
+) -> None:
     n_rows, k = x.shape
     _check(x, gain, rotation)
     pdl = has_pdl(x)
-    out = torch.empty(n_rows, k, dtype=dtype, device=x.device)
     _rotate_rows[(triton.cdiv(k, SPAN), triton.cdiv(n_rows, _ROWS))](
-        x, x if gain is None else gain, rotation_signs(rotation, x.device), out, n_rows, k,
-        HAS_GAIN=gain is not None, SIZE=rotation, NVIDIA=in_lanes and is_nvidia(x), ROWS=_ROWS, PDL=pdl,
-        num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
+        x, x if gain is None else gain, rotation_signs(rotation, x.device), out, out if scale is None else scale,
+        n_rows, k,
+        HAS_GAIN=gain is not None, HAS_SCALE=scale is not None, SIZE=rotation, NVIDIA=in_lanes and is_nvidia(x),
+        ROWS=_ROWS, PDL=pdl, num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
-    return out
 
 
 # One warp holds a span of the largest block, so butterflies need no barrier. Rows of a prompt four at a time: a GPU
@@ -411,22 +394,16 @@ def variants() -> Iterator[Variant]:
             num_warps=_WARPS,
             has_pdl=True,
         )  # fmt: skip
-        yield Variant(
-            name=f"quantize_blocks {name} r{rotation}",
-            kernel=_quantize_blocks,
-            signature={**inputs, "levels": "*i8", "scale": "*fp32", "n_rows": "i32", "K": "i32:16"},
-            constants={"HAS_GAIN": has_gain, "SIZE": rotation, "NVIDIA": False, "ROWS": _ROWS},
-            nvidia_constants={"NVIDIA": True},
-            num_warps=_WARPS,
-            is_decode=False,
-            has_pdl=True,
-        )
-        yield Variant(
-            name=f"rotate_rows {name} r{rotation}",
-            kernel=_rotate_rows,
-            signature={**inputs, "out": "*bf16", "n_rows": "i32", "K": "i32:16"},
-            constants={"HAS_GAIN": has_gain, "SIZE": rotation, "NVIDIA": False, "ROWS": _ROWS},
-            nvidia_constants={"NVIDIA": True},
-            num_warps=_WARPS,
-            has_pdl=True,
-        )
+        for operation, has_scale in (("rotate_rows", False), ("quantize_blocks", True)):
+            outputs = {"out": "*i8", "scale": "*fp32"} if has_scale else {"out": "*bf16", "scale": "*bf16"}
+            yield Variant(
+                name=f"{operation} {name} r{rotation}",
+                kernel=_rotate_rows,
+                signature={**inputs, **outputs, "n_rows": "i32", "K": "i32:16"},
+                constants={
+                    "HAS_GAIN": has_gain, "HAS_SCALE": has_scale, "SIZE": rotation, "NVIDIA": False, "ROWS": _ROWS,
+                },
+                nvidia_constants={"NVIDIA": True},
+                num_warps=_WARPS,
+                has_pdl=True,
+            )  # fmt: skip

@@ -159,9 +159,9 @@ def _mlp(module: nn.Module, name: str, reader: MatrixReader) -> FusedMlp | Fused
     return FusedMlp(module, name, reader)
 
 
-# Of a layer: the host takes 0.7 to 2 ms to launch one (H200), which then computes at some 350 TFLOP/s. Up to 3.4e11 a
-# graph is faster by a quarter to twice and a half, at 3.9e11 (Llama-3.1-8B) neither is, and at 5.0e11 (qwen3-32b) it is
-# by a ninth.
+# Of a layer: the host takes 0.7 to 2 ms to launch one (H200), which then computes at some 350 TFLOP/s in bfloat16. Up
+# to 3.4e11 a graph is faster by a quarter to twice and a half, at 3.9e11 (Llama-3.1-8B) neither is, and at 5.0e11
+# (qwen3-32b) it is by a ninth. Not measured for products in int8, which are faster.
 _FLOP_BEHIND_LAUNCHES: Final = 5.5e11
 
 
