@@ -1,10 +1,10 @@
 """Packed weights in fragments to int8 with one step for each row: what the products of prompts multiply by.
 
 A group's levels and its scale become whole multiples of the row's step, the largest scale of the row times the longest
-level over 127. What that rounds off is 0.7 % of a weight, where 4 bits lost 7 to 9 before; it leaves a
-product whose weights need one factor a row. A program decodes 16 rows of a span of columns, whose words it reads in
-the order of memory. The rows come out in the order of their places (fragments.py), with pairs eight of gate and eight
-of up in turn. It knows no products.
+level over 127. What that rounds off is 0.7 % of a weight, where 4 bits lost 7 to 9 before; it leaves a product whose
+weights need one factor a row. A program decodes 16 rows of a span of columns, whose words it reads in the order of
+memory. The rows come out in the order of their places (fragments.py), with pairs eight of gate and eight of up in turn.
+It knows no products.
 """
 
 from __future__ import annotations
