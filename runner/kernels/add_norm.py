@@ -16,7 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels.compile import Variant
 from runner.kernels.epilogues import p_rstd
-from runner.kernels.values import OPTIONS, Squares, has_pdl, pdl_option, rstd_ref
+from runner.kernels.values import OPTIONS, Squares, cdiv, has_pdl, next_power_of_2, pdl_option, rstd_ref
 
 
 def add_normed_ref(h: Tensor, y: Tensor, squares: Squares, gain: Tensor) -> Tensor:
@@ -65,11 +65,11 @@ def add_normed(h: Tensor, y: Tensor, squares: Squares, gain: Tensor) -> Squares:
     assert y.is_contiguous()
     assert (len(squares.parts), squares.size) == (n_rows, k)
     assert squares.parts.is_contiguous()
-    n_spans, pdl = triton.cdiv(k, _SPAN), has_pdl(h)
+    n_spans, pdl = cdiv(k, _SPAN), has_pdl(h)
     parts = torch.empty(n_rows, n_spans, dtype=torch.float32, device=h.device)
     _add_normed[(n_spans, n_rows)](
         h, y, squares.parts, gain, parts, k, n_spans, 1.0 / squares.size, squares.eps,
-        PARTS=n_parts, PADDED=triton.next_power_of_2(n_parts), SPAN=_SPAN, PDL=pdl,
+        PARTS=n_parts, PADDED=next_power_of_2(n_parts), SPAN=_SPAN, PDL=pdl,
         num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return Squares(parts=parts, size=k, eps=squares.eps)
@@ -79,7 +79,7 @@ def squares(h: Tensor, eps: float) -> Squares:
     """The sums of squares of h [M, K], contiguous."""
     n_rows, k = h.shape
     assert h.is_contiguous()
-    n_spans = triton.cdiv(k, _SPAN)
+    n_spans = cdiv(k, _SPAN)
     parts = torch.empty(n_rows, n_spans, dtype=torch.float32, device=h.device)
     _squares[(n_spans, n_rows)](h, parts, k, n_spans, SPAN=_SPAN, num_warps=_WARPS, **OPTIONS)
     return Squares(parts=parts, size=k, eps=eps)

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from runner.kernels.compile import Variant
-from runner.kernels.values import OPTIONS
+from runner.kernels.values import OPTIONS, next_power_of_2
 
 
 def angles_ref(start: Tensor, n_rows: int, frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:
@@ -47,7 +47,7 @@ def angles(start: Tensor, n_rows: int, frequencies: Tensor, factor: float) -> tu
     if half:
         _angles[(n_rows,)](
             start, frequencies, cos, sin, factor,
-            HALF=half, BLOCK=triton.next_power_of_2(half), num_warps=_WARPS, **OPTIONS,
+            HALF=half, BLOCK=next_power_of_2(half), num_warps=_WARPS, **OPTIONS,
         )  # fmt: skip
     return cos, sin
 

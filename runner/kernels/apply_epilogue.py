@@ -15,7 +15,7 @@ from torch import Tensor
 
 from runner.kernels import epilogues
 from runner.kernels.compile import Variant
-from runner.kernels.values import OPTIONS
+from runner.kernels.values import OPTIONS, cdiv, next_power_of_2
 
 
 @triton.jit
@@ -40,7 +40,7 @@ def _apply_epilogue(
 
 def tile_columns(width: int) -> int:
     """Columns of a tile, a power of two, where the output has `width` of them: each tile has a part of every row."""
-    return _TILE if width >= _TILE else int(triton.next_power_of_2(width))
+    return _TILE if width >= _TILE else next_power_of_2(width)
 
 
 def apply_epilogue(
@@ -63,7 +63,7 @@ def apply_epilogue(
     assert product.is_contiguous()
     assert first % tile == 0
     assert count % tile == 0 or first + count == width, (first, count, width)
-    _apply_epilogue[(n_rows * triton.cdiv(count, tile),)](
+    _apply_epilogue[(n_rows * cdiv(count, tile),)](
         product, n_rows, first, count, args,
         EPILOGUE=epilogue, CONFIG=config, PAIR=pair, TILE=tile, num_warps=_WARPS, **OPTIONS,
     )  # fmt: skip

@@ -28,7 +28,16 @@ from runner.kernels.attention import TYPES, multiplied_in, tile_positions
 from runner.kernels.compile import Variant
 from runner.kernels.heads import HeadNorm, angles_of, append, check_heads, heads_and_partners, rstd_of_rows, turned
 from runner.kernels.kv_layer import LARGEST_LEVEL, LayerCache
-from runner.kernels.values import MOST_ROWS, OPTIONS, has_pdl, is_nvidia, pdl_option, register_option
+from runner.kernels.values import (
+    MOST_ROWS,
+    OPTIONS,
+    cdiv,
+    has_pdl,
+    is_nvidia,
+    next_power_of_2,
+    pdl_option,
+    register_option,
+)
 
 # One choice for every M and every capacity, since the order of summation follows from it: splits are of 128 positions
 # up to 2048, of 256 up to 8192, of 512 up to 16384, and then of 1024. Where there are more programs than fit at once,
@@ -308,10 +317,10 @@ def attend_rows(
     out = torch.empty(n_rows, num_heads * d, dtype=qkv.dtype, device=qkv.device)
     reach = _NO_WINDOW if window is None else window
     per_group = num_heads // cache.num_kv_heads
-    block_d = max(16, triton.next_power_of_2(d))
+    block_d = max(16, next_power_of_2(d))
     pdl, nvidia = has_pdl(qkv), is_nvidia(qkv)
     shape = _shape(per_group, block_d, _multiplied_in(qkv, cache))
-    n_blocks, n_parts = triton.cdiv(n_rows, shape["QUERIES"] // shape["HEADS"]), triton.cdiv(per_group, shape["HEADS"])
+    n_blocks, n_parts = cdiv(n_rows, shape["QUERIES"] // shape["HEADS"]), cdiv(per_group, shape["HEADS"])
     # Rows are neighbours in the grid: they read the same keys and values, the first from memory, the others from L2.
     _attend_split[(n_blocks, cache.num_kv_heads * n_parts, n_splits)](
         qkv, cos, sin, q_gain, k_gain, eps, cache.keys, cache.values, cache.key_scale, cache.value_scale, start,
@@ -351,7 +360,7 @@ def _shape(per_group: int, block_d: int, kind: torch.dtype | None) -> dict[str, 
     queries = 16 if is_exact else 4
     return {
         "QUERIES": queries,
-        "HEADS": min(queries, triton.next_power_of_2(per_group)),
+        "HEADS": min(queries, next_power_of_2(per_group)),
         "COLUMNS": 8 * _WARPS if is_exact else 1,
         "TILE": max(1, 2048 // block_d) if kind is None else tile_positions(block_d, kind, _FINE.value),
         "TYPE": tl.float32 if kind is None else TYPES[kind],
@@ -387,7 +396,7 @@ def variants() -> Iterator[Variant]:
         ("bf16 d256 norm of heads", "*bf16", "head", (4, 1, 256, 128), 1),
         ("int8 d128", "*i8", "none", (32, 8, 128, 64), 1),
     ):
-        block_d, gain = triton.next_power_of_2(d), None if norm == "none" else "*fp32"
+        block_d, gain = next_power_of_2(d), None if norm == "none" else "*fp32"
         optional = dict.fromkeys(scales, "*fp32" if form == "*i8" else None)
         yield Variant(
             name=f"attention_decode {name}",

@@ -17,7 +17,7 @@ from torch import Tensor
 from runner.kernels.attention import TYPES, check_query, multiplied_in, tile_positions
 from runner.kernels.compile import Variant
 from runner.kernels.kv_layer import LayerCache
-from runner.kernels.values import OPTIONS, capability, is_nvidia
+from runner.kernels.values import OPTIONS, capability, cdiv, is_nvidia, next_power_of_2
 
 
 @triton.jit
@@ -118,8 +118,8 @@ def attend_prompt(
             return _library(q, cache, first, scale)
     n_rows, num_heads, d = q.shape
     out = torch.empty(n_rows, num_heads * d, dtype=q.dtype, device=q.device)
-    block_d, kind = max(16, triton.next_power_of_2(d)), multiplied_in(q, cache)
-    _attend_prompt[(num_heads, triton.cdiv(n_rows, _ROWS))](
+    block_d, kind = max(16, next_power_of_2(d)), multiplied_in(q, cache)
+    _attend_prompt[(num_heads, cdiv(n_rows, _ROWS))](
         q, cache.keys, cache.values, cache.key_scale, cache.value_scale, sinks, out, scale,
         n_rows, start, _NO_WINDOW if window is None else window, cache.capacity,
         H=num_heads, G=cache.num_kv_heads, D=d, BLOCK_D=block_d,
@@ -168,7 +168,7 @@ def variants() -> Iterator[Variant]:
         ("int8 d128", "*i8", (32, 8, 128), False),
         ("bf16 d256", "*bf16", (4, 1, 256), False),
     ):
-        block_d = triton.next_power_of_2(d)
+        block_d = next_power_of_2(d)
         optional = {**dict.fromkeys(scales, "*fp32" if form == "*i8" else None), "sinks": "*bf16" if sinks else None}
         yield Variant(
             name=f"attention_prefill {name}",

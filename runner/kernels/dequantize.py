@@ -18,7 +18,7 @@ from torch import Tensor
 from runner.kernels.compile import Variant
 from runner.kernels.fragments import BLOCK, TILE
 from runner.kernels.grids import FORMATS, scale_value, table, words_of_group
-from runner.kernels.values import GROUP, OPTIONS, PackedMatrix, is_nvidia
+from runner.kernels.values import GROUP, OPTIONS, PackedMatrix, cdiv, is_nvidia
 from runner.quant.mq.formats import MQ4, MQ4_UNIFORM, MQ6
 
 
@@ -153,7 +153,7 @@ def dequantize(w: PackedMatrix, out: Tensor, *, first: int, pair: int) -> None:
     assert 0 < count <= (pair or n) - first
     assert w.layout == "planes" or w.pair == pair
     span, warps = _TILES[w.layout]
-    _dequantize[(-(-count // unit) * triton.cdiv(k // 8, span),)](
+    _dequantize[(-(-count // unit) * cdiv(k // 8, span),)](
         w.packed, w.packed if w.high is None else w.high, w.scale, w.row_scale, table(out.device), out,
         first, count, k // GROUP,
         PAIR=pair, FORMAT=w.format, WORDS=words_of_group(FORMATS[w.format]), ORDER=w.layout,

@@ -18,7 +18,7 @@ from runner.kernels.butterflies import rotated
 from runner.kernels.compile import Variant
 from runner.kernels.grids import fragment_level, load_level, scale_value, table
 from runner.kernels.pack import dequantize_ref
-from runner.kernels.values import OPTIONS, Matrix, Squares
+from runner.kernels.values import OPTIONS, Matrix, Squares, cdiv
 from runner.quant.mq.rotation import first_and_second_signs, unrotate
 
 
@@ -93,7 +93,7 @@ def embed(tokens: Tensor, w: Matrix, factor: float, eps: float) -> tuple[Tensor,
     assert tokens.dtype == torch.int64
     assert tokens.is_contiguous()
     assert isinstance(w, Tensor) or not w.pair
-    n_spans = triton.cdiv(k, _SPAN)
+    n_spans = cdiv(k, _SPAN)
     h = torch.empty(n_rows, k, dtype=torch.float32, device=tokens.device)
     parts = torch.empty(n_rows, n_spans, dtype=torch.float32, device=tokens.device)
     options = {"SPAN": _SPAN, "num_warps": _WARPS, **OPTIONS}

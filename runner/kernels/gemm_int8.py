@@ -24,7 +24,7 @@ from runner.kernels.fragments import TILE
 from runner.kernels.gemm import BLOCK_BYTES
 from runner.kernels.grids import scale_value
 from runner.kernels.int8_weights import FORMATS_AS_INT8, int8_weights, longest_level
-from runner.kernels.values import OPTIONS, Int8Blocks, Matrix, PackedMatrix, capability, is_nvidia
+from runner.kernels.values import OPTIONS, Int8Blocks, Matrix, PackedMatrix, capability, cdiv, is_nvidia
 
 
 @triton.jit
@@ -103,13 +103,13 @@ class GemmInt8:
     def run(self, epilogue: Callable[..., Any], args: tuple[Any, ...], config: tuple[Any, ...]) -> None:
         """epilogue: a program (epilogues.py) with its arguments and constants."""
         x, w, tiles = self.x, self.w, self._tiles
-        n_rows, k = x.shape
+        (n_rows, k), n_places = x.shape, self._n_places
         step = max(1, BLOCK_BYTES // (k * tiles.columns)) * tiles.columns
-        for first in range(0, self._n_places, step):
-            count = min(step, self._n_places - first)
+        for first in range(0, n_places, step):
+            count = min(step, n_places - first)
             dense = torch.empty(count, k, dtype=torch.int8, device=x.levels.device)
             int8_weights(w, dense, first_tile=first // TILE)
-            _gemm_int8[(triton.cdiv(n_rows, tiles.rows) * triton.cdiv(count, tiles.columns),)](
+            _gemm_int8[(cdiv(n_rows, tiles.rows) * cdiv(count, tiles.columns),)](
                 x.levels, x.scale, dense, w.largest, w.row_scale, n_rows, k, first, count, w.shape[0], args,
                 EPILOGUE=epilogue, CONFIG=config, PAIR=self.pair, LONGEST=longest_level(w), EVEN=k % 256 == 0,
                 BM=tiles.rows, BN=tiles.columns, BK=_BK, num_warps=tiles.warps, num_stages=_STAGES, **OPTIONS,
@@ -121,7 +121,7 @@ class GemmInt8:
 
     @property
     def _tiles(self) -> _Tiles:
-        n_large = triton.cdiv(self.num_rows, _LARGE.rows) * triton.cdiv(self._n_places, _LARGE.columns)
+        n_large = cdiv(self.num_rows, _LARGE.rows) * cdiv(self._n_places, _LARGE.columns)
         return _LARGE if n_large >= _ENOUGH else _SMALL
 
 

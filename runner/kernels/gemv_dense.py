@@ -20,7 +20,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from runner.kernels import epilogues
 from runner.kernels.compile import Variant
 from runner.kernels.epilogues import columns, streams
-from runner.kernels.values import MOST_ROWS, OPTIONS, has_pdl, is_nvidia, pdl_option
+from runner.kernels.values import MOST_ROWS, OPTIONS, has_pdl, is_nvidia, next_power_of_2, pdl_option
 
 
 @triton.jit
@@ -115,11 +115,11 @@ class GemvDense:
                 PDL=pdl, num_warps=warps, num_stages=stages, **pdl_option(pdl), **OPTIONS,
             )  # fmt: skip
             return
-        rows = min(_ROWS, triton.next_power_of_2(n_rows))
+        rows = min(_ROWS, next_power_of_2(n_rows))
         _gemv_dense[(self.n_tiles * -(-n_rows // rows),)](
             self.w, self.x, n_rows, n, k, args,
             EPILOGUE=epilogue, CONFIG=config, PAIR=self.pair,
-            ROWS=rows, BN=_BN, BK=min(_BK, triton.next_power_of_2(k)),
+            ROWS=rows, BN=_BN, BK=min(_BK, next_power_of_2(k)),
             num_warps=_WARPS, **OPTIONS,
         )  # fmt: skip
 

@@ -51,6 +51,7 @@ from runner.kernels.values import (
     OPTIONS,
     Int8Fragments,
     PackedMatrix,
+    cdiv,
     has_pdl,
     is_nvidia,
     pdl_option,
@@ -334,7 +335,7 @@ class GemvFragments:
         For matrices with few rows, whose programs are too few to keep the memory busy.
         """
         tiles = self.tiles or tiles_of_parts(*self.w.packed.shape[:2])
-        n_parts = triton.cdiv(self.w.packed.shape[1], tiles.part)
+        n_parts = cdiv(self.w.packed.shape[1], tiles.part)
         out = torch.empty(self.num_rows, n_parts, self.w.shape[0], dtype=torch.float32, device=self.w.packed.device)
         self._launch(tiles, epilogues.store_part, (out, self.w.shape[0]), (n_parts,))
         return out
@@ -349,9 +350,9 @@ class GemvFragments:
         n_blocks, n_pairs = x.words.shape[0], w.packed.shape[1]
         # Two blocks of 8 rows at once want more registers than mq4 leaves of them on GPUs before sm_90.
         at_once = min(1 if nvidia and not pdl else 2, n_blocks)
-        n_parts = triton.cdiv(n_pairs, tiles.part or n_pairs)
+        n_parts = cdiv(n_pairs, tiles.part or n_pairs)
         norm, is_normed, args, config = epilogues.norm_apart(epilogue, args, config, x.notes)
-        _gemv_fragments[(self.n_tiles // tiles.tiles, triton.cdiv(n_blocks, at_once), n_parts)](
+        _gemv_fragments[(self.n_tiles // tiles.tiles, cdiv(n_blocks, at_once), n_parts)](
             w.packed, w.packed if w.high is None else w.high, w.scale, w.row_scale, table(w.packed.device),
             half_tables(w.packed.device), x.words, x.notes, x.num_rows, w.shape[0], norm, args,
             EPILOGUE=epilogue, CONFIG=config, NORM=is_normed, PAIR=self.pair, FORMAT=w.format, BLOCKS=at_once,

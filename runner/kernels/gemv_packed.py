@@ -20,7 +20,7 @@ from runner.kernels import epilogues
 from runner.kernels.compile import Variant
 from runner.kernels.epilogues import columns, streams
 from runner.kernels.grids import FORMATS, dot4, load_quads, scale_value, table, words_of_group
-from runner.kernels.values import MOST_ROWS, OPTIONS, Int8Rows, PackedMatrix, is_nvidia
+from runner.kernels.values import MOST_ROWS, OPTIONS, Int8Rows, PackedMatrix, is_nvidia, next_power_of_2
 
 
 @triton.jit
@@ -104,12 +104,12 @@ class GemvPacked:
     def run(self, epilogue: Callable[..., Any], args: tuple[Any, ...], config: tuple[Any, ...]) -> None:
         """epilogue: a program (epilogues.py) with its arguments and constants."""
         n_rows, n_groups = self.x.shape[0], self.w.packed.shape[2]
-        rows = min(_ROWS, triton.next_power_of_2(n_rows))
+        rows = min(_ROWS, next_power_of_2(n_rows))
         _gemv_packed[(self.n_tiles * -(-n_rows // rows),)](
             self.w.packed, self.w.scale, self.w.row_scale, table(self.w.packed.device), self.x.words, self.x.scale,
             n_rows, self.w.shape[0], n_groups, args,
             EPILOGUE=epilogue, CONFIG=config, PAIR=self.pair, FORMAT=self.w.format, WORDS=self.w.packed.shape[1],
-            ROWS=rows, BN=_BN, BG=min(_BG, triton.next_power_of_2(n_groups)),
+            ROWS=rows, BN=_BN, BG=min(_BG, next_power_of_2(n_groups)),
             NVIDIA=is_nvidia(self.w.packed), num_warps=_WARPS, **OPTIONS,
         )  # fmt: skip
 

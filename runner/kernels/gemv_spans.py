@@ -39,6 +39,7 @@ from runner.kernels.values import (
     Matrix,
     PackedMatrix,
     UnroundedRow,
+    cdiv,
     has_pdl,
     is_nvidia,
     moved,
@@ -326,7 +327,7 @@ def _launch(
     warps, tiles = spans_of(*w.packed.shape[:2]), tiles_of_program(n_tiles)
     nvidia, pdl, device = is_nvidia(w.packed), has_pdl(w.packed), w.packed.device
     stream, adds, epilogue = epilogues.stream_apart(epilogue, args, config, w.row_scale)
-    _gemv_spans[(triton.cdiv(n_tiles, tiles),)](
+    _gemv_spans[(cdiv(n_tiles, tiles),)](
         w.packed, w.packed if w.high is None else w.high, w.scale, w.row_scale, table(device), half_tables(device),
         x.x, w.row_scale if x.gain is None else x.gain, rotation_signs(w.rotation, device), w.shape[0],
         n_tiles, 1.0 / w.shape[1], x.eps or 0.0, stream, args,

@@ -18,7 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels.compile import Variant
 from runner.kernels.kv_layer import LARGEST_LEVEL, LayerCache, write_ref
-from runner.kernels.values import OPTIONS, has_pdl, pdl_option
+from runner.kernels.values import OPTIONS, cdiv, has_pdl, next_power_of_2, pdl_option
 
 HeadNorm = Literal["none", "head", "row"]
 """What is normed together: nothing, the D elements of a head (Qwen3, Gemma 3), all heads of q or of k (OLMo 2)."""
@@ -221,11 +221,11 @@ def place_heads(
     (n_rows, half), heads, d = cos.shape, num_heads + 2 * cache.num_kv_heads, cache.head_dim
     pdl = has_pdl(qkv)
     q = torch.empty(n_rows, num_heads, d, dtype=qkv.dtype, device=qkv.device)
-    _place_heads[(triton.cdiv(n_rows, _ROWS), heads)](
+    _place_heads[(cdiv(n_rows, _ROWS), heads)](
         qkv, cos, sin, q_gain, k_gain, start, q,
         cache.keys, cache.values, cache.key_scale, cache.value_scale, n_rows, cache.capacity, eps,
         H=num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=norm, LARGEST=LARGEST_LEVEL, ROWS=_ROWS,
-        BLOCK=triton.next_power_of_2(d), BLOCK_ROW=_BLOCK_ROW, PDL=pdl, num_warps=_WARPS,
+        BLOCK=next_power_of_2(d), BLOCK_ROW=_BLOCK_ROW, PDL=pdl, num_warps=_WARPS,
         **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return q
@@ -281,7 +281,7 @@ def variants() -> Iterator[Variant]:
             constants={
                 **dict(zip(("H", "G", "D", "HALF"), heads, strict=True)), "NORM": norm, "LARGEST": LARGEST_LEVEL,
                 "ROWS": _ROWS,
-                "BLOCK": triton.next_power_of_2(heads[2]), "BLOCK_ROW": _BLOCK_ROW,
+                "BLOCK": next_power_of_2(heads[2]), "BLOCK_ROW": _BLOCK_ROW,
             },
             has_pdl=True,
             num_warps=_WARPS,

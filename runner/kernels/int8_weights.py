@@ -21,7 +21,7 @@ from runner.kernels.compile import Variant
 from runner.kernels.fragments import MAGIC, TILE
 from runner.kernels.grids import FORMATS, raised_quads, scale_value, scaled_bytes, table
 from runner.kernels.pack import dequantize_ref
-from runner.kernels.values import GROUP, OPTIONS, PackedMatrix, is_nvidia
+from runner.kernels.values import GROUP, OPTIONS, PackedMatrix, cdiv, is_nvidia
 from runner.quant.mq.grid import scale_values
 
 _LARGEST = tl.constexpr(127.0)
@@ -82,7 +82,7 @@ def int8_weights(w: PackedMatrix, out: Tensor, *, first_tile: int) -> None:
     assert out.dtype == torch.int8
     assert out.is_contiguous()
     assert 0 <= first_tile <= len(w.packed) - n_tiles
-    _int8_weights[(triton.cdiv(n_pairs, _PAIRS), n_tiles)](
+    _int8_weights[(cdiv(n_pairs, _PAIRS), n_tiles)](
         w.packed, w.scale, w.largest, table(out.device), out.view(torch.int32), first_tile, n_pairs,
         FORMAT=w.format, LONGEST=longest_level(w), PAIRS=_PAIRS, NVIDIA=is_nvidia(out), num_warps=_WARPS, **OPTIONS,
     )  # fmt: skip

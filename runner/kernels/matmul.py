@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import triton
 from torch import Tensor
 from torch.nn import functional
 
@@ -41,6 +40,7 @@ from runner.kernels.values import (
     PackedMatrix,
     Squares,
     UnroundedRow,
+    next_power_of_2,
     rstd_ref,
 )
 
@@ -242,4 +242,4 @@ def _norm(squares: Squares | None, unused: Tensor) -> tuple[tuple[Any, ...], tup
     if squares is None:
         return (unused, 0.0, 0.0), (0, 0)
     n_parts = squares.parts.shape[1]
-    return (squares.parts, 1.0 / squares.size, squares.eps), (n_parts, triton.next_power_of_2(n_parts))
+    return (squares.parts, 1.0 / squares.size, squares.eps), (n_parts, next_power_of_2(n_parts))

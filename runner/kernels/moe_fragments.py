@@ -41,6 +41,7 @@ from runner.kernels.values import (
     has_pdl,
     is_nvidia,
     moved,
+    next_power_of_2,
     pdl_option,
     register_option,
 )
@@ -179,7 +180,7 @@ class GemvFragmentsOfExperts:
         """h [M, N] += the sum over slots of weight * (product + bias); parts [M, n_sum_tiles]: of the new squares."""
         n_rows, k = self.experts.shape
         assert self.x.num_rows == n_rows * k
-        slots, pdl, n_pairs = triton.next_power_of_2(k), has_pdl(h), self.w.packed.shape[1]
+        slots, pdl, n_pairs = next_power_of_2(k), has_pdl(h), self.w.packed.shape[1]
         _sum_of_fragments[(n_rows, self.n_sum_tiles)](
             *self._operands(), self.experts, weights, h, h if bias is None else bias, parts,
             self.num_rows, k, self.n_sum_tiles,

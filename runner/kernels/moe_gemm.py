@@ -26,7 +26,7 @@ from runner.kernels.fragments import TILE
 from runner.kernels.gemm import BLOCK_BYTES
 from runner.kernels.grids import raised_quads, scale_value, scaled_bytes, table
 from runner.kernels.moe_groups import Groups
-from runner.kernels.values import OPTIONS, PackedMatrix, is_nvidia
+from runner.kernels.values import OPTIONS, PackedMatrix, cdiv, is_nvidia, next_power_of_2
 
 
 @triton.jit
@@ -155,13 +155,13 @@ class Gemm:
             tiles, form = _dense_tiles(mean), ""
             step = n_experts if isinstance(w, Tensor) else experts_at_once(n, k, x.element_size())
         n_blocks = n_pairs // tiles.rows + min(n_experts, n_pairs)  # an expert's last block may have few
-        n_tiles = triton.cdiv(n_columns, tiles.columns // 2 if pair else tiles.columns)
+        n_tiles = cdiv(n_columns, tiles.columns // 2 if pair else tiles.columns)
         for first in range(0, n_experts, step):
             last = min(first + step, n_experts)
             _moe_gemm[(n_blocks * n_tiles,)](
                 *(matrix or (self._dense(first * n, last * n), x, x, x, x)),
                 x, self.groups.order, self.groups.counts, first, last, n_experts, n, n_pairs // len(x), n_tiles, args,
-                EPILOGUE=epilogue, CONFIG=config, PAIR=pair, EXPERTS=triton.next_power_of_2(n_experts), FORMAT=form,
+                EPILOGUE=epilogue, CONFIG=config, PAIR=pair, EXPERTS=next_power_of_2(n_experts), FORMAT=form,
                 NVIDIA=is_nvidia(x), K=k, BM=tiles.rows, BN=tiles.columns, BK=_BK,
                 num_warps=tiles.warps, num_stages=tiles.stages, **OPTIONS,
             )  # fmt: skip
@@ -194,7 +194,7 @@ def by_words(x: Tensor) -> Tensor:
     """Rows [M, K] in the order of the words of fragments: [M, K / 64, j, e, half, 4], j the place of a word."""
     n_rows, k = x.shape
     out = torch.empty_like(x)
-    _by_words[(triton.cdiv(k, _SPAN), n_rows)](x, out, K=k, SPAN=_SPAN, num_warps=4, **OPTIONS)
+    _by_words[(cdiv(k, _SPAN), n_rows)](x, out, K=k, SPAN=_SPAN, num_warps=4, **OPTIONS)
     return out
 
 
@@ -208,7 +208,7 @@ class _Tiles:
 
 def _rows_of_block(mean: float, most: int) -> int:
     """Pairs of a block, where experts have so many on average: weights are read once for most, which fill one block."""
-    return min(most, max(16, int(triton.next_power_of_2(int(1.5 * mean)))))
+    return min(most, max(16, next_power_of_2(int(1.5 * mean))))
 
 
 # H200, 128 experts of [1536, 2048], 8 a row, decoding in advance: 0.93 ms for 512 rows and 1.04 for 2048; 4 warps 1.01

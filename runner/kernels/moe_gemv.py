@@ -22,7 +22,7 @@ from runner.kernels import moe_pairs
 from runner.kernels.compile import Variant
 from runner.kernels.epilogues import columns, p_squares, p_store, streams
 from runner.kernels.grids import FORMATS, dot4, load_quads, scale_value, table, words_of_group
-from runner.kernels.values import OPTIONS, Int8Rows, PackedMatrix, has_pdl, is_nvidia, pdl_option
+from runner.kernels.values import OPTIONS, Int8Rows, PackedMatrix, cdiv, has_pdl, is_nvidia, next_power_of_2, pdl_option
 
 
 @triton.jit
@@ -157,7 +157,7 @@ class Gemv:
         assert self.x.shape[0] * k == self.experts.numel()
         weights, x, form, words, length = self._operands()
         width = _BN_DENSE if form == "dense" else _BN_PACKED
-        grid = (triton.cdiv(n_columns, width // 2 if pair else width), self.experts.numel())
+        grid = (cdiv(n_columns, width // 2 if pair else width), self.experts.numel())
         pdl = has_pdl(self.experts)
         _pairs[grid](
             weights, x, self.experts, self.num_rows, length, k, args,
@@ -175,7 +175,7 @@ class Gemv:
         n_rows, k = self.experts.shape
         assert self.x.shape[0] == n_rows * k
         operands, x, form, words, length = self._operands()
-        slots, pdl = triton.next_power_of_2(k), has_pdl(h)
+        slots, pdl = next_power_of_2(k), has_pdl(h)
         _sum[(self.n_sum_tiles, n_rows)](
             operands, x, self.experts, weights, h, h if bias is None else bias, parts,
             self.num_rows, length, k, self.n_sum_tiles,
@@ -206,7 +206,7 @@ _LARGEST_DENSE, _LARGEST_PACKED = 4096, 1024  # elements of a step: what registe
 def _length(form: str, n_vectors: int, length: int) -> int:
     """Elements, or groups of packed weights, that a step takes of each of n_vectors rows of weights."""
     most, largest = (256, _LARGEST_DENSE) if form == "dense" else (64, _LARGEST_PACKED)
-    step: int = min(most, largest // n_vectors, triton.next_power_of_2(length))
+    step: int = min(most, largest // n_vectors, next_power_of_2(length))
     return max(1, step)
 
 

@@ -35,6 +35,8 @@ from runner.kernels.values import (
     Matrix,
     PackedMatrix,
     Squares,
+    cdiv,
+    next_power_of_2,
     rstd_ref,
 )
 
@@ -175,7 +177,7 @@ def _pairs(
     if squares is not None:
         norm, parts = (squares.parts, 1.0 / squares.size, squares.eps), squares.parts.shape[1]
     args = (out, width, norm, out if bias is None else bias, (to.experts, to.experts.shape[1], n))
-    config: tuple[Any, ...] = (parts, triton.next_power_of_2(parts) if parts else 0, bias is not None)
+    config: tuple[Any, ...] = (parts, next_power_of_2(parts) if parts else 0, bias is not None)
     if activation is not None:
         config = (*config, ACTIVATIONS[activation])
     epilogue, pair = (store_pairs, 0) if activation is None else (gate_pairs, width)
@@ -217,7 +219,7 @@ def _add(h, y, weights, parts, N, k, n_spans, SPAN: tl.constexpr):
 def _add_pairs(h: Tensor, y: Tensor, weights: Tensor, eps: float) -> Squares:
     """h [M, N] += the sum over slots of weights [M, k] * y [M * k, N]."""
     (n_rows, n), k = h.shape, weights.shape[1]
-    n_spans = triton.cdiv(n, _SPAN)
+    n_spans = cdiv(n, _SPAN)
     parts = torch.empty(n_rows, n_spans, dtype=torch.float32, device=h.device)
     _add[(n_spans, n_rows)](h, y, weights, parts, n, k, n_spans, SPAN=_SPAN, num_warps=_WARPS, **OPTIONS)
     return Squares(parts=parts, size=n, eps=eps)

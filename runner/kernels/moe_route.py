@@ -21,7 +21,18 @@ from runner.kernels.compile import Variant
 from runner.kernels.epilogues import p_rstd
 from runner.kernels.rotate import SPAN, empty_fragments, empty_rows, store_fragments, store_rows
 from runner.kernels.sampling import float_of, ordered_bits
-from runner.kernels.values import GROUP, OPTIONS, Int8Fragments, Int8Rows, Squares, has_pdl, is_nvidia, pdl_option
+from runner.kernels.values import (
+    GROUP,
+    OPTIONS,
+    Int8Fragments,
+    Int8Rows,
+    Squares,
+    cdiv,
+    has_pdl,
+    is_nvidia,
+    next_power_of_2,
+    pdl_option,
+)
 
 Routing = Literal["softmax_topk", "topk_softmax"]
 """A chosen expert's share of a softmax over all experts, or over the chosen alone. The second is also what dividing
@@ -146,12 +157,12 @@ def route_and_round(
     else:
         words, scale = empty_fragments(n_rows, length, h.device, apart=True)
     pdl = has_pdl(h)
-    _route_and_round[(1 + triton.cdiv(length, SPAN), n_rows)](
+    _route_and_round[(1 + cdiv(length, SPAN), n_rows)](
         logits, weights, experts, logits.shape[1], k, h, h if gain is None else gain,
         rotation_signs(rotation, h.device), h if squares is None else squares.parts, words.view(torch.int8), scale,
         length, 0.0 if squares is None else 1.0 / squares.size, 0.0 if squares is None else squares.eps,
         zero or 0, **_options(logits, k, kind), HAS_GAIN=gain is not None, PARTS=n_parts,
-        PADDED=triton.next_power_of_2(max(1, n_parts)), SIZE=rotation,
+        PADDED=next_power_of_2(max(1, n_parts)), SIZE=rotation,
         FRAGMENTS=zero is not None, NVIDIA=in_lanes and is_nvidia(h), PDL=pdl,
         num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
@@ -173,8 +184,8 @@ def _chosen(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _options(logits: Tensor, k: int, kind: Routing) -> dict[str, int]:
     return {
         "OVER_CHOSEN": kind == "topk_softmax",
-        "EXPERTS": triton.next_power_of_2(logits.shape[1]),
-        "CHOSEN": triton.next_power_of_2(k),
+        "EXPERTS": next_power_of_2(logits.shape[1]),
+        "CHOSEN": next_power_of_2(k),
     }
 
 

@@ -16,7 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels.compile import Variant
 from runner.kernels.epilogues import p_rstd
-from runner.kernels.values import MOST_ROWS, OPTIONS, Squares, has_pdl, pdl_option, rstd_ref
+from runner.kernels.values import MOST_ROWS, OPTIONS, Squares, has_pdl, next_power_of_2, pdl_option, rstd_ref
 
 
 def router_logits_ref(
@@ -65,12 +65,12 @@ def router_logits(h: Tensor, w: Tensor, *, gain: Tensor | None, squares: Squares
     assert gain is None or gain.shape == (k,)
     logits = torch.empty(n_rows, n_experts, dtype=torch.float32, device=h.device)
     pdl, n_parts = has_pdl(h), 0 if squares is None else squares.parts.shape[1]
-    block = triton.next_power_of_2(k)
+    block = next_power_of_2(k)
     _router_logits[(n_experts, n_rows)](
         h, w, h if gain is None else gain, h if bias is None else bias, h if squares is None else squares.parts, logits,
         k, n_experts, 0.0 if squares is None else 1.0 / squares.size, 0.0 if squares is None else squares.eps,
         HAS_GAIN=gain is not None, HAS_BIAS=bias is not None,
-        PARTS=n_parts, PADDED=triton.next_power_of_2(max(1, n_parts)), BLOCK=block,
+        PARTS=n_parts, PADDED=next_power_of_2(max(1, n_parts)), BLOCK=block,
         PDL=pdl, num_warps=_warps(block), **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return logits

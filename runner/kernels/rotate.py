@@ -28,8 +28,10 @@ from runner.kernels.values import (
     Int8Fragments,
     Int8Rows,
     Squares,
+    cdiv,
     has_pdl,
     is_nvidia,
+    next_power_of_2,
     pdl_option,
     rstd_ref,
 )
@@ -272,7 +274,7 @@ def quantize_rows(x: Tensor, gain: Tensor | None, rotation: int, *, in_lanes: bo
     n_rows, k = x.shape
     _check(x, gain, rotation)
     (words, scale), pdl = empty_rows(n_rows, k, x.device), has_pdl(x)
-    _quantize_rows[(triton.cdiv(k, SPAN), n_rows)](
+    _quantize_rows[(cdiv(k, SPAN), n_rows)](
         x, x if gain is None else gain, rotation_signs(rotation, x.device), words.view(torch.int8), scale, k,
         HAS_GAIN=gain is not None, SIZE=rotation, NVIDIA=in_lanes and is_nvidia(x), PDL=pdl,
         num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
@@ -300,11 +302,11 @@ def quantize_fragments(
     assert k % (2 * GROUP) == 0
     (words, notes), pdl = empty_fragments(n_rows, k, x.device, apart=apart), has_pdl(x)
     n_parts = 0 if squares is None else squares.parts.shape[1]
-    _quantize_fragments[(triton.cdiv(k, SPAN), n_rows)](
+    _quantize_fragments[(cdiv(k, SPAN), n_rows)](
         x, x if gain is None else gain, rotation_signs(rotation, x.device), notes if squares is None else squares.parts,
         words.view(torch.int8), notes, k, 0.0 if squares is None else 1.0 / squares.size,
         0.0 if squares is None else squares.eps, zero,
-        HAS_GAIN=gain is not None, PARTS=n_parts, PADDED=triton.next_power_of_2(max(1, n_parts)), SIZE=rotation,
+        HAS_GAIN=gain is not None, PARTS=n_parts, PADDED=next_power_of_2(max(1, n_parts)), SIZE=rotation,
         COLUMNS=words.shape[2], NVIDIA=is_nvidia(x), PDL=pdl, num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return Int8Fragments(words=words, notes=notes, num_rows=n_rows, zero=zero)
@@ -313,7 +315,7 @@ def quantize_fragments(
 def empty_fragments(n_rows: int, k: int, device: torch.device, *, apart: bool = False) -> tuple[Tensor, Tensor]:
     """Room for the words and the notes of Int8Fragments."""
     of_block = 1 if apart else rows_of_block(n_rows)
-    shape = (triton.cdiv(n_rows, of_block), k // (2 * GROUP), of_block, 4)
+    shape = (cdiv(n_rows, of_block), k // (2 * GROUP), of_block, 4)
     return torch.empty(*shape, 4, dtype=torch.int32, device=device), torch.empty(shape, device=device)
 
 
@@ -324,7 +326,7 @@ def quantize_blocks(x: Tensor, gain: Tensor | None, rotation: int, *, in_lanes: 
     """
     n_rows, k = x.shape
     levels = torch.empty(n_rows, k, dtype=torch.int8, device=x.device)
-    scale = torch.empty(triton.cdiv(k, SPAN), n_rows, device=x.device)
+    scale = torch.empty(cdiv(k, SPAN), n_rows, device=x.device)
     _launch_rotate_rows(x, gain, rotation, levels, scale, in_lanes=in_lanes)
     return Int8Blocks(levels=levels, scale=scale)
 
@@ -345,7 +347,7 @@ def _launch_rotate_rows(
     n_rows, k = x.shape
     _check(x, gain, rotation)
     pdl = has_pdl(x)
-    _rotate_rows[(triton.cdiv(k, SPAN), triton.cdiv(n_rows, _ROWS))](
+    _rotate_rows[(cdiv(k, SPAN), cdiv(n_rows, _ROWS))](
         x, x if gain is None else gain, rotation_signs(rotation, x.device), out, out if scale is None else scale,
         n_rows, k,
         HAS_GAIN=gain is not None, HAS_SCALE=scale is not None, SIZE=rotation, NVIDIA=in_lanes and is_nvidia(x),

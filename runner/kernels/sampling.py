@@ -29,7 +29,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from runner.kernels.choice import Choice, is_supported
 from runner.kernels.compile import Variant
 from runner.kernels.greedy import NO_TOKEN, greedy_from_tiles, is_finite
-from runner.kernels.values import OPTIONS, has_pdl, pdl_option
+from runner.kernels.values import OPTIONS, cdiv, has_pdl, next_power_of_2, pdl_option
 
 __all__ = ["Choice", "choose", "greedy_from_tiles", "is_supported"]
 
@@ -329,7 +329,7 @@ def choose(logits: Tensor, request: Choice, position: Tensor) -> Tensor:
     assert position.shape == (1,)
     assert position.dtype == torch.int64
     assert 1 <= vocabulary <= _MOST_TOKENS
-    n_tiles = triton.cdiv(vocabulary, _BLOCK)
+    n_tiles = cdiv(vocabulary, _BLOCK)
     n_parts = n_tiles * (_BLOCK // _PART)
 
     def new(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -340,7 +340,7 @@ def choose(logits: Tensor, request: Choice, position: Tensor) -> Tensor:
     scores, tokens = new(n_tiles, dtype=torch.float64), new(n_tiles, dtype=torch.int32)
     scratch, out = (maxima, masses, counts, ranks, scores, tokens), new(dtype=torch.int64)
     sizes, pdl = (vocabulary, n_parts, n_tiles), has_pdl(logits)
-    parts, tiles = triton.next_power_of_2(n_parts), triton.next_power_of_2(n_tiles)
+    parts, tiles = next_power_of_2(n_parts), next_power_of_2(n_tiles)
     _survey[(n_rows, n_tiles)](
         logits, maxima, masses, counts, vocabulary, n_parts,
         BLOCK=_BLOCK, PART=_PART, PDL=pdl, num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
@@ -368,8 +368,8 @@ _CHUNK, _HEAT, _DECIDING_WARPS = 2048, 512, 16
 
 def variants() -> Iterator[Variant]:
     vocabulary = 128_256
-    n_tiles = triton.cdiv(vocabulary, _BLOCK)
-    parts = triton.next_power_of_2(n_tiles * (_BLOCK // _PART))
+    n_tiles = cdiv(vocabulary, _BLOCK)
+    parts = next_power_of_2(n_tiles * (_BLOCK // _PART))
     given = {"logits": "*fp32", "numbers": "*fp64", "position": "*i64"}
     scratch = {"scratch": ("*fp32", "*fp32", "*i32", "*i64", "*fp64", "*i32")}
     sizes = {"V": "i32:16", "n_parts": "i32", "n_tiles": "i32"}
@@ -396,7 +396,7 @@ def variants() -> Iterator[Variant]:
         kernel=_decide,
         signature={**given, **scratch, "out": "*i64", **sizes},
         constants={
-            "PART": _PART, "PARTS": parts, "TILES": triton.next_power_of_2(n_tiles), "CHUNK": _CHUNK, "HEAT": _HEAT,
+            "PART": _PART, "PARTS": parts, "TILES": next_power_of_2(n_tiles), "CHUNK": _CHUNK, "HEAT": _HEAT,
         },
         num_warps=_DECIDING_WARPS,
         has_pdl=True,

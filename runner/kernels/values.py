@@ -173,6 +173,16 @@ def rstd_ref(squares: Squares) -> Tensor:
     return result
 
 
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up. Triton's own takes 2 us of the host, since kernels may call it too; so does the next one."""
+    return -(-a // b)
+
+
+def next_power_of_2(n: int) -> int:
+    """The least power of two that is n, which is 1 or more, or more."""
+    return 1 << (n - 1).bit_length()
+
+
 def is_nvidia(tensor: Tensor) -> bool:
     """Whether a kernel on this tensor may use what only NVIDIA's GPUs have."""
     return tensor.is_cuda and torch.version.hip is None
