@@ -189,7 +189,7 @@ class _Ahead:
         self._begun: deque[tuple[float, float]] = deque()
         self._is_finishing = False
 
-    n_drafting = 0
+    lengths = ()  # who plays it does not quote
 
     def __iter__(self) -> _Ahead:
         return self
@@ -208,8 +208,8 @@ class _Ahead:
             self._begun.append(world.start(world.step(1, self._position) - self._host))
             self._position += 1
 
-    def draft(self, n_tokens: int, _history: Sequence[int]) -> bool:
-        return not n_tokens  # who plays it does not quote
+    def draft(self, n_tokens: int, _history: Sequence[int]) -> None:
+        assert not n_tokens
 
     def finish(self) -> None:
         self._is_finishing = True

@@ -1,13 +1,15 @@
 """What speculation gains and loses where plain steps begin early, on the real clock of this host.
 
     python benchmarks/speculation_early.py [--step-us 40 80 150] [--answers 7] [--tokens 400]
+    python benchmarks/speculation_early.py --genres [--step-us 90 1550] [--answers 4]
 
-The device is a wait: steps of 2, 4, 8 and 16 tokens take 1.16, 1.35, 1.8 and 2.17 times as long as one of one token, as
-the demo's do on an H200; drafts are the host's, or each step's own (rounds.Stretch.draft), of the text alone. The
-decode loop, the speculator and the suffix drafter are the product's, and take the time that they take here; a host that
-is n times as slow beside its device is a step that is an nth as long. Each answer is written with and without
+The device is a wait: steps of several tokens take as many times as long as one of one token as the demo's do on an H200
+or, from 1 ms on, those of Llama-3.1-8B; drafts are the host's, or each step's own (rounds.Stretch), of the text alone.
+The decode loop, the speculator and the suffix drafter are the product's, and take the time that they take here; a host
+that is n times as slow beside its device is a step that is an nth as long. Each answer is written with and without
 speculation, in turn, by one speculator that remembers the answers before: so a text at random is known to the host from
-the second answer on. Run it on a machine that does nothing else.
+the second answer on. --genres writes the reference answers of the bench's genres instead, each by a drafter that has
+not seen it, in the demo's tokens. Run it on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -21,15 +23,22 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from records import Table
+from tokenizers import Tokenizer
 
+from runner.backends.native.decode_loop import STRIDES
+from runner.bench.genre_texts import genre_prompts
+from runner.bench.record import Genre
+from runner.bench.request import GENRES
 from runner.config import SamplingParams
 from runner.kernels.repeats import draft_repeats_ref
+from runner.paths import builtin
 from runner.speculative.rounds import Stride, decode
 from runner.speculative.speculator import Speculator
 from runner.speculative.suffix import SuffixDrafter
 
-_RATIOS = {1: 1.0, 2: 1.16, 4: 1.35, 8: 1.8, 16: 2.17}
+_SMALL, _LARGE = {1: 1.0, 4: 1.13, 8: 1.17, 16: 1.35}, {1: 1.0, 4: 1.16, 8: 1.22, 16: 1.75}
 _LAUNCH, _VERIFYING, _CALLER = 0.15, 0.3, 0.05  # of a step: the host's part of one, of a verifying one, a token's use
+_LARGE_S = 1e-3
 _N_PROMPT, _VOCABULARY = 100, 50_000
 _GREEDY = SamplingParams(temperature=0.0)
 
@@ -41,11 +50,11 @@ def wait(until: float) -> None:
 
 
 class Text:
-    """What is written, and what a device would draft at each place of it, found beforehand."""
+    """What is written after a prompt, and what a device would draft at each place of it, found beforehand."""
 
-    def __init__(self, ids: Sequence[int]) -> None:
-        self.ids = ids
-        self._strides = {(at, n): self._found(at, n) for n in (0, 3, 7, 15) for at in range(_N_PROMPT, len(ids))}
+    def __init__(self, ids: Sequence[int], n_prompt: int) -> None:
+        self.ids, self.n_prompt = ids, n_prompt
+        self._strides = {(at, n): self._found(at, n) for n in (0, *STRIDES) for at in range(n_prompt, len(ids))}
 
     def stride(self, at: int, n_drafted: int) -> Stride:
         return self._strides[at, n_drafted] if at + n_drafted < len(self.ids) else self._strides[at, 0]
@@ -69,7 +78,8 @@ class Device:
         self._free_at = 0.0
 
     def seconds(self, n_tokens: int) -> float:
-        return self.step_s * next(ratio for n, ratio in _RATIOS.items() if n >= n_tokens)
+        ratios = _SMALL if self.step_s < _LARGE_S else _LARGE
+        return self.step_s * next(ratio for n, ratio in ratios.items() if n >= n_tokens)
 
     def at_load_s(self, n_tokens: int) -> float:
         """What a step takes as it is measured at load: waited for, but where steps draft by themselves."""
@@ -105,20 +115,17 @@ class Stretch:
         return stride
 
     def begin(self) -> None:
-        while len(self._begun) < 2 and not self._is_finishing:
+        while len(self._begun) < 2 and not self._is_finishing and self._position < len(self._text.ids):
             stride = self._text.stride(self._position, self._n_rows - 1)
             self._position += len(stride.tokens)
             self._begun.append((self._device.begin(self._n_rows, _LAUNCH), stride))
 
     @property
-    def n_drafting(self) -> int:
-        return len(self._begun[-1][1].draft) if self._begun else 0
+    def lengths(self) -> Sequence[int]:
+        return STRIDES if self._device.drafts else ()
 
-    def draft(self, n_tokens: int, _history: Sequence[int]) -> bool:
-        if n_tokens and not self._device.drafts:
-            return False
-        self._n_rows = 1 + next(n for n in (0, 3, 7, 15) if n >= n_tokens)
-        return True
+    def draft(self, n_tokens: int, _history: Sequence[int]) -> None:
+        self._n_rows = 1 + n_tokens
 
     def finish(self) -> None:
         self._is_finishing = True
@@ -153,8 +160,8 @@ class Writer:
 
 
 def answer_s(device: Device, text: Text, n_tokens: int, speculator: Speculator | None) -> float:
-    """Seconds for so many tokens after the text's first hundred."""
-    history = list(text.ids[:_N_PROMPT])
+    """Seconds for so many tokens after the text's prompt."""
+    history = list(text.ids[: text.n_prompt])
     if speculator is not None:
         speculator.begin(history)
     began = time.perf_counter()
@@ -176,38 +183,72 @@ def texts(n_tokens: int) -> dict[str, Text]:
     length = 2 * n_tokens + _N_PROMPT
     period, half = noise(40), noise(20)
     return {
-        "repeats": Text((period * length)[:length]),
-        "half of it repeats": Text([token for _ in range(length // 40 + 1) for token in (*half, *noise(20))][:length]),
-        "random": Text(noise(length)),
+        "repeats": Text((period * length)[:length], _N_PROMPT),
+        "half of it repeats": Text(
+            [token for _ in range(length // 40 + 1) for token in (*half, *noise(20))][:length], _N_PROMPT
+        ),
+        "random": Text(noise(length), _N_PROMPT),
     }
+
+
+def genre_texts(genre: Genre) -> list[Text]:
+    """The reference answers of a genre behind their prompts."""
+    tokenizer = Tokenizer.from_file(str(builtin("models/demo/tokenizer.json")))
+    found = []
+    for prompt in genre_prompts(genre):
+        asked, answer = (tokenizer.encode(part, add_special_tokens=False).ids for part in (prompt.ask, prompt.answer))
+        found.append(Text([*asked, *answer], len(asked)))
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--step-us", type=float, nargs="+", default=[40.0, 80.0, 150.0])
-    parser.add_argument("--answers", type=int, default=7)
+    parser.add_argument("--genres", action="store_true")
+    parser.add_argument("--step-us", type=float, nargs="+")
+    parser.add_argument("--answers", type=int)
     parser.add_argument("--tokens", type=int, default=400)
     asked = parser.parse_args()
-    table = Table(
-        ["step us", "drafts", "text              ", "gain of each answer               ", "rounds that verified"]
-    )
-    written = texts(asked.tokens)
-    for step_us, drafts in itertools.product(asked.step_us, (True, False)):
-        for name, text in written.items():
-            gains, rounds = _both_ways(Device(step_us * 1e-6, drafts=drafts), text, asked.answers, asked.tokens)
+    columns = ["step us", "drafts", "text              ", "gain of each answer               ", "rounds that verified"]
+    table = Table(columns)
+    if asked.genres:
+        written = {genre: genre_texts(genre) for genre in GENRES}
+        steps_us, n_answers = asked.step_us or [90.0, 1550.0], asked.answers or 4
+    else:
+        written = {name: [text] for name, text in texts(asked.tokens).items()}
+        steps_us, n_answers = asked.step_us or [40.0, 80.0, 150.0], asked.answers or 7
+    for step_us, drafts in itertools.product(steps_us, (True, False)):
+        device = Device(step_us * 1e-6, drafts=drafts)
+        speculator = Speculator(SuffixDrafter(), 15)
+        speculator.calibrate(device.at_load_s)
+        for name, members in written.items():
+            if not asked.genres:
+                speculator = Speculator(SuffixDrafter(), 15)
+                speculator.calibrate(device.at_load_s)
+            gains, rounds = _both_ways(device, speculator, members, n_answers, None if asked.genres else asked.tokens)
             shown = " ".join(f"{gain:.2f}" for gain in gains)
             table.print([f"{step_us:g}", "device" if drafts else "host", name, shown, " ".join(map(str, rounds))])
 
 
-def _both_ways(device: Device, text: Text, n_answers: int, n_tokens: int) -> tuple[list[float], list[int]]:
-    """The gain of each answer, and the rounds that verified a draft."""
-    speculator = Speculator(SuffixDrafter(), 15)
-    speculator.calibrate(device.at_load_s)
+def _both_ways(
+    device: Device, speculator: Speculator, members: Sequence[Text], n_answers: int, n_tokens: int | None
+) -> tuple[list[float], list[int]]:
+    """Of each pass over the texts the gain, and the rounds that verified a draft.
+
+    n_tokens: of each text; None for all of it, by a drafter that has not seen it.
+    """
     gains, rounds = [], []
     for _ in range(n_answers):
-        plain_s = answer_s(device, text, n_tokens, None)
-        gains.append(plain_s / answer_s(device, text, n_tokens, speculator))
-        rounds.append(speculator.record.rounds)
+        plain_s = drafted_s = 0.0
+        n_rounds = 0
+        for text in members:
+            count = n_tokens or len(text.ids) - text.n_prompt - 1
+            plain_s += answer_s(device, text, count, None)
+            if n_tokens is None:
+                speculator.drafter.close()
+            drafted_s += answer_s(device, text, count, speculator)
+            n_rounds += speculator.record.rounds
+        gains.append(plain_s / drafted_s)
+        rounds.append(n_rounds)
     return gains, rounds
 
 

@@ -143,7 +143,7 @@ class Tokens:
         self._target = target
         self._left = iter(range(n))
 
-    n_drafting = 0
+    lengths = ()
 
     def __iter__(self) -> Tokens:
         return self
@@ -152,8 +152,8 @@ class Tokens:
         self._target.pass_step()
         return Stride((next(self._left),))
 
-    def draft(self, n_tokens: int, _history: Sequence[int]) -> bool:
-        return not n_tokens
+    def draft(self, n_tokens: int, _history: Sequence[int]) -> None:
+        assert not n_tokens
 
     def begin(self) -> None:
         pass

@@ -5,13 +5,14 @@ The one that serves users is in controller.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from runner.config import LONGEST_DRAFT
 from runner.speculative.costs import StepCosts
 from runner.speculative.drafter import Draft, Gate
 from runner.speculative.record import Passed, Round, SpeculationState
+from runner.speculative.strides import Wish
 
 
 class Control(Protocol):
@@ -43,8 +44,8 @@ class Control(Protocol):
         """The drafter took so long to read an answer's prompt."""
         ...
 
-    def gate(self, limit: int, n_drafting: int = 0) -> Gate | None:
-        """How far to guess now, at most `limit` tokens; None: not at all. n_drafting: see Speculator.draft."""
+    def gate(self, limit: int) -> Gate | None:
+        """How far to guess now, at most `limit` tokens; None: not at all."""
         ...
 
     def cut(self, proposed: Draft) -> Draft:
@@ -63,6 +64,14 @@ class Control(Protocol):
         """Plain steps are over for which there was no gate. own_s: seconds that the last call took."""
         ...
 
+    def wish(self, is_known: bool, lengths: Sequence[int]) -> Wish:
+        """What a step is to draft by itself; see Strides.wish."""
+        ...
+
+    def learn_stride(self, done: Round) -> None:
+        """One of those steps is over, whether it drafted or not."""
+        ...
+
 
 class EagerController(Control):
     """Verifies whatever is drafted, whatever it costs: for tests, and to measure what the other one prevents."""
@@ -73,6 +82,7 @@ class EagerController(Control):
 
     def __init__(self, draft_max: int) -> None:
         self.steps = StepCosts(max(draft_max, LONGEST_DRAFT) + 1)  # a target may draft more by itself
+        self._draft_max = draft_max
 
     def begin(self) -> None:
         self.steps.begin()
@@ -83,8 +93,7 @@ class EagerController(Control):
     def learn_reading(self, n_tokens: int, seconds: float) -> None:
         pass
 
-    def gate(self, limit: int, n_drafting: int = 0) -> Gate | None:
-        del n_drafting
+    def gate(self, limit: int) -> Gate | None:
         return Most(limit) if limit > 0 else None
 
     def cut(self, proposed: Draft) -> Draft:
@@ -103,6 +112,14 @@ class EagerController(Control):
     def pass_by(self, passed: Passed, own_s: float) -> None:
         del own_s
         self.steps.learn_passed(len(passed), passed.first.step_s, passed.last.step_s)
+
+    def wish(self, is_known: bool, lengths: Sequence[int]) -> Wish:
+        del is_known
+        return Wish(max((n for n in lengths if n <= self._draft_max), default=lengths[0]), 0)
+
+    def learn_stride(self, done: Round) -> None:
+        if not len(done.draft):
+            self.steps.learn_plain(done.step_s)
 
 
 class Most(Gate):

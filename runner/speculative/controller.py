@@ -16,6 +16,7 @@ from runner.speculative.control import Control
 from runner.speculative.drafter import NO_DRAFT, Clock, Draft, Drafter, Gate
 from runner.speculative.outlook import Outlook, RecentRounds, Shadow
 from runner.speculative.record import Passed, Round, SpeculationState
+from runner.speculative.strides import Strides, Wish
 
 _LEAST_GAIN = 1.03  # over the recent rounds; below it drafts rest
 _RETURN_GAIN = 1.10  # that a guess must promise before any is verified (again)
@@ -39,6 +40,7 @@ class Controller(Control):
         self._outlook = Outlook(drafter, draft_max)
         self.steps = self._outlook.steps
         self._account = LossAccount()
+        self._strides = Strides(self._outlook, self._account, draft_max)
         self._recent = RecentRounds()
         self._is_free, self._clock = drafter.is_host_only, clock
         self._phase: SpeculationState = "learning" if self._is_free else "on"
@@ -54,29 +56,27 @@ class Controller(Control):
         self._gate: _Gate | None = None
         self._chosen = NO_DRAFT
         self._guessed_s = 0.0
-        self._at_risk = 0.0  # plain steps that the target may be losing already
         self._is_ahead = False  # whether the next step had begun when the last one was over
         self._doubt: str | Callable[[], str] = ""  # put into words when somebody asks, where it comes often
 
     def begin(self) -> None:
         self.steps.begin()
         self._account.begin()
+        self._strides.begin()
         self._bound_account()
         self._shadow, self._gate, self._chosen = None, None, NO_DRAFT
         self.wait, self._next_grace = _FIRST_STEPS, None
 
     # --- how far to guess --------------------------------------------------------------------------------------------
 
-    def gate(self, limit: int, n_drafting: int = 0) -> Gate | None:
-        self._at_risk = self._outlook.failing(n_drafting) if n_drafting else 0.0
+    def gate(self, limit: int) -> Gate | None:
         # Plain steps now and then are what drafts are compared with.
         if limit <= 0 or self.wait > 0 or self._phase == "off" or not self.steps.is_fresh:
             return None
         is_trial = self._phase == "on"
         call = self._outlook.call_cost(self._n_unread)
         is_earned = is_trial and self._is_free and self._has_earned(call)
-        # What the target verifies already is what was chosen.
-        self._grace, self._next_grace = (None if n_drafting else self._next_grace), None
+        self._grace, self._next_grace = self._next_grace, None
         is_due = self._grace is not None
         if self._shadow_left < 0 and (self._is_free or not is_trial) and not is_earned and not is_due:
             self.wait = min(int(-self._shadow_left / _SHADOW_SHARE), _LONGEST_WAIT)
@@ -90,7 +90,7 @@ class Controller(Control):
             self._doubt = f"a guess takes {call:.1f} plain steps, and {self._left:.1f} may be lost now"
             return None
         if is_trial and self._n_least and not is_due:
-            loss = self._at_risk + call + self._outlook.failing(self._n_least)
+            loss = call + self._outlook.failing(self._n_least)
             if not self._account.covers(loss) and not self._account.is_full:
                 self._wait_for(loss)
                 return None
@@ -210,7 +210,7 @@ class Controller(Control):
     def _length(self, proposed: Draft, spent: float, wanted: int) -> int:
         """The length that pays most of those whose failing is covered."""
         n = wanted
-        risk = self._at_risk + spent - (self._grace or 0.0)
+        risk = spent - (self._grace or 0.0)
         while n and not self._account.covers(risk + self._outlook.failing(n)):
             n -= 1
         self._n_least = 0
@@ -224,7 +224,7 @@ class Controller(Control):
         if n >= least:
             return n
         self._n_least = least
-        loss = self._at_risk + spent + self._outlook.failing(least)
+        loss = spent + self._outlook.failing(least)
         self._wait_for(loss)
         self._doubt = f"a draft of {least} could lose {loss:.1f} plain steps, and {self._left:.1f} may be lost now"
         return 0
@@ -335,6 +335,19 @@ class Controller(Control):
             self._phase, self._doubt = "learning", ""
             self._recent.clear()
 
+    # --- steps that draft by themselves ------------------------------------------------------------------------------
+
+    def wish(self, is_known: bool, lengths: Sequence[int]) -> Wish:
+        return self._strides.wish(is_known, lengths)
+
+    def learn_stride(self, done: Round) -> None:
+        strides = self._strides
+        strides.learn(done)
+        if done.draft and len(strides.recent):
+            is_paying = strides.recent.gain >= _LEAST_GAIN
+            self._phase, self._doubt = ("on", "") if is_paying else ("learning", "")
+            self._bound_account()
+
     # --- why ---------------------------------------------------------------------------------------------------------
 
     @property
@@ -345,6 +358,8 @@ class Controller(Control):
     def reason(self) -> str:
         if self._phase == "off":
             return f"{self._recent}; again in {self._rest} tokens"
+        if len(self._strides.recent):
+            return str(self._strides.recent)
         doubt = self._doubt if isinstance(self._doubt, str) else self._doubt()
         if self._phase == "on" and len(self._recent):
             return f"{self._recent}; now {doubt}" if doubt else str(self._recent)

@@ -139,6 +139,10 @@ class StepCosts:
         self._have_learnt(n_steps)
         return cost
 
+    def pass_stride(self) -> None:
+        """A step is over that drafted by itself: the plain steps measured are older by one, and the next is as ever."""
+        self._plain.pass_stride()
+
     def learn_break(self) -> None:
         """The draft that was wanted came too late for the step that was just learnt of: see PlainSteps."""
         self._plain.learn_break()

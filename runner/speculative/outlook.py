@@ -66,12 +66,12 @@ class Outlook:
         behind them, of the acceptance's any_bucket mostly, are still to be paid.
         """
         costs = self._costs(len(buckets), n_guessed, spent)
-        return best_length(self.acceptance.chances(buckets), costs, self._rate, least)
+        return best_length(self.acceptance.chances(buckets), costs, self.rate, least)
 
     def shortest(self, buckets: Sequence[int], spent: float) -> int:
         """The shortest start of a draft that is there, with these buckets, that pays; 0 if none does."""
         costs = self._costs(len(buckets), len(buckets), spent)
-        return shortest_length(self.acceptance.chances(buckets), costs, self._rate)
+        return shortest_length(self.acceptance.chances(buckets), costs, self.rate)
 
     def _costs(self, n_tokens: int, n_guessed: int, spent: float) -> list[float]:
         """Plain steps that a round costs with a draft of so many tokens, for each up to n_tokens; see best."""
@@ -82,7 +82,7 @@ class Outlook:
         return costs
 
     @property
-    def _rate(self) -> float:
+    def rate(self) -> float:
         """Tokens in the time of a plain step now; never below one: a draft that beats plain steps pays however slow
         the last rounds were."""
         return max(1.0, self._tokens_now / self._cost_now)

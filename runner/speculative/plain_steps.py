@@ -117,6 +117,10 @@ class PlainSteps:
         self.learn_break()
         self._n_handed = n_handed
 
+    def pass_stride(self) -> None:
+        """See StepCosts."""
+        self._n_since_quiet += 1
+
     def learn_break(self) -> None:
         """A draft was wanted: the next plain step fills the device's pipeline again, and is unlike others."""
         self._follows, self._n_handed = "after draft", 1

@@ -6,6 +6,7 @@ One loop for greedy and sampled decoding, with speculation and without. It knows
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -55,14 +56,14 @@ class Stretch(Iterator[Stride], Protocol):
     """
 
     @property
-    def n_drafting(self) -> int:
-        """Tokens that the last step to have begun drafts."""
+    def lengths(self) -> Sequence[int]:
+        """How many tokens its steps can draft by themselves, by what the text repeats, the least first; empty: none."""
         ...
 
-    def draft(self, n_tokens: int, history: Sequence[int]) -> bool:
-        """Steps that begin from here on draft about so many tokens themselves, by what the text repeats.
+    def draft(self, n_tokens: int, history: Sequence[int]) -> None:
+        """Steps that begin from here on draft so many tokens, one of `lengths` or 0.
 
-        history: what the last step that was taken left. False: they cannot, and nothing changes; never for 0.
+        history: what the last step that was taken left.
         """
         ...
 
@@ -115,13 +116,7 @@ def decode(
         while len(history) < target.n_ctx:
             if not loop.overlaps:
                 yield from loop.emit()
-            asked = loop.ask(0)
-            stretch = loop.stretch(asked)
-            if stretch is None:
-                goes_on = yield from loop.verify(asked)
-            else:
-                goes_on = yield from loop.follow(stretch, asked)
-            if not goes_on:
+            if not (yield from loop.go_on()):
                 break
         yield from loop.emit()
     except Exception:
@@ -190,38 +185,36 @@ class _Loop:
             self.target.keep(len(self.history) - 1)
         self.waiting.clear()
 
-    def stretch(self, asked: _Asked) -> Stretch | None:
-        """Steps that need no host for what was asked; None where there are none, or where it is to verify a draft."""
-        if not isinstance(self.target, Pipelined) or (asked.draft and not self._is_quoting):
-            return None
-        found = self.target.stretch(self.params, self.history)
-        if found is None or self._goes_along(found, asked.draft):
-            return found
-        found.close()
-        return None
+    def go_on(self) -> Generator[Emitted, None, bool]:
+        """A round, or a stretch; False when the request was cancelled."""
+        stretch = self._stretch() if self.speculator is not None and self.speculator.drafter.is_quoting else None
+        if stretch is not None and stretch.lengths:
+            return (yield from self._stride(stretch))
+        asked = self._ask()
+        if asked.draft:
+            if stretch is not None:
+                stretch.close()
+            return (yield from self._verify(asked))
+        stretch = stretch or self._stretch()
+        return (yield from self._verify(asked) if stretch is None else self._follow(stretch, asked))
 
-    @property
-    def _is_quoting(self) -> bool:
-        return self.speculator is not None and self.speculator.drafter.is_quoting
+    def _stretch(self) -> Stretch | None:
+        """Steps that need no host; None where there are none."""
+        return self.target.stretch(self.params, self.history) if isinstance(self.target, Pipelined) else None
 
-    def _goes_along(self, stretch: Stretch, draft: Draft) -> bool:
-        """Whether the steps of the stretch do what is wanted now."""
-        return stretch.draft(len(draft) if self._is_quoting else 0, self.history) and (self._is_quoting or not draft)
-
-    def ask(self, n_drafting: int) -> _Asked:
-        """n_drafting: tokens that a step which has begun drafts by itself."""
+    def _ask(self) -> _Asked:
         began = self.clock()
-        draft = self._draft(n_drafting)
+        draft = self._draft()
         at = self.clock()
         return _Asked(draft, at, at - began, 0.0 if self.over is None else began - self.over)
 
-    def _draft(self, n_drafting: int) -> Draft:
+    def _draft(self) -> Draft:
         """What the speculator wants verified, as far as a target can compute it: a drafter may be wrong in any way."""
         # A round emits a token more than its draft at most, and must leave room for it.
         room = self.target.n_ctx - len(self.history) - 1
         if self.speculator is None or room <= 0:
             return NO_DRAFT
-        draft = self.speculator.draft(self.history, self.params, room, n_drafting)
+        draft = self.speculator.draft(self.history, self.params, room)
         if not draft:
             return NO_DRAFT
         known = range(self.target.vocab_size)
@@ -236,7 +229,7 @@ class _Loop:
         if self.speculator is not None:
             self.speculator.catch_up()
 
-    def verify(self, asked: _Asked) -> Generator[Emitted, None, bool]:
+    def _verify(self, asked: _Asked) -> Generator[Emitted, None, bool]:
         """One step for a draft and the token before it; False when the request was cancelled."""
         draft, n_held = asked.draft, len(self.history)
         choices = self.target.choices(draft.tokens, self.params, self.history)
@@ -271,8 +264,8 @@ class _Loop:
             raise until_failure.error
         return True
 
-    def follow(self, stretch: Stretch, asked: _Asked) -> Generator[Emitted, None, bool]:
-        """Steps that begin early, until a draft is wanted that they cannot make; False when there are no more.
+    def _follow(self, stretch: Stretch, asked: _Asked) -> Generator[Emitted, None, bool]:
+        """Steps that begin early, until a draft is wanted; False when there are no more.
 
         What is wanted comes too late for the step that has begun: its tokens are taken, and the speculator is asked
         again for what follows them.
@@ -285,8 +278,8 @@ class _Loop:
             for stride in stretch:
                 taken = self.clock()
                 done = Round(
-                    draft=Draft(stride.draft, (0,) * len(stride.draft)) if stride.draft else NO_DRAFT,
-                    n_accepted=len(stride.tokens) - 1,
+                    draft=NO_DRAFT,
+                    n_accepted=0,
                     tokens=stride.tokens,
                     draft_s=asked.draft_s,
                     verify_s=asked.before_s + taken - asked.at,
@@ -297,14 +290,52 @@ class _Loop:
                 self.over, is_ahead = taken, True  # the next step goes on while this one is learnt of
                 self._learn(done)
                 self.learning_s = self.clock() - taken
-                for index, token in enumerate(stride.tokens):
-                    self.history.append(token)
-                    yield token, index, done
+                yield from self._taken(done)
                 if not is_wanted:
-                    asked = self.ask(stretch.n_drafting)
-                    is_wanted = not self._goes_along(stretch, asked.draft)
+                    asked = self._ask()
+                    is_wanted = len(asked.draft) > 0
                 if is_wanted:
                     stretch.finish()
         finally:
             stretch.close()
         return is_wanted
+
+    def _stride(self, stretch: Stretch) -> Generator[Emitted, None, bool]:
+        """Steps that begin early and draft by themselves, until there are no more."""
+        speculator, lengths = self.speculator, stretch.lengths
+        assert speculator is not None
+        over, is_ahead = self.clock(), False
+        wish = speculator.wish(self.history, lengths)
+        begun = deque((wish, wish))  # a step that is waited for, and the one after it
+        try:
+            stretch.draft(wish.n_tokens, self.history)
+            stretch.begin()
+            self._catch_up()
+            yield from self.emit()
+            for stride in stretch:
+                taken = self.clock()
+                kind = begun.popleft().kind
+                done = Round(
+                    draft=Draft(stride.draft, (kind,) * len(stride.draft)) if stride.draft else NO_DRAFT,
+                    n_accepted=len(stride.tokens) - 1,
+                    tokens=stride.tokens,
+                    draft_s=0.0,
+                    verify_s=taken - over,
+                    sample_s=0.0,
+                    is_ahead=is_ahead,
+                    overlaps=True,
+                )
+                over, is_ahead = taken, True
+                speculator.learn_stride(done)
+                yield from self._taken(done)
+                begun.append(speculator.wish(self.history, lengths))
+                stretch.draft(begun[-1].n_tokens, self.history)
+        finally:
+            stretch.close()
+        return False
+
+    def _taken(self, done: Round) -> Iterator[Emitted]:
+        """Its tokens, one after the other, each in the history when it is given."""
+        for index, token in enumerate(done.tokens):
+            self.history.append(token)
+            yield token, index, done

@@ -15,6 +15,7 @@ from runner.speculative.controller import Controller
 from runner.speculative.drafter import NO_DRAFT, Clock, Draft, Drafter, clock_for
 from runner.speculative.load_times import StepSeconds
 from runner.speculative.record import Passed, Round, SpeculationRecord
+from runner.speculative.strides import Wish
 from runner.speculative.tally import Tally
 
 _TIMED_TOKENS = 3
@@ -71,9 +72,14 @@ class Speculator:
                 self._read(range(_REHEARSED))
                 self.drafter.close()  # which leaves it as it was made
         scratch = Speculator(self.drafter, self._draft_max, clock=self._clock)
+        plain_s = self._control.steps.plain_s or 1e-3
         for _ in range(_REHEARSED):
             scratch.draft((0,), SamplingParams(temperature=0), 0)
-            scratch.learn(Round(NO_DRAFT, 0, (0,), 0.0, self._control.steps.plain_s or 1e-3, 0.0, True))
+            scratch.learn(Round(NO_DRAFT, 0, (0,), 0.0, plain_s, 0.0, True))
+        for _ in range(_REHEARSED if self.drafter.is_quoting else 0):
+            wish = scratch.wish((0,), (1,))
+            scratch.learn_stride(Round(Draft((0,), (wish.kind,)), 1, (0, 0), 0.0, plain_s, 0.0, True, True))
+            scratch.learn_stride(Round(NO_DRAFT, 0, (0,), 0.0, plain_s, 0.0, True, True))
 
     def begin(self, prompt: Sequence[int] = ()) -> None:
         """An answer begins: the record counts from here.
@@ -95,11 +101,8 @@ class Speculator:
     def _read(self, history: Sequence[int]) -> None:
         self.drafter.propose(history, SamplingParams(temperature=0), Most(0))
 
-    def draft(self, history: Sequence[int], params: SamplingParams, room: int, n_drafting: int = 0) -> Draft:
-        """What to verify after `history`, at most `room` tokens; empty for a plain step.
-
-        n_drafting: tokens of a draft of its own that the target is verifying already; what it emits is not known.
-        """
+    def draft(self, history: Sequence[int], params: SamplingParams, room: int) -> Draft:
+        """What to verify after `history`, at most `room` tokens; empty for a plain step."""
         self._has_gate = False
         self._guess_s = 0.0
         passed = self._passed
@@ -111,7 +114,7 @@ class Speculator:
             if passed.last.is_ahead:  # a device hides more of this and of a look beside two steps than beside one
                 self._n_waiting = 0
                 return NO_DRAFT
-        gate = self._control.gate(min(room, self._draft_max), n_drafting)
+        gate = self._control.gate(min(room, self._draft_max))
         if gate is None:
             self._n_waiting = min(self._control.wait or self._lasting(_PASSED_S, 1, _LEAST_PASSED), self._n_passing)
             return NO_DRAFT
@@ -157,6 +160,19 @@ class Speculator:
         began = self._clock()
         self._learn(done, self._control.learn(done), self._guess_s, self._own_s)
         self._own_s = self._clock() - began
+
+    def wish(self, history: Sequence[int], lengths: Sequence[int]) -> Wish:
+        """What the next step to begin is to draft by itself, one that may begin now; see rounds.Stretch."""
+        return self._control.wish(self.drafter.may_guess(history), lengths)
+
+    def learn_stride(self, done: Round) -> None:
+        """A step is over that might have drafted by itself."""
+        self._control.learn_stride(done)
+        steps = self._control.steps
+        if done.draft:
+            self._tally.add(done, 0.0, 0.0, steps.plain_s, steps.unseen)
+        else:
+            self._tally.add_plain(done.total_s, steps.plain_s)
 
     def catch_up(self) -> None:
         """The next step has begun: learn of what waits for that."""

@@ -47,6 +47,11 @@ class Tally:
         follows, self._follows_draft = self._follows_draft, False
         return plain_s if follows and plain_s > 0 else seconds
 
+    def add_plain(self, seconds: float, plain_s: float) -> None:
+        """Count a plain step among such as draft by themselves."""
+        self._plain_s += self._alone(seconds, plain_s)
+        self._spent_s += seconds
+
     def pass_by(self, passed: Passed, own_s: float, plain_s: float) -> None:
         """Count plain steps for which nothing was asked. own_s: seconds that were spent on all of them beside."""
         first_s = passed.first.step_s

@@ -16,6 +16,7 @@ from runner.speculative.drafter import Draft, Gate
 from runner.speculative.record import Round
 from runner.speculative.rounds import Stride, decode
 from runner.speculative.speculator import Speculator
+from runner.speculative.strides import Wish
 from runner.speculative.verify import accepted, choices_of
 
 V = 32
@@ -114,15 +115,13 @@ class OneAhead:
         return Stride(tuple(emitted), draft)
 
     @property
-    def n_drafting(self) -> int:
-        return len(self._begun[-1].draft) if self._begun else 0
+    def lengths(self) -> Sequence[int]:
+        return () if self._target.guess is None else (3, 7)
 
-    def draft(self, n_tokens: int, history: Sequence[int]) -> bool:
+    def draft(self, n_tokens: int, history: Sequence[int]) -> None:
         assert list(history) == self._history
-        if n_tokens and self._target.guess is None:
-            return False
+        assert n_tokens in (0, *self.lengths)
         self._n_drafted = n_tokens
-        return True
 
     def finish(self) -> None:
         self._is_finishing = True
@@ -256,9 +255,23 @@ def test_the_text_does_not_depend_on_whether_steps_begin_early(sampling: str, dr
 
 
 class Quoting(Scripted):
-    """Its guesses only say whether steps are to draft by themselves."""
+    """Where it guesses anything steps are to draft by themselves."""
 
     is_quoting = True
+
+    def may_guess(self, history: Sequence[int]) -> bool:
+        return len(self._guess(history)) > 0
+
+
+class Wishing(EagerController):
+    """Steps draft where something stood before, and nowhere else."""
+
+    def wish(self, is_known: bool, lengths: Sequence[int]) -> Wish:
+        return super().wish(is_known, lengths) if is_known else Wish(0, 0)
+
+
+def quoting(guess: Callable[[Sequence[int]], Sequence[int]]) -> Speculator:
+    return Speculator(Quoting(guess), 15, control=Wishing(15))
 
 
 GUESSES = {
@@ -281,7 +294,7 @@ def test_the_text_does_not_depend_on_what_steps_draft_by_themselves(sampling: st
     history = [*prompt, *plain(prompt, params, 1)]
     target = PipelinedTarget(64, prompt)
     target.guess = GUESSES[guess](params)
-    speculator = Speculator(Quoting(WISHES[wish]), 15, control=EagerController(15))
+    speculator = quoting(WISHES[wish])
     emitted = list(decode(target, params, history, speculator))
     assert history[3:] == plain(prompt, params, 61)
     assert [token for token, _, _ in emitted] == history[4:]
@@ -300,7 +313,7 @@ def test_closing_within_what_a_step_drafted_by_itself_cuts_the_cache(n: int) -> 
     history = [*prompt, *plain(prompt, params, 1)]
     target = PipelinedTarget(64, prompt)
     target.guess = GUESSES["right"](params)
-    rounds = decode(target, params, history, Speculator(Quoting(WISHES["always"]), 15, control=EagerController(15)))
+    rounds = decode(target, params, history, quoting(WISHES["always"]))
     for _ in range(n):
         next(rounds)
     rounds.close()
@@ -381,7 +394,7 @@ def test_where_steps_cannot_draft_the_drafts_of_one_who_quotes_are_verified() ->
     params, prompt = PARAMS["greedy"], [1, 2, 3]
     history = [*prompt, *plain(prompt, params, 1)]
     target = PipelinedTarget(64, prompt)
-    speculator = Speculator(Quoting(right(params, 7)), 15, control=EagerController(15))
+    speculator = quoting(right(params, 7))
     list(decode(target, params, history, speculator))
     assert history[3:] == plain(prompt, params, 61)
     assert target.n_steps == 8

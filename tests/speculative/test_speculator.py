@@ -127,8 +127,8 @@ def test_a_target_that_drafts_more_by_itself_than_was_asked_for_is_learnt_of() -
         for control in (None, EagerController(draft_max)):
             speculator = Speculator(SuffixDrafter(), draft_max, control=control)
             speculator.begin([1, 2, 3])
-            speculator.draft([1, 2, 3], PARAMS, 100, 15)
-            speculator.learn(Round(Draft((4,) * 15, (0,) * 15), 15, (4,) * 16, 0.0, 1e-3, 0.0, True))
+            wish = speculator.wish([1, 2, 3], (15,))
+            speculator.learn_stride(Round(Draft((4,) * 15, (wish.kind,) * 15), 15, (4,) * 16, 0.0, 1e-3, 0.0, True))
             assert speculator.record.lengths[15] == 1
 
 
@@ -280,7 +280,7 @@ def test_a_drafter_is_not_asked_while_its_guess_would_not_be_wanted() -> None:
     class Resting(EagerController):
         wait = 8
 
-        def gate(self, _limit: int, _n_drafting: int = 0) -> Gate | None:
+        def gate(self, _limit: int) -> Gate | None:
             return None
 
     control = Resting(15)

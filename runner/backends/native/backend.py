@@ -412,11 +412,11 @@ class _Stretch:
         return stride
 
     @property
-    def n_drafting(self) -> int:
-        return self._tokens.n_drafting
+    def lengths(self) -> Sequence[int]:
+        return self._tokens.lengths
 
-    def draft(self, n_tokens: int, history: Sequence[int]) -> bool:
-        return self._tokens.draft(n_tokens, history)
+    def draft(self, n_tokens: int, history: Sequence[int]) -> None:
+        self._tokens.draft(n_tokens, history)
 
     def begin(self) -> None:
         with self._backend._memory_errors():

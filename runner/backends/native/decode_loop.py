@@ -100,17 +100,15 @@ class DecodeLoop:
             self._rows.append(n_rows)
 
     @property
-    def n_drafting(self) -> int:
-        return self._rows[-1] - 1 if self._rows else 0
+    def lengths(self) -> Sequence[int]:
+        return STRIDES if self._steps.can_draft else ()
 
-    def draft(self, n_tokens: int, text: Sequence[int]) -> bool:
-        if n_tokens and not self._steps.can_draft:
-            return False
+    def draft(self, n_tokens: int, text: Sequence[int]) -> None:
+        assert not n_tokens or n_tokens in self.lengths
         if n_tokens and not self._is_filled:
             self._steps.fill(text[: self._n_first])
             self._is_filled = True
-        self._n_rows = 1 + max((n for n in STRIDES if n <= n_tokens), default=STRIDES[0]) if n_tokens else 1
-        return True
+        self._n_rows = 1 + n_tokens
 
     def finish(self) -> None:
         """Begin no step any more: the tokens of those that have begun are still to come."""

@@ -69,8 +69,7 @@ class Always(Speculator):
         self.length = length
         self.rounds: list[Round] = []
 
-    def draft(self, history: Sequence[int], params: SamplingParams, room: int, n_drafting: int = 0) -> Draft:
-        del n_drafting
+    def draft(self, history: Sequence[int], params: SamplingParams, room: int) -> Draft:
         return self.drafter.propose(history, params, Limit(min(room, self.length)))
 
     def learn(self, done: Round, *, may_wait: bool = False) -> None:
