@@ -9,7 +9,7 @@ import os
 import re
 from pathlib import Path
 
-from runner.errors import RunnerError, UsageError
+from runner.errors import UsageError
 
 MAX_BYTES = 4 * 1024 * 1024
 _SNIFFED_BYTES = 8192
@@ -38,13 +38,13 @@ def absolute(path: str, folder: Path | None = None) -> str:
 
 
 def read_text_file(path: Path) -> tuple[str, str]:
-    """A file's text, and a notice or "". Raises UsageError for a file that is too large, or no text."""
+    """A file's text, and a notice or "". Raises UsageError for one that cannot be read, is too large, or no text."""
     try:
         with path.expanduser().open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except (OSError, RuntimeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise RunnerError(f"{path} cannot be read: {reason}.") from error
+        raise UsageError(f"{path} cannot be read: {reason}.") from error
     check_size(raw, str(path))
     return decode(raw, str(path))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from runner.config import LARGEST_GRAMMAR, Grammar, GrammarKind
-from runner.errors import RunnerError, UsageError
+from runner.errors import UsageError
 from runner.grammar import check
 
 ANY_JSON: Final = Grammar(kind="json_schema", text='{"type": "object"}')
@@ -23,8 +23,8 @@ _GBNF_RULE: Final = re.compile(r"(?m)^\s*[\w-]+\s*::=")
 def json_schema_of(words: str, directory: Path = Path()) -> Grammar:
     """The schema that `words` are, where they begin with a brace; any object for "json"; else the one in that file.
 
-    directory: where the name of a file leads from. Raises UsageError for what is no schema, RunnerError for a file that
-    cannot be read.
+    directory: where the name of a file leads from. Raises UsageError for what is no schema, or a file that cannot be
+    read.
     """
     if words.strip().lower() == _ANY:
         return ANY_JSON
@@ -66,7 +66,7 @@ def _read(directory: Path, name: str) -> str:
             raw = file.read(4 * LARGEST_GRAMMAR + 1)  # more bytes are more characters than there may be
     except (OSError, RuntimeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise RunnerError(
+        raise UsageError(
             f"{name} cannot be read: {reason}.", hint="Give the name of a file; a JSON schema may be given itself."
         ) from error
     if len(raw) > 4 * LARGEST_GRAMMAR:

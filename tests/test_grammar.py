@@ -530,13 +530,13 @@ def test_a_grammar_is_told_by_its_looks_and_its_file(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b'root ::= "\xe9"')
-    with pytest.raises(RunnerError, match=r"nowhere\.json cannot be read"):
+    with pytest.raises(UsageError, match=r"nowhere\.json cannot be read"):
         named("nowhere.json", tmp_path)
-    with pytest.raises(RunnerError, match="cannot be read"):
+    with pytest.raises(UsageError, match="cannot be read"):
         grammar_file(tmp_path)
     with pytest.raises(UsageError, match="not UTF-8"):
         grammar_file(tmp_path / "latin")
-    with pytest.raises(RunnerError, match="cannot be read"):
+    with pytest.raises(UsageError, match="cannot be read"):
         named("~nobody-here/x", tmp_path)
     with pytest.raises(UsageError, match="no JSON"):
         json_schema_of("{", tmp_path)

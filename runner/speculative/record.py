@@ -49,11 +49,9 @@ class Round(NamedTuple):
     def unhidden_s(self, host_s: float, plain_s: float) -> float:
         """Of `host_s` seconds in which the host guessed or decided: those that made the round longer than a plain step.
 
-        plain_s: of a plain step. What makes a step for a draft longer, where that had begun before, is its step's own.
+        plain_s: of a plain step. Of a step for a draft, which the host began then, that is all.
         """
-        if not self.is_ahead:
-            return host_s
-        return 0.0 if self.draft else min(host_s, max(0.0, self.total_s - plain_s))
+        return min(host_s, max(0.0, self.total_s - plain_s)) if self.is_ahead else host_s
 
 
 @dataclass(slots=True)

@@ -66,13 +66,14 @@ class Speculator:
             self._control.learn_guessing(len(draft), elapsed)
 
     def _rehearse(self) -> None:
-        """Learn of plain steps that never were, and asked for nothing: the first times take many times as long."""
+        """Learn of steps that never were, and asked for nothing: the first times take many times as long."""
         if self.drafter.is_quoting:
             for _ in range(3):
                 self._read(range(_REHEARSED))
                 self.drafter.close()  # which leaves it as it was made
         scratch = Speculator(self.drafter, self._draft_max, clock=self._clock)
         plain_s = self._control.steps.plain_s or 1e-3
+        scratch._control.steps.calibrate(lambda _: plain_s)
         for _ in range(_REHEARSED):
             scratch.draft((0,), SamplingParams(temperature=0), 0)
             scratch.learn(Round(NO_DRAFT, 0, (0,), 0.0, plain_s, 0.0, True))

@@ -122,7 +122,7 @@ def test_drafts_may_quote_files_that_are_named_from_where_the_command_runs(
     monkeypatch.chdir(tmp_path)
     assert main(["run", model, "x", "-v"]) == 0
     assert "1 token of files to quote" in capsys.readouterr().err
-    assert main(["run", model, "x", "--draft-file", "no.txt"]) == 1
+    assert main(["run", model, "x", "--draft-file", "no.txt"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert f"{tmp_path}/no.txt cannot be read: No such file" in captured.err
@@ -341,9 +341,9 @@ def test_a_cut_answer_by_a_grammar_says_that_it_is_not_whole(
         (["-j", '{"type": }'], "line 1, column 10", 2),
         (["-j", '{"type": "strnig"}'], "strnig", 2),
         (["-j", '{"not": {}}'], "not", 2),
-        (["-j", "nowhere.json"], "nowhere.json cannot be read", 1),
-        (["-j", ""], "cannot be read", 1),
-        (["--grammar", "nowhere.gbnf"], "nowhere.gbnf cannot be read", 1),
+        (["-j", "nowhere.json"], "nowhere.json cannot be read", 2),
+        (["-j", ""], "cannot be read", 2),
+        (["--grammar", "nowhere.gbnf"], "nowhere.gbnf cannot be read", 2),
         (["--grammar", "nowhere.gbnf", "-j", "json"], "both given", 2),
     ],
 )
