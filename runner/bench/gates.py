@@ -18,10 +18,9 @@ _LEAST_AGREEMENT: Final = 0.5
 # Random weights guess worse than blindly by some; weights that are read wrongly are confidently wrong, and far beyond.
 _GUESSING: Final = 1.5
 # What docs/SPECULATION.md says under "Exactness": on other backends a difference is a mistake.
-_ROUNDING: Final = (
-    " (on a CPU llama.cpp rounds a step of one token otherwise than one of several, with several threads and more than "
-    "256 tokens of context: with -t 1 or --kv-type bf16 it does not)"
-)
+_REMEDY: Final = ", with several threads and more than 256 tokens of context: with -t 1 or --kv-type bf16 it does not)"
+_ROUNDING: Final = f" (on a CPU llama.cpp rounds a step of one token otherwise than one of several{_REMEDY}"
+_FEWER_THREADS: Final = f" (on a CPU llama.cpp rounds otherwise where other programs leave one thread to it{_REMEDY}"
 _EARLY: Final = 16  # two backends that part before so many tokens are worth a word
 
 
@@ -41,13 +40,13 @@ def sample_fault(test: BenchTest, sample: Sample, vocab_size: int) -> str | None
     return None
 
 
-def repetition_fault(first: Sample, sample: Sample) -> str | None:
+def repetition_fault(first: Sample, sample: Sample, backend: BackendName) -> str | None:
     """Why two repetitions of one decode test contradict each other: greedy text from the same ids is one text."""
     if first.prompts_md5 != sample.prompts_md5:
         return "two processes of the same backend made different ids of the same text"
     same = common_prefix(first.token_ids, sample.token_ids)
     if same < len(first.token_ids):
-        return f"greedy tokens differ between repetitions, from token {same + 1} on"
+        return f"greedy tokens differ between repetitions, from token {same + 1} on{_fewer_threads(backend)}"
     return None
 
 
@@ -65,14 +64,19 @@ def genre_fault(sample: GenreSample, backend: BackendName) -> str | None:
     return None
 
 
-def genre_repetition_fault(first: GenreSample, sample: GenreSample) -> str | None:
+def genre_repetition_fault(first: GenreSample, sample: GenreSample, backend: BackendName) -> str | None:
     """Why two repetitions contradict each other: the same prompts with the same seeds are answered with one text."""
     if first.prompts_md5 != sample.prompts_md5:
         return "two processes of the same backend made different ids of the same text"
     for number, (one, other) in enumerate(zip(first.plain.ids, sample.plain.ids, strict=False), 1):
         if one != other:
-            return f"prompt {number}: tokens differ between repetitions, from token {common_prefix(one, other) + 1} on"
+            at, why = common_prefix(one, other) + 1, _fewer_threads(backend)
+            return f"prompt {number}: tokens differ between repetitions, from token {at} on{why}"
     return None
+
+
+def _fewer_threads(backend: BackendName) -> str:
+    return _FEWER_THREADS if backend == "llamacpp" else ""
 
 
 def check_fault(check: SelfCheck, vocab_size: int, *, is_random: bool) -> str | None:

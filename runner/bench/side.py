@@ -181,7 +181,7 @@ class Side:
         fault = sample_fault(test, sample, self.loaded.info.vocab_size)
         if fault is None and test.kind == "decode" and not is_warm_up:
             first = self._firsts.setdefault(test.name, sample)
-            fault = repetition_fault(first, sample)
+            fault = repetition_fault(first, sample, self.name)
             if test.depth == 0 and not self.written:
                 self.written = sample.token_ids
         if fault is not None:
@@ -202,7 +202,7 @@ class Side:
         first = self._first_answers.get(test.name, sample)
         if len(sample.plain.ids) >= len(first.plain.ids):
             self._first_answers[test.name] = sample
-        fault = genre_fault(sample, self.name) or genre_repetition_fault(first, sample)
+        fault = genre_fault(sample, self.name) or genre_repetition_fault(first, sample, self.name)
         if fault is not None:
             tally.fail(fault)
             return

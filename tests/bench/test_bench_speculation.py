@@ -164,13 +164,13 @@ def test_where_llama_cpp_rounds_otherwise_the_remedy_is_named() -> None:
 
 
 def test_repetitions_must_be_the_same_too() -> None:
-    assert genre_repetition_fault(sample(), sample()) is None
+    assert genre_repetition_fault(sample(), sample(), "native") is None
     other = sample(plain=(1, 5, 3), drafted=(1, 5, 3))
     assert "prompt 2: tokens differ between repetitions, from token 2" in (
-        genre_repetition_fault(sample(), other) or ""
+        genre_repetition_fault(sample(), other, "native") or ""
     )
     elsewhere = dataclasses.replace(sample(), prompts_md5="b")
-    assert "different ids" in (genre_repetition_fault(sample(), elsewhere) or "")
+    assert "different ids" in (genre_repetition_fault(sample(), elsewhere, "native") or "")
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
