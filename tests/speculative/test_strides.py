@@ -7,9 +7,16 @@ from collections import deque
 from collections.abc import Callable
 
 import pytest
+import torch
+from tokenizers import Tokenizer
 
+from runner.bench.genre_texts import genre_prompts
+from runner.bench.record import Genre
+from runner.kernels.repeats import draft_repeats_ref
+from runner.paths import builtin
 from runner.speculative.account import LossAccount
 from runner.speculative.drafter import Draft
+from runner.speculative.history import common_prefix
 from runner.speculative.outlook import Outlook
 from runner.speculative.record import Round
 from runner.speculative.strides import Strides, Wish
@@ -155,3 +162,32 @@ def test_costs_that_were_taken_for_too_high_at_load_are_found_out() -> None:
     for _ in range(3):
         Answer(model).gain(400, lambda *_: 7)
     assert Answer(model).gain(400, lambda *_: 7) > 3
+
+
+def drafts_that_stand(ids: list[int], n_prompt: int) -> list[int]:
+    """For each place of a text after its prompt, how much of what a device drafts there stands."""
+    found = []
+    for at in range(n_prompt, len(ids)):
+        tokens = torch.zeros(16, dtype=torch.int64)
+        draft_repeats_ref(torch.tensor(ids[:at]), torch.tensor([0]), torch.tensor([at - 1]), tokens, 15)
+        found.append(common_prefix(tokens[1:].tolist(), ids[at:]))
+    return found
+
+
+@pytest.mark.parametrize(("genre", "least", "worst"), [("code", 2.25, 1.2), ("prose", 1.05, 0.97)])
+def test_reference_answers_gain_as_they_repeat_themselves(genre: Genre, least: float, worst: float) -> None:
+    tokenizer = Tokenizer.from_file(str(builtin("models/demo/tokenizer.json")))
+    model, gains = strides(), []
+    for prompt in genre_prompts(genre):
+        asked, answer = (tokenizer.encode(part, add_special_tokens=False).ids for part in (prompt.ask, prompt.answer))
+        ids, stands, drafter = [*asked, *answer], drafts_that_stand([*asked, *answer], len(asked)), SuffixDrafter()
+        known = [drafter.may_guess(ids[: len(asked) + done]) for done in range(len(stands))]
+        gains.append(
+            Answer(model).gain(
+                len(stands),
+                lambda done, _, stands=stands: stands[min(done, len(stands) - 1)],
+                lambda done, known=known: known[min(done, len(known) - 1)],
+            )
+        )
+    assert min(gains) > worst
+    assert len(gains) / sum(1 / gain for gain in gains) > least
