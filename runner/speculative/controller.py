@@ -344,8 +344,7 @@ class Controller(Control):
         strides = self._strides
         strides.learn(done)
         if done.draft and len(strides.recent):
-            is_paying = strides.recent.gain >= _LEAST_GAIN
-            self._phase, self._doubt = ("on", "") if is_paying else ("learning", "")
+            self._phase, self._doubt = "on" if strides.recent.gain >= _LEAST_GAIN else "learning", ""
             self._bound_account()
 
     # --- why ---------------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from runner.config import LONGEST_DRAFT
 from runner.speculative.account import LossAccount
@@ -30,7 +29,7 @@ _TRIED_SHARE = 0.01  # of the time may go into kinds that do not pay
 _MOST_TRIED = 1.0  # plain steps of that at once
 _NONE, _SOME, _ALL, _PLAIN = range(4)  # of the last step's draft that stood; it had none
 
-KINDS: Final = 2 * 4
+_KINDS = 2 * 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +49,8 @@ class Strides:
     def __init__(self, outlook: Outlook, account: LossAccount, draft_max: int) -> None:
         self.recent = RecentRounds()
         self._outlook, self._steps, self._account = outlook, outlook.steps, account
-        self._seen = [[0.0] * LONGEST_DRAFT for _ in range(KINDS)]  # by kind and position
-        self._hits = [[0.0] * LONGEST_DRAFT for _ in range(KINDS)]
+        self._seen = [[0.0] * LONGEST_DRAFT for _ in range(_KINDS)]  # by kind and position
+        self._hits = [[0.0] * LONGEST_DRAFT for _ in range(_KINDS)]
         self._draft_max = draft_max
         self._cost: dict[int, float] = {}  # by length, in plain steps, as far as steps told of it
         self._best: dict[int, int] = {}  # by kind, since something was learnt of it
