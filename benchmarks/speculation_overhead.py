@@ -5,9 +5,10 @@ is a drafter and a length of history. `look` is a token for which the drafter wa
 median. `other` is one for which it was not, `all` the mean of all tokens, `asked` the share that it was asked for: a
 long step pays for a look at each token, a short one does not. `nothing` is a drafter that never guesses, `suffix` the
 suffix drafter on text at random, where it says itself that there is nothing to ask for, and `suffix, wrong` on text of
-which two tokens of five repeat something that never goes on as it did. `loop` is what the decode loop takes for a token
-that begins early, without a speculator and with the first. Times are by the clock; behind a real step caches are cold,
-and all takes several times as long.
+which two tokens of five repeat something that never goes on as it did. `stride` is for steps that draft by themselves,
+one in three of which does: `look` of one that drafted, learning of it and the wish for a later one, `other` of one that
+did not. `loop` is what the decode loop takes for a token that begins early, without a speculator and with the first.
+Times are by the clock; behind a real step caches are cold, and all takes several times as long.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from random import Random
 
+from runner.backends.native.decode_loop import STRIDES
 from runner.config import LONGEST_DRAFT, SamplingParams
 from runner.speculative.drafter import NO_DRAFT, Draft, Drafter, DrafterName, Gate
 from runner.speculative.record import Round
@@ -105,6 +107,31 @@ def looks(name: str, n_history: int, n_tokens: int, step_s: float) -> tuple[list
         (with_look if asked.is_asked else without).append(elapsed)
         history.append(token)
     return with_look, without
+
+
+def strides(n_history: int, n_tokens: int, step_s: float) -> tuple[list[float], list[float]]:
+    """Microseconds of steps that drafted seven tokens by themselves, and of such as did not."""
+    text, draw = noise(n_history + 8 * n_tokens), Random(1)
+    history = text[:n_history]
+    speculator = Speculator(SuffixDrafter(), LONGEST_DRAFT)
+    speculator.calibrate(lambda n: step_s * (1 + 0.05 * (n - 1)))
+    speculator.begin(history)
+    kind = speculator.wish(history, STRIDES).kind
+    drafted: list[float] = []
+    plain: list[float] = []
+    for n in range(n_tokens):
+        n_right = draw.choice((0, 0, 1, 2, 7)) if n % 3 == 0 else 0
+        tokens = tuple(text[len(history) : len(history) + n_right + 1])
+        draft = Draft((*tokens[:n_right], *[0] * (7 - n_right)), (kind,) * 7) if n % 3 == 0 else NO_DRAFT
+        done = Round(draft, n_right, tokens, 0.0, step_s * (1.35 if draft else 1), 0.0, is_ahead=True, overlaps=True)
+        began = time.perf_counter()
+        speculator.learn_stride(done)
+        elapsed = time.perf_counter() - began
+        history += tokens
+        began = time.perf_counter()
+        kind = speculator.wish(history, STRIDES).kind
+        (drafted if draft else plain).append(1e6 * (elapsed + time.perf_counter() - began))
+    return drafted, plain
 
 
 class Instant:
@@ -194,6 +221,12 @@ def main() -> None:
                     f"{len(with_look) / asked.tokens:7.1%}",
                     flush=True,
                 )
+        for n_history in asked.history:
+            drafted, plain = strides(n_history, asked.tokens, 1e-3 * step_ms)
+            every = statistics.fmean(drafted + plain)
+            print(
+                f"{step_ms:8g} {'stride':14} {n_history:8} {_median(drafted)} {_median(plain)} {every:7.2f}", flush=True
+            )
         for name, speculator in (("loop alone", None), ("loop, nothing", Speculator(Nothing(), LONGEST_DRAFT))):
             least = min(loop_us(asked.tokens, 1e-3 * step_ms, speculator) for _ in range(5))
             print(f"{step_ms:8g} {name:14} {'':8} {'':7} {'':7} {least:7.2f}", flush=True)

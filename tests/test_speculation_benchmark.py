@@ -147,12 +147,14 @@ def test_the_program_of_looks_tells_those_that_were_taken_from_the_others(
     speculation_overhead.main()
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.split() == ["step", "ms", "drafter", "history", "look", "other", "all", "asked"]
-    looks, loops = rows[:3], rows[3:]
+    looks, stride, loops = rows[:3], rows[3], rows[4:]
     assert all(float(row.split()[-2]) > 0 for row in looks)
     nothing, random_text, wrong = (float(row.split()[-1].rstrip("%")) for row in looks)
     assert nothing > 90, "a step of 100 ms pays for a look at each token"
     assert random_text == 0, "nothing can be quoted"
     assert 30 < wrong <= 40, "two tokens of five repeat something"
+    drafted, plain, _every = map(float, stride.split()[-3:])
+    assert 0 < plain < drafted, "learning of a draft takes longer"
     assert [float(row.split()[-1]) > 0 for row in loops] == [True, True]
 
 
@@ -170,3 +172,16 @@ def test_the_program_with_a_real_clock_writes_each_text_with_and_without(
         assert all(0.3 < float(gain) < 20 for gain in row[3].split())
         assert len(row[4].split()) == 2
     assert "0" in cells[5][4].split(), "nothing can be guessed of a text at random that is new"
+
+
+def test_the_program_with_a_real_clock_writes_the_texts_of_genres_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(speculation_early, "GENRES", ("code",))
+    monkeypatch.setattr(sys, "argv", ["speculation_early.py", "--genres", "--step-us", "200", "--answers", "1"])
+    speculation_early.main()
+    _, _, *rows = capsys.readouterr().out.splitlines()
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert [row[:3] for row in cells] == [["200", drafts, "code"] for drafts in ("device", "host")]
+    assert all(0.3 < float(row[3]) < 20 for row in cells)
+    assert int(cells[0][4]) > 10, "steps draft by themselves"
