@@ -174,12 +174,12 @@ def rstd_ref(squares: Squares) -> Tensor:
 
 
 def cdiv(a: int, b: int) -> int:
-    """a / b, rounded up. Triton's own takes 2 us of the host, since kernels may call it too; so does the next one."""
+    """a / b, rounded up. Triton's own, which kernels may call too, takes 2 us of the host."""
     return -(-a // b)
 
 
 def next_power_of_2(n: int) -> int:
-    """The least power of two that is n, which is 1 or more, or more."""
+    """The least power of two that is no less than n >= 1; see cdiv."""
     return 1 << (n - 1).bit_length()
 
 

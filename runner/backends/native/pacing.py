@@ -29,7 +29,7 @@ class Mark(Protocol):
 
 
 class Pacing:
-    """mark: a new one. stream: the queue. Marks that were waited for are used again: making one takes 5 us."""
+    """mark: a new one. stream: the queue. Marks that were waited for are used again."""
 
     def __init__(self, mark: Callable[[], Mark], stream: Any = None) -> None:
         self._mark, self._stream = mark, stream
