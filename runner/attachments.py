@@ -44,7 +44,7 @@ def read_text_file(path: Path) -> tuple[str, str]:
             raw = file.read(MAX_BYTES + 1)
     except (OSError, RuntimeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"{path} cannot be read: {reason}.") from error
+        raise UsageError(f"{path} cannot be read: {reason}.", hint="Give the name of a text file.") from error
     check_size(raw, str(path))
     return decode(raw, str(path))
 
