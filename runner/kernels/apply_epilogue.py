@@ -21,7 +21,7 @@ from runner.kernels.values import OPTIONS, cdiv, next_power_of_2
 @triton.jit
 def _apply_epilogue(
     product, M, first, count, args,
-    EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, TILE: tl.constexpr,
+    EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, PARTS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The program for columns first ... first + count of the output, and for the pairs of these."""
     n_tiles = tl.cdiv(count, TILE)
@@ -29,8 +29,10 @@ def _apply_epilogue(
     rows = tl.program_id(0) // n_tiles + tl.arange(0, 1)
     c = tile * TILE + tl.arange(0, TILE)
     ok = c < count
-    at = product + rows[:, None].to(tl.int64) * (2 * count if PAIR else count) + c[None, :]
+    at = product + rows[:, None].to(tl.int64) * ((2 if PAIR else PARTS) * count) + c[None, :]
     lo = tl.load(at, mask=ok[None, :], other=0.0).to(tl.float32)
+    for i in tl.static_range(1, PARTS):
+        lo += tl.load(at + i * count, mask=ok[None, :], other=0.0).to(tl.float32)
     hi = lo
     if PAIR:
         hi = tl.load(at + count, mask=ok[None, :], other=0.0).to(tl.float32)
@@ -56,16 +58,19 @@ def apply_epilogue(
     """Run a program (epilogues.py) over columns first ... first + count of `width`.
 
     product: [M, count], any float type, contiguous; with pairs [M, 2 count], the columns n and then all n + pair, see
-    epilogues.columns. first: a multiple of tile_columns(width), and count too unless these are the last columns.
+    epilogues.columns; or, without pairs, [M, parts, count], whose sum over the parts is meant. first: a multiple of
+    tile_columns(width), and count too unless these are the last columns.
     """
     tile = tile_columns(width)
-    n_rows, count = len(product), product.shape[1] // (2 if pair else 1)
+    n_rows, count = len(product), product.shape[-1] // (2 if pair else 1)
+    n_parts = 1 if product.dim() == 2 else product.shape[1]
     assert product.is_contiguous()
+    assert n_parts == 1 or not pair
     assert first % tile == 0
     assert count % tile == 0 or first + count == width, (first, count, width)
     _apply_epilogue[(n_rows * cdiv(count, tile),)](
         product, n_rows, first, count, args,
-        EPILOGUE=epilogue, CONFIG=config, PAIR=pair, TILE=tile, num_warps=_WARPS, **OPTIONS,
+        EPILOGUE=epilogue, CONFIG=config, PAIR=pair, PARTS=n_parts, TILE=tile, num_warps=_WARPS, **OPTIONS,
     )  # fmt: skip
 
 
@@ -73,21 +78,23 @@ _TILE, _WARPS = 1024, 4
 
 
 def variants() -> Iterator[Variant]:
-    for program, config, pair, dtype in (
-        (epilogues.store, (4, 4, False), 0, "*fp32"),
-        (epilogues.add_residual, (0, 0, False), 0, "*fp32"),
-        (epilogues.gate, (4, 4, False, 0), 14336, "*fp32"),
-        (epilogues.gate, (4, 4, False, 0), 14336, "*bf16"),
+    for program, config, pair, dtype, parts in (
+        (epilogues.store, (4, 4, False), 0, "*fp32", 1),
+        (epilogues.add_residual, (0, 0, False), 0, "*fp32", 1),
+        (epilogues.add_residual, (0, 0, False), 0, "*fp32", 4),
+        (epilogues.gate, (4, 4, False, 0), 14336, "*fp32", 1),
+        (epilogues.gate, (4, 4, False, 0), 14336, "*bf16", 1),
     ):
         out, _, *others = epilogues.signature(program, "*bf16")
+        of_parts = f" in {parts} parts" if parts > 1 else ""
         yield Variant(
-            name=f"apply_epilogue {program.__name__} of {dtype.removeprefix('*')}",
+            name=f"apply_epilogue {program.__name__} of {dtype.removeprefix('*')}{of_parts}",
             kernel=_apply_epilogue,
             signature={
                 "product": dtype, "M": "i32:16", "first": "i32:16", "count": "i32:16",
                 "args": (out, "i32:16", *others),
             },
-            constants={"EPILOGUE": program, "CONFIG": config, "PAIR": pair, "TILE": _TILE},
+            constants={"EPILOGUE": program, "CONFIG": config, "PAIR": pair, "PARTS": parts, "TILE": _TILE},
             num_warps=_WARPS,
             is_decode=False,
         )  # fmt: skip

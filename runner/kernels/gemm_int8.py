@@ -22,32 +22,43 @@ from runner.kernels import epilogues
 from runner.kernels.compile import Variant
 from runner.kernels.fragments import TILE
 from runner.kernels.gemm import BLOCK_BYTES
+from runner.kernels.gemv_tiles import is_small
 from runner.kernels.grids import scale_value
 from runner.kernels.int8_weights import FORMATS_AS_INT8, int8_weights, longest_level
-from runner.kernels.values import OPTIONS, Int8Blocks, Matrix, PackedMatrix, capability, cdiv, is_nvidia
+from runner.kernels.values import (
+    FEW_ROWS,
+    MOST_ROWS,
+    OPTIONS,
+    ROWS_OF_BLOCKS,
+    Int8Blocks,
+    Matrix,
+    PackedMatrix,
+    capability,
+    cdiv,
+    is_nvidia,
+)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _gemm_int8(
-    x, x_scale, w, largest, row_scale, M, K, first, count, N, args,
+    x, x_scale, w, largest, row_scale, M, R, K, first, count, N, args,
     EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, LONGEST: tl.constexpr, EVEN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """w: `count` places from `first` on. EVEN: K is a multiple of 256.
+    """x: Int8Blocks with R rows. w: `count` places from `first` on. EVEN: K is a multiple of 256.
 
-    Programs that share weights come one after the other. Rows and places beyond the last one compute what the last one
-    does, and nobody stores it.
+    Programs that share weights come one after the other. Places beyond the last one compute what that one does, and
+    nobody stores it.
     """
     n_rows = tl.cdiv(M, BM)
     tile = tl.program_id(0) // n_rows
     rows = tl.program_id(0) % n_rows * BM + tl.arange(0, BM)
-    row = tl.minimum(rows, M - 1)
     place = tl.minimum(tile * BN + tl.arange(0, BN), count - 1)
-    left = x + row[:, None].to(tl.int64) * K
+    left = x + rows[:, None].to(tl.int64) * K
     right = w + place[None, :].to(tl.int64) * K
     acc = tl.zeros((BM, BN), tl.float32)
     for start in range(0, K, 256):
-        factor = tl.load(x_scale + start // 256 * M + row)
+        factor = tl.load(x_scale + start // 256 * R + rows)
         part = tl.zeros((BM, BN), tl.int32)
         for i in tl.static_range(256 // BK):
             k = start + i * BK + tl.arange(0, BK)
@@ -59,13 +70,30 @@ def _gemm_int8(
                 of_w = tl.load(right + k[:, None], mask=(k < K)[:, None], other=0)
             part = tl.dot(of_x, of_w, part, out_dtype=tl.int32)
         acc = tl.fma(part.to(tl.float32), tl.broadcast_to(factor[:, None], (BM, BN)), acc)
-    place += first
+    first_place = first + tile * BN
+    finish(
+        acc, largest, row_scale, rows, M, first_place, first + count, N, first // BN + tile, args,
+        EPILOGUE, CONFIG, PAIR, LONGEST, BM, BN,
+    )  # fmt: skip
+
+
+@triton.jit
+def finish(
+    acc, largest, row_scale, rows, M, first_place, n_places, N, tile, args,
+    EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, LONGEST: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """The epilogue, for sums acc [BM, BN] of places from first_place on, which the rows' steps are still to multiply.
+
+    largest: codes by place, before n_places; row_scale: by row [N].
+    """
+    place = tl.minimum(first_place + tl.arange(0, BN), n_places - 1)
     if PAIR == 0:
-        n = first + tile * BN + tl.arange(0, BN)
+        n = first_place + tl.arange(0, BN)
         of_place = tl.minimum(place, N - 1)
         n_ok = n < N
     else:
-        n = (first + tile * BN) // 2 + tl.arange(0, BN // 2)
+        n = first_place // 2 + tl.arange(0, BN // 2)
         of_place = tl.minimum(place // 16 * 8 + place % 8, PAIR - 1) + place % 16 // 8 * PAIR
         n_ok = n < PAIR
     step = scale_value(tl.load(largest + place)) * tl.load(row_scale + of_place) * (LONGEST / 127.0)
@@ -76,7 +104,7 @@ def _gemm_int8(
         lo, hi = tl.split(tl.permute(tl.reshape(acc, (BM, BN // 16, 2, 8)), (0, 1, 3, 2)))
         lo = tl.reshape(lo, (BM, BN // 2))
         hi = tl.reshape(hi, (BM, BN // 2))
-    EPILOGUE(lo, hi, rows, rows < M, n, n + PAIR, n_ok, first // BN + tile, args, CONFIG)
+    EPILOGUE(lo, hi, rows, rows < M, n, n + PAIR, n_ok, tile, args, CONFIG)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +119,7 @@ class GemmInt8:
         assert self.x.shape[1] == self.w.shape[1], (self.x.shape, self.w.shape)
         assert self.w.layout == "fragments"
         assert self.w.pair == self.pair
+        assert len(self.x.levels) % ROWS_OF_BLOCKS == 0
 
     @property
     def num_rows(self) -> int:
@@ -110,8 +139,8 @@ class GemmInt8:
             dense = torch.empty(count, k, dtype=torch.int8, device=x.levels.device)
             int8_weights(w, dense, first_tile=first // TILE)
             _gemm_int8[(cdiv(n_rows, tiles.rows) * cdiv(count, tiles.columns),)](
-                x.levels, x.scale, dense, w.largest, w.row_scale, n_rows, k, first, count, w.shape[0], args,
-                EPILOGUE=epilogue, CONFIG=config, PAIR=self.pair, LONGEST=longest_level(w), EVEN=k % 256 == 0,
+                x.levels, x.scale, dense, w.largest, w.row_scale, n_rows, len(x.levels), k, first, count, w.shape[0],
+                args, EPILOGUE=epilogue, CONFIG=config, PAIR=self.pair, LONGEST=longest_level(w), EVEN=k % 256 == 0,
                 BM=tiles.rows, BN=tiles.columns, BK=_BK, num_warps=tiles.warps, num_stages=_STAGES, **OPTIONS,
             )  # fmt: skip
 
@@ -125,9 +154,12 @@ class GemmInt8:
         return _LARGE if n_large >= _ENOUGH else _SMALL
 
 
-def takes_int8(w: Matrix) -> bool:
-    """Whether prompts are multiplied with w so: where that was measured to be faster, and costs its format little."""
+def takes_int8(w: Matrix, n_rows: int) -> bool:
+    """Whether so many rows are multiplied with w in int8: where that was measured to be faster, and costs its format
+    little."""
     if isinstance(w, Tensor) or w.layout != "fragments" or w.format not in FORMATS_AS_INT8:
+        return False
+    if n_rows <= (FEW_ROWS if is_small(*w.packed.shape[:2]) else MOST_ROWS):
         return False
     return is_nvidia(w.packed) and capability(w.packed)[0] == 9
 
@@ -158,8 +190,8 @@ def variants() -> Iterator[Variant]:
                 name=f"gemm_int8 {program.__name__}, {tiles.rows} rows",
                 kernel=_gemm_int8,
                 signature={
-                    "x": "*i8", "x_scale": "*fp32", "w": "*i8", "largest": "*u8", "row_scale": "*fp32", "M": "i32:16",
-                    "K": "i32:16", "first": "i32:16", "count": "i32:16", "N": "i32:16",
+                    "x": "*i8", "x_scale": "*fp32", "w": "*i8", "largest": "*u8", "row_scale": "*fp32", "M": "i32",
+                    "R": "i32:16", "K": "i32:16", "first": "i32:16", "count": "i32:16", "N": "i32:16",
                     "args": epilogues.signature(program, "*bf16"),
                 },
                 constants={

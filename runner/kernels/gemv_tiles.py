@@ -32,7 +32,7 @@ def tiles_of(form: str, n_tiles: int, n_pairs: int) -> Tiles:
     and so few registers, where all programs then run at once. One warp where only that is one wave; of few tiles four
     warps, with much under way.
     """
-    turns = 1 if _is_small(n_tiles, n_pairs) else 4
+    turns = 1 if is_small(n_tiles, n_pairs) else 4
     if spans_of(n_tiles, n_pairs):
         return Tiles(warps=spans_of(n_tiles, n_pairs), depth=1, turns=turns)
     if n_tiles >= _MANY_TILES:
@@ -53,14 +53,14 @@ def tiles_of_branch(n_tiles: int, n_pairs: int) -> Tiles:
     Whole where that is one wave: of two programs a multiprocessor, of eight warps each, or of four, of four warps; or
     where the matrix is small. Else in parts.
     """
-    is_small = _is_small(n_tiles, n_pairs)
-    if not is_small and not (_WAVE[0] <= n_tiles <= 2 * _WAVE[1] and n_pairs >= 32):
+    small = is_small(n_tiles, n_pairs)
+    if not small and not (_WAVE[0] <= n_tiles <= 2 * _WAVE[1] and n_pairs >= 32):
         return tiles_of_parts(n_tiles, n_pairs)
-    warps = 8 if is_small or n_tiles <= _WAVE[1] else 4
+    warps = 8 if small or n_tiles <= _WAVE[1] else 4
     while 4 * warps > n_pairs and warps > 1:
         warps //= 2
-    most = 3 if warps == 4 and not is_small else 4
-    return Tiles(warps=warps, depth=min(most, -(-n_pairs // (4 * warps))), turns=1 if is_small else 4)
+    most = 3 if warps == 4 and not small else 4
+    return Tiles(warps=warps, depth=min(most, -(-n_pairs // (4 * warps))), turns=1 if small else 4)
 
 
 def tiles_of_parts(n_tiles: int, n_pairs: int) -> Tiles:
@@ -75,7 +75,7 @@ def spans_of(n_tiles: int, n_pairs: int) -> int:
     """The warps of a program that makes its x itself (gemv_spans.py), a span of 256 columns each; 0 where none does."""
     warps = n_pairs // 4
     fits = n_pairs % 4 == 0 and 0 < warps <= _MOST_SPANS and not warps & (warps - 1)
-    return warps if fits and _is_small(n_tiles, n_pairs) else 0
+    return warps if fits and is_small(n_tiles, n_pairs) else 0
 
 
 def tiles_of_program(n_tiles: int) -> int:
@@ -83,7 +83,7 @@ def tiles_of_program(n_tiles: int) -> int:
     return -(-n_tiles // _MULTIPROCESSORS)
 
 
-def _is_small(n_tiles: int, n_pairs: int) -> bool:
+def is_small(n_tiles: int, n_pairs: int) -> bool:
     """Whether a matrix is read in less time than a kernel takes to begin and to end."""
     return n_tiles * n_pairs <= _SMALL
 

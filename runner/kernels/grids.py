@@ -35,8 +35,8 @@ def _word(levels: Sequence[int]) -> int:
     return int.from_bytes(bytes(level & 255 for level in levels), "little")
 
 
-def _look_up(levels: Sequence[int], last: str) -> str:
-    """PTX: eight nibbles of $2 to their levels in u and v, four each, in the nibbles' order; and what is last.
+def _look_up(levels: Sequence[int], word: str, low: str, high: str) -> str:
+    """PTX: the eight nibbles of the register `word` to their levels in `low` and `high`, four each, in their order.
 
     PRMT picks four bytes of eight by the low three bits of four nibbles, from each half of the table; a third one
     picks between the halves by bit 3.
@@ -44,14 +44,27 @@ def _look_up(levels: Sequence[int], last: str) -> str:
     tables = " ".join(f"mov.b32 t{i}, {_word(levels[4 * i : 4 * i + 4]):#x};" for i in range(4))
     half = "prmt.b32 a, t0, t1, s; prmt.b32 b, t2, t3, s; prmt.b32 {}, a, b, m;"
     return (
-        "{ .reg .b32 s, m, a, b, u, v, t0, t1, t2, t3; "
+        "{ .reg .b32 s, m, a, b, t0, t1, t2, t3; "
         + tables
-        + " and.b32 s, $2, 0x77777777; shr.u32 m, $2, 1; and.b32 m, m, 0x44444444; or.b32 m, m, 0x32103210; "
-        + half.format("u")
+        + f" and.b32 s, {word}, 0x77777777; shr.u32 m, {word}, 1; and.b32 m, m, 0x44444444; or.b32 m, m, 0x32103210; "
+        + half.format(low)
         + " shr.u32 s, s, 16; shr.u32 m, m, 16; "
-        + half.format("v")
-        + last
+        + half.format(high)
         + " }"
+    )
+
+
+# How far the levels of words in the order of fragments.py are raised to be bytes from 0 on.
+RAISED = {form.name: 128 if form.grid == "table" else -form.levels[0] for form in FORMATS.values()}
+
+
+def to_raised(form: str, word: str, low: str, high: str) -> str:
+    """PTX: a word of mq4 or mq4-uniform in that order to its raised quads; all are registers."""
+    if form == "mq4":
+        return _look_up([level + RAISED[form] for level in MQ4.levels], word, low, high)
+    return (
+        f"shl.b32 {low}, {word}, 1; and.b32 {low}, {low}, {EVEN_BITS.value:#x}; "
+        f"shr.u32 {high}, {word}, 3; and.b32 {high}, {high}, {EVEN_BITS.value:#x};"
     )
 
 
@@ -85,9 +98,12 @@ def half_tables(device: torch.device) -> Tensor:
 
 
 # Of words in planes: those of the low nibbles in $0, those of the high ones in $1.
-LOOK_UP = tl.constexpr(_look_up(MQ4.levels, "prmt.b32 $0, u, v, 0x6420; prmt.b32 $1, u, v, 0x7531;"))
-# Of words in the order of fragments.py, plus 128.
-LOOK_UP_RAISED = tl.constexpr(_look_up([level + 128 for level in MQ4.levels], "mov.b32 $0, u; mov.b32 $1, v;"))
+LOOK_UP = tl.constexpr(
+    "{ .reg .b32 u, v; "
+    + _look_up(MQ4.levels, "$2", "u", "v")
+    + " prmt.b32 $0, u, v, 0x6420; prmt.b32 $1, u, v, 0x7531; }"
+)
+LOOK_UP_RAISED = tl.constexpr(to_raised("mq4", "$2", "$0", "$1"))
 ADDENDS = tl.constexpr(_addends())
 LOW_NIBBLES = tl.constexpr(0x0F0F0F0F)
 LOW_PAIRS = tl.constexpr(0x03030303)

@@ -2,9 +2,10 @@
 
 A group's levels and its scale become whole multiples of the row's step, the largest scale of the row times the longest
 level over 127. What that rounds off is 0.7 % of a weight, where 4 bits lost 7 to 9 before; it leaves a product whose
-weights need one factor a row. A program decodes 16 rows of a span of columns, whose words it reads in the order of
-memory. The rows come out in the order of their places (fragments.py), with pairs eight of gate and eight of up in turn.
-It knows no products.
+weights need one factor a row. What levels are multiplied by is float16, two of which one instruction multiplies.
+`ratios`, `int8_quads` and `int8_bytes` are for any kernel that has words in the order of fragments; the kernel here
+decodes 16 rows of a span of columns, whose words it reads in the order of memory. The rows come out in the order of
+their places (fragments.py), with pairs eight of gate and eight of up in turn. It knows no products.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from runner.kernels.compile import Variant
 from runner.kernels.fragments import MAGIC, TILE
-from runner.kernels.grids import FORMATS, raised_quads, scale_value, scaled_bytes, table
+from runner.kernels.grids import FORMATS, RAISED, raised_quads, scale_value, table, to_raised
 from runner.kernels.pack import dequantize_ref
 from runner.kernels.values import GROUP, OPTIONS, PackedMatrix, cdiv, is_nvidia
 from runner.quant.mq.grid import scale_values
@@ -30,18 +31,132 @@ _ROUNDING = tl.constexpr(MAGIC)  # adding it leaves no bits behind the point, ha
 
 def int8_weights_ref(w: PackedMatrix) -> tuple[Tensor, Tensor]:
     """See int8_weights; planes [N, K]: int8, and the rows' steps [N] float32."""
-    values, scales = dequantize_ref(w), scale_values(0, w.scale.device)
+    scales = scale_values(0, w.scale.device).float()
+    row_ratio = (127 / longest_level(w) / scales[(w.scale & 127).amax(1).int()]).half().float()
+    ratio = (scales[w.scale.int()] * row_ratio[:, None]).half().float()
+    levels = (dequantize_ref(w) / w.row_scale[:, None]).unflatten(1, (-1, GROUP)) / scales[w.scale.int()][:, :, None]
     steps = scales[(w.scale & 127).amax(1).int()] * w.row_scale * longest_level(w) / 127
-    return torch.round(values / steps[:, None]).to(torch.int8), steps
+    return torch.round(levels.round() * ratio[:, :, None]).flatten(1).to(torch.int8), steps
+
+
+# --- in a kernel -----------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def _packed_bytes(evens, odds, ratio):
-    """Elements 0, 2 and 1, 3 of quads [..., 2], float32, times the ratio, each rounded to an int8 of one int32."""
-    by = tl.broadcast_to(ratio[:, :, None], evens.shape)
-    a, c = tl.split(tl.fma(evens, by, _ROUNDING).to(tl.int32, bitcast=True) & 255)
-    b, d = tl.split(tl.fma(odds, by, _ROUNDING).to(tl.int32, bitcast=True) & 255)
-    return (a | (b << 8)) | ((c << 16) | (d << 24))
+def row_ratio(largest, LONGEST: tl.constexpr):
+    """What the scales of a row are multiplied by, float16, if this is the code of the largest one."""
+    return tl.div_rn(_LARGEST / LONGEST, scale_value(largest)).to(tl.float16)
+
+
+def _ratios() -> str:
+    """PTX: the scales whose codes the bytes of $4 are, as float16 times the factor in $5 to $8, each twice, in $0 to
+    $3.
+
+    A code's exponent and its four bits, put where a float16 has them; adding 15 to the exponent takes no carry.
+    """
+    lines = ["{ .reg .b32 c, t;"]
+    for i in range(4):
+        both = 0x0404 | i << 12 | i << 4
+        lines.append(f"prmt.b32 c, $4, 0, {both:#x}; shr.u32 t, c, 2; and.b32 t, t, 0x1fc01fc0;")
+        lines.append("and.b32 c, c, 0x80008000; or.b32 t, t, c; add.u32 t, t, 0x3c003c00;")
+        lines.append(f"mul.rn.f16x2 ${i}, t, ${5 + i};")
+    return " ".join(lines) + " }"
+
+
+def _rounded(form: str, word: str, ratio: str) -> str:
+    """PTX: the levels of a word times the ratio, rounded to int8: four of the low quad in $0, of the high one in $1.
+
+    A byte is the lower half of the float16 1024 plus itself, and what is rounded is that of 1536 plus the product.
+    """
+    less = 0xE400 + RAISED[form]  # -(1024 + what the levels are raised by)
+    lines = [f"{{ .reg .b32 u, v, p, q, m, k; mov.b32 m, {less * 0x10001:#x}; mov.b32 k, 0x66006600;"]
+    lines.append(to_raised(form, word, "u", "v"))
+    for out, quad in (("$0", "u"), ("$1", "v")):
+        for half, bytes_of in (("p", 0x4140), ("q", 0x4342)):
+            lines.append(f"prmt.b32 {half}, {quad}, 0x64646464, {bytes_of:#x}; add.rn.f16x2 {half}, {half}, m;")
+            lines.append(f"fma.rn.f16x2 {half}, {half}, {ratio}, k;")
+        lines.append(f"prmt.b32 {out}, p, q, 0x6420;")
+    return " ".join(lines) + " }"
+
+
+_RATIOS = tl.constexpr(_ratios())
+_RATIOS_REGISTERS = tl.constexpr(",".join(["=r"] * 4 + ["r"] * 5))
+_QUADS = tl.constexpr(_rounded("mq4", "$2", "$3"))
+_QUADS_UNIFORM = tl.constexpr(_rounded("mq4-uniform", "$2", "$3"))
+_BYTES = tl.constexpr(_rounded("mq4", "$2", "$6"))
+_BYTES_UNIFORM = tl.constexpr(_rounded("mq4-uniform", "$2", "$6"))
+_BYTES_REGISTERS = tl.constexpr(",".join(["=r"] * 2 + ["r"] * 8))
+
+
+@triton.jit
+def ratios(codes, by, NVIDIA: tl.constexpr):
+    """What int8_quads wants of groups with these codes uint8 in rows whose row_ratio is `by`: four neighbours in the
+    last dimension are a lane's. On NVIDIA int32, two float16; elsewhere float32."""
+    if NVIDIA:
+        bits = by.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+        return tl.inline_asm_elementwise(
+            _RATIOS, _RATIOS_REGISTERS, [codes, bits | (bits << 16)], dtype=tl.int32, is_pure=True, pack=4
+        )
+    else:
+        return (scale_value(codes) * by.to(tl.float32)).to(tl.float16).to(tl.float32)
+
+
+@triton.jit
+def int8_quads(words, ratio, levels, FORMAT: tl.constexpr, NVIDIA: tl.constexpr):
+    """The low and the high quads of words in the order of fragments.py times their ratios, as int8 in int32s."""
+    if NVIDIA:
+        return tl.inline_asm_elementwise(
+            _QUADS if FORMAT == "mq4" else _QUADS_UNIFORM,
+            "=r,=r,r,r",
+            [words, ratio],
+            dtype=(tl.int32, tl.int32),
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        low, high, above = raised_quads(words, words, levels, FORMAT, False)
+        return _rounded_quad(low, ratio, above), _rounded_quad(high, ratio, above)
+
+
+@triton.jit
+def _rounded_quad(quad, ratio, above):
+    a = tl.fma((quad & 255).to(tl.float32) - above, ratio, _ROUNDING).to(tl.int32, bitcast=True) & 255
+    b = tl.fma((quad >> 8 & 255).to(tl.float32) - above, ratio, _ROUNDING).to(tl.int32, bitcast=True) & 255
+    c = tl.fma((quad >> 16 & 255).to(tl.float32) - above, ratio, _ROUNDING).to(tl.int32, bitcast=True) & 255
+    d = tl.fma((quad >> 24 & 255).to(tl.float32) - above, ratio, _ROUNDING).to(tl.int32, bitcast=True)
+    return a | (b << 8) | (c << 16) | (d << 24)
+
+
+@triton.jit
+def int8_bytes(words, ratio, levels, FORMAT: tl.constexpr, NVIDIA: tl.constexpr):
+    """The same as int8 [..., 2, 2], the last two dimensions being the bytes of a quad, which are one register."""
+    if NVIDIA:
+        return tl.inline_asm_elementwise(
+            _BYTES if FORMAT == "mq4" else _BYTES_UNIFORM,
+            _BYTES_REGISTERS,
+            [_four_times(words), _four_times(ratio)],
+            dtype=(tl.int8, tl.int8),
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        low, high = int8_quads(words, ratio, levels, FORMAT, False)
+        return _bytes_of(low), _bytes_of(high)
+
+
+@triton.jit
+def _four_times(v):
+    twice = tl.join(v, v)
+    return tl.join(twice, twice)
+
+
+@triton.jit
+def _bytes_of(quad):
+    evens = tl.join(quad.to(tl.int8), (quad >> 16).to(tl.int8))
+    return tl.join(evens, tl.join((quad >> 8).to(tl.int8), (quad >> 24).to(tl.int8)))
+
+
+# --- the kernel ------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -54,17 +169,11 @@ def _int8_weights(
     p = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)[:, None]
     i = tl.arange(0, 128)[None, :]  # g, j, r = 2 e + h
     ok = p < n_pairs
-    most = tl.load(largest + tile * 16 + i % 2 * 8 + i // 16)
+    most = tl.load(largest + tile * 16 + i % 2 * 8 + i // 16 + 0 * p)
     code = tl.load(scale + (tile * n_pairs + p) * 32 + (i // 16 * 4 + i % 4), mask=ok, other=0)
     word = tl.load(packed + (tile * n_pairs + p) * 128 + i, mask=ok, other=0, eviction_policy="evict_first")
-    unit = scale_value(code)
-    ratio = tl.div_rn(_LARGEST / LONGEST, scale_value(most))
-    low, high, above = raised_quads(word, word, levels, FORMAT, NVIDIA)
-    zero = unit * (-32768.0 - above)
-    low_evens, low_odds = scaled_bytes(low, unit, zero, NVIDIA)
-    high_evens, high_odds = scaled_bytes(high, unit, zero, NVIDIA)
-    quads = tl.join(_packed_bytes(low_evens, low_odds, ratio), _packed_bytes(high_evens, high_odds, ratio))
-    quads = tl.reshape(quads, (PAIRS, 8, 4, 2, 2, 2))  # p, g, j, e, h, half
+    low, high = int8_quads(word, ratios(code, row_ratio(most, LONGEST), NVIDIA), levels, FORMAT, NVIDIA)
+    quads = tl.reshape(tl.join(low, high), (PAIRS, 8, 4, 2, 2, 2))  # p, g, j, e, h, half
     quads = tl.reshape(tl.permute(quads, (4, 1, 0, 3, 5, 2)), (16, PAIRS * 16))
     row = tl.program_id(1) * 16 + tl.arange(0, 16)[:, None]
     at = tl.program_id(0) * (PAIRS * 16) + tl.arange(0, PAIRS * 16)[None, :]
@@ -73,7 +182,7 @@ def _int8_weights(
 
 def int8_weights(w: PackedMatrix, out: Tensor, *, first_tile: int) -> None:
     """The places of tiles first_tile, first_tile + 1, ... of a matrix in fragments into out [16 T, K] int8, contiguous:
-    row_steps times these are the weights, but for rounding.
+    the rows' steps times these are the weights, but for rounding.
     """
     n_tiles, n_pairs = len(out) // TILE, w.packed.shape[1]
     assert w.largest is not None, "the matrix is in fragments"

@@ -1,6 +1,6 @@
 """The layout in which a device multiplies a packed matrix fastest: fragments, where their kernels are seen to be right.
 
-They count on which lane has what, which a compiler decides. So before the first matrix of a format is laid out, both
+They count on which lane has what, which a compiler decides. So before the first matrix of a format is laid out, they
 multiply a small one on the device; where that is wrong, matrices stay in planes, which is slower and always works.
 """
 
@@ -14,11 +14,14 @@ from runner.kernels import epilogues
 from runner.kernels.add_parts import rotates
 from runner.kernels.fragment_products import ZEROS
 from runner.kernels.fragments import activation_rows, activations_ref, can_be_fragments, to_fragments
+from runner.kernels.gemm_fragments import GemmFragments
+from runner.kernels.gemm_int8 import takes_int8
 from runner.kernels.gemv_fragments import GemvFragments
 from runner.kernels.gemv_tiles import Tiles
 from runner.kernels.grids import FORMATS, words_of_group
+from runner.kernels.int8_weights import int8_weights_ref
 from runner.kernels.pack import dequantize_ref
-from runner.kernels.values import GROUP, PackedMatrix, is_nvidia, moved
+from runner.kernels.values import FEW_ROWS, GROUP, ROWS_OF_BLOCKS, Int8Blocks, PackedMatrix, is_nvidia, moved
 
 
 def best_layout(w: PackedMatrix, pair: int = 0) -> PackedMatrix:
@@ -30,7 +33,7 @@ def best_layout(w: PackedMatrix, pair: int = 0) -> PackedMatrix:
 
 
 def try_products(form: str, device: torch.device) -> bool:
-    """Whether both kernels give what they should, and the first row the same bits in both."""
+    """Whether the kernels give what they should, and the first row the same bits in both of those that decode."""
     if torch.cuda.get_device_capability(device) < (8, 0):
         return False
     random = torch.Generator().manual_seed(0)
@@ -48,7 +51,24 @@ def try_products(form: str, device: torch.device) -> bool:
         right = activation_rows(rows) @ dequantize_ref(w).T
         are_right.append(bool((h.cpu() - right).norm() < 1e-4 * right.norm()))
         firsts.append(torch.cat((h[0], squares[0])).cpu())
-    return all(are_right) and all(torch.equal(one, firsts[0]) for one in firsts)
+    is_right = all(are_right) and all(torch.equal(one, firsts[0]) for one in firsts)
+    if not is_right or not takes_int8(moved(to_fragments(w), device), FEW_ROWS + 1):
+        return is_right
+    return _is_right_in_int8(w, random, device)
+
+
+def _is_right_in_int8(w: PackedMatrix, random: torch.Generator, device: torch.device) -> bool:
+    """Whether the product of a prompt of few tokens is what it should be."""
+    n_rows, k = 20, w.shape[1]
+    levels = torch.randint(-127, 128, (ROWS_OF_BLOCKS, k), dtype=torch.int8, generator=random)
+    x = Int8Blocks(levels=levels, scale=torch.rand(-(-k // 256), ROWS_OF_BLOCKS, generator=random), num_rows=n_rows)
+    weights, steps = int8_weights_ref(w)
+    right = x.values().double() @ (weights.double() * steps.double()[:, None]).T
+    found = torch.empty(n_rows, len(weights), device=device)
+    GemmFragments(x=moved(x, device), w=moved(to_fragments(w), device), pair=0).run(
+        epilogues.store, (found, len(weights), (found, 0.0, 0.0), found), (0, 0, False)
+    )
+    return bool((found.cpu() - right).norm() < 1e-5 * right.norm())
 
 
 _works = cache(try_products)

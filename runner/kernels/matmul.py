@@ -8,7 +8,8 @@ Activations x of M rows come as the weights want them, from rotate.py:
     dense weights               [M, K], contiguous
     packed weights, few rows    Int8Rows or, where the weights are in fragments, Int8Fragments, rotated
     small ones, one row         UnroundedRow, of which the product makes Int8Fragments
-    packed weights, more rows   [M, K], rotated, or Int8Blocks where gemm_int8.takes_int8 says so
+    packed weights, more rows   [M, K], rotated, or Int8Blocks where gemm_int8.takes_int8 says so; of these up to some
+                                two hundred rows are multiplied by gemm_fragments.py
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from runner.kernels import epilogues
 from runner.kernels.add_parts import Reader, add_parts, reads_parts
 from runner.kernels.fragments import activation_rows
 from runner.kernels.gemm import Gemm
+from runner.kernels.gemm_fragments import MOST_DECODED_ROWS, GemmFragments
 from runner.kernels.gemm_int8 import GemmInt8
 from runner.kernels.gemv_dense import GemvDense
 from runner.kernels.gemv_fragments import GemvFragments
@@ -215,7 +217,7 @@ def linear_logits(x: Rows, w: Matrix, *, squares: Squares | None) -> Logits:
 
 def product(
     x: Rows, w: Matrix, *, pair: int = 0
-) -> GemvFragments | GemvSpans | GemvPacked | GemvDense | Gemm | GemmInt8 | RowBlocks:
+) -> GemvFragments | GemvSpans | GemvPacked | GemvDense | Gemm | GemmFragments | GemmInt8 | RowBlocks:
     """x @ w.T, to be `run` with an epilogue program. pair: the rows of w come in pairs (n, n + pair), see columns."""
     if isinstance(x, Tensor):
         is_few = isinstance(w, Tensor) and len(x) <= MOST_ROWS
@@ -224,7 +226,7 @@ def product(
     if isinstance(x, Int8Fragments):
         return GemvFragments(x=x, w=w, pair=pair)
     if isinstance(x, Int8Blocks):
-        return GemmInt8(x=x, w=w, pair=pair)
+        return (GemmFragments if x.shape[0] <= MOST_DECODED_ROWS else GemmInt8)(x=x, w=w, pair=pair)
     if isinstance(x, UnroundedRow):
         return GemvSpans(x=x, w=w, pair=pair)
     if x.shape[0] <= MOST_ROWS:

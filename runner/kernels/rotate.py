@@ -24,6 +24,7 @@ from runner.kernels.fragments import activations_ref, rows_of_block
 from runner.kernels.values import (
     GROUP,
     OPTIONS,
+    ROWS_OF_BLOCKS,
     Int8Blocks,
     Int8Fragments,
     Int8Rows,
@@ -73,7 +74,8 @@ def quantize_blocks_ref(x: Tensor, gain: Tensor | None, rotation: int) -> Int8Bl
     blocks = functional.pad(rotated, (0, -k % SPAN)).unflatten(1, (-1, SPAN))
     scale = blocks.abs().amax(2) / 127
     levels = torch.round(blocks / torch.where(scale > 0, scale, 1.0)[:, :, None]).to(torch.int8)
-    return Int8Blocks(levels=levels.flatten(1)[:, :k].contiguous(), scale=scale.T.float().contiguous())
+    levels = levels.flatten(1)[:, :k].contiguous()
+    return Int8Blocks(levels=levels, scale=scale.T.float().contiguous(), num_rows=len(levels))
 
 
 def rotate_rows_ref(x: Tensor, gain: Tensor | None, rotation: int, dtype: torch.dtype) -> Tensor:
@@ -228,13 +230,13 @@ def _quantize_fragments(
     store_fragments(v, places, span, row, K, factor, zero, words, notes, COLUMNS)
 
 
-@triton.jit(do_not_specialize=["n_rows"])
+@triton.jit(do_not_specialize=["n_rows", "n_scales"])
 def _rotate_rows(
-    x, gain, signs, out, scale, n_rows, K,
+    x, gain, signs, out, scale, n_rows, n_scales, K,
     HAS_GAIN: tl.constexpr, HAS_SCALE: tl.constexpr, SIZE: tl.constexpr, NVIDIA: tl.constexpr, ROWS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """HAS_SCALE: out is int8, and scale has one for each span of a row; else it is of a float type."""
+    """HAS_SCALE: out is int8, and scale [spans, n_scales] has one for each span of a row; else out is a float type."""
     places = span_places()
     span = tl.program_id(0)
     k = span * 256 + places
@@ -254,7 +256,7 @@ def _rotate_rows(
         if HAS_SCALE:
             unit, grow, by, inverse = scale_of(tl.max(tl.max(magnitude(v), 1, keep_dims=True), 0, keep_dims=True))
             tl.store(out + row * K + k, level_of(v, grow, by, inverse).to(tl.int8), mask=ok)
-            tl.store(scale + span * n_rows + row, unit, mask=row < n_rows)
+            tl.store(scale + span * n_scales + row, unit, mask=row < n_rows)
         else:
             tl.store(out + row * K + k, v.to(out.dtype.element_ty), mask=ok)
 
@@ -325,10 +327,11 @@ def quantize_blocks(x: Tensor, gain: Tensor | None, rotation: int, *, in_lanes: 
     x, gain, rotation, in_lanes: as for quantize_rows.
     """
     n_rows, k = x.shape
-    levels = torch.empty(n_rows, k, dtype=torch.int8, device=x.device)
-    scale = torch.empty(cdiv(k, SPAN), n_rows, device=x.device)
+    n_filled = cdiv(n_rows, ROWS_OF_BLOCKS) * ROWS_OF_BLOCKS
+    levels = torch.empty(n_filled, k, dtype=torch.int8, device=x.device)
+    scale = torch.empty(cdiv(k, SPAN), n_filled, device=x.device)
     _launch_rotate_rows(x, gain, rotation, levels, scale, in_lanes=in_lanes)
-    return Int8Blocks(levels=levels, scale=scale)
+    return Int8Blocks(levels=levels, scale=scale, num_rows=n_rows)
 
 
 def rotate_rows(x: Tensor, gain: Tensor | None, rotation: int, dtype: torch.dtype, *, in_lanes: bool = False) -> Tensor:
@@ -347,17 +350,18 @@ def _launch_rotate_rows(
     n_rows, k = x.shape
     _check(x, gain, rotation)
     pdl = has_pdl(x)
-    _rotate_rows[(cdiv(k, SPAN), cdiv(n_rows, _ROWS))](
+    rows = _ROWS if cdiv(k, SPAN) * n_rows > _FEW else 1
+    _rotate_rows[(cdiv(k, SPAN), cdiv(n_rows, rows))](
         x, x if gain is None else gain, rotation_signs(rotation, x.device), out, out if scale is None else scale,
-        n_rows, k,
+        n_rows, 0 if scale is None else scale.shape[1], k,
         HAS_GAIN=gain is not None, HAS_SCALE=scale is not None, SIZE=rotation, NVIDIA=in_lanes and is_nvidia(x),
-        ROWS=_ROWS, PDL=pdl, num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
+        ROWS=rows, PDL=pdl, num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
 
 
-# One warp holds a span of the largest block, so butterflies need no barrier. Rows of a prompt four at a time: a GPU
-# begins some 1.4 programs a nanosecond.
-_WARPS, _ROWS = 1, 4
+# One warp holds a span of the largest block, so butterflies need no barrier. Rows of a prompt four at a time, where
+# they come to more than _FEW programs: a GPU begins some 1.4 of these a nanosecond.
+_WARPS, _ROWS, _FEW = 1, 4, 2048
 
 
 def _check(x: Tensor, gain: Tensor | None, rotation: int) -> None:
@@ -401,7 +405,7 @@ def variants() -> Iterator[Variant]:
             yield Variant(
                 name=f"{operation} {name} r{rotation}",
                 kernel=_rotate_rows,
-                signature={**inputs, **outputs, "n_rows": "i32", "K": "i32:16"},
+                signature={**inputs, **outputs, "n_rows": "i32", "n_scales": "i32", "K": "i32:16"},
                 constants={
                     "HAS_GAIN": has_gain, "HAS_SCALE": has_scale, "SIZE": rotation, "NVIDIA": False, "ROWS": _ROWS,
                 },

@@ -111,23 +111,29 @@ class Int8Fragments:
 class Int8Blocks:
     """M rows of K activations as int8 with a float32 scale for each 256: x[m, 256 b + e] = level * scale[b, m].
 
-    levels: int8 [M, K], from -127 to 127. scale: float32 [ceil(K / 256), M].
+    levels: int8 [R, K], from -127 to 127. scale: float32 [ceil(K / 256), R]. R: M, filled up to whole tiles of those
+    who multiply; what belongs to rows from M on is undefined.
     """
 
     levels: Tensor
     scale: Tensor
+    num_rows: int
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.levels.shape[0], self.levels.shape[1]
+        return self.num_rows, self.levels.shape[1]
 
     def values(self) -> Tensor:
         """x [M, K] float32."""
-        of_element = self.scale.T.repeat_interleave(256, 1)[:, : self.levels.shape[1]]
-        return self.levels.float() * of_element
+        of_element = self.scale[:, : self.num_rows].T.repeat_interleave(256, 1)[:, : self.levels.shape[1]]
+        return self.levels[: self.num_rows].float() * of_element
 
 
-_Value = TypeVar("_Value", PackedMatrix, Int8Fragments, Int8Rows)
+ROWS_OF_BLOCKS: Final = 128
+"""R of Int8Blocks is a multiple of this."""
+
+
+_Value = TypeVar("_Value", PackedMatrix, Int8Fragments, Int8Rows, Int8Blocks)
 
 
 def moved(value: _Value, device: torch.device) -> _Value:

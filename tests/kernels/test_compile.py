@@ -34,7 +34,7 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return rows
 
 
-SM_90_ONLY = {"gemm_int8", "int8_weights"}
+SM_90_ONLY = {"gemm_fragments", "gemm_int8", "int8_weights"}
 NVIDIA_ONLY = {"gemv_fragments", "gemv_one_row", "gemv_spans", "moe_fragments"}
 
 

@@ -15,9 +15,11 @@ from torch import Tensor
 from runner.kernels import epilogues, gemv_tiles, layouts, matmul
 from runner.kernels.fragment_products import ZEROS
 from runner.kernels.fragments import FORMATS_IN_FRAGMENTS, activation_rows, to_fragments
+from runner.kernels.gemm_fragments import GemmFragments
 from runner.kernels.gemv_fragments import GemvFragments
 from runner.kernels.gemv_tiles import Tiles, tiles_of, tiles_of_parts
 from runner.kernels.grids import ADDENDS, half_tables
+from runner.kernels.int8_weights import FORMATS_AS_INT8
 from runner.kernels.layouts import best_layout
 from runner.kernels.matmul import (
     Activation,
@@ -347,6 +349,23 @@ def test_what_does_not_give_the_right_product_is_not_used(form: str, monkeypatch
     monkeypatch.setattr(GemvFragments, "run", run)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     assert not works(form, DEVICE)
+
+
+@pytest.mark.parametrize("form", FORMATS_AS_INT8)
+def test_nor_is_what_gives_a_wrong_product_in_int8(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(layouts, "takes_int8", lambda *_: True)
+    assert layouts.try_products(form, DEVICE)
+    run = GemmFragments.run
+
+    def wrong_in_one_lane(self: GemmFragments, program: Any, args: Any, config: Any) -> None:
+        run(self, program, args, config)
+        args[0][:, 17] += 1.0 + args[0][:, 17].abs()
+
+    monkeypatch.setattr(GemmFragments, "run", wrong_in_one_lane)
+    assert not layouts.try_products(form, DEVICE)
+    monkeypatch.setattr(layouts, "takes_int8", lambda *_: False)
+    assert layouts.try_products(form, DEVICE)
 
 
 def test_a_matrix_is_laid_out_where_the_kernel_works_and_left_where_it_does_not(

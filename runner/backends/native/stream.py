@@ -60,7 +60,7 @@ def activations(
     """
     if isinstance(w, Tensor):
         return x if gain is None and x.dtype == dtype else rotate_rows(x, gain, 1, dtype), squares
-    if len(x) > FEW_ROWS and takes_int8(w):
+    if takes_int8(w, len(x)):
         return quantize_blocks(x, gain, w.rotation, in_lanes=True), squares
     if len(x) > FEW_ROWS:
         return rotate_rows(x, gain, w.rotation, dtype, in_lanes=w.layout == "fragments"), squares

@@ -116,7 +116,7 @@ def test_packed_weights_stay_packed_and_give_what_their_values_do(
     tmp_path: Path, recipe: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "FEW_ROWS", MOST_ROWS)  # so that the prompt is a long one
-    monkeypatch.setattr(stream, "takes_int8", lambda _: False)  # as a GPU might; the test below has that
+    monkeypatch.setattr(stream, "takes_int8", lambda *_: False)  # as a GPU might; the test below has that
     source, packed = tmp_path / "source", tmp_path / "packed"
     made(source, "qwen3", hidden_size=64, intermediate_size=96, head_dim=32)
     quantize_packed(source, recipe_of(recipe), packed, device=torch.device("cpu"), on_stage=lambda *_: None)
@@ -150,12 +150,12 @@ def test_weights_in_fragments_give_what_they_give_in_planes(tmp_path: Path, monk
     rows = [in_fragments.extend(part, "all", go_on) for part in (PROMPT[:1], PROMPT[1:2])]
     assert torch.equal(torch.cat(rows), found)  # a row has the same bits in every batch
     monkeypatch.setattr(stream, "FEW_ROWS", 1)  # a long prompt: the library's products
-    monkeypatch.setattr(stream, "takes_int8", lambda _: False)
+    monkeypatch.setattr(stream, "takes_int8", lambda *_: False)
     in_fragments._graphs.forget()  # on a GPU two rows were recorded with the others
     in_fragments.cache.truncate(0)
     wanted = plain(config, weights).extend(PROMPT[:2], "all", go_on)
     assert difference(in_fragments.extend(PROMPT[:2], "all", go_on), wanted) < 2e-5
-    monkeypatch.setattr(stream, "takes_int8", lambda w: w.largest is not None and w.format in FORMATS_AS_INT8)
+    monkeypatch.setattr(stream, "takes_int8", lambda w, _: w.largest is not None and w.format in FORMATS_AS_INT8)
     in_fragments._graphs.forget()
     in_fragments.cache.truncate(0)
     assert 1e-4 < difference(in_fragments.extend(PROMPT[:2], "all", go_on), wanted) < 0.05

@@ -1,0 +1,221 @@
+"""Packed weights in fragments times tens of rows, as int8: weights are decoded on their way to Hopper's tensor cores.
+
+Up to some two hundred rows a prompt's product takes less time than decoding its weights before (gemm_int8.py) would.
+Here a warp decodes a tile of 16 rows of weights in its registers, where the instruction of a warp group wants them: a
+lane of fragments.py has what that lane multiplies, so nothing passes between lanes, and x alone goes through shared
+memory. Levels, steps and sums are those of gemm_int8.py: the same bits, where the columns are not summed in parts.
+Parts are for matrices with too few tiles for the GPU, and follow from the matrix and the number of rows. The reference
+is matmul.linear_ref with int8_weights_ref. It knows nothing of what an epilogue does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from runner.kernels import epilogues
+from runner.kernels.apply_epilogue import apply_epilogue, tile_columns
+from runner.kernels.compile import Variant
+from runner.kernels.gemm_int8 import finish
+from runner.kernels.grids import table
+from runner.kernels.int8_weights import int8_bytes, longest_level, ratios, row_ratio
+from runner.kernels.values import (
+    OPTIONS,
+    ROWS_OF_BLOCKS,
+    Int8Blocks,
+    PackedMatrix,
+    cdiv,
+    has_pdl,
+    is_nvidia,
+    pdl_option,
+)
+
+
+@triton.jit
+def _loaded(words, codes, p, ok):
+    """The words [T, 128] of a pair of groups, and the codes of their scales."""
+    word = tl.load(words + p * 128, mask=ok, other=0, eviction_policy="evict_first")
+    return word, tl.load(codes + p * 32, mask=ok, other=0)
+
+
+@triton.jit(do_not_specialize=["M"])
+def _gemm_fragments(
+    x, x_scale, packed, scale, largest, row_scale, levels, M, R, N, P, n_tiles, args,
+    EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, FORMAT: tl.constexpr, LONGEST: tl.constexpr,
+    PART: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr, T: tl.constexpr,
+    NVIDIA: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """x: Int8Blocks with R rows. PART: blocks of 256 columns of a program, 0 for all. EVEN: K is a multiple of 256.
+
+    Programs that share weights come one after the other. Tiles beyond the last one compute what that one does, and
+    nobody stores it.
+    """
+    K = P * 64
+    n_rows = tl.cdiv(M, BM)
+    first_tile = tl.program_id(0) // n_rows * T
+    part = tl.program_id(1)
+    rows = tl.program_id(0) % n_rows * BM + tl.arange(0, BM)
+    tile = tl.minimum(first_tile + tl.arange(0, T), n_tiles - 1)[:, None].to(tl.int64)
+    i = tl.arange(0, 128)[None, :]  # g, j, r = 2 e + h
+    words = packed + tile * (P * 128) + i
+    codes = scale + tile * (P * 32) + (i // 16 * 4 + i % 4)
+    by = row_ratio(tl.load(largest + tile * 16 + (i % 2 * 8 + i // 16)), LONGEST)
+    first = part * (PART * 4)
+    end = P if PART == 0 else tl.minimum(first + PART * 4, P)
+    none = tl.zeros((T, 1), tl.int32)
+    # A block of 256 columns ahead, in registers: Triton would bring them to shared memory, and out of order.
+    waiting = ()
+    for n in tl.static_range(4):
+        p = first + n
+        waiting = waiting + (_loaded(words, codes, p, none + p < end),)  # type: ignore[assignment]  # noqa: RUF005
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    k = tl.arange(0, 64)[:, None]
+    right = x + rows[None, :].to(tl.int64) * K + k
+    acc = tl.zeros((T * 16, BM), tl.float32)
+    for start in range(first, end, 4):
+        factor = tl.load(x_scale + start // 4 * R + rows)
+        found = tl.zeros((T * 16, BM), tl.int32)
+        coming = ()
+        for n in tl.static_range(4):
+            p = start + n + 4
+            coming = coming + (_loaded(words, codes, p, none + p < end),)  # type: ignore[assignment]  # noqa: RUF005
+        if NVIDIA:  # over at once; ptxas puts no load off beyond it
+            gdc_wait()
+        for n in tl.static_range(4):
+            p = start + n
+            word, code = waiting[n]  # type: ignore[var-annotated]
+            if EVEN:
+                of_x = tl.load(right + p * 64)
+            else:
+                of_x = tl.load(right + p * 64, mask=p * 64 + k < K, other=0)
+            low, high = int8_bytes(word, ratios(code, by, NVIDIA), levels, FORMAT, NVIDIA)
+            weights = tl.reshape(tl.join(low, high), (T, 8, 4, 2, 2, 4, 2))  # t, g, j, e, h, byte, half
+            weights = tl.reshape(tl.permute(weights, (0, 4, 1, 3, 6, 2, 5)), (T * 16, 64))
+            found = tl.dot(weights, of_x, found, out_dtype=tl.int32)
+        waiting = coming
+        acc = tl.fma(found.to(tl.float32), tl.broadcast_to(factor[None, :], (T * 16, BM)), acc)
+    which = first_tile // T if PART == 0 else part
+    finish(
+        tl.trans(acc), largest, row_scale, rows, M, first_tile * 16, n_tiles * 16, N, which, args,
+        EPILOGUE, CONFIG, PAIR, LONGEST, BM, T * 16,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmFragments:
+    """A product to be run. x: rotated as w wants it."""
+
+    x: Int8Blocks
+    w: PackedMatrix
+    pair: int
+
+    def __post_init__(self) -> None:
+        assert self.x.shape[1] == self.w.shape[1], (self.x.shape, self.w.shape)
+        assert self.w.layout == "fragments"
+        assert self.w.pair == self.pair
+        assert len(self.x.levels) % ROWS_OF_BLOCKS == 0
+
+    @property
+    def num_rows(self) -> int:
+        return self.x.shape[0]
+
+    @property
+    def n_tiles(self) -> int:
+        if self._n_parts > 1:
+            return cdiv(self.w.shape[0], tile_columns(self.w.shape[0]))
+        return cdiv(len(self.w.packed), _TILES)
+
+    def run(self, epilogue: Callable[..., Any], args: tuple[Any, ...], config: tuple[Any, ...]) -> None:
+        """epilogue: a program (epilogues.py) with its arguments and constants."""
+        n_parts, width = self._n_parts, self.w.shape[0]
+        if n_parts == 1:
+            self._launch(epilogue, args, config, 0)
+            return
+        parts = torch.empty(self.num_rows, n_parts, width, dtype=torch.float32, device=self.x.levels.device)
+        self._launch(epilogues.store_part, (parts, width), (n_parts,), self._blocks_of_part)
+        apply_epilogue(parts, epilogue, args, config, first=0, pair=0, width=width)
+
+    def _launch(self, epilogue: Callable[..., Any], args: tuple[Any, ...], config: tuple[Any, ...], part: int) -> None:
+        x, w, n_rows, block = self.x, self.w, self.num_rows, _rows_of_program(self.num_rows)
+        n_tiles, n_pairs = w.packed.shape[:2]
+        assert w.largest is not None, "the matrix is in fragments"
+        pdl = has_pdl(x.levels) and block <= _EARLY
+        _gemm_fragments[(cdiv(n_rows, block) * cdiv(n_tiles, _TILES), self._n_parts)](
+            x.levels, x.scale, w.packed, w.scale, w.largest, w.row_scale, table(x.levels.device),
+            n_rows, len(x.levels), w.shape[0], n_pairs, n_tiles, args,
+            EPILOGUE=epilogue, CONFIG=config, PAIR=self.pair, FORMAT=w.format, LONGEST=longest_level(w), PART=part,
+            EVEN=n_pairs % 4 == 0, BM=block, T=_TILES, NVIDIA=is_nvidia(x.levels), PDL=pdl,
+            num_warps=_WARPS, num_stages=_STAGES, **pdl_option(pdl), **OPTIONS,
+        )  # fmt: skip
+
+    @property
+    def _blocks_of_part(self) -> int:
+        n_tiles, n_pairs = self.w.packed.shape[:2]
+        return 0 if self.pair else blocks_of_part(n_tiles, n_pairs, self.num_rows)
+
+    @property
+    def _n_parts(self) -> int:
+        part = self._blocks_of_part
+        return cdiv(cdiv(self.w.packed.shape[1], 4), part) if part else 1
+
+
+def blocks_of_part(n_tiles: int, n_pairs: int, n_rows: int) -> int:
+    """Blocks of 256 columns of a program where the columns are summed in parts, so that the programs fill the GPU;
+    else 0."""
+    block = _rows_of_program(n_rows)
+    n_programs, n_blocks, n_parts = cdiv(n_tiles, _TILES) * cdiv(n_rows, block), cdiv(n_pairs, 4), 1
+    while 2 * n_parts * n_programs <= _AT_ONCE[block] and n_blocks >= 2 * n_parts * _LEAST_BLOCKS:
+        n_parts *= 2
+    return cdiv(n_blocks, n_parts) if n_parts > 1 else 0
+
+
+def _rows_of_program(n_rows: int) -> int:
+    return 32 if n_rows <= 32 else 64 if n_rows <= 64 else 128
+
+
+MOST_DECODED_ROWS: Final = 384
+"""Up to how many rows weights are decoded for them alone."""
+# A warp decodes the tile that it multiplies, so there are as many tiles as warps.
+_TILES: Final = 4
+_WARPS, _STAGES = 4, 3
+_AT_ONCE: Final = {32: 4 * 132, 64: 3 * 132, 128: 2 * 132}  # programs of so many rows on an H200
+_LEAST_BLOCKS: Final = 4  # of 256 columns, of a part
+_EARLY: Final = 64  # rows of a program up to which it may begin early, and let the next kernel do so
+
+
+def variants() -> Iterator[Variant]:
+    for form, program, config, rows, pair, part in (
+        ("mq4", epilogues.store, (4, 4, False), 64, 0, 0),
+        ("mq4", epilogues.store_part, (4,), 128, 0, 14),
+        ("mq4", epilogues.gate, (4, 4, False, 0), 32, 14336, 0),
+        ("mq4", epilogues.gate, (4, 4, False, 0), 128, 14336, 0),
+        ("mq4-uniform", epilogues.gate, (4, 4, False, 0), 128, 14336, 0),
+    ):
+        yield Variant(
+            name=f"gemm_fragments {form} {program.__name__}, {rows} rows",
+            kernel=_gemm_fragments,
+            signature={
+                "x": "*i8", "x_scale": "*fp32", "packed": "*i32", "scale": "*u8", "largest": "*u8",
+                "row_scale": "*fp32", "levels": "*i32", "M": "i32", "R": "i32:16", "N": "i32:16", "P": "i32:16",
+                "n_tiles": "i32:16", "args": epilogues.signature(program, "*bf16"),
+            },
+            constants={
+                "EPILOGUE": program, "CONFIG": config, "PAIR": pair, "FORMAT": form,
+                "LONGEST": 127 if form == "mq4" else 15, "PART": part, "EVEN": True, "BM": rows, "T": _TILES,
+                "NVIDIA": False, "PDL": False,
+            },
+            num_warps=_WARPS,
+            num_stages=_STAGES,
+            is_decode=False,
+            has_pdl=True,
+            only_target="sm_90",
+            nvidia_constants={"NVIDIA": True},
+        )  # fmt: skip
