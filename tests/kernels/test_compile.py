@@ -41,7 +41,10 @@ NVIDIA_ONLY = {"gemv_fragments", "gemv_one_row", "gemv_spans", "moe_fragments"}
 @pytest.fixture(scope="module")
 def intermediate() -> dict[str, dict[str, str]]:
     """Variants in Triton's intermediate language, by kernel file and name."""
-    modules = ("gemv_fragments", "gemv_one_row", "gemv_spans", "moe_fragments", "rotate", "add_parts", "moe_route")
+    modules = (
+        "gemv_fragments", "gemv_one_row", "gemv_spans", "gemm_fragments", "moe_fragments", "rotate", "add_parts",
+        "moe_route",
+    )  # fmt: skip
     done = python(Path(__file__).with_name("layout_samples.py"), *modules)
     assert done.returncode == 0, done.stderr
     codes: dict[str, dict[str, str]] = json.loads(done.stdout)
@@ -121,6 +124,26 @@ def test_what_the_instruction_multiplies_lies_in_the_lanes_that_it_wants(
             assert "sizePerThread = [1, 4], threadsPerWarp = [1, 32]" in layouts[layout], name
         # Nothing passes between lanes before the last product.
         assert not [line for line in lines[: places[-1]] if "convert_layout" in line], name
+
+
+def test_a_warp_of_a_prompts_product_decodes_what_it_multiplies(intermediate: dict[str, dict[str, str]]) -> None:
+    """Four words in a row a lane, and a tile a warp; the bytes of a quad are neighbours; x lies there before."""
+    assert len(intermediate["gemm_fragments"]) > 4
+    for name, code in intermediate["gemm_fragments"].items():
+        layouts = dict(re.findall(r"^(#\w+) = #ttg\.blocked<\{(.*)\}>$", code, re.MULTILINE))
+        in_ptx = [text for text in code.splitlines() if "elementwise_inline_asm" in text]
+        words = {layout for text in in_ptx for layout in re.findall(r"tensor<4x128xi32, (#\w+)>", text)}
+        quads = {layout for text in in_ptx for layout in re.findall(r"tensor<4x128x2x2xi8, (#\w+)>", text)}
+        assert [layouts[layout] for layout in words] == [
+            "sizePerThread = [1, 4], threadsPerWarp = [1, 32], warpsPerCTA = [4, 1], order = [1, 0]"
+        ], name
+        for layout in quads:
+            assert "sizePerThread = [1, 4, 2, 2], threadsPerWarp = [1, 32, 1, 1]" in layouts[layout], name
+            assert "order = [3, 2, 1, 0]" in layouts[layout], name
+        assert quads, name
+        # Nothing of the weights passes through shared memory, and x comes while something else is multiplied.
+        assert not re.search(r"local_alloc %\w+ : \(tensor<64x64xi8", code), name
+        assert len(re.findall("async_copy_global_to_local", code)) >= 12, name
 
 
 def test_a_product_that_rounds_its_row_has_one_layout_for_all_that_counts_on_lanes(
