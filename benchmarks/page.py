@@ -3,7 +3,8 @@
     python benchmarks/page.py [docs/benchmarks.jsonl] [--docs docs]
 
 A section is what lies between its two markers; where no line is there for it, it says so. Of lines that measure the
-same thing the last one counts. Text, and two plots beside it.
+same thing on the same device the last one counts, and each device has its tables. Text, and two plots beside it, of the
+first device.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def latest(rows: Sequence[Row], benchmark: str) -> list[Row]:
 
 
 def _key(row: Row) -> tuple[Any, ...]:
-    return tuple(row.get(name) for name in _KEYS[row["benchmark"]])
+    return row["origin"]["device"], *(row.get(name) for name in _KEYS[row["benchmark"]])
 
 
 def _run(row: Row) -> str:
@@ -274,7 +275,16 @@ def section(name: str, rows: Sequence[Row]) -> str:
     if not mine:
         return NOTHING
     said = "".join(dict.fromkeys(f"{_origin(row['origin'])}\n" for row in mine))
-    return f"{said}\n{SECTIONS[name](mine)}\n"
+    devices = by_device(mine)
+    tables = [(f"On {device}:\n\n" if len(devices) > 1 else "") + SECTIONS[name](of) for device, of in devices.items()]
+    return f"{said}\n" + "\n\n".join(tables) + "\n"
+
+
+def by_device(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row["origin"]["device"], []).append(row)
+    return found
 
 
 def _origin(origin: dict[str, Any]) -> str:
@@ -307,8 +317,9 @@ def main() -> None:
         page = path.read_text(encoding="utf-8")
         for name in SECTIONS:
             text = section(name, rows)
-            if name == "models" and (plots := speed_plots.draw(latest(rows, name), asked.docs)):
-                text += "\n" + "".join(f"![{plot}]({plot}.svg)\n" for plot in plots)
+            if name == "models":
+                first = next(iter(by_device(latest(rows, name)).values()), [])
+                text += "".join(f"\n![{plot}]({plot}.svg)" for plot in speed_plots.draw(first, asked.docs)) + "\n"
             page = replaced(page, name, text)
     except ValueError as error:
         sys.exit(str(error))

@@ -267,6 +267,17 @@ def test_of_two_runs_the_last_one_counts() -> None:
     assert "2026-11-21" not in text
 
 
+def test_each_device_has_its_tables() -> None:
+    rows = [decoding("runner mq4", "tg128", 648.0), decoding("runner mq4", "tg128", 547.0)]
+    rows[1]["origin"]["device"] = "another GPU"
+    text = page.section("models", rows)
+    first, second = text.split("On another GPU:\n")
+    assert "On a GPU:" in first
+    assert "| tg128 | 648 tok/s |" in first
+    assert "| tg128 | 547 tok/s |" in second
+    assert "648" not in second
+
+
 def test_products_and_steps_and_loads_have_their_tables() -> None:
     product = {
         "shape": "8b",
