@@ -22,14 +22,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from runner.kernels import epilogues
 from runner.kernels.apply_epilogue import apply_epilogue, tile_columns
 from runner.kernels.compile import Variant
-from runner.kernels.gemm_int8 import finish
+from runner.kernels.gemm_int8 import Int8Product, finish
 from runner.kernels.grids import table
 from runner.kernels.int8_weights import int8_bytes, longest_level, ratios, row_ratio
 from runner.kernels.values import (
     OPTIONS,
-    ROWS_OF_BLOCKS,
-    Int8Blocks,
-    PackedMatrix,
     cdiv,
     has_pdl,
     is_nvidia,
@@ -119,22 +116,8 @@ def _gemm_fragments(
 
 
 @dataclass(frozen=True, kw_only=True)
-class GemmFragments:
-    """A product to be run. x: rotated as w wants it."""
-
-    x: Int8Blocks
-    w: PackedMatrix
-    pair: int
-
-    def __post_init__(self) -> None:
-        assert self.x.shape[1] == self.w.shape[1], (self.x.shape, self.w.shape)
-        assert self.w.layout == "fragments"
-        assert self.w.pair == self.pair
-        assert len(self.x.levels) % ROWS_OF_BLOCKS == 0
-
-    @property
-    def num_rows(self) -> int:
-        return self.x.shape[0]
+class GemmFragments(Int8Product):
+    """One whose weights are decoded on their way."""
 
     @property
     def n_tiles(self) -> int:

@@ -108,8 +108,8 @@ def finish(
 
 
 @dataclass(frozen=True, kw_only=True)
-class GemmInt8:
-    """A product to be run. x: rotated as w wants it."""
+class Int8Product:
+    """A product of rows in int8 to be run. x: rotated as w wants it."""
 
     x: Int8Blocks
     w: PackedMatrix
@@ -124,6 +124,11 @@ class GemmInt8:
     @property
     def num_rows(self) -> int:
         return self.x.shape[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmInt8(Int8Product):
+    """One whose weights are decoded before."""
 
     @property
     def n_tiles(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from kernel_data import close, packed, poisoned, random, scrambled
-from test_kernel_gemm_int8 import exact
+from test_kernel_gemm_int8 import check_what_follows, exact
 from torch import Tensor
 
 from runner.kernels import gemm_fragments, matmul
@@ -15,9 +15,9 @@ from runner.kernels.fragments import to_fragments
 from runner.kernels.gemm_fragments import MOST_DECODED_ROWS, GemmFragments, blocks_of_part
 from runner.kernels.gemm_int8 import GemmInt8
 from runner.kernels.int8_weights import FORMATS_AS_INT8
-from runner.kernels.matmul import linear, linear_gated, linear_residual, linear_squares, product
+from runner.kernels.matmul import linear, linear_gated, product
 from runner.kernels.rotate import quantize_blocks
-from runner.kernels.values import Int8Blocks, PackedMatrix, Squares
+from runner.kernels.values import Int8Blocks, PackedMatrix
 
 
 @pytest.fixture(autouse=True)
@@ -70,17 +70,7 @@ def test_what_follows_a_product_follows_its_parts(n_parts: int) -> None:
     assert isinstance(launch, GemmFragments)
     assert launch._n_parts == {1: 1, 2: 2, 4: 3}[n_parts]  # of three blocks each, or two
     assert launch.n_tiles == (3 if n_parts == 1 else 1)
-    h, bias = random(n_rows, n, seed=3), random(n, seed=4)
-    of_x = Squares(parts=random(n_rows, 5, seed=2).square(), size=k, eps=1e-5)
-    rstd = (of_x.parts.double().sum(1) / k + 1e-5).rsqrt()[:, None]
-    y, of_y = linear_squares(x, w, bias=bias, squares=of_x, eps=1e-6, dtype=torch.float32)
-    close(y, exact(x, planes) * rstd + bias, 1e-4)
-    close(of_y.parts.sum(1), y.double().square().sum(1), 1e-5)
-    assert torch.equal(linear(x, w, bias=bias, squares=of_x, dtype=torch.float32), y)
-    added = h.double() + exact(x, planes) + bias
-    of_h = linear_residual(x, w, h, bias=bias, eps=1e-5)
-    close(h, added, 1e-4)
-    close(of_h.parts.sum(1), h.double().square().sum(1), 1e-5)
+    check_what_follows(x, w, exact(x, planes))
 
 
 def test_a_row_has_the_bits_that_it_has_among_as_many() -> None:

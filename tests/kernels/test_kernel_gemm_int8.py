@@ -92,6 +92,27 @@ def test_rows_become_int8_with_a_scale_for_each_256_columns(k: int, rotation: in
     assert torch.equal(in_lanes.scale[:, :7], scale)
 
 
+def squares_of(n_rows: int, k: int) -> tuple[Squares, Tensor]:
+    """Some rows' squares, and 1 / rms [M, 1] float64."""
+    squares = Squares(parts=random(n_rows, 5, seed=2).square(), size=k, eps=1e-5)
+    return squares, (squares.parts.double().sum(1) / k + 1e-5).rsqrt()[:, None]
+
+
+def check_what_follows(x: Int8Blocks, w: PackedMatrix, wanted: Tensor) -> None:
+    """A bias, a norm, a stream and squares after x @ w.T, which is `wanted` [M, N] float64."""
+    (n_rows, k), n = x.shape, w.shape[0]
+    h, bias = random(n_rows, n, seed=3), random(n, seed=4)
+    of_x, rstd = squares_of(n_rows, k)
+    y, of_y = linear_squares(x, w, bias=bias, squares=of_x, eps=1e-6, dtype=torch.float32)
+    close(y, wanted * rstd + bias, 1e-4)
+    close(of_y.parts.sum(1), y.double().square().sum(1), 1e-5)
+    assert torch.equal(linear(x, w, bias=bias, squares=of_x, dtype=torch.float32), y)
+    added = h.double() + wanted + bias
+    of_h = linear_residual(x, w, h, bias=bias, eps=1e-5)
+    close(h, added, 1e-4)
+    close(of_h.parts.sum(1), h.double().square().sum(1), 1e-5)
+
+
 @pytest.mark.parametrize("form", FORMATS_AS_INT8)
 @pytest.mark.usefixtures("_in_blocks")
 def test_rows_are_multiplied_in_blocks_of_places(form: str) -> None:
@@ -99,20 +120,11 @@ def test_rows_are_multiplied_in_blocks_of_places(form: str) -> None:
     planes = packed(form, n, k)
     planes.row_scale[n // 2 :] *= 2.0**-3
     w, x = to_fragments(planes), quantize_blocks(random(m, k), None, 1)
-    h, bias = random(m, n, seed=3), random(n, seed=4)
     launch = product(x, w)
     assert isinstance(launch, GemmInt8)
     assert launch.n_tiles == 3
-    of_x = Squares(parts=random(m, 5, seed=2).square(), size=k, eps=1e-5)
-    rstd = (of_x.parts.double().sum(1) / k + 1e-5).rsqrt()[:, None]
-    y, of_y = linear_squares(x, w, bias=bias, squares=of_x, eps=1e-6, dtype=torch.float32)
-    close(y, exact(x, planes) * rstd + bias, 1e-4)
-    close(of_y.parts.sum(1), y.double().square().sum(1), 1e-5)
-    assert torch.equal(linear(x, w, bias=bias, squares=of_x, dtype=torch.float32), y)
-    added = h.double() + exact(x, planes) + bias
-    of_h = linear_residual(x, w, h, bias=bias, eps=1e-5)
-    close(h, added, 1e-4)
-    close(of_h.parts.sum(1), h.double().square().sum(1), 1e-5)
+    check_what_follows(x, w, exact(x, planes))
+    of_x, rstd = squares_of(m, k)
     logits = linear_logits(x, w, squares=of_x)
     close(logits.values, exact(x, planes) * rstd, 1e-4)
     best = logits.maxima.argmax(1)
