@@ -15,7 +15,7 @@ from torch import Tensor
 GROUP: Final = 32  # weights or activations that share a scale
 MOST_ROWS: Final = 16  # rows up to which a product reads packed weights once, with one order of summation for all
 # Rows up to which products with packed weights read these as they are, 16 rows at a time; from there on decoding the
-# weights first is faster.
+# weights first is faster. Where gemm_int8.takes_int8 says so, MOST_ROWS are the most.
 FEW_ROWS: Final = 64
 # Products and sums are fused where a kernel says so (tl.fma), never where a compiler chooses to.
 OPTIONS: Final = {"enable_fp_fusion": False}
