@@ -317,9 +317,9 @@ def main() -> None:
         page = path.read_text(encoding="utf-8")
         for name in SECTIONS:
             text = section(name, rows)
-            if name == "models":
-                first = next(iter(by_device(latest(rows, name)).values()), [])
-                text += "".join(f"\n![{plot}]({plot}.svg)" for plot in speed_plots.draw(first, asked.docs)) + "\n"
+            first = next(iter(by_device(latest(rows, name)).values()), [])
+            if name == "models" and (plots := speed_plots.draw(first, asked.docs)):
+                text += "\n" + "".join(f"![{plot}]({plot}.svg)\n" for plot in plots)
             page = replaced(page, name, text)
     except ValueError as error:
         sys.exit(str(error))

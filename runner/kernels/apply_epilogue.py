@@ -1,7 +1,7 @@
-"""An epilogue program over a product that lies in memory: what follows a product that the library has computed.
+"""An epilogue program over a product that lies in memory: the library's, or one that is there in parts (gemm_fragments).
 
-The products of few rows carry the program with them (gemv_*.py); where torch multiplies, it runs afterwards, over tiles
-of one row. The programs are the same, so a fusion is written once. It knows no weights.
+Other products carry the program with them; where torch multiplies, or parts are to be added first, it runs afterwards,
+over tiles of one row. The programs are the same, so a fusion is written once. It knows no weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from runner.kernels.compile import Variant
 from runner.kernels.values import OPTIONS, cdiv, next_power_of_2
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _apply_epilogue(
     product, M, first, count, args,
     EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, PARTS: tl.constexpr, TILE: tl.constexpr,
@@ -91,7 +91,7 @@ def variants() -> Iterator[Variant]:
             name=f"apply_epilogue {program.__name__} of {dtype.removeprefix('*')}{of_parts}",
             kernel=_apply_epilogue,
             signature={
-                "product": dtype, "M": "i32:16", "first": "i32:16", "count": "i32:16",
+                "product": dtype, "M": "i32", "first": "i32:16", "count": "i32:16",
                 "args": (out, "i32:16", *others),
             },
             constants={"EPILOGUE": program, "CONFIG": config, "PAIR": pair, "PARTS": parts, "TILE": _TILE},

@@ -1,7 +1,7 @@
-"""Packed weights in fragments times tens of rows, as int8: weights are decoded on their way to Hopper's tensor cores.
+"""Packed weights in fragments times 17 to 384 rows, as int8: weights are decoded on their way to Hopper's tensor cores.
 
-Up to some two hundred rows a prompt's product takes less time than decoding its weights before (gemm_int8.py) would.
-Here a warp decodes a tile of 16 rows of weights in its registers, where the instruction of a warp group wants them: a
+For so few rows that takes less time than to decode them before (gemm_int8.py), though it is done for each 128 rows
+again. A warp decodes a tile of 16 rows of weights in its registers, where the instruction of a warp group wants them: a
 lane of fragments.py has what that lane multiplies, so nothing passes between lanes, and x alone goes through shared
 memory. Levels, steps and sums are those of gemm_int8.py: the same bits, where the columns are not summed in parts.
 Parts are for matrices with too few tiles for the GPU, and follow from the matrix and the number of rows. The reference

@@ -177,7 +177,7 @@ class _Tiles:
 
 
 # H200, us, the product alone, large | small, of 512 rows: [28672, 4096] 149 | 207, [4096, 14336] 70 | 102, [4096, 4096]
-# 25 | 32; of 128 rows: 52 | 64, 66 | 52, 24 | 17. What limits the large ones is the L2 cache, at 6 TB/s: two stages
+# 25 | 32. What limits the large ones is the L2 cache, at 6 TB/s: two stages
 # take 214 for 149, and a scale for a whole row of x, whose sums stay whole numbers, 147.
 _LARGE, _SMALL = _Tiles(rows=128, columns=128, warps=8), _Tiles(rows=64, columns=64, warps=4)
 _ENOUGH: Final = 100  # of large tiles, for some 130 multiprocessors

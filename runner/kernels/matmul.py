@@ -8,8 +8,8 @@ Activations x of M rows come as the weights want them, from rotate.py:
     dense weights               [M, K], contiguous
     packed weights, few rows    Int8Rows or, where the weights are in fragments, Int8Fragments, rotated
     small ones, one row         UnroundedRow, of which the product makes Int8Fragments
-    packed weights, more rows   [M, K], rotated, or Int8Blocks where gemm_int8.takes_int8 says so; of these up to some
-                                two hundred rows are multiplied by gemm_fragments.py
+    packed weights, more rows   [M, K], rotated, or Int8Blocks where gemm_int8.takes_int8 says so; of these up to
+                                MOST_DECODED_ROWS are multiplied by gemm_fragments.py
 """
 
 from __future__ import annotations

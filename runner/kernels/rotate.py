@@ -68,7 +68,7 @@ def quantize_fragments_ref(
 
 
 def quantize_blocks_ref(x: Tensor, gain: Tensor | None, rotation: int) -> Int8Blocks:
-    """See quantize_blocks."""
+    """See quantize_blocks; rows are not filled up."""
     rotated = _rotated_ref(x, gain, rotation)
     k = rotated.shape[1]
     blocks = functional.pad(rotated, (0, -k % SPAN)).unflatten(1, (-1, SPAN))
