@@ -1,4 +1,4 @@
-"""An epilogue program over a product that lies in memory: the library's, or one that is there in parts (gemm_fragments).
+"""An epilogue program over a product that lies in memory: the library's, or one that is there in parts.
 
 Other products carry the program with them; where torch multiplies, or parts are to be added first, it runs afterwards,
 over tiles of one row. The programs are the same, so a fusion is written once. It knows no weights.
