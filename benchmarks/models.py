@@ -17,6 +17,7 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import timing
@@ -143,13 +144,22 @@ def measure(shape: str, recipe: str, asked: Asked) -> dict[str, Found]:
     ours = Found()
     found = {f"runner {recipe}": ours}
     with workplace(asked.work, 2 * about_bytes(config)) as work:
+        _say(f"{shape}: making {recipe}")
         write_directory(work / "ours", config, recipe, is_hashed=False)
+        _say(f"{shape}: measuring {recipe}")
         measure_ours(work / "ours", tests, ours)
         for mix in asked.mixes if asked.build or asked.has_wheel else ():
+            _say(f"{shape}: making and measuring {mix}")
             _measure_peers(shape, mix, work / f"{mix}.gguf", asked, found)
         if len(found) > 1:
+            _say(f"{shape}: measuring {recipe} again")
             measure_ours(work / "ours", tests, ours)
     return found
+
+
+def _say(what: str) -> None:
+    """What begins now: a large model takes minutes, most of them to be made."""
+    print(f"{datetime.now(UTC):%H:%M:%S} {what}", file=sys.stderr, flush=True)
 
 
 def _measure_peers(shape: str, mix: str, gguf: Path, asked: Asked, found: dict[str, Found]) -> None:

@@ -20,6 +20,7 @@ import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -63,11 +64,11 @@ class Names:
     where: str = "random weights"
     quantization: str = "random"
 
-    @property
+    @cached_property
     def types(self) -> Mapping[str, str]:
         return dict.fromkeys(self.shapes, "BF16")
 
-    @property
+    @cached_property
     def bits(self) -> Mapping[str, float]:
         return dict.fromkeys(self.shapes, 16.0)
 

@@ -16,9 +16,12 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @contextmanager
 def workplace(chosen: Path | None, room_bytes: float) -> Iterator[Path]:
-    """A directory that is gone afterwards, in `chosen` or where there is room for that much and as much again."""
+    """A directory that is gone afterwards, in `chosen` or where there is room for that much.
+
+    Shared memory is half of a machine's, so that what fills it leaves processes the other half.
+    """
     place = chosen
-    if place is None and SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * room_bytes:
+    if place is None and SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > room_bytes:
         place = SHARED_MEMORY
     with tempfile.TemporaryDirectory(prefix="runner-benchmark-", dir=place) as made:
         yield Path(made)

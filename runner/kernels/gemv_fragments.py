@@ -134,11 +134,11 @@ def _loaded(packed, high, scale, ok, FORMAT: tl.constexpr, NVIDIA: tl.constexpr)
 
 
 @triton.jit
-def _loaded_tiles(
+def loaded_tiles(
     packed, high, scale, ahead: tl.constexpr, ok,
     P: tl.constexpr, FORMAT: tl.constexpr, TILES: tl.constexpr, NVIDIA: tl.constexpr,
 ):  # fmt: skip
-    """The same of several tiles, as three tuples, `ahead` pairs of groups behind those that the pointers are at."""
+    """The same of tiles P pairs of groups apart, as three tuples, `ahead` pairs of groups behind the pointers."""
     words = ()
     more = ()
     codes = ()
@@ -152,20 +152,30 @@ def _loaded_tiles(
 
 
 @triton.jit
-def _step(
-    waiting, sums, levels, tables, x, notes, ahead: tl.constexpr, p, end, n_left,
-    P: tl.constexpr, FORMAT: tl.constexpr, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr,
-    NVIDIA: tl.constexpr,
-):  # fmt: skip
-    """sums, a tuple of [R, 128] for each tile and block of rows, with the pairs added whose words `waiting` has."""
-    words, more, codes = waiting
-    left, right, minus = tables
+def _loaded_blocks(
+    x, notes, ahead: tl.constexpr, p, end, n_left, P: tl.constexpr, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """What _loaded_x gives of several blocks, `ahead` pairs of groups behind those that the pointers are at."""
     loaded = ()
     for b in tl.static_range(BLOCKS):
         on = (b * P + ahead) * 4 * COLUMNS
         # Where the number of blocks is odd, the last program's second one does not exist.
         ok = p + ahead < (end if b == 0 else tl.where(n_left > 8 * b, end, 0))
         loaded = loaded + (_loaded_x(x + 4 * on, notes + on, ok, n_left - 8 * b, COLUMNS),)  # type: ignore[assignment]
+    return loaded
+
+
+@triton.jit
+def step_of_blocks(
+    waiting, sums, levels, tables, loaded,
+    FORMAT: tl.constexpr, BLOCKS: tl.constexpr, TILES: tl.constexpr, NVIDIA: tl.constexpr,
+):  # fmt: skip
+    """sums, a tuple of [R, 128] for each tile and block of rows, with the pairs added whose words `waiting` has.
+
+    waiting: see loaded_tiles. loaded: of each block the words of x [R, 128], the notes of even and of odd rows.
+    """
+    words, more, codes = waiting
+    left, right, minus = tables
     result = ()
     for r in tl.static_range(TILES):
         low, top, low2, top2 = addends(words[r], more[r], levels, left, right, minus, FORMAT, NVIDIA)
@@ -194,6 +204,13 @@ def _step(
                 after = _portable_fold(low, top, x_words, codes[r], even, odd, before, before.shape[0])
             result = result + (after,)  # type: ignore[assignment]
     return result
+
+
+@triton.jit
+def rows_of_sums(sums, R: tl.constexpr):
+    """What step_of_blocks added up for a tile and a block [R, 128] as rows of x by columns [8, 16]."""
+    total = tl.reshape(sum_by_halves(sums, R, 128), (8, 4, 2, 2))  # g, t, h, c
+    return tl.reshape(tl.permute(total, (1, 3, 2, 0)), (8, 16))
 
 
 @triton.jit
@@ -227,7 +244,7 @@ def _gemv_fragments(
     waiting = ()
     for turn in tl.static_range(TURNS):
         ok = (p + turn * SHARE < end) & (i >= 0)
-        waiting = waiting + (_loaded_tiles(packed, high, scale, turn * SHARE, ok, P, FORMAT, TILES, NVIDIA),)  # type: ignore[assignment]
+        waiting = waiting + (loaded_tiles(packed, high, scale, turn * SHARE, ok, P, FORMAT, TILES, NVIDIA),)  # type: ignore[assignment]
     tables = half_tables_of_lanes(halves, R, FORMAT, NVIDIA)
     factors = ()
     for j in tl.static_range(TILES):
@@ -255,12 +272,12 @@ def _gemv_fragments(
             fresh = waiting[turn]  # type: ignore[var-annotated]
             # A branch, or ptxas gathers the loads of all turns, which then want all registers.
             if first + step * S + turn * SHARE < end:
-                after = _step(
-                    waiting[turn], sums[turn], levels, tables, x, notes, turn * SHARE, p, end, n_left,
-                    P, FORMAT, BLOCKS, COLUMNS, TILES, NVIDIA,
-                )  # fmt: skip
+                loaded_x = _loaded_blocks(x, notes, turn * SHARE, p, end, n_left, P, BLOCKS, COLUMNS)
+                after = step_of_blocks(
+                    waiting[turn], sums[turn], levels, tables, loaded_x, FORMAT, BLOCKS, TILES, NVIDIA
+                )
                 ok = (p + (turn * SHARE + S) < end) & (i >= 0)
-                fresh = _loaded_tiles(packed, high, scale, turn * SHARE + S, ok, P, FORMAT, TILES, NVIDIA)
+                fresh = loaded_tiles(packed, high, scale, turn * SHARE + S, ok, P, FORMAT, TILES, NVIDIA)
             added = added + (after,)  # type: ignore[assignment]
             loaded = loaded + (fresh,)  # type: ignore[assignment]
         sums = added
@@ -278,9 +295,7 @@ def _gemv_fragments(
             if TURNS == 4:
                 total += sums[2][r * BLOCKS + b]  # type: ignore[misc]
                 total += sums[1][r * BLOCKS + b] + sums[3][r * BLOCKS + b]  # type: ignore[misc]
-            total = tl.reshape(sum_by_halves(total, R, 128), (8, 4, 2, 2))  # g, t, h, c
-            total = tl.reshape(tl.permute(total, (1, 3, 2, 0)), (8, 16))
-            lo, hi = streams(total * factors[r][None, :], PAIR, 8, 16)
+            lo, hi = streams(rows_of_sums(total, R) * factors[r][None, :], PAIR, 8, 16)
             rows = 8 * (first_block + b) + tl.arange(0, 8)
             if NORM[0] > 0:
                 rstd = p_rstd_of(squares[b], norm[1], norm[2])[:, None]

@@ -32,6 +32,8 @@ from runner.kernels.fragments import TILE, activation_rows, activations_ref, to_
 from runner.kernels.gemv_steps import all_steps, begun_steps, row_sums
 from runner.kernels.grids import half_tables, table
 from runner.kernels.layouts import random_matrix
+from runner.kernels.moe_blocks import BlocksOfExperts
+from runner.kernels.moe_groups import group_pairs
 from runner.kernels.pack import dequantize_ref
 from runner.kernels.values import (
     GROUP,
@@ -201,7 +203,7 @@ def multiplies_experts(w: PackedMatrix, k: int) -> bool:
 
 
 def try_experts(form: str, device: torch.device) -> bool:
-    """Whether both kernels do: lanes are a compiler's to decide."""
+    """Whether these kernels and that of moe_blocks.py do: lanes are a compiler's to decide."""
     if torch.cuda.get_device_capability(device) < (8, 0):
         return False
     random = torch.Generator().manual_seed(0)
@@ -219,9 +221,14 @@ def try_experts(form: str, device: torch.device) -> bool:
     )
     experts = torch.tensor([[2, 0, 1]], dtype=torch.int32, device=device)
     GemvFragmentsOfExperts(x=x, w=w, experts=experts, num_rows=TILE).sum(weights, h, None, parts)
+    in_blocks = torch.empty_like(gated)
+    BlocksOfExperts(x=x, w=w, groups=group_pairs(first, 1)).pairs(
+        moe_pairs.gate_pairs, (in_blocks, *args[1:]), (0, 0, False, ACTIVATIONS["silu"]), TILE, TILE
+    )
     gate, up = (rows @ dense[: 2 * TILE].T).chunk(2, 1)
     by_slot = torch.einsum("sk,snk->sn", rows, dense.view(3, TILE, -1)[experts[0].tolist()])
-    wanted = ((gated, gate.sigmoid() * gate * up), (h, weights.cpu() @ by_slot))
+    act = gate.sigmoid() * gate * up
+    wanted = ((gated, act), (in_blocks, act), (h, weights.cpu() @ by_slot))
     return all(bool((found.cpu() - right).norm() < 1e-4 * right.norm()) for found, right in wanted)
 
 

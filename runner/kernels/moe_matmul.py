@@ -2,9 +2,9 @@
 
 w is [E * N, K], dense or packed, the rows of expert e from e * N on. Up to 16 rows a product is one vector a pair of a
 row and an expert (moe_fragments.py, or moe_gemv.py where weights are dense or in planes), and a row has the same bits
-whatever M is; above, pairs are sorted by expert (moe_gemm.py). Pair p = m * k + s is row m's slot s. Activations come
-as matmul.py wants them, by the number of rows M, those of pairs too, and Int8Fragments in blocks of one row. It knows
-no models.
+whatever M is; above, pairs are sorted by expert (moe_blocks.py, or moe_gemm.py where experts have many). Pair
+p = m * k + s is row m's slot s. Activations come as matmul.py wants them, by the number of rows M, those of pairs too,
+and Int8Fragments in blocks of one row; also above 16 rows, where moe_blocks takes them. It knows no models.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor
 from runner.kernels.compile import Variant
 from runner.kernels.epilogues import ACTIVATIONS
 from runner.kernels.matmul import Activation, dense_rows, gate_ref
+from runner.kernels.moe_blocks import BlocksOfExperts
 from runner.kernels.moe_fragments import GemvFragmentsOfExperts
 from runner.kernels.moe_gemm import Gemm
 from runner.kernels.moe_gemv import Gemv
@@ -155,8 +156,8 @@ def moe_linear_residual(
         parts = torch.empty(n_rows, gemv.n_sum_tiles, dtype=torch.float32, device=h.device)
         gemv.sum(to.weights, h, bias, parts)
         return Squares(parts=parts, size=n, eps=eps)
-    assert isinstance(x, Tensor)
-    return _add_pairs(h, _pairs(x, w, to, bias, None, x.dtype, None), to.weights, eps)
+    dtype = x.dtype if isinstance(x, Tensor) else torch.float32
+    return _add_pairs(h, _pairs(x, w, to, bias, None, dtype, None), to.weights, eps)
 
 
 def _pairs(
@@ -183,6 +184,9 @@ def _pairs(
     epilogue, pair = (store_pairs, 0) if activation is None else (gate_pairs, width)
     if to.groups is None:
         _gemv(x, w, to, n).pairs(epilogue, args, config, pair, width)
+    elif isinstance(x, Int8Fragments):
+        assert isinstance(w, PackedMatrix)
+        BlocksOfExperts(x=x, w=w, groups=to.groups).pairs(epilogue, args, config, pair, width)
     else:
         assert isinstance(x, Tensor)
         Gemm(x=x, w=w, groups=to.groups).pairs(epilogue, args, config, pair, width)

@@ -10,10 +10,11 @@ import torch
 from kernel_data import DEVICE, close, packed, poisoned, random
 from torch import Tensor
 
-from runner.kernels import moe_fragments, moe_gemm
+from runner.kernels import moe_blocks, moe_fragments, moe_gemm
 from runner.kernels.fragment_products import ZEROS
 from runner.kernels.fragments import FORMATS_IN_FRAGMENTS, to_fragments
 from runner.kernels.matmul import Activation, dense_rows, gate_ref
+from runner.kernels.moe_blocks import BlocksOfExperts, takes_blocks
 from runner.kernels.moe_groups import group_pairs, group_pairs_ref
 from runner.kernels.moe_matmul import (
     Dispatch,
@@ -47,6 +48,8 @@ FULL = (197, 2, 1, 16, 96)  # blocks that are full
 # that are no power of two; blocks of 16, 32, 64 and 128 pairs, fewer columns than a tile of them and more
 FEW_TILES = ((1, 5, 3, 32, 64), (3, 3, 2, 64, 1216), (2, 5, 5, 32, 832))
 MANY_TILES = ((17, 3, 2, 32, 64), (33, 4, 2, 320, 128), (66, 4, 2, 32, 64), (197, 2, 1, 32, 64))
+# Experts with more pairs than a program takes at once, few, and none; of one step of columns and of several
+BLOCKS = ((17, 9, 2, 32, 64), (66, 4, 2, 64, 832))
 WIDE = (35, 3, 2, 70, 544)  # more than one step of columns, and a last one that is not full
 
 
@@ -63,11 +66,11 @@ def matrix(kind: str, n: int, k: int) -> Matrix:
     return to_fragments(packed(form, n, k)) if layout else packed(form, n, k)
 
 
-def activations(x: Tensor, w: Matrix, n_rows: int) -> MoeRows:
+def activations(x: Tensor, w: Matrix, n_rows: int, *, in_blocks: bool = False) -> MoeRows:
     """x as a product with w wants it when n_rows rows are computed; x may be of their pairs."""
     if isinstance(w, Tensor):
         return x
-    if n_rows > 16:
+    if n_rows > 16 and not in_blocks:
         return rotate_rows(x, None, 1, torch.float32)
     if w.layout == "fragments":
         return quantize_fragments(x, None, 1, ZEROS[w.format], apart=True)
@@ -179,6 +182,7 @@ def test_pairs_are_sorted_by_expert_and_stay_in_order(m: int, e: int, k: int) ->
     _, experts = route(random(m, e), k, "topk_softmax")
     found, wanted = group_pairs(experts, e), group_pairs_ref(experts, e)
     assert torch.equal(found.order, wanted.order)
+    assert torch.equal(found.begins, wanted.begins)
     assert torch.equal(found.counts, wanted.counts)
 
 
@@ -207,6 +211,42 @@ def test_products_of_pairs_equal_float64(kind: str, shape: tuple[int, ...]) -> N
     wanted = wanted * rstd.repeat_interleave(k)[:, None] + bias[to.experts.flatten().long()]
     close(moe_linear(x, w, to, bias=bias, squares=squares, dtype=torch.float32), wanted)
     close(moe_linear_ref(x, w, to, bias=bias, squares=squares, dtype=torch.float32), wanted)
+
+
+@pytest.mark.parametrize("form", FORMATS_IN_FRAGMENTS)
+@pytest.mark.parametrize("shape", BLOCKS, ids=str)
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_pairs_of_an_expert_are_multiplied_in_blocks(
+    form: str, shape: tuple[int, ...], at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moe_blocks, "_blocks_at_once", lambda _: at_once)
+    m, e, k, n, length = shape
+    w, to, bias, h = matrix(f"{form} fragments", e * n, length), routed(m, e, k), random(e, n, seed=5), random(m, n)
+    x = activations(random(m, length), w, m, in_blocks=True)
+    squares = Squares(parts=random(m, 3, seed=2).square() * 20, size=64, eps=1e-5)
+    wanted = exact(of_pairs(x, to), w, to)
+    close(moe_linear(x, w, to, dtype=torch.float32), wanted)
+    rstd = (squares.parts.double().sum(1) / 64 + 1e-5).rsqrt().repeat_interleave(k)[:, None]
+    gate, up = (wanted * rstd + bias[to.experts.flatten().long()]).chunk(2, 1)
+    found = moe_linear_gated(x, w, to, "silu", bias=bias, squares=squares, dtype=torch.float32)
+    close(found, gate_ref(gate, up, "silu"), 1e-5)
+    y = activations(random(m * k, length, seed=7), w, m, in_blocks=True)
+    added = h.double() + (exact(dense_rows(y), w, to).view(m, k, n) * to.weights.double()[:, :, None]).sum(1)
+    moe_linear_residual(y, w, to, h, eps=1e-5)
+    close(h, added)
+
+
+def test_blocks_are_for_few_pairs_of_whole_tiles() -> None:
+    w, odd = matrix("mq4 fragments", 4 * 32, 64), matrix("mq4 fragments", 4 * 16, 64)
+    assert isinstance(w, PackedMatrix)
+    assert isinstance(odd, PackedMatrix)
+    assert takes_blocks(w, 17, 2, 4)
+    assert not takes_blocks(w, 16, 2, 4)
+    assert not takes_blocks(w, 2 * moe_blocks.MOST_PAIRS + 1, 2, 4)
+    assert not takes_blocks(odd, 17, 2, 4)
+    planes = matrix("mq4", 4 * 32, 64)
+    assert isinstance(planes, PackedMatrix)
+    assert not takes_blocks(planes, 17, 2, 4)
 
 
 @pytest.mark.parametrize(("kind", "n"), [("mq4 fragments", 16), ("mq4", 16), ("mq4", 21)])
@@ -318,12 +358,14 @@ def test_int8_rows_of_pairs_are_those_of_the_pairs_in_order() -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS_IN_FRAGMENTS)
-def test_experts_are_in_fragments_only_where_both_kernels_are_right(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_are_in_fragments_only_where_all_kernels_are_right(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     works = moe_fragments.try_experts
     assert works(form, DEVICE)
-    kernels = moe_fragments.GemvFragmentsOfExperts
-    for name, place in (("pairs", lambda args: args[1][0]), ("sum", lambda args: args[1])):
+    few, gated = moe_fragments.GemvFragmentsOfExperts, lambda args: args[1][0]
+    for kernels, name, place in (
+        (few, "pairs", gated), (few, "sum", lambda args: args[1]), (BlocksOfExperts, "pairs", gated),
+    ):  # fmt: skip
         right = getattr(kernels, name)
 
         def wrong_in_one_lane(self: object, *args: Any, right: Any = right, place: Any = place) -> None:

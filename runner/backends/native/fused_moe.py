@@ -19,6 +19,7 @@ from runner.kernels.add_parts import rotates
 from runner.kernels.fragment_products import ZEROS
 from runner.kernels.fragments import TILE
 from runner.kernels.matmul import gate_ref
+from runner.kernels.moe_blocks import takes_blocks
 from runner.kernels.moe_fragments import multiplies_experts
 from runner.kernels.moe_matmul import Dispatch, MoeRows, dispatch, moe_linear, moe_linear_gated, moe_linear_residual
 from runner.kernels.moe_route import rounds_in_lanes, route, route_and_round
@@ -50,7 +51,7 @@ class FusedMoE:
         h = stream.h
         to, ready = self._chosen(stream, before)
         down, bias = self.down
-        x = self._activations(self._gated(stream, before, to, ready), None, down, is_few=len(h) <= MOST_ROWS)
+        x = self._activations(self._gated(stream, before, to, ready), None, down, len(h))
         squares = moe_linear_residual(x, down, to, h, bias=bias, eps=stream.eps)
         return Stream(h=h, eps=stream.eps, squares=squares)
 
@@ -81,7 +82,7 @@ class FusedMoE:
         def rows_for(w: Matrix) -> MoeRows:
             if ready is not None:
                 return ready
-            return self._activations(stream.h, gain, w, is_few=len(stream.h) <= MOST_ROWS)
+            return self._activations(stream.h, gain, w, len(stream.h))
 
         activation = self.module.activation
         if len(self.gate_up) == 1:
@@ -92,11 +93,13 @@ class FusedMoE:
         )
         return gate_ref(gate, up, activation).to(self.dtype)
 
-    def _activations(self, x: Tensor, gain: Tensor | None, w: Matrix, *, is_few: bool) -> MoeRows:
-        """x, times the gain, as a product with the experts' matrices wants it; is_few: it is one of up to 16 tokens."""
+    def _activations(self, x: Tensor, gain: Tensor | None, w: Matrix, n_tokens: int) -> MoeRows:
+        """x, times the gain, as a product of so many tokens with the experts' matrices wants it."""
         if isinstance(w, Tensor):
             return rotate_rows(x, gain, 1, self.dtype) if gain is not None or x.dtype != self.dtype else x
-        if is_few and w.layout == "fragments":
+        is_few, module = n_tokens <= MOST_ROWS, self.module
+        in_blocks = takes_blocks(w, n_tokens, module.experts_per_token, module.num_experts)
+        if in_blocks or (is_few and w.layout == "fragments"):
             return quantize_fragments(x, gain, w.rotation, ZEROS[w.format], apart=True)
         if is_few:
             return quantize_rows(x, gain, w.rotation, in_lanes=self.in_lanes)

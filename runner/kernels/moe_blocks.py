@@ -1,0 +1,178 @@
+"""Products of more than 16 rows with experts that have few of them each, of weights in fragments, on NVIDIA.
+
+A prompt of some tens of tokens takes all experts, each with a handful of pairs of a row and an expert. These are
+multiplied as int8 by the instruction that decoding takes (gemv_fragments.py), 8 or 16 at a time, so that an expert's
+weights are decoded once for most. A program is 16 columns of an expert, of gate and up beside each other or of two
+tiles; where an expert has more pairs than a program takes at once, it goes over them again. The pairs come sorted by
+expert (moe_groups.py), and a lane finds its rows by their numbers. moe_gemm.py is for experts with more pairs, and the
+references are in moe_matmul.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import triton
+import triton.language as tl
+
+from runner.kernels import moe_pairs
+from runner.kernels.compile import Variant
+from runner.kernels.fragment_products import ZEROS, half_tables_of_lanes
+from runner.kernels.fragments import BLOCK, TILE
+from runner.kernels.gemv_fragments import loaded_tiles, rows_of_sums, step_of_blocks
+from runner.kernels.grids import half_tables, table
+from runner.kernels.moe_groups import Groups
+from runner.kernels.values import MOST_ROWS, OPTIONS, Int8Fragments, PackedMatrix, is_nvidia, register_option
+
+
+@triton.jit
+def _row_of(order, places, last, sharing, ALIKE: tl.constexpr):
+    """The rows of x [1, 128] of the pairs at these places, ALIKE of which are one; beyond the last one its row."""
+    row = (tl.load(order + tl.minimum(places, last)) // sharing).to(tl.int64)
+    return tl.max_constancy(row, [1, ALIKE])
+
+
+@triton.jit
+def _blocks_of_fragments(
+    packed, high, scale, row_scale, levels, halves, x, notes, order, begins, counts, N, sharing, args,
+    EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, FORMAT: tl.constexpr, BLOCKS: tl.constexpr,
+    P: tl.constexpr, W: tl.constexpr, NVIDIA: tl.constexpr,
+):  # fmt: skip
+    """x, notes: Int8Fragments of rows apart, each of which `sharing` pairs have. PAIR: as in moe_fragments.py."""
+    GAP: tl.constexpr = PAIR // 16 if PAIR > 0 else 1  # tiles between both of a program
+    S: tl.constexpr = 4 * W
+    tile, expert = tl.program_id(0) * (1 if PAIR > 0 else 2), tl.program_id(1)
+    begin, count = tl.load(begins + expert), tl.load(counts + expert)
+    last = begin + count - 1
+    i = tl.arange(0, 128)[None, :]
+    r = tl.arange(0, S)
+    p = (4 * (r % W) + r // W)[:, None]  # a warp has all that one lane adds up, as in gemv_fragments.py
+    place = (expert.to(tl.int64) * (N // 16) + tile) * P
+    packed += place * 128 + p * 128 + i
+    high += place * 128 + p * 128 + i // 4 * 4 + i % 4
+    scale += place * 32 + p * 32 + i // 16 * 4 + i % 4
+    tables = half_tables_of_lanes(halves, S, FORMAT, NVIDIA)
+    n = tile * 16 + tl.arange(0, 16)
+    factor = 0.5 * tl.load(row_scale + expert * N + n)
+    factor2 = 0.5 * tl.load(row_scale + expert * N + (n + GAP * 16))
+    for first in range(begin, begin + count, 8 * BLOCKS):
+        at = ()
+        sums = ()
+        for b in tl.static_range(BLOCKS):
+            of_word = _row_of(order, first + 8 * b + i // 16, last, sharing, 16)
+            of_even = _row_of(order, first + 8 * b + i // 4 % 4 * 2, last, sharing, 4)
+            of_odd = _row_of(order, first + 8 * b + i // 4 % 4 * 2 + 1, last, sharing, 4)
+            words_at = x + of_word * (P * 16) + p * 16 + i % 16
+            even_at = notes + of_even * (P * 4) + p * 4 + i % 4
+            at = at + ((words_at, even_at, notes + of_odd * (P * 4) + p * 4 + i % 4),)  # type: ignore[assignment]  # noqa: RUF005
+        for _ in tl.static_range(2 * BLOCKS):
+            sums = sums + (tl.zeros((S, 128), tl.float32),)  # type: ignore[assignment]  # noqa: RUF005
+        waiting = loaded_tiles(packed, high, scale, 0, (p < P) & (i >= 0), GAP * P, FORMAT, 2, NVIDIA)
+        for start in range(0, P, S):
+            ok = (start + p < P) & (i >= 0)
+            loaded = ()
+            for b in tl.static_range(BLOCKS):
+                of_x, even, odd = at[b]  # type: ignore[var-annotated]
+                of_x = tl.load(of_x + start * 16, mask=ok, other=0)
+                even = tl.load(even + start * 4, mask=ok, other=0.0)
+                loaded = loaded + ((of_x, even, tl.load(odd + start * 4, mask=ok, other=0.0)),)  # type: ignore[assignment]  # noqa: RUF005
+            sums = step_of_blocks(waiting, sums, levels, tables, loaded, FORMAT, BLOCKS, 2, NVIDIA)
+            on = (start + S) * 128
+            ok = (start + S + p < P) & (i >= 0)
+            waiting = loaded_tiles(packed + on, high + on, scale + on // 4, 0, ok, GAP * P, FORMAT, 2, NVIDIA)
+        for b in tl.static_range(BLOCKS):
+            places = first + 8 * b + tl.arange(0, 8)
+            pairs = tl.load(order + places, mask=places <= last, other=0)
+            lo = rows_of_sums(sums[b], S) * factor[None, :]
+            hi = rows_of_sums(sums[BLOCKS + b], S) * factor2[None, :]
+            if PAIR > 0:
+                EPILOGUE(lo, hi, pairs, places <= last, n, n + PAIR, n >= 0, tile, args, CONFIG)
+            else:
+                EPILOGUE(lo, lo, pairs, places <= last, n, n, n >= 0, tile, args, CONFIG)
+                EPILOGUE(hi, hi, pairs, places <= last, n + 16, n + 16, n >= 0, tile + 1, args, CONFIG)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlocksOfExperts:
+    """A launch of the kernel. x: each row apart (C = 1), of rows, or of pairs; w: the matrices of all experts."""
+
+    x: Int8Fragments
+    w: PackedMatrix
+    groups: Groups
+
+    def __post_init__(self) -> None:
+        assert self.w.layout == "fragments"
+        assert self.w.pair == 0
+        assert self.x.shape[1] == self.w.shape[1], (self.x.shape, self.w.shape)
+        assert self.x.words.shape[2] == 1
+        assert self.x.zero == ZEROS[self.w.format]
+        assert len(self.groups.order) % self.x.num_rows == 0
+
+    def pairs(
+        self, epilogue: Callable[..., Any], args: tuple[Any, ...], config: tuple[Any, ...], pair: int, n_columns: int
+    ) -> None:
+        """Each pair's product [n_columns] to the epilogue. pair: see epilogues.columns."""
+        w, groups, nvidia = self.w, self.groups, is_nvidia(self.w.packed)
+        n_experts, n_pairs = len(groups.counts), w.packed.shape[1]
+        n = w.shape[0] // n_experts
+        assert n % TILE == pair % TILE == 0
+        assert pair or n % (2 * TILE) == 0
+        blocks = _blocks_at_once(len(groups.order) / n_experts)
+        high = w.packed if w.high is None else w.high
+        _blocks_of_fragments[(n_columns // (TILE if pair else 2 * TILE), n_experts)](
+            w.packed, high, w.scale, w.row_scale, table(w.packed.device), half_tables(w.packed.device),
+            self.x.words, self.x.notes, groups.order, groups.begins, groups.counts, n,
+            len(groups.order) // self.x.num_rows, args,
+            EPILOGUE=epilogue, CONFIG=config, PAIR=pair, FORMAT=w.format, BLOCKS=blocks, P=n_pairs,
+            W=_warps(n_pairs), NVIDIA=nvidia, num_warps=_warps(n_pairs), num_stages=1,
+            **register_option(_MOST_REGISTERS if nvidia else None), **OPTIONS,
+        )  # fmt: skip
+
+
+def takes_blocks(w: PackedMatrix, n_rows: int, n_slots: int, n_experts: int) -> bool:
+    """Whether the kernel is for these: more rows than decoding's are for, and few pairs an expert."""
+    is_whole = w.layout == "fragments" and w.shape[0] // n_experts % (2 * TILE) == 0
+    return is_whole and n_rows > MOST_ROWS and n_rows * n_slots <= MOST_PAIRS * n_experts
+
+
+def _blocks_at_once(mean: float) -> int:
+    """Blocks of 8 pairs of a program, where experts have so many on average."""
+    return 1 if mean * 2 <= BLOCK else 2
+
+
+def _warps(n_pairs: int) -> int:
+    """Which share a program's pairs of groups."""
+    return 2 if n_pairs >= 32 else 1
+
+
+MOST_PAIRS: Final = 12
+"""Pairs of an expert, on average, up to which weights are decoded for each 16 of them."""
+_MOST_REGISTERS: Final = 255
+
+
+def variants() -> Iterator[Variant]:
+    for form, blocks, pair, n_pairs in (
+        ("mq4", 1, 768, 32), ("mq4", 2, 768, 32), ("mq4", 1, 0, 12), ("mq4", 2, 0, 12),
+        ("mq4-uniform", 2, 768, 32), ("mq6", 2, 768, 32),
+    ):  # fmt: skip
+        program = moe_pairs.gate_pairs if pair else moe_pairs.store_pairs
+        yield Variant(
+            name=f"moe_blocks {form} {program.__name__}, {8 * blocks} pairs",
+            kernel=_blocks_of_fragments,
+            signature={
+                "packed": "*i32", "high": "*i16" if form == "mq6" else "*i32", "scale": "*u8", "row_scale": "*fp32",
+                "levels": "*i32", "halves": "*i32", "x": "*i32", "notes": "*fp32", "order": "*i32", "begins": "*i32",
+                "counts": "*i32", "N": "i32:16", "sharing": "i32", "args": moe_pairs.signature("*bf16"),
+            },
+            constants={
+                "EPILOGUE": program, "CONFIG": (0, 0, False, 0) if pair else (0, 0, False), "PAIR": pair,
+                "FORMAT": form, "BLOCKS": blocks, "P": n_pairs, "W": _warps(n_pairs), "NVIDIA": True,
+            },
+            num_warps=_warps(n_pairs),
+            num_stages=1,
+            is_decode=False,
+            is_nvidia_only=True,
+            most_registers=_MOST_REGISTERS,
+        )  # fmt: skip
