@@ -127,7 +127,7 @@ class BlocksOfExperts:
             len(groups.order) // self.x.num_rows, args,
             EPILOGUE=epilogue, CONFIG=config, PAIR=pair, FORMAT=w.format, BLOCKS=blocks, P=n_pairs,
             W=_warps(n_pairs), NVIDIA=nvidia, num_warps=_warps(n_pairs), num_stages=1,
-            **register_option(_MOST_REGISTERS if nvidia else None), **OPTIONS,
+            **register_option(_MOST_REGISTERS[blocks] if nvidia else None), **OPTIONS,
         )  # fmt: skip
 
 
@@ -139,7 +139,7 @@ def takes_blocks(w: PackedMatrix, n_rows: int, n_slots: int, n_experts: int) -> 
 
 def _blocks_at_once(mean: float) -> int:
     """Blocks of 8 pairs of a program, where experts have so many on average."""
-    return 1 if mean * 2 <= BLOCK else 2
+    return 1 if mean <= BLOCK else 2
 
 
 def _warps(n_pairs: int) -> int:
@@ -147,9 +147,9 @@ def _warps(n_pairs: int) -> int:
     return 2 if n_pairs >= 32 else 1
 
 
-MOST_PAIRS: Final = 12
+MOST_PAIRS: Final = 24
 """Pairs of an expert, on average, up to which weights are decoded for each 16 of them."""
-_MOST_REGISTERS: Final = 255
+_MOST_REGISTERS: Final = {1: 168, 2: 255}
 
 
 def variants() -> Iterator[Variant]:
@@ -174,5 +174,5 @@ def variants() -> Iterator[Variant]:
             num_stages=1,
             is_decode=False,
             is_nvidia_only=True,
-            most_registers=_MOST_REGISTERS,
+            most_registers=_MOST_REGISTERS[blocks],
         )  # fmt: skip
