@@ -31,7 +31,8 @@ def test_models_are_measured_beside_llama_cpp_python(tmp_path: Path) -> None:
     places = ["--json", str(out), "--work", str(tmp_path), "--commit", "abc"]
     done = run("models.py", "--shape", "demo-moe", *sizes, "--wheel", *places)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    doing = [line.partition(" demo-moe: ")[2] for line in done.stderr.splitlines()]
+    assert doing == ["making mq4", "measuring mq4", "making and measuring q4_k_m", "measuring mq4 again"], done.stderr
     rows = {(row["engine"], row["test"]): row for row in rows_of(out)}
     both = ("runner mq4", "llama-cpp-python q4_k_m")
     for engine in both:

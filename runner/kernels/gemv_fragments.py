@@ -180,7 +180,7 @@ def step_of_blocks(
     for r in tl.static_range(TILES):
         low, top, low2, top2 = addends(words[r], more[r], levels, left, right, minus, FORMAT, NVIDIA)
         for b in tl.static_range(BLOCKS):
-            x_words, even, odd = loaded[b]  # type: ignore[var-annotated]
+            x_words, even, odd = loaded[b]
             before = sums[r * BLOCKS + b]
             if NVIDIA and FORMAT == "mq4":
                 after = tl.inline_asm_elementwise(

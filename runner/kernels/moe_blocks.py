@@ -1,11 +1,10 @@
 """Products of more than 16 rows with experts that have few of them each, of weights in fragments, on NVIDIA.
 
 A prompt of some tens of tokens takes all experts, each with a handful of pairs of a row and an expert. These are
-multiplied as int8 by the instruction that decoding takes (gemv_fragments.py), 8 or 16 at a time, so that an expert's
-weights are decoded once for most. A program is 16 columns of an expert, of gate and up beside each other or of two
-tiles; where an expert has more pairs than a program takes at once, it goes over them again. The pairs come sorted by
-expert (moe_groups.py), and a lane finds its rows by their numbers. moe_gemm.py is for experts with more pairs, and the
-references are in moe_matmul.py.
+multiplied as int8 by the instruction that decoding takes (gemv_fragments.py), in blocks of 8 or 16 pairs, so that an
+expert's weights are decoded once for most. A program is a block and 16 columns, of gate and up beside each other, or
+32. The pairs come sorted by expert (moe_groups.py), and a lane finds its rows by their numbers. moe_gemm.py is for
+experts with more pairs, and the references are in moe_matmul.py.
 """
 
 from __future__ import annotations
@@ -23,53 +22,58 @@ from runner.kernels.fragment_products import ZEROS, half_tables_of_lanes
 from runner.kernels.fragments import BLOCK, TILE
 from runner.kernels.gemv_fragments import loaded_tiles, rows_of_sums, step_of_blocks
 from runner.kernels.grids import half_tables, table
+from runner.kernels.moe_gemm import block_of
 from runner.kernels.moe_groups import Groups
-from runner.kernels.values import MOST_ROWS, OPTIONS, Int8Fragments, PackedMatrix, is_nvidia, register_option
+from runner.kernels.values import (
+    MOST_ROWS,
+    OPTIONS,
+    Int8Fragments,
+    PackedMatrix,
+    is_nvidia,
+    next_power_of_2,
+    register_option,
+)
 
 
 @triton.jit
-def _row_of(order, places, last, sharing, ALIKE: tl.constexpr):
+def _row_of(order, places, end, sharing, ALIKE: tl.constexpr):
     """The rows of x [1, 128] of the pairs at these places, ALIKE of which are one; beyond the last one its row."""
-    row = (tl.load(order + tl.minimum(places, last)) // sharing).to(tl.int64)
+    row = (tl.load(order + tl.minimum(places, end - 1)) // sharing).to(tl.int64)
     return tl.max_constancy(row, [1, ALIKE])
 
 
 @triton.jit
 def _blocks_of_fragments(
-    packed, high, scale, row_scale, levels, halves, x, notes, order, begins, counts, N, sharing, args,
-    EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, FORMAT: tl.constexpr, BLOCKS: tl.constexpr,
-    P: tl.constexpr, W: tl.constexpr, NVIDIA: tl.constexpr,
+    packed, high, scale, row_scale, levels, halves, x, notes, order, counts, E, N, sharing, args,
+    EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, EXPERTS: tl.constexpr,
+    FORMAT: tl.constexpr, BLOCKS: tl.constexpr, P: tl.constexpr, W: tl.constexpr, NVIDIA: tl.constexpr,
 ):  # fmt: skip
     """x, notes: Int8Fragments of rows apart, each of which `sharing` pairs have. PAIR: as in moe_fragments.py."""
     GAP: tl.constexpr = PAIR // 16 if PAIR > 0 else 1  # tiles between both of a program
     S: tl.constexpr = 4 * W
-    tile, expert = tl.program_id(0) * (1 if PAIR > 0 else 2), tl.program_id(1)
-    begin, count = tl.load(begins + expert), tl.load(counts + expert)
-    last = begin + count - 1
-    i = tl.arange(0, 128)[None, :]
-    r = tl.arange(0, S)
-    p = (4 * (r % W) + r // W)[:, None]  # a warp has all that one lane adds up, as in gemv_fragments.py
-    place = (expert.to(tl.int64) * (N // 16) + tile) * P
-    packed += place * 128 + p * 128 + i
-    high += place * 128 + p * 128 + i // 4 * 4 + i % 4
-    scale += place * 32 + p * 32 + i // 16 * 4 + i % 4
-    tables = half_tables_of_lanes(halves, S, FORMAT, NVIDIA)
-    n = tile * 16 + tl.arange(0, 16)
-    factor = 0.5 * tl.load(row_scale + expert * N + n)
-    factor2 = 0.5 * tl.load(row_scale + expert * N + (n + GAP * 16))
-    for first in range(begin, begin + count, 8 * BLOCKS):
+    expert, first, end = block_of(counts, tl.program_id(1), E, EXPERTS, 8 * BLOCKS)
+    if expert < E:
+        tile = tl.program_id(0) * (1 if PAIR > 0 else 2)
+        i = tl.arange(0, 128)[None, :]
+        r = tl.arange(0, S)
+        p = (4 * (r % W) + r // W)[:, None]  # a warp has all that one lane adds up, as in gemv_fragments.py
+        place = (expert.to(tl.int64) * (N // 16) + tile) * P
+        words = packed + (place + p) * 128 + i
+        tops = high + (place + p) * 128 + i // 4 * 4 + i % 4
+        codes = scale + (place + p) * 32 + i // 16 * 4 + i % 4
+        waiting = loaded_tiles(words, tops, codes, 0, (p < P) & (i >= 0), GAP * P, FORMAT, 2, NVIDIA)
+        tables = half_tables_of_lanes(halves, S, FORMAT, NVIDIA)
         at = ()
         sums = ()
         for b in tl.static_range(BLOCKS):
-            of_word = _row_of(order, first + 8 * b + i // 16, last, sharing, 16)
-            of_even = _row_of(order, first + 8 * b + i // 4 % 4 * 2, last, sharing, 4)
-            of_odd = _row_of(order, first + 8 * b + i // 4 % 4 * 2 + 1, last, sharing, 4)
+            of_word = _row_of(order, first + 8 * b + i // 16, end, sharing, 16)
+            of_even = _row_of(order, first + 8 * b + i // 4 % 4 * 2, end, sharing, 4)
+            of_odd = _row_of(order, first + 8 * b + i // 4 % 4 * 2 + 1, end, sharing, 4)
             words_at = x + of_word * (P * 16) + p * 16 + i % 16
             even_at = notes + of_even * (P * 4) + p * 4 + i % 4
             at = at + ((words_at, even_at, notes + of_odd * (P * 4) + p * 4 + i % 4),)  # type: ignore[assignment]  # noqa: RUF005
         for _ in tl.static_range(2 * BLOCKS):
             sums = sums + (tl.zeros((S, 128), tl.float32),)  # type: ignore[assignment]  # noqa: RUF005
-        waiting = loaded_tiles(packed, high, scale, 0, (p < P) & (i >= 0), GAP * P, FORMAT, 2, NVIDIA)
         for start in range(0, P, S):
             ok = (start + p < P) & (i >= 0)
             loaded = ()
@@ -81,17 +85,20 @@ def _blocks_of_fragments(
             sums = step_of_blocks(waiting, sums, levels, tables, loaded, FORMAT, BLOCKS, 2, NVIDIA)
             on = (start + S) * 128
             ok = (start + S + p < P) & (i >= 0)
-            waiting = loaded_tiles(packed + on, high + on, scale + on // 4, 0, ok, GAP * P, FORMAT, 2, NVIDIA)
+            waiting = loaded_tiles(words + on, tops + on, codes + on // 4, 0, ok, GAP * P, FORMAT, 2, NVIDIA)
+        n = tile * 16 + tl.arange(0, 16)
+        factor = 0.5 * tl.load(row_scale + expert * N + n)
+        factor2 = 0.5 * tl.load(row_scale + expert * N + (n + GAP * 16))
         for b in tl.static_range(BLOCKS):
             places = first + 8 * b + tl.arange(0, 8)
-            pairs = tl.load(order + places, mask=places <= last, other=0)
+            pairs = tl.load(order + places, mask=places < end, other=0)
             lo = rows_of_sums(sums[b], S) * factor[None, :]
             hi = rows_of_sums(sums[BLOCKS + b], S) * factor2[None, :]
             if PAIR > 0:
-                EPILOGUE(lo, hi, pairs, places <= last, n, n + PAIR, n >= 0, tile, args, CONFIG)
+                EPILOGUE(lo, hi, pairs, places < end, n, n + PAIR, n >= 0, tile, args, CONFIG)
             else:
-                EPILOGUE(lo, lo, pairs, places <= last, n, n, n >= 0, tile, args, CONFIG)
-                EPILOGUE(hi, hi, pairs, places <= last, n + 16, n + 16, n >= 0, tile + 1, args, CONFIG)
+                EPILOGUE(lo, lo, pairs, places < end, n, n, n >= 0, tile, args, CONFIG)
+                EPILOGUE(hi, hi, pairs, places < end, n + 16, n + 16, n >= 0, tile + 1, args, CONFIG)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,14 +126,16 @@ class BlocksOfExperts:
         n = w.shape[0] // n_experts
         assert n % TILE == pair % TILE == 0
         assert pair or n % (2 * TILE) == 0
-        blocks = _blocks_at_once(len(groups.order) / n_experts)
+        all_pairs = len(groups.order)
+        blocks = _blocks_at_once(all_pairs / n_experts)
+        most_blocks = all_pairs // (BLOCK * blocks) + min(n_experts, all_pairs)  # an expert's last one may have few
         high = w.packed if w.high is None else w.high
-        _blocks_of_fragments[(n_columns // (TILE if pair else 2 * TILE), n_experts)](
+        _blocks_of_fragments[(n_columns // (TILE if pair else 2 * TILE), most_blocks)](
             w.packed, high, w.scale, w.row_scale, table(w.packed.device), half_tables(w.packed.device),
-            self.x.words, self.x.notes, groups.order, groups.begins, groups.counts, n,
-            len(groups.order) // self.x.num_rows, args,
-            EPILOGUE=epilogue, CONFIG=config, PAIR=pair, FORMAT=w.format, BLOCKS=blocks, P=n_pairs,
-            W=_warps(n_pairs), NVIDIA=nvidia, num_warps=_warps(n_pairs), num_stages=1,
+            self.x.words, self.x.notes, groups.order, groups.counts, n_experts, n,
+            all_pairs // self.x.num_rows, args,
+            EPILOGUE=epilogue, CONFIG=config, PAIR=pair, EXPERTS=next_power_of_2(n_experts), FORMAT=w.format,
+            BLOCKS=blocks, P=n_pairs, W=_warps(n_pairs), NVIDIA=nvidia, num_warps=_warps(n_pairs), num_stages=1,
             **register_option(_MOST_REGISTERS[blocks] if nvidia else None), **OPTIONS,
         )  # fmt: skip
 
@@ -147,9 +156,14 @@ def _warps(n_pairs: int) -> int:
     return 2 if n_pairs >= 32 else 1
 
 
-MOST_PAIRS: Final = 24
-"""Pairs of an expert, on average, up to which weights are decoded for each 16 of them."""
-_MOST_REGISTERS: Final = {1: 168, 2: 255}
+MOST_PAIRS: Final = 16
+"""Pairs of an expert, on average, up to which this is for."""
+# H100, mq4, 128 experts of [1536, 2048] and [2048, 768], 8 a row at random: us of both products and what they read, of
+# 64, 128, 200, 256 and 384 rows, in moe_gemm.py 271, 276, 326, 322, 433; here, one warp, in blocks of 8 pairs 124, 185,
+# 247, 309, 430, of 16 173, 180, 218, 287, 372. Two warps take gate and up of 200 rows from 134 to 125 and down, where
+# 12 pairs of groups are too few, from 84 to 136. Blocks of 8 take 4 % less with 168 registers than with 255; 16 spill.
+# (Measured with a program that went over all blocks of an expert.)
+_MOST_REGISTERS: Final = {1: 168, 2: 255}  # by blocks
 
 
 def variants() -> Iterator[Variant]:
@@ -163,12 +177,12 @@ def variants() -> Iterator[Variant]:
             kernel=_blocks_of_fragments,
             signature={
                 "packed": "*i32", "high": "*i16" if form == "mq6" else "*i32", "scale": "*u8", "row_scale": "*fp32",
-                "levels": "*i32", "halves": "*i32", "x": "*i32", "notes": "*fp32", "order": "*i32", "begins": "*i32",
-                "counts": "*i32", "N": "i32:16", "sharing": "i32", "args": moe_pairs.signature("*bf16"),
+                "levels": "*i32", "halves": "*i32", "x": "*i32", "notes": "*fp32", "order": "*i32", "counts": "*i32",
+                "E": "i32:16", "N": "i32:16", "sharing": "i32", "args": moe_pairs.signature("*bf16"),
             },
             constants={
                 "EPILOGUE": program, "CONFIG": (0, 0, False, 0) if pair else (0, 0, False), "PAIR": pair,
-                "FORMAT": form, "BLOCKS": blocks, "P": n_pairs, "W": _warps(n_pairs), "NVIDIA": True,
+                "EXPERTS": 128, "FORMAT": form, "BLOCKS": blocks, "P": n_pairs, "W": _warps(n_pairs), "NVIDIA": True,
             },
             num_warps=_warps(n_pairs),
             num_stages=1,

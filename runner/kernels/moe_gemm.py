@@ -30,7 +30,7 @@ from runner.kernels.values import OPTIONS, PackedMatrix, cdiv, is_nvidia, next_p
 
 
 @triton.jit
-def _block_of(counts, block, E, EXPERTS: tl.constexpr, BM: tl.constexpr):
+def block_of(counts, block, E, EXPERTS: tl.constexpr, BM: tl.constexpr):
     """The expert of a block, and which of the sorted pairs are its: from `first` on, before `end`.
 
     The expert of a block beyond the last one is E or more.
@@ -104,7 +104,7 @@ def _moe_gemm(
     Places without a pair, and rows beyond the last one, compute what others do, and nobody stores it.
     """
     tile = tl.program_id(0) % n_tiles
-    expert, first, end = _block_of(counts, tl.program_id(0) // n_tiles, E, EXPERTS, BM)
+    expert, first, end = block_of(counts, tl.program_id(0) // n_tiles, E, EXPERTS, BM)
     if (expert >= from_expert) & (expert < to_expert):
         place = first + tl.arange(0, BM)
         ok = place < end

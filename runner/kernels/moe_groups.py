@@ -20,22 +20,20 @@ from runner.kernels.values import OPTIONS
 @dataclass(frozen=True, kw_only=True)
 class Groups:
     """Pair p = m * k + s is row m's slot s. order: int32 [M * k], the pairs by expert, and those of one expert in their
-    order; begins, counts: int32 [E], where each expert's begin, and how many it has."""
+    order; counts: int32 [E], how many each expert has."""
 
     order: Tensor
-    begins: Tensor
     counts: Tensor
 
 
 def group_pairs_ref(experts: Tensor, num_experts: int) -> Groups:
     """See group_pairs."""
     flat = experts.flatten().long()
-    counts = torch.bincount(flat, minlength=num_experts)
-    return Groups(order=flat.argsort(stable=True).int(), begins=(counts.cumsum(0) - counts).int(), counts=counts.int())
+    return Groups(order=flat.argsort(stable=True).int(), counts=torch.bincount(flat, minlength=num_experts).int())
 
 
 @triton.jit
-def _group_pairs(experts, order, begins, counts, P, BLOCK: tl.constexpr):
+def _group_pairs(experts, order, counts, P, BLOCK: tl.constexpr):
     mine = tl.program_id(0)
     i = tl.arange(0, BLOCK)
     before = tl.zeros((BLOCK,), tl.int32)
@@ -46,7 +44,6 @@ def _group_pairs(experts, order, begins, counts, P, BLOCK: tl.constexpr):
         same += (expert == mine).to(tl.int32)
     tl.store(counts + mine, tl.sum(same, 0))
     place = tl.sum(before, 0)
-    tl.store(begins + mine, place)
     for first in range(0, P, BLOCK):
         is_mine = tl.load(experts + first + i, mask=first + i < P, other=2147483647) == mine
         rank = tl.cumsum(is_mine.to(tl.int32), 0)
@@ -59,11 +56,11 @@ def group_pairs(experts: Tensor, num_experts: int) -> Groups:
     assert experts.dtype == torch.int32
     assert experts.is_contiguous()
     order = torch.empty(experts.numel(), dtype=torch.int32, device=experts.device)
-    begins, counts = (torch.empty(num_experts, dtype=torch.int32, device=experts.device) for _ in range(2))
+    counts = torch.empty(num_experts, dtype=torch.int32, device=experts.device)
     _group_pairs[(num_experts,)](
-        experts, order, begins, counts, experts.numel(), BLOCK=_BLOCK, num_warps=_WARPS, **OPTIONS
+        experts, order, counts, experts.numel(), BLOCK=_BLOCK, num_warps=_WARPS, **OPTIONS
     )  # fmt: skip
-    return Groups(order=order, begins=begins, counts=counts)
+    return Groups(order=order, counts=counts)
 
 
 _BLOCK, _WARPS = 1024, 4
@@ -73,7 +70,7 @@ def variants() -> Iterator[Variant]:
     yield Variant(
         name="moe_groups",
         kernel=_group_pairs,
-        signature={"experts": "*i32", "order": "*i32", "begins": "*i32", "counts": "*i32", "P": "i32:16"},
+        signature={"experts": "*i32", "order": "*i32", "counts": "*i32", "P": "i32:16"},
         constants={"BLOCK": _BLOCK},
         num_warps=_WARPS,
         is_decode=False,

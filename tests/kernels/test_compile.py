@@ -35,15 +35,15 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 SM_90_ONLY = {"gemm_fragments", "gemm_int8", "int8_weights"}
-NVIDIA_ONLY = {"gemv_fragments", "gemv_one_row", "gemv_spans", "moe_fragments"}
+NVIDIA_ONLY = {"gemv_fragments", "gemv_one_row", "gemv_spans", "moe_blocks", "moe_fragments"}
 
 
 @pytest.fixture(scope="module")
 def intermediate() -> dict[str, dict[str, str]]:
     """Variants in Triton's intermediate language, by kernel file and name."""
     modules = (
-        "gemv_fragments", "gemv_one_row", "gemv_spans", "gemm_fragments", "moe_fragments", "rotate", "add_parts",
-        "moe_route",
+        "gemv_fragments", "gemv_one_row", "gemv_spans", "gemm_fragments", "moe_blocks", "moe_fragments", "rotate",
+        "add_parts", "moe_route",
     )  # fmt: skip
     done = python(Path(__file__).with_name("layout_samples.py"), *modules)
     assert done.returncode == 0, done.stderr
@@ -111,8 +111,9 @@ def test_the_documentation_has_a_row_for_every_variant(compiled: list[Row]) -> N
 def test_what_the_instruction_multiplies_lies_in_the_lanes_that_it_wants(
     intermediate: dict[str, dict[str, str]],
 ) -> None:
-    codes = {**intermediate["gemv_fragments"], **intermediate["gemv_one_row"], **intermediate["moe_fragments"]}
-    assert len(codes) > 27
+    modules = ("gemv_fragments", "gemv_one_row", "moe_blocks", "moe_fragments")
+    codes = {name: code for module in modules for name, code in intermediate[module].items()}
+    assert len(codes) > 33
     for name, code in codes.items():
         layouts = dict(re.findall(r"^(#\w+) = #ttg\.blocked<\{(.*)\}>$", code, re.MULTILINE))
         lines = code.splitlines()
@@ -122,8 +123,10 @@ def test_what_the_instruction_multiplies_lies_in_the_lanes_that_it_wants(
         assert operands, name
         for layout in operands:  # a lane has four elements in a row, and a warp a row
             assert "sizePerThread = [1, 4], threadsPerWarp = [1, 32]" in layouts[layout], name
-        # Nothing passes between lanes before the last product.
-        assert not [line for line in lines[: places[-1]] if "convert_layout" in line], name
+        # Nothing passes between lanes before the last product; where rows are looked up, from the first one on.
+        first = next(i for i, line in enumerate(lines) if "scf.for" in line) if "moe_blocks" in name else 0
+        assert first < places[0], name
+        assert not [line for line in lines[first : places[-1]] if "convert_layout" in line], name
 
 
 def test_a_warp_of_a_prompts_product_decodes_what_it_multiplies(intermediate: dict[str, dict[str, str]]) -> None:
