@@ -36,10 +36,22 @@ from runner.kernels.values import (
 
 
 @triton.jit
-def _row_of(order, places, end, sharing, ALIKE: tl.constexpr):
-    """The rows of x [1, 128] of the pairs at these places, ALIKE of which are one; beyond the last one its row."""
-    row = (tl.load(order + tl.minimum(places, end - 1)) // sharing).to(tl.int64)
-    return tl.max_constancy(row, [1, ALIKE])
+def _rows_of(order, first, end, sharing):
+    """Of 8 pairs from place `first` on, the rows of x [1, 128] of which lanes want words, even notes and odd notes.
+
+    Beyond the last pair it is the last one's. One by one, since what is looked up together has another layout, and
+    each load would bring it to that of x.
+    """
+    i = tl.arange(0, 128)[None, :]
+    of_word = 0 * i
+    of_even = 0 * i
+    of_odd = 0 * i
+    for column in tl.static_range(8):
+        row = tl.load(order + tl.minimum(first + column, end - 1)) // sharing
+        of_word = tl.where(i // 16 == column, row, of_word)
+        of_even = tl.where(i // 4 % 4 * 2 == column, row, of_even)
+        of_odd = tl.where(i // 4 % 4 * 2 + 1 == column, row, of_odd)
+    return tl.max_constancy(of_word, [1, 16]), tl.max_constancy(of_even, [1, 4]), tl.max_constancy(of_odd, [1, 4])
 
 
 @triton.jit
@@ -66,9 +78,7 @@ def _blocks_of_fragments(
         at = ()
         sums = ()
         for b in tl.static_range(BLOCKS):
-            of_word = _row_of(order, first + 8 * b + i // 16, end, sharing, 16)
-            of_even = _row_of(order, first + 8 * b + i // 4 % 4 * 2, end, sharing, 4)
-            of_odd = _row_of(order, first + 8 * b + i // 4 % 4 * 2 + 1, end, sharing, 4)
+            of_word, of_even, of_odd = _rows_of(order, first + 8 * b, end, sharing)
             words_at = x + of_word * (P * 16) + p * 16 + i % 16
             even_at = notes + of_even * (P * 4) + p * 4 + i % 4
             at = at + ((words_at, even_at, notes + of_odd * (P * 4) + p * 4 + i % 4),)  # type: ignore[assignment]  # noqa: RUF005
