@@ -33,7 +33,7 @@ class BenchRequest:
 
     backends: () is every one that can run; with genres it is the one that chats use. is_random: the model's weights
     are, so that its text is not judged. genres: what to write with speculation on and off, at those temperatures, in
-    place of prefill and decode; n_gen is then the length of an answer.
+    place of prefill and decode; n_gen is then the length of an answer. is_kv_chosen: somebody said load.kv_type.
     """
 
     model: str
@@ -47,6 +47,7 @@ class BenchRequest:
     offline: bool = False
     genres: tuple[Genre, ...] = ()
     temperatures: tuple[float, ...] = (0.0,)
+    is_kv_chosen: bool = True
 
     def __post_init__(self) -> None:
         if self.genres:

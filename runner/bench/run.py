@@ -6,6 +6,7 @@ results and no formats.
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import time
 from collections.abc import Iterator, Sequence
@@ -84,6 +85,7 @@ class _Bench:
             yield from self._measure_bandwidth()
             if self._request.genres and not self._request.backends:
                 yield from self._choose_backend()
+            self._keep_texts_alike()
             order = abba(tuple(self._sides))
             for number, name in enumerate(order, 1):
                 yield from self._turn(self._sides[name], number, len(order))
@@ -125,6 +127,18 @@ class _Bench:
                     self._sides = _sides(self._spec, (event.backend,))
                 elif isinstance(event, Progress):
                     yield event
+
+    def _keep_texts_alike(self) -> None:
+        """On a CPU several threads may write another text with drafts than without: docs/SPECULATION.md, "Exactness"."""
+        asked = self._request
+        is_exact = asked.is_kv_chosen or asked.load.n_threads == 1 or self._device.kind != "cpu"
+        if not asked.genres or is_exact or "llamacpp" not in self._sides:
+            return
+        self._request = dataclasses.replace(asked, load=dataclasses.replace(asked.load, kv_type="bf16"))
+        self._notes.append(
+            "The KV cache is bf16, with which llama.cpp writes one text for any number of threads, with drafts and "
+            "without; --kv-type f16 is what chats use."
+        )
 
     def _turn(self, side: Side, number: int, n_processes: int) -> Iterator[BenchEvent]:
         """The next process of a backend, if it has one left. number: of the run's processes, from 1."""

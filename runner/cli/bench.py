@@ -233,6 +233,7 @@ def _request(
         offline=settings.is_offline(offline),
         genres=genres,
         temperatures=temperature_list(temperatures),
+        is_kv_chosen=load["kv_type"] is not None or "kv_type" in settings.given,
     )
 
 

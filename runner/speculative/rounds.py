@@ -153,7 +153,8 @@ class _UntilFailure:
 class _Loop:
     """What both kinds of steps share; see decode for the fields.
 
-    waiting: what was emitted and nobody has taken yet, the first last. is_ahead: the cache holds what may have to go.
+    pipelined: the target, if it is one; asking that takes as long as a look for drafts. waiting: what was emitted and
+    nobody has taken yet, the first last. is_ahead: the cache holds what may have to go.
     over: when the last round was over, where steps overlap; None where they do not. learning_s: seconds of what has
     passed since then in which that round was learnt of.
     """
@@ -163,6 +164,7 @@ class _Loop:
     history: list[int]
     speculator: Speculator | None
     clock: Callable[[], float]
+    pipelined: Pipelined | None = None
     overlaps: bool = False
     waiting: list[Emitted] = field(default_factory=list)
     is_ahead: bool = False
@@ -170,7 +172,8 @@ class _Loop:
     learning_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.overlaps = isinstance(self.target, Pipelined) and self.target.overlaps
+        self.pipelined = self.target if isinstance(self.target, Pipelined) else None
+        self.overlaps = self.pipelined is not None and self.pipelined.overlaps
 
     def emit(self) -> Iterator[Emitted]:
         """What is waiting; what was given is taken."""
@@ -200,7 +203,7 @@ class _Loop:
 
     def _stretch(self) -> Stretch | None:
         """Steps that need no host; None where there are none."""
-        return self.target.stretch(self.params, self.history) if isinstance(self.target, Pipelined) else None
+        return None if self.pipelined is None else self.pipelined.stretch(self.params, self.history)
 
     def _ask(self) -> _Asked:
         began = self.clock()

@@ -48,6 +48,31 @@ def test_the_demo_writes_each_genre_both_ways(capsys: pytest.CaptureFixture[str]
     assert "code12" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("arguments", "setting", "kv_type"),
+    [
+        (["-t", "2"], None, "bf16"),
+        (["-t", "2", "--kv-type", "f16"], None, "f16"),
+        (["-t", "2"], "f16", "f16"),
+        (["-t", "1"], None, "f16"),
+    ],
+)
+def test_several_threads_of_a_cpu_keep_keys_and_values_in_what_leaves_texts_alike(
+    arguments: list[str],
+    setting: str | None,
+    kv_type: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if setting:
+        monkeypatch.setenv("RUNNER_KV_TYPE", setting)
+    short = ["bench", "demo", "--speculation", "--genres", "code", "-n", "4", "-r", "1", "-ngl", "0", "--offline"]
+    main([*short, *arguments, "--json", "--no-save"])
+    run = measured(capsys)
+    assert run["options"]["kv_type"] == kv_type
+    assert any("KV cache is bf16" in note for note in run["notes"]) == (kv_type == "bf16")
+
+
 def test_speculation_that_changes_a_text_makes_the_row_invalid(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
