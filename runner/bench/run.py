@@ -129,7 +129,7 @@ class _Bench:
                     yield event
 
     def _keep_texts_alike(self) -> None:
-        """On a CPU several threads may write another text with drafts than without: docs/SPECULATION.md, "Exactness"."""
+        """On a CPU several threads may write other texts with drafts than without: docs/SPECULATION.md, "Exactness"."""
         asked = self._request
         is_exact = asked.is_kv_chosen or asked.load.n_threads == 1 or self._device.kind != "cpu"
         if not asked.genres or is_exact or "llamacpp" not in self._sides:
