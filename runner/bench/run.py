@@ -43,6 +43,7 @@ from runner.errors import (
     UsageError,
 )
 from runner.events import Progress
+from runner.machine import default_threads
 from runner.paths import Paths
 from runner.prepare import ready, title
 from runner.registry import SCRIPT_SUFFIX, ModelSpec, Registry
@@ -131,7 +132,8 @@ class _Bench:
     def _keep_texts_alike(self) -> None:
         """On a CPU several threads may write other texts with drafts than without: docs/SPECULATION.md, "Exactness"."""
         asked = self._request
-        is_exact = asked.is_kv_chosen or asked.load.n_threads == 1 or self._device.kind != "cpu"
+        is_alone = (asked.load.n_threads or default_threads()) == 1
+        is_exact = asked.is_kv_chosen or is_alone or self._device.kind != "cpu"
         if not asked.genres or is_exact or "llamacpp" not in self._sides:
             return
         self._request = dataclasses.replace(asked, load=dataclasses.replace(asked.load, kv_type="bf16"))
