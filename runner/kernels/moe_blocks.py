@@ -12,23 +12,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
+import torch
 import triton
 import triton.language as tl
 
 from runner.kernels import moe_pairs
 from runner.kernels.compile import Variant
+from runner.kernels.epilogues import ACTIVATIONS
 from runner.kernels.fragment_products import ZEROS, half_tables_of_lanes
 from runner.kernels.fragments import BLOCK, TILE
 from runner.kernels.gemv_fragments import loaded_tiles, rows_of_sums, step_of_blocks
 from runner.kernels.grids import half_tables, table
+from runner.kernels.moe_fragments import operands_to_try
 from runner.kernels.moe_gemm import block_of
-from runner.kernels.moe_groups import Groups
+from runner.kernels.moe_groups import Groups, group_pairs
 from runner.kernels.values import (
     MOST_ROWS,
     OPTIONS,
     Int8Fragments,
+    Matrix,
     PackedMatrix,
     is_nvidia,
     next_power_of_2,
@@ -149,6 +154,29 @@ class BlocksOfExperts:
             BLOCKS=blocks, P=n_pairs, W=_warps(n_pairs), NVIDIA=nvidia, num_warps=_warps(n_pairs), num_stages=1,
             **register_option(_MOST_REGISTERS[blocks] if nvidia else None), **OPTIONS,
         )  # fmt: skip
+
+
+def multiplies_in_blocks(w: Matrix) -> bool:
+    """Whether the kernel takes these experts' matrices, and is right on the device that they are on: see layouts.py."""
+    if not isinstance(w, PackedMatrix) or w.layout != "fragments":
+        return False
+    return not is_nvidia(w.packed) or _works(w.format, w.packed.device)
+
+
+def try_blocks(form: str, device: torch.device) -> bool:
+    """Whether it is: lanes are a compiler's to decide."""
+    w, dense, x, rows = operands_to_try(form, device)
+    gated, experts = torch.empty(3, TILE, device=device), torch.zeros(3, 1, dtype=torch.int32, device=device)
+    args = (gated, TILE, (gated, 0.0, 0.0), gated, (experts, 1, 2 * TILE))
+    BlocksOfExperts(x=x, w=w, groups=group_pairs(experts, 1)).pairs(
+        moe_pairs.gate_pairs, args, (0, 0, False, ACTIVATIONS["silu"]), TILE, TILE
+    )
+    gate, up = (rows @ dense[: 2 * TILE].T).chunk(2, 1)
+    wanted = gate.sigmoid() * gate * up
+    return bool((gated.cpu() - wanted).norm() < 1e-4 * wanted.norm())
+
+
+_works = cache(try_blocks)
 
 
 def takes_blocks(w: PackedMatrix, n_rows: int, n_slots: int, n_experts: int) -> bool:

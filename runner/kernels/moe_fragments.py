@@ -32,8 +32,6 @@ from runner.kernels.fragments import TILE, activation_rows, activations_ref, to_
 from runner.kernels.gemv_steps import all_steps, begun_steps, row_sums
 from runner.kernels.grids import half_tables, table
 from runner.kernels.layouts import random_matrix
-from runner.kernels.moe_blocks import BlocksOfExperts
-from runner.kernels.moe_groups import group_pairs
 from runner.kernels.pack import dequantize_ref
 from runner.kernels.values import (
     GROUP,
@@ -202,16 +200,20 @@ def multiplies_experts(w: PackedMatrix, k: int) -> bool:
     return k <= _MOST_SLOTS and (not is_nvidia(w.packed) or _works(w.format, w.packed.device))
 
 
-def try_experts(form: str, device: torch.device) -> bool:
-    """Whether these kernels and that of moe_blocks.py do: lanes are a compiler's to decide."""
-    if torch.cuda.get_device_capability(device) < (8, 0):
-        return False
+def operands_to_try(form: str, device: torch.device) -> tuple[PackedMatrix, Tensor, Int8Fragments, Tensor]:
+    """Three tiles of weights in fragments on the device, and dense on the CPU; three rows, apart; the same."""
     random = torch.Generator().manual_seed(0)
     n_groups = 38  # several steps, the last of which is not full
     planes = random_matrix(form, n_groups, random)
-    w, dense = moved(to_fragments(planes), device), dequantize_ref(planes)
     x = activations_ref(0.002 * torch.randn(3, GROUP * n_groups, generator=random), ZEROS[form], apart=True)
-    rows, x = activation_rows(x), moved(x, device)
+    return moved(to_fragments(planes), device), dequantize_ref(planes), moved(x, device), activation_rows(x)
+
+
+def try_experts(form: str, device: torch.device) -> bool:
+    """Whether both kernels do: lanes are a compiler's to decide."""
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    w, dense, x, rows = operands_to_try(form, device)
     gated, h = torch.empty(3, TILE, device=device), torch.zeros(1, TILE, device=device)
     weights, parts = torch.tensor([[0.5, 0.3, 0.2]], device=device), torch.empty(1, 1, device=device)
     first = torch.zeros(3, 1, dtype=torch.int32, device=device)
@@ -221,14 +223,9 @@ def try_experts(form: str, device: torch.device) -> bool:
     )
     experts = torch.tensor([[2, 0, 1]], dtype=torch.int32, device=device)
     GemvFragmentsOfExperts(x=x, w=w, experts=experts, num_rows=TILE).sum(weights, h, None, parts)
-    in_blocks = torch.empty_like(gated)
-    BlocksOfExperts(x=x, w=w, groups=group_pairs(first, 1)).pairs(
-        moe_pairs.gate_pairs, (in_blocks, *args[1:]), (0, 0, False, ACTIVATIONS["silu"]), TILE, TILE
-    )
     gate, up = (rows @ dense[: 2 * TILE].T).chunk(2, 1)
     by_slot = torch.einsum("sk,snk->sn", rows, dense.view(3, TILE, -1)[experts[0].tolist()])
-    act = gate.sigmoid() * gate * up
-    wanted = ((gated, act), (in_blocks, act), (h, weights.cpu() @ by_slot))
+    wanted = ((gated, gate.sigmoid() * gate * up), (h, weights.cpu() @ by_slot))
     return all(bool((found.cpu() - right).norm() < 1e-4 * right.norm()) for found, right in wanted)
 
 

@@ -1,7 +1,7 @@
 """What is tried before the first matrix of a kind is laid out, all of it once: for whoever compiles its kernels before.
 
 The answers are left to those who ask for them later, one by one: layouts.py, add_parts.py, gemv_spans.py,
-moe_fragments.py and moe_route.py.
+moe_fragments.py, moe_blocks.py and moe_route.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from runner.kernels.add_parts import try_rotation
 from runner.kernels.gemv_spans import try_spans
 from runner.kernels.layouts import try_products
+from runner.kernels.moe_blocks import try_blocks
 from runner.kernels.moe_fragments import try_experts
 from runner.kernels.moe_route import try_rounding
 
@@ -25,6 +26,7 @@ def go_through(kinds: Iterable[tuple[str, int]], device: torch.device, *, has_ex
         try_spans(form, device)
         if has_experts:
             try_experts(form, device)
+            try_blocks(form, device)
     for rotation in sorted({rotation for _, rotation in found}):
         try_rotation(rotation, device)
         if has_experts:

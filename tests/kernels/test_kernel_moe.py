@@ -14,7 +14,7 @@ from runner.kernels import moe_blocks, moe_fragments, moe_gemm
 from runner.kernels.fragment_products import ZEROS
 from runner.kernels.fragments import FORMATS_IN_FRAGMENTS, to_fragments
 from runner.kernels.matmul import Activation, dense_rows, gate_ref
-from runner.kernels.moe_blocks import BlocksOfExperts, takes_blocks
+from runner.kernels.moe_blocks import BlocksOfExperts, multiplies_in_blocks, takes_blocks, try_blocks
 from runner.kernels.moe_groups import group_pairs, group_pairs_ref
 from runner.kernels.moe_matmul import (
     Dispatch,
@@ -357,14 +357,12 @@ def test_int8_rows_of_pairs_are_those_of_the_pairs_in_order() -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS_IN_FRAGMENTS)
-def test_experts_are_in_fragments_only_where_all_kernels_are_right(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_are_in_fragments_only_where_both_kernels_are_right(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     works = moe_fragments.try_experts
     assert works(form, DEVICE)
-    few, gated = moe_fragments.GemvFragmentsOfExperts, lambda args: args[1][0]
-    for kernels, name, place in (
-        (few, "pairs", gated), (few, "sum", lambda args: args[1]), (BlocksOfExperts, "pairs", gated),
-    ):  # fmt: skip
+    kernels = moe_fragments.GemvFragmentsOfExperts
+    for name, place in (("pairs", lambda args: args[1][0]), ("sum", lambda args: args[1])):
         right = getattr(kernels, name)
 
         def wrong_in_one_lane(self: object, *args: Any, right: Any = right, place: Any = place) -> None:
@@ -384,3 +382,23 @@ def test_experts_are_in_fragments_only_where_all_kernels_are_right(form: str, mo
     monkeypatch.setattr(moe_fragments, "is_nvidia", lambda _: False)
     assert moe_fragments.multiplies_experts(w, 16)
     assert not moe_fragments.multiplies_experts(w, 17)
+
+
+@pytest.mark.parametrize("form", FORMATS_IN_FRAGMENTS)
+def test_pairs_are_multiplied_in_blocks_only_where_that_is_right(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert try_blocks(form, DEVICE)
+    right = BlocksOfExperts.pairs
+
+    def wrong_in_one_lane(self: BlocksOfExperts, epilogue: Any, args: Any, *others: Any) -> None:
+        right(self, epilogue, args, *others)
+        args[0][0, 5] += 1.0 + args[0][0, 5].abs()
+
+    monkeypatch.setattr(BlocksOfExperts, "pairs", wrong_in_one_lane)
+    assert not try_blocks(form, DEVICE)
+    w = matrix(f"{form} fragments", 32, 64)
+    assert multiplies_in_blocks(w)
+    assert not multiplies_in_blocks(matrix(form, 32, 64))
+    assert not multiplies_in_blocks(matrix("dense", 32, 64))
+    monkeypatch.setattr(moe_blocks, "is_nvidia", lambda _: True)
+    monkeypatch.setattr(moe_blocks, "_works", lambda *_: False)
+    assert not multiplies_in_blocks(w)

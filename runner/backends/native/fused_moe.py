@@ -19,7 +19,7 @@ from runner.kernels.add_parts import rotates
 from runner.kernels.fragment_products import ZEROS
 from runner.kernels.fragments import TILE
 from runner.kernels.matmul import gate_ref
-from runner.kernels.moe_blocks import takes_blocks
+from runner.kernels.moe_blocks import multiplies_in_blocks, takes_blocks
 from runner.kernels.moe_fragments import multiplies_experts
 from runner.kernels.moe_matmul import Dispatch, MoeRows, dispatch, moe_linear, moe_linear_gated, moe_linear_residual
 from runner.kernels.moe_route import rounds_in_lanes, route, route_and_round
@@ -32,7 +32,7 @@ class FusedMoE:
     """See moe.MoE. gate_up: one stack of both, or two where their formats differ.
 
     rounding: of what gate and up read in a step of few tokens; None where they are dense, or want two. in_lanes: see
-    quantize_rows.
+    quantize_rows. in_blocks: whether moe_blocks.py is for these matrices at all.
     """
 
     def __init__(self, module: MoE, name: str, reader: MatrixReader) -> None:
@@ -43,6 +43,7 @@ class FusedMoE:
         (self.down,) = _stacks(reader, name, module, ["down_proj"])
         roundings = {_rounding_of(w) for w, _ in self.gate_up}
         self.rounding = roundings.pop() if len(roundings) == 1 else None
+        self.in_blocks = all(multiplies_in_blocks(w) for w, _ in (*self.gate_up, self.down))
         packed = [w for w, _ in (*self.gate_up, self.down) if isinstance(w, PackedMatrix)]
         self.in_lanes = all(is_nvidia(w.packed) and _in_lanes(w.rotation, w.packed.device) for w in packed)
 
@@ -98,7 +99,7 @@ class FusedMoE:
         if isinstance(w, Tensor):
             return rotate_rows(x, gain, 1, self.dtype) if gain is not None or x.dtype != self.dtype else x
         is_few, module = n_tokens <= MOST_ROWS, self.module
-        in_blocks = takes_blocks(w, n_tokens, module.experts_per_token, module.num_experts)
+        in_blocks = self.in_blocks and takes_blocks(w, n_tokens, module.experts_per_token, module.num_experts)
         if in_blocks or (is_few and w.layout == "fragments"):
             return quantize_fragments(x, gain, w.rotation, ZEROS[w.format], apart=True)
         if is_few:
