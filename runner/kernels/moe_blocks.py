@@ -22,11 +22,11 @@ import triton.language as tl
 from runner.kernels import moe_pairs
 from runner.kernels.compile import Variant
 from runner.kernels.epilogues import ACTIVATIONS
-from runner.kernels.fragment_products import ZEROS, half_tables_of_lanes
+from runner.kernels.fragment_products import half_tables_of_lanes
 from runner.kernels.fragments import BLOCK, TILE
 from runner.kernels.gemv_fragments import loaded_tiles, rows_of_sums, step_of_blocks
 from runner.kernels.grids import half_tables, table
-from runner.kernels.moe_fragments import operands_to_try
+from runner.kernels.moe_fragments import check_apart, operands_to_try
 from runner.kernels.moe_gemm import block_of
 from runner.kernels.moe_groups import Groups, group_pairs
 from runner.kernels.values import (
@@ -126,11 +126,7 @@ class BlocksOfExperts:
     groups: Groups
 
     def __post_init__(self) -> None:
-        assert self.w.layout == "fragments"
-        assert self.w.pair == 0
-        assert self.x.shape[1] == self.w.shape[1], (self.x.shape, self.w.shape)
-        assert self.x.words.shape[2] == 1
-        assert self.x.zero == ZEROS[self.w.format]
+        check_apart(self.x, self.w)
         assert len(self.groups.order) % self.x.num_rows == 0
 
     def pairs(

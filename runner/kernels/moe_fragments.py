@@ -137,6 +137,15 @@ def _sum_of_fragments(
     p_squares(total, parts, rows, rows >= 0, n >= 0, tile, n_tiles)
 
 
+def check_apart(x: Int8Fragments, w: PackedMatrix) -> None:
+    """That x is rows apart for the matrices of all experts in fragments."""
+    assert w.layout == "fragments"
+    assert w.pair == 0
+    assert x.shape[1] == w.shape[1], (x.shape, w.shape)
+    assert x.words.shape[2] == 1
+    assert x.zero == ZEROS[w.format]
+
+
 @dataclass(frozen=True, kw_only=True)
 class GemvFragmentsOfExperts:
     """Launches of the kernels. x: each row apart (C = 1), of the rows for `pairs`, of the pairs for `sum`.
@@ -150,11 +159,7 @@ class GemvFragmentsOfExperts:
     num_rows: int
 
     def __post_init__(self) -> None:
-        assert self.w.layout == "fragments"
-        assert self.w.pair == 0
-        assert self.x.shape[1] == self.w.shape[1], (self.x.shape, self.w.shape)
-        assert self.x.words.shape[2] == 1
-        assert self.x.zero == ZEROS[self.w.format]
+        check_apart(self.x, self.w)
         assert self.num_rows % TILE == 0
         assert self.experts.shape[1] <= _MOST_SLOTS
 
