@@ -393,8 +393,9 @@ def test_pairs_are_multiplied_in_blocks_only_where_that_is_right(form: str, monk
         right(self, epilogue, args, *others)
         args[0][0, 5] += 1.0 + args[0][0, 5].abs()
 
-    monkeypatch.setattr(BlocksOfExperts, "pairs", wrong_in_one_lane)
-    assert not try_blocks(form, DEVICE)
+    with monkeypatch.context() as wrong:
+        wrong.setattr(BlocksOfExperts, "pairs", wrong_in_one_lane)
+        assert not try_blocks(form, DEVICE)
     w = matrix(f"{form} fragments", 32, 64)
     assert multiplies_in_blocks(w)
     assert not multiplies_in_blocks(matrix(form, 32, 64))
