@@ -19,8 +19,8 @@ _LEAST_AGREEMENT: Final = 0.5
 _GUESSING: Final = 1.5
 # What docs/SPECULATION.md says under "Exactness": on other backends a difference is a mistake.
 _REMEDY: Final = ", with several threads and more than 256 tokens of context: with -t 1 or --kv-type bf16 it does not)"
-_ONE_OR_SEVERAL: Final = "llama.cpp rounds a step of one token otherwise than one of several"
-_ROUNDING: Final = f" ({_ONE_OR_SEVERAL} on a GPU, and on a CPU{_REMEDY}"
+_ON_A_GPU: Final = "on a GPU, where --backend native does not"
+_ROUNDING: Final = f" (llama.cpp rounds a step of one token otherwise than several {_ON_A_GPU}; and on a CPU{_REMEDY}"
 _FEWER_THREADS: Final = f" (on a CPU llama.cpp rounds otherwise where other programs leave one thread to it{_REMEDY}"
 _EARLY: Final = 16  # two backends that part before so many tokens are worth a word
 

@@ -197,7 +197,7 @@ MOST_PAIRS: Final = 16
 # 64, 128, 200, 256 and 384 rows, in moe_gemm.py 271, 276, 326, 322, 433; here, one warp, in blocks of 8 pairs 124, 185,
 # 247, 309, 430, of 16 173, 180, 218, 287, 372. Two warps take gate and up of 200 rows from 134 to 125 and down, where
 # 12 pairs of groups are too few, from 84 to 136. Blocks of 8 take 4 % less with 168 registers than with 255; 16 spill.
-# (Measured with a program that went over all blocks of an expert. Whole prompts, now and in moe_gemm.py: docs/LOG.md.)
+# (By programs that go over all blocks of an expert; whole prompts by this kernel and by moe_gemm.py: docs/LOG.md.)
 _MOST_REGISTERS: Final = {1: 168, 2: 255}  # by blocks
 
 
