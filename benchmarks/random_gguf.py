@@ -31,7 +31,12 @@ from runner.quant.convert import read_vocabulary
 from runner.quant.gguf_metadata import QUANTIZATION_VERSION, write_model, write_vocabulary
 from runner.quant.tensor_rules import Architecture, tensors_of
 
-MIXES = {"q4_k_m": LlamaFileType.MOSTLY_Q4_K_M, "q4_0": LlamaFileType.MOSTLY_Q4_0}
+MIXES = {
+    "q4_k_m": LlamaFileType.MOSTLY_Q4_K_M,
+    "q4_0": LlamaFileType.MOSTLY_Q4_0,
+    "q8_0": LlamaFileType.MOSTLY_Q8_0,
+}
+_BASES = {"q4_k_m": Type.Q4_K, "q4_0": Type.Q4_0, "q8_0": Type.Q8_0}
 _GGUF_NAMES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
 _POOL_BYTES = 16 << 20  # of random blocks, which large tensors repeat
 
@@ -76,9 +81,9 @@ def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def _type(name: str, shape: tuple[int, ...], config: ModelConfig, mix: str) -> Type:
     if len(shape) == 1 or name.endswith("ffn_gate_inp.weight"):
         return Type.F32
-    base = Type.Q4_K if mix == "q4_k_m" else Type.Q4_0
+    base = _BASES[mix]
     output = "token_embd.weight" if config.tie_word_embeddings else "output.weight"
-    if name == output:
+    if name == output and mix != "q8_0":
         return Type.Q6_K
     _, _, rest = name.partition(".")
     layer, _, leaf = rest.partition(".")
@@ -101,8 +106,9 @@ _SCALES: Mapping[Type, tuple[tuple[slice, float], ...]] = {
     Type.Q4_0: ((slice(0, 2), 1.0),),
     Type.Q4_K: ((slice(0, 2), 1.0), (slice(2, 4), 7.5)),
     Type.Q6_K: ((slice(208, 210), 1.0),),
+    Type.Q8_0: ((slice(0, 2), 1.0),),
 }
-_DEVIATIONS: Mapping[Type, float] = {Type.Q4_0: 4.6, Type.Q4_K: 258.0, Type.Q6_K: 1367.0}
+_DEVIATIONS: Mapping[Type, float] = {Type.Q4_0: 4.6, Type.Q4_K: 258.0, Type.Q6_K: 1367.0, Type.Q8_0: 73.9}
 
 
 @cache

@@ -17,6 +17,7 @@ from runner.registry import ModelSpec, Registry
 from runner.speculative.drafter import DrafterName
 
 NO_WAY_BACK: Final = "this model cannot go back: its recurrent layers keep no earlier state"
+NOT_EXACT: Final = "llama.cpp on a GPU rounds several tokens otherwise than one, and drafts might change the text"
 SAME_FAMILY: Final = "Choose a smaller model of the same family; --spec suffix needs no draft model."
 _COPIES: Final = ("mq4", "mq4-uniform")  # the recipes whose copies draft for a wider one
 
@@ -82,6 +83,18 @@ def choose_drafter(
         return DraftChoice(drafter="mtp", reason="the head that comes with the model drafts")
     reason = "it was asked for" if asked == "suffix" else "it needs no memory"
     return DraftChoice(drafter="suffix", reason=reason, suggestion=spec.draft, files=options.draft_file)
+
+
+def unless_inexact(choice: DraftChoice, options: LoadOptions, *, is_exact: bool) -> DraftChoice:
+    """`choice`, or none where drafts might change the text and nobody asked for any.
+
+    is_exact: the target's ModelInfo.is_batch_exact, or what it would be.
+    """
+    is_asked = options.speculation != "auto" or bool(options.draft or options.draft_file)
+    if is_exact or is_asked or choice.drafter is None:
+        return choice
+    reason = f"{NOT_EXACT}; --spec suffix drafts all the same"
+    return DraftChoice(drafter=None, reason=reason, suggestion=choice.suggestion)
 
 
 def unused(options: LoadOptions, choice: DraftChoice) -> list[Notice]:

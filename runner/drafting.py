@@ -14,7 +14,7 @@ from typing import Final, Literal
 from runner.backends.base import Backend
 from runner.backends.vocabulary import mismatch, pieces
 from runner.config import LoadOptions
-from runner.draft_choice import NO_WAY_BACK, SAME_FAMILY, DraftChoice
+from runner.draft_choice import NO_WAY_BACK, SAME_FAMILY, DraftChoice, unless_inexact
 from runner.errors import DoesNotFit, UnsupportedModel
 from runner.fit.facts import ModelFacts, default_context
 from runner.speculative.drafter import Drafter
@@ -74,6 +74,7 @@ def open_drafting(
     """
     if choice.drafter is not None and not target.info.can_go_back:
         return Drafting(DraftChoice(drafter=None, reason=NO_WAY_BACK))
+    choice = unless_inexact(choice, options, is_exact=target.info.is_batch_exact)
     drafter = _drafter(choice, target, load_model, load_texts)
     if drafter is None:
         return Drafting(choice)

@@ -14,7 +14,7 @@ from runner import hub
 from runner.backends import backend_module, choose
 from runner.backends.vocabulary import mismatch
 from runner.config import LoadOptions
-from runner.draft_choice import SAME_FAMILY, DraftChoice, choose_drafter, unused
+from runner.draft_choice import SAME_FAMILY, DraftChoice, choose_drafter, unless_inexact, unused
 from runner.draft_files import missing_files
 from runner.errors import BusyError, RunnerError
 from runner.events import Notice
@@ -122,6 +122,7 @@ def preview(spec: ModelSpec, options: LoadOptions, *, offline: bool, paths: Path
     drafting, draft = _drafting(spec, options, registry, found, paths.drafts, backend, offline=offline)
     notices += [*unused(options, drafting), *missing_files(drafting.files)]
     made = plan(facts, options, machine, backend, read_history(paths.fit_history), notices.append, draft=draft)
+    is_exact = backend != "llamacpp" or made.options.n_gpu_layers == 0
     others = () if made.fit.is_fitting else alternatives(spec, registry, found.listed)
     return Preview(
         name=title(spec),
@@ -140,7 +141,7 @@ def preview(spec: ModelSpec, options: LoadOptions, *, offline: bool, paths: Path
         remedy=None if made.fit.is_fitting else remedy(facts, made, machine, others),
         is_local=found.model is not None,
         facts=facts,
-        drafting=drafting,
+        drafting=unless_inexact(drafting, options, is_exact=is_exact),
         notes=facts.shape.notes,
         notices=tuple(notices),
     )

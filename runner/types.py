@@ -84,6 +84,8 @@ class ModelInfo:
     quantization: the name of the weight format, e.g. "Q8_0", "BF16", "MQ4".
     device: where it runs, for people: "CPU (2 threads)", "NVIDIA H200". note: what its user should know of that, a
     sentence or two, or nothing. can_go_back: its KV cache can be cut anywhere, which speculation needs.
+    is_batch_exact: a step of several tokens rounds each as a step of that token alone does, so that drafts change no
+    text. (llama.cpp on a CPU with several threads counts as such, though long texts may differ there.)
     """
 
     name: str
@@ -103,6 +105,7 @@ class ModelInfo:
     eos_token: str
     note: str = ""
     can_go_back: bool = True
+    is_batch_exact: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

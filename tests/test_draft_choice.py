@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runner.config import LoadOptions
-from runner.draft_choice import DraftChoice, choose_drafter, unused
+from runner.draft_choice import DraftChoice, choose_drafter, unless_inexact, unused
 from runner.errors import UsageError
 from runner.paths import user_paths
 from runner.registry import ModelSpec, Registry
@@ -114,3 +114,19 @@ def test_a_head_is_named_by_its_directory_or_as_it_was_trained_here(tmp_path: Pa
 def test_the_head_that_comes_with_a_model_needs_no_name() -> None:
     choice = choose(QWEN, speculation="mtp")
     assert (choice.drafter, choice.source, choice.is_model) == ("mtp", "", False)
+
+
+def test_where_drafts_might_change_the_text_they_are_asked_for_or_not_made() -> None:
+    choice = choose(QWEN)
+    assert unless_inexact(choice, LoadOptions(), is_exact=True) is choice
+    off = unless_inexact(choice, LoadOptions(), is_exact=False)
+    assert (off.drafter, off.suggestion) == (None, QWEN.draft)
+    assert off.words.startswith("off: llama.cpp on a GPU rounds")
+    assert "--spec suffix" in off.reason
+    for asked in (
+        LoadOptions(speculation="suffix"),
+        LoadOptions(draft="qwen3-0.6b"),
+        LoadOptions(draft_file=("/a",)),
+        LoadOptions(speculation="model", draft="qwen3-0.6b"),
+    ):
+        assert unless_inexact(choice, asked, is_exact=False) is choice

@@ -52,6 +52,21 @@ def engine() -> Engine:
     return Engine(user_paths())
 
 
+def test_llama_cpp_on_a_gpu_drafts_when_it_is_asked_to(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("runner.backends.llamacpp.backend._n_gpu_layers", lambda *_: 6)
+    demo: dict[str, object] = {"backend": "llamacpp", "ctx_size": 512}
+    loaded, notices = load(engine, "demo", **demo)
+    assert loaded.speculation.startswith("off: llama.cpp on a GPU rounds")
+    assert not [notice for notice in notices if notice.level == "warning"]
+    assert answer(engine)[1].speculation is None
+    (tmp_path / "said").write_text("Cats are animals.")
+    for asking in ({"speculation": "suffix"}, {"draft_file": (str(tmp_path / "said"),)}):
+        assert load(engine, "demo", **demo, **asking)[0].speculation.startswith("suffix:")
+    engine.close()
+
+
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_the_text_is_the_same_with_every_drafter(engine: Engine, temperature: float) -> None:
     params = SamplingParams(temperature=temperature, seed=5, max_tokens=40)

@@ -15,6 +15,7 @@ from hub_server import Hub, Repo, serving
 from safetensors.numpy import save
 from tiny_files import read_tree
 
+from runner.backends.llamacpp import Probe
 from runner.config import LoadOptions
 from runner.engine import Engine
 from runner.errors import BadModelFile, BusyError, RunnerError, UsageError
@@ -203,6 +204,18 @@ def test_the_demo_is_previewed_from_its_files() -> None:
     assert (found.backing.name, found.context_length) == ("llamacpp", 2048)
     assert found.fit.is_fitting
     assert found.remedy is None
+
+
+def test_what_drafts_on_a_gpu_is_known_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Device(kind="cuda", index=0, name="GPU", total_bytes=24 * GIB, free_bytes=23 * GIB)
+    ram = Device(kind="cpu", index=0, name="RAM", total_bytes=24 * GIB, free_bytes=23 * GIB)
+    monkeypatch.setattr("runner.preview.devices", lambda: (gpu, ram))
+    built_for_it = Probe(version="0.0.0", gpu_offload=True, error=None)
+    monkeypatch.setattr("runner.fit.arithmetic.probe", lambda: built_for_it)
+    options = LoadOptions(ctx_size=512, backend="llamacpp")
+    assert seen("demo", options).drafting.reason.startswith("llama.cpp on a GPU rounds")
+    for changed in ({"n_gpu_layers": 0}, {"speculation": "suffix"}, {"backend": "native"}):
+        assert seen("demo", dataclasses.replace(options, **changed)).drafting.drafter == "suffix"  # type: ignore[arg-type]
 
 
 def test_the_fake_model_takes_nothing() -> None:

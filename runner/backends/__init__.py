@@ -55,7 +55,7 @@ def choose(model: ReadyModel, options: LoadOptions) -> Choice:
             )
         return Choice(name=options.backend, reason="it was asked for", refused=())
     refused: list[tuple[BackendName, str]] = []
-    for name, reason in _PREFERENCE[model.format]:
+    for name, reason in _candidates(model, options):
         refusal = backend_module(name).refusal(model, options)
         if refusal is None:
             why = "; ".join(text for _, text in refused)
@@ -63,3 +63,14 @@ def choose(model: ReadyModel, options: LoadOptions) -> Choice:
         refused.append((name, refusal))
     reasons = " ".join(f"{name}: {text}" for name, text in refused)
     raise UnsupportedModel(f"No backend can run {model.name}. {reasons}", hint="`runner doctor` checks the backends.")
+
+
+def _candidates(model: ReadyModel, options: LoadOptions) -> tuple[tuple[BackendName, str], ...]:
+    """The backends that may run it, best first, and why each would be."""
+    usual = _PREFERENCE[model.format]
+    if model.format != "gguf":
+        return usual
+    from runner.backends.native.preference import advantage
+
+    reason = advantage(model, options)
+    return (("native", reason), *usual) if reason else usual

@@ -7,7 +7,7 @@ has only its main memory, and a reading that nobody gives is None. It knows no m
 from runner.machine.activity import GpuActivity, GpuProcess, driver_version, gpu_activity
 from runner.machine.cgroup import Limits, cgroup_limits
 from runner.machine.cpu import CpuInfo, cpu_info, default_threads
-from runner.machine.gpu import DeviceReadings, devices, process_memory_bytes, readings
+from runner.machine.gpu import DeviceReadings, cuda_capability, devices, process_memory_bytes, readings
 
 __all__ = [
     "CpuInfo",
@@ -17,6 +17,7 @@ __all__ = [
     "Limits",
     "cgroup_limits",
     "cpu_info",
+    "cuda_capability",
     "default_threads",
     "devices",
     "driver_version",

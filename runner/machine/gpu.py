@@ -64,6 +64,14 @@ def readings(device: Device, drm: Path = DRM) -> DeviceReadings:
     )
 
 
+def cuda_capability(device: Device) -> tuple[int, int] | None:
+    """The compute capability of an NVIDIA GPU, (9, 0) for an H100; None for others and where the driver says none."""
+    binding = nvml() if device.kind == "cuda" else None
+    handle = None if binding is None else ask_nvml(binding.nvmlDeviceGetHandleByIndex, device.index)
+    found = None if binding is None or handle is None else ask_nvml(binding.nvmlDeviceGetCudaComputeCapability, handle)
+    return None if found is None else (int(found[0]), int(found[1]))
+
+
 def process_memory_bytes(pid: int) -> int | None:
     """Main memory that a process holds (resident, mapped weights included), or None when it is gone."""
     try:

@@ -105,6 +105,7 @@ class LlamaCppBackend(Backend):
             bos_token=self._name(self.tokenizer.bos_id),
             eos_token=self._name(header.metadata.get("tokenizer.ggml.eos_token_id")),
             can_go_back=_can_go_back(self._model),
+            is_batch_exact=n_gpu_layers == 0,
         )
 
     def _name(self, token: int | None) -> str:

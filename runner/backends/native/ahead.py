@@ -44,10 +44,15 @@ def gpu_prepared() -> Iterator[None]:
         thread.join()
 
 
+def is_torch_for_nvidia() -> bool:
+    """Whether the torch that is installed is built for NVIDIA GPUs. It is not imported to tell."""
+    torch = importlib.util.find_spec("torch")
+    return torch is not None and torch.origin is not None and (Path(torch.origin).parent / _CUDA_PART).exists()
+
+
 def _driver() -> ctypes.CDLL | None:
     """NVIDIA's driver, where it is installed and torch is built for it: a context takes memory of the GPU."""
-    torch = importlib.util.find_spec("torch")
-    if torch is None or torch.origin is None or not (Path(torch.origin).parent / _CUDA_PART).exists():
+    if not is_torch_for_nvidia():
         return None
     try:
         return ctypes.CDLL(_DRIVER)
