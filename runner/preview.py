@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from runner import hub
 from runner.backends import backend_module, choose
+from runner.backends.native.architectures import ARCHITECTURES
+from runner.backends.native.preference import gpu_for_kernels
 from runner.backends.vocabulary import mismatch
 from runner.config import LoadOptions
 from runner.draft_choice import SAME_FAMILY, DraftChoice, choose_drafter, unless_inexact, unused
@@ -45,6 +47,7 @@ from runner.types import BackendName, CancelToken, ReadyModel, WeightsFormat
 
 # Headers of more shards than this are not read one by one: config.json tells the number of weights as well.
 MAX_HEADERS: Final = 16
+_PACKED_BYTES: Final = 0.6  # of a weight in mq4, scales and the output matrix included
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +66,8 @@ class Preview:
     files: names and bytes; download_bytes: those that are not here yet. num_parameters: of the text model, 0 when not
     known. bpw: bits a weight takes in the files. remedy: what would fit, where it does not. notes: what the numbers
     leave out or assume. notices: what the user should know of this machine. facts: what the estimate was made from.
-    drafting: what would draft for it; its memory is in `fit`.
+    drafting: what would draft for it; its memory is in `fit`. faster: what would run faster on this machine's GPU than
+    llama.cpp runs these files, and how to have it, or "".
     """
 
     name: str
@@ -83,6 +87,7 @@ class Preview:
     is_local: bool
     facts: ModelFacts
     drafting: DraftChoice
+    faster: str = ""
     notes: tuple[str, ...] = ()
     notices: tuple[Notice, ...] = ()
 
@@ -142,9 +147,23 @@ def preview(spec: ModelSpec, options: LoadOptions, *, offline: bool, paths: Path
         is_local=found.model is not None,
         facts=facts,
         drafting=unless_inexact(drafting, options, is_exact=is_exact),
+        faster=_faster(spec, registry, facts) if backend == "llamacpp" else "",
         notes=facts.shape.notes,
         notices=tuple(notices),
     )
+
+
+def _faster(spec: ModelSpec, registry: Registry, facts: ModelFacts) -> str:
+    """How to have a model of the registry in four bits of the native backend, where a GPU for its kernels is here."""
+    known = registry.known_repo(spec.repo) if spec.repo and spec.architecture in ARCHITECTURES else None
+    gpu = gpu_for_kernels() if known is not None else None
+    if known is None or gpu is None or facts.num_parameters * _PACKED_BYTES > gpu.free_bytes:
+        return ""
+    name = f"{PurePosixPath(spec.repo).name}-mq4"
+    if any(one.name == name for one in registry.made()):
+        return f"{name}, made here, is decoded by kernels for this GPU: runner chat {name}"
+    made = f"runner pull {known.name}:safetensors, then runner quantize {known.name}"
+    return f"in four bits of the native backend, by kernels for this GPU: {made}"
 
 
 def _drafting(

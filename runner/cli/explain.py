@@ -11,7 +11,7 @@ from runner.cli import options, render
 
 if TYPE_CHECKING:
     from runner.draft_choice import DraftChoice
-    from runner.preview import Backing
+    from runner.preview import Preview
 
 
 def explain(
@@ -57,15 +57,14 @@ def explain(
         render.emit_json("runner.explain/1", estimate_payload(seen))
         return
     layers = ("GPU layers", f"{seen.fit.n_gpu_layers} of {seen.fit.num_layers}")
-    print_rows(
-        [*model_rows(seen), *_backend_rows(seen.backing), layers, *_drafting_rows(seen.drafting), *fit_rows(seen)]
-    )
+    print_rows([*model_rows(seen), *_backend_rows(seen), layers, *_drafting_rows(seen.drafting), *fit_rows(seen)])
 
 
-def _backend_rows(backing: Backing) -> list[tuple[str, str]]:
+def _backend_rows(seen: Preview) -> list[tuple[str, str]]:
     return [
-        ("backend", f"{backing.name or 'none'}: {backing.reason}"),
-        *((f"not {name}", reason) for name, reason in backing.refused),
+        ("backend", f"{seen.backing.name or 'none'}: {seen.backing.reason}"),
+        *((f"not {name}", reason) for name, reason in seen.backing.refused),
+        *([("faster", seen.faster)] if seen.faster else []),
     ]
 
 

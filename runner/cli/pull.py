@@ -186,6 +186,8 @@ class _Puller:
         if seen.backing.name is None:
             render.warn(f"{plan.name} will not run here: {seen.backing.reason}")
         _say_fit(plan.name, seen, force=self._force)
+        if seen.faster:
+            render.narrate(f"Faster: {seen.faster}")
 
 
 def _say_fit(name: str, seen: Preview, *, force: bool) -> None:

@@ -30,7 +30,7 @@ _FEW_BYTES_ELSEWHERE: Final = 256 << 20
 
 def advantage(model: ReadyModel, options: LoadOptions) -> str | None:
     """Why a GGUF is better run by this backend than by llama.cpp, or None where it is not, or cannot be run here."""
-    gpu = _gpu() if options.n_gpu_layers in ("auto", "all") else None
+    gpu = gpu_for_kernels() if options.n_gpu_layers in ("auto", "all") else None
     weights_bytes = _bytes_on_gpu(model) if gpu is not None else None
     if gpu is None or weights_bytes is None or weights_bytes > _SHARE_OF_FREE * gpu.free_bytes:
         return None
@@ -40,7 +40,7 @@ def advantage(model: ReadyModel, options: LoadOptions) -> str | None:
     return f"its kernels run on {gpu.name}, faster than llama.cpp"
 
 
-def _gpu() -> Device | None:
+def gpu_for_kernels() -> Device | None:
     """The first GPU of this process, if the kernels run on it."""
     gpu = next((device for device in devices() if device.kind == "cuda"), None)
     if gpu is None or (cuda_capability(gpu) or (0, 0)) < _LEAST_CAPABILITY:
