@@ -155,11 +155,13 @@ def preview(spec: ModelSpec, options: LoadOptions, *, offline: bool, paths: Path
 
 def _faster(spec: ModelSpec, registry: Registry, facts: ModelFacts) -> str:
     """How to have a model of the registry in four bits of the native backend, where a GPU for its kernels is here."""
-    known = registry.known_repo(spec.repo) if spec.repo and spec.architecture in ARCHITECTURES else None
-    gpu = gpu_for_kernels() if known is not None else None
-    if known is None or gpu is None or facts.num_parameters * _PACKED_BYTES > gpu.free_bytes:
+    known = registry.known_repo(spec.repo) if spec.repo else None
+    if known is None or not known.repo or known.architecture not in ARCHITECTURES:
         return ""
-    name = f"{PurePosixPath(spec.repo).name}-mq4"
+    gpu = gpu_for_kernels()
+    if gpu is None or facts.num_parameters * _PACKED_BYTES > gpu.free_bytes:
+        return ""
+    name = f"{PurePosixPath(known.repo).name}-mq4"
     if any(one.name == name for one in registry.made()):
         return f"{name}, made here, is decoded by kernels for this GPU: runner chat {name}"
     made = f"runner pull {known.name}:safetensors, then runner quantize {known.name}"
