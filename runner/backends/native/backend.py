@@ -10,6 +10,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -121,11 +122,10 @@ class NativeBackend(Backend):
     ) -> Generator[Prefill | Step, None, None]:
         check_prompt(prompt, self.info)
         try:
-            logits = yield from self._prefill(prompt, cancel)
+            choose = yield from self._prefill(prompt, params, cancel, constraint)
             if cancel.is_cancelled:
                 return
-            history = list(prompt)
-            history.append(choice_after(history, logits, params, constraint))
+            history = [*prompt, choose()]
             yield Step(history[-1])
             with closing(decode(_Steps(self, params, cancel, constraint), params, history, speculator)) as emitted:
                 for token, index, done in emitted:
@@ -136,8 +136,10 @@ class NativeBackend(Backend):
             if self._is_open and not cancel.is_cancelled:
                 self._execution.after_answer()
 
-    def _prefill(self, prompt: Sequence[int], cancel: CancelToken) -> Generator[Prefill, None, NDArray[np.float32]]:
-        """Compute what of `prompt` the cache lacks; returns the logits [V] after its last token."""
+    def _prefill(
+        self, prompt: Sequence[int], params: SamplingParams, cancel: CancelToken, constraint: Constraint | None
+    ) -> Generator[Prefill, None, Callable[[], int]]:
+        """Compute what of `prompt` the cache lacks; returns what gives the token after it, or raises bad_logits."""
         # The last token is computed in any case: its logits are not kept.
         cached = min(common_prefix(self._held, prompt), len(prompt) - 1)
         self.keep(cached)
@@ -147,9 +149,35 @@ class NativeBackend(Backend):
             self._extend(prompt[done : done + self._chunk], "none", cancel)
             done += self._chunk
             yield Prefill(done, len(prompt), cached)
-        logits = self._last(prompt[done:], cancel)
+        choose = self._choice_after(prompt, done, params, cancel, constraint)
         yield Prefill(len(prompt), len(prompt), cached)
-        return logits
+        return choose
+
+    def _choice_after(
+        self,
+        prompt: Sequence[int],
+        done: int,
+        params: SamplingParams,
+        cancel: CancelToken,
+        constraint: Constraint | None,
+    ) -> Callable[[], int]:
+        """Compute the rest of `prompt`; what is returned chooses the token after it, or has it from the device."""
+        rest = prompt[done:]
+        token = None if constraint is not None else self._last_choice(rest, params, cancel)
+        if token is not None:
+            return partial(_checked, token)
+        return partial(choice_after, list(prompt), self._last(rest, cancel), params, constraint)
+
+    def _last_choice(self, tokens: Sequence[int], params: SamplingParams, cancel: CancelToken) -> int | None:
+        """See Execution.last_choice; waits for it. Raises _Cancelled, DoesNotFit."""
+        assert self._is_open, "the backend is closed"
+        with self._memory_errors():
+            chosen = self._execution.last_choice(tokens, params, self._checkpoint(cancel, len(tokens)))
+            if chosen is None:
+                return None
+            token = chosen()
+            self._hold(tokens)
+        return token
 
     def score(self, tokens: Sequence[int]) -> Iterator[Logits]:
         check_prompt(tokens, self.info, room=0)
@@ -350,6 +378,13 @@ class NativeBackend(Backend):
         return check
 
 
+def _checked(token: int) -> int:
+    """A token that the device chose. Raises BadModelFile when it could not."""
+    if token < 0:
+        raise bad_logits()
+    return token
+
+
 class _Steps:
     """A request's steps, as the decode loop asks for them: see Target and Pipelined in speculative.rounds.
 
@@ -382,10 +417,7 @@ class _Steps:
             return
         with self._backend._memory_errors():
             tokens = chosen()
-        for token in tokens:
-            if token < 0:
-                raise bad_logits()
-            yield token
+        yield from map(_checked, tokens)
 
     def stretch(self, params: SamplingParams, history: Sequence[int]) -> Stretch | None:
         return self._backend._stretch(params, history, self._cancel) if self._constraint is None else None

@@ -52,6 +52,16 @@ class Execution(Protocol):
         """
         ...
 
+    def last_choice(
+        self, tokens: Sequence[int], params: SamplingParams, checkpoint: Callable[[], None], /
+    ) -> Callable[[], int] | None:
+        """Compute `tokens` as `extend` does, and choose the token after the last of them, at its position.
+
+        What is returned waits for that token, until another step begins; it is -1 where the logits are no numbers.
+        None, and nothing is computed, where the host is to sample.
+        """
+        ...
+
     def after_answer(self) -> None:
         """Do what serves later answers, now that nobody waits."""
         ...
@@ -156,6 +166,9 @@ class PlainExecution:
             hidden = self._decoder(ids, self.cache, checkpoint, tap)
             rows = {"none": hidden[:0], "last": hidden[-1:], "all": hidden}[wanted]
             return self._decoder.logits(rows) if len(rows) else rows
+
+    def last_choice(self, _tokens: Sequence[int], _params: SamplingParams, _checkpoint: Callable[[], None]) -> None:
+        return None
 
     def after_answer(self) -> None:
         pass

@@ -83,12 +83,9 @@ class FusedExecution:
         return max(0, held - self.weights_bytes - self.cache.nbytes - self.graphs_bytes)
 
     def extend(self, tokens: Sequence[int], wanted: Wanted, checkpoint: Callable[[], None]) -> Tensor:
-        decoder = self._opened()
         n_tokens, first = len(tokens), self.cache.length
         with torch.inference_mode():
-            ids = torch.tensor(tokens, dtype=torch.int64).to(decoder.device, non_blocking=True)
-            self._start.fill_(first)
-            self._text.put(first, ids)
+            ids = self._sent(tokens)
             if n_tokens <= MOST_ROWS:
                 checkpoint()
                 n_rows = self._rows_for(n_tokens)
@@ -98,9 +95,38 @@ class FusedExecution:
             else:
                 stream = self._affordable_prompt(ids, first, checkpoint)
                 part = {"none": slice(0, 0), "last": slice(n_tokens - 1, n_tokens), "all": slice(n_tokens)}[wanted]
-                rows = stream.h[:0] if wanted == "none" else decoder.logits(stream, part).values
+                rows = stream.h[:0] if wanted == "none" else self._opened().logits(stream, part).values
+            self._text.put(first, ids)
         self.cache.advance(n_tokens)
         return rows
+
+    def last_choice(
+        self, tokens: Sequence[int], params: SamplingParams, checkpoint: Callable[[], None], /
+    ) -> Callable[[], int] | None:
+        if not is_supported(params):
+            return None
+        n_tokens, first, is_greedy = len(tokens), self.cache.length, params.temperature == 0
+        if n_tokens <= MOST_ROWS:
+            checkpoint()
+            chosen = self.choices(tokens, params)
+            return None if chosen is None else lambda: chosen()[-1]
+        with torch.inference_mode():
+            ids = self._sent(tokens)
+            stream = self._affordable_prompt(ids, first, checkpoint)
+            if not is_greedy:
+                self._request(params)
+                self._position.fill_(first + n_tokens)
+            token = self._choose(self._opened().logits(stream, slice(n_tokens - 1, n_tokens)), is_greedy)
+            self._text.put(first, ids)
+        self.cache.advance(n_tokens)
+        return lambda: int(token.item())
+
+    def _sent(self, tokens: Sequence[int]) -> Tensor:
+        """`tokens` on their way to the device, int64, and where they begin: all that a prompt's pass waits for."""
+        device = self._tokens.device
+        sent = torch.tensor(tokens, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._start.fill_(self.cache.length)
+        return sent.to(device, non_blocking=True)
 
     def _affordable_prompt(self, tokens: Tensor, first: int, checkpoint: Callable[[], None]) -> Stream:
         """See _prompt. Recorded graphs hold memory that no other pass can use: they are given up where it is short."""

@@ -230,6 +230,35 @@ def test_a_smaller_kv_cache_costs_little(tiny: tuple[ModelConfig, Weights], kv_d
     assert kernels.cache.nbytes < reference.cache.nbytes
 
 
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=1.2, seed=7)])
+def test_the_token_after_a_prompt_is_chosen_on_the_device_as_the_host_would(
+    tiny: tuple[ModelConfig, Weights], params: SamplingParams
+) -> None:
+    reference, kernels = plain(*tiny), fused(*tiny)
+    history: list[int] = []
+    for n_tokens in (20, 3, 17):
+        part = [3 + (7 * i + n_tokens) % 50 for i in range(n_tokens)]
+        history += part
+        chosen = kernels.last_choice(part, params, go_on)
+        assert chosen is not None
+        logits = reference.extend(part, "last", go_on)[0].numpy()
+        assert chosen() == sample(logits, params, history, len(history))
+        assert kernels.cache.length == len(history)
+    assert kernels.last_choice([1], dataclasses.replace(params, presence_penalty=1.0), go_on) is None
+
+
+def test_a_prompt_that_is_given_up_leaves_the_cache_as_it_was(tiny: tuple[ModelConfig, Weights]) -> None:
+    kernels = fused(*tiny)
+
+    def give_up() -> None:
+        raise InterruptedError
+
+    for n_tokens in (20, 3):
+        with pytest.raises(InterruptedError):
+            kernels.last_choice([1] * n_tokens, GREEDY, give_up)
+        assert kernels.cache.length == 0
+
+
 @pytest.mark.parametrize(
     "params", [GREEDY, SamplingParams(temperature=1.2, seed=7), SamplingParams(top_k=0, top_p=0.9, min_p=0, seed=2**40)]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -148,6 +149,7 @@ def test_a_row_has_the_same_bits_in_every_batch_of_up_to_16(model: ReadyModel) -
 
 
 def test_what_is_held_is_what_the_device_lacks(model: ReadyModel) -> None:
+    gc.collect()  # what tests before it left in cycles
     torch.cuda.empty_cache()
     torch.zeros(1, device="cuda")  # the context, and the libraries that the first product loads, are not the model's
     warm = opened(model)
@@ -155,12 +157,14 @@ def test_what_is_held_is_what_the_device_lacks(model: ReadyModel) -> None:
     warm.close()
     torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info()[0]
+    room = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()  # beside what tests before it left
     backend = opened(model, ctx_size=2048)
     take(backend, PROMPT, 100, GREEDY)
     used = backend.memory()
     assert min(used.weights_bytes, used.kv_cache_bytes) > 0
     taken = free - torch.cuda.mem_get_info()[0]
-    assert abs(used.total_bytes - taken) <= 0.03 * taken + 2**21  # the driver gives memory out in pieces of 2 MiB
+    # The driver gives memory out in pieces of 2 MiB.
+    assert abs(used.total_bytes - taken) <= 0.03 * taken + 2**21 + room
     backend.close()
     assert backend.memory().total_bytes == 0
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # it imports Triton, which a CPU may do without
     from runner.backends.native.heads.chain import HeadChain
 
 N_BUCKETS = 8
-_USUAL_ROWS = (1, 2, 4, 8)  # that come between two drafts
+_USUAL_ROWS = (1, 2, 4, 8, 16)  # to which those that come between two drafts are filled up
 _FIRST_CAPACITY = 4096  # rows of the cache from the start: one that grows moves, and recorded graphs are lost
 _MOST_WAITING = 512  # rows: captured states of an 8B model take 12 MB then
 
