@@ -45,7 +45,15 @@ from runner.kernels.fragment_products import (
 )
 from runner.kernels.fragments import BLOCK, rows_of_block
 from runner.kernels.gemv_one_row import multiply_one_row
-from runner.kernels.gemv_tiles import Tiles, registers_at_once, tiles_of, tiles_of_branch, tiles_of_parts
+from runner.kernels.gemv_tiles import (
+    FEW_REGISTERS,
+    MANY_REGISTERS,
+    Tiles,
+    tiles_of,
+    tiles_of_branch,
+    tiles_of_parts,
+    waves,
+)
 from runner.kernels.grids import half_tables, table
 from runner.kernels.values import (
     FEW_ROWS,
@@ -383,12 +391,16 @@ class GemvFragments:
 def _most_registers(blocks: int, tiles: Tiles, n_programs: int) -> int:
     """Given less, ptxas spills more than another program is worth; given more, it takes what other programs want.
 
-    In four turns as many as let all programs run at once, within bounds: q, k and v of Llama-3.1-8B, 384 programs of
-    four warps, take 5.2 us with 168, 6.7 with 120 (8 rows; 16 rows 7.1, 9.4; H200).
+    In four turns it follows from the waves. H200, us of 8 and 16 rows, with 128 and with 168: 384 programs of four
+    warps (q, k and v of Llama-3.1-8B) 6.5 and 9.2, 5.2 and 7.1; 1536 of two 19.3 and 27.0, 17.3 and 24.9; 1792 of two
+    19.8 and 28.0, 21.2 and 30.8; 256 of eight (down) 10.4 and 14.8, 12.5 and 18.4. Within a step a second wave of 12
+    warps is worth it with 16 rows alone: Qwen3-8B takes 2.12 and 2.80 ms so, 2.09 and 2.94 without.
     """
     if tiles.turns == 1:
         return 255 if blocks * tiles.tiles > 1 else 168 if tiles.warps <= 4 else 200
-    return max(128, min(168, registers_at_once(n_programs, tiles.warps)))
+    few, many = (waves(n_programs, tiles.warps, registers) for registers in (FEW_REGISTERS, MANY_REGISTERS))
+    is_shorter = many[1] < few[1] if blocks > 1 else many[0] == 1
+    return MANY_REGISTERS if is_shorter else FEW_REGISTERS
 
 
 def variants() -> Iterator[Variant]:

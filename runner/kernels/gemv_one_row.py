@@ -22,7 +22,7 @@ from runner.kernels.compile import Variant
 from runner.kernels.epilogues import columns, p_parts, p_rstd_of, streams
 from runner.kernels.fragment_products import half_tables_of_lanes
 from runner.kernels.gemv_steps import all_steps, begun_steps, row_sums
-from runner.kernels.gemv_tiles import Tiles, tiles_of, tiles_of_branch
+from runner.kernels.gemv_tiles import FEW_REGISTERS, MANY_REGISTERS, Tiles, tiles_of, tiles_of_branch, waves
 from runner.kernels.grids import half_tables, table
 from runner.kernels.values import (
     OPTIONS,
@@ -101,19 +101,28 @@ def multiply_one_row(
         x.words, x.notes, w.shape[0], norm, stream, args,
         EPILOGUE=epilogue, CONFIG=config, NORM=is_normed, ADDS=adds, PAIR=w.pair, FORMAT=w.format, P=n_pairs,
         PART=tiles.part, W=tiles.warps, DEPTH=tiles.depth, NVIDIA=nvidia, PDL=pdl, num_warps=tiles.warps, num_stages=1,
-        **register_option(_most_registers(w.format, tiles) if nvidia else None), **pdl_option(pdl), **OPTIONS,
+        **register_option(_most_registers(w.format, tiles, n_tiles, is_branch=adds) if nvidia else None),
+        **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
 
 
-def _most_registers(form: str, tiles: Tiles) -> int | None:
+def _most_registers(form: str, tiles: Tiles, n_programs: int, *, is_branch: bool) -> int | None:
     """Of eight warps two programs are to run at once; of two with one step under way 14, as gemv_tiles wants.
 
     The latter take no more anyway where the norm has 16 parts; K = 5120 has 20, and five registers more made two waves
-    of one: 1792 tiles took 30.5 us for 23.5 (H200).
+    of one: 1792 tiles took 30.5 us for 23.5 (H200). Elsewhere as many as leave it at one wave: with fewer, as ptxas
+    chooses by itself, less is asked for at once (H200, a step of 20 layers of Qwen3-14B 1.540 -> 1.464 ms, of
+    Mistral-Nemo-12B 1.279 -> 1.216, Llama-3.2-3B 0.968 -> 0.945). Where there is more than one wave, for the output,
+    and for q, k and v in mq4, what is faster alone is slower within a step.
     """
     if (form, tiles.warps, tiles.depth) == ("mq4", 2, 1):
         return 72
-    return 128 if tiles.warps == 8 else None
+    if tiles.warps == 8:
+        return 128
+    if tiles.warps == 1 or tiles.part or (form == "mq4" and tiles.warps == 4 and not is_branch):
+        return None
+    fitting = (r for r in (MANY_REGISTERS, FEW_REGISTERS) if waves(n_programs, tiles.warps, r)[0] == 1)
+    return next(fitting, None)
 
 
 def variants() -> Iterator[Variant]:
@@ -159,5 +168,5 @@ def variants() -> Iterator[Variant]:
             num_stages=1,
             has_pdl=True,
             is_nvidia_only=True,
-            most_registers=_most_registers(form, tiles),
+            most_registers=_most_registers(form, tiles, n_tiles, is_branch=adds),
         )  # fmt: skip

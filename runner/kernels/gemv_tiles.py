@@ -83,10 +83,11 @@ def tiles_of_program(n_tiles: int) -> int:
     return -(-n_tiles // _MULTIPROCESSORS)
 
 
-def registers_at_once(n_programs: int, warps: int) -> int:
-    """How many registers a thread may have, eight by eight, for all programs to run at once."""
-    threads = -(-n_programs // _MULTIPROCESSORS) * warps * 32
-    return _REGISTERS // threads // 8 * 8
+def waves(n_programs: int, warps: int, registers: int) -> tuple[int, int]:
+    """How many waves programs of so many warps make, and how long they are together: by the warps of each."""
+    at_once = max(1, _REGISTERS // (32 * registers) // warps)
+    count = -(-n_programs // (at_once * _MULTIPROCESSORS))
+    return count, count * at_once * warps
 
 
 def is_small(n_tiles: int, n_pairs: int) -> bool:
@@ -97,6 +98,7 @@ def is_small(n_tiles: int, n_pairs: int) -> bool:
 # H200, Llama-3.1-8B's shapes: with 80 to 96 registers, 16 warps on each of 132 multiprocessors run at once.
 _MULTIPROCESSORS = 132
 _REGISTERS = 1 << 16  # of a multiprocessor
+FEW_REGISTERS, MANY_REGISTERS = 128, 168  # of a thread: 16 and 12 warps a multiprocessor, 4 and 3 a scheduler
 _AT_ONCE = 16 * _MULTIPROCESSORS
 _WAVE = (128, 2 * _MULTIPROCESSORS)  # tiles of 8 warps; 128, 160, 192, 256 and, of 4 warps, 320 were measured
 _SMALL = 384 * 16  # tiles times pairs: gate and up of Qwen3-0.6B. Of 8B's matrices, in spans, each takes longer
