@@ -66,8 +66,8 @@ class Preview:
     files: names and bytes; download_bytes: those that are not here yet. num_parameters: of the text model, 0 when not
     known. bpw: bits a weight takes in the files. remedy: what would fit, where it does not. notes: what the numbers
     leave out or assume. notices: what the user should know of this machine. facts: what the estimate was made from.
-    drafting: what would draft for it; its memory is in `fit`. faster: what would run faster on this machine's GPU than
-    llama.cpp runs these files, and how to have it, or "".
+    drafting: what would draft for it; its memory is in `fit`. in_own_bits: how to have the model for the native
+    backend's kernels, where a GPU for them is here and llama.cpp runs these files, or "".
     """
 
     name: str
@@ -87,7 +87,7 @@ class Preview:
     is_local: bool
     facts: ModelFacts
     drafting: DraftChoice
-    faster: str = ""
+    in_own_bits: str = ""
     notes: tuple[str, ...] = ()
     notices: tuple[Notice, ...] = ()
 
@@ -147,13 +147,13 @@ def preview(spec: ModelSpec, options: LoadOptions, *, offline: bool, paths: Path
         is_local=found.model is not None,
         facts=facts,
         drafting=unless_inexact(drafting, options, is_exact=is_exact),
-        faster=_faster(spec, registry, facts) if backend == "llamacpp" else "",
+        in_own_bits=_in_own_bits(spec, registry, facts) if backend == "llamacpp" else "",
         notes=facts.shape.notes,
         notices=tuple(notices),
     )
 
 
-def _faster(spec: ModelSpec, registry: Registry, facts: ModelFacts) -> str:
+def _in_own_bits(spec: ModelSpec, registry: Registry, facts: ModelFacts) -> str:
     """How to have a model of the registry in four bits of the native backend, where a GPU for its kernels is here."""
     known = registry.known_repo(spec.repo) if spec.repo else None
     if known is None or not known.repo or known.architecture not in ARCHITECTURES:

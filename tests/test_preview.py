@@ -218,21 +218,21 @@ def test_what_drafts_on_a_gpu_is_known_before_a_model_is_loaded(monkeypatch: pyt
         assert seen("demo", dataclasses.replace(options, **changed)).drafting.drafter == "suffix"  # type: ignore[arg-type]
 
 
-def test_what_would_be_faster_on_a_gpu_is_told_of_models_of_the_registry(
+def test_how_a_model_of_the_registry_is_had_in_our_own_bits_is_told_where_a_gpu_is(
     server: Hub, tmp_path: Path, vocabulary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "repo").mkdir()
     write_llama(tmp_path / "repo" / "Qwen3-0.6B-Q8_0.gguf", vocabulary)
     server.repos["unsloth/Qwen3-0.6B-GGUF"] = Repo(read_tree(tmp_path / "repo"))
-    assert seen("qwen3-0.6b").faster == ""  # there is no GPU
+    assert seen("qwen3-0.6b").in_own_bits == ""  # there is no GPU
     gpu = Device(kind="cuda", index=0, name="GPU", total_bytes=24 * GIB, free_bytes=23 * GIB)
     monkeypatch.setattr("runner.preview.gpu_for_kernels", lambda: gpu)
-    assert "runner pull qwen3-0.6b:safetensors, then runner quantize qwen3-0.6b" in seen("qwen3-0.6b").faster
+    assert "runner pull qwen3-0.6b:safetensors, then runner quantize qwen3-0.6b" in seen("qwen3-0.6b").in_own_bits
     (user_paths().models / "Qwen3-0.6B-mq4").mkdir(parents=True)
-    assert seen("qwen3-0.6b").faster.endswith("runner chat Qwen3-0.6B-mq4")
-    assert seen("unsloth/Qwen3-0.6B-GGUF:Q8_0").faster == seen("qwen3-0.6b").faster
+    assert seen("qwen3-0.6b").in_own_bits.endswith("runner chat Qwen3-0.6B-mq4")
+    assert seen("unsloth/Qwen3-0.6B-GGUF:Q8_0").in_own_bits == seen("qwen3-0.6b").in_own_bits
     monkeypatch.setattr("runner.preview.gpu_for_kernels", lambda: dataclasses.replace(gpu, free_bytes=1000))
-    assert seen("qwen3-0.6b").faster == ""
+    assert seen("qwen3-0.6b").in_own_bits == ""
 
 
 def test_the_fake_model_takes_nothing() -> None:

@@ -64,7 +64,7 @@ def _backend_rows(seen: Preview) -> list[tuple[str, str]]:
     return [
         ("backend", f"{seen.backing.name or 'none'}: {seen.backing.reason}"),
         *((f"not {name}", reason) for name, reason in seen.backing.refused),
-        *([("faster", seen.faster)] if seen.faster else []),
+        *([("or", seen.in_own_bits)] if seen.in_own_bits else []),
     ]
 
 

@@ -186,8 +186,8 @@ class _Puller:
         if seen.backing.name is None:
             render.warn(f"{plan.name} will not run here: {seen.backing.reason}")
         _say_fit(plan.name, seen, force=self._force)
-        if seen.faster:
-            render.narrate(f"Faster: {seen.faster}")
+        if seen.in_own_bits:
+            render.narrate(f"Or {seen.in_own_bits}")
 
 
 def _say_fit(name: str, seen: Preview, *, force: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import shutil
 from typing import Final
 
 from runner.backends.native.ahead import is_torch_for_nvidia
@@ -20,6 +21,7 @@ from runner.quant.weights import open_weights
 from runner.types import Device, ReadyModel
 
 _LEAST_CAPABILITY: Final = (8, 0)  # kernels are compiled for these and newer ones (kernels/compile/targets.py)
+_COMPILERS: Final = ("gcc", "clang")  # of C: Triton compiles what launches a kernel with one of them
 _BFLOAT16_BYTES: Final = 2
 _SHARE_OF_FREE: Final = 0.5  # of the GPU's memory, for weights: the rest is for the KV cache and graphs
 # Bytes in bfloat16 up to which weights of any type pay, by compute capability. On an H200 the shapes of Qwen3-0.6B and
@@ -37,15 +39,16 @@ def advantage(model: ReadyModel, options: LoadOptions) -> str | None:
     few = _FEW_BYTES.get(cuda_capability(gpu) or (0, 0), _FEW_BYTES_ELSEWHERE)
     if weights_bytes > max(few, 1.05 * model.size_bytes):
         return None
-    return f"its kernels run on {gpu.name}, faster than llama.cpp"
+    return f"it has kernels for {gpu.name}"
 
 
 def gpu_for_kernels() -> Device | None:
-    """The first GPU of this process, if the kernels run on it."""
+    """The first GPU of this process, if the kernels run on it and can be compiled here."""
     gpu = next((device for device in devices() if device.kind == "cuda"), None)
     if gpu is None or (cuda_capability(gpu) or (0, 0)) < _LEAST_CAPABILITY:
         return None
-    return gpu if importlib.util.find_spec("triton") is not None and is_torch_for_nvidia() else None
+    has_compiler = any(map(shutil.which, _COMPILERS)) and importlib.util.find_spec("triton") is not None
+    return gpu if has_compiler and is_torch_for_nvidia() else None
 
 
 def _bytes_on_gpu(model: ReadyModel) -> int | None:

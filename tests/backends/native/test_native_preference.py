@@ -40,7 +40,7 @@ def gguf(path: Path) -> ReadyModel:
 def test_a_small_gguf_with_its_files_runs_on_the_kernels(demo: ReadyModel) -> None:
     choice = choose(demo, LoadOptions())
     assert (choice.name, choice.is_fallback) == ("native", False)
-    assert choice.reason == "its kernels run on NVIDIA H100, faster than llama.cpp"
+    assert choice.reason == "it has kernels for NVIDIA H100"
     assert choose(demo, LoadOptions(backend="llamacpp")).name == "llamacpp"
 
 
@@ -66,6 +66,9 @@ def test_a_machine_that_cannot_run_the_kernels_has_llama_cpp(gpu: pytest.MonkeyP
         assert not is_native()
     with gpu.context() as changed:
         changed.setattr(preference, "is_torch_for_nvidia", lambda: False)
+        assert not is_native()
+    with gpu.context() as changed:
+        changed.setenv("PATH", "")  # no C compiler
         assert not is_native()
     full = Device(kind="cuda", index=0, name="full", total_bytes=80 << 30, free_bytes=70 << 20)
     with gpu.context() as changed:
