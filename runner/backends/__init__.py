@@ -73,4 +73,4 @@ def _candidates(model: ReadyModel, options: LoadOptions) -> tuple[tuple[BackendN
     from runner.backends.native.preference import advantage
 
     reason = advantage(model, options)
-    return (("native", reason), *usual) if reason else usual
+    return (("native", reason), usual[0]) if reason else usual

@@ -108,6 +108,8 @@ class FusedExecution:
         n_tokens, first, is_greedy = len(tokens), self.cache.length, params.temperature == 0
         if n_tokens <= MOST_ROWS:
             checkpoint()
+            with torch.inference_mode():
+                self._text.put(first, self._sent(tokens))  # which keeps what an earlier answer said from there on
             chosen = self.choices(tokens, params)
             return None if chosen is None else lambda: chosen()[-1]
         with torch.inference_mode():

@@ -247,6 +247,20 @@ def test_the_token_after_a_prompt_is_chosen_on_the_device_as_the_host_would(
     assert kernels.last_choice([1], dataclasses.replace(params, presence_penalty=1.0), go_on) is None
 
 
+@pytest.mark.parametrize("n_tokens", [1, 20])
+def test_an_answer_that_is_written_anew_may_quote_the_one_before(
+    tiny: tuple[ModelConfig, Weights], n_tokens: int
+) -> None:
+    kernels = fused(*tiny, n_ctx=100)
+    said = [3 + i % 50 for i in range(90)]
+    kernels.extend(said, "none", go_on)
+    kernels.cache.truncate(40)
+    assert kernels.last_choice(said[40 : 40 + n_tokens], GREEDY, go_on) is not None
+    text = kernels._text
+    earlier = text._all[: len(text._all) - len(text.ids)]
+    assert earlier[int(text.begin) :].tolist()[-50:] == said[40:]
+
+
 def test_a_prompt_that_is_given_up_leaves_the_cache_as_it_was(tiny: tuple[ModelConfig, Weights]) -> None:
     kernels = fused(*tiny)
 
