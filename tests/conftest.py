@@ -51,6 +51,8 @@ def runner_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     # llama.cpp's threads spin at barriers: two of them on cores that others use too are ten times slower than one.
     monkeypatch.setenv("RUNNER_N_THREADS", "1")
+    # Where there is a GPU the demo would be the native backend's, here too.
+    monkeypatch.setattr("runner.backends.native.preference.devices", tuple)
     for name in ("COLUMNS", "LINES"):  # that tests run in several processes is no terminal's size
         monkeypatch.delenv(name, raising=False)
     return home

@@ -204,13 +204,11 @@ def test_gpu_layers_without_gpu_support_name_the_remedy(demo_directory: Path, mo
     model = gguf_model(demo_directory / "demo-q8_0.gguf")
     with pytest.raises(BackendUnavailable, match="GGML_CUDA=on"):
         choose(model, LoadOptions(backend="llamacpp", n_gpu_layers="all"))
-    monkeypatch.setattr("runner.backends.native.preference.devices", tuple)
     assert choose(model, LoadOptions()).name == "llamacpp"
 
 
 def test_auto_says_why_and_falls_back_with_the_reason(demo_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = gguf_model(demo_directory / "demo-q8_0.gguf")
-    monkeypatch.setattr("runner.backends.native.preference.devices", tuple)
     assert "GGUF" in choose(model, LoadOptions()).reason
     broken = llamacpp.Probe(version="", gpu_offload=False, error="llama-cpp-python cannot be imported: gone")
     monkeypatch.setattr(llamacpp, "probe", lambda: broken)

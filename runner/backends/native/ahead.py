@@ -8,23 +8,21 @@ fails here is done, and fails, where it is asked for.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from threading import Thread
 from typing import Final
 
+from runner.backends.native.preference import is_torch_for_nvidia
 from runner.kernels.compile.launches import compiler_hash
 
 log = logging.getLogger(__name__)
 
 _DRIVER: Final = "libcuda.so.1"
-_CUDA_PART: Final = Path("lib/libtorch_cuda.so")
 
 
 @contextmanager
@@ -42,12 +40,6 @@ def gpu_prepared() -> Iterator[None]:
     yield
     for thread in threads:  # whoever asks for the hash while it is being made makes it a second time
         thread.join()
-
-
-def is_torch_for_nvidia() -> bool:
-    """Whether the torch that is installed is built for NVIDIA GPUs. It is not imported to tell."""
-    torch = importlib.util.find_spec("torch")
-    return torch is not None and torch.origin is not None and (Path(torch.origin).parent / _CUDA_PART).exists()
 
 
 def _driver() -> ctypes.CDLL | None:

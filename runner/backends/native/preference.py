@@ -10,18 +10,17 @@ from __future__ import annotations
 import importlib.util
 import math
 import shutil
+from pathlib import Path
 from typing import Final
 
-from runner.backends.native.ahead import is_torch_for_nvidia
-from runner.backends.native.model_files import read_config, tokenizer_path
 from runner.config import LoadOptions
 from runner.errors import RunnerError
 from runner.machine import cuda_capability, devices
-from runner.quant.weights import open_weights
 from runner.types import Device, ReadyModel
 
 _LEAST_CAPABILITY: Final = (8, 0)  # kernels are compiled for these and newer ones (kernels/compile/targets.py)
 _COMPILERS: Final = ("gcc", "clang")  # of C: Triton compiles what launches a kernel with one of them
+_CUDA_PART: Final = Path("lib/libtorch_cuda.so")
 _BFLOAT16_BYTES: Final = 2
 _SHARE_OF_FREE: Final = 0.5  # of the GPU's memory, for weights: the rest is for the KV cache and graphs
 # Bytes in bfloat16 up to which weights of any type pay, by compute capability. On an H200 the shapes of Qwen3-0.6B and
@@ -51,8 +50,17 @@ def gpu_for_kernels() -> Device | None:
     return gpu if has_compiler and is_torch_for_nvidia() else None
 
 
+def is_torch_for_nvidia() -> bool:
+    """Whether the torch that is installed is built for NVIDIA GPUs. It is not imported to tell."""
+    torch = importlib.util.find_spec("torch")
+    return torch is not None and torch.origin is not None and (Path(torch.origin).parent / _CUDA_PART).exists()
+
+
 def _bytes_on_gpu(model: ReadyModel) -> int | None:
     """What the weights take there, or None for a model that this backend does not read."""
+    from runner.backends.native.model_files import read_config, tokenizer_path  # not where there is no GPU
+    from runner.quant.weights import open_weights
+
     try:
         tokenizer_path(model.directory)
         weights = open_weights(model, read_config(model.directory))
