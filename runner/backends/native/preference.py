@@ -1,8 +1,8 @@
 """Whether a GGUF is better run here than by llama.cpp: what decides, told without importing torch.
 
 On a GPU the kernels read weights of 16 bits at nine tenths of what its memory gives (H200), draft on the device, and
-write the same text with drafts as without. Weights of other types become bfloat16 here, which takes more memory and more
-time to read than what is in the file: that pays for small models alone. It knows nothing of what llama.cpp can do here.
+write the same text with drafts as without. Weights of other types become bfloat16 here, which takes more memory and
+more time to read than what is in the file: that pays for small models alone. It knows nothing of what llama.cpp can do.
 """
 
 from __future__ import annotations
