@@ -1,6 +1,7 @@
 """A decode step with other tiles than gemv_tiles.py has: what a choice for a shape or for a GPU follows from.
 
     python benchmarks/tiles.py --shape qwen3-4b --layers 18 gate:warps=2 "down:warps=8,part=0 o:warps=8,part=0"
+    python benchmarks/tiles.py --shape qwen3-14b --rows 8 16 down:registers=128 qkv:registers=168
 
 Each argument is a choice to try, on one model with random weights, between two measurements of the choices as they are,
 which show how much the same thing differs. A choice names matrices (qkv, o, down, and gate, which is gate and up), and
@@ -35,7 +36,13 @@ from runner.model_config import ModelConfig, parse_model_config
 _DEPTH: Final = 16
 _N_CTX: Final = 2048
 _AS_IT_IS: Final = "as it is"
-_POSSIBLE: Final = {"warps": (1, 2, 4, 8, 16), "depth": (1, 2, 3, 4), "tiles": (1, 2), "turns": (1, 4)}
+_POSSIBLE: Final = {
+    "warps": (1, 2, 4, 8, 16),
+    "depth": (1, 2, 3, 4),
+    "tiles": (1, 2),
+    "turns": (1, 4),
+    "registers": tuple(range(32, 256, 8)),
+}
 
 Choice = Mapping[str, Mapping[str, int]]
 """By matrix, the fields of Tiles that are to be others."""

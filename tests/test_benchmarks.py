@@ -372,6 +372,7 @@ def test_without_a_gpu_a_benchmark_that_needs_one_says_so(
 def test_tiles_to_try_are_read_and_given_to_the_matrices_they_name() -> None:
     choice = tiles.read_choice("gate:warps=4,depth=1 o:part=32")
     assert choice == {"gate": {"warps": 4, "depth": 1}, "o": {"part": 32}}
+    assert tiles.read_choice("down:registers=168") == {"down": {"registers": 168}}
     sizes = tiles.sizes_of(parse_model_config(config_of("qwen3-4b")))
     assert sizes == {(384, 40): "qkv", (160, 64): "o", (1216, 40): "gate", (160, 152): "down"}
     launched = vars(gemv_fragments)
@@ -388,6 +389,7 @@ def test_tiles_to_try_are_read_and_given_to_the_matrices_they_name() -> None:
         ("gate:wraps=2", "'wraps=2'"),
         ("o", "''"),
         ("o:warps=3", "is one of"),
+        ("o:registers=100", "is one of"),
         ("qkv:part=8", "only o and down"),
     ):
         with pytest.raises(ValueError, match=named):

@@ -396,6 +396,8 @@ def _most_registers(blocks: int, tiles: Tiles, n_programs: int) -> int:
     19.8 and 28.0, 21.2 and 30.8; 256 of eight (down) 10.4 and 14.8, 12.5 and 18.4. Within a step a second wave of 12
     warps is worth it with 16 rows alone: Qwen3-8B takes 2.12 and 2.80 ms so, 2.09 and 2.94 without.
     """
+    if tiles.registers:
+        return tiles.registers
     if tiles.turns == 1:
         return 255 if blocks * tiles.tiles > 1 else 168 if tiles.warps <= 4 else 200
     few, many = (waves(n_programs, tiles.warps, registers) for registers in (FEW_REGISTERS, MANY_REGISTERS))

@@ -115,6 +115,8 @@ def _most_registers(form: str, tiles: Tiles, n_programs: int, *, is_branch: bool
     Mistral-Nemo-12B 1.279 -> 1.216, Llama-3.2-3B 0.968 -> 0.945). Where there is more than one wave, for the output,
     and for q, k and v in mq4, what is faster alone is slower within a step.
     """
+    if tiles.registers:
+        return tiles.registers
     if (form, tiles.warps, tiles.depth) == ("mq4", 2, 1):
         return 72
     if tiles.warps == 8:

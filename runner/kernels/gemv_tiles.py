@@ -15,7 +15,8 @@ class Tiles:
 
     depth: of one row, how many times four pairs a warp has on their way. Of several rows, tiles: those of 16 columns of
     a program; turns: in how many goes, 1 or 4, a warp multiplies its four pairs. Four want fewer registers, so more
-    programs run at once; one goes faster where there are few programs.
+    programs run at once; one goes faster where there are few programs. registers: of a thread, at most; 0 for as many
+    as the launcher finds best.
     """
 
     warps: int
@@ -23,6 +24,7 @@ class Tiles:
     part: int = 0
     tiles: int = 1
     turns: int = 4
+    registers: int = 0
 
 
 def tiles_of(form: str, n_tiles: int, n_pairs: int) -> Tiles:
