@@ -46,8 +46,12 @@ def gpu_for_kernels() -> Device | None:
     gpu = next((device for device in devices() if device.kind == "cuda"), None)
     if gpu is None or (cuda_capability(gpu) or (0, 0)) < _LEAST_CAPABILITY:
         return None
-    has_compiler = any(map(shutil.which, _COMPILERS)) and importlib.util.find_spec("triton") is not None
-    return gpu if has_compiler and is_torch_for_nvidia() else None
+    return gpu if is_torch_for_nvidia() and can_compile() else None
+
+
+def can_compile() -> bool:
+    """Whether kernels can be compiled: Triton and a C compiler are here."""
+    return importlib.util.find_spec("triton") is not None and any(map(shutil.which, _COMPILERS))
 
 
 def is_torch_for_nvidia() -> bool:

@@ -22,6 +22,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(preference, "devices", lambda: (H100, RAM))
     monkeypatch.setattr(preference, "cuda_capability", lambda _: (9, 0))
     monkeypatch.setattr(preference, "is_torch_for_nvidia", lambda: True)
+    monkeypatch.setattr(preference, "can_compile", lambda: True)
     return monkeypatch
 
 
@@ -68,13 +69,23 @@ def test_a_machine_that_cannot_run_the_kernels_has_llama_cpp(gpu: pytest.MonkeyP
         changed.setattr(preference, "is_torch_for_nvidia", lambda: False)
         assert not is_native()
     with gpu.context() as changed:
-        changed.setenv("PATH", "")  # no C compiler
+        changed.setattr(preference, "can_compile", lambda: False)
         assert not is_native()
     full = Device(kind="cuda", index=0, name="full", total_bytes=80 << 30, free_bytes=70 << 20)
     with gpu.context() as changed:
         changed.setattr(preference, "devices", lambda: (full, RAM))
         assert not is_native()
     assert is_native()
+
+
+def test_without_a_c_compiler_nothing_can_be_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if name == "triton" else None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not preference.can_compile()
+    (tmp_path / "gcc").touch(0o755)
+    assert preference.can_compile()
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert not preference.can_compile()
 
 
 @pytest.mark.usefixtures("gpu")
