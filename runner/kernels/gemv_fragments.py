@@ -401,7 +401,7 @@ def _most_registers(blocks: int, tiles: Tiles, n_programs: int) -> int:
     if tiles.turns == 1:
         return 255 if blocks * tiles.tiles > 1 else 168 if tiles.warps <= 4 else 200
     few, many = (waves(n_programs, tiles.warps, registers) for registers in (FEW_REGISTERS, MANY_REGISTERS))
-    is_shorter = many[1] < few[1] if blocks > 1 else many[0] == 1
+    is_shorter = many.length < few.length if blocks > 1 else many.number == 1
     return MANY_REGISTERS if is_shorter else FEW_REGISTERS
 
 

@@ -123,7 +123,7 @@ def _most_registers(form: str, tiles: Tiles, n_programs: int, *, is_branch: bool
         return 128
     if tiles.warps == 1 or tiles.part or (form == "mq4" and tiles.warps == 4 and not is_branch):
         return None
-    fitting = (r for r in (MANY_REGISTERS, FEW_REGISTERS) if waves(n_programs, tiles.warps, r)[0] == 1)
+    fitting = (r for r in (MANY_REGISTERS, FEW_REGISTERS) if waves(n_programs, tiles.warps, r).number == 1)
     return next(fitting, None)
 
 

@@ -7,6 +7,7 @@ warps and part. It knows no kernel.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +86,18 @@ def tiles_of_program(n_tiles: int) -> int:
     return -(-n_tiles // _MULTIPROCESSORS)
 
 
-def waves(n_programs: int, warps: int, registers: int) -> tuple[int, int]:
-    """How many waves programs of so many warps make, and how long they are together: by the warps of each."""
+class Waves(NamedTuple):
+    """number: how many there are. length: of all together, by the warps of a multiprocessor in each."""
+
+    number: int
+    length: int
+
+
+def waves(n_programs: int, warps: int, registers: int) -> Waves:
+    """Of programs of so many warps, with so many registers a thread."""
     at_once = max(1, _REGISTERS // (32 * registers) // warps)
     count = -(-n_programs // (at_once * _MULTIPROCESSORS))
-    return count, count * at_once * warps
+    return Waves(count, count * at_once * warps)
 
 
 def is_small(n_tiles: int, n_pairs: int) -> bool:
