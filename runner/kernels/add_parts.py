@@ -31,6 +31,7 @@ from runner.kernels.rotate import (
     rotate_rows_ref,
     store_fragments,
 )
+from runner.kernels.splits import combine_fragments, only_split
 from runner.kernels.values import GROUP, OPTIONS, Int8Fragments, PackedMatrix, has_pdl, is_nvidia, moved, pdl_option
 
 
@@ -57,6 +58,22 @@ def add_parts_ref(
 
 
 @triton.jit
+def _added(v, parts, K, COUNT: tl.constexpr):
+    """v plus COUNT parts, which lie K apart, one after the other.
+
+    All are asked for before one is waited for, which ptxas avoids if it may, to save registers: volatile loads keep
+    their order, and the first part that is added comes last.
+    """
+    found = ()
+    for i in tl.static_range(COUNT):
+        part = tl.load(parts + (COUNT - 1 - i) * K, volatile=True)
+        found = found + (part,)  # type: ignore[assignment]  # noqa: RUF005
+    for i in tl.static_range(COUNT):
+        v += found[COUNT - 1 - i]
+    return v
+
+
+@triton.jit
 def _add_parts(
     h, parts, bias, gain, signs, words, notes, sums, K, zero,
     PARTS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_GAIN: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
@@ -79,8 +96,9 @@ def _add_parts(
         if not EARLY:
             gdc_launch_dependents()
     v = tl.load(h + at)
-    for part in tl.static_range(PARTS):
-        v += tl.load(parts + (row.to(tl.int64) * PARTS + part) * K + k)
+    at_parts = row.to(tl.int64) * (PARTS * K) + k
+    for first in tl.static_range(0, PARTS, 8):
+        v = _added(v, parts + at_parts + first * K, K, min(8, PARTS - first))
     if HAS_BIAS:
         v += b
     if PARTS > 0 or HAS_BIAS:
@@ -121,7 +139,7 @@ def add_parts(h: Tensor, parts: Tensor | None, bias: Tensor | None, reader: Read
 
 
 def try_rotation(rotation: int, device: torch.device) -> bool:
-    """Whether rows for weights of this rotation come out right, of this kernel and of those of rotate.py.
+    """Whether rows for weights of this rotation come out right, of this kernel and of those of rotate.py and splits.py.
 
     All count on which lane has what (butterflies.py), which a compiler decides.
     """
@@ -139,6 +157,10 @@ def try_rotation(rotation: int, device: torch.device) -> bool:
             add_parts(h, torch.zeros(3, 1, 2 * SPAN, device=device), None, Reader(gain=gain, w=w, zero=1))[1],
         )
     ]
+    combined = combine_fragments(only_split(h, SPAN), rotation, 1)
+    pairs.append(
+        (activation_rows(moved(combined, cpu)), activation_rows(quantize_fragments_ref(h_ref, None, rotation, 1)))
+    )
     # The stream, and what a product reads.
     for x, by, x_ref, by_ref in ((h, gain, h_ref, gain_ref), (h.bfloat16(), None, h_ref.bfloat16(), None)):
         wanted = rotate_rows_ref(x_ref, by_ref, rotation, torch.float32)

@@ -1,11 +1,11 @@
 """Attention of 1 to 16 new tokens over a long cache: flash decoding (Dao et al. 2023) with splits at fixed positions.
 
-A program is one kv head with its query heads, as many rows as fill a tile with these, and a split of 128 to 1024
-positions. It norms and rotates its queries; if its positions are new ones, it first puts keys and values there, of all
-new rows that its rows see. So several programs write the same numbers to the same places, each
+A program is one kv head with its query heads, as many rows as fill a tile with these, and a split (splits.py) of 64 to
+1024 positions, the longest first. It norms and rotates its queries; if its positions are new ones, it first puts keys
+and values there, of all new rows that its rows see. So several programs write the same numbers to the same places, each
 reads what it wrote itself, and none waits for another. Which splits take part depends on a row's own position and the
-window alone, what another row of the tile sees adds zeros to this one's sums, and a second kernel adds the splits up in
-their order: so a row has the same bits whatever M and the cache's capacity are. Positions are read on the device: a
+window alone, what another row of the tile sees adds zeros to this one's sums, and who puts the splits together does it
+in their order: so a row has the same bits whatever M and the cache's capacity are. Positions are read on the device: a
 captured graph serves every length. Norms, angles, scores, softmax and sums are float32. The references are
 heads.place_heads_ref and attention.attend_ref.
 
@@ -28,6 +28,7 @@ from runner.kernels.attention import TYPES, multiplied_in, tile_positions
 from runner.kernels.compile import Variant
 from runner.kernels.heads import HeadNorm, angles_of, append, check_heads, heads_and_partners, rstd_of_rows, turned
 from runner.kernels.kv_layer import LARGEST_LEVEL, LayerCache
+from runner.kernels.splits import LOG2_E, Splits, begin_of_split, n_splits_of, power_of_2, seen_range
 from runner.kernels.values import (
     MOST_ROWS,
     OPTIONS,
@@ -38,30 +39,6 @@ from runner.kernels.values import (
     pdl_option,
     register_option,
 )
-
-# One choice for every M and every capacity, since the order of summation follows from it: splits are of 128 positions
-# up to 2048, of 256 up to 8192, of 512 up to 16384, and then of 1024. Where there are more programs than fit at once,
-# fewer and longer ones do less before their first tile; the longest begin first. docs/LOG.md has what others take.
-_FINE = tl.constexpr(128)
-_LOG2_E = tl.constexpr(1.4426950408889634)  # scores are multiplied by it, so that the softmax is of powers of 2
-
-
-@triton.jit
-def _seen_range(start, m, window, capacity):
-    """The first and the last position that row m sees; nothing is read beyond the capacity."""
-    position = tl.load(start) + m
-    return tl.maximum(position - window + 1, 0), tl.minimum(position, capacity - 1)
-
-
-@triton.jit
-def _power_of_2(x, NVIDIA: tl.constexpr):
-    """2^x; on NVIDIA 0 where that is subnormal, which is what most of the instructions of tl.exp2 are for."""
-    if NVIDIA:
-        return tl.inline_asm_elementwise(
-            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
-        )
-    else:
-        return tl.exp2(x)
 
 
 @triton.jit
@@ -111,8 +88,8 @@ def _fold_tile(
     scores = tl.where(seen, scores, -float("inf"))
     new_top = tl.maximum(top, tl.max(scores, 1))
     base = tl.where(new_top == -float("inf"), 0.0, new_top)  # a query that has seen nothing yet
-    weight = _power_of_2(scores - base[:, None], NVIDIA)
-    keep = _power_of_2(top - base, NVIDIA)[:, None]
+    weight = power_of_2(scores - base[:, None], NVIDIA)
+    keep = power_of_2(top - base, NVIDIA)[:, None]
     of_values = weight
     if value_scale is not None:
         of_values = weight * tl.load(value_scale + begin + i, mask=is_read, other=0.0)[None, :]
@@ -133,27 +110,6 @@ def _fold_tile(
     return new_top, total, mixed
 
 
-@triton.jit
-def _begin_of(split):
-    """The first position of a split."""
-    doubled = tl.minimum(tl.maximum((split - 8) // 16 - 1, 0), 2)  # how often, from 256 on
-    return tl.where(split < 16, split * _FINE, (split - 8 - 16 * doubled) << (8 + doubled))
-
-
-@triton.jit
-def _split_of(position):
-    """Which split a position is in."""
-    doubled = (position >= 8192).to(tl.int32) + (position >= 16384).to(tl.int32)
-    return tl.where(position < 2048, position // _FINE, 8 + 16 * doubled + (position >> (8 + doubled)))
-
-
-def _n_splits(capacity: int) -> int:
-    """How many splits there are of so many positions."""
-    last = capacity - 1
-    doubled = (last >= 8192) + (last >= 16384)
-    return 1 + (last // int(_FINE.value) if last < 2048 else 8 + 16 * doubled + (last >> (8 + doubled)))
-
-
 @triton.jit(do_not_specialize=["n_rows", "window", "capacity", "n_splits"])
 def _attend_split(
     qkv, cos, sin, q_gain, k_gain, eps, keys, values, key_scale, value_scale, start, tops, totals, mixes,
@@ -171,10 +127,10 @@ def _attend_split(
     last_m = tl.minimum(first_m + AT_A_TIME, n_rows) - 1
     g = tl.program_id(1) // PARTS
     split = tl.num_programs(2) - 1 - tl.program_id(2)  # the last one has most to do, and so begins first
-    first, _ = _seen_range(start, first_m, window, capacity)
-    _, last = _seen_range(start, last_m, window, capacity)
-    first = tl.maximum(first, _begin_of(split))
-    last = tl.minimum(last, _begin_of(split + 1) - 1)
+    first, _ = seen_range(start, first_m, window, capacity)
+    _, last = seen_range(start, last_m, window, capacity)
+    first = tl.maximum(first, begin_of_split(split))
+    last = tl.minimum(last, begin_of_split(split + 1) - 1)
     if first > last:
         return
     d = tl.arange(0, BLOCK_D)
@@ -237,53 +193,6 @@ def _attend_split(
     tl.store(mixes + place[:, None] * D + d[None, :], mixed, mask=is_head[:, None] & (d < D)[None, :])
 
 
-@triton.jit(do_not_specialize=["window", "capacity", "n_splits"])
-def _combine(
-    tops, totals, mixes, sinks, start, out, window, capacity, n_splits,
-    H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, COMBINED: tl.constexpr,
-    NVIDIA: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    m = tl.program_id(0)
-    h = tl.program_id(1)
-    first, last = _seen_range(start, m, window, capacity)  # which the kernel before this one does not write
-    first, last = _split_of(first), _split_of(last)
-    d = tl.arange(0, BLOCK_D)
-    head = m * H + h
-    place = head.to(tl.int64) * n_splits
-    if PDL:
-        gdc_launch_dependents()  # at once: see docs/KERNELS.md, "When the next kernel begins"
-        gdc_wait()
-    top = tl.full((1,), -float("inf"), tl.float32)
-    total = tl.zeros((1,), tl.float32)
-    if sinks is not None:
-        top = tl.load(sinks + h + tl.zeros((1,), tl.int32)).to(tl.float32) * _LOG2_E
-        total += 1.0
-    mixed = tl.zeros((BLOCK_D,), tl.float32)
-    for tile in range(first // COMBINED * COMBINED, last + 1, COMBINED):
-        # Element by element in the order of the splits. All are asked for first, of which ptxas leaves most as it is.
-        of_splits = ()
-        for j in tl.static_range(COMBINED):
-            split = tile + j + tl.zeros((1,), tl.int32)
-            there = (split >= first) & (split <= last)
-            at = place + split
-            found_top = tl.load(tops + at, mask=there, other=-float("inf"))
-            found_total = tl.load(totals + at, mask=there, other=0.0)
-            found_mixed = tl.load(mixes + at * D + d, mask=there & (d < D), other=0.0)
-            of_splits = of_splits + ((found_top, found_total, found_mixed),)  # type: ignore[assignment]  # noqa: RUF005
-        new_top = top
-        for j in tl.static_range(COMBINED):
-            new_top = tl.maximum(new_top, of_splits[j][0])
-        keep = _power_of_2(top - new_top, NVIDIA)
-        total *= keep
-        mixed *= keep
-        for j in tl.static_range(COMBINED):
-            weight = _power_of_2(of_splits[j][0] - new_top, NVIDIA)
-            total += weight * of_splits[j][1]
-            mixed += weight * of_splits[j][2]
-        top = new_top
-    tl.store(out + head.to(tl.int64) * D + d, (mixed / total).to(out.dtype.element_ty), mask=d < D)
-
-
 def attend_rows(
     qkv: Tensor,
     num_heads: int,
@@ -299,8 +208,8 @@ def attend_rows(
     window: int | None,
     sinks: Tensor | None,
     scale: float,
-) -> Tensor:
-    """place_heads for M <= 16 rows, and their attention [M, H * D], in the dtype of qkv, over the cache after it.
+) -> Splits:
+    """place_heads for M <= 16 rows, and their attention over the cache after it: of each split, for splits.combine.
 
     qkv to start: see heads.place_heads. Row m is at position start + m, of which it sees this one and those before;
     with a window, the last `window` of these. sinks: [H] logits without a value, or None. scale: what scores are
@@ -311,10 +220,9 @@ def attend_rows(
     assert 1 <= n_rows <= MOST_ROWS
     assert num_heads % cache.num_kv_heads == 0
     assert sinks is None or sinks.shape == (num_heads,), sinks
-    n_splits = _n_splits(cache.capacity)
+    n_splits = n_splits_of(cache.capacity)
     tops, totals = (torch.empty(n_rows, num_heads, n_splits, dtype=torch.float32, device=qkv.device) for _ in range(2))
     mixes = torch.empty(n_rows, num_heads, n_splits, d, dtype=torch.float32, device=qkv.device)
-    out = torch.empty(n_rows, num_heads * d, dtype=qkv.dtype, device=qkv.device)
     reach = _NO_WINDOW if window is None else window
     per_group = num_heads // cache.num_kv_heads
     block_d = max(16, next_power_of_2(d))
@@ -324,18 +232,16 @@ def attend_rows(
     # Rows are neighbours in the grid: they read the same keys and values, the first from memory, the others from L2.
     _attend_split[(n_blocks, cache.num_kv_heads * n_parts, n_splits)](
         qkv, cos, sin, q_gain, k_gain, eps, cache.keys, cache.values, cache.key_scale, cache.value_scale, start,
-        tops, totals, mixes, scale * _LOG2_E.value, n_rows, reach, cache.capacity, n_splits,
+        tops, totals, mixes, scale * LOG2_E.value, n_rows, reach, cache.capacity, n_splits,
         H=num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=norm, LARGEST=LARGEST_LEVEL,
         ROWS=_rows(n_rows, norm, block_d), BLOCK_D=block_d, BLOCK_ROW=_BLOCK_ROW, **shape, NVIDIA=nvidia, PDL=pdl,
         num_warps=_WARPS, num_stages=_STAGES,
         **register_option(_most_registers(block_d, cache.is_int8) if nvidia else None), **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
-    _combine[(n_rows, num_heads)](
-        tops, totals, mixes, sinks, start, out, reach, cache.capacity, n_splits,
-        H=num_heads, D=d, BLOCK_D=block_d, COMBINED=_COMBINED if qkv.is_cuda else 2, NVIDIA=nvidia, PDL=pdl,
-        num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
+    return Splits(
+        tops=tops, totals=totals, mixes=mixes, start=start, window=reach, capacity=cache.capacity, sinks=sinks,
+        dtype=qkv.dtype,
     )  # fmt: skip
-    return out
 
 
 def _multiplied_in(qkv: Tensor, cache: LayerCache) -> torch.dtype | None:
@@ -362,7 +268,7 @@ def _shape(per_group: int, block_d: int, kind: torch.dtype | None) -> dict[str, 
         "QUERIES": queries,
         "HEADS": min(queries, next_power_of_2(per_group)),
         "COLUMNS": 8 * _WARPS if is_exact else 1,
-        "TILE": max(1, 2048 // block_d) if kind is None else tile_positions(block_d, kind, _FINE.value),
+        "TILE": max(1, 2048 // block_d) if kind is None else tile_positions(block_d, kind, _MOST_OF_TILE),
         "TYPE": tl.float32 if kind is None else TYPES[kind],
         "EXACT": is_exact,
     }
@@ -372,8 +278,8 @@ _NO_WINDOW = 1 << 30
 # H200, mq4, us of a step after 16, 1000, 4096 and 16384 tokens, 16 layers of Llama-3.1-8B: 849, 879, 962 and 1241, two
 # programs a multiprocessor, for which carveout.py leaves room; with four stages and room for one (50 percent) 852, 866,
 # 962 and 1308. 28 layers of Qwen3-0.6B: 554, 620, 762 and 1274; 557, 602, 787 and 1401. See docs/LOG.md for splits.
-# In the interpreter, where each operation takes its time, two splits are put together at once and not sixteen.
-_COMBINED, _WARPS, _STAGES = 16, 4, 3
+_WARPS, _STAGES = 4, 3
+_MOST_OF_TILE = 128  # positions
 _BLOCK_ROW = 128  # columns of all rows at a time, for the norm of rows
 
 
@@ -416,13 +322,3 @@ def variants() -> Iterator[Variant]:
             num_stages=_STAGES,
             most_registers=_most_registers(block_d, form == "*i8"),
         )  # fmt: skip
-    for name, sinks in (("", None), (" with sinks", "*bf16")):
-        yield Variant(
-            name=f"attention_combine d128{name}",
-            kernel=_combine,
-            signature={"out": "*bf16", "sinks": sinks, **partial, **sizes},
-            constants={"H": 32, "D": 128, "BLOCK_D": 128, "COMBINED": _COMBINED, "NVIDIA": False},
-            nvidia_constants={"NVIDIA": True},
-            has_pdl=True,
-            num_warps=_WARPS,
-        )

@@ -78,7 +78,8 @@ def signs_of_span(signs, places, SIZE: tl.constexpr, NVIDIA: tl.constexpr):
 
 @triton.jit
 def rotated_span(v, signs, signs_there, places, SIZE: tl.constexpr, NVIDIA: tl.constexpr):
-    """R v of v [2, 128] in blocks of SIZE, the 256 numbers lying as span_places says; for a program of one warp.
+    """R v of v [2, 128] in blocks of SIZE, the 256 numbers lying as span_places says; for a program of one warp, or of
+    two with a half each.
 
     signs_there: signs_of_span.
     """

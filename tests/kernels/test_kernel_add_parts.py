@@ -77,7 +77,7 @@ def test_it_is_the_residual_and_then_the_quantizing_whatever_the_number_of_rows(
             assert torch.equal(some, whole[first:last])
 
 
-@pytest.mark.parametrize("name", ["add_parts", "quantize_fragments", "quantize_rows"])
+@pytest.mark.parametrize("name", ["add_parts", "quantize_fragments", "quantize_rows", "combine_fragments"])
 def test_rows_that_come_out_wrong_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rotates = module.try_rotation
     assert rotates(256, DEVICE)

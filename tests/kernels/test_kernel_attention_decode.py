@@ -15,9 +15,10 @@ from runner.kernels.attention import attend_ref, multiplied_in
 from runner.kernels.attention_decode import attend_rows
 from runner.kernels.heads import HeadNorm, place_heads
 from runner.kernels.kv_layer import LayerCache
+from runner.kernels.splits import combine
 
-# H, G, D, M, start, window: splits end at multiples of 128, from 2048 on of 256, from 8192 on of 512, from 16384 on of
-# 1024, and sixteen are put together at a time (two in the interpreter).
+# H, G, D, M, start, window: splits end at multiples of 64, from 256 on of 128, from 2048 on of 256, from 8192 on of
+# 512, from 16384 on of 1024.
 SHAPES = [
     (6, 2, 18, 3, 0, None),
     (4, 4, 12, 2, 254, None),
@@ -86,10 +87,11 @@ class Heads:
         sinks: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         cos, sin = self.angles
-        return attend_rows(
+        splits = attend_rows(
             self.qkv[rows].contiguous(), self.h, cos[rows].contiguous(), sin[rows].contiguous(), **self.gains,
             cache=cache, start=at(start), window=window, sinks=sinks, scale=0.3,
         )  # fmt: skip
+        return combine(splits)
 
 
 def emptied(cache: LayerCache, start: int) -> LayerCache:
@@ -121,11 +123,11 @@ def attend(
     that this leaves."""
     after = emptied(cache, start)
     angles = torch.ones(len(q), 0, device=DEVICE)
-    found = attend_rows(
+    splits = attend_rows(
         heads_of(cache, q, start), q.shape[1], angles, angles, q_gain=None, k_gain=None, norm="none", eps=0.0,
         cache=after, start=at(start), window=window, sinks=sinks, scale=scale,
     )  # fmt: skip
-    return found, after
+    return combine(splits), after
 
 
 def check(

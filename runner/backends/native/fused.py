@@ -43,6 +43,7 @@ from runner.kernels.embedding import embed
 from runner.kernels.heads import place_heads
 from runner.kernels.kv_layer import LayerCache
 from runner.kernels.matmul import Activation, Logits, gate_ref, linear_gated, linear_logits
+from runner.kernels.splits import Splits
 from runner.kernels.values import MOST_ROWS, Squares
 from runner.model_config import RopeName
 
@@ -73,8 +74,8 @@ class FusedAttention:
         self.k_gain = read_norm(reader, module, name, "k_norm" if module.k_norm is not None else None)
         self.sinks = reader.vector(f"{name}.sinks") if module.sinks is not None else None
 
-    def mix(self, stream: Stream, before: Norm | None, layer: int, run: FusedPass) -> Tensor:
-        """The heads' mixture [M, H * D] of the rows' values, before the output product."""
+    def mix(self, stream: Stream, before: Norm | None, layer: int, run: FusedPass) -> Tensor | Splits:
+        """The heads' mixture [M, H * D] of the rows' values, before the output product; of few rows, its splits."""
         module, cache = self.module, run.caches[layer]
         qkv = multiply(stream, before, self.qkv, self.dtype)
         run.checkpoint()

@@ -20,6 +20,7 @@ from runner.kernels.gemv_spans import rounds
 from runner.kernels.layouts import best_layout
 from runner.kernels.matmul import Rows, linear, linear_residual, linear_residual_for, linear_squares
 from runner.kernels.rotate import quantize_blocks, quantize_fragments, quantize_rows, rotate_rows
+from runner.kernels.splits import Splits, combine, combine_fragments
 from runner.kernels.values import FEW_ROWS, Int8Fragments, Matrix, Squares, UnroundedRow
 
 
@@ -52,12 +53,16 @@ class Norm:
 
 
 def activations(
-    x: Tensor, gain: Tensor | None, w: Matrix, dtype: torch.dtype, squares: Squares | None = None
+    x: Tensor | Splits, gain: Tensor | None, w: Matrix, dtype: torch.dtype, squares: Squares | None = None
 ) -> tuple[Rows, Squares | None]:
     """x [M, K], times the gain, as a product with w wants it, and what of the norm is left for the product to do.
 
-    squares: of the rows of x, if a norm stands before the product.
+    x: or attention's splits, which have no gain. squares: of the rows of x, if a norm stands before the product.
     """
+    if isinstance(x, Splits):
+        if not isinstance(w, Tensor) and w.layout == "fragments" and len(x) <= FEW_ROWS:
+            return combine_fragments(x, w.rotation, ZEROS[w.format]), None
+        x = combine(x)
     if isinstance(w, Tensor):
         return x if gain is None and x.dtype == dtype else rotate_rows(x, gain, 1, dtype), squares
     if takes_int8(w, len(x)):
@@ -106,7 +111,7 @@ def dtype_of(w: Matrix, dtype: torch.dtype) -> torch.dtype:
 
 def add_branch(
     stream: Stream,
-    x: Tensor,
+    x: Tensor | Splits,
     product: Product,
     after: Norm | None,
     dtype: torch.dtype,
@@ -118,8 +123,9 @@ def add_branch(
     """
     (w,), (bias,) = product.parts, product.biases
     h, eps = stream.h, stream.eps
-    if after is None and reader is not None and reads_parts(reader) and len(x) == 1 and rounds(w):
-        squares, ready = linear_residual_for(UnroundedRow(x=x), w, h, reader, bias=bias, eps=eps)
+    row = UnroundedRow(x=x) if isinstance(x, Tensor) and len(x) == 1 else None
+    if row is not None and after is None and reader is not None and reads_parts(reader) and rounds(w):
+        squares, ready = linear_residual_for(row, w, h, reader, bias=bias, eps=eps)
         return Stream(h=h, eps=eps, squares=squares, ready=ready)
     rows, _ = activations(x, None, w, dtype)
     if after is not None:

@@ -24,6 +24,7 @@ from runner.config import SamplingParams
 from runner.kernels.attention_decode import attend_rows
 from runner.kernels.kv_layer import LayerCache
 from runner.kernels.sampling import Choice, choose, is_supported
+from runner.kernels.splits import combine
 from runner.kernels.values import MOST_ROWS
 from runner.model_config import RopeName
 
@@ -57,13 +58,14 @@ class DevicePass:
     def mix(self, attention: Attention, x: Tensor, _layer: int) -> Tensor:
         cos, sin = self.rotations[attention.rope]
         eps = 0.0 if attention.q_norm is None else attention.q_norm.eps
-        return attend_rows(
+        splits = attend_rows(
             torch.cat(attention.projections(x), -1), attention.num_heads, cos, sin,
             q_gain=None if attention.q_norm is None else attention.q_norm.gain,
             k_gain=None if attention.k_norm is None else attention.k_norm.gain,
             norm=attention.norm, eps=eps, cache=self.cache, start=self.start, window=attention.window,
             sinks=attention.sinks, scale=attention.scale,
         )  # fmt: skip
+        return combine(splits)
 
 
 def can_be_chained(head: torch.nn.Module) -> bool:

@@ -1,0 +1,127 @@
+"""Attention's splits put together, against float64; rounded to int8 by the same kernel as by that of any rows."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from attention_cases import DEVICE, check_attention, poison_new_tensors, random
+
+from runner.kernels.fragments import activation_rows
+from runner.kernels.rotate import quantize_fragments
+from runner.kernels.splits import Splits, combine, combine_fragments, n_splits_of
+
+# H, D, M, start, window: 3, 18 and 80 fill no span of 256 columns; a window of 300 begins in a later split.
+SHAPES = [
+    (4, 64, 2, 0, None),
+    (3, 128, 3, 1500, None),
+    (2, 256, 1, 127, None),
+    (8, 80, 2, 700, 300),
+    (32, 18, 2, 5000, None),
+    (1, 64, 2, 2046, 1),
+    (1, 64, 2, 18500, None),
+]
+
+SIZES = [(256, 64), (2048, 128), (8192, 256), (16384, 512), (1 << 30, 1024)]  # of splits that begin before
+
+
+@pytest.fixture(autouse=True)
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    poison_new_tensors(monkeypatch)
+
+
+def begins(capacity: int) -> list[int]:
+    """Where splits begin, counted and not computed."""
+    found = [0]
+    while (end := found[-1] + next(size for limit, size in SIZES if found[-1] < limit)) < capacity:
+        found.append(end)
+    return found
+
+
+def splits_of(h: int, d: int, m: int, start: int, window: int | None, *, sinks: bool = False) -> Splits:
+    """Random ones, and NaN where a row does not see a position of a split."""
+    capacity = start + m + 300
+    first = torch.tensor(begins(capacity), device=DEVICE)
+    end = torch.tensor([*begins(capacity)[1:], capacity], device=DEVICE)
+    reach = 1 << 30 if window is None else window
+    position = start + torch.arange(m, device=DEVICE)[:, None]
+    seen = ((first <= position) & (end > position - reach + 1))[:, None]  # M, 1, S
+
+    def part(*shape: int, seed: int) -> torch.Tensor:
+        values = random(m, h, len(first), *shape, seed=seed)
+        return torch.where(seen if not shape else seen[..., None], values, float("nan"))
+
+    return Splits(
+        tops=4 * part(seed=1),
+        totals=1 + part(seed=2).abs(),
+        mixes=part(d, seed=3),
+        start=torch.tensor([start], dtype=torch.int32, device=DEVICE),
+        window=reach,
+        capacity=capacity,
+        sinks=3 * random(h, seed=4) if sinks else None,
+        dtype=torch.float32,
+    )
+
+
+def exact(splits: Splits) -> torch.Tensor:
+    tops = splits.tops.double().nan_to_num(nan=-torch.inf)
+    weights = 2.0 ** (tops - tops.amax(2, keepdim=True))
+    total = (weights * splits.totals.double().nan_to_num()).sum(2)
+    if splits.sinks is not None:
+        total += 2.0 ** (splits.sinks.double() / torch.log(torch.tensor(2.0)).item() - tops.amax(2))
+    mixed = (weights[..., None] * splits.mixes.double().nan_to_num()).sum(2)
+    return (mixed / total[..., None]).flatten(1)
+
+
+def of_row(splits: Splits, m: int) -> Splits:
+    """A row of them alone."""
+    rows = {name: getattr(splits, name)[m : m + 1].contiguous() for name in ("tops", "totals", "mixes")}
+    return dataclasses.replace(splits, **rows, start=splits.start + m)
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize(("h", "d", "m", "start", "window"), SHAPES)
+def test_they_are_put_together_as_float64_does_it_and_nothing_else_is_read(
+    h: int, d: int, m: int, start: int, window: int | None, sinks: bool
+) -> None:
+    splits = splits_of(h, d, m, start, window, sinks=sinks)
+    assert splits.mixes.shape[2] == n_splits_of(splits.capacity)
+    check_attention(combine(splits), exact(splits), sums=4e-6)
+
+
+@pytest.mark.parametrize("rotation", [1, 64, 256])
+@pytest.mark.parametrize(("h", "d", "m", "start", "window"), SHAPES)
+def test_in_int8_they_are_what_rows_of_float32_become(
+    h: int, d: int, m: int, start: int, window: int | None, rotation: int
+) -> None:
+    if h * d % max(rotation, 64):
+        rotation = 64
+    splits = splits_of(h, d, m, start, window, sinks=True)
+    found, wanted = combine_fragments(splits, rotation, 8), quantize_fragments(combine(splits), None, rotation, 8)
+    assert (found.num_rows, found.zero) == (wanted.num_rows, wanted.zero)
+    assert torch.equal(activation_rows(found), activation_rows(wanted))
+    full = m // found.notes.shape[2]  # blocks
+    assert torch.equal(found.notes[:full, ..., :3], wanted.notes[:full, ..., :3])
+
+
+def test_a_row_has_the_same_bits_alone() -> None:
+    splits = splits_of(8, 64, 11, 250, None, sinks=True)
+    together, in_int8 = combine(splits), activation_rows(combine_fragments(splits, 256, 1))
+    for m in (0, 5, 6, 10):
+        assert torch.equal(combine(of_row(splits, m))[0], together[m])
+        assert torch.equal(activation_rows(combine_fragments(of_row(splits, m), 256, 1))[0], in_int8[m])
+
+
+def test_values_of_any_size_stay_finite() -> None:
+    splits = splits_of(4, 64, 2, 700, None)
+    far = dataclasses.replace(splits, tops=100 * splits.tops, sinks=torch.full((4,), -80.0, device=DEVICE))
+    assert bool(combine(far).isfinite().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_result_has_the_dtype_of_the_model(dtype: torch.dtype) -> None:
+    splits = splits_of(4, 64, 2, 300, None)
+    found = combine(dataclasses.replace(splits, dtype=dtype))
+    assert found.dtype == dtype
+    check_attention(found, exact(splits), sums=4e-6)
