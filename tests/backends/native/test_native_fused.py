@@ -241,7 +241,7 @@ def test_the_token_after_a_prompt_is_chosen_on_the_device_as_the_host_would(
         history += part
         chosen = kernels.last_choice(part, params, go_on)
         assert chosen is not None
-        logits = reference.extend(part, "last", go_on)[0].numpy()
+        logits = reference.extend(part, "last", go_on)[0].cpu().numpy()
         assert chosen() == sample(logits, params, history, len(history))
         assert kernels.cache.length == len(history)
     assert kernels.last_choice([1], dataclasses.replace(params, presence_penalty=1.0), go_on) is None
