@@ -23,9 +23,6 @@ from runner.kernels.compile import Variant
 from runner.kernels.rotate import SPAN, empty_fragments, store_fragments
 from runner.kernels.values import OPTIONS, Int8Fragments, cdiv, has_pdl, is_nvidia, pdl_option
 
-# Splits are of 64 positions up to 256, of 128 up to 2048, of 256 up to 8192, of 512 up to 16384, and then of 1024: one
-# choice for every M and every capacity, since the order of summation follows from it. Where there are more programs
-# than fit at once, fewer and longer ones do less before their first tile. docs/LOG.md has what others take.
 LOG2_E = tl.constexpr(1.4426950408889634)  # scores are multiplied by it, so that the softmax is of powers of 2
 
 
@@ -68,6 +65,10 @@ def only_split(x: Tensor, head_dim: int) -> Splits:
 
 
 # --- geometry --------------------------------------------------------------------------------------------------------
+
+# Splits are of 64 positions up to 256, of 128 up to 2048, of 256 up to 8192, of 512 up to 16384, and then of 1024: one
+# choice for every M and every capacity, since the order of summation follows from it. Where there are more programs
+# than fit at once, fewer and longer ones do less before their first tile. docs/LOG.md has what others take.
 
 
 @triton.jit
@@ -225,9 +226,8 @@ def _combine_fragments(
         gdc_launch_dependents()  # at once: see docs/KERNELS.md, "When the next kernel begins"
         gdc_wait()
     v = _combined_span(
-        tops, totals, mixes, sinks, row, split_of(first), split_of(last), n_splits,
-        H, D, FEW, MANY, NVIDIA,
-    )  # fmt: skip
+        tops, totals, mixes, sinks, row, split_of(first), split_of(last), n_splits, H, D, FEW, MANY, NVIDIA
+    )
     v = rotated_span(v, signs, signs_there, places, SIZE, NVIDIA)
     store_fragments(v, places, span, row, H * D, 1.0, zero, words, notes, COLUMNS)
 
