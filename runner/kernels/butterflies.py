@@ -2,8 +2,9 @@
 
 `rotated` takes a row of numbers in any layout, and any GPU's compiler finds its way of passing them between lanes.
 `rotated_span` takes 256 of them as one warp of NVIDIA's loads them, so that five of the eight stages are one exchange
-between two lanes each and the others pass nothing: no shared memory and no barrier. Both add the same numbers in the
-same order, so their results have the same bits. All is float32. It knows neither norms nor rounding.
+between two lanes each and the others pass nothing: no shared memory and no barrier, unless two warps have a half each:
+then the last stage passes through it. Both add the same numbers in the same order, so their results have the same bits.
+All is float32. It knows neither norms nor rounding.
 """
 
 from __future__ import annotations

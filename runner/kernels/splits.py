@@ -265,9 +265,9 @@ def combine_fragments(splits: Splits, rotation: int, zero: int) -> Int8Fragments
 
 
 # H100, mq4, us of a step after 16, 200, 1000 and 4096 tokens, with one warp and with two: 16 layers of Llama-3.1-8B
-# 951, 956, 988, 1104 and 954, 948, 981, 1083; after 16, 1000 and 4096, before there were splits of 64, eight rows of it
+# 951, 956, 990, 1104 and 954, 948, 981, 1083; after 16, 1000 and 4096, before there were splits of 64, eight rows of it
 # 1105, 1143, 1282 and 1173, 1196, 1312, Qwen3-0.6B 546, 622, 772 and 541, 610, 750. Sixteen splits at a time are no
-# better before 16384 tokens.
+# better up to 4096 tokens.
 _FEW, _MANY = 2, 10
 _PROGRAMS_OF_TWO_WARPS: Final = 16
 

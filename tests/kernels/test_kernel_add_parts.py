@@ -32,7 +32,9 @@ def reader(k: int, rotation: int, *, has_gain: bool = True) -> Reader:
     return Reader(gain=random(k, seed=9) if has_gain else None, w=w, zero=ZEROS[FORM])
 
 
-@pytest.mark.parametrize(("m", "n_parts", "k", "rotation"), [(1, 1, 256, 256), (3, 5, 512, 64), (9, 2, 768, 1)])
+@pytest.mark.parametrize(
+    ("m", "n_parts", "k", "rotation"), [(1, 1, 256, 256), (3, 5, 512, 64), (9, 2, 768, 1), (2, 19, 256, 256)]
+)
 @pytest.mark.parametrize("is_plain", [False, True])
 def test_the_new_stream_its_squares_and_its_rows_are_those_of_float64(
     m: int, n_parts: int, k: int, rotation: int, is_plain: bool
