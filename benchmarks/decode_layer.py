@@ -1,6 +1,8 @@
-"""A decode step kernel by kernel: what runs, how long each takes, and what lies between them.
+"""A decode step, or a pass of more tokens, kernel by kernel: what runs, how long each takes, what lies between them.
 
     python benchmarks/decode_layer.py [--shape llama-3.1-8b] [--format mq4] [--depth 16] [--steps 20] [--json FILE]
+    python benchmarks/decode_layer.py --rows 8            # as a draft is verified
+    python benchmarks/decode_layer.py --rows 64 --depth 0 # a prompt
 
 The step is the engine's own, replayed from its CUDA graph on a model of that shape with random weights, and torch's
 profiler says when each kernel began and ended. Rows are the kernels of a layer in their order (medians over all layers
@@ -13,20 +15,24 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import timing
 import torch
-from generation import device_step_s, run_ahead
+from generation import device_step_s, fill, run_ahead
 from random_models import RECIPE_NAMES, about_bytes, fused_execution, write_directory
 from records import Report, Table, add_arguments, origin, require_gpu, say
 from shapes import SHAPES, config_of
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from workplace import workplace
+
+from runner.backends.native.fused_execution import FusedExecution
 
 _NAME_WIDTH = 44
 
@@ -127,13 +133,21 @@ def _covered(kernels: Sequence[Kernel]) -> float:
     return covered
 
 
-def profiled(directory: Path, depth: int, n_steps: int) -> tuple[list[Kernel], float, int]:
+def profiled(directory: Path, n_rows: int, depth: int, n_steps: int) -> tuple[list[Kernel], float, int]:
     """The kernels of the steps, a step's time without the profiler in seconds, and the number of layers."""
-    execution = fused_execution(directory, depth + 2 * n_steps + 320)
-    seconds = device_step_s(execution, depth)
-    run_ahead(execution, depth, n_steps)
+    execution = fused_execution(directory, depth + 2 * n_steps + n_rows + 320)
+    if n_rows == 1:
+        seconds = device_step_s(execution, depth)
+        steps = partial(run_ahead, execution, depth, n_steps)
+    else:
+        fill(execution, depth)
+        steps = partial(run_passes, execution, n_rows, n_steps)
+        steps()
+        execution.after_answer()  # which records a prompt's graph
+        seconds = timing.wall_s(steps, 5) / n_steps
+    steps()
     with profile(activities=[ProfilerActivity.CUDA]) as found:
-        run_ahead(execution, depth, n_steps)
+        steps()
     kernels = [
         Kernel(name=event.name, start_us=event.time_range.start, end_us=event.time_range.end)
         for event in found.events()
@@ -142,6 +156,15 @@ def profiled(directory: Path, depth: int, n_steps: int) -> tuple[list[Kernel], f
     n_layers = execution.cache.num_layers
     execution.release()
     return kernels, seconds, n_layers
+
+
+def run_passes(execution: FusedExecution, n_rows: int, count: int) -> None:
+    """`count` passes of so many tokens, each after what the cache holds, with the logits of the last one."""
+    held, ids = execution.cache.length, [row % 60 for row in range(n_rows)]
+    for _ in range(count):
+        execution.extend(ids, "last", lambda: None)
+        execution.cache.truncate(held)
+    timing.wait()
 
 
 def last_steps(kernels: Sequence[Kernel], n_steps: int) -> list[Kernel]:
@@ -165,10 +188,20 @@ def show(step: Step, seconds: float, num_layers: int) -> None:
     print(f"({100 * (1 - step.busy_us / step.us):.1f} %); without profiler {1e6 * seconds:.0f} us.\n", flush=True)
 
 
+def record(report: Report, step: Step, seconds: float, common: Mapping[str, Any]) -> None:
+    """A line for each row, and one for the whole step."""
+    for row in step.rows:
+        figures = {"calls": row.calls, "us": row.us, "gap_us": row.gap_us, "share": row.share}
+        report.add({**common, "place": row.place, "kernel": row.name, **figures})
+    figures = {"calls": step.kernels, "us": step.us, "busy_us": step.busy_us, "unprofiled_us": 1e6 * seconds}
+    report.add({**common, "place": "step", "kernel": "", **figures})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["llama-3.1-8b"])
     parser.add_argument("--format", nargs="+", choices=RECIPE_NAMES, default=["mq4"])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1], help="tokens of a step")
     parser.add_argument("--depth", type=int, default=16)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--layers", type=int, help="fewer than the shape has")
@@ -184,35 +217,14 @@ def main() -> None:
             config = config_of(shape, asked.layers)
             with workplace(asked.work, about_bytes(config)) as work:
                 write_directory(work / "model", config, recipe, is_hashed=False)
-                kernels, seconds, num_layers = profiled(work / "model", asked.depth, asked.steps)
-            step = analyse(last_steps(kernels, asked.steps), asked.steps, num_layers)
-            print(f"{shape}, {recipe}, after {asked.depth} tokens\n")
-            show(step, seconds, num_layers)
-            common = {"shape": shape, "layers": asked.layers, "format": recipe, "depth": asked.depth}
-            for row in step.rows:
-                report.add(
-                    {
-                        **common,
-                        "place": row.place,
-                        "kernel": row.name,
-                        "calls": row.calls,
-                        "us": row.us,
-                        "gap_us": row.gap_us,
-                        "share": row.share,
-                    }
-                )
-            report.add(
-                {
-                    **common,
-                    "place": "step",
-                    "kernel": "",
-                    "calls": step.kernels,
-                    "us": step.us,
-                    "busy_us": step.busy_us,
-                    "unprofiled_us": 1e6 * seconds,
-                }
-            )
-            torch.cuda.empty_cache()
+                for n_rows in asked.rows:
+                    kernels, seconds, num_layers = profiled(work / "model", n_rows, asked.depth, asked.steps)
+                    step = analyse(last_steps(kernels, asked.steps), asked.steps, num_layers)
+                    print(f"{shape}, {recipe}, {n_rows} tokens after {asked.depth}\n")
+                    show(step, seconds, num_layers)
+                    common = {"shape": shape, "layers": asked.layers, "format": recipe}
+                    record(report, step, seconds, {**common, "rows": n_rows, "depth": asked.depth})
+                    torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

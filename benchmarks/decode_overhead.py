@@ -22,10 +22,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import llama_cpp
 
 import runner
+from runner.backends.llamacpp.library import model_params
 from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.engine import Engine
 from runner.engine_process import EngineProcess
@@ -114,16 +116,17 @@ class Ours:
 
 
 def quiet_llama(path: Path, threads: int) -> llama_cpp.Llama:
-    return llama_cpp.Llama(
-        str(path),
-        n_ctx=N_CTX,
-        n_threads=threads,
-        n_threads_batch=threads,
-        n_gpu_layers=0,
-        flash_attn=True,
-        verbose=False,
-        seed=1,
-    )
+    with patch.object(llama_cpp.llama_cpp, "llama_model_default_params", model_params):
+        return llama_cpp.Llama(
+            str(path),
+            n_ctx=N_CTX,
+            n_threads=threads,
+            n_threads_batch=threads,
+            n_gpu_layers=0,
+            flash_attn=True,
+            verbose=False,
+            seed=1,
+        )
 
 
 def measure(path: Path, n: int, rounds: int, threads: int, is_greedy: bool) -> dict[str, list[float]]:

@@ -25,7 +25,7 @@ BEGIN, END = "<!-- {}: made by benchmarks/page.py -->", "<!-- end of {} -->"
 NOTHING = "No figures are here yet: run the command above on a GPU with `--json docs/benchmarks.jsonl`.\n"
 _KEYS = {
     "matmul": ("shape", "matrix", "m", "way"),
-    "decode_layer": ("shape", "layers", "format", "depth"),
+    "decode_layer": ("shape", "layers", "format", "rows", "depth"),
     "models": ("shape", "layers", "engine", "test"),
     "load_time": ("model",),
     "speculation": ("kind", "model", "backend", "drafter", "adversary", "genre", "category", "temperature"),
@@ -88,9 +88,9 @@ def matmul(rows: list[Row]) -> str:
 
 
 def decode_layer(rows: list[Row]) -> str:
-    """A table a shape and format, and what a step takes in all."""
+    """A table a shape, format and kind of step, and what a step takes in all."""
     parts = []
-    names = ("shape", "format", "depth")
+    names = ("shape", "format", "rows", "depth")
     for place in dict.fromkeys(tuple(row[name] for name in names) for row in rows):
         mine = [row for row in rows if tuple(row[name] for name in names) == place]
         total = next(row for row in mine if row["place"] == "step")
@@ -109,12 +109,16 @@ def decode_layer(rows: list[Row]) -> str:
                     )
                 )
         said = (
-            f"**{place[0]}, {place[1]}, after {place[2]} tokens**: {total['calls']} kernels a step of "
-            f"{total['us']:.0f} us, {total['busy_us']:.0f} of which some kernel runs; without the profiler "
+            f"**{place[0]}, {place[1]}, {_tokens(place[2])}after {place[3]} tokens**: {total['calls']} kernels a step "
+            f"of {total['us']:.0f} us, {total['busy_us']:.0f} of which some kernel runs; without the profiler "
             f"{total['unprofiled_us']:.0f} us."
         )
         parts.append(f"{said}\n\n" + "\n".join(lines))
     return "\n\n".join(parts)
+
+
+def _tokens(n_rows: int) -> str:
+    return "" if n_rows == 1 else f"{n_rows} tokens "
 
 
 _DEFAULT: Final = "runner mq4"

@@ -291,7 +291,7 @@ def test_products_and_steps_and_loads_have_their_tables() -> None:
     }
     text = page.section("matmul", [line("matmul", way="mq4", **product), line("matmul", way="torch int4", **product)])
     assert "| qkv | 6144 x 4096 | 1 | 4.0 | 5.0 | 5.0 | 75 % |" in text
-    common = {"shape": "8b", "layers": None, "format": "mq4", "depth": 16}
+    common = {"shape": "8b", "layers": None, "format": "mq4", "rows": 1, "depth": 16}
     kernel = line("decode_layer", place="layer", kernel="gemv", calls=32, us=5.0, gap_us=0.5, share=0.4, **common)
     total = line(
         "decode_layer", place="step", kernel="", calls=99, us=400.0, busy_us=380.0, unprofiled_us=390.0, **common

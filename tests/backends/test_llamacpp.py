@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
+import llama_cpp
 import numpy as np
 import pytest
 
@@ -191,6 +192,21 @@ def test_a_cancelled_load_stops(demo_directory: Path) -> None:
         llamacpp.load(
             gguf_model(demo_directory / "demo-q8_0.gguf"), LoadOptions(n_gpu_layers=0), lambda _: None, cancel
         )
+
+
+@pytest.mark.parametrize("has_amx", [False, True])
+def test_nothing_is_repacked_for_amx_whose_products_end_the_process(
+    demo_directory: Path, monkeypatch: pytest.MonkeyPatch, has_amx: bool
+) -> None:
+    features = b"CPU : AVX2 = 1 | AMX_INT8 = 1 | REPACK = 1" if has_amx else b"CPU : AVX2 = 1 | REPACK = 1"
+    monkeypatch.setattr(llama_cpp, "llama_print_system_info", lambda: features)
+    opened = []
+    monkeypatch.setattr(
+        llama_cpp, "llama_model_load_from_file", lambda _, params: opened.append(params.use_extra_bufts)
+    )
+    with pytest.raises(BadModelFile):  # nothing was loaded
+        load(demo_directory / "demo-q8_0.gguf")
+    assert opened == [not has_amx]
 
 
 def test_a_context_that_cannot_be_had_is_reported(demo_directory: Path) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
+
+from runner.backends.llamacpp.library import model_params
 
 F32 = 0  # ggml's number of the type, for the KV cache
 
@@ -19,17 +22,18 @@ def loaded(path: Path, *, n_ctx: int = 256) -> Iterator[llama_cpp.Llama]:
 
     One thread: the models are tiny, and two would wait for each other whenever the machine is busy.
     """
-    model = llama_cpp.Llama(
-        str(path),
-        n_ctx=n_ctx,
-        n_batch=n_ctx,
-        logits_all=True,
-        type_k=F32,
-        type_v=F32,
-        n_threads=1,
-        n_threads_batch=1,
-        verbose=False,
-    )
+    with patch.object(llama_cpp.llama_cpp, "llama_model_default_params", model_params):
+        model = llama_cpp.Llama(
+            str(path),
+            n_ctx=n_ctx,
+            n_batch=n_ctx,
+            logits_all=True,
+            type_k=F32,
+            type_v=F32,
+            n_threads=1,
+            n_threads_batch=1,
+            verbose=False,
+        )
     try:
         yield model
     finally:

@@ -94,12 +94,22 @@ _KV_TYPES: dict[KvType, int] = {
 }
 
 
+def model_params() -> Any:
+    """llama.cpp's own for opening a model, but nothing is repacked where that would be for AMX, Intel's matrix
+    instructions: GCC drops most of what configures them, and the first product ends the process with SIGSEGV
+    (llama.cpp 20824, as of 0.3.36). It can be told to repack for no instructions alone.
+    """
+    params = llama_cpp.llama_model_default_params()
+    params.use_extra_bufts = b"AMX_INT8 = 1" not in llama_cpp.llama_print_system_info()
+    return params
+
+
 def open_model(
     path: Path, options: LoadOptions, on_progress: LoadProgress, cancel: CancelToken, *, vocab_only: bool = False
 ) -> Any:
     """llama_model_load_from_file with progress and cancellation. Raises BadModelFile with llama.cpp's own reason."""
     messages = library_log()
-    params = llama_cpp.llama_model_default_params()
+    params = model_params()
     params.vocab_only = vocab_only
     params.n_gpu_layers = -1 if options.n_gpu_layers in ("auto", "all") else options.n_gpu_layers
 
