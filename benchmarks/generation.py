@@ -85,6 +85,19 @@ def prefill(backend: Backend, n_prompt: int, repetitions: int) -> tuple[float, .
     return tuple(rates[1:])
 
 
+def prefill_after(backend: Backend, depth: int, n_prompt: int, repetitions: int) -> tuple[float, ...]:
+    """The same of prompts that go on after a text of `depth` tokens, which the cache holds: messages in a chat."""
+    vocab_size = backend.info.vocab_size
+    text = prompt(depth, vocab_size, seed=1)
+    generated(backend, text, 1)
+    rates = []
+    for repetition in range(repetitions + 1):
+        message = [repetition, *prompt(n_prompt - 1, vocab_size, seed=100 + repetition)]
+        _, times = generated(backend, [*text, *message], 1)
+        rates.append(n_prompt / times[0])
+    return tuple(rates[1:])
+
+
 # --- steps -----------------------------------------------------------------------------------------------------------
 
 

@@ -6,8 +6,9 @@
 
 Where a peer is given the order is ours, peer, ours, in one call. tg128 is greedy decoding of 128 tokens through
 Backend.generate, choosing tokens and the host's loop included, pp512 a prompt up to its first token; "@ d4096" is after
-4096 tokens. t(M) is a step of M rows with the logits of all, as verifying a draft takes it, queued without waiting.
-Host: the share of a decode step's time in which the device had nothing to do. Random weights do not change the speed.
+4096 tokens, where prompts are those of --messages. t(M) is a step of M rows with the logits of all, as verifying a
+draft takes it, queued without waiting. Host: the share of a decode step's time in which the device had nothing to do.
+Random weights do not change the speed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 
 import timing
 import torch
-from generation import decode, device_step_s, prefill, rows_step
+from generation import decode, device_step_s, prefill, prefill_after, rows_step
 from peers import Measured, llama_bench, test_name, wheel
 from random_models import RECIPE_NAMES, about_bytes, ready, write_directory
 from records import Report, Table, add_arguments, origin, require_gpu, say
@@ -43,13 +44,14 @@ class Tests:
     """What is measured of each model."""
 
     prompts: tuple[int, ...]
+    messages: tuple[int, ...]
     depths: tuple[int, ...]
     n_gen: int
     repetitions: int
 
     @property
     def n_ctx(self) -> int:
-        return max([*self.prompts, *self.depths]) + self.n_gen + 64
+        return max([*self.prompts, *self.depths]) + max([0, *self.messages]) + self.n_gen + 64
 
 
 @dataclass(kw_only=True)
@@ -95,6 +97,10 @@ def measure_ours(directory: Path, tests: Tests, found: Found) -> None:
             _measure_steps(backend, depth, tests.n_gen, statistics.median(decoded.tok_s), found)
     for n_prompt in tests.prompts:
         found.add(test_name(n_prompt, 0, 0), prefill(backend, n_prompt, tests.repetitions))
+    for depth in filter(None, tests.depths):
+        for n_prompt in tests.messages:
+            rates = prefill_after(backend, depth, n_prompt, tests.repetitions)
+            found.add(test_name(n_prompt, 0, depth), rates)
     backend.close()
     timing.wait()
     torch.cuda.empty_cache()
@@ -167,7 +173,12 @@ def _measure_peers(shape: str, mix: str, gguf: Path, asked: Asked, found: dict[s
 
     tests = asked.tests
     write_gguf(gguf, config_of(shape, asked.layers), mix)
-    common = {"n_gen": tests.n_gen, "depths": tests.depths, "repetitions": tests.repetitions}
+    common = {
+        "messages": tests.messages,
+        "n_gen": tests.n_gen,
+        "depths": tests.depths,
+        "repetitions": tests.repetitions,
+    }
     try:
         if asked.build is not None:
             peer = found.setdefault(f"llama.cpp {mix}", Found())
@@ -235,6 +246,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--format", nargs="+", choices=RECIPE_NAMES, default=["mq4"])
     parser.add_argument("--layers", type=int, help="fewer than the shape has; rows say so")
     parser.add_argument("--prompts", type=int, nargs="+", default=[512, 2048])
+    parser.add_argument("--messages", type=int, nargs="*", default=[], help="prompts after each of --depths above 0")
     parser.add_argument("--depths", type=int, nargs="+", default=[0, 4096, 32768])
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("-r", "--repetitions", type=int, default=3, help="of each test in each pass")
@@ -248,7 +260,7 @@ def parse() -> argparse.Namespace:
         parser.error(f"there is no llama-bench in {asked.llama_bench}")
     for shape in asked.shape or ():
         context = SHAPES[shape]["max_position_embeddings"]
-        if max([*asked.prompts, *asked.depths]) + asked.tokens + 64 > context:
+        if max([*asked.prompts, *asked.depths]) + max([0, *asked.messages]) + asked.tokens + 64 > context:
             parser.error(f"{shape} has a context of {context} tokens: ask for smaller --prompts and --depths")
     return asked
 
@@ -263,6 +275,7 @@ def main() -> None:
     asked = Asked(
         tests=Tests(
             prompts=tuple(given.prompts),
+            messages=tuple(given.messages),
             depths=tuple(given.depths),
             n_gen=given.tokens,
             repetitions=given.repetitions,

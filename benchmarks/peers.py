@@ -42,17 +42,28 @@ def test_name(n_prompt: int, n_gen: int, n_depth: int) -> str:
 
 
 def llama_bench(
-    directory: Path, gguf: Path, *, prompts: Sequence[int], n_gen: int, depths: Sequence[int], repetitions: int
+    directory: Path,
+    gguf: Path,
+    *,
+    prompts: Sequence[int],
+    messages: Sequence[int],
+    n_gen: int,
+    depths: Sequence[int],
+    repetitions: int,
 ) -> Iterator[Measured]:
-    """All prompts at depth 0 in one run, decoding at all depths in another. Raises RuntimeError with what it said.
+    """All prompts at depth 0 in one run, decoding at all depths in another, and messages at those above 0 in a third.
+    Raises RuntimeError with what it said.
 
     One repetition more than asked for, whose sample is left out: the first of a test is up to three times as slow.
     """
     common = ["-m", str(gguf), "-r", str(repetitions + 1), "-fa", "1", "-o", "jsonl"]
-    for arguments in (
-        ["-p", ",".join(map(str, prompts)), "-n", "0"],
-        ["-p", "0", "-n", str(n_gen), "-d", ",".join(map(str, depths))],
-    ):
+    runs = [
+        ["-p", _listed(prompts), "-n", "0"],
+        ["-p", "0", "-n", str(n_gen), "-d", _listed(depths)],
+    ]
+    if messages and any(depths):
+        runs.append(["-p", _listed(messages), "-n", "0", "-d", _listed([depth for depth in depths if depth])])
+    for arguments in runs:
         done = subprocess.run(
             [str(directory / "llama-bench"), *common, *arguments],
             capture_output=True,
@@ -62,6 +73,10 @@ def llama_bench(
         if done.returncode:
             raise RuntimeError(f"llama-bench ended with {done.returncode}: {done.stderr.strip()[-600:]}")
         yield from parse_llama_bench(done.stdout)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))
 
 
 def parse_llama_bench(text: str) -> Iterator[Measured]:
@@ -93,6 +108,7 @@ def wheel(
     libraries: Path | None,
     *,
     prompts: Sequence[int],
+    messages: Sequence[int],
     n_gen: int,
     depths: Sequence[int],
     repetitions: int,
@@ -102,7 +118,7 @@ def wheel(
 
     Raises RuntimeError with what it said, and where it has no GPU and on_gpu wants one.
     """
-    lists = [("--prompt", prompts), ("--depth", depths)]
+    lists = [("--prompt", prompts), ("--message", messages), ("--depth", depths)]
     arguments = [word for name, values in lists for word in (name, *map(str, values))]
     with _linked(libraries) as environment:
         done = subprocess.run(
@@ -131,42 +147,40 @@ def _linked(libraries: Path | None) -> Iterator[dict[str, str]]:
         yield {"LLAMA_CPP_LIB_PATH": links, "LD_LIBRARY_PATH": library_path(libraries.resolve())}
 
 
-def _measure(
-    gguf: Path, prompts: Sequence[int], n_gen: int, depths: Sequence[int], repetitions: int, *, on_gpu: bool
-) -> list[dict[str, Any]]:
-    from generation import decode, prefill
+def _measure(asked: argparse.Namespace) -> list[dict[str, Any]]:
+    from generation import decode, prefill, prefill_after
 
     from runner.backends.llamacpp import load
     from runner.config import LoadOptions
     from runner.types import CancelToken, ReadyModel
 
+    gguf, repetitions = asked.model, asked.repetitions
     model = ReadyModel(
         name=gguf.stem, format="gguf", weights=(gguf,), directory=gguf.parent, size_bytes=gguf.stat().st_size
     )
-    n_ctx = max([*prompts, *depths]) + n_gen + 64
+    n_ctx = max([*asked.prompt, *asked.depth]) + max([0, *asked.message]) + asked.n_gen + 64
     backend = load(model, LoadOptions(backend="llamacpp", ctx_size=n_ctx), lambda _: None, CancelToken())
-    if on_gpu and not backend.info.n_gpu_layers:
+    if asked.on_gpu and not backend.info.n_gpu_layers:
         sys.exit("The llama-cpp-python that is installed computes on the CPU alone.")
-    rows = [
-        {"test": test_name(0, n_gen, depth), "tok_s": decode(backend, depth, n_gen, repetitions).tok_s}
-        for depth in depths
-    ]
-    rows += [{"test": test_name(n, 0, 0), "tok_s": prefill(backend, n, repetitions)} for n in prompts]
+    found = {test_name(0, asked.n_gen, d): decode(backend, d, asked.n_gen, repetitions).tok_s for d in asked.depth}
+    found |= {test_name(n, 0, 0): prefill(backend, n, repetitions) for n in asked.prompt}
+    later = [(n, depth) for n in asked.message for depth in asked.depth if depth]
+    found |= {test_name(n, 0, depth): prefill_after(backend, depth, n, repetitions) for n, depth in later}
     backend.close()
-    return rows
+    return [{"test": test, "tok_s": tok_s} for test, tok_s in found.items()]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--prompt", type=int, nargs="*", default=[512])
+    parser.add_argument("--message", type=int, nargs="*", default=[])
     parser.add_argument("--depth", type=int, nargs="*", default=[0])
     parser.add_argument("--n-gen", type=int, default=128)
     parser.add_argument("-r", "--repetitions", type=int, default=3)
     parser.add_argument("--on-gpu", action="store_true", help="end with a message where no layer is on a GPU")
     asked = parser.parse_args()
-    rows = _measure(asked.model, asked.prompt, asked.n_gen, asked.depth, asked.repetitions, on_gpu=asked.on_gpu)
-    print(json.dumps(rows))
+    print(json.dumps(_measure(asked)))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 
 def test_models_are_measured_beside_llama_cpp_python(tmp_path: Path) -> None:
-    sizes = ["--prompts", "24", "--depths", "0", "20", "--tokens", "4", "-r", "1"]
+    sizes = ["--prompts", "24", "--messages", "18", "--depths", "0", "20", "--tokens", "4", "-r", "1"]
     out = tmp_path / "rows.jsonl"
     places = ["--json", str(out), "--work", str(tmp_path), "--commit", "abc"]
     done = run("models.py", "--shape", "demo-moe", *sizes, "--wheel", *places)
@@ -36,7 +36,7 @@ def test_models_are_measured_beside_llama_cpp_python(tmp_path: Path) -> None:
     rows = {(row["engine"], row["test"]): row for row in rows_of(out)}
     both = ("runner mq4", "llama-cpp-python q4_k_m")
     for engine in both:
-        assert {"tg4", "tg4 @ d20", "pp24"} <= {test for name, test in rows if name == engine}
+        assert {"tg4", "tg4 @ d20", "pp24", "pp18 @ d20"} <= {test for name, test in rows if name == engine}
         assert rows[engine, "tg4"]["median"] > 0
     assert len(rows["runner mq4", "tg4"]["samples"]) == 2  # a pass before the peer and one after
     assert rows["runner mq4", "tg4"]["is_repeatable"]

@@ -166,17 +166,19 @@ LLAMA_BENCH = """ggml_cuda_init: found 1 CUDA devices
 {"n_prompt": 4, "n_gen": 0, "n_depth": 0, "avg_ts": 500.0, "samples_ts": [400.0, 600.0]}
 {"n_prompt": 512, "n_gen": 0, "n_depth": 0, "avg_ts": 9000.0}
 {"n_prompt": 0, "n_gen": 128, "n_depth": 4096, "avg_ts": 250.0, "samples_ts": [249.0, 251.0]}
+{"n_prompt": 64, "n_gen": 0, "n_depth": 4096, "avg_ts": 7000.0, "samples_ts": [6000.0, 8000.0]}
 """
 
 
 def test_llama_benchs_lines_are_read_without_cold_samples_and_short_prompts_are_steps_of_rows() -> None:
-    tests = models.Tests(prompts=(512,), depths=(4096,), n_gen=128, repetitions=2)
+    tests = models.Tests(prompts=(512,), messages=(64,), depths=(4096,), n_gen=128, repetitions=2)
     found = models.Found()
     models.measure_peer(list(peers.parse_llama_bench(LLAMA_BENCH)), tests, found)
     assert found.samples == {
         "t(4)": [pytest.approx(1000 * 4 / 600)],
         "pp512": [9000.0],
         "tg128 @ d4096": [251.0],
+        "pp64 @ d4096": [8000.0],
     }
 
 
@@ -190,7 +192,7 @@ def test_llama_bench_is_run_with_its_own_libraries_and_what_it_says_on_failing_i
         "*) echo out of memory >&2; exit 1;; esac\n"
     )
     program.chmod(0o755)
-    run = peers.llama_bench(tmp_path, tmp_path / "m.gguf", prompts=[8], n_gen=4, depths=[0], repetitions=1)
+    run = peers.llama_bench(tmp_path, tmp_path / "m.gguf", prompts=[8], messages=[], n_gen=4, depths=[0], repetitions=1)
     assert next(run) == peers.Measured(test="pp8", tok_s=(80.0,))
     with pytest.raises(RuntimeError, match="ended with 1: out of memory"):
         next(run)

@@ -1,13 +1,15 @@
-"""Attention of a prompt, or of a chunk of one: torch's on NVIDIA where it is the fastest, else flash attention here.
+"""Attention of a prompt, or of a chunk of one, over a cache that holds its keys and values: flash attention.
 
-The kernel (FlashAttention-2, arXiv:2307.08691) is right for everything: windows, of which it reads no more than is
-seen, sinks, int8 caches, every head size, and reads its position on the device, so that a graph can record it. A
-program is 64 rows of one head. The reference is attention.attend_ref.
+A program is 64 rows of one head (FlashAttention-2, arXiv:2307.08691). Where these are too few for the GPU, as for a
+short message after a long text, it is a split of their positions, and a second kernel puts the splits together (flash
+decoding). Positions are read on the device: a captured graph serves every length. Windows, of which it reads no more
+than is seen, sinks, int8 caches and every head size are the kernel's too. The reference is attention.attend_ref.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import torch
 import triton
@@ -17,35 +19,41 @@ from torch import Tensor
 from runner.kernels.attention import TYPES, check_query, multiplied_in, tile_positions
 from runner.kernels.compile import Variant
 from runner.kernels.kv_layer import LayerCache
-from runner.kernels.values import OPTIONS, capability, cdiv, is_nvidia, next_power_of_2
+from runner.kernels.splits import LOG2_E, power_of_2
+from runner.kernels.values import OPTIONS, cdiv, is_hopper, is_nvidia, next_power_of_2
 
 
 @triton.jit
 def _fold_tile(
-    q, keys, values, key_scale, value_scale, at, at_ok, seen, scale, top, total, mixed,
-    D: tl.constexpr, BLOCK_D: tl.constexpr,
+    q, keys, values, key_scale, value_scale, tile, first, last, low, high, is_seen_by_all, scale, top, total, mixed,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr, NVIDIA: tl.constexpr,
 ):  # fmt: skip
-    """A tile's positions into the running softmax of R queries: (top, total, mixed) before -> after.
+    """TILE positions from `tile` on into the running softmax of R queries: (top, total, mixed) before -> after.
 
-    q: [R, BLOCK_D] in the type that is multiplied in. keys, values and their scales: a kv head's. at: [C] positions,
-    at_ok those that may be read, seen [R, C] which query sees which. top: [R], the largest score; total: [R], the sum
-    of exp(score - top); mixed: [R, BLOCK_D], the values weighted by it. Sums are float32; the weights of values are
-    rounded to the type of q.
+    q: [R, BLOCK_D] in the type that is multiplied in. keys, values and their scales: a kv head's, of which those from
+    first to last may be read. low, high: [R], the first and the last position that a query sees; is_seen_by_all: all of
+    the tile. scale: what scores are multiplied by, times log2(e), above 0. top: [R], the largest score before that;
+    total: [R], the sum of 2^(scale (score - top)); mixed: [R, BLOCK_D], the values weighted by it. Sums are float32;
+    the weights of values are rounded to the type of q.
     """
     d = tl.arange(0, BLOCK_D)
+    at = tile + tl.arange(0, TILE)
+    at_ok = (at >= first) & (at <= last)
     offset = at[:, None].to(tl.int64) * D + d[None, :]
     ok = at_ok[:, None] & (d < D)[None, :]
     # What may not be read is 0 and not whatever lies there: 0 times NaN would be NaN.
     k = tl.load(keys + offset, mask=ok, other=0).to(q.dtype)
     v = tl.load(values + offset, mask=ok, other=0).to(q.dtype)
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if key_scale is not None:
         scores *= tl.load(key_scale + at, mask=at_ok, other=0.0)[None, :]
-    scores = tl.where(seen, scores, -float("inf"))
+    if not is_seen_by_all:
+        seen = (at[None, :] >= low[:, None]) & (at[None, :] <= high[:, None])
+        scores = tl.where(seen, scores, -float("inf"))
     new_top = tl.maximum(top, tl.max(scores, 1))
-    base = tl.where(new_top == -float("inf"), 0.0, new_top)  # a query that has seen nothing yet
-    weight = tl.exp(scores - base[:, None])
-    keep = tl.exp(top - base)
+    base = scale * tl.where(new_top == -float("inf"), 0.0, new_top)  # else of a query that has seen nothing yet
+    weight = power_of_2(tl.fma(scores, tl.zeros_like(scores) + scale, tl.zeros_like(scores) - base[:, None]), NVIDIA)
+    keep = power_of_2(top * scale - base, NVIDIA)
     total = total * keep + tl.sum(weight, 1)
     if value_scale is not None:
         weight *= tl.load(value_scale + at, mask=at_ok, other=0.0)[None, :]
@@ -55,42 +63,80 @@ def _fold_tile(
 
 @triton.jit(do_not_specialize=["n_rows", "window", "capacity"])
 def _attend_prompt(
-    q, keys, values, key_scale, value_scale, sinks, out, scale, n_rows, start, window, capacity,
+    q, keys, values, key_scale, value_scale, sinks, out, tops, totals, mixes, scale, n_rows, start, window, capacity,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    ROWS: tl.constexpr, TILE: tl.constexpr, TYPE: tl.constexpr,
+    ROWS: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, TYPE: tl.constexpr, NVIDIA: tl.constexpr,
 ):  # fmt: skip
+    """What is seen in splits is for _put_together: tops, totals [M, H, SPLITS] and mixes [M, H, SPLITS, D], float32."""
     start = tl.load(start)
     h = tl.program_id(0)
     block = tl.num_programs(1) - 1 - tl.program_id(1)  # the last rows see most, and so begin first
+    split = tl.program_id(2)
     m = block * ROWS + tl.arange(0, ROWS)
     d = tl.arange(0, BLOCK_D)
-    offset = (m[:, None].to(tl.int64) * H + h) * D + d[None, :]
-    ok = (m < n_rows)[:, None] & (d < D)[None, :]
-    queries = tl.load(q + offset, mask=ok, other=0.0).to(TYPE)
+    row = m.to(tl.int64) * H + h
+    is_row = m < n_rows
+    ok = is_row[:, None] & (d < D)[None, :]
+    queries = tl.load(q + row[:, None] * D + d[None, :], mask=ok, other=0.0).to(TYPE)
     group = (h // (H // G)).to(tl.int64) * capacity
     if key_scale is not None:
         key_scale += group
         value_scale += group
-    if sinks is not None:
-        top = tl.load(sinks + h).to(tl.float32) + tl.zeros((ROWS,), tl.float32)
-        total = tl.full((ROWS,), 1.0, tl.float32)
-    else:
-        top = tl.full((ROWS,), -float("inf"), tl.float32)
-        total = tl.zeros((ROWS,), tl.float32)
+    top = tl.full((ROWS,), -float("inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    if sinks is not None:  # in the first split alone
+        top = tl.where(split == 0, tl.load(sinks + h).to(tl.float32) * LOG2_E / scale, top)
+        total = tl.where(split == 0, 1.0, total)
     mixed = tl.zeros((ROWS, BLOCK_D), tl.float32)
     position = start + m
     first = tl.maximum(start + block * ROWS - window + 1, 0)
     last = tl.minimum(start + block * ROWS + ROWS, start + n_rows) - 1
-    for tile in range(first // TILE * TILE, last + 1, TILE):
-        at = tile + tl.arange(0, TILE)
-        at_ok = (at >= first) & (at <= last)
-        seen = at_ok[None, :] & (at[None, :] <= position[:, None]) & (at[None, :] > position[:, None] - window)
+    low, high = tl.maximum(position - window + 1, first), tl.minimum(position, last)
+    all_from, all_to = tl.maximum(start + block * ROWS + ROWS - window, first), tl.minimum(start + block * ROWS, last)
+    begin, end = first // TILE * TILE, last + 1
+    if SPLITS > 1:
+        length = tl.cdiv(tl.cdiv(end - begin, TILE), SPLITS) * TILE
+        begin += split * length
+        end = tl.minimum(begin + length, end)
+    for tile in range(begin, end, TILE):
+        is_seen_by_all = (tile >= all_from) & (tile + TILE - 1 <= all_to)
         top, total, mixed = _fold_tile(
-            queries, keys + group * D, values + group * D, key_scale, value_scale, at, at_ok, seen, scale,
-            top, total, mixed, D, BLOCK_D,
+            queries, keys + group * D, values + group * D, key_scale, value_scale, tile, first, last, low, high,
+            is_seen_by_all, scale, top, total, mixed, D, BLOCK_D, TILE, NVIDIA,
         )  # fmt: skip
-    total = tl.where(m < n_rows, total, 1.0)
-    tl.store(out + offset, (mixed / total[:, None]).to(out.dtype.element_ty), mask=ok)
+    if SPLITS > 1:
+        place = row * SPLITS + split
+        tl.store(tops + place, top * scale, mask=is_row)
+        tl.store(totals + place, total, mask=is_row)
+        if begin < end:
+            tl.store(mixes + place[:, None] * D + d[None, :], mixed, mask=ok)
+    else:
+        total = tl.where(is_row, total, 1.0)
+        tl.store(out + row[:, None] * D + d[None, :], (mixed / total[:, None]).to(out.dtype.element_ty), mask=ok)
+
+
+@triton.jit(do_not_specialize=["n_places"])
+def _put_together(
+    tops, totals, mixes, out, n_places,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, PLACES: tl.constexpr, NVIDIA: tl.constexpr,
+):  # fmt: skip
+    """Some heads of rows: the splits in which each has seen something, by their largest scores."""
+    place = (tl.program_id(0) * PLACES + tl.arange(0, PLACES)).to(tl.int64)
+    d = tl.arange(0, BLOCK_D)
+    is_place = place < n_places
+    ok = is_place[:, None] & (d < D)[None, :]
+    splits = place[:, None] * SPLITS + tl.arange(0, SPLITS)[None, :]
+    top = tl.max(tl.load(tops + splits, mask=is_place[:, None], other=0.0), 1)
+    sums = tl.zeros((PLACES,), tl.float32)
+    mixed = tl.zeros((PLACES, BLOCK_D), tl.float32)
+    for split in tl.static_range(SPLITS):
+        at = place * SPLITS + split
+        total = tl.load(totals + at, mask=is_place, other=1.0)
+        weight = power_of_2(tl.load(tops + at, mask=is_place, other=0.0) - top, NVIDIA)
+        mix = tl.load(mixes + at[:, None] * D + d[None, :], mask=ok & (total > 0)[:, None], other=0.0)
+        sums += total * weight
+        mixed += mix * weight[:, None]
+    tl.store(out + place[:, None] * D + d[None, :], (mixed / sums[:, None]).to(out.dtype.element_ty), mask=ok)
 
 
 def attend_prompt(
@@ -106,82 +152,107 @@ def attend_prompt(
     """Attention [M, H * D], in the dtype of q, of M rows over a cache that already holds their keys and values.
 
     q: [M, H, D], contiguous, row m at position start + m, of which it sees this one and those before; with a window,
-    the last `window` of these. start: int32 [1], on the device; first: the same as a number, which torch's attention
-    wants, or None where the device alone is to say it. sinks: [H] logits without a value, or None. scale: what scores
-    are multiplied by. Scores, softmax and sums are float32; the weights of values are rounded to the type of q.
+    the last `window` of these. start: int32 [1], on the device; first: the same as a number, or None where the device
+    alone is to say it: how the positions are split follows from it, and so the bits of a row. sinks: [H] logits without
+    a value, or None. scale: what scores are multiplied by, above 0. Scores, softmax and sums are float32; the weights
+    of values are rounded to the type of q.
     """
     check_query(q, cache, sinks)
     assert (first or 0) + len(q) <= cache.capacity, (first, len(q), cache.capacity)
-    if first is not None:
-        is_whole = window is None or window >= first + len(q)
-        if is_whole and sinks is None and _library_is_fast(q, cache):
-            return _library(q, cache, first, scale)
+    assert scale > 0
     n_rows, num_heads, d = q.shape
     out = torch.empty(n_rows, num_heads * d, dtype=q.dtype, device=q.device)
-    block_d, kind = max(16, next_power_of_2(d)), multiplied_in(q, cache)
-    _attend_prompt[(num_heads, cdiv(n_rows, _ROWS))](
-        q, cache.keys, cache.values, cache.key_scale, cache.value_scale, sinks, out, scale,
-        n_rows, start, _NO_WINDOW if window is None else window, cache.capacity,
-        H=num_heads, G=cache.num_kv_heads, D=d, BLOCK_D=block_d,
-        ROWS=_ROWS, TILE=tile_positions(block_d, kind, 64), TYPE=TYPES[kind],
-        num_warps=_WARPS, num_stages=_STAGES, **OPTIONS,
+    block_d, kind, n_splits = max(16, next_power_of_2(d)), multiplied_in(q, cache), _n_splits(n_rows, num_heads, first)
+    tops = totals = mixes = None
+    if n_splits > 1:
+        mixes = torch.empty(n_rows, num_heads, n_splits, d, dtype=torch.float32, device=q.device)
+        tops, totals = (torch.empty(mixes.shape[:3], dtype=torch.float32, device=q.device) for _ in range(2))
+    _attend_prompt[(num_heads, cdiv(n_rows, _ROWS), n_splits)](
+        q, cache.keys, cache.values, cache.key_scale, cache.value_scale, sinks, out, tops, totals, mixes,
+        scale * LOG2_E.value, n_rows, start, _NO_WINDOW if window is None else window, cache.capacity,
+        H=num_heads, G=cache.num_kv_heads, D=d, BLOCK_D=block_d, ROWS=_ROWS,
+        TILE=tile_positions(block_d, kind, _MOST_OF_TILE), SPLITS=n_splits, TYPE=TYPES[kind], NVIDIA=is_nvidia(q),
+        num_warps=_WARPS, num_stages=_STAGES_HOPPER if is_hopper(q) else _STAGES, **OPTIONS,
     )  # fmt: skip
+    if n_splits > 1:
+        n_places, at_once = n_rows * num_heads, _places(block_d)
+        _put_together[(cdiv(n_places, at_once),)](
+            tops, totals, mixes, out, n_places, D=d, BLOCK_D=block_d, SPLITS=n_splits, PLACES=at_once,
+            NVIDIA=is_nvidia(q), num_warps=_WARPS, **OPTIONS,
+        )  # fmt: skip
     return out
 
 
-def _library_is_fast(q: Tensor, cache: LayerCache) -> bool:
-    """Whether torch has flash attention for these tensors: elsewhere it would write out a matrix of all scores."""
-    is_half = q.dtype in (torch.bfloat16, torch.float16) and q.dtype == cache.keys.dtype
-    return is_nvidia(q) and is_half and cache.head_dim % 8 == 0 and cache.head_dim <= 256 and capability(q) >= (8, 0)
+def _n_splits(n_rows: int, num_heads: int, first: int | None) -> int:
+    """Into how many splits, a power of 2, the positions that a program sees are cut, so that no multiprocessor is
+    without one.
 
-
-def _library(q: Tensor, cache: LayerCache, start: int, scale: float) -> Tensor:
-    """torch's attention, where row m of M sees the first start + m + 1 of start + M positions.
-
-    The operator is what torch.nn.attention.bias.causal_lower_right comes to; importing that takes a second.
+    first: see attend_prompt; where it is known to be little, nothing is split.
     """
-    stop = start + len(q)
-    mixed = torch.ops.aten._scaled_dot_product_flash_attention(
-        q.transpose(0, 1)[None],
-        cache.keys[None, :, :stop],
-        cache.values[None, :, :stop],
-        0.0,
-        is_causal=True,  # of this operator: aligned at the last row and the last position
-        return_debug_mask=False,
-        scale=scale,
-    )[0]
-    rows: Tensor = mixed[0].transpose(0, 1).flatten(1)
-    return rows
+    n_programs, n_splits = num_heads * cdiv(n_rows, _ROWS), 1
+    if first is not None and first + n_rows <= _NOT_SPLIT:
+        return 1
+    while n_splits < _MOST_SPLITS and n_splits * n_programs < _PROGRAMS:
+        n_splits *= 2
+    return n_splits
+
+
+def _places(block_d: int) -> int:
+    """Of a program that puts splits together: 8 floats a lane."""
+    return max(1, 32 * _WARPS * 8 // block_d)
 
 
 _NO_WINDOW = 1 << 30
-# H200, H 32, G 8, 4096 rows: 295 us with D 64 and 585 with D 128, where torch's takes 180 and 260. 8 warps take twice
-# as long; 128 rows with 8 warps 4 to 8 % longer; a third stage, which AMD has no memory for, saves 1 to 8 %.
+# H100, H 32, G 8, D 128, us: 4096 rows 328, where torch's flash attention takes 503; 1024 rows after 8000 positions 314
+# and 424, 64 rows after 500 and 8000 10 and 28, 13 and 40. Two stages take 2 to 25 % longer, 8 warps up to twice as
+# long, 128 rows with 8 warps 0 to 10 % for many rows. docs/LOG.md has more.
 _ROWS, _WARPS, _STAGES = 64, 4, 2
+_STAGES_HOPPER: Final = 3  # for which other GPUs may have no memory
+_MOST_OF_TILE: Final = 64  # positions
+_MOST_SPLITS: Final = 16
+_NOT_SPLIT: Final = 512  # positions
+_PROGRAMS: Final = 132  # as many as an H200 has multiprocessors
 
 
 def variants() -> Iterator[Variant]:
-    scales = ("key_scale", "value_scale")
-    for name, form, (h, g, d), sinks in (
-        ("bf16 d64 with sinks", "*bf16", (64, 8, 64), True),
-        ("bf16 d128", "*bf16", (32, 8, 128), False),
-        ("int8 d128", "*i8", (32, 8, 128), False),
-        ("bf16 d256", "*bf16", (4, 1, 256), False),
+    scales, partial = ("key_scale", "value_scale"), ("tops", "totals", "mixes")
+    for name, form, (h, g, d), sinks, n_splits, target in (
+        ("bf16 d64 with sinks", "*bf16", (64, 8, 64), True, 1, None),
+        ("bf16 d128", "*bf16", (32, 8, 128), False, 1, None),
+        ("bf16 d128 in splits", "*bf16", (32, 8, 128), False, 8, None),
+        ("bf16 d128 on Hopper", "*bf16", (32, 8, 128), False, 1, "sm_90"),
+        ("bf16 d128 in splits on Hopper", "*bf16", (32, 8, 128), False, 8, "sm_90"),
+        ("int8 d128", "*i8", (32, 8, 128), False, 1, None),
+        ("bf16 d256", "*bf16", (4, 1, 256), False, 1, None),
+        ("bf16 d256 on Hopper", "*bf16", (4, 1, 256), False, 1, "sm_90"),
     ):
         block_d = next_power_of_2(d)
         optional = {**dict.fromkeys(scales, "*fp32" if form == "*i8" else None), "sinks": "*bf16" if sinks else None}
+        optional |= dict.fromkeys(partial, None if n_splits == 1 else "*fp32")
         yield Variant(
             name=f"attention_prefill {name}",
             kernel=_attend_prompt,
             signature={
-                "q": "*bf16", "keys": form, "values": form, "out": "*bf16", "scale": "fp32", "n_rows": "i32",
-                "start": "*i32", "window": "i32", "capacity": "i32", **optional,
+                "q": "*bf16", "keys": form, "values": form, "out": "*bf16",
+                "scale": "fp32", "n_rows": "i32", "start": "*i32", "window": "i32", "capacity": "i32", **optional,
             },
             constants={
                 "H": h, "G": g, "D": d, "BLOCK_D": block_d, "ROWS": _ROWS,
-                "TILE": tile_positions(block_d, torch.bfloat16, 64), "TYPE": tl.bfloat16,
+                "TILE": tile_positions(block_d, torch.bfloat16, _MOST_OF_TILE), "SPLITS": n_splits, "TYPE": tl.bfloat16,
+                "NVIDIA": False,
             },
+            nvidia_constants={"NVIDIA": True},
             num_warps=_WARPS,
-            num_stages=_STAGES,
+            num_stages=_STAGES if target is None else _STAGES_HOPPER,
             is_decode=False,
+            only_target=target,
         )  # fmt: skip
+    yield Variant(
+        name="attention_prefill, splits put together",
+        kernel=_put_together,
+        signature={"tops": "*fp32", "totals": "*fp32", "mixes": "*fp32", "out": "*bf16", "n_places": "i32"},
+        constants={"D": 128, "BLOCK_D": 128, "SPLITS": 8, "PLACES": _places(128), "NVIDIA": False},
+        nvidia_constants={"NVIDIA": True},
+        num_warps=_WARPS,
+        is_decode=False,
+    )

@@ -33,9 +33,8 @@ from runner.kernels.values import (
     Int8Blocks,
     Matrix,
     PackedMatrix,
-    capability,
     cdiv,
-    is_nvidia,
+    is_hopper,
 )
 
 
@@ -166,7 +165,7 @@ def takes_int8(w: Matrix, n_rows: int) -> bool:
         return False
     if n_rows <= (FEW_ROWS if is_small(*w.packed.shape[:2]) else MOST_ROWS):
         return False
-    return is_nvidia(w.packed) and capability(w.packed)[0] == 9
+    return is_hopper(w.packed)
 
 
 @dataclass(frozen=True, kw_only=True)

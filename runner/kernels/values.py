@@ -199,6 +199,10 @@ def has_pdl(tensor: Tensor) -> bool:
     return is_nvidia(tensor) and capability(tensor) >= (9, 0)
 
 
+def is_hopper(tensor: Tensor) -> bool:
+    return is_nvidia(tensor) and capability(tensor)[0] == 9
+
+
 def pdl_option(pdl: bool) -> dict[str, bool]:
     """What a launch of a kernel that may begin early says besides its arguments."""
     return {"launch_pdl": True} if pdl else {}

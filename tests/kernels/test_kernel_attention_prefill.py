@@ -24,6 +24,8 @@ SHAPES = [
     (6, 2, 18, 130, 0, 70),
     (6, 2, 18, 20, 37, 1000),
     (2, 1, 16, 90, 10, 1),
+    (3, 1, 16, 70, 740, None),  # four splits of the first rows, and of the last ones
+    (2, 2, 16, 20, 900, 500),
 ]
 KINDS = [
     ("float32", "float32"),
@@ -49,40 +51,57 @@ def attend(q: Tensor, cache: LayerCache, start: int, *, is_known: bool = True, *
     return attend_prompt(q, cache, on_device, first=start if is_known else None, **how)
 
 
-def check(cache: LayerCache, q: Tensor, start: int, window: int | None, sinks: Tensor | None, sums: float) -> None:
+def check(
+    cache: LayerCache, q: Tensor, start: int, window: int | None, sinks: Tensor | None, sums: float, *, is_known: bool
+) -> None:
     scale = cache.head_dim**-0.5
-    found = attend(q, cache, start, window=window, sinks=sinks, scale=scale)
+    found = attend(q, cache, start, is_known=is_known, window=window, sinks=sinks, scale=scale)
     wanted = attend_ref(q.double(), cache, start, window=window, sinks=sinks, scale=scale)
     check_attention(found, wanted, sums=sums)
 
 
+@pytest.mark.parametrize("is_known", [True, False], ids=["whole", "in splits"])
 @pytest.mark.parametrize(
     ("kind", "kept", "h", "g", "d", "m", "start", "window"),
     [("float32", "float32", *shape) for shape in SHAPES] + [(*kind, *SHAPES[4]) for kind in KINDS[1:]],
 )
 def test_it_equals_float64(
-    kind: str, kept: str, h: int, g: int, d: int, m: int, start: int, window: int | None
+    kind: str, kept: str, h: int, g: int, d: int, m: int, start: int, window: int | None, is_known: bool
 ) -> None:
     cache = filled(kept, g, start + m, start + m + 50, d)
-    check(cache, random(m, h, d, dtype=FLOATS[kind]), start, window, None, SUMS[kind])
+    check(cache, random(m, h, d, dtype=FLOATS[kind]), start, window, None, SUMS[kind], is_known=is_known)
 
 
+@pytest.mark.parametrize("is_known", [True, False], ids=["whole", "in splits"])
 @pytest.mark.parametrize(
     ("kept", "start", "window"), [("float32", 0, None), ("float32", 0, 2), ("bfloat16", 90, None), ("int8", 90, 20)]
 )
-def test_sinks_take_part_in_the_softmax_and_have_no_value(kept: str, start: int, window: int | None) -> None:
-    check(filled(kept, 2, start + 70, 200, 18), random(70, 6, 18), start, window, 3 * random(6, seed=9), 4e-6)
+def test_sinks_take_part_in_the_softmax_and_have_no_value(
+    kept: str, start: int, window: int | None, is_known: bool
+) -> None:
+    cache, q = filled(kept, 2, start + 70, 200, 18), random(70, 6, 18)
+    check(cache, q, start, window, 3 * random(6, seed=9), 4e-6, is_known=is_known)
 
 
-@pytest.mark.gpu  # torch has this operator for CUDA alone
-@pytest.mark.parametrize(("h", "g", "d", "m", "start"), [(3, 1, 64, 33, 200), (9, 3, 80, 17, 5), (8, 8, 128, 70, 0)])
-def test_the_librarys_attention_sees_the_same_positions(h: int, g: int, d: int, m: int, start: int) -> None:
+@pytest.mark.parametrize(
+    ("n_rows", "num_heads", "first", "n_splits"),
+    [(32, 32, None, 8), (512, 32, 0, 1), (32, 32, 600, 8), (200, 32, None, 2), (512, 32, None, 1), (32, 2, None, 16)],
+)
+def test_positions_are_split_where_rows_and_heads_are_too_few_for_the_gpu(
+    n_rows: int, num_heads: int, first: int | None, n_splits: int
+) -> None:
+    assert attention_prefill._n_splits(n_rows, num_heads, first) == n_splits
+
+
+@pytest.mark.gpu  # the interpreter takes long for so many
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize(
+    ("h", "g", "d", "m", "start", "window"),
+    [(16, 8, 128, 40, 3000, None), (9, 3, 80, 17, 1500, None), (8, 8, 64, 70, 5000, 1000), (4, 1, 256, 600, 700, None)],
+)
+def test_long_texts_on_a_gpu(h: int, g: int, d: int, m: int, start: int, window: int | None, is_known: bool) -> None:
     cache, q = filled("bfloat16", g, start + m, start + m + 50, d), random(m, h, d, dtype=torch.bfloat16)
-    assert attention_prefill._library_is_fast(q, cache)
-    check(cache, q, start, None, None, SUMS["bfloat16"])
-    wanted = attend_ref(q.double(), cache, start, window=None, sinks=None, scale=d**-0.5)
-    found = attend(q, cache, start, is_known=False, window=None, sinks=None, scale=d**-0.5)
-    check_attention(found, wanted, sums=SUMS["bfloat16"])  # by the kernel, which a graph records
+    check(cache, q, start, window, None, SUMS["bfloat16"], is_known=is_known)
 
 
 def test_the_kernel_does_not_read_what_lies_before_the_window() -> None:

@@ -203,8 +203,8 @@ class FusedDecoder:
     ) -> Stream:
         """The final residual stream of `tokens` [M] int64, at positions from `start` on; the caches hold them then.
 
-        first: `start` as a number, if the pass is for that position alone; attention of prompts is faster then. n_ctx:
-        see Decoder.frequencies. tap: see blocks.Tap; it hears the stream itself, which is float32 and changes in place.
+        first: `start` as a number, if the pass is for that position alone. n_ctx: see Decoder.frequencies. tap: see
+        blocks.Tap; it hears the stream itself, which is float32 and changes in place.
         """
         ropes = self.decoder.config.ropes
         run = FusedPass(
@@ -247,8 +247,7 @@ class FusedDecoder:
         heads = config.num_heads * config.head_dim
         width = config.intermediate_size if experts is None else experts.per_token * experts.intermediate_size
         matrices = 2 * heads + 2 * config.num_kv_heads * config.head_dim + 3 * width
-        # As a graph, attention has no library's kernel to turn to, and takes twice to three times as long.
-        return 2 * n_rows * (config.hidden_size * matrices + 6 * heads * first) < _FLOP_BEHIND_LAUNCHES
+        return 2 * n_rows * (config.hidden_size * matrices + 2 * heads * first) < _FLOP_BEHIND_LAUNCHES
 
     def interior(self) -> Interior:
         """See Interior: the same weights, each step on its own."""
