@@ -22,9 +22,16 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from runner.kernels import epilogues
 from runner.kernels.apply_epilogue import apply_epilogue, tile_columns
 from runner.kernels.compile import Variant
+from runner.kernels.fragment_products import half_tables_of_lanes
 from runner.kernels.gemm_int8 import Int8Product, finish
-from runner.kernels.grids import table
-from runner.kernels.int8_weights import int8_bytes, longest_level, ratios, row_ratio
+from runner.kernels.grids import half_tables, table
+from runner.kernels.int8_weights import (
+    codes_of_lanes,
+    int8_bytes,
+    longest_level,
+    ratios,
+    row_ratio,
+)
 from runner.kernels.values import (
     OPTIONS,
     cdiv,
@@ -38,7 +45,7 @@ from runner.kernels.values import (
 def _loaded(words, codes, p, ok):
     """The words [T, 128] of a pair of groups, and the codes of their scales."""
     word = tl.load(words + p * 128, mask=ok, other=0, eviction_policy="evict_first")
-    return word, tl.load(codes + p * 32, mask=ok, other=0)
+    return word, codes_of_lanes(tl.load(codes + p * 32, mask=ok, other=0))
 
 
 @triton.jit
@@ -52,7 +59,7 @@ def _no_later():
 
 @triton.jit(do_not_specialize=["M"])
 def _gemm_fragments(
-    x, x_scale, packed, scale, largest, row_scale, levels, M, R, N, P, n_tiles, args,
+    x, x_scale, packed, scale, largest, row_scale, levels, halves, M, R, N, P, n_tiles, args,
     EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, FORMAT: tl.constexpr, LONGEST: tl.constexpr,
     PART: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr, T: tl.constexpr,
     NVIDIA: tl.constexpr, PDL: tl.constexpr,
@@ -72,6 +79,7 @@ def _gemm_fragments(
     words = packed + tile * (P * 128) + i
     codes = scale + tile * (P * 32) + (i // 16 * 4 + i % 4)
     by = row_ratio(tl.load(largest + tile * 16 + (i % 2 * 8 + i // 16)), LONGEST)
+    tables = half_tables_of_lanes(halves, T, FORMAT, NVIDIA)
     first = part * (PART * 4)
     end = P if PART == 0 else tl.minimum(first + PART * 4, P)
     none = tl.zeros((T, 1), tl.int32)
@@ -102,7 +110,7 @@ def _gemm_fragments(
                 of_x = tl.load(right + p * 64)
             else:
                 of_x = tl.load(right + p * 64, mask=p * 64 + k < K, other=0)
-            low, high = int8_bytes(word, ratios(code, by, NVIDIA), levels, FORMAT, NVIDIA)
+            low, high = int8_bytes(word, ratios(code, by, NVIDIA), levels, tables, FORMAT, NVIDIA)
             weights = tl.reshape(tl.join(low, high), (T, 8, 4, 2, 2, 4, 2))  # t, g, j, e, h, byte, half
             weights = tl.reshape(tl.permute(weights, (0, 4, 1, 3, 6, 2, 5)), (T * 16, 64))
             found = tl.dot(weights, of_x, found, out_dtype=tl.int32)
@@ -137,11 +145,12 @@ class GemmFragments(Int8Product):
 
     def _launch(self, epilogue: Callable[..., Any], args: tuple[Any, ...], config: tuple[Any, ...], part: int) -> None:
         x, w, n_rows, block = self.x, self.w, self.num_rows, _rows_of_program(self.num_rows)
+        device = x.levels.device
         n_tiles, n_pairs = w.packed.shape[:2]
         assert w.largest is not None, "the matrix is in fragments"
         pdl = has_pdl(x.levels) and block <= _EARLY
         _gemm_fragments[(cdiv(n_rows, block) * cdiv(n_tiles, _TILES), self._n_parts)](
-            x.levels, x.scale, w.packed, w.scale, w.largest, w.row_scale, table(x.levels.device),
+            x.levels, x.scale, w.packed, w.scale, w.largest, w.row_scale, table(device), half_tables(device),
             n_rows, len(x.levels), w.shape[0], n_pairs, n_tiles, args,
             EPILOGUE=epilogue, CONFIG=config, PAIR=self.pair, FORMAT=w.format, LONGEST=longest_level(w), PART=part,
             EVEN=n_pairs % 4 == 0, BM=block, T=_TILES, NVIDIA=is_nvidia(x.levels), PDL=pdl,
@@ -176,8 +185,8 @@ def _rows_of_program(n_rows: int) -> int:
 MOST_DECODED_ROWS: Final = 384
 """Up to how many rows weights are decoded for them alone."""
 # A warp decodes the tile that it multiplies, so there are as many tiles as warps. H100, us of gate and up and of down,
-# Llama-3.1-8B, 128 rows: 69 and 38; two stages the same, eight warps 69 and 37 (256 rows: 141 and 70 for 119 and 70),
-# 168 registers 101 and 55. docs/LOG.md has more.
+# Llama-3.1-8B, 128 rows, when a weight took a third more instructions: 69 and 38; two stages the same, eight warps 69
+# and 37 (256 rows: 141 and 70 for 119 and 70), 168 registers 101 and 55. docs/LOG.md has more.
 _TILES: Final = 4
 _WARPS, _STAGES = 4, 3
 _AT_ONCE: Final = {32: 4 * 132, 64: 3 * 132, 128: 2 * 132}  # programs of so many rows on an H200
@@ -198,8 +207,8 @@ def variants() -> Iterator[Variant]:
             kernel=_gemm_fragments,
             signature={
                 "x": "*i8", "x_scale": "*fp32", "packed": "*i32", "scale": "*u8", "largest": "*u8",
-                "row_scale": "*fp32", "levels": "*i32", "M": "i32", "R": "i32:16", "N": "i32:16", "P": "i32:16",
-                "n_tiles": "i32:16", "args": epilogues.signature(program, "*bf16"),
+                "row_scale": "*fp32", "levels": "*i32", "halves": "*i32", "M": "i32", "R": "i32:16", "N": "i32:16",
+                "P": "i32:16", "n_tiles": "i32:16", "args": epilogues.signature(program, "*bf16"),
             },
             constants={
                 "EPILOGUE": program, "CONFIG": config, "PAIR": pair, "FORMAT": form,

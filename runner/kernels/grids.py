@@ -75,24 +75,45 @@ assert all(level < 0 for level in _BELOW)
 assert all(1 < level < 128 for level in _ABOVE)
 
 
-def _addends() -> str:
-    """PTX: eight nibbles of $4, in the order of fragments.py, to two addends each.
+def _halves(word: str, low: tuple[str, str], high: tuple[str, str], left: str, right: str, minus: str) -> str:
+    """PTX: eight nibbles of `word`, in the order of fragments.py, to two addends each, of the low and the high quad.
 
-    $0 + $2 are the levels of the low quad, $1 + $3 those of the high one: a tensor core adds them, exactly, and nothing
-    picks between two halves of a table. PRMT copies a byte's sign where the top bit of a nibble is set, which is what
-    makes the -1 and the 0. $5, $6, $7: half_tables; of a constant, ptxas would make another register for every second
-    PRMT. The complement is a product, since the pipe of shifts and PRMT is the one that is full.
+    Nothing picks between two halves of a table: PRMT copies a byte's sign where the top bit of a nibble is set, which
+    is what makes the -1 and the 0. left, right, minus: half_tables; of a constant, ptxas would make another register
+    for every second PRMT. The complement is a product, since the pipe of shifts and PRMT is the one that is full.
     """
     return (
-        "{ .reg .b32 n, t, u, a, b; shr.u32 t, $4, 16; mad.lo.s32 n, $4, $7, $7; mad.lo.s32 u, t, $7, $7; "
-        f"mov.b32 a, {_word(_BELOW[4:]):#x}; mov.b32 b, {_word(_ABOVE[4:]):#x}; "
-        "prmt.b32 $0, $5, a, $4; prmt.b32 $1, $5, a, t; prmt.b32 $2, $6, b, n; prmt.b32 $3, $6, b, u; }"
+        f".reg .b32 below, above, n, rest, n_rest; shr.u32 rest, {word}, 16; "
+        f"mad.lo.s32 n, {word}, {minus}, {minus}; mad.lo.s32 n_rest, rest, {minus}, {minus}; "
+        f"mov.b32 below, {_word(_BELOW[4:]):#x}; mov.b32 above, {_word(_ABOVE[4:]):#x}; "
+        f"prmt.b32 {low[0]}, {left}, below, {word}; prmt.b32 {high[0]}, {left}, below, rest; "
+        f"prmt.b32 {low[1]}, {right}, above, n; prmt.b32 {high[1]}, {right}, above, n_rest;"
     )
+
+
+def to_raised_by_halves(word: str, low: str, high: str, left: str, right: str, minus: str) -> str:
+    """PTX: a word of mq4 in that order to its raised quads. All are registers; left, right, minus: half_tables.
+
+    A byte of the first addend is -128 to -1, so that 128 more, and the second one, carry nothing to the next byte.
+    """
+    raise_all = (0x100000000 - RAISED["mq4"] * 0x01010101) & 0xFFFFFFFF
+    return (
+        "{ .reg .b32 more_low, more_high; "
+        + _halves(word, (low, "more_low"), (high, "more_high"), left, right, minus)
+        + f" add.u32 {low}, {low}, more_low; add.u32 {low}, {low}, {raise_all:#x};"
+        + f" add.u32 {high}, {high}, more_high; add.u32 {high}, {high}, {raise_all:#x}; }}"
+    )
+
+
+def _addends() -> str:
+    """PTX: $0 + $2 are the levels of the low quad of $4, $1 + $3 those of the high one: a tensor core adds them,
+    exactly."""
+    return "{ " + _halves("$4", ("$0", "$2"), ("$1", "$3"), "$5", "$6", "$7") + " }"
 
 
 @cache
 def half_tables(device: torch.device) -> Tensor:
-    """What ADDENDS wants from memory, int32 [3, 128]: the first half of either table and -1, for every element."""
+    """What _halves wants from memory, int32 [3, 128]: the first half of either table and -1, for every element."""
     words = torch.tensor((_word(_BELOW[:4]), _word(_ABOVE[:4]), 2**32 - 1), dtype=torch.int64)
     return words.to(torch.int32).repeat_interleave(128).view(3, 128).to(device)
 
