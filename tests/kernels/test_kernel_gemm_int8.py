@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import ptx
 import pytest
 import torch
 from kernel_data import DEVICE, close, packed, poisoned, random, scrambled
@@ -11,13 +12,16 @@ from torch import Tensor
 
 from runner.backends.native.stream import activations
 from runner.kernels import gemm_int8, matmul
+from runner.kernels import int8_weights as int8_weights_file
 from runner.kernels.fragments import to_fragments
 from runner.kernels.gemm_int8 import GemmInt8, takes_int8
+from runner.kernels.grids import FORMATS, half_tables
 from runner.kernels.int8_weights import FORMATS_AS_INT8, int8_weights, int8_weights_ref
 from runner.kernels.matmul import linear, linear_gated, linear_logits, linear_residual, linear_squares, product
 from runner.kernels.pack import dequantize_ref
 from runner.kernels.rotate import quantize_blocks, quantize_blocks_ref
 from runner.kernels.values import FEW_ROWS, MOST_ROWS, ROWS_OF_BLOCKS, Int8Blocks, PackedMatrix, Squares
+from runner.quant.mq.grid import scale_values
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +74,38 @@ def test_weights_become_the_nearest_int8_of_their_row(form: str, n: int, k: int,
         last = torch.empty(16, k, dtype=torch.int8, device=DEVICE)
         int8_weights(w, last, first_tile=len(w.packed) - 1)
         assert torch.equal(last, out[-16:])
+
+
+def words(n: int) -> list[int]:
+    return torch.randint(0, 2**32, (n,), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+def twice(value: float) -> int:
+    """Two float16 of that value."""
+    return 0x10001 * int(torch.tensor(value).half().view(torch.int16).item() & 0xFFFF)
+
+
+@pytest.mark.parametrize("form", FORMATS_AS_INT8)
+def test_nvidias_program_rounds_a_level_times_the_ratio(form: str) -> None:
+    program = int8_weights_file._QUADS if form == "mq4" else int8_weights_file._QUADS_UNIFORM
+    tables = half_tables(DEVICE)[:, 0].tolist() if form == "mq4" else []
+    for i, word in enumerate(words(300)):
+        ratio = float(torch.tensor(0.05 + i / 320).half()) * (-1) ** i
+        found = ptx.run(program.value, [word, twice(ratio), *tables], 2)
+        for half in (0, 1):
+            bits = [word >> (4 * j + 16 * half if form == "mq4" else 8 * j + 4 * half) & 15 for j in range(4)]
+            assert [(found[half] >> 8 * j & 255 ^ 128) - 128 for j in range(4)] == [
+                round(FORMATS[form].levels[n] * ratio) for n in bits
+            ]
+
+
+def test_nvidias_program_multiplies_scales_with_the_factors_of_two_rows() -> None:
+    values = scale_values(0, torch.device("cpu")).float()
+    for i, codes in enumerate(words(200)):
+        factors = torch.tensor([0.04 + i / 300, 0.9 - i / 300]).half()
+        both = int(factors.view(torch.int32).item())
+        wanted = [twice(float(values[codes >> 8 * j & 255] * factors[j % 2])) for j in range(4)]
+        assert ptx.run(int8_weights_file._RATIOS.value, [codes, both], 4) == wanted
 
 
 @pytest.mark.parametrize(("k", "rotation"), [(256, 256), (320, 64), (64, 1), (832, 32)])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator
 from typing import Any
 
+import ptx
 import pytest
 import torch
 from kernel_data import DEVICE, close, packed, poisoned, random, scrambled
@@ -300,28 +300,14 @@ def test_branches_of_real_models(form: str, n: int, k: int) -> None:
 # --- what only NVIDIA computes ---------------------------------------------------------------------------------------
 
 
-def prmt(low: int, high: int, picks: int) -> int:
-    """PTX's PRMT: four bytes of eight; with the top bit of a pick, the byte's sign eight times."""
-    found = 0
-    for i in range(4):
-        pick = picks >> 4 * i & 15
-        byte = (high << 32 | low) >> 8 * (pick & 7) & 255
-        found |= ((255 if byte & 128 else 0) if pick & 8 else byte) << 8 * i
-    return found
-
-
 def test_two_addends_of_a_nibble_make_its_level() -> None:
-    """The program that grids.ADDENDS is, run by hand for words of all kinds."""
-    halves = [int(row[0]) & 0xFFFFFFFF for row in half_tables(DEVICE)]
-    constants = [int(word, 16) for word in re.findall(r"mov.b32 [ab], (0x[0-9a-f]+);", ADDENDS.value)]
+    halves = half_tables(DEVICE)[:, 0].tolist()
     for word in torch.randint(0, 2**32, (300,), generator=torch.Generator().manual_seed(1)).tolist():
-        complement, upper = ~word & 0xFFFFFFFF, ~(word >> 16) & 0xFFFFFFFF
-        for shift, opposite in ((0, complement), (16, upper)):
-            pair = prmt(halves[0], constants[0], word >> shift), prmt(halves[1], constants[1], opposite)
-            signed = [[(part >> 8 * i & 255 ^ 128) - 128 for i in range(4)] for part in pair]
-            levels = [MQ4.levels[word >> shift + 4 * i & 15] for i in range(4)]
-            assert [a + b for a, b in zip(*signed, strict=True)] == levels
-    assert halves[2] == 2**32 - 1
+        found = ptx.run(ADDENDS.value, [word, *halves], 4)
+        signed = [[(part >> 8 * i & 255 ^ 128) - 128 for i in range(4)] for part in found]
+        for half in (0, 1):
+            levels = [MQ4.levels[word >> 16 * half + 4 * i & 15] for i in range(4)]
+            assert [a + b for a, b in zip(signed[half], signed[2 + half], strict=True)] == levels
 
 
 # --- which layout ----------------------------------------------------------------------------------------------------
