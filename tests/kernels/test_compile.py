@@ -133,7 +133,7 @@ def test_a_warp_of_a_prompts_product_decodes_what_it_multiplies(intermediate: di
     for name, code in intermediate["gemm_fragments"].items():
         layouts = dict(re.findall(r"^(#\w+) = #ttg\.blocked<\{(.*)\}>$", code, re.MULTILINE))
         in_ptx = [text for text in code.splitlines() if "elementwise_inline_asm" in text]
-        words = {layout for text in in_ptx for layout in re.findall(r"tensor<4x128xi32, (#\w+)>", text)}
+        words = set(re.findall(r"tt\.load .*tensor<4x128x!tt\.ptr<i32>, (#\w+)>", code))
         quads = {layout for text in in_ptx for layout in re.findall(r"tensor<4x128x2x2xi8, (#\w+)>", text)}
         assert [layouts[layout] for layout in words] == [
             "sizePerThread = [1, 4], threadsPerWarp = [1, 32], warpsPerCTA = [4, 1], order = [1, 0]"
@@ -144,6 +144,7 @@ def test_a_warp_of_a_prompts_product_decodes_what_it_multiplies(intermediate: di
         assert quads, name
         # Nothing of the weights passes through shared memory, and x comes while something else is multiplied.
         assert not re.search(r"local_alloc %\w+ : \(tensor<64x64xi8", code), name
+        assert not re.search(r"convert_layout .*tensor<4x\w+xi32", code), name
         assert len(re.findall("async_copy_global_to_local", code)) >= 12, name
 
 

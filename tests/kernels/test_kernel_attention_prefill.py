@@ -24,8 +24,8 @@ SHAPES = [
     (6, 2, 18, 130, 0, 70),
     (6, 2, 18, 20, 37, 1000),
     (2, 1, 16, 90, 10, 1),
-    (3, 1, 16, 70, 740, None),  # four splits of the first rows, and of the last ones
-    (2, 2, 16, 20, 900, 500),
+    (3, 1, 16, 70, 1100, None),  # splits of two tiles, six of them empty
+    (2, 2, 16, 20, 1200, 1100),
 ]
 KINDS = [
     ("float32", "float32"),

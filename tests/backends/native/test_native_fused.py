@@ -217,8 +217,8 @@ def test_large_models_and_long_prompts_do_not_wait_for_launches(tiny: tuple[Mode
     decoder.decoder.config = dataclasses.replace(decoder.decoder.config, **llama_8b)  # type: ignore[arg-type]
     assert decoder.waits_for_launches(1024, 0)
     assert not decoder.waits_for_launches(1536, 0)
-    assert decoder.waits_for_launches(64, 8192)
-    assert not decoder.waits_for_launches(768, 8192)
+    assert decoder.waits_for_launches(768, 8192)
+    assert not decoder.waits_for_launches(1024, 8192)
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float16])
