@@ -65,9 +65,13 @@ def _fold_tile(
 def _attend_prompt(
     q, keys, values, key_scale, value_scale, sinks, out, tops, totals, mixes, scale, n_rows, start, window, capacity,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    ROWS: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, TYPE: tl.constexpr, NVIDIA: tl.constexpr,
+    ROWS: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, TYPE: tl.constexpr, BRANCHES: tl.constexpr,
+    NVIDIA: tl.constexpr,
 ):  # fmt: skip
-    """What is seen in splits is for _put_together: tops, totals [M, H, SPLITS] and mixes [M, H, SPLITS, D], float32."""
+    """What is seen in splits is for _put_together: tops, totals [M, H, SPLITS] and mixes [M, H, SPLITS, D], float32.
+
+    BRANCHES: tiles that all rows see are not masked.
+    """
     start = tl.load(start)
     h = tl.program_id(0)
     block = tl.num_programs(1) - 1 - tl.program_id(1)  # the last rows see most, and so begin first
@@ -99,7 +103,10 @@ def _attend_prompt(
         begin += split * length
         end = tl.minimum(begin + length, end)
     for tile in range(begin, end, TILE):
-        is_seen_by_all = (tile >= all_from) & (tile + TILE - 1 <= all_to)
+        if BRANCHES:
+            is_seen_by_all = (tile >= all_from) & (tile + TILE - 1 <= all_to)
+        else:
+            is_seen_by_all = False
         top, total, mixed = _fold_tile(
             queries, keys + group * D, values + group * D, key_scale, value_scale, tile, first, last, low, high,
             is_seen_by_all, scale, top, total, mixed, D, BLOCK_D, TILE, NVIDIA,
@@ -171,7 +178,8 @@ def attend_prompt(
         q, cache.keys, cache.values, cache.key_scale, cache.value_scale, sinks, out, tops, totals, mixes,
         scale * LOG2_E.value, n_rows, start, _NO_WINDOW if window is None else window, cache.capacity,
         H=num_heads, G=cache.num_kv_heads, D=d, BLOCK_D=block_d, ROWS=_ROWS,
-        TILE=tile_positions(block_d, kind, _MOST_OF_TILE), SPLITS=n_splits, TYPE=TYPES[kind], NVIDIA=is_nvidia(q),
+        TILE=tile_positions(block_d, kind, _MOST_OF_TILE), SPLITS=n_splits, TYPE=TYPES[kind],
+        BRANCHES=not torch.version.hip, NVIDIA=is_nvidia(q),
         num_warps=_WARPS, num_stages=_STAGES_HOPPER if is_hopper(q) else _STAGES, **OPTIONS,
     )  # fmt: skip
     if n_splits > 1:
@@ -203,6 +211,7 @@ def _places(block_d: int) -> int:
 
 
 _NO_WINDOW = 1 << 30
+# With branches gfx1100 spills four times as much.
 # H100, H 32, G 8, D 128, us: 4096 rows 328, where torch's flash attention takes 503; 1024 rows after 8000 positions 314
 # and 424, 64 rows after 500 and 8000 10 and 28, 13 and 40. Two stages take 2 to 25 % longer, 8 warps up to twice as
 # long, 128 rows with 8 warps 0 to 10 % for many rows. docs/LOG.md has more.
@@ -239,9 +248,9 @@ def variants() -> Iterator[Variant]:
             constants={
                 "H": h, "G": g, "D": d, "BLOCK_D": block_d, "ROWS": _ROWS,
                 "TILE": tile_positions(block_d, torch.bfloat16, _MOST_OF_TILE), "SPLITS": n_splits, "TYPE": tl.bfloat16,
-                "NVIDIA": False,
+                "BRANCHES": False, "NVIDIA": False,
             },
-            nvidia_constants={"NVIDIA": True},
+            nvidia_constants={"BRANCHES": True, "NVIDIA": True},
             num_warps=_WARPS,
             num_stages=_STAGES if target is None else _STAGES_HOPPER,
             is_decode=False,
