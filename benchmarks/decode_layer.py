@@ -208,6 +208,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path)
     add_arguments(parser)
     asked = parser.parse_args()
+    if min(asked.rows) < 1:
+        parser.error("--rows are 1 or more")
     require_gpu("Profiling a decode step")
     where = origin(asked.commit, timing.device_name(), read_bytes_s=timing.read_bytes_s())
     say(where)

@@ -258,6 +258,10 @@ def parse() -> argparse.Namespace:
     asked = parser.parse_args()
     if asked.llama_bench is not None and not (asked.llama_bench / "llama-bench").is_file():
         parser.error(f"there is no llama-bench in {asked.llama_bench}")
+    if min([1, *asked.messages]) < 1:
+        parser.error("--messages are of 1 token or more")
+    if asked.messages and not any(asked.depths):
+        parser.error("--messages come after --depths above 0: name one")
     for shape in asked.shape or ():
         context = SHAPES[shape]["max_position_embeddings"]
         if max([*asked.prompts, *asked.depths]) + max([0, *asked.messages]) + asked.tokens + 64 > context:

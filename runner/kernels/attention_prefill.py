@@ -213,8 +213,8 @@ def _places(block_d: int) -> int:
 _NO_WINDOW = 1 << 30
 # With branches gfx1100 spills four times as much.
 # H100, H 32, G 8, D 128, us: 4096 rows 328, where torch's flash attention takes 503; 1024 rows after 8000 positions 314
-# and 424, 64 rows after 500 and 8000 10 and 28, 13 and 40. Two stages take 2 to 25 % longer, 8 warps up to twice as
-# long, 128 rows with 8 warps 0 to 10 % for many rows. docs/LOG.md has more.
+# and 424, 64 rows after 500 and 8000 10 and 28, 13 and 40. Two stages take up to 25 % longer, 8 warps up to 2.2
+# times as long, 128 rows with 8 warps up to 16 % longer for many rows. docs/LOG.md has more.
 _ROWS, _WARPS, _STAGES = 64, 4, 2
 _STAGES_HOPPER: Final = 3  # for which other GPUs may have no memory
 _MOST_OF_TILE: Final = 64  # positions

@@ -184,9 +184,9 @@ def _rows_of_program(n_rows: int) -> int:
 
 MOST_DECODED_ROWS: Final = 384
 """Up to how many rows weights are decoded for them alone."""
-# A warp decodes the tile that it multiplies, so there are as many tiles as warps. H100, us of gate and up and of down,
-# Llama-3.1-8B, 128 rows, when a weight took a third more instructions: 69 and 38; two stages the same, eight warps 69
-# and 37 (256 rows: 141 and 70 for 119 and 70), 168 registers 101 and 55. docs/LOG.md has more.
+# A warp decodes the tile that it multiplies, so there are as many tiles as warps. H100, gate and up and down of
+# Llama-3.1-8B, 128 rows: two stages take as long, and eight warps (256 rows: gate and up 18 % longer); 168 registers
+# 45 % longer. docs/LOG.md has more.
 _TILES: Final = 4
 _WARPS, _STAGES = 4, 3
 _AT_ONCE: Final = {32: 4 * 132, 64: 3 * 132, 128: 2 * 132}  # programs of so many rows on an H200

@@ -95,9 +95,10 @@ _KV_TYPES: dict[KvType, int] = {
 
 
 def model_params() -> Any:
-    """llama.cpp's own for opening a model, but nothing is repacked where that would be for AMX, Intel's matrix
-    instructions: GCC drops most of what configures them, and the first product ends the process with SIGSEGV
-    (llama.cpp 20824, as of 0.3.36). It can be told to repack for no instructions alone.
+    """llama.cpp's defaults for opening a model, but weights are not repacked where that would be for AMX.
+
+    GCC drops most of what configures these matrix instructions of Intel's, and the first product ends the process with
+    SIGSEGV (llama.cpp 20824, as of 0.3.36). llama.cpp repacks for all instructions or for none.
     """
     params = llama_cpp.llama_model_default_params()
     params.use_extra_bufts = b"AMX_INT8 = 1" not in llama_cpp.llama_print_system_info()
