@@ -22,7 +22,8 @@ def quicken(interpreter: ModuleType) -> None:
         _patch_language_once_a_launch(interpreter)
         _look_types_up_once(interpreter)
         _describe_types_once(interpreter.tl.core)
-        _leave_alike_operands_as_they_are(interpreter.tl.semantic.TritonSemantic)
+        _unwrap_nothing_in_what_holds_nothing(interpreter.tl.core)
+        _leave_alike_operands_as_they_are(interpreter.tl.core, interpreter.tl.semantic.TritonSemantic)
         _leave_unread_checks_out(interpreter)
 
 
@@ -92,23 +93,60 @@ def _describe_types_once(core: ModuleType) -> None:
     core.tuple.__eq__ = lambda self, other: yes if self is other else equal(self, other)
 
 
-def _leave_alike_operands_as_they_are(semantic: Any) -> None:
-    """What two operands have to be cast to and spread over is worked out for those of one type and shape as well."""
+def _unwrap_nothing_in_what_holds_nothing(core: ModuleType) -> None:
+    """Constants are looked for in all arguments of all operations, most of which are tensors and numbers."""
+    unwrap, bare = core._unwrap_if_constexpr, {core.tensor, int, float, bool, str, type(None)}
+    core._unwrap_if_constexpr = lambda value: value if type(value) in bare else unwrap(value)  # type: ignore[attr-defined]
+
+
+def _leave_alike_operands_as_they_are(core: ModuleType, semantic: Any) -> None:
+    """What two operands have to be cast to and spread over is worked out anew for those of one type too, and a number
+    is made a tensor wherever it is one of them."""
     check, spread = semantic.binary_op_type_checking_impl, semantic.broadcast_impl_value
     stay = {"fp32", "int32", "int64"}  # such types of both are that of the result, whatever the operation
+    constants: dict[tuple[str, str], Any] = {}
 
     def spread_unlike(self: Any, left: Any, right: Any) -> Any:
-        sizes = getattr(left.type, "sizes", None)
-        if sizes is not None and sizes == getattr(right.type, "sizes", None):
+        sizes, others = getattr(left.type, "sizes", None), getattr(right.type, "sizes", None)
+        if sizes == others:
             return left, right
-        return spread(self, left, right)
+        if sizes is None or others is None or len(sizes) != len(others):
+            return spread(self, left, right)
+        shape = tuple(b if a == 1 else a for a, b in zip(sizes, others, strict=True))
+        if any(b not in (1, size) for b, size in zip(others, shape, strict=True)):
+            return spread(self, left, right)
+        return spread_over(self, left, sizes, shape), spread_over(self, right, others, shape)
+
+    def spread_over(self: Any, value: Any, sizes: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+        if sizes == shape:
+            return value
+        handle = self.builder.create_broadcast(value.handle, shape)
+        return self.make_tensor(handle, core.block_type(value.type.scalar, list(shape)))
 
     def check_unlike(self: Any, left: Any, right: Any, *arguments: Any, **options: Any) -> Any:
-        if isinstance(left, self.tensor) and isinstance(right, self.tensor):
+        is_left, is_right = isinstance(left, self.tensor), isinstance(right, self.tensor)
+        if is_left and is_right:
             name = left.type.scalar.name
             if name in stay and name == right.type.scalar.name:
                 return spread_unlike(self, left, right)
+        elif is_left and stays(left, right):
+            return left, constant(self, right, left)
+        elif is_right and stays(right, left):
+            return constant(self, left, right), right
         return check(self, left, right, *arguments, **options)
+
+    def stays(tensor: Any, number: Any) -> bool:
+        """Whether a number takes the tensor's type, whatever the operation."""
+        if type(number) is int:
+            return tensor.type.scalar.name in ("fp32", "int32") and -(2**31) <= number < 2**31
+        return type(number) is float and tensor.type.scalar.name == "fp32"
+
+    def constant(self: Any, number: float, like: Any) -> Any:
+        """One tensor for each number, type and shape: nothing changes what a tensor holds."""
+        key = like.type.name, repr(number)  # 0 equals -0, and NaN nothing
+        if key not in constants:
+            constants[key] = spread(self, like, self.scalar_constant(number, dtype=like.type.scalar))[1]
+        return constants[key]
 
     semantic.broadcast_impl_value = spread_unlike
     semantic.binary_op_type_checking_impl = check_unlike

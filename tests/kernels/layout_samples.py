@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
+from collections.abc import Callable
+from typing import Any
 
-import triton
-from triton import knobs
+from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
 
 from runner.kernels.compile import TARGETS, Variant
 from runner.kernels.compile.compilation import specialization
@@ -23,22 +23,30 @@ from runner.kernels.values import OPTIONS, register_option
 
 
 def intermediate(variant: Variant) -> str:
-    target = TARGETS["sm_90"]
-    signature, constants, attributes = specialization(variant, target)
-    source = ASTSource(variant.kernel, signature=signature, constexprs=constants, attrs=attributes)
-    options = {
-        "num_warps": variant.num_warps,
-        "num_stages": variant.num_stages,
-        **register_option(variant.most_registers),
-        **OPTIONS,
-    }
-    with tempfile.TemporaryDirectory() as cache, knobs.cache.scope():
-        knobs.cache.dir = cache
-        kernel = triton.compile(
-            source, target=GPUTarget(target.backend, target.arch, target.warp_size), options=options
-        )
-    code: str = kernel.asm["ttgir"]
-    return code
+    """As triton.compile goes, up to the layouts: what follows would take as long again."""
+    wanted = TARGETS["sm_90"]
+    target = GPUTarget(wanted.backend, wanted.arch, wanted.warp_size)
+    signature, constants, attributes = specialization(variant, wanted)
+    source, backend = ASTSource(variant.kernel, signature, constants, attributes), make_backend(target)
+    options = backend.parse_options(
+        {
+            "num_warps": variant.num_warps,
+            "num_stages": variant.num_stages,
+            **register_option(variant.most_registers),
+            **OPTIONS,
+            **source.parse_options(),
+        }
+    )
+    stages: dict[str, Callable[[ir.module, dict[str, Any]], ir.module]] = {}
+    backend.add_stages(stages, options, source.language)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    implementations, modules = backend.get_codegen_implementation(options), backend.get_module_map()
+    module, metadata = source.make_ir(target, options, implementations, modules, context), {**vars(options)}
+    for stage in ("ttir", "ttgir"):
+        module = stages[stage](module, metadata)
+    return str(module)
 
 
 def main() -> None:

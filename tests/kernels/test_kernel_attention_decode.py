@@ -256,7 +256,7 @@ def test_a_row_has_the_same_bits_whatever_the_number_of_rows(
     before = emptied(filled(kept, 1, start, 512, d), start)
     sinks, after = random(3), emptied(before, start)
     every = heads.attend(after, start, window=window, sinks=sinks)
-    for m in range(1, 16):
+    for m in (1, 2, 3, 5, 8, 9, 15):  # kernels are made for 1, 8 and 16 rows
         cache = emptied(before, start)
         assert torch.equal(heads.attend(cache, start, slice(m), window=window, sinks=sinks), every[:m]), m
         for one, other in zip(vars(cache).values(), vars(after).values(), strict=True):
