@@ -52,7 +52,20 @@ def packed(demo: ReadyModel, tmp_path_factory: pytest.TempPathFactory) -> ReadyM
     )
 
 
-class TestNativeDemoOnAGpu(BackendConformance):
+class ConformanceOnAGpu(BackendConformance):
+    def test_prefix_is_reused_and_changes_nothing(self, backend: Backend, prompt: list[int]) -> None:
+        """But for the last bits: steps and prompts are other kernels, and with packed weights round otherwise, which
+        keys remember."""
+        cold = take(backend, prompt, 16)
+        longer = [*prompt, *cold]
+        assert len(prompt) <= prefills(backend, longer)[0].cached < len(longer)
+        (warm,) = take(backend, longer, 1)
+        for _ in backend.score(prompt[:2]):  # forgets the cache
+            pass
+        assert take(backend, longer, 1) == [warm]
+
+
+class TestNativeDemoOnAGpu(ConformanceOnAGpu):
     """Dense weights."""
 
     @pytest.fixture
@@ -62,7 +75,7 @@ class TestNativeDemoOnAGpu(BackendConformance):
         backend.close()
 
 
-class TestNativePackedOnAGpu(BackendConformance):
+class TestNativePackedOnAGpu(ConformanceOnAGpu):
     """MQ4 weights and an int8 KV cache."""
 
     @pytest.fixture
@@ -70,16 +83,6 @@ class TestNativePackedOnAGpu(BackendConformance):
         backend = opened(packed, kv_type="q8_0")
         yield backend
         backend.close()
-
-    def test_prefix_is_reused_and_changes_nothing(self, backend: Backend, prompt: list[int]) -> None:
-        """But for the last bits: steps round activations to int8 and prefill does not, which keys remember."""
-        cold = take(backend, prompt, 16)
-        longer = [*prompt, *cold]
-        assert len(prompt) <= prefills(backend, longer)[0].cached < len(longer)
-        (warm,) = take(backend, longer, 1)
-        for _ in backend.score(prompt[:2]):  # forgets the cache
-            pass
-        assert take(backend, longer, 1) == [warm]
 
 
 @pytest.fixture(params=["demo", "packed"])
