@@ -25,6 +25,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     | _QWEN_SIZES
     | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28}
     | {"num_attention_heads": 16, "num_key_value_heads": 8, "tie_word_embeddings": True},
+    "llama-3.2-1b": _LLAMA
+    | {"vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
+    | {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "tie_word_embeddings": True}
+    | {"rope_theta": 500000.0, "max_position_embeddings": 131072},
     "llama-3.2-3b": _LLAMA
     | {"vocab_size": 128256, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28}
     | {"num_attention_heads": 24, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True}
@@ -48,6 +52,16 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28}
     | {"num_attention_heads": 12, "num_key_value_heads": 2, "rope_theta": 1e6, "max_position_embeddings": 32768}
     | {"tie_word_embeddings": True},
+    "qwen2.5-3b": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "rms_norm_eps": 1e-6}
+    | {"vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36}
+    | {"num_attention_heads": 16, "num_key_value_heads": 2, "rope_theta": 1e6, "max_position_embeddings": 32768}
+    | {"tie_word_embeddings": True},
+    "gemma-3-4b": {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "rms_norm_eps": 1e-6}
+    | {"vocab_size": 262144, "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    | {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256}
+    | {"hidden_activation": "gelu_pytorch_tanh", "sliding_window": 1024, "sliding_window_pattern": 6}
+    | {"rope_theta": 1e6, "rope_local_base_freq": 10000.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    | {"max_position_embeddings": 131072, "tie_word_embeddings": True},
     "mistral-nemo-12b": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "rms_norm_eps": 1e-5}
     | {"vocab_size": 131072, "hidden_size": 5120, "intermediate_size": 14336, "num_hidden_layers": 40}
     | {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "sliding_window": None}
