@@ -12,18 +12,23 @@ from typing import Any
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels import epilogues
 from runner.kernels.compile import Variant
-from runner.kernels.values import OPTIONS, cdiv, next_power_of_2
+from runner.kernels.values import OPTIONS, cdiv, has_pdl, next_power_of_2, pdl_option
 
 
 @triton.jit(do_not_specialize=["M"])
 def _apply_epilogue(
     product, M, first, count, args,
     EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, PARTS: tl.constexpr, TILE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """The program for columns first ... first + count of the output, and for the pairs of these."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     n_tiles = tl.cdiv(count, TILE)
     tile = tl.program_id(0) % n_tiles
     rows = tl.program_id(0) // n_tiles + tl.arange(0, 1)
@@ -61,7 +66,7 @@ def apply_epilogue(
     epilogues.columns; or, without pairs, [M, parts, count], whose sum over the parts is meant. first: a multiple of
     tile_columns(width), and count too unless these are the last columns.
     """
-    tile = tile_columns(width)
+    tile, pdl = tile_columns(width), has_pdl(product)
     n_rows, count = len(product), product.shape[-1] // (2 if pair else 1)
     n_parts = 1 if product.dim() == 2 else product.shape[1]
     assert product.is_contiguous()
@@ -70,7 +75,8 @@ def apply_epilogue(
     assert count % tile == 0 or first + count == width, (first, count, width)
     _apply_epilogue[(n_rows * cdiv(count, tile),)](
         product, n_rows, first, count, args,
-        EPILOGUE=epilogue, CONFIG=config, PAIR=pair, PARTS=n_parts, TILE=tile, num_warps=_WARPS, **OPTIONS,
+        EPILOGUE=epilogue, CONFIG=config, PAIR=pair, PARTS=n_parts, TILE=tile, PDL=pdl,
+        num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
 
 
@@ -96,5 +102,6 @@ def variants() -> Iterator[Variant]:
             },
             constants={"EPILOGUE": program, "CONFIG": config, "PAIR": pair, "PARTS": parts, "TILE": _TILE},
             num_warps=_WARPS,
+            has_pdl=True,
             is_decode=False,
         )  # fmt: skip

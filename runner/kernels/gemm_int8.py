@@ -163,9 +163,17 @@ def takes_int8(w: Matrix, n_rows: int) -> bool:
     little."""
     if isinstance(w, Tensor) or w.layout != "fragments" or w.format not in FORMATS_AS_INT8:
         return False
-    if n_rows <= (FEW_ROWS if is_small(*w.packed.shape[:2]) else MOST_ROWS):
+    n_tiles, n_pairs = w.packed.shape[:2]
+    is_short = is_small(n_tiles, n_pairs) and min(n_tiles * 16, n_pairs * 64) < _SHORT
+    if n_rows <= (FEW_ROWS if is_short else MOST_ROWS):
         return False
     return is_hopper(w.packed)
+
+
+# Rows or columns of a small matrix. H200, us with what makes x, of 32, 48 and 64 rows by decoding's kernels | in int8:
+# [4096, 1024] 4.6, 5.8, 7.3 | 7.1, 8.4, 8.0; [2048, 1536] 6.0, 6.0, 7.3 | 9.6, 9.8, 10.0; [2048, 2048] 12.8, 17.7, 22.6
+# | 8.7, 9.0, 8.7. docs/LOG.md has more.
+_SHORT: Final = 2048
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,6 +89,9 @@ def test_a_row_has_the_bits_that_it_has_among_as_many() -> None:
         (256, 224, 384, 1),
         (256, 64, 128, 4),
         (256, 64, 17, 4),  # and no less than four blocks of 256 columns a part
+        (128, 32, 32, 4),  # but for where multiprocessors would be idle
+        (128, 32, 128, 4),
+        (64, 16, 32, 2),
         (384, 64, 128, 2),
         (1792, 64, 128, 1),
     ],

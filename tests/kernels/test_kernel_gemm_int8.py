@@ -202,8 +202,10 @@ def test_what_int8_rounds_off_is_a_hundredth(form: str) -> None:
     assert (found - wanted).norm() < 0.013 * wanted.norm()
 
 
-@pytest.mark.parametrize(("n", "k", "most"), [(16, 64, FEW_ROWS), (1552, 4096, MOST_ROWS)])
-def test_a_device_that_takes_int8_is_given_it_from_17_rows_on_or_of_small_matrices_from_65(
+@pytest.mark.parametrize(
+    ("n", "k", "most"), [(16, 64, FEW_ROWS), (1024, 2048, FEW_ROWS), (2048, 2048, MOST_ROWS), (1552, 4096, MOST_ROWS)]
+)
+def test_a_device_that_takes_int8_is_given_it_from_17_rows_on_or_of_short_matrices_from_65(
     n: int, k: int, most: int
 ) -> None:
     takes = DEVICE.type == "cuda" and torch.cuda.get_device_capability() == (9, 0)

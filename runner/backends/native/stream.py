@@ -97,7 +97,8 @@ def normed(
         return stream.ready, stream.squares
     if may_round and rounds(w) and len(stream.h) == 1:
         return UnroundedRow(x=stream.h, gain=before.gain, eps=before.eps), None
-    if may_round and rounds(w) and len(stream.h) <= FEW_ROWS:  # the same numbers, in the same order
+    # The same numbers, in the same order. Of 17 to 64 rows int8 was not faster for these: see gemm_int8.takes_int8.
+    if may_round and rounds(w) and len(stream.h) <= FEW_ROWS:
         reader = matrix_reader(w, before)
         assert reader is not None
         sums, rows = add_parts(stream.h, None, None, reader)
@@ -119,7 +120,7 @@ def add_branch(
 ) -> Stream:
     """h + x @ w.T, or h + norm(x @ w.T) where a norm follows the branch; h is changed in place.
 
-    reader: who reads the new h.
+    reader: who reads the new h; rows are made for it there, unless it takes them in int8.
     """
     (w,), (bias,) = product.parts, product.biases
     h, eps = stream.h, stream.eps
@@ -131,7 +132,7 @@ def add_branch(
     if after is not None:
         y, of_y = linear_squares(rows, w, bias=bias, eps=after.eps, dtype=torch.float32)
         return Stream(h=h, eps=eps, squares=add_normed(h, y, of_y, after.gain))
-    if reader is None:
+    if reader is None or takes_int8(reader.w, len(h)):
         return Stream(h=h, eps=eps, squares=linear_residual(rows, w, h, bias=bias, eps=eps))
     squares, ready = linear_residual_for(rows, w, h, reader, bias=bias, eps=eps)
     return Stream(h=h, eps=eps, squares=squares, ready=ready)
