@@ -29,12 +29,13 @@ from runner.errors import BadModelFile
 from runner.kernels.fragments import can_be_fragments, to_fragments
 from runner.kernels.grids import FORMATS
 from runner.kernels.int8_weights import FORMATS_AS_INT8
-from runner.kernels.pack import packed_matrix
+from runner.kernels.pack import dequantize_ref, packed_matrix
 from runner.kernels.values import FEW_ROWS, MOST_ROWS, Int8Rows, PackedMatrix
 from runner.model_config import ModelConfig
 from runner.quant.mq.packed_weights import PackedWeights
 from runner.quant.mq.quantize import quantize_packed
 from runner.quant.mq.recipe import recipe_of
+from runner.quant.mq.rotation import rotate
 from runner.quant.weights import Weights, open_weights
 from runner.sampling import sample
 from runner.types import CancelToken
@@ -169,6 +170,25 @@ def test_short_prompts_meet_packed_weights_as_int8_and_long_ones_as_they_are(n_r
     rows, _ = stream.activations(torch.randn(n_rows, 32, device=DEVICE), None, w, torch.float32)
     assert isinstance(rows, kind)
     assert rows.shape == (n_rows, 32)
+
+
+@pytest.mark.parametrize("is_int8", [False, True])
+def test_a_stream_is_made_ready_for_a_matrix_that_takes_it_so_and_for_no_other(
+    is_int8: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def matrix() -> PackedMatrix:
+        weights = FORMATS["mq4-uniform"].encode(torch.randn(256, 256) / 16)
+        return to_fragments(packed_matrix(weights, FORMATS["mq4-uniform"], 256, DEVICE))
+
+    w, reader = matrix(), stream.matrix_reader(matrix(), stream.Norm(gain=torch.ones(256, device=DEVICE), eps=1e-6))
+    assert reader is not None
+    monkeypatch.setattr(stream, "takes_int8", lambda of, _: is_int8 and of is reader.w)
+    h, x = torch.randn(2, 256, device=DEVICE), torch.randn(2, 256, device=DEVICE)
+    before, product = stream.Stream(h=h.clone(), eps=1e-6, squares=None), stream.Product(parts=(w,), biases=(None,))
+    after = stream.add_branch(before, x, product, None, torch.float32, reader)
+    assert (after.ready is None) == is_int8
+    torch.testing.assert_close(after.sums.parts.sum(1), after.h.square().sum(1))
+    assert difference(after.h - h, rotate(x, w.rotation) @ dequantize_ref(w).T) < 0.02
 
 
 class Replaying(Graphs):
