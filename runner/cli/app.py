@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 import runner
-from runner.cli import render
+from runner.cli import bash_words, render
 from runner.config import nearest_hint
 from runner.errors import RunnerError, UsageError
 from runner.log import start_logging, stop_logging
@@ -197,6 +197,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:  # a terminal that cannot show a character shows "?" and the program goes on
             reconfigure(errors="replace")
+    if os.environ.get("_RUNNER_COMPLETE") == "complete_bash":
+        bash_words.put_together(os.environ)
     try:
         app(given, prog_name="runner")
     except RunnerError as error:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
+from runner.cli import bash_words
 from runner.errors import RunnerError
 
 if TYPE_CHECKING:
@@ -31,8 +32,13 @@ def _offered(find: Callable[[str], Iterable[tuple[str, str]]]) -> Callable[[str]
 
     @functools.wraps(find)
     def offers(incomplete: str) -> Offers:
+        before = bash_words.stem()
         try:
-            found = [(word, what) for word, what in find(incomplete) if _WORD.fullmatch(word)]
+            found = [
+                (word.removeprefix(before), what)
+                for word, what in find(before + incomplete)
+                if word.startswith(before) and _WORD.fullmatch(word)
+            ]
         except (OSError, RunnerError):
             return []
         first = dict(reversed(found))

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
+from checkout import CHECKOUT
 from test_startup import HEAVY, python
 
 from runner.cli import completing
 from runner.cli.app import COMMANDS, _load
+from runner.cli.bash_words import put_together
 from runner.paths import user_paths
 from runner.store import Store
 
@@ -84,3 +92,46 @@ def test_a_tab_prints_what_fits_and_imports_nothing_heavy(line: str, offered: st
     environment = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")), "_RUNNER_COMPLETE": "complete_bash"}
     done = python(program, **environment)
     assert done.stdout.split("\n") == [offered, "LOADED []", ""], done.stderr
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("qwen3-8b :", {"Q4_K_M", "Q5_0", "Q5_K_M", "Q6_K", "Q8_0", "safetensors"}),
+        ("qwen3-8b : Q8", {"Q8_0"}),
+        ("--draft qwen3-8b : Q8", {"Q8_0"}),
+        ("--draft qwen3-8b : Q8_0 qwen3-0.6b : saf", {"safetensors"}),
+        ("--draft qwen3-8b : Q8_0 --backend nat", {"native"}),
+        ("nosuch : Q", set()),
+    ],
+)
+def test_bash_which_cuts_words_at_colons_is_offered_what_stands_behind(
+    words: str, offered: set[str], tmp_path: Path
+) -> None:
+    """By the script that is installed, called as bash does it. ':' ends a word, and begins one."""
+    script = python("from runner.cli.app import main; main([])", _RUNNER_COMPLETE="source_bash").stdout
+    (tmp_path / "runner").write_text(f"#!/bin/sh\nexec {sys.executable} -m runner\n")
+    (tmp_path / "runner").chmod(0o755)
+    line = f"runner run {words}".split()
+    typed = " ".join(map(shlex.quote, line))
+    call = f"COMP_WORDS=({typed}) COMP_CWORD={len(line) - 1}; _runner_completion {tmp_path}/runner"
+    done = subprocess.run(
+        ["bash", "--norc", "-c", f'{script}\n{call}; printf "%s\\n" "${{COMPREPLY[@]}}"'],
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)}, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert set(done.stdout.split()) == offered, done.stderr
+
+
+def test_other_words_stay_as_bash_gives_them() -> None:
+    for words, place in (("runner\nrun\nde", 2), ("runner\nrun\n'a : b'", 2), ("runner\nrun\na:b", 2), ("runner", 5)):
+        given = {"COMP_WORDS": words, "COMP_CWORD": str(place)}
+        found = dict(given)
+        put_together(found)
+        assert found == given
+    after_a_space = {"COMP_WORDS": "runner\nrun\nqwen3-8b\n:\n", "COMP_CWORD": "4"}
+    put_together(after_a_space)
+    assert after_a_space == {"COMP_WORDS": "runner\nrun\nqwen3-8b:\n", "COMP_CWORD": "3"}
+    nothing: dict[str, str] = {"COMP_CWORD": "x"}
+    put_together(nothing)
+    assert nothing == {"COMP_CWORD": "x"}
