@@ -37,7 +37,10 @@ MIXES = {
     "q8_0": LlamaFileType.MOSTLY_Q8_0,
 }
 _BASES = {"q4_k_m": Type.Q4_K, "q4_0": Type.Q4_0, "q8_0": Type.Q8_0}
-_GGUF_NAMES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
+_GGUF_NAMES = {
+    "gemma3_text": "gemma3", "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+}  # fmt: skip
 _POOL_BYTES = 16 << 20  # of random blocks, which large tensors repeat
 
 
@@ -63,8 +66,9 @@ def planned(config: ModelConfig, mix: str) -> list[Planned]:
 
 
 def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    norms = {"none": (), "head": blocks.QK_NORMS, "row": blocks.QK_ROW_NORMS}[config.qk_norm]
-    rules = (*blocks.EMBEDDINGS, *blocks.NORMS, *blocks.ATTENTION, *blocks.QKV_BIASES, *norms, *blocks.GATED_MLP)
+    of_heads = {"none": (), "head": blocks.QK_NORMS, "row": blocks.QK_ROW_NORMS}[config.qk_norm]
+    norms = (*(blocks.NORMS_AROUND if _has_norms_around(config) else blocks.NORMS), *of_heads)
+    rules = (*blocks.EMBEDDINGS, *norms, *blocks.ATTENTION, *blocks.QKV_BIASES, *blocks.GATED_MLP)
     decoder = Architecture(model_type=config.model_type, gguf_name="", interleaved_rotary=False, rules=rules)
     found = {tensor.target: tensor.shape for tensor in tensors_of(decoder, config)}
     experts, hidden = config.experts, config.hidden_size
@@ -76,6 +80,10 @@ def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         found |= {f"{block}{name}_exps.weight": (count, width, hidden) for name in ("gate", "up")}
         found[f"{block}down_exps.weight"] = (count, hidden, width)
     return found
+
+
+def _has_norms_around(config: ModelConfig) -> bool:
+    return config.model_type == "gemma3_text"
 
 
 def _type(name: str, shape: tuple[int, ...], config: ModelConfig, mix: str) -> Type:
@@ -149,6 +157,8 @@ def write_gguf(target: Path, shape: Mapping[str, Any], mix: str) -> int:
             writer.add_expert_count(config.experts.count)
             writer.add_expert_used_count(config.experts.per_token)
             writer.add_expert_feed_forward_length(config.experts.intermediate_size)
+        if config.sliding_window is not None:
+            writer.add_sliding_window(config.sliding_window)
         writer.add_file_type(int(MIXES[mix]))
         writer.add_quantization_version(QUANTIZATION_VERSION)
         write_vocabulary(writer, read_vocabulary(builtin("models") / "demo", config.vocab_size))

@@ -24,14 +24,15 @@ from gguf.quants import dequantize
 from shapes import SHAPES, config_of
 
 import models
+from runner.backends import llamacpp
 from runner.backends.native.fused_execution import FusedExecution
-from runner.config import SamplingParams
+from runner.config import LoadOptions, SamplingParams
 from runner.kernels import gemv_fragments, gemv_tiles
 from runner.model_config import parse_model_config
 from runner.quant.mq.formats import TENSOR_FORMATS
 from runner.quant.mq.manifest import read_manifest
 from runner.quant.mq.packed_weights import PackedWeights
-from runner.types import CancelToken
+from runner.types import CancelToken, ReadyModel
 
 SMALL = config_of("tiny", 1) | {"vocab_size": 16, "hidden_size": 32, "intermediate_size": 32}
 SMALL |= {"num_attention_heads": 1, "num_key_value_heads": 1}
@@ -78,6 +79,21 @@ def test_gguf_types_are_those_of_llama_cpps_own_quantizer() -> None:
     assert sum(name.endswith("ffn_down.weight") for name in six) == 16
     tied = random_gguf.planned(parse_model_config(SHAPES["qwen3-0.6b"]), "q4_k_m")
     assert [tensor.type for tensor in tied if tensor.name == "token_embd.weight"] == [Type.Q6_K]
+
+
+def test_a_shape_with_norms_around_its_branches_and_windows_is_one_that_llama_cpp_runs(tmp_path: Path) -> None:
+    shape = config_of("gemma-3-4b", 6) | {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 256}
+    shape |= {"num_attention_heads": 2, "num_key_value_heads": 1, "sliding_window": 16}
+    path = tmp_path / "random.gguf"
+    random_gguf.write_gguf(path, shape, "q4_0")
+    model = ReadyModel(
+        name="random", format="gguf", weights=(path,), directory=tmp_path, size_bytes=path.stat().st_size
+    )
+    options = LoadOptions(ctx_size=64, n_threads=1, n_gpu_layers=0, force=True)
+    backend = llamacpp.load(model, options, lambda _: None, CancelToken())
+    tokens, _ = generation.generated(backend, list(range(3, 40)), 8)
+    backend.close()
+    assert len(tokens) == 8
 
 
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_K, Type.Q6_K])
