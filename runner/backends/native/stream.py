@@ -97,7 +97,7 @@ def normed(
         return stream.ready, stream.squares
     if may_round and rounds(w) and len(stream.h) == 1:
         return UnroundedRow(x=stream.h, gain=before.gain, eps=before.eps), None
-    # The same numbers, in the same order. Of 17 to 64 rows int8 was not faster for these: see gemm_int8.takes_int8.
+    # The same numbers, in the same order. In int8 17 to 48 rows take longer here, 64 about as long (H200, docs/LOG.md).
     if may_round and rounds(w) and len(stream.h) <= FEW_ROWS:
         reader = matrix_reader(w, before)
         assert reader is not None
