@@ -20,7 +20,7 @@ from runner.kernels.attention import TYPES, check_query, multiplied_in, tile_pos
 from runner.kernels.compile import Variant
 from runner.kernels.kv_layer import LayerCache
 from runner.kernels.splits import LOG2_E, power_of_2
-from runner.kernels.values import OPTIONS, cdiv, is_hopper, is_nvidia, next_power_of_2
+from runner.kernels.values import MULTIPROCESSORS, OPTIONS, cdiv, is_hopper, is_nvidia, next_power_of_2
 
 
 @triton.jit
@@ -200,7 +200,7 @@ def _n_splits(n_rows: int, num_heads: int, first: int | None) -> int:
     n_programs, n_splits = num_heads * cdiv(n_rows, _ROWS), 1
     if first is not None and first + n_rows <= _NOT_SPLIT:
         return 1
-    while n_splits < _MOST_SPLITS and n_splits * n_programs < _PROGRAMS:
+    while n_splits < _MOST_SPLITS and n_splits * n_programs < MULTIPROCESSORS:
         n_splits *= 2
     return n_splits
 
@@ -220,7 +220,6 @@ _STAGES_HOPPER: Final = 3  # for which other GPUs may have no memory
 _MOST_OF_TILE: Final = 64  # positions
 _MOST_SPLITS: Final = 16
 _NOT_SPLIT: Final = 512  # positions
-_PROGRAMS: Final = 132  # as many as an H200 has multiprocessors
 
 
 def variants() -> Iterator[Variant]:

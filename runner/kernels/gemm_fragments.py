@@ -33,6 +33,7 @@ from runner.kernels.int8_weights import (
     row_ratio,
 )
 from runner.kernels.values import (
+    MULTIPROCESSORS,
     OPTIONS,
     cdiv,
     has_pdl,
@@ -174,7 +175,7 @@ def blocks_of_part(n_tiles: int, n_pairs: int, n_rows: int) -> int:
     block = _rows_of_program(n_rows)
     n_programs, n_blocks, n_parts = cdiv(n_tiles, _TILES) * cdiv(n_rows, block), cdiv(n_pairs, 4), 1
     while 2 * n_parts * n_programs <= _AT_ONCE[block]:
-        least = _LEAST_BLOCKS if n_parts * n_programs >= _MULTIPROCESSORS else _LEAST_BLOCKS // 2
+        least = _LEAST_BLOCKS if n_parts * n_programs >= MULTIPROCESSORS else _LEAST_BLOCKS // 2
         if n_blocks < 2 * n_parts * least:
             break
         n_parts *= 2
@@ -192,8 +193,7 @@ MOST_DECODED_ROWS: Final = 384
 # 45 % longer. docs/LOG.md has more.
 _TILES: Final = 4
 _WARPS, _STAGES = 4, 3
-_MULTIPROCESSORS: Final = 132  # of an H200
-_AT_ONCE: Final = {rows: n * _MULTIPROCESSORS for rows, n in {32: 4, 64: 3, 128: 2}.items()}  # programs of so many rows
+_AT_ONCE: Final = {32: 4 * MULTIPROCESSORS, 64: 3 * MULTIPROCESSORS, 128: 2 * MULTIPROCESSORS}  # programs, by rows
 # Blocks of 256 columns of a part; half as many where multiprocessors are idle: [2048, 2048], 32 rows, 12.2 -> 8.7 us.
 _LEAST_BLOCKS: Final = 4
 _EARLY: Final = 64  # rows of a program up to which it may begin early, and let the next kernel do so

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from runner.kernels.values import MULTIPROCESSORS
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tiles:
@@ -83,7 +85,7 @@ def spans_of(n_tiles: int, n_pairs: int) -> int:
 
 def tiles_of_program(n_tiles: int) -> int:
     """How many tiles a program of gemv_spans.py goes over: one program a multiprocessor."""
-    return -(-n_tiles // _MULTIPROCESSORS)
+    return -(-n_tiles // MULTIPROCESSORS)
 
 
 class Waves(NamedTuple):
@@ -96,7 +98,7 @@ class Waves(NamedTuple):
 def waves(n_programs: int, warps: int, registers: int) -> Waves:
     """Of programs of so many warps, with so many registers a thread."""
     at_once = max(1, _REGISTERS // (32 * registers) // warps)
-    count = -(-n_programs // (at_once * _MULTIPROCESSORS))
+    count = -(-n_programs // (at_once * MULTIPROCESSORS))
     return Waves(count, count * at_once * warps)
 
 
@@ -106,16 +108,15 @@ def is_small(n_tiles: int, n_pairs: int) -> bool:
 
 
 # H200, Llama-3.1-8B's shapes: with 80 to 96 registers, 16 warps on each of 132 multiprocessors run at once.
-_MULTIPROCESSORS = 132
 _REGISTERS = 1 << 16  # of a multiprocessor
 FEW_REGISTERS, MANY_REGISTERS = 128, 168  # of a thread: 16 and 12 warps a multiprocessor, 4 and 3 a scheduler
-_AT_ONCE = 16 * _MULTIPROCESSORS
-_WAVE = (128, 2 * _MULTIPROCESSORS)  # tiles of 8 warps; 128, 160, 192, 256 and, of 4 warps, 320 were measured
+_AT_ONCE = 16 * MULTIPROCESSORS
+_WAVE = (128, 2 * MULTIPROCESSORS)  # tiles of 8 warps; 128, 160, 192, 256 and, of 4 warps, 320 were measured
 _SMALL = 384 * 16  # tiles times pairs: gate and up of Qwen3-0.6B. Of 8B's matrices, in spans, each takes longer
 _MOST_SPANS = 8
 _MANY_TILES = 768
-_ONE_WAVE = (10 * _MULTIPROCESSORS, 14 * _MULTIPROCESSORS)  # tiles, of 72 registers; 1536 and 1792 were measured
-_ONE_WARP = 16 * _MULTIPROCESSORS  # tiles; 768 to 1216 and 2176 measured with two
+_ONE_WAVE = (10 * MULTIPROCESSORS, 14 * MULTIPROCESSORS)  # tiles, of 72 registers; 1536 and 1792 were measured
+_ONE_WARP = 16 * MULTIPROCESSORS  # tiles; 768 to 1216 and 2176 measured with two
 _OUTPUT_TILES = 5000  # one warp; two were not measured
 _DEPTH = {"mq4": 2, "mq4-uniform": 2, "mq6": 2}
 _TILES = {"mq4": 1, "mq4-uniform": 1, "mq6": 1}  # 1 or 2

@@ -17,6 +17,7 @@ MOST_ROWS: Final = 16  # rows up to which a product reads packed weights once, w
 # Rows up to which products with packed weights read these as they are, 16 rows at a time; from there on decoding the
 # weights first is faster. Where gemm_int8.takes_int8 says so, MOST_ROWS are the most.
 FEW_ROWS: Final = 64
+MULTIPROCESSORS: Final = 132  # of an H100 and an H200: how work is cut follows from it on every GPU, as bits do
 # Products and sums are fused where a kernel says so (tl.fma), never where a compiler chooses to.
 OPTIONS: Final = {"enable_fp_fusion": False}
 

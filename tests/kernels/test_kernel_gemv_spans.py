@@ -54,7 +54,7 @@ def test_a_row_has_the_bits_that_it_has_among_others(form: str, n: int, warps: i
 @pytest.mark.parametrize("tiles", [1, 2, 4, 9, 17])
 def test_a_program_goes_over_any_number_of_tiles(tiles: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight tiles' sums lie in one tensor, three tiles are under way, and the last program has fewer."""
-    monkeypatch.setattr(gemv_tiles, "_MULTIPROCESSORS", -(-19 // tiles))
+    monkeypatch.setattr(gemv_tiles, "MULTIPROCESSORS", -(-19 // tiles))
     planes, h = scrambled("mq4", 16 * 19 - 3, 256), random(2, 256)
     w = to_fragments(planes)
     rows = quantize_fragments(h, None, 1, ZEROS["mq4"])
