@@ -1,6 +1,6 @@
 """Triton's interpreter without what it computes again and again, and what it computes and never looks at.
 
-These are three quarters of its time. What kernels compute is the same. Run as a program with another program's path and
+These are five sixths of its time. What kernels compute is the same. Run as a program with another program's path and
 arguments, it runs that one with it. It knows no kernels.
 """
 

@@ -30,9 +30,9 @@ def put_together(environment: MutableMapping[str, str]) -> None:
             words.append(word)
     if len(words) == len(cut):
         return
-    stem, colon, rest = words[-1].rpartition(":")
+    before, colon, rest = words[-1].rpartition(":")
     if _is_colon(cut[-1]) or (cut[-1] and _is_colon(cut[-2])):
-        words[-1], environment[_STEM] = rest, stem + colon
+        words[-1], environment[_STEM] = rest, before + colon
     environment.update({"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)})
 
 
