@@ -37,6 +37,7 @@ MIXES = {
     "q8_0": LlamaFileType.MOSTLY_Q8_0,
 }
 _BASES = {"q4_k_m": Type.Q4_K, "q4_0": Type.Q4_0, "q8_0": Type.Q8_0}
+_OF_ODD_ROWS = {Type.Q4_K: Type.Q5_0, Type.Q6_K: Type.Q8_0}  # that blocks of 256 do not fill
 _GGUF_NAMES = {
     "gemma3_text": "gemma3", "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
@@ -87,6 +88,12 @@ def _has_norms_around(config: ModelConfig) -> bool:
 
 
 def _type(name: str, shape: tuple[int, ...], config: ModelConfig, mix: str) -> Type:
+    found = _wanted(name, shape, config, mix)
+    return found if shape[-1] % int(GGML_QUANT_SIZES[found][0]) == 0 else _OF_ODD_ROWS[found]
+
+
+def _wanted(name: str, shape: tuple[int, ...], config: ModelConfig, mix: str) -> Type:
+    """The type, if its blocks fill the rows."""
     if len(shape) == 1 or name.endswith("ffn_gate_inp.weight"):
         return Type.F32
     base = _BASES[mix]
@@ -112,11 +119,18 @@ def _has_more_bits(layer: int, num_layers: int) -> bool:
 # offset is 7.5 times the scale, which makes the mean 0.
 _SCALES: Mapping[Type, tuple[tuple[slice, float], ...]] = {
     Type.Q4_0: ((slice(0, 2), 1.0),),
+    Type.Q5_0: ((slice(0, 2), 1.0),),
     Type.Q4_K: ((slice(0, 2), 1.0), (slice(2, 4), 7.5)),
     Type.Q6_K: ((slice(208, 210), 1.0),),
     Type.Q8_0: ((slice(0, 2), 1.0),),
 }
-_DEVIATIONS: Mapping[Type, float] = {Type.Q4_0: 4.6, Type.Q4_K: 258.0, Type.Q6_K: 1367.0, Type.Q8_0: 73.9}
+_DEVIATIONS: Mapping[Type, float] = {
+    Type.Q4_0: 4.6,
+    Type.Q5_0: 9.2,
+    Type.Q4_K: 258.0,
+    Type.Q6_K: 1367.0,
+    Type.Q8_0: 73.9,
+}
 
 
 @cache

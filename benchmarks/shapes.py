@@ -25,6 +25,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     | _QWEN_SIZES
     | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28}
     | {"num_attention_heads": 16, "num_key_value_heads": 8, "tie_word_embeddings": True},
+    "llama-2-7b": _LLAMA
+    | {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32}
+    | {"num_attention_heads": 32, "num_key_value_heads": 32, "rope_theta": 10000.0, "max_position_embeddings": 4096},
     "llama-3.2-1b": _LLAMA
     | {"vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
     | {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "tie_word_embeddings": True}
@@ -48,6 +51,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen2.5-7b": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "rms_norm_eps": 1e-6}
     | {"vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28}
     | {"num_attention_heads": 28, "num_key_value_heads": 4, "rope_theta": 1e6, "max_position_embeddings": 32768},
+    "qwen2.5-0.5b": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "rms_norm_eps": 1e-6}
+    | {"vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24}
+    | {"num_attention_heads": 14, "num_key_value_heads": 2, "rope_theta": 1e6, "max_position_embeddings": 32768}
+    | {"tie_word_embeddings": True},
     "qwen2.5-1.5b": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "rms_norm_eps": 1e-6}
     | {"vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28}
     | {"num_attention_heads": 12, "num_key_value_heads": 2, "rope_theta": 1e6, "max_position_embeddings": 32768}
@@ -55,6 +62,12 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen2.5-3b": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "rms_norm_eps": 1e-6}
     | {"vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36}
     | {"num_attention_heads": 16, "num_key_value_heads": 2, "rope_theta": 1e6, "max_position_embeddings": 32768}
+    | {"tie_word_embeddings": True},
+    "gemma-3-1b": {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "rms_norm_eps": 1e-6}
+    | {"vocab_size": 262144, "hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26}
+    | {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "query_pre_attn_scalar": 256}
+    | {"hidden_activation": "gelu_pytorch_tanh", "sliding_window": 512, "sliding_window_pattern": 6}
+    | {"rope_theta": 1e6, "rope_local_base_freq": 10000.0, "max_position_embeddings": 32768}
     | {"tie_word_embeddings": True},
     "gemma-3-4b": {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "rms_norm_eps": 1e-6}
     | {"vocab_size": 262144, "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}

@@ -29,7 +29,7 @@ from workplace import workplace
 
 from runner.kernels import gemv_fragments
 from runner.kernels.fragments import TILE
-from runner.kernels.gemv_tiles import Tiles, tiles_of, tiles_of_branch
+from runner.kernels.gemv_tiles import Tiles, tiles_of, tiles_of_branch, tiles_of_normed_branch
 from runner.kernels.values import GROUP
 from runner.model_config import ModelConfig, parse_model_config
 
@@ -89,9 +89,13 @@ def chosen(choice: Choice, sizes: Mapping[tuple[int, int], str]) -> Iterator[Non
     def changed(tiles: Tiles, size: tuple[int, int]) -> Tiles:
         return dataclasses.replace(tiles, **choice.get(sizes.get(size, ""), {}))
 
+    def normed(*size: int) -> Tiles:
+        return changed(tiles_of_normed_branch(*size), size)
+
     with (
         patch.object(gemv_fragments, "tiles_of", lambda form, *size: changed(tiles_of(form, *size), size)),
         patch.object(gemv_fragments, "tiles_of_branch", lambda *size: changed(tiles_of_branch(*size), size)),
+        patch.object(gemv_fragments, "tiles_of_normed_branch", normed),
     ):
         yield
 

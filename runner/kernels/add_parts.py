@@ -1,9 +1,10 @@
-"""h += the parts of a product, and the new h as the next product reads it: int8 in fragments, rotated.
+"""h += the parts of a product, or its norm, and the new h as the next product reads it: int8 in fragments, rotated.
 
-Who computes a product in parts leaves them to this kernel, which has to read h anyway; there may be none. The norm's
-factor, for which all of a row would have to be there, is left to the product that reads the rows: its squares come in
-one part for each span of 256 columns. A program is a span of one row, so a row has the same bits whatever its
-neighbours are. It knows no weights but the block size that the next ones want.
+Who computes a product in parts leaves them to this kernel, which has to read h anyway; there may be none. Of a product
+behind which a norm stands (Gemma, OLMo 2) it takes the squares too. The factor of the norm before the next product,
+for which all of a row would have to be there, is left to that one: its squares come in one part for each span of 256
+columns. A program is a span of one row, so a row has the same bits whatever its neighbours are. It knows no weights but
+the block size that the next ones want.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels.butterflies import rotated_span, rotation_signs, signs_of_span, span_places
 from runner.kernels.compile import Variant
+from runner.kernels.epilogues import p_rstd
 from runner.kernels.fragments import activation_rows
 from runner.kernels.rotate import (
     SPAN,
@@ -32,7 +34,18 @@ from runner.kernels.rotate import (
     store_fragments,
 )
 from runner.kernels.splits import combine_fragments, only_split
-from runner.kernels.values import GROUP, OPTIONS, Int8Fragments, PackedMatrix, has_pdl, is_nvidia, moved, pdl_option
+from runner.kernels.values import (
+    GROUP,
+    OPTIONS,
+    Int8Fragments,
+    PackedMatrix,
+    Squares,
+    has_pdl,
+    is_nvidia,
+    moved,
+    next_power_of_2,
+    pdl_option,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +88,12 @@ def _added(v, parts, K, COUNT: tl.constexpr):
 
 @triton.jit
 def _add_parts(
-    h, parts, bias, gain, signs, words, notes, sums, K, zero,
-    PARTS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_GAIN: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
-    EARLY: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
+    h, parts, bias, norm, gain, signs, words, notes, sums, K, zero,
+    PARTS: tl.constexpr, HAS_BIAS: tl.constexpr, NORM: tl.constexpr, HAS_GAIN: tl.constexpr, SIZE: tl.constexpr,
+    COLUMNS: tl.constexpr, EARLY: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """norm: of the only part, its squares, 1 / size, eps and its gain. NORM: how many squares, and the power of 2 for
+    them; 0: there is none."""
     span, row = tl.program_id(0), tl.program_id(1)
     places = span_places()
     k = span * 256 + places
@@ -89,6 +104,9 @@ def _add_parts(
         g = tl.load(gain + k)
     if HAS_BIAS:
         b = tl.load(bias + k).to(tl.float32)
+    if NORM[0] > 0:
+        squares, inverse_size, eps, after = norm
+        after_there = tl.load(after + k)
     if PDL:
         if EARLY:  # see docs/KERNELS.md, "When the next kernel begins"
             gdc_launch_dependents()
@@ -97,8 +115,13 @@ def _add_parts(
             gdc_launch_dependents()
     v = tl.load(h + at)
     at_parts = row.to(tl.int64) * (PARTS * K) + k
-    for first in tl.static_range(0, PARTS, 8):
-        v = _added(v, parts + at_parts + first * K, K, min(8, PARTS - first))
+    if NORM[0] > 0:
+        rows = row + tl.arange(0, 1)
+        y = tl.load(parts + at_parts)
+        v += y * p_rstd(squares, rows, rows >= 0, inverse_size, eps, NORM[0], NORM[1])[:, None] * after_there
+    else:
+        for first in tl.static_range(0, PARTS, 8):
+            v = _added(v, parts + at_parts + first * K, K, min(8, PARTS - first))
     if HAS_BIAS:
         v += b
     if PARTS > 0 or HAS_BIAS:
@@ -120,6 +143,25 @@ def add_parts(h: Tensor, parts: Tensor | None, bias: Tensor | None, reader: Read
 
     h: [M, K] float32, contiguous, K a multiple of 256. parts: [M, P, K] float32, or None. bias: [K] or None.
     """
+    return _launch(h, parts, bias, None, reader)
+
+
+def add_normed_for(
+    h: Tensor, y: Tensor, squares: Squares, gain: Tensor, reader: Reader
+) -> tuple[Tensor, Int8Fragments]:
+    """h += y / rms(y) * gain in place; returns what add_parts does.
+
+    h: as for add_parts. y: [M, K] float32. squares: of y. gain: [K] float32.
+    """
+    assert (len(squares.parts), squares.size) == tuple(h.shape)
+    assert squares.parts.is_contiguous()
+    assert gain.shape == h.shape[1:]
+    return _launch(h, y[:, None], None, (squares, gain), reader)
+
+
+def _launch(
+    h: Tensor, parts: Tensor | None, bias: Tensor | None, norm: tuple[Squares, Tensor] | None, reader: Reader
+) -> tuple[Tensor, Int8Fragments]:
     (n_rows, k), n_parts = h.shape, 0 if parts is None else parts.shape[1]
     assert parts is None or parts.shape == (n_rows, n_parts, k)
     assert h.is_contiguous()
@@ -127,13 +169,18 @@ def add_parts(h: Tensor, parts: Tensor | None, bias: Tensor | None, reader: Read
     assert reader.w.shape[1] == k
     words, notes = empty_fragments(n_rows, k, h.device)
     sums = torch.empty(n_rows, k // SPAN, dtype=torch.float32, device=h.device)
+    of_norm, n_squares = (h, 0.0, 0.0, h), 0
+    if norm is not None:
+        squares, after = norm
+        of_norm, n_squares = (squares.parts, 1.0 / squares.size, squares.eps, after), squares.parts.shape[1]
     pdl = has_pdl(h)
     _add_parts[(k // SPAN, n_rows)](
-        h, h if parts is None else parts, h if bias is None else bias, h if reader.gain is None else reader.gain,
-        rotation_signs(reader.w.rotation, h.device), words.view(torch.int8), notes, sums, k, reader.zero,
-        PARTS=n_parts, HAS_BIAS=bias is not None, HAS_GAIN=reader.gain is not None, SIZE=reader.w.rotation,
-        COLUMNS=words.shape[2], EARLY=n_rows > 1, NVIDIA=is_nvidia(h), PDL=pdl, num_warps=_WARPS,
-        **pdl_option(pdl), **OPTIONS,
+        h, h if parts is None else parts, h if bias is None else bias, of_norm,
+        h if reader.gain is None else reader.gain, rotation_signs(reader.w.rotation, h.device),
+        words.view(torch.int8), notes, sums, k, reader.zero,
+        PARTS=n_parts, HAS_BIAS=bias is not None, NORM=(n_squares, next_power_of_2(max(1, n_squares))),
+        HAS_GAIN=reader.gain is not None, SIZE=reader.w.rotation, COLUMNS=words.shape[2], EARLY=n_rows > 1,
+        NVIDIA=is_nvidia(h), PDL=pdl, num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return sums, Int8Fragments(words=words, notes=notes, num_rows=n_rows, zero=reader.zero)
 
@@ -178,17 +225,23 @@ _WARPS = 1
 
 
 def variants() -> Iterator[Variant]:
-    for name, columns, parts in (("r256", 1, 28), ("r256 M=8", 8, 0)):
+    for name, columns, parts, squares in (
+        ("r256", 1, 28, 0),
+        ("r256 M=8", 8, 0, 0),
+        ("r256 normed", 1, 1, 160),
+        ("r256 normed M=8", 8, 1, 160),
+    ):
         yield Variant(
             name=f"add_parts {name}",
             kernel=_add_parts,
             signature={
-                "h": "*fp32", "parts": "*fp32", "bias": "*fp32", "gain": "*fp32", "signs": "*fp32", "words": "*i8",
-                "notes": "*fp32", "sums": "*fp32", "K": "i32:16", "zero": "i32",
+                "h": "*fp32", "parts": "*fp32", "bias": "*fp32", "norm": ("*fp32", "fp32", "fp32", "*fp32"),
+                "gain": "*fp32", "signs": "*fp32", "words": "*i8", "notes": "*fp32", "sums": "*fp32",
+                "K": "i32:16", "zero": "i32",
             },
             constants={
-                "PARTS": parts, "HAS_BIAS": False, "HAS_GAIN": True, "SIZE": 256, "COLUMNS": columns,
-                "EARLY": columns > 1, "NVIDIA": False,
+                "PARTS": parts, "HAS_BIAS": False, "NORM": (squares, next_power_of_2(max(1, squares))),
+                "HAS_GAIN": True, "SIZE": 256, "COLUMNS": columns, "EARLY": columns > 1, "NVIDIA": False,
             },
             nvidia_constants={"NVIDIA": True},
             num_warps=_WARPS,

@@ -28,7 +28,17 @@ from runner.kernels.attention import TYPES, multiplied_in, tile_positions
 from runner.kernels.compile import Variant
 from runner.kernels.heads import HeadNorm, angles_of, append, check_heads, heads_and_partners, rstd_of_rows, turned
 from runner.kernels.kv_layer import LARGEST_LEVEL, LayerCache
-from runner.kernels.splits import LOG2_E, Splits, begin_of_split, n_splits_of, power_of_2, seen_range
+from runner.kernels.splits import (
+    LOG2_E,
+    NO_WINDOW,
+    Splits,
+    begin_of_split,
+    first_split,
+    length_of_splits,
+    n_splits_of,
+    power_of_2,
+    seen_range,
+)
 from runner.kernels.values import (
     MOST_ROWS,
     OPTIONS,
@@ -117,7 +127,7 @@ def _attend_split(
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, LARGEST: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROW: tl.constexpr,
     QUERIES: tl.constexpr, HEADS: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr, TYPE: tl.constexpr,
-    EXACT: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
+    LENGTH: tl.constexpr, EXACT: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     PER_GROUP: tl.constexpr = H // G
     PARTS: tl.constexpr = (PER_GROUP + HEADS - 1) // HEADS
@@ -126,11 +136,12 @@ def _attend_split(
     first_m = tl.program_id(0) * AT_A_TIME
     last_m = tl.minimum(first_m + AT_A_TIME, n_rows) - 1
     g = tl.program_id(1) // PARTS
-    split = tl.num_programs(2) - 1 - tl.program_id(2)  # the last one has most to do, and so begins first
+    place = tl.num_programs(2) - 1 - tl.program_id(2)  # the last one has most to do, and so begins first
+    split = first_split(start, window, capacity, LENGTH) + place
     first, _ = seen_range(start, first_m, window, capacity)
     _, last = seen_range(start, last_m, window, capacity)
-    first = tl.maximum(first, begin_of_split(split))
-    last = tl.minimum(last, begin_of_split(split + 1) - 1)
+    first = tl.maximum(first, begin_of_split(split, LENGTH))
+    last = tl.minimum(last, begin_of_split(split + 1, LENGTH) - 1)
     if first > last:
         return
     d = tl.arange(0, BLOCK_D)
@@ -142,9 +153,7 @@ def _attend_split(
     position = new + n
     is_seen = (n <= last_m) & (position >= first) & (position <= last)
     q_cos, q_sin = cos + m * HALF, sin + m * HALF
-    AT_ONCE: tl.constexpr = BLOCK_D <= 128  # wider ones find no room in the registers
-    if AT_ONCE:
-        q_angles = angles_of(q_cos, q_sin, is_head, HALF, BLOCK_D)
+    q_angles = angles_of(q_cos, q_sin, is_head, HALF, BLOCK_D)
     k_angles = angles_of(cos + n * HALF, sin + n * HALF, is_seen, HALF, BLOCK_D)
     # All so far was written by kernels before the one before this one, which have ended (docs/KERNELS.md).
     if PDL:
@@ -153,26 +162,19 @@ def _attend_split(
     # And what this one wants of it is asked for at once, before the first of it is waited for.
     row = qkv + m * WIDTH
     q_at = row + (g * PER_GROUP + i) * D
-    if AT_ONCE:
-        q_loaded = heads_and_partners(q_at, is_head, D, HALF, BLOCK_D)
+    q_loaded = heads_and_partners(q_at, is_head, D, HALF, BLOCK_D)
     rows = qkv + n * WIDTH
     k_loaded = heads_and_partners(rows + (H + g) * D, is_seen, D, HALF, BLOCK_D)
     v_at = (rows + (H + G + g) * D)[:, None] + d[None, :]
-    if AT_ONCE:
-        v = tl.load(v_at, mask=is_seen[:, None] & (d < D)[None, :], other=0.0)
+    v = tl.load(v_at, mask=is_seen[:, None] & (d < D)[None, :], other=0.0)
     if last >= new:
         k_rstd = rstd_of_rows(rows + H * D, is_seen, G * D, eps, NORM, BLOCK_ROW)
         gain_at = g * D + 0 * n if NORM == "row" else 0 * n
         k = turned(k_loaded, is_seen, k_angles, k_gain, gain_at, k_rstd, eps, D, HALF, NORM, BLOCK_D)
         append(k, is_seen, keys, key_scale, g, position, capacity, D, LARGEST, BLOCK_D)
-        if not AT_ONCE:
-            v = tl.load(v_at, mask=is_seen[:, None] & (d < D)[None, :], other=0.0)
         append(v.to(tl.float32), is_seen, values, value_scale, g, position, capacity, D, LARGEST, BLOCK_D)
         tl.debug_barrier()  # what lanes wrote is read by others
     head = m * H + g * PER_GROUP + i
-    if not AT_ONCE:
-        q_angles = angles_of(q_cos, q_sin, is_head, HALF, BLOCK_D)
-        q_loaded = heads_and_partners(q_at, is_head, D, HALF, BLOCK_D)
     q_rstd = rstd_of_rows(row, is_head, H * D, eps, NORM, BLOCK_ROW)
     q_gain_at = (g * PER_GROUP + i) * D if NORM == "row" else 0 * i
     q = turned(q_loaded, is_head, q_angles, q_gain, q_gain_at, q_rstd, eps, D, HALF, NORM, BLOCK_D)
@@ -187,10 +189,10 @@ def _attend_split(
             queries, keys, values, key_scale, value_scale, group, tile, first, last, low, high, scale,
             top, total, mixed, D, TILE, EXACT, NVIDIA,
         )  # fmt: skip
-    place = head.to(tl.int64) * n_splits + split
-    tl.store(tops + place, top, mask=is_head)
-    tl.store(totals + place, tl.max(total, 1), mask=is_head)
-    tl.store(mixes + place[:, None] * D + d[None, :], mixed, mask=is_head[:, None] & (d < D)[None, :])
+    at = head.to(tl.int64) * n_splits + place
+    tl.store(tops + at, top, mask=is_head)
+    tl.store(totals + at, tl.max(total, 1), mask=is_head)
+    tl.store(mixes + at[:, None] * D + d[None, :], mixed, mask=is_head[:, None] & (d < D)[None, :])
 
 
 def attend_rows(
@@ -220,10 +222,10 @@ def attend_rows(
     assert 1 <= n_rows <= MOST_ROWS
     assert num_heads % cache.num_kv_heads == 0
     assert sinks is None or sinks.shape == (num_heads,), sinks
-    n_splits = n_splits_of(cache.capacity)
+    reach = NO_WINDOW if window is None else window
+    n_splits = n_splits_of(cache.capacity, reach)
     tops, totals = (torch.empty(n_rows, num_heads, n_splits, dtype=torch.float32, device=qkv.device) for _ in range(2))
     mixes = torch.empty(n_rows, num_heads, n_splits, d, dtype=torch.float32, device=qkv.device)
-    reach = _NO_WINDOW if window is None else window
     per_group = num_heads // cache.num_kv_heads
     block_d = max(16, next_power_of_2(d))
     pdl, nvidia = has_pdl(qkv), is_nvidia(qkv)
@@ -234,8 +236,9 @@ def attend_rows(
         qkv, cos, sin, q_gain, k_gain, eps, cache.keys, cache.values, cache.key_scale, cache.value_scale, start,
         tops, totals, mixes, scale * LOG2_E.value, n_rows, reach, cache.capacity, n_splits,
         H=num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=norm, LARGEST=LARGEST_LEVEL,
-        ROWS=_rows(n_rows, norm, block_d), BLOCK_D=block_d, BLOCK_ROW=_BLOCK_ROW, **shape, NVIDIA=nvidia, PDL=pdl,
-        num_warps=_WARPS, num_stages=_STAGES,
+        ROWS=_rows(n_rows, norm, block_d), BLOCK_D=block_d, BLOCK_ROW=_BLOCK_ROW, **shape,
+        LENGTH=length_of_splits(reach), NVIDIA=nvidia, PDL=pdl,
+        num_warps=_warps(block_d), num_stages=_STAGES,
         **register_option(_most_registers(block_d, cache.is_int8) if nvidia else None), **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return Splits(
@@ -267,20 +270,28 @@ def _shape(per_group: int, block_d: int, kind: torch.dtype | None) -> dict[str, 
     return {
         "QUERIES": queries,
         "HEADS": min(queries, next_power_of_2(per_group)),
-        "COLUMNS": 8 * _WARPS if is_exact else 1,
+        "COLUMNS": 8 * _warps(block_d) if is_exact else 1,
         "TILE": max(1, 2048 // block_d) if kind is None else tile_positions(block_d, kind, _MOST_OF_TILE),
         "TYPE": tl.float32 if kind is None else TYPES[kind],
         "EXACT": is_exact,
     }
 
 
-_NO_WINDOW = 1 << 30
 # H200, mq4, us of a step after 16, 1000, 4096 and 16384 tokens, 16 layers of Llama-3.1-8B: 849, 879, 962 and 1241, two
 # programs a multiprocessor, for which carveout.py leaves room; with four stages and room for one (50 percent) 852, 866,
 # 962 and 1308. 28 layers of Qwen3-0.6B: 554, 620, 762 and 1274; 557, 602, 787 and 1401. See docs/LOG.md for splits.
-_WARPS, _STAGES = 4, 3
+_STAGES = 3
 _MOST_OF_TILE = 128  # positions
 _BLOCK_ROW = 128  # columns of all rows at a time, for the norm of rows
+
+
+def _warps(block_d: int) -> int:
+    """Heads of 256 are twice as much work, and four warps have no room for all that can be asked for at once.
+
+    H200, ms of a step of Gemma-3-4B after 16, 300 and 1000 tokens, with four and with eight: 1.390, 1.451, 1.530 and
+    1.353, 1.390, 1.454.
+    """
+    return 8 if block_d > 128 else 4
 
 
 def _most_registers(block_d: int, is_int8: bool) -> int | None:
@@ -300,6 +311,7 @@ def variants() -> Iterator[Variant]:
         ("bf16 d128 norm of heads", "*bf16", "head", (16, 8, 128, 64), 1),
         ("bf16 d128 norm of rows", "*bf16", "row", (32, 32, 128, 64), 1),
         ("bf16 d256 norm of heads", "*bf16", "head", (4, 1, 256, 128), 1),
+        ("bf16 d256 M=16", "*bf16", "head", (4, 1, 256, 128), 16),
         ("int8 d128", "*i8", "none", (32, 8, 128, 64), 1),
     ):
         block_d, gain = next_power_of_2(d), None if norm == "none" else "*fp32"
@@ -313,12 +325,13 @@ def variants() -> Iterator[Variant]:
             },
             constants={
                 "H": h, "G": g, "D": d, "HALF": half, "NORM": norm, "LARGEST": LARGEST_LEVEL,
-                "ROWS": _rows(m, norm, block_d), "BLOCK_D": block_d, "BLOCK_ROW": _BLOCK_ROW, "NVIDIA": False,
+                "ROWS": _rows(m, norm, block_d), "BLOCK_D": block_d, "BLOCK_ROW": _BLOCK_ROW,
+                "LENGTH": 64 if norm == "head" and d == 256 else 0, "NVIDIA": False,
                 **_shape(h // g, block_d, None),
             },
             nvidia_constants={"NVIDIA": True, **_shape(h // g, block_d, torch.bfloat16)},
             has_pdl=True,
-            num_warps=_WARPS,
+            num_warps=_warps(block_d),
             num_stages=_STAGES,
             most_registers=_most_registers(block_d, form == "*i8"),
         )  # fmt: skip

@@ -19,7 +19,7 @@ from torch import Tensor
 from runner.kernels.attention import TYPES, check_query, multiplied_in, tile_positions
 from runner.kernels.compile import Variant
 from runner.kernels.kv_layer import LayerCache
-from runner.kernels.splits import LOG2_E, power_of_2
+from runner.kernels.splits import LOG2_E, NO_WINDOW, power_of_2
 from runner.kernels.values import MULTIPROCESSORS, OPTIONS, cdiv, is_hopper, is_nvidia, next_power_of_2
 
 
@@ -176,7 +176,7 @@ def attend_prompt(
         tops, totals = (torch.empty(mixes.shape[:3], dtype=torch.float32, device=q.device) for _ in range(2))
     _attend_prompt[(num_heads, cdiv(n_rows, _ROWS), n_splits)](
         q, cache.keys, cache.values, cache.key_scale, cache.value_scale, sinks, out, tops, totals, mixes,
-        scale * LOG2_E.value, n_rows, start, _NO_WINDOW if window is None else window, cache.capacity,
+        scale * LOG2_E.value, n_rows, start, NO_WINDOW if window is None else window, cache.capacity,
         H=num_heads, G=cache.num_kv_heads, D=d, BLOCK_D=block_d, ROWS=_ROWS,
         TILE=tile_positions(block_d, kind, _MOST_OF_TILE), SPLITS=n_splits, TYPE=TYPES[kind],
         BRANCHES=not torch.version.hip, NVIDIA=is_nvidia(q),
@@ -210,7 +210,6 @@ def _places(block_d: int) -> int:
     return max(1, 32 * _WARPS * 8 // block_d)
 
 
-_NO_WINDOW = 1 << 30
 # With branches gfx1100 spills four times as much.
 # H100, H 32, G 8, D 128, us: 4096 rows 328, where torch's flash attention takes 503; 1024 rows after 8000 positions 314
 # and 424, 64 rows after 500 and 8000 10 and 28, 13 and 40. Two stages take up to 25 % longer, 8 warps up to 2.2

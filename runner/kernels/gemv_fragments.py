@@ -51,6 +51,7 @@ from runner.kernels.gemv_tiles import (
     Tiles,
     tiles_of,
     tiles_of_branch,
+    tiles_of_normed_branch,
     tiles_of_parts,
     waves,
 )
@@ -340,7 +341,9 @@ class GemvFragments:
 
     def run(self, epilogue: Callable[..., Any], args: tuple[Any, ...], config: tuple[Any, ...]) -> None:
         """epilogue: a program (epilogues.py) with its arguments and constants."""
-        tiles = self.tiles or tiles_of(self.w.format, self.n_tiles, self.w.packed.shape[1])
+        size = self.w.packed.shape[:2]
+        is_branch = epilogue is epilogues.store_squares
+        tiles = self.tiles or (tiles_of_normed_branch(*size) if is_branch else tiles_of(self.w.format, *size))
         assert not tiles.part
         self._launch(tiles, epilogue, args, config)
 

@@ -22,7 +22,15 @@ from runner.kernels.compile import Variant
 from runner.kernels.epilogues import columns, p_parts, p_rstd_of, streams
 from runner.kernels.fragment_products import half_tables_of_lanes
 from runner.kernels.gemv_steps import all_steps, begun_steps, row_sums
-from runner.kernels.gemv_tiles import FEW_REGISTERS, MANY_REGISTERS, Tiles, tiles_of, tiles_of_branch, waves
+from runner.kernels.gemv_tiles import (
+    FEW_REGISTERS,
+    MANY_REGISTERS,
+    Tiles,
+    tiles_of,
+    tiles_of_branch,
+    tiles_of_normed_branch,
+    waves,
+)
 from runner.kernels.grids import half_tables, table
 from runner.kernels.values import (
     OPTIONS,
@@ -95,13 +103,14 @@ def multiply_one_row(
     n_tiles, n_pairs = w.packed.shape[:2]
     nvidia, pdl, device = is_nvidia(w.packed), has_pdl(w.packed), w.packed.device
     norm, is_normed, args, config = epilogues.norm_apart(epilogue, args, config, x.notes)
+    is_branch = epilogue in (epilogues.add_stream, epilogues.store_squares)
     stream, adds, epilogue = epilogues.stream_apart(epilogue, args, config, x.notes)
     _gemv_one_row[(n_tiles, 1, cdiv(n_pairs, tiles.part or n_pairs))](
         w.packed, w.packed if w.high is None else w.high, w.scale, w.row_scale, table(device), half_tables(device),
         x.words, x.notes, w.shape[0], norm, stream, args,
         EPILOGUE=epilogue, CONFIG=config, NORM=is_normed, ADDS=adds, PAIR=w.pair, FORMAT=w.format, P=n_pairs,
         PART=tiles.part, W=tiles.warps, DEPTH=tiles.depth, NVIDIA=nvidia, PDL=pdl, num_warps=tiles.warps, num_stages=1,
-        **register_option(_most_registers(w.format, tiles, n_tiles, is_branch=adds) if nvidia else None),
+        **register_option(_most_registers(w.format, tiles, n_tiles, is_branch=is_branch) if nvidia else None),
         **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
 
@@ -134,6 +143,7 @@ def variants() -> Iterator[Variant]:
         ("mq4", epilogues.add_stream, 0, 256, 224),
         ("mq4", epilogues.store_part, 0, 96, 140),
         ("mq4", epilogues.add_stream, 0, 320, 272),
+        ("mq4", epilogues.store_squares, 0, 160, 160),
         ("mq4", epilogues.gate, 14336, 1792, 64),
         ("mq4", epilogues.gate, 14336, 1792, 80),
         ("mq4", epilogues.gate, 9728, 1216, 40),
@@ -145,8 +155,11 @@ def variants() -> Iterator[Variant]:
         ("mq6", epilogues.logits, 0, 8016, 64),
     ):
         is_part = program is epilogues.store_part
-        is_branch = program in (epilogues.store_part, epilogues.add_stream)
-        tiles = tiles_of_branch(n_tiles, n_pairs) if is_branch else tiles_of(form, n_tiles, n_pairs)
+        is_branch = program in (epilogues.store_part, epilogues.add_stream, epilogues.store_squares)
+        if program is epilogues.store_squares:
+            tiles = tiles_of_normed_branch(n_tiles, n_pairs)
+        else:
+            tiles = tiles_of_branch(n_tiles, n_pairs) if is_branch else tiles_of(form, n_tiles, n_pairs)
         assert is_part == (tiles.part > 0)
         config = (-(-n_pairs // tiles.part),) if is_part else (0, 0, False, 0) if pair else (0, 0, False)
         adds = program is epilogues.add_stream
@@ -170,5 +183,5 @@ def variants() -> Iterator[Variant]:
             num_stages=1,
             has_pdl=True,
             is_nvidia_only=True,
-            most_registers=_most_registers(form, tiles, n_tiles, is_branch=adds),
+            most_registers=_most_registers(form, tiles, n_tiles, is_branch=is_branch),
         )  # fmt: skip

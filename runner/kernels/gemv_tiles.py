@@ -68,6 +68,18 @@ def tiles_of_branch(n_tiles: int, n_pairs: int) -> Tiles:
     return Tiles(warps=warps, depth=min(most, -(-n_pairs // (4 * warps))), turns=1 if small else 4)
 
 
+def tiles_of_normed_branch(n_tiles: int, n_pairs: int) -> Tiles:
+    """The same where a norm stands between the product and the stream, which wants the squares of whole sums.
+
+    Eight warps where two such programs a multiprocessor are enough; four of small matrices.
+    """
+    small = is_small(n_tiles, n_pairs)
+    warps = 8 if n_tiles <= _WAVE[1] and not small else 4
+    while 4 * warps > n_pairs and warps > 1:
+        warps //= 2
+    return Tiles(warps=warps, depth=min(3, -(-n_pairs // (4 * warps))), turns=1 if small else 4)
+
+
 def tiles_of_parts(n_tiles: int, n_pairs: int) -> Tiles:
     """The choice where the columns are summed in parts: one warp, and parts so long that all run at once."""
     part = 4

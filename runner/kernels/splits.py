@@ -21,7 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from runner.kernels.butterflies import rotated_span, rotation_signs, signs_of_span, span_places
 from runner.kernels.compile import Variant
 from runner.kernels.rotate import SPAN, empty_fragments, store_fragments
-from runner.kernels.values import OPTIONS, Int8Fragments, cdiv, has_pdl, is_nvidia, pdl_option
+from runner.kernels.values import MOST_ROWS, OPTIONS, Int8Fragments, cdiv, has_pdl, is_nvidia, pdl_option
 
 LOG2_E = tl.constexpr(1.4426950408889634)  # scores are multiplied by it, so that the softmax is of powers of 2
 
@@ -31,9 +31,9 @@ class Splits:
     """What attention of M rows leaves of S splits: of each head the largest score times log2(e) `tops` [M, H, S], the
     sums `totals` [M, H, S] of 2^(score - top), and `mixes` [M, H, S, D], the values weighted by them, all float32.
 
-    Of splits that a row does not see they are undefined. start: int32 [1], the first row's position. window: how many
-    positions a row sees. capacity: of the cache. sinks: [H] logits without a value, or None. dtype: of the model's
-    activations.
+    The first place is that of split 0, or of the first one that the first row sees (first_split). What a row does not
+    see is undefined. start: int32 [1], the first row's position. window: how many positions a row sees, NO_WINDOW for
+    all. capacity: of the cache. sinks: [H] logits without a value, or None. dtype: of the model's activations.
     """
 
     tops: Tensor
@@ -68,7 +68,19 @@ def only_split(x: Tensor, head_dim: int) -> Splits:
 
 # Splits are of 64 positions up to 256, of 128 up to 2048, of 256 up to 8192, of 512 up to 16384, and then of 1024: one
 # choice for every M and every capacity, since the order of summation follows from it. Where there are more programs
-# than fit at once, fewer and longer ones do less before their first tile. docs/LOG.md has what others take.
+# than fit at once, fewer and longer ones do less before their first tile. With a window, which would end in few of
+# these, all are of LENGTH positions, and of a step only those have a place that its rows see. docs/LOG.md has what
+# others take.
+
+NO_WINDOW: Final = 1 << 30
+_LONGEST_WINDOW: Final = 8192  # that has splits of its own
+
+
+def length_of_splits(window: int) -> int:
+    """LENGTH, some 32 of which are a window; 0 for splits that grow."""
+    if window > _LONGEST_WINDOW:
+        return 0
+    return max(64, 1 << (window // 32).bit_length() >> 1)
 
 
 @triton.jit
@@ -79,23 +91,38 @@ def seen_range(start, m, window, capacity):
 
 
 @triton.jit
-def begin_of_split(split):
+def begin_of_split(split, LENGTH: tl.constexpr):
     """The first position of a split."""
+    if LENGTH > 0:
+        return split * LENGTH
     doubled = tl.minimum(tl.maximum((split - 10) // 16 - 1, 0), 2)  # how often, from 256 on
     later = tl.where(split < 18, (split - 2) * 128, (split - 10 - 16 * doubled) << (8 + doubled))
     return tl.where(split < 4, split * 64, later)
 
 
 @triton.jit
-def split_of(position):
+def split_of(position, LENGTH: tl.constexpr):
     """Which split a position is in."""
+    if LENGTH > 0:
+        return position // LENGTH
     doubled = (position >= 8192).to(tl.int32) + (position >= 16384).to(tl.int32)
     later = tl.where(position < 2048, 2 + position // 128, 10 + 16 * doubled + (position >> (8 + doubled)))
     return tl.where(position < 256, position // 64, later)
 
 
-def n_splits_of(capacity: int) -> int:
-    """How many splits there are of so many positions."""
+@triton.jit
+def first_split(start, window, capacity, LENGTH: tl.constexpr):
+    """Which split has the first place of a step."""
+    if LENGTH > 0:
+        first, _ = seen_range(start, 0, window, capacity)
+        return first // LENGTH
+    return 0
+
+
+def n_splits_of(capacity: int, window: int) -> int:
+    """How many places for splits there are, of so many positions."""
+    if length := length_of_splits(window):
+        return min(cdiv(capacity, length), cdiv(window + MOST_ROWS - 2, length) + 1)
     last = capacity - 1
     if last < 256:
         return 1 + last // 64
@@ -164,7 +191,7 @@ def _combined_span(
     tops, totals, mixes, sinks, row, first, last, n_splits,
     H: tl.constexpr, D: tl.constexpr, FEW: tl.constexpr, MANY: tl.constexpr, NVIDIA: tl.constexpr,
 ):  # fmt: skip
-    """A span of all heads' mixtures [2, 128], from the splits first to last; 0 beyond the last head.
+    """A span of all heads' mixtures [2, 128], from the splits at places first to last; 0 beyond the last head.
 
     FEW splits are asked for at once if there are no more, else MANY at a time: a row alone says which.
     """
@@ -195,39 +222,44 @@ def _combined_span(
     return mixed / _for_elements(total)
 
 
+@triton.jit
+def _places_of(start, row, window, capacity, LENGTH: tl.constexpr):
+    """Those of the first and the last split that a row sees: of positions, which the kernel before does not write."""
+    first, last = seen_range(start, row, window, capacity)
+    at_first = first_split(start, window, capacity, LENGTH)
+    return split_of(first, LENGTH) - at_first, split_of(last, LENGTH) - at_first
+
+
 @triton.jit(do_not_specialize=["window", "capacity", "n_splits"])
 def _combine(
     tops, totals, mixes, sinks, start, out, window, capacity, n_splits,
-    H: tl.constexpr, D: tl.constexpr, FEW: tl.constexpr, MANY: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, LENGTH: tl.constexpr, FEW: tl.constexpr, MANY: tl.constexpr,
+    NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     span, row = tl.program_id(0), tl.program_id(1)
-    first, last = seen_range(start, row, window, capacity)  # which the kernel before this one does not write
+    first, last = _places_of(start, row, window, capacity, LENGTH)
     k = span * 256 + span_places()
     if PDL:
         gdc_launch_dependents()  # at once: see docs/KERNELS.md, "When the next kernel begins"
         gdc_wait()
-    v = _combined_span(
-        tops, totals, mixes, sinks, row, split_of(first), split_of(last), n_splits, H, D, FEW, MANY, NVIDIA
-    )
+    v = _combined_span(tops, totals, mixes, sinks, row, first, last, n_splits, H, D, FEW, MANY, NVIDIA)
     tl.store(out + row.to(tl.int64) * (H * D) + k, v.to(out.dtype.element_ty), mask=k < H * D)
 
 
 @triton.jit(do_not_specialize=["window", "capacity", "n_splits"])
 def _combine_fragments(
     tops, totals, mixes, sinks, start, signs, words, notes, window, capacity, n_splits, zero,
-    H: tl.constexpr, D: tl.constexpr, FEW: tl.constexpr, MANY: tl.constexpr, SIZE: tl.constexpr,
-    COLUMNS: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, LENGTH: tl.constexpr, FEW: tl.constexpr, MANY: tl.constexpr,
+    SIZE: tl.constexpr, COLUMNS: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     span, row = tl.program_id(0), tl.program_id(1)
-    first, last = seen_range(start, row, window, capacity)  # which the kernel before this one does not write
+    first, last = _places_of(start, row, window, capacity, LENGTH)
     places = span_places()
     signs_there = signs_of_span(signs, places, SIZE, NVIDIA)
     if PDL:
         gdc_launch_dependents()  # at once: see docs/KERNELS.md, "When the next kernel begins"
         gdc_wait()
-    v = _combined_span(
-        tops, totals, mixes, sinks, row, split_of(first), split_of(last), n_splits, H, D, FEW, MANY, NVIDIA
-    )
+    v = _combined_span(tops, totals, mixes, sinks, row, first, last, n_splits, H, D, FEW, MANY, NVIDIA)
     v = rotated_span(v, signs, signs_there, places, SIZE, NVIDIA)
     store_fragments(v, places, span, row, H * D, 1.0, zero, words, notes, COLUMNS)
 
@@ -242,7 +274,8 @@ def combine(splits: Splits) -> Tensor:
     n_spans, pdl = cdiv(splits.width, SPAN), has_pdl(out)
     _combine[(n_spans, n_rows)](
         splits.tops, splits.totals, splits.mixes, splits.sinks, splits.start, out,
-        splits.window, splits.capacity, n_splits, H=heads, D=d, **_at_once(out), NVIDIA=is_nvidia(out), PDL=pdl,
+        splits.window, splits.capacity, n_splits, H=heads, D=d, LENGTH=length_of_splits(splits.window),
+        **_at_once(out), NVIDIA=is_nvidia(out), PDL=pdl,
         num_warps=_warps(n_spans * n_rows), **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return out
@@ -257,7 +290,8 @@ def combine_fragments(splits: Splits, rotation: int, zero: int) -> Int8Fragments
     _combine_fragments[(n_spans, n_rows)](
         splits.tops, splits.totals, splits.mixes, splits.sinks, splits.start,
         rotation_signs(rotation, notes.device), words.view(torch.int8), notes,
-        splits.window, splits.capacity, n_splits, zero, H=heads, D=d, **_at_once(notes), SIZE=rotation,
+        splits.window, splits.capacity, n_splits, zero, H=heads, D=d, LENGTH=length_of_splits(splits.window),
+        **_at_once(notes), SIZE=rotation,
         COLUMNS=words.shape[2], NVIDIA=is_nvidia(notes), PDL=pdl, num_warps=_warps(n_spans * n_rows),
         **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
@@ -297,7 +331,7 @@ def variants() -> Iterator[Variant]:
             name=name,
             kernel=kernel,
             signature={"sinks": sinks, **partial, **sizes, **ends},
-            constants={"H": h, "D": d, "FEW": _FEW, "MANY": _MANY, "NVIDIA": False, **more},
+            constants={"H": h, "D": d, "LENGTH": 0, "FEW": _FEW, "MANY": _MANY, "NVIDIA": False, **more},
             nvidia_constants={"NVIDIA": True},
             has_pdl=True,
             num_warps=_warps(h * d // SPAN * more.get("COLUMNS", 1)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,12 +12,12 @@ from kernel_data import DEVICE, close, packed, poisoned, random, scrambled
 from torch import Tensor
 
 from runner.kernels import add_parts as module
-from runner.kernels.add_parts import Reader, add_parts, add_parts_ref, reads_parts
+from runner.kernels.add_parts import Reader, add_normed_for, add_parts, add_parts_ref, reads_parts
 from runner.kernels.fragment_products import ZEROS
 from runner.kernels.fragments import activation_rows, to_fragments
 from runner.kernels.matmul import linear_residual, linear_residual_for
 from runner.kernels.rotate import SPAN, quantize_fragments, quantize_rows
-from runner.kernels.values import Int8Fragments
+from runner.kernels.values import Int8Fragments, Squares
 
 FORM = "mq4-uniform"
 
@@ -50,6 +51,24 @@ def test_the_new_stream_its_squares_and_its_rows_are_those_of_float64(
     close(sums, wanted.square().unflatten(1, (-1, SPAN)).sum(2))
     close(sums_ref, sums)
     close(activation_rows(rows), activation_rows(rows_ref), 1.01 / 127)
+
+
+@pytest.mark.parametrize(("m", "n_squares", "k", "rotation"), [(1, 7, 256, 256), (9, 48, 768, 64)])
+def test_behind_a_norm_too_whatever_the_number_of_rows(m: int, n_squares: int, k: int, rotation: int) -> None:
+    h, y, gain, to = random(m, k), random(m, k, seed=2), random(k, seed=3), reader(k, rotation)
+    of_y = Squares(parts=random(m, n_squares, seed=4).square(), size=k, eps=1e-3)
+    factor = (of_y.parts.double().sum(1) / k + 1e-3).rsqrt()[:, None]
+    wanted = h.double() + y.double() * factor * gain.double()
+    found = h.clone()
+    sums, rows = add_normed_for(found, y, of_y, gain, to)
+    close(found, wanted)
+    close(sums, wanted.square().unflatten(1, (-1, SPAN)).sum(2))
+    assert torch.equal(activation_rows(rows), activation_rows(quantize_fragments(found, to.gain, rotation, to.zero)))
+    alone = h[-1:].clone()
+    of_last = replace(of_y, parts=of_y.parts[-1:].contiguous())
+    sums_alone, rows_alone = add_normed_for(alone, y[-1:].contiguous(), of_last, gain, to)
+    for one, of_all in ((alone, found), (sums_alone, sums), (activation_rows(rows_alone), activation_rows(rows))):
+        assert torch.equal(one, of_all[-1:])
 
 
 # Fewer columns than a part has, as many, and more.

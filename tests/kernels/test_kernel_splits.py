@@ -10,9 +10,10 @@ from attention_cases import DEVICE, check_attention, poison_new_tensors, random
 
 from runner.kernels.fragments import activation_rows
 from runner.kernels.rotate import quantize_fragments
-from runner.kernels.splits import Splits, combine, combine_fragments, n_splits_of
+from runner.kernels.splits import NO_WINDOW, Splits, combine, combine_fragments, n_splits_of
 
-# H, D, M, start, window: 3, 18 and 80 fill no span of 256 columns; a window of 300 begins in a later split.
+# H, D, M, start, window: 3, 18 and 80 fill no span of 256 columns; the windows begin in later splits, those of 300,
+# 8192 and 4100 in the middle of one.
 SHAPES = [
     (4, 64, 2, 0, None),
     (3, 128, 3, 1500, None),
@@ -21,9 +22,13 @@ SHAPES = [
     (32, 18, 2, 5000, None),
     (1, 64, 2, 2046, 1),
     (1, 64, 2, 18500, None),
+    (1, 64, 16, 8999, 8192),
+    (1, 64, 2, 9000, 4100),
+    (1, 64, 2, 18500, 9000),
 ]
 
 SIZES = [(256, 64), (2048, 128), (8192, 256), (16384, 512), (1 << 30, 1024)]  # of splits that begin before
+OF_WINDOWS = {1: 64, 300: 64, 4100: 128, 8192: 256}  # their splits' sizes
 
 
 @pytest.fixture(autouse=True)
@@ -31,20 +36,27 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     poison_new_tensors(monkeypatch)
 
 
-def begins(capacity: int) -> list[int]:
-    """Where splits begin, counted and not computed."""
+def begins(capacity: int, start: int, window: int | None) -> list[int]:
+    """Where splits begin and, behind the last, where it ends: counted and not computed."""
+    length = OF_WINDOWS.get(window or 0)
     found = [0]
-    while (end := found[-1] + next(size for limit, size in SIZES if found[-1] < limit)) < capacity:
-        found.append(end)
-    return found
+    while found[-1] < capacity:
+        found.append(found[-1] + (length or next(size for limit, size in SIZES if found[-1] < limit)))
+    if length is None:
+        return found
+    assert window is not None
+    first = next(i for i in range(len(found)) if found[i + 1] > start - window + 1)
+    many = [*found[first:], *(found[-1] + length * (i + 1) for i in range(len(found)))]
+    n_places = next(i for i in range(len(found)) if i * length >= window + 14) + 1  # for 16 rows at any start
+    return many[: min(n_places, len(found) - 1) + 1]
 
 
 def splits_of(h: int, d: int, m: int, start: int, window: int | None, *, sinks: bool = False) -> Splits:
     """Random ones, and NaN where a row does not see a position of a split."""
     capacity = start + m + 300
-    first = torch.tensor(begins(capacity), device=DEVICE)
-    end = torch.tensor([*begins(capacity)[1:], capacity], device=DEVICE)
-    reach = 1 << 30 if window is None else window
+    bounds = torch.tensor(begins(capacity, start, window), device=DEVICE)
+    first, end = bounds[:-1], bounds[1:]
+    reach = NO_WINDOW if window is None else window
     position = start + torch.arange(m, device=DEVICE)[:, None]
     seen = ((first <= position) & (end > position - reach + 1))[:, None]  # M, 1, S
 
@@ -86,7 +98,7 @@ def test_they_are_put_together_as_float64_does_it_and_nothing_else_is_read(
     h: int, d: int, m: int, start: int, window: int | None, sinks: bool
 ) -> None:
     splits = splits_of(h, d, m, start, window, sinks=sinks)
-    assert splits.mixes.shape[2] == n_splits_of(splits.capacity)
+    assert splits.mixes.shape[2] == n_splits_of(splits.capacity, splits.window)
     check_attention(combine(splits), exact(splits), sums=4e-6)
 
 

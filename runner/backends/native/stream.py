@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from runner.backends.native.blocks import RmsNorm
 from runner.backends.native.matrices import MatrixReader, Product
 from runner.kernels.add_norm import add_normed
-from runner.kernels.add_parts import Reader, add_parts, reads_parts
+from runner.kernels.add_parts import Reader, add_normed_for, add_parts, reads_parts
 from runner.kernels.fragment_products import ZEROS
 from runner.kernels.gemm_int8 import takes_int8
 from runner.kernels.gemv_spans import rounds
@@ -129,10 +129,15 @@ def add_branch(
         squares, ready = linear_residual_for(row, w, h, reader, bias=bias, eps=eps)
         return Stream(h=h, eps=eps, squares=squares, ready=ready)
     rows, _ = activations(x, None, w, dtype)
+    if reader is not None and takes_int8(reader.w, len(h)):
+        reader = None
     if after is not None:
         y, of_y = linear_squares(rows, w, bias=bias, eps=after.eps, dtype=torch.float32)
-        return Stream(h=h, eps=eps, squares=add_normed(h, y, of_y, after.gain))
-    if reader is None or takes_int8(reader.w, len(h)):
+        if reader is None or not reads_parts(reader) or not isinstance(rows, Int8Fragments):
+            return Stream(h=h, eps=eps, squares=add_normed(h, y, of_y, after.gain))
+        sums, ready = add_normed_for(h, y, of_y, after.gain, reader)
+        return Stream(h=h, eps=eps, squares=Squares(parts=sums, size=h.shape[1], eps=eps), ready=ready)
+    if reader is None:
         return Stream(h=h, eps=eps, squares=linear_residual(rows, w, h, bias=bias, eps=eps))
     squares, ready = linear_residual_for(rows, w, h, reader, bias=bias, eps=eps)
     return Stream(h=h, eps=eps, squares=squares, ready=ready)
