@@ -223,7 +223,8 @@ def attend_rows(
     assert num_heads % cache.num_kv_heads == 0
     assert sinks is None or sinks.shape == (num_heads,), sinks
     reach = NO_WINDOW if window is None else window
-    n_splits = n_splits_of(cache.capacity, reach)
+    length = length_of_splits(reach, cache.num_kv_heads)
+    n_splits = n_splits_of(cache.capacity, reach, length)
     tops, totals = (torch.empty(n_rows, num_heads, n_splits, dtype=torch.float32, device=qkv.device) for _ in range(2))
     mixes = torch.empty(n_rows, num_heads, n_splits, d, dtype=torch.float32, device=qkv.device)
     per_group = num_heads // cache.num_kv_heads
@@ -237,13 +238,13 @@ def attend_rows(
         tops, totals, mixes, scale * LOG2_E.value, n_rows, reach, cache.capacity, n_splits,
         H=num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=norm, LARGEST=LARGEST_LEVEL,
         ROWS=_rows(n_rows, norm, block_d), BLOCK_D=block_d, BLOCK_ROW=_BLOCK_ROW, **shape,
-        LENGTH=length_of_splits(reach), NVIDIA=nvidia, PDL=pdl,
+        LENGTH=length, NVIDIA=nvidia, PDL=pdl,
         num_warps=_warps(block_d), num_stages=_STAGES,
         **register_option(_most_registers(block_d, cache.is_int8) if nvidia else None), **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return Splits(
-        tops=tops, totals=totals, mixes=mixes, start=start, window=reach, capacity=cache.capacity, sinks=sinks,
-        dtype=qkv.dtype,
+        tops=tops, totals=totals, mixes=mixes, start=start, window=reach, length=length, capacity=cache.capacity,
+        sinks=sinks, dtype=qkv.dtype,
     )  # fmt: skip
 
 

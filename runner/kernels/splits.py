@@ -21,7 +21,17 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from runner.kernels.butterflies import rotated_span, rotation_signs, signs_of_span, span_places
 from runner.kernels.compile import Variant
 from runner.kernels.rotate import SPAN, empty_fragments, store_fragments
-from runner.kernels.values import MOST_ROWS, OPTIONS, Int8Fragments, cdiv, has_pdl, is_nvidia, pdl_option
+from runner.kernels.values import (
+    MOST_ROWS,
+    MULTIPROCESSORS,
+    OPTIONS,
+    Int8Fragments,
+    cdiv,
+    has_pdl,
+    is_nvidia,
+    next_power_of_2,
+    pdl_option,
+)
 
 LOG2_E = tl.constexpr(1.4426950408889634)  # scores are multiplied by it, so that the softmax is of powers of 2
 
@@ -33,7 +43,8 @@ class Splits:
 
     The first place is that of split 0, or of the first one that the first row sees (first_split). What a row does not
     see is undefined. start: int32 [1], the first row's position. window: how many positions a row sees, NO_WINDOW for
-    all. capacity: of the cache. sinks: [H] logits without a value, or None. dtype: of the model's activations.
+    all. length: of a window's splits (length_of_splits). capacity: of the cache. sinks: [H] logits without a value, or
+    None. dtype: of the model's activations.
     """
 
     tops: Tensor
@@ -41,6 +52,7 @@ class Splits:
     mixes: Tensor
     start: Tensor
     window: int
+    length: int
     capacity: int
     sinks: Tensor | None
     dtype: torch.dtype
@@ -60,8 +72,9 @@ def only_split(x: Tensor, head_dim: int) -> Splits:
     ones = torch.ones(mixes.shape[:3], device=x.device)
     start = torch.zeros(1, dtype=torch.int32, device=x.device)
     return Splits(
-        tops=ones, totals=ones, mixes=mixes, start=start, window=len(x), capacity=len(x), sinks=None, dtype=x.dtype
-    )
+        tops=ones, totals=ones, mixes=mixes, start=start, window=NO_WINDOW, length=0, capacity=len(x), sinks=None,
+        dtype=x.dtype,
+    )  # fmt: skip
 
 
 # --- geometry --------------------------------------------------------------------------------------------------------
@@ -74,13 +87,15 @@ def only_split(x: Tensor, head_dim: int) -> Splits:
 
 NO_WINDOW: Final = 1 << 30
 _LONGEST_WINDOW: Final = 8192  # that has splits of its own
+_MOST_OF_WINDOW: Final = 32  # splits, each of which takes its time to be put together with the others
 
 
-def length_of_splits(window: int) -> int:
-    """LENGTH, some 32 of which are a window; 0 for splits that grow."""
+def length_of_splits(window: int, num_kv_heads: int) -> int:
+    """LENGTH: of as many splits of a window as run at once, two programs a multiprocessor. 0 for splits that grow."""
     if window > _LONGEST_WINDOW:
         return 0
-    return max(64, 1 << (window // 32).bit_length() >> 1)
+    most = max(1, min(_MOST_OF_WINDOW, 2 * MULTIPROCESSORS // num_kv_heads))
+    return max(64, next_power_of_2(cdiv(window, most)))
 
 
 @triton.jit
@@ -119,9 +134,9 @@ def first_split(start, window, capacity, LENGTH: tl.constexpr):
     return 0
 
 
-def n_splits_of(capacity: int, window: int) -> int:
-    """How many places for splits there are, of so many positions."""
-    if length := length_of_splits(window):
+def n_splits_of(capacity: int, window: int, length: int) -> int:
+    """How many places for splits there are, of so many positions. length: see LENGTH."""
+    if length:
         return min(cdiv(capacity, length), cdiv(window + MOST_ROWS - 2, length) + 1)
     last = capacity - 1
     if last < 256:
@@ -274,7 +289,7 @@ def combine(splits: Splits) -> Tensor:
     n_spans, pdl = cdiv(splits.width, SPAN), has_pdl(out)
     _combine[(n_spans, n_rows)](
         splits.tops, splits.totals, splits.mixes, splits.sinks, splits.start, out,
-        splits.window, splits.capacity, n_splits, H=heads, D=d, LENGTH=length_of_splits(splits.window),
+        splits.window, splits.capacity, n_splits, H=heads, D=d, LENGTH=splits.length,
         **_at_once(out), NVIDIA=is_nvidia(out), PDL=pdl,
         num_warps=_warps(n_spans * n_rows), **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
@@ -290,7 +305,7 @@ def combine_fragments(splits: Splits, rotation: int, zero: int) -> Int8Fragments
     _combine_fragments[(n_spans, n_rows)](
         splits.tops, splits.totals, splits.mixes, splits.sinks, splits.start,
         rotation_signs(rotation, notes.device), words.view(torch.int8), notes,
-        splits.window, splits.capacity, n_splits, zero, H=heads, D=d, LENGTH=length_of_splits(splits.window),
+        splits.window, splits.capacity, n_splits, zero, H=heads, D=d, LENGTH=splits.length,
         **_at_once(notes), SIZE=rotation,
         COLUMNS=words.shape[2], NVIDIA=is_nvidia(notes), PDL=pdl, num_warps=_warps(n_spans * n_rows),
         **pdl_option(pdl), **OPTIONS,

@@ -18,7 +18,7 @@ from runner.kernels.kv_layer import LayerCache
 from runner.kernels.splits import combine
 
 # H, G, D, M, start, window: splits end at multiples of 64, from 256 on of 128, from 2048 on of 256, from 8192 on of
-# 512, from 16384 on of 1024; with a window up to 8192, of 64, 128 or 256 everywhere.
+# 512, from 16384 on of 1024; with a window up to 8192 all are equally long.
 SHAPES = [
     (6, 2, 18, 3, 0, None),
     (4, 4, 12, 2, 254, None),

@@ -10,7 +10,7 @@ from attention_cases import DEVICE, check_attention, poison_new_tensors, random
 
 from runner.kernels.fragments import activation_rows
 from runner.kernels.rotate import quantize_fragments
-from runner.kernels.splits import NO_WINDOW, Splits, combine, combine_fragments, n_splits_of
+from runner.kernels.splits import NO_WINDOW, Splits, combine, combine_fragments, length_of_splits, n_splits_of
 
 # H, D, M, start, window: 3, 18 and 80 fill no span of 256 columns; the windows begin in later splits, those of 300,
 # 8192 and 4100 in the middle of one.
@@ -70,6 +70,7 @@ def splits_of(h: int, d: int, m: int, start: int, window: int | None, *, sinks: 
         mixes=part(d, seed=3),
         start=torch.tensor([start], dtype=torch.int32, device=DEVICE),
         window=reach,
+        length=OF_WINDOWS.get(reach, 0),
         capacity=capacity,
         sinks=3 * random(h, seed=4) if sinks else None,
         dtype=torch.float32,
@@ -98,8 +99,17 @@ def test_they_are_put_together_as_float64_does_it_and_nothing_else_is_read(
     h: int, d: int, m: int, start: int, window: int | None, sinks: bool
 ) -> None:
     splits = splits_of(h, d, m, start, window, sinks=sinks)
-    assert splits.mixes.shape[2] == n_splits_of(splits.capacity, splits.window)
+    assert splits.mixes.shape[2] == n_splits_of(splits.capacity, splits.window, splits.length)
     check_attention(combine(splits), exact(splits), sums=4e-6)
+
+
+# Gemma 3 of 4B, Mistral, Phi-3, gpt-oss; and windows so long that splits grow.
+@pytest.mark.parametrize(
+    ("window", "num_kv_heads", "length"),
+    [(1024, 4, 64), (4096, 8, 128), (2047, 32, 256), (128, 8, 64), (8192, 300, 8192), (9000, 8, 0), (NO_WINDOW, 8, 0)],
+)
+def test_a_window_has_as_many_splits_as_run_at_once(window: int, num_kv_heads: int, length: int) -> None:
+    assert length_of_splits(window, num_kv_heads) == length
 
 
 @pytest.mark.parametrize("rotation", [1, 64, 256])
