@@ -118,6 +118,7 @@ def test_steps_that_wait_make_the_library_use_one_thread_unless_a_number_was_ask
     import llama_cpp
 
     monkeypatch.setattr("runner.backends.llamacpp.library.default_threads", lambda: 2)
+    monkeypatch.setattr("runner.backends.llamacpp.threads._FIRST_REST_S", 60.0)  # on the slowest machine not over here
     options = LoadOptions(ctx_size=N_CTX, n_threads=n_threads)
     backend = llamacpp.load(gguf_model(demo_directory / "demo-q8_0.gguf"), options, lambda _: None, CancelToken())
     used: list[int] = []  # threads, a batch
