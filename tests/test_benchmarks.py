@@ -81,6 +81,15 @@ def test_gguf_types_are_those_of_llama_cpps_own_quantizer() -> None:
     assert [tensor.type for tensor in tied if tensor.name == "token_embd.weight"] == [Type.Q6_K]
 
 
+def test_rows_that_no_blocks_of_256_fill_have_the_types_that_llama_cpp_falls_back_to() -> None:
+    odd = {
+        tensor.name: tensor.type for tensor in random_gguf.planned(parse_model_config(SHAPES["qwen2.5-0.5b"]), "q4_k_m")
+    }
+    assert odd["token_embd.weight"] == Type.Q8_0  # 896 columns, for Q6_K
+    assert odd["blk.4.attn_q.weight"] == Type.Q5_0  # for Q4_K
+    assert odd["blk.4.ffn_down.weight"] == Type.Q4_K  # 4864 columns
+
+
 def test_a_shape_with_norms_around_its_branches_and_windows_is_one_that_llama_cpp_runs(tmp_path: Path) -> None:
     shape = config_of("gemma-3-4b", 6) | {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 256}
     shape |= {"num_attention_heads": 2, "num_key_value_heads": 1, "sliding_window": 16}
@@ -96,7 +105,7 @@ def test_a_shape_with_norms_around_its_branches_and_windows_is_one_that_llama_cp
     assert len(tokens) == 8
 
 
-@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_K, Type.Q6_K])
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q5_0, Type.Q4_K, Type.Q6_K])
 def test_random_blocks_give_outputs_of_the_size_of_their_inputs(kind: Type) -> None:
     _, size = random_gguf.GGML_QUANT_SIZES[kind]
     weights = dequantize(random_gguf._pool(kind, 4096)[: 2000 * int(size)].reshape(-1, int(size)), kind)

@@ -17,7 +17,7 @@ from runner.kernels.fragment_products import ZEROS
 from runner.kernels.fragments import FORMATS_IN_FRAGMENTS, activation_rows, to_fragments
 from runner.kernels.gemm_fragments import GemmFragments
 from runner.kernels.gemv_fragments import GemvFragments
-from runner.kernels.gemv_tiles import Tiles, tiles_of, tiles_of_parts
+from runner.kernels.gemv_tiles import Tiles, tiles_of, tiles_of_normed_branch, tiles_of_parts
 from runner.kernels.grids import ADDENDS, half_tables
 from runner.kernels.int8_weights import FORMATS_AS_INT8
 from runner.kernels.layouts import best_layout
@@ -232,12 +232,13 @@ def test_every_matrix_is_cut_into_whole_programs_without_idle_warps(form: str) -
         [1, 3, 256, 320, 767, 768, 769, 1792, 2176, 8016], [1, 2, 3, 12, 40, 64, 224]
     ):
         whole, part = tiles_of(form, n_tiles, n_pairs), tiles_of_parts(n_tiles, n_pairs)
-        for tiles in (whole, part):
+        before_norm = tiles_of_normed_branch(n_tiles, n_pairs)
+        for tiles in (whole, before_norm, part):
             assert n_tiles % tiles.tiles == 0
             assert tiles.warps & (tiles.warps - 1) == 0
             assert 4 * (tiles.warps - 1) < n_pairs
             assert tiles.depth >= 1
-        assert part.part >= 4 > whole.part == 0
+        assert part.part >= 4 > whole.part == before_norm.part == 0
 
 
 def test_gate_and_up_are_cut_as_was_measured_to_be_fastest() -> None:
@@ -245,6 +246,12 @@ def test_gate_and_up_are_cut_as_was_measured_to_be_fastest() -> None:
     sizes = ((1792, 64), (1536, 64), (2176, 80), (1216, 40), (1024, 48), (768, 32), (8016, 64))
     assert [tiles_of("mq4", *size).warps for size in sizes] == [2, 2, 2, 2, 2, 2, 1]
     assert [tiles_of("mq4", *size).depth for size in sizes] == [1, 1, 2, 3, 2, 2, 2]
+
+
+def test_products_before_a_norm_are_cut_as_was_measured_to_be_fastest() -> None:
+    """o and down of Gemma-3-4B."""
+    o, down = tiles_of_normed_branch(160, 32), tiles_of_normed_branch(160, 160)
+    assert [(tiles.warps, tiles.depth, tiles.turns) for tiles in (o, down)] == [(4, 2, 1), (8, 3, 4)]
 
 
 def test_parts_are_so_long_that_all_programs_run_at_once() -> None:
