@@ -61,9 +61,7 @@ def tiles_of_branch(n_tiles: int, n_pairs: int) -> Tiles:
     small = is_small(n_tiles, n_pairs)
     if not small and not (_WAVE[0] <= n_tiles <= 2 * _WAVE[1] and n_pairs >= 32):
         return tiles_of_parts(n_tiles, n_pairs)
-    warps = 8 if small or n_tiles <= _WAVE[1] else 4
-    while 4 * warps > n_pairs and warps > 1:
-        warps //= 2
+    warps = _no_idle(8 if small or n_tiles <= _WAVE[1] else 4, n_pairs)
     most = 3 if warps == 4 and not small else 4
     return Tiles(warps=warps, depth=min(most, -(-n_pairs // (4 * warps))), turns=1 if small else 4)
 
@@ -71,13 +69,18 @@ def tiles_of_branch(n_tiles: int, n_pairs: int) -> Tiles:
 def tiles_of_normed_branch(n_tiles: int, n_pairs: int) -> Tiles:
     """The same where a norm stands between the product and the stream, which wants the squares of whole sums.
 
-    Eight warps where two such programs a multiprocessor are enough; four of small matrices.
+    Eight warps where two such programs a multiprocessor are enough; four of small matrices. Gemma-3-4B's were measured.
     """
     small = is_small(n_tiles, n_pairs)
-    warps = 8 if n_tiles <= _WAVE[1] and not small else 4
+    warps = _no_idle(8 if n_tiles <= _WAVE[1] and not small else 4, n_pairs)
+    return Tiles(warps=warps, depth=min(3, -(-n_pairs // (4 * warps))), turns=1 if small else 4)
+
+
+def _no_idle(warps: int, n_pairs: int) -> int:
+    """So many warps, or as many as four pairs each keep busy."""
     while 4 * warps > n_pairs and warps > 1:
         warps //= 2
-    return Tiles(warps=warps, depth=min(3, -(-n_pairs // (4 * warps))), turns=1 if small else 4)
+    return warps
 
 
 def tiles_of_parts(n_tiles: int, n_pairs: int) -> Tiles:
