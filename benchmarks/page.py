@@ -122,30 +122,28 @@ def _tokens(n_rows: int) -> str:
 
 
 _DEFAULT: Final = "runner mq4"
+_PEER: Final = "llama.cpp q4_k_m"
 
 
 def models(rows: list[Row]) -> str:
-    """A table a shape: tests by engine, and how much faster than each peer ours is, in the format that is the default.
+    """All shapes in short, then a table a shape: tests by engine, and how much faster than each peer ours is.
 
-    Where a shape was not measured in it, in the one that was measured last. A peer that was measured more than once in
-    a run, after each of our formats, counts as the best of these. Where ours were not all measured at one commit, the
-    head says at which, and a value of an older one says its own.
+    That is in the format that is the default or, where a shape was not measured in it, in the one that was measured
+    last. A peer that was measured more than once in a run, after each of our formats, counts as the best of these.
+    Where ours were not all measured at one commit, the head says at which, and a value of an older one says its own.
     """
-    parts = []
-    is_one = len({row["origin"]["commit"] for row in rows if row["engine"].startswith("runner")}) == 1
+    parts = [table] if (table := _at_a_glance(rows)) else []
+    is_one = len({row["origin"]["commit"] for row in rows if _is_ours(row)}) == 1
     for shape in _distinct(rows, "shape"):
         mine = [row for row in rows if row["shape"] == shape]
-        ours = {row["engine"]: row["origin"] for row in mine if row["engine"].startswith("runner")}
+        ours = {row["engine"]: row["origin"] for row in mine if _is_ours(row)}
         for row in mine:
             if row["engine"] in ours:
                 ours[row["engine"]] = max(ours[row["engine"]], row["origin"], key=lambda origin: origin["date"])
         newest = sorted(ours, key=lambda engine: (engine == _DEFAULT, ours[engine]["date"]), reverse=True)
         peers = [engine for engine in _distinct(mine, "engine") if engine not in ours]
         engines = [*newest, *peers]
-        found: dict[tuple[str, str], Row] = {}
-        for row in mine:
-            key = row["test"], row["engine"]
-            found[key] = row if row["engine"] in ours else _faster(row, found.get(key))
+        found = _by_test(mine)
         heads = [engine if is_one else f"{engine} at {ours[engine]['commit']}" for engine in newest]
         lines = [_head("test", *heads, *peers, *(f"{engines[0]} / {peer}" for peer in peers))]
         for test in sorted(_distinct(mine, "test"), key=_place):
@@ -154,6 +152,28 @@ def models(rows: list[Row]) -> str:
             lines.append(_line(test, *cells, *ratios))
         parts.append(f"**{shape}**{_layers(mine)}\n\n" + "\n".join(lines))
     return "\n\n".join(parts)
+
+
+def _at_a_glance(rows: list[Row]) -> str:
+    """A line a shape, the fastest first: decoding, decoding as late as was measured, and prompts, beside the peer."""
+    lines = []
+    for shape in _distinct(rows, "shape"):
+        found = _by_test([row for row in rows if row["shape"] == shape])
+        ours, theirs = ({test: row for (test, by), row in found.items() if by == name} for name in (_DEFAULT, _PEER))
+        decoded = sorted((test for test in ours.keys() & theirs if test.startswith("tg")), key=_place)
+        if decoded:
+            cells = [
+                cell
+                for test in (decoded[0], decoded[-1])
+                for cell in (f"{ours[test]['median']:.0f}", _ratio(ours[test], theirs[test]))
+            ]
+            late = [decoded[-1].partition(" @ d")[2], *cells[2:]] if len(decoded) > 1 else ["", "", ""]
+            prompt = _ratio(ours.get("pp512"), theirs.get("pp512"))
+            flat = f"{ours['t(8)']['median'] / ours['t(1)']['median']:.2f}" if ours.keys() >= {"t(1)", "t(8)"} else ""
+            lines.append((ours[decoded[0]]["median"], _line(shape, *cells[:2], *late, prompt, flat)))
+    heads = ("tok/s", f"times {_PEER}", "after tokens", "tok/s", "times", "prompt of 512, times", "t(8) / t(1)")
+    table = "\n".join([_head("shape", *heads), *(line for _, line in sorted(lines, reverse=True))])
+    return f"In short, {_DEFAULT}:\n\n{table}" if lines else ""
 
 
 def _place(test: str) -> tuple[float, list[int]]:
@@ -178,6 +198,19 @@ def _value(row: Row | None, expected: Row | None) -> str:
     if expected is not None and row["origin"]["commit"] != expected["commit"]:
         mark += f" (at {row['origin']['commit']})"
     return shown.get(unit, f"{middle:.0f} tok/s") + mark
+
+
+def _by_test(rows: list[Row]) -> dict[tuple[str, str], Row]:
+    """The rows of one shape by test and engine: of a peer's, the fastest."""
+    found: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        key = row["test"], row["engine"]
+        found[key] = row if _is_ours(row) else _faster(row, found.get(key))
+    return found
+
+
+def _is_ours(row: Row) -> bool:
+    return bool(row["engine"].startswith("runner"))
 
 
 def _faster(row: Row, other: Row | None) -> Row:
@@ -278,7 +311,7 @@ def section(name: str, rows: Sequence[Row]) -> str:
     mine = latest(rows, name)
     if not mine:
         return NOTHING
-    said = "".join(dict.fromkeys(f"{_origin(row['origin'])}\n" for row in mine))
+    said = "".join(f"{line}\n" for line in _origins(mine))
     devices = by_device(mine)
     tables = [(f"On {device}:\n\n" if len(devices) > 1 else "") + SECTIONS[name](of) for device, of in devices.items()]
     return f"{said}\n" + "\n\n".join(tables) + "\n"
@@ -291,13 +324,30 @@ def by_device(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return found
 
 
-def _origin(origin: dict[str, Any]) -> str:
-    stream = origin["read_bytes_s"]
-    reads = "" if stream is None else f"; it reads {stream / 1e12:.2f} TB/s, measured in the same run"
-    return (
-        f"- {origin['date']}, {origin['device']}, runner {origin['runner']} at commit {origin['commit']}, "
-        f"torch {origin['torch']}, Triton {origin['triton']}, Python {origin['python']}{reads}."
-    )
+def _origins(rows: Sequence[Row]) -> list[str]:
+    """A line for each device and its versions: what its memory gave, and the commits with the dates of their runs."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for origin in {_run(row): row["origin"] for row in rows}.values():
+        versions = f"runner {origin['runner']}, torch {origin['torch']}, Triton {origin['triton']}"
+        found.setdefault(f"{origin['device']}, {versions}, Python {origin['python']}", []).append(origin)
+    return [f"- {where}{_reads(runs)}. Commits: {_commits(runs)}." for where, runs in found.items()]
+
+
+def _reads(runs: Sequence[dict[str, Any]]) -> str:
+    streams = sorted(run["read_bytes_s"] / 1e12 for run in runs if run["read_bytes_s"] is not None)
+    if not streams:
+        return ""
+    span = " to ".join(dict.fromkeys(f"{stream:.2f}" for stream in (streams[0], streams[-1])))
+    return f"; it reads {span} TB/s, measured in the same {'runs' if len(runs) > 1 else 'run'}"
+
+
+def _commits(runs: Sequence[dict[str, Any]]) -> str:
+    dates: dict[str, list[str]] = {}
+    for run in sorted(runs, key=lambda run: run["date"]):
+        day = run["date"].partition(" ")[0]
+        if day not in (days := dates.setdefault(run["commit"], [])):
+            days.append(day)
+    return ", ".join(f"{commit} ({', '.join(days)})" for commit, days in dates.items())
 
 
 def replaced(page: str, name: str, text: str) -> str:

@@ -266,8 +266,25 @@ def test_models_are_compared_so_that_above_one_is_faster() -> None:
     text = page.section("models", rows)
     assert "| tg128 | 800 tok/s | 320 tok/s | 2.50 |" in text
     assert "| t(8) | 2.000 ms | 9.000 ms | 4.50 |" in text
-    assert "2026-11-21 10:00 UTC, a GPU, runner 1 at commit abc" in text
-    assert "reads 4.00 TB/s" in text
+    assert "- a GPU, runner 1, torch 2, Triton 3, Python 3; it reads 4.00 TB/s" in text
+    assert "Commits: abc (2026-11-21)." in text
+
+
+def test_all_shapes_stand_in_one_table_at_first() -> None:
+    rows = [
+        decoding("runner mq4", "tg128", 800.0),
+        decoding("runner mq4", "tg128 @ d4096", 600.0, date="2026-11-22 09:00 UTC"),
+        decoding("runner mq4", "tg128 @ d9000", 500.0),
+        decoding("runner mq4", "pp512", 30000.0),
+        decoding("llama.cpp q4_k_m", "tg128", 320.0),
+        decoding("llama.cpp q4_k_m", "tg128", 400.0),
+        decoding("llama.cpp q4_k_m", "tg128 @ d4096", 200.0),
+        decoding("llama.cpp q4_k_m", "pp512", 10000.0),
+    ]
+    rows[1]["origin"] |= {"commit": "def", "read_bytes_s": 4.5e12}
+    text = page.section("models", rows)
+    assert "| 8b | 800 | 2.00 | 4096 | 600 | 3.00 | 3.00 |  |" in text
+    assert "it reads 4.00 to 4.50 TB/s, measured in the same runs. Commits: abc (2026-11-21), def (2026-11-22)." in text
 
 
 def test_a_peer_that_was_measured_after_each_format_counts_as_the_best_of_these() -> None:
