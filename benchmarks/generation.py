@@ -35,10 +35,6 @@ class Decoded:
     tok_s: tuple[float, ...]
     ids: tuple[tuple[int, ...], ...]
 
-    @property
-    def is_repeatable(self) -> bool:
-        return len(set(self.ids)) == 1
-
 
 def prompt(length: int, vocab_size: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(vocab_size), k=length)
@@ -101,17 +97,11 @@ def prefill_after(backend: Backend, depth: int, n_prompt: int, repetitions: int)
 # --- steps -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowsStep:
-    """A step of M rows with all their logits. queued_s: one of many that the host does not wait for, which is the
-    device's time as long as the host is faster; alone_s: one that it waits for."""
+def rows_step(execution: Execution, n_rows: int, rounds: int = 5, queued: int = _QUEUED_STEPS) -> float:
+    """Seconds of a step of M rows with all their logits, one of many that the host does not wait for.
 
-    queued_s: float
-    alone_s: float
-
-
-def rows_step(execution: Execution, n_rows: int, rounds: int = 5, queued: int = _QUEUED_STEPS) -> RowsStep:
-    """Of an execution whose cache holds some tokens, which it holds again afterwards."""
+    That is the device's time as long as the host is faster. The cache holds some tokens, and the same ones afterwards.
+    """
     held = execution.cache.length
     ids = list(range(n_rows))
 
@@ -123,7 +113,7 @@ def rows_step(execution: Execution, n_rows: int, rounds: int = 5, queued: int = 
         for _ in range(queued):
             step()
 
-    return RowsStep(queued_s=timing.wall_s(many, rounds) / queued, alone_s=timing.wall_s(step, 2 * rounds))
+    return timing.wall_s(many, rounds) / queued
 
 
 def fill(execution: Execution, length: int, chunk: int = 512) -> None:

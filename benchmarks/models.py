@@ -109,7 +109,7 @@ def measure_ours(directory: Path, tests: Tests, found: Found) -> None:
 def _measure_steps(backend: NativeBackend, depth: int, n_gen: int, tok_s: float, found: Found) -> None:
     execution = backend._execution
     for n_rows in ROWS:
-        found.add(f"t({n_rows})", [1e3 * rows_step(execution, n_rows).queued_s])
+        found.add(f"t({n_rows})", [1e3 * rows_step(execution, n_rows)])
     if isinstance(execution, FusedExecution):
         # As many steps as were timed: later ones see more tokens.
         on_device = device_step_s(execution, max(1, depth), queued=n_gen)

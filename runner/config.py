@@ -99,8 +99,8 @@ class LoadOptions:
             raise UsageError("load options: draft is empty.", hint="Name the model or the head that drafts.")
         _whole("load options", "draft_max", self.draft_max, 1, LONGEST_DRAFT)
         _texts("load options", "draft_file", self.draft_file, "Give the paths of text files, none of them empty.")
-        _one_of("load options", "backend", self.backend, ("auto", "native", "llamacpp", "fake"))
-        _one_of("load options", "kv_type", self.kv_type, ("f16", "bf16", "f32", "q8_0"))
+        _one_of("load options", "backend", self.backend, get_args(BackendChoice))
+        _one_of("load options", "kv_type", self.kv_type, get_args(KvType))
         if self.ctx_size is not None:
             _whole("load options", "ctx_size", self.ctx_size, 16, 2**26)
         if self.n_gpu_layers not in ("auto", "all"):
@@ -201,8 +201,8 @@ class ChatOptions:
     raw: bool = False
 
     def __post_init__(self) -> None:
-        _one_of("chat options", "overflow", self.overflow, ("stop", "drop"))
-        _one_of("chat options", "think", self.think, ("auto", "on", "off", "low", "medium", "high"))
+        _one_of("chat options", "overflow", self.overflow, get_args(OverflowPolicy))
+        _one_of("chat options", "think", self.think, get_args(Think))
         if self.think_budget is not None:
             _whole("chat options", "think_budget", self.think_budget, 0, 2**31)
 

@@ -24,7 +24,7 @@ from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.draft_choice import DraftChoice, choose_drafter, unused
 from runner.draft_files import quotable, read_draft_files
 from runner.drafting import NO_DRAFTING, Drafting, draft_options, open_drafting
-from runner.errors import RunnerError, UsageError
+from runner.errors import UsageError, loading_cancelled
 from runner.events import (
     ChatEvent,
     Loaded,
@@ -203,7 +203,7 @@ def _open_drafting(
         drafting = open_drafting(choice, backend, options, load_draft, lambda: quotable(texts, backend.tokenizer, emit))
         if cancel.is_cancelled:  # it came when the backends had looked for it the last time
             drafting.close()
-            raise RunnerError("Loading was cancelled.")
+            raise loading_cancelled()
     except BaseException:
         backend.close()
         raise

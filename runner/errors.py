@@ -35,6 +35,11 @@ class RunnerError(Exception):
         self.hint = hint
 
 
+def loading_cancelled() -> RunnerError:
+    """What ends a load that somebody cancelled."""
+    return RunnerError("Loading was cancelled.")
+
+
 class UsageError(RunnerError):
     exit_code = 2
 

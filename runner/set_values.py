@@ -101,7 +101,9 @@ def _items(name: str, text: str) -> tuple[str, ...]:
 
 
 def _unescaped(text: str) -> str:
-    return text.encode().decode("unicode_escape") if "\\" in text else text
+    r"""`text` with \n and the like as what they stand for."""
+    # unicode_escape reads Latin-1: what lies beyond it is made an escape first.
+    return text.encode("latin-1", "backslashreplace").decode("unicode_escape") if "\\" in text else text
 
 
 _LISTS: Mapping[str, Callable[[str], str]] = {"stop": _unescaped, "draft_file": absolute}

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from runner.backends.base import Backend, LoadProgress, Logits, Prefill, Step, check_prompt, common_prefix, step_of
 from runner.backends.vocabulary import pieces
 from runner.config import DEFAULT_CTX, LoadOptions, SamplingParams, build
-from runner.errors import BadModelFile, RunnerError, UsageError
+from runner.errors import BadModelFile, RunnerError, UsageError, loading_cancelled
 from runner.sampling import Constraint
 from runner.speculative.rounds import decode
 from runner.speculative.speculator import Speculator
@@ -94,7 +94,7 @@ def load(model: ReadyModel, options: LoadOptions, on_progress: LoadProgress, can
     script = read_script(model.weights[0]) if model.format == "script" and model.weights else Script()
     for percent in range(101):
         if cancel.is_cancelled:
-            raise RunnerError("Loading was cancelled.")
+            raise loading_cancelled()
         time.sleep(script.load_s / 100)
         on_progress(percent / 100)
     return FakeBackend(model, script, options)

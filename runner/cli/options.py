@@ -12,14 +12,15 @@ from typing import Annotated, Any, Literal, get_args
 
 import typer
 
+from runner import config
 from runner.cli import completing
-from runner.config import LONGEST_DRAFT, Grammar, Speculation
+from runner.config import LONGEST_DRAFT, Grammar
 from runner.errors import UsageError
 
-BACKENDS = ("auto", "native", "llamacpp", "fake")
+BACKENDS: tuple[str, ...] = get_args(config.BackendChoice)
 _RATE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
-KV_TYPES = ("f16", "bf16", "f32", "q8_0")
-SPECULATIONS: tuple[str, ...] = get_args(Speculation)
+KV_TYPES: tuple[str, ...] = get_args(config.KvType)
+SPECULATIONS: tuple[str, ...] = get_args(config.Speculation)
 
 ModelArgument = Annotated[
     str | None,

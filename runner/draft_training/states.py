@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runner.backends.native.blocks import Decoder
+from runner.backends.native.blocks import Decoder, go_on
 from runner.backends.native.capture import capture_sequences
 from runner.backends.native.kv_cache import KvCache
 
@@ -44,7 +44,7 @@ def observe(decoder: Decoder, ids: Tensor, layers: Sequence[int], dtype: torch.d
         batch=(n_texts,),
     )
     cache.reserve(length)
-    final, captured = capture_sequences(decoder, ids, cache, layers, _go_on)
+    final, captured = capture_sequences(decoder, ids, cache, layers, go_on)
     return Seen(captured.to(dtype), decoder.model.embed_tokens(ids).to(dtype), final)
 
 
@@ -58,7 +58,3 @@ def training_dtype(device: torch.device) -> torch.dtype:
     """What a head computes in while it is trained: bfloat16 where products are twice as fast and more in it."""
     is_fast = device.type != "cpu" or bool(torch.cpu._is_avx512_bf16_supported())
     return torch.bfloat16 if is_fast else torch.float32
-
-
-def _go_on() -> None:
-    return None

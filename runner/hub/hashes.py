@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.hub.listing import RemoteFile
@@ -47,21 +45,3 @@ def expected_hash(file: RemoteFile, etag: str = "") -> Expected:
     if _HEX.fullmatch(name) and len(name) in (40, 64):
         return Expected("git" if len(name) == 40 else "sha256", name, file.size_bytes)
     return Expected("", "", file.size_bytes)
-
-
-def is_intact(path: Path, file: RemoteFile, on_bytes: Callable[[int], None] = lambda _n: None) -> bool:
-    """Whether the file at `path` has the size and the contents that the hub lists.
-
-    on_bytes gets the number of bytes of each step; what it raises ends the reading. Raises OSError.
-    """
-    if file.size_bytes != path.stat().st_size:
-        return False
-    expected = expected_hash(file)
-    running = expected.new()
-    if running is None:
-        return True
-    with path.open("rb") as stream:
-        while chunk := stream.read(CHUNK_BYTES):
-            running.update(chunk)
-            on_bytes(len(chunk))
-    return running.hexdigest() == expected.hex_digest

@@ -28,10 +28,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels.choice import Choice, is_supported
 from runner.kernels.compile import Variant
-from runner.kernels.greedy import NO_TOKEN, greedy_from_tiles, is_finite
+from runner.kernels.greedy import NO_TOKEN, is_finite
 from runner.kernels.values import OPTIONS, cdiv, has_pdl, next_power_of_2, pdl_option
 
-__all__ = ["Choice", "choose", "greedy_from_tiles", "is_supported"]
+__all__ = ["Choice", "choose", "is_supported"]
 
 _LOWEST = tl.constexpr(-3.4028234663852886e38)  # of finite float32
 _ID_BITS = tl.constexpr(31)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
-import pytest
 from hub_server import git_sha1
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.hub.hashes import Expected, expected_hash, is_intact
+from runner.hub.hashes import Expected, expected_hash
 from runner.hub.listing import RemoteFile
 from runner.hub.rate import RateLimit
 
@@ -23,19 +21,6 @@ def test_large_files_are_checked_by_sha256_and_small_ones_as_git_does() -> None:
     assert expected_hash(RemoteFile("a", 13, "", git_sha1(DATA))) == Expected("git", git_sha1(DATA), 13)
     assert expected_hash(RemoteFile("a", 13), SHA256) == Expected("sha256", SHA256, 13)
     assert expected_hash(RemoteFile("a", 13), "an-etag") == Expected("", "", 13)
-
-
-@pytest.mark.parametrize("file", [RemoteFile("a", 13, SHA256), RemoteFile("a", 13, "", git_sha1(DATA))])
-def test_a_flipped_bit_and_a_missing_byte_are_found(tmp_path: Path, file: RemoteFile) -> None:
-    path = tmp_path / "a"
-    path.write_bytes(DATA)
-    steps: list[int] = []
-    assert is_intact(path, file, steps.append)
-    assert sum(steps) == 13
-    path.write_bytes(b"Some contents")
-    assert not is_intact(path, file)
-    path.write_bytes(DATA[:-1])
-    assert not is_intact(path, file)
 
 
 @given(

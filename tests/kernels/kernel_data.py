@@ -1,11 +1,6 @@
-"""What the tests of kernels share: the device, seeded numbers, poisoned outputs, and comparing with float64."""
+"""What the tests of kernels share: the device, seeded numbers, and comparing with float64."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -15,7 +10,6 @@ from runner.kernels.pack import packed_matrix
 from runner.kernels.values import PackedMatrix
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-_POISON = -77  # for whole numbers: no result has it
 
 
 def random(*shape: int, seed: int = 1) -> Tensor:
@@ -39,24 +33,6 @@ def scrambled(form: str, n: int, k: int, rotation: int = 1, seed: int = 0) -> Pa
         row_scale=torch.rand(n, generator=bits).to(DEVICE) * 2.0**-10,
         rotation=rotation,
     )
-
-
-@contextmanager
-def poisoned() -> Iterator[None]:
-    """What a kernel does not write is NaN, or a number that no result has."""
-    empty, empty_like = torch.empty, torch.empty_like
-
-    def fill(tensor: Tensor) -> Tensor:
-        return tensor.fill_(float("nan") if tensor.is_floating_point() else _POISON)
-
-    def poisoned_empty(*args: Any, **kwargs: Any) -> Tensor:
-        return fill(empty(*args, **kwargs))
-
-    def poisoned_like(*args: Any, **kwargs: Any) -> Tensor:
-        return fill(empty_like(*args, **kwargs))
-
-    with patch.object(torch, "empty", poisoned_empty), patch.object(torch, "empty_like", poisoned_like):
-        yield
 
 
 def close(found: Tensor, wanted: Tensor, tolerance: float = 2e-6) -> None:

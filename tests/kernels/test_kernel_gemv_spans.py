@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from kernel_data import DEVICE, close, poisoned, random, scrambled
+from kernel_data import DEVICE, close, random, scrambled
 from torch import Tensor
 
 from runner.kernels import epilogues, gemv_spans, gemv_tiles
@@ -22,12 +21,6 @@ from runner.kernels.rotate import quantize_fragments
 from runner.kernels.values import PackedMatrix, Squares, UnroundedRow
 
 EPS = 1e-5
-
-
-@pytest.fixture(autouse=True)
-def poison() -> Iterator[None]:
-    with poisoned():
-        yield
 
 
 def several(h: Tensor, gain: Tensor, w: PackedMatrix) -> tuple[Any, Squares]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from attention_cases import DEVICE, FLOATS, poison_new_tensors, random
+from attention_cases import DEVICE, FLOATS, random
 from torch import Tensor
 
 from runner.backends.native.blocks import RmsNorm
@@ -15,11 +15,6 @@ from runner.kernels.heads import HeadNorm, place_heads, place_heads_ref
 from runner.kernels.kv_layer import LayerCache, quantized_ref
 
 UNTOUCHED = 77
-
-
-@pytest.fixture(autouse=True)
-def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    poison_new_tensors(monkeypatch)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from kernel_data import DEVICE, close, packed, poisoned, random
+from kernel_data import DEVICE, close, packed, random
 from torch import Tensor
 
 from runner.kernels import matmul
@@ -28,12 +26,6 @@ from runner.kernels.rotate import quantize_rows, rotate_rows
 from runner.kernels.values import Int8Rows, Matrix, PackedMatrix, Squares
 
 KINDS = ("dense", *FORMATS)
-
-
-@pytest.fixture(autouse=True)
-def poison() -> Iterator[None]:
-    with poisoned():
-        yield
 
 
 def matrix(kind: str, n: int, k: int, seed: int = 0) -> Matrix:

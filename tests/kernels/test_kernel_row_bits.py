@@ -7,11 +7,11 @@ attention are in test_kernel_attention_decode.py alone, with the heads that it p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
-from kernel_data import DEVICE, packed, poisoned, random
+from kernel_data import DEVICE, packed, random
 from torch import Tensor
 
 from runner.config import SamplingParams
@@ -20,20 +20,15 @@ from runner.kernels.add_parts import Reader
 from runner.kernels.embedding import embed
 from runner.kernels.fragments import FORMATS_IN_FRAGMENTS, activation_rows, to_fragments
 from runner.kernels.gemv_fragments import ZEROS
+from runner.kernels.greedy import greedy_from_tiles
 from runner.kernels.matmul import Rows, linear_logits, linear_residual_for, linear_squares
 from runner.kernels.moe_route import route
 from runner.kernels.rotate import quantize_fragments, quantize_rows, rotate_rows
-from runner.kernels.sampling import Choice, choose, greedy_from_tiles
+from runner.kernels.sampling import Choice, choose
 from runner.kernels.values import MOST_ROWS, Matrix, Squares
 
 Operation = Callable[[int, int], list[Tensor]]
 """What comes of the rows from the first to the last one, row by row."""
-
-
-@pytest.fixture(autouse=True)
-def poison() -> Iterator[None]:
-    with poisoned():
-        yield
 
 
 def check(run: Operation, counts: Iterable[int] = range(1, MOST_ROWS)) -> None:

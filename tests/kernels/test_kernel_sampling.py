@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from kernel_data import DEVICE, poisoned
+from kernel_data import DEVICE
 from torch import Tensor
 
 from runner.config import SamplingParams
@@ -21,12 +21,6 @@ from runner.sampling import sample, uniform
 
 PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1}
 KINDS = [{"temperature": 0}, {}, {"min_p": 0.5}, {"top_k": 2}, {"top_p": 0.5}, {"top_k": 2, "top_p": 0.5}]
-
-
-@pytest.fixture(autouse=True)
-def poison() -> Iterator[None]:
-    with poisoned():
-        yield
 
 
 def params(**values: object) -> SamplingParams:

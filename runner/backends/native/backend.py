@@ -45,7 +45,8 @@ from runner.speculative.verify import choice_after, choices_of
 from runner.types import CancelToken, MemoryUse, ModelInfo, ReadyModel
 
 _TIMED_STRIDES = 3
-_STEPS_ON_THE_DEVICE = (SamplingParams(temperature=1.0, seed=0), SamplingParams(temperature=0.0))
+_GREEDY = SamplingParams(temperature=0.0)
+_STEPS_ON_THE_DEVICE = (SamplingParams(temperature=1.0, seed=0), _GREEDY)
 
 
 class _Cancelled(Exception):
@@ -244,7 +245,7 @@ class NativeBackend(Backend):
                 chosen()
                 self.keep(0)
         started = time.perf_counter()
-        if (chosen := self._choices(tokens, params)) is None:
+        if (chosen := self._choices(tokens, _GREEDY)) is None:
             self._extend(tokens, "all", CancelToken())
         else:
             chosen()
@@ -266,7 +267,7 @@ class NativeBackend(Backend):
 
     def _timed_stride_s(self, n_drafted: int) -> float:
         """0.0 where the context is too small to tell."""
-        steps = self._execution.decode(0, SamplingParams(temperature=0.0), CancelToken())
+        steps = self._execution.decode(0, _GREEDY, CancelToken())
         assert steps is not None
         steps.draft(n_drafted, [0])
         next(steps, None)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.backends.native.blocks import Tap
+from runner.backends.native.blocks import Tap, go_on
 from runner.backends.native.capture import Capture, Interior
 from runner.backends.native.decode_loop import STRIDES, DecodeLoop, Mailbox
 from runner.backends.native.device_text import DeviceText
@@ -31,10 +31,11 @@ from runner.backends.native.stream import Stream
 from runner.config import SamplingParams
 from runner.kernels.advance import advance
 from runner.kernels.early_launch import launch_early
+from runner.kernels.greedy import greedy_from_tiles
 from runner.kernels.kv_layer import LayerCache
 from runner.kernels.matmul import Logits
 from runner.kernels.repeats import draft_repeats
-from runner.kernels.sampling import Choice, choose, greedy_from_tiles, is_supported
+from runner.kernels.sampling import Choice, choose, is_supported
 from runner.kernels.values import MOST_ROWS
 from runner.types import CancelToken
 
@@ -42,9 +43,7 @@ from runner.types import CancelToken
 class FusedExecution:
     """See Execution. reserved_before: what torch held on the device before the model was loaded."""
 
-    def __init__(
-        self, decoder: FusedDecoder, cache: KvCache, *, use_graphs: bool = True, reserved_before: int = 0
-    ) -> None:
+    def __init__(self, decoder: FusedDecoder, cache: KvCache, *, reserved_before: int = 0) -> None:
         device = decoder.device
         self.cache = cache
         # As many rows as a step may have: scoring then measures the arithmetic of decoding.
@@ -53,7 +52,7 @@ class FusedExecution:
         self.overlaps = True
         self._reserved_before = reserved_before
         self._decoder: FusedDecoder | None = decoder
-        self._graphs = Graphs(device, is_enabled=use_graphs)
+        self._graphs = Graphs(device)
         self._inputs = StepInputs(device)
         self._tokens, self._start, self._position = self._inputs.tokens, self._inputs.start, self._inputs.position
         self._count = torch.ones(1, dtype=torch.int64, device=device)  # rows of a chain's step that are not filling
@@ -162,7 +161,7 @@ class FusedExecution:
         found: Stream | None = self._graphs.replay(key)
         if found is None:
             found = self._hidden(prompt, known, checkpoint)
-            self._graphs.note(key, lambda: self._hidden(prompt, known, _go_on))
+            self._graphs.note(key, lambda: self._hidden(prompt, known, go_on))
         return found
 
     def _prompt_tokens(self, n_rows: int) -> Tensor:
@@ -247,7 +246,7 @@ class FusedExecution:
                 else:
                     ids = torch.zeros(n_rows, dtype=torch.int64, device=decoder.device)
                     for first in (0, None):
-                        decoder.logits(self._hidden(ids, first, _go_on), slice(n_rows - 1, None))
+                        decoder.logits(self._hidden(ids, first, go_on), slice(n_rows - 1, None))
 
     def capture(self, layers: Sequence[int]) -> None:
         decoder = self._opened()
@@ -355,7 +354,7 @@ class FusedExecution:
 
     def _logits(self, n_rows: int) -> Logits:
         tap = None if self._capture is None else self._capture.step(self._start, n_rows)
-        return self._opened().logits(self._hidden(self._tokens[:n_rows], None, _go_on, tap))
+        return self._opened().logits(self._hidden(self._tokens[:n_rows], None, go_on, tap))
 
     def _hidden(
         self, tokens: Tensor, first: int | None, checkpoint: Callable[[], None], tap: Tap | None = None
@@ -387,7 +386,3 @@ class _Steps:
 
     def end(self, n_known: int) -> None:
         self._execution._text.grow(self._n_first, n_known)
-
-
-def _go_on() -> None:
-    """A checkpoint that lets everything pass: a step of few rows is short."""

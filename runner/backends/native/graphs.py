@@ -32,15 +32,15 @@ def filled_up_prompt(n_tokens: int, room: int) -> int | None:
 
 
 class Graphs:
-    """Recorded steps by key. With is_enabled False, and on a CPU, every step simply runs.
+    """Recorded steps by key; on a CPU every step simply runs.
 
     All graphs share one pool of memory: what a step returns is good until the next step of any key.
     """
 
-    def __init__(self, device: torch.device, *, is_enabled: bool) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.nbytes = 0
         self._device = device
-        self._is_enabled = is_enabled and device.type == "cuda"
+        self._is_enabled = device.type == "cuda"
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
         self._noted: dict[Hashable, Callable[[], Any]] = {}
         self._refused: set[Hashable] = set()  # what could not be recorded is not tried again

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from runner.backends.native.architectures import build
 from runner.backends.native.blocks import Decoder
 from runner.backends.native.places import Place, places_of
-from runner.errors import BadModelFile, RunnerError, UnsupportedModel
+from runner.errors import BadModelFile, UnsupportedModel, loading_cancelled
 from runner.model_config import ModelConfig
 from runner.quant.weights import Weights
 from runner.types import CancelToken
@@ -44,7 +44,7 @@ def load_model(
     done, total = 0, sum(sizes.values())
     for name, size in sizes.items():
         if cancel.is_cancelled:
-            raise RunnerError("Loading was cancelled.")
+            raise loading_cancelled()
         put(model, places[name], to_tensor(_read(weights, name)).to(device=device, dtype=dtype))
         done += size
         on_progress(done / total)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from runner.backends.native.loader import to_tensor
 from runner.backends.native.upload import Extent, Stopped, Upload
-from runner.errors import BadModelFile, RunnerError
+from runner.errors import BadModelFile, loading_cancelled
 from runner.kernels.grids import FORMATS
 from runner.kernels.pack import concatenate, empty_matrix, rows_of
 from runner.kernels.values import Matrix, PackedMatrix
@@ -139,14 +139,14 @@ class MatrixReader:
     def _read_into(self, name: str, out: Matrix) -> None:
         """One tensor into its place on the device."""
         if self._cancel.is_cancelled:
-            raise _cancelled()
+            raise loading_cancelled()
         try:
             if isinstance(out, PackedMatrix):
                 self._read_packed(name, out)
             else:
                 self._read_dense(name, out)
         except Stopped as stopped:
-            raise _cancelled() from stopped
+            raise loading_cancelled() from stopped
         except OSError as error:
             raise BadModelFile(f"Tensor {name!r} cannot be read: {error}.", hint="Fetch the model again.") from error
         self._n_left -= self._left.pop(name)  # a KeyError here is a layer that reads a tensor twice
@@ -193,10 +193,6 @@ def _extent(part: StoredTensor) -> Extent:
 
 def _key(name: str, suffix: str) -> str:
     return f"{name} {suffix}"
-
-
-def _cancelled() -> RunnerError:
-    return RunnerError("Loading was cancelled.")
 
 
 @dataclass(frozen=True, kw_only=True)

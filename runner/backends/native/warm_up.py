@@ -19,7 +19,7 @@ import torch
 
 import runner
 from runner.backends.base import Compiling, LoadProgress
-from runner.errors import RunnerError
+from runner.errors import loading_cancelled
 from runner.kernels.compile.launches import (
     Launch,
     cache_directory,
@@ -88,7 +88,7 @@ def _compile_once(
     except Exception:  # another version of Triton, no processes, a full disk: the launches compile what they need
         log.warning("the kernels are not compiled in advance", exc_info=True)
     if cancel.is_cancelled:
-        raise RunnerError("Loading was cancelled.")
+        raise loading_cancelled()
     log.info("kernels compiled in %.2f s", time.perf_counter() - started)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from runner.backends.base import Tokenizer
-from runner.backends.native.blocks import Decoder
+from runner.backends.native.blocks import Decoder, go_on
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.loader import load_model
 from runner.errors import DoesNotFit, UnsupportedModel
@@ -98,7 +98,7 @@ def write_batch(
     is_over = torch.zeros(len(starts), dtype=torch.bool, device=weight.device)
     shortest = min(map(len, starts), default=0)
     for position in range(max(1, min(shortest, length - 1)), length):
-        hidden = decoder(ids[rows, cache.length : position].clamp(min=0), cache, _go_on)[:, -1:]
+        hidden = decoder(ids[rows, cache.length : position].clamp(min=0), cache, go_on)[:, -1:]
         sampled = _sampled(decoder.logits(hidden[:, 0])[:, :vocab_size], heat[rows], generator)
         is_own = ~known[rows, position]
         ids[rows, position] = torch.where(is_own, sampled.masked_fill(is_over[rows], -1), ids[rows, position])
@@ -149,7 +149,3 @@ def _sampled(logits: Tensor, heat: Tensor, generator: torch.Generator) -> Tensor
         raise UnsupportedModel("The model gives probabilities that are NaN: it cannot write its own text.")
     sampled = torch.multinomial(probs, 1, generator=generator)[:, 0]
     return torch.where(heat == 0, logits.argmax(-1), sampled)
-
-
-def _go_on() -> None:
-    return None

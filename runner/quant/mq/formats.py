@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from runner.errors import BadModelFile
 from runner.quant.mq.grid import GridFormat
 from runner.quant.mq.mq4_hipfire import MQ4_HIPFIRE
 from runner.quant.mq.tensor_format import TensorFormat
@@ -19,13 +18,3 @@ MQ8: Final = GridFormat(name="mq8", bits=8, group_size=32, grid="uniform", searc
 TENSOR_FORMATS: Final[Mapping[str, TensorFormat]] = MappingProxyType(
     {form.name: form for form in (MQ4, MQ4_UNIFORM, MQ6, MQ8, MQ4_HIPFIRE)}
 )
-
-
-def tensor_format(name: str) -> TensorFormat:
-    """The format of that name. Raises BadModelFile, since names come from manifests."""
-    found = TENSOR_FORMATS.get(name)
-    if found is None:
-        raise BadModelFile(
-            f"The weight format {name!r} is not known.", hint="The model was made by a newer version of runner."
-        )
-    return found

@@ -129,4 +129,3 @@ class SideDesk:
     def _show_facts(self, facts: LoadFacts) -> None:
         self._chat.query_one(LiveRail).show_fit(facts.fit)
         self._chat.query_one(LiveRail).show_yardstick(facts.yardstick)
-        self._chat.query_one(StatusLine).show_fit(facts.fit)

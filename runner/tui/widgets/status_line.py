@@ -13,7 +13,6 @@ from textual.content import Content
 from textual.events import Resize
 from textual.widgets import Static
 
-from runner.fit import Fit
 from runner.measures import binary_size, duration
 from runner.status_text import context_used, gain, rate
 from runner.tui.content import line
@@ -107,9 +106,6 @@ class StatusLine(Static):
         self._sample = sample
         self._numbers.pass_time(self._clock())
         self._redraw()
-
-    def show_fit(self, fit: Fit | None) -> None:
-        """The estimate of the loaded model, for which one line has no room."""
 
     def on_jobs(self, jobs: Sequence[Job]) -> None:
         """A download or quantization moved."""

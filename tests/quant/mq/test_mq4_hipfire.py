@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from runner.errors import UnsupportedModel
-from runner.quant.mq.formats import MQ4, tensor_format
+from runner.quant.mq.formats import MQ4, TENSOR_FORMATS
 from runner.quant.mq.mq4_hipfire import MQ4_HIPFIRE, decode_blocks, encode_blocks
 from runner.quant.mq.rotation import rotate, signs, unrotate
 from runner.quant.mq.tensor_format import bits_per_weight
@@ -120,7 +120,7 @@ def test_weights_without_a_finite_range_are_refused(values: list[float]) -> None
 
 def test_a_matrix_is_stored_row_by_row_in_its_declared_parts() -> None:
     w = gaussian(3, 512)
-    form = tensor_format("mq4-hipfire")
+    form = TENSOR_FORMATS["mq4-hipfire"]
     encoded = form.encode(w)
     (part,) = form.parts((3, 512)).values()
     assert encoded.parts["packed"].shape == part.shape == (3, 2, 136)

@@ -84,7 +84,7 @@ class HeadChain:
     ) -> None:
         device = interior.device
         self._head, self._interior, self._cache, self._waiting = head, interior, cache, waiting
-        self._graphs = Graphs(device, is_enabled=True)
+        self._graphs = Graphs(device)
         self._guesses = Guesses(device)
         self._choice: Choice | None = None
         self._chosen_by: SamplingParams | None = None

@@ -1,0 +1,47 @@
+"""What /set takes: values as they are written, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from runner.errors import UsageError
+from runner.set_values import parsed, shown
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ('END "two words"', ("END", "two words")),
+        (r'"\n\n" "a\tb"', ("\n\n", "a\tb")),
+        (r'"é\n"', ("é\n",)),
+        (r'"日本\n🙂"', ("日本\n🙂",)),
+        (r'"\x41\u65e5"', ("A日",)),
+        ("日本", ("日本",)),
+        ("none", ()),
+    ],
+)
+def test_stop_strings_are_what_they_are_written_as(text: str, wanted: tuple[str, ...]) -> None:
+    assert parsed("stop", text) == wanted
+
+
+@pytest.mark.parametrize("text", ['"open', "'\\'", r"'\x4'"])
+def test_a_list_that_is_no_list_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="stop cannot be"):
+        parsed("stop", text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"), [("top_k", "20", 20), ("seed", "none", None), ("min_p", "0.1", 0.1)]
+)
+def test_numbers_and_nothing(name: str, text: str, wanted: object) -> None:
+    assert parsed(name, text) == wanted
+
+
+def test_what_is_no_number_is_refused() -> None:
+    with pytest.raises(UsageError, match="top_k cannot be 'many'"):
+        parsed("top_k", "many")
+
+
+def test_values_are_shown_as_they_are_set() -> None:
+    assert parsed("stop", shown(("two words", "é"))) == ("two words", "é")
+    assert (shown(None), shown(())) == ("none", "none")
