@@ -28,7 +28,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from runner.backends.native.stream import activations
-from runner.kernels.add_norm import squares
 from runner.kernels.grids import FORMATS
 from runner.kernels.matmul import (
     Rows,
@@ -127,7 +126,7 @@ def ours(matrix: Matrix, n_rows: int, form: str, layout: str) -> Timed:
     reference = stored[0]
     weights = [in_layout(w, matrix, layout) for w in stored]
     x, _ = activations(h, None, weights[0], DTYPE)
-    norm = squares(h, EPS)
+    norm = Squares(parts=h.square().sum(1, keepdim=True), size=matrix.k, eps=EPS)
     residual = torch.randn(n_rows, matrix.n, device=DEVICE) if matrix.kind == "residual" else h
     error = _error(matrix, x, weights[0], reference, h, norm)
     calls = [_call(matrix, x, w, residual, norm) for w in weights]

@@ -1,4 +1,4 @@
-"""h += norm(y), for models with a norm after a branch (Gemma, OLMo 2), and the squares of a stream that has none yet.
+"""h += norm(y), for models with a norm after a branch (Gemma, OLMo 2), where the next rows are made apart.
 
 The product that made y has summed its squares already; this sums those of the new h. A program is a span of one row. It
 knows no weights.
@@ -45,15 +45,6 @@ def _add_normed(
     tl.store(parts + row * n_spans + span, tl.sum(value * value, 1))
 
 
-@triton.jit
-def _squares(h, parts, K, n_spans, SPAN: tl.constexpr):
-    span = tl.program_id(0)
-    row = tl.program_id(1)
-    k = span * SPAN + tl.arange(0, SPAN)
-    value = tl.load(h + row.to(tl.int64) * K + k, mask=k < K, other=0.0).to(tl.float32)
-    tl.store(parts + row * n_spans + span, tl.sum(value * value, 0))
-
-
 def add_normed(h: Tensor, y: Tensor, squares: Squares, gain: Tensor) -> Squares:
     """h += y / rms(y) * gain in place; returns the sums of squares of the new h, with the eps of `squares`.
 
@@ -75,16 +66,6 @@ def add_normed(h: Tensor, y: Tensor, squares: Squares, gain: Tensor) -> Squares:
     return Squares(parts=parts, size=k, eps=squares.eps)
 
 
-def squares(h: Tensor, eps: float) -> Squares:
-    """The sums of squares of h [M, K], contiguous."""
-    n_rows, k = h.shape
-    assert h.is_contiguous()
-    n_spans = cdiv(k, _SPAN)
-    parts = torch.empty(n_rows, n_spans, dtype=torch.float32, device=h.device)
-    _squares[(n_spans, n_rows)](h, parts, k, n_spans, SPAN=_SPAN, num_warps=_WARPS, **OPTIONS)
-    return Squares(parts=parts, size=k, eps=eps)
-
-
 _SPAN, _WARPS = 512, 2
 
 
@@ -100,10 +81,3 @@ def variants() -> Iterator[Variant]:
         num_warps=_WARPS,
         has_pdl=True,
     )  # fmt: skip
-    yield Variant(
-        name="squares",
-        kernel=_squares,
-        signature={"h": "*fp32", "parts": "*fp32", "K": "i32:16", "n_spans": "i32"},
-        constants={"SPAN": _SPAN},
-        num_warps=_WARPS,
-    )

@@ -1,7 +1,8 @@
-"""What is tried before the first matrix of a kind is laid out, all of it once: for whoever compiles its kernels before.
+"""All tries of kernels on the device, one after the other: so that warm_up.py can note what they launch, and compile it.
 
-The answers are left to those who ask for them later, one by one: layouts.py, add_parts.py, gemv_spans.py,
-moe_fragments.py, moe_blocks.py and moe_route.py.
+A try multiplies something small and looks whether the compiler has put into the lanes what a kernel counts on. Their
+answers are not used here: layouts.py, add_parts.py, gemv_spans.py, moe_fragments.py, moe_blocks.py and moe_route.py
+ask for them later, and keep them.
 """
 
 from __future__ import annotations

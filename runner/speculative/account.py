@@ -1,8 +1,9 @@
-"""What speculation may lose: the account behind the promise that it is never slower than 0.97x plain decoding.
+"""What speculation may lose: the account behind the aim that no answer is slower than 0.97x plain decoding.
 
 All sums are in plain steps. A round is entered with what it cost beyond the tokens it emitted; each emitted token
 allows for a little loss; a round that could overdraw the account is not to be tried. So over any stretch of n tokens
-the loss is at most ALLOWED_LOSS * n and what was left when it began. It knows neither drafts nor clocks.
+the loss is at most ALLOWED_LOSS * n and what was left when it began, as far as costs are known: docs/SPECULATION.md has
+what was measured. It knows neither drafts nor clocks.
 """
 
 from __future__ import annotations

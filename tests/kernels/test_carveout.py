@@ -16,7 +16,7 @@ LOADED = """
 import ctypes, json
 import torch
 from triton import knobs
-from runner.kernels.add_norm import squares
+from runner.kernels.angles import angles
 from runner.kernels.carveout import divide_alike
 from runner.kernels.rotate import quantize_rows
 
@@ -28,7 +28,7 @@ assert len(knobs.runtime.kernel_load_end_hook.calls) == (torch.cuda.get_device_c
 knobs.runtime.kernel_load_end_hook.add(lambda module, function, name, files, key: functions.update({name: function}))
 h = torch.ones(3, 256, device=device)
 quantize_rows(h, None, 1)
-squares(h, 1e-6)
+angles(torch.zeros(1, dtype=torch.int32, device=device), 3, torch.ones(64, device=device), 1.0)
 driver, found = ctypes.CDLL("libcuda.so.1"), {}
 for name, function in functions.items():
     value = ctypes.c_int()
@@ -41,13 +41,13 @@ import json, sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from runner.kernels.add_norm import variants
+from runner.kernels.angles import variants
 from runner.kernels.carveout import begins_early
 from runner.kernels.compile import TARGETS
 from runner.kernels.compile.compilation import specialization
 
 target = next(target for target in TARGETS.values() if target.arch == 90)
-variant = next(variant for variant in variants() if variant.name == "squares")
+variant = next(variants())
 signature, constants, attributes = specialization(variant, target)
 source = ASTSource(variant.kernel, signature=signature, constexprs=constants, attrs=attributes)
 found = []
@@ -81,4 +81,4 @@ def test_kernels_that_begin_early_have_one_carveout_on_hopper_and_none_elsewhere
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["_quantize_rows"] == 64) == (torch.cuda.get_device_capability() == (9, 0))
-    assert found["_squares"] != 64
+    assert found["_angles"] != 64

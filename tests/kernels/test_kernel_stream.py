@@ -6,7 +6,7 @@ import pytest
 import torch
 from kernel_data import DEVICE, close, packed, random, scrambled
 
-from runner.kernels.add_norm import add_normed, squares
+from runner.kernels.add_norm import add_normed, add_normed_ref
 from runner.kernels.embedding import embed, embed_ref
 from runner.kernels.fragments import FORMATS_IN_FRAGMENTS, to_fragments
 from runner.kernels.grids import FORMATS
@@ -79,13 +79,12 @@ def test_joined_matrices_keep_their_own_exponents() -> None:
 @pytest.mark.parametrize("k", [45, 1100])
 def test_a_branch_is_normed_and_added(k: int) -> None:
     h, y, gain = random(4, k), random(4, k, seed=2) * 3, random(k, seed=3)
-    parts = torch.stack([part.square().sum(1) for part in y.chunk(3, 1)], 1)
-    rstd = (y.double().square().mean(1, keepdim=True) + 1e-5).rsqrt()
-    wanted = h.double() + y.double() * rstd * gain
-    after = add_normed(h, y, Squares(parts=parts, size=k, eps=1e-5), gain)
+    squares = Squares(parts=torch.stack([part.square().sum(1) for part in y.chunk(3, 1)], 1), size=k, eps=1e-5)
+    exact = Squares(parts=y.double().square(), size=k, eps=1e-5)
+    wanted = add_normed_ref(h.double(), y.double(), exact, gain.double())
+    after = add_normed(h, y, squares, gain)
     close(h, wanted)
     close(after.parts.sum(1), wanted.square().sum(1))
-    close(squares(h, 1e-5).parts.sum(1), wanted.square().sum(1))
 
 
 def test_rows_of_a_stream_do_not_depend_on_the_others() -> None:
@@ -93,7 +92,7 @@ def test_rows_of_a_stream_do_not_depend_on_the_others() -> None:
 
     def run(first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
         h, y = (random(16, 600, seed=seed)[first:last].contiguous() for seed in (1, 2))
-        after = add_normed(h, y, squares(y, 1e-5), gain)
+        after = add_normed(h, y, Squares(parts=y.square(), size=600, eps=1e-5), gain)
         return h, after.parts
 
     together = run(0, 16)

@@ -3,9 +3,9 @@
 A step reads its tokens, its position and the request's numbers from the device. A plain one leaves the next token
 there, so the next step can begin before the host has seen anything (decode_loop.py), and so does one that drafts what
 the text repeats and verifies that. One that verifies the host's draft chooses a token after each, and a few ids are all
-that the host reads; a draft for another model is a chain of plain steps, read at its end. Steps go through graphs, one
-for each number of rows; so do prompts that are launched more slowly than they are computed, once such a one has come
-before. It knows nothing of texts but their ids.
+that the host reads; a draft for another model is a chain of plain steps, read at its end. Steps are filled up to few
+numbers of rows and go through graphs, one for each; so do prompts that are launched more slowly than they are computed,
+once such a one has come before. It knows nothing of texts but their ids.
 """
 
 from __future__ import annotations
