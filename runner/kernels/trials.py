@@ -1,4 +1,4 @@
-"""All tries of kernels on the device, one after the other: so that warm_up.py can note what they launch, and compile it.
+"""All tries of kernels on the device, one after the other: warm_up.py notes what they launch, and compiles it.
 
 A try multiplies something small and looks whether the compiler has put into the lanes what a kernel counts on. Their
 answers are not used here: layouts.py, add_parts.py, gemv_spans.py, moe_fragments.py, moe_blocks.py and moe_route.py

@@ -1,10 +1,10 @@
 """How many drafted tokens to verify in the next step, so that it pays.
 
-The length is the one that leaves most at the rate at which tokens come now (`Outlook.best`), as far as the loss account
-could pay for a draft that fails entirely. There are three states: "on" verifies drafts; "learning" only compares guesses
-with what is written anyway, until one promises a gain; "off" asks for none after drafts that did not pay, twice as long
-each time. It sees costs and counts of what was accepted: no target and no text, of the drafter only whether guessing
-takes the device's time, and a clock only to stop a drafter that takes too much of it.
+The length is the one that leaves most at the rate at which tokens come now (`Outlook.best`), as far as the loss
+account could pay for a draft that fails entirely. There are three states: "on" verifies drafts; "learning" only
+compares guesses with what is written anyway, until one promises a gain; "off" asks for none after drafts that did not
+pay, twice as long each time. It sees costs and counts of what was accepted: no target and no text, of the drafter only
+whether guessing takes the device's time, and a clock only to stop a drafter that takes too much of it.
 """
 
 from __future__ import annotations
