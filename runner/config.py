@@ -108,7 +108,7 @@ class LoadOptions:
         if self.n_threads is not None:
             _whole("load options", "n_threads", self.n_threads, 1, 1024)
         if self.batch_size is not None:
-            _whole("load options", "batch_size", self.batch_size, 1, 2**16)
+            _whole("load options", "batch_size", self.batch_size, 1, 2**15)
 
     def chunk(self, *, is_native_gpu: bool = False) -> int:
         """Prompt tokens per prefill chunk. The native engine decodes its weights anew for each on a GPU."""

@@ -169,15 +169,17 @@ def attend_prompt(
     assert scale > 0
     n_rows, num_heads, d = q.shape
     out = torch.empty(n_rows, num_heads * d, dtype=q.dtype, device=q.device)
-    block_d, kind, n_splits = max(16, next_power_of_2(d)), multiplied_in(q, cache), _n_splits(n_rows, num_heads, first)
+    block_d, kind = max(16, next_power_of_2(d)), multiplied_in(q, cache)
+    rows = _rows(block_d, kind)
+    n_splits = _n_splits(num_heads * cdiv(n_rows, rows), None if first is None else first + n_rows)
     tops = totals = mixes = None
     if n_splits > 1:
         mixes = torch.empty(n_rows, num_heads, n_splits, d, dtype=torch.float32, device=q.device)
         tops, totals = (torch.empty(mixes.shape[:3], dtype=torch.float32, device=q.device) for _ in range(2))
-    _attend_prompt[(num_heads, cdiv(n_rows, _ROWS), n_splits)](
+    _attend_prompt[(num_heads, cdiv(n_rows, rows), n_splits)](
         q, cache.keys, cache.values, cache.key_scale, cache.value_scale, sinks, out, tops, totals, mixes,
         scale * LOG2_E.value, n_rows, start, NO_WINDOW if window is None else window, cache.capacity,
-        H=num_heads, G=cache.num_kv_heads, D=d, BLOCK_D=block_d, ROWS=_ROWS,
+        H=num_heads, G=cache.num_kv_heads, D=d, BLOCK_D=block_d, ROWS=rows,
         TILE=tile_positions(block_d, kind, _MOST_OF_TILE), SPLITS=n_splits, TYPE=TYPES[kind],
         BRANCHES=not torch.version.hip, NVIDIA=is_nvidia(q),
         num_warps=_WARPS, num_stages=_STAGES_HOPPER if is_hopper(q) else _STAGES, **OPTIONS,
@@ -191,14 +193,19 @@ def attend_prompt(
     return out
 
 
-def _n_splits(n_rows: int, num_heads: int, first: int | None) -> int:
+def _rows(block_d: int, kind: torch.dtype) -> int:
+    """Of a program: as many as leave room in shared memory beside their queries."""
+    return min(_MOST_ROWS, _QUERY_BYTES // (block_d * kind.itemsize))
+
+
+def _n_splits(n_programs: int, n_positions: int | None) -> int:
     """Into how many splits, a power of 2, the positions that a program sees are cut, so that no multiprocessor is
     without one.
 
-    first: see attend_prompt; where it is known to be little, nothing is split.
+    n_programs: without splits. n_positions: all that are seen, None where the device alone knows; few are not split.
     """
-    n_programs, n_splits = num_heads * cdiv(n_rows, _ROWS), 1
-    if first is not None and first + n_rows <= _NOT_SPLIT:
+    n_splits = 1
+    if n_positions is not None and n_positions <= _NOT_SPLIT:
         return 1
     while n_splits < _MOST_SPLITS and n_splits * n_programs < MULTIPROCESSORS:
         n_splits *= 2
@@ -214,7 +221,8 @@ def _places(block_d: int) -> int:
 # H100, H 32, G 8, D 128, us: 4096 rows 328, where torch's flash attention takes 503; 1024 rows after 8000 positions 314
 # and 424, 64 rows after 500 and 8000 10 and 28, 13 and 40. Two stages take up to 25 % longer, 8 warps up to 2.2
 # times as long, 128 rows with 8 warps up to 16 % longer for many rows. docs/LOG.md has more.
-_ROWS, _WARPS, _STAGES = 64, 4, 2
+_MOST_ROWS, _WARPS, _STAGES = 64, 4, 2
+_QUERY_BYTES: Final = 1 << 15  # RTX 40 and 50 have 99 KiB, and a tile of keys and of values waits beside
 _STAGES_HOPPER: Final = 3  # for which other GPUs may have no memory
 _MOST_OF_TILE: Final = 64  # positions
 _MOST_SPLITS: Final = 16
@@ -224,6 +232,7 @@ _NOT_SPLIT: Final = 512  # positions
 def variants() -> Iterator[Variant]:
     scales, partial = ("key_scale", "value_scale"), ("tops", "totals", "mixes")
     for name, form, (h, g, d), sinks, n_splits, target in (
+        ("fp32 d256", "*fp32", (4, 1, 256), False, 1, None),
         ("bf16 d64 with sinks", "*bf16", (64, 8, 64), True, 1, None),
         ("bf16 d128", "*bf16", (32, 8, 128), False, 1, None),
         ("bf16 d128 in splits", "*bf16", (32, 8, 128), False, 8, None),
@@ -233,19 +242,20 @@ def variants() -> Iterator[Variant]:
         ("bf16 d256", "*bf16", (4, 1, 256), False, 1, None),
         ("bf16 d256 on Hopper", "*bf16", (4, 1, 256), False, 1, "sm_90"),
     ):
-        block_d = next_power_of_2(d)
+        block_d, kind = next_power_of_2(d), "*fp32" if form == "*fp32" else "*bf16"
+        dtype = torch.float32 if form == "*fp32" else torch.bfloat16
         optional = {**dict.fromkeys(scales, "*fp32" if form == "*i8" else None), "sinks": "*bf16" if sinks else None}
         optional |= dict.fromkeys(partial, None if n_splits == 1 else "*fp32")
         yield Variant(
             name=f"attention_prefill {name}",
             kernel=_attend_prompt,
             signature={
-                "q": "*bf16", "keys": form, "values": form, "out": "*bf16",
+                "q": kind, "keys": form, "values": form, "out": kind,
                 "scale": "fp32", "n_rows": "i32", "start": "*i32", "window": "i32", "capacity": "i32", **optional,
             },
             constants={
-                "H": h, "G": g, "D": d, "BLOCK_D": block_d, "ROWS": _ROWS,
-                "TILE": tile_positions(block_d, torch.bfloat16, _MOST_OF_TILE), "SPLITS": n_splits, "TYPE": tl.bfloat16,
+                "H": h, "G": g, "D": d, "BLOCK_D": block_d, "ROWS": _rows(block_d, dtype),
+                "TILE": tile_positions(block_d, dtype, _MOST_OF_TILE), "SPLITS": n_splits, "TYPE": TYPES[dtype],
                 "BRANCHES": False, "NVIDIA": False,
             },
             nvidia_constants={"BRANCHES": True, "NVIDIA": True},

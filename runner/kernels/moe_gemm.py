@@ -183,8 +183,8 @@ def experts_at_once(n: int, k: int, itemsize: int) -> int:
 
 @triton.jit
 def _by_words(x, out, K: tl.constexpr, SPAN: tl.constexpr):
-    at = tl.program_id(0) * SPAN + tl.arange(0, SPAN)
-    row = tl.program_id(1).to(tl.int64) * K
+    at = tl.program_id(1) * SPAN + tl.arange(0, SPAN)
+    row = tl.program_id(0).to(tl.int64) * K
     j, e, half = at // 16 % 4, at // 8 % 2, at // 4 % 2
     value = tl.load(x + row + at // 64 * 64 + e * 32 + half * 16 + j * 4 + at % 4, mask=at < K)
     tl.store(out + row + at, value, mask=at < K)
@@ -194,7 +194,7 @@ def by_words(x: Tensor) -> Tensor:
     """Rows [M, K] in the order of the words of fragments: [M, K / 64, j, e, half, 4], j the place of a word."""
     n_rows, k = x.shape
     out = torch.empty_like(x)
-    _by_words[(cdiv(k, _SPAN), n_rows)](x, out, K=k, SPAN=_SPAN, num_warps=4, **OPTIONS)
+    _by_words[(n_rows, cdiv(k, _SPAN))](x, out, K=k, SPAN=_SPAN, num_warps=4, **OPTIONS)
     return out
 
 

@@ -180,6 +180,7 @@ class StepCosts:
         if self.plain_s <= 0:
             self._plain.learn_draft(n_handed)
             return float(n_tokens)
+        self._plain.bound(seconds)
         known = self._measured.get(n_tokens)
         expected = self.likely[n_tokens] if known else self.worst[n_tokens]
         now = _Measured(min(seconds / self.plain_s, _STALL * expected), self.plain_s)

@@ -17,6 +17,7 @@ _STALE_STEPS = 64  # after so many steps of other kinds, the last quiet ones say
 _STEADY_WEIGHT = 0.02  # of a step in what is to be told from noise
 _LEAST_SEEN = 6  # steps, to tell it at all
 _LARGEST_EXCESS = 0.5  # plain steps; more is noise
+_SURELY_LESS = 0.8  # times a plain step: no noise
 
 _Kind = Literal["quiet", "asked", "after asking", "after draft"]
 _KINDS: Final[tuple[_Kind, ...]] = get_args(_Kind)
@@ -110,6 +111,16 @@ class PlainSteps:
         if n_steps > n_told:
             cost += self.learn(last_s, is_asked=False) + n_steps - n_told - 1
         return cost
+
+    def bound(self, seconds: float) -> None:
+        """A step of several tokens took so long, and one of a single token takes no longer.
+
+        Where that is far below what plain steps were measured to take, something else held those up: they are
+        forgotten, or every draft would look cheap.
+        """
+        if seconds < _SURELY_LESS * self.seconds:
+            self.seconds = seconds
+            self._quiet.clear()
 
     def learn_draft(self, n_handed: int) -> None:
         """A step for a draft is over. n_handed: see Round."""

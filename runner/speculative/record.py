@@ -6,11 +6,13 @@ Names are the field's (specdec_bench). This file derives rates and knows nothing
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from runner.speculative.drafter import Draft
 
 SpeculationState = Literal["on", "off", "learning"]
+
+_IMPOSSIBLE: Final = 1.1  # times what a round can gain: more is no noise
 
 
 class Round(NamedTuple):
@@ -141,10 +143,11 @@ class SpeculationRecord:
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast as plain decoding: plain_s over spent_s.
+        """How many times as fast as plain decoding: plain_s over spent_s, at most the tokens of a round.
 
-        No more than the tokens of a round: beyond that it is other programs that held up the plain steps.
+        None where it cannot be told: far more than that means that other programs held up the plain steps.
         """
         if self.spent_s <= 0:
             return None
-        return min(self.plain_s / self.spent_s, self.acceptance_length or 1.0)
+        times, most = self.plain_s / self.spent_s, self.acceptance_length or 1.0
+        return min(times, most) if times < _IMPOSSIBLE * most else None

@@ -14,7 +14,7 @@ from runner.kernels.attention import attend_ref
 from runner.kernels.attention_prefill import attend_prompt
 from runner.kernels.kv_layer import LayerCache
 
-# H, G, D, M, start, window: a program has 64 rows.
+# H, G, D, M, start, window: a program has 64 rows, and 32 of float32 with heads of 256.
 SHAPES = [
     (6, 2, 18, 1, 0, None),
     (4, 4, 12, 70, 0, None),
@@ -26,6 +26,7 @@ SHAPES = [
     (2, 1, 16, 90, 10, 1),
     (3, 1, 16, 70, 1100, None),  # splits of two tiles, six of them empty
     (2, 2, 16, 20, 1200, 1100),
+    (2, 1, 256, 40, 10, None),
 ]
 KINDS = [
     ("float32", "float32"),
@@ -79,13 +80,13 @@ def test_sinks_take_part_in_the_softmax_and_have_no_value(
 
 
 @pytest.mark.parametrize(
-    ("n_rows", "num_heads", "first", "n_splits"),
-    [(32, 32, None, 8), (512, 32, 0, 1), (32, 32, 600, 8), (200, 32, None, 2), (512, 32, None, 1), (32, 2, None, 16)],
+    ("n_programs", "n_positions", "n_splits"),
+    [(32, None, 8), (256, 512, 1), (32, 632, 8), (128, None, 2), (256, None, 1), (2, None, 16)],
 )
 def test_positions_are_split_where_rows_and_heads_are_too_few_for_the_gpu(
-    n_rows: int, num_heads: int, first: int | None, n_splits: int
+    n_programs: int, n_positions: int | None, n_splits: int
 ) -> None:
-    assert attention_prefill._n_splits(n_rows, num_heads, first) == n_splits
+    assert attention_prefill._n_splits(n_programs, n_positions) == n_splits
 
 
 @pytest.mark.gpu  # the interpreter takes long for so many

@@ -51,6 +51,18 @@ def test_measured_numbers_of_tokens_cost_what_was_measured_and_others_lie_betwee
     assert costs.worst == costs.likely
 
 
+def test_a_plain_step_takes_no_longer_than_one_of_several_tokens() -> None:
+    costs = warm(calibrated(), plain_s=8e-3)  # something holds them up
+    assert costs.plain_s == 8e-3
+    assert costs.learn_step(8, 1.5e-3) == pytest.approx(1.0)
+    assert costs.plain_s == 1.5e-3
+    assert not costs.is_fresh  # it is to be measured again
+    warm(costs, plain_s=1e-3)
+    assert costs.plain_s == 1e-3
+    costs.learn_step(2, 0.9e-3)  # noise
+    assert costs.plain_s == 1e-3
+
+
 def test_what_a_first_call_sets_up_is_not_counted() -> None:
     costs = StepCosts(16)
     costs.calibrate(Slow(1e-3, set_up_s=0.03).step_s)

@@ -62,10 +62,11 @@ class KvCache:
             return
         wanted = max(length, self.capacity + self.capacity // 2)
         capacity = min(self.n_ctx, -(-wanted // BLOCK) * BLOCK)
-        # A layer at a time: at most one layer is held twice. Tensors that grew before a failure are simply longer.
+        # A layer at a time: at most one layer is held twice. Where memory runs out, layers that grew before are longer.
         for layer in range(self.num_layers):
-            for tensors in self._parts.values():
-                tensors[layer] = self._grown(tensors[layer], capacity)
+            grown = [self._grown(tensors[layer], capacity) for tensors in self._parts.values()]
+            for tensors, new in zip(self._parts.values(), grown, strict=True):
+                tensors[layer] = new
         self.capacity = capacity
 
     def _grown(self, old: Tensor, capacity: int) -> Tensor:

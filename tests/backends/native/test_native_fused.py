@@ -364,3 +364,28 @@ def test_a_cache_that_grows_keeps_what_it_holds(
         wanted = reference.extend(part, "last", go_on)
         assert difference(kernels.extend(part, "last", go_on), wanted) < 2e-5
         assert kernels.cache.capacity == capacity
+
+
+def test_a_cache_for_which_memory_runs_out_while_it_grows_goes_on_as_it_was(
+    tiny: tuple[ModelConfig, Weights], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_cache, "BLOCK", 32)
+    reference, kernels = plain(*tiny), fused(*tiny)
+    tokens = list(range(30))
+    kernels.extend(tokens, "last", go_on)
+    grown, n_grown = kv_cache.KvCache._grown, 0
+
+    def grown_once(cache: kv_cache.KvCache, old: torch.Tensor, capacity: int) -> torch.Tensor:
+        nonlocal n_grown
+        n_grown += 1
+        if n_grown == 2:  # the first layer's values
+            raise torch.OutOfMemoryError
+        return grown(cache, old, capacity)
+
+    with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+        patch.setattr(kv_cache.KvCache, "_grown", grown_once)
+        kernels.extend(tokens[:20], "last", go_on)
+    assert kernels.cache.capacity == 32
+    kernels.cache.truncate(3)
+    reference.extend(tokens[:3], "last", go_on)
+    assert difference(kernels.extend([5], "last", go_on), reference.extend([5], "last", go_on)) < 2e-5
