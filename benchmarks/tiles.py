@@ -39,7 +39,6 @@ _AS_IT_IS: Final = "as it is"
 _POSSIBLE: Final = {
     "warps": (1, 2, 4, 8, 16),
     "depth": (1, 2, 3, 4),
-    "tiles": (1, 2),
     "turns": (1, 4),
     "registers": tuple(range(32, 256, 8)),
 }
@@ -93,7 +92,7 @@ def chosen(choice: Choice, sizes: Mapping[tuple[int, int], str]) -> Iterator[Non
         return changed(tiles_of_normed_branch(*size), size)
 
     with (
-        patch.object(gemv_fragments, "tiles_of", lambda form, *size: changed(tiles_of(form, *size), size)),
+        patch.object(gemv_fragments, "tiles_of", lambda *size: changed(tiles_of(*size), size)),
         patch.object(gemv_fragments, "tiles_of_branch", lambda *size: changed(tiles_of_branch(*size), size)),
         patch.object(gemv_fragments, "tiles_of_normed_branch", normed),
     ):

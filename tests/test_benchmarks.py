@@ -421,9 +421,9 @@ def test_tiles_to_try_are_read_and_given_to_the_matrices_they_name() -> None:
     assert sizes == {(384, 40): "qkv", (160, 64): "o", (1216, 40): "gate", (160, 152): "down"}
     launched = vars(gemv_fragments)
     with tiles.chosen(choice, sizes):
-        expected = dataclasses.replace(gemv_tiles.tiles_of("mq4", 1216, 40), warps=4, depth=1)
-        assert launched["tiles_of"]("mq4", 1216, 40) == expected
-        assert launched["tiles_of"]("mq4", 1792, 64) == gemv_tiles.tiles_of("mq4", 1792, 64)
+        expected = dataclasses.replace(gemv_tiles.tiles_of(1216, 40), warps=4, depth=1)
+        assert launched["tiles_of"](1216, 40) == expected
+        assert launched["tiles_of"](1792, 64) == gemv_tiles.tiles_of(1792, 64)
         assert launched["tiles_of_branch"](160, 152) == gemv_tiles.tiles_of_branch(160, 152)
         assert launched["tiles_of_branch"](160, 64) == dataclasses.replace(gemv_tiles.tiles_of_branch(160, 64), part=32)
     assert launched["tiles_of"] is gemv_tiles.tiles_of

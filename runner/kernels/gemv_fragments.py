@@ -227,14 +227,14 @@ def rows_of_sums(sums, R: tl.constexpr):
 def _gemv_fragments(
     packed, high, scale, row_scale, levels, halves, x, notes, M, N, norm, args,
     EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, NORM: tl.constexpr, PAIR: tl.constexpr, FORMAT: tl.constexpr,
-    BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr, P: tl.constexpr, PART: tl.constexpr,
-    W: tl.constexpr, TURNS: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
+    BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, P: tl.constexpr, PART: tl.constexpr, W: tl.constexpr,
+    TURNS: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     S: tl.constexpr = 4 * W
     R: tl.constexpr = S // TURNS
     SHARE: tl.constexpr = 4 // TURNS
     LENGTH: tl.constexpr = P if PART == 0 else PART
-    tile = tl.program_id(0) * TILES
+    tile = tl.program_id(0)
     part = tl.program_id(2)
     first_block = tl.program_id(1) * BLOCKS
     first = part * LENGTH
@@ -254,12 +254,10 @@ def _gemv_fragments(
     waiting = ()
     for turn in tl.static_range(TURNS):
         ok = (p + turn * SHARE < end) & (i >= 0)
-        waiting = waiting + (loaded_tiles(packed, high, scale, turn * SHARE, ok, P, FORMAT, TILES, NVIDIA),)  # type: ignore[assignment]
+        waiting = waiting + (loaded_tiles(packed, high, scale, turn * SHARE, ok, P, FORMAT, 1, NVIDIA),)  # type: ignore[assignment]
     tables = half_tables_of_lanes(halves, R, FORMAT, NVIDIA)
-    factors = ()
-    for j in tl.static_range(TILES):
-        w_row, w_ok, _, _, _ = columns(tile + j, N, PAIR, 16)
-        factors = factors + (0.5 * tl.load(row_scale + w_row, mask=w_ok, other=0.0),)  # type: ignore[assignment]
+    w_row, w_ok, _, _, _ = columns(tile, N, PAIR, 16)
+    factor = 0.5 * tl.load(row_scale + w_row, mask=w_ok, other=0.0)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -271,7 +269,7 @@ def _gemv_fragments(
     sums = ()
     for _ in tl.static_range(TURNS):
         zeros = ()
-        for _ in tl.static_range(TILES * BLOCKS):
+        for _ in tl.static_range(BLOCKS):
             zeros = zeros + (tl.zeros((R, 128), tl.float32),)  # type: ignore[assignment]
         sums = sums + (zeros,)  # type: ignore[assignment]
     for step in range((LENGTH + S - 1) // S):
@@ -283,11 +281,9 @@ def _gemv_fragments(
             # A branch, or ptxas gathers the loads of all turns, which then want all registers.
             if first + step * S + turn * SHARE < end:
                 loaded_x = _loaded_blocks(x, notes, turn * SHARE, p, end, n_left, P, BLOCKS, COLUMNS)
-                after = step_of_blocks(
-                    waiting[turn], sums[turn], levels, tables, loaded_x, FORMAT, BLOCKS, TILES, NVIDIA
-                )
+                after = step_of_blocks(waiting[turn], sums[turn], levels, tables, loaded_x, FORMAT, BLOCKS, 1, NVIDIA)
                 ok = (p + (turn * SHARE + S) < end) & (i >= 0)
-                fresh = loaded_tiles(packed, high, scale, turn * SHARE + S, ok, P, FORMAT, TILES, NVIDIA)
+                fresh = loaded_tiles(packed, high, scale, turn * SHARE + S, ok, P, FORMAT, 1, NVIDIA)
             added = added + (after,)  # type: ignore[assignment]
             loaded = loaded + (fresh,)  # type: ignore[assignment]
         sums = added
@@ -298,26 +294,24 @@ def _gemv_fragments(
         scale += S * 32
         x += S * 16 * COLUMNS
         notes += S * 4 * COLUMNS
-    for r in tl.static_range(TILES):
-        _, _, n, n2, n_ok = columns(tile + r, N, PAIR, 16)
-        for b in tl.static_range(BLOCKS):
-            total = sums[0][r * BLOCKS + b]  # type: ignore[misc]
-            if TURNS == 4:
-                total += sums[2][r * BLOCKS + b]  # type: ignore[misc]
-                total += sums[1][r * BLOCKS + b] + sums[3][r * BLOCKS + b]  # type: ignore[misc]
-            lo, hi = streams(rows_of_sums(total, R) * factors[r][None, :], PAIR, 8, 16)
-            rows = 8 * (first_block + b) + tl.arange(0, 8)
-            if NORM[0] > 0:
-                rstd = p_rstd_of(squares[b], norm[1], norm[2])[:, None]
-                lo = lo * rstd
-                hi = hi * rstd
-            which = tile + r if PART == 0 else part
-            EPILOGUE(lo, hi, rows, rows < M, n, n2, n_ok, which, args, CONFIG)
+    _, _, n, n2, n_ok = columns(tile, N, PAIR, 16)
+    for b in tl.static_range(BLOCKS):
+        total = sums[0][b]  # type: ignore[misc]
+        if TURNS == 4:
+            total += sums[2][b]  # type: ignore[misc]
+            total += sums[1][b] + sums[3][b]  # type: ignore[misc]
+        lo, hi = streams(rows_of_sums(total, R) * factor[None, :], PAIR, 8, 16)
+        rows = 8 * (first_block + b) + tl.arange(0, 8)
+        if NORM[0] > 0:
+            rstd = p_rstd_of(squares[b], norm[1], norm[2])[:, None]
+            lo = lo * rstd
+            hi = hi * rstd
+        EPILOGUE(lo, hi, rows, rows < M, n, n2, n_ok, tile if PART == 0 else part, args, CONFIG)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GemvFragments:
-    """A launch of one of both kernels. n_tiles: tiles along N, each of which has a part of every row."""
+    """Launches this kernel, or for one row gemv_one_row's. n_tiles: along N; each has a part of every row."""
 
     x: Int8Fragments
     w: PackedMatrix
@@ -343,7 +337,7 @@ class GemvFragments:
         """epilogue: a program (epilogues.py) with its arguments and constants."""
         size = self.w.packed.shape[:2]
         is_branch = epilogue is epilogues.store_squares
-        tiles = self.tiles or (tiles_of_normed_branch(*size) if is_branch else tiles_of(self.w.format, *size))
+        tiles = self.tiles or (tiles_of_normed_branch(*size) if is_branch else tiles_of(*size))
         assert not tiles.part
         self._launch(tiles, epilogue, args, config)
 
@@ -379,12 +373,12 @@ class GemvFragments:
         at_once = min(1 if nvidia and not pdl else 2, n_blocks)
         n_parts = cdiv(n_pairs, tiles.part or n_pairs)
         norm, is_normed, args, config = epilogues.norm_apart(epilogue, args, config, x.notes)
-        grid = (self.n_tiles // tiles.tiles, cdiv(n_blocks, at_once), n_parts)
+        grid = (self.n_tiles, cdiv(n_blocks, at_once), n_parts)
         _gemv_fragments[grid](
             w.packed, w.packed if w.high is None else w.high, w.scale, w.row_scale, table(w.packed.device),
             half_tables(w.packed.device), x.words, x.notes, x.num_rows, w.shape[0], norm, args,
             EPILOGUE=epilogue, CONFIG=config, NORM=is_normed, PAIR=self.pair, FORMAT=w.format, BLOCKS=at_once,
-            COLUMNS=x.words.shape[2], TILES=tiles.tiles, P=n_pairs, PART=tiles.part, W=tiles.warps, TURNS=tiles.turns,
+            COLUMNS=x.words.shape[2], P=n_pairs, PART=tiles.part, W=tiles.warps, TURNS=tiles.turns,
             NVIDIA=nvidia, PDL=pdl, num_warps=tiles.warps, num_stages=1,
             **register_option(_most_registers(at_once, tiles, math.prod(grid)) if nvidia else None),
             **pdl_option(pdl), **OPTIONS,
@@ -402,7 +396,7 @@ def _most_registers(blocks: int, tiles: Tiles, n_programs: int) -> int:
     if tiles.registers:
         return tiles.registers
     if tiles.turns == 1:
-        return 255 if blocks * tiles.tiles > 1 else 168 if tiles.warps <= 4 else 200
+        return 255 if blocks > 1 else 168 if tiles.warps <= 4 else 200
     few, many = (waves(n_programs, tiles.warps, registers) for registers in (FEW_REGISTERS, MANY_REGISTERS))
     is_shorter = many.length < few.length if blocks > 1 else many.number == 1
     return MANY_REGISTERS if is_shorter else FEW_REGISTERS
@@ -425,7 +419,7 @@ def variants() -> Iterator[Variant]:
     ):
         is_part, blocks = program is epilogues.store_part, -(-rows // BLOCK)
         is_branch = program in (epilogues.store_part, epilogues.add_stream)
-        tiles = tiles_of_branch(n_tiles, n_pairs) if is_branch else tiles_of(form, n_tiles, n_pairs)
+        tiles = tiles_of_branch(n_tiles, n_pairs) if is_branch else tiles_of(n_tiles, n_pairs)
         assert is_part == (tiles.part > 0)
         config = (-(-n_pairs // tiles.part),) if is_part else (0, 0, False, 0) if pair else (0, 0, False)
         yield Variant(
@@ -439,12 +433,12 @@ def variants() -> Iterator[Variant]:
             },
             constants={
                 "EPILOGUE": program, "CONFIG": config, "NORM": (0, 1) if is_branch else (16, 16), "PAIR": pair,
-                "FORMAT": form, "BLOCKS": blocks, "COLUMNS": rows_of_block(rows), "TILES": tiles.tiles, "P": n_pairs,
+                "FORMAT": form, "BLOCKS": blocks, "COLUMNS": rows_of_block(rows), "P": n_pairs,
                 "PART": tiles.part, "W": tiles.warps, "TURNS": tiles.turns, "NVIDIA": True,
             },
             num_warps=tiles.warps,
             num_stages=1,
             has_pdl=True,
             is_nvidia_only=True,
-            most_registers=_most_registers(blocks, tiles, n_tiles // tiles.tiles * (config[0] if is_part else 1)),
+            most_registers=_most_registers(blocks, tiles, n_tiles * (config[0] if is_part else 1)),
         )  # fmt: skip

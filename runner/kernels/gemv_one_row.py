@@ -159,7 +159,7 @@ def variants() -> Iterator[Variant]:
         if program is epilogues.store_squares:
             tiles = tiles_of_normed_branch(n_tiles, n_pairs)
         else:
-            tiles = tiles_of_branch(n_tiles, n_pairs) if is_branch else tiles_of(form, n_tiles, n_pairs)
+            tiles = tiles_of_branch(n_tiles, n_pairs) if is_branch else tiles_of(n_tiles, n_pairs)
         assert is_part == (tiles.part > 0)
         config = (-(-n_pairs // tiles.part),) if is_part else (0, 0, False, 0) if pair else (0, 0, False)
         adds = program is epilogues.add_stream

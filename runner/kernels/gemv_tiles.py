@@ -1,6 +1,6 @@
 """How products of weights in fragments are cut into programs: by rules whose numbers were measured on an H200.
 
-A choice depends on the format and on the matrix, never on the number of rows, since the order of summation follows from
+A choice depends on the size of the matrix, never on the number of rows, since the order of summation follows from
 warps and part. It knows no kernel.
 """
 
@@ -16,22 +16,20 @@ from runner.kernels.values import MULTIPROCESSORS
 class Tiles:
     """warps: of a program, which share its pairs of groups four by four. part: pairs of a program, 0 for all.
 
-    depth: of one row, how many times four pairs a warp has on their way. Of several rows, tiles: those of 16 columns of
-    a program; turns: in how many goes, 1 or 4, a warp multiplies its four pairs. Four want fewer registers, so more
-    programs run at once; one goes faster where there are few programs. registers: of a thread, at most; 0 for as many
-    as the launcher finds best.
+    depth: of one row, how many times four pairs a warp has on their way. turns: of several rows, in how many goes, 1 or
+    4, a warp multiplies its four pairs. Four want fewer registers, so more programs run at once; one goes faster where
+    there are few programs. registers: of a thread, at most; 0 for as many as the launcher finds best.
     """
 
     warps: int
     depth: int = 2
     part: int = 0
-    tiles: int = 1
     turns: int = 4
     registers: int = 0
 
 
-def tiles_of(form: str, n_tiles: int, n_pairs: int) -> Tiles:
-    """The choice for a matrix of n_tiles * 16 rows and n_pairs * 64 columns in a format.
+def tiles_of(n_tiles: int, n_pairs: int) -> Tiles:
+    """The choice for a matrix of n_tiles * 16 rows and n_pairs * 64 columns.
 
     A warp a span where the product of one row makes its x itself. Else two warps a program: with one step under way,
     and so few registers, where all programs then run at once. One warp where only that is one wave; of few tiles four
@@ -46,8 +44,8 @@ def tiles_of(form: str, n_tiles: int, n_pairs: int) -> Tiles:
         is_one = _ONE_WAVE[1] < n_tiles <= _ONE_WARP or n_tiles >= _OUTPUT_TILES or n_pairs < 16
         warps = 1 if is_one else 2
         # Up to 2 * depth steps are unrolled; more are a loop, which needs masks where depth does not divide them.
-        depth = 3 if -(-n_pairs // (4 * warps)) == 5 else _DEPTH[form]
-        return Tiles(warps=warps, depth=depth, tiles=1 if n_tiles % 2 else _TILES[form])
+        depth = 3 if -(-n_pairs // (4 * warps)) == 5 else 2
+        return Tiles(warps=warps, depth=depth)
     warps = 4 if n_pairs >= 32 else 1
     return Tiles(warps=warps, depth=min(3, -(-n_pairs // (4 * warps))), turns=turns)
 
@@ -133,5 +131,3 @@ _MANY_TILES = 768
 _ONE_WAVE = (10 * MULTIPROCESSORS, 14 * MULTIPROCESSORS)  # tiles, of 72 registers; 1536 and 1792 were measured
 _ONE_WARP = 16 * MULTIPROCESSORS  # tiles; 768 to 1216 and 2176 measured with two
 _OUTPUT_TILES = 5000  # one warp; two were not measured
-_DEPTH = {"mq4": 2, "mq4-uniform": 2, "mq6": 2}
-_TILES = {"mq4": 1, "mq4-uniform": 1, "mq6": 1}  # 1 or 2

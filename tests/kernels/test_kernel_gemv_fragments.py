@@ -72,8 +72,8 @@ def test_a_product_equals_float64_and_a_row_has_its_bits_in_every_batch(form: st
         ("mq4-uniform", Tiles(warps=4, depth=4), 21),
         ("mq4", Tiles(warps=2, depth=3), 40),
         ("mq4-uniform", Tiles(warps=4, depth=3), 53),
-        ("mq6", Tiles(warps=1, tiles=2), 5),
-        ("mq4", Tiles(warps=1, depth=2, tiles=2), 24),
+        ("mq6", Tiles(warps=1), 5),
+        ("mq4", Tiles(warps=1, depth=2), 24),
     ],
 )
 def test_however_it_is_cut_the_product_is_right(form: str, tiles: Tiles, n_pairs: int) -> None:
@@ -218,15 +218,13 @@ def test_activations_for_other_weights_are_refused() -> None:
 # --- how it is cut ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", FORMATS_IN_FRAGMENTS)
-def test_every_matrix_is_cut_into_whole_programs_without_idle_warps(form: str) -> None:
+def test_every_matrix_is_cut_into_programs_without_idle_warps() -> None:
     for n_tiles, n_pairs in itertools.product(
         [1, 3, 256, 320, 767, 768, 769, 1792, 2176, 8016], [1, 2, 3, 12, 40, 64, 224]
     ):
-        whole, part = tiles_of(form, n_tiles, n_pairs), tiles_of_parts(n_tiles, n_pairs)
+        whole, part = tiles_of(n_tiles, n_pairs), tiles_of_parts(n_tiles, n_pairs)
         before_norm = tiles_of_normed_branch(n_tiles, n_pairs)
         for tiles in (whole, before_norm, part):
-            assert n_tiles % tiles.tiles == 0
             assert tiles.warps & (tiles.warps - 1) == 0
             assert 4 * (tiles.warps - 1) < n_pairs
             assert tiles.depth >= 1
@@ -236,8 +234,8 @@ def test_every_matrix_is_cut_into_whole_programs_without_idle_warps(form: str) -
 def test_gate_and_up_are_cut_as_was_measured_to_be_fastest() -> None:
     """Llama-3.1-8B, Qwen3-8B, Qwen3-14B, Qwen3-4B, Llama-3.2-3B, Qwen3-1.7B; the output product."""
     sizes = ((1792, 64), (1536, 64), (2176, 80), (1216, 40), (1024, 48), (768, 32), (8016, 64))
-    assert [tiles_of("mq4", *size).warps for size in sizes] == [2, 2, 2, 2, 2, 2, 1]
-    assert [tiles_of("mq4", *size).depth for size in sizes] == [1, 1, 2, 3, 2, 2, 2]
+    assert [tiles_of(*size).warps for size in sizes] == [2, 2, 2, 2, 2, 2, 1]
+    assert [tiles_of(*size).depth for size in sizes] == [1, 1, 2, 3, 2, 2, 2]
 
 
 def test_products_before_a_norm_are_cut_as_was_measured_to_be_fastest() -> None:
@@ -249,16 +247,6 @@ def test_products_before_a_norm_are_cut_as_was_measured_to_be_fastest() -> None:
 def test_parts_are_so_long_that_all_programs_run_at_once() -> None:
     for n_tiles, n_pairs in itertools.product([64, 256, 320], [16, 48, 64, 224]):
         assert n_tiles * -(-n_pairs // tiles_of_parts(n_tiles, n_pairs).part) <= gemv_tiles._AT_ONCE
-
-
-def test_matrices_with_many_rows_are_cut_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gemv_tiles, "_MANY_TILES", 4)
-    monkeypatch.setitem(gemv_tiles._TILES, "mq4", 2)
-    planes = packed("mq4", 64, 320)
-    w = to_fragments(planes)
-    assert (tiles_of("mq4", 4, 5).tiles, tiles_of("mq4", 5, 5).tiles) == (2, 1)
-    x = rows_for(w, random(3, 320))
-    close(linear(x, w, dtype=torch.float32), exact(x, planes))
 
 
 @pytest.mark.gpu

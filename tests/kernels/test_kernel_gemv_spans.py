@@ -99,7 +99,7 @@ def test_small_matrices_of_whole_spans_are_multiplied_so() -> None:
     assert [spans_of(*size) for size in ((256, 16), (384, 16), (64, 32))] == [4, 4, 8]  # Qwen3-0.6B
     assert [spans_of(*size) for size in ((64, 48), (384, 64), (9496, 16), (64, 6))] == [0, 0, 0, 0]
     for n_tiles, n_pairs in ((256, 16), (64, 32), (3, 4)):
-        assert tiles_of("mq4", n_tiles, n_pairs).warps == spans_of(n_tiles, n_pairs)
+        assert tiles_of(n_tiles, n_pairs).warps == spans_of(n_tiles, n_pairs)
         assert tiles_of_branch(n_tiles, n_pairs).warps == spans_of(n_tiles, n_pairs)
     assert not rounds(scrambled("mq4", 16, 256))
     assert rounds(to_fragments(scrambled("mq4", 16, 256)))
