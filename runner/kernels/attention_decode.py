@@ -26,7 +26,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels.attention import TYPES, multiplied_in, tile_positions
 from runner.kernels.compile import Variant
-from runner.kernels.heads import HeadNorm, angles_of, append, check_heads, heads_and_partners, rstd_of_rows, turned
+from runner.kernels.heads import Heads, angles_of, append, heads_and_partners, rstd_of_rows, turned
 from runner.kernels.kv_layer import LARGEST_LEVEL, LayerCache
 from runner.kernels.splits import (
     LOG2_E,
@@ -196,29 +196,22 @@ def _attend_split(
 
 
 def attend_rows(
-    qkv: Tensor,
-    num_heads: int,
-    cos: Tensor,
-    sin: Tensor,
-    *,
-    q_gain: Tensor | None,
-    k_gain: Tensor | None,
-    norm: HeadNorm,
-    eps: float,
+    heads: Heads,
     cache: LayerCache,
     start: Tensor,
+    *,
     window: int | None,
     sinks: Tensor | None,
     scale: float,
 ) -> Splits:
     """place_heads for M <= 16 rows, and their attention over the cache after it: of each split, for splits.combine.
 
-    qkv to start: see heads.place_heads. Row m is at position start + m, of which it sees this one and those before;
-    with a window, the last `window` of these. sinks: [H] logits without a value, or None. scale: what scores are
-    multiplied by.
+    Row m is at position start + m, of which it sees this one and those before; with a window, the last `window` of
+    these. sinks: [H] logits without a value, or None. scale: what scores are multiplied by.
     """
-    check_heads(qkv, num_heads, cos, sin, q_gain, k_gain, norm, cache, start)
-    (n_rows, half), d = cos.shape, cache.head_dim
+    heads.check(cache, start)
+    qkv, num_heads, norm = heads.qkv, heads.num_heads, heads.norm
+    (n_rows, half), d = heads.cos.shape, cache.head_dim
     assert 1 <= n_rows <= MOST_ROWS
     assert num_heads % cache.num_kv_heads == 0
     assert sinks is None or sinks.shape == (num_heads,), sinks
@@ -234,7 +227,8 @@ def attend_rows(
     n_blocks, n_parts = cdiv(n_rows, shape["QUERIES"] // shape["HEADS"]), cdiv(per_group, shape["HEADS"])
     # Rows are neighbours in the grid: they read the same keys and values, the first from memory, the others from L2.
     _attend_split[(n_blocks, cache.num_kv_heads * n_parts, n_splits)](
-        qkv, cos, sin, q_gain, k_gain, eps, cache.keys, cache.values, cache.key_scale, cache.value_scale, start,
+        qkv, heads.cos, heads.sin, heads.q_gain, heads.k_gain, heads.eps,
+        cache.keys, cache.values, cache.key_scale, cache.value_scale, start,
         tops, totals, mixes, scale * LOG2_E.value, n_rows, reach, cache.capacity, n_splits,
         H=num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=norm, LARGEST=LARGEST_LEVEL,
         ROWS=_rows(n_rows, norm, block_d), BLOCK_D=block_d, BLOCK_ROW=_BLOCK_ROW, **shape,

@@ -8,6 +8,7 @@ none of which sees the others. It knows no weights and computes no angles.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -24,24 +25,47 @@ HeadNorm = Literal["none", "head", "row"]
 """What is normed together: nothing, the D elements of a head (Qwen3, Gemma 3), all heads of q or of k (OLMo 2)."""
 
 
-def place_heads_ref(
-    qkv: Tensor,
-    num_heads: int,
-    cos: Tensor,
-    sin: Tensor,
-    *,
-    q_gain: Tensor | None,
-    k_gain: Tensor | None,
-    norm: HeadNorm,
-    eps: float,
-    cache: LayerCache,
-    start: int,
-) -> Tensor:
+@dataclass(frozen=True, kw_only=True)
+class Heads:
+    """What queries, keys and values of M rows are made of, for H query heads of D elements and G kv heads.
+
+    qkv: [M, (H + 2 G) * D], contiguous: the heads of q, of k, of v. cos, sin: [M, R/2] float32, R <= D even: the first
+    R elements of each head of q and k are rotated in pairs (i, i + R/2) (arXiv:2104.09864); R = 0 rotates nothing.
+    q_gain, k_gain: float32 [D] for norm "head", [H * D] and [G * D] for "row", None for "none". eps: the norms'.
+    """
+
+    qkv: Tensor
+    num_heads: int
+    cos: Tensor
+    sin: Tensor
+    q_gain: Tensor | None = None
+    k_gain: Tensor | None = None
+    norm: HeadNorm = "none"
+    eps: float = 0.0
+
+    def check(self, cache: LayerCache, start: Tensor) -> None:
+        """Assert the shapes that the kernels rely on, with this cache and the position of the first row."""
+        n_rows, half = self.cos.shape
+        n_all, d = self.num_heads + 2 * cache.num_kv_heads, cache.head_dim
+        assert self.qkv.shape == (n_rows, n_all * d), (self.qkv.shape, n_rows, n_all, d)
+        assert 2 * half <= d, (half, d)
+        assert self.sin.shape == self.cos.shape
+        assert start.shape == (1,)
+        assert start.dtype == torch.int32
+        assert all(tensor.is_contiguous() for tensor in (self.qkv, self.cos, self.sin))
+        for gain, n in ((self.q_gain, self.num_heads), (self.k_gain, cache.num_kv_heads)):
+            size = None if gain is None else gain.numel()
+            assert size == {"none": None, "head": d, "row": n * d}[self.norm], (self.norm, size)
+
+
+def place_heads_ref(heads: Heads, cache: LayerCache, start: int) -> Tensor:
     """See place_heads; computed in the dtype of qkv, and `start` is a number."""
-    sizes = [num_heads * cache.head_dim, *[cache.num_kv_heads * cache.head_dim] * 2]
-    q, k, v = qkv.split(sizes, dim=1)
-    q = _turned_ref(_normed_ref(q, q_gain, norm, eps, cache.head_dim), cos, sin)
-    k = _turned_ref(_normed_ref(k, k_gain, norm, eps, cache.head_dim), cos, sin)
+    sizes = [heads.num_heads * cache.head_dim, *[cache.num_kv_heads * cache.head_dim] * 2]
+    q, k, v = heads.qkv.split(sizes, dim=1)
+    q, k = (
+        _turned_ref(_normed_ref(x, gain, heads.norm, heads.eps, cache.head_dim), heads.cos, heads.sin)
+        for x, gain in ((q, heads.q_gain), (k, heads.k_gain))
+    )
     v = v.unflatten(1, (-1, cache.head_dim))
     write_ref(cache, start, k.transpose(0, 1), v.transpose(0, 1))
     return q
@@ -197,63 +221,24 @@ def _place_heads(
         append(value, ok, values, value_scale, n - H - G, position, capacity, D, LARGEST, BLOCK)
 
 
-def place_heads(
-    qkv: Tensor,
-    num_heads: int,
-    cos: Tensor,
-    sin: Tensor,
-    *,
-    q_gain: Tensor | None,
-    k_gain: Tensor | None,
-    norm: HeadNorm,
-    eps: float,
-    cache: LayerCache,
-    start: Tensor,
-) -> Tensor:
+def place_heads(heads: Heads, cache: LayerCache, start: Tensor) -> Tensor:
     """Queries [M, H, D] in the dtype of qkv; keys and values go into the cache at positions start + m.
 
-    qkv: [M, (H + 2 G) * D], contiguous: the heads of q, of k, of v. cos, sin: [M, R/2] float32, R <= D even: the first
-    R elements of each head of q and k are rotated in pairs (i, i + R/2) (arXiv:2104.09864); R = 0 rotates nothing.
-    q_gain, k_gain: float32 [D] for norm "head", [H * D] and [G * D] for "row", None for "none". start: int32 [1], on
-    the device. Rows whose position lies beyond the cache's capacity leave no keys and values. All in float32.
+    start: int32 [1], on the device. Rows whose position lies beyond the cache's capacity leave no keys and values. All
+    in float32.
     """
-    check_heads(qkv, num_heads, cos, sin, q_gain, k_gain, norm, cache, start)
-    (n_rows, half), heads, d = cos.shape, num_heads + 2 * cache.num_kv_heads, cache.head_dim
+    heads.check(cache, start)
+    qkv, (n_rows, half), d = heads.qkv, heads.cos.shape, cache.head_dim
     pdl = has_pdl(qkv)
-    q = torch.empty(n_rows, num_heads, d, dtype=qkv.dtype, device=qkv.device)
-    _place_heads[(cdiv(n_rows, _ROWS), heads)](
-        qkv, cos, sin, q_gain, k_gain, start, q,
-        cache.keys, cache.values, cache.key_scale, cache.value_scale, n_rows, cache.capacity, eps,
-        H=num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=norm, LARGEST=LARGEST_LEVEL, ROWS=_ROWS,
+    q = torch.empty(n_rows, heads.num_heads, d, dtype=qkv.dtype, device=qkv.device)
+    _place_heads[(cdiv(n_rows, _ROWS), heads.num_heads + 2 * cache.num_kv_heads)](
+        qkv, heads.cos, heads.sin, heads.q_gain, heads.k_gain, start, q,
+        cache.keys, cache.values, cache.key_scale, cache.value_scale, n_rows, cache.capacity, heads.eps,
+        H=heads.num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=heads.norm, LARGEST=LARGEST_LEVEL, ROWS=_ROWS,
         BLOCK=next_power_of_2(d), BLOCK_ROW=_BLOCK_ROW, PDL=pdl, num_warps=_WARPS,
         **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return q
-
-
-def check_heads(
-    qkv: Tensor,
-    num_heads: int,
-    cos: Tensor,
-    sin: Tensor,
-    q_gain: Tensor | None,
-    k_gain: Tensor | None,
-    norm: HeadNorm,
-    cache: LayerCache,
-    start: Tensor,
-) -> None:
-    """What place_heads says of its arguments."""
-    n_rows, half = cos.shape
-    heads, d = num_heads + 2 * cache.num_kv_heads, cache.head_dim
-    assert qkv.shape == (n_rows, heads * d), (qkv.shape, n_rows, heads, d)
-    assert 2 * half <= d, (half, d)
-    assert sin.shape == cos.shape
-    assert start.shape == (1,)
-    assert start.dtype == torch.int32
-    assert all(tensor.is_contiguous() for tensor in (qkv, cos, sin))
-    for gain, n in ((q_gain, num_heads), (k_gain, cache.num_kv_heads)):
-        size = None if gain is None else gain.numel()
-        assert size == {"none": None, "head": d, "row": n * d}[norm], (norm, size)
 
 
 # H200, 512 rows of 48 heads of 128: one row a program of one warp takes 30 us. A row of all heads is summed 128 at a

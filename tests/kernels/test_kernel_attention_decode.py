@@ -13,7 +13,7 @@ from torch import Tensor
 from runner.kernels import attention_decode
 from runner.kernels.attention import attend_ref, multiplied_in
 from runner.kernels.attention_decode import attend_rows
-from runner.kernels.heads import HeadNorm, place_heads
+from runner.kernels.heads import HeadNorm, Heads, place_heads
 from runner.kernels.kv_layer import LayerCache
 from runner.kernels.splits import combine
 
@@ -53,7 +53,7 @@ def at(start: int) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heads:
+class Case:
     """qkv of M rows: H query heads and G kv heads of D elements, R of them rotated."""
 
     h: int
@@ -83,12 +83,11 @@ class Heads:
         self, cache: LayerCache, start: int, rows: slice = slice(None), *, window: int | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        cos, sin = self.angles
-        splits = attend_rows(
-            self.qkv[rows].contiguous(), self.h, cos[rows].contiguous(), sin[rows].contiguous(), **self.gains,
-            cache=cache, start=at(start), window=window, sinks=sinks, scale=0.3,
-        )  # fmt: skip
-        return combine(splits)
+        return combine(attend_rows(self.heads(rows), cache, at(start), window=window, sinks=sinks, scale=0.3))
+
+    def heads(self, rows: slice = slice(None)) -> Heads:
+        cos, sin = (angles[rows].contiguous() for angles in self.angles)
+        return Heads(qkv=self.qkv[rows].contiguous(), num_heads=self.h, cos=cos, sin=sin, **self.gains)
 
 
 def emptied(cache: LayerCache, start: int) -> LayerCache:
@@ -120,11 +119,8 @@ def attend(
     that this leaves."""
     after = emptied(cache, start)
     angles = torch.ones(len(q), 0, device=DEVICE)
-    splits = attend_rows(
-        heads_of(cache, q, start), q.shape[1], angles, angles, q_gain=None, k_gain=None, norm="none", eps=0.0,
-        cache=after, start=at(start), window=window, sinks=sinks, scale=scale,
-    )  # fmt: skip
-    return combine(splits), after
+    heads = Heads(qkv=heads_of(cache, q, start), num_heads=q.shape[1], cos=angles, sin=angles)
+    return combine(attend_rows(heads, after, at(start), window=window, sinks=sinks, scale=scale)), after
 
 
 def check(
@@ -211,10 +207,10 @@ def test_large_scores_do_not_overflow() -> None:
 def test_it_norms_rotates_and_keeps_heads_as_place_heads_does(
     h: int, g: int, d: int, r: int, norm: HeadNorm, kept: str, start: int, window: int | None
 ) -> None:
-    heads = Heads(h=h, g=g, d=d, r=r, m=4, norm=norm)
+    case = Case(h=h, g=g, d=d, r=r, m=4, norm=norm)
     after, placed = (emptied(filled(kept, g, start, start + 9, d), start) for _ in range(2))
-    q = place_heads(heads.qkv, h, *heads.angles, **heads.gains, cache=placed, start=at(start))
-    found = heads.attend(after, start, window=window)
+    q = place_heads(case.heads(), placed, at(start))
+    found = case.attend(after, start, window=window)
     check_attention(found, exact(q, placed, start, window=window, sinks=None, scale=0.3), sums=4e-6)
     for one, other in zip(vars(after).values(), vars(placed).values(), strict=True):
         assert one is None or torch.allclose(one.float(), other.float(), rtol=1e-6, atol=2e-6, equal_nan=True)
@@ -222,13 +218,13 @@ def test_it_norms_rotates_and_keeps_heads_as_place_heads_does(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 def test_nothing_is_put_beyond_the_capacity(dtype: torch.dtype) -> None:
-    heads = Heads(h=2, g=2, d=18, r=18, m=4)
+    case = Case(h=2, g=2, d=18, r=18, m=4)
     whole, small = (LayerCache.empty(2, n, 18, dtype=dtype, device=DEVICE) for n in (12, 8))
     for cache in (whole, small):
         for tensor in vars(cache).values():
             if tensor is not None:
                 tensor.fill_(77)
-    assert torch.equal(heads.attend(whole, 6)[:2], heads.attend(small, 6)[:2])
+    assert torch.equal(case.attend(whole, 6)[:2], case.attend(small, 6)[:2])
     for one, other in zip(vars(whole).values(), vars(small).values(), strict=True):
         assert one is None or torch.equal(one[:, :8], other)  # position 8 of one head would be position 0 of the next
 
@@ -249,18 +245,18 @@ def test_a_row_has_the_same_bits_whatever_the_number_of_rows(
 ) -> None:
     start = 250  # the rows' last positions lie in two splits
     dtype = torch.bfloat16 if kept == "bfloat16" else torch.float32
-    heads = Heads(h=3, g=1, d=d, r=d, m=16, norm=norm, dtype=dtype)
+    case = Case(h=3, g=1, d=d, r=d, m=16, norm=norm, dtype=dtype)
     before = emptied(filled(kept, 1, start, 512, d), start)
     sinks, after = random(3), emptied(before, start)
-    every = heads.attend(after, start, window=window, sinks=sinks)
+    every = case.attend(after, start, window=window, sinks=sinks)
     for m in (1, 2, 3, 5, 8, 9, 15):  # kernels are made for 1, 8 and 16 rows
         cache = emptied(before, start)
-        assert torch.equal(heads.attend(cache, start, slice(m), window=window, sinks=sinks), every[:m]), m
+        assert torch.equal(case.attend(cache, start, slice(m), window=window, sinks=sinks), every[:m]), m
         for one, other in zip(vars(cache).values(), vars(after).values(), strict=True):
             assert one is None or torch.equal(one[:, : start + m], other[:, : start + m]), m
     for m in (1, 5, 6, 15):
         cache = emptied(after, start + m)
-        alone = heads.attend(cache, start + m, slice(m, m + 1), window=window, sinks=sinks)
+        alone = case.attend(cache, start + m, slice(m, m + 1), window=window, sinks=sinks)
         assert torch.equal(alone[0], every[m]), m
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from runner.backends.native.blocks import RmsNorm
 from runner.backends.native.rope import rotate
-from runner.kernels.heads import HeadNorm, place_heads, place_heads_ref
+from runner.kernels.heads import HeadNorm, Heads, place_heads, place_heads_ref
 from runner.kernels.kv_layer import LayerCache, quantized_ref
 
 UNTOUCHED = 77
@@ -44,22 +44,26 @@ class Case:
         sizes = (self.d, self.d) if self.norm == "head" else (self.h * self.d, self.g * self.d)
         return random(sizes[0], seed=2), random(sizes[1], seed=3)
 
+    def heads(self, qkv: Tensor, rows: slice = slice(None)) -> Heads:
+        (cos, sin), (q_gain, k_gain) = self.angles, self.gains
+        cos, sin = cos[rows].contiguous(), sin[rows].contiguous()
+        return Heads(
+            qkv=qkv[rows].contiguous(),
+            num_heads=self.h,
+            cos=cos,
+            sin=sin,
+            q_gain=q_gain,
+            k_gain=k_gain,
+            norm=self.norm,
+            eps=1e-5,
+        )
+
     def run(self, cache: LayerCache, start: int, qkv: Tensor, rows: slice = slice(None)) -> Tensor:
-        cos, sin = self.angles
-        q_gain, k_gain = self.gains
-        return place_heads(
-            qkv[rows].contiguous(), self.h, cos[rows].contiguous(), sin[rows].contiguous(),
-            q_gain=q_gain, k_gain=k_gain, norm=self.norm, eps=1e-5, cache=cache,
-            start=torch.tensor([start], dtype=torch.int32, device=DEVICE),
-        )  # fmt: skip
+        return place_heads(self.heads(qkv, rows), cache, torch.tensor([start], dtype=torch.int32, device=DEVICE))
 
     def run_ref(self, cache: LayerCache, start: int, qkv: Tensor) -> Tensor:
         """In float64, where the cache is not int8."""
-        (cos, sin), (q_gain, k_gain) = self.angles, self.gains
-        return place_heads_ref(
-            qkv.double(), self.h, cos, sin,
-            q_gain=q_gain, k_gain=k_gain, norm=self.norm, eps=1e-5, cache=cache, start=start,
-        )  # fmt: skip
+        return place_heads_ref(self.heads(qkv.double()), cache, start)
 
 
 CASES = [

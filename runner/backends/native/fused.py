@@ -40,7 +40,7 @@ from runner.kernels.attention_decode import attend_rows
 from runner.kernels.attention_prefill import attend_prompt
 from runner.kernels.carveout import divide_alike
 from runner.kernels.embedding import embed
-from runner.kernels.heads import place_heads
+from runner.kernels.heads import Heads, place_heads
 from runner.kernels.kv_layer import LayerCache
 from runner.kernels.matmul import Activation, Logits, gate_ref, linear_gated, linear_logits
 from runner.kernels.splits import Splits
@@ -80,21 +80,26 @@ class FusedAttention:
         qkv = multiply(stream, before, self.qkv, self.dtype)
         run.checkpoint()
         cos, sin = run.rotations[module.rope]
-        q_gain = None if self.q_gain is None else self.q_gain.gain
-        k_gain = None if self.k_gain is None else self.k_gain.gain
-        eps = 0.0 if self.q_gain is None else self.q_gain.eps
+        heads = Heads(
+            qkv=qkv,
+            num_heads=module.num_heads,
+            cos=cos,
+            sin=sin,
+            q_gain=None if self.q_gain is None else self.q_gain.gain,
+            k_gain=None if self.k_gain is None else self.k_gain.gain,
+            norm=module.norm,
+            eps=0.0 if self.q_gain is None else self.q_gain.eps,
+        )
         if len(qkv) <= MOST_ROWS:
-            return attend_rows(
-                qkv, module.num_heads, cos, sin,
-                q_gain=q_gain, k_gain=k_gain, norm=module.norm, eps=eps, cache=cache, start=run.start,
-                window=module.window, sinks=self.sinks, scale=module.scale,
-            )  # fmt: skip
-        q = place_heads(
-            qkv, module.num_heads, cos, sin,
-            q_gain=q_gain, k_gain=k_gain, norm=module.norm, eps=eps, cache=cache, start=run.start,
-        )  # fmt: skip
+            return attend_rows(heads, cache, run.start, window=module.window, sinks=self.sinks, scale=module.scale)
         return attend_prompt(
-            q, cache, run.start, first=run.first, window=module.window, sinks=self.sinks, scale=module.scale
+            place_heads(heads, cache, run.start),
+            cache,
+            run.start,
+            first=run.first,
+            window=module.window,
+            sinks=self.sinks,
+            scale=module.scale,
         )
 
 

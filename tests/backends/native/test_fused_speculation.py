@@ -411,7 +411,7 @@ class Watching(Graphs):
     """Replays nothing but looks at each step as a graph would: what it records must still be there at a replay."""
 
     def __init__(self, execution: FusedExecution) -> None:
-        super().__init__(torch.device("cpu"), is_enabled=False)
+        super().__init__(torch.device("cpu"))
         self._execution = execution
         self._seen: dict[Hashable, list[int]] = {}
         self.n_forgotten = 0

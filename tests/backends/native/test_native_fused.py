@@ -204,7 +204,7 @@ class Replaying(Graphs):
 
 def test_a_prompt_is_filled_up_and_replayed_and_gives_what_it_gives_alone(tiny: tuple[ModelConfig, Weights]) -> None:
     reference, filled = plain(*tiny), fused(*tiny, n_ctx=100)
-    graphs = filled._graphs = Replaying(DEVICE, is_enabled=False)
+    graphs = filled._graphs = Replaying(torch.device("cpu"))
     for first, n_tokens in ((0, 20), (0, 27), (27, 17), (27, 30), (0, 32)):
         prompt = [3 + (7 * i + first + n_tokens) % 50 for i in range(n_tokens)]
         for execution in (reference, filled):
@@ -224,7 +224,7 @@ def test_a_prompt_is_as_long_as_it_is_where_there_is_no_room_and_where_the_devic
         if n_ctx == 100:
             monkeypatch.setattr(FusedDecoder, "waits_for_launches", lambda *_: False)
         exact = fused(*tiny, n_ctx=n_ctx)
-        graphs = exact._graphs = Replaying(DEVICE, is_enabled=False)
+        graphs = exact._graphs = Replaying(torch.device("cpu"))
         assert difference(exact.extend(prompt, "all", go_on), wanted) < 1e-5
         assert not graphs._noted
 

@@ -22,6 +22,7 @@ from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.moe import MoE
 from runner.config import SamplingParams
 from runner.kernels.attention_decode import attend_rows
+from runner.kernels.heads import Heads
 from runner.kernels.kv_layer import LayerCache
 from runner.kernels.sampling import Choice, choose, is_supported
 from runner.kernels.splits import combine
@@ -57,15 +58,26 @@ class DevicePass:
 
     def mix(self, attention: Attention, x: Tensor, _layer: int) -> Tensor:
         cos, sin = self.rotations[attention.rope]
-        eps = 0.0 if attention.q_norm is None else attention.q_norm.eps
-        splits = attend_rows(
-            torch.cat(attention.projections(x), -1), attention.num_heads, cos, sin,
+        heads = Heads(
+            qkv=torch.cat(attention.projections(x), -1),
+            num_heads=attention.num_heads,
+            cos=cos,
+            sin=sin,
             q_gain=None if attention.q_norm is None else attention.q_norm.gain,
             k_gain=None if attention.k_norm is None else attention.k_norm.gain,
-            norm=attention.norm, eps=eps, cache=self.cache, start=self.start, window=attention.window,
-            sinks=attention.sinks, scale=attention.scale,
-        )  # fmt: skip
-        return combine(splits)
+            norm=attention.norm,
+            eps=0.0 if attention.q_norm is None else attention.q_norm.eps,
+        )
+        return combine(
+            attend_rows(
+                heads,
+                self.cache,
+                self.start,
+                window=attention.window,
+                sinks=attention.sinks,
+                scale=attention.scale,
+            )
+        )
 
 
 def can_be_chained(head: torch.nn.Module) -> bool:
