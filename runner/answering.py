@@ -130,6 +130,7 @@ class Answer:
                     continue
                 now = clock()
                 if step.token in stop_ids:
+                    self._watch.drafted(step.n_drafted, step.n_accepted)
                     return "stop"
                 unread.append(step)
                 self._token_at = now

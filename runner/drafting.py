@@ -15,7 +15,7 @@ from runner.backends.base import Backend
 from runner.backends.vocabulary import mismatch, pieces
 from runner.config import LoadOptions
 from runner.draft_choice import NO_WAY_BACK, SAME_FAMILY, DraftChoice, unless_inexact
-from runner.errors import DoesNotFit, UnsupportedModel
+from runner.errors import BadModelFile, DoesNotFit, UnsupportedModel
 from runner.fit.facts import ModelFacts, default_context
 from runner.speculative.drafter import Drafter
 from runner.speculative.model_drafter import ModelDrafter
@@ -119,6 +119,9 @@ def _model_drafter(name: Literal["model", "self"], target: Backend, load_model: 
     try:
         _check(draft, target, is_copy=name == "self")
         drafter.warm_up()
+    except BadModelFile as error:
+        drafter.close()
+        raise BadModelFile(f"The draft model {draft.info.name}: {error.message}", hint=error.hint) from error
     except BaseException:
         drafter.close()
         raise

@@ -94,6 +94,10 @@ class Stopwatch:
             self._first = now
         self._last = now
         self._completion += 1
+        self.drafted(n_drafted, n_accepted)
+
+    def drafted(self, n_drafted: int, n_accepted: int) -> None:
+        """What was drafted in a step whose token is none of the completion's: the one that ends it."""
         self._drafted += n_drafted
         self._accepted += n_accepted
 

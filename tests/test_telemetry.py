@@ -52,8 +52,10 @@ def test_acceptance_counts_drafted_and_accepted_tokens() -> None:
     watch.token(1.0, n_drafted=4, n_accepted=3)
     watch.token(2.0, n_drafted=4, n_accepted=1)
     watch.token(3.0)
+    watch.drafted(2, 1)  # the step that ended the answer
     timings = watch.timings(3.0)
-    assert (timings.n_drafted, timings.n_accepted, timings.acceptance_rate) == (8, 4, 0.5)
+    assert (timings.n_drafted, timings.n_accepted, timings.acceptance_rate) == (10, 5, 0.5)
+    assert timings.completion_tokens == 3
 
 
 @given(

@@ -66,6 +66,15 @@ def save_checkpoint(directory: Path, checkpoint: Checkpoint, identity: str) -> N
     os.replace(directory / WRITING_NAME, directory / CHECKPOINT_NAME)
 
 
+def checkpoint_identity(directory: Path) -> str | None:
+    """What the checkpoint of an earlier run says that it depends on; None where there is none."""
+    try:
+        with safe_open(directory / CHECKPOINT_NAME, framework="pt") as file:
+            return (file.metadata() or {}).get("identity")
+    except (OSError, SafetensorError):
+        return None
+
+
 def load_checkpoint(directory: Path, identity: str, shapes: Mapping[str, torch.Size]) -> Checkpoint | None:
     """What an earlier run with that identity left, with parameters of those shapes; None where there is none."""
     try:

@@ -192,8 +192,8 @@ def write_corpus(
 ) -> None:
     """Write answers to `prompts`, over and over, until there are `n_tokens` of them, or the writer's time is over.
 
-    The texts depend on the arguments and on how many there are already, not on when a run was stopped. Raises
-    UsageError when no prompt leaves room for an answer.
+    prompts: each leaves room for an answer. The texts depend on the arguments and on how many there are already, not on
+    when a run was stopped.
     """
     while corpus.n_tokens < n_tokens and not (corpus.n_batches and writer.is_over()):
         first = corpus.n_batches * writer.batch
@@ -205,10 +205,7 @@ def write_corpus(
             seed + corpus.n_batches,
             lambda done, before=before: on_tokens(before + done),  # type: ignore[misc]
         )
-        if not any(text.n_answer for text in batch):
-            raise UsageError(
-                f"No prompt leaves room for an answer in {writer.length} tokens.", hint="Give shorter prompts."
-            )
+        assert batch, "no prompt leaves room for an answer"
         corpus.add(batch)
         on_tokens(corpus.n_tokens)
 

@@ -24,8 +24,14 @@ from runner.backends.native.heads.eagle3_files import save_eagle3
 from runner.backends.native.placement import is_out_of_memory
 from runner.backends.native.writing import batch_size
 from runner.draft_training import corpus as texts_of
-from runner.draft_training.checkpoint import CHECKPOINT_NAME, WRITING_NAME, load_checkpoint, save_checkpoint
-from runner.draft_training.corpus import CORPUS_NAME, Text, Writer, write_corpus
+from runner.draft_training.checkpoint import (
+    CHECKPOINT_NAME,
+    WRITING_NAME,
+    checkpoint_identity,
+    load_checkpoint,
+    save_checkpoint,
+)
+from runner.draft_training.corpus import CORPUS_NAME, Corpus, Text, Writer, write_corpus
 from runner.draft_training.job import Job, Stage, head_config, text_identity, text_of
 from runner.draft_training.measure import Measured, conditions, measured
 from runner.draft_training.report import REPORT_NAME, Ended, Report, TextFacts, report_json
@@ -99,6 +105,7 @@ class _Making:
         self._on_note = on_note
         self._cancel = cancel
         self._began = time.monotonic()
+        self._goes_on = False  # with the steps of an earlier run, whose text is not to grow then
 
     def run(self, spare_bytes: int) -> Report:
         job, settings = self._job, self._job.settings
@@ -167,11 +174,7 @@ class _Making:
         time_share: float,
     ) -> list[Text]:
         """time_share: of a limit of time; what is written by then has to do."""
-        job = self._job
-        asked = [ids for prompt in prompts if (ids := job.target.chats.ids([Message(role="user", content=prompt)]))]
-        if not asked:
-            raise UsageError("The model's chat template takes none of the prompts.", hint="Give others with --prompts.")
-
+        job, asked = self._job, self._asked(prompts)
         most = 0  # of a batch not all that is written is kept, which is known at its end
 
         def on_tokens(done: int) -> None:
@@ -186,11 +189,14 @@ class _Making:
             torch.inference_mode(),
         ):
             on_tokens(corpus.n_tokens)
+            if name == CORPUS_NAME:
+                self._goes_on = job.time_limit_s is not None and self._has_steps_for(corpus)
             if job.text_from is None or name != CORPUS_NAME:
-                hurried = replace(writer, is_over=lambda: self._time_share() > time_share)
+                hurried = replace(writer, is_over=lambda: self._goes_on or self._time_share() > time_share)
                 write_corpus(corpus, hurried, asked, n_tokens, job.settings.seed, on_tokens=on_tokens)
-            texts = corpus.first(n_tokens)
-        found = [text for text in texts if text.n_answer > 1]
+            elif not corpus.n_batches:
+                raise UsageError(f"{job.text_from} has no whole text.", hint="Leave --corpus out to write one.")
+            found = _answers(corpus, n_tokens)
         if not found:
             raise UnsupportedModel(
                 f"{job.target.name} ends its answers at once: there is nothing to learn to draft.",
@@ -198,14 +204,40 @@ class _Making:
             )
         return found
 
+    def _asked(self, prompts: Sequence[str]) -> Sequence[Sequence[int]]:
+        """The ids of the prompts that leave room for an answer. Raises UsageError where none does."""
+        job, length = self._job, self._job.settings.length
+        asked = [ids for prompt in prompts if (ids := job.target.chats.ids([Message(role="user", content=prompt)]))]
+        if not asked:
+            raise UsageError("The model's chat template takes none of the prompts.", hint="Give others with --prompts.")
+        fitting = [ids for ids in asked if len(ids) < length]
+        if not fitting:
+            raise UsageError(f"No prompt leaves room for an answer in {length} tokens.", hint="Give shorter prompts.")
+        return fitting
+
+    def _has_steps_for(self, corpus: Corpus) -> bool:
+        """Whether an earlier run has begun to train on just this text."""
+        found = _answers(corpus, self._job.settings.n_tokens)
+        return checkpoint_identity(self._path) == self._identity(len(found))
+
+    def _identity(self, n_answers: int) -> str:
+        """Of all that a step of training depends on."""
+        job = self._job
+        return _digest(
+            {
+                "settings": to_plain(job.settings),
+                "text": self._made_from,
+                "device": job.device.type,
+                "answers": n_answers,
+            }
+        )
+
     def _trained(self, decoder: Decoder, train: list[Text], watch: list[Text]) -> Training:
         job, settings = self._job, self._job.settings
         ids = commonest(train, settings.draft_vocab_size, job.target.config.vocab_size)
         head = Eagle3Head(head_config(job))
         head = new_head(head, decoder, ids, settings.seed).to(device=job.device, dtype=training_dtype(job.device))
-        identity = _digest(
-            {"settings": to_plain(settings), "text": self._made_from, "device": job.device.type, "answers": len(train)}
-        )
+        identity = self._identity(len(train))
         begun = load_checkpoint(self._path, identity, {name: p.shape for name, p in head.named_parameters()})
         if begun is not None:
             self._on_note(f"Going on after step {begun.step} of {settings.steps}.")
@@ -271,6 +303,11 @@ class _Making:
             return lambda: 0.0
         first = self._time_share()
         return lambda: (self._time_share() - first) / max(1e-9, 1 - _MEASURING_SHARE - first)
+
+
+def _answers(corpus: Corpus, n_tokens: int) -> list[Text]:
+    """As much of the text as is trained on: answers that do not end at once."""
+    return [text for text in corpus.first(n_tokens) if text.n_answer > 1]
 
 
 def _facts(train: Sequence[Text], head: Eagle3Head, prompts: str) -> TextFacts:

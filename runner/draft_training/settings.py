@@ -65,6 +65,8 @@ def training_settings(
     for flag, value in asked.items():
         if value is not None and value < 1:
             raise UsageError(f"{flag} is {value}.", hint="It must be 1 or more.")
+    if not 0 <= seed < 2**64:
+        raise UsageError(f"--seed is {seed}.", hint="It must be a number from 0 to 2^64 - 1.")
     if depth is not None and depth > 16:
         raise UsageError(f"--depth is {depth}.", hint="It must be 16 or less: longer drafts do not pay.")
     if context < 8:

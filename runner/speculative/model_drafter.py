@@ -9,6 +9,7 @@ model by the protocols below, and nothing of files or devices.
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Final, Literal, Protocol, runtime_checkable
@@ -17,11 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runner.config import SamplingParams
+from runner.errors import BadModelFile
 from runner.sampling import sample
 from runner.speculative.control import Most
 from runner.speculative.drafter import NO_DRAFT, Draft, Drafter, DrafterName, Gate
 from runner.speculative.history import common_prefix
 from runner.types import CancelToken, MemoryUse, ModelInfo
+
+log = logging.getLogger(__name__)
 
 CONFIDENCES: Final = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)
 """Where one bucket ends and the next begins: the probability that the draft model gives to what it drafts."""
@@ -84,6 +88,7 @@ class ModelDrafter(Drafter):
         self._model = model
         self._chained = model if isinstance(model, ChainedModel) else None
         self._cancel = CancelToken()
+        self._has_drafted = False
 
     @property
     def nbytes(self) -> int:
@@ -94,8 +99,12 @@ class ModelDrafter(Drafter):
         self._cancel = cancel
 
     def warm_up(self) -> None:
-        """Draft in each way that a device records, so that none is recorded in the middle of an answer."""
+        """Draft in each way that a device records, so that none is recorded in the middle of an answer.
+
+        Raises BadModelFile where the model cannot be run.
+        """
         if self._chained is None:
+            self.propose((0,), SamplingParams(temperature=0), Most(1))
             return
         for params in (SamplingParams(temperature=0), SamplingParams(temperature=1, seed=0)):
             for n_missing in _USUAL_READS:
@@ -108,7 +117,8 @@ class ModelDrafter(Drafter):
         """Guess as long as the gate admits and the model's own context lasts.
 
         After a long text that the model has not read yet, such as a prompt, it reads that and drafts nothing: what that
-        takes is no draft's cost.
+        takes is no draft's cost. Raises BadModelFile while it has never drafted; later on, what cannot be guessed ends
+        the draft.
         """
         missing = self._missing(history)
         if missing is None:
@@ -118,7 +128,14 @@ class ModelDrafter(Drafter):
             return NO_DRAFT
         is_chained = self._chained is not None and self._chained.can_chain(params)
         write = self._in_a_chain if is_chained else self._one_by_one
-        written = list(write(missing, history, params, gate))
+        written: list[tuple[int, int]] = []
+        try:
+            written.extend(write(missing, history, params, gate))  # which keeps what came before an error
+        except BadModelFile as error:
+            if not self._has_drafted:  # at load, where it is told
+                raise
+            log.warning("the draft model guesses nothing here: %s", error.message)  # the target goes on without
+        self._has_drafted = self._has_drafted or bool(written)
         return Draft(tuple(token for token, _ in written), tuple(bucket for _, bucket in written))
 
     def _one_by_one(

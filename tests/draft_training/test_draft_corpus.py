@@ -12,7 +12,6 @@ from runner.backends.base import Step
 from runner.backends.native.writing import write_batch
 from runner.config import SamplingParams
 from runner.draft_training.corpus import Corpus, Text, Writer, opened, temperature_of, write_corpus
-from runner.errors import UsageError
 from runner.types import CancelToken
 from tests.backends.native.tiny_models import load, ready
 from tests.draft_training.draft_models import opened as target_of
@@ -137,11 +136,6 @@ def test_a_text_of_something_else_is_written_again(tmp_path: Path, writer: Write
     write(path, writer, 200)
     with opened(path, {"target": "another"}, 263) as corpus:
         assert corpus.texts == []
-
-
-def test_prompts_that_leave_no_room_are_refused(tmp_path: Path, writer: Writer) -> None:
-    with pytest.raises(UsageError, match="leaves room"):
-        write(tmp_path / "corpus.jsonl", writer, 200, prompts=[[1] * 40])
 
 
 def test_less_of_a_text_is_its_first_answers() -> None:

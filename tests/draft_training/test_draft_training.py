@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +14,13 @@ from safetensors.torch import load_file, save_file
 
 from runner.backends.native.heads.eagle3_files import load_eagle3
 from runner.backends.native.kv_cache import KvCache
+from runner.draft_training import make as making
 from runner.draft_training.checkpoint import CHECKPOINT_NAME
-from runner.draft_training.corpus import Text, Writer
+from runner.draft_training.corpus import CORPUS_NAME, Text, Writer
 from runner.draft_training.job import Stage
 from runner.draft_training.make import train_draft
 from runner.draft_training.measure import acceptance, conditions
+from runner.draft_training.prompts import split
 from runner.draft_training.report import Report, read_report
 from runner.draft_training.settings import VARIANTS, TrainingSettings, training_settings
 from runner.draft_training.states import observe
@@ -161,6 +163,14 @@ def training_begins(stages: list[Stage]) -> int:
     return sum(stage.name.startswith("writing") for stage in stages)
 
 
+def killing_at(step: int) -> Callable[[Stage], None]:
+    def told(stage: Stage) -> None:
+        if stage.name == "training" and stage.done == step:
+            raise KeyboardInterrupt
+
+    return told
+
+
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     tmp_path: Path, directory: Path, whole: tuple[Path, list[Stage]]
 ) -> None:
@@ -180,13 +190,9 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
 def test_a_kill_costs_the_steps_since_the_last_checkpoint_and_no_text(
     tmp_path: Path, directory: Path, whole: tuple[Path, list[Stage]]
 ) -> None:
-    def killing(stage: Stage) -> None:
-        if stage.name == "training" and stage.done == 3:
-            raise KeyboardInterrupt
-
     asked = job(directory, tmp_path / "out", settings=LESS)
     with pytest.raises(KeyboardInterrupt):
-        train_draft(asked, killing, lambda _: None, CancelToken())
+        train_draft(asked, killing_at(3), lambda _: None, CancelToken())
     notes: list[str] = []
     stages: list[Stage] = []
     train_draft(asked, stages.append, notes.append, CancelToken())
@@ -229,6 +235,42 @@ def test_a_limit_of_time_ends_training_with_a_whole_head(tmp_path: Path, directo
     assert report.ended == "time limit"
     assert report.measured
     assert load_eagle3(tmp_path / "out").config.draft_vocab_size == LESS.draft_vocab_size
+
+
+def test_a_run_with_a_limit_of_time_goes_on_with_its_text_and_its_steps(
+    tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text of the first run was cut short; the second one has time for more of it, and does not write it."""
+    monkeypatch.setattr(making, "_WRITING_SHARE", 1e-9)
+    asked = job(directory, tmp_path / "out", settings=LESS, n_tokens=10**5, time_limit_s=60)
+    with pytest.raises(KeyboardInterrupt):
+        train_draft(asked, killing_at(3), lambda _: None, CancelToken())
+    text = (tmp_path / "out.partial" / CORPUS_NAME).read_bytes()
+    monkeypatch.undo()
+    notes: list[str] = []
+    train_draft(asked, lambda _: None, notes.append, CancelToken())
+    assert notes == ["Going on after step 3 of 4."]
+    assert (tmp_path / "out" / CORPUS_NAME).read_bytes() == text
+
+
+def test_prompts_that_are_too_long_are_left_out(tmp_path: Path, directory: Path) -> None:
+    long = split("long", [f"say {number} " + "word " * LESS.length * (number % 4 > 0) for number in range(80)])
+    report = trained(job(directory, tmp_path / "out", settings=LESS, prompts=long))
+    assert report.text.answers
+    with pytest.raises(UsageError, match="No prompt leaves room for an answer in 32 tokens"):
+        never = split("never", ["word " * LESS.length] * 20)
+        trained(job(directory, tmp_path / "never", settings=LESS, prompts=never))
+
+
+def test_a_text_that_was_torn_before_its_first_answers_is_none(
+    tmp_path: Path, directory: Path, whole: tuple[Path, list[Stage]]
+) -> None:
+    torn = tmp_path / "torn"
+    shutil.copytree(whole[0], torn)
+    lines = (torn / CORPUS_NAME).read_bytes().splitlines(keepends=True)
+    (torn / CORPUS_NAME).write_bytes(lines[0] + lines[1][:20])
+    with pytest.raises(UsageError, match="torn has no whole text"):
+        trained(job(directory, tmp_path / "out", settings=LESS, text_from=torn))
 
 
 def test_a_limit_that_leaves_no_time_says_so_and_keeps_the_text(tmp_path: Path, directory: Path) -> None:
@@ -328,6 +370,8 @@ def test_a_report_of_another_kind_is_no_report(tmp_path: Path) -> None:
         ("--steps", {"steps": -1}),
         ("--depth", {"depth": 17}),
         ("--draft-vocab", {"draft_vocab_size": 0}),
+        ("--seed", {"seed": 2**64}),
+        ("--seed", {"seed": -1}),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(flag: str, asked: dict[str, object]) -> None:

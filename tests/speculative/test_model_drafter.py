@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from runner.config import SamplingParams
+from runner.errors import BadModelFile
 from runner.sampling import sample
 from runner.speculative.control import EagerController
 from runner.speculative.drafter import NO_DRAFT
@@ -232,7 +233,7 @@ def test_a_chain_is_warmed_up_with_what_a_device_records_and_forgets_it() -> Non
     assert list(model.held[:3]) == [1, 2, 3]
     plain = Toy()
     ModelDrafter(plain).warm_up()
-    assert plain.n_steps == 0
+    assert plain.n_steps == 1, "whether it can be run"
 
 
 def test_it_drafts_nothing_after_tokens_that_it_does_not_have() -> None:
@@ -302,3 +303,27 @@ def test_the_common_prefix_of_lists_and_tuples() -> None:
         b = (*head, *(int(value) for value in random.integers(0, 3, m)))
         slow = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
         assert common_prefix(a, b) == common_prefix(b, a) == slow
+
+
+class Failing(Toy):
+    """Its logits are no numbers from so many held tokens on."""
+
+    def __init__(self, good: int) -> None:
+        super().__init__()
+        self._good = good
+
+    def extend(self, tokens: Sequence[int], cancel: CancelToken) -> np.ndarray | None:
+        row = super().extend(tokens, cancel)
+        return row if row is None or len(self._held) < self._good else np.full_like(row, np.nan)
+
+
+def test_a_model_that_fails_later_on_ends_its_draft_and_not_the_text() -> None:
+    drafter = ModelDrafter(Failing(good=8))
+    drafter.warm_up()
+    assert len(drafter.propose([1, 2, 3], GREEDY, Most(9))) == 5
+    assert drafter.propose([1, 2, 3, 4, 5, 6, 7, 8, 9], GREEDY, Most(9)) == NO_DRAFT
+
+
+def test_a_model_that_fails_at_once_is_told_when_it_is_loaded() -> None:
+    with pytest.raises(BadModelFile, match="NaN"):
+        ModelDrafter(Failing(good=0)).warm_up()
