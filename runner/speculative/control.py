@@ -105,13 +105,13 @@ class EagerController(Control):
             if len(done.draft):
                 self.steps.learn_step(len(done.draft) + 1, done.step_s)
             else:
-                self.steps.learn_plain(done.step_s)
+                self.steps.learn_plain(done.step_s, is_ahead=done.is_ahead)
 
         return learn
 
     def pass_by(self, passed: Passed, own_s: float) -> None:
         del own_s
-        self.steps.learn_passed(len(passed), passed.first.step_s, passed.last.step_s)
+        self.steps.learn_passed(len(passed), passed.first.step_s, passed.last.step_s, is_ahead=passed.last.is_ahead)
 
     def wish(self, is_known: bool, lengths: Sequence[int]) -> Wish:
         del is_known
@@ -119,7 +119,7 @@ class EagerController(Control):
 
     def learn_stride(self, done: Round) -> None:
         if not len(done.draft):
-            self.steps.learn_plain(done.step_s)
+            self.steps.learn_plain(done.step_s, is_ahead=done.is_ahead)
 
 
 class Most(Gate):

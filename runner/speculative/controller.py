@@ -260,7 +260,7 @@ class Controller(Control):
             step = self.steps.learn_step(n_drafted + 1, done.step_s, done.n_handed)
         else:
             seconds = done.step_s - (unhidden_s if done.is_ahead else 0.0)
-            step = self.steps.learn_plain(seconds, is_asked=gate is not None)
+            step = self.steps.learn_plain(seconds, is_asked=gate is not None, is_ahead=done.is_ahead)
             if len(proposed):
                 self.steps.learn_break()
         if self.steps.plain_s <= 0:
@@ -293,7 +293,7 @@ class Controller(Control):
         self._next_grace = None
         self._is_ahead = passed.last.is_ahead
         self._pass(passed.tokens)
-        cost = self.steps.learn_passed(n_steps, first.step_s, passed.last.step_s)
+        cost = self.steps.learn_passed(n_steps, first.step_s, passed.last.step_s, is_ahead=self._is_ahead)
         if self.steps.plain_s > 0:
             # It took them before the first of these.
             spent = first.unhidden_s(own_s, self.steps.plain_s) / self.steps.plain_s

@@ -50,7 +50,8 @@ class _Measured:
 class StepCosts:
     """t(M) for M up to `most` tokens, relative to the plain step t(1), which grows as the context does.
 
-    plain_s is 0.0 while it is not known, and never below a quarter of what it was at load. likely[M], worst[M]: t(M) in
+    plain_s is 0.0 while it is not known, and not below a quarter of what it was at load, unless a whole step took less
+    than that: then something held that up. likely[M], worst[M]: t(M) in
     plain steps, as it seems and at worst. The worst is dearer where a plain step has grown since t(M) was measured,
     since each token may have grown by as much; after a round that was dearer than expected; and beyond what was
     measured, where it is in proportion to M. Index 0 is unused.
@@ -124,17 +125,24 @@ class StepCosts:
         """See PlainSteps."""
         return self._plain.refill
 
-    def learn_plain(self, seconds: float, *, is_asked: bool = False) -> float:
-        """A plain step took so long; gives what it counts as, in plain steps. is_asked: the drafter, in vain."""
+    def learn_plain(self, seconds: float, *, is_asked: bool = False, is_ahead: bool = False) -> float:
+        """A plain step took so long; gives what it counts as, in plain steps. is_asked: the drafter, in vain.
+
+        is_ahead: see Round.
+        """
+        if not is_ahead:
+            self._bound_least(seconds)
         cost = self._plain.learn(seconds, is_asked=is_asked)
         self._have_learnt(1)
         return cost
 
-    def learn_passed(self, n_steps: int, first_s: float, last_s: float) -> float:
+    def learn_passed(self, n_steps: int, first_s: float, last_s: float, *, is_ahead: bool = False) -> float:
         """Plain steps for which nothing was asked are over, one after the other; gives what they count as.
 
-        first_s, last_s: seconds of the first and of the last.
+        first_s, last_s: seconds of the first and of the last. is_ahead: of the last, see Round.
         """
+        if not is_ahead:
+            self._bound_least(last_s)
         cost = self._plain.pass_by(n_steps, first_s, last_s)
         self._have_learnt(n_steps)
         return cost
@@ -181,6 +189,7 @@ class StepCosts:
             self._plain.learn_draft(n_handed)
             return float(n_tokens)
         self._plain.bound(seconds)
+        self._bound_least(seconds)
         known = self._measured.get(n_tokens)
         expected = self.likely[n_tokens] if known else self.worst[n_tokens]
         now = _Measured(min(seconds / self.plain_s, _STALL * expected), self.plain_s)
@@ -199,6 +208,11 @@ class StepCosts:
         cost = self._plain.counted(now.ratio, seconds)
         self._plain.learn_draft(n_handed)
         return cost
+
+    def _bound_least(self, seconds: float) -> None:
+        """A whole step took so long: where that is less than the least plain step, that was taken for too long."""
+        if 0 < seconds < self._least_s:
+            self._least_s = _READY * seconds
 
     def _learn_growth(self, n_tokens: int, known: _Measured, ratio: float) -> None:
         """How much of what a plain step has grown by is each token's: the slope of a line through all rounds."""

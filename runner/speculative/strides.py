@@ -109,7 +109,7 @@ class Strides:
         """A plain step: by what it takes all others are measured. After a draft it may take what that one brought."""
         if self._outcome == _PLAIN:
             if self._n_quiet % _QUIET == 0 or not self._steps.is_fresh:
-                self._steps.learn_plain(done.total_s)
+                self._steps.learn_plain(done.total_s, is_ahead=done.is_ahead)
             self._n_quiet += 1
         self._outcome = _PLAIN
         self._outlook.learn_rate(1, 1.0)

@@ -63,6 +63,13 @@ def test_a_plain_step_takes_no_longer_than_one_of_several_tokens() -> None:
     assert costs.plain_s == 1e-3
 
 
+def test_a_load_that_was_held_up_is_found_out_by_the_first_answer() -> None:
+    costs = calibrated({n: 200 * seconds for n, seconds in TABLE.items()})
+    warm(costs)
+    assert costs.plain_s == 1e-3
+    assert costs.learn_step(8, 4e-3) == pytest.approx(4.0)
+
+
 def test_what_a_first_call_sets_up_is_not_counted() -> None:
     costs = StepCosts(16)
     costs.calibrate(Slow(1e-3, set_up_s=0.03).step_s)
@@ -366,5 +373,5 @@ def test_tokens_that_were_ready_before_they_were_waited_for_do_not_make_a_step_s
     costs.calibrate(lambda n_tokens: 0.01 * n_tokens)
     costs.begin()
     for _ in range(20):
-        costs.learn_plain(1e-6)
+        costs.learn_plain(1e-6, is_ahead=True)
     assert costs.plain_s == pytest.approx(0.0025)
