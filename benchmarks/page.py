@@ -220,10 +220,11 @@ def _faster(row: Row, other: Row | None) -> Row:
 
 
 def _ratio(ours: Row | None, theirs: Row | None) -> str:
+    """How many times as fast ours is; a star where the two are of different runs."""
     if ours is None or theirs is None:
         return ""
     ratio = ours["median"] / theirs["median"]
-    return f"{1 / ratio if ours['unit'] == 'ms' else ratio:.2f}"
+    return f"{1 / ratio if ours['unit'] == 'ms' else ratio:.2f}" + ("" if _run(ours) == _run(theirs) else " *")
 
 
 def load_time(rows: list[Row]) -> str:

@@ -283,7 +283,7 @@ def test_all_shapes_stand_in_one_table_at_first() -> None:
     ]
     rows[1]["origin"] |= {"commit": "def", "read_bytes_s": 4.5e12}
     text = page.section("models", rows)
-    assert "| 8b | 800 | 2.00 | 4096 | 600 | 3.00 | 3.00 |  |" in text
+    assert "| 8b | 800 | 2.00 | 4096 | 600 | 3.00 * | 3.00 |  |" in text
     assert "it reads 4.00 to 4.50 TB/s, measured in the same runs. Commits: abc (2026-11-21), def (2026-11-22)." in text
 
 

@@ -38,7 +38,12 @@ def with_unit(row: BenchRow) -> str:
 
 def label(row: BenchRow) -> str:
     """The one word that a reader must not miss, or nothing."""
-    return INVALID if row.invalid is not None else "noisy" if row.is_noisy else ""
+    return INVALID if row.invalid is not None else doubt(row)
+
+
+def doubt(row: BenchRow) -> str:
+    """Why a row is not to be trusted to the last digit, or nothing: "noisy", or "few" samples."""
+    return "noisy" if row.is_noisy else "few" if row.is_few else ""
 
 
 def percent(share: float | None, decimals: int = 0) -> str:

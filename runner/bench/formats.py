@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from runner.bench.figures import INVALID, figure, label, percent
-from runner.bench.record import BenchBackend, BenchRow, BenchRun, run_to_json
+from runner.bench.record import NOT_REACHED, BenchBackend, BenchRow, BenchRun, run_to_json
 from runner.bench.run_table import by_test, notes_of
 from runner.bench.speculation_text import (
     acceptance_cell,
@@ -217,7 +217,11 @@ def markdown(run: BenchRun) -> str:
         markdown_table(_HEADINGS, [_markdown_cells(run, row) for row in by_test(run.rows)], _RIGHT) if run.rows else []
     )
     invalid = [f"{row.backend} {row.test}: {row.invalid}" for row in run.rows if row.invalid is not None]
-    remarks = [f"{one.name} was refused: {one.refused}" for one in run.backends if one.refused is not None]
+    remarks = [
+        f"{one.name} was {'not reached' if one.refused == NOT_REACHED else f'refused: {one.refused}'}"
+        for one in run.backends
+        if one.refused is not None
+    ]
     remarks += [f"{test.test} was skipped: {test.reason}" for test in run.skipped]
     remarks += [f"{row.backend} {row.test}: {text}" for row in run.rows for text in remarks_of(row)]
     remarks += ["It was interrupted: this is what was measured until then."] if run.is_partial else []

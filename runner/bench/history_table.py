@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, TypeAlias
 
-from runner.bench.figures import INVALID, figure
+from runner.bench.figures import INVALID, doubt, figure
 from runner.bench.formats import escaped, markdown_table
-from runner.bench.record import BenchBackend, BenchRow, BenchRun
+from runner.bench.record import NOT_REACHED, BenchBackend, BenchRow, BenchRun
 from runner.bench.request import GENRES
 from runner.bench.styled import Cells, Column, Line, Segment, cell_text, table_lines
 from runner.bench.text_plot import sparkline
@@ -64,7 +64,7 @@ def _cells(run: BenchRun, backend: BenchBackend) -> Cells:
 def _figure(backend: BenchBackend, kind: str) -> Segment:
     """The first row of that kind, the one at the least depth."""
     if backend.refused is not None:
-        return Segment("refused", "bad")
+        return Segment("not reached", "dim") if backend.refused == NOT_REACHED else Segment("refused", "bad")
     row = next((row for row in backend.rows if row.test.startswith(kind)), None)
     if row is None:
         return Segment("")
@@ -74,13 +74,13 @@ def _figure(backend: BenchBackend, kind: str) -> Segment:
     if row.mean is None:
         return Segment("")
     shown = f"{figure(row.mean)} ms" if row.unit == "ms" else figure(row.mean)
-    return Segment(f"{size}{shown}", "doubt" if row.is_noisy else "")
+    return Segment(f"{size}{shown}", "doubt" if doubt(row) else "")
 
 
 def _gains(backend: BenchBackend) -> str:
     """What speculation gained on each genre: "code 2.31x, prose 1.00x noisy"."""
     return ", ".join(
-        f"{row.test} {INVALID}" if row.gain is None else f"{row.test} {row.gain:.2f}x{' noisy' if row.is_noisy else ''}"
+        f"{row.test} {INVALID}" if row.gain is None else f"{row.test} {row.gain:.2f}x {doubt(row)}".rstrip()
         for row in backend.rows
         if row.gain is not None or (row.invalid is not None and row.test.startswith(GENRES))
     )

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-from runner.bench.figures import figure
+from runner.bench.figures import doubt, figure, with_unit
 from runner.bench.record import BenchBackend, BenchMachine, BenchRow, BenchRun
 from runner.bench.request import request_like
 from runner.config import LoadOptions
@@ -158,8 +158,7 @@ def _command(run: BenchRun, hf_id: str, backend: BenchBackend) -> str:
 
 def _notes(run: BenchRun, rows: list[BenchRow]) -> str:
     figures = "; ".join(
-        f"{row.test} {figure(row.mean)} ± {figure(row.stddev or 0.0, row.mean)} {row.unit} (n={len(row.samples)}"
-        + (", noisy)" if row.is_noisy else ")")
+        f"{row.test} {with_unit(row)} (n={len(row.samples)}" + (f", {doubt(row)})" if doubt(row) else ")")
         for row in rows
         if row.mean is not None
     )

@@ -13,13 +13,12 @@ from typing import Final, Literal
 
 from runner.bench.genre_texts import genre_prompts
 from runner.bench.measure import SHORTEST_PROMPT
-from runner.bench.record import BenchOptions, Genre, SkippedTest
+from runner.bench.record import LEAST_REPETITIONS, BenchOptions, Genre, SkippedTest
 from runner.bench.request import BenchRequest
 from runner.bench.tasks import GenreTask, Task
 from runner.config import BackendChoice, LoadOptions
 from runner.types import BackendName, ModelInfo
 
-LEAST_REPETITIONS: Final = 3
 _PATIENCE: Final = 4.0  # so much longer may a backend take over tests that another one has done
 _SMALLEST: Final = 16
 _LARGEST: Final = 2**20

@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from runner.bench.speculated import Speculated, variation, without_figures
 from runner.config import KvType, Speculation
@@ -20,6 +20,10 @@ from runner.wire import from_plain, to_plain
 SCHEMA = "runner.bench/2"
 _READABLE = ("runner.bench/1", SCHEMA)  # the first one knew no speculation
 NOISY_CV = 0.05
+LEAST_REPETITIONS: Final = 3
+"""Samples from which on a row tells how much they vary."""
+NOT_REACHED: Final = "it was not reached"
+"""Why a backend of an interrupted run has no rows."""
 
 Unit = Literal["tok/s", "ms"]
 Genre = Literal["code", "prose", "instruct", "maths"]
@@ -101,6 +105,11 @@ class BenchRow:
     @property
     def is_noisy(self) -> bool:
         return self.noise > NOISY_CV
+
+    @property
+    def is_few(self) -> bool:
+        """Whether there are too few samples to tell what the next one would be."""
+        return 0 < len(self.samples) < LEAST_REPETITIONS
 
     @property
     def is_higher_better(self) -> bool:

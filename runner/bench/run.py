@@ -26,9 +26,18 @@ from runner.bench.machine_state import (
     over_a_run,
     versions,
 )
-from runner.bench.plan import LEAST_REPETITIONS, Budget, abba, load_options, share_of
+from runner.bench.plan import Budget, abba, load_options, share_of
 from runner.bench.process import BenchProcess
-from runner.bench.record import Bandwidth, BenchBackend, BenchComparison, BenchRun, MachineState, ModelFile, SkippedTest
+from runner.bench.record import (
+    LEAST_REPETITIONS,
+    Bandwidth,
+    BenchBackend,
+    BenchComparison,
+    BenchRun,
+    MachineState,
+    ModelFile,
+    SkippedTest,
+)
 from runner.bench.request import DEFAULT_BUDGET_S, DEFAULT_REPETITIONS, BenchRequest
 from runner.bench.side import Side
 from runner.bench.tasks import Chosen

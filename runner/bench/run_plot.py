@@ -11,7 +11,7 @@ from typing import Final
 from runner.bench.braille_plot import Curve, curve_lines, sample_strip
 from runner.bench.comparison import RowComparison, RunComparison
 from runner.bench.comparison_table import change_of
-from runner.bench.figures import figure, label, percent, with_unit
+from runner.bench.figures import doubt, figure, label, percent, with_unit
 from runner.bench.history_table import trend_series
 from runner.bench.record import BenchRow, BenchRun
 from runner.bench.styled import Line, Segment, Style, padded, wrapped
@@ -68,14 +68,14 @@ def _bar(
     is_short: bool,
 ) -> Iterator[Line]:
     name = Segment(padded(f"  {row.backend}", of_backend))
-    doubt: Style = "bad" if row.invalid is not None else "doubt" if row.is_noisy else "bold"
+    numbers_in: Style = "bad" if row.invalid is not None else "doubt" if doubt(row) else "bold"
     if row.invalid is not None:
         yield (name, Segment("  "), Segment(_numbers(row), "bad"))
     elif room < _LEAST_BAR // 2 or row.mean is None:
-        yield (name, Segment("  "), Segment(_numbers(row), doubt))
+        yield (name, Segment("  "), Segment(_numbers(row), numbers_in))
     else:
         bar = Segment(bar_of(row, top, room, is_ascii=is_ascii), style)
-        yield (name, Segment("  "), bar, Segment("  "), Segment(_numbers(row, is_short=is_short), doubt))
+        yield (name, Segment("  "), bar, Segment("  "), Segment(_numbers(row, is_short=is_short), numbers_in))
         if has_samples and len(row.samples) > 1:
             strip = sample_strip(row.samples, top, room, is_ascii=is_ascii)
             yield (Segment(" " * (of_backend + 2)), Segment(strip.rstrip(), style))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from runner.bench.figures import INVALID, figure, label, percent, with_unit
-from runner.bench.record import BenchBackend, BenchMachine, BenchOptions, BenchRow, BenchRun
+from runner.bench.figures import INVALID, doubt, figure, label, percent, with_unit
+from runner.bench.record import NOT_REACHED, BenchBackend, BenchMachine, BenchOptions, BenchRow, BenchRun
 from runner.bench.speculation_text import (
     acceptance_cell,
     drafter_cell,
@@ -57,7 +57,7 @@ def by_test(rows: Sequence[BenchRow]) -> list[BenchRow]:
 
 def row_cells(row: BenchRow) -> dict[str, str | Segment]:
     """The cells of one row, by the name of their column."""
-    style: Style = "bad" if row.invalid is not None else "doubt" if row.is_noisy else ""
+    style: Style = "bad" if row.invalid is not None else "doubt" if doubt(row) else ""
     low, high = row.min, row.max
     return {
         "TEST": row.test,
@@ -169,8 +169,13 @@ def _remarks(run: BenchRun, width: int | None) -> Iterator[Line]:
     noisy = ", ".join(f"{row.backend} {row.test} ({percent(row.noise, 1)})" for row in run.rows if row.is_noisy)
     if noisy:
         yield from _field("noisy", f"{noisy}: repetitions vary by more than 5 %", width, style="doubt")
+    few = ", ".join(f"{row.backend} {row.test} ({len(row.samples)})" for row in run.rows if row.is_few)
+    if few:
+        yield from _field("few", f"{few}: by so few repetitions nobody knows how much they vary", width, style="doubt")
     for backend in run.backends:
-        if backend.refused is not None:
+        if backend.refused == NOT_REACHED:
+            yield from _field("left", f"{backend.name}: {backend.refused}", width, style="doubt")
+        elif backend.refused is not None:
             yield from _field("refused", f"{backend.name}: {backend.refused}", width, style="bad")
     for row in run.rows:
         for text in remarks_of(row):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from runner.bench.gates import genre_fault, genre_repetition_fault, repetition_fault, sample_fault
 from runner.bench.plan import BenchTest, Plan
-from runner.bench.record import BenchBackend, BenchRow, SkippedTest, without_numbers
+from runner.bench.record import NOT_REACHED, BenchBackend, BenchRow, SkippedTest, without_numbers
 from runner.bench.speculated import Speculated, together
 from runner.bench.tasks import GenreSample, Sample, Vitals
 from runner.errors import RunnerError
@@ -222,7 +222,7 @@ class Side:
     def backend(self, bandwidth: float | None) -> BenchBackend:
         """As it is recorded; rows without anything are left out."""
         if self.loaded is None:
-            return BenchBackend(name=self.name, version=self._version, refused=self.refused or "it was not reached")
+            return BenchBackend(name=self.name, version=self._version, refused=self.refused or NOT_REACHED)
         return BenchBackend(
             name=self.name,
             version=self._version,

@@ -24,6 +24,7 @@ from runner.errors import BusyError, RunnerError, UsageError
 from runner.paths import open_private, private_directory
 
 _LOCK_PATIENCE_S: Final = 10.0
+_ABSURD: Final = 1 << 63  # no number of a run is as large; their squares and sums are still numbers
 _LAST = re.compile(r"last(?:~(\d{1,9}))?")
 
 
@@ -62,8 +63,14 @@ def _ends_a_line(descriptor: int) -> bool:
 
 
 def _write_whole(descriptor: int, line: bytes) -> None:
-    while line:
-        line = line[os.write(descriptor, line) :]
+    """All of the line, or nothing of it. Raises OSError."""
+    size = os.fstat(descriptor).st_size
+    try:
+        while line:
+            line = line[os.write(descriptor, line) :]
+    except OSError:
+        os.ftruncate(descriptor, size)
+        raise
 
 
 def read_history(path: Path) -> History:
@@ -136,8 +143,8 @@ def _is_of(hint: Any, value: Any) -> bool:
         hints = _hints(hint)
         return type(value) is hint and all(_is_of(hints[name], item) for name, item in vars(value).items())
     if hint is float:
-        return type(value) in (int, float) and math.isfinite(value)
-    return type(value) is hint
+        return type(value) in (int, float) and math.isfinite(value) and abs(value) < _ABSURD
+    return type(value) is hint and not (hint is int and abs(value) >= _ABSURD)
 
 
 # --- finding runs ----------------------------------------------------------------------------------------------------

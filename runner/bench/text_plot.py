@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from runner.bench.figures import label, with_unit
+from runner.bench.figures import doubt, label, with_unit
 from runner.bench.record import BenchRow
 from runner.bench.styled import Line, Segment, Style, padded
 from runner.measures import text_width
@@ -67,7 +67,7 @@ def bar_lines(rows: Sequence[BenchRow], width: int, *, is_ascii: bool = False) -
 
 
 def _line(test: str, row: BenchRow, bar: Segment, widths: Sequence[int]) -> Line:
-    style: Style = "bad" if row.invalid is not None else "doubt" if row.is_noisy else ""
+    style: Style = "bad" if row.invalid is not None else "doubt" if doubt(row) else ""
     gap, (of_test, of_backend, of_numbers, of_mark) = Segment("  "), widths
     cells = [
         Segment(padded(test, of_test), "bold"),

@@ -157,7 +157,7 @@ def measure(
 
     render.configure(quiet=quiet)
     form = "json" if as_json else form
-    bench_reports.check_options(form, baseline, fail_below, plot)
+    before = bench_reports.check_options(form, baseline, fail_below, plot)
     request = _request(
         model,
         sizes=tuple(token_counts(name, text) for name, text in (("-p", n_prompt), ("-n", n_gen), ("-d", depths))),
@@ -184,10 +184,13 @@ def measure(
         run = _measured(request, as_json=form in ("json", "jsonl"))
     except UnknownModel as error:
         raise _perhaps_a_command(error, request.model) from error
-    bench_reports.show_run(run, form)
-    is_slower = baseline is not None and bench_reports.compare_with_baseline(run, baseline, fail_below, paths)
-    if not no_save:
+    if not no_save:  # first of all: showing it may fail
         bench_reports.keep_run(run, paths)
+    try:
+        bench_reports.show_run(run, form)
+    except SystemExit:  # whoever read it went away: the exit code still says what was found
+        pass
+    is_slower = baseline is not None and bench_reports.compare_with_baseline(run, before, fail_below, paths)
     if plot is not None:
         bench_reports.write_plot(run, plot)
     if run.is_partial:

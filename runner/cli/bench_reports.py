@@ -38,17 +38,19 @@ _COLOURS: Final[dict[Style, render.Colour | None]] = {
 # --- a new run -------------------------------------------------------------------------------------------------------
 
 
-def check_options(form: str, baseline: str | None, fail_below: str | None, plot: Path | None) -> None:
-    """Refuse now what could only fail after minutes of measuring. Raises UsageError, and RunnerError."""
+def check_options(form: str, baseline: str | None, fail_below: str | None, plot: Path | None) -> BenchRun | None:
+    """Refuse now what could only fail after minutes of measuring; gives the baseline, None for the last run like it.
+
+    Raises UsageError, and RunnerError.
+    """
     check_format(form, FORMATS)
     if fail_below is not None:
         allowed_share(fail_below)
         if baseline is None:
             raise UsageError("--fail-below needs something to compare with.", hint="Add --baseline last.")
-    if baseline is not None and baseline != "last":
-        run_meant(read_kept(user_paths()), baseline)
     if plot is not None:
         _check_plot(plot)
+    return None if baseline in (None, "last") else run_meant(read_kept(user_paths()), str(baseline))
 
 
 def check_format(form: str, known: Sequence[str]) -> None:
@@ -88,7 +90,7 @@ def _report_lines(run: BenchRun) -> list[Line]:
 
 
 def keep_run(run: BenchRun, paths: Paths) -> None:
-    """Add the run to the history. That it cannot be kept is a warning: it was shown."""
+    """Add the run to the history. That it cannot be kept is a warning: it is shown all the same."""
     from runner.bench.store import append_run
 
     try:
@@ -112,22 +114,23 @@ def write_plot(run: BenchRun, plot: Path) -> None:
 def _check_plot(plot: Path) -> None:
     if plot.suffix.lower() != ".svg":
         raise UsageError(f"--plot is {str(plot)!r}, and plots are SVG.", hint="Name a file that ends in .svg.")
+    if expanded(plot).is_dir():
+        raise UsageError(f"{plot} is a directory, and a plot is a file.", hint="Name another file.")
     if not expanded(plot).parent.is_dir():
         raise UsageError(f"There is no directory {plot.parent} for the plot.", hint="Make it first.")
 
 
-def compare_with_baseline(run: BenchRun, baseline: str, fail_below: str | None, paths: Paths) -> bool:
+def compare_with_baseline(run: BenchRun, before: BenchRun | None, fail_below: str | None, paths: Paths) -> bool:
     """Say on stderr how a new run differs from an earlier one; whether a row is slower than `fail_below` allows.
 
-    "last" is the last whole run of the same files with the same options on the same device. Where there is none, that
-    is said, and nothing is slower: the first run of a series has nothing to fall behind.
+    before: None for the last whole run of the same files with the same options on the same device. Where there is none,
+    that is said, and nothing is slower: the first run of a series has nothing to fall behind.
     """
     from runner.bench.comparison import compare_runs
     from runner.bench.comparison_table import comparison_lines
     from runner.bench.store import last_like
 
-    history = read_kept(paths)
-    before = last_like(history.runs, run) if baseline == "last" else run_meant(history, baseline)
+    before = before or last_like(read_kept(paths).runs, run)
     if before is None:
         render.say("There is no baseline: no earlier run measured the same files with these options on this device.")
         return False
@@ -187,8 +190,9 @@ def run_meant(kept: History, ref: str) -> BenchRun:
     """A run of the history, or of a file. Raises UsageError, and RunnerError."""
     from runner.bench.store import find_run, read_run
 
-    path = Path(ref)
-    return read_run(path) if path.suffix == ".json" else find_run(kept, ref)
+    path = expanded(Path(ref))
+    is_file = path.suffix.lower() == ".json" or path.is_file()
+    return read_run(path) if is_file else find_run(kept, ref)
 
 
 def expanded(path: Path) -> Path:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 import stat
 import subprocess
 import sys
@@ -86,6 +88,8 @@ def wrong(change: dict[str, object]) -> bytes:
         wrong({"machine": None}),
         wrong({"backends": [{"name": "native", "rows": [{"samples": [-1.0]}]}]}),
         wrong({"notes": 7}),
+        wrong({"num_parameters": 10**400}),
+        json.dumps(run_to_json(run(backend(row())))).replace("102.0", "1.7e308").replace("98.0", "1.7e308").encode(),
     ],
 )
 def test_lines_that_are_no_run_are_counted_and_passed_over(tmp_path: Path, line: bytes) -> None:
@@ -94,6 +98,28 @@ def test_lines_that_are_no_run_are_counted_and_passed_over(tmp_path: Path, line:
     append_run(path, run())
     kept = read_history(path)
     assert (len(kept.runs), kept.n_damaged, kept.n_newer) == (1, 1, 0)
+
+
+def test_of_a_run_that_does_not_fit_on_the_disk_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "bench.jsonl"
+    append_run(path, run(id="first"))
+    write, n_written = os.write, 0
+
+    def full(descriptor: int, data: bytes) -> int:
+        nonlocal n_written
+        n_written += 1
+        if n_written > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data[:50])
+
+    with monkeypatch.context() as patch, pytest.raises(RunnerError, match="No space left"):
+        patch.setattr(os, "write", full)
+        append_run(path, run(id="second"))
+    append_run(path, run(id="third"))
+    kept = read_history(path)
+    assert ([one.id for one in kept.runs], kept.n_damaged) == (["first", "third"], 0)
 
 
 def test_a_run_of_a_newer_version_is_told_from_damage(tmp_path: Path) -> None:

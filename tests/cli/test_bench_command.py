@@ -55,6 +55,21 @@ def test_a_pipe_gets_a_line_a_row_and_no_control_codes(script: Callable[..., str
     assert "tok/s" in done.stdout
 
 
+def test_a_run_that_nobody_reads_is_kept_and_its_exit_code_stands(script: Callable[..., str]) -> None:
+    for more, code in (({}, 0), ({"token_s": 0.004, "fail": "error", "fail_after": 30}, 1)):
+        measuring = subprocess.Popen(
+            [*RUNNER, "bench", script(**more), "-p", "16", "-n", "40", "-d", "0", "-r", "2"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert measuring.stdout is not None
+        measuring.stdout.close()
+        _, err = measuring.communicate(timeout=60)
+        assert measuring.returncode == code, err
+        assert "Kept as " in err
+
+
 def test_quiet_prints_the_report_alone(script: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", script(), *SMALL, "-q", "--json"]) == 0
     out, err = capsys.readouterr()

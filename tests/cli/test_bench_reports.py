@@ -213,29 +213,42 @@ def test_the_baseline_is_the_last_run_that_measured_the_same(capsys: Capture) ->
     keep(
         of(FAST, id="like"), of(SLOW, id="unlike", options=options(repetitions=9)), of(SLOW, id="part", is_partial=True)
     )
-    assert not bench_reports.compare_with_baseline(of(FAST, id="now"), "last", "5%", paths)
-    assert bench_reports.compare_with_baseline(of(SLOW, id="now"), "last", "5%", paths)
+    assert not bench_reports.compare_with_baseline(of(FAST, id="now"), None, "5%", paths)
+    assert bench_reports.compare_with_baseline(of(SLOW, id="now"), None, "5%", paths)
     out, err = capsys.readouterr()
     assert out == ""
     assert "before    like" in err
     assert "No row is slower by more than 5 % beyond noise." in err
     assert "FAILED: native tg128 is 20.0 % slower; 5 % is allowed." in err
-    assert not bench_reports.compare_with_baseline(of(SLOW, id="now"), "unlike", "5%", paths)
-    assert not bench_reports.compare_with_baseline(of(SLOW, id="now"), "last", None, paths)
+    named = bench_reports.check_options("table", "unlike", "5%", None)
+    assert not bench_reports.compare_with_baseline(of(SLOW, id="now"), named, "5%", paths)
+    assert not bench_reports.compare_with_baseline(of(SLOW, id="now"), None, None, paths)
 
 
 def test_a_row_that_was_lost_or_is_invalid_fails_too(capsys: Capture) -> None:
     keep(run(backend(row(), row("pp512")), id="before"))
     bad = run(backend(row("tg128", (), segments=(), invalid="tokens differ")), id="now")
-    assert bench_reports.compare_with_baseline(bad, "last", "5%", user_paths())
+    assert bench_reports.compare_with_baseline(bad, None, "5%", user_paths())
     err = capsys.readouterr().err
     assert "FAILED: native tg128: INVALID in the later run: tokens differ." in err
     assert "FAILED: native pp512: the later run does not have it." in err
 
 
 def test_without_a_baseline_nothing_is_slower(capsys: Capture) -> None:
-    assert not bench_reports.compare_with_baseline(of(SLOW), "last", "5%", user_paths())
+    assert not bench_reports.compare_with_baseline(of(SLOW), None, "5%", user_paths())
     assert "There is no baseline" in capsys.readouterr().err
+
+
+def test_a_run_is_read_from_a_file_of_any_name(tmp_path: Path, capsys: Capture) -> None:
+    bench_reports.show_run(of(FAST), "json")
+    (tmp_path / "run.txt").write_text(capsys.readouterr().out)
+    assert bench_reports.run_meant(bench_reports.read_kept(user_paths()), str(tmp_path / "run.txt")) == of(FAST)
+
+
+def test_a_plot_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "plot.svg").mkdir()
+    with pytest.raises(UsageError, match="is a directory"):
+        bench_reports.check_options("table", None, None, tmp_path / "plot.svg")
 
 
 def test_a_run_that_cannot_be_kept_is_a_warning(runner_home: Path, capsys: Capture) -> None:
