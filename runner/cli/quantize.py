@@ -5,6 +5,7 @@ It names the output and shows progress; the work is runner.quant's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,8 +87,12 @@ def quantize(
     name = (weight_format or ("q4_k_m" if output is not None and output.suffix == ".gguf" else "mq4")).lower()
     packing = _Packing(rotation, recipe, bpw, calibrate, no_calibrate, calibration_tokens)
     _check_format(name, packing, output)
+    if bpw is not None and not math.isfinite(bpw):
+        raise UsageError(f"--bpw is {bpw}.", hint="It is a number of bits, such as 4.5.")
+    if output == Path():
+        raise UsageError("-o is empty, or the working directory.", hint="Name a directory that is to be made.")
     path = _source_path(source, offline, as_json=as_json)
-    target = output or user_paths().models / made_name(path, name)
+    target = user_paths().models / made_name(path, name) if output is None else output
     units = {"writing text": "tokens"} if name in RECIPES else {"quantizing": "tensors"}
     stages = Stages(units, "bytes", as_json=as_json)
     try:
@@ -236,14 +241,14 @@ def _report(path: Path, made: Quantized, *, as_json: bool) -> None:
         f"{made.format}: {size(made.source_bytes)} became {size(made.size_bytes)}, {made.bpw:.2f} bits a weight, "
         f"{render.short_count(made.num_parameters)} parameters, in {render.duration(made.seconds)}"
     )
-    render.data(str(made.path))
+    render.data(str(made.path.absolute()))
 
 
 def _plain(path: Path, made: Quantized) -> dict[str, Any]:
     plain: dict[str, Any] = {
         "source": str(path),
-        "path": str(made.path),
-        "weights": str(made.weights),
+        "path": str(made.path.absolute()),
+        "weights": str(made.weights.absolute()),
         "format": made.format,
         "size_bytes": made.size_bytes,
         "source_bytes": made.source_bytes,

@@ -70,13 +70,14 @@ def quantize_model(source: Path, chosen: Format, output: Path, *, force: bool, o
     small, UnsupportedModel and BadModelFile as the source deserves, BusyError when another process is making it.
     """
     started = time.monotonic()
-    work = WorkDirectory(output)
-    work.check_target(force=force)
+    work, name = WorkDirectory(output), model_name(source)
+    one_file = {f"{name}-{form}.gguf" for form in FORMATS}
+    work.check_target(force=force, source=source, one_file=one_file)
     with tempfile.TemporaryDirectory(prefix="runner-") as unpacked:
         plan = _plan(source, chosen, Path(unpacked))
         with work.opened() as lock:
             work.require_room(plan.needed_bytes + _SPARE_BYTES)
-            weights = work.path / work.weights_name(f"{model_name(source)}-{chosen.name}.gguf")
+            weights = work.path / work.weights_name(f"{name}-{chosen.name}.gguf")
             _make(plan, chosen, weights, lock, on_stage)
             header = read_header(weights)
             work.finish(weights, companions_from=plan.files)

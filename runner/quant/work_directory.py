@@ -10,7 +10,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,10 +73,12 @@ class WorkDirectory:
     def weights_name(self, name: str) -> str:
         return self.output.name if self.is_file else name
 
-    def check_target(self, *, force: bool) -> None:
+    def check_target(self, *, force: bool, source: Path | None = None, one_file: Collection[str] = ()) -> None:
         """Raise UsageError when the output is there and may not be replaced.
 
-        Even with `force`, only what a run like this one made is replaced: never a directory with other files.
+        Even with `force`, only what a run like this one made is replaced: never what it is made from, and never a
+        directory with other files. source: a file, or a directory with its files. one_file: what models of one file
+        that such runs leave in a directory are called.
         """
         if not self.output.exists() and not self.output.is_symlink():
             return
@@ -85,7 +87,11 @@ class WorkDirectory:
         if self.is_file != self.output.is_file():
             kind = "directory" if self.output.is_dir() else "file"
             raise UsageError(f"{self.output} is a {kind}.", hint="Give another path with -o.")
-        if not self.is_file and (others := self._foreign_files(self.output)):
+        if source is not None and self._holds(source):
+            raise UsageError(
+                f"{self.output} is what is read, or has it: it would be replaced.", hint="Give another path with -o."
+            )
+        if not self.is_file and (others := self._foreign_files(self.output, lambda name: name in one_file)):
             raise UsageError(
                 f"{self.output} has files that do not belong to a model, such as {others[0]!r}.",
                 hint="Give another path with -o: this directory will not be deleted.",
@@ -177,7 +183,7 @@ class WorkDirectory:
 
     def _empty(self, spared: frozenset[str]) -> None:
         """Remove what a killed run left, but what is spared; refuse a directory that is somebody else's."""
-        if others := self._foreign_files(self.path):
+        if others := self._foreign_files(self.path, lambda name: Path(name).suffix in FILE_SUFFIXES):
             raise UsageError(
                 f"{self.path} has files that do not belong to a model, such as {others[0]!r}.",
                 hint="Move them away: runner works in that directory.",
@@ -186,15 +192,21 @@ class WorkDirectory:
             if entry.name not in spared:
                 entry.unlink()
 
-    def _foreign_files(self, directory: Path) -> list[str]:
-        """What is there that no run of ours made."""
+    def _holds(self, source: Path) -> bool:
+        """Whether the source or one of its files is the output, or lies in it."""
+        output = self.output.resolve()
+        files = [source, *(source.iterdir() if source.is_dir() else ())]
+        return any(output in (file, *file.parents) for file in (file.resolve() for file in files))
+
+    def _foreign_files(self, directory: Path, is_one_file: Callable[[str], bool]) -> list[str]:
+        """What is there that no run of ours made. is_one_file: whether a model of one file of that name is ours."""
         entries = sorted(directory.iterdir())
         is_ours = not self._parts.signs.isdisjoint(entry.name for entry in entries)
         ours = {*COMPANIONS, *(self._parts.names if is_ours else ())}
         return [
             entry.name
             for entry in entries
-            if entry.is_dir() or (entry.name not in ours and entry.suffix not in FILE_SUFFIXES)
+            if entry.is_dir() or (entry.name not in ours and not is_one_file(entry.name))
         ]
 
 

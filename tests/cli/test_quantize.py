@@ -104,7 +104,16 @@ def test_json_says_what_was_made(tmp_path: Path, demo_directory: Path, capsys: p
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["schema"] == "runner.quantize/1"
     assert result["size_bytes"] == Path(output).stat().st_size
+    assert (result["path"], result["weights"]) == (output, output)
     assert 4.5 <= result["bpw"] < 6
+
+
+def test_the_path_that_is_printed_is_one_that_run_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["quantize", "demo", "-t", "q4_0", "-o", "smaller", "-q"]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "smaller")
 
 
 @pytest.mark.parametrize(
@@ -123,6 +132,9 @@ def test_json_says_what_was_made(tmp_path: Path, demo_directory: Path, capsys: p
         (["demo", "--calibration-tokens", "0"], 2, "1 or more"),
         (["demo", "--format", "q8_0", "--no-calibrate"], 2, "calibration"),
         (["demo", "--bpw", "4"], 2, "more than the budget"),
+        (["demo", "--bpw", "nan"], 2, "--bpw is nan"),
+        (["demo", "-o", ""], 2, "-o is empty"),
+        (["demo", "-o", "."], 2, "-o is empty, or the working directory"),
         (["qwen3-0.6b", "--offline"], 3, "--offline"),
     ],
 )

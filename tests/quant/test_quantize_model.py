@@ -202,11 +202,31 @@ class TestExistingOutput:
             made(demo_source, "q8_0", tmp_path / "out")
         assert (tmp_path / "out.partial" / "thesis.txt").read_text() == "mine"
 
-    def test_the_source_itself_can_be_replaced(self, demo_directory: Path, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("output", ["demo", "demo/demo-q8_0.gguf", "link"])
+    @pytest.mark.parametrize("source", ["demo", "demo/demo-q8_0.gguf", "other"])
+    def test_the_source_itself_is_never_replaced(
+        self, demo_directory: Path, tmp_path: Path, source: str, output: str
+    ) -> None:
+        """As a directory, as a file of it, by a link to it, and where a directory's files are links."""
         shutil.copytree(demo_directory, tmp_path / "demo")
         (tmp_path / "demo" / "README.md").unlink()
-        made(tmp_path / "demo", "q6_k", tmp_path / "demo", force=True)
-        assert [name for name in files(tmp_path / "demo") if name.endswith(".gguf")] == ["demo-q6_k.gguf"]
+        (tmp_path / "link").symlink_to("demo")
+        (tmp_path / "other").mkdir()
+        for name in files(tmp_path / "demo"):
+            (tmp_path / "other" / name).symlink_to(tmp_path / "demo" / name)
+        before = (tmp_path / "demo" / "demo-q8_0.gguf").read_bytes()
+        for form in ("q6_k", "q8_0"):
+            with pytest.raises(UsageError, match="it would be replaced"):
+                made(tmp_path / source, form, tmp_path / output, force=True)
+        assert (tmp_path / "demo" / "demo-q8_0.gguf").read_bytes() == before
+
+    def test_models_that_somebody_keeps_there_are_not_deleted(self, demo_source: Path, tmp_path: Path) -> None:
+        (tmp_path / "models").mkdir()
+        for name in ("Llama-3.1-8B-Q4_K_M.gguf", "demo-q4_0.gguf"):
+            (tmp_path / "models" / name).write_bytes(b"mine")
+        with pytest.raises(UsageError, match="such as 'Llama"):
+            made(demo_source, "q4_0", tmp_path / "models", force=True)
+        assert files(tmp_path / "models") == {"Llama-3.1-8B-Q4_K_M.gguf", "demo-q4_0.gguf"}
 
 
 def test_two_runs_for_one_output_do_not_meet(demo_source: Path, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def make_container(source: Path, output: Path, *, force: bool, on_stage: OnStage
     """
     started = time.monotonic()
     work = WorkDirectory(output)
-    work.check_target(force=force)
+    work.check_target(force=force, source=source)
     if is_hipfire_file(source):
         raise UsageError(f"{source} is one of hipfire's files already.", hint="Copy it.")
     directory, weights = _open(source)

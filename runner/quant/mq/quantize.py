@@ -84,7 +84,7 @@ def quantize_packed(
             f"{output} would be one file, and {recipe.name} makes a directory.",
             hint="Leave the suffix out, or choose a GGUF format such as --format q4_k_m.",
         )
-    work.check_target(force=force)
+    work.check_target(force=force, source=source)
     place = device or best_device()
     with opened_source(source) as opened:
         weights = in_basis(opened.weights, opened.config, rotation)

@@ -259,6 +259,16 @@ def test_force_never_deletes_somebody_elses_model(source: Path, tmp_path: Path) 
     assert hashes(theirs) == hashes(tmp_path / "out.partial") == before
 
 
+def test_force_deletes_no_gguf(demo_directory: Path, source: Path, tmp_path: Path) -> None:
+    """Neither that which it is made from nor another."""
+    for name, made_from in (("own", tmp_path / "own"), ("theirs", source)):
+        shutil.copytree(demo_directory, tmp_path / name)
+        (tmp_path / name / "README.md").unlink()
+        with pytest.raises(UsageError, match=r"would be replaced|do not belong"):
+            packed(made_from, tmp_path / name, force=True)
+        assert (tmp_path / name / "demo-q8_0.gguf").stat().st_size > 10**7
+
+
 def test_a_file_name_cannot_be_the_output(source: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="directory"):
         packed(source, tmp_path / "out.gguf")
