@@ -59,7 +59,8 @@ class DiskUsage:
 def disk_usage(registry: Registry, made: Path) -> DiskUsage:
     """What models take. made: the directory of the models made here."""
     counter = _Counter()
-    uses = [_cached(registry, counter, repo, directory) for repo, directory in cached_repos()]
+    repos = [(repo, directory) for repo, directory in cached_repos() if _has_files(directory)]
+    uses = [_cached(registry, counter, repo, directory) for repo, directory in repos]
     uses += _made(counter, made)
     cache = hub_settings().cache
     others = counter.new_bytes([cache])
@@ -93,6 +94,11 @@ class _Counter:
             return 0
         self._met.add(key)
         return stat.st_size
+
+
+def _has_files(directory: Path) -> bool:
+    """Not so where the last leftovers of a repository were deleted: `runner rm` has nothing to do there."""
+    return any(names for _, _, names in os.walk(directory))
 
 
 def _cached(registry: Registry, counter: _Counter, repo: str, directory: Path) -> Use:

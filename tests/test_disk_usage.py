@@ -45,6 +45,11 @@ def test_a_cache_in_a_place_that_cannot_be_reached_takes_nothing(
     assert usage().uses == ()
 
 
+def test_a_repository_of_which_nothing_is_left_is_not_listed() -> None:
+    (repo_directory("a/one") / "blobs").mkdir(parents=True)
+    assert usage().uses == ()
+
+
 def test_a_blob_that_two_commits_link_to_counts_once() -> None:
     blob = put("Qwen/Qwen3-8B-GGUF", "a.gguf", 1000)
     other = blob.parent.parent / "snapshots" / ("f" * 40) / "a.gguf"

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from runner.cli import completing, render
-from runner.errors import UsageError
+from runner.errors import RunnerError, UsageError
 from runner.paths import Paths, user_paths
 from runner.registry import Registry
 from runner.removal import Removal, delete, plan_leftovers, plan_removal
@@ -43,14 +43,33 @@ def rm(
     if plans and not render.confirm(question, yes):
         render.narrate("Nothing was deleted.")
         raise typer.Exit(1)
-    freed = {plan.title: delete(plan) for plan in plans}
+    freed, skipped = _delete_all(plans)
     if as_json:
         removed = [{"name": title, "freed_bytes": size} for title, size in freed.items()]
-        render.emit_json("runner.rm/1", {"removed": removed, "freed_bytes": sum(freed.values())})
+        passed_over = [{"name": title, "reason": error.message} for title, error in skipped.items()]
+        total = sum(freed.values())
+        render.emit_json("runner.rm/1", {"removed": removed, "skipped": passed_over, "freed_bytes": total})
     elif plans:
         render.narrate(f"Freed {render.decimal_size(sum(freed.values()))}.")
     else:
         render.narrate("There is nothing unfinished or set aside.")
+    if skipped:
+        raise typer.Exit(next(iter(skipped.values())).exit_code)
+
+
+def _delete_all(plans: list[Removal]) -> tuple[dict[str, int], dict[str, RunnerError]]:
+    """Carry all of them out; what each freed, and why some could not be. One that is being fetched holds up no other.
+
+    What could not be deleted is warned of at once.
+    """
+    freed, skipped = dict[str, int](), dict[str, RunnerError]()
+    for plan in plans:
+        try:
+            freed[plan.title] = delete(plan)
+        except RunnerError as error:
+            skipped[plan.title] = error
+            render.warn(f"{plan.title} was not deleted: {error.message}", error.hint)
+    return freed, skipped
 
 
 def _plans(models: list[str], partial: bool, paths: Paths) -> list[Removal]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import filelock
 import pytest
 from hub_server import Fault, Hub
 from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, blob, fetch_all, small_hub
@@ -15,6 +16,7 @@ from runner.cli import options
 from runner.cli.app import main
 from runner.errors import UsageError
 from runner.hub_cache import repo_directory
+from runner.hub_parts import lock_directory
 from runner.paths import user_paths
 from runner.types import Device
 
@@ -263,6 +265,33 @@ def test_rm_partial_frees_what_was_begun_and_keeps_models(capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out)["freed_bytes"] == size
     assert main(["rm", "--partial", "-y"]) == 0
     assert "nothing unfinished" in capsys.readouterr().err
+    assert main(["du"]) == 0
+    assert GGUF not in capsys.readouterr().out
     assert main(["rm", "-y"]) == 2
     assert blob(SHARDS, "config.json").is_file()
     assert not user_paths().models.exists()
+
+
+def test_rm_partial_passes_over_what_is_being_fetched_and_says_so(
+    capsys: pytest.CaptureFixture[str], server: Hub
+) -> None:
+    """The first of two: the other is deleted all the same, and what that freed is told."""
+    busy = begin_fetch(GGUF, WEIGHTS, server)
+    other = repo_directory("z/other") / "blobs" / "abc.incomplete"
+    other.parent.mkdir(parents=True)
+    other.write_bytes(bytes(1000))
+    locks = lock_directory(repo_directory(GGUF))
+    with filelock.FileLock(locks / f"{busy.name.partition('.')[0]}.lock"):
+        assert main(["rm", "--partial", "-y"]) == 3
+        err = capsys.readouterr().err
+        assert f"{GGUF}, 1 partial download was not deleted: Another process is fetching" in err
+        assert "Freed 1.0 kB" in err
+        assert busy.is_file()
+        assert not other.exists()
+        other.write_bytes(bytes(1000))
+        assert main(["rm", "--partial", "-y", "--json"]) == 3
+    answer = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in answer["removed"]] == ["z/other, 1 partial download"]
+    assert [one["name"] for one in answer["skipped"]] == [f"{GGUF}, 1 partial download"]
+    assert "is fetching" in answer["skipped"][0]["reason"]
+    assert answer["freed_bytes"] == 1000
