@@ -15,6 +15,7 @@ from rich.console import RenderableType
 from textual import events, on
 from textual.app import App
 from textual.binding import BindingType
+from textual.driver import Driver
 from textual.message import Message
 
 from runner.tui import themes
@@ -123,6 +124,12 @@ class RunnerApp(App[int]):
         if self._driver is not None and not self.is_headless:
             self.pace.begin(partial(self._driver.write, ASK), lambda: self.post_message(_CaughtUp()))
 
+    @on(Driver.SignalResume)
+    def _show_again(self) -> None:
+        """The shell had stopped the program: the terminal has nothing any more of what was shown."""
+        self._begin_pace()
+        self.refresh(layout=True)
+
     @contextmanager
     def suspend(self) -> Iterator[None]:
         """Leave the terminal to another program for as long as the block runs."""
@@ -138,6 +145,10 @@ class RunnerApp(App[int]):
             self._begin_pace()
         if failed is not None:
             raise failed
+
+    def action_suspend_process(self) -> None:
+        self.pace.settle(_SILENCE_S)
+        super().action_suspend_process()
 
     def exit(self, result: int | None = None, return_code: int = 0, message: RenderableType | None = None) -> None:
         self.pace.settle(_SILENCE_S)  # here, while the terminal is still read
@@ -196,7 +207,12 @@ class RunnerApp(App[int]):
         """The screen of a mode, which is on top from now on."""
         await self.switch_mode(mode)
         screen, engine = self._screens[mode], self.chat_engine
-        screen.query_one(TitleBar).show(engine.state, engine.model, engine.loaded)
+        bar = screen.query_one(TitleBar)
+        bar.show(engine.state, engine.model, engine.loaded)
+        chat = self._screens.get("chat")
+        if isinstance(chat, ChatScreen) and chat.is_mounted:
+            parts = chat.answers.recount()
+            bar.show_context(parts.used, parts.n_ctx)
         return screen
 
     @on(OpenModel)

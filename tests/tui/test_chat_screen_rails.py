@@ -126,6 +126,9 @@ def test_renaming_and_deleting_ask_and_do_it(stage: Stage) -> None:
         assert isinstance(on.app.screen, Confirm)
         assert "2 messages" in on.shown("#detail")
         await on.pilot.press("escape", "d", "enter")
+        await on.pilot.pause()
+        assert len(rows(on)) == 3, "what is gone for good is not deleted by Enter"
+        await on.pilot.press("d", "y")
         await on.until(lambda: len(rows(on)) == 2)
 
     stage.play(stage.script("Hi."), act)
@@ -144,8 +147,26 @@ def test_the_open_chat_is_renamed_and_deleted_too(stage: Stage) -> None:
         assert on.chat.engine.conversation.title == "greeting"
         on.chat.action_delete_chat()
         await on.pilot.pause()
-        await on.pilot.press("enter")
+        await on.pilot.press("y")
         await on.until(lambda: on.said == [] and not stage.store.sessions())
+
+    stage.play(stage.script("Hi."), act)
+
+
+def test_taking_back_the_only_message_takes_the_chat_from_the_list(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.ask("hello")
+        await on.until(lambda: any("hello" in row for row in rows(on)))
+        on.chat.action_undo()
+        await on.pilot.pause()
+        assert isinstance(on.app.screen, Confirm)
+        await on.pilot.press("escape")
+        assert on.said
+        on.chat.action_undo()
+        await on.pilot.pause()
+        await on.pilot.press("enter")
+        await on.until(lambda: on.said == [] and not any("hello" in row for row in rows(on)))
 
     stage.play(stage.script("Hi."), act)
 

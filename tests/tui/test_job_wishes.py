@@ -39,7 +39,9 @@ class Queue(JobQueue):
 @pytest.mark.parametrize(
     ("job", "keys", "wishes"),
     [
-        (FAR, ("enter",), [("cancel", FAR.id)]),
+        (FAR, ("y",), [("cancel", FAR.id)]),
+        (FAR, ("left", "enter"), [("cancel", FAR.id)]),
+        (FAR, ("enter",), []),
         (FAR, ("escape",), []),
         (NEAR, (), [("cancel", NEAR.id)]),
     ],

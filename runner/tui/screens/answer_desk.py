@@ -107,6 +107,7 @@ class AnswerDesk:
         chat.refuse_while_answering()
         taken = chat.engine.conversation.undo()
         self.show()
+        chat.sessions.refresh()  # without its only question the chat is not kept
         if not chat.box.prompt.text:
             chat.box.prompt.remember(taken)
         chat.tell("Taken back. Up brings the message into the prompt.")
@@ -187,6 +188,7 @@ class AnswerDesk:
         if isinstance(message, (LoadBegan, LoadEnded)):
             self._has_load_failed = isinstance(message, LoadEnded) and message.error is not None
         if isinstance(message, LoadBegan):
+            transcript.name_answer(message.model)
             empty.show_loading(message.model, "Loading")
         elif isinstance(message, LoadStep) and isinstance(message.event, Progress):
             empty.show_loading(self._chat.loading_model, _stage(message.event))
@@ -201,7 +203,9 @@ class AnswerDesk:
                 empty.show_loaded(message.loaded)
             else:
                 empty.show_empty(self._chat.engine.model)  # the one before: it answers the next message
-            self.recount()
+            transcript.name_answer(message.next_model or message.model)
+            parts = self.recount()
+            self._chat.query_one(TitleBar).show_context(parts.used, parts.n_ctx)
 
     def _begin(self, message: AnswerBegan) -> None:
         self._chat.show_transcript(True)

@@ -23,6 +23,7 @@ from runner.tui.machine_watch import MachineSample
 from runner.tui.messages import AnswerBegan, AnswerEnded, EngineMessage, LoadBegan
 from runner.tui.prompt_memory import PromptMemory
 from runner.tui.screens.chat_surface import ChatSurface
+from runner.tui.screens.confirm import Confirm
 from runner.tui.services import Services
 from runner.tui.widgets.empty_chat import EmptyChat
 from runner.tui.widgets.hint import Hint
@@ -224,7 +225,15 @@ class ChatScreen(ChatSurface):
         self.query_one(SessionsRail).action_search()
 
     def action_undo(self) -> None:
-        self.attempt(self.answers.undo)
+        """A letter is hit by mistake more easily than /undo is typed: it asks first."""
+        if self.engine.is_busy or not self.engine.conversation.turns:
+            self.attempt(self.answers.undo)  # which says why not
+            return
+        detail = "The last message and its answer go; the message comes back with Up, the answer does not."
+        self.app.push_screen(
+            Confirm("Take back the last message?", detail, yes="Take back"),
+            lambda is_sure: self.attempt(self.answers.undo) if is_sure else None,
+        )
 
     def action_copy_answer(self) -> None:
         self.attempt(lambda: self.copy(self.engine.conversation.copy()))

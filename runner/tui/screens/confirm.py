@@ -1,4 +1,4 @@
-"""A question with two answers, over whatever is there: Enter agrees, Esc does not.
+"""A question with two answers, over whatever is there: Enter agrees, unless it is grave; Esc does not.
 
 It knows nothing of what is asked.
 """
@@ -18,7 +18,7 @@ from runner.tui.content import block, line
 
 
 class Confirm(ModalScreen[bool]):
-    """question: one line. detail: what follows from saying yes. yes: the word for it."""
+    """question: one line. detail: what follows from saying yes. yes: the word for it. is_grave: Enter cancels then."""
 
     DEFAULT_CSS = """
     Confirm { align: center middle; }
@@ -51,7 +51,7 @@ class Confirm(ModalScreen[bool]):
                 yield Button(self._yes, id="yes", variant="error" if self._is_grave else "primary", compact=True)
 
     def on_mount(self) -> None:
-        self.query_one("#yes").focus()
+        self.query_one("#no" if self._is_grave else "#yes").focus()
 
     def action_answer(self, answer: bool) -> None:
         self.dismiss(answer)

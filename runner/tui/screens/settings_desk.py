@@ -7,17 +7,26 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+from runner.config import LoadOptions
 from runner.errors import RunnerError
 from runner.paths import Paths
-from runner.settings import set_value, unset_value
+from runner.settings import Settings, load_settings, set_value, unset_value
 from runner.tui.chat_settings import FIELDS, KEYS, is_changed, texts
 from runner.tui.screens.settings_panel import Chosen, SettingsPanel
 
 if TYPE_CHECKING:
     from runner.tui.screens.chat_surface import ChatSurface
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What saving changed in the user's file: keys that were written, and keys that were taken out."""
+
+    written: tuple[str, ...]
+    unset: tuple[str, ...]
 
 
 class SettingsDesk:
@@ -41,10 +50,18 @@ class SettingsDesk:
 
     def _defaults(self) -> dict[str, str]:
         """The fields as they are when nothing is set in this chat: the user's settings over the model's own."""
-        engine, services = self._chat.engine, self._chat.services
-        sampling = engine.loaded.sampling if engine.loaded is not None else {}
-        settings = services.settings
-        return texts(settings.sampling_params(sampling), settings.chat_options(), services.load_options)
+        services = self._chat.services
+        return _texts(services.settings, self._sampling(), services.load_options)
+
+    def _sampling(self) -> Mapping[str, Any]:
+        """What the model itself wants."""
+        loaded = self._chat.engine.loaded
+        return {} if loaded is None else loaded.sampling
+
+    def _not_from_flags(self, now: Mapping[str, str]) -> dict[str, str]:
+        """Without what a flag of this start said and nobody changed since: that is not for chats to come."""
+        started, settings = self._defaults(), _texts(self._chat.services.settings, self._sampling())
+        return {name: text for name, text in now.items() if text != started[name] or text == settings[name]}
 
     def _take(self, chosen: Chosen | None) -> None:
         if chosen is None:
@@ -70,37 +87,47 @@ class SettingsDesk:
             engine.options = loading
         self._chat.recount()
         if chosen.is_default:
-            paths, defaults = self._chat.services.paths, self._defaults()
-            now = texts(engine.conversation.params, engine.conversation.options, loading)
-            self._chat.in_thread(lambda: save(paths, wanted.system, now, defaults), self._say_saved)
+            paths, sampling = self._chat.services.paths, self._sampling()
+            now = self._not_from_flags(texts(engine.conversation.params, engine.conversation.options, loading))
+            self._chat.in_thread(lambda: save(paths, wanted.system, now, sampling), self._say_saved)
         elif is_loaded_again:
             self._chat.tell("The model is loaded again: speculation is a part of how it is loaded.")
         else:
             self._chat.tell("It holds from the next answer on.")
 
-    def _say_saved(self, keys: list[str]) -> None:
-        if keys:
-            self._chat.tell(f"Saved for chats to come: {', '.join(keys)}.")
-        else:
-            self._chat.tell("Nothing differs from the defaults: nothing to save.")
+    def _say_saved(self, saved: Saved) -> None:
+        told = [f"Saved for chats to come: {', '.join(saved.written)}."] if saved.written else []
+        told += [f"No longer set: {', '.join(saved.unset)}."] if saved.unset else []
+        self._chat.tell(" ".join(told) or "Nothing differs from the defaults: nothing to save.")
 
 
-def save(paths: Paths, system: str, now: Mapping[str, str], defaults: Mapping[str, str]) -> list[str]:
-    """Write what differs from the defaults, and the system prompt, to the user's settings; returns what was written.
+def save(paths: Paths, system: str, now: Mapping[str, str], sampling: Mapping[str, Any]) -> Saved:
+    """Write what differs from the settings as they are by now to the user's file.
 
-    Raises ConfigError.
+    What holds without that file is taken out of it. sampling: what the model itself wants. Raises ConfigError.
     """
-    written = []
-    for name in FIELDS:
-        if is_changed(name, now[name], defaults[name]):
-            _write(paths, KEYS[name], now[name], is_list=name in ("stop", "draft_file"))
-            written.append(KEYS[name])
-    _write(paths, "system", system or "none", is_list=False)
-    return [*written, *(["system"] if system else [])]
+    settings = load_settings(paths)
+    others = _without(settings, str(paths.settings_file))
+    kept, bare = _texts(settings, sampling), _texts(others, sampling)
+    wanted = {KEYS[name]: now[name] for name in FIELDS if name in now and is_changed(name, now[name], kept[name])}
+    unset = {KEYS[name] for name in now if not is_changed(name, now[name], bare[name])}
+    if system != settings.system:
+        wanted["system"] = system or "none"
+        unset |= {"system"} if system == others.system else set()
+    taken = {key for key, text in wanted.items() if text == "none" or key in unset}
+    for key, text in wanted.items():
+        if key in taken:
+            unset_value(paths, key)
+        else:
+            set_value(paths, key, shlex.split(text) if key in ("stop", "draft_file") else [text])
+    return Saved(tuple(key for key in wanted if key not in taken), tuple(key for key in wanted if key in taken))
 
 
-def _write(paths: Paths, key: str, text: str, *, is_list: bool) -> None:
-    if text == "none":
-        unset_value(paths, key)
-    else:
-        set_value(paths, key, shlex.split(text) if is_list else [text])
+def _without(settings: Settings, origin: str) -> Settings:
+    """The settings as they are without what comes from one place."""
+    return Settings({key: given for key, given in settings.given.items() if given[1] != origin})
+
+
+def _texts(settings: Settings, sampling: Mapping[str, Any], loading: LoadOptions | None = None) -> dict[str, str]:
+    """The fields of the panel as settings have them, over what the model itself wants."""
+    return texts(settings.sampling_params(sampling), settings.chat_options(), loading or settings.load_options())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from runner.inventory import LocalModel, local_models
 from runner.tui.jobs import Job, JobQueue
 from runner.tui.machine_watch import MachineSample
-from runner.tui.messages import EngineMessage, LoadEnded, Unloaded
+from runner.tui.messages import AnswerEnded, EngineMessage, LoadEnded, Unloaded
 from runner.tui.widgets.left_rail import LeftRail
 from runner.tui.widgets.live_rail import LiveRail
 from runner.tui.widgets.models_here import ModelsHere
@@ -85,7 +85,8 @@ class SideDesk:
     def on_engine(self, message: EngineMessage) -> None:
         self._chat.query_one(LiveRail).on_engine(message)
         self._chat.query_one(StatusLine).on_engine(message)
-        if isinstance(message, (LoadEnded, Unloaded)):
+        has_died = isinstance(message, AnswerEnded) and message.state == "empty"
+        if has_died or isinstance(message, (LoadEnded, Unloaded)):
             self.read_models()
         if isinstance(message, LoadEnded):
             self._read_facts()

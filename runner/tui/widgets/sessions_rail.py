@@ -53,7 +53,7 @@ class SessionsRail(Vertical):
     # While the search field has the focus, letters are its own.
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("n", "new", "New"),
-        Binding("r,f2", "rename", "Rename"),
+        Binding("r", "rename", "Rename"),
         Binding("d,delete", "delete", "Delete"),
         Binding("slash", "search", "Search"),
     ]

@@ -106,6 +106,12 @@ class Transcript(RowView, can_focus=True):
         self.document.entries.append(self._live)
         self.changed()
 
+    def name_answer(self, model: str) -> None:
+        """An answer that is awaited comes from `model`: it was asked for before that was loaded."""
+        if self._live is not None and self._live.model != model:
+            self._live.model = model
+            self.changed()
+
     def take(self, event: ChatEvent) -> None:
         """Show an event of the answer, soon."""
         if self._live is None or not isinstance(event, (TextDelta, ReasoningDelta, Notice, Progress, Stats)):
