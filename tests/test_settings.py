@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -347,6 +348,34 @@ def test_a_wrong_edit_changes_nothing(paths: Paths, key: str, texts: list[str]) 
     with pytest.raises(ConfigError):
         set_value(paths, key, texts)
     assert paths.settings_file.read_text() == HAND_WRITTEN
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "words"),
+    [
+        ("system", "\udcff", "bytes that are no text"),
+        ("model", " ", "model is empty"),
+        ("temperature", "nan", "temperature is nan"),
+        ("temperature", "-1e999", "temperature is -inf"),
+        ("temperature", "9" * 400, "temperature is inf"),
+    ],
+)
+def test_what_cannot_be_a_value_is_named_and_leaves_nothing_behind(
+    paths: Paths, key: str, text: str, words: str
+) -> None:
+    set_value(paths, "seed", ["1"])
+    with pytest.raises(ConfigError, match=words):
+        set_value(paths, key, [text])
+    assert [(path.name, path.read_text()) for path in paths.config.iterdir()] == [("config.toml", "seed = 1\n")]
+
+
+def test_edits_at_the_same_time_are_all_kept(paths: Paths, home: Path) -> None:
+    """As from several terminals. More than one is between reading and writing, unless they wait for each other."""
+    keys = ["seed", "top_k", "max_tokens", "n_threads", "think_budget", "penalty_last_n"]
+    with ThreadPoolExecutor(len(keys)) as pool:
+        for _ in pool.map(lambda key: set_value(paths, key, ["7"]), keys):
+            pass
+    assert set(load(paths, home).given) == set(keys)
 
 
 def test_a_broken_file_is_not_overwritten(paths: Paths) -> None:

@@ -34,7 +34,7 @@ class Setting:
     """One setting.
 
     owner, field: the configuration and its field that the value becomes, if any. flag: the command line's name for it.
-    default None: nothing is set, and the help says what happens then.
+    default None: nothing is set, and the help says what happens then. is_needed: an empty text is no value.
     """
 
     key: str
@@ -44,6 +44,7 @@ class Setting:
     help: str
     owner: Owner | None = None
     field: str = ""
+    is_needed: bool = False
 
     @property
     def variable(self) -> str:
@@ -71,8 +72,11 @@ class Setting:
         """`value` as it is used, or ConfigError when its type or range is wrong."""
         if not _has_kind(value, self.kind):
             raise ConfigError(f"{self.key} is {value!r}.", hint=_EXPECTED[self.kind])
+        if self.is_needed and not value.strip():
+            raise ConfigError(f"{self.key} is empty.", hint="Leave it unset for the default.")
         if self.kind == "number":
-            value = float(value) if abs(value) < 1e300 else math.inf  # refused below
+            is_huge = abs(value) >= 1e300  # an integer may be more than a float can be; refused below
+            value = (math.inf if value > 0 else -math.inf) if is_huge else float(value)
         elif self.kind == "texts":
             value = tuple(value)
         if self.owner is not None:
@@ -104,7 +108,14 @@ def _fields(owner: Owner, *rows: tuple[str, Kind, str, str]) -> Iterator[Setting
 
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting(key="model", kind="text", default="demo", flag="--model", help="The model, where none is named."),
+    Setting(
+        key="model",
+        kind="text",
+        default="demo",
+        flag="--model",
+        help="The model, where none is named.",
+        is_needed=True,
+    ),
     Setting(key="system", kind="text", default="", flag="--system", help="The system prompt of new chats."),
     *_fields(
         LoadOptions,
