@@ -21,6 +21,7 @@ from runner.types import BackendName, ModelInfo
 
 _PATIENCE: Final = 4.0  # so much longer may a backend take over tests that another one has done
 _SMALLEST: Final = 16
+_CHARACTERS_PER_TOKEN: Final = 4  # of English and of code, about
 _LARGEST: Final = 2**20
 
 
@@ -62,6 +63,12 @@ class BenchTest:
     def tokens_each_time(self) -> int:
         """So many are written or read in one repetition, at most."""
         return self.n_tokens if self.genre is None else 2 * self.n_tokens * len(genre_prompts(self.genre))
+
+    @property
+    def prompt_tokens(self) -> int:
+        """So many tokens of a genre's prompts are read in one repetition, about: each with drafts and without."""
+        asked = () if self.genre is None else genre_prompts(self.genre)
+        return 2 * sum(len(prompt.ask) for prompt in asked) // _CHARACTERS_PER_TOKEN
 
 
 def wanted_tests(options: BenchOptions) -> Iterator[BenchTest]:
@@ -158,7 +165,8 @@ def _shrunk(test: BenchTest, request: BenchRequest, speed: Speed, test_s: float)
     """The test with fewer tokens where so many would take too long, and the reason."""
     rate = speed.prefill_tok_s if test.kind == "prefill" else speed.decode_tok_s
     asked = request.n_prompt if test.kind == "prefill" else request.n_gen
-    room = rate * test_s / (LEAST_REPETITIONS + 1)  # a warm-up goes before
+    read_s = test.prompt_tokens / speed.prefill_tok_s
+    room = rate * max(0.0, test_s / (LEAST_REPETITIONS + 1) - read_s)  # a warm-up goes before
     if asked is not None or test.tokens_each_time <= room:
         return test, ""
     n_tokens = _SMALLEST
@@ -166,7 +174,7 @@ def _shrunk(test: BenchTest, request: BenchRequest, speed: Speed, test_s: float)
         n_tokens *= 2
     option = "-p" if test.kind == "prefill" else "-n"
     smaller = dataclasses.replace(test, n_tokens=min(n_tokens, test.n_tokens))
-    seconds = test.tokens_each_time / rate
+    seconds = test.tokens_each_time / rate + read_s
     return smaller, (
         f"{smaller.name} in place of {test.name}, which would take about {seconds:.0f} s each time here; "
         f"{option} {test.n_tokens} measures it"

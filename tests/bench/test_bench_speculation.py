@@ -109,8 +109,8 @@ def test_a_request_names_every_genre_at_every_temperature() -> None:
 
 def test_a_slow_machine_writes_shorter_answers_and_says_so() -> None:
     slow = plan_tests(request(), info(), Speed(prefill_tok_s=1000.0, decode_tok_s=200.0), 8.0)
-    assert [test.name for test in slow.tests] == ["code32", "prose32", "instruct32", "maths32"]
-    assert "in place of code128" in slow.notes["code32"]
+    assert [test.name for test in slow.tests] == ["code16", "prose16", "instruct32", "maths32"], "prompts are read too"
+    assert "in place of code128" in slow.notes["code16"]
     asked = plan_tests(request(n_gen=(128,)), info(), Speed(prefill_tok_s=1000.0, decode_tok_s=200.0), 8.0)
     assert asked.tests[0].name == "code128"
 
