@@ -230,7 +230,8 @@ def _cell(test: str, samples: Sequence[float], is_unequal: bool = False) -> str:
     middle = statistics.median(samples)
     if test == "host":
         return f"{100 * middle:.1f} %"
-    spread = f" ± {statistics.stdev(samples):.2g}" if len(samples) > 1 else ""
+    deviation = statistics.stdev(samples) if len(samples) > 1 else None
+    spread = "" if deviation is None else f" ± {deviation:{'.0f' if deviation >= 10 else '.2g'}}"
     mark = " IDS DIFFER" if is_unequal else ""
     return (f"{middle:.3f}{spread} ms" if unit(test) == "ms" else f"{middle:.0f}{spread} tok/s") + mark
 

@@ -376,7 +376,7 @@ def main() -> None:
             if name == "models" and (plots := speed_plots.draw(first, asked.docs)):
                 text += "\n" + "".join(f"![{plot}]({plot}.svg)\n" for plot in plots)
             page = replaced(page, name, text)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         sys.exit(str(error))
     path.write_text(page, encoding="utf-8")
     print(path)

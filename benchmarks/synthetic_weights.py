@@ -7,6 +7,7 @@ the squared weights. Where a format rotates, the error is that of the rotated ma
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,7 @@ def measure() -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     rows = measure()
     kinds = list(rows[0]["errors"])
     print(f"{'format':14s}{'bpw':>8s}" + "".join(f"{kind:>20s}" for kind in kinds))

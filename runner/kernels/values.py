@@ -93,9 +93,11 @@ class Int8Fragments:
     They come in B = ceil(M / C) blocks of C rows, row C b + n being n of block b: C is 8 or M rounded up to a power of
     two, or 1 for rows that are multiplied each by itself.
     words: int32 [B, K / 64, C, 4, 4]; byte i of word [b, p, n, t, 2 e + half] is the level of element
-    32 (2 p + e) + 16 half + 4 t + i. notes: float32 [B, K / 64, C, 4]: the scale of these 64, then for each group e
-    1.5 * 2^23 + zero * (the sum of its levels), then nothing. zero: how far the levels of the weights lie below what
-    their bits say (fragment_products.ZEROS). What belongs to rows from M on is undefined.
+    32 (2 p + e) + 16 half + 4 t + i. notes: float32 [B, K / 64, C, 4], what a product needs beside the levels: [..., 0]
+    the scale of these 64; [..., 1 + e] what group e's sum of products is begun too high by, which is subtracted as the
+    sum becomes a float: 1.5 * 2^23, whose bits it begins with, and zero * (the sum of the group's levels); [..., 3]
+    nothing. zero: how far the levels of the weights lie below what their bits say (fragment_products.ZEROS). What
+    belongs to rows from M on is undefined.
     """
 
     words: Tensor
