@@ -31,6 +31,7 @@ from runner.tui.messages import (
 SAMPLE_EVERY_S: Final = 0.25
 HISTORY_S: Final = 60
 _NOW_S: Final = 1.0  # "now" is the last second of decoding
+_SILENT_S: Final = 2.0  # when nothing has come for so long, nothing is "now"
 _LEAST_S: Final = 0.2  # a shorter stretch says more about the clock than about the model
 
 Phase = Literal["empty", "loading", "ready", "waiting", "reading", "decoding", "stopping"]
@@ -53,7 +54,9 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """now_tok_s: over the last second of decoding; None once the answer has ended. timings: of the newest answer."""
+    """timings: of the newest answer. now_tok_s: over the last second of decoding; None once it has ended or nothing
+    comes.
+    """
 
     timings: Timings
     n_ctx: int
@@ -126,7 +129,9 @@ class LiveNumbers:
         self._first_done = 0
         self._rate = TransferRate()
         self._recent: deque[Timings] = deque()
+        self._before: tuple[Loaded | None, Speed | None, SpeculationRecord | None] = (None, None, None)
         self._sampled_s = float("-inf")
+        self._heard_s = float("-inf")
         self._is_new_answer = True
 
     @property
@@ -147,15 +152,21 @@ class LiveNumbers:
         if isinstance(message, LoadStep):
             return isinstance(message.event, Progress) and self._progress(message.event, now_s)
         if isinstance(message, LoadBegan):
+            self._before = self.loaded, self.speed, self.speculation
             self.model, self.loaded, self.speed, self.speculation = message.model, None, None, None
             self._end_stage()
         elif isinstance(message, LoadEnded):
+            was_loaded, speed, speculation = self._before
+            if message.loaded is not None and message.loaded is was_loaded:  # it failed: the one before is there still
+                self.speed, self.speculation = speed, speculation
             self.loaded, self.wanted = message.loaded, message.options.speculation
             self._end_stage()
         elif isinstance(message, Unloaded):
             self.loaded = None
             self._end_stage()
         elif isinstance(message, AnswerEnded):
+            if message.state == "empty":  # the engine died over it: what it held is free
+                self.loaded = None
             self._end_answer()
         elif isinstance(message, AnswerBegan):
             return before != self.state
@@ -164,8 +175,11 @@ class LiveNumbers:
     def pass_time(self, now_s: float) -> bool:
         """Time passes and nothing is heard: a stage that stands still ends later, or nobody knows when.
 
-        Returns whether something that is shown may have changed.
+        An answer that stands still has no speed "now". Returns whether something that is shown may have changed.
         """
+        if self.phase == "decoding" and now_s - self._heard_s > _SILENT_S:
+            self._rest()
+            return True
         if self.stage is not None:
             self._progress(self.stage.progress, now_s)
         return self.stage is not None
@@ -182,6 +196,7 @@ class LiveNumbers:
             if self._is_new_answer and event.timings.decode_tok_s is not None:  # it was too short for a sample
                 self.history.add(None)
                 self.history.add(event.timings.decode_tok_s)
+            self._recent.clear()
             self.speed = Speed(timings=event.timings, n_ctx=event.n_ctx, now_tok_s=None)
             self.speculation = event.speculation
             self._end_stage()
@@ -195,8 +210,8 @@ class LiveNumbers:
         timings = stats.timings
         if self._is_new_answer:
             self._is_new_answer = False
-            self._recent.clear()
             self.history.add(None)
+        self._heard_s = now_s
         self._recent.append(timings)
         while len(self._recent) > 2 and timings.decode_s - self._recent[1].decode_s >= _NOW_S:
             self._recent.popleft()
@@ -213,11 +228,17 @@ class LiveNumbers:
 
     def _end_answer(self) -> None:
         """The answer is over, whatever ended it: nothing is "now" any more."""
-        if self.speed is not None:
-            self.speed = Speed(timings=self.speed.timings, n_ctx=self.speed.n_ctx, now_tok_s=None)
+        self._rest()
+        self._recent.clear()
         self._is_new_answer = True
         self._sampled_s = float("-inf")
         self._end_stage()
+
+    def _rest(self) -> None:
+        """Nothing comes: what is known is the answer so far, with what was heard since it was last shown."""
+        if self.speed is not None:
+            timings = self._recent[-1] if self._recent else self.speed.timings
+            self.speed = Speed(timings=timings, n_ctx=self.speed.n_ctx, now_tok_s=None)
 
     # --- stages ------------------------------------------------------------------------------------------------------
 

@@ -154,6 +154,20 @@ def test_an_interface_that_is_ended_takes_its_engine_with_it(opened: Callable[..
     assert (LEFT_ALTERNATE_SCREEN in terminal.raw) == (how == signal.SIGTERM)
 
 
+def test_after_the_shell_had_stopped_it_the_whole_screen_is_shown_again(opened: Callable[..., Terminal]) -> None:
+    terminal = opened("fine")
+    terminal.wait_for(is_ready)
+    terminal.type(ANSWER)  # a terminal that answers: frames wait for it
+    terminal.read(0.2)
+    process = psutil.Process(terminal.child.pid)
+    os.kill(process.pid, signal.SIGTSTP)
+    wait_until(lambda: terminal.read(0.05) is not None and process.status() == psutil.STATUS_STOPPED)
+    before = len(terminal.raw)
+    os.kill(process.pid, signal.SIGCONT)
+    terminal.wait_for(lambda _: all(words in terminal.raw[before:] for words in ("● ready", "SPEED", "SESSIONS")))
+    leave(terminal)
+
+
 def test_when_the_terminal_goes_away_nothing_stays_behind(opened: Callable[..., Terminal]) -> None:
     terminal = opened({"text": "word " * 2000, "token_s": 0.01})
     terminal.wait_for(is_ready)

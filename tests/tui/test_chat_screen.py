@@ -8,7 +8,8 @@ import signal
 import tomllib
 
 from chat_stage import LONG, Stage, stage
-from textual.widgets import Input, OptionList, Select
+from textual.content import Content
+from textual.widgets import Input, OptionList, Select, Static, TextArea
 from textual.widgets._toast import Toast
 
 from runner.chat_commands import COMMANDS
@@ -17,6 +18,7 @@ from runner.errors import RunnerError
 from runner.paths import user_paths
 from runner.tui.markdown.sections import DRAFTED as MARK
 from runner.tui.remembered import read_remembered
+from runner.tui.screens.confirm import Confirm
 from runner.tui.screens.page import Page
 from runner.tui.screens.settings_panel import SettingsPanel
 from runner.tui.slash import run_command
@@ -63,6 +65,48 @@ def test_what_is_asked_while_the_model_loads_is_shown_and_answered_after(stage: 
         assert not on.chat.query_one(EmptyChat).display
         assert on.chat.transcript.display
         await on.until(lambda: on.said == ["early", "Hi."])
+
+    stage.play(stage.script("Hi."), act)
+
+
+def test_an_answer_has_the_name_of_the_model_that_gives_it(stage: Stage) -> None:
+    slow = stage.script("Hi.", name="slow", load_s=0.5)
+
+    async def act(on: Stage) -> None:
+        def name() -> str:
+            last = on.chat.transcript.document.entries[-1]
+            assert isinstance(last, Answer)
+            return last.model
+
+        await on.ready()
+        await on.type(f"/model {slow}")
+        await on.type("early")
+        await on.until(lambda: name() == slow, "it has the name of the model before")
+        await on.until(lambda: on.said == ["early", "Hi."])
+        assert name() == slow
+        on.chat.open_model(str(stage.directory / "gone.script.json"))
+        await on.type("still there?")
+        await on.until(lambda: len(on.said) == 4)
+        assert name() == slow
+
+    stage.play(stage.script("Hello."), act)
+
+
+def test_the_title_bar_has_the_context_of_the_chat_that_is_open(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.ask("hello")
+        assert "ctx" in on.shown("TitleBar #meter")
+        shown = on.shown("TitleBar #meter")
+        on.chat.open_model(str(stage.directory / "gone.script.json"))
+        await on.until(lambda: "is still loaded" in on.shown("EmptyChat #where"))
+        assert on.shown("TitleBar #meter") == shown
+        await on.pilot.press("f2")
+        await on.until(lambda: on.app.current_mode == "models")
+        assert on.app.screen.query_one("TitleBar #meter", Static).render() == Content(shown)
+        await on.pilot.press("f5", "ctrl+n", "f2")
+        await on.until(lambda: on.app.current_mode == "models")
+        assert "ctx" not in on.shown("TitleBar #meter")
 
     stage.play(stage.script("Hi."), act)
 
@@ -224,6 +268,22 @@ def test_again_replaces_the_answer_and_undo_brings_the_question_back(stage: Stag
         assert on.chat.query_one(EmptyChat).display
         await on.pilot.press("up")
         assert on.chat.box.prompt.text == "one"
+
+    stage.play(stage.script("Hi."), act)
+
+
+def test_the_letter_that_takes_back_asks_first(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.ask("one")
+        await on.pilot.press("escape", "u")
+        assert isinstance(on.app.screen, Confirm)
+        await on.pilot.press("escape")
+        assert on.said == ["one", "Hi."]
+        await on.pilot.press("u", "enter")
+        assert on.said == []
+        on.chat.action_undo()
+        await on.until(lambda: any("no message to take back" in one.message for one in on.app._notifications))
 
     stage.play(stage.script("Hi."), act)
 
@@ -405,6 +465,26 @@ def test_settings_are_checked_applied_and_saved(stage: Stage) -> None:
 
     stage.play(stage.script("Hi."), act)
     assert tomllib.loads(user_paths().settings_file.read_text()) == {"temperature": 0.25, "top_k": 7}
+
+
+def test_a_default_that_was_saved_is_taken_back_the_same_way(stage: Stage) -> None:
+    async def save(on: Stage, temperature: str, system: str) -> None:
+        await on.pilot.press("f6")
+        on.app.screen.query_one("#temperature", Input).value = temperature
+        on.app.screen.query_one("#system", TextArea).text = system
+        await on.pilot.click("#default")
+
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await save(on, "0.25", "Be brief.")
+        await on.until(lambda: "Saved for chats to come: temperature, system" in on.hint)
+        await save(on, "", "")
+        await on.until(lambda: "No longer set: temperature, system" in on.hint)
+        await save(on, "", "")
+        await on.until(lambda: "Nothing differs" in on.hint)
+
+    stage.play(stage.script("Hi."), act)
+    assert tomllib.loads(user_paths().settings_file.read_text()) == {}
 
 
 def test_another_drafter_loads_the_model_again_and_the_tint_is_kept(stage: Stage) -> None:

@@ -11,11 +11,11 @@ from runner.config import LONGEST_DRAFT, ChatOptions, LoadOptions, SamplingParam
 from runner.errors import UsageError
 from runner.measures import text_width
 from runner.paths import user_paths
-from runner.settings import load_settings
+from runner.settings import load_settings, set_value
 from runner.transcript import Turn
 from runner.tui.chat_settings import FIELDS, is_changed, read, texts
 from runner.tui.context_parts import ContextCount, ContextParts, cells
-from runner.tui.screens.settings_desk import save
+from runner.tui.screens.settings_desk import Saved, save
 from runner.tui.widgets.context_meter import meter
 
 FULL = ContextParts(system=100, conversation=1500, attached=200, answer=100, n_ctx=2048)
@@ -105,16 +105,24 @@ def test_saving_writes_what_differs_and_takes_back_what_is_none() -> None:
     paths = user_paths()
     defaults = texts(SamplingParams(), ChatOptions(), LoadOptions())
     now = {**defaults, "temperature": "0.2", "stop": "'a b' c", "overflow": "drop", "draft_file": "'/a b' /c"}
-    assert save(paths, "Be brief.", now, defaults) == [
-        "context_overflow",
-        "temperature",
-        "stop",
-        "draft_file",
-        "system",
-    ]
+    written = ("context_overflow", "temperature", "stop", "draft_file", "system")
+    assert save(paths, "Be brief.", now, {}) == Saved(written, ())
     settings = load_settings(paths)
     assert settings.load_options().draft_file == ("/a b", "/c")
     assert settings.sampling_params({}) == SamplingParams(temperature=0.2, stop=("a b", "c"))
     assert settings.system == "Be brief."
-    save(paths, "", {**defaults, "seed": "none"}, {**defaults, "seed": "5"})
+    assert save(paths, "", {**now, "overflow": "stop"}, {}) == Saved((), ("context_overflow", "system"))
     assert load_settings(paths).system == ""
+    assert save(paths, "", {**now, "overflow": "stop"}, {}) == Saved((), ())
+
+
+def test_saving_leaves_what_a_project_or_a_variable_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = user_paths()
+    set_value(paths, "temperature", ["0.3"])
+    monkeypatch.setenv("RUNNER_TEMPERATURE", "0.5")
+    now = texts(load_settings(paths).sampling_params({}), ChatOptions(), LoadOptions())
+    assert now["temperature"] == "0.5"
+    assert save(paths, "", now, {}) == Saved((), ())
+    monkeypatch.delenv("RUNNER_TEMPERATURE")
+    assert save(paths, "", {**now, "temperature": "0.6"}, {"temperature": 0.6}) == Saved((), ("temperature",))
+    assert not paths.settings_file.read_text()

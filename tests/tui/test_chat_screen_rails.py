@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from datetime import date, datetime
 
 import pytest
@@ -66,6 +68,23 @@ def test_a_model_that_was_unloaded_is_not_marked_as_loaded(stage: Stage) -> None
         await on.until(lambda: "●" not in str(listed.get_option_at_index(0).prompt), "it is still marked")
 
     stage.play("demo", act)
+
+
+def test_a_model_whose_engine_died_over_an_answer_is_not_marked_as_loaded(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marked: list[str | None] = []
+    monkeypatch.setattr(ModelsHere, "show", lambda _self, _here, loaded: marked.append(loaded))
+
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.until(lambda: marked and marked[-1] == on.chat.engine.model)
+        await on.type("talk")
+        await on.until(lambda: on.chat.transcript.copy_answer(), "nothing came")
+        os.kill(on.chat.engine.pids()[0], signal.SIGKILL)
+        await on.until(lambda: marked[-1] is None, "it is still marked")
+
+    stage.play(stage.script(LONG), act)
 
 
 def test_a_model_named_by_a_path_has_a_short_name_at_the_top(stage: Stage) -> None:
@@ -167,6 +186,18 @@ def test_taking_back_the_only_message_takes_the_chat_from_the_list(stage: Stage)
         await on.pilot.pause()
         await on.pilot.press("enter")
         await on.until(lambda: on.said == [] and not any("hello" in row for row in rows(on)))
+
+    stage.play(stage.script("Hi."), act)
+
+
+def test_f2_in_the_list_of_chats_leads_to_the_models_as_everywhere(stage: Stage) -> None:
+    keep(stage, "tides")
+
+    async def act(on: Stage) -> None:
+        await on.until(lambda: len(rows(on)) == 2)
+        on.chat.query_one(SessionsRail).focus_list()
+        await on.pilot.press("f2")
+        await on.until(lambda: on.app.current_mode == "models")
 
     stage.play(stage.script("Hi."), act)
 

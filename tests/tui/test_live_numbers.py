@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from live_samples import loaded, timings
 
+from runner.errors import RunnerError
 from runner.events import Finished, Notice, Progress, Stats, TextDelta
 from runner.telemetry import Timings
 from runner.transcript import Turn
@@ -66,11 +67,78 @@ def test_an_answer_that_failed_is_not_now_any_more() -> None:
     assert numbers.speed.now_tok_s is None
 
 
+def test_an_engine_that_died_over_an_answer_leaves_what_was_heard_last_and_no_model() -> None:
+    numbers = answered(100.0, 1)
+    for k in range(1, 21):  # too soon after the first to be drawn
+        numbers.take(stats(11 + k, 0.1 + k / 100), 10.1 + k / 100)
+    assert numbers.speed is not None
+    assert numbers.speed.timings.completion_tokens == 11
+    numbers.take(AnswerEnded("empty", QUESTION), 11.0)
+    assert numbers.speed.timings.completion_tokens == 31
+    assert numbers.loaded is None
+
+
+def test_what_an_earlier_answer_said_last_is_not_of_one_that_failed_at_once() -> None:
+    numbers = answered(100.0, 3)
+    numbers.take(finished(50, 0.5), 10.5)
+    numbers.take(AnswerEnded("ready", QUESTION), 10.5)
+    numbers.take(AnswerBegan("answering", QUESTION, True), 11.0)
+    numbers.take(AnswerEnded("ready", None), 11.0)
+    assert numbers.speed is not None
+    assert numbers.speed.timings.completion_tokens == 50
+
+
+def test_an_answer_that_stands_still_has_no_speed_now_until_it_goes_on() -> None:
+    numbers = answered(100.0, 10)
+    assert not numbers.pass_time(12.0)
+    assert numbers.pass_time(13.5)
+    assert numbers.phase == "waiting"
+    assert numbers.speed is not None
+    assert numbers.speed.now_tok_s is None
+    assert not numbers.pass_time(14.5), "it was said already"
+    numbers.take(stats(110, 4.0), 14.6)
+    assert numbers.phase == "decoding"
+
+
+def test_a_load_that_fails_before_the_model_is_let_go_leaves_its_numbers() -> None:
+    numbers = answered(100.0, 10)
+    numbers.take(finished(121, 1.2), 11.2)
+    numbers.take(AnswerEnded("ready", QUESTION), 11.2)
+    before, model = numbers.speed, numbers.loaded
+    for then, kept in ((model, before), (loaded(), None)):
+        numbers.take(LoadBegan("loading", "other"), 12.0)
+        assert numbers.speed is None
+        numbers.take(LoadEnded("ready", "other", then, next_model="qwen"), 12.5)
+        assert numbers.speed == kept
+
+
 def test_at_most_four_times_a_second_something_is_to_be_drawn() -> None:
     numbers = with_model()
     numbers.take(AnswerBegan("answering", QUESTION, True), 10.0)
     drawn = sum(numbers.take(stats(1 + k, k / 100), 10.0 + k / 100) for k in range(1, 401))
     assert 15 <= drawn <= 4 / SAMPLE_EVERY_S + 1
+
+
+def test_an_engine_that_dies_over_an_answer_leaves_what_was_heard_last_and_no_model() -> None:
+    numbers = answered(100.0, 10)
+    numbers.take(stats(140, 1.1), 11.05)  # too soon after the one before to be shown
+    numbers.take(AnswerEnded("empty", QUESTION), 11.1)
+    assert numbers.loaded is None
+    assert numbers.speed is not None
+    assert numbers.speed.timings == timings(140, 1.1)
+    assert numbers.speed.now_tok_s is None
+
+
+def test_the_speed_before_is_shown_again_when_another_model_could_not_be_loaded() -> None:
+    numbers = answered(100.0, 10)
+    numbers.take(finished(121, 1.2), 11.2)
+    numbers.take(AnswerEnded("ready", QUESTION), 11.2)
+    kept = numbers.loaded
+    numbers.take(LoadBegan("loading", "another"), 12.0)
+    assert numbers.speed is None
+    numbers.take(LoadEnded("ready", "another", kept, error=RunnerError("It is not there.")), 13.0)
+    assert numbers.speed is not None
+    assert numbers.speed.timings == timings(121, 1.2)
 
 
 def test_text_draws_nothing() -> None:
