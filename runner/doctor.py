@@ -354,10 +354,10 @@ def database_check(paths: Paths) -> Check:
 # --- the surroundings ------------------------------------------------------------------------------------------------
 
 
-def terminal_check(stream: TextIO, environ: Mapping[str, str]) -> Check:
+def terminal_check(stream: TextIO | None, environ: Mapping[str, str]) -> Check:
     name = "Terminal"
     encoding = (getattr(stream, "encoding", None) or "unknown").lower()
-    if not stream.isatty():
+    if stream is None or not stream.isatty():  # None: closed before the program began
         return Check(name=name, status="ok", detail=f"the output is not a terminal; {encoding}")
     columns, lines = shutil.get_terminal_size()
     term = environ.get("TERM", "")

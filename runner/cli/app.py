@@ -190,6 +190,14 @@ def _report_crash(error: Exception, arguments: Sequence[str]) -> int:
     return render.fail(RunnerError(message, hint=hint))
 
 
+def _run(arguments: list[str]) -> None:
+    try:
+        app(arguments, prog_name="runner")
+    except OSError:
+        render.check_output()
+        raise
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -200,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if os.environ.get("_RUNNER_COMPLETE") == "complete_bash":
         bash_words.put_together(os.environ)
     try:
-        app(given, prog_name="runner")
+        _run(given)
     except RunnerError as error:
         return render.fail(error)
     except KeyboardInterrupt:

@@ -26,6 +26,7 @@ __all__ = [
     "Progress",
     "binary_size",
     "can_ask",
+    "check_output",
     "clip",
     "configure",
     "confirm",
@@ -110,7 +111,10 @@ def paint(text: str, colour: Colour, stream: TextIO | None = None) -> str:
 
 
 def _write(stream: TextIO | None, text: str) -> None:
-    """Write and flush. A reader that went away (`runner ls | head -1`, a closed terminal) ends the program quietly."""
+    """Write and flush. A reader that went away (`runner ls | head -1`, a closed terminal) ends the program quietly.
+
+    Narration that nobody can read is dropped: it changes neither what is done nor the exit code.
+    """
     if stream is None:  # closed before the program began
         return
     try:
@@ -121,9 +125,16 @@ def _write(stream: TextIO | None, text: str) -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)
+        if stream is sys.stderr:
+            return
         if error.errno in (errno.EPIPE, errno.EIO):
             raise SystemExit(0) from None
         raise RunnerError(f"The output cannot be written: {error.strerror}.") from error
+
+
+def check_output() -> None:
+    """Raise what `data` would where what others (Typer's help) print to stdout cannot be written."""
+    _write(sys.stdout, "")
 
 
 # --- data: stdout --------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urljoin, urlsplit
 
@@ -79,7 +80,7 @@ class Origin:
 def origin() -> Origin:
     """The hub by this process's environment: HF_ENDPOINT, and the token as huggingface_hub finds it.
 
-    Raises ConfigError for an endpoint that is no address, and a token that cannot be one.
+    Raises ConfigError for an endpoint that is no address, and a token that cannot be read or be one.
     """
     endpoint = hub_settings().endpoint
     try:
@@ -89,15 +90,28 @@ def origin() -> Origin:
     if not is_address:
         raise ConfigError(f"HF_ENDPOINT is {endpoint!r}.", hint="It must be an address such as https://example.org.")
     use_library_quietly()
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
-
-    headers = build_hf_headers(library_name="runner", library_version=__version__)
+    headers = _library_headers()
     authorization = headers.get("authorization", "")
     if not (authorization.isascii() and authorization.isprintable()):
         raise ConfigError(
             "The token of the hub has characters that none has.", hint="Correct HF_TOKEN, or log in anew."
         )
     return Origin(endpoint, headers.get("user-agent", ""), authorization)
+
+
+def _library_headers() -> dict[str, str]:
+    """What huggingface_hub sends along: who asks, and the token if there is one."""
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    ask = partial(build_hf_headers, library_name="runner", library_version=__version__)
+    try:
+        return ask()
+    except NotADirectoryError:  # HF_HOME is a file: nobody can have logged in there
+        return ask(token=False)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"The token of the hub cannot be read: {error}.", hint="Correct HF_TOKEN_PATH or HF_HOME, or set HF_TOKEN."
+        ) from error
 
 
 def client_options(tuning: Tuning) -> dict[str, Any]:

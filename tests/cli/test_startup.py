@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from runner import __main__ as start
 from runner.cli import app as app_module
 from runner.cli.app import ALIASES, COMMANDS, app, main
 
@@ -164,6 +167,58 @@ def test_an_interrupt_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("runner.running.running", interrupted)
     assert main(["ps"]) == 130
+
+
+def test_an_interrupt_while_python_imports_is_silent(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    command = [sys.executable, "-m", "runner", "ls"]
+    path = os.pathsep.join([str(tmp_path), str(Path(app_module.__file__).parents[2])])
+    environment = {**os.environ, "PYTHONPATH": path}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "importing\n"
+        child.send_signal(signal.SIGINT)
+        assert child.communicate(timeout=30) == ("", "")
+    assert child.returncode == -signal.SIGINT
+
+
+def test_after_the_imports_an_interrupt_is_an_exception_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["runner", "--version"])
+    before = signal.getsignal(signal.SIGINT)
+    assert start.main() == 0
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is Linux's")
+@pytest.mark.parametrize("arguments", ["--help", "ls --help", "--version"])
+def test_help_that_cannot_be_written_is_an_error_and_no_crash(arguments: str) -> None:
+    done = shell(f"{arguments} >/dev/full")
+    assert (done.returncode, done.stderr) == (1, "error: The output cannot be written: No space left on device.\n")
+
+
+@pytest.mark.parametrize("where", ["2>&-", "2>/dev/full", "2> >(exit)"])
+def test_narration_that_cannot_be_written_does_not_make_an_answer_a_failure(where: str) -> None:
+    if "full" in where and not os.path.exists("/dev/full"):
+        pytest.skip("/dev/full is Linux's")
+    done = shell(f"run fake hi -n 3 {where}")
+    assert (done.returncode, done.stdout.strip() != "") == (0, True)
+
+
+def test_doctor_can_be_run_for_its_exit_code_alone() -> None:
+    done = shell("doctor >&-")
+    assert "runner failed" not in done.stderr
+    assert done.returncode in (0, 1)
+
+
+def shell(arguments: str) -> subprocess.CompletedProcess[str]:
+    """`runner ARGUMENTS`, with redirections."""
+    return subprocess.run(
+        ["bash", "-c", f'"{sys.executable}" -m runner {arguments}'],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+    )
 
 
 def test_the_app_object_is_the_same_program() -> None:

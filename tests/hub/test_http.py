@@ -54,6 +54,21 @@ def test_the_token_goes_to_the_hub_and_never_to_another_host(server: Hub, monkey
     assert seen == {(True, None), (False, f"Bearer {server.token}")}
 
 
+@pytest.mark.parametrize(("path", "reason"), [("/dev/null/token", ""), (".", "token of the hub cannot be read")])
+def test_where_no_token_can_be_there_is_none_and_one_that_cannot_be_read_is_said(
+    server: Hub, monkeypatch: pytest.MonkeyPatch, path: str, reason: str
+) -> None:
+    """A home that is a file, and a token that is a directory."""
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", path)
+    if reason:
+        with pytest.raises(ConfigError, match=reason):
+            hub.list_files(REPO)
+    else:
+        assert hub.list_files(REPO).names
+        assert [one.get("authorization") for one in server.headers] == [None]
+
+
 def test_a_hub_that_redirects_to_another_machine_gives_no_token_away(
     server: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
