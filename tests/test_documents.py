@@ -1,0 +1,25 @@
+"""The documents name what there is: every layer of the code, every file of kernels."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+from checkout import CHECKOUT
+
+
+def test_the_architecture_names_every_layer() -> None:
+    contracts = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    modules = {module for layer in layers for module in re.findall(r"\w+", layer)}
+    assert len(modules) > 50
+    page = (CHECKOUT / "docs" / "ARCHITECTURE.md").read_text()
+    named = set(re.findall(r"\w+", page.partition("comma is a layer below.")[2].partition("\nOnly ")[0]))
+    assert modules - named == set()
+
+
+def test_the_table_of_kernels_names_every_file() -> None:
+    page = (CHECKOUT / "docs" / "KERNELS.md").read_text().partition("## Rules")[0]
+    files = {path.name for path in (CHECKOUT / "runner" / "kernels").glob("*.py")} - {"__init__.py"}
+    assert len(files) > 30
+    assert files - set(re.findall(r"`(\w+\.py)`", page)) == set()
