@@ -159,9 +159,12 @@ def expected_tok_s(held: int, parameters: int, active: int, fit: RowFit, room: R
 
 
 def measured_tok_s(runs: Iterable[BenchRun]) -> dict[str, float]:
-    """By model, how fast the newest benchmark saw it decode with nothing in front: the best backend's mean."""
+    """By model, how fast the newest benchmark saw it decode with nothing in front: the best backend's mean.
+
+    One that was stopped counts only where none went to its end: it may have measured the worse backend alone.
+    """
     found: dict[str, float] = {}
-    for run in runs:
+    for run in sorted(runs, key=lambda run: not run.is_partial):
         decoding = (row for row in run.rows if row.unit == "tok/s" and row.n_gen and not row.n_depth)
         rates = [row.mean for row in decoding if row.mean is not None]
         if rates:

@@ -29,6 +29,7 @@ from runner.tui.messages import (
     LoadBegan,
     LoadEnded,
     LoadStep,
+    TakenBack,
     Unloaded,
 )
 from runner.tui.services import Services
@@ -136,6 +137,7 @@ class ChatEngine:
     def take_back(self) -> None:
         """The machine is free again: the next question loads the model."""
         self._is_lent = False
+        self._post(TakenBack(self.state))
 
     def configure(self, *, own_params: Mapping[str, Any] | None = None, options: ChatOptions | None = None) -> None:
         """Change how the next answers are made. Raises UsageError for a bad value, and BusyError during an answer."""

@@ -64,6 +64,11 @@ class Unloaded(EngineMessage):
 
 
 @dataclass
+class TakenBack(EngineMessage):
+    """A benchmark had the machine, and is over: the next question loads the model."""
+
+
+@dataclass
 class AnswerBegan(EngineMessage):
     """A question was accepted; its answer comes. question: the user's turn. is_new: it was not in the chat before."""
 

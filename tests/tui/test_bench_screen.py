@@ -14,6 +14,7 @@ from textual.pilot import Pilot
 from textual.widgets import Checkbox, Input, Static
 
 from runner.bench.events import BackendRefused, BenchStep, RowMeasured
+from runner.bench.record import NOT_REACHED
 from runner.bench.request import GENRES
 from runner.bench.speculated import Speculated
 from runner.bench.store import append_run, read_history
@@ -106,6 +107,20 @@ def test_a_run_is_measured_shown_kept_and_measured_again(script: str) -> None:
         assert report.beside.before.id == first
 
     running(app, body, (120, 60))
+
+
+def test_a_backend_that_a_stopped_run_never_came_to_was_not_refused() -> None:
+    left = dataclasses.replace(backend(), rows=(), refused=NOT_REACHED)
+    refused = dataclasses.replace(left, refused="it does not know this architecture")
+    append_run(user_paths().bench_history, run(left))
+    append_run(user_paths().bench_history, run(refused))
+    app = bench()
+
+    async def body(pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: "not reached" in seen(app))
+        assert f"{refused.name} refused" in seen(app)
+
+    running(app, body)
 
 
 def test_a_run_of_speculation_says_in_the_list_what_it_gained() -> None:

@@ -129,13 +129,14 @@ def test_the_expected_rate_is_bandwidth_over_the_bytes_a_token_reads() -> None:
 
 
 def test_the_newest_benchmark_of_a_model_counts() -> None:
-    def run_of(model: str, *rates: float) -> SimpleNamespace:
+    def run_of(model: str, *rates: float, is_partial: bool = False) -> SimpleNamespace:
         rows = [decoding(rate) for rate in rates]
         rows += [decoding(900.0, n_depth=4096), decoding(5000.0, n_gen=0), decoding(3.0, unit="ms")]
-        return SimpleNamespace(model=model, rows=rows)
+        return SimpleNamespace(model=model, rows=rows, is_partial=is_partial)
 
     runs = [run_of("a", 10.0), run_of("b", 7.0, 9.0), run_of("a", 20.0)]
-    assert measured_tok_s(runs) == {"a": 20.0, "b": 9.0}  # type: ignore[arg-type]
+    stopped = [run_of("a", 3.0, is_partial=True), run_of("c", 4.0, is_partial=True)]
+    assert measured_tok_s([*runs, *stopped]) == {"a": 20.0, "b": 9.0, "c": 4.0}  # type: ignore[arg-type]
 
 
 def decoding(rate: float, **changes: object) -> BenchRow:

@@ -15,6 +15,7 @@ from textual.widgets._toast import Toast
 from runner.chat_commands import COMMANDS
 from runner.config import Grammar, LoadOptions
 from runner.errors import RunnerError
+from runner.message_files import Attachment
 from runner.paths import user_paths
 from runner.tui.markdown.sections import DRAFTED as MARK
 from runner.tui.remembered import read_remembered
@@ -559,6 +560,33 @@ def test_ctrl_c_empties_the_prompt_and_twice_leaves(stage: Stage) -> None:
         assert "again leaves" in on.hint
         await on.pilot.press("ctrl+c")
         await on.until(lambda: on.app.return_value is not None or not on.app.is_running)
+
+    stage.play(stage.script("Hi."), act)
+
+
+def test_ctrl_c_keeps_the_files_of_the_message_that_up_brings_back(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        on.chat.box.attach(Attachment("notes.txt", stage.directory / "notes.txt", "a note"))
+        await on.pilot.press("a", "ctrl+c")
+        assert on.chat.box.prompt.text == ""
+        assert "The files stay" in on.hint
+        await on.pilot.press("up")
+        assert [file.name for file in on.chat.box.files] == ["notes.txt"]
+        assert on.chat.box.prompt.text == "a"
+
+    stage.play(stage.script("Hi."), act)
+
+
+def test_once_a_benchmark_is_over_the_chat_says_so(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        on.chat.engine.lend()
+        on.chat.engine.unload("A benchmark needs the machine.")
+        await on.type("hello")
+        await on.until(lambda: "A benchmark is running" in on.shown("EmptyChat #where"))
+        on.chat.engine.take_back()
+        await on.until(lambda: "Your first message loads it" in on.shown("EmptyChat #where"))
 
     stage.play(stage.script("Hi."), act)
 

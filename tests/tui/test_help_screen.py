@@ -43,6 +43,14 @@ def test_the_focused_widgets_own_keys_are_listed() -> None:
     running(app, body)
 
 
+def test_the_prompts_own_keys_are_listed_and_a_row_of_the_palette_names_its_entry() -> None:
+    groups = help_groups("chat", None, ())
+    prompt = next(group for group in groups if group.title == "Prompt")
+    assert {"Enter", "^j, Alt+Enter", "@file", "^c"} <= {row.keys for row in prompt.rows}
+    assert "^p Why this backend" in {row.keys for group in groups for row in group.rows}
+    assert "Prompt" not in {group.title for group in help_groups("doctor", None, ())}
+
+
 def test_a_search_leaves_the_rows_that_have_every_word() -> None:
     groups = (HelpGroup("A", (HelpRow("^r", "Answer again."), HelpRow("^n", "A new chat."))),)
     assert [row.keys for group in matching(groups, "AGAIN answer") for row in group.rows] == ["^r"]

@@ -24,6 +24,7 @@ from runner.tui.messages import (
     LoadBegan,
     LoadEnded,
     LoadStep,
+    TakenBack,
     Unloaded,
 )
 from runner.tui.widgets.context_meter import ContextMeter
@@ -180,6 +181,8 @@ class AnswerDesk:
             self._chat.transcript.note(message.why, level="warning")
             self._chat.query_one(EmptyChat).show_empty(self._chat.engine.model)
             self.recount()
+        elif isinstance(message, TakenBack):
+            self.show_model()
         else:
             self._load_news(message)
 

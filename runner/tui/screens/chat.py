@@ -177,15 +177,19 @@ class ChatScreen(ChatSurface):
         self.focus_prompt()
 
     def action_copy_text(self) -> None:
-        """Ctrl+C: copy what is selected; else stop, else empty the prompt; in an empty prompt, twice leaves."""
+        """Ctrl+C: copy what is selected; else stop, else empty the prompt; in an empty prompt, twice leaves.
+
+        Files that were to go with the message stay beside the empty prompt: the history has texts alone.
+        """
         if selected := self.get_selected_text():
             self.copy(selected)
         elif self.engine.is_busy:
             self.action_stop()
         elif text := self.box.prompt.text:
             self.box.prompt.remember(text)
-            self.box.fill("")
-            self.tell("Up brings it back.")
+            files = self.box.files
+            self.box.fill("", files)
+            self.tell("Up brings it back." + (" The files stay; Backspace takes them away." if files else ""))
         elif monotonic() - self._interrupted_at < _TWICE_S:
             self.do("app.quit")
         else:

@@ -40,9 +40,21 @@ class HelpGroup:
     rows: tuple[HelpRow, ...]
 
 
+_PROMPT: Final = (
+    HelpRow("Enter", "Send the message."),
+    HelpRow("^j, Alt+Enter", 'Begin a new line; so does Enter after a \\ at the end, and between """ and """.'),
+    HelpRow("↑, ↓", "Go through earlier messages."),
+    HelpRow("@file", "Attach the text of a file; Tab takes what is offered."),
+    HelpRow("/", "Begin a command, of those below."),
+    HelpRow("Backspace", "In an empty prompt: leave out the file that was attached last."),
+    HelpRow("^c", "Copy what is selected; else stop what runs; else empty the prompt; when it is empty, twice leaves."),
+)
+
+
 def help_groups(where: Where, focused: Widget | None, commands: Sequence[tuple[str, str]]) -> tuple[HelpGroup, ...]:
     """What can be done here, the nearest first. commands: slash commands and what they do."""
     groups = [
+        HelpGroup("Prompt", _PROMPT) if where == "chat" else None,
         HelpGroup(where.capitalize(), tuple(_of_actions(where))) if where != "app" else None,
         HelpGroup(f"The {_kind(focused)} that has the focus", tuple(_of_widget(focused))) if focused else None,
         HelpGroup("Slash commands", tuple(HelpRow(name, text) for name, text in commands)),
@@ -66,7 +78,7 @@ def matching(groups: Sequence[HelpGroup], query: str) -> tuple[HelpGroup, ...]:
 def _of_actions(where: Where) -> Iterator[HelpRow]:
     for action in actions_of(where):
         keys = ", ".join(key_names(one) for one in (action.keys, action.plain) if one)
-        yield HelpRow(keys or "palette", action.help)
+        yield HelpRow(keys or f"^p {action.label}", action.help)
 
 
 def _of_widget(widget: Widget) -> Iterator[HelpRow]:

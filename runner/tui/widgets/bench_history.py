@@ -17,7 +17,7 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from runner.bench.figures import INVALID, figure
-from runner.bench.record import BenchBackend, BenchRun
+from runner.bench.record import NOT_REACHED, BenchBackend, BenchRun
 from runner.tui.content import line
 
 _MOST: Final = 200
@@ -116,7 +116,7 @@ def _gain(backend: BenchBackend) -> str:
 def _decode(backend: BenchBackend) -> str:
     """How fast it decoded at the least depth, in tok/s."""
     if backend.refused is not None:
-        return "refused"
+        return "not reached" if backend.refused == NOT_REACHED else "refused"
     row = next((row for row in backend.rows if row.test.startswith("tg")), None)
     if row is None:
         return "–"
