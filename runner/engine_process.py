@@ -316,7 +316,7 @@ class EngineProcess:
         return self._died(f"The engine did not respond for {_SILENCE_S:.0f} s and was stopped.")
 
     def _died(self, message: str = "") -> EngineDied:
-        """Collect the dead child and say what happened to it."""
+        """Collect the dead child and say what happened to it. message: why it was ended from here, if it was."""
         child, stderr = self._take_child()
         if child is None:
             return EngineDied("The engine is not running.", hint="Load the model again.")
@@ -327,9 +327,8 @@ class EngineProcess:
             child.wait()
         last_words = self._release(child, stderr)
         log.error("engine died with status %s: %s", child.returncode, last_words)
-        return EngineDied(
-            message or f"The engine {_cause(child.returncode)}.", hint=_hint(child.returncode, last_words)
-        )
+        hint = _hint(child.returncode, last_words, is_ours=bool(message))
+        return EngineDied(message or f"The engine {_cause(child.returncode)}.", hint=hint)
 
     def _release(self, child: subprocess.Popen[bytes], stderr: IO[bytes] | None) -> str:
         """Close the pipes of an ended child, and take it off the list; returns the end of what it wrote to stderr."""
@@ -376,8 +375,9 @@ def _cause(status: int) -> str:
         return f"was ended by signal {-status}"
 
 
-def _hint(status: int, last_words: str) -> str:
-    if status == -signal.SIGKILL:
+def _hint(status: int, last_words: str, *, is_ours: bool) -> str:
+    """What to do after that end; is_ours: runner itself brought it about."""
+    if status == -signal.SIGKILL and not is_ours:
         return "If nobody killed it, memory ran out: use a smaller model or context (-c). Loading again starts it anew."
     # What a library says before it aborts comes first; faulthandler's account of every thread follows, for the log.
     own_words = last_words.partition("Fatal Python error: ")[0].splitlines()

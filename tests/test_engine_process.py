@@ -96,12 +96,13 @@ def test_a_child_that_cannot_be_started_names_the_remedy_of_its_reason(
 def test_a_child_killed_from_outside_is_noticed_at_once(engine: EngineProcess, script: Callable[..., str]) -> None:
     load(engine, script({"text": "slow " * 1000, "token_s": 0.02}))
     killed_at = 0.0
-    with pytest.raises(EngineDied):
+    with pytest.raises(EngineDied) as died:
         for event in engine.chat(ASK, GREEDY):
             if isinstance(event, TextDelta) and not killed_at:
                 killed_at = time.monotonic()
                 assert engine.pid is not None
                 os.kill(engine.pid, signal.SIGKILL)
+    assert "memory ran out" in died.value.hint
     assert time.monotonic() - killed_at < 8  # the answer would take 20 s
 
 
@@ -109,8 +110,9 @@ def test_a_child_that_does_not_hear_cancel_is_ended(engine: EngineProcess, scrip
     load(engine, script({"text": "abcdef", "token_s": 0.03, "fail": "hang", "fail_after": 3}))
     started = time.monotonic()
     threading.Timer(0.6, engine.cancel).start()
-    with pytest.raises(EngineDied, match="did not stop"):
+    with pytest.raises(EngineDied, match="did not stop") as ended:
         received(engine)
+    assert "memory" not in ended.value.hint, "runner itself ended it"
     assert time.monotonic() - started < 20
     load(engine, script("fine"))
     assert "".join(received(engine)) == "fine"

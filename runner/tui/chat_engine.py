@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from queue import SimpleQueue
 from time import time
-from typing import Any
+from typing import Any, TypeVar
 
 from textual.message import Message
 
@@ -19,8 +20,9 @@ from runner.config import ChatOptions, LoadOptions
 from runner.conversation import Conversation
 from runner.engine_process import EngineProcess
 from runner.errors import BusyError, EngineDied, RunnerError, UsageError
-from runner.events import ChatEvent, Finished, Loaded
+from runner.events import ChatEvent, Finished, Loaded, Notice
 from runner.transcript import Turn
+from runner.tui.hints import in_chat
 from runner.tui.messages import (
     AnswerBegan,
     AnswerEnded,
@@ -36,6 +38,7 @@ from runner.tui.services import Services
 
 _log = logging.getLogger(__name__)
 _GOODBYE_S = 5.0
+_Event = TypeVar("_Event")
 
 
 class ChatEngine:
@@ -196,7 +199,7 @@ class ChatEngine:
             for event in self._engine.load(model, options, offline=self._services.is_offline):
                 is_there = isinstance(event, Loaded)
                 if not is_there:
-                    self._post(LoadStep("loading", event))
+                    self._post(LoadStep("loading", _said(event)))
                 if self._is_stopped(number):
                     self._engine.cancel()
         except Exception as raised:
@@ -241,7 +244,7 @@ class ChatEngine:
                 is_begun = True
                 for event in events:
                     finished = event if isinstance(event, Finished) else None
-                    self._post(AnswerStep(self.state, event))
+                    self._post(AnswerStep(self.state, _said(event)))
                     if self._is_stopped(number):
                         self._engine.cancel()
         except Exception as raised:
@@ -264,9 +267,15 @@ class ChatEngine:
         return {} if self.loaded is None else self.loaded.sampling
 
 
+def _said(event: _Event) -> _Event:
+    """The event, with its remedy as the chat takes it."""
+    return replace(event, hint=in_chat(event.hint)) if isinstance(event, Notice) else event
+
+
 def _as_runner_error(error: Exception) -> RunnerError:
-    """Our own mistakes too are said, and do not end the thread."""
+    """What to say of it. Our own mistakes too are said, and do not end the thread."""
     if isinstance(error, RunnerError):
+        error.hint = in_chat(error.hint)
         return error
     _log.error("the chat's thread failed", exc_info=error)
     return RunnerError(f"runner failed: {type(error).__name__}: {error}", hint="The details are in `runner logs`.")

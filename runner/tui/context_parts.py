@@ -136,8 +136,10 @@ class ContextCount:
         )
 
 
-def when_full(policy: OverflowPolicy) -> str:
-    """What happens when the context is full."""
+def when_full(policy: OverflowPolicy, share: float) -> str:
+    """What happens when the context is full, of which so much is used."""
+    if share > 1 and policy == "stop":
+        return "that does not fit"
     return "then the oldest turns are left out" if policy == "drop" else "when it is full, answers stop"
 
 

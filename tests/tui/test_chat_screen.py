@@ -75,13 +75,12 @@ def test_an_answer_has_the_name_of_the_model_that_gives_it(stage: Stage) -> None
 
     async def act(on: Stage) -> None:
         def name() -> str:
-            last = on.chat.transcript.document.entries[-1]
-            assert isinstance(last, Answer)
-            return last.model
+            return [one.model for one in on.chat.transcript.document.entries if isinstance(one, Answer)][-1]
 
         await on.ready()
         await on.type(f"/model {slow}")
         await on.type("early")
+        await on.until(lambda: on.chat.transcript.document.entries, "it was not asked")
         await on.until(lambda: name() == slow, "it has the name of the model before")
         await on.until(lambda: on.said == ["early", "Hi."])
         assert name() == slow
@@ -168,6 +167,7 @@ def test_after_a_load_that_failed_the_screen_says_what_answers_the_next_message(
         assert "gone" not in on.shown("TitleBar #model")
         on.chat.engine.open("demo", LoadOptions(ctx_size=2**26))  # for which there is no room: noticed once it is ready
         await on.until(lambda: "The next message loads" in on.shown("EmptyChat #where"))
+        assert "would fit: /set ctx_size " in on.shown("EmptyChat #where")
         assert on.chat.engine.state == "empty"
         assert "model" in on.shown("TitleBar #model")
         await on.ask("hello")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,9 @@ def test_the_meter_keeps_to_its_width(parts: ContextParts, width: int) -> None:
 def test_a_full_context_says_what_happens_then() -> None:
     assert "answers stop" in meter(FULL, "stop", 80).plain
     assert "oldest turns" in meter(FULL, "drop", 80).plain
+    too_much = dataclasses.replace(FULL, attached=900)
+    assert "! 127 % full: that does not fit" in meter(too_much, "stop", 80).plain
+    assert "oldest turns" in meter(too_much, "drop", 80).plain
     assert "93 %" in meter(FULL, "stop", 14).plain
 
 
