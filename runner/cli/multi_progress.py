@@ -83,6 +83,12 @@ class MultiProgress:
         if render.is_loud() and self._is_due(now):
             self._show(now)
 
+    def say(self, text: str) -> None:
+        """A line of narration, above what is drawn."""
+        if self._frame:
+            self._draw([])
+        render.narrate(text)
+
     def close(self) -> None:
         """End the display; on a terminal the line for all files stays."""
         if self._began is None or not render.is_loud():

@@ -148,12 +148,14 @@ class _Puller:
         _announce(plan)
         if plan.is_worth_an_estimate(max(device.free_bytes for device in devices())):
             self._check_fit(spec, plan)
-        began, last = time.monotonic(), list["FetchState"]()
+        began, last, troubles = time.monotonic(), list["FetchState"](), _Troubles()
 
         def show(state: FetchState) -> None:
             last[:] = [state]
             if plan.missing:
                 progress.update(_files(state))
+            for text in troubles.news(state):
+                progress.say(text)
 
         with (
             cancelling(lambda: _say_stopped(plan, last)) as cancel,
@@ -227,6 +229,20 @@ def _announce(plan: PullPlan) -> None:
 def _files(state: FetchState) -> Iterator[FileProgress]:
     for file in state.files:
         yield FileProgress(file.name, file.done_bytes, file.size_bytes, file.state)
+
+
+class _Troubles:
+    """What holds up a download, each once: from the second failure in a row on, for all files that fail alike."""
+
+    def __init__(self) -> None:
+        self._told = set[tuple[str, int]]()
+
+    def news(self, state: FetchState) -> Iterator[str]:
+        for trouble in [file.trouble for file in state.files if file.trouble is not None]:
+            about = (trouble.reason, trouble.n_failures)
+            if trouble.n_failures > 1 and about not in self._told:
+                self._told.add(about)
+                yield f"{trouble.reason} Trying again in {max(1, round(trouble.wait_s))} s."
 
 
 def _say_stopped(plan: PullPlan, last: list[FetchState]) -> None:

@@ -201,6 +201,10 @@ def compressed(asked: Asked, name: str, encoding: str) -> BusyError:
     )
 
 
+def misdirected(asked: Asked) -> RunnerError:
+    return RunnerError(f"{asked.endpoint} redirects {asked.repo} to what is no address.", hint="Is HF_ENDPOINT right?")
+
+
 def wrong_contents(asked: Asked, name: str, kept: Path) -> VerificationFailed:
     return VerificationFailed(
         f"{name} of {asked.repo} arrived twice with other contents than the hub says; the last one is {kept}.",

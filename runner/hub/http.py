@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import httpx2
 
 MAX_REDIRECTS = 10
+REDIRECTS = (301, 302, 303, 307, 308)
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -131,7 +132,7 @@ def client_options(tuning: Tuning) -> dict[str, Any]:
 def redirect_target(response: httpx2.Response) -> str:
     """Where a redirect leads, as a whole address, or "" when the answer is none that can be followed."""
     location: str = response.headers.get("location", "")
-    if response.status_code not in (301, 302, 303, 307, 308) or not location:
+    if response.status_code not in REDIRECTS or not location:
         return ""
     try:
         target = urljoin(str(response.request.url), location)

@@ -68,7 +68,7 @@ class OneFile:
         if listed and is_whole(self._folders.blob(listed), self._file.size_bytes):
             return listed
         if self._location is None:
-            self._location = self._checked(await locate(self._remote, self._file))
+            self._location = self._checked(await locate(self._remote, self._file, self._mark))
         return self._location.etag
 
     def _checked(self, location: Location) -> Location:
@@ -115,7 +115,7 @@ class OneFile:
     async def _transfer(self, blob: Path) -> None:
         """Fetch the blob and check it; once more when what came is wrong. Raises VerificationFailed."""
         self._mark.state = "downloading"
-        location = self._location or self._checked(await locate(self._remote, self._file))
+        location = self._location or self._checked(await locate(self._remote, self._file, self._mark))
         about = {"commit": self._remote.listing.commit, "name": self._file.name}
         kept = blob
         for _ in range(N_DOWNLOADS):

@@ -16,6 +16,15 @@ FileStage = Literal["waiting", "attached", "downloading", "done"]
 
 
 @dataclass(frozen=True)
+class Trouble:
+    """What holds up a file. reason: a sentence. n_failures: so many tries in a row. wait_s: before the next one."""
+
+    reason: str
+    n_failures: int
+    wait_s: float
+
+
+@dataclass(frozen=True)
 class FileState:
     """One file of a download. attached: another process fetches it, and this one shows how far that is."""
 
@@ -23,6 +32,7 @@ class FileState:
     done_bytes: int
     size_bytes: int
     state: FileStage
+    trouble: Trouble | None = None
 
 
 @dataclass(frozen=True)
@@ -44,10 +54,12 @@ class Mark:
     done_bytes: int = 0
     fetched_bytes: int = 0
     state: FileStage = "waiting"
+    trouble: Trouble | None = None
 
     def finish(self) -> None:
         self.done_bytes = self.size_bytes
         self.state = "done"
+        self.trouble = None
 
 
 class Marks:
@@ -61,7 +73,7 @@ class Marks:
 
     def state(self) -> FetchState:
         files = tuple(
-            FileState(mark.name, min(mark.done_bytes, mark.size_bytes), mark.size_bytes, mark.state)
+            FileState(mark.name, min(mark.done_bytes, mark.size_bytes), mark.size_bytes, mark.state, mark.trouble)
             for mark in self._marks.values()
         )
         return FetchState(

@@ -17,6 +17,7 @@ from runner.hub import errors
 from runner.hub.errors import TryAgain
 from runner.hub.http import (
     MAX_REDIRECTS,
+    REDIRECTS,
     Origin,
     Tuning,
     encoding_of,
@@ -26,6 +27,7 @@ from runner.hub.http import (
     whole_number,
 )
 from runner.hub.listing import Listing, RemoteFile
+from runner.hub.progress import Mark, Trouble
 from runner.hub.rate import RateLimit
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ class Remote:
                 raise errors.changed(self.asked, file.name)
             etag = linked_etag or normal_etag(headers) or file.sha256 or file.blob_id
             return Location(target or url, etag, linked_size)
-        raise TryAgain(errors.broken_off(self.asked, file.name, "the hub redirects in a circle"))
+        raise errors.broken_off(self.asked, file.name, "the hub redirects in a circle")
 
     async def _head(self, url: str, file: RemoteFile) -> httpx2.Response:
         async with self.request("HEAD", url, file.name) as response:
@@ -115,6 +117,8 @@ class Remote:
         status = response.status_code
         if status in (200, 206):
             return
+        if status in REDIRECTS:
+            raise errors.misdirected(self.asked)
         refusal = errors.refused(self.asked, status, response.headers, has_token=bool(self.origin.authorization))
         if status in (408, 425, 429) or status < 400 or status >= 500:
             raise TryAgain(refusal, errors.retry_after_s(response.headers, datetime.now(UTC)))
@@ -122,14 +126,15 @@ class Remote:
 
 
 class Tries:
-    """Counts failures in a row, waits after each, and gives up after too many."""
+    """Counts failures of one file in a row, waits after each, and gives up after too many. The file's mark tells."""
 
-    def __init__(self, tuning: Tuning) -> None:
-        self._tuning = tuning
+    def __init__(self, tuning: Tuning, mark: Mark) -> None:
+        self._tuning, self._mark = tuning, mark
         self._failures = 0
 
     def succeeded(self) -> None:
         self._failures = 0
+        self._mark.trouble = None
 
     async def failed(self, again: TryAgain) -> None:
         """Wait before the next try. Raises the cause when there is to be none."""
@@ -137,14 +142,18 @@ class Tries:
         if self._failures >= self._tuning.max_tries or again.wait_s > self._tuning.wait_max_s:
             raise again.cause from again
         pause_s = self._tuning.backoff(self._failures) * random.uniform(0.75, 1.25)
-        await asyncio.sleep(max(again.wait_s, pause_s))
+        wait_s = max(again.wait_s, pause_s)
+        self._mark.trouble = Trouble(again.cause.message, self._failures, wait_s)
+        await asyncio.sleep(wait_s)
 
 
-async def locate(remote: Remote, file: RemoteFile) -> Location:
+async def locate(remote: Remote, file: RemoteFile, mark: Mark) -> Location:
     """`Remote.locate`, tried as often as the tuning says."""
-    tries = Tries(remote.tuning)
+    tries = Tries(remote.tuning, mark)
     while True:
         try:
-            return await remote.locate(file)
+            location = await remote.locate(file)
+            tries.succeeded()
+            return location
         except TryAgain as again:
             await tries.failed(again)

@@ -58,7 +58,7 @@ class Transfer:
 
     async def run(self) -> None:
         """Fetch what is missing. Raises RunnerError after too many tries that brought nothing, OSError of the disk."""
-        tries = Tries(self._remote.tuning)
+        tries = Tries(self._remote.tuning, self._mark)
         farthest = self._part.length
         while self._part.length < self._file.size_bytes:
             try:
@@ -83,8 +83,7 @@ class Transfer:
                     continue
                 await self._accept(response)
                 return
-        self._location = None
-        raise TryAgain(self._broken("the hub redirects in a circle"))
+        raise self._broken("the hub redirects in a circle")
 
     async def _address(self) -> str:
         """Where to ask, found anew when the last address was refused. Raises BusyError for a file that has changed."""

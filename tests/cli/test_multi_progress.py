@@ -84,6 +84,21 @@ def test_a_line_a_file_and_one_for_all_are_redrawn_in_place(
     assert terminal.getvalue().endswith("\n")
 
 
+def test_narration_is_above_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    with on_terminal(monkeypatch, 80, 24) as terminal:
+        progress = MultiProgress("qwen", clock=clock)
+        progress.say("before")
+        for step in range(1, 4):
+            clock.now += 0.1
+            progress.update(files(step * MB, step * MB))
+            progress.say(f"trouble {step}")
+        clock.now += 1
+        progress.update(files(5 * MB, 5 * MB))
+    shown = screen_of(terminal.getvalue(), 80, 24)
+    assert [line.split()[0] for line in shown] == ["before", *["trouble"] * 3, "f1", "f2", "qwen,"]
+
+
 def test_a_line_reads_like_this(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     with on_terminal(monkeypatch, 120, 40) as terminal:

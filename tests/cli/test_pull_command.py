@@ -10,7 +10,7 @@ from pathlib import Path
 import filelock
 import pytest
 from hub_server import Fault, Hub
-from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, blob, fetch_all, small_hub
+from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, blob, fetch_all, shard, small_hub
 
 from runner.cli import options
 from runner.cli.app import main
@@ -170,6 +170,15 @@ def test_contents_that_are_wrong_twice_exit_5(capsys: pytest.CaptureFixture[str]
     code, out, err = run(capsys, GGUF)
     assert (code, out) == (5, "")
     assert "hint" in err
+
+
+def test_why_nothing_arrives_is_said_once_for_all_files(capsys: pytest.CaptureFixture[str], server: Hub) -> None:
+    names = [shard(1), shard(2)]
+    server.faults = [Fault("status", status=500, method="HEAD", name=name, times=2) for name in names]
+    code, _, err = run(capsys, SHARDS)
+    assert code == 0
+    assert err.count("Trying again in ") == 1
+    assert f"The hub answered 500 for {SHARDS}. Trying again in 1 s.\n" in err
 
 
 def test_every_name_is_understood_before_anything_is_fetched(capsys: pytest.CaptureFixture[str], server: Hub) -> None:

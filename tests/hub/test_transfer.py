@@ -14,6 +14,7 @@ from hub_server import Fault, Hub, etag_of
 
 from runner import hub
 from runner.errors import BusyError, RunnerError, UsageError, VerificationFailed
+from runner.hub.http import MAX_REDIRECTS
 from runner.hub_cache import repo_directory
 from runner.types import CancelToken
 
@@ -362,14 +363,26 @@ def test_a_circle_of_redirects_ends(big: Hub, method: str) -> None:
     big.faults = [Fault("circle", method=method, times=None)]
     with pytest.raises(BusyError, match="circle"):
         fetch(["big.gguf"])
+    assert [request[0] for request in big.requests].count(method) <= MAX_REDIRECTS + 1  # it is not tried again
 
 
-def test_a_redirect_to_nowhere_is_an_error(big: Hub) -> None:
-    for location in ("file:///etc/passwd", "http://[::bad", "javascript:alert(1)"):
-        big.faults = [Fault("status", status=302, headers={"Location": location}, method="HEAD", times=None)]
-        with pytest.raises(RunnerError):
-            fetch(["big.gguf"])
+@pytest.mark.parametrize("location", ["file:///etc/passwd", "http://[::bad", "javascript:alert(1)"])
+def test_a_redirect_to_nowhere_is_an_error_at_once(big: Hub, location: str) -> None:
+    big.faults = [Fault("status", status=302, headers={"Location": location}, method="HEAD", times=None)]
+    with pytest.raises(RunnerError, match="redirects"):
+        fetch(["big.gguf"])
     assert big.bodies == []
+    assert [request[0] for request in big.requests].count("HEAD") == 1
+
+
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+def test_what_holds_up_a_file_is_told_until_it_gets_on(big: Hub, method: str) -> None:
+    big.faults = [Fault("status", status=500, method=method, times=3)]
+    _, seen = fetch(["big.gguf"], tuning=replace(QUICK, backoff_s=0.15, backoff_max_s=0.15))
+    troubles = [file.trouble for state in seen for file in state.files]
+    told = dict.fromkeys((one.reason, one.n_failures) for one in troubles if one is not None)
+    assert list(told) == [(f"The hub answered 500 for {REPO}.", number) for number in (1, 2, 3)]
+    assert troubles[-1] is None
 
 
 @pytest.mark.parametrize("etag", ["../../../x", "a/b", ".hidden", "x" * 300, "a b", "COM1:"])
