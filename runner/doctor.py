@@ -27,6 +27,7 @@ from runner.backends.llamacpp import INSTALL_HINT, Probe, probe
 from runner.errors import RunnerError
 from runner.hub_cache import hub_settings
 from runner.machine import CpuInfo, cpu_info, default_threads, devices
+from runner.measures import decimal_size
 from runner.paths import Paths, builtin
 from runner.registry import Registry
 from runner.settings import load_settings
@@ -347,8 +348,8 @@ def database_check(paths: Paths) -> Check:
     except RunnerError as error:
         remedy = error.hint or f"Move {_tilde(paths.database)} away; chats start anew then."
         return Check(name=name, status="error", detail=error.message, remedy=remedy)
-    size = paths.database.stat().st_size / 1e6
-    return Check(name=name, status="ok", detail=f"{count} kept in {_tilde(paths.database)}, {size:.1f} MB")
+    size = decimal_size(paths.database.stat().st_size)
+    return Check(name=name, status="ok", detail=f"{count} kept in {_tilde(paths.database)}, {size}")
 
 
 # --- the surroundings ------------------------------------------------------------------------------------------------

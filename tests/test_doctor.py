@@ -38,6 +38,7 @@ from runner.doctor import (
     torch_check,
 )
 from runner.machine import CpuInfo
+from runner.measures import decimal_size
 from runner.paths import Paths, user_paths
 from runner.store import Store
 from runner.types import Device
@@ -250,6 +251,7 @@ def test_the_chat_database_is_opened_and_never_made(paths: Paths) -> None:
     store.create_session(model="demo")
     store.close()
     assert_fine(database_check(paths), "1 kept in")
+    assert database_check(paths).detail.endswith(decimal_size(paths.database.stat().st_size))
     paths.database.write_bytes(b"not a database at all, but long enough to be read as one" * 20)
     assert_bad(database_check(paths), "error")
 

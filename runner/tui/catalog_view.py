@@ -6,6 +6,7 @@ Values in, rows out: it asks nobody and knows no widget.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import Final
 
 from runner.tui.catalog import CatalogRow, filtered, row_fit
@@ -59,9 +60,10 @@ class CatalogView:
     def choose_context(self, name: str, n_ctx: int) -> None:
         self._contexts[name] = n_ctx
 
-    def next_sort(self) -> None:
+    def next_sort(self, seen: Collection[str]) -> None:
+        """By the next column, of those that are seen."""
         at = SORTS.index(self.sort[0]) if self.sort[0] in SORTS else 0
-        self.sort = SORTS[(at + 1) % len(SORTS)], False
+        self.sort = next(key for key in (*SORTS[at + 1 :], "") if not key or key in seen), False
 
     def sort_by(self, key: str) -> None:
         """By a column; a second time the other way round."""

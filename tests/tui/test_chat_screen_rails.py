@@ -15,6 +15,7 @@ from runner.tui.screens.ask_text import AskText
 from runner.tui.screens.confirm import Confirm
 from runner.tui.session_rows import day_name, grouped
 from runner.tui.widgets.context_meter import ContextMeter
+from runner.tui.widgets.hint import Hint
 from runner.tui.widgets.models_here import ModelsHere
 from runner.tui.widgets.prompt_box import PromptBox
 from runner.tui.widgets.sessions_rail import SessionList, SessionsRail
@@ -25,6 +26,10 @@ __all__ = ["stage"]  # the fixture
 
 def rows(on: Stage) -> list[str]:
     return [str(option.prompt) for option in on.chat.query_one(SessionList).options]
+
+
+def strips(on: Stage) -> list[str]:
+    return ["".join(segment.text for segment in strip) for strip in on.app.screen._compositor.render_strips()]
 
 
 def keep(stage: Stage, *titles: str) -> None:
@@ -127,6 +132,44 @@ def test_search_as_you_type_finds_words_of_turns(stage: Stage) -> None:
         await on.until(lambda: len(rows(on)) == 3)
 
     stage.play(stage.script("Hi."), act)
+
+
+def test_escape_ends_a_search_and_then_leads_to_the_prompt(stage: Stage) -> None:
+    keep(stage, "tides", "moon")
+
+    async def act(on: Stage) -> None:
+        await on.until(lambda: len(rows(on)) == 3)
+        on.chat.action_search_chats()
+        await on.pilot.press(*"moon it")
+        await on.until(lambda: len(rows(on)) == 1)
+        await on.pilot.press("escape")
+        await on.until(lambda: len(rows(on)) == 3)
+        assert not on.chat.box.prompt.has_focus
+        await on.pilot.press("escape")
+        assert on.chat.box.prompt.has_focus
+
+    stage.play(stage.script("Hi."), act)
+
+
+def test_what_is_told_under_the_prompt_has_room_for_two_lines(stage: Stage) -> None:
+    said = "The model was not loaded: your message is in the prompt. F2 has other models."
+
+    async def act(on: Stage) -> None:
+        await on.ready()
+        hint = on.chat.query_one(Hint)
+        before = hint.region.height
+        on.chat.tell(said)
+        await on.pilot.pause()
+        region = hint.region
+        told = " ".join(line[region.x : region.right].strip() for line in strips(on)[region.y : region.bottom])
+        assert told == said
+        assert on.chat.region.contains_region(on.chat.box.region)
+        hint._end_telling()
+        await on.pilot.pause()
+        assert hint.region.height == before
+
+    for size in ((120, 40), (80, 24), (40, 12)):
+        stage.play(stage.script("Hi."), act, size=size)
 
 
 def test_renaming_and_deleting_ask_and_do_it(stage: Stage) -> None:

@@ -23,6 +23,7 @@ from runner.paths import user_paths
 from runner.settings import load_settings
 from runner.tui import themes
 from runner.tui.actions import actions_of
+from runner.tui.catalog_view import SORTS
 from runner.tui.jobs import Job, JobQueue
 from runner.tui.messages import BenchModel, GoTo, OpenModel
 from runner.tui.screens.choose_quant import ChooseQuant
@@ -162,6 +163,19 @@ def test_what_does_not_fit_is_left_out_and_sorting_cycles() -> None:
         assert names == sorted(names)
 
     run(body)
+
+
+def test_sorting_passes_over_columns_that_have_no_room() -> None:
+    async def body(app: Models, pilot: Pilot[None]) -> None:
+        seen = {"", *app.models.table.seen_columns}
+        assert "context" not in seen
+        keys = set()
+        for _ in SORTS:
+            await pilot.press("s")
+            keys.add(app.models._view.sort[0])
+        assert keys == seen & set(SORTS)
+
+    run(body, size=(60, 24))
 
 
 def test_a_model_is_found_on_the_hub_fetched_and_opened(server: Hub) -> None:

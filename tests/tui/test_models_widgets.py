@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from runner.quant.quantize import made_name
 from runner.tui import themes
 from runner.tui.catalog_columns import Cell
 from runner.tui.exact_fit import ask
-from runner.tui.job_words import numbers
+from runner.tui.job_words import numbers, percent, status
 from runner.tui.jobs import Job
 from runner.tui.screens.choose_quant import ChooseQuant
 from runner.tui.screens.compare_models import CompareModels, better
@@ -295,6 +296,12 @@ def test_a_job_is_a_bar_with_numbers_and_takes_keys() -> None:
         assert not jobs.display
 
     run(jobs, body, JobMessage, size=(80, 10))
+
+
+def test_loading_before_a_quantization_begins_is_no_share_of_it() -> None:
+    loading = job(kind="quantize", weight_format="mq4", stage="loading", done=1000, unit="tokens")
+    assert (percent(loading), status(loading)) == ("", "loading")
+    assert percent(dataclasses.replace(loading, stage="quantizing", done=10)) == "1 %"
 
 
 def test_the_key_of_a_job_that_has_ended_takes_it_away_and_says_so() -> None:

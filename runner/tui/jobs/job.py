@@ -8,6 +8,7 @@ from typing import Literal
 JobKind = Literal["pull", "quantize"]
 JobState = Literal["queued", "running", "paused", "done", "failed", "cancelled"]
 
+_BEFORE: frozenset[str] = frozenset({"loading"})  # stages that are over before what was asked for begins
 ENDED: frozenset[JobState] = frozenset({"done", "failed", "cancelled"})
 
 
@@ -38,8 +39,8 @@ class Job:
 
     @property
     def share(self) -> float | None:
-        """How much of the stage is done, from 0 to 1; None where that is not known."""
-        return min(1.0, self.done / self.total) if self.total > 0 else None
+        """How much of the stage is done, from 0 to 1; None where that is not known, or tells nothing of the job."""
+        return min(1.0, self.done / self.total) if self.total > 0 and self.stage not in _BEFORE else None
 
     @property
     def title(self) -> str:

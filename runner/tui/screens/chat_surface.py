@@ -58,6 +58,8 @@ class ChatSurface(ModeScreen):
     ChatSurface.-tall #below { layout: vertical; height: 2; }
     ChatSurface.-tall #below Hint { width: 1fr; }
     ChatSurface.-tall #below ContextMeter { text-align: left; width: 1fr; }
+    ChatSurface.-telling #below, ChatSurface.-tall.-telling #below { height: auto; }
+    ChatSurface.-telling #below Hint { height: auto; max-height: 2; text-wrap: wrap; }
     ChatSurface StatusLine { display: none; }
     ChatSurface.-narrow StatusLine, ChatSurface.-tiny StatusLine { display: block; }
     ChatSurface.-no-left #left-rail, ChatSurface.-no-right #live-rail { display: none; }

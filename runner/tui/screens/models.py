@@ -233,7 +233,7 @@ class ModelsScreen(ModelsReading):
         self._show_rows()
 
     def action_sort(self) -> None:
-        self._view.next_sort()
+        self._view.next_sort(self.table.seen_columns)
         self._show_rows()
 
     def action_search_hub(self) -> None:

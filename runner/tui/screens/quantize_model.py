@@ -41,7 +41,7 @@ class QuantizeModel(ModalScreen[QuantizeWish | None]):
 
     DEFAULT_CSS = """
     QuantizeModel { align: center middle; }
-    QuantizeModel > VerticalScroll { width: 76; max-width: 96%; height: auto; max-height: 96%; padding: 1 2;
+    QuantizeModel > VerticalScroll { width: 92; max-width: 96%; height: auto; max-height: 96%; padding: 1 2;
         background: $surface; border: round $border; }
     QuantizeModel #question { height: auto; text-style: bold; }
     QuantizeModel OptionList { height: auto; max-height: 9; padding: 0; margin: 1 0; background: $panel;

@@ -1,6 +1,6 @@
-"""The line under the prompt: what Enter and Esc do now, or what has just been done.
+"""The line under the prompt: what Enter and Esc do now, or what has just been done, which may take two.
 
-It shows what it is told; it knows no engine.
+It shows what it is told; it knows no engine. While it tells something, its screen has the class -telling.
 """
 
 from __future__ import annotations

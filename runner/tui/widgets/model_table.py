@@ -134,6 +134,11 @@ class ModelTable(ScrollView, can_focus=True):
         return self._rows
 
     @property
+    def seen_columns(self) -> tuple[str, ...]:
+        """The keys of the columns that have room."""
+        return tuple(column.key for column, _ in self._columns)
+
+    @property
     def row(self) -> CatalogRow | None:
         """The row of the cursor, or None."""
         return self._rows[self.cursor] if 0 <= self.cursor < len(self._rows) else None

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import ClassVar
 
 from textual import on
+from textual.actions import SkipAction
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
@@ -56,6 +57,7 @@ class SessionsRail(Vertical):
         Binding("r", "rename", "Rename"),
         Binding("d,delete", "delete", "Delete"),
         Binding("slash", "search", "Search"),
+        Binding("escape", "end_search", show=False),
     ]
 
     @dataclass
@@ -207,3 +209,9 @@ class SessionsRail(Vertical):
 
     def action_search(self) -> None:
         self.query_one(Input).focus()
+
+    def action_end_search(self) -> None:
+        """Show all chats again; with nothing searched for, the key is for others."""
+        if not self._searched:
+            raise SkipAction
+        self.query_one(Input).value = ""

@@ -16,6 +16,7 @@ from textual.widgets import Static
 from runner.measures import binary_size, duration
 from runner.status_text import context_used, gain, rate
 from runner.tui.content import line
+from runner.tui.job_words import percent
 from runner.tui.live_numbers import LiveNumbers
 from runner.tui.machine_watch import MachineSample
 from runner.tui.memory_parts import memory_view
@@ -58,7 +59,7 @@ def _job_items(jobs: Sequence[Job]) -> list[Content]:
     if running is None:
         return []
     mark = "↓" if running.kind == "pull" else "⚙"
-    share = f" {100 * running.done / running.total:.0f} %" if running.total else ""
+    share = f" {percent(running)}".rstrip()
     waiting = sum(job.state == "queued" for job in jobs)
     more = f" +{waiting}" if waiting else ""
     return [Content.assemble(f"{mark} ", line(running.model), share + more)]
