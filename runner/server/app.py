@@ -101,6 +101,7 @@ def make_app(answering: Answering, access: Access, on_served: Callable[[Served],
         ],
         exception_handlers={Refusal: _on_refusal, HTTPException: _on_http, Exception: _on_failure},
     )
+    app.router.redirect_slashes = False  # there are no other paths than those above, and clients follow no redirect
     return _Told(_Guard(app, access), on_served)
 
 

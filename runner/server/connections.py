@@ -12,6 +12,9 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+# With both, something on the way may see another end of the request, and in its rest a next one (RFC 9112, 6.1).
+_LENGTHS = frozenset({b"content-length", b"transfer-encoding"})
+
 
 class Connection(H11Protocol):
     """Of uvicorn's configuration, timeout_keep_alive is how many seconds the head of a request may take, the first
@@ -41,6 +44,8 @@ class Connection(H11Protocol):
         if not self._is_answering():
             return
         self._wait_no_more()
+        if {name for name, _ in self.headers} >= _LENGTHS:
+            self.cycle.keep_alive = False
         if not self.cycle.more_body and self.conn.trailing_data[0]:  # the next request came with this one
             self.cycle.keep_alive = False
             self.flow.resume_reading()

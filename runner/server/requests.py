@@ -33,6 +33,8 @@ _IGNORED: Final = frozenset(
         "verbosity",
     }
 )
+# The same within a message. Chat templates have no place for a name.
+_IGNORED_IN_MESSAGES: Final = frozenset((*_IGNORED, "annotations", "cache_control", "id", "name"))
 # What other servers can do and this one cannot, with the values that ask for nothing.
 _NOT_SUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
     "audio": (),
@@ -50,6 +52,14 @@ _NOT_SUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
     "tools": ([],),
     "top_logprobs": (0,),
     "web_search_options": (),
+}
+_NOTHING: Final[tuple[Any, ...]] = ("", [], {})
+# Clients send back what an answer of another server had.
+_NOT_SUPPORTED_IN_MESSAGES: Final[Mapping[str, tuple[Any, ...]]] = {
+    "audio": _NOTHING,
+    "function_call": _NOTHING,
+    "refusal": _NOTHING,
+    "tool_calls": _NOTHING,
 }
 _SAMPLING: Final[Mapping[str, str]] = {
     "temperature": "temperature",
@@ -85,6 +95,7 @@ _ROLES: Final[Mapping[str, Role]] = {
 _COMMON: Final = (*_SAMPLING, "model", "stop", "stream", "stream_options", "response_format", "grammar", "json_schema")
 _CHAT: Final = frozenset((*_COMMON, "messages", "reasoning_effort", "chat_template_kwargs", "think_budget"))
 _COMPLETION: Final = frozenset((*_COMMON, "prompt"))
+_MESSAGE: Final = frozenset(("role", "content", "reasoning_content"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +131,8 @@ def parse(raw: bytes) -> object:
         why = f"{error.msg} (line {error.lineno}, column {error.colno})"
     except UnicodeDecodeError:
         why = "it is not UTF-8"
-    except ValueError as error:  # a number that is none, or has thousands of digits
-        why = str(error)
+    except ValueError:  # no more than Python reads
+        why = "it has a number of thousands of digits"
     raise Refusal(400, f"The body is no JSON: {why}.", code="invalid_json")
 
 
@@ -168,19 +179,29 @@ def _asked(
 
 
 def _fields(body: object, known: frozenset[str]) -> dict[str, Any]:
-    """The fields that say something, by their names. null is what a field is that is not there."""
+    """The fields that say something, by their names."""
     if not isinstance(body, dict):
         raise Refusal(400, 'The body is no JSON object. It is such as {"messages": [...]}.', code="invalid_json")
-    given = {name: value for name, value in body.items() if value is not None and name not in _IGNORED}
+    return _understood(body, known, _IGNORED, _NOT_SUPPORTED)
+
+
+def _understood(
+    plain: Mapping[str, Any],
+    known: frozenset[str],
+    ignored: frozenset[str],
+    not_supported: Mapping[str, tuple[Any, ...]],
+    at: str = "",
+) -> dict[str, Any]:
+    """The `known` fields of an object. null is what a field is that is not there. at: the object, within the body."""
+    given = {name: value for name, value in plain.items() if value is not None and name not in ignored}
     for name in [name for name in given if name not in known]:
-        value = given.pop(name)
-        if name not in _NOT_SUPPORTED:
-            raise _wrong(
-                name, f"Unknown field {_shown(name)}.", nearest_hint(name[:80], known), code="unknown_parameter"
-            )
-        if not any(type(value) is type(neutral) and value == neutral for neutral in _NOT_SUPPORTED[name]):
+        value, path = given.pop(name), f"{at}.{name}" if at else name
+        if name not in not_supported:
+            what = f"Unknown field {_shown(name)}{f' in {at}' if at else ''}."
+            raise _wrong(path, what, nearest_hint(name[:80], known), code="unknown_parameter")
+        if not any(type(value) is type(neutral) and value == neutral for neutral in not_supported[name]):
             hint = "Ask several times." if name in ("n", "best_of") else "Leave it out."
-            raise _wrong(name, f"{name} is not supported by this server.", hint, code="unsupported_parameter")
+            raise _wrong(path, f"{path} is not supported by this server.", hint, code="unsupported_parameter")
     return given
 
 
@@ -252,8 +273,9 @@ def _json_schema(value: Any) -> Grammar:
 
 
 def _gbnf(value: Any) -> Grammar:
-    if not isinstance(value, str):
-        raise _wrong("grammar", "grammar is not a text.", 'A GBNF grammar, such as: root ::= "yes" | "no"')
+    if not isinstance(value, str) or not value.strip():
+        what = "empty" if isinstance(value, str) else "not a text"
+        raise _wrong("grammar", f"grammar is {what}.", 'A GBNF grammar is such as: root ::= "yes" | "no"')
     return _grammar("gbnf", _clean(value))
 
 
@@ -285,15 +307,13 @@ def _message(value: Any, at: str) -> Message:
     role = value.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise _wrong(f"{at}.role", f"{at}.role is {_shown(role)}.", f"Supported are: {', '.join(_ROLES)}.")
-    for name in ("tool_calls", "function_call", "audio"):
-        if value.get(name):
-            raise _wrong(f"{at}.{name}", f"{at}.{name} is not supported by this server.", "Leave it out.")
-    reasoning = value.get("reasoning_content")
-    if reasoning is not None and not isinstance(reasoning, str):
+    fields = _understood(value, _MESSAGE, _IGNORED_IN_MESSAGES, _NOT_SUPPORTED_IN_MESSAGES, at)
+    reasoning = fields.get("reasoning_content", "")
+    if not isinstance(reasoning, str):
         raise _wrong(f"{at}.reasoning_content", f"{at}.reasoning_content is not a text.", "Leave it out.")
     has_none = role == "assistant" and "content" in value and value["content"] is None
-    content = "" if has_none else _content(value.get("content"), f"{at}.content")
-    return Message(role=_ROLES[role], content=content, reasoning=_clean(reasoning or ""))
+    content = "" if has_none else _content(fields.get("content"), f"{at}.content")
+    return Message(role=_ROLES[role], content=content, reasoning=_clean(reasoning))
 
 
 def _content(value: Any, at: str) -> str:
@@ -365,4 +385,4 @@ def _wrong(param: str, message: str, hint: str, *, code: str = "invalid_value") 
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise Refusal(400, f"The body is no JSON: {name} is no number of JSON.", code="invalid_json")

@@ -163,6 +163,22 @@ def test_a_client_that_sent_its_next_request_and_leaves_is_noticed(is_apart: boo
     asyncio.run(main())
 
 
+def test_after_a_request_whose_length_is_given_in_two_ways_the_connection_ends() -> None:
+    """The second one may be what somebody hid in the first, past a proxy that counts by the other way."""
+    lengths = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    async def main() -> None:
+        async with serving(room=4) as (app, connect):
+            reader, writer = await connect()
+            writer.write(lengths + b"0\r\n\r\n")
+            await reader.readuntil(b"ok")
+            writer.write(REQUEST % b"hidden")
+            assert await ended(reader) == b""
+            assert app.n_begun == 1
+
+    asyncio.run(main())
+
+
 def test_the_next_request_may_come_on_the_same_connection_once_the_answer_is_there() -> None:
     async def main() -> None:
         async with serving(room=4) as (_, connect):

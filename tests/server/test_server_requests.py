@@ -18,7 +18,10 @@ from runner.server.requests import (
     _CHAT,
     _COMPLETION,
     _IGNORED,
+    _IGNORED_IN_MESSAGES,
+    _MESSAGE,
     _NOT_SUPPORTED,
+    _NOT_SUPPORTED_IN_MESSAGES,
     Asked,
     parse,
     read,
@@ -70,7 +73,14 @@ WORDS = st.sampled_from(
 PARTS = st.fixed_dictionaries({}, optional=dict.fromkeys(("type", "text", "json_schema", "schema"), JSON | WORDS))
 MESSAGES = st.lists(
     st.fixed_dictionaries(
-        {}, optional={"role": JSON | WORDS, "content": JSON | st.lists(PARTS, max_size=2), "reasoning_content": JSON}
+        {},
+        optional={
+            "role": JSON | WORDS,
+            "content": JSON | st.lists(PARTS, max_size=2),
+            "reasoning_content": JSON,
+            "refusal": JSON,
+            "name": JSON,
+        },
     )
     | JSON,
     max_size=3,
@@ -103,7 +113,9 @@ def test_any_bytes_are_json_or_a_clear_no(raw: bytes) -> None:
 
 @pytest.mark.parametrize("raw", [b"[" * 100_000, b"NaN", b"1" * 5000, b'"\xff"', b""])
 def test_bytes_that_break_parsers_are_a_clear_no(raw: bytes) -> None:
-    assert "The body is no JSON" in refused(lambda: read(raw, read_chat))["message"]
+    told = refused(lambda: read(raw, read_chat))
+    assert "The body is no JSON" in told["message"]
+    assert "sys." not in told["message"]  # Python's own advice on numbers
 
 
 @pytest.mark.parametrize("field", ["json_schema", "temperature", "zz"])
@@ -128,7 +140,17 @@ def test_messages_become_messages() -> None:
                     "name": "Ann",
                     "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
                 },
-                {"role": "assistant", "content": "c", "reasoning_content": "d", "tool_calls": [], "refusal": None},
+                {
+                    "role": "assistant",
+                    "content": "c",
+                    "reasoning_content": "d",
+                    "id": "msg_1",
+                    "tool_calls": [],
+                    "refusal": None,
+                    "annotations": [],
+                    "metadata": {"a": 1},
+                    "anything": None,
+                },
                 {"role": "user", "content": ""},
                 {"role": "assistant", "content": None},
             ]
@@ -251,12 +273,20 @@ def test_grammars(fields: dict[str, Any], kind: str, words: str) -> None:
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "schema"),
         ({"json_schema": [], "grammar": "x"}, "json_schema", "no object"),
         ({"json_schema": {}, "grammar": "x"}, "response_format", "several"),
+        ({"grammar": ""}, "grammar", "grammar is empty. A GBNF grammar is such as"),
         ({"grammar": " "}, "grammar", "empty"),
         ({"messages": []}, "messages", "not a list"),
         ({"messages": ["x"]}, "messages[0]", "no object"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "assistant"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "not a text"),
         ({"messages": [{"role": "assistant", "tool_calls": [1]}]}, "messages[0].tool_calls", "not supported"),
+        (
+            {"messages": [{"role": "assistant", "content": "", "refusal": "No."}]},
+            "messages[0].refusal",
+            "not supported",
+        ),
+        ({"messages": [*ASK, {"role": "user", "contents": "x"}]}, "messages[1].contents", "Did you mean content"),
+        ({"messages": [{"role": "user", "content": "x", "think": 1}]}, "messages[0].think", "in messages[0]"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
             "messages[0].content[0]",
@@ -279,6 +309,7 @@ def test_prompts_that_are_not_one_text_are_refused() -> None:
 def test_every_field_is_in_the_documentation() -> None:
     text = (Path(__file__).parents[2] / "docs" / "SERVER.md").read_text(encoding="utf-8")
     names = {*_CHAT, *_COMPLETION, *_IGNORED, *_NOT_SUPPORTED}
+    names |= {*_MESSAGE, *_IGNORED_IN_MESSAGES, *_NOT_SUPPORTED_IN_MESSAGES}
     assert [name for name in sorted(names) if f"`{name}`" not in text and f"`{name}." not in text] == []
 
 

@@ -102,6 +102,9 @@ def test_the_model_is_listed_and_another_is_not_there(server: Served) -> None:
         assert response.status_code == 404
         assert response.json()["error"]["code"] == "model_not_found"
         assert '"demo"' in response.json()["error"]["message"]
+    for path in ("/health/", "/v1/chat/completions/"):
+        response = server.client.post(path, json={}) if "chat" in path else server.client.get(path)
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "unknown_url")
     assert server.ask("x", model="demo", max_tokens=1).status_code == 200
     assert server.ask("x", model="", max_tokens=1).status_code == 200
 
