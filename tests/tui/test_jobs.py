@@ -19,6 +19,7 @@ from runner.inventory import local_models
 from runner.paths import user_paths
 from runner.registry import Registry
 from runner.tui.jobs import Job, JobQueue
+from runner.tui.jobs.asked import Asked, keep, kept
 
 
 @pytest.fixture
@@ -229,6 +230,49 @@ def test_a_quantization_that_is_given_up_leaves_nothing(watched: Watched) -> Non
     watched.wait_for(job_id, "cancelled")
     assert not partial.exists()
     assert not (user_paths().models / "demo-mq4").exists()
+
+
+def test_a_quantization_that_was_left_is_listed_by_the_next_start_and_made(watched: Watched) -> None:
+    first = watched.queue.quantize("demo", "mq4", calibrate=False)
+    watched.queue.quantize("demo", "q8_0")  # it waits for its turn
+    watched.wait(lambda: watched.job(first).done > 0 or watched.job(first).state != "running", within_s=60)
+    watched.queue.close()
+    after = Watched()
+    after.queue.find_unfinished()
+    after.wait(lambda: len(after.queue.jobs) == 2)
+    assert {(job.title, job.state) for job in after.queue.jobs} == {("demo → mq4", "paused"), ("demo → q8_0", "paused")}
+    one, other = sorted(after.queue.jobs, key=lambda job: job.weight_format)
+    assert after.queue._entries[one.id].calibrate is False
+    after.queue.cancel(one.id)
+    assert after.queue.quantize("demo", "q8_0") == other.id  # asking for the same again goes on with it
+    after.wait_for(one.id, "cancelled")
+    after.wait_for(other.id, "done")
+    assert (user_paths().models / "demo-q8_0" / "demo-q8_0.gguf").is_file()
+    after.queue.close()
+    assert kept(user_paths()) == ()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"null", b"\xff", b'{"source": "demo"}', b'{"source": "a", "format": 1}']
+)
+def test_a_note_of_a_quantization_that_makes_no_sense_is_passed_over(content: bytes) -> None:
+    paths = user_paths()
+    asked = Asked(source="demo", weight_format="mq4", output=paths.models / "demo-mq4", calibrate=True)
+    keep(paths, asked)
+    assert kept(paths) == (asked,)
+    (note,) = (paths.state / "quantizations").iterdir()
+    assert note.stat().st_mode & 0o777 == 0o600
+    note.write_bytes(content)
+    assert kept(paths) == ()
+
+
+def test_what_was_made_by_somebody_else_meanwhile_is_not_asked_for_any_more() -> None:
+    paths = user_paths()
+    output = paths.models / "demo-mq4"
+    keep(paths, Asked(source="demo", weight_format="mq4", output=output, calibrate=True))
+    output.mkdir(parents=True)
+    assert kept(paths) == ()
+    assert not list((paths.state / "quantizations").iterdir())
 
 
 _PARENT = """

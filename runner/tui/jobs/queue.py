@@ -16,6 +16,7 @@ from typing import Final, Literal
 from runner.errors import RunnerError
 from runner.measures import decimal_size
 from runner.paths import Paths
+from runner.tui.jobs.asked import Asked, drop, keep, kept
 from runner.tui.jobs.child import CommandLine, Ending, wait_for_all
 from runner.tui.jobs.commands import (
     discard_download,
@@ -98,11 +99,18 @@ class JobQueue:
             return self._add(_Entry(self._new("pull", name), force=force))
 
     def quantize(self, source: str, weight_format: str, *, output: Path | None = None, calibrate: bool = True) -> str:
-        """Make a model smaller; returns the job's id. output: of the models made here by default."""
+        """Make a model smaller, or go on with it; returns the job's id. output: of the models made here by default."""
         where = output if output is not None else output_of(self._paths, source, weight_format)
         with self._lock:
+            for other in self._entries.values():
+                is_same = (other.job.model, other.job.weight_format, other.output) == (source, weight_format, where)
+                if is_same and not other.job.can_forget:
+                    self.resume(other.job.id)
+                    return other.job.id
             job = replace(self._new("quantize", source), weight_format=weight_format)
-            return self._add(_Entry(job, calibrate=calibrate, output=where))
+            entry = _Entry(job, calibrate=calibrate, output=where)
+            self._keep(entry)
+            return self._add(entry)
 
     def pause(self, job_id: str) -> None:
         """Stop it and keep what has come."""
@@ -134,6 +142,7 @@ class JobQueue:
                 return
             entry.force |= entry.job.exit_code == _DOES_NOT_FIT
             entry.update(state="queued", message="", hint="", exit_code=None)
+            self._keep(entry)
             self._start_next()
         self._tell()
 
@@ -156,10 +165,12 @@ class JobQueue:
             entry = self._entries.get(job_id)
             if entry is not None and entry.job.can_forget:
                 del self._entries[job_id]
+                if entry.job.state == "failed":
+                    self._drop(entry)
         self._tell()
 
     def find_unfinished(self) -> None:
-        """List what earlier programs left unfinished on the disk as paused jobs; the first call alone does.
+        """List what earlier programs left unfinished as paused jobs; the first call alone does.
 
         Looks there on a thread of its own.
         """
@@ -188,6 +199,19 @@ class JobQueue:
         self._start_next()
         self._tell()
         return entry.job.id
+
+    def _keep(self, entry: _Entry) -> None:
+        """Have the next start know of a quantization that has not ended; of downloads the disk itself tells."""
+        job = entry.job
+        if job.kind == "quantize":
+            asked = Asked(
+                source=job.model, weight_format=job.weight_format, output=entry.output, calibrate=entry.calibrate
+            )
+            keep(self._paths, asked)
+
+    def _drop(self, entry: _Entry) -> None:
+        if entry.job.kind == "quantize":
+            drop(self._paths, entry.output)
 
     def _tell(self) -> None:
         if not self._is_closed:
@@ -274,6 +298,7 @@ class JobQueue:
             if isinstance(size, int) and isinstance(bpw, float):
                 message, hint = f"{decimal_size(size)}, {bpw:.2f} bits a weight.", f"{message} {hint}".strip()
         total = entry.job.total
+        self._drop(entry)
         entry.settle(state="done", done=total, message=message, hint=hint, exit_code=0)
 
     def _fail(self, entry: _Entry, ending: Ending) -> None:
@@ -298,6 +323,7 @@ class JobQueue:
             message, hint = (f"{decimal_size(freed)} freed" if freed else ""), ""
         except RunnerError as error:
             message, hint = error.message, error.hint
+        self._drop(entry)
         with self._lock:
             entry.settle(state="cancelled", done=0, total=0, message=message, hint=hint)
             self._start_next()
@@ -307,13 +333,19 @@ class JobQueue:
         found: tuple[tuple[str, int, int], ...] = ()
         with suppress(RunnerError):  # a settings file that is wrong is told where models are listed
             found = unfinished_downloads(self._paths)
+        asked = kept(self._paths)
         with self._lock:
             known = {entry.job.model for entry in self._entries.values() if entry.job.kind == "pull"}
             for name, done, total in found:
                 if name not in known:
                     job = replace(self._new("pull", name), state="paused", done=done, total=total)
                     self._entries[job.id] = _Entry(job)
-        if found:
+            outputs = {entry.output for entry in self._entries.values() if entry.job.kind == "quantize"}
+            for one in asked:
+                if one.output not in outputs:
+                    job = replace(self._new("quantize", one.source), state="paused", weight_format=one.weight_format)
+                    self._entries[job.id] = _Entry(job, calibrate=one.calibrate, output=one.output)
+        if found or asked:
             self._tell()
 
 
