@@ -227,6 +227,10 @@ def _grammar(json_schema: str | None, grammar: Path | None) -> Grammar | None:
         return None
     if json_schema is not None and grammar is not None:
         raise UsageError("--json-schema and --grammar are both given.", hint="Use one of them.")
+    if json_schema is not None and not json_schema.strip():
+        raise UsageError("--json-schema is empty.", hint="Give a schema, a file that has one, or json for any object.")
+    if grammar == Path():
+        raise UsageError("--grammar is empty, or a directory.", hint="Give the file of a grammar.")
     from runner.grammar_text import grammar_file, json_schema_of
 
     return grammar_file(grammar) if grammar is not None else json_schema_of(json_schema or "")

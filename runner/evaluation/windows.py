@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from runner.errors import UsageError
 
+SMALLEST, LARGEST = 16, 2**24
+
 
 @dataclass(frozen=True, kw_only=True)
 class Windowing:
@@ -23,8 +25,10 @@ class Windowing:
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        if not 16 <= self.size <= 2**24:
-            raise UsageError(f"A window of {self.size} tokens cannot be measured.", hint="Give --window 16 or more.")
+        if not SMALLEST <= self.size <= LARGEST:
+            raise UsageError(
+                f"A window of {self.size} tokens cannot be measured.", hint=f"Give --window {SMALLEST} to {LARGEST}."
+            )
         if not 1 <= self.n_context < self.size:
             raise UsageError(
                 f"--context {self.context} leaves nothing to score in a window of {self.size} tokens.",
@@ -73,7 +77,7 @@ def cut(name: str, ids: Sequence[int], windowing: Windowing, bos: int | None) ->
     if not starts:
         raise UsageError(
             f"{name} has {len(ids)} tokens, and a window has {size}.",
-            hint="Give a longer text or a smaller --window." if len(sequence) >= 16 else "Give a longer text.",
+            hint="Give a longer text or a smaller --window." if len(sequence) >= SMALLEST else "Give a longer text.",
         )
     windows = (sequence[start : start + size] for start in starts)
     return TextWindows(

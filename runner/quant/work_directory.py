@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -80,6 +80,8 @@ class WorkDirectory:
         directory with other files. source: a file, or a directory with its files. one_file: what models of one file
         that such runs leave in a directory are called.
         """
+        if source is not None and _holds(self.path, source):
+            raise UsageError(f"{self.path} has what is read, and is emptied first.", hint="Give another path with -o.")
         if not self.output.exists() and not self.output.is_symlink():
             return
         if not force:
@@ -87,7 +89,7 @@ class WorkDirectory:
         if self.is_file != self.output.is_file():
             kind = "directory" if self.output.is_dir() else "file"
             raise UsageError(f"{self.output} is a {kind}.", hint="Give another path with -o.")
-        if source is not None and self._holds(source):
+        if source is not None and _holds(self.output, source):
             raise UsageError(
                 f"{self.output} is what is read, or has it: it would be replaced.", hint="Give another path with -o."
             )
@@ -138,6 +140,9 @@ class WorkDirectory:
                 # After finish() nothing is left there; after a failure, half-made files would only take space.
                 if not is_kept:
                     shutil.rmtree(self.path, ignore_errors=True)
+                else:
+                    with suppress(OSError):  # it has something to go on with, or is the output now
+                        self.path.rmdir()
         finally:
             os.close(descriptor)
 
@@ -192,12 +197,6 @@ class WorkDirectory:
             if entry.name not in spared:
                 entry.unlink()
 
-    def _holds(self, source: Path) -> bool:
-        """Whether the source or one of its files is the output, or lies in it."""
-        output = self.output.resolve()
-        files = [source, *(source.iterdir() if source.is_dir() else ())]
-        return any(output in (file, *file.parents) for file in (file.resolve() for file in files))
-
     def _foreign_files(self, directory: Path, is_one_file: Callable[[str], bool]) -> list[str]:
         """What is there that no run of ours made. is_one_file: whether a model of one file of that name is ours."""
         entries = sorted(directory.iterdir())
@@ -208,6 +207,13 @@ class WorkDirectory:
             for entry in entries
             if entry.is_dir() or (entry.name not in ours and not is_one_file(entry.name))
         ]
+
+
+def _holds(place: Path, source: Path) -> bool:
+    """Whether the source or one of its files is `place`, or lies in it."""
+    place = place.resolve()
+    files = [source, *(source.iterdir() if source.is_dir() else ())]
+    return any(place in (file, *file.parents) for file in (file.resolve() for file in files))
 
 
 def sync(path: Path) -> None:

@@ -220,6 +220,13 @@ class TestExistingOutput:
                 made(tmp_path / source, form, tmp_path / output, force=True)
         assert (tmp_path / "demo" / "demo-q8_0.gguf").read_bytes() == before
 
+    def test_a_source_where_the_work_is_done_is_not_deleted(self, demo_directory: Path, tmp_path: Path) -> None:
+        (tmp_path / "out.partial").mkdir()
+        kept = Path(shutil.copy(demo_directory / "demo-q8_0.gguf", tmp_path / "out.partial"))
+        with pytest.raises(UsageError, match="has what is read"):
+            made(kept, "q4_0", tmp_path / "out")
+        assert kept.exists()
+
     def test_models_that_somebody_keeps_there_are_not_deleted(self, demo_source: Path, tmp_path: Path) -> None:
         (tmp_path / "models").mkdir()
         for name in ("Llama-3.1-8B-Q4_K_M.gguf", "demo-q4_0.gguf"):

@@ -391,6 +391,7 @@ def test_a_disk_that_is_too_small_is_told_before_the_work(
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=100_000))
     with pytest.raises(DoesNotFit, match="are needed in"):
         packed(source, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_small_disk_that_fills_up_while_it_works(source: Path, tmp_path: Path) -> None:
