@@ -9,12 +9,13 @@ import signal
 
 
 def main() -> int:
-    handler = signal.getsignal(signal.SIGINT)
-    if handler is signal.default_int_handler:  # else it is ignored, or somebody's own
+    is_pythons = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored, or somebody's own
+    if is_pythons:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from runner.cli.app import main as run
 
-    signal.signal(signal.SIGINT, handler)
+    if is_pythons:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     return run()
 
 

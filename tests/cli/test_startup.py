@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,8 @@ def test_after_the_imports_an_interrupt_is_an_exception_again(monkeypatch: pytes
     before = signal.getsignal(signal.SIGINT)
     assert start.main() == 0
     assert signal.getsignal(signal.SIGINT) is before
+    project = tomllib.loads((Path(app_module.__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"runner": f"{start.__name__}:main"}
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is Linux's")
