@@ -92,7 +92,9 @@ def quantize(
     if output == Path():
         raise UsageError("-o is empty, or the working directory.", hint="Name a directory that is to be made.")
     path = _source_path(source, offline, as_json=as_json)
-    target = user_paths().models / made_name(path, name) if output is None else output
+    # With a budget it is another model than the format's own, and may be mostly of a wider format.
+    called = name if bpw is None else f"{name}-{bpw:g}"
+    target = user_paths().models / made_name(path, called) if output is None else output
     units = {"writing text": "tokens"} if name in RECIPES else {"quantizing": "tensors"}
     stages = Stages(units, "bytes", as_json=as_json)
     try:

@@ -48,6 +48,14 @@ def test_four_bits_are_the_default_and_the_model_is_found_by_its_name(
     assert "native: the weights are packed" in capsys.readouterr().out
 
 
+def test_a_model_with_a_budget_has_a_name_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is not the one of four bits, and drafters that look for that one do not take it."""
+    assert main(["quantize", "demo", "-q", "--no-calibrate", "--bpw", "100"]) == 0
+    assert capsys.readouterr().out.strip() == str(user_paths().models / "demo-mq4-100")
+    assert main(["show", "demo-mq4-100", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["quantization"] == "MQ6"
+
+
 def test_a_recipe_and_a_folded_rotation_are_taken_and_told(
     tmp_path: Path, demo_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
