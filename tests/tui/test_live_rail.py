@@ -170,6 +170,19 @@ def test_reading_a_prompt_shows_how_far_it_is() -> None:
     in_app(body)
 
 
+def test_an_answer_that_stands_still_is_shown_as_waiting() -> None:
+    async def body(live: Live) -> None:
+        await live.load()
+        await live.tell(AnswerBegan("answering", QUESTION, True), stats(101, 1.0))
+        live.clock[0] += 3
+        await live.sample(gpu_sample())
+        assert "◐ waiting" in live.text
+        assert "◐ waiting" in live.status
+        assert "now" not in live.text
+
+    in_app(body)
+
+
 def test_an_answer_shows_its_numbers_as_the_status_line_does() -> None:
     async def body(live: Live) -> None:
         await live.load()

@@ -96,6 +96,7 @@ class LiveRail(VerticalScroll):
         self._sample = sample
         if self._numbers.pass_time(self._clock()):
             self._speed.redraw()
+            self._bandwidth.redraw()
         self._show_memory()
         self._device.show(model_device(sample, self._numbers.loaded))
         self._read_programs_now_and_then(sample)
