@@ -88,7 +88,7 @@ class Controller(Control):
             limit = min(limit, _LONGEST_SHADOW if self._is_free else _LONGEST_PAID_SHADOW)
         if not self._covers_call(call) and not is_due:
             self._wait_for(call)
-            self._doubt = f"a guess takes {call:.1f} plain steps, and {self._left:.1f} may be lost now"
+            self._doubt = f"a guess takes {call:.2f} plain steps, and {self._left:.2f} may be lost now"
             return None
         if is_trial and self._n_least and not is_due:
             loss = call + self._outlook.failing(self._n_least)
