@@ -95,7 +95,7 @@ class WorkDirectory:
             )
         if not self.is_file and (others := self._foreign_files(self.output, lambda name: name in one_file)):
             raise UsageError(
-                f"{self.output} has files that do not belong to a model, such as {others[0]!r}.",
+                f"{self.output} has files that do not belong to what is made there, such as {others[0]!r}.",
                 hint="Give another path with -o: this directory will not be deleted.",
             )
         self._replaces = True
@@ -190,7 +190,7 @@ class WorkDirectory:
         """Remove what a killed run left, but what is spared; refuse a directory that is somebody else's."""
         if others := self._foreign_files(self.path, lambda name: Path(name).suffix in FILE_SUFFIXES):
             raise UsageError(
-                f"{self.path} has files that do not belong to a model, such as {others[0]!r}.",
+                f"{self.path} has files that do not belong to what is made there, such as {others[0]!r}.",
                 hint="Move them away: runner works in that directory.",
             )
         for entry in self.path.iterdir():
