@@ -174,7 +174,7 @@ def _remarks(run: BenchRun, width: int | None) -> Iterator[Line]:
         yield from _field("few", f"{few}: by so few repetitions nobody knows how much they vary", width, style="doubt")
     for backend in run.backends:
         if backend.refused == NOT_REACHED:
-            yield from _field("left", f"{backend.name}: {backend.refused}", width, style="doubt")
+            yield from _field("unreached", backend.name, width, style="doubt")
         elif backend.refused is not None:
             yield from _field("refused", f"{backend.name}: {backend.refused}", width, style="bad")
     for row in run.rows:

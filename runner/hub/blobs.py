@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from runner.errors import BadModelFile
 from runner.hub.errors import cancelled
-from runner.hub.hashes import CHUNK_BYTES, Expected
+from runner.hub.hashes import Expected
 from runner.hub.listing import Listing, check_file_name
 from runner.hub_cache import PART_SUFFIX, SIDECAR_SUFFIX, file_size, repo_directory
 from runner.hub_parts import free_name
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from filelock import BaseFileLock
 
+_CHUNK_BYTES = 2**20
 _ETAG = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")
 
 
@@ -176,7 +177,7 @@ class Part:
             set_aside(self.path, self.blob, "stale")
         self._write_sidecar()
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
-        while chunk := os.pread(self._descriptor, CHUNK_BYTES, self.length):
+        while chunk := os.pread(self._descriptor, _CHUNK_BYTES, self.length):
             if should_stop():
                 raise cancelled()
             self._update(chunk)

@@ -16,7 +16,6 @@ from runner.hub.listing import RemoteFile
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-CHUNK_BYTES = 2**20
 _HEX = re.compile(r"[0-9a-f]+")
 
 

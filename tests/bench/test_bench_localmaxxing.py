@@ -52,6 +52,11 @@ def test_a_backend_can_be_named_and_noise_is_said() -> None:
     assert "--backend llamacpp" in json.dumps(found["engineFlags"])
 
 
+def test_one_repetition_has_no_spread() -> None:
+    notes = str(payload(run(backend(row("pp512", (100.0,)), row("tg128", (50.0,)))))["notes"])
+    assert "pp512 100.0 tok/s (n=1, few); tg128 50.00 tok/s (n=1, few)" in notes
+
+
 def test_a_gpu_is_described_as_one_and_its_memory_counted() -> None:
     found = payload(run(machine=gpu_machine(), options=options(n_gpu_layers=20)))
     assert found["hardware"] == {

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from runner.bench.figures import figure, mean_and_spread
+from runner.bench.formats import markdown
 from runner.bench.history_table import history_lines, history_markdown
-from runner.bench.record import BenchRun
+from runner.bench.record import NOT_REACHED, BenchBackend, BenchRun
 from runner.bench.run_table import run_lines
 from runner.bench.styled import Column, Segment, plain, table_lines, wrapped
 from runner.measures import text_width
@@ -34,6 +35,21 @@ def test_a_report_has_the_rows_with_their_units_and_all_that_is_known_of_them() 
     first = next(line for line in lines if line.startswith("ttft") and "native" in line)
     assert "84.74 ± 1.20 ms" in first
     assert "402.7" in first
+
+
+def test_few_repetitions_and_backends_that_were_not_reached_are_told_as_such() -> None:
+    rows = (row("tg128", (100.0, 101.0)), row("pp512", (100.0,)), row("ttft"))
+    left = BenchBackend(name="llamacpp", refused=NOT_REACHED)
+    stopped = run(backend(*rows), left, is_partial=True)
+    lines = text(stopped).splitlines()
+    labelled = {line.split()[0]: line.split()[-1] for line in lines if line.startswith(("tg128", "pp512", "ttft"))}
+    assert (labelled["tg128"], labelled["pp512"]) == ("few", "few")
+    assert labelled["ttft"] not in ("few", "noisy")
+    shown = unwrapped("\n".join(lines))
+    assert "few native tg128 (2), native pp512 (1): by so few repetitions" in shown
+    assert "unreached llamacpp" in shown
+    assert "refused" not in shown + "\n".join(plain(line) for line in history_lines([stopped], None))
+    assert "llamacpp was not reached" in markdown(stopped)
 
 
 @pytest.mark.parametrize("width", [39, 59, 79, 99, 159, None])

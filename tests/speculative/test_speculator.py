@@ -10,7 +10,7 @@ from test_rounds import Scripted
 from runner.config import LONGEST_DRAFT, SamplingParams
 from runner.speculative.control import EagerController
 from runner.speculative.drafter import NO_DRAFT, Draft, Gate
-from runner.speculative.record import Passed, Round
+from runner.speculative.record import Passed, Round, SpeculationRecord
 from runner.speculative.rounds import decode
 from runner.speculative.speculator import Speculator
 from runner.speculative.suffix import SuffixDrafter
@@ -97,6 +97,13 @@ def test_the_step_in_which_a_drafts_tokens_are_taken_is_no_measure_of_plain_ones
     passed.add(Round(NO_DRAFT, 0, (5,), 0.0, 1.0, 0.0, True, True))
     tally.pass_by(passed, 0.0, 1.0)
     assert tally.record("suffix", "on", "", 0, 0).gain == pytest.approx(10 / 8.4)
+
+
+def test_a_gain_that_no_round_can_bring_is_not_told() -> None:
+    counts = {"drafter": "suffix", "state": "on", "rounds": 2, "drafted_at": (2,), "accepted_at": (2,), "spent_s": 1.0}
+    assert SpeculationRecord(**counts, plain_s=1.9).gain == pytest.approx(1.9)
+    assert SpeculationRecord(**counts, plain_s=2.1).gain == pytest.approx(2.0), "noise"
+    assert SpeculationRecord(**counts, plain_s=8.0).gain is None
 
 
 def test_plain_steps_are_neither_rounds_nor_gain() -> None:
