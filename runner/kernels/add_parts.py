@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels.butterflies import rotated_span, rotation_signs, signs_of_span, span_places
@@ -40,12 +41,14 @@ from runner.kernels.values import (
     Int8Fragments,
     PackedMatrix,
     Squares,
+    cdiv,
     has_pdl,
     is_nvidia,
     moved,
     next_power_of_2,
     pdl_option,
 )
+from runner.quant.mq.rotation import rotation_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +67,23 @@ class Reader:
 def add_parts_ref(
     h: Tensor, parts: Tensor | None, bias: Tensor | None, reader: Reader
 ) -> tuple[Tensor, Tensor, Int8Fragments]:
-    """The new h, the sums of its squares [M, K / 256], and its rows for the reader; see add_parts."""
+    """The new h, the sums of its squares [M, ceil(K / 256)], and its rows for the reader; see add_parts."""
     h = h + (0 if parts is None else parts.sum(1)) + (0 if bias is None else bias.float())
     rows = quantize_fragments_ref(h, reader.gain, reader.w.rotation, reader.zero)
-    return h, h.square().unflatten(1, (-1, SPAN)).sum(2), rows
+    return h, functional.pad(h.square(), (0, -h.shape[1] % SPAN)).unflatten(1, (-1, SPAN)).sum(2), rows
 
 
 @triton.jit
-def _added(v, parts, K, COUNT: tl.constexpr):
+def _read(pointer, ok, WHOLE: tl.constexpr):
+    """What is there, 0 where it is not ok; WHOLE: all of it is, and no zeros need be made."""
+    if WHOLE:
+        return tl.load(pointer)
+    else:
+        return tl.load(pointer, mask=ok, other=0.0)
+
+
+@triton.jit
+def _added(v, parts, K, ok, COUNT: tl.constexpr, WHOLE: tl.constexpr):
     """v plus COUNT parts, which lie K apart, one after the other.
 
     All are asked for before one is waited for, which ptxas avoids if it may, to save registers: volatile loads keep
@@ -79,7 +91,8 @@ def _added(v, parts, K, COUNT: tl.constexpr):
     """
     found = ()
     for i in tl.static_range(COUNT):
-        part = tl.load(parts + (COUNT - 1 - i) * K, volatile=True)
+        at = parts + (COUNT - 1 - i) * K
+        part = tl.load(at, volatile=True) if WHOLE else tl.load(at, mask=ok, other=0.0, volatile=True)
         found = found + (part,)  # type: ignore[assignment]  # noqa: RUF005
     for i in tl.static_range(COUNT):
         v += found[COUNT - 1 - i]
@@ -90,58 +103,58 @@ def _added(v, parts, K, COUNT: tl.constexpr):
 def _add_parts(
     h, parts, bias, norm, gain, signs, words, notes, sums, K, zero,
     PARTS: tl.constexpr, HAS_BIAS: tl.constexpr, NORM: tl.constexpr, HAS_GAIN: tl.constexpr, SIZE: tl.constexpr,
-    COLUMNS: tl.constexpr, EARLY: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
+    COLUMNS: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """norm: of the only part, its squares, 1 / size, eps and its gain. NORM: how many squares, and the power of 2 for
-    them; 0: there is none."""
+    them; 0: there is none. WHOLE: K is a multiple of 256."""
     span, row = tl.program_id(0), tl.program_id(1)
     places = span_places()
     k = span * 256 + places
+    ok = k < K
     at = row.to(tl.int64) * K + k
     # Weights and signs: there is nothing to wait for, and behind a store they would be loaded after it.
     signs_there = signs_of_span(signs, places, SIZE, NVIDIA)
     if HAS_GAIN:
-        g = tl.load(gain + k)
+        g = _read(gain + k, ok, WHOLE)
     if HAS_BIAS:
-        b = tl.load(bias + k).to(tl.float32)
+        b = _read(bias + k, ok, WHOLE).to(tl.float32)
     if NORM[0] > 0:
         squares, inverse_size, eps, after = norm
-        after_there = tl.load(after + k)
+        after_there = _read(after + k, ok, WHOLE)
     if PDL:
         if EARLY:  # see docs/KERNELS.md, "When the next kernel begins"
             gdc_launch_dependents()
         gdc_wait()
         if not EARLY:
             gdc_launch_dependents()
-    v = tl.load(h + at)
+    v = _read(h + at, ok, WHOLE)
     at_parts = row.to(tl.int64) * (PARTS * K) + k
     if NORM[0] > 0:
         rows = row + tl.arange(0, 1)
-        y = tl.load(parts + at_parts)
+        y = _read(parts + at_parts, ok, WHOLE)
         v += y * p_rstd(squares, rows, rows >= 0, inverse_size, eps, NORM[0], NORM[1])[:, None] * after_there
     else:
         for first in tl.static_range(0, PARTS, 8):
-            v = _added(v, parts + at_parts + first * K, K, min(8, PARTS - first))
+            v = _added(v, parts + at_parts + first * K, K, ok, min(8, PARTS - first), WHOLE)
     if HAS_BIAS:
         v += b
     if PARTS > 0 or HAS_BIAS:
-        tl.store(h + at, v)
-    tl.store(sums + row * (K // 256) + span, tl.sum(tl.sum(v * v, 0), 0))
+        if WHOLE:
+            tl.store(h + at, v)
+        else:
+            tl.store(h + at, v, mask=ok)
+    tl.store(sums + row * tl.num_programs(0) + span, tl.sum(tl.sum(v * v, 0), 0))
     if HAS_GAIN:
         v *= g
     v = rotated_span(v, signs, signs_there, places, SIZE, NVIDIA)
     store_fragments(v, places, span, row, K, 1.0, zero, words, notes, COLUMNS)
 
 
-def reads_parts(reader: Reader) -> bool:
-    """Whether rows for this reader can be made of parts."""
-    return reader.w.layout == "fragments" and reader.w.shape[1] % SPAN == 0
-
-
 def add_parts(h: Tensor, parts: Tensor | None, bias: Tensor | None, reader: Reader) -> tuple[Tensor, Int8Fragments]:
-    """h += parts.sum(1) + bias in place; returns the sums of the new h's squares [M, K / 256], and its rows.
+    """h += parts.sum(1) + bias in place; returns the sums of the new h's squares [M, ceil(K / 256)], and its
+    rows.
 
-    h: [M, K] float32, contiguous, K a multiple of 256. parts: [M, P, K] float32, or None. bias: [K] or None.
+    h: [M, K] float32, contiguous, K a multiple of 64. parts: [M, P, K] float32, or None. bias: [K] or None.
     """
     return _launch(h, parts, bias, None, reader)
 
@@ -168,19 +181,19 @@ def _launch(
     assert parts is None or parts.is_contiguous()
     assert reader.w.shape[1] == k
     words, notes = empty_fragments(n_rows, k, h.device)
-    sums = torch.empty(n_rows, k // SPAN, dtype=torch.float32, device=h.device)
+    sums = torch.empty(n_rows, cdiv(k, SPAN), dtype=torch.float32, device=h.device)
     of_norm, n_squares = (h, 0.0, 0.0, h), 0
     if norm is not None:
         squares, after = norm
         of_norm, n_squares = (squares.parts, 1.0 / squares.size, squares.eps, after), squares.parts.shape[1]
     pdl = has_pdl(h)
-    _add_parts[(k // SPAN, n_rows)](
+    _add_parts[(cdiv(k, SPAN), n_rows)](
         h, h if parts is None else parts, h if bias is None else bias, of_norm,
         h if reader.gain is None else reader.gain, rotation_signs(reader.w.rotation, h.device),
         words.view(torch.int8), notes, sums, k, reader.zero,
         PARTS=n_parts, HAS_BIAS=bias is not None, NORM=(n_squares, next_power_of_2(max(1, n_squares))),
-        HAS_GAIN=reader.gain is not None, SIZE=reader.w.rotation, COLUMNS=words.shape[2], EARLY=n_rows > 1,
-        NVIDIA=is_nvidia(h), PDL=pdl, num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
+        HAS_GAIN=reader.gain is not None, SIZE=reader.w.rotation, COLUMNS=words.shape[2],
+        WHOLE=k % SPAN == 0, EARLY=n_rows > 1, NVIDIA=is_nvidia(h), PDL=pdl, num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return sums, Int8Fragments(words=words, notes=notes, num_rows=n_rows, zero=reader.zero)
 
@@ -225,11 +238,12 @@ _WARPS = 1
 
 
 def variants() -> Iterator[Variant]:
-    for name, columns, parts, squares in (
-        ("r256", 1, 28, 0),
-        ("r256 M=8", 8, 0, 0),
-        ("r256 normed", 1, 1, 160),
-        ("r256 normed M=8", 8, 1, 160),
+    for name, columns, parts, squares, k in (
+        ("r256", 1, 28, 0, 4096),
+        ("r256 M=8", 8, 0, 0, 4096),
+        ("r256 normed", 1, 1, 160, 2560),
+        ("r256 normed M=8", 8, 1, 160, 2560),
+        ("r128 normed, half a span", 1, 1, 72, 1152),
     ):
         yield Variant(
             name=f"add_parts {name}",
@@ -241,7 +255,8 @@ def variants() -> Iterator[Variant]:
             },
             constants={
                 "PARTS": parts, "HAS_BIAS": False, "NORM": (squares, next_power_of_2(max(1, squares))),
-                "HAS_GAIN": True, "SIZE": 256, "COLUMNS": columns, "EARLY": columns > 1, "NVIDIA": False,
+                "HAS_GAIN": True, "SIZE": rotation_size(k), "COLUMNS": columns, "WHOLE": k % SPAN == 0,
+                "EARLY": columns > 1, "NVIDIA": False,
             },
             nvidia_constants={"NVIDIA": True},
             num_warps=_WARPS,

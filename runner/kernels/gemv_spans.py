@@ -1,6 +1,6 @@
 """Packed weights times one row, which the product rounds to int8 itself: small matrices in decoding, on NVIDIA.
 
-What gemv_one_row.py computes, in its order, for matrices of K = 256 W columns, W a power of two (gemv_tiles.spans_of).
+What gemv_one_row.py computes, in its order, for matrices of up to 256 W columns, W a power of two (gemv_tiles.spans_of).
 They are read in less time than the kernels take that would stand before and after them. A warp has a span of
 256 columns for the whole of a program, which goes over tiles of 16 rows of weights: it loads its part of the row once,
 times the norm's gain, rotates and rounds it as rotate.py does, and keeps it in registers; from then on only weights
@@ -46,6 +46,7 @@ from runner.kernels.values import (
     pdl_option,
     register_option,
 )
+from runner.quant.mq.rotation import rotation_size
 
 # PTX: what another lane of the warp has.
 _FROM_LANE = tl.constexpr("shfl.sync.idx.b32 $0, $1, $2, 31, -1;")
@@ -123,7 +124,8 @@ def sum_of_warps(v, W: tl.constexpr, R: tl.constexpr, NVIDIA: tl.constexpr):
 def _loaded_tile(
     packed, high, scale, at, n_there, P: tl.constexpr, FORMAT: tl.constexpr, W: tl.constexpr, NVIDIA: tl.constexpr
 ):
-    """Tile `at` of a program: each warp's four pairs, as gemv_steps._loaded has them; anything from n_there on."""
+    """Tile `at` of a program: each warp's four pairs, as gemv_steps._loaded has them; anything from n_there on, and of
+    pairs that are not there, whose x is 0."""
     i = tl.arange(0, 128)[None, :]
     w = tl.arange(0, W)[:, None]
     is_there = at + 0 * (i + w) < n_there
@@ -131,14 +133,26 @@ def _loaded_tile(
     more = ()
     for t in tl.static_range(4):
         place = (at * P + 4 * w + t) * 128
-        a = tl.load(packed + place + i, mask=is_there, eviction_policy="evict_first")
+        ok = is_there if P == 4 * W else is_there & (4 * w + t < P)
+        a = tl.load(packed + place + i, mask=ok, eviction_policy="evict_first")
         m = a
         if FORMAT == "mq6":
-            m = tl.load(high + place + (i // 4 * 4 + i % 4), mask=is_there, eviction_policy="evict_first")
+            m = tl.load(high + place + (i // 4 * 4 + i % 4), mask=ok, eviction_policy="evict_first")
         words = words + (a,)  # type: ignore[assignment]
         more = more + (m,)  # type: ignore[assignment]
-    codes = tl.load(scale + (at * P + 4 * w + i // 4 % 4) * 32 + i // 16 * 4 + i % 4, mask=is_there)
+    of_lane = 4 * w + i // 4 % 4
+    ok = is_there if P == 4 * W else is_there & (of_lane < P)
+    codes = tl.load(scale + (at * P + of_lane) * 32 + i // 16 * 4 + i % 4, mask=ok)
     return words, more, codes_in_four(codes, NVIDIA)
+
+
+@triton.jit
+def _of_columns(pointer, k, P: tl.constexpr, W: tl.constexpr):
+    """What lies at columns k, 0 where there are none."""
+    if P == 4 * W:
+        return tl.load(pointer + k)
+    else:
+        return tl.load(pointer + k, mask=k < 64 * P, other=0.0)
 
 
 @triton.jit
@@ -167,10 +181,9 @@ def _columns(first_tile, n_there, c, N, PAIR: tl.constexpr):
 def _gemv_spans(
     packed, high, scale, row_scale, levels, halves, x, gain, signs, N, n_tiles, inverse_size, eps, stream, args,
     EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, ADDS: tl.constexpr, HAS_NORM: tl.constexpr, HAS_GAIN: tl.constexpr,
-    SIZE: tl.constexpr, PAIR: tl.constexpr, FORMAT: tl.constexpr, ZERO: tl.constexpr, W: tl.constexpr,
-    TILES: tl.constexpr, DEPTH: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
+    SIZE: tl.constexpr, PAIR: tl.constexpr, FORMAT: tl.constexpr, ZERO: tl.constexpr, P: tl.constexpr,
+    W: tl.constexpr, TILES: tl.constexpr, DEPTH: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    P: tl.constexpr = 4 * W
     CHUNKS: tl.constexpr = (TILES + 7) // 8
     UNDER_WAY: tl.constexpr = DEPTH if DEPTH < TILES else TILES
     first_tile = tl.program_id(0) * TILES
@@ -186,8 +199,8 @@ def _gemv_spans(
     places = i // 4 * 4 + i % 4 + 0 * tl.arange(0, W)[:, None]
     k = tl.arange(0, W)[:, None] * 256 + places
     if HAS_GAIN:
-        gain0 = tl.load(gain + k)
-        gain1 = tl.load(gain + 128 + k)
+        gain0 = _of_columns(gain, k, P, W)
+        gain1 = _of_columns(gain, k + 128, P, W)
     signs_there = signs_of_spans(signs, places, SIZE, W)
     factors = ()
     for c in tl.static_range(CHUNKS):
@@ -200,8 +213,8 @@ def _gemv_spans(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    first = tl.load(x + k).to(tl.float32)
-    second = tl.load(x + 128 + k).to(tl.float32)
+    first = _of_columns(x, k, P, W).to(tl.float32)
+    second = _of_columns(x, k + 128, P, W).to(tl.float32)
     before = ()
     if ADDS:
         for c in tl.static_range(CHUNKS):
@@ -323,8 +336,8 @@ def _launch(
     args: tuple[Any, ...],
     config: tuple[Any, ...],
 ) -> None:
-    n_tiles = w.packed.shape[0]
-    warps, tiles = spans_of(*w.packed.shape[:2]), tiles_of_program(n_tiles)
+    n_tiles, n_pairs = w.packed.shape[:2]
+    warps, tiles = spans_of(n_tiles, n_pairs), tiles_of_program(n_tiles)
     nvidia, pdl, device = is_nvidia(w.packed), has_pdl(w.packed), w.packed.device
     stream, adds, epilogue = epilogues.stream_apart(epilogue, args, config, w.row_scale)
     _gemv_spans[(cdiv(n_tiles, tiles),)](
@@ -332,7 +345,7 @@ def _launch(
         x.x, w.row_scale if x.gain is None else x.gain, rotation_signs(w.rotation, device), w.shape[0],
         n_tiles, 1.0 / w.shape[1], x.eps or 0.0, stream, args,
         EPILOGUE=epilogue, CONFIG=config, ADDS=adds, HAS_NORM=x.eps is not None, HAS_GAIN=x.gain is not None,
-        SIZE=w.rotation, PAIR=w.pair, FORMAT=w.format, ZERO=ZEROS[w.format], W=warps, TILES=tiles,
+        SIZE=w.rotation, PAIR=w.pair, FORMAT=w.format, ZERO=ZEROS[w.format], P=n_pairs, W=warps, TILES=tiles,
         DEPTH=min(_DEPTH[w.format], tiles), NVIDIA=nvidia, PDL=pdl, num_warps=warps, num_stages=1,
         **register_option(_MOST_REGISTERS if nvidia else None), **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
@@ -344,16 +357,18 @@ _MOST_REGISTERS = 128
 
 
 def variants() -> Iterator[Variant]:
-    for form, program, pair, n_tiles, warps in (
-        ("mq4", epilogues.store, 0, 256, 4),
-        ("mq4", epilogues.gate, 3072, 384, 4),
-        ("mq4", epilogues.add_stream, 0, 64, 8),
-        ("mq4-uniform", epilogues.gate, 1024, 128, 2),
-        ("mq6", epilogues.store, 0, 512, 1),
+    for form, program, pair, n_tiles, n_pairs in (
+        ("mq4", epilogues.store, 0, 256, 16),
+        ("mq4", epilogues.store, 0, 96, 18),
+        ("mq4", epilogues.gate, 3072, 384, 16),
+        ("mq4", epilogues.add_stream, 0, 64, 32),
+        ("mq4-uniform", epilogues.gate, 1024, 128, 8),
+        ("mq6", epilogues.store, 0, 512, 4),
     ):
+        warps = spans_of(n_tiles, n_pairs)
         has_norm, tiles = program is not epilogues.add_stream, tiles_of_program(n_tiles)
         yield Variant(
-            name=f"gemv_spans {form} {program.__name__} K={256 * warps}",
+            name=f"gemv_spans {form} {program.__name__} K={64 * n_pairs}",
             kernel=_gemv_spans,
             signature={
                 "packed": "*i32", "high": "*i16" if form == "mq6" else "*i32", "scale": "*u8", "row_scale": "*fp32",
@@ -364,7 +379,7 @@ def variants() -> Iterator[Variant]:
             constants={
                 "EPILOGUE": program if has_norm else epilogues.store,
                 "CONFIG": (0, 0, False, 0) if pair else (0, 0, False), "ADDS": not has_norm, "HAS_NORM": has_norm,
-                "HAS_GAIN": has_norm, "SIZE": 256, "PAIR": pair, "FORMAT": form, "ZERO": ZEROS[form], "W": warps,
+                "HAS_GAIN": has_norm, "SIZE": rotation_size(64 * n_pairs), "PAIR": pair, "FORMAT": form, "ZERO": ZEROS[form], "P": n_pairs, "W": warps,
                 "TILES": tiles, "DEPTH": min(_DEPTH[form], tiles), "NVIDIA": True,
             },
             num_warps=warps,

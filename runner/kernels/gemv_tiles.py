@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from runner.kernels.values import MULTIPROCESSORS
+from runner.kernels.values import MULTIPROCESSORS, cdiv, next_power_of_2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,8 @@ def tiles_of(n_tiles: int, n_pairs: int) -> Tiles:
     """The choice for a matrix of n_tiles * 16 rows and n_pairs * 64 columns.
 
     A warp a span where the product of one row makes its x itself. Else two warps a program: with one step under way,
-    and so few registers, where all programs then run at once. One warp where only that is one wave; of few tiles four
-    warps, with much under way.
+    and so few registers, where all programs then run at once. One warp where only that is one wave; of few tiles with
+    many columns four warps, with much under way.
     """
     turns = 1 if is_small(n_tiles, n_pairs) else 4
     if spans_of(n_tiles, n_pairs):
@@ -46,7 +46,7 @@ def tiles_of(n_tiles: int, n_pairs: int) -> Tiles:
         # Up to 2 * depth steps are unrolled; more are a loop, which needs masks where depth does not divide them.
         depth = 3 if -(-n_pairs // (4 * warps)) == 5 else 2
         return Tiles(warps=warps, depth=depth)
-    warps = 4 if n_pairs >= 32 else 1
+    warps = 4 if n_pairs >= 32 else 2
     return Tiles(warps=warps, depth=min(3, -(-n_pairs // (4 * warps))), turns=turns)
 
 
@@ -59,7 +59,8 @@ def tiles_of_branch(n_tiles: int, n_pairs: int) -> Tiles:
     small = is_small(n_tiles, n_pairs)
     if not small and not (_WAVE[0] <= n_tiles <= 2 * _WAVE[1] and n_pairs >= 32):
         return tiles_of_parts(n_tiles, n_pairs)
-    warps = _no_idle(8 if small or n_tiles <= _WAVE[1] else 4, n_pairs)
+    most_warps = 8 if small or n_tiles <= _WAVE[1] else 4
+    warps = spans_of(n_tiles, n_pairs) or _no_idle(most_warps, n_pairs)
     most = 3 if warps == 4 and not small else 4
     return Tiles(warps=warps, depth=min(most, -(-n_pairs // (4 * warps))), turns=1 if small else 4)
 
@@ -90,10 +91,12 @@ def tiles_of_parts(n_tiles: int, n_pairs: int) -> Tiles:
 
 
 def spans_of(n_tiles: int, n_pairs: int) -> int:
-    """The warps of a program that makes its x itself (gemv_spans.py), a span of 256 columns each; 0 where none does."""
-    warps = n_pairs // 4
-    fits = n_pairs % 4 == 0 and 0 < warps <= _MOST_SPANS and not warps & (warps - 1)
-    return warps if fits and is_small(n_tiles, n_pairs) else 0
+    """The warps of a program that makes its x itself (gemv_spans.py), a span of 256 columns each; 0 where none does.
+
+    A power of two: the last ones may have nothing to do, and one of them half a span.
+    """
+    warps = next_power_of_2(cdiv(n_pairs, 4))
+    return warps if warps <= _MOST_SPANS and is_small(n_tiles, n_pairs) else 0
 
 
 def tiles_of_program(n_tiles: int) -> int:

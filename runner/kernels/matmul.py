@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from runner.kernels import epilogues
-from runner.kernels.add_parts import Reader, add_parts, reads_parts
+from runner.kernels.add_parts import Reader, add_parts
 from runner.kernels.fragments import activation_rows
 from runner.kernels.gemm import Gemm
 from runner.kernels.gemm_fragments import MOST_DECODED_ROWS, GemmFragments
@@ -168,7 +168,7 @@ def linear_residual_for(
 
     The squares are None where the reader makes them itself, of one row.
     """
-    if not isinstance(x, Int8Fragments | UnroundedRow) or not reads_parts(reader):
+    if not isinstance(x, Int8Fragments | UnroundedRow):
         return linear_residual(x, w, h, bias=bias, eps=eps), None
     assert isinstance(w, PackedMatrix)
     parts = None

@@ -16,7 +16,7 @@ from runner.kernels.fragment_products import ZEROS
 from runner.kernels.fragments import FORMATS_IN_FRAGMENTS, activation_rows, to_fragments
 from runner.kernels.gemm_fragments import GemmFragments
 from runner.kernels.gemv_fragments import GemvFragments
-from runner.kernels.gemv_tiles import Tiles, tiles_of, tiles_of_normed_branch, tiles_of_parts
+from runner.kernels.gemv_tiles import Tiles, spans_of, tiles_of, tiles_of_normed_branch, tiles_of_parts
 from runner.kernels.grids import ADDENDS, half_tables
 from runner.kernels.int8_weights import FORMATS_AS_INT8
 from runner.kernels.layouts import best_layout
@@ -226,16 +226,16 @@ def test_every_matrix_is_cut_into_programs_without_idle_warps() -> None:
         before_norm = tiles_of_normed_branch(n_tiles, n_pairs)
         for tiles in (whole, before_norm, part):
             assert tiles.warps & (tiles.warps - 1) == 0
-            assert 4 * (tiles.warps - 1) < n_pairs
+            assert 4 * (tiles.warps - 1) < n_pairs or tiles.warps == spans_of(n_tiles, n_pairs)
             assert tiles.depth >= 1
         assert part.part >= 4 > whole.part == before_norm.part == 0
 
 
 def test_gate_and_up_are_cut_as_was_measured_to_be_fastest() -> None:
-    """Llama-3.1-8B, Qwen3-8B, Qwen3-14B, Qwen3-4B, Llama-3.2-3B, Qwen3-1.7B; the output product."""
-    sizes = ((1792, 64), (1536, 64), (2176, 80), (1216, 40), (1024, 48), (768, 32), (8016, 64))
-    assert [tiles_of(*size).warps for size in sizes] == [2, 2, 2, 2, 2, 2, 1]
-    assert [tiles_of(*size).depth for size in sizes] == [1, 1, 2, 3, 2, 2, 2]
+    """Llama-3.1-8B, Qwen3-8B, Qwen3-14B, Qwen3-4B, Llama-3.2-3B, Qwen3-1.7B, Qwen2.5-0.5B; the output product."""
+    sizes = ((1792, 64), (1536, 64), (2176, 80), (1216, 40), (1024, 48), (768, 32), (608, 14), (8016, 64))
+    assert [tiles_of(*size).warps for size in sizes] == [2, 2, 2, 2, 2, 2, 2, 1]
+    assert [tiles_of(*size).depth for size in sizes] == [1, 1, 2, 3, 2, 2, 2, 2]
 
 
 def test_products_before_a_norm_are_cut_as_was_measured_to_be_fastest() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from runner.backends.native.blocks import RmsNorm
 from runner.backends.native.matrices import MatrixReader, Product
 from runner.kernels.add_norm import add_normed
-from runner.kernels.add_parts import Reader, add_normed_for, add_parts, reads_parts
+from runner.kernels.add_parts import Reader, add_normed_for, add_parts
 from runner.kernels.fragment_products import ZEROS
 from runner.kernels.gemm_int8 import takes_int8
 from runner.kernels.gemv_spans import rounds
@@ -125,7 +125,7 @@ def add_branch(
     (w,), (bias,) = product.parts, product.biases
     h, eps = stream.h, stream.eps
     row = UnroundedRow(x=x) if isinstance(x, Tensor) and len(x) == 1 else None
-    if row is not None and after is None and reader is not None and reads_parts(reader) and rounds(w):
+    if row is not None and after is None and reader is not None and rounds(w):
         squares, ready = linear_residual_for(row, w, h, reader, bias=bias, eps=eps)
         return Stream(h=h, eps=eps, squares=squares, ready=ready)
     rows, _ = activations(x, None, w, dtype)
@@ -133,7 +133,7 @@ def add_branch(
         reader = None
     if after is not None:
         y, of_y = linear_squares(rows, w, bias=bias, eps=after.eps, dtype=torch.float32)
-        if reader is None or not reads_parts(reader) or not isinstance(rows, Int8Fragments):
+        if reader is None or not isinstance(rows, Int8Fragments):
             return Stream(h=h, eps=eps, squares=add_normed(h, y, of_y, after.gain))
         sums, ready = add_normed_for(h, y, of_y, after.gain, reader)
         return Stream(h=h, eps=eps, squares=Squares(parts=sums, size=h.shape[1], eps=eps), ready=ready)
