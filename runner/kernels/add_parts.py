@@ -24,6 +24,7 @@ from runner.kernels.butterflies import rotated_span, rotation_signs, signs_of_sp
 from runner.kernels.compile import Variant
 from runner.kernels.epilogues import p_rstd
 from runner.kernels.fragments import activation_rows
+from runner.kernels.gemv_tiles import is_small
 from runner.kernels.rotate import (
     SPAN,
     empty_fragments,
@@ -55,13 +56,12 @@ from runner.quant.mq.rotation import rotation_size
 class Reader:
     """Who reads rows next: w [.., K] in fragments, behind a norm's gain [K] float32, or none.
 
-    zero: see Int8Fragments. rounds: it takes one row as it is (gemv_spans.py).
+    zero: see Int8Fragments.
     """
 
     gain: Tensor | None
     w: PackedMatrix
     zero: int
-    rounds: bool = False
 
 
 def add_parts_ref(
@@ -193,7 +193,8 @@ def _launch(
         words.view(torch.int8), notes, sums, k, reader.zero,
         PARTS=n_parts, HAS_BIAS=bias is not None, NORM=(n_squares, next_power_of_2(max(1, n_squares))),
         HAS_GAIN=reader.gain is not None, SIZE=reader.w.rotation, COLUMNS=words.shape[2],
-        WHOLE=k % SPAN == 0, EARLY=n_rows > 1, NVIDIA=is_nvidia(h), PDL=pdl, num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
+        WHOLE=k % SPAN == 0, EARLY=n_rows > 1 or is_small(*reader.w.packed.shape[:2]), NVIDIA=is_nvidia(h), PDL=pdl,
+        num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return sums, Int8Fragments(words=words, notes=notes, num_rows=n_rows, zero=reader.zero)
 

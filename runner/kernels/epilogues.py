@@ -41,15 +41,8 @@ def p_parts(parts, rows, row_ok, PARTS: tl.constexpr, PADDED: tl.constexpr):
 
 @triton.jit
 def p_rstd_of(found, inverse_size, eps):
-    """1 / rms [R] of rows whose p_parts these are.
-
-    Up to 8 parts are added in p_sum's order, which is the order of gemv_spans.py.
-    """
-    if found.shape[1] <= 8:
-        total = p_sum(found, found.shape[0], found.shape[1])
-    else:
-        total = tl.sum(found, 1)
-    return tl.div_rn(1.0, tl.sqrt_rn(total * inverse_size + eps))
+    """1 / rms [R] of rows whose p_parts these are."""
+    return tl.div_rn(1.0, tl.sqrt_rn(tl.sum(found, 1) * inverse_size + eps))
 
 
 @triton.jit

@@ -116,7 +116,7 @@ def _loaded(packed, high, scale, p, end, FORMAT: tl.constexpr, NVIDIA: tl.conste
 
 
 @triton.jit
-def in_its_column(x_words, t, V: tl.constexpr, NVIDIA: tl.constexpr):
+def _in_its_column(x_words, t, V: tl.constexpr, NVIDIA: tl.constexpr):
     """Of the words of x [V, 128] of a step those of pair t, each in the column of its group, else 0."""
     i = tl.arange(0, 128)[None, :] + 0 * tl.arange(0, V)[:, None]
     in_column = (i // 16 == 2 * t + i % 4 // 2).to(tl.int32)
@@ -136,10 +136,10 @@ def _chained(low, top, x_columns, sums):
 
 
 @triton.jit
-def products_of_step(
+def _products_of_step(
     loaded, acc, levels, halves, x_columns, x_notes, FORMAT: tl.constexpr, V: tl.constexpr, NVIDIA: tl.constexpr
 ):
-    """acc [V, 128] with four pairs added. x_columns: in_its_column of each; x_notes: those of a lane's pair."""
+    """acc [V, 128] with four pairs added. x_columns: _in_its_column of each; x_notes: those of a lane's pair."""
     words, more, codes = loaded
     left, right, minus = halves
     # Two chains of products, since each waits for the one before it; of integers, whose order does not matter. Of mq6
@@ -212,8 +212,8 @@ def _step(loaded, asked, acc, levels, halves, FORMAT: tl.constexpr, V: tl.conste
     x_words, x_notes = asked
     x_columns = ()
     for t in tl.static_range(4):
-        x_columns = x_columns + (in_its_column(x_words, t, V, NVIDIA),)  # type: ignore[assignment]
-    return products_of_step(loaded, acc, levels, halves, x_columns, x_notes, FORMAT, V, NVIDIA)
+        x_columns = x_columns + (_in_its_column(x_words, t, V, NVIDIA),)  # type: ignore[assignment]
+    return _products_of_step(loaded, acc, levels, halves, x_columns, x_notes, FORMAT, V, NVIDIA)
 
 
 @triton.jit

@@ -31,13 +31,11 @@ class Tiles:
 def tiles_of(n_tiles: int, n_pairs: int) -> Tiles:
     """The choice for a matrix of n_tiles * 16 rows and n_pairs * 64 columns.
 
-    A warp a span where the product of one row makes its x itself. Else two warps a program: with one step under way,
-    and so few registers, where all programs then run at once. One warp where only that is one wave; of few tiles with
-    many columns four warps, with much under way.
+    Else than of small matrices two warps a program: with one step under way, and so few registers, where all programs
+    then run at once. One warp where only that is one wave; of few tiles with many columns four, with much under way.
     """
-    turns = 1 if is_small(n_tiles, n_pairs) else 4
-    if spans_of(n_tiles, n_pairs):
-        return Tiles(warps=spans_of(n_tiles, n_pairs), depth=1, turns=turns)
+    if is_small(n_tiles, n_pairs):
+        return _tiles_of_small(n_pairs)
     if n_tiles >= _MANY_TILES:
         if _ONE_WAVE[0] <= n_tiles <= _ONE_WAVE[1] and n_pairs >= 16:
             return Tiles(warps=2, depth=1)
@@ -47,7 +45,7 @@ def tiles_of(n_tiles: int, n_pairs: int) -> Tiles:
         depth = 3 if -(-n_pairs // (4 * warps)) == 5 else 2
         return Tiles(warps=warps, depth=depth)
     warps = 4 if n_pairs >= 32 else 2
-    return Tiles(warps=warps, depth=min(3, -(-n_pairs // (4 * warps))), turns=turns)
+    return Tiles(warps=warps, depth=min(3, -(-n_pairs // (4 * warps))))
 
 
 def tiles_of_branch(n_tiles: int, n_pairs: int) -> Tiles:
@@ -56,13 +54,13 @@ def tiles_of_branch(n_tiles: int, n_pairs: int) -> Tiles:
     Whole where that is one wave: of two programs a multiprocessor, of eight warps each, or of four, of four warps; or
     where the matrix is small. Else in parts.
     """
-    small = is_small(n_tiles, n_pairs)
-    if not small and not (_WAVE[0] <= n_tiles <= 2 * _WAVE[1] and n_pairs >= 32):
+    if is_small(n_tiles, n_pairs):
+        return _tiles_of_small(n_pairs)
+    if not (_WAVE[0] <= n_tiles <= 2 * _WAVE[1] and n_pairs >= 32):
         return tiles_of_parts(n_tiles, n_pairs)
-    most_warps = 8 if small or n_tiles <= _WAVE[1] else 4
-    warps = spans_of(n_tiles, n_pairs) or _no_idle(most_warps, n_pairs)
-    most = 3 if warps == 4 and not small else 4
-    return Tiles(warps=warps, depth=min(most, -(-n_pairs // (4 * warps))), turns=1 if small else 4)
+    warps = _no_idle(8 if n_tiles <= _WAVE[1] else 4, n_pairs)
+    most = 3 if warps == 4 else 4
+    return Tiles(warps=warps, depth=min(most, -(-n_pairs // (4 * warps))))
 
 
 def tiles_of_normed_branch(n_tiles: int, n_pairs: int) -> Tiles:
@@ -73,6 +71,12 @@ def tiles_of_normed_branch(n_tiles: int, n_pairs: int) -> Tiles:
     small = is_small(n_tiles, n_pairs)
     warps = _no_idle(8 if n_tiles <= _WAVE[1] and not small else 4, n_pairs)
     return Tiles(warps=warps, depth=min(3, -(-n_pairs // (4 * warps))), turns=1 if small else 4)
+
+
+def _tiles_of_small(n_pairs: int) -> Tiles:
+    """A warp for each 256 columns, up to eight, and all of their weights under way at once, or most."""
+    warps = min(8, next_power_of_2(cdiv(n_pairs, 4)))
+    return Tiles(warps=warps, depth=min(4, -(-n_pairs // (4 * warps))), turns=1)
 
 
 def _no_idle(warps: int, n_pairs: int) -> int:
@@ -88,20 +92,6 @@ def tiles_of_parts(n_tiles: int, n_pairs: int) -> Tiles:
     while n_tiles * -(-n_pairs // part) > _AT_ONCE and part < n_pairs:
         part *= 2
     return Tiles(warps=1, depth=4 if part <= 16 else 2, part=part)
-
-
-def spans_of(n_tiles: int, n_pairs: int) -> int:
-    """The warps of a program that makes its x itself (gemv_spans.py), a span of 256 columns each; 0 where none does.
-
-    A power of two: the last ones may have nothing to do, and one of them half a span.
-    """
-    warps = next_power_of_2(cdiv(n_pairs, 4))
-    return warps if warps <= _MOST_SPANS and is_small(n_tiles, n_pairs) else 0
-
-
-def tiles_of_program(n_tiles: int) -> int:
-    """How many tiles a program of gemv_spans.py goes over: one program a multiprocessor."""
-    return -(-n_tiles // MULTIPROCESSORS)
 
 
 class Waves(NamedTuple):
@@ -128,8 +118,7 @@ _REGISTERS = 1 << 16  # of a multiprocessor
 FEW_REGISTERS, MANY_REGISTERS = 128, 168  # of a thread: 16 and 12 warps a multiprocessor, 4 and 3 a scheduler
 _AT_ONCE = 16 * MULTIPROCESSORS
 _WAVE = (128, 2 * MULTIPROCESSORS)  # tiles of 8 warps; 128, 160, 192, 256 and, of 4 warps, 320 were measured
-_SMALL = 384 * 16  # tiles times pairs: gate and up of Qwen3-0.6B. Of 8B's matrices, in spans, each takes longer
-_MOST_SPANS = 8
+_SMALL = 384 * 16  # tiles times pairs: gate and up of Qwen3-0.6B
 _MANY_TILES = 768
 _ONE_WAVE = (10 * MULTIPROCESSORS, 14 * MULTIPROCESSORS)  # tiles, of 72 registers; 1536 and 1792 were measured
 _ONE_WARP = 16 * MULTIPROCESSORS  # tiles; 768 to 1216 and 2176 measured with two

@@ -7,7 +7,6 @@ epilogues.py, and here a reference and a launcher of ten lines. It knows no mode
 Activations x of M rows come as the weights want them, from rotate.py:
     dense weights               [M, K], contiguous
     packed weights, few rows    Int8Rows or, where the weights are in fragments, Int8Fragments, rotated
-    small ones, one row         UnroundedRow, of which the product makes Int8Fragments
     packed weights, more rows   [M, K], rotated, or Int8Blocks where gemm_int8.takes_int8 says so; of these up to
                                 MOST_DECODED_ROWS are multiplied by gemm_fragments.py
 """
@@ -30,7 +29,6 @@ from runner.kernels.gemm_int8 import GemmInt8
 from runner.kernels.gemv_dense import GemvDense
 from runner.kernels.gemv_fragments import GemvFragments
 from runner.kernels.gemv_packed import GemvPacked
-from runner.kernels.gemv_spans import GemvSpans
 from runner.kernels.pack import dequantize_ref
 from runner.kernels.row_blocks import RowBlocks, row_blocks
 from runner.kernels.values import (
@@ -41,13 +39,12 @@ from runner.kernels.values import (
     Matrix,
     PackedMatrix,
     Squares,
-    UnroundedRow,
     next_power_of_2,
     rstd_ref,
 )
 
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
-Rows = Tensor | Int8Rows | Int8Fragments | Int8Blocks | UnroundedRow
+Rows = Tensor | Int8Rows | Int8Fragments | Int8Blocks
 
 
 # --- references ------------------------------------------------------------------------------------------------------
@@ -63,7 +60,6 @@ def dense_rows(x: Rows) -> Tensor:
     """Activations in natural order [M, K]."""
     if isinstance(x, Int8Fragments):
         return activation_rows(x)
-    assert not isinstance(x, UnroundedRow), "quantize_fragments_ref says what a product makes of it"
     if isinstance(x, Int8Rows | Int8Blocks):
         return x.values()
     return x
@@ -163,22 +159,12 @@ def linear_gated(
 
 def linear_residual_for(
     x: Rows, w: Matrix, h: Tensor, reader: Reader, *, bias: Tensor | None = None, eps: float
-) -> tuple[Squares | None, Int8Fragments | None]:
-    """linear_residual, and the new h as `reader` wants it, without its norm's factor; None where it must ask for it.
-
-    The squares are None where the reader makes them itself, of one row.
-    """
-    if not isinstance(x, Int8Fragments | UnroundedRow):
+) -> tuple[Squares, Int8Fragments | None]:
+    """linear_residual, and the new h as `reader` wants it, without its norm's factor; None where it must ask for it."""
+    if not isinstance(x, Int8Fragments):
         return linear_residual(x, w, h, bias=bias, eps=eps), None
     assert isinstance(w, PackedMatrix)
-    parts = None
-    if isinstance(x, UnroundedRow):
-        args = (h, w.shape[0], (h, 0.0, 0.0), h if bias is None else bias)
-        GemvSpans(x=x, w=w, pair=0).run(epilogues.add_stream, args, (0, 0, bias is not None))
-    else:
-        parts = GemvFragments(x=x, w=w, pair=0).add_to(h, bias)
-    if parts is None and reader.rounds and len(h) == 1:
-        return None, None
+    parts = GemvFragments(x=x, w=w, pair=0).add_to(h, bias)
     sums, rows = add_parts(h, parts, None if parts is None else bias, reader)
     return Squares(parts=sums, size=w.shape[0], eps=eps), rows
 
@@ -217,7 +203,7 @@ def linear_logits(x: Rows, w: Matrix, *, squares: Squares | None) -> Logits:
 
 def product(
     x: Rows, w: Matrix, *, pair: int = 0
-) -> GemvFragments | GemvSpans | GemvPacked | GemvDense | Gemm | GemmFragments | GemmInt8 | RowBlocks:
+) -> GemvFragments | GemvPacked | GemvDense | Gemm | GemmFragments | GemmInt8 | RowBlocks:
     """x @ w.T, to be `run` with an epilogue program. pair: the rows of w come in pairs (n, n + pair), see columns."""
     if isinstance(x, Tensor):
         is_few = isinstance(w, Tensor) and len(x) <= MOST_ROWS
@@ -227,8 +213,6 @@ def product(
         return GemvFragments(x=x, w=w, pair=pair)
     if isinstance(x, Int8Blocks):
         return (GemmFragments if x.shape[0] <= MOST_DECODED_ROWS else GemmInt8)(x=x, w=w, pair=pair)
-    if isinstance(x, UnroundedRow):
-        return GemvSpans(x=x, w=w, pair=pair)
     if x.shape[0] <= MOST_ROWS:
         return GemvPacked(x=x, w=w, pair=pair)
     launches = tuple(GemvPacked(x=block, w=w, pair=pair) for block in row_blocks(x))

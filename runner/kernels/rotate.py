@@ -99,14 +99,14 @@ def _of_pairs(v):
 
 
 @triton.jit
-def magnitude(v):
+def _magnitude(v):
     """|v| as a whole number, since of these NaN is the largest: a maximum of floats would pass it over."""
     return v.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
-def scale_of(largest):
-    """The scale of elements of which the largest has this magnitude, and what level_of wants of it."""
+def _scale_of(largest):
+    """The scale of elements of which the largest has this magnitude, and what _level_of wants of it."""
     unit = tl.div_rn(largest.to(tl.float32, bitcast=True), _LARGEST)
     # v / unit as a division rounds it, with one division for 64 elements: from the nearest float to 1 / unit one
     # correction leads there (Markstein). What is very small is first made larger, which is exact.
@@ -116,8 +116,8 @@ def scale_of(largest):
 
 
 @triton.jit
-def level_of(v, grow, by, inverse):
-    """The nearest level, int32; see scale_of."""
+def _level_of(v, grow, by, inverse):
+    """The nearest level, int32; see _scale_of."""
     value = v * grow
     near = value * inverse
     quotient = tl.fma(tl.fma(-near, by, value), inverse, near)
@@ -129,8 +129,8 @@ def _rounded(v):
     """Halves of spans v [R, 128] float32 as levels int32 [R, 128], and for each element what its pair of groups has:
     the scale, and the sums of the levels of both groups, the second's in the upper half."""
     R: tl.constexpr = v.shape[0]
-    unit, grow, by, inverse = scale_of(tl.max(tl.max(tl.reshape(magnitude(v), (R, 2, 16, 4)), 3), 2))
-    levels = level_of(v, _of_pairs(grow), _of_pairs(by), _of_pairs(inverse))
+    unit, grow, by, inverse = _scale_of(tl.max(tl.max(tl.reshape(_magnitude(v), (R, 2, 16, 4)), 3), 2))
+    levels = _level_of(v, _of_pairs(grow), _of_pairs(by), _of_pairs(inverse))
     # The sums of both groups of a pair at once: each is below 2^13.
     i = tl.arange(0, 128)[None, :]
     both = tl.sum(tl.sum(tl.reshape(levels << (16 * (i // 32 % 2)), (R, 2, 16, 4)), 3), 2)
@@ -138,7 +138,7 @@ def _rounded(v):
 
 
 @triton.jit
-def begin_of(both, zero, is_first):
+def _begin_of(both, zero, is_first):
     """What a group's sum begins with, less what its levels lie too high, as Int8Fragments' notes say it."""
     first = (both << 16) >> 16
     return (zero * tl.where(is_first, first, (both - first) >> 16)).to(tl.float32) + _ROUNDING
@@ -151,7 +151,7 @@ def store_fragments(v, places, span, row, K, factor, zero, words, notes, COLUMNS
     places: of v (span_places). words: those of Int8Fragments, byte by byte; notes: its notes, scales times `factor`.
     """
     levels, unit, both = _rounded(v)
-    begin = begin_of(both, zero, places % 4 == 1)
+    begin = _begin_of(both, zero, places % 4 == 1)
     i = tl.arange(0, 128)[None, :]  # and not of `places`: so Triton sees that a lane's four lie side by side
     p = span * 4 + 2 * tl.arange(0, 2)[:, None] + i // 64
     place = (row // COLUMNS * (K // 64) + p) * COLUMNS + row % COLUMNS
@@ -173,8 +173,8 @@ def store_rows(v, span, row, K, factor, words, scale):
 
     words: those of Int8Rows, byte by byte; scale: its scales, times `factor`.
     """
-    unit, grow, by, inverse = scale_of(tl.max(tl.max(tl.reshape(magnitude(v), (2, 4, 8, 4)), 3), 2))
-    level = level_of(v, _of_groups(grow), _of_groups(by), _of_groups(inverse))
+    unit, grow, by, inverse = _scale_of(tl.max(tl.max(tl.reshape(_magnitude(v), (2, 4, 8, 4)), 3), 2))
+    level = _level_of(v, _of_groups(grow), _of_groups(by), _of_groups(inverse))
     n_groups = K // 32
     i = tl.arange(0, 128)[None, :]  # so that Triton sees that a lane's four lie side by side: see store_fragments
     g = span * 8 + 4 * tl.arange(0, 2)[:, None] + i // 32
@@ -254,8 +254,8 @@ def _rotate_rows(
             v *= g
         v = rotated_span(v, signs, signs_there, places, SIZE, NVIDIA)
         if HAS_SCALE:
-            unit, grow, by, inverse = scale_of(tl.max(tl.max(magnitude(v), 1, keep_dims=True), 0, keep_dims=True))
-            tl.store(out + row * K + k, level_of(v, grow, by, inverse).to(tl.int8), mask=ok)
+            unit, grow, by, inverse = _scale_of(tl.max(tl.max(_magnitude(v), 1, keep_dims=True), 0, keep_dims=True))
+            tl.store(out + row * K + k, _level_of(v, grow, by, inverse).to(tl.int8), mask=ok)
             tl.store(scale + span * n_scales + row, unit, mask=row < n_rows)
         else:
             tl.store(out + row * K + k, v.to(out.dtype.element_ty), mask=ok)

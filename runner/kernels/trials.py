@@ -1,8 +1,8 @@
 """All tries of kernels on the device, one after the other: warm_up.py notes what they launch, and compiles it.
 
 A try multiplies something small and looks whether the compiler has put into the lanes what a kernel counts on. Their
-answers are not used here: layouts.py, add_parts.py, gemv_spans.py, moe_fragments.py, moe_blocks.py and moe_route.py
-ask for them later, and keep them.
+answers are not used here: layouts.py, add_parts.py, moe_fragments.py, moe_blocks.py and moe_route.py ask for them
+later, and keep them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Iterable
 import torch
 
 from runner.kernels.add_parts import try_rotation
-from runner.kernels.gemv_spans import try_spans
 from runner.kernels.layouts import try_products
 from runner.kernels.moe_blocks import try_blocks
 from runner.kernels.moe_fragments import try_experts
@@ -24,7 +23,6 @@ def go_through(kinds: Iterable[tuple[str, int]], device: torch.device, *, has_ex
     found = list(kinds) if torch.version.hip is None else []
     for form in sorted({form for form, _ in found}):
         try_products(form, device)
-        try_spans(form, device)
         if has_experts:
             try_experts(form, device)
             try_blocks(form, device)

@@ -148,22 +148,6 @@ def moved(value: _Value, device: torch.device) -> _Value:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnroundedRow:
-    """One row of activations x [1, K], float32 or 16 bits, that the product itself rotates and rounds (gemv_spans.py).
-
-    gain: [K] float32 or None. eps: of the norm of x that stands before the product, None for no norm.
-    """
-
-    x: Tensor
-    gain: Tensor | None = None
-    eps: float | None = None
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.x.shape[0], self.x.shape[1]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Squares:
     """Sums of squares of M rows of `size` elements, in parts [M, P] float32 whose sum over P is the row's.
 

@@ -74,7 +74,9 @@ def test_behind_a_norm_too_whatever_the_number_of_rows(m: int, n_squares: int, k
 
 
 # Fewer columns than a part has, as many, and more.
-@pytest.mark.parametrize(("k", "n", "has_bias"), [(64, 256, True), (512, 256, False), (576, 256, True), (64, 320, True)])
+@pytest.mark.parametrize(
+    ("k", "n", "has_bias"), [(64, 256, True), (512, 256, False), (576, 256, True), (64, 320, True)]
+)
 def test_it_is_the_residual_and_then_the_quantizing_whatever_the_number_of_rows(k: int, n: int, has_bias: bool) -> None:
     w, rotation = to_fragments(scrambled(FORM, n, k)), rotation_size(n)
     to = reader(n, rotation)

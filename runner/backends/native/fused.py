@@ -236,11 +236,11 @@ class FusedDecoder:
     def logits(self, stream: Stream, rows: slice = slice(None)) -> Logits:
         """The logits of those rows of the stream."""
         h = stream.h[rows].contiguous()
-        parts = stream.sums.parts[rows].contiguous()
-        squares = Squares(parts=parts, size=stream.sums.size, eps=self.norm.eps)
+        parts = stream.squares.parts[rows].contiguous()
+        squares = Squares(parts=parts, size=stream.squares.size, eps=self.norm.eps)
         ready = stream.ready if len(h) == len(stream.h) else None
         part = Stream(h=h, eps=self.norm.eps, squares=squares, ready=ready)
-        x, left = normed(part, self.norm, self.head, dtype_of(self.head, self.dtype), may_round=False)
+        x, left = normed(part, self.norm, self.head, dtype_of(self.head, self.dtype))
         return linear_logits(x, self.head, squares=left)
 
     def waits_for_launches(self, n_rows: int, first: int) -> bool:

@@ -130,7 +130,7 @@ def _norm_of(stream: Stream, before: Norm | None) -> tuple[Tensor | None, Square
     if before is None:
         return None, None
     assert stream.eps == before.eps
-    return before.gain, stream.sums
+    return before.gain, stream.squares
 
 
 def _stacks(reader: MatrixReader, name: str, module: MoE, members: list[str]) -> list[tuple[Matrix, Tensor | None]]:

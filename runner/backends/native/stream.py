@@ -5,7 +5,7 @@ It knows blocks as little as models: who multiplies what is said in fused.py and
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,35 +13,28 @@ from torch import Tensor, nn
 from runner.backends.native.blocks import RmsNorm
 from runner.backends.native.matrices import MatrixReader, Product
 from runner.kernels.add_norm import add_normed
-from runner.kernels.add_parts import Reader, add_normed_for, add_parts
+from runner.kernels.add_parts import Reader, add_normed_for
 from runner.kernels.fragment_products import ZEROS
 from runner.kernels.gemm_int8 import takes_int8
-from runner.kernels.gemv_spans import rounds
 from runner.kernels.layouts import best_layout
 from runner.kernels.matmul import Rows, linear, linear_residual, linear_residual_for, linear_squares
 from runner.kernels.rotate import quantize_blocks, quantize_fragments, quantize_rows, rotate_rows
 from runner.kernels.splits import Splits, combine, combine_fragments
-from runner.kernels.values import FEW_ROWS, Int8Fragments, Matrix, Squares, UnroundedRow
+from runner.kernels.values import FEW_ROWS, Int8Fragments, Matrix, Squares
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
     """The residual stream of M tokens: h [M, hidden] float32, and the sums of its squares.
 
-    eps: of the norms before its readers. squares: None where the next reader makes them itself. ready: h as the product
-    that reads it next wants it, but for its norm's factor, where the one before could leave it.
+    eps: of the norms before its readers. ready: h as the product that reads it next wants it, but for its norm's
+    factor, where the one before could leave it.
     """
 
     h: Tensor
     eps: float
-    squares: Squares | None
+    squares: Squares
     ready: Int8Fragments | None = None
-
-    @property
-    def sums(self) -> Squares:
-        """The squares of a stream that has them."""
-        assert self.squares is not None
-        return self.squares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,26 +76,13 @@ def multiply(stream: Stream, before: Norm | None, product: Product, dtype: torch
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
 
-def normed(
-    stream: Stream, before: Norm | None, w: Matrix, dtype: torch.dtype, *, may_round: bool = True
-) -> tuple[Rows, Squares | None]:
-    """norm(h), or h without one, as a product with w wants it; see activations.
-
-    may_round: the product leaves no partial results (GemvSpans), so that it may take one row as it is.
-    """
+def normed(stream: Stream, before: Norm | None, w: Matrix, dtype: torch.dtype) -> tuple[Rows, Squares | None]:
+    """norm(h), or h without one, as a product with w wants it; see activations."""
     if before is None:
         return activations(stream.h, None, w, dtype)
     assert stream.eps == before.eps
     if stream.ready is not None:
         return stream.ready, stream.squares
-    if may_round and rounds(w) and len(stream.h) == 1:
-        return UnroundedRow(x=stream.h, gain=before.gain, eps=before.eps), None
-    # The same numbers, in the same order. In int8 17 to 48 rows take longer here, 64 about as long (H200, docs/LOG.md).
-    if may_round and rounds(w) and len(stream.h) <= FEW_ROWS:
-        reader = matrix_reader(w, before)
-        assert reader is not None
-        sums, rows = add_parts(stream.h, None, None, reader)
-        return rows, Squares(parts=sums, size=stream.h.shape[1], eps=before.eps)
     return activations(stream.h, before.gain, w, dtype, stream.squares)
 
 
@@ -124,10 +104,6 @@ def add_branch(
     """
     (w,), (bias,) = product.parts, product.biases
     h, eps = stream.h, stream.eps
-    row = UnroundedRow(x=x) if isinstance(x, Tensor) and len(x) == 1 else None
-    if row is not None and after is None and reader is not None and rounds(w):
-        squares, ready = linear_residual_for(row, w, h, reader, bias=bias, eps=eps)
-        return Stream(h=h, eps=eps, squares=squares, ready=ready)
     rows, _ = activations(x, None, w, dtype)
     if reader is not None and takes_int8(reader.w, len(h)):
         reader = None
@@ -135,8 +111,8 @@ def add_branch(
         y, of_y = linear_squares(rows, w, bias=bias, eps=after.eps, dtype=torch.float32)
         if reader is None or not isinstance(rows, Int8Fragments):
             return Stream(h=h, eps=eps, squares=add_normed(h, y, of_y, after.gain))
-        sums, ready = add_normed_for(h, y, of_y, after.gain, reader)
-        return Stream(h=h, eps=eps, squares=Squares(parts=sums, size=h.shape[1], eps=eps), ready=ready)
+        sums, made = add_normed_for(h, y, of_y, after.gain, reader)
+        return Stream(h=h, eps=eps, squares=Squares(parts=sums, size=h.shape[1], eps=eps), ready=made)
     if reader is None:
         return Stream(h=h, eps=eps, squares=linear_residual(rows, w, h, bias=bias, eps=eps))
     squares, ready = linear_residual_for(rows, w, h, reader, bias=bias, eps=eps)
@@ -145,8 +121,7 @@ def add_branch(
 
 def reader_of(product: Product, before: Norm | None) -> Reader | None:
     """Who reads what a norm, or nothing, stands before; None where it is no single product in fragments."""
-    reader = matrix_reader(product.parts[0], before) if len(product.parts) == 1 else None
-    return reader and replace(reader, rounds=before is not None and rounds(reader.w))
+    return matrix_reader(product.parts[0], before) if len(product.parts) == 1 else None
 
 
 def matrix_reader(w: Matrix, before: Norm | None) -> Reader | None:
@@ -171,9 +146,7 @@ def laid_out(w: Matrix, pair: int = 0) -> Matrix:
     """The same weights, in the layout that the device multiplies fastest."""
     if isinstance(w, Tensor):
         return w
-    found = best_layout(w, pair)
-    rounds(found)  # tries on this device what could not be tried while a graph is recorded
-    return found
+    return best_layout(w, pair)
 
 
 def read_norm(reader: MatrixReader, module: nn.Module, name: str, leaf: str | None) -> Norm | None:

@@ -30,7 +30,7 @@ from runner.kernels.fragments import can_be_fragments, to_fragments
 from runner.kernels.grids import FORMATS
 from runner.kernels.int8_weights import FORMATS_AS_INT8
 from runner.kernels.pack import dequantize_ref, packed_matrix
-from runner.kernels.values import FEW_ROWS, MOST_ROWS, Int8Rows, PackedMatrix
+from runner.kernels.values import FEW_ROWS, MOST_ROWS, Int8Rows, PackedMatrix, Squares
 from runner.model_config import ModelConfig
 from runner.quant.mq.packed_weights import PackedWeights
 from runner.quant.mq.quantize import quantize_packed
@@ -184,10 +184,11 @@ def test_a_stream_is_made_ready_for_a_matrix_that_takes_it_so_and_for_no_other(
     assert reader is not None
     monkeypatch.setattr(stream, "takes_int8", lambda of, _: is_int8 and of is reader.w)
     h, x = torch.randn(2, 256, device=DEVICE), torch.randn(2, 256, device=DEVICE)
-    before, product = stream.Stream(h=h.clone(), eps=1e-6, squares=None), stream.Product(parts=(w,), biases=(None,))
+    squares = Squares(parts=h.square(), size=256, eps=1e-6)
+    before, product = stream.Stream(h=h.clone(), eps=1e-6, squares=squares), stream.Product(parts=(w,), biases=(None,))
     after = stream.add_branch(before, x, product, None, torch.float32, reader)
     assert (after.ready is None) == is_int8
-    torch.testing.assert_close(after.sums.parts.sum(1), after.h.square().sum(1))
+    torch.testing.assert_close(after.squares.parts.sum(1), after.h.square().sum(1))
     assert difference(after.h - h, rotate(x, w.rotation) @ dequantize_ref(w).T) < 0.02
 
 
