@@ -123,6 +123,7 @@ def _tokens(n_rows: int) -> str:
 
 _DEFAULT: Final = "runner mq4"
 _PEER: Final = "llama.cpp q4_k_m"
+_LATE: Final = 256  # tokens; before them a context is at its beginning
 
 
 def models(rows: list[Row]) -> str:
@@ -155,25 +156,40 @@ def models(rows: list[Row]) -> str:
 
 
 def _at_a_glance(rows: list[Row]) -> str:
-    """A line a shape, the fastest first: decoding, decoding as late as was measured, and prompts, beside the peer."""
+    """A line a shape, the fastest first: decoding, decoding as late as was measured, and prompts, beside the peer.
+
+    Decoding is that of the last run that had it at the beginning, and as late as that run went, if it did.
+    """
     lines = []
     for shape in _distinct(rows, "shape"):
         found = _by_test([row for row in rows if row["shape"] == shape])
         ours, theirs = ({test: row for (test, by), row in found.items() if by == name} for name in (_DEFAULT, _PEER))
         decoded = sorted((test for test in ours.keys() & theirs if test.startswith("tg")), key=_place)
         if decoded:
+            first = max([test for test in decoded if _depth(test) < _LATE] or decoded[:1], key=lambda t: _date(ours[t]))
+            later = [test for test in decoded if _depth(test) >= _LATE and test != first]
+            of_run = [test for test in later if _date(ours[test]) == _date(ours[first])]
+            last = (of_run or later or [first])[-1]
             cells = [
                 cell
-                for test in (decoded[0], decoded[-1])
+                for test in (first, last)
                 for cell in (f"{ours[test]['median']:.0f}", _ratio(ours[test], theirs[test]))
             ]
-            late = [decoded[-1].partition(" @ d")[2], *cells[2:]] if len(decoded) > 1 else ["", "", ""]
+            late = [f"{_depth(last)}", *cells[2:]] if last != first else ["", "", ""]
             prompt = _ratio(ours.get("pp512"), theirs.get("pp512"))
             flat = f"{ours['t(8)']['median'] / ours['t(1)']['median']:.2f}" if ours.keys() >= {"t(1)", "t(8)"} else ""
-            lines.append((ours[decoded[0]]["median"], _line(shape, *cells[:2], *late, prompt, flat)))
+            lines.append((ours[first]["median"], _line(shape, *cells[:2], *late, prompt, flat)))
     heads = ("tok/s", f"times {_PEER}", "after tokens", "tok/s", "times", "prompt of 512, times", "t(8) / t(1)")
     table = "\n".join([_head("shape", *heads), *(line for _, line in sorted(lines, reverse=True))])
     return f"In short, {_DEFAULT}:\n\n{table}" if lines else ""
+
+
+def _depth(test: str) -> int:
+    return int(test.partition(" @ d")[2] or 0)
+
+
+def _date(row: Row) -> str:
+    return str(row["origin"]["date"])
 
 
 def _place(test: str) -> tuple[float, list[int]]:

@@ -287,6 +287,21 @@ def test_all_shapes_stand_in_one_table_at_first() -> None:
     assert "it reads 4.00 to 4.50 TB/s, measured in the same runs. Commits: abc (2026-11-21), def (2026-11-22)." in text
 
 
+def test_in_short_a_shape_is_what_its_last_run_had() -> None:
+    rows = [
+        decoding(engine, test, median, date=date)
+        for date, factor in (("2026-11-21 10:00 UTC", 1.0), ("2026-11-22 09:00 UTC", 2.0))
+        for engine, test, median in (
+            ("runner mq4", "tg128" if factor == 1 else "tg128 @ d16", 800.0 * factor),
+            ("runner mq4", "tg128 @ d9000" if factor == 1 else "tg128 @ d3000", 300.0 * factor),
+            ("llama.cpp q4_k_m", "tg128" if factor == 1 else "tg128 @ d16", 400.0),
+            ("llama.cpp q4_k_m", "tg128 @ d9000" if factor == 1 else "tg128 @ d3000", 200.0),
+        )
+    ]
+    assert "| 8b | 800 | 2.00 | 9000 | 300 | 1.50 |  |  |" in page.section("models", rows[:4])
+    assert "| 8b | 1600 | 4.00 | 3000 | 600 | 3.00 |  |  |" in page.section("models", rows)
+
+
 def test_a_peer_that_was_measured_after_each_format_counts_as_the_best_of_these() -> None:
     rows = [
         decoding("runner mq4-uniform", "tg128", 900.0, date="2026-11-22 09:00 UTC"),
