@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from runner.cli import options, render
+from runner.cli import flag_groups, options, render
 from runner.config import ChatOptions, LoadOptions
 from runner.errors import UsageError
 
@@ -31,36 +31,18 @@ if TYPE_CHECKING:
     from runner.transcript import Session
 
 
+@flag_groups.with_groups
 def chat(
+    *,
     model_argument: options.ModelArgument = None,
     model: options.Model = None,
     system: options.System = None,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    repeat_penalty: options.RepeatPenalty = None,
-    presence_penalty: options.PresencePenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    json_schema: options.JsonSchema = None,
-    grammar: options.GrammarFile = None,
+    answer: flag_groups.Answer,
     think: options.Think = None,
     think_budget: options.ThinkBudget = None,
     hide_thinking: options.HideThinking = False,
     overflow: options.Overflow = None,
-    ctx_size: options.CtxSize = None,
-    backend: options.Backend = None,
-    n_gpu_layers: options.GpuLayers = None,
-    kv_type: options.KvType = None,
-    spec: options.Spec = None,
-    draft: options.Draft = None,
-    draft_max: options.DraftMax = None,
-    draft_file: options.DraftFiles = None,
-    threads: options.Threads = None,
-    force: options.Force = False,
+    load: flag_groups.Load,
     offline: options.Offline = None,
     estimate_only: options.EstimateOnly = False,
     continue_latest: options.Continue = False,
@@ -79,20 +61,7 @@ def chat(
     is_kept = settings.save_chats and not no_log
     resumed = _session_to_resume(paths, continue_latest, resume, is_kept=is_kept)
     name = model or model_argument or (resumed.model if resumed else "") or settings.model
-    flags = options.sampling(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repeat_penalty=repeat_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        seed=seed,
-        max_tokens=max_tokens,
-        stop=stop,
-        json_schema=json_schema,
-        grammar=grammar,
-    )
+    flags = answer.given()
     setup = _Setup(
         paths=paths,
         settings=settings,
@@ -101,18 +70,7 @@ def chat(
         model=name,
         system=system,
         own_params={**_kept_params(resumed), **flags},
-        load_options=settings.load_options(
-            backend=backend,
-            ctx_size=ctx_size,
-            n_gpu_layers=options.gpu_layers(n_gpu_layers),
-            kv_type=kv_type,
-            speculation=spec,
-            draft=draft,
-            draft_max=draft_max,
-            draft_file=draft_file or None,
-            n_threads=threads,
-            force=force or None,
-        ),
+        load_options=settings.load_options(**load.given()),
         chat_options=settings.chat_options(overflow=overflow, think=think, think_budget=think_budget),
         is_offline=settings.is_offline(offline),
         has_thoughts=settings.show_thinking and not hide_thinking,

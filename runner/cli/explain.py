@@ -7,24 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runner.cli import options, render
+from runner.cli import flag_groups, options, render
 
 if TYPE_CHECKING:
     from runner.draft_choice import DraftChoice
     from runner.preview import Preview
 
 
+@flag_groups.with_groups
 def explain(
+    *,
     model: options.ModelArgument = None,
-    backend: options.Backend = None,
-    ctx_size: options.CtxSize = None,
-    n_gpu_layers: options.GpuLayers = None,
-    kv_type: options.KvType = None,
-    spec: options.Spec = None,
-    draft: options.Draft = None,
-    draft_max: options.DraftMax = None,
-    draft_file: options.DraftFiles = None,
-    threads: options.Threads = None,
+    run: flag_groups.Run,
     offline: options.Offline = None,
     as_json: options.Json = False,
 ) -> None:
@@ -38,17 +32,7 @@ def explain(
 
     paths = user_paths()
     settings = load_settings(paths)
-    load_options = settings.load_options(
-        backend=backend,
-        ctx_size=ctx_size,
-        n_gpu_layers=options.gpu_layers(n_gpu_layers),
-        kv_type=kv_type,
-        speculation=spec,
-        draft=draft,
-        draft_max=draft_max,
-        draft_file=draft_file or None,
-        n_threads=threads,
-    )
+    load_options = settings.load_options(**run.given())
     wanted = Registry.load_for(paths).resolve(model or settings.model)
     seen = preview(wanted, load_options, offline=settings.is_offline(offline), paths=paths)
     for notice in seen.notices:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import typer
 
@@ -189,48 +189,19 @@ def rate_bytes_s(text: str | None) -> int | None:
     return rate
 
 
-def sampling(
-    *,
-    temperature: float | None,
-    top_k: int | None,
-    top_p: float | None,
-    min_p: float | None,
-    repeat_penalty: float | None,
-    presence_penalty: float | None,
-    frequency_penalty: float | None,
-    seed: int | None,
-    max_tokens: int | None,
-    stop: list[str] | None,
-    json_schema: str | None,
-    grammar: Path | None,
-) -> dict[str, Any]:
-    """The sampling flags that were given, by SamplingParams field name. Raises UsageError for a wrong grammar."""
-    flags = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repeat_penalty": repeat_penalty,
-        "presence_penalty": presence_penalty,
-        "frequency_penalty": frequency_penalty,
-        "seed": seed,
-        "max_tokens": max_tokens,
-        "stop": tuple(stop) if stop else None,
-        "grammar": _grammar(json_schema, grammar),
-    }
-    return {name: value for name, value in flags.items() if value is not None}
+def grammar(json_schema: str | None, file: Path | None) -> Grammar | None:
+    """What the answer has to be. It is compiled here once, so that a mistake is told before a model is loaded.
 
-
-def _grammar(json_schema: str | None, grammar: Path | None) -> Grammar | None:
-    """What the answer has to be. It is compiled here once, so that a mistake is told before a model is loaded."""
-    if json_schema is None and grammar is None:
+    Raises UsageError.
+    """
+    if json_schema is None and file is None:
         return None
-    if json_schema is not None and grammar is not None:
+    if json_schema is not None and file is not None:
         raise UsageError("--json-schema and --grammar are both given.", hint="Use one of them.")
     if json_schema is not None and not json_schema.strip():
         raise UsageError("--json-schema is empty.", hint="Give a schema, a file that has one, or json for any object.")
-    if grammar == Path():
+    if file == Path():
         raise UsageError("--grammar is empty, or a directory.", hint="Give the file of a grammar.")
     from runner.grammar_text import grammar_file, json_schema_of
 
-    return grammar_file(grammar) if grammar is not None else json_schema_of(json_schema or "")
+    return grammar_file(file) if file is not None else json_schema_of(json_schema or "")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from runner.cli import options, render
+from runner.cli import flag_groups, options, render
 from runner.errors import EngineDied, UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130
 
 
+@flag_groups.with_groups
 def run(
+    *,
     model_argument: options.ModelArgument = None,
     prompt_words: Annotated[
         list[str] | None, typer.Argument(metavar="PROMPT", help="The prompt; a pipe's text is added to it.")
@@ -33,33 +35,13 @@ def run(
     prompt: options.Prompt = None,
     files: options.Files = None,
     system: options.System = None,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    repeat_penalty: options.RepeatPenalty = None,
-    presence_penalty: options.PresencePenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    json_schema: options.JsonSchema = None,
-    grammar: options.GrammarFile = None,
+    answer: flag_groups.Answer,
     think: options.Think = None,
     think_budget: options.ThinkBudget = None,
     hide_thinking: options.HideThinking = False,
     raw: options.Raw = False,
     overflow: options.Overflow = None,
-    ctx_size: options.CtxSize = None,
-    backend: options.Backend = None,
-    n_gpu_layers: options.GpuLayers = None,
-    kv_type: options.KvType = None,
-    spec: options.Spec = None,
-    draft: options.Draft = None,
-    draft_max: options.DraftMax = None,
-    draft_file: options.DraftFiles = None,
-    threads: options.Threads = None,
-    force: options.Force = False,
+    load: flag_groups.Load,
     offline: options.Offline = None,
     estimate_only: options.EstimateOnly = False,
     verbose: options.Verbose = False,
@@ -80,37 +62,13 @@ def run(
     paths = user_paths()
     settings = load_settings(paths)
     name, words = _model_and_prompt(model, model_argument, prompt_words or [], settings.model)
-    load_options = settings.load_options(
-        backend=backend,
-        ctx_size=ctx_size,
-        n_gpu_layers=options.gpu_layers(n_gpu_layers),
-        kv_type=kv_type,
-        speculation=spec,
-        draft=draft,
-        draft_max=draft_max,
-        draft_file=draft_file or None,
-        n_threads=threads,
-        force=force or None,
-    )
+    load_options = settings.load_options(**load.given())
     if estimate_only:
         from runner.cli.fit_text import show_estimate
 
         return show_estimate(name, load_options, paths, offline=settings.is_offline(offline), as_json=as_json)
     chat_options = settings.chat_options(overflow=overflow, think=think, think_budget=think_budget, raw=raw or None)
-    sampling = options.sampling(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repeat_penalty=repeat_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        seed=seed,
-        max_tokens=max_tokens,
-        stop=stop,
-        json_schema=json_schema,
-        grammar=grammar,
-    )
+    sampling = answer.given()
     settings.sampling_params({}, sampling)  # a wrong value is better said before anything is read or loaded
     text = _assemble(prompt, words, files or [])
     messages = [Message(role="user", content=text)]

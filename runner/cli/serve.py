@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from runner.cli import options, render
+from runner.cli import flag_groups, options, render
 from runner.errors import RunnerError, UsageError
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ AllowOrigin = Annotated[
 Queue = Annotated[int, typer.Option("--queue", min=0, metavar="N", help="Requests that may wait for the one before.")]
 
 
+@flag_groups.with_groups
 def serve(
+    *,
     model_argument: options.ModelArgument = None,
     model: options.Model = None,
     host: Host = _LOCAL,
@@ -62,29 +64,11 @@ def serve(
     allow_host: AllowHost = None,
     allow_origin: AllowOrigin = None,
     queue: Queue = 32,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    repeat_penalty: options.RepeatPenalty = None,
-    presence_penalty: options.PresencePenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
+    sampling: flag_groups.Sampling,
     think: options.Think = None,
     think_budget: options.ThinkBudget = None,
     overflow: options.Overflow = None,
-    ctx_size: options.CtxSize = None,
-    backend: options.Backend = None,
-    n_gpu_layers: options.GpuLayers = None,
-    kv_type: options.KvType = None,
-    spec: options.Spec = None,
-    draft: options.Draft = None,
-    draft_max: options.DraftMax = None,
-    draft_file: options.DraftFiles = None,
-    threads: options.Threads = None,
-    force: options.Force = False,
+    load: flag_groups.Load,
     offline: options.Offline = None,
     quiet: options.Quiet = False,
     as_json: options.Json = False,
@@ -99,34 +83,10 @@ def serve(
     render.configure(quiet=quiet)
     paths = user_paths()
     settings = load_settings(paths)
-    load_options = settings.load_options(
-        backend=backend,
-        ctx_size=ctx_size,
-        n_gpu_layers=options.gpu_layers(n_gpu_layers),
-        kv_type=kv_type,
-        speculation=spec,
-        draft=draft,
-        draft_max=draft_max,
-        draft_file=draft_file or None,
-        n_threads=threads,
-        force=force or None,
-    )
+    load_options = settings.load_options(**load.given())
     defaults = _Defaults(
         settings,
-        options.sampling(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repeat_penalty=repeat_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            seed=seed,
-            max_tokens=max_tokens,
-            stop=stop,
-            json_schema=None,  # what an answer has to be is each request's own
-            grammar=None,
-        ),
+        sampling.given(),  # what an answer has to be is each request's own
         {"overflow": overflow, "think": think, "think_budget": think_budget},
     )
     # An empty variable means nothing to Typer, and is a mistake all the same: $(cat FILE) of a file that is not there.
