@@ -6,8 +6,8 @@
 Each argument is a choice to try, on one model with random weights, between two measurements of the choices as they are,
 which show how much the same thing differs. A choice names matrices (qkv, o, down, and gate, which is gate and up), and
 for each the fields of Tiles that are to be others. A step is one of many that are queued without waiting, after 16
-tokens. One row of a small matrix, whose product makes its x itself (gemv_spans.py), is cut as it is whatever is tried.
-It measures, and knows nothing of what is right: products have tests.
+tokens. A choice that the GPU has no room for says so, and the next one is tried. It measures, and knows nothing of what
+is right: products have tests.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from generation import device_step_s, fill, rows_step
 from random_models import RECIPE_NAMES, about_bytes, fused_execution, write_directory
 from records import Report, Table, add_arguments, origin, require_gpu, say
 from shapes import SHAPES, config_of
+from triton.runtime.errors import OutOfResources, PTXASError
 from workplace import workplace
 
 from runner.kernels import gemv_fragments
@@ -102,12 +103,14 @@ def chosen(choice: Choice, sizes: Mapping[tuple[int, int], str]) -> Iterator[Non
 def measured(directory: Path, row_counts: Sequence[int]) -> list[float]:
     """Milliseconds of a step of one row with the choice of its token, and of steps of several with all logits."""
     execution = fused_execution(directory, _N_CTX)
-    found = [1e3 * device_step_s(execution, _DEPTH)]
-    for count in row_counts:
-        fill(execution, _DEPTH)
-        found.append(1e3 * rows_step(execution, count))
-    execution.release()
-    return found
+    try:
+        found = [1e3 * device_step_s(execution, _DEPTH)]
+        for count in row_counts:
+            fill(execution, _DEPTH)
+            found.append(1e3 * rows_step(execution, count))
+        return found
+    finally:
+        execution.release()
 
 
 def parse() -> argparse.Namespace:
@@ -142,8 +145,12 @@ def main() -> None:
         write_directory(work / "model", config, asked.format, is_hashed=False)
         table = Table(["choice".ljust(max(len(name) for name, _ in tried)), *columns])
         for name, choice in tried:
-            with chosen(choice, sizes):
-                found = measured(work / "model", asked.rows)
+            try:
+                with chosen(choice, sizes):
+                    found = measured(work / "model", asked.rows)
+            except (OutOfResources, PTXASError) as error:
+                print(f"{name}: {error}", flush=True)
+                continue
             table.print([name, *(f"{ms:.4f}" for ms in found)])
             common = {"shape": asked.shape, "layers": asked.layers, "format": asked.format, "choice": name}
             report.add(common | {"ms": dict(zip([1, *asked.rows], found, strict=True))})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import sys
 from pathlib import Path
 
 import decode_layer
@@ -22,6 +23,7 @@ from decode_layer import Kernel
 from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize
 from shapes import SHAPES, config_of
+from triton.runtime.errors import OutOfResources
 
 import models
 from runner.backends import llamacpp
@@ -426,6 +428,30 @@ def test_without_a_gpu_a_benchmark_that_needs_one_says_so(
         records.require_gpu("Timing products")
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("Timing products needs a CUDA GPU, and torch ")
+
+
+def test_tiles_that_there_is_no_room_for_cost_no_other_choice(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tried: list[int] = []
+
+    def measured(_directory: Path, counts: list[int]) -> list[float]:
+        tried.append(gemv_fragments.tiles_of_branch(32, 16).warps)
+        if tried[-1] == 16:
+            raise OutOfResources(512, 384, "threads")
+        return [1.0 + n for n in range(1 + len(counts))]
+
+    monkeypatch.setattr(tiles, "require_gpu", lambda _: None)
+    monkeypatch.setattr(tiles, "write_directory", lambda *_, **__: 0)
+    monkeypatch.setattr(tiles, "measured", measured)
+    argv = ["tiles.py", "--shape", "demo", "--rows", "8", "--work", str(tmp_path), "down:warps=16", "down:warps=2"]
+    monkeypatch.setattr(sys, "argv", argv)
+    tiles.main()
+    out = capsys.readouterr().out
+    assert tried[1:3] == [16, 2]
+    assert len(tried) == 4
+    assert "down:warps=16: out of resource: threads" in out
+    assert "| down:warps=2  | 1.0000  | 2.0000  |" in out
 
 
 def test_tiles_to_try_are_read_and_given_to_the_matrices_they_name() -> None:
