@@ -48,7 +48,7 @@ FULL = (197, 2, 1, 16, 96)  # blocks that are full
 FEW_TILES = ((1, 5, 3, 32, 64), (3, 3, 2, 64, 1216), (2, 5, 5, 32, 832))
 MANY_TILES = ((17, 3, 2, 32, 64), (33, 4, 2, 320, 128), (66, 4, 2, 32, 64), (197, 2, 1, 32, 64))
 # Experts with more pairs than a program takes at once, few, and none; of one step of columns and of several
-BLOCKS = ((17, 9, 2, 32, 64), (66, 4, 2, 64, 832))
+BLOCKS = ((17, 9, 2, 32, 64), (40, 4, 2, 32, 832))
 WIDE = (35, 3, 2, 70, 544)  # more than one step of columns, and a last one that is not full
 
 
