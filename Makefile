@@ -16,7 +16,7 @@ help:
 install: $(VENV)/.installed
 
 # llama-cpp-python has no wheel for most machines and is compiled here: about 4 minutes on two cores, once: pip keeps what it
-# has compiled. CMAKE_ARGS="-DGGML_CUDA=on" (or -DGGML_HIP=on, -DGGML_METAL=on, -DGGML_VULKAN=on) compiles it for a GPU;
+# has compiled. What it has for images, a sixth of that time, is left out: runner shows a model none. CMAKE_ARGS="-DGGML_CUDA=on" (or -DGGML_HIP=on, -DGGML_METAL=on, -DGGML_VULKAN=on) compiles it for a GPU;
 # pip's cache is left out then, for it may hold one compiled for the processor alone.
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -26,7 +26,8 @@ $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	@echo "Installing runner. llama.cpp is compiled on the way: this takes about 5 minutes the first time."
-	$(BIN)/python -m pip install --quiet $(if $(CMAKE_ARGS),--no-cache-dir) --editable .
+	CMAKE_ARGS="-DLLAVA_BUILD=OFF $(CMAKE_ARGS)" \
+		$(BIN)/python -m pip install --quiet $(if $(CMAKE_ARGS),--no-cache-dir) --editable .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
