@@ -16,8 +16,9 @@ help:
 install: $(VENV)/.installed
 
 # llama-cpp-python has no wheel for most machines and is compiled here: about 4 minutes on two cores, once: pip keeps what it
-# has compiled. What it has for images, a sixth of that time, is left out: runner shows a model none. CMAKE_ARGS="-DGGML_CUDA=on" (or -DGGML_HIP=on, -DGGML_METAL=on, -DGGML_VULKAN=on) compiles it for a GPU;
-# pip's cache is left out then, for it may hold one compiled for the processor alone.
+# has compiled. What it has for images, a sixth of the work, is left out: runner shows a model none.
+# CMAKE_ARGS="-DGGML_CUDA=on" (or -DGGML_HIP=on, -DGGML_METAL=on, -DGGML_VULKAN=on) compiles it for a GPU; pip's cache is left
+# out then, for it may hold one compiled for the processor alone.
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "runner needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
