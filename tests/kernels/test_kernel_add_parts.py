@@ -73,6 +73,28 @@ def test_behind_a_norm_too_whatever_the_number_of_rows(m: int, n_squares: int, k
         assert torch.equal(one, of_all[-1:])
 
 
+class Launches:
+    """Stands where a kernel is launched, and notes what it is launched with."""
+
+    def __init__(self) -> None:
+        self.noted: list[dict[str, Any]] = []
+
+    def __getitem__(self, _grid: object) -> Any:
+        return lambda *_, **named: self.noted.append(named)
+
+
+@pytest.mark.parametrize(("n_rows", "n_tiles", "is_early"), [(1, 384, True), (1, 385, False), (2, 385, True)])
+def test_the_next_kernel_begins_at_once_where_its_programs_have_room(
+    n_rows: int, n_tiles: int, is_early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches = Launches()
+    monkeypatch.setattr(module, "_add_parts", launches)
+    matrix = torch.zeros(n_tiles, 16, 8, 4, 4, dtype=torch.int32, device=DEVICE)
+    w = replace(reader(256, 256).w, packed=matrix)
+    add_parts(random(n_rows, 1024), None, None, Reader(gain=None, w=w, zero=1))
+    assert [launch["EARLY"] for launch in launches.noted] == [is_early]
+
+
 # Fewer columns than a part has, as many, and more.
 @pytest.mark.parametrize(
     ("k", "n", "has_bias"), [(64, 256, True), (512, 256, False), (576, 256, True), (64, 320, True)]
