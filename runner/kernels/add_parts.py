@@ -101,9 +101,10 @@ def _added(v, parts, K, ok, COUNT: tl.constexpr, WHOLE: tl.constexpr):
 
 @triton.jit
 def _add_parts(
-    h, parts, bias, norm, gain, signs, words, notes, sums, K, zero,
+    h, parts, bias, norm, gain, signs, words, notes, sums, K,
     PARTS: tl.constexpr, HAS_BIAS: tl.constexpr, NORM: tl.constexpr, HAS_GAIN: tl.constexpr, SIZE: tl.constexpr,
-    COLUMNS: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
+    ZERO: tl.constexpr, COLUMNS: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr, NVIDIA: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """norm: of the only part, its squares, 1 / size, eps and its gain. NORM: how many squares, and the power of 2 for
     them; 0: there is none. WHOLE: K is a multiple of 256."""
@@ -147,7 +148,7 @@ def _add_parts(
     if HAS_GAIN:
         v *= g
     v = rotated_span(v, signs, signs_there, places, SIZE, NVIDIA)
-    store_fragments(v, places, span, row, K, 1.0, zero, words, notes, COLUMNS)
+    store_fragments(v, places, span, row, K, 1.0, words, notes, ZERO, COLUMNS)
 
 
 def add_parts(h: Tensor, parts: Tensor | None, bias: Tensor | None, reader: Reader) -> tuple[Tensor, Int8Fragments]:
@@ -190,9 +191,9 @@ def _launch(
     _add_parts[(cdiv(k, SPAN), n_rows)](
         h, h if parts is None else parts, h if bias is None else bias, of_norm,
         h if reader.gain is None else reader.gain, rotation_signs(reader.w.rotation, h.device),
-        words.view(torch.int8), notes, sums, k, reader.zero,
+        words.view(torch.int8), notes, sums, k,
         PARTS=n_parts, HAS_BIAS=bias is not None, NORM=(n_squares, next_power_of_2(max(1, n_squares))),
-        HAS_GAIN=reader.gain is not None, SIZE=reader.w.rotation, COLUMNS=words.shape[2],
+        HAS_GAIN=reader.gain is not None, SIZE=reader.w.rotation, ZERO=reader.zero, COLUMNS=words.shape[2],
         WHOLE=k % SPAN == 0, EARLY=n_rows > 1 or is_small(*reader.w.packed.shape[:2]), NVIDIA=is_nvidia(h), PDL=pdl,
         num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
@@ -252,12 +253,12 @@ def variants() -> Iterator[Variant]:
             signature={
                 "h": "*fp32", "parts": "*fp32", "bias": "*fp32", "norm": ("*fp32", "fp32", "fp32", "*fp32"),
                 "gain": "*fp32", "signs": "*fp32", "words": "*i8", "notes": "*fp32", "sums": "*fp32",
-                "K": "i32:16", "zero": "i32",
+                "K": "i32:16",
             },
             constants={
                 "PARTS": parts, "HAS_BIAS": False, "NORM": (squares, next_power_of_2(max(1, squares))),
-                "HAS_GAIN": True, "SIZE": rotation_size(k), "COLUMNS": columns, "WHOLE": k % SPAN == 0,
-                "EARLY": columns > 1, "NVIDIA": False,
+                "HAS_GAIN": True, "SIZE": rotation_size(k), "ZERO": 8 * (squares > 0), "COLUMNS": columns,
+                "WHOLE": k % SPAN == 0, "EARLY": columns > 1, "NVIDIA": False,
             },
             nvidia_constants={"NVIDIA": True},
             num_warps=_WARPS,

@@ -26,7 +26,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels.attention import TYPES, multiplied_in, tile_positions
 from runner.kernels.compile import Variant
-from runner.kernels.heads import Heads, angles_of, append, heads_and_partners, rstd_of_rows, turned
+from runner.kernels.heads import Heads, append, heads_and_partners, rstd_of_rows, turned, turns_of
 from runner.kernels.kv_layer import LARGEST_LEVEL, LayerCache
 from runner.kernels.splits import (
     LOG2_E,
@@ -152,9 +152,10 @@ def _attend_split(
     n = tl.arange(0, ROWS)
     position = new + n
     is_seen = (n <= last_m) & (position >= first) & (position <= last)
-    q_cos, q_sin = cos + m * HALF, sin + m * HALF
-    q_angles = angles_of(q_cos, q_sin, is_head, HALF, BLOCK_D)
-    k_angles = angles_of(cos + n * HALF, sin + n * HALF, is_seen, HALF, BLOCK_D)
+    q_gain_at = (g * PER_GROUP + i) * D if NORM == "row" else 0 * i
+    q_turns = turns_of(cos + m * HALF, sin + m * HALF, is_head, q_gain, q_gain_at, D, HALF, NORM, BLOCK_D)
+    k_gain_at = g * D + 0 * n if NORM == "row" else 0 * n
+    k_turns = turns_of(cos + n * HALF, sin + n * HALF, is_seen, k_gain, k_gain_at, D, HALF, NORM, BLOCK_D)
     # All so far was written by kernels before the one before this one, which have ended (docs/KERNELS.md).
     if PDL:
         gdc_wait()
@@ -167,18 +168,18 @@ def _attend_split(
     k_loaded = heads_and_partners(rows + (H + g) * D, is_seen, D, HALF, BLOCK_D)
     v_at = (rows + (H + G + g) * D)[:, None] + d[None, :]
     v = tl.load(v_at, mask=is_seen[:, None] & (d < D)[None, :], other=0.0)
-    if last >= new:
-        k_rstd = rstd_of_rows(rows + H * D, is_seen, G * D, eps, NORM, BLOCK_ROW)
-        gain_at = g * D + 0 * n if NORM == "row" else 0 * n
-        k = turned(k_loaded, is_seen, k_angles, k_gain, gain_at, k_rstd, eps, D, HALF, NORM, BLOCK_D)
+    # Keys whether they are new or not: so both are made at once, and one's instructions fill the other's waits.
+    is_new = last >= new
+    k_rstd = rstd_of_rows(rows + H * D, is_seen, is_new.to(tl.int32), G * D, eps, NORM, BLOCK_ROW)
+    k = turned(k_loaded, k_turns, k_rstd, eps, D, HALF, NORM)
+    q_rstd = rstd_of_rows(row, is_head, 1, H * D, eps, NORM, BLOCK_ROW)
+    q = turned(q_loaded, q_turns, q_rstd, eps, D, HALF, NORM)
+    queries = q.to(qkv.dtype.element_ty).to(TYPE)
+    if is_new:
         append(k, is_seen, keys, key_scale, g, position, capacity, D, LARGEST, BLOCK_D)
         append(v.to(tl.float32), is_seen, values, value_scale, g, position, capacity, D, LARGEST, BLOCK_D)
         tl.debug_barrier()  # what lanes wrote is read by others
     head = m * H + g * PER_GROUP + i
-    q_rstd = rstd_of_rows(row, is_head, H * D, eps, NORM, BLOCK_ROW)
-    q_gain_at = (g * PER_GROUP + i) * D if NORM == "row" else 0 * i
-    q = turned(q_loaded, is_head, q_angles, q_gain, q_gain_at, q_rstd, eps, D, HALF, NORM, BLOCK_D)
-    queries = q.to(qkv.dtype.element_ty).to(TYPE)
     group = g.to(tl.int64) * capacity
     top = tl.full((QUERIES,), -float("inf"), tl.float32)
     total = tl.zeros((QUERIES, COLUMNS), tl.float32)

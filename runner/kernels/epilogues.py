@@ -42,7 +42,7 @@ def p_parts(parts, rows, row_ok, PARTS: tl.constexpr, PADDED: tl.constexpr):
 @triton.jit
 def p_rstd_of(found, inverse_size, eps):
     """1 / rms [R] of rows whose p_parts these are."""
-    return tl.div_rn(1.0, tl.sqrt_rn(tl.sum(found, 1) * inverse_size + eps))
+    return tl.rsqrt(tl.sum(found, 1) * inverse_size + eps)
 
 
 @triton.jit

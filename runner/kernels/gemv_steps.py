@@ -298,8 +298,8 @@ def all_steps(
 def row_sums(acc, V: tl.constexpr, W: tl.constexpr):
     """The sums of warps that share a tile: acc [V, 128] of all_steps to [V / W * 16]."""
     S: tl.constexpr = V // W
-    # [V, 128] is (tile, w, g, t, r): of row g + 8 r, if r is 0 or 1, the pairs 4 w + t of each step.
-    by_pair = tl.permute(tl.reshape(acc, (S, W, 8, 4, 4)), (3, 1, 0, 2, 4))
-    total = tl.reshape(sum_by_halves(by_pair, 4 * W, S * 32), (S, 8, 2, 2))
-    total, _ = tl.split(tl.permute(total, (0, 3, 1, 2)))
-    return tl.reshape(total, (S * 16,))
+    # [V, 128] is (tile, w, g, t, r): of row g + 8 r, if r is 0 or 1, the pairs 4 w + t of each step; else nothing,
+    # which goes first, or it would pass between warps too.
+    rows, _ = tl.split(tl.permute(tl.reshape(acc, (V, 8, 4, 2, 2)), (0, 1, 2, 4, 3)))
+    by_pair = tl.permute(tl.reshape(rows, (S, W, 8, 4, 2)), (3, 1, 0, 4, 2))
+    return sum_by_halves(by_pair, 4 * W, S * 16)

@@ -59,7 +59,7 @@ def tiles_of_branch(n_tiles: int, n_pairs: int) -> Tiles:
     if not (_WAVE[0] <= n_tiles <= 2 * _WAVE[1] and n_pairs >= 32):
         return tiles_of_parts(n_tiles, n_pairs)
     warps = 8 if n_tiles <= _WAVE[1] else 4
-    most = 3 if warps == 4 else 4
+    most = 3 if warps == 4 or n_tiles == _WAVE[0] else 4
     return Tiles(warps=warps, depth=min(most, -(-n_pairs // (4 * warps))))
 
 

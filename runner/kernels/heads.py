@@ -93,30 +93,46 @@ def _turned_ref(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @triton.jit
-def rstd_of_rows(rows, ok, size, eps, NORM: tl.constexpr, BLOCK: tl.constexpr):
-    """For norm "row": 1 / rms [R] of the `size` floats that each of the pointers rows [R] points at; else 1."""
+def rstd_of_rows(rows, ok, is_any, size, eps, NORM: tl.constexpr, BLOCK: tl.constexpr):
+    """For norm "row": 1 / rms [R] of the `size` floats that each of the pointers rows [R] points at; else 1.
+
+    is_any: 1, or 0 if no row is ok.
+    """
     if NORM != "row":
         return 1.0
     else:
         at = tl.arange(0, BLOCK)[None, :]
         squares = tl.zeros((rows.shape[0], BLOCK), tl.float32)
-        for first in range(0, size, BLOCK):
+        for first in range(0, is_any * size, BLOCK):
             part = tl.load(rows[:, None] + first + at, mask=ok[:, None] & (first + at < size), other=0.0).to(tl.float32)
             squares += part * part
-        return tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(tl.sum(squares, 1), size * 1.0) + eps))
+        return tl.rsqrt(tl.div_rn(tl.sum(squares, 1), size * 1.0) + eps)
 
 
 @triton.jit
-def angles_of(cos, sin, ok, HALF: tl.constexpr, BLOCK: tl.constexpr):
-    """cos and sin [R, BLOCK] of the pairs that the elements of heads are in; pointers [R] to their rows' angles."""
-    if HALF == 0:  # with an else: the compiler reads on behind a return
-        return 1.0, 0.0
-    else:
-        d = tl.arange(0, BLOCK)[None, :]
-        is_turned = ok[:, None] & (d < 2 * HALF)
-        pair = tl.where(d < HALF, d, d - HALF)
-        c = tl.load(cos[:, None] + pair, mask=is_turned, other=1.0)
-        return c, tl.load(sin[:, None] + pair, mask=is_turned, other=0.0)
+def turns_of(cos, sin, ok, gain, gain_at, D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr):
+    """What an element of a head and its partner are multiplied by [R, BLOCK]: their pair's angles times their gains.
+
+    cos, sin: pointers [R] to the rows' angles; ok: which heads there are; gain_at: [R], where a head's gains begin.
+    None of it depends on the product: a kernel asks for it before it waits for that one.
+    """
+    d = tl.arange(0, BLOCK)[None, :]
+    of_own = 1.0
+    of_partner = 0.0
+    is_first = d < HALF
+    partner = tl.where(is_first, d + HALF, d - HALF)
+    is_turned = ok[:, None] & (d < 2 * HALF)
+    if HALF > 0:
+        pair = tl.where(is_first, d, partner)
+        of_own = tl.load(cos[:, None] + pair, mask=is_turned, other=1.0)
+        of_partner = tl.load(sin[:, None] + pair, mask=is_turned, other=0.0)
+        of_partner = tl.where(is_first, -of_partner, of_partner)
+    if NORM != "none":
+        gains = gain + gain_at[:, None]
+        of_own *= tl.load(gains + d, mask=ok[:, None] & (d < D), other=0.0)
+        if HALF > 0:
+            of_partner *= tl.load(gains + partner, mask=is_turned, other=0.0)
+    return of_own, of_partner
 
 
 @triton.jit
@@ -135,30 +151,20 @@ def heads_and_partners(heads, ok, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl
 
 
 @triton.jit
-def turned(
-    loaded, ok, angles, gain, gain_at, rstd, eps,
-    D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+def turned(loaded, turns, rstd, eps, D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr):
     """Heads of D elements, normed and rotated, [R, BLOCK] float32.
 
-    loaded: see heads_and_partners; ok: which of them there are. angles: see angles_of. gain_at: [R], where a head's
-    gains begin. rstd: see rstd_of_rows.
+    loaded: see heads_and_partners; turns: turns_of; rstd: rstd_of_rows. The norm's factor comes last, since it takes
+    longest.
     """
-    d = tl.arange(0, BLOCK)[None, :]
-    value = loaded[0].to(tl.float32)
-    if NORM == "head":
-        rstd = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(tl.sum(value * value, 1), D * 1.0) + eps))
-    if NORM != "none":
-        gains = gain + gain_at[:, None]
-        value = value * rstd[:, None] * tl.load(gains + d, mask=ok[:, None] & (d < D), other=0.0)
+    own = loaded[0].to(tl.float32)
+    value = own * turns[0]
     if HALF > 0:
-        is_first = d < HALF
-        other = loaded[1].to(tl.float32)
-        if NORM != "none":
-            partner = tl.where(is_first, d + HALF, d - HALF)
-            is_turned = ok[:, None] & (d < 2 * HALF)
-            other = other * rstd[:, None] * tl.load(gains + partner, mask=is_turned, other=0.0)
-        value = value * angles[0] + tl.where(is_first, -other, other) * angles[1]
+        value += loaded[1].to(tl.float32) * turns[1]
+    if NORM == "head":
+        rstd = tl.rsqrt(tl.sum(own * own, 1) * (1.0 / D) + eps)
+    if NORM != "none":
+        value *= rstd[:, None]
     return value
 
 
@@ -199,21 +205,21 @@ def _place_heads(
     ok = m < n_rows
     row = qkv + m.to(tl.int64) * ((H + 2 * G) * D)
     head = row + n * D
-    angles = angles_of(cos + m * HALF, sin + m * HALF, ok, HALF, BLOCK)
+    m_cos, m_sin = cos + m * HALF, sin + m * HALF
     position = tl.load(start) + m
     if n < H:
-        rstd = rstd_of_rows(row, ok, H * D, eps, NORM, BLOCK_ROW)
+        rstd = rstd_of_rows(row, ok, 1, H * D, eps, NORM, BLOCK_ROW)
         gain_at = n * D + 0 * m if NORM == "row" else 0 * m
-        loaded = heads_and_partners(head, ok, D, HALF, BLOCK)
-        value = turned(loaded, ok, angles, q_gain, gain_at, rstd, eps, D, HALF, NORM, BLOCK)
+        turns = turns_of(m_cos, m_sin, ok, q_gain, gain_at, D, HALF, NORM, BLOCK)
+        value = turned(heads_and_partners(head, ok, D, HALF, BLOCK), turns, rstd, eps, D, HALF, NORM)
         d = tl.arange(0, BLOCK)[None, :]
         at = (m.to(tl.int64) * H + n)[:, None] * D + d
         tl.store(q + at, value.to(q.dtype.element_ty), mask=ok[:, None] & (d < D))
     elif n < H + G:
-        rstd = rstd_of_rows(row + H * D, ok, G * D, eps, NORM, BLOCK_ROW)
+        rstd = rstd_of_rows(row + H * D, ok, 1, G * D, eps, NORM, BLOCK_ROW)
         gain_at = (n - H) * D + 0 * m if NORM == "row" else 0 * m
-        loaded = heads_and_partners(head, ok, D, HALF, BLOCK)
-        value = turned(loaded, ok, angles, k_gain, gain_at, rstd, eps, D, HALF, NORM, BLOCK)
+        turns = turns_of(m_cos, m_sin, ok, k_gain, gain_at, D, HALF, NORM, BLOCK)
+        value = turned(heads_and_partners(head, ok, D, HALF, BLOCK), turns, rstd, eps, D, HALF, NORM)
         append(value, ok, keys, key_scale, n - H, position, capacity, D, LARGEST, BLOCK)
     else:
         d = tl.arange(0, BLOCK)[None, :]

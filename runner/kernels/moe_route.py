@@ -83,12 +83,12 @@ def _route(logits, weights, experts, E, k, OVER_CHOSEN: tl.constexpr, EXPERTS: t
 
 @triton.jit
 def _route_and_round(
-    logits, weights, experts, E, k, h, gain, signs, parts, words, scale, K, inverse_size, eps, zero,
+    logits, weights, experts, E, k, h, gain, signs, parts, words, scale, K, inverse_size, eps,
     OVER_CHOSEN: tl.constexpr, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, HAS_GAIN: tl.constexpr,
-    PARTS: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr, FRAGMENTS: tl.constexpr, NVIDIA: tl.constexpr,
+    PARTS: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr, ZERO: tl.constexpr, NVIDIA: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """FRAGMENTS: scale are the notes of Int8Fragments, each row apart, or else the scales of Int8Rows."""
+    """ZERO: that of Int8Fragments, each row apart, whose notes `scale` are; None for the scales of Int8Rows."""
     program, row = tl.program_id(0), tl.program_id(1)
     if program == 0:
         if PDL:
@@ -112,8 +112,8 @@ def _route_and_round(
         if PARTS > 0:
             rows = row + tl.arange(0, 1)
             factor = tl.sum(p_rstd(parts, rows, rows >= 0, inverse_size, eps, PARTS, PADDED), 0)
-        if FRAGMENTS:
-            store_fragments(v, places, span, row, K, factor, zero, words, scale, 1)
+        if ZERO is not None:
+            store_fragments(v, places, span, row, K, factor, words, scale, ZERO, 1)
         else:
             store_rows(v, span, row, K, factor, words, scale)
 
@@ -161,10 +161,9 @@ def route_and_round(
         logits, weights, experts, logits.shape[1], k, h, h if gain is None else gain,
         rotation_signs(rotation, h.device), h if squares is None else squares.parts, words.view(torch.int8), scale,
         length, 0.0 if squares is None else 1.0 / squares.size, 0.0 if squares is None else squares.eps,
-        zero or 0, **_options(logits, k, kind), HAS_GAIN=gain is not None, PARTS=n_parts,
-        PADDED=next_power_of_2(max(1, n_parts)), SIZE=rotation,
-        FRAGMENTS=zero is not None, NVIDIA=in_lanes and is_nvidia(h), PDL=pdl,
-        num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
+        **_options(logits, k, kind), HAS_GAIN=gain is not None, PARTS=n_parts,
+        PADDED=next_power_of_2(max(1, n_parts)), SIZE=rotation, ZERO=zero,
+        NVIDIA=in_lanes and is_nvidia(h), PDL=pdl, num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     if zero is None:
         return weights, experts, Int8Rows(words=words, scale=scale)
@@ -221,21 +220,21 @@ def variants() -> Iterator[Variant]:
             num_warps=_WARPS,
             is_decode=False,
         )
-    for is_fragments in (False, True):
+    for zero in (None, 0):
         yield Variant(
-            name=f"moe_route 8 of 128, rows rounded{' to fragments' if is_fragments else ''}",
+            name=f"moe_route 8 of 128, rows rounded{'' if zero is None else ' to fragments'}",
             kernel=_route_and_round,
             signature={
                 "logits": "*fp32", "weights": "*fp32", "experts": "*i32", "E": "i32:16", "k": "i32", "h": "*fp32",
                 "gain": "*fp32", "signs": "*fp32", "parts": "*fp32", "words": "*i8", "scale": "*fp32", "K": "i32:16",
-                "inverse_size": "fp32", "eps": "fp32", "zero": "i32",
+                "inverse_size": "fp32", "eps": "fp32",
             },
             constants={
                 "OVER_CHOSEN": True, "EXPERTS": 128, "CHOSEN": 8, "HAS_GAIN": True, "PARTS": 128, "PADDED": 128,
-                "SIZE": 256, "FRAGMENTS": is_fragments, "NVIDIA": False,
+                "SIZE": 256, "ZERO": zero, "NVIDIA": False,
             },
             nvidia_constants={"NVIDIA": True},
             num_warps=_WARPS,
             has_pdl=True,
-            is_nvidia_only=is_fragments,
+            is_nvidia_only=zero is not None,
         )  # fmt: skip

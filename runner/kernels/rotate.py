@@ -126,32 +126,36 @@ def _level_of(v, grow, by, inverse):
 
 @triton.jit
 def _rounded(v):
-    """Halves of spans v [R, 128] float32 as levels int32 [R, 128], and for each element what its pair of groups has:
-    the scale, and the sums of the levels of both groups, the second's in the upper half."""
-    R: tl.constexpr = v.shape[0]
-    unit, grow, by, inverse = _scale_of(tl.max(tl.max(tl.reshape(_magnitude(v), (R, 2, 16, 4)), 3), 2))
-    levels = _level_of(v, _of_pairs(grow), _of_pairs(by), _of_pairs(inverse))
-    # The sums of both groups of a pair at once: each is below 2^13.
-    i = tl.arange(0, 128)[None, :]
-    both = tl.sum(tl.sum(tl.reshape(levels << (16 * (i // 32 % 2)), (R, 2, 16, 4)), 3), 2)
-    return levels, _of_pairs(unit), _of_pairs(both)
+    """Halves of spans v [R, 128] float32 as levels int32 [R, 128], and for each element the scale of its 64."""
+    unit, grow, by, inverse = _scale_of(tl.max(tl.max(tl.reshape(_magnitude(v), (v.shape[0], 2, 16, 4)), 3), 2))
+    return _level_of(v, _of_pairs(grow), _of_pairs(by), _of_pairs(inverse)), _of_pairs(unit)
 
 
 @triton.jit
-def _begin_of(both, zero, is_first):
-    """What a group's sum begins with, less what its levels lie too high, as Int8Fragments' notes say it."""
-    first = (both << 16) >> 16
-    return (zero * tl.where(is_first, first, (both - first) >> 16)).to(tl.float32) + _ROUNDING
+def _begins_of(levels, is_first, ZERO: tl.constexpr):
+    """What a group's sum begins with, less what its levels lie too high, as Int8Fragments' notes say it.
+
+    levels: [R, 128]. is_first: whether an element asks for the first group of its pair, else for the second.
+    """
+    if ZERO == 0:
+        return _ROUNDING
+    else:
+        # The sums of both groups of a pair at once, the second's in the upper half: each is below 2^13.
+        i = tl.arange(0, 128)[None, :]
+        shifted = tl.reshape(levels << (16 * (i // 32 % 2)), (levels.shape[0], 2, 16, 4))
+        both = _of_pairs(tl.sum(tl.sum(shifted, 3), 2))
+        first = (both << 16) >> 16
+        return (ZERO * tl.where(is_first, first, (both - first) >> 16)).to(tl.float32) + _ROUNDING
 
 
 @triton.jit
-def store_fragments(v, places, span, row, K, factor, zero, words, notes, COLUMNS: tl.constexpr):
+def store_fragments(v, places, span, row, K, factor, words, notes, ZERO: tl.constexpr, COLUMNS: tl.constexpr):
     """v [2, 128] float32, a span of 256 columns of a row, as int8 to where its four pairs of groups lie.
 
     places: of v (span_places). words: those of Int8Fragments, byte by byte; notes: its notes, scales times `factor`.
     """
-    levels, unit, both = _rounded(v)
-    begin = _begin_of(both, zero, places % 4 == 1)
+    levels, unit = _rounded(v)
+    begin = _begins_of(levels, places % 4 == 1, ZERO)
     i = tl.arange(0, 128)[None, :]  # and not of `places`: so Triton sees that a lane's four lie side by side
     p = span * 4 + 2 * tl.arange(0, 2)[:, None] + i // 64
     place = (row // COLUMNS * (K // 64) + p) * COLUMNS + row % COLUMNS
@@ -206,9 +210,9 @@ def _quantize_rows(
 
 @triton.jit
 def _quantize_fragments(
-    x, gain, signs, parts, words, notes, K, inverse_size, eps, zero,
-    HAS_GAIN: tl.constexpr, PARTS: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
-    NVIDIA: tl.constexpr, PDL: tl.constexpr,
+    x, gain, signs, parts, words, notes, K, inverse_size, eps,
+    HAS_GAIN: tl.constexpr, PARTS: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr, ZERO: tl.constexpr,
+    COLUMNS: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     span, row = tl.program_id(0), tl.program_id(1)
     places = span_places()
@@ -227,7 +231,7 @@ def _quantize_fragments(
     if PARTS > 0:
         rows = row + tl.arange(0, 1)
         factor = tl.sum(p_rstd(parts, rows, rows >= 0, inverse_size, eps, PARTS, PADDED), 0)
-    store_fragments(v, places, span, row, K, factor, zero, words, notes, COLUMNS)
+    store_fragments(v, places, span, row, K, factor, words, notes, ZERO, COLUMNS)
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_scales"])
@@ -307,8 +311,8 @@ def quantize_fragments(
     _quantize_fragments[(cdiv(k, SPAN), n_rows)](
         x, x if gain is None else gain, rotation_signs(rotation, x.device), notes if squares is None else squares.parts,
         words.view(torch.int8), notes, k, 0.0 if squares is None else 1.0 / squares.size,
-        0.0 if squares is None else squares.eps, zero,
-        HAS_GAIN=gain is not None, PARTS=n_parts, PADDED=next_power_of_2(max(1, n_parts)), SIZE=rotation,
+        0.0 if squares is None else squares.eps,
+        HAS_GAIN=gain is not None, PARTS=n_parts, PADDED=next_power_of_2(max(1, n_parts)), SIZE=rotation, ZERO=zero,
         COLUMNS=words.shape[2], NVIDIA=is_nvidia(x), PDL=pdl, num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return Int8Fragments(words=words, notes=notes, num_rows=n_rows, zero=zero)
@@ -390,11 +394,11 @@ def variants() -> Iterator[Variant]:
             kernel=_quantize_fragments,
             signature={
                 **inputs, "parts": "*fp32", "words": "*i8", "notes": "*fp32", "K": "i32:16", "inverse_size": "fp32",
-                "eps": "fp32", "zero": "i32",
+                "eps": "fp32",
             },
             constants={
-                "HAS_GAIN": has_gain, "SIZE": rotation, "PARTS": 256 if has_gain else 0, "PADDED": 256, "COLUMNS": 1,
-                "NVIDIA": False,
+                "HAS_GAIN": has_gain, "SIZE": rotation, "PARTS": 256 if has_gain else 0, "PADDED": 256, "ZERO": 0,
+                "COLUMNS": 1, "NVIDIA": False,
             },
             nvidia_constants={"NVIDIA": True},
             num_warps=_WARPS,

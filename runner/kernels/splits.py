@@ -79,7 +79,7 @@ def only_split(x: Tensor, head_dim: int) -> Splits:
 
 # --- geometry --------------------------------------------------------------------------------------------------------
 
-# Splits are of 64 positions up to 256, of 128 up to 2048, of 256 up to 8192, of 512 up to 16384, and then of 1024: one
+# Splits are of 64 positions up to 256, of 128 up to 4096, of 256 up to 8192, of 512 up to 16384, and then of 1024: one
 # choice for every M and every capacity, since the order of summation follows from it. Where there are more programs
 # than fit at once, fewer and longer ones do less before their first tile. With a window, which would end in few of
 # these, all are of LENGTH positions, and of a step only those have a place that its rows see. docs/LOG.md has what
@@ -110,8 +110,8 @@ def begin_of_split(split, LENGTH: tl.constexpr):
     """The first position of a split."""
     if LENGTH > 0:
         return split * LENGTH
-    doubled = tl.minimum(tl.maximum((split - 10) // 16 - 1, 0), 2)  # how often, from 256 on
-    later = tl.where(split < 18, (split - 2) * 128, (split - 10 - 16 * doubled) << (8 + doubled))
+    doubled = tl.minimum(tl.maximum((split - 18) // 16 - 1, 0), 2)  # how often, from 256 on
+    later = tl.where(split < 34, (split - 2) * 128, (split - 18 - 16 * doubled) << (8 + doubled))
     return tl.where(split < 4, split * 64, later)
 
 
@@ -121,7 +121,7 @@ def split_of(position, LENGTH: tl.constexpr):
     if LENGTH > 0:
         return position // LENGTH
     doubled = (position >= 8192).to(tl.int32) + (position >= 16384).to(tl.int32)
-    later = tl.where(position < 2048, 2 + position // 128, 10 + 16 * doubled + (position >> (8 + doubled)))
+    later = tl.where(position < 4096, 2 + position // 128, 18 + 16 * doubled + (position >> (8 + doubled)))
     return tl.where(position < 256, position // 64, later)
 
 
@@ -142,7 +142,7 @@ def n_splits_of(capacity: int, window: int, length: int) -> int:
     if last < 256:
         return 1 + last // 64
     doubled = (last >= 8192) + (last >= 16384)
-    return 3 + (last // 128 if last < 2048 else 8 + 16 * doubled + (last >> (8 + doubled)))
+    return 3 + (last // 128 if last < 4096 else 16 + 16 * doubled + (last >> (8 + doubled)))
 
 
 # --- kernels ---------------------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def _combined_span(
             top, total, mixed = _with_splits(
                 top, total, mixed, tops, totals, mixes, place, at, is_column, split, last, D, MANY, NVIDIA
             )
-    return mixed / _for_elements(total)
+    return mixed * _for_elements(1.0 / total)
 
 
 @triton.jit
@@ -263,9 +263,9 @@ def _combine(
 
 @triton.jit(do_not_specialize=["window", "capacity", "n_splits"])
 def _combine_fragments(
-    tops, totals, mixes, sinks, start, signs, words, notes, window, capacity, n_splits, zero,
+    tops, totals, mixes, sinks, start, signs, words, notes, window, capacity, n_splits,
     H: tl.constexpr, D: tl.constexpr, LENGTH: tl.constexpr, FEW: tl.constexpr, MANY: tl.constexpr,
-    SIZE: tl.constexpr, COLUMNS: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
+    SIZE: tl.constexpr, ZERO: tl.constexpr, COLUMNS: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     span, row = tl.program_id(0), tl.program_id(1)
     first, last = _places_of(start, row, window, capacity, LENGTH)
@@ -276,7 +276,7 @@ def _combine_fragments(
         gdc_wait()
     v = _combined_span(tops, totals, mixes, sinks, row, first, last, n_splits, H, D, FEW, MANY, NVIDIA)
     v = rotated_span(v, signs, signs_there, places, SIZE, NVIDIA)
-    store_fragments(v, places, span, row, H * D, 1.0, zero, words, notes, COLUMNS)
+    store_fragments(v, places, span, row, H * D, 1.0, words, notes, ZERO, COLUMNS)
 
 
 # --- launchers -------------------------------------------------------------------------------------------------------
@@ -305,8 +305,8 @@ def combine_fragments(splits: Splits, rotation: int, zero: int) -> Int8Fragments
     _combine_fragments[(n_spans, n_rows)](
         splits.tops, splits.totals, splits.mixes, splits.sinks, splits.start,
         rotation_signs(rotation, notes.device), words.view(torch.int8), notes,
-        splits.window, splits.capacity, n_splits, zero, H=heads, D=d, LENGTH=splits.length,
-        **_at_once(notes), SIZE=rotation,
+        splits.window, splits.capacity, n_splits, H=heads, D=d, LENGTH=splits.length,
+        **_at_once(notes), SIZE=rotation, ZERO=zero,
         COLUMNS=words.shape[2], NVIDIA=is_nvidia(notes), PDL=pdl, num_warps=_warps(n_spans * n_rows),
         **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
@@ -334,13 +334,20 @@ def _at_once(tensor: Tensor) -> dict[str, int]:
 def variants() -> Iterator[Variant]:
     partial = {"tops": "*fp32", "totals": "*fp32", "mixes": "*fp32", "start": "*i32"}
     sizes = {"window": "i32", "capacity": "i32", "n_splits": "i32"}
-    out, rows = {"out": "*bf16"}, {"signs": "*fp32", "words": "*i8", "notes": "*fp32", "zero": "i32"}
+    out, rows = {"out": "*bf16"}, {"signs": "*fp32", "words": "*i8", "notes": "*fp32"}
     for name, kernel, (h, d), sinks, ends, more in (
         ("combine d128", _combine, (32, 128), None, out, {}),
         ("combine d64 with sinks", _combine, (64, 64), "*bf16", out, {}),
-        ("combine_fragments d128", _combine_fragments, (32, 128), None, rows, {"SIZE": 256, "COLUMNS": 1}),
-        ("combine_fragments d128 M=8", _combine_fragments, (32, 128), None, rows, {"SIZE": 256, "COLUMNS": 8}),
-        ("combine_fragments d64 M=8", _combine_fragments, (32, 64), None, rows, {"SIZE": 256, "COLUMNS": 8}),
+        ("combine_fragments d128", _combine_fragments, (32, 128), None, rows, {"SIZE": 256, "ZERO": 0, "COLUMNS": 1}),
+        (
+            "combine_fragments d128 M=8",
+            _combine_fragments,
+            (32, 128),
+            None,
+            rows,
+            {"SIZE": 256, "ZERO": 0, "COLUMNS": 8},
+        ),
+        ("combine_fragments d64 M=8", _combine_fragments, (32, 64), None, rows, {"SIZE": 256, "ZERO": 8, "COLUMNS": 8}),
     ):
         yield Variant(
             name=name,

@@ -17,7 +17,7 @@ from runner.kernels.heads import HeadNorm, Heads, place_heads
 from runner.kernels.kv_layer import LayerCache
 from runner.kernels.splits import combine
 
-# H, G, D, M, start, window: splits end at multiples of 64, from 256 on of 128, from 2048 on of 256, from 8192 on of
+# H, G, D, M, start, window: splits end at multiples of 64, from 256 on of 128, from 4096 on of 256, from 8192 on of
 # 512, from 16384 on of 1024; with a window up to 8192 all are equally long.
 SHAPES = [
     (6, 2, 18, 3, 0, None),
@@ -29,7 +29,7 @@ SHAPES = [
     (6, 2, 18, 2, 37, 1000),
     (2, 1, 16, 5, 254, 1),
     (40, 2, 16, 2, 260, 9),
-    (2, 1, 16, 4, 2046, None),
+    (2, 1, 16, 4, 4094, None),
     (2, 1, 16, 2, 4350, None),
     (2, 1, 16, 4, 8190, None),
     (2, 1, 16, 4, 16382, None),
