@@ -100,8 +100,7 @@ def p_sum(v, R: tl.constexpr, C: tl.constexpr):
     else:
         for i in tl.static_range(4):
             if C >> i > 1:
-                first, second = tl.split(tl.permute(tl.reshape(v, (R, 2, C >> (i + 1))), (0, 2, 1)))
-                v = first + second
+                v = tl.sum(tl.reshape(v, (R, 2, C >> (i + 1))), 1)
         return tl.reshape(v, (R,))
 
 
