@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-WORKERS ?= 3
+WORKERS ?= 4
 
 .PHONY: help install chat test snapshots check lint clean
 
@@ -38,7 +38,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 chat: install
 	@$(BIN)/runner chat demo
 
-# One thread a process, and three processes for two cores: a fifth of their time they wait for others. A file's tests stay in
+# One thread a process, and four processes for two cores: a part of their time they wait for others. A file's tests stay in
 # one of them: they share what is costly. Files are taken in the order of their names: the other order, by the number of
 # tests, leaves a few long ones for the end.
 test: $(VENV)/.installed-dev
