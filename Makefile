@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-WORKERS ?= 4
+WORKERS ?= 3
 
 .PHONY: help install chat test snapshots check lint clean
 
@@ -15,8 +15,9 @@ help:
 
 install: $(VENV)/.installed
 
-# llama-cpp-python has no wheel for most machines and is compiled here: about 4 minutes on two cores, once: pip keeps what it
-# has compiled. What it has for images, a sixth of the work, is left out: runner shows a model none.
+# llama-cpp-python has no wheel for most machines and is compiled here: about 2 minutes on two cores, once: pip keeps what it
+# has compiled. What runner asks nothing of is left out, more than half of the work: what it has for images, and the helpers
+# of llama.cpp's own programs, which it switches on itself, after the command line: hence the file that every project() reads.
 # CMAKE_ARGS="-DGGML_CUDA=on" (or -DGGML_HIP=on, -DGGML_METAL=on, -DGGML_VULKAN=on) compiles it for a GPU; pip's cache is left
 # out then, for it may hold one compiled for the processor alone.
 $(VENV)/.installed: pyproject.toml
@@ -26,8 +27,9 @@ $(VENV)/.installed: pyproject.toml
 		{ echo "llama-cpp-python is compiled here and needs a C and a C++ compiler (Debian: apt install build-essential)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	@echo "Installing runner. llama.cpp is compiled on the way: this takes about 5 minutes the first time."
-	CMAKE_ARGS="-DLLAVA_BUILD=OFF $(CMAKE_ARGS)" \
+	@echo "Installing runner. llama.cpp is compiled on the way: this takes about 3 minutes the first time."
+	file=$$(mktemp) && trap 'rm -f "$$file"' EXIT && echo 'set(LLAMA_BUILD_COMMON OFF)' > "$$file" && \
+	CMAKE_ARGS="-DLLAVA_BUILD=OFF -DCMAKE_PROJECT_INCLUDE=$$file $(CMAKE_ARGS)" \
 		$(BIN)/python -m pip install --quiet $(if $(CMAKE_ARGS),--no-cache-dir) --editable .
 	@touch $@
 
@@ -38,9 +40,9 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 chat: install
 	@$(BIN)/runner chat demo
 
-# One thread a process, and four processes for two cores: a part of their time they wait for others. A file's tests stay in
-# one of them: they share what is costly. Files are taken in the order of their names: the other order, by the number of
-# tests, leaves a few long ones for the end.
+# One thread a process, and three processes for two cores: a fifth of their time they wait for others, and a fourth process
+# gains nothing. A file's tests stay in one of them: they share what is costly. Files are taken in the order of their names:
+# the other order, by the number of tests, leaves a few long ones for the end.
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 

@@ -27,7 +27,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from runner.kernels.attention import TYPES, multiplied_in, tile_positions
 from runner.kernels.compile import Variant
 from runner.kernels.heads import Heads, append, heads_and_partners, rstd_of_rows, turned, turns_of
-from runner.kernels.kv_layer import LARGEST_LEVEL, LayerCache
+from runner.kernels.kv_layer import LayerCache
 from runner.kernels.splits import (
     LOG2_E,
     NO_WINDOW,
@@ -124,7 +124,7 @@ def _fold_tile(
 def _attend_split(
     qkv, cos, sin, q_gain, k_gain, eps, keys, values, key_scale, value_scale, start, tops, totals, mixes,
     scale, n_rows, window, capacity, n_splits,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, LARGEST: tl.constexpr,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROW: tl.constexpr,
     QUERIES: tl.constexpr, HEADS: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr, TYPE: tl.constexpr,
     LENGTH: tl.constexpr, EXACT: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
@@ -176,8 +176,8 @@ def _attend_split(
     q = turned(q_loaded, q_turns, q_rstd, eps, D, HALF, NORM)
     queries = q.to(qkv.dtype.element_ty).to(TYPE)
     if is_new:
-        append(k, is_seen, keys, key_scale, g, position, capacity, D, LARGEST, BLOCK_D)
-        append(v.to(tl.float32), is_seen, values, value_scale, g, position, capacity, D, LARGEST, BLOCK_D)
+        append(k, is_seen, keys, key_scale, g, position, capacity, D, BLOCK_D)
+        append(v.to(tl.float32), is_seen, values, value_scale, g, position, capacity, D, BLOCK_D)
         tl.debug_barrier()  # what lanes wrote is read by others
     head = m * H + g * PER_GROUP + i
     group = g.to(tl.int64) * capacity
@@ -231,7 +231,7 @@ def attend_rows(
         qkv, heads.cos, heads.sin, heads.q_gain, heads.k_gain, heads.eps,
         cache.keys, cache.values, cache.key_scale, cache.value_scale, start,
         tops, totals, mixes, scale * LOG2_E.value, n_rows, reach, cache.capacity, n_splits,
-        H=num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=norm, LARGEST=LARGEST_LEVEL,
+        H=num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=norm,
         ROWS=_rows(n_rows, norm, block_d), BLOCK_D=block_d, BLOCK_ROW=_BLOCK_ROW, **shape,
         LENGTH=length, NVIDIA=nvidia, PDL=pdl,
         num_warps=_warps(block_d), num_stages=_STAGES,
@@ -320,7 +320,7 @@ def variants() -> Iterator[Variant]:
                 "keys": form, "values": form, "scale": "fp32", "n_rows": "i32", **partial, **sizes, **optional,
             },
             constants={
-                "H": h, "G": g, "D": d, "HALF": half, "NORM": norm, "LARGEST": LARGEST_LEVEL,
+                "H": h, "G": g, "D": d, "HALF": half, "NORM": norm,
                 "ROWS": _rows(m, norm, block_d), "BLOCK_D": block_d, "BLOCK_ROW": _BLOCK_ROW,
                 "LENGTH": 64 if norm == "head" and d == 256 else 0, "NVIDIA": False,
                 **_shape(h // g, block_d, None),

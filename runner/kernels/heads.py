@@ -18,7 +18,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels.compile import Variant
-from runner.kernels.kv_layer import LARGEST_LEVEL, LayerCache, write_ref
+from runner.kernels.kv_layer import LayerCache, write_ref
+from runner.kernels.levels import level_of, magnitude, scale_of
 from runner.kernels.values import OPTIONS, cdiv, has_pdl, next_power_of_2, pdl_option
 
 HeadNorm = Literal["none", "head", "row"]
@@ -169,10 +170,7 @@ def turned(loaded, turns, rstd, eps, D: tl.constexpr, HALF: tl.constexpr, NORM: 
 
 
 @triton.jit
-def append(
-    value, ok, kept, kept_scale, g, position, capacity,
-    D: tl.constexpr, LARGEST: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+def append(value, ok, kept, kept_scale, g, position, capacity, D: tl.constexpr, BLOCK: tl.constexpr):
     """Heads value [R, BLOCK] to their positions [R] in the cache, of kv head g; nothing is written beyond its capacity.
 
     ok: which of them to write.
@@ -182,12 +180,9 @@ def append(
     place = g.to(tl.int64) * capacity + position
     if kept_scale is not None:
         value = tl.where(d < D, value, 0.0)
-        is_nan = tl.max((value != value).to(tl.int32), 1) > 0
-        scale = tl.div_rn(tl.max(tl.abs(value), 1), LARGEST * 1.0)
-        # Adding 1.5 * 2^23 leaves no bits behind the point: halves are rounded to even.
-        level = (tl.div_rn(value, tl.where(scale > 0.0, scale, 1.0)[:, None]) + 12582912.0) - 12582912.0
-        value = tl.where(level == level, level, 0.0)  # the scale says that it was no number
-        tl.store(kept_scale + place, tl.where(is_nan, float("nan"), scale), mask=is_room)
+        unit, grow, by, inverse = scale_of(tl.max(magnitude(value), 1))
+        value = level_of(value, grow[:, None], by[:, None], inverse[:, None])
+        tl.store(kept_scale + place, unit, mask=is_room)
     tl.store(kept + place[:, None] * D + d, value.to(kept.dtype.element_ty), mask=is_room[:, None] & (d < D))
 
 
@@ -195,7 +190,7 @@ def append(
 def _place_heads(
     qkv, cos, sin, q_gain, k_gain, start, q, keys, values, key_scale, value_scale, n_rows, capacity, eps,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
-    LARGEST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_ROW: tl.constexpr, PDL: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_wait()
@@ -220,11 +215,11 @@ def _place_heads(
         gain_at = (n - H) * D + 0 * m if NORM == "row" else 0 * m
         turns = turns_of(m_cos, m_sin, ok, k_gain, gain_at, D, HALF, NORM, BLOCK)
         value = turned(heads_and_partners(head, ok, D, HALF, BLOCK), turns, rstd, eps, D, HALF, NORM)
-        append(value, ok, keys, key_scale, n - H, position, capacity, D, LARGEST, BLOCK)
+        append(value, ok, keys, key_scale, n - H, position, capacity, D, BLOCK)
     else:
         d = tl.arange(0, BLOCK)[None, :]
         value = tl.load(head[:, None] + d, mask=ok[:, None] & (d < D), other=0.0).to(tl.float32)
-        append(value, ok, values, value_scale, n - H - G, position, capacity, D, LARGEST, BLOCK)
+        append(value, ok, values, value_scale, n - H - G, position, capacity, D, BLOCK)
 
 
 def place_heads(heads: Heads, cache: LayerCache, start: Tensor) -> Tensor:
@@ -240,7 +235,7 @@ def place_heads(heads: Heads, cache: LayerCache, start: Tensor) -> Tensor:
     _place_heads[(cdiv(n_rows, _ROWS), heads.num_heads + 2 * cache.num_kv_heads)](
         qkv, heads.cos, heads.sin, heads.q_gain, heads.k_gain, start, q,
         cache.keys, cache.values, cache.key_scale, cache.value_scale, n_rows, cache.capacity, heads.eps,
-        H=heads.num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=heads.norm, LARGEST=LARGEST_LEVEL, ROWS=_ROWS,
+        H=heads.num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=heads.norm, ROWS=_ROWS,
         BLOCK=next_power_of_2(d), BLOCK_ROW=_BLOCK_ROW, PDL=pdl, num_warps=_WARPS,
         **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
@@ -270,8 +265,7 @@ def variants() -> Iterator[Variant]:
                 "n_rows": "i32", "capacity": "i32", "eps": "fp32",
             },
             constants={
-                **dict(zip(("H", "G", "D", "HALF"), heads, strict=True)), "NORM": norm, "LARGEST": LARGEST_LEVEL,
-                "ROWS": _ROWS,
+                **dict(zip(("H", "G", "D", "HALF"), heads, strict=True)), "NORM": norm, "ROWS": _ROWS,
                 "BLOCK": next_power_of_2(heads[2]), "BLOCK_ROW": _BLOCK_ROW,
             },
             has_pdl=True,

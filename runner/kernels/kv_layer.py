@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-LARGEST_LEVEL = 127
+_LARGEST_LEVEL = 127
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +93,6 @@ def write_ref(cache: LayerCache, start: int, keys: Tensor, values: Tensor) -> No
 
 def quantized_ref(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [..., D] as int8 levels [..., D], halves rounded to even, and scales [...] in x's dtype: 0 where all is 0."""
-    scale = x.abs().amax(-1) / LARGEST_LEVEL
+    scale = x.abs().amax(-1) / _LARGEST_LEVEL
     divisor = torch.where(scale > 0, scale, 1.0)
     return torch.round(x / divisor[..., None]).to(torch.int8), scale

@@ -21,6 +21,7 @@ from runner.kernels.butterflies import rotated_span, rotation_signs, signs_of_sp
 from runner.kernels.compile import Variant
 from runner.kernels.epilogues import p_rstd
 from runner.kernels.fragments import activations_ref, rows_of_block
+from runner.kernels.levels import ROUNDING, level_of, magnitude, scale_of
 from runner.kernels.values import (
     GROUP,
     OPTIONS,
@@ -40,10 +41,6 @@ from runner.quant.mq.rotation import rotate
 
 SPAN: Final = 256
 """Columns that are rotated together at most."""
-
-_LARGEST = tl.constexpr(127.0)
-_ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it leaves no bits behind the point, halves rounded to even
-_SMALL, _MUCH = tl.constexpr(2.0**-60), tl.constexpr(2.0**64)
 
 
 def quantize_rows_ref(x: Tensor, gain: Tensor | None, rotation: int) -> Int8Rows:
@@ -99,36 +96,10 @@ def _of_pairs(v):
 
 
 @triton.jit
-def _magnitude(v):
-    """|v| as a whole number, since of these NaN is the largest: a maximum of floats would pass it over."""
-    return v.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-
-
-@triton.jit
-def _scale_of(largest):
-    """The scale of elements of which the largest has this magnitude, and what _level_of wants of it."""
-    unit = tl.div_rn(largest.to(tl.float32, bitcast=True), _LARGEST)
-    # v / unit as a division rounds it, with one division for 64 elements: from the nearest float to 1 / unit one
-    # correction leads there (Markstein). What is very small is first made larger, which is exact.
-    grow = tl.where(unit < _SMALL, _MUCH, 1.0)
-    by = tl.where(unit > 0.0, unit * grow, 1.0)
-    return unit, grow, by, tl.div_rn(1.0, by)
-
-
-@triton.jit
-def _level_of(v, grow, by, inverse):
-    """The nearest level, int32; see _scale_of."""
-    value = v * grow
-    near = value * inverse
-    quotient = tl.fma(tl.fma(-near, by, value), inverse, near)
-    return ((quotient + _ROUNDING) - _ROUNDING).to(tl.int32)
-
-
-@triton.jit
 def _rounded(v):
     """Halves of spans v [R, 128] float32 as levels int32 [R, 128], and for each element the scale of its 64."""
-    unit, grow, by, inverse = _scale_of(tl.max(tl.max(tl.reshape(_magnitude(v), (v.shape[0], 2, 16, 4)), 3), 2))
-    return _level_of(v, _of_pairs(grow), _of_pairs(by), _of_pairs(inverse)), _of_pairs(unit)
+    unit, grow, by, inverse = scale_of(tl.max(tl.max(tl.reshape(magnitude(v), (v.shape[0], 2, 16, 4)), 3), 2))
+    return level_of(v, _of_pairs(grow), _of_pairs(by), _of_pairs(inverse)), _of_pairs(unit)
 
 
 @triton.jit
@@ -138,14 +109,14 @@ def _begins_of(levels, is_first, ZERO: tl.constexpr):
     levels: [R, 128]. is_first: whether an element asks for the first group of its pair, else for the second.
     """
     if ZERO == 0:
-        return _ROUNDING
+        return ROUNDING
     else:
         # The sums of both groups of a pair at once, the second's in the upper half: each is below 2^13.
         i = tl.arange(0, 128)[None, :]
         shifted = tl.reshape(levels << (16 * (i // 32 % 2)), (levels.shape[0], 2, 16, 4))
         both = _of_pairs(tl.sum(tl.sum(shifted, 3), 2))
         first = (both << 16) >> 16
-        return (ZERO * tl.where(is_first, first, (both - first) >> 16)).to(tl.float32) + _ROUNDING
+        return (ZERO * tl.where(is_first, first, (both - first) >> 16)).to(tl.float32) + ROUNDING
 
 
 @triton.jit
@@ -177,8 +148,8 @@ def store_rows(v, span, row, K, factor, words, scale):
 
     words: those of Int8Rows, byte by byte; scale: its scales, times `factor`.
     """
-    unit, grow, by, inverse = _scale_of(tl.max(tl.max(tl.reshape(_magnitude(v), (2, 4, 8, 4)), 3), 2))
-    level = _level_of(v, _of_groups(grow), _of_groups(by), _of_groups(inverse))
+    unit, grow, by, inverse = scale_of(tl.max(tl.max(tl.reshape(magnitude(v), (2, 4, 8, 4)), 3), 2))
+    level = level_of(v, _of_groups(grow), _of_groups(by), _of_groups(inverse))
     n_groups = K // 32
     i = tl.arange(0, 128)[None, :]  # so that Triton sees that a lane's four lie side by side: see store_fragments
     g = span * 8 + 4 * tl.arange(0, 2)[:, None] + i // 32
@@ -258,8 +229,8 @@ def _rotate_rows(
             v *= g
         v = rotated_span(v, signs, signs_there, places, SIZE, NVIDIA)
         if HAS_SCALE:
-            unit, grow, by, inverse = _scale_of(tl.max(tl.max(_magnitude(v), 1, keep_dims=True), 0, keep_dims=True))
-            tl.store(out + row * K + k, _level_of(v, grow, by, inverse).to(tl.int8), mask=ok)
+            unit, grow, by, inverse = scale_of(tl.max(tl.max(magnitude(v), 1, keep_dims=True), 0, keep_dims=True))
+            tl.store(out + row * K + k, level_of(v, grow, by, inverse).to(tl.int8), mask=ok)
             tl.store(scale + span * n_scales + row, unit, mask=row < n_rows)
         else:
             tl.store(out + row * K + k, v.to(out.dtype.element_ty), mask=ok)
