@@ -52,7 +52,7 @@ def tiles_of_branch(n_tiles: int, n_pairs: int) -> Tiles:
     """The choice where the product is added to a stream, whose columns may be summed in parts (add_parts.py).
 
     Whole where that is one wave: of two programs a multiprocessor, of eight warps each, or of four, of four warps; or
-    where the matrix is small. Else in parts.
+    where the matrix is small. Else in parts. The fewest tiles that are cut so have three steps under way.
     """
     if is_small(n_tiles, n_pairs):
         return _tiles_of_small(n_pairs)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it leaves no bits behind the point, halves rounded to even
+_ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it leaves no bits behind the point, halves rounded to even
 _LARGEST = tl.constexpr(127.0)
 _SMALL, _MUCH = tl.constexpr(2.0**-60), tl.constexpr(2.0**64)
 
@@ -38,4 +38,4 @@ def level_of(v, grow, by, inverse):
     value = v * grow
     near = value * inverse
     quotient = tl.fma(tl.fma(-near, by, value), inverse, near)
-    return ((quotient + ROUNDING) - ROUNDING).to(tl.int32)
+    return ((quotient + _ROUNDING) - _ROUNDING).to(tl.int32)

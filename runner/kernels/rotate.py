@@ -20,8 +20,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from runner.kernels.butterflies import rotated_span, rotation_signs, signs_of_span, span_places
 from runner.kernels.compile import Variant
 from runner.kernels.epilogues import p_rstd
-from runner.kernels.fragments import activations_ref, rows_of_block
-from runner.kernels.levels import ROUNDING, level_of, magnitude, scale_of
+from runner.kernels.fragments import MAGIC, activations_ref, rows_of_block
+from runner.kernels.levels import level_of, magnitude, scale_of
 from runner.kernels.values import (
     GROUP,
     OPTIONS,
@@ -41,6 +41,8 @@ from runner.quant.mq.rotation import rotate
 
 SPAN: Final = 256
 """Columns that are rotated together at most."""
+
+_START = tl.constexpr(MAGIC)  # of sums, as Int8Fragments' notes have it
 
 
 def quantize_rows_ref(x: Tensor, gain: Tensor | None, rotation: int) -> Int8Rows:
@@ -109,14 +111,14 @@ def _begins_of(levels, is_first, ZERO: tl.constexpr):
     levels: [R, 128]. is_first: whether an element asks for the first group of its pair, else for the second.
     """
     if ZERO == 0:
-        return ROUNDING
+        return _START
     else:
         # The sums of both groups of a pair at once, the second's in the upper half: each is below 2^13.
         i = tl.arange(0, 128)[None, :]
         shifted = tl.reshape(levels << (16 * (i // 32 % 2)), (levels.shape[0], 2, 16, 4))
         both = _of_pairs(tl.sum(tl.sum(shifted, 3), 2))
         first = (both << 16) >> 16
-        return (ZERO * tl.where(is_first, first, (both - first) >> 16)).to(tl.float32) + ROUNDING
+        return (ZERO * tl.where(is_first, first, (both - first) >> 16)).to(tl.float32) + _START
 
 
 @triton.jit

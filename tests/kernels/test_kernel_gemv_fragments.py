@@ -263,6 +263,7 @@ def test_branches_are_summed_whole_where_that_is_one_wave_or_the_matrix_is_small
     sizes = ((128, 96), (160, 152), (256, 64), (256, 224), (320, 272), (64, 48), (64, 32), (2, 1))
     assert [tiles_of_branch(*size).part for size in sizes] == [0] * 8
     assert [tiles_of_branch(*size).warps for size in sizes] == [8, 8, 8, 8, 4, 8, 8, 1]
+    assert [tiles_of_branch(*size).depth for size in ((128, 172), (256, 224), (320, 272))] == [3, 4, 3]
     assert tiles_of_branch(96, 140).part > 0
     assert tiles_of_branch(640, 448).part > 0
 

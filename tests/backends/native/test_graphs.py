@@ -1,0 +1,62 @@
+"""Graphs on a machine without a GPU: what is told of one that the driver does not take ahead."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from runner.backends.native import graphs
+
+RECORDED: Any = SimpleNamespace(raw_cuda_graph_exec=lambda: 0x1234)
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0x5678))
+
+
+def driver(monkeypatch: pytest.MonkeyPatch, code: int) -> list[tuple[int | None, ...]]:
+    """A driver that answers with this code; what it is asked for."""
+    asked: list[tuple[int | None, ...]] = []
+
+    def upload(*handles: ctypes.c_void_p) -> int:
+        asked.append(tuple(handle.value for handle in handles))
+        return code
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(cuGraphUpload=upload))
+    return asked
+
+
+@pytest.mark.usefixtures("stream")
+def test_a_recorded_step_is_sent_ahead_and_a_driver_that_refuses_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = driver(monkeypatch, 0)
+    graphs._upload(RECORDED)
+    assert asked == [(0x1234, 0x5678)]
+    assert not caplog.records
+    driver(monkeypatch, 999)
+    graphs._upload(RECORDED)
+    assert "CUDA error 999" in caplog.text
+
+
+@pytest.mark.usefixtures("stream")
+def test_without_the_driver_or_with_an_older_torch_nothing_is_sent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    older: Any = SimpleNamespace()
+    asked = driver(monkeypatch, 0)
+    graphs._upload(older)
+    assert asked == []
+
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    graphs._upload(RECORDED)
+    assert not caplog.records
