@@ -93,7 +93,8 @@ def p_sum(v, R: tl.constexpr, C: tl.constexpr):
     """The sums [R] of the rows of v [R, C].
 
     Up to 16 columns the first half is added to the second, and so on: one order for all layouts, since one row and
-    several come from kernels that lay a tile out in their own ways.
+    several come from kernels that lay a tile out in their own ways. Each is a sum of two, wherever they lie: to split
+    them would ask for both in one lane.
     """
     if C > 16:
         return tl.sum(v, 1)
