@@ -39,9 +39,10 @@ MIXES = {
 _BASES = {"q4_k_m": Type.Q4_K, "q4_0": Type.Q4_0, "q8_0": Type.Q8_0}
 _OF_ODD_ROWS = {Type.Q4_K: Type.Q5_0, Type.Q6_K: Type.Q8_0}  # that blocks of 256 do not fill
 _GGUF_NAMES = {
-    "gemma3_text": "gemma3", "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
-    "qwen3_moe": "qwen3moe",
+    "gemma3_text": "gemma3", "llama": "llama", "mistral": "llama", "olmo2": "olmo2", "phi3": "phi3", "qwen2": "qwen2",
+    "qwen3": "qwen3", "qwen3_moe": "qwen3moe",
 }  # fmt: skip
+_NORMS = {"gemma3_text": blocks.NORMS_AROUND, "olmo2": blocks.NORMS_AFTER}
 _POOL_BYTES = 16 << 20  # of random blocks, which large tensors repeat
 
 
@@ -68,8 +69,10 @@ def planned(config: ModelConfig, mix: str) -> list[Planned]:
 
 def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     of_heads = {"none": (), "head": blocks.QK_NORMS, "row": blocks.QK_ROW_NORMS}[config.qk_norm]
-    norms = (*(blocks.NORMS_AROUND if _has_norms_around(config) else blocks.NORMS), *of_heads)
-    rules = (*blocks.EMBEDDINGS, *norms, *blocks.ATTENTION, *blocks.QKV_BIASES, *blocks.GATED_MLP)
+    norms = _NORMS.get(config.model_type, blocks.NORMS)
+    joined = (*blocks.JOINED_ATTENTION, *blocks.JOINED_MLP)
+    products = joined if config.is_joined else (*blocks.ATTENTION, *blocks.QKV_BIASES, *blocks.GATED_MLP)
+    rules = (*blocks.EMBEDDINGS, *norms, *of_heads, *products)
     decoder = Architecture(model_type=config.model_type, gguf_name="", interleaved_rotary=False, rules=rules)
     found = {tensor.target: tensor.shape for tensor in tensors_of(decoder, config)}
     experts, hidden = config.experts, config.hidden_size
@@ -81,10 +84,6 @@ def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         found |= {f"{block}{name}_exps.weight": (count, width, hidden) for name in ("gate", "up")}
         found[f"{block}down_exps.weight"] = (count, hidden, width)
     return found
-
-
-def _has_norms_around(config: ModelConfig) -> bool:
-    return config.model_type == "gemma3_text"
 
 
 def _type(name: str, shape: tuple[int, ...], config: ModelConfig, mix: str) -> Type:
@@ -104,7 +103,7 @@ def _wanted(name: str, shape: tuple[int, ...], config: ModelConfig, mix: str) ->
     layer, _, leaf = rest.partition(".")
     if mix == "q4_k_m" and leaf.startswith(("attn_v.", "ffn_down")) and _has_more_bits(int(layer), config.num_layers):
         return Type.Q6_K
-    return base
+    return Type.Q5_K if mix == "q4_k_m" and leaf == "attn_qkv.weight" else base
 
 
 def _has_more_bits(layer: int, num_layers: int) -> bool:
@@ -116,11 +115,12 @@ def _has_more_bits(layer: int, num_layers: int) -> bool:
 # --- blocks ----------------------------------------------------------------------------------------------------------
 
 # Where a block has its half-precision scales, and the deviation of its weights where these scales are 1. In Q4_K the
-# offset is 7.5 times the scale, which makes the mean 0.
+# offset is 7.5 times the scale, in Q5_K 15.5 times, which makes the mean 0.
 _SCALES: Mapping[Type, tuple[tuple[slice, float], ...]] = {
     Type.Q4_0: ((slice(0, 2), 1.0),),
     Type.Q5_0: ((slice(0, 2), 1.0),),
     Type.Q4_K: ((slice(0, 2), 1.0), (slice(2, 4), 7.5)),
+    Type.Q5_K: ((slice(0, 2), 1.0), (slice(2, 4), 15.5)),
     Type.Q6_K: ((slice(208, 210), 1.0),),
     Type.Q8_0: ((slice(0, 2), 1.0),),
 }
@@ -128,6 +128,7 @@ _DEVIATIONS: Mapping[Type, float] = {
     Type.Q4_0: 4.6,
     Type.Q5_0: 9.2,
     Type.Q4_K: 258.0,
+    Type.Q5_K: 527.0,
     Type.Q6_K: 1367.0,
     Type.Q8_0: 73.9,
 }
@@ -166,7 +167,7 @@ def write_gguf(target: Path, shape: Mapping[str, Any], mix: str) -> int:
     tensors = planned(config, mix)
     writer = GGUFWriter(target, _GGUF_NAMES[config.model_type])
     try:
-        write_model(writer, config, name=f"random {config.model_type}")
+        write_model(writer, config, name="random weights")  # where a name has "phi3", llama.cpp wants tokens of Phi-3's
         if config.experts is not None:
             writer.add_expert_count(config.experts.count)
             writer.add_expert_used_count(config.experts.per_token)

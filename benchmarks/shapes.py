@@ -83,6 +83,19 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"vocab_size": 131072, "hidden_size": 5120, "intermediate_size": 14336, "num_hidden_layers": 40}
     | {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "sliding_window": None}
     | {"rope_theta": 1e6, "max_position_embeddings": 131072},
+    # Of the first Mistral 7B, whose heads see 4096 positions back.
+    "mistral-7b": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "rms_norm_eps": 1e-5}
+    | {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
+    | {"num_attention_heads": 32, "num_key_value_heads": 8, "sliding_window": 4096}
+    | {"rope_theta": 10000.0, "max_position_embeddings": 32768},
+    "phi-3-mini": {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "rms_norm_eps": 1e-5}
+    | {"vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32}
+    | {"num_attention_heads": 32, "num_key_value_heads": 32, "sliding_window": 2047}
+    | {"rope_theta": 10000.0, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096},
+    "olmo-2-1b": {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "rms_norm_eps": 1e-6}
+    | {"vocab_size": 100352, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
+    | {"num_attention_heads": 16, "num_key_value_heads": 16, "rope_theta": 500000.0}
+    | {"max_position_embeddings": 4096},
     "qwen3-30b-a3b": _QWEN
     | _MOE
     | _QWEN_SIZES

@@ -92,11 +92,15 @@ def test_rows_that_no_blocks_of_256_fill_have_the_types_that_llama_cpp_falls_bac
     assert odd["blk.4.ffn_down.weight"] == Type.Q4_K  # 4864 columns
 
 
-def test_a_shape_with_norms_around_its_branches_and_windows_is_one_that_llama_cpp_runs(tmp_path: Path) -> None:
-    shape = config_of("gemma-3-4b", 6) | {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 256}
-    shape |= {"num_attention_heads": 2, "num_key_value_heads": 1, "sliding_window": 16}
+@pytest.mark.parametrize("name", ["gemma-3-4b", "mistral-7b", "olmo-2-1b", "phi-3-mini"])
+def test_a_shape_with_norms_elsewhere_joined_products_or_windows_is_one_that_llama_cpp_runs(
+    tmp_path: Path, name: str
+) -> None:
+    shape = config_of(name, 6) | {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 256}
+    shape |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+    shape |= {"sliding_window": 16} if "sliding_window" in shape else {}
     path = tmp_path / "random.gguf"
-    random_gguf.write_gguf(path, shape, "q4_0")
+    random_gguf.write_gguf(path, shape, "q4_k_m")
     model = ReadyModel(
         name="random", format="gguf", weights=(path,), directory=tmp_path, size_bytes=path.stat().st_size
     )
@@ -107,7 +111,7 @@ def test_a_shape_with_norms_around_its_branches_and_windows_is_one_that_llama_cp
     assert len(tokens) == 8
 
 
-@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q5_0, Type.Q4_K, Type.Q6_K])
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q5_0, Type.Q4_K, Type.Q5_K, Type.Q6_K])
 def test_random_blocks_give_outputs_of_the_size_of_their_inputs(kind: Type) -> None:
     _, size = random_gguf.GGML_QUANT_SIZES[kind]
     weights = dequantize(random_gguf._pool(kind, 4096)[: 2000 * int(size)].reshape(-1, int(size)), kind)

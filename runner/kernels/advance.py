@@ -52,7 +52,7 @@ def _advance(
     token = tl.load(chosen + i, mask=i < ROWS, other=-1)
     draft = tl.load(tokens + 1 + i, mask=i < ROWS - 1, other=-2)
     last = tl.min(tl.where((token == draft) & (i < ROWS - 1), PADDED, i), 0)  # the first that is not what was drafted
-    at, turns = tl.load(position), tl.load(turn)
+    at, turns, first = tl.load(position), tl.load(turn), tl.load(start)  # behind a store it would wait for that
     tl.store(text + at - 1, tl.load(tokens).to(tl.int32))
     tl.store(text + at + i, token.to(tl.int32), mask=i <= last)
     tl.store(tokens, tl.sum(tl.where(i == last, token, 0), 0))
@@ -60,7 +60,7 @@ def _advance(
     tl.store(slot, (last + 1).to(tl.int64))
     tl.store(slot + 1 + i, token, mask=i < ROWS)
     tl.store(slot + PADDED + 1 + i, draft, mask=i < ROWS - 1)
-    tl.store(start, tl.load(start) + last + 1)
+    tl.store(start, first + last + 1)
     tl.store(position, at + last + 1)
     tl.store(turn, turns + 1)
 

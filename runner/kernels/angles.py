@@ -11,9 +11,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels.compile import Variant
-from runner.kernels.values import OPTIONS, next_power_of_2
+from runner.kernels.values import OPTIONS, has_pdl, next_power_of_2, pdl_option
 
 
 def angles_ref(start: Tensor, n_rows: int, frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:
@@ -24,11 +25,15 @@ def angles_ref(start: Tensor, n_rows: int, frequencies: Tensor, factor: float) -
 
 
 @triton.jit
-def _angles(start, frequencies, cos, sin, factor, HALF: tl.constexpr, BLOCK: tl.constexpr):
+def _angles(start, frequencies, cos, sin, factor, HALF: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     m = tl.program_id(0)
     i = tl.arange(0, BLOCK)
     ok = i < HALF
-    angle = (tl.load(start) + m).to(tl.float32) * tl.load(frequencies + i, mask=ok, other=0.0)
+    turn = tl.load(frequencies + i, mask=ok, other=0.0)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    angle = (tl.load(start) + m).to(tl.float32) * turn
     at = m.to(tl.int64) * HALF + i
     tl.store(cos + at, tl.cos(angle) * factor, mask=ok)
     tl.store(sin + at, tl.sin(angle) * factor, mask=ok)
@@ -42,12 +47,12 @@ def angles(start: Tensor, n_rows: int, frequencies: Tensor, factor: float) -> tu
     assert start.shape == (1,)
     assert frequencies.dtype == torch.float32
     assert frequencies.is_contiguous()
-    half = len(frequencies)
+    half, pdl = len(frequencies), has_pdl(start)
     cos, sin = (torch.empty(n_rows, half, dtype=torch.float32, device=start.device) for _ in range(2))
     if half:
         _angles[(n_rows,)](
             start, frequencies, cos, sin, factor,
-            HALF=half, BLOCK=next_power_of_2(half), num_warps=_WARPS, **OPTIONS,
+            HALF=half, BLOCK=next_power_of_2(half), PDL=pdl, num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
         )  # fmt: skip
     return cos, sin
 
@@ -62,4 +67,5 @@ def variants() -> Iterator[Variant]:
         signature={"start": "*i32", "frequencies": "*fp32", "cos": "*fp32", "sin": "*fp32", "factor": "fp32"},
         constants={"HALF": 64, "BLOCK": 64},
         num_warps=_WARPS,
+        has_pdl=True,
     )

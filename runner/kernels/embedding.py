@@ -13,12 +13,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from runner.kernels.butterflies import rotated
+from runner.kernels.butterflies import rotated_span, signs_of_span, span_places
 from runner.kernels.compile import Variant
 from runner.kernels.grids import fragment_level, load_level, scale_value, table
 from runner.kernels.pack import dequantize_ref
-from runner.kernels.values import OPTIONS, Matrix, Squares, cdiv
+from runner.kernels.values import OPTIONS, Matrix, Squares, cdiv, has_pdl, is_nvidia, pdl_option
 from runner.quant.mq.rotation import first_and_second_signs, unrotate
 
 
@@ -42,13 +43,16 @@ def _width(token, V, K):
 def _finish(value, row, span, k, K, factor, h, parts, n_spans):
     value = tl.where(k < K, value * factor, 0.0)
     tl.store(h + row.to(tl.int64) * K + k, value, mask=k < K)
-    tl.store(parts + row * n_spans + span, tl.sum(value * value, 0))
+    tl.store(parts + row * n_spans + span, tl.sum(tl.reshape(value * value, (value.numel,)), 0))
 
 
 @triton.jit
-def _embed_dense(tokens, w, h, parts, V, K, n_spans, factor, SPAN: tl.constexpr):
+def _embed_dense(tokens, w, h, parts, V, K, n_spans, factor, SPAN: tl.constexpr, PDL: tl.constexpr):
     span, row = tl.program_id(0), tl.program_id(1)
     k = span * SPAN + tl.arange(0, SPAN)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     token = tl.load(tokens + row)
     ok = k < _width(token, V, K)
     value = tl.load(w + token * K + k, mask=ok, other=float("nan")).to(tl.float32)
@@ -59,27 +63,39 @@ def _embed_dense(tokens, w, h, parts, V, K, n_spans, factor, SPAN: tl.constexpr)
 def _embed_packed(
     tokens, packed, high, scale, row_scale, levels, signs, h, parts, V, K, n_spans, factor,
     FORMAT: tl.constexpr, WORDS: tl.constexpr, SIZE: tl.constexpr, SPAN: tl.constexpr, FRAGMENTS: tl.constexpr,
+    NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """NVIDIA: weights in fragments are on a device whose lanes were tried (layouts.py)."""
     span, row = tl.program_id(0), tl.program_id(1)
-    k = span * SPAN + tl.arange(0, SPAN)
-    n_groups = K // 32
+    i = span_places()
+    k = span * SPAN + i
+    signs_there = signs_of_span(signs, i, SIZE, NVIDIA)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     token = tl.load(tokens + row)
     ok = k < _width(token, V, K)
     if FRAGMENTS:
         # See fragments.py: tile, pair, row of the tile, word of the group; the group and half of the tile last.
-        place = ((token // 16 * (K // 64) + k // 64) * 8 + token % 8) * 4
-        part = k // 32 % 2 * 2 + token % 16 // 8
-        word = (place + k % 16 // 4) * 4 + part
-        level = fragment_level(packed + word, high + word, ok, levels, k % 32 // 16, k % 4, FORMAT)
-        code = tl.load(scale + place + part, mask=ok, other=0)
+        at = token.to(tl.uint32)  # what is none is not loaded
+        pair = (at // 16).to(tl.int64) * (K // 64) + span * (SPAN // 64)
+        half = at % 16 // 8
+        word = pair * 128 + (at % 8 * 16 + half)
+        of_span = i // 64 * 128 + i % 16 // 4 * 4 + i // 32 % 2 * 2
+        level = fragment_level(
+            packed + word + of_span, high + word + of_span, ok, levels, i % 32 // 16, i % 4, FORMAT
+        )  # fmt: skip
+        place = pair * 32 + (at % 8 * 4 + half)
+        code = tl.load(scale + place + (i // 64 * 32 + i // 32 % 2 * 2), mask=ok, other=0)
     else:
+        n_groups = K // 32
         group = packed + token * (WORDS * n_groups) + k // 32
         level = load_level(group, n_groups, ok, levels, k % 32 // 4, k % 4, FORMAT)
         code = tl.load(scale + token * n_groups + k // 32, mask=ok, other=0)
-    unit = scale_value(code)
-    unit *= tl.load(row_scale + token + tl.zeros_like(k), mask=ok, other=0.0)
+    unit = scale_value(code) * tl.load(row_scale + token, mask=_width(token, V, K) > 0, other=0.0)
     # No block has elements on both sides of K, so the NaNs beyond it go no further.
-    value = rotated(tl.where(ok, level.to(tl.float32) * unit, float("nan")), signs, SIZE, SPAN)
+    value = tl.where(ok, level.to(tl.float32) * unit, float("nan"))
+    value = rotated_span(value, signs, signs_there, i, SIZE, NVIDIA)
     _finish(value, row, span, k, K, factor, h, parts, n_spans)
 
 
@@ -96,7 +112,8 @@ def embed(tokens: Tensor, w: Matrix, factor: float, eps: float) -> tuple[Tensor,
     n_spans = cdiv(k, _SPAN)
     h = torch.empty(n_rows, k, dtype=torch.float32, device=tokens.device)
     parts = torch.empty(n_rows, n_spans, dtype=torch.float32, device=tokens.device)
-    options = {"SPAN": _SPAN, "num_warps": _WARPS, **OPTIONS}
+    pdl = has_pdl(tokens)
+    options = {"SPAN": _SPAN, "PDL": pdl, "num_warps": _WARPS, **pdl_option(pdl), **OPTIONS}
     if isinstance(w, Tensor):
         assert w.is_contiguous()
         _embed_dense[(n_spans, n_rows)](tokens, w, h, parts, vocabulary, k, n_spans, factor, **options)
@@ -105,7 +122,8 @@ def embed(tokens: Tensor, w: Matrix, factor: float, eps: float) -> tuple[Tensor,
             tokens, w.packed, w.packed if w.high is None else w.high, w.scale, w.row_scale, table(tokens.device),
             _inverse_signs(w.rotation, tokens.device),
             h, parts, vocabulary, k, n_spans, factor,
-            FORMAT=w.format, WORDS=w.packed.shape[1], SIZE=w.rotation, FRAGMENTS=w.layout == "fragments", **options,
+            FORMAT=w.format, WORDS=w.packed.shape[1], SIZE=w.rotation, FRAGMENTS=w.layout == "fragments",
+            NVIDIA=w.layout == "fragments" and is_nvidia(tokens), **options,
         )  # fmt: skip
     return h, Squares(parts=parts, size=k, eps=eps)
 
@@ -128,6 +146,7 @@ def variants() -> Iterator[Variant]:
         signature={"tokens": "*i64", "w": "*bf16", **rows},
         constants={"SPAN": _SPAN},
         num_warps=_WARPS,
+        has_pdl=True,
     )
     for layout in ("planes", "fragments"):
         yield Variant(
@@ -137,6 +156,11 @@ def variants() -> Iterator[Variant]:
                 "tokens": "*i64", "packed": "*i32", "high": "*i32" if layout == "planes" else "*i16", "scale": "*u8",
                 "row_scale": "*fp32", "levels": "*i32", "signs": "*fp32", **rows,
             },
-            constants={"FORMAT": "mq6", "WORDS": 6, "SIZE": 256, "SPAN": _SPAN, "FRAGMENTS": layout == "fragments"},
+            constants={
+                "FORMAT": "mq6", "WORDS": 6, "SIZE": 256, "SPAN": _SPAN, "FRAGMENTS": layout == "fragments",
+                "NVIDIA": False,
+            },
+            nvidia_constants={"NVIDIA": layout == "fragments"},
             num_warps=_WARPS,
+            has_pdl=True,
         )  # fmt: skip
