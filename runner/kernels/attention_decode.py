@@ -26,7 +26,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels.attention import TYPES, multiplied_in, tile_positions
 from runner.kernels.compile import Variant
-from runner.kernels.heads import Heads, append, heads_and_partners, rstd_of_rows, turned, turns_of
+from runner.kernels.heads import COLUMNS_OF_SUM, Heads, append, heads_and_partners, rstd_of_rows, turned, turns_of
 from runner.kernels.kv_layer import LayerCache
 from runner.kernels.splits import (
     LOG2_E,
@@ -122,10 +122,10 @@ def _fold_tile(
 
 @triton.jit(do_not_specialize=["n_rows", "window", "capacity", "n_splits"])
 def _attend_split(
-    qkv, cos, sin, q_gain, k_gain, eps, keys, values, key_scale, value_scale, start, tops, totals, mixes,
+    qkv, sums, cos, sin, q_gain, k_gain, eps, keys, values, key_scale, value_scale, start, tops, totals, mixes,
     scale, n_rows, window, capacity, n_splits,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROW: tl.constexpr,
+    SUMS: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROW: tl.constexpr,
     QUERIES: tl.constexpr, HEADS: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr, TYPE: tl.constexpr,
     LENGTH: tl.constexpr, EXACT: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -170,9 +170,10 @@ def _attend_split(
     v = tl.load(v_at, mask=is_seen[:, None] & (d < D)[None, :], other=0.0)
     # Keys whether they are new or not: so both are made at once, and one's instructions fill the other's waits.
     is_new = last >= new
-    k_rstd = rstd_of_rows(rows + H * D, is_seen, is_new.to(tl.int32), G * D, eps, NORM, BLOCK_ROW)
+    k_sums = sums + n * (WIDTH // 16) + H * D // 16
+    k_rstd = rstd_of_rows(rows + H * D, k_sums, is_seen, is_new.to(tl.int32), G * D, eps, NORM, SUMS[1], BLOCK_ROW)
     k = turned(k_loaded, k_turns, k_rstd, eps, D, HALF, NORM)
-    q_rstd = rstd_of_rows(row, is_head, 1, H * D, eps, NORM, BLOCK_ROW)
+    q_rstd = rstd_of_rows(row, sums + m * (WIDTH // 16), is_head, 1, H * D, eps, NORM, SUMS[0], BLOCK_ROW)
     q = turned(q_loaded, q_turns, q_rstd, eps, D, HALF, NORM)
     queries = q.to(qkv.dtype.element_ty).to(TYPE)
     if is_new:
@@ -228,12 +229,12 @@ def attend_rows(
     n_blocks, n_parts = cdiv(n_rows, shape["QUERIES"] // shape["HEADS"]), cdiv(per_group, shape["HEADS"])
     # Rows are neighbours in the grid: they read the same keys and values, the first from memory, the others from L2.
     _attend_split[(n_blocks, cache.num_kv_heads * n_parts, n_splits)](
-        qkv, heads.cos, heads.sin, heads.q_gain, heads.k_gain, heads.eps,
+        qkv, qkv if heads.sums is None else heads.sums, heads.cos, heads.sin, heads.q_gain, heads.k_gain, heads.eps,
         cache.keys, cache.values, cache.key_scale, cache.value_scale, start,
         tops, totals, mixes, scale * LOG2_E.value, n_rows, reach, cache.capacity, n_splits,
         H=num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=norm,
-        ROWS=_rows(n_rows, norm, block_d), BLOCK_D=block_d, BLOCK_ROW=_BLOCK_ROW, **shape,
-        LENGTH=length, NVIDIA=nvidia, PDL=pdl,
+        SUMS=heads.padded_sums(cache), ROWS=_rows(n_rows, norm, block_d, cache.is_int8), BLOCK_D=block_d,
+        BLOCK_ROW=_BLOCK_ROW, **shape, LENGTH=length, NVIDIA=nvidia, PDL=pdl,
         num_warps=_warps(block_d), num_stages=_STAGES,
         **register_option(_most_registers(block_d, cache.is_int8) if nvidia else None), **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
@@ -251,12 +252,14 @@ def _multiplied_in(qkv: Tensor, cache: LayerCache) -> torch.dtype | None:
     return multiplied_in(qkv, cache) if is_nvidia(qkv) else None
 
 
-def _rows(n_rows: int, norm: str, block_d: int) -> int:
+def _rows(n_rows: int, norm: str, block_d: int, is_int8: bool) -> int:
     """How many rows' keys and values a program may put into the cache.
 
-    Where elements are summed it is the same for every M, unless a row has the same lanes with 8 as with 16 rows.
+    Where elements are summed it is the same for every M, unless a row has the same lanes with 8 as with 16 rows: not
+    those of int8, of which a lane stores as many at once as it has.
     """
-    return 8 if n_rows <= 8 and (norm == "none" or block_d >= 128) else MOST_ROWS
+    has_same_lanes = norm == "none" or (block_d >= 128 and not is_int8)
+    return 8 if n_rows <= 8 and has_same_lanes else MOST_ROWS
 
 
 def _shape(per_group: int, block_d: int, kind: torch.dtype | None) -> dict[str, Any]:
@@ -305,23 +308,29 @@ def variants() -> Iterator[Variant]:
         ("bf16 d128 M=16", "*bf16", "none", (32, 8, 128, 64), 16),
         ("bf16 d128 not rotated", "*bf16", "none", (32, 8, 128, 0), 1),
         ("bf16 d128 norm of heads", "*bf16", "head", (16, 8, 128, 64), 1),
+        ("bf16 d128 norm of heads M=16", "*bf16", "head", (16, 8, 128, 64), 16),
         ("bf16 d128 norm of rows", "*bf16", "row", (32, 32, 128, 64), 1),
+        ("bf16 d128 norm of rows, their sums there", "*bf16", "row", (32, 32, 128, 64), 1),
+        ("bf16 d128 norm of rows, their sums there, M=16", "*bf16", "row", (32, 32, 128, 64), 16),
         ("bf16 d256 norm of heads", "*bf16", "head", (4, 1, 256, 128), 1),
         ("bf16 d256 M=16", "*bf16", "head", (4, 1, 256, 128), 16),
         ("int8 d128", "*i8", "none", (32, 8, 128, 64), 1),
+        ("int8 d128 norm of heads", "*i8", "head", (16, 8, 128, 64), 1),
     ):
         block_d, gain = next_power_of_2(d), None if norm == "none" else "*fp32"
         optional = dict.fromkeys(scales, "*fp32" if form == "*i8" else None)
+        n_sums = next_power_of_2(h * d // COLUMNS_OF_SUM) if "sums" in name else 0
         yield Variant(
             name=f"attention_decode {name}",
             kernel=_attend_split,
             signature={
-                "qkv": "*bf16", "cos": "*fp32", "sin": "*fp32", "q_gain": gain, "k_gain": gain, "eps": "fp32",
-                "keys": form, "values": form, "scale": "fp32", "n_rows": "i32", **partial, **sizes, **optional,
+                "qkv": "*bf16", "sums": "*fp32" if n_sums else "*bf16", "cos": "*fp32", "sin": "*fp32",
+                "q_gain": gain, "k_gain": gain, "eps": "fp32", "keys": form, "values": form,
+                "scale": "fp32", "n_rows": "i32", **partial, **sizes, **optional,
             },
             constants={
-                "H": h, "G": g, "D": d, "HALF": half, "NORM": norm,
-                "ROWS": _rows(m, norm, block_d), "BLOCK_D": block_d, "BLOCK_ROW": _BLOCK_ROW,
+                "H": h, "G": g, "D": d, "HALF": half, "NORM": norm, "SUMS": (n_sums, n_sums),
+                "ROWS": _rows(m, norm, block_d, form == "*i8"), "BLOCK_D": block_d, "BLOCK_ROW": _BLOCK_ROW,
                 "LENGTH": 64 if norm == "head" and d == 256 else 0, "NVIDIA": False,
                 **_shape(h // g, block_d, None),
             },

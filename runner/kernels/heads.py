@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 import triton
@@ -33,6 +33,8 @@ class Heads:
     qkv: [M, (H + 2 G) * D], contiguous: the heads of q, of k, of v. cos, sin: [M, R/2] float32, R <= D even: the first
     R elements of each head of q and k are rotated in pairs (i, i + R/2) (arXiv:2104.09864); R = 0 rotates nothing.
     q_gain, k_gain: float32 [D] for norm "head", [H * D] and [G * D] for "row", None for "none". eps: the norms'.
+    sums: for norm "row" the squares of every 16 columns of qkv, float32 [M, (H + 2 G) * D / 16], where the product left
+    them and D is a multiple of 16; None where they are still to be made, as place_heads makes them in any case.
     """
 
     qkv: Tensor
@@ -43,6 +45,7 @@ class Heads:
     k_gain: Tensor | None = None
     norm: HeadNorm = "none"
     eps: float = 0.0
+    sums: Tensor | None = None
 
     def check(self, cache: LayerCache, start: Tensor) -> None:
         """Assert the shapes that the kernels rely on, with this cache and the position of the first row."""
@@ -57,6 +60,21 @@ class Heads:
         for gain, n in ((self.q_gain, self.num_heads), (self.k_gain, cache.num_kv_heads)):
             size = None if gain is None else gain.numel()
             assert size == {"none": None, "head": d, "row": n * d}[self.norm], (self.norm, size)
+        if self.sums is not None:
+            assert self.norm == "row"
+            assert d % COLUMNS_OF_SUM == 0
+            assert self.sums.shape == (n_rows, n_all * d // COLUMNS_OF_SUM)
+            assert self.sums.is_contiguous()
+
+    def padded_sums(self, cache: LayerCache) -> tuple[int, int]:
+        """What a kernel loads of a row's sums at once, of q and of k: powers of 2; 0 where there are none."""
+        if self.sums is None:
+            return 0, 0
+        n_sums = cache.head_dim // COLUMNS_OF_SUM
+        return next_power_of_2(self.num_heads * n_sums), next_power_of_2(cache.num_kv_heads * n_sums)
+
+
+COLUMNS_OF_SUM: Final = 16
 
 
 def place_heads_ref(heads: Heads, cache: LayerCache, start: int) -> Tensor:
@@ -94,19 +112,24 @@ def _turned_ref(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @triton.jit
-def rstd_of_rows(rows, ok, is_any, size, eps, NORM: tl.constexpr, BLOCK: tl.constexpr):
+def rstd_of_rows(rows, sums, ok, is_any, size, eps, NORM: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr):
     """For norm "row": 1 / rms [R] of the `size` floats that each of the pointers rows [R] points at; else 1.
 
-    is_any: 1, or 0 if no row is ok.
+    sums: pointers [R] to the squares of every 16 of them, PADDED at most; 0: there are none. is_any: 1, or 0 if no row
+    is ok.
     """
     if NORM != "row":
         return 1.0
     else:
-        at = tl.arange(0, BLOCK)[None, :]
-        squares = tl.zeros((rows.shape[0], BLOCK), tl.float32)
-        for first in range(0, is_any * size, BLOCK):
-            part = tl.load(rows[:, None] + first + at, mask=ok[:, None] & (first + at < size), other=0.0).to(tl.float32)
-            squares += part * part
+        if PADDED > 0:
+            part = tl.arange(0, PADDED)[None, :]
+            squares = tl.load(sums[:, None] + part, mask=ok[:, None] & (part < size // 16), other=0.0)
+        else:
+            at = tl.arange(0, BLOCK)[None, :]
+            squares = tl.zeros((rows.shape[0], BLOCK), tl.float32)
+            for first in range(0, is_any * size, BLOCK):
+                part = tl.load(rows[:, None] + first + at, mask=ok[:, None] & (first + at < size), other=0.0)
+                squares += part.to(tl.float32) * part.to(tl.float32)
         return tl.rsqrt(tl.div_rn(tl.sum(squares, 1), size * 1.0) + eps)
 
 
@@ -203,7 +226,7 @@ def _place_heads(
     m_cos, m_sin = cos + m * HALF, sin + m * HALF
     position = tl.load(start) + m
     if n < H:
-        rstd = rstd_of_rows(row, ok, 1, H * D, eps, NORM, BLOCK_ROW)
+        rstd = rstd_of_rows(row, row, ok, 1, H * D, eps, NORM, 0, BLOCK_ROW)
         gain_at = n * D + 0 * m if NORM == "row" else 0 * m
         turns = turns_of(m_cos, m_sin, ok, q_gain, gain_at, D, HALF, NORM, BLOCK)
         value = turned(heads_and_partners(head, ok, D, HALF, BLOCK), turns, rstd, eps, D, HALF, NORM)
@@ -211,7 +234,7 @@ def _place_heads(
         at = (m.to(tl.int64) * H + n)[:, None] * D + d
         tl.store(q + at, value.to(q.dtype.element_ty), mask=ok[:, None] & (d < D))
     elif n < H + G:
-        rstd = rstd_of_rows(row + H * D, ok, 1, G * D, eps, NORM, BLOCK_ROW)
+        rstd = rstd_of_rows(row + H * D, row, ok, 1, G * D, eps, NORM, 0, BLOCK_ROW)
         gain_at = (n - H) * D + 0 * m if NORM == "row" else 0 * m
         turns = turns_of(m_cos, m_sin, ok, k_gain, gain_at, D, HALF, NORM, BLOCK)
         value = turned(heads_and_partners(head, ok, D, HALF, BLOCK), turns, rstd, eps, D, HALF, NORM)

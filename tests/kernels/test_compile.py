@@ -43,7 +43,7 @@ def intermediate() -> dict[str, dict[str, str]]:
     """Variants in Triton's intermediate language, by kernel file and name."""
     modules = (
         "gemv_fragments", "gemv_one_row", "gemm_fragments", "moe_blocks", "moe_fragments", "rotate",
-        "add_parts", "moe_route",
+        "add_parts", "moe_route", "attention_decode",
     )  # fmt: skip
     done = python(Path(__file__).with_name("layout_samples.py"), *modules)
     assert done.returncode == 0, done.stderr
@@ -161,6 +161,29 @@ def test_butterflies_between_lanes_find_each_number_in_its_lane(intermediate: di
         n_rows = 4 if name.startswith(("rotate_rows", "quantize_blocks")) else 1
         wanted = n_rows * [f", {1 << stage}, 31" for stage in range(len(stages) // n_rows)]
         assert [distance in text for distance, text in zip(wanted, stages, strict=True)] == [True] * len(stages), name
+
+
+@pytest.mark.parametrize(
+    ("fewer_rows", "all_rows"),
+    [
+        ("bf16 d128 norm of heads", "bf16 d128 norm of heads M=16"),
+        ("bf16 d128 norm of rows, their sums there", "bf16 d128 norm of rows, their sums there, M=16"),
+        ("bf16 d256 norm of heads", "bf16 d256 M=16"),
+    ],
+)
+def test_heads_are_normed_in_the_same_lanes_whatever_the_number_of_rows(
+    intermediate: dict[str, dict[str, str]], fewer_rows: str, all_rows: str
+) -> None:
+    """Of 8 rows and of 16, which attention_decode._rows chooses between."""
+
+    def lanes(variant: str) -> set[str]:
+        code = intermediate["attention_decode"][f"attention_decode {variant}"]
+        layouts = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", code, re.MULTILINE))
+        sums = re.findall(r"\}\) : \(tensor<(?:8|16)x(?:128|256)xf32, (#\w+)>\) -> ", code)  # or of their sums
+        return {layouts[layout] for layout in sums}
+
+    assert len(lanes(fewer_rows)) == 1
+    assert lanes(fewer_rows) == lanes(all_rows)
 
 
 # --- the compiling itself --------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch import Tensor
 from runner.kernels import attention_decode
 from runner.kernels.attention import attend_ref, multiplied_in
 from runner.kernels.attention_decode import attend_rows
-from runner.kernels.heads import HeadNorm, Heads, place_heads
+from runner.kernels.heads import COLUMNS_OF_SUM, HeadNorm, Heads, place_heads
 from runner.kernels.kv_layer import LayerCache
 from runner.kernels.splits import combine
 
@@ -63,10 +63,15 @@ class Case:
     m: int
     norm: HeadNorm = "none"
     dtype: torch.dtype = torch.float32
+    has_sums: bool = False
 
     @property
     def qkv(self) -> Tensor:
         return random(self.m, (self.h + 2 * self.g) * self.d, seed=11, dtype=self.dtype)
+
+    @property
+    def sums(self) -> Tensor | None:
+        return self.qkv.float().square().unflatten(1, (-1, COLUMNS_OF_SUM)).sum(2) if self.has_sums else None
 
     @property
     def angles(self) -> tuple[Tensor, Tensor]:
@@ -87,7 +92,8 @@ class Case:
 
     def heads(self, rows: slice = slice(None)) -> Heads:
         cos, sin = (angles[rows].contiguous() for angles in self.angles)
-        return Heads(qkv=self.qkv[rows].contiguous(), num_heads=self.h, cos=cos, sin=sin, **self.gains)
+        sums = None if self.sums is None else self.sums[rows].contiguous()
+        return Heads(qkv=self.qkv[rows].contiguous(), num_heads=self.h, cos=cos, sin=sin, sums=sums, **self.gains)
 
 
 def emptied(cache: LayerCache, start: int) -> LayerCache:
@@ -193,21 +199,23 @@ def test_large_scores_do_not_overflow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("h", "g", "d", "r", "norm", "kept", "start", "window"),
+    ("h", "g", "d", "r", "norm", "kept", "start", "window", "has_sums"),
     [
-        (6, 2, 18, 18, "none", "float32", 5, None),
-        (4, 4, 12, 12, "head", "float32", 254, None),
-        (3, 1, 64, 32, "head", "float32", 0, 2),
-        (4, 4, 18, 18, "row", "float32", 300, 40),
-        (9, 3, 80, 20, "row", "float32", 3, None),
-        (2, 1, 256, 256, "head", "float32", 254, None),
-        (6, 2, 18, 16, "head", "int8", 255, None),
+        (6, 2, 18, 18, "none", "float32", 5, None, False),
+        (4, 4, 12, 12, "head", "float32", 254, None, False),
+        (3, 1, 64, 32, "head", "float32", 0, 2, False),
+        (4, 4, 18, 18, "row", "float32", 300, 40, False),
+        (9, 3, 80, 20, "row", "float32", 3, None, False),
+        (9, 3, 80, 20, "row", "float32", 3, None, True),
+        (4, 4, 16, 16, "row", "float32", 300, 40, True),
+        (2, 1, 256, 256, "head", "float32", 254, None, False),
+        (6, 2, 18, 16, "head", "int8", 255, None, False),
     ],
 )
 def test_it_norms_rotates_and_keeps_heads_as_place_heads_does(
-    h: int, g: int, d: int, r: int, norm: HeadNorm, kept: str, start: int, window: int | None
+    h: int, g: int, d: int, r: int, norm: HeadNorm, kept: str, start: int, window: int | None, has_sums: bool
 ) -> None:
-    case = Case(h=h, g=g, d=d, r=r, m=4, norm=norm)
+    case = Case(h=h, g=g, d=d, r=r, m=4, norm=norm, has_sums=has_sums)
     after, placed = (emptied(filled(kept, g, start, start + 9, d), start) for _ in range(2))
     q = place_heads(case.heads(), placed, at(start))
     found = case.attend(after, start, window=window)
@@ -230,22 +238,25 @@ def test_nothing_is_put_beyond_the_capacity(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("norm", "kept", "window", "d"),
+    ("norm", "kept", "window", "d", "has_sums"),
     [
-        ("none", "float32", None, 18),
-        ("head", "int8", 40, 18),
-        ("row", "float32", None, 18),
-        ("head", "bfloat16", None, 64),
-        ("head", "bfloat16", None, 128),
-        ("row", "bfloat16", None, 128),
+        ("none", "float32", None, 18, False),
+        ("head", "int8", 40, 18, False),
+        ("row", "float32", None, 18, False),
+        ("head", "bfloat16", None, 64, False),
+        ("head", "bfloat16", None, 128, False),
+        ("row", "bfloat16", None, 128, False),
+        ("row", "bfloat16", None, 128, True),
+        ("head", "int8", None, 128, False),
+        ("row", "int8", None, 128, True),
     ],
 )
 def test_a_row_has_the_same_bits_whatever_the_number_of_rows(
-    norm: HeadNorm, kept: str, window: int | None, d: int
+    norm: HeadNorm, kept: str, window: int | None, d: int, has_sums: bool
 ) -> None:
     start = 250  # the rows' last positions lie in two splits
-    dtype = torch.bfloat16 if kept == "bfloat16" else torch.float32
-    case = Case(h=3, g=1, d=d, r=d, m=16, norm=norm, dtype=dtype)
+    dtype = torch.float32 if d == 18 else torch.bfloat16
+    case = Case(h=3, g=1, d=d, r=d, m=16, norm=norm, dtype=dtype, has_sums=has_sums)
     before = emptied(filled(kept, 1, start, 512, d), start)
     sinks, after = random(3), emptied(before, start)
     every = case.attend(after, start, window=window, sinks=sinks)

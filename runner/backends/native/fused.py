@@ -29,6 +29,7 @@ from runner.backends.native.stream import (
     laid_out,
     matrix_reader,
     multiply,
+    multiply_with_sums,
     normed,
     read_norm,
     read_product,
@@ -40,7 +41,7 @@ from runner.kernels.attention_decode import attend_rows
 from runner.kernels.attention_prefill import attend_prompt
 from runner.kernels.carveout import divide_alike
 from runner.kernels.embedding import embed
-from runner.kernels.heads import Heads, place_heads
+from runner.kernels.heads import COLUMNS_OF_SUM, Heads, place_heads
 from runner.kernels.kv_layer import LayerCache
 from runner.kernels.matmul import Activation, Logits, gate_ref, linear_gated, linear_logits
 from runner.kernels.splits import Splits
@@ -77,7 +78,10 @@ class FusedAttention:
     def mix(self, stream: Stream, before: Norm | None, layer: int, run: FusedPass) -> Tensor | Splits:
         """The heads' mixture [M, H * D] of the rows' values, before the output product; of few rows, its splits."""
         module, cache = self.module, run.caches[layer]
-        qkv = multiply(stream, before, self.qkv, self.dtype)
+        if module.norm == "row" and module.head_dim % COLUMNS_OF_SUM == 0:
+            qkv, sums = multiply_with_sums(stream, before, self.qkv, self.dtype)
+        else:
+            qkv, sums = multiply(stream, before, self.qkv, self.dtype), None
         run.checkpoint()
         cos, sin = run.rotations[module.rope]
         heads = Heads(
@@ -89,6 +93,7 @@ class FusedAttention:
             k_gain=None if self.k_gain is None else self.k_gain.gain,
             norm=module.norm,
             eps=0.0 if self.q_gain is None else self.q_gain.eps,
+            sums=sums,
         )
         if len(qkv) <= MOST_ROWS:
             return attend_rows(heads, cache, run.start, window=module.window, sinks=self.sinks, scale=module.scale)

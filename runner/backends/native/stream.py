@@ -76,14 +76,27 @@ def multiply(stream: Stream, before: Norm | None, product: Product, dtype: torch
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
 
+def multiply_with_sums(
+    stream: Stream, before: Norm | None, product: Product, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    """multiply, and the squares of every 16 columns, [M, N / 16] float32, where the product leaves them."""
+    if len(product.parts) > 1:
+        return multiply(stream, before, product, dtype), None
+    (w,), (bias,) = product.parts, product.biases
+    rows, squares = normed(stream, before, w, dtype_of(w, dtype))
+    if not isinstance(rows, Int8Fragments):
+        return linear(rows, w, bias=bias, squares=squares, dtype=dtype), None
+    found, of_found = linear_squares(rows, w, bias=bias, squares=squares, eps=0.0, dtype=dtype)
+    return found, of_found.parts
+
+
 def normed(stream: Stream, before: Norm | None, w: Matrix, dtype: torch.dtype) -> tuple[Rows, Squares | None]:
     """norm(h), or h without one, as a product with w wants it; see activations."""
-    if before is None:
-        return activations(stream.h, None, w, dtype)
-    assert stream.eps == before.eps
+    assert before is None or stream.eps == before.eps
+    gain, squares = (None, None) if before is None else (before.gain, stream.squares)
     if stream.ready is not None:
-        return stream.ready, stream.squares
-    return activations(stream.h, before.gain, w, dtype, stream.squares)
+        return stream.ready, squares
+    return activations(stream.h, gain, w, dtype, squares)
 
 
 def dtype_of(w: Matrix, dtype: torch.dtype) -> torch.dtype:

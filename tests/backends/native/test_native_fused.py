@@ -131,10 +131,13 @@ def test_packed_weights_stay_packed_and_give_what_their_values_do(
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # rows that fill a block hold anything, and sums of it overflow
-def test_weights_in_fragments_give_what_they_give_in_planes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "n_layers"), [("qwen3", 1), ("olmo2", 2)])
+def test_weights_in_fragments_give_what_they_give_in_planes(
+    tmp_path: Path, name: str, n_layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, packed = tmp_path / "source", tmp_path / "packed"
     # 256: the stream is handed on from product to product.
-    made(source, "qwen3", hidden_size=256, intermediate_size=64, head_dim=32, num_hidden_layers=1)
+    made(source, name, hidden_size=256, intermediate_size=64, head_dim=32, num_hidden_layers=n_layers)
     quantize_packed(source, recipe_of("mq4-uniform"), packed, device=torch.device("cpu"), on_stage=lambda *_: None)
     config, weights = read_config(packed), PackedWeights(packed)
     in_planes = fused(config, weights)
@@ -189,7 +192,24 @@ def test_a_stream_is_made_ready_for_a_matrix_that_takes_it_so_and_for_no_other(
     after = stream.add_branch(before, x, product, None, torch.float32, reader)
     assert (after.ready is None) == is_int8
     torch.testing.assert_close(after.squares.parts.sum(1), after.h.square().sum(1))
+    if after.ready is not None:  # who reads it without a norm has it too
+        assert stream.normed(after, None, reader.w, torch.float32) == (after.ready, None)
     assert difference(after.h - h, rotate(x, w.rotation) @ dequantize_ref(w).T) < 0.02
+
+
+@pytest.mark.parametrize("layout", ["planes", "fragments"])
+def test_a_product_of_few_rows_in_fragments_leaves_the_squares_of_what_it_gives(layout: str) -> None:
+    weights = FORMATS["mq4-uniform"].encode(torch.randn(64, 256) / 16)
+    w = packed_matrix(weights, FORMATS["mq4-uniform"], 256, DEVICE)
+    product = stream.Product(parts=(to_fragments(w) if layout == "fragments" else w,), biases=(None,))
+    h = torch.randn(3, 256, device=DEVICE)
+    before = stream.Stream(h=h, eps=1e-6, squares=Squares(parts=h.square(), size=256, eps=1e-6))
+    found, sums = stream.multiply_with_sums(before, None, product, torch.bfloat16)
+    assert torch.equal(found, stream.multiply(before, None, product, torch.bfloat16))
+    if layout == "planes":
+        assert sums is None
+    else:
+        torch.testing.assert_close(sums, found.float().square().unflatten(1, (-1, 16)).sum(2))
 
 
 class Replaying(Graphs):
