@@ -26,7 +26,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels.attention import TYPES, multiplied_in, tile_positions
 from runner.kernels.compile import Variant
-from runner.kernels.heads import COLUMNS_OF_SUM, Heads, append, heads_and_partners, rstd_of_rows, turned, turns_of
+from runner.kernels.heads import Heads, append, heads_and_partners, rstd_of_rows, turned, turns_of
 from runner.kernels.kv_layer import LayerCache
 from runner.kernels.splits import (
     LOG2_E,
@@ -125,7 +125,7 @@ def _attend_split(
     qkv, sums, cos, sin, q_gain, k_gain, eps, keys, values, key_scale, value_scale, start, tops, totals, mixes,
     scale, n_rows, window, capacity, n_splits,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
-    SUMS: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROW: tl.constexpr,
+    HAS_SUMS: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROW: tl.constexpr,
     QUERIES: tl.constexpr, HEADS: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr, TYPE: tl.constexpr,
     LENGTH: tl.constexpr, EXACT: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -171,9 +171,9 @@ def _attend_split(
     # Keys whether they are new or not: so both are made at once, and one's instructions fill the other's waits.
     is_new = last >= new
     k_sums = sums + n * (WIDTH // 16) + H * D // 16
-    k_rstd = rstd_of_rows(rows + H * D, k_sums, is_seen, is_new.to(tl.int32), G * D, eps, NORM, SUMS[1], BLOCK_ROW)
+    k_rstd = rstd_of_rows(rows + H * D, k_sums, is_seen, is_new.to(tl.int32), G * D, eps, NORM, HAS_SUMS, BLOCK_ROW)
     k = turned(k_loaded, k_turns, k_rstd, eps, D, HALF, NORM)
-    q_rstd = rstd_of_rows(row, sums + m * (WIDTH // 16), is_head, 1, H * D, eps, NORM, SUMS[0], BLOCK_ROW)
+    q_rstd = rstd_of_rows(row, sums + m * (WIDTH // 16), is_head, 1, H * D, eps, NORM, HAS_SUMS, BLOCK_ROW)
     q = turned(q_loaded, q_turns, q_rstd, eps, D, HALF, NORM)
     queries = q.to(qkv.dtype.element_ty).to(TYPE)
     if is_new:
@@ -233,7 +233,7 @@ def attend_rows(
         cache.keys, cache.values, cache.key_scale, cache.value_scale, start,
         tops, totals, mixes, scale * LOG2_E.value, n_rows, reach, cache.capacity, n_splits,
         H=num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=norm,
-        SUMS=heads.padded_sums(cache), ROWS=_rows(n_rows, norm, block_d, cache.is_int8), BLOCK_D=block_d,
+        HAS_SUMS=heads.sums is not None, ROWS=_rows(n_rows, norm, block_d, cache.is_int8), BLOCK_D=block_d,
         BLOCK_ROW=_BLOCK_ROW, **shape, LENGTH=length, NVIDIA=nvidia, PDL=pdl,
         num_warps=_warps(block_d), num_stages=_STAGES,
         **register_option(_most_registers(block_d, cache.is_int8) if nvidia else None), **pdl_option(pdl), **OPTIONS,
@@ -281,7 +281,7 @@ def _shape(per_group: int, block_d: int, kind: torch.dtype | None) -> dict[str, 
 # 962 and 1308. 28 layers of Qwen3-0.6B: 554, 620, 762 and 1274; 557, 602, 787 and 1401. See docs/LOG.md for splits.
 _STAGES = 3
 _MOST_OF_TILE = 128  # positions
-_BLOCK_ROW = 128  # columns of all rows at a time, for the norm of rows
+_BLOCK_ROW = 128  # columns of all rows, or sums of 16 of them, at a time: for the norm of rows
 
 
 def _warps(block_d: int) -> int:
@@ -319,17 +319,17 @@ def variants() -> Iterator[Variant]:
     ):
         block_d, gain = next_power_of_2(d), None if norm == "none" else "*fp32"
         optional = dict.fromkeys(scales, "*fp32" if form == "*i8" else None)
-        n_sums = next_power_of_2(h * d // COLUMNS_OF_SUM) if "sums" in name else 0
+        has_sums = "sums" in name
         yield Variant(
             name=f"attention_decode {name}",
             kernel=_attend_split,
             signature={
-                "qkv": "*bf16", "sums": "*fp32" if n_sums else "*bf16", "cos": "*fp32", "sin": "*fp32",
+                "qkv": "*bf16", "sums": "*fp32" if has_sums else "*bf16", "cos": "*fp32", "sin": "*fp32",
                 "q_gain": gain, "k_gain": gain, "eps": "fp32", "keys": form, "values": form,
                 "scale": "fp32", "n_rows": "i32", **partial, **sizes, **optional,
             },
             constants={
-                "H": h, "G": g, "D": d, "HALF": half, "NORM": norm, "SUMS": (n_sums, n_sums),
+                "H": h, "G": g, "D": d, "HALF": half, "NORM": norm, "HAS_SUMS": has_sums,
                 "ROWS": _rows(m, norm, block_d, form == "*i8"), "BLOCK_D": block_d, "BLOCK_ROW": _BLOCK_ROW,
                 "LENGTH": 64 if norm == "head" and d == 256 else 0, "NVIDIA": False,
                 **_shape(h // g, block_d, None),

@@ -66,13 +66,6 @@ class Heads:
             assert self.sums.shape == (n_rows, n_all * d // COLUMNS_OF_SUM)
             assert self.sums.is_contiguous()
 
-    def padded_sums(self, cache: LayerCache) -> tuple[int, int]:
-        """What a kernel loads of a row's sums at once, of q and of k: powers of 2; 0 where there are none."""
-        if self.sums is None:
-            return 0, 0
-        n_sums = cache.head_dim // COLUMNS_OF_SUM
-        return next_power_of_2(self.num_heads * n_sums), next_power_of_2(cache.num_kv_heads * n_sums)
-
 
 COLUMNS_OF_SUM: Final = 16
 
@@ -112,21 +105,22 @@ def _turned_ref(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @triton.jit
-def rstd_of_rows(rows, sums, ok, is_any, size, eps, NORM: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr):
+def rstd_of_rows(
+    rows, sums, ok, is_any, size: tl.constexpr, eps, NORM: tl.constexpr, HAS_SUMS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     """For norm "row": 1 / rms [R] of the `size` floats that each of the pointers rows [R] points at; else 1.
 
-    sums: pointers [R] to the squares of every 16 of them, PADDED at most; 0: there are none. is_any: 1, or 0 if no row
-    is ok.
+    sums: pointers [R] to the squares of every 16 of them, if HAS_SUMS. is_any: 1, or 0 if no row is ok.
     """
     if NORM != "row":
         return 1.0
     else:
-        if PADDED > 0:
-            part = tl.arange(0, PADDED)[None, :]
-            squares = tl.load(sums[:, None] + part, mask=ok[:, None] & (part < size // 16), other=0.0)
+        at = tl.arange(0, BLOCK)[None, :]
+        squares = tl.zeros((rows.shape[0], BLOCK), tl.float32)
+        if HAS_SUMS:
+            for first in tl.static_range(0, size // 16, BLOCK):
+                squares += tl.load(sums[:, None] + first + at, mask=ok[:, None] & (first + at < size // 16), other=0.0)
         else:
-            at = tl.arange(0, BLOCK)[None, :]
-            squares = tl.zeros((rows.shape[0], BLOCK), tl.float32)
             for first in range(0, is_any * size, BLOCK):
                 part = tl.load(rows[:, None] + first + at, mask=ok[:, None] & (first + at < size), other=0.0)
                 squares += part.to(tl.float32) * part.to(tl.float32)
@@ -226,7 +220,7 @@ def _place_heads(
     m_cos, m_sin = cos + m * HALF, sin + m * HALF
     position = tl.load(start) + m
     if n < H:
-        rstd = rstd_of_rows(row, row, ok, 1, H * D, eps, NORM, 0, BLOCK_ROW)
+        rstd = rstd_of_rows(row, row, ok, 1, H * D, eps, NORM, False, BLOCK_ROW)
         gain_at = n * D + 0 * m if NORM == "row" else 0 * m
         turns = turns_of(m_cos, m_sin, ok, q_gain, gain_at, D, HALF, NORM, BLOCK)
         value = turned(heads_and_partners(head, ok, D, HALF, BLOCK), turns, rstd, eps, D, HALF, NORM)
@@ -234,7 +228,7 @@ def _place_heads(
         at = (m.to(tl.int64) * H + n)[:, None] * D + d
         tl.store(q + at, value.to(q.dtype.element_ty), mask=ok[:, None] & (d < D))
     elif n < H + G:
-        rstd = rstd_of_rows(row + H * D, row, ok, 1, G * D, eps, NORM, 0, BLOCK_ROW)
+        rstd = rstd_of_rows(row + H * D, row, ok, 1, G * D, eps, NORM, False, BLOCK_ROW)
         gain_at = (n - H) * D + 0 * m if NORM == "row" else 0 * m
         turns = turns_of(m_cos, m_sin, ok, k_gain, gain_at, D, HALF, NORM, BLOCK)
         value = turned(heads_and_partners(head, ok, D, HALF, BLOCK), turns, rstd, eps, D, HALF, NORM)
