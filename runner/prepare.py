@@ -199,8 +199,12 @@ def _fetch(spec: ModelSpec, on_event: OnEvent, cancel: CancelToken) -> Located:
     if listing.renamed_to:
         on_event(Notice("info", f"{repo} is now called {listing.renamed_to}."))
 
+    troubles = hub.Troubles()
+
     def on_progress(state: hub.FetchState) -> None:
         on_event(Progress("download", state.done_bytes, state.total_bytes, "bytes"))
+        for text in troubles.news(state):
+            on_event(Notice("warning", text))
 
     return Located(hub.fetch(listing, choice.names, on_progress=on_progress, cancel=cancel), choice)
 

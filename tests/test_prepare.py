@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hub_server import Hub, Repo, serving
+from hub_server import Fault, Hub, Repo, serving
 from tiny_files import read_tree, write_gguf, write_safetensors
 
 from runner.errors import BadModelFile, BusyError, RunnerError, UnsupportedModel, UsageError
@@ -233,6 +233,13 @@ def test_a_missing_model_is_fetched_with_progress_and_then_found_offline(server:
     assert prepare("tiny", offline=True) == (model, [])
     assert prepare("tiny") == (model, [])
     assert server.requests == []
+
+
+def test_why_nothing_arrives_is_told_once_from_the_second_failure_on(server: Hub) -> None:
+    server.faults = [Fault("status", status=500, method="HEAD", name="tiny-Q4_0.gguf", times=2)]
+    _, events = prepare("tiny")
+    told = [event.text for event in events if isinstance(event, Notice) and event.level == "warning"]
+    assert told == [f"The hub answered 500 for {GGUF}. Trying again in 1 s."]
 
 
 def test_another_quantization_and_the_original_are_fetched_when_asked_for(server: Hub) -> None:

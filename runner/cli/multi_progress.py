@@ -48,6 +48,7 @@ class MultiProgress:
         self._as_json = as_json
         self._clock = clock
         self._files: tuple[FileProgress, ...] = ()
+        self._trouble = ""
         self._rates: dict[str, TransferRate] = {}
         self._rate = TransferRate()
         self._began: float | None = None
@@ -71,9 +72,9 @@ class MultiProgress:
     def total_bytes(self) -> int:
         return sum(file.total_bytes for file in self._files)
 
-    def update(self, files: Iterable[FileProgress]) -> None:
-        """All files as they are now. Cheap to call often."""
-        self._files, now = tuple(files), self._clock()
+    def update(self, files: Iterable[FileProgress], *, trouble: str = "") -> None:
+        """All files as they are now, and what holds them up, in words. Cheap to call often."""
+        self._files, self._trouble, now = tuple(files), trouble, self._clock()
         self._rate.add(now, self.done_bytes)
         for file in self._files:
             if file.stage in _MOVING:
@@ -135,6 +136,7 @@ class MultiProgress:
                 "unit": "bytes",
                 "rate_bytes_s": round(self._rate.bytes_s),
                 "left_s": None if left is None else round(left, 1),
+                "trouble": self._trouble,
                 "files": [
                     {"name": file.name, "done": file.done_bytes, "total": file.total_bytes, "state": file.stage}
                     for file in changed

@@ -6,14 +6,14 @@ It shows what would be fetched, whether it fits, and how far it is. What to fetc
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from runner.cli import completing, options, render
 from runner.cli.interrupt import cancelling
-from runner.cli.multi_progress import FileProgress, MultiProgress
+from runner.cli.multi_progress import MultiProgress
 from runner.errors import BadModelFile, BusyError, DoesNotFit, UnsupportedModel, UsageError
 
 if TYPE_CHECKING:
@@ -141,6 +141,7 @@ class _Puller:
         return {"name": name, "weights": weights, **plain, **facts}
 
     def _fetch(self, spec: ModelSpec, plan: PullPlan) -> dict[str, Any]:
+        from runner.cli.fetching import ShownFetch
         from runner.machine import devices
         from runner.pull import pull as fetch
 
@@ -148,19 +149,18 @@ class _Puller:
         _announce(plan)
         if plan.is_worth_an_estimate(max(device.free_bytes for device in devices())):
             self._check_fit(spec, plan)
-        began, last, troubles = time.monotonic(), list["FetchState"](), _Troubles()
+        began, last = time.monotonic(), list["FetchState"]()
 
         def show(state: FetchState) -> None:
             last[:] = [state]
             if plan.missing:
-                progress.update(_files(state))
-            for text in troubles.news(state):
-                progress.say(text)
+                shown(state)
 
         with (
             cancelling(lambda: _say_stopped(plan, last)) as cancel,
             MultiProgress(plan.name, as_json=self._as_json) as progress,
         ):
+            shown = ShownFetch(progress)
             located = fetch(plan, on_progress=show, cancel=cancel, options=self._fetching)
         if plan.missing:
             render.narrate(f"{plan.name} is complete. `runner chat {plan.name}` talks with it.")
@@ -224,25 +224,6 @@ def _announce(plan: PullPlan) -> None:
     missing = sum(file.size_bytes for file in plan.missing)
     source = "" if plan.name.startswith(listing.repo) else f" from {listing.repo}"
     render.narrate(f"Fetching {plan.name}{source}: {files}, {size(missing)}{rest}.")
-
-
-def _files(state: FetchState) -> Iterator[FileProgress]:
-    for file in state.files:
-        yield FileProgress(file.name, file.done_bytes, file.size_bytes, file.state)
-
-
-class _Troubles:
-    """What holds up a download, each once: from the second failure in a row on, for all files that fail alike."""
-
-    def __init__(self) -> None:
-        self._told = set[tuple[str, int]]()
-
-    def news(self, state: FetchState) -> Iterator[str]:
-        for trouble in [file.trouble for file in state.files if file.trouble is not None]:
-            about = (trouble.reason, trouble.n_failures)
-            if trouble.n_failures > 1 and about not in self._told:
-                self._told.add(about)
-                yield f"{trouble.reason} Trying again in {max(1, round(trouble.wait_s))} s."
 
 
 def _say_stopped(plan: PullPlan, last: list[FetchState]) -> None:

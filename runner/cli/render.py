@@ -182,8 +182,8 @@ def emit_progress(state: Mapping[str, Any]) -> None:
 
     runner.progress/1 has "stage", "done", "total" (0: not known), "unit" ("bytes", "tokens", "tensors", "steps", "%")
     and "left_s" (an estimate, null where there is none); with bytes also "rate_bytes_s"; training has "figures", such
-    as "loss", and downloads of several files a "label" and "files", those that changed since the line before: "name",
-    "done", "total", "state".
+    as "loss", and downloads of several files a "label", "trouble" (what holds them up, "" while nothing does) and
+    "files", those that changed since the line before: "name", "done", "total", "state".
     """
     _write(sys.stderr, _json_line({"schema": "runner.progress/1", **state}) + "\n")
 

@@ -17,7 +17,7 @@ from runner.errors import BusyError, UsageError, VerificationFailed
 from runner.safe_text import safe_line
 
 if TYPE_CHECKING:
-    from runner.hub import FetchOptions, FetchState
+    from runner.hub import FetchOptions
     from runner.mend import Mended
     from runner.types import CancelToken
     from runner.verify import Finding, Plan
@@ -131,19 +131,14 @@ class _Bar:
 def _repair(
     findings: Sequence[Finding], cancel: CancelToken, fetching: FetchOptions, *, as_json: bool
 ) -> tuple[Mended, ...]:
-    from runner.cli.multi_progress import FileProgress, MultiProgress
+    from runner.cli.fetching import ShownFetch
+    from runner.cli.multi_progress import MultiProgress
     from runner.mend import mend
 
     if not any(finding.is_damage for finding in findings):
         return ()
     with MultiProgress("Fetching again", as_json=as_json) as progress:
-
-        def show(state: FetchState) -> None:
-            progress.update(
-                FileProgress(file.name, file.done_bytes, file.size_bytes, file.state) for file in state.files
-            )
-
-        return mend(findings, on_progress=show, cancel=cancel, options=fetching)
+        return mend(findings, on_progress=ShownFetch(progress), cancel=cancel, options=fetching)
 
 
 # --- what came of it -------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ both are imported when one of them runs. This package knows nothing of formats o
 from runner.hub.api import list_files, search
 from runner.hub.download import FetchOptions, fetch
 from runner.hub.listing import Found, Listing, RemoteFile, check_file_name
-from runner.hub.progress import FetchState, FileState
+from runner.hub.progress import FetchState, FileState, Troubles
 from runner.hub.ranged import RemoteReader, read_range
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Listing",
     "RemoteFile",
     "RemoteReader",
+    "Troubles",
     "check_file_name",
     "fetch",
     "list_files",

@@ -6,7 +6,7 @@ nothing of rates or of how progress is drawn.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +22,11 @@ class Trouble:
     reason: str
     n_failures: int
     wait_s: float
+
+    @property
+    def text(self) -> str:
+        """In words, from the second failure in a row on: one alone is no news."""
+        return f"{self.reason} Trying again in {max(1, round(self.wait_s))} s." if self.n_failures > 1 else ""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,26 @@ class FetchState:
     done_bytes: int
     total_bytes: int
     fetched_bytes: int
+
+    @property
+    def trouble(self) -> str:
+        """What holds up a file of it, in words; "" while nothing does."""
+        return next((file.trouble.text for file in self.files if file.trouble is not None and file.trouble.text), "")
+
+
+class Troubles:
+    """What holds up a download, each once, for all files that fail alike."""
+
+    def __init__(self) -> None:
+        self._told = set[tuple[str, int]]()
+
+    def news(self, state: FetchState) -> Iterator[str]:
+        """What was not told yet, in words."""
+        for trouble in [file.trouble for file in state.files if file.trouble is not None]:
+            about = (trouble.reason, trouble.n_failures)
+            if trouble.text and about not in self._told:
+                self._told.add(about)
+                yield trouble.text
 
 
 @dataclass

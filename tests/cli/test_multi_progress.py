@@ -213,6 +213,16 @@ def test_json_lines_have_all_files_first_and_then_those_that_changed(capsys: pyt
     assert states[-1]["files"] == [{"name": "f1", "done": 100 * MB, "total": 100 * MB, "state": "done"}]
 
 
+def test_json_lines_tell_what_holds_the_files_up_while_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    with MultiProgress("m", as_json=True, clock=clock) as progress:
+        for trouble in ("", "The hub answered 500. Trying again in 2 s.", ""):
+            progress.update(files(50 * MB), trouble=trouble)
+            clock.now += 1
+    told = [json.loads(line)["trouble"] for line in capsys.readouterr().err.splitlines()]
+    assert told == ["", "The hub answered 500. Trying again in 2 s.", ""]
+
+
 def test_quiet_and_nothing_at_all_print_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with MultiProgress("m"):
         pass

@@ -21,11 +21,19 @@ def test_a_line_of_progress_is_read() -> None:
             "unit": "bytes",
             "rate_bytes_s": 2,
             "left_s": None,
+            "trouble": "The hub answered 500.",
             "files": [{"name": "a.gguf", "done": 5, "total": 10, "state": "downloading"}],
         }
     )
     assert read_step(line) == Step(
-        stage="download", done=5, total=10, unit="bytes", rate_bytes_s=2.0, eta_s=None, files=("a.gguf",)
+        stage="download",
+        done=5,
+        total=10,
+        unit="bytes",
+        rate_bytes_s=2.0,
+        eta_s=None,
+        files=("a.gguf",),
+        trouble="The hub answered 500.",
     )
 
 
@@ -36,7 +44,7 @@ def test_what_is_no_progress_is_none() -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from(["stage", "done", "total", "unit", "rate_bytes_s", "left_s", "files"]),
+        st.sampled_from(["stage", "done", "total", "unit", "rate_bytes_s", "left_s", "trouble", "files"]),
         st.one_of(
             st.none(),
             st.booleans(),

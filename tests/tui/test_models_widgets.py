@@ -359,6 +359,21 @@ def test_a_download_that_stands_still_says_so() -> None:
     assert numbers(job(done=0, rate_bytes_s=None, eta_s=None)) == ["0 %"]
 
 
+def test_what_holds_a_download_up_is_said_below_its_bar_and_no_longer_than_it_does() -> None:
+    jobs = JobList()
+
+    async def body(app: OneWidget, pilot: Pilot[None]) -> None:
+        jobs.show([job(rate_bytes_s=None, trouble="The hub cannot be reached. Trying again in 4 s.")])
+        await pilot.pause()
+        assert "61 %" in text_of(app)
+        assert "The hub cannot be reached." in text_of(app)
+        jobs.show([job()])
+        await pilot.pause()
+        assert "The hub" not in text_of(app)
+
+    run(jobs, body, JobMessage, size=(60, 10))
+
+
 def test_a_click_on_a_sign_of_a_job_does_what_it_says() -> None:
     jobs = JobList()
 

@@ -18,8 +18,9 @@ class Job:
 
     stage: what it does now, as the command line calls it ("download", "converting" ...), "starting" or "stopping"; ""
     while it does nothing. done, total: in `unit`, "bytes" or what is counted; total 0 while it is not known.
-    rate_bytes_s: None where it is not known or no bytes are counted. message, hint: how it ended, or what its user
-    should know. weight_format: of a quantization. exit_code: of a process that ended by itself.
+    rate_bytes_s: None where it is not known or no bytes are counted. trouble: what holds it up, or "". message, hint:
+    how it ended, or what its user should know. weight_format: of a quantization. exit_code: of a process that ended by
+    itself.
     """
 
     id: str
@@ -32,6 +33,7 @@ class Job:
     unit: str = "bytes"
     rate_bytes_s: float | None = None
     eta_s: float | None = None
+    trouble: str = ""
     message: str = ""
     hint: str = ""
     weight_format: str = ""

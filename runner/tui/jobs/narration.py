@@ -19,7 +19,7 @@ _MAX_TEXT: Final = 4000
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One line of progress. files: names of the files that it speaks of."""
+    """One line of progress. files: names of the files that it speaks of. trouble: what holds it up, in words, or ""."""
 
     stage: str
     done: int
@@ -28,6 +28,7 @@ class Step:
     rate_bytes_s: float | None
     eta_s: float | None
     files: tuple[str, ...]
+    trouble: str = ""
 
 
 def read_step(line: str) -> Step | None:
@@ -50,6 +51,7 @@ def read_step(line: str) -> Step | None:
         rate_bytes_s=_number(plain, "rate_bytes_s"),
         eta_s=_number(plain, "left_s"),
         files=tuple(name for name in named if isinstance(name, str)),
+        trouble=_text(plain, "trouble"),
     )
 
 

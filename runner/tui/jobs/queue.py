@@ -60,7 +60,7 @@ class _Entry:
 
     def settle(self, **changes: object) -> None:
         """It does nothing any more for now."""
-        self.update(stage="", rate_bytes_s=None, eta_s=None, **changes)
+        self.update(stage="", rate_bytes_s=None, eta_s=None, trouble="", **changes)
 
 
 class JobQueue:
@@ -246,7 +246,7 @@ class JobQueue:
     def _stop(self, entry: _Entry, wish: Literal["pause", "cancel"]) -> None:
         assert entry.child is not None
         entry.wish = wish
-        entry.update(stage="stopping", rate_bytes_s=None, eta_s=None)
+        entry.update(stage="stopping", rate_bytes_s=None, eta_s=None, trouble="")
         entry.child.interrupt()
 
     # --- what children say, on their threads -----------------------------------------------------------------------
@@ -269,6 +269,7 @@ class JobQueue:
                     unit=step.unit,
                     rate_bytes_s=step.rate_bytes_s,
                     eta_s=step.eta_s,
+                    trouble=step.trouble,
                 )
         self._tell()
 

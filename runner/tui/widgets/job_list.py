@@ -49,7 +49,7 @@ class JobButton(Static):
 
 
 class JobDetail(LiveSection):
-    """The second line: a bar with numbers, or words; a failure takes more lines."""
+    """The second line: a bar with numbers, or words; a failure, and what holds a download up, take more lines."""
 
     def __init__(self, job: Job) -> None:
         super().__init__()
@@ -62,7 +62,8 @@ class JobDetail(LiveSection):
     def rows(self, width: int) -> Sequence[Content]:
         job = self._job
         if job.state == "running" and job.share is not None and job.stage != "stopping":
-            return [_bar_line(job, width)]
+            trouble = wrap(safe_line(job.trouble), width).split("\n") if job.trouble else []
+            return [_bar_line(job, width), *(line(one, "$text-warning") for one in trouble[:_MOST_LINES])]
         reason = " ".join(part for part in (job.message, job.hint) if part and job.state in ("failed", "done"))
         if job.state == "cancelled" and job.message:
             reason = job.message

@@ -1,0 +1,20 @@
+"""A download as the command line shows it: how far its files are, and in lines of their own what holds it up."""
+
+from __future__ import annotations
+
+from runner.cli.multi_progress import FileProgress, MultiProgress
+from runner.hub import FetchState, Troubles
+
+
+class ShownFetch:
+    """What a download is given to call with its states: they go to `progress`."""
+
+    def __init__(self, progress: MultiProgress) -> None:
+        self._progress = progress
+        self._troubles = Troubles()
+
+    def __call__(self, state: FetchState) -> None:
+        files = (FileProgress(file.name, file.done_bytes, file.size_bytes, file.state) for file in state.files)
+        self._progress.update(files, trouble=state.trouble)
+        for text in self._troubles.news(state):
+            self._progress.say(text)
