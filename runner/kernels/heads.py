@@ -68,6 +68,7 @@ class Heads:
 
 
 COLUMNS_OF_SUM: Final = 16
+"""As many as a tile of weights in fragments has."""
 
 
 def place_heads_ref(heads: Heads, cache: LayerCache, start: int) -> Tensor:

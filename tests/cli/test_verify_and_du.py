@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hub_server import Hub
+from hub_server import Fault, Hub
 from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, blob, fetch_all, small_hub
 
 from runner.cli.app import main
@@ -56,10 +56,12 @@ def test_damage_exits_5_and_names_file_and_remedy(capsys: pytest.CaptureFixture[
 def test_repair_says_what_it_did_and_exits_0(capsys: pytest.CaptureFixture[str], server: Hub) -> None:
     fetch_all(SHARDS)
     damage(SHARDS, "config.json")
+    server.faults = [Fault("status", status=500, name="config.json", times=2)]
     code, out, err = run(capsys, "verify", "--repair")
     assert code == 0
     assert "fetched again" in out
     assert ".corrupt-1" in err
+    assert f"The hub answered 500 for {SHARDS}. Trying again in 1 s.\n" in err
     assert blob(SHARDS, "config.json").read_bytes() == server.repos[SHARDS].files["config.json"]
     code, out, _ = run(capsys, "verify")
     assert (code, "set aside" in out) == (0, True)

@@ -30,6 +30,7 @@ from runner.kernels.fragments import can_be_fragments, to_fragments
 from runner.kernels.grids import FORMATS
 from runner.kernels.int8_weights import FORMATS_AS_INT8
 from runner.kernels.pack import dequantize_ref, packed_matrix
+from runner.kernels.rotate import quantize_fragments
 from runner.kernels.values import FEW_ROWS, MOST_ROWS, Int8Rows, PackedMatrix, Squares
 from runner.model_config import ModelConfig
 from runner.quant.mq.packed_weights import PackedWeights
@@ -153,6 +154,10 @@ def test_weights_in_fragments_give_what_they_give_in_planes(
     in_fragments.cache.truncate(0)
     rows = [in_fragments.extend(part, "all", go_on) for part in (PROMPT[:1], PROMPT[1:2])]
     assert torch.equal(torch.cat(rows), found)  # a row has the same bits in every batch
+    made_apart = []
+    monkeypatch.setattr(stream, "quantize_fragments", lambda *x: made_apart.append(x) or quantize_fragments(*x))
+    in_fragments._hidden(torch.tensor([9], device=DEVICE), None, go_on)
+    assert len(made_apart) == 1 + n_layers  # for the first product and for each down; other rows are handed on
     monkeypatch.setattr(stream, "FEW_ROWS", 1)  # a long prompt: the library's products
     monkeypatch.setattr(stream, "takes_int8", lambda *_: False)
     in_fragments._graphs.forget()  # on a GPU two rows were recorded with the others
