@@ -248,7 +248,6 @@ def test_nothing_is_put_beyond_the_capacity(dtype: torch.dtype) -> None:
         ("row", "bfloat16", None, 128, False),
         ("row", "bfloat16", None, 128, True),
         ("head", "int8", None, 128, False),
-        ("row", "int8", None, 128, True),
     ],
 )
 def test_a_row_has_the_same_bits_whatever_the_number_of_rows(
