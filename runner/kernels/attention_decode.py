@@ -313,7 +313,7 @@ def variants() -> Iterator[Variant]:
         ("bf16 d128 norm of rows, their sums there", "*bf16", "row", (32, 32, 128, 64), 1),
         ("bf16 d128 norm of rows, their sums there, M=16", "*bf16", "row", (32, 32, 128, 64), 16),
         ("bf16 d256 norm of heads", "*bf16", "head", (4, 1, 256, 128), 1),
-        ("bf16 d256 M=16", "*bf16", "head", (4, 1, 256, 128), 16),
+        ("bf16 d256 norm of heads M=16", "*bf16", "head", (4, 1, 256, 128), 16),
         ("int8 d128", "*i8", "none", (32, 8, 128, 64), 1),
         ("int8 d128 norm of heads", "*i8", "head", (16, 8, 128, 64), 1),
     ):

@@ -2,7 +2,7 @@
 Triton lays them out for sm_90. Prints a JSON object: by file and variant, what is compiled, in its intermediate
 language.
 
-The arguments are names of kernel files.
+The arguments are names of kernel files, or such a name with a part of its variants' names: "file: part".
 """
 
 from __future__ import annotations
@@ -50,7 +50,11 @@ def intermediate(variant: Variant) -> str:
 
 
 def main() -> None:
-    print(json.dumps({module: {v.name: intermediate(v) for v in variants_of(module)} for module in sys.argv[1:]}))
+    found: dict[str, dict[str, str]] = {}
+    for argument in sys.argv[1:]:
+        module, _, part = argument.partition(": ")
+        found[module] = {v.name: intermediate(v) for v in variants_of(module) if part in v.name}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

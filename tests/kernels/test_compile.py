@@ -43,7 +43,7 @@ def intermediate() -> dict[str, dict[str, str]]:
     """Variants in Triton's intermediate language, by kernel file and name."""
     modules = (
         "gemv_fragments", "gemv_one_row", "gemm_fragments", "moe_blocks", "moe_fragments", "rotate",
-        "add_parts", "moe_route", "attention_decode",
+        "add_parts", "moe_route", "attention_decode: norm of",
     )  # fmt: skip
     done = python(Path(__file__).with_name("layout_samples.py"), *modules)
     assert done.returncode == 0, done.stderr
@@ -168,7 +168,7 @@ def test_butterflies_between_lanes_find_each_number_in_its_lane(intermediate: di
     [
         ("bf16 d128 norm of heads", "bf16 d128 norm of heads M=16"),
         ("bf16 d128 norm of rows, their sums there", "bf16 d128 norm of rows, their sums there, M=16"),
-        ("bf16 d256 norm of heads", "bf16 d256 M=16"),
+        ("bf16 d256 norm of heads", "bf16 d256 norm of heads M=16"),
     ],
 )
 def test_heads_are_normed_in_the_same_lanes_whatever_the_number_of_rows(
