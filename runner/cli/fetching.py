@@ -7,14 +7,16 @@ from runner.hub import FetchState, Troubles
 
 
 class ShownFetch:
-    """What a download is given to call with its states: they go to `progress`."""
+    """What a download is given to call with its states: they go to `progress`, without a bar if nothing is missing."""
 
-    def __init__(self, progress: MultiProgress) -> None:
+    def __init__(self, progress: MultiProgress, *, has_bar: bool = True) -> None:
         self._progress = progress
+        self._has_bar = has_bar
         self._troubles = Troubles()
 
     def __call__(self, state: FetchState) -> None:
-        files = (FileProgress(file.name, file.done_bytes, file.size_bytes, file.state) for file in state.files)
-        self._progress.update(files, trouble=state.trouble)
+        if self._has_bar:
+            files = (FileProgress(file.name, file.done_bytes, file.size_bytes, file.state) for file in state.files)
+            self._progress.update(files, trouble=state.trouble)
         for text in self._troubles.news(state):
             self._progress.say(text)

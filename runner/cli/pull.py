@@ -153,14 +153,13 @@ class _Puller:
 
         def show(state: FetchState) -> None:
             last[:] = [state]
-            if plan.missing:
-                shown(state)
+            shown(state)
 
         with (
             cancelling(lambda: _say_stopped(plan, last)) as cancel,
             MultiProgress(plan.name, as_json=self._as_json) as progress,
         ):
-            shown = ShownFetch(progress)
+            shown = ShownFetch(progress, has_bar=bool(plan.missing))
             located = fetch(plan, on_progress=show, cancel=cancel, options=self._fetching)
         if plan.missing:
             render.narrate(f"{plan.name} is complete. `runner chat {plan.name}` talks with it.")

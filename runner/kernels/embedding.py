@@ -15,11 +15,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from runner.kernels.butterflies import rotated_span, signs_of_span, span_places
+from runner.kernels.butterflies import rotated
 from runner.kernels.compile import Variant
 from runner.kernels.grids import fragment_level, load_level, scale_value, table
 from runner.kernels.pack import dequantize_ref
-from runner.kernels.values import OPTIONS, Matrix, Squares, cdiv, has_pdl, is_nvidia, pdl_option
+from runner.kernels.values import OPTIONS, Matrix, Squares, cdiv, has_pdl, pdl_option
 from runner.quant.mq.rotation import first_and_second_signs, unrotate
 
 
@@ -43,7 +43,7 @@ def _width(token, V, K):
 def _finish(value, row, span, k, K, factor, h, parts, n_spans):
     value = tl.where(k < K, value * factor, 0.0)
     tl.store(h + row.to(tl.int64) * K + k, value, mask=k < K)
-    tl.store(parts + row * n_spans + span, tl.sum(tl.reshape(value * value, (value.numel,)), 0))
+    tl.store(parts + row * n_spans + span, tl.sum(value * value, 0))
 
 
 @triton.jit
@@ -63,13 +63,11 @@ def _embed_dense(tokens, w, h, parts, V, K, n_spans, factor, SPAN: tl.constexpr,
 def _embed_packed(
     tokens, packed, high, scale, row_scale, levels, signs, h, parts, V, K, n_spans, factor,
     FORMAT: tl.constexpr, WORDS: tl.constexpr, SIZE: tl.constexpr, SPAN: tl.constexpr, FRAGMENTS: tl.constexpr,
-    NVIDIA: tl.constexpr, PDL: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """NVIDIA: weights in fragments are on a device whose lanes were tried (layouts.py)."""
     span, row = tl.program_id(0), tl.program_id(1)
-    i = span_places()
+    i = tl.arange(0, SPAN)
     k = span * SPAN + i
-    signs_there = signs_of_span(signs, i, SIZE, NVIDIA)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -94,8 +92,7 @@ def _embed_packed(
         code = tl.load(scale + token * n_groups + k // 32, mask=ok, other=0)
     unit = scale_value(code) * tl.load(row_scale + token, mask=_width(token, V, K) > 0, other=0.0)
     # No block has elements on both sides of K, so the NaNs beyond it go no further.
-    value = tl.where(ok, level.to(tl.float32) * unit, float("nan"))
-    value = rotated_span(value, signs, signs_there, i, SIZE, NVIDIA)
+    value = rotated(tl.where(ok, level.to(tl.float32) * unit, float("nan")), signs, SIZE, SPAN)
     _finish(value, row, span, k, K, factor, h, parts, n_spans)
 
 
@@ -122,8 +119,7 @@ def embed(tokens: Tensor, w: Matrix, factor: float, eps: float) -> tuple[Tensor,
             tokens, w.packed, w.packed if w.high is None else w.high, w.scale, w.row_scale, table(tokens.device),
             _inverse_signs(w.rotation, tokens.device),
             h, parts, vocabulary, k, n_spans, factor,
-            FORMAT=w.format, WORDS=w.packed.shape[1], SIZE=w.rotation, FRAGMENTS=w.layout == "fragments",
-            NVIDIA=w.layout == "fragments" and is_nvidia(tokens), **options,
+            FORMAT=w.format, WORDS=w.packed.shape[1], SIZE=w.rotation, FRAGMENTS=w.layout == "fragments", **options,
         )  # fmt: skip
     return h, Squares(parts=parts, size=k, eps=eps)
 
@@ -156,11 +152,7 @@ def variants() -> Iterator[Variant]:
                 "tokens": "*i64", "packed": "*i32", "high": "*i32" if layout == "planes" else "*i16", "scale": "*u8",
                 "row_scale": "*fp32", "levels": "*i32", "signs": "*fp32", **rows,
             },
-            constants={
-                "FORMAT": "mq6", "WORDS": 6, "SIZE": 256, "SPAN": _SPAN, "FRAGMENTS": layout == "fragments",
-                "NVIDIA": False,
-            },
-            nvidia_constants={"NVIDIA": layout == "fragments"},
+            constants={"FORMAT": "mq6", "WORDS": 6, "SIZE": 256, "SPAN": _SPAN, "FRAGMENTS": layout == "fragments"},
             num_warps=_WARPS,
             has_pdl=True,
         )  # fmt: skip
