@@ -1,4 +1,4 @@
-"""h += the parts of a product, or its norm, and the new h as the next product reads it: int8 in fragments, rotated.
+"""h += the parts of a product, or its norm, and the new h as the next product reads it: rotated, in int8.
 
 Who computes a product in parts leaves them to this kernel, which has to read h anyway; there may be none. Of a product
 behind which a norm stands (Gemma, OLMo 2) it takes the squares too. The factor of the norm before the next product,
@@ -27,18 +27,22 @@ from runner.kernels.fragments import activation_rows
 from runner.kernels.gemv_tiles import is_small
 from runner.kernels.rotate import (
     SPAN,
+    empty_blocks,
     empty_fragments,
+    quantize_blocks_ref,
     quantize_fragments,
     quantize_fragments_ref,
     quantize_rows,
     rotate_rows,
     rotate_rows_ref,
+    store_blocks,
     store_fragments,
 )
 from runner.kernels.splits import combine_fragments, only_split
 from runner.kernels.values import (
     GROUP,
     OPTIONS,
+    Int8Blocks,
     Int8Fragments,
     PackedMatrix,
     Squares,
@@ -56,20 +60,25 @@ from runner.quant.mq.rotation import rotation_size
 class Reader:
     """Who reads rows next: w [.., K] in fragments, behind a norm's gain [K] float32, or none.
 
-    zero: see Int8Fragments.
+    zero: see Int8Fragments. in_blocks: it reads Int8Blocks, and zero says nothing.
     """
 
     gain: Tensor | None
     w: PackedMatrix
     zero: int
+    in_blocks: bool = False
 
 
 def add_parts_ref(
     h: Tensor, parts: Tensor | None, bias: Tensor | None, reader: Reader
-) -> tuple[Tensor, Tensor, Int8Fragments]:
+) -> tuple[Tensor, Tensor, Int8Fragments | Int8Blocks]:
     """The new h, the sums of its squares [M, ceil(K / 256)], and its rows for the reader; see add_parts."""
     h = h + (0 if parts is None else parts.sum(1)) + (0 if bias is None else bias.float())
-    rows = quantize_fragments_ref(h, reader.gain, reader.w.rotation, reader.zero)
+    rows: Int8Fragments | Int8Blocks
+    if reader.in_blocks:
+        rows = quantize_blocks_ref(h, reader.gain, reader.w.rotation)
+    else:
+        rows = quantize_fragments_ref(h, reader.gain, reader.w.rotation, reader.zero)
     return h, functional.pad(h.square(), (0, -h.shape[1] % SPAN)).unflatten(1, (-1, SPAN)).sum(2), rows
 
 
@@ -99,15 +108,16 @@ def _added(v, parts, K, ok, COUNT: tl.constexpr, WHOLE: tl.constexpr):
     return v
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_scales"])
 def _add_parts(
-    h, parts, bias, norm, gain, signs, words, notes, sums, K,
+    h, parts, bias, norm, gain, signs, words, notes, sums, K, n_scales,
     PARTS: tl.constexpr, HAS_BIAS: tl.constexpr, NORM: tl.constexpr, HAS_GAIN: tl.constexpr, SIZE: tl.constexpr,
     ZERO: tl.constexpr, COLUMNS: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr, NVIDIA: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """norm: of the only part, its squares, 1 / size, eps and its gain. NORM: how many squares, and the power of 2 for
-    them; 0: there is none. WHOLE: K is a multiple of 256."""
+    them; 0: there is none. words, notes: those of Int8Fragments; or, with COLUMNS of 0, the levels and the scales of
+    Int8Blocks, which has n_scales rows. WHOLE: K is a multiple of 256."""
     span, row = tl.program_id(0), tl.program_id(1)
     places = span_places()
     k = span * 256 + places
@@ -148,10 +158,16 @@ def _add_parts(
     if HAS_GAIN:
         v *= g
     v = rotated_span(v, signs, signs_there, places, SIZE, NVIDIA)
-    store_fragments(v, places, span, row, K, 1.0, words, notes, ZERO, COLUMNS)
+    if COLUMNS > 0:
+        store_fragments(v, places, span, row, K, 1.0, words, notes, ZERO, COLUMNS)
+    else:
+        of_row = (row + tl.arange(0, 1)).to(tl.int64)[:, None]
+        store_blocks(v, span, of_row, k, ok, words, notes, n_scales, of_row >= 0, K)
 
 
-def add_parts(h: Tensor, parts: Tensor | None, bias: Tensor | None, reader: Reader) -> tuple[Tensor, Int8Fragments]:
+def add_parts(
+    h: Tensor, parts: Tensor | None, bias: Tensor | None, reader: Reader
+) -> tuple[Tensor, Int8Fragments | Int8Blocks]:
     """h += parts.sum(1) + bias in place; returns the sums of the new h's squares [M, ceil(K / 256)], and its
     rows.
 
@@ -162,7 +178,7 @@ def add_parts(h: Tensor, parts: Tensor | None, bias: Tensor | None, reader: Read
 
 def add_normed_for(
     h: Tensor, y: Tensor, squares: Squares, gain: Tensor, reader: Reader
-) -> tuple[Tensor, Int8Fragments]:
+) -> tuple[Tensor, Int8Fragments | Int8Blocks]:
     """h += y / rms(y) * gain in place; returns what add_parts does.
 
     h: as for add_parts. y: [M, K] float32. squares: of y. gain: [K] float32.
@@ -175,13 +191,13 @@ def add_normed_for(
 
 def _launch(
     h: Tensor, parts: Tensor | None, bias: Tensor | None, norm: tuple[Squares, Tensor] | None, reader: Reader
-) -> tuple[Tensor, Int8Fragments]:
+) -> tuple[Tensor, Int8Fragments | Int8Blocks]:
     (n_rows, k), n_parts = h.shape, 0 if parts is None else parts.shape[1]
     assert parts is None or parts.shape == (n_rows, n_parts, k)
     assert h.is_contiguous()
     assert parts is None or parts.is_contiguous()
     assert reader.w.shape[1] == k
-    words, notes = empty_fragments(n_rows, k, h.device)
+    words, notes = (empty_blocks if reader.in_blocks else empty_fragments)(n_rows, k, h.device)
     sums = torch.empty(n_rows, cdiv(k, SPAN), dtype=torch.float32, device=h.device)
     of_norm, n_squares = (h, 0.0, 0.0, h), 0
     if norm is not None:
@@ -191,12 +207,15 @@ def _launch(
     _add_parts[(cdiv(k, SPAN), n_rows)](
         h, h if parts is None else parts, h if bias is None else bias, of_norm,
         h if reader.gain is None else reader.gain, rotation_signs(reader.w.rotation, h.device),
-        words.view(torch.int8), notes, sums, k,
+        words.view(torch.int8), notes, sums, k, notes.shape[1] if reader.in_blocks else 0,
         PARTS=n_parts, HAS_BIAS=bias is not None, NORM=(n_squares, next_power_of_2(max(1, n_squares))),
-        HAS_GAIN=reader.gain is not None, SIZE=reader.w.rotation, ZERO=reader.zero, COLUMNS=words.shape[2],
+        HAS_GAIN=reader.gain is not None, SIZE=reader.w.rotation, ZERO=0 if reader.in_blocks else reader.zero,
+        COLUMNS=0 if reader.in_blocks else words.shape[2],
         WHOLE=k % SPAN == 0, EARLY=n_rows > 1 or is_small(*reader.w.packed.shape[:2]), NVIDIA=is_nvidia(h), PDL=pdl,
         num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
+    if reader.in_blocks:
+        return sums, Int8Blocks(levels=words, scale=notes, num_rows=n_rows)
     return sums, Int8Fragments(words=words, notes=notes, num_rows=n_rows, zero=reader.zero)
 
 
@@ -246,6 +265,8 @@ def variants() -> Iterator[Variant]:
         ("r256 normed", 1, 1, 160, 2560),
         ("r256 normed M=8", 8, 1, 160, 2560),
         ("r128 normed, half a span", 1, 1, 72, 1152),
+        ("r256 in blocks", 0, 4, 0, 4096),
+        ("r256 normed in blocks", 0, 1, 160, 2560),
     ):
         yield Variant(
             name=f"add_parts {name}",
@@ -253,12 +274,12 @@ def variants() -> Iterator[Variant]:
             signature={
                 "h": "*fp32", "parts": "*fp32", "bias": "*fp32", "norm": ("*fp32", "fp32", "fp32", "*fp32"),
                 "gain": "*fp32", "signs": "*fp32", "words": "*i8", "notes": "*fp32", "sums": "*fp32",
-                "K": "i32:16",
+                "K": "i32:16", "n_scales": "i32",
             },
             constants={
                 "PARTS": parts, "HAS_BIAS": False, "NORM": (squares, next_power_of_2(max(1, squares))),
                 "HAS_GAIN": True, "SIZE": rotation_size(k), "ZERO": 8 * (squares > 0), "COLUMNS": columns,
-                "WHOLE": k % SPAN == 0, "EARLY": columns > 1, "NVIDIA": False,
+                "WHOLE": k % SPAN == 0, "EARLY": columns != 1, "NVIDIA": False,
             },
             nvidia_constants={"NVIDIA": True},
             num_warps=_WARPS,

@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels import epilogues
@@ -136,13 +137,20 @@ class GemmFragments(Int8Product):
 
     def run(self, epilogue: Callable[..., Any], args: tuple[Any, ...], config: tuple[Any, ...]) -> None:
         """epilogue: a program (epilogues.py) with its arguments and constants."""
+        parts = self.parts()
+        if parts is None:
+            self._launch(epilogue, args, config, 0)
+        else:
+            apply_epilogue(parts, epilogue, args, config, first=0, pair=0, width=self.w.shape[0])
+
+    def parts(self) -> Tensor | None:
+        """The product as sums over parts of the columns of w, [M, parts, N] float32; None where it has one alone."""
         n_parts, width = self._n_parts, self.w.shape[0]
         if n_parts == 1:
-            self._launch(epilogue, args, config, 0)
-            return
-        parts = torch.empty(self.num_rows, n_parts, width, dtype=torch.float32, device=self.x.levels.device)
-        self._launch(epilogues.store_part, (parts, width), (n_parts,), self._blocks_of_part)
-        apply_epilogue(parts, epilogue, args, config, first=0, pair=0, width=width)
+            return None
+        out = torch.empty(self.num_rows, n_parts, width, dtype=torch.float32, device=self.x.levels.device)
+        self._launch(epilogues.store_part, (out, width), (n_parts,), self._blocks_of_part)
+        return out
 
     def _launch(self, epilogue: Callable[..., Any], args: tuple[Any, ...], config: tuple[Any, ...], part: int) -> None:
         x, w, n_rows, block = self.x, self.w, self.num_rows, _rows_of_program(self.num_rows)

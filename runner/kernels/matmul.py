@@ -159,12 +159,15 @@ def linear_gated(
 
 def linear_residual_for(
     x: Rows, w: Matrix, h: Tensor, reader: Reader, *, bias: Tensor | None = None, eps: float
-) -> tuple[Squares, Int8Fragments | None]:
+) -> tuple[Squares, Int8Fragments | Int8Blocks | None]:
     """linear_residual, and the new h as `reader` wants it, without its norm's factor; None where it must ask for it."""
-    if not isinstance(x, Int8Fragments):
-        return linear_residual(x, w, h, bias=bias, eps=eps), None
-    assert isinstance(w, PackedMatrix)
-    parts = GemvFragments(x=x, w=w, pair=0).add_to(h, bias)
+    launch = product(x, w)
+    if isinstance(launch, GemvFragments):
+        parts = launch.add_to(h, bias)
+    else:
+        parts = launch.parts() if isinstance(launch, GemmFragments) else None
+        if parts is None:
+            return linear_residual(x, w, h, bias=bias, eps=eps), None
     sums, rows = add_parts(h, parts, None if parts is None else bias, reader)
     return Squares(parts=sums, size=w.shape[0], eps=eps), rows
 

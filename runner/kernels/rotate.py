@@ -207,6 +207,17 @@ def _quantize_fragments(
     store_fragments(v, places, span, row, K, factor, words, notes, ZERO, COLUMNS)
 
 
+@triton.jit
+def store_blocks(v, span, row, k, ok, levels, scale, n_scales, is_row, K):
+    """v [2, 128] float32, a span of 256 columns k of a row, as int8 where `ok`, with a scale for all of them.
+
+    row, is_row: [1, 1], int64 and whether it is there. levels, scale: those of Int8Blocks, which has n_scales rows.
+    """
+    unit, grow, by, inverse = scale_of(tl.max(tl.max(magnitude(v), 1, keep_dims=True), 0, keep_dims=True))
+    tl.store(levels + row * K + k, level_of(v, grow, by, inverse).to(tl.int8), mask=ok)
+    tl.store(scale + span * n_scales + row, unit, mask=is_row)
+
+
 @triton.jit(do_not_specialize=["n_rows", "n_scales"])
 def _rotate_rows(
     x, gain, signs, out, scale, n_rows, n_scales, K,
@@ -231,9 +242,7 @@ def _rotate_rows(
             v *= g
         v = rotated_span(v, signs, signs_there, places, SIZE, NVIDIA)
         if HAS_SCALE:
-            unit, grow, by, inverse = scale_of(tl.max(tl.max(magnitude(v), 1, keep_dims=True), 0, keep_dims=True))
-            tl.store(out + row * K + k, level_of(v, grow, by, inverse).to(tl.int8), mask=ok)
-            tl.store(scale + span * n_scales + row, unit, mask=row < n_rows)
+            store_blocks(v, span, row, k, ok, out, scale, n_scales, row < n_rows, K)
         else:
             tl.store(out + row * K + k, v.to(out.dtype.element_ty), mask=ok)
 
@@ -304,11 +313,16 @@ def quantize_blocks(x: Tensor, gain: Tensor | None, rotation: int, *, in_lanes: 
     x, gain, rotation, in_lanes: as for quantize_rows.
     """
     n_rows, k = x.shape
-    n_filled = cdiv(n_rows, ROWS_OF_BLOCKS) * ROWS_OF_BLOCKS
-    levels = torch.empty(n_filled, k, dtype=torch.int8, device=x.device)
-    scale = torch.empty(cdiv(k, SPAN), n_filled, device=x.device)
+    levels, scale = empty_blocks(n_rows, k, x.device)
     _launch_rotate_rows(x, gain, rotation, levels, scale, in_lanes=in_lanes)
     return Int8Blocks(levels=levels, scale=scale, num_rows=n_rows)
+
+
+def empty_blocks(n_rows: int, k: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Room for the levels and the scales of Int8Blocks."""
+    n_filled = cdiv(n_rows, ROWS_OF_BLOCKS) * ROWS_OF_BLOCKS
+    levels = torch.empty(n_filled, k, dtype=torch.int8, device=device)
+    return levels, torch.empty(cdiv(k, SPAN), n_filled, device=device)
 
 
 def rotate_rows(x: Tensor, gain: Tensor | None, rotation: int, dtype: torch.dtype, *, in_lanes: bool = False) -> Tensor:

@@ -11,20 +11,28 @@ from kernel_data import DEVICE, close, packed, random, scrambled
 from torch import Tensor
 
 from runner.kernels import add_parts as module
+from runner.kernels import gemm_fragments
 from runner.kernels.add_parts import Reader, add_normed_for, add_parts, add_parts_ref
 from runner.kernels.fragment_products import ZEROS
 from runner.kernels.fragments import activation_rows, to_fragments
-from runner.kernels.matmul import linear_residual, linear_residual_for
-from runner.kernels.rotate import SPAN, quantize_fragments, quantize_rows
-from runner.kernels.values import Int8Fragments, Squares
+from runner.kernels.matmul import dense_rows, linear_residual, linear_residual_for
+from runner.kernels.rotate import SPAN, quantize_blocks, quantize_fragments, quantize_rows
+from runner.kernels.values import Int8Blocks, Int8Fragments, Squares
 from runner.quant.mq.rotation import rotation_size
 
 FORM = "mq4-uniform"
 
 
-def reader(k: int, rotation: int, *, has_gain: bool = True) -> Reader:
+def reader(k: int, rotation: int, *, has_gain: bool = True, in_blocks: bool = False) -> Reader:
     w = to_fragments(packed(FORM, 16, k, rotation))
-    return Reader(gain=random(k, seed=9) if has_gain else None, w=w, zero=ZEROS[FORM])
+    return Reader(gain=random(k, seed=9) if has_gain else None, w=w, zero=ZEROS[FORM], in_blocks=in_blocks)
+
+
+def quantized(h: Tensor, to: Reader) -> Tensor:
+    """The rows that the reader would make of h itself."""
+    if to.in_blocks:
+        return quantize_blocks(h, to.gain, to.w.rotation).values()
+    return activation_rows(quantize_fragments(h, to.gain, to.w.rotation, to.zero))
 
 
 def squares_of_spans(x: Tensor) -> Tensor:
@@ -39,12 +47,12 @@ def squares_of_spans(x: Tensor) -> Tensor:
         (1, 17, 384, 128), (2, 3, 448, 64), (9, 1, 64, 64),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("is_plain", [False, True])
+@pytest.mark.parametrize(("is_plain", "in_blocks"), [(False, False), (True, False), (False, True)])
 def test_the_new_stream_its_squares_and_its_rows_are_those_of_float64(
-    m: int, n_parts: int, k: int, rotation: int, is_plain: bool
+    m: int, n_parts: int, k: int, rotation: int, is_plain: bool, in_blocks: bool
 ) -> None:
     h, parts, bias = random(m, k), random(m, n_parts, k, seed=2), None if is_plain else random(k, seed=3)
-    to = reader(k, rotation, has_gain=not is_plain)
+    to = reader(k, rotation, has_gain=not is_plain, in_blocks=in_blocks)
     wanted = h.double() + parts.double().sum(1) + (0 if bias is None else bias.double())
     of_ref, sums_ref, rows_ref = add_parts_ref(h, parts, bias, to)
     sums, rows = add_parts(h, parts, bias, to)
@@ -52,12 +60,17 @@ def test_the_new_stream_its_squares_and_its_rows_are_those_of_float64(
     close(of_ref, wanted)
     close(sums, squares_of_spans(wanted))
     close(sums_ref, sums)
-    close(activation_rows(rows), activation_rows(rows_ref), 1.01 / 127)
+    close(dense_rows(rows), dense_rows(rows_ref), 1.01 / 127)
+    assert torch.equal(dense_rows(rows), quantized(h, to))
 
 
 @pytest.mark.parametrize(("m", "n_squares", "k", "rotation"), [(1, 7, 256, 256), (9, 48, 768, 64), (3, 72, 384, 128)])
-def test_behind_a_norm_too_whatever_the_number_of_rows(m: int, n_squares: int, k: int, rotation: int) -> None:
-    h, y, gain, to = random(m, k), random(m, k, seed=2), random(k, seed=3), reader(k, rotation)
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_behind_a_norm_too_whatever_the_number_of_rows(
+    m: int, n_squares: int, k: int, rotation: int, in_blocks: bool
+) -> None:
+    h, y, gain = random(m, k), random(m, k, seed=2), random(k, seed=3)
+    to = reader(k, rotation, in_blocks=in_blocks)
     of_y = Squares(parts=random(m, n_squares, seed=4).square(), size=k, eps=1e-3)
     factor = (of_y.parts.double().sum(1) / k + 1e-3).rsqrt()[:, None]
     wanted = h.double() + y.double() * factor * gain.double()
@@ -65,11 +78,11 @@ def test_behind_a_norm_too_whatever_the_number_of_rows(m: int, n_squares: int, k
     sums, rows = add_normed_for(found, y, of_y, gain, to)
     close(found, wanted)
     close(sums, squares_of_spans(wanted))
-    assert torch.equal(activation_rows(rows), activation_rows(quantize_fragments(found, to.gain, rotation, to.zero)))
+    assert torch.equal(dense_rows(rows), quantized(found, to))
     alone = h[-1:].clone()
     of_last = replace(of_y, parts=of_y.parts[-1:].contiguous())
     sums_alone, rows_alone = add_normed_for(alone, y[-1:].contiguous(), of_last, gain, to)
-    for one, of_all in ((alone, found), (sums_alone, sums), (activation_rows(rows_alone), activation_rows(rows))):
+    for one, of_all in ((alone, found), (sums_alone, sums), (dense_rows(rows_alone), dense_rows(rows))):
         assert torch.equal(one, of_all[-1:])
 
 
@@ -123,6 +136,24 @@ def test_it_is_the_residual_and_then_the_quantizing_whatever_the_number_of_rows(
     for first, last in ((7, 8), (2, 5)):
         for some, whole in zip(run(first, last), together, strict=True):
             assert torch.equal(some, whole[first:last])
+
+
+@pytest.mark.parametrize(("most_programs", "is_in_parts"), [(12, True), (3, False)])
+def test_of_a_prompt_what_comes_in_parts_is_handed_on_and_nothing_else(
+    most_programs: int, is_in_parts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gemm_fragments, "_AT_ONCE", {32: most_programs})
+    n, k = 192, 1024
+    w, to = to_fragments(scrambled(FORM, n, k)), reader(n, 64, in_blocks=True)
+    x, bias, found = quantize_blocks(random(20, k), None, 1), random(n, seed=5), random(20, n, seed=4)
+    wanted = found.clone()
+    squares, ready = linear_residual_for(x, w, found, to, bias=bias, eps=1e-5)
+    of_wanted = linear_residual(x, w, wanted, bias=bias, eps=1e-5)
+    close(found, wanted)
+    close(squares.parts.sum(1), of_wanted.parts.sum(1))
+    assert isinstance(ready, Int8Blocks) == is_in_parts
+    if ready is not None:
+        assert torch.equal(dense_rows(ready), quantized(found, to))
 
 
 @pytest.mark.parametrize("name", ["add_parts", "quantize_fragments", "quantize_rows", "combine_fragments"])

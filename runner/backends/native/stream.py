@@ -5,7 +5,7 @@ It knows blocks as little as models: who multiplies what is said in fused.py and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,13 @@ from runner.backends.native.matrices import MatrixReader, Product
 from runner.kernels.add_norm import add_normed
 from runner.kernels.add_parts import Reader, add_normed_for
 from runner.kernels.fragment_products import ZEROS
+from runner.kernels.gemm_fragments import MOST_DECODED_ROWS
 from runner.kernels.gemm_int8 import takes_int8
 from runner.kernels.layouts import best_layout
 from runner.kernels.matmul import Rows, linear, linear_residual, linear_residual_for, linear_squares
 from runner.kernels.rotate import quantize_blocks, quantize_fragments, quantize_rows, rotate_rows
 from runner.kernels.splits import Splits, combine, combine_fragments
-from runner.kernels.values import FEW_ROWS, Int8Fragments, Matrix, Squares
+from runner.kernels.values import FEW_ROWS, Int8Blocks, Int8Fragments, Matrix, Squares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class Stream:
     h: Tensor
     eps: float
     squares: Squares
-    ready: Int8Fragments | None = None
+    ready: Int8Fragments | Int8Blocks | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,16 +114,18 @@ def add_branch(
 ) -> Stream:
     """h + x @ w.T, or h + norm(x @ w.T) where a norm follows the branch; h is changed in place.
 
-    reader: who reads the new h; rows are made for it there, unless it takes them in int8.
+    reader: who reads the new h; of few rows, and of those of a prompt that come in parts, its own are made there.
     """
     (w,), (bias,) = product.parts, product.biases
     h, eps = stream.h, stream.eps
     rows, _ = activations(x, None, w, dtype)
     if reader is not None and takes_int8(reader.w, len(h)):
+        reader = replace(reader, in_blocks=True) if len(h) <= MOST_DECODED_ROWS else None
+    elif len(h) > FEW_ROWS:
         reader = None
     if after is not None:
         y, of_y = linear_squares(rows, w, bias=bias, eps=after.eps, dtype=torch.float32)
-        if reader is None or not isinstance(rows, Int8Fragments):
+        if reader is None or not isinstance(rows, Int8Fragments | Int8Blocks):
             return Stream(h=h, eps=eps, squares=add_normed(h, y, of_y, after.gain))
         sums, made = add_normed_for(h, y, of_y, after.gain, reader)
         return Stream(h=h, eps=eps, squares=Squares(parts=sums, size=h.shape[1], eps=eps), ready=made)

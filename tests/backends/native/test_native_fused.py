@@ -31,7 +31,7 @@ from runner.kernels.grids import FORMATS
 from runner.kernels.int8_weights import FORMATS_AS_INT8
 from runner.kernels.pack import dequantize_ref, packed_matrix
 from runner.kernels.rotate import quantize_fragments
-from runner.kernels.values import FEW_ROWS, MOST_ROWS, Int8Rows, PackedMatrix, Squares
+from runner.kernels.values import FEW_ROWS, MOST_ROWS, Int8Blocks, Int8Fragments, Int8Rows, PackedMatrix, Squares
 from runner.model_config import ModelConfig
 from runner.quant.mq.packed_weights import PackedWeights
 from runner.quant.mq.quantize import quantize_packed
@@ -181,7 +181,7 @@ def test_short_prompts_meet_packed_weights_as_int8_and_long_ones_as_they_are(n_r
 
 
 @pytest.mark.parametrize("is_int8", [False, True])
-def test_a_stream_is_made_ready_for_a_matrix_that_takes_it_so_and_for_no_other(
+def test_a_stream_is_made_ready_as_the_matrix_that_reads_it_takes_it(
     is_int8: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def matrix() -> PackedMatrix:
@@ -195,10 +195,10 @@ def test_a_stream_is_made_ready_for_a_matrix_that_takes_it_so_and_for_no_other(
     squares = Squares(parts=h.square(), size=256, eps=1e-6)
     before, product = stream.Stream(h=h.clone(), eps=1e-6, squares=squares), stream.Product(parts=(w,), biases=(None,))
     after = stream.add_branch(before, x, product, None, torch.float32, reader)
-    assert (after.ready is None) == is_int8
+    assert isinstance(after.ready, Int8Blocks if is_int8 else Int8Fragments)
     torch.testing.assert_close(after.squares.parts.sum(1), after.h.square().sum(1))
-    if after.ready is not None:  # who reads it without a norm has it too
-        assert stream.normed(after, None, reader.w, torch.float32) == (after.ready, None)
+    # Who reads it without a norm has it too.
+    assert stream.normed(after, None, reader.w, torch.float32) == (after.ready, None)
     assert difference(after.h - h, rotate(x, w.rotation) @ dequantize_ref(w).T) < 0.02
 
 
