@@ -231,13 +231,9 @@ def try_rotation(rotation: int, device: torch.device) -> bool:
     matrix = torch.zeros(1, h.shape[1] // (2 * GROUP), 8, 4, 4, dtype=torch.int32, device=device)
     w = PackedMatrix(format="mq4", packed=matrix, scale=matrix, row_scale=matrix, rotation=rotation, layout="fragments")
     rows = activation_rows(quantize_fragments_ref(h_ref, gain_ref, rotation, 1))
-    pairs = [
-        (activation_rows(moved(found, cpu)), rows)
-        for found in (
-            quantize_fragments(h, gain, rotation, 1),
-            add_parts(h, torch.zeros(3, 1, 2 * SPAN, device=device), None, Reader(gain=gain, w=w, zero=1))[1],
-        )
-    ]
+    added = add_parts(h, torch.zeros(3, 1, 2 * SPAN, device=device), None, Reader(gain=gain, w=w, zero=1))[1]
+    assert isinstance(added, Int8Fragments)
+    pairs = [(activation_rows(moved(found, cpu)), rows) for found in (quantize_fragments(h, gain, rotation, 1), added)]
     combined = combine_fragments(only_split(h, SPAN), rotation, 1)
     pairs.append(
         (activation_rows(moved(combined, cpu)), activation_rows(quantize_fragments_ref(h_ref, None, rotation, 1)))

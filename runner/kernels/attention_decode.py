@@ -213,6 +213,7 @@ def attend_rows(
     """
     heads.check(cache, start)
     qkv, num_heads, norm = heads.qkv, heads.num_heads, heads.norm
+    assert isinstance(qkv, Tensor)
     (n_rows, half), d = heads.cos.shape, cache.head_dim
     assert 1 <= n_rows <= MOST_ROWS
     assert num_heads % cache.num_kv_heads == 0

@@ -18,9 +18,10 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels.compile import Variant
+from runner.kernels.epilogues import p_rstd
 from runner.kernels.kv_layer import LayerCache, write_ref
 from runner.kernels.levels import level_of, magnitude, scale_of
-from runner.kernels.values import OPTIONS, cdiv, has_pdl, next_power_of_2, pdl_option
+from runner.kernels.values import OPTIONS, Parts, cdiv, has_pdl, next_power_of_2, pdl_option, rstd_ref
 
 HeadNorm = Literal["none", "head", "row"]
 """What is normed together: nothing, the D elements of a head (Qwen3, Gemma 3), all heads of q or of k (OLMo 2)."""
@@ -30,14 +31,15 @@ HeadNorm = Literal["none", "head", "row"]
 class Heads:
     """What queries, keys and values of M rows are made of, for H query heads of D elements and G kv heads.
 
-    qkv: [M, (H + 2 G) * D], contiguous: the heads of q, of k, of v. cos, sin: [M, R/2] float32, R <= D even: the first
+    qkv: [M, (H + 2 G) * D], contiguous: the heads of q, of k, of v; place_heads takes it in parts too, but for norm
+    "row". cos, sin: [M, R/2] float32, R <= D even: the first
     R elements of each head of q and k are rotated in pairs (i, i + R/2) (arXiv:2104.09864); R = 0 rotates nothing.
     q_gain, k_gain: float32 [D] for norm "head", [H * D] and [G * D] for "row", None for "none". eps: the norms'.
     sums: for norm "row" the squares of every 16 columns of qkv, float32 [M, (H + 2 G) * D / 16], where the product left
     them and D is a multiple of 16; None where they are still to be made, as place_heads makes them in any case.
     """
 
-    qkv: Tensor
+    qkv: Tensor | Parts
     num_heads: int
     cos: Tensor
     sin: Tensor
@@ -51,12 +53,18 @@ class Heads:
         """Assert the shapes that the kernels rely on, with this cache and the position of the first row."""
         n_rows, half = self.cos.shape
         n_all, d = self.num_heads + 2 * cache.num_kv_heads, cache.head_dim
-        assert self.qkv.shape == (n_rows, n_all * d), (self.qkv.shape, n_rows, n_all, d)
+        if isinstance(self.qkv, Parts):
+            assert self.norm != "row"
+            assert (len(self.qkv.values), self.qkv.values.shape[2]) == (n_rows, n_all * d)
+            qkv = self.qkv.values
+        else:
+            assert self.qkv.shape == (n_rows, n_all * d), (self.qkv.shape, n_rows, n_all, d)
+            qkv = self.qkv
         assert 2 * half <= d, (half, d)
         assert self.sin.shape == self.cos.shape
         assert start.shape == (1,)
         assert start.dtype == torch.int32
-        assert all(tensor.is_contiguous() for tensor in (self.qkv, self.cos, self.sin))
+        assert all(tensor.is_contiguous() for tensor in (qkv, self.cos, self.sin))
         for gain, n in ((self.q_gain, self.num_heads), (self.k_gain, cache.num_kv_heads)):
             size = None if gain is None else gain.numel()
             assert size == {"none": None, "head": d, "row": n * d}[self.norm], (self.norm, size)
@@ -74,7 +82,8 @@ COLUMNS_OF_SUM: Final = 16
 def place_heads_ref(heads: Heads, cache: LayerCache, start: int) -> Tensor:
     """See place_heads; computed in the dtype of qkv, and `start` is a number."""
     sizes = [heads.num_heads * cache.head_dim, *[cache.num_kv_heads * cache.head_dim] * 2]
-    q, k, v = heads.qkv.split(sizes, dim=1)
+    qkv = put_together_ref(heads.qkv) if isinstance(heads.qkv, Parts) else heads.qkv
+    q, k, v = qkv.split(sizes, dim=1)
     q, k = (
         _turned_ref(_normed_ref(x, gain, heads.norm, heads.eps, cache.head_dim), heads.cos, heads.sin)
         for x, gain in ((q, heads.q_gain), (k, heads.k_gain))
@@ -82,6 +91,14 @@ def place_heads_ref(heads: Heads, cache: LayerCache, start: int) -> Tensor:
     v = v.unflatten(1, (-1, cache.head_dim))
     write_ref(cache, start, k.transpose(0, 1), v.transpose(0, 1))
     return q
+
+
+def put_together_ref(parts: Parts) -> Tensor:
+    """The product [M, N]."""
+    product = parts.values.sum(1)
+    if parts.squares is not None:
+        product = product * rstd_ref(parts.squares)[:, None]
+    return (product if parts.bias is None else product + parts.bias.float()).to(parts.dtype)
 
 
 def _normed_ref(x: Tensor, gain: Tensor | None, norm: HeadNorm, eps: float, head_dim: int) -> Tensor:
@@ -155,18 +172,38 @@ def turns_of(cos, sin, ok, gain, gain_at, D: tl.constexpr, HALF: tl.constexpr, N
 
 
 @triton.jit
-def heads_and_partners(heads, ok, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr):
+def _elements(heads, d, ok, bias, factor, TYPE: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr):
+    """Elements d [R, C] of heads; of a product in parts, put together and rounded. See heads_and_partners."""
+    value = tl.load(heads[:, None] + d, mask=ok, other=0.0)
+    if PARTS > 0:
+        for i in tl.static_range(1, PARTS):
+            value += tl.load(heads[:, None] + i * WIDTH + d, mask=ok, other=0.0)
+        value *= factor[:, None]
+        if bias is not None:
+            value += tl.load(bias + d, mask=ok, other=0.0).to(tl.float32)
+        value = value.to(TYPE)
+    return value
+
+
+@triton.jit
+def heads_and_partners(
+    heads, ok, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+    bias=None, factor=None, TYPE: tl.constexpr = None, PARTS: tl.constexpr = 0, WIDTH: tl.constexpr = 0,
+):  # fmt: skip
     """Heads of D elements [R, BLOCK], and the other element of each one's pair. heads: pointers [R]; ok: which to read.
 
-    The other one is read again: it is near, and no lane has to ask another one for it.
+    The other one is read again: it is near, and no lane has to ask another one for it. PARTS: of the product, WIDTH
+    apart, 0 if it is whole; else factor [R] and bias, a head's or None, are what its sum is multiplied by and what is
+    added, before it is rounded to TYPE.
     """
     d = tl.arange(0, BLOCK)[None, :]
-    value = tl.load(heads[:, None] + d, mask=ok[:, None] & (d < D), other=0.0)
+    value = _elements(heads, d, ok[:, None] & (d < D), bias, factor, TYPE, PARTS, WIDTH)
     if HALF == 0:
         return value, value
     else:
         partner = tl.where(d < HALF, d + HALF, d - HALF)
-        return value, tl.load(heads[:, None] + partner, mask=ok[:, None] & (d < 2 * HALF), other=0.0)
+        is_paired = ok[:, None] & (d < 2 * HALF)
+        return value, _elements(heads, partner, is_paired, bias, factor, TYPE, PARTS, WIDTH)
 
 
 @triton.jit
@@ -204,39 +241,58 @@ def append(value, ok, kept, kept_scale, g, position, capacity, D: tl.constexpr, 
     tl.store(kept + place[:, None] * D + d, value.to(kept.dtype.element_ty), mask=is_room[:, None] & (d < D))
 
 
-@triton.jit(do_not_specialize=["n_rows", "capacity"])
-def _place_heads(
-    qkv, cos, sin, q_gain, k_gain, start, q, keys, values, key_scale, value_scale, n_rows, capacity, eps,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_ROW: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+@triton.jit
+def _begin(norm, m, ok, NORMED: tl.constexpr, PDL: tl.constexpr):
+    """Wait for the product; what it is multiplied by where it comes in parts [R]: 1 / rms of what was multiplied."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
+    if NORMED[0] > 0:
+        return p_rstd(norm[0], m, ok, norm[1], norm[2], NORMED[0], NORMED[1])
+    else:
+        return tl.full(m.shape, 1.0, tl.float32)
+
+
+@triton.jit(do_not_specialize=["n_rows", "capacity"])
+def _place_heads(
+    qkv, norm, bias, cos, sin, q_gain, k_gain, start, q, keys, values, key_scale, value_scale, n_rows, capacity, eps,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, PARTS: tl.constexpr,
+    NORMED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_ROW: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """PARTS: of the product, 0 if it is whole. norm: of a product in parts, the squares, 1 / size and eps, and NORMED
+    how many squares, and the power of 2 for them; 0: there is none. bias: of one in parts, or None."""
+    WIDTH: tl.constexpr = (H + 2 * G) * D
     m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     n = tl.program_id(1)
     ok = m < n_rows
-    row = qkv + m.to(tl.int64) * ((H + 2 * G) * D)
+    row = qkv + m.to(tl.int64) * ((PARTS if PARTS > 0 else 1) * WIDTH)
     head = row + n * D
+    if bias is not None:
+        bias += n * D
     m_cos, m_sin = cos + m * HALF, sin + m * HALF
     position = tl.load(start) + m
+    d = tl.arange(0, BLOCK)[None, :]
+    TYPE: tl.constexpr = q.dtype.element_ty
     if n < H:
-        rstd = rstd_of_rows(row, row, ok, 1, H * D, eps, NORM, False, BLOCK_ROW)
         gain_at = n * D + 0 * m if NORM == "row" else 0 * m
         turns = turns_of(m_cos, m_sin, ok, q_gain, gain_at, D, HALF, NORM, BLOCK)
-        value = turned(heads_and_partners(head, ok, D, HALF, BLOCK), turns, rstd, eps, D, HALF, NORM)
-        d = tl.arange(0, BLOCK)[None, :]
+        factor = _begin(norm, m, ok, NORMED, PDL)
+        rstd = rstd_of_rows(row, row, ok, 1, H * D, eps, NORM, False, BLOCK_ROW)
+        loaded = heads_and_partners(head, ok, D, HALF, BLOCK, bias, factor, TYPE, PARTS, WIDTH)
+        value = turned(loaded, turns, rstd, eps, D, HALF, NORM)
         at = (m.to(tl.int64) * H + n)[:, None] * D + d
-        tl.store(q + at, value.to(q.dtype.element_ty), mask=ok[:, None] & (d < D))
+        tl.store(q + at, value.to(TYPE), mask=ok[:, None] & (d < D))
     elif n < H + G:
-        rstd = rstd_of_rows(row + H * D, row, ok, 1, G * D, eps, NORM, False, BLOCK_ROW)
         gain_at = (n - H) * D + 0 * m if NORM == "row" else 0 * m
         turns = turns_of(m_cos, m_sin, ok, k_gain, gain_at, D, HALF, NORM, BLOCK)
-        value = turned(heads_and_partners(head, ok, D, HALF, BLOCK), turns, rstd, eps, D, HALF, NORM)
+        factor = _begin(norm, m, ok, NORMED, PDL)
+        rstd = rstd_of_rows(row + H * D, row, ok, 1, G * D, eps, NORM, False, BLOCK_ROW)
+        loaded = heads_and_partners(head, ok, D, HALF, BLOCK, bias, factor, TYPE, PARTS, WIDTH)
+        value = turned(loaded, turns, rstd, eps, D, HALF, NORM)
         append(value, ok, keys, key_scale, n - H, position, capacity, D, BLOCK)
     else:
-        d = tl.arange(0, BLOCK)[None, :]
-        value = tl.load(head[:, None] + d, mask=ok[:, None] & (d < D), other=0.0).to(tl.float32)
+        factor = _begin(norm, m, ok, NORMED, PDL)
+        value = _elements(head, d, ok[:, None] & (d < D), bias, factor, TYPE, PARTS, WIDTH).to(tl.float32)
         append(value, ok, values, value_scale, n - H - G, position, capacity, D, BLOCK)
 
 
@@ -247,13 +303,23 @@ def place_heads(heads: Heads, cache: LayerCache, start: Tensor) -> Tensor:
     in float32.
     """
     heads.check(cache, start)
-    qkv, (n_rows, half), d = heads.qkv, heads.cos.shape, cache.head_dim
-    pdl = has_pdl(qkv)
-    q = torch.empty(n_rows, heads.num_heads, d, dtype=qkv.dtype, device=qkv.device)
+    (n_rows, half), d = heads.cos.shape, cache.head_dim
+    pdl, dtype = has_pdl(heads.cos), heads.qkv.dtype
+    n_parts, squares, bias = 0, None, None
+    if isinstance(heads.qkv, Parts):
+        qkv, squares, bias = heads.qkv.values, heads.qkv.squares, heads.qkv.bias
+        n_parts = qkv.shape[1]
+    else:
+        qkv = heads.qkv
+    norm, n_squares = (qkv, 0.0, 0.0), 0
+    if squares is not None:
+        norm, n_squares = (squares.parts, 1.0 / squares.size, squares.eps), squares.parts.shape[1]
+    q = torch.empty(n_rows, heads.num_heads, d, dtype=dtype, device=qkv.device)
     _place_heads[(cdiv(n_rows, _ROWS), heads.num_heads + 2 * cache.num_kv_heads)](
-        qkv, heads.cos, heads.sin, heads.q_gain, heads.k_gain, start, q,
+        qkv, norm, bias, heads.cos, heads.sin, heads.q_gain, heads.k_gain, start, q,
         cache.keys, cache.values, cache.key_scale, cache.value_scale, n_rows, cache.capacity, heads.eps,
-        H=heads.num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=heads.norm, ROWS=_ROWS,
+        H=heads.num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=heads.norm, PARTS=n_parts,
+        NORMED=(n_squares, next_power_of_2(max(1, n_squares))), ROWS=_ROWS,
         BLOCK=next_power_of_2(d), BLOCK_ROW=_BLOCK_ROW, PDL=pdl, num_warps=_WARPS,
         **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
@@ -266,24 +332,27 @@ _ROWS, _BLOCK_ROW, _WARPS = 8, 128, 4
 
 
 def variants() -> Iterator[Variant]:
-    for name, norm, heads, form in (
-        ("bf16 d128", "none", (32, 8, 128, 64), "*bf16"),
-        ("bf16 d128 norm of heads", "head", (16, 8, 128, 64), "*bf16"),
-        ("bf16 d128 norm of rows", "row", (32, 32, 128, 64), "*bf16"),
-        ("int8 d96 partial", "none", (24, 8, 96, 36), "*i8"),
-        ("bf16 d128 not rotated", "none", (32, 8, 128, 0), "*bf16"),
+    for name, norm, heads, form, n_parts in (
+        ("bf16 d128", "none", (32, 8, 128, 64), "*bf16", 0),
+        ("bf16 d128 in parts", "none", (32, 8, 128, 64), "*bf16", 4),
+        ("bf16 d128 norm of heads", "head", (16, 8, 128, 64), "*bf16", 0),
+        ("bf16 d128 norm of rows", "row", (32, 32, 128, 64), "*bf16", 0),
+        ("int8 d96 partial", "none", (24, 8, 96, 36), "*i8", 0),
+        ("bf16 d128 not rotated", "none", (32, 8, 128, 0), "*bf16", 0),
     ):
         gain, scale = "*fp32" if norm != "none" else None, "*fp32" if form == "*i8" else None
         yield Variant(
             name=f"place_heads {name}",
             kernel=_place_heads,
             signature={
-                "qkv": "*bf16", "cos": "*fp32", "sin": "*fp32", "q_gain": gain, "k_gain": gain, "start": "*i32",
-                "q": "*bf16", "keys": form, "values": form, "key_scale": scale, "value_scale": scale,
+                "qkv": "*fp32" if n_parts else "*bf16", "norm": ("*fp32", "fp32", "fp32"), "bias": None,
+                "cos": "*fp32", "sin": "*fp32", "q_gain": gain, "k_gain": gain, "start": "*i32", "q": "*bf16",
+                "keys": form, "values": form, "key_scale": scale, "value_scale": scale,
                 "n_rows": "i32", "capacity": "i32", "eps": "fp32",
             },
             constants={
-                **dict(zip(("H", "G", "D", "HALF"), heads, strict=True)), "NORM": norm, "ROWS": _ROWS,
+                **dict(zip(("H", "G", "D", "HALF"), heads, strict=True)), "NORM": norm, "PARTS": n_parts,
+                "NORMED": (16, 16) if n_parts else (0, 1), "ROWS": _ROWS,
                 "BLOCK": next_power_of_2(heads[2]), "BLOCK_ROW": _BLOCK_ROW,
             },
             has_pdl=True,

@@ -37,7 +37,7 @@ from runner.kernels.values import (
     Int8Fragments,
     Int8Rows,
     Matrix,
-    PackedMatrix,
+    Parts,
     Squares,
     next_power_of_2,
     rstd_ref,
@@ -109,6 +109,15 @@ def linear(
     args = (out, w.shape[0], norm, out if bias is None else bias)
     launch.run(epilogues.store, args, (*config, bias is not None))
     return out
+
+
+def linear_parts(
+    x: Rows, w: Matrix, *, bias: Tensor | None, squares: Squares | None, dtype: torch.dtype
+) -> Parts | None:
+    """The same, still to be put together; None where it does not come in parts."""
+    launch = product(x, w)
+    values = launch.parts() if isinstance(launch, GemmFragments) else None
+    return None if values is None else Parts(values=values, squares=squares, bias=bias, dtype=dtype)
 
 
 def linear_squares(

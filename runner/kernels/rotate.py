@@ -234,10 +234,15 @@ def _rotate_rows(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
+    first = (tl.program_id(1) * ROWS + tl.arange(0, 1)).to(tl.int64)[:, None]
+    loaded = ()
+    for i in tl.static_range(ROWS):  # all before the first store, behind which they would wait for one another
+        ok = (k < K) & (first + i < n_rows)
+        loaded = loaded + (tl.load(x + (first + i) * K + k, mask=ok, other=0.0),)  # type: ignore[assignment]  # noqa: RUF005
     for i in tl.static_range(ROWS):
-        row = (tl.program_id(1) * ROWS + i + tl.arange(0, 1)).to(tl.int64)[:, None]
+        row = first + i
         ok = (k < K) & (row < n_rows)
-        v = tl.load(x + row * K + k, mask=ok, other=0.0).to(tl.float32)
+        v = tl.cast(loaded[i], tl.float32)
         if HAS_GAIN:
             v *= g
         v = rotated_span(v, signs, signs_there, places, SIZE, NVIDIA)

@@ -160,6 +160,19 @@ class Squares:
     eps: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """A product [M, N] that is still to be put together: values.sum(1) / rms + bias, rounded to `dtype`.
+
+    values: [M, P, N] float32. squares: of the rows that were multiplied, None for no norm. bias: [N], or None.
+    """
+
+    values: Tensor
+    squares: Squares | None
+    bias: Tensor | None
+    dtype: torch.dtype
+
+
 def rstd_ref(squares: Squares) -> Tensor:
     """1 / rms [M] float32 of each row."""
     result: Tensor = (squares.parts.sum(1) / squares.size + squares.eps).rsqrt()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from attention_cases import DEVICE, FLOATS, random
+from kernel_data import close
 from torch import Tensor
 
 from runner.backends.native.blocks import RmsNorm
 from runner.backends.native.rope import rotate
-from runner.kernels.heads import HeadNorm, Heads, place_heads, place_heads_ref
+from runner.kernels.heads import HeadNorm, Heads, place_heads, place_heads_ref, put_together_ref
 from runner.kernels.kv_layer import LayerCache, quantized_ref
+from runner.kernels.values import Parts, Squares
 
 UNTOUCHED = 77
 
@@ -115,6 +117,27 @@ def test_halves_are_computed_in_float32_and_rounded_once(kind: str, kept: str) -
     check(q, case.run_ref(exact, 4, qkv))
     check(cache.keys, exact.keys)
     check(cache.values, exact.values)
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[2], CASES[6]])
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_a_product_in_parts_is_what_it_is_when_put_together(case: Case, is_plain: bool) -> None:
+    width, n_parts = case.qkv.shape[1], 3
+    parts = Parts(
+        values=random(case.m, n_parts, width, seed=4),
+        squares=None if is_plain else Squares(parts=random(case.m, 5, seed=5).square(), size=40, eps=1e-3),
+        bias=None if is_plain else random(width, seed=6).bfloat16(),
+        dtype=torch.bfloat16,
+    )
+    product = put_together_ref(parts)
+    start = torch.tensor([2], dtype=torch.int32, device=DEVICE)
+    of_parts, of_whole = (untouched(case, 9, torch.float32) for _ in range(2))
+    q = place_heads(replace(case.heads(case.qkv), qkv=parts), of_parts, start)
+    assert q.dtype == torch.bfloat16
+    # Sums in another order may be rounded otherwise.
+    close(q.float(), place_heads(case.heads(product), of_whole, start).float(), 2.0**-7)
+    close(of_parts.keys, of_whole.keys, 2.0**-7)
+    close(of_parts.values, of_whole.values, 2.0**-7)
 
 
 def test_the_reference_norms_and_rotates_as_the_blocks_do() -> None:

@@ -29,6 +29,7 @@ from runner.backends.native.stream import (
     laid_out,
     matrix_reader,
     multiply,
+    multiply_in_parts,
     multiply_with_sums,
     normed,
     read_norm,
@@ -45,7 +46,7 @@ from runner.kernels.heads import COLUMNS_OF_SUM, Heads, place_heads
 from runner.kernels.kv_layer import LayerCache
 from runner.kernels.matmul import Activation, Logits, gate_ref, linear_gated, linear_logits
 from runner.kernels.splits import Splits
-from runner.kernels.values import MOST_ROWS, Squares
+from runner.kernels.values import MOST_ROWS, Parts, Squares
 from runner.model_config import RopeName
 
 
@@ -78,10 +79,15 @@ class FusedAttention:
     def mix(self, stream: Stream, before: Norm | None, layer: int, run: FusedPass) -> Tensor | Splits:
         """The heads' mixture [M, H * D] of the rows' values, before the output product; of few rows, its splits."""
         module, cache = self.module, run.caches[layer]
+        qkv: Tensor | Parts
+        sums = None
+        is_few = len(stream.h) <= MOST_ROWS
         if module.norm == "row" and module.head_dim % COLUMNS_OF_SUM == 0:
             qkv, sums = multiply_with_sums(stream, before, self.qkv, self.dtype)
+        elif is_few or module.norm == "row":
+            qkv = multiply(stream, before, self.qkv, self.dtype)
         else:
-            qkv, sums = multiply(stream, before, self.qkv, self.dtype), None
+            qkv = multiply_in_parts(stream, before, self.qkv, self.dtype)
         run.checkpoint()
         cos, sin = run.rotations[module.rope]
         heads = Heads(
@@ -95,7 +101,7 @@ class FusedAttention:
             eps=0.0 if self.q_gain is None else self.q_gain.eps,
             sums=sums,
         )
-        if len(qkv) <= MOST_ROWS:
+        if is_few:
             return attend_rows(heads, cache, run.start, window=module.window, sinks=self.sinks, scale=module.scale)
         return attend_prompt(
             place_heads(heads, cache, run.start),

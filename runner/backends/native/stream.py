@@ -18,10 +18,10 @@ from runner.kernels.fragment_products import ZEROS
 from runner.kernels.gemm_fragments import MOST_DECODED_ROWS
 from runner.kernels.gemm_int8 import takes_int8
 from runner.kernels.layouts import best_layout
-from runner.kernels.matmul import Rows, linear, linear_residual, linear_residual_for, linear_squares
+from runner.kernels.matmul import Rows, linear, linear_parts, linear_residual, linear_residual_for, linear_squares
 from runner.kernels.rotate import quantize_blocks, quantize_fragments, quantize_rows, rotate_rows
 from runner.kernels.splits import Splits, combine, combine_fragments
-from runner.kernels.values import FEW_ROWS, Int8Blocks, Int8Fragments, Matrix, Squares
+from runner.kernels.values import FEW_ROWS, Int8Blocks, Int8Fragments, Matrix, Parts, Squares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +75,16 @@ def multiply(stream: Stream, before: Norm | None, product: Product, dtype: torch
         rows, squares = normed(stream, before, w, dtype_of(w, dtype))
         outputs.append(linear(rows, w, bias=bias, squares=squares, dtype=dtype))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+
+
+def multiply_in_parts(stream: Stream, before: Norm | None, product: Product, dtype: torch.dtype) -> Tensor | Parts:
+    """multiply, for who puts parts together, where they come."""
+    if len(product.parts) > 1:
+        return multiply(stream, before, product, dtype)
+    (w,), (bias,) = product.parts, product.biases
+    rows, squares = normed(stream, before, w, dtype_of(w, dtype))
+    parts = linear_parts(rows, w, bias=bias, squares=squares, dtype=dtype)
+    return linear(rows, w, bias=bias, squares=squares, dtype=dtype) if parts is None else parts
 
 
 def multiply_with_sums(
