@@ -1,9 +1,9 @@
 """Attention of a prompt, or of a chunk of one, over a cache that holds its keys and values: flash attention.
 
 A program is 64 rows of one head (FlashAttention-2, arXiv:2307.08691). Where these are too few for the GPU, as for a
-short message after a long text, it is a split of their positions, and a second kernel puts the splits together (flash
-decoding). Positions are read on the device: a captured graph serves every length. Windows, of which it reads no more
-than is seen, sinks, int8 caches and every head size are the kernel's too. The reference is attention.attend_ref.
+short message after a long text, it is a split of their positions, and splits.py puts these together (flash decoding).
+Positions are read on the device: a captured graph serves every length. Windows, of which it reads no more than is seen,
+sinks, int8 caches and every head size are the kernel's too. The reference is attention.attend_ref.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from runner.kernels.attention import TYPES, check_query, multiplied_in, tile_positions
 from runner.kernels.compile import Variant
 from runner.kernels.kv_layer import LayerCache
-from runner.kernels.splits import LOG2_E, NO_WINDOW, power_of_2
+from runner.kernels.splits import LOG2_E, NO_WINDOW, Splits, power_of_2, splits_of_whole_rows
 from runner.kernels.values import MULTIPROCESSORS, OPTIONS, cdiv, is_hopper, is_nvidia, next_power_of_2
 
 
@@ -68,7 +68,7 @@ def _attend_prompt(
     ROWS: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, TYPE: tl.constexpr, BRANCHES: tl.constexpr,
     NVIDIA: tl.constexpr,
 ):  # fmt: skip
-    """What is seen in splits is for _put_together: tops, totals [M, H, SPLITS] and mixes [M, H, SPLITS, D], float32.
+    """In more than one split: tops, totals [M, H, SPLITS] and mixes [M, H, SPLITS, D], float32; see Splits.
 
     BRANCHES: tiles that all rows see are not masked.
     """
@@ -115,35 +115,10 @@ def _attend_prompt(
         place = row * SPLITS + split
         tl.store(tops + place, top * scale, mask=is_row)
         tl.store(totals + place, total, mask=is_row)
-        if begin < end:
-            tl.store(mixes + place[:, None] * D + d[None, :], mixed, mask=ok)
+        tl.store(mixes + place[:, None] * D + d[None, :], mixed, mask=ok)
     else:
         total = tl.where(is_row, total, 1.0)
         tl.store(out + row[:, None] * D + d[None, :], (mixed / total[:, None]).to(out.dtype.element_ty), mask=ok)
-
-
-@triton.jit(do_not_specialize=["n_places"])
-def _put_together(
-    tops, totals, mixes, out, n_places,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, PLACES: tl.constexpr, NVIDIA: tl.constexpr,
-):  # fmt: skip
-    """Some heads of rows: the splits in which each has seen something, by their largest scores."""
-    place = (tl.program_id(0) * PLACES + tl.arange(0, PLACES)).to(tl.int64)
-    d = tl.arange(0, BLOCK_D)
-    is_place = place < n_places
-    ok = is_place[:, None] & (d < D)[None, :]
-    splits = place[:, None] * SPLITS + tl.arange(0, SPLITS)[None, :]
-    top = tl.max(tl.load(tops + splits, mask=is_place[:, None], other=0.0), 1)
-    sums = tl.zeros((PLACES,), tl.float32)
-    mixed = tl.zeros((PLACES, BLOCK_D), tl.float32)
-    for split in tl.static_range(SPLITS):
-        at = place * SPLITS + split
-        total = tl.load(totals + at, mask=is_place, other=1.0)
-        weight = power_of_2(tl.load(tops + at, mask=is_place, other=0.0) - top, NVIDIA)
-        mix = tl.load(mixes + at[:, None] * D + d[None, :], mask=ok & (total > 0)[:, None], other=0.0)
-        sums += total * weight
-        mixed += mix * weight[:, None]
-    tl.store(out + place[:, None] * D + d[None, :], (mixed / sums[:, None]).to(out.dtype.element_ty), mask=ok)
 
 
 def attend_prompt(
@@ -155,8 +130,9 @@ def attend_prompt(
     window: int | None,
     sinks: Tensor | None,
     scale: float,
-) -> Tensor:
-    """Attention [M, H * D], in the dtype of q, of M rows over a cache that already holds their keys and values.
+) -> Tensor | Splits:
+    """Attention [M, H * D], in the dtype of q, of M rows over a cache that already holds their keys and values; or its
+    splits, which are left to be put together.
 
     q: [M, H, D], contiguous, row m at position start + m, of which it sees this one and those before; with a window,
     the last `window` of these. start: int32 [1], on the device; first: the same as a number, or None where the device
@@ -168,14 +144,17 @@ def attend_prompt(
     assert (first or 0) + len(q) <= cache.capacity, (first, len(q), cache.capacity)
     assert scale > 0
     n_rows, num_heads, d = q.shape
-    out = torch.empty(n_rows, num_heads * d, dtype=q.dtype, device=q.device)
     block_d, kind = max(16, next_power_of_2(d)), multiplied_in(q, cache)
     rows = _rows(block_d, kind)
     n_splits = _n_splits(num_heads * cdiv(n_rows, rows), None if first is None else first + n_rows)
-    tops = totals = mixes = None
+    out = tops = totals = mixes = None
+    found: Tensor | Splits
     if n_splits > 1:
         mixes = torch.empty(n_rows, num_heads, n_splits, d, dtype=torch.float32, device=q.device)
         tops, totals = (torch.empty(mixes.shape[:3], dtype=torch.float32, device=q.device) for _ in range(2))
+        found = splits_of_whole_rows(tops, totals, mixes, q.dtype)
+    else:
+        found = out = torch.empty(n_rows, num_heads * d, dtype=q.dtype, device=q.device)
     _attend_prompt[(num_heads, cdiv(n_rows, rows), n_splits)](
         q, cache.keys, cache.values, cache.key_scale, cache.value_scale, sinks, out, tops, totals, mixes,
         scale * LOG2_E.value, n_rows, start, NO_WINDOW if window is None else window, cache.capacity,
@@ -184,13 +163,7 @@ def attend_prompt(
         BRANCHES=not torch.version.hip, NVIDIA=is_nvidia(q),
         num_warps=_WARPS, num_stages=_STAGES_HOPPER if is_hopper(q) else _STAGES, **OPTIONS,
     )  # fmt: skip
-    if n_splits > 1:
-        n_places, at_once = n_rows * num_heads, _places(block_d)
-        _put_together[(cdiv(n_places, at_once),)](
-            tops, totals, mixes, out, n_places, D=d, BLOCK_D=block_d, SPLITS=n_splits, PLACES=at_once,
-            NVIDIA=is_nvidia(q), num_warps=_WARPS, **OPTIONS,
-        )  # fmt: skip
-    return out
+    return found
 
 
 def _rows(block_d: int, kind: torch.dtype) -> int:
@@ -210,11 +183,6 @@ def _n_splits(n_programs: int, n_positions: int | None) -> int:
     while n_splits < _MOST_SPLITS and n_splits * n_programs < MULTIPROCESSORS:
         n_splits *= 2
     return n_splits
-
-
-def _places(block_d: int) -> int:
-    """Of a program that puts splits together: 8 floats a lane."""
-    return max(1, 32 * _WARPS * 8 // block_d)
 
 
 # With branches gfx1100 spills four times as much.
@@ -250,7 +218,7 @@ def variants() -> Iterator[Variant]:
             name=f"attention_prefill {name}",
             kernel=_attend_prompt,
             signature={
-                "q": kind, "keys": form, "values": form, "out": kind,
+                "q": kind, "keys": form, "values": form, "out": kind if n_splits == 1 else None,
                 "scale": "fp32", "n_rows": "i32", "start": "*i32", "window": "i32", "capacity": "i32", **optional,
             },
             constants={
@@ -264,12 +232,3 @@ def variants() -> Iterator[Variant]:
             is_decode=False,
             only_target=target,
         )  # fmt: skip
-    yield Variant(
-        name="attention_prefill, splits put together",
-        kernel=_put_together,
-        signature={"tops": "*fp32", "totals": "*fp32", "mixes": "*fp32", "out": "*bf16", "n_places": "i32"},
-        constants={"D": 128, "BLOCK_D": 128, "SPLITS": 8, "PLACES": _places(128), "NVIDIA": False},
-        nvidia_constants={"NVIDIA": True},
-        num_warps=_WARPS,
-        is_decode=False,
-    )

@@ -357,7 +357,7 @@ def _launch_rotate_rows(
 
 # One warp holds a span of the largest block, so butterflies need no barrier. Rows of a prompt four at a time, where
 # they come to more than _FEW programs: a GPU begins some 1.4 of these a nanosecond.
-_WARPS, _ROWS, _FEW = 1, 4, 2048
+_WARPS, _ROWS, _FEW = 1, 4, 4096
 
 
 def _check(x: Tensor, gain: Tensor | None, rotation: int) -> None:

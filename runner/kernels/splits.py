@@ -3,7 +3,8 @@
 Where splits begin and which of them a row sees follows from positions alone, and a row's are added up one after the
 other: so a row has the same bits whatever M and the capacity are. A program is a span of 256 columns of one row, as in
 rotate.py: for packed weights it rotates and rounds what it has put together, which so is no kernel of its own. It knows
-nothing of queries and keys. The reference is attention.attend_ref, and for int8 quantize_fragments_ref after it.
+nothing of queries and keys. The reference is attention.attend_ref, and for int8 quantize_fragments_ref or
+quantize_blocks_ref after it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels.butterflies import rotated_span, rotation_signs, signs_of_span, span_places
 from runner.kernels.compile import Variant
-from runner.kernels.rotate import SPAN, empty_fragments, store_fragments
+from runner.kernels.rotate import SPAN, empty_blocks, empty_fragments, store_blocks, store_fragments
 from runner.kernels.values import (
     MOST_ROWS,
     MULTIPROCESSORS,
     OPTIONS,
+    Int8Blocks,
     Int8Fragments,
     cdiv,
     has_pdl,
@@ -33,6 +35,7 @@ from runner.kernels.values import (
     pdl_option,
 )
 
+_LOWEST = tl.constexpr(-3.4028234663852886e38)  # and not -inf, from which the top of a split that nobody sees is NaN
 LOG2_E = tl.constexpr(1.4426950408889634)  # scores are multiplied by it, so that the softmax is of powers of 2
 
 
@@ -43,14 +46,15 @@ class Splits:
 
     The first place is that of split 0, or of the first one that the first row sees (first_split). What a row does not
     see is undefined. start: int32 [1], the first row's position. window: how many positions a row sees, NO_WINDOW for
-    all. length: of a window's splits (length_of_splits). capacity: of the cache. sinks: [H] logits without a value, or
-    None. dtype: of the model's activations.
+    all. length: of a window's splits (length_of_splits), or WHOLE_ROWS: each row has all of them, and start, window and
+    capacity say nothing. capacity: of the cache. sinks: [H] logits without a value, or None. dtype: of the model's
+    activations.
     """
 
     tops: Tensor
     totals: Tensor
     mixes: Tensor
-    start: Tensor
+    start: Tensor | None
     window: int
     length: int
     capacity: int
@@ -64,6 +68,14 @@ class Splits:
     def width(self) -> int:
         """H * D."""
         return self.mixes.shape[1] * self.mixes.shape[3]
+
+
+def splits_of_whole_rows(tops: Tensor, totals: Tensor, mixes: Tensor, dtype: torch.dtype) -> Splits:
+    """Splits of which each row has all: of one that it does not see a top of -inf, a total of 0 and a mixture of 0."""
+    return Splits(
+        tops=tops, totals=totals, mixes=mixes, start=None, window=NO_WINDOW, length=WHOLE_ROWS, capacity=0, sinks=None,
+        dtype=dtype,
+    )  # fmt: skip
 
 
 def only_split(x: Tensor, head_dim: int) -> Splits:
@@ -86,6 +98,7 @@ def only_split(x: Tensor, head_dim: int) -> Splits:
 # others take.
 
 NO_WINDOW: Final = 1 << 30
+WHOLE_ROWS: Final = -1
 _LONGEST_WINDOW: Final = 8192  # that has splits of its own
 _MOST_OF_WINDOW: Final = 32  # splits, each of which takes its time to be put together with the others
 
@@ -219,7 +232,7 @@ def _combined_span(
     k = begin + tl.arange(0, 2)[:, None] * 128 + i // E * E
     at = (row * H + k // D).to(tl.int64) * n_splits * D + k % D + i % E
     is_column = k < H * D
-    top = tl.full(head.shape, -float("inf"), tl.float32)
+    top = tl.full(head.shape, _LOWEST, tl.float32)
     total = tl.zeros(head.shape, tl.float32)
     if sinks is not None:
         top = tl.load(sinks + head).to(tl.float32) * LOG2_E
@@ -238,11 +251,14 @@ def _combined_span(
 
 
 @triton.jit
-def _places_of(start, row, window, capacity, LENGTH: tl.constexpr):
+def _places_of(start, row, window, capacity, n_splits, LENGTH: tl.constexpr):
     """Those of the first and the last split that a row sees: of positions, which the kernel before does not write."""
-    first, last = seen_range(start, row, window, capacity)
-    at_first = first_split(start, window, capacity, LENGTH)
-    return split_of(first, LENGTH) - at_first, split_of(last, LENGTH) - at_first
+    if LENGTH < 0:
+        return 0, n_splits - 1
+    else:
+        first, last = seen_range(start, row, window, capacity)
+        at_first = first_split(start, window, capacity, LENGTH)
+        return split_of(first, LENGTH) - at_first, split_of(last, LENGTH) - at_first
 
 
 @triton.jit(do_not_specialize=["window", "capacity", "n_splits"])
@@ -252,7 +268,7 @@ def _combine(
     NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     span, row = tl.program_id(0), tl.program_id(1)
-    first, last = _places_of(start, row, window, capacity, LENGTH)
+    first, last = _places_of(start, row, window, capacity, n_splits, LENGTH)
     k = span * 256 + span_places()
     if PDL:
         gdc_launch_dependents()  # at once: see docs/KERNELS.md, "When the next kernel begins"
@@ -261,14 +277,16 @@ def _combine(
     tl.store(out + row.to(tl.int64) * (H * D) + k, v.to(out.dtype.element_ty), mask=k < H * D)
 
 
-@triton.jit(do_not_specialize=["window", "capacity", "n_splits"])
-def _combine_fragments(
-    tops, totals, mixes, sinks, start, signs, words, notes, window, capacity, n_splits,
+@triton.jit(do_not_specialize=["window", "capacity", "n_splits", "n_scales"])
+def _combine_int8(
+    tops, totals, mixes, sinks, start, signs, words, notes, window, capacity, n_splits, n_scales,
     H: tl.constexpr, D: tl.constexpr, LENGTH: tl.constexpr, FEW: tl.constexpr, MANY: tl.constexpr,
     SIZE: tl.constexpr, ZERO: tl.constexpr, COLUMNS: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """words, notes: those of Int8Fragments; or, with COLUMNS of 0, the levels and the scales of Int8Blocks, which has
+    n_scales rows."""
     span, row = tl.program_id(0), tl.program_id(1)
-    first, last = _places_of(start, row, window, capacity, LENGTH)
+    first, last = _places_of(start, row, window, capacity, n_splits, LENGTH)
     places = span_places()
     signs_there = signs_of_span(signs, places, SIZE, NVIDIA)
     if PDL:
@@ -276,7 +294,12 @@ def _combine_fragments(
         gdc_wait()
     v = _combined_span(tops, totals, mixes, sinks, row, first, last, n_splits, H, D, FEW, MANY, NVIDIA)
     v = rotated_span(v, signs, signs_there, places, SIZE, NVIDIA)
-    store_fragments(v, places, span, row, H * D, 1.0, words, notes, ZERO, COLUMNS)
+    if COLUMNS > 0:
+        store_fragments(v, places, span, row, H * D, 1.0, words, notes, ZERO, COLUMNS)
+    else:
+        of_row = (row + tl.arange(0, 1)).to(tl.int64)[:, None]
+        k = span * 256 + places
+        store_blocks(v, span, of_row, k, k < H * D, words, notes, n_scales, of_row >= 0, H * D)
 
 
 # --- launchers -------------------------------------------------------------------------------------------------------
@@ -298,19 +321,32 @@ def combine(splits: Splits) -> Tensor:
 
 def combine_fragments(splits: Splits, rotation: int, zero: int) -> Int8Fragments:
     """The same, rotated and rounded to int8 as rotate.quantize_fragments does it, without rounding to dtype before."""
+    words, notes = empty_fragments(len(splits), splits.width, splits.mixes.device)
+    _launch_combine_int8(splits, rotation, words, notes, zero=zero, columns=words.shape[2], n_scales=0)
+    return Int8Fragments(words=words, notes=notes, num_rows=len(splits), zero=zero)
+
+
+def combine_blocks(splits: Splits, rotation: int) -> Int8Blocks:
+    """The same as rotate.quantize_blocks does it."""
+    levels, scale = empty_blocks(len(splits), splits.width, splits.mixes.device)
+    _launch_combine_int8(splits, rotation, levels, scale, zero=0, columns=0, n_scales=scale.shape[1])
+    return Int8Blocks(levels=levels, scale=scale, num_rows=len(splits))
+
+
+def _launch_combine_int8(
+    splits: Splits, rotation: int, words: Tensor, notes: Tensor, *, zero: int, columns: int, n_scales: int
+) -> None:
     n_rows, heads, n_splits, d = splits.mixes.shape
     assert splits.width % rotation == 0, (splits.width, rotation)
-    words, notes = empty_fragments(n_rows, splits.width, splits.mixes.device)
     n_spans, pdl = cdiv(splits.width, SPAN), has_pdl(notes)
-    _combine_fragments[(n_spans, n_rows)](
+    _combine_int8[(n_spans, n_rows)](
         splits.tops, splits.totals, splits.mixes, splits.sinks, splits.start,
         rotation_signs(rotation, notes.device), words.view(torch.int8), notes,
-        splits.window, splits.capacity, n_splits, H=heads, D=d, LENGTH=splits.length,
+        splits.window, splits.capacity, n_splits, n_scales, H=heads, D=d, LENGTH=splits.length,
         **_at_once(notes), SIZE=rotation, ZERO=zero,
-        COLUMNS=words.shape[2], NVIDIA=is_nvidia(notes), PDL=pdl, num_warps=_warps(n_spans * n_rows),
+        COLUMNS=columns, NVIDIA=is_nvidia(notes), PDL=pdl, num_warps=_warps(n_spans * n_rows),
         **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
-    return Int8Fragments(words=words, notes=notes, num_rows=n_rows, zero=zero)
 
 
 # H100, mq4, us of a step after 16, 200, 1000 and 4096 tokens, with one warp and with two: 16 layers of Llama-3.1-8B
@@ -332,29 +368,36 @@ def _at_once(tensor: Tensor) -> dict[str, int]:
 
 
 def variants() -> Iterator[Variant]:
-    partial = {"tops": "*fp32", "totals": "*fp32", "mixes": "*fp32", "start": "*i32"}
+    partial = {"tops": "*fp32", "totals": "*fp32", "mixes": "*fp32"}
     sizes = {"window": "i32", "capacity": "i32", "n_splits": "i32"}
-    out, rows = {"out": "*bf16"}, {"signs": "*fp32", "words": "*i8", "notes": "*fp32"}
-    for name, kernel, (h, d), sinks, ends, more in (
-        ("combine d128", _combine, (32, 128), None, out, {}),
-        ("combine d64 with sinks", _combine, (64, 64), "*bf16", out, {}),
-        ("combine_fragments d128", _combine_fragments, (32, 128), None, rows, {"SIZE": 256, "ZERO": 0, "COLUMNS": 1}),
+    out = {"out": "*bf16"}
+    rows = {"signs": "*fp32", "words": "*i8", "notes": "*fp32", "n_scales": "i32"}
+    for name, kernel, (h, d), sinks, length, ends, more in (
+        ("combine d128", _combine, (32, 128), None, 0, out, {}),
+        ("combine d64 with sinks", _combine, (64, 64), "*bf16", 0, out, {}),
+        ("combine d128, whole rows", _combine, (32, 128), None, WHOLE_ROWS, out, {}),
+        ("combine_fragments d128", _combine_int8, (32, 128), None, 0, rows, {"ZERO": 0, "COLUMNS": 1}),
+        ("combine_fragments d128 M=8", _combine_int8, (32, 128), None, 0, rows, {"ZERO": 0, "COLUMNS": 8}),
+        ("combine_fragments d64 M=8", _combine_int8, (32, 64), None, 0, rows, {"ZERO": 8, "COLUMNS": 8}),
         (
-            "combine_fragments d128 M=8",
-            _combine_fragments,
+            "combine_blocks d128, whole rows",
+            _combine_int8,
             (32, 128),
             None,
+            WHOLE_ROWS,
             rows,
-            {"SIZE": 256, "ZERO": 0, "COLUMNS": 8},
+            {"ZERO": 0, "COLUMNS": 0},
         ),
-        ("combine_fragments d64 M=8", _combine_fragments, (32, 64), None, rows, {"SIZE": 256, "ZERO": 8, "COLUMNS": 8}),
     ):
+        size = {"SIZE": 256} if kernel is _combine_int8 else {}
+        is_decode = length != WHOLE_ROWS
         yield Variant(
             name=name,
             kernel=kernel,
-            signature={"sinks": sinks, **partial, **sizes, **ends},
-            constants={"H": h, "D": d, "LENGTH": 0, "FEW": _FEW, "MANY": _MANY, "NVIDIA": False, **more},
+            signature={"sinks": sinks, "start": "*i32" if is_decode else None, **partial, **sizes, **ends},
+            constants={"H": h, "D": d, "LENGTH": length, "FEW": _FEW, "MANY": _MANY, "NVIDIA": False, **size, **more},
             nvidia_constants={"NVIDIA": True},
             has_pdl=True,
-            num_warps=_warps(h * d // SPAN * more.get("COLUMNS", 1)),
+            is_decode=is_decode,
+            num_warps=_warps(h * d // SPAN * more.get("COLUMNS", 1)) if is_decode else 1,
         )

@@ -43,7 +43,7 @@ def intermediate() -> dict[str, dict[str, str]]:
     """Variants in Triton's intermediate language, by kernel file and name."""
     modules = (
         "gemv_fragments", "gemv_one_row", "gemm_fragments", "moe_blocks", "moe_fragments", "rotate",
-        "add_parts", "moe_route", "attention_decode: norm of",
+        "add_parts", "moe_route", "splits: combine_", "attention_decode: norm of",
     )  # fmt: skip
     done = python(Path(__file__).with_name("layout_samples.py"), *modules)
     assert done.returncode == 0, done.stderr
@@ -149,9 +149,10 @@ def test_a_warp_of_a_prompts_product_decodes_what_it_multiplies(intermediate: di
 
 
 def test_butterflies_between_lanes_find_each_number_in_its_lane(intermediate: dict[str, dict[str, str]]) -> None:
-    variants = {**intermediate["rotate"], **intermediate["add_parts"], **intermediate["moe_route"]}
+    files = ("rotate", "add_parts", "moe_route", "splits")
+    variants = {name: code for file in files for name, code in intermediate[file].items()}
     codes = {name: code for name, code in variants.items() if "shfl.sync.bfly" in code}
-    assert len(codes) == 15
+    assert len(codes) == 21
     for name, code in codes.items():
         layouts = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", code, re.MULTILINE))
         stages = [text for text in code.splitlines() if "shfl.sync.bfly" in text]

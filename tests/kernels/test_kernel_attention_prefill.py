@@ -13,6 +13,7 @@ from runner.kernels import attention_prefill
 from runner.kernels.attention import attend_ref
 from runner.kernels.attention_prefill import attend_prompt
 from runner.kernels.kv_layer import LayerCache
+from runner.kernels.splits import Splits, combine
 
 # H, G, D, M, start, window: a program has 64 rows, and 32 of float32 with heads of 256.
 SHAPES = [
@@ -42,9 +43,10 @@ SUMS = {"float32": 4e-6, "float16": 5 * 2.0**-12, "bfloat16": 5 * 2.0**-9}
 
 
 def attend(q: Tensor, cache: LayerCache, start: int, *, is_known: bool = True, **how: Any) -> Tensor:
-    """attend_prompt at a position that the host knows too, or the device alone."""
+    """attend_prompt at a position that the host knows too, or the device alone; its splits put together."""
     on_device = torch.tensor([start], dtype=torch.int32, device=q.device)
-    return attend_prompt(q, cache, on_device, first=start if is_known else None, **how)
+    found = attend_prompt(q, cache, on_device, first=start if is_known else None, **how)
+    return combine(found) if isinstance(found, Splits) else found
 
 
 def check(

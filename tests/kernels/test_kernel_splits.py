@@ -9,8 +9,17 @@ import torch
 from attention_cases import DEVICE, check_attention, random
 
 from runner.kernels.fragments import activation_rows
-from runner.kernels.rotate import quantize_fragments
-from runner.kernels.splits import NO_WINDOW, Splits, combine, combine_fragments, length_of_splits, n_splits_of
+from runner.kernels.rotate import quantize_blocks, quantize_fragments
+from runner.kernels.splits import (
+    NO_WINDOW,
+    Splits,
+    combine,
+    combine_blocks,
+    combine_fragments,
+    length_of_splits,
+    n_splits_of,
+    splits_of_whole_rows,
+)
 
 # H, D, M, start, window: 3, 18 and 80 fill no span of 256 columns; the windows begin in later splits, those of 300,
 # 8192 and 4100 in the middle of one.
@@ -85,6 +94,7 @@ def exact(splits: Splits) -> torch.Tensor:
 def of_row(splits: Splits, m: int) -> Splits:
     """A row of them alone."""
     rows = {name: getattr(splits, name)[m : m + 1].contiguous() for name in ("tops", "totals", "mixes")}
+    assert splits.start is not None
     return dataclasses.replace(splits, **rows, start=splits.start + m)
 
 
@@ -128,6 +138,26 @@ def test_a_row_has_the_same_bits_alone() -> None:
     for m in (0, 5, 6, 10):
         assert torch.equal(combine(of_row(splits, m))[0], together[m])
         assert torch.equal(activation_rows(combine_fragments(of_row(splits, m), 256, 1))[0], in_int8[m])
+
+
+@pytest.mark.parametrize(
+    ("h", "d", "m", "n_splits", "rotation"), [(2, 128, 3, 2, 256), (6, 18, 5, 7, 4), (4, 96, 2, 16, 128)]
+)
+def test_of_whole_rows_all_are_put_together(h: int, d: int, m: int, n_splits: int, rotation: int) -> None:
+    seen = random(m, h, n_splits, seed=5) > 0
+    seen[..., -1] = True
+    seen[0, :, :-1] = False
+    splits = splits_of_whole_rows(
+        torch.where(seen, 4 * random(m, h, n_splits, seed=1), -torch.inf),
+        torch.where(seen, 1 + random(m, h, n_splits, seed=2).abs(), 0.0),
+        torch.where(seen[..., None], random(m, h, n_splits, d, seed=3), 0.0),
+        torch.float32,
+    )
+    found = combine(splits)
+    check_attention(found, exact(splits), sums=4e-6)
+    blocks, wanted = combine_blocks(splits, rotation), quantize_blocks(found, None, rotation)
+    assert blocks.num_rows == m
+    assert torch.equal(blocks.values(), wanted.values())
 
 
 def test_values_of_any_size_stay_finite() -> None:

@@ -20,7 +20,7 @@ from runner.kernels.gemm_int8 import takes_int8
 from runner.kernels.layouts import best_layout
 from runner.kernels.matmul import Rows, linear, linear_parts, linear_residual, linear_residual_for, linear_squares
 from runner.kernels.rotate import quantize_blocks, quantize_fragments, quantize_rows, rotate_rows
-from runner.kernels.splits import Splits, combine, combine_fragments
+from runner.kernels.splits import Splits, combine, combine_blocks, combine_fragments
 from runner.kernels.values import FEW_ROWS, Int8Blocks, Int8Fragments, Matrix, Parts, Squares
 
 
@@ -54,6 +54,8 @@ def activations(
     x: or attention's splits, which have no gain. squares: of the rows of x, if a norm stands before the product.
     """
     if isinstance(x, Splits):
+        if not isinstance(w, Tensor) and takes_int8(w, len(x)):
+            return combine_blocks(x, w.rotation), None
         if not isinstance(w, Tensor) and w.layout == "fragments" and len(x) <= FEW_ROWS:
             return combine_fragments(x, w.rotation, ZEROS[w.format]), None
         x = combine(x)
