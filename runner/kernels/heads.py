@@ -32,8 +32,8 @@ class Heads:
     """What queries, keys and values of M rows are made of, for H query heads of D elements and G kv heads.
 
     qkv: [M, (H + 2 G) * D], contiguous: the heads of q, of k, of v; place_heads takes it in parts too, but for norm
-    "row". cos, sin: [M, R/2] float32, R <= D even: the first
-    R elements of each head of q and k are rotated in pairs (i, i + R/2) (arXiv:2104.09864); R = 0 rotates nothing.
+    "row". cos, sin: [M, R/2] float32, R <= D even: the first R elements of each head of q and k are rotated in pairs
+    (i, i + R/2) (arXiv:2104.09864); R = 0 rotates nothing.
     q_gain, k_gain: float32 [D] for norm "head", [H * D] and [G * D] for "row", None for "none". eps: the norms'.
     sums: for norm "row" the squares of every 16 columns of qkv, float32 [M, (H + 2 G) * D / 16], where the product left
     them and D is a multiple of 16; None where they are still to be made, as place_heads makes them in any case.
