@@ -12,10 +12,11 @@ from runner.kernels import gemm_fragments, matmul
 from runner.kernels.fragments import to_fragments
 from runner.kernels.gemm_fragments import MOST_DECODED_ROWS, GemmFragments, blocks_of_part
 from runner.kernels.gemm_int8 import GemmInt8
+from runner.kernels.heads import put_together_ref
 from runner.kernels.int8_weights import FORMATS_AS_INT8
-from runner.kernels.matmul import linear, linear_gated, product
+from runner.kernels.matmul import linear, linear_gated, linear_parts, product
 from runner.kernels.rotate import quantize_blocks
-from runner.kernels.values import Int8Blocks, PackedMatrix
+from runner.kernels.values import Int8Blocks, PackedMatrix, Squares
 
 
 def decoded_before(x: Int8Blocks, w: PackedMatrix, pair: int = 0) -> Tensor:
@@ -63,6 +64,17 @@ def test_what_follows_a_product_follows_its_parts(n_parts: int) -> None:
     assert launch._n_parts == {1: 1, 2: 2, 4: 3}[n_parts]  # of three blocks each, or two
     assert launch.n_tiles == (3 if n_parts == 1 else 1)
     check_what_follows(x, w, exact(x, planes))
+
+
+def test_what_is_still_in_parts_is_the_product_with_its_norm_and_bias_when_put_together(n_parts: int) -> None:
+    n, k, n_rows = 150, 1216, 20
+    w, x = to_fragments(packed("mq4", n, k)), quantize_blocks(random(n_rows, k), None, 1)
+    squares = Squares(parts=random(n_rows, 5, seed=2).square(), size=40, eps=1e-3)
+    rest = {"bias": random(n, seed=3), "squares": squares, "dtype": torch.float32}
+    parts = linear_parts(x, w, **rest)
+    assert (parts is None) == (n_parts == 1)
+    if parts is not None:
+        close(put_together_ref(parts), linear(x, w, **rest))
 
 
 def test_a_row_has_the_bits_that_it_has_among_as_many() -> None:

@@ -6,10 +6,12 @@ import pytest
 import torch
 from kernel_data import DEVICE, close, random
 
+from runner.kernels import rotate as rotate_module
 from runner.kernels.butterflies import rotation_signs
 from runner.kernels.fragments import MAGIC, activation_rows
 from runner.kernels.matmul import dense_rows
 from runner.kernels.rotate import (
+    quantize_blocks,
     quantize_fragments,
     quantize_fragments_ref,
     quantize_rows,
@@ -91,6 +93,20 @@ def test_16_bit_activations_are_read_as_they_are(dtype: torch.dtype) -> None:
     x = random(2, 128).to(dtype)
     wide = x.float()
     assert torch.equal(quantize_rows(x, None, 128).words, quantize_rows(wide, None, 128).words)
+
+
+@pytest.mark.parametrize("m", [3, 9])
+def test_of_many_rows_several_are_a_program_s_and_are_what_each_is_alone(
+    m: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, gain = random(m, 384), random(384, seed=2)
+    rotated, in_blocks = rotate_rows(x, gain, 128, torch.float32), quantize_blocks(x, gain, 128)
+    monkeypatch.setattr(rotate_module, "_FEW", 0)
+    assert torch.equal(rotate_rows(x, gain, 128, torch.float32), rotated)
+    levels, scale = (torch.full_like(tensor, 99) for tensor in (in_blocks.levels, in_blocks.scale))
+    monkeypatch.setattr(rotate_module, "empty_blocks", lambda *_: (levels, scale))
+    assert torch.equal(quantize_blocks(x, gain, 128).values(), in_blocks.values())
+    assert bool((levels[m:] == 99).all() and (scale[:, m:] == 99).all())  # what is no row is left alone
 
 
 def test_a_row_does_not_depend_on_the_others() -> None:

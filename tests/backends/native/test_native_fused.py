@@ -28,10 +28,11 @@ from runner.config import SamplingParams
 from runner.errors import BadModelFile
 from runner.kernels.fragments import can_be_fragments, to_fragments
 from runner.kernels.grids import FORMATS
+from runner.kernels.heads import put_together_ref
 from runner.kernels.int8_weights import FORMATS_AS_INT8
 from runner.kernels.pack import dequantize_ref, packed_matrix
 from runner.kernels.rotate import quantize_fragments
-from runner.kernels.values import FEW_ROWS, MOST_ROWS, Int8Blocks, Int8Fragments, Int8Rows, PackedMatrix, Squares
+from runner.kernels.values import FEW_ROWS, MOST_ROWS, Int8Blocks, Int8Fragments, Int8Rows, PackedMatrix, Parts, Squares
 from runner.model_config import ModelConfig
 from runner.quant.mq.packed_weights import PackedWeights
 from runner.quant.mq.quantize import quantize_packed
@@ -200,6 +201,23 @@ def test_a_stream_is_made_ready_as_the_matrix_that_reads_it_takes_it(
     # Who reads it without a norm has it too.
     assert stream.normed(after, None, reader.w, torch.float32) == (after.ready, None)
     assert difference(after.h - h, rotate(x, w.rotation) @ dequantize_ref(w).T) < 0.02
+
+
+@pytest.mark.parametrize("is_int8", [False, True])
+def test_a_product_of_a_prompt_comes_in_parts_or_whole_with_its_norm_and_bias(
+    is_int8: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "takes_int8", lambda *_: is_int8)
+    weights = FORMATS["mq4-uniform"].encode(torch.randn(64, 1024) / 16)
+    w = to_fragments(packed_matrix(weights, FORMATS["mq4-uniform"], 256, DEVICE))
+    product = stream.Product(parts=(w,), biases=(torch.randn(64, device=DEVICE),))
+    h = torch.randn(20, 1024, device=DEVICE)
+    before = stream.Stream(h=h, eps=1e-6, squares=Squares(parts=h.square(), size=1024, eps=1e-6))
+    norm = stream.Norm(gain=torch.rand(1024, device=DEVICE), eps=1e-6)
+    found = stream.multiply_in_parts(before, norm, product, torch.float32)
+    assert isinstance(found, Parts) == is_int8
+    whole = put_together_ref(found) if isinstance(found, Parts) else found
+    torch.testing.assert_close(whole, stream.multiply(before, norm, product, torch.float32))
 
 
 @pytest.mark.parametrize("layout", ["planes", "fragments"])
