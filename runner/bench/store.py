@@ -179,8 +179,10 @@ def _count(number: int) -> str:
 
 
 def last_like(runs: Sequence[BenchRun], run: BenchRun) -> BenchRun | None:
-    """The last run before `run` that measured the same: model, options and device. Partial ones are passed over."""
-    like = (one for one in reversed(runs) if one.id != run.id and not one.is_partial and _is_like(one, run))
+    """The last run before `run` that measured the same: model, options and device. Partial and empty ones are passed
+    over."""
+    whole = (one for one in reversed(runs) if one.rows and not one.is_partial)
+    like = (one for one in whole if one.id != run.id and _is_like(one, run))
     return next(like, None)
 
 

@@ -184,12 +184,14 @@ def measure(
         run = _measured(request, as_json=form in ("json", "jsonl"))
     except UnknownModel as error:
         raise _perhaps_a_command(error, request.model) from error
-    if not no_save:  # first of all: showing it may fail
+    if run.rows and not no_save:  # first of all: showing it may fail
         bench_reports.keep_run(run, paths)
     try:
         bench_reports.show_run(run, form)
     except SystemExit:  # whoever read it went away: the exit code still says what was found
         pass
+    if not run.rows:
+        raise RunnerError("Nothing was measured: every test was left out.", hint="Give other -p, -n, -d or -c.")
     is_slower = baseline is not None and bench_reports.compare_with_baseline(run, before, fail_below, paths)
     if plot is not None:
         bench_reports.write_plot(run, plot)

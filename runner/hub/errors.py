@@ -55,6 +55,11 @@ def refused(asked: Asked, status: int, headers: Mapping[str, str], *, has_token:
         return UsageError(f"{asked.repo} no longer has a file that it listed.", hint="Try again.")
     if "disabled" in said:
         return UsageError(f"{asked.repo} is disabled at {asked.endpoint}.", hint="Choose another repository.")
+    if status == 403 and code != "RepoNotFound" and not has_token:
+        return UsageError(
+            f"{asked.endpoint} answers 403 for {asked.repo or 'a search'}: access is refused.",
+            hint=f"A proxy or a firewall may be in between; if the repository is private, {_LOG_IN}.",
+        )
     if code != "RepoNotFound" and (status == 403 or (status == 401 and (has_token or "credentials" in said))):
         return _refused_token(asked)
     if code == "RepoNotFound" or status in (401, 404):

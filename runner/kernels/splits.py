@@ -1,10 +1,10 @@
 """Splits of a cache that attention goes over apart, and their sums put together: the second half of flash decoding.
 
-Where splits begin and which of them a row sees follows from positions alone, and a row's are added up one after the
-other: so a row has the same bits whatever M and the capacity are. A program is a span of 256 columns of one row, as in
-rotate.py: for packed weights it rotates and rounds what it has put together, which so is no kernel of its own. It knows
-nothing of queries and keys. The reference is attention.attend_ref, and for int8 quantize_fragments_ref or
-quantize_blocks_ref after it.
+Where those of decoding begin and which of them a row sees follows from positions alone, and a row's are added up one
+after the other: so a row has the same bits whatever M and the capacity are. Those of prompts are as
+attention_prefill.py cuts them. A program is a span of 256 columns of one row, as in rotate.py: for packed weights it
+rotates and rounds what it has put together, which so is no kernel of its own. It knows nothing of queries and keys. The
+reference is attention.attend_ref, and for int8 quantize_fragments_ref or quantize_blocks_ref after it.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Splits:
     sums `totals` [M, H, S] of 2^(score - top), and `mixes` [M, H, S, D], the values weighted by them, all float32.
 
     The first place is that of split 0, or of the first one that the first row sees (first_split). What a row does not
-    see is undefined. start: int32 [1], the first row's position. window: how many positions a row sees, NO_WINDOW for
-    all. length: of a window's splits (length_of_splits), or WHOLE_ROWS: each row has all of them, and start, window and
-    capacity say nothing. capacity: of the cache. sinks: [H] logits without a value, or None. dtype: of the model's
-    activations.
+    see is undefined (but see splits_of_whole_rows). start: int32 [1], the first row's position. window: how many
+    positions a row sees, NO_WINDOW for all. length: of a window's splits (length_of_splits), or WHOLE_ROWS: each row
+    has all of them, and start, window and capacity say nothing. capacity: of the cache. sinks: [H] logits without a
+    value, or None. dtype: of the model's activations.
     """
 
     tops: Tensor

@@ -6,6 +6,7 @@ beside a model's weights, and nothing of what is in them.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -35,6 +36,15 @@ COMPANIONS: Final = (
     "LICENSE.md",
     "NOTICE",
 )
+
+
+def is_of_full_disk(error: OSError) -> bool:
+    """Whether there was no room, or files may not be so large. numpy says it without a number: "10 requested and 4
+    written"."""
+    return error.errno in _FULL or (error.errno is None and "requested and" in str(error))
+
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 # A model that is one file.
@@ -132,6 +142,10 @@ class WorkDirectory:
             try:
                 yield descriptor
             except OSError as error:
+                if is_of_full_disk(error):
+                    raise DoesNotFit(
+                        f"The disk of {self.output} is full.", hint="Free some space and give the same command again."
+                    ) from error
                 raise RunnerError(f"Making {self.output} failed: {error.strerror or error}.") from error
             except (BadModelFile, UnsupportedModel):
                 is_kept = False  # it would fail again

@@ -206,6 +206,7 @@ def test_an_id_that_begins_another_is_itself() -> None:
         {"machine": machine(device="NVIDIA H200", kind="cuda")},
         {"files": (dataclasses.replace(run().files[0], sha256="00" * 32),)},
         {"is_partial": True},
+        {"backends": ()},
     ],
 )
 def test_the_last_run_like_one_is_of_the_same_files_options_and_device(other: dict[str, object]) -> None:

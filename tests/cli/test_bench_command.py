@@ -70,6 +70,17 @@ def test_a_run_that_nobody_reads_is_kept_and_its_exit_code_stands(script: Callab
         assert "Kept as " in err
 
 
+def test_a_run_that_measured_nothing_fails_and_is_no_baseline(
+    script: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        assert main(["bench", script(), "-p", "5000", "-n", "0", "-d", "0", "-c", "64", "--baseline", "last"]) != 0
+        out, err = capsys.readouterr()
+        assert "Nothing was measured" in err
+        assert "Kept as" not in err
+        assert "slower" not in out + err
+
+
 def test_quiet_prints_the_report_alone(script: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", script(), *SMALL, "-q", "--json"]) == 0
     out, err = capsys.readouterr()

@@ -126,6 +126,13 @@ def test_a_token_without_access_to_a_gated_repository_says_so(server: Hub, monke
     assert f"{server.url}/{REPO}" in caught.value.hint
 
 
+def test_who_has_no_token_is_not_told_that_it_was_refused(server: Hub) -> None:
+    server.faults = [Fault("status", status=403, method="HEAD", times=None)]
+    with pytest.raises(UsageError, match=f"answers 403 for {REPO}: access is refused") as caught:
+        fetch(["README.md"])
+    assert "proxy" in caught.value.hint
+
+
 def test_the_token_depends_on_scheme_host_and_port() -> None:
     origin = Origin("https://hub.example", "me", "Bearer t")
     assert "authorization" in origin.headers("https://hub.example:443/a")

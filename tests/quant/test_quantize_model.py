@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import resource
 import shutil
 import signal
 import struct
@@ -241,6 +242,18 @@ def test_two_runs_for_one_output_do_not_meet(demo_source: Path, tmp_path: Path) 
     with other.opened(), pytest.raises(BusyError, match="Another process"):
         made(demo_source, "q8_0", tmp_path / "out")
     made(demo_source, "q8_0", tmp_path / "out")
+
+
+def test_a_disk_that_is_full_in_the_middle_is_said_so(demo_source: Path, tmp_path: Path) -> None:
+    """The limit on the size of files stands for the disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_000, limits[1]))
+    try:
+        with pytest.raises(DoesNotFit, match=r"The disk of .* is full"):
+            made(demo_source, "f16", tmp_path / "m.gguf")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert files(tmp_path) == set()
 
 
 def test_too_little_disk_space_is_said_before_anything_is_written(tmp_path: Path, demo_directory: Path) -> None:

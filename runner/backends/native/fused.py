@@ -77,7 +77,7 @@ class FusedAttention:
         self.sinks = reader.vector(f"{name}.sinks") if module.sinks is not None else None
 
     def mix(self, stream: Stream, before: Norm | None, layer: int, run: FusedPass) -> Tensor | Splits:
-        """The heads' mixture [M, H * D] of the rows' values, before the output product; of few rows, its splits."""
+        """The heads' mixture [M, H * D] of the rows' values, before the output product; or its splits."""
         module, cache = self.module, run.caches[layer]
         qkv: Tensor | Parts
         sums = None

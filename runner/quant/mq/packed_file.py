@@ -28,6 +28,7 @@ from runner.quant.mq.manifest import TensorRecord
 from runner.quant.mq.plan import PackedPlan, TensorPlan, plain_plan
 from runner.quant.mq.tensor_format import Encoded, Part
 from runner.quant.packed_files import JOURNAL_NAME, WEIGHTS_NAME
+from runner.quant.work_directory import is_of_full_disk
 
 ALIGNMENT: Final = 128  # bytes: what a GPU reads at once
 PADDING: Final = "__padding__."  # names of the entries that fill up to the alignment: the format allows no holes
@@ -41,7 +42,6 @@ DTYPE_NAMES: Final[Mapping[torch.dtype, str]] = MappingProxyType(
         torch.uint8: "U8",
     }
 )
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -224,7 +224,7 @@ class PackedFile:
         try:
             yield
         except OSError as error:
-            if error.errno not in _FULL:
+            if not is_of_full_disk(error):
                 raise
             raise DoesNotFit(
                 f"The disk of {self.path.parent} is full: {len(self._done)} of {len(self._plan.tensors)} tensors are "

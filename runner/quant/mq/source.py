@@ -113,6 +113,7 @@ def _plain(path: Path) -> PackedSource:
                 hint="A packed model needs the Hugging Face files of its model: put them beside the weights.",
             )
     config = parse_model_config(read_json(directory / "config.json"))
+    read_json(directory / "tokenizer.json")  # before hours of work, not after them
     weights = open_source(directory, gguf, config)
     files = parts_of(gguf) if gguf is not None else tuple(sorted(directory.glob("*.safetensors")))
     return PackedSource(name=model_name(path), config=config, weights=weights, companions=directory, files=files)

@@ -213,6 +213,14 @@ def test_weights_that_are_no_numbers_are_refused_and_nothing_is_left(
     assert [entry.name for entry in tmp_path.iterdir()] == ["source"]
 
 
+def test_a_damaged_tokenizer_is_refused_before_any_work(source: Path, tmp_path: Path) -> None:
+    shutil.copytree(source, tmp_path / "damaged")
+    (tmp_path / "damaged" / "tokenizer.json").write_text('{"model":')
+    with pytest.raises(BadModelFile, match=r"tokenizer\.json is not JSON"):
+        packed(tmp_path / "damaged", tmp_path / "out")
+    assert not (tmp_path / "out.partial").exists()
+
+
 def test_a_missing_or_an_unknown_tensor_is_named_before_any_work(source: Path, tmp_path: Path) -> None:
     extra = replaced(source, tmp_path / "extra", model__layers__0__self_attn__sinks=torch.zeros(4))
     with pytest.raises(UnsupportedModel, match="sinks"):
