@@ -204,11 +204,33 @@ def _schema(grammar: Grammar) -> str:
         raise _refused(grammar, why) from error
     if not isinstance(plain, dict):
         raise _refused(grammar, "it is no object")
+    if _mixes_dialects(plain):
+        raise _refused(grammar, "additionalItems beside prefixItems (items says what follows these)")
     own = plain.get("x-guidance", {})
     if not isinstance(own, dict):
         raise _refused(grammar, "x-guidance is no object")
     ours = {"whitespace_pattern": _JSON_SPACE, "json_allowed_escapes": _JSON_ESCAPES}
     return json.dumps({**plain, "x-guidance": {**ours, **own}})
+
+
+def _mixes_dialects(schema: object) -> bool:
+    """Whether an array is described in the dialects of 2019 and 2020 at once, of which llguidance heeds the older."""
+    if isinstance(schema, list):
+        return any(map(_mixes_dialects, schema))
+    if not isinstance(schema, dict):
+        return False
+    if "prefixItems" in schema and "additionalItems" in schema:
+        return True
+    parts = (
+        list(part.values()) if key in _BY_NAME and isinstance(part, dict) else part
+        for key, part in schema.items()
+        if key not in _VALUES
+    )
+    return any(map(_mixes_dialects, parts))
+
+
+_BY_NAME: Final = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_VALUES: Final = frozenset({"const", "enum", "default", "examples"})
 
 
 def _no_constant(name: str) -> None:

@@ -420,6 +420,7 @@ def test_a_model_that_cannot_end_an_answer_is_refused() -> None:
         (schema({"type": "string", "x-guidance": 5}), "x-guidance"),
         (schema({"not": {"type": "string"}}), "not"),
         (schema({"type": "object", "unevaluatedProperties": False}), "unevaluatedProperties"),
+        (schema({"anyOf": [{"prefixItems": [{}], "additionalItems": False}]}), "additionalItems beside prefixItems"),
         (schema({"$ref": "#/$defs/nobody"}), "nobody"),
         (schema({"$ref": "https://example.com/schema.json"}), "example.com"),
         (schema({"type": "integer", "minimum": 3, "maximum": 2}), "minimum"),
@@ -444,6 +445,12 @@ def test_a_grammar_that_means_nothing_is_refused_with_what_and_where(grammar: Gr
         assert "\n" not in caught.value.message
         assert len(caught.value.message) < 400
         assert caught.value.hint
+
+
+def test_names_and_values_are_no_dialect() -> None:
+    both = {"prefixItems": {"type": "string"}, "additionalItems": {"type": "string"}}
+    check(schema({"type": "object", "properties": both}))
+    check(schema({"const": {"prefixItems": 1, "additionalItems": 2}}))
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,8 @@ class WorkDirectory:
             except OSError as error:
                 if is_of_full_disk(error):
                     raise DoesNotFit(
-                        f"The disk of {self.output} is full.", hint="Free some space and give the same command again."
+                        f"The disk of {self.output.parent} is full.",
+                        hint="Free some space and give the same command again.",
                     ) from error
                 raise RunnerError(f"Making {self.output} failed: {error.strerror or error}.") from error
             except (BadModelFile, UnsupportedModel):

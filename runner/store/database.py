@@ -116,6 +116,8 @@ def _operational(error: sqlite3.OperationalError, path: Path) -> RunnerError:
         return StoreError(f"The disk of the chat database {path} is full.", hint="Make room on it.")
     if code == sqlite3.SQLITE_READONLY:
         return StoreError(f"The chat database {path} may only be read.", hint="Change its permissions.")
+    if code == sqlite3.SQLITE_ERROR:  # our statements are right, so what they speak of is not as it was made
+        return _damaged(error, path)
     return StoreError(f"The chat database {path} cannot be used: {error}.", hint=_USABLE)
 
 
@@ -146,6 +148,8 @@ def _make_private(path: Path) -> None:
 
 
 def _configure(connection: sqlite3.Connection) -> None:
+    # One damaged text is no reason to show no chat.
+    connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA secure_delete = ON")
     connection.execute("PRAGMA temp_store = MEMORY")  # VACUUM would copy every chat to a file in /tmp

@@ -46,7 +46,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("app", "command_palette", "ctrl+p", "Palette", "Find any action by its name."),
     Action("app", "next_theme", "f9", "Theme", "The next theme: dark, light, the terminal's own.", is_shown=False),
     Action("app", "suspend_process", "", "Suspend", "Go back to the shell until fg; what runs goes on."),
-    Action("app", "quit", "ctrl+q", "Quit", "Leave. Chats are kept; what is fetched or made waits.", is_shown=False),
+    Action("app", "quit", "ctrl+q", "Quit", "Leave. Chats are kept; what was begun waits.", is_shown=False),
     Action("chat", "new_chat", "ctrl+n", "New", "Begin a new chat; the one before is kept.", plain="n"),
     Action("chat", "stop", "escape", "Stop", "Stop the answer or the load; else go between prompt and answers."),
     Action("chat", "regenerate", "ctrl+r", "Again", "Answer the last message again.", plain="r"),

@@ -140,6 +140,19 @@ def test_a_product_in_parts_is_what_it_is_when_put_together(case: Case, is_plain
     close(of_parts.values, of_whole.values, 2.0**-7)
 
 
+@pytest.mark.parametrize("case", [CASES[1], CASES[7]])
+@pytest.mark.parametrize("kept", [torch.float32, torch.int8])
+def test_a_product_in_parts_is_rounded_before_anything_is_made_of_it(case: Case, kept: torch.dtype) -> None:
+    sixty_fourths = torch.round(2000 * random(case.m, 2, case.qkv.shape[1], seed=4)) / 64  # their sums are exact
+    parts = Parts(values=sixty_fourths, squares=None, bias=None, dtype=torch.float16)
+    start = torch.tensor([2], dtype=torch.int32, device=DEVICE)
+    of_parts, of_whole = (untouched(case, 30, kept) for _ in range(2))
+    q = place_heads(replace(case.heads(case.qkv), qkv=parts), of_parts, start)
+    assert torch.equal(q, place_heads(case.heads(put_together_ref(parts)), of_whole, start))
+    assert torch.equal(of_parts.keys, of_whole.keys)
+    assert torch.equal(of_parts.values, of_whole.values)
+
+
 def test_the_reference_norms_and_rotates_as_the_blocks_do() -> None:
     case = Case(h=3, g=1, d=64, r=64, norm="head")
     qkv, (cos, sin) = case.qkv.double(), case.angles

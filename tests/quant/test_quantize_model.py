@@ -244,13 +244,17 @@ def test_two_runs_for_one_output_do_not_meet(demo_source: Path, tmp_path: Path) 
     made(demo_source, "q8_0", tmp_path / "out")
 
 
-def test_a_disk_that_is_full_in_the_middle_is_said_so(demo_source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_gguf", [False, True])  # which llama.cpp makes another of
+def test_a_disk_that_is_full_in_the_middle_is_said_so(
+    is_gguf: bool, demo_source: Path, demo_directory: Path, tmp_path: Path
+) -> None:
     """The limit on the size of files stands for the disk."""
+    source = demo_directory / "demo-q8_0.gguf" if is_gguf else demo_source
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_000, limits[1]))
     try:
         with pytest.raises(DoesNotFit, match=r"The disk of .* is full"):
-            made(demo_source, "f16", tmp_path / "m.gguf")
+            made(source, "f16", tmp_path / "m.gguf")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert files(tmp_path) == set()

@@ -87,6 +87,21 @@ def test_damage_that_shows_later_is_a_store_error_too(tmp_path: Path) -> None:
     database.close()
 
 
+def test_a_text_that_is_none_is_shown_as_far_as_it_is_one_and_hides_no_other(tmp_path: Path) -> None:
+    with closing(connect(tmp_path / "notes.sqlite3", (FIRST,))) as database:
+        database.execute("INSERT INTO notes VALUES (CAST(X'fffe41' AS TEXT))")
+        assert database.execute("SELECT text FROM notes").fetchall() == [("a;b",), ("\ufffd\ufffdA",)]
+
+
+def test_a_table_that_is_gone_is_damage_with_a_way_to_move_it_aside(tmp_path: Path) -> None:
+    path = tmp_path / "notes.sqlite3"
+    with closing(connect(path, (FIRST,))) as database:
+        database.execute("DROP TABLE notes")
+        with pytest.raises(StoreError, match="damaged") as caught, as_runner_errors(path):
+            database.execute("SELECT text FROM notes")
+    assert "chats-aside" in caught.value.hint
+
+
 def test_files_and_new_directories_are_private(tmp_path: Path) -> None:
     path = tmp_path / "data" / "notes.sqlite3"
     with closing(connect(path, (FIRST,))) as database, transaction(database):

@@ -32,6 +32,7 @@ from runner.kernels.heads import put_together_ref
 from runner.kernels.int8_weights import FORMATS_AS_INT8
 from runner.kernels.pack import dequantize_ref, packed_matrix
 from runner.kernels.rotate import quantize_fragments
+from runner.kernels.splits import only_split
 from runner.kernels.values import FEW_ROWS, MOST_ROWS, Int8Blocks, Int8Fragments, Int8Rows, PackedMatrix, Parts, Squares
 from runner.model_config import ModelConfig
 from runner.quant.mq.packed_weights import PackedWeights
@@ -155,6 +156,10 @@ def test_weights_in_fragments_give_what_they_give_in_planes(
     in_fragments.cache.truncate(0)
     rows = [in_fragments.extend(part, "all", go_on) for part in (PROMPT[:1], PROMPT[1:2])]
     assert torch.equal(torch.cat(rows), found)  # a row has the same bits in every batch
+    both = in_fragments._hidden(torch.tensor(PROMPT[:2], device=DEVICE), None, go_on)
+    assert both.ready is not None
+    decoder = in_fragments._opened()  # what is ready for both is none of the last one alone
+    assert difference(decoder.logits(both, slice(1, 2)).values, decoder.logits(both).values[1:]) < 0.01
     made_apart = []
     monkeypatch.setattr(stream, "quantize_fragments", lambda *x: made_apart.append(x) or quantize_fragments(*x))
     in_fragments._hidden(torch.tensor([9], device=DEVICE), None, go_on)
@@ -201,6 +206,44 @@ def test_a_stream_is_made_ready_as_the_matrix_that_reads_it_takes_it(
     # Who reads it without a norm has it too.
     assert stream.normed(after, None, reader.w, torch.float32) == (after.ready, None)
     assert difference(after.h - h, rotate(x, w.rotation) @ dequantize_ref(w).T) < 0.02
+
+
+@pytest.mark.parametrize("has_norm", [False, True])
+@pytest.mark.parametrize(
+    ("n_rows", "reads_int8", "kind"),
+    [(2, True, Int8Blocks), (3, True, None), (2, False, Int8Fragments), (3, False, None)],
+)
+def test_rows_of_a_prompt_are_handed_on_up_to_as_many_as_their_reader_takes_so(
+    n_rows: int, reads_int8: bool, kind: type | None, has_norm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "FEW_ROWS", 2)
+    monkeypatch.setattr(stream, "MOST_DECODED_ROWS", 2)
+    form = FORMATS["mq4-uniform"]
+
+    def matrix(n: int, k: int) -> PackedMatrix:
+        return to_fragments(packed_matrix(form.encode(torch.randn(n, k) / 16), form, 64, DEVICE))
+
+    w, reader = matrix(64, 1024), stream.matrix_reader(matrix(16, 64), None)
+    assert reader is not None
+    monkeypatch.setattr(stream, "takes_int8", lambda of, _: reads_int8 or of is w)
+    h, x = torch.randn(n_rows, 64, device=DEVICE), torch.randn(n_rows, 1024, device=DEVICE)
+    before = stream.Stream(h=h, eps=1e-6, squares=Squares(parts=h.square(), size=64, eps=1e-6))
+    after = stream.Norm(gain=torch.ones(64, device=DEVICE), eps=1e-6) if has_norm else None
+    found = stream.add_branch(before, x, stream.Product(parts=(w,), biases=(None,)), after, torch.float32, reader)
+    assert isinstance(found.ready, kind or type(None))
+
+
+def test_splits_of_a_prompt_become_int8_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    form = FORMATS["mq4-uniform"]
+    w = to_fragments(packed_matrix(form.encode(torch.randn(16, 256) / 16), form, 256, DEVICE))
+    x = torch.randn(3, 256, device=DEVICE)
+    monkeypatch.setattr(stream, "takes_int8", lambda *_: True)
+    wanted, _ = stream.activations(x, None, w, torch.float32)
+    monkeypatch.setattr(stream, "quantize_blocks", None)
+    found, _ = stream.activations(only_split(x, 128), None, w, torch.float32)
+    assert isinstance(found, Int8Blocks)
+    assert isinstance(wanted, Int8Blocks)
+    assert torch.equal(found.values(), wanted.values())
 
 
 @pytest.mark.parametrize("is_int8", [False, True])
