@@ -162,7 +162,7 @@ def _add_parts(
         store_fragments(v, places, span, row, K, 1.0, words, notes, ZERO, COLUMNS)
     else:
         of_row = (row + tl.arange(0, 1)).to(tl.int64)[:, None]
-        store_blocks(v, span, of_row, k, ok, words, notes, n_scales, of_row >= 0, K)
+        store_blocks(v, span, of_row, words, notes, n_scales, of_row >= 0, K)
 
 
 def add_parts(
@@ -215,7 +215,7 @@ def _launch(
         num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     if reader.in_blocks:
-        return sums, Int8Blocks(levels=words, scale=notes, num_rows=n_rows)
+        return sums, Int8Blocks(levels=words, scale=notes, num_rows=n_rows, num_columns=k)
     return sums, Int8Fragments(words=words, notes=notes, num_rows=n_rows, zero=reader.zero)
 
 

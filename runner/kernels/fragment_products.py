@@ -70,6 +70,13 @@ def half_tables_of_lanes(halves, S: tl.constexpr, FORMAT: tl.constexpr, NVIDIA: 
 
 
 @triton.jit
+def minus_of_lanes(halves, S: tl.constexpr, FORMAT: tl.constexpr, NVIDIA: tl.constexpr):
+    """-1 [S, 128] for mq4 on NVIDIA, as memory has it: of a constant, ptxas would make a subtraction of a product."""
+    _, _, minus = half_tables_of_lanes(halves, S, FORMAT, NVIDIA)
+    return minus
+
+
+@triton.jit
 def addends(words, high, levels, left, right, minus, FORMAT: tl.constexpr, NVIDIA: tl.constexpr):
     """Levels, plus what ZEROS says, of the low and the high quads of words [S, 128], as int8 in int32s.
 

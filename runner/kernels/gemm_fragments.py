@@ -2,7 +2,7 @@
 
 For so few rows that takes less time than to decode them before (gemm_int8.py), though it is done for each 128 rows
 again. A warp decodes a tile of 16 rows of weights in its registers, where the instruction of a warp group wants them: a
-lane of fragments.py has what that lane multiplies, so nothing passes between lanes, and x alone goes through shared
+lane of loaded_block has what that lane multiplies, so nothing passes between lanes, and x alone goes through shared
 memory. Levels, steps and sums are those of gemm_int8.py: the same bits, where the columns are not summed in parts.
 Parts are for matrices with too few tiles for the GPU, and follow from the matrix and the number of rows. The reference
 is matmul.linear_ref with int8_weights_ref. It knows nothing of what an epilogue does.
@@ -23,14 +23,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from runner.kernels import epilogues
 from runner.kernels.apply_epilogue import apply_epilogue, tile_columns
 from runner.kernels.compile import Variant
-from runner.kernels.fragment_products import half_tables_of_lanes
+from runner.kernels.fragment_products import minus_of_lanes
 from runner.kernels.gemm_int8 import Int8Product, finish
 from runner.kernels.grids import half_tables, table
 from runner.kernels.int8_weights import (
-    codes_of_lanes,
+    decoders,
     int8_bytes,
+    loaded_block,
     longest_level,
-    ratios,
     row_ratio,
 )
 from runner.kernels.values import (
@@ -41,13 +41,6 @@ from runner.kernels.values import (
     is_nvidia,
     pdl_option,
 )
-
-
-@triton.jit
-def _loaded(words, codes, p, ok):
-    """The words [T, 128] of a pair of groups, and the codes of their scales."""
-    word = tl.load(words + p * 128, mask=ok, other=0, eviction_policy="evict_first")
-    return word, codes_of_lanes(tl.load(codes + p * 32, mask=ok, other=0))
 
 
 @triton.jit
@@ -63,60 +56,46 @@ def _no_later():
 def _gemm_fragments(
     x, x_scale, packed, scale, largest, row_scale, levels, halves, M, R, N, P, n_tiles, args,
     EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, FORMAT: tl.constexpr, LONGEST: tl.constexpr,
-    PART: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr, T: tl.constexpr,
-    NVIDIA: tl.constexpr, PDL: tl.constexpr,
+    PART: tl.constexpr, BM: tl.constexpr, T: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """x: Int8Blocks with R rows. PART: blocks of 256 columns of a program, 0 for all. EVEN: K is a multiple of 256.
+    """x: Int8Blocks with R rows. PART: blocks of 256 columns of a program, 0 for all.
 
     Programs that share weights come one after the other. Tiles beyond the last one compute what that one does, and
     nobody stores it.
     """
-    K = P * 64
     n_rows = tl.cdiv(M, BM)
     first_tile = tl.program_id(0) // n_rows * T
     part = tl.program_id(1)
     rows = tl.program_id(0) % n_rows * BM + tl.arange(0, BM)
     tile = tl.minimum(first_tile + tl.arange(0, T), n_tiles - 1)[:, None].to(tl.int64)
     i = tl.arange(0, 128)[None, :]  # g, j, r = 2 e + h
-    words = packed + tile * (P * 128) + i
-    codes = scale + tile * (P * 32) + (i // 16 * 4 + i % 4)
+    packed += tile * (P * 128)
+    scale += tile * (P * 32)
     by = row_ratio(tl.load(largest + tile * 16 + (i % 2 * 8 + i // 16)), LONGEST)
-    tables = half_tables_of_lanes(halves, T, FORMAT, NVIDIA)
+    minus = minus_of_lanes(halves, T, FORMAT, NVIDIA)
     first = part * (PART * 4)
     end = P if PART == 0 else tl.minimum(first + PART * 4, P)
-    none = tl.zeros((T, 1), tl.int32)
     # A block of 256 columns ahead, in registers: Triton would bring them to shared memory, and out of order.
-    waiting = ()
-    for n in tl.static_range(4):
-        p = first + n
-        waiting = waiting + (_loaded(words, codes, p, none + p < end),)  # type: ignore[assignment]  # noqa: RUF005
+    words, codes = loaded_block(packed, scale, first, end)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     k = tl.arange(0, 64)[:, None]
-    right = x + rows[None, :].to(tl.int64) * K + k
+    right = x + rows[None, :].to(tl.int64) * (tl.cdiv(P, 4) * 256) + k
     acc = tl.zeros((T * 16, BM), tl.float32)
     for start in range(first, end, 4):
         factor = tl.load(x_scale + start // 4 * R + rows)
         found = tl.zeros((T * 16, BM), tl.int32)
-        coming = ()
-        for n in tl.static_range(4):
-            p = start + n + 4
-            coming = coming + (_loaded(words, codes, p, none + p < end),)  # type: ignore[assignment]  # noqa: RUF005
+        next_words, next_codes = loaded_block(packed, scale, start + 4, end)
         if NVIDIA:
             _no_later()
-        for n in tl.static_range(4):
-            p = start + n
-            word, code = waiting[n]  # type: ignore[var-annotated]
-            if EVEN:
-                of_x = tl.load(right + p * 64)
-            else:
-                of_x = tl.load(right + p * 64, mask=p * 64 + k < K, other=0)
-            low, high = int8_bytes(word, ratios(code, by, NVIDIA), levels, tables, FORMAT, NVIDIA)
+        decoder = decoders(codes, by, FORMAT, NVIDIA)
+        for w in tl.static_range(4):
+            low, high = int8_bytes(words[w], decoder, levels, minus, FORMAT, NVIDIA)
             weights = tl.reshape(tl.join(low, high), (T, 8, 4, 2, 2, 4, 2))  # t, g, j, e, h, byte, half
             weights = tl.reshape(tl.permute(weights, (0, 4, 1, 3, 6, 2, 5)), (T * 16, 64))
-            found = tl.dot(weights, of_x, found, out_dtype=tl.int32)
-        waiting = coming
+            found = tl.dot(weights, tl.load(right + start * 64 + w * 64), found, out_dtype=tl.int32)
+        words, codes = next_words, next_codes
         acc = tl.fma(found.to(tl.float32), tl.broadcast_to(factor[None, :], (T * 16, BM)), acc)
     which = first_tile // T if PART == 0 else part
     finish(
@@ -162,7 +141,7 @@ class GemmFragments(Int8Product):
             x.levels, x.scale, w.packed, w.scale, w.largest, w.row_scale, table(device), half_tables(device),
             n_rows, len(x.levels), w.shape[0], n_pairs, n_tiles, args,
             EPILOGUE=epilogue, CONFIG=config, PAIR=self.pair, FORMAT=w.format, LONGEST=longest_level(w), PART=part,
-            EVEN=n_pairs % 4 == 0, BM=block, T=_TILES, NVIDIA=is_nvidia(x.levels), PDL=pdl,
+            BM=block, T=_TILES, NVIDIA=is_nvidia(x.levels), PDL=pdl,
             num_warps=_WARPS, num_stages=_STAGES, **pdl_option(pdl), **OPTIONS,
         )  # fmt: skip
 
@@ -225,7 +204,7 @@ def variants() -> Iterator[Variant]:
             },
             constants={
                 "EPILOGUE": program, "CONFIG": config, "PAIR": pair, "FORMAT": form,
-                "LONGEST": 127 if form == "mq4" else 15, "PART": part, "EVEN": True, "BM": rows, "T": _TILES,
+                "LONGEST": 127 if form == "mq4" else 15, "PART": part, "BM": rows, "T": _TILES,
                 "NVIDIA": False, "PDL": False,
             },
             num_warps=_WARPS,

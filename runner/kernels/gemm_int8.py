@@ -41,10 +41,10 @@ from runner.kernels.values import (
 @triton.jit(do_not_specialize=["M"])
 def _gemm_int8(
     x, x_scale, w, largest, row_scale, M, R, K, first, count, N, args,
-    EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, LONGEST: tl.constexpr, EVEN: tl.constexpr,
+    EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, LONGEST: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """x: Int8Blocks with R rows. w: `count` places from `first` on. EVEN: K is a multiple of 256.
+    """x: Int8Blocks with R rows of K places. w: `count` places of as many from `first` on.
 
     Programs that share weights come one after the other. Places beyond the last one compute what that one does, and
     nobody stores it.
@@ -61,13 +61,7 @@ def _gemm_int8(
         part = tl.zeros((BM, BN), tl.int32)
         for i in tl.static_range(256 // BK):
             k = start + i * BK + tl.arange(0, BK)
-            if EVEN:
-                of_x = tl.load(left + k[None, :])
-                of_w = tl.load(right + k[:, None])
-            else:
-                of_x = tl.load(left + k[None, :], mask=(k < K)[None, :], other=0)
-                of_w = tl.load(right + k[:, None], mask=(k < K)[:, None], other=0)
-            part = tl.dot(of_x, of_w, part, out_dtype=tl.int32)
+            part = tl.dot(tl.load(left + k[None, :]), tl.load(right + k[:, None]), part, out_dtype=tl.int32)
         acc = tl.fma(part.to(tl.float32), tl.broadcast_to(factor[:, None], (BM, BN)), acc)
     first_place = first + tile * BN
     finish(
@@ -136,7 +130,7 @@ class GemmInt8(Int8Product):
     def run(self, epilogue: Callable[..., Any], args: tuple[Any, ...], config: tuple[Any, ...]) -> None:
         """epilogue: a program (epilogues.py) with its arguments and constants."""
         x, w, tiles = self.x, self.w, self._tiles
-        (n_rows, k), n_places = x.shape, self._n_places
+        n_rows, k, n_places = self.num_rows, x.levels.shape[1], self._n_places
         step = max(1, BLOCK_BYTES // (k * tiles.columns)) * tiles.columns
         for first in range(0, n_places, step):
             count = min(step, n_places - first)
@@ -144,7 +138,7 @@ class GemmInt8(Int8Product):
             int8_weights(w, dense, first_tile=first // TILE)
             _gemm_int8[(cdiv(n_rows, tiles.rows) * cdiv(count, tiles.columns),)](
                 x.levels, x.scale, dense, w.largest, w.row_scale, n_rows, len(x.levels), k, first, count, w.shape[0],
-                args, EPILOGUE=epilogue, CONFIG=config, PAIR=self.pair, LONGEST=longest_level(w), EVEN=k % 256 == 0,
+                args, EPILOGUE=epilogue, CONFIG=config, PAIR=self.pair, LONGEST=longest_level(w),
                 BM=tiles.rows, BN=tiles.columns, BK=_BK, num_warps=tiles.warps, num_stages=_STAGES, **OPTIONS,
             )  # fmt: skip
 
@@ -207,7 +201,7 @@ def variants() -> Iterator[Variant]:
                     "args": epilogues.signature(program, "*bf16"),
                 },
                 constants={
-                    "EPILOGUE": program, "CONFIG": config, "PAIR": pair, "LONGEST": 127, "EVEN": True,
+                    "EPILOGUE": program, "CONFIG": config, "PAIR": pair, "LONGEST": 127,
                     "BM": tiles.rows, "BN": tiles.columns, "BK": _BK,
                 },
                 num_warps=tiles.warps,

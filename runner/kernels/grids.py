@@ -91,20 +91,6 @@ def _halves(word: str, low: tuple[str, str], high: tuple[str, str], left: str, r
     )
 
 
-def to_raised_by_halves(word: str, low: str, high: str, left: str, right: str, minus: str) -> str:
-    """PTX: a word of mq4 in that order to its raised quads. All are registers; left, right, minus: half_tables.
-
-    A byte of the first addend is -128 to -1, so that 128 more, and the second one, carry nothing to the next byte.
-    """
-    raise_all = (0x100000000 - RAISED["mq4"] * 0x01010101) & 0xFFFFFFFF
-    return (
-        "{ .reg .b32 more_low, more_high; "
-        + _halves(word, (low, "more_low"), (high, "more_high"), left, right, minus)
-        + f" add.u32 {low}, {low}, more_low; add.u32 {low}, {low}, {raise_all:#x};"
-        + f" add.u32 {high}, {high}, more_high; add.u32 {high}, {high}, {raise_all:#x}; }}"
-    )
-
-
 def _addends() -> str:
     """PTX: $0 + $2 are the levels of the low quad of $4, $1 + $3 those of the high one: a tensor core adds them,
     exactly."""

@@ -21,7 +21,16 @@ from runner.kernels.gemv_tiles import Tiles
 from runner.kernels.grids import FORMATS, words_of_group
 from runner.kernels.int8_weights import int8_weights_ref
 from runner.kernels.pack import dequantize_ref
-from runner.kernels.values import FEW_ROWS, GROUP, ROWS_OF_BLOCKS, Int8Blocks, PackedMatrix, is_nvidia, moved
+from runner.kernels.values import (
+    FEW_ROWS,
+    GROUP,
+    ROWS_OF_BLOCKS,
+    Int8Blocks,
+    PackedMatrix,
+    in_block_order,
+    is_nvidia,
+    moved,
+)
 
 
 def best_layout(w: PackedMatrix, pair: int = 0) -> PackedMatrix:
@@ -60,8 +69,11 @@ def try_products(form: str, device: torch.device) -> bool:
 def _is_right_in_int8(w: PackedMatrix, random: torch.Generator, device: torch.device) -> bool:
     """Whether the product of a prompt of few tokens is what it should be."""
     n_rows, k = 20, w.shape[1]
-    levels = torch.randint(-127, 128, (ROWS_OF_BLOCKS, k), dtype=torch.int8, generator=random)
-    x = Int8Blocks(levels=levels, scale=torch.rand(-(-k // 256), ROWS_OF_BLOCKS, generator=random), num_rows=n_rows)
+    n_blocks = -(-k // 256)
+    levels = torch.randint(-127, 128, (ROWS_OF_BLOCKS, 256 * n_blocks), dtype=torch.int8, generator=random)
+    levels[:, k:] = 0
+    scale = torch.rand(n_blocks, ROWS_OF_BLOCKS, generator=random)
+    x = Int8Blocks(levels=in_block_order(levels), scale=scale, num_rows=n_rows, num_columns=k)
     weights, steps = int8_weights_ref(w)
     right = x.values().double() @ (weights.double() * steps.double()[:, None]).T
     found = torch.empty(n_rows, len(weights), device=device)

@@ -32,6 +32,7 @@ from runner.kernels.values import (
     Squares,
     cdiv,
     has_pdl,
+    in_block_order,
     is_nvidia,
     next_power_of_2,
     pdl_option,
@@ -73,8 +74,8 @@ def quantize_blocks_ref(x: Tensor, gain: Tensor | None, rotation: int) -> Int8Bl
     blocks = functional.pad(rotated, (0, -k % SPAN)).unflatten(1, (-1, SPAN))
     scale = blocks.abs().amax(2) / 127
     levels = torch.round(blocks / torch.where(scale > 0, scale, 1.0)[:, :, None]).to(torch.int8)
-    levels = levels.flatten(1)[:, :k].contiguous()
-    return Int8Blocks(levels=levels, scale=scale.T.float().contiguous(), num_rows=len(levels))
+    levels, scale = in_block_order(levels.flatten(1)), scale.T.float().contiguous()
+    return Int8Blocks(levels=levels, scale=scale, num_rows=len(levels), num_columns=k)
 
 
 def rotate_rows_ref(x: Tensor, gain: Tensor | None, rotation: int, dtype: torch.dtype) -> Tensor:
@@ -208,13 +209,17 @@ def _quantize_fragments(
 
 
 @triton.jit
-def store_blocks(v, span, row, k, ok, levels, scale, n_scales, is_row, K):
-    """v [2, 128] float32, a span of 256 columns k of a row, as int8 where `ok`, with a scale for all of them.
+def store_blocks(v, span, row, levels, scale, n_scales, is_row, K):
+    """v [2, 128] float32, a span of 256 columns of a row, 0 from column K on, as int8 with a scale for all of them.
 
     row, is_row: [1, 1], int64 and whether it is there. levels, scale: those of Int8Blocks, which has n_scales rows.
     """
     unit, grow, by, inverse = scale_of(tl.max(tl.max(magnitude(v), 1, keep_dims=True), 0, keep_dims=True))
-    tl.store(levels + row * K + k, level_of(v, grow, by, inverse).to(tl.int8), mask=ok)
+    i = tl.arange(0, 128)[None, :]  # so that Triton sees that a lane's four lie side by side: see store_fragments
+    j = 2 * tl.arange(0, 2)[:, None] + i // 64
+    place = span * 256 + i // 4 % 4 * 64 + i // 16 % 4 * 16 + j * 4 + i % 4
+    level = level_of(v, grow, by, inverse).to(tl.int8)
+    tl.store(levels + row * (tl.cdiv(K, 256) * 256) + place, level, mask=is_row & (i >= 0))
     tl.store(scale + span * n_scales + row, unit, mask=is_row)
 
 
@@ -247,7 +252,7 @@ def _rotate_rows(
             v *= g
         v = rotated_span(v, signs, signs_there, places, SIZE, NVIDIA)
         if HAS_SCALE:
-            store_blocks(v, span, row, k, ok, out, scale, n_scales, row < n_rows, K)
+            store_blocks(v, span, row, out, scale, n_scales, row < n_rows, K)
         else:
             tl.store(out + row * K + k, v.to(out.dtype.element_ty), mask=ok)
 
@@ -320,14 +325,15 @@ def quantize_blocks(x: Tensor, gain: Tensor | None, rotation: int, *, in_lanes: 
     n_rows, k = x.shape
     levels, scale = empty_blocks(n_rows, k, x.device)
     _launch_rotate_rows(x, gain, rotation, levels, scale, in_lanes=in_lanes)
-    return Int8Blocks(levels=levels, scale=scale, num_rows=n_rows)
+    return Int8Blocks(levels=levels, scale=scale, num_rows=n_rows, num_columns=k)
 
 
 def empty_blocks(n_rows: int, k: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Room for the levels and the scales of Int8Blocks."""
     n_filled = cdiv(n_rows, ROWS_OF_BLOCKS) * ROWS_OF_BLOCKS
-    levels = torch.empty(n_filled, k, dtype=torch.int8, device=device)
-    return levels, torch.empty(cdiv(k, SPAN), n_filled, device=device)
+    n_spans = cdiv(k, SPAN)
+    levels = torch.empty(n_filled, SPAN * n_spans, dtype=torch.int8, device=device)
+    return levels, torch.empty(n_spans, n_filled, device=device)
 
 
 def rotate_rows(x: Tensor, gain: Tensor | None, rotation: int, dtype: torch.dtype, *, in_lanes: bool = False) -> Tensor:

@@ -298,8 +298,7 @@ def _combine_int8(
         store_fragments(v, places, span, row, H * D, 1.0, words, notes, ZERO, COLUMNS)
     else:
         of_row = (row + tl.arange(0, 1)).to(tl.int64)[:, None]
-        k = span * 256 + places
-        store_blocks(v, span, of_row, k, k < H * D, words, notes, n_scales, of_row >= 0, H * D)
+        store_blocks(v, span, of_row, words, notes, n_scales, of_row >= 0, H * D)
 
 
 # --- launchers -------------------------------------------------------------------------------------------------------
@@ -330,7 +329,7 @@ def combine_blocks(splits: Splits, rotation: int) -> Int8Blocks:
     """The same as rotate.quantize_blocks does it."""
     levels, scale = empty_blocks(len(splits), splits.width, splits.mixes.device)
     _launch_combine_int8(splits, rotation, levels, scale, zero=0, columns=0, n_scales=scale.shape[1])
-    return Int8Blocks(levels=levels, scale=scale, num_rows=len(splits))
+    return Int8Blocks(levels=levels, scale=scale, num_rows=len(splits), num_columns=splits.width)
 
 
 def _launch_combine_int8(

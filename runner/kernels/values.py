@@ -112,24 +112,34 @@ class Int8Fragments:
 
 @dataclass(frozen=True, kw_only=True)
 class Int8Blocks:
-    """M rows of K activations as int8 with a float32 scale for each 256: x[m, 256 b + e] = level * scale[b, m].
+    """M rows of K activations as int8 with a float32 scale for each block of 256.
 
-    levels: int8 [R, K], from -127 to 127. scale: float32 [ceil(K / 256), R]. R: M, filled up to whole tiles of those
-    who multiply; what belongs to rows from M on is undefined.
+    levels: int8 [R, 256 B], from -127 to 127, with B = ceil(K / 256): place 64 w + 32 e + 16 half + 4 j + i of block b
+    is the level of element 256 b + 64 j + 32 e + 16 half + 4 w + i (in_block_order), 0 from K on. So a lane that has
+    the four words of a group of weights, one after the other, meets their x (int8_weights.py). scale: float32 [B, R].
+    R: M, filled up to whole tiles of those who multiply; what belongs to rows from M on is undefined.
     """
 
     levels: Tensor
     scale: Tensor
     num_rows: int
+    num_columns: int
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.num_rows, self.levels.shape[1]
+        return self.num_rows, self.num_columns
 
     def values(self) -> Tensor:
         """x [M, K] float32."""
-        of_element = self.scale[:, : self.num_rows].T.repeat_interleave(256, 1)[:, : self.levels.shape[1]]
-        return self.levels[: self.num_rows].float() * of_element
+        blocks = in_block_order(self.levels[: self.num_rows]).float().unflatten(1, (-1, 256))
+        values: Tensor = blocks * self.scale.T[: self.num_rows, :, None]
+        return values.flatten(1)[:, : self.num_columns]
+
+
+def in_block_order(x: Tensor) -> Tensor:
+    """Columns of [M, 256 B] in the order of Int8Blocks, or from it: it is its own inverse."""
+    ordered: Tensor = x.unflatten(1, (-1, 4, 2, 2, 4, 4)).transpose(2, 5).flatten(1)
+    return ordered
 
 
 ROWS_OF_BLOCKS: Final = 128

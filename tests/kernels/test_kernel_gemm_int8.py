@@ -18,7 +18,7 @@ from runner.kernels.int8_weights import FORMATS_AS_INT8, int8_weights, int8_weig
 from runner.kernels.matmul import linear, linear_gated, linear_logits, linear_residual, linear_squares, product
 from runner.kernels.pack import dequantize_ref
 from runner.kernels.rotate import quantize_blocks, quantize_blocks_ref
-from runner.kernels.values import FEW_ROWS, MOST_ROWS, ROWS_OF_BLOCKS, Int8Blocks, PackedMatrix, Squares
+from runner.kernels.values import FEW_ROWS, MOST_ROWS, ROWS_OF_BLOCKS, Int8Blocks, PackedMatrix, Squares, in_block_order
 from runner.quant.mq.grid import scale_values
 
 
@@ -36,9 +36,10 @@ def exact(x: Int8Blocks, planes: PackedMatrix) -> Tensor:
 
 
 def decoded(w: PackedMatrix) -> Tensor:
-    out = torch.empty(16 * len(w.packed), w.shape[1], dtype=torch.int8, device=DEVICE)
+    """In the order of the columns."""
+    out = torch.empty(16 * len(w.packed), -(-w.shape[1] // 256) * 256, dtype=torch.int8, device=DEVICE)
     int8_weights(w, out, first_tile=0)
-    return out
+    return in_block_order(out)[:, : w.shape[1]]
 
 
 def places(n: int, pair: int) -> Tensor:
@@ -63,9 +64,9 @@ def test_weights_become_the_nearest_int8_of_their_row(form: str, n: int, k: int,
     off = dequantize_ref(planes)[order] - found.float() * steps[order, None]
     assert (off.abs() / steps[order, None]).max() < 0.57  # the ratios are float16
     if len(w.packed) > 1:
-        last = torch.empty(16, k, dtype=torch.int8, device=DEVICE)
+        last = torch.empty(16, -(-k // 256) * 256, dtype=torch.int8, device=DEVICE)
         int8_weights(w, last, first_tile=len(w.packed) - 1)
-        assert torch.equal(last, out[-16:])
+        assert torch.equal(in_block_order(last)[:, :k], out[-16:])
 
 
 def words(n: int) -> list[int]:
@@ -80,10 +81,13 @@ def twice(value: float) -> int:
 @pytest.mark.parametrize("form", FORMATS_AS_INT8)
 def test_nvidias_program_rounds_a_level_times_the_ratio(form: str) -> None:
     program = int8_weights_file._QUADS if form == "mq4" else int8_weights_file._QUADS_UNIFORM
-    tables = half_tables(DEVICE)[:, 0].tolist() if form == "mq4" else []
+    minus = half_tables(DEVICE)[2, 0].item()
     for i, word in enumerate(words(300)):
         ratio = float(torch.tensor(0.05 + i / 320).half()) * (-1) ** i
-        found = ptx.run(program.value, [word, twice(ratio), *tables], 2)
+        decoder = [twice(ratio)]
+        if form == "mq4":
+            decoder = [*ptx.run(int8_weights_file._SCALED_LEVELS.value, decoder, 5), minus]
+        found = ptx.run(program.value, [word, *decoder], 2)
         for half in (0, 1):
             bits = [word >> (4 * j + 16 * half if form == "mq4" else 8 * j + 4 * half) & 15 for j in range(4)]
             assert [(found[half] >> 8 * j & 255 ^ 128) - 128 for j in range(4)] == [
