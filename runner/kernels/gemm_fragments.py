@@ -142,7 +142,7 @@ class GemmFragments(Int8Product):
             n_rows, len(x.levels), w.shape[0], n_pairs, n_tiles, args,
             EPILOGUE=epilogue, CONFIG=config, PAIR=self.pair, FORMAT=w.format, LONGEST=longest_level(w), PART=part,
             BM=block, T=_TILES, NVIDIA=is_nvidia(x.levels), PDL=pdl,
-            num_warps=_WARPS, num_stages=_STAGES, **pdl_option(pdl), **OPTIONS,
+            num_warps=_WARPS, num_stages=_STAGES[block], **pdl_option(pdl), **OPTIONS,
         )  # fmt: skip
 
     @property
@@ -179,7 +179,10 @@ MOST_DECODED_ROWS: Final = 384
 # Llama-3.1-8B, 128 rows: two stages take as long, and eight warps (256 rows: gate and up 18 % longer); 168 registers
 # 45 % longer. docs/LOG.md has more.
 _TILES: Final = 4
-_WARPS, _STAGES = 4, 3
+_WARPS: Final = 4
+# By rows of a program. H200, Llama-3.1-8B, ms to the first token with three and with four: 20 rows 2.85 and 2.76, 64
+# 3.74 and 3.60, and 128, where one program a multiprocessor has room with four, 4.9 and 6.3.
+_STAGES: Final = {32: 4, 64: 4, 128: 3}
 _AT_ONCE: Final = {32: 4 * MULTIPROCESSORS, 64: 3 * MULTIPROCESSORS, 128: 2 * MULTIPROCESSORS}  # programs, by rows
 # Blocks of 256 columns of a part; half as many where multiprocessors are idle: [2048, 2048], 32 rows, 12.2 -> 8.7 us.
 _LEAST_BLOCKS: Final = 4
@@ -208,7 +211,7 @@ def variants() -> Iterator[Variant]:
                 "NVIDIA": False, "PDL": False,
             },
             num_warps=_WARPS,
-            num_stages=_STAGES,
+            num_stages=_STAGES[rows],
             is_decode=False,
             has_pdl=True,
             only_target="sm_90",
