@@ -7,7 +7,7 @@ for prepare.py and the readers in quant/; this file opens none.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal
@@ -180,11 +180,24 @@ def _beside(weights: str, name: str) -> str:
 
 def missing_side_files(names: Iterable[str]) -> str:
     """What safetensors weights lack to be run, in words, or ""."""
-    there = set(names)
+    return " and no ".join(_lacking_side_files(set(names)))
+
+
+def _lacking_side_files(there: Collection[str]) -> list[str]:
     lacking = [] if CONFIG in there else [CONFIG]
-    if not any(there.issuperset(files) for files in TOKENIZERS):
-        lacking.append("tokenizer.json")
-    return " and no ".join(lacking)
+    if not any(set(files) <= set(there) for files in TOKENIZERS):
+        begun = next((files for files in TOKENIZERS if set(files) & set(there)), TOKENIZERS[0])
+        lacking += [name for name in begun if name not in there]
+    return lacking
+
+
+def lacking_files(weights: Iterable[str], there: Collection[str]) -> tuple[str, ...]:
+    """What is not `there` of those weights, nor of the files beside them without which they cannot be run."""
+    wanted = tuple(weights)
+    lacking = [name for name in wanted if name not in there]
+    if not all(name.lower().endswith(".gguf") for name in wanted):
+        lacking += _lacking_side_files(there)
+    return tuple(lacking)
 
 
 def _choose_gguf(spec: ModelSpec, groups: Sequence[FileGroup], where: str) -> FileGroup:
