@@ -11,6 +11,7 @@ from hub_server import Fault, Hub
 from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, blob, fetch_all, shard, small_hub
 
 from runner.cli.app import main
+from runner.paths import user_paths
 
 
 @pytest.fixture
@@ -156,3 +157,16 @@ def test_du_on_a_fresh_machine_has_nothing_but_the_disk(capsys: pytest.CaptureFi
     code, out, err = run(capsys, "du")
     assert (code, err) == (0, "")
     assert "0 B" in out.splitlines()[1]
+
+
+def test_du_shows_what_was_half_made_and_rm_partial_deletes_it(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("one-mq4", "two-mq4"):
+        partial = user_paths().models / f"{name}.partial"
+        partial.mkdir(parents=True)
+        (partial / "journal.jsonl").write_bytes(bytes(1000))
+    assert "`runner rm --partial` deletes unfinished models." in run(capsys, "du")[2]
+    assert run(capsys, "rm", "-y", "--partial", "one-mq4", "--json")[0] == 0
+    assert [path.name for path in user_paths().models.iterdir()] == ["two-mq4.partial"]
+    code, _, err = run(capsys, "rm", "-y", "--partial")
+    assert (code, err) == (0, "two-mq4, unfinished: 1.0 kB\nFreed 1.0 kB.\n")
+    assert list(user_paths().models.iterdir()) == []
