@@ -208,6 +208,8 @@ def _calibration(name: str, packing: _Packing, on_refusal: Callable[[str], None]
 def _source_path(text: str, offline: bool | None, *, as_json: bool) -> Path:
     """A path as it is; of a registry name or a repository the original weights, fetched when they are not here."""
     path = Path(text).expanduser()
+    if not text:
+        raise UsageError("SOURCE is empty.", hint="Name a model, or a file or directory with one.")
     if path.is_dir() and not (path / "config.json").exists():
         raise UsageError(
             f"{path} is not the directory of a model.", hint="It has no config.json. A GGUF is named by its file."

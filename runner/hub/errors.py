@@ -245,7 +245,7 @@ def of_disk(error: OSError, cache: Path) -> RunnerError:
             "The disk is full.",
             hint="Make room with `runner rm`, or put the cache elsewhere with HF_HOME; what has arrived is kept.",
         )
-    place = error.filename or cache
+    place = error.filename2 or error.filename or cache  # of a rename, where it leads
     if error.errno == errno.EFBIG:
         return DoesNotFit(
             f"The file system of {place} holds no files as large as this one.",
@@ -255,6 +255,17 @@ def of_disk(error: OSError, cache: Path) -> RunnerError:
         return RunnerError(
             f"The disk of {place} is mounted read-only.",
             hint="Mount it so that it can be written, or put the cache elsewhere with HF_HOME.",
+        )
+    if error.errno in (errno.EISDIR, errno.ENOTDIR):
+        is_file = error.errno == errno.ENOTDIR
+        wrong = (
+            f"file in the place of a directory, at or above {place}"
+            if is_file
+            else (f"directory in the place of a file, at {place}")
+        )
+        return RunnerError(
+            f"The cache cannot be written: there is a {wrong}.",
+            hint="Move it away, or put the cache elsewhere with HF_HOME.",
         )
     return RunnerError(
         f"The cache cannot be written: {error.strerror or error}: {place}.",

@@ -135,6 +135,8 @@ def test_interrupting_the_fetch_of_a_source_says_that_what_arrived_is_kept(
 def test_a_directory_without_a_model_is_refused_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quantize", str(tmp_path)]) == 2
     assert f"{tmp_path} is not the directory of a model" in capsys.readouterr().err
+    assert main(["quantize", ""]) == 2
+    assert "SOURCE is empty" in capsys.readouterr().err
 
 
 def test_json_says_what_was_made(tmp_path: Path, demo_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:

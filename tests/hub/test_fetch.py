@@ -358,6 +358,8 @@ def test_a_cache_that_cannot_be_reached_is_said_so(tmp_path: Path, monkeypatch: 
     [
         (errno.EFBIG, DoesNotFit, "/big holds no files as large", "another disk with HF_HOME"),
         (errno.EROFS, RunnerError, "disk of /big is mounted read-only", "HF_HOME"),
+        (errno.EISDIR, RunnerError, "there is a directory in the place of a file, at /big", "Move it away"),
+        (errno.ENOTDIR, RunnerError, "there is a file in the place of a directory, at or above /big", "Move it away"),
         (errno.EACCES, RunnerError, "cannot be written: Permission denied: /big", "permissions"),
     ],
 )
@@ -366,6 +368,14 @@ def test_what_a_disk_refuses_has_its_own_remedy(number: int, kind: type[RunnerEr
     assert type(error) is kind
     assert said in error.message
     assert remedy in error.hint
+
+
+@pytest.mark.usefixtures("server")
+def test_a_directory_in_the_place_of_a_file_is_named() -> None:
+    directory, _ = fetch(["tiny-Q8_0.gguf"])
+    (directory / "tiny-Q4_0.gguf").mkdir()
+    with pytest.raises(RunnerError, match=f"in the place of a file, at {directory / 'tiny-Q4_0.gguf'}"):
+        fetch(["tiny-Q4_0.gguf"])
 
 
 @pytest.mark.usefixtures("server")
