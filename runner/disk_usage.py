@@ -14,6 +14,7 @@ from typing import Literal
 
 from runner.hub_cache import cached_repos, hub_settings
 from runner.hub_parts import leftovers
+from runner.quant.packed_files import PARTIAL_SUFFIX
 from runner.registry import Registry
 
 UseKind = Literal["cache", "made here", "unfinished", "other"]
@@ -76,10 +77,12 @@ class _Counter:
     def __init__(self) -> None:
         self._met: set[tuple[int, int]] = set()
 
-    def new_bytes(self, directories: Iterable[Path]) -> int:
+    def new_bytes(self, places: Iterable[Path]) -> int:
+        """Of files, and of all files in directories."""
         total = 0
-        for directory in directories:
-            for folder, _, names in os.walk(directory):
+        for place in places:
+            total += self._new(str(place)) if os.path.isfile(place) else 0
+            for folder, _, names in os.walk(place):
                 for name in names:
                     total += self._new(os.path.join(folder, name))
         return total
@@ -116,13 +119,13 @@ def _cached(registry: Registry, counter: _Counter, repo: str, directory: Path) -
 
 def _made(counter: _Counter, made: Path) -> list[Use]:
     try:
-        paths = sorted(path for path in made.iterdir() if path.is_dir())
+        paths = sorted(path for path in made.iterdir() if path.is_dir() or path.name.endswith(PARTIAL_SUFFIX))
     except OSError:  # none were made yet
         return []
     return [
         Use(
             name=path.name,
-            kind="unfinished" if path.name.endswith(".partial") else "made here",
+            kind="unfinished" if path.name.endswith(PARTIAL_SUFFIX) else "made here",
             path=path,
             size_bytes=counter.new_bytes([path]),
         )

@@ -6,7 +6,7 @@ Nothing is changed before the hub has said that it has the file. It never delete
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from runner.errors import RunnerError
 from runner.hub.hashes import Expected, expected_hash
 from runner.hub_cache import repo_directory
 from runner.hub_parts import quarantine, refuse_while_fetched
+from runner.model_files import TOKENIZERS
 from runner.types import CancelToken
 from runner.verify import Finding
 
@@ -96,17 +97,29 @@ def _mend_commit(
     aside: dict[Path, Path | None] = {}
     try:
         listing = hub.list_files(repo, commit)
-        offered = [one for one in findings if one.links[0][1] in listing.names]
+        offered = {one: names for one in findings if (names := _at_hub(one, commit, listing.names))}
         for finding in offered:
             aside[finding.path] = _set_aside(finding)
-        names = sorted({name for one in offered for at, name in one.links if at == commit})
-        hub.fetch(listing, names, on_progress=on_progress, cancel=cancel, options=options)
+        wanted = sorted(set[str]().union(*offered.values()))
+        hub.fetch(listing, wanted, on_progress=on_progress, cancel=cancel, options=options)
         error = ""
     except RunnerError as raised:
         if cancel.is_cancelled:
             raise
-        offered, error = [], f"{raised.message} {raised.hint}".strip()
+        offered, error = {}, f"{raised.message} {raised.hint}".strip()
     return [_result(finding, aside.get(finding.path), finding in offered, error) for finding in findings]
+
+
+def _at_hub(finding: Finding, commit: str, listed: Collection[str]) -> frozenset[str]:
+    """What to fetch for a finding; nothing where the commit has no such file any more.
+
+    Which tokenizer a model has that is here without one, the listing alone can tell.
+    """
+    names = frozenset(name for at, name in finding.links if at == commit)
+    if finding.links[0][1] in listed:
+        return names
+    is_tokenizer = finding.problem == "missing" and names == set(TOKENIZERS[0])
+    return frozenset(next((files for files in TOKENIZERS if is_tokenizer and set(files) <= set(listed)), ()))
 
 
 def _result(finding: Finding, aside: Path | None, was_fetched: bool, error: str) -> Mended:

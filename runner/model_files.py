@@ -7,7 +7,7 @@ for prepare.py and the readers in quant/; this file opens none.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal
@@ -39,6 +39,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # Taken in this order when a repository has several quantizations and none was asked for.
 PREFERRED_QUANTS = ("Q4_K_M", "UD-Q4_K_M", "MXFP4", "Q4_0", "Q5_K_M", "Q6_K", "Q8_0", "BF16", "F16", "F32")
 
+_LACKED = "The repository itself lacks that: fetching again brings nothing. Choose another one, or another --revision."
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf|\.safetensors)", re.I)
 _WORD = re.compile(r"[-._/]")
 # GGUF files beside a model that are none themselves: vision projectors and calibration data.
@@ -127,10 +128,11 @@ def gguf_groups(names: Iterable[str]) -> tuple[FileGroup, ...]:
     return tuple(group for group in groups if not _NO_MODELS & set(_WORD.split(group.label.lower())))
 
 
-def safetensors_weights(names: Iterable[str]) -> tuple[str, ...]:
+def safetensors_weights(names: Iterable[str], *, are_all: bool = False) -> tuple[str, ...]:
     """The weight files at the top of `names`: model.safetensors, or the shards of it, or a lone other file; or none.
 
-    Raises BadModelFile when a shard is missing and UsageError when it cannot be told which set is the model.
+    are_all: the repository has no others. Raises BadModelFile when a shard is missing and UsageError when it cannot be
+    told which set is the model.
     """
     top = [name for name in names if "/" not in name]
     groups, incomplete = _groups(top, ".safetensors")
@@ -147,13 +149,17 @@ def safetensors_weights(names: Iterable[str]) -> tuple[str, ...]:
             )
         return found[0].names
     if incomplete:
-        raise BadModelFile(f"Parts of the weights are missing: {', '.join(incomplete)}.", hint="Fetch them again.")
+        raise BadModelFile(
+            f"Parts of the weights are missing: {', '.join(incomplete)}.",
+            hint=_LACKED if are_all else "Fetch them again.",
+        )
     return ()
 
 
-def choose(spec: ModelSpec, names: Sequence[str], where: str) -> Choice:
+def choose(spec: ModelSpec, names: Sequence[str], where: str, *, are_all: bool = False) -> Choice:
     """The files of `spec` among `names`, POSIX paths relative to `where` (a repository or directory, for messages).
 
+    are_all: `where` is a repository that has no others, so that fetching again would not bring what is missing.
     Raises UsageError when the quantization is not there or has to be named, BadModelFile when files are missing, and
     UnsupportedModel when there are only pickled weights or none.
     """
@@ -161,16 +167,17 @@ def choose(spec: ModelSpec, names: Sequence[str], where: str) -> Choice:
         group = _choose_gguf(spec, groups, where)
         side = tuple(name for name in SIDE_FILES if _beside(group.names[0], name) in names)
         return Choice("gguf", group.names, tuple(_beside(group.names[0], name) for name in side))
-    if not spec.chosen_quant and (weights := safetensors_weights(names)):
+    if not spec.chosen_quant and (weights := safetensors_weights(names, are_all=are_all)):
         missing = missing_side_files(names)
         if missing:
-            raise BadModelFile(f"{where} has weights, but no {missing}.", hint="Fetch the whole repository.")
+            hint = _LACKED if are_all else "Fetch the whole repository."
+            raise BadModelFile(f"{where} has weights, but no {missing}.", hint=hint)
         if is_packed(names):
             side = tuple(name for name in (MANIFEST_NAME, HEAD_NAME, *SIDE_FILES) if name in names)
             return Choice("packed", (WEIGHTS_NAME,), side)
         side = tuple(name for name in (*SIDE_FILES, INDEX) if name in names)
         return Choice("safetensors", weights, side)
-    raise _nothing(spec, names, where)
+    raise _nothing(spec, names, where, are_all)
 
 
 def _beside(weights: str, name: str) -> str:
@@ -180,11 +187,24 @@ def _beside(weights: str, name: str) -> str:
 
 def missing_side_files(names: Iterable[str]) -> str:
     """What safetensors weights lack to be run, in words, or ""."""
-    there = set(names)
+    return " and no ".join(_lacking_side_files(set(names)))
+
+
+def _lacking_side_files(there: Collection[str]) -> list[str]:
     lacking = [] if CONFIG in there else [CONFIG]
-    if not any(there.issuperset(files) for files in TOKENIZERS):
-        lacking.append("tokenizer.json")
-    return " and no ".join(lacking)
+    if not any(set(files) <= set(there) for files in TOKENIZERS):
+        begun = next((files for files in TOKENIZERS if set(files) & set(there)), TOKENIZERS[0])
+        lacking += [name for name in begun if name not in there]
+    return lacking
+
+
+def lacking_files(weights: Iterable[str], there: Collection[str]) -> tuple[str, ...]:
+    """What is not `there` of those weights, nor of the files beside them without which they cannot be run."""
+    wanted = tuple(weights)
+    lacking = [name for name in wanted if name not in there]
+    if not all(name.lower().endswith(".gguf") for name in wanted):
+        lacking += _lacking_side_files(there)
+    return tuple(lacking)
 
 
 def _choose_gguf(spec: ModelSpec, groups: Sequence[FileGroup], where: str) -> FileGroup:
@@ -220,12 +240,13 @@ def _preferred(groups: Sequence[FileGroup]) -> list[FileGroup]:
     return next(([by_quant[quant]] for quant in PREFERRED_QUANTS if quant in by_quant), [])
 
 
-def _nothing(spec: ModelSpec, names: Sequence[str], where: str) -> Exception:
+def _nothing(spec: ModelSpec, names: Sequence[str], where: str, are_all: bool) -> Exception:
     """The error for a place without files of the model."""
     _, incomplete = _groups(names, ".gguf")
     if incomplete:
         return BadModelFile(
-            f"Parts of the model are missing in {where}: {', '.join(incomplete)}.", hint="Fetch it again."
+            f"Parts of the model are missing in {where}: {', '.join(incomplete)}.",
+            hint=_LACKED if are_all else "Fetch it again.",
         )
     if spec.chosen_quant and safetensors_weights(names):
         return UsageError(

@@ -190,7 +190,7 @@ def _fetch(spec: ModelSpec, on_event: OnEvent, cancel: CancelToken) -> Located:
 
     repo, revision = _source(spec)
     listing = hub.list_files(repo, revision)
-    choice = choose(spec, listing.names, repo)
+    choice = choose(spec, listing.names, repo, are_all=True)
     wanted = set(choice.names)
     size = sum(file.size_bytes for file in listing.files if file.name in wanted)
     label = choice.weights[0] if len(choice.weights) == 1 else f"{len(choice.weights)} files"

@@ -246,7 +246,7 @@ def _none(error: RunnerError) -> Backing:
 def _on_the_hub(spec: ModelSpec, options: LoadOptions) -> _Found:
     repo, revision = spec.source
     listing = hub.list_files(repo, revision)
-    choice = choose_files(spec, listing.names, repo)
+    choice = choose_files(spec, listing.names, repo, are_all=True)
     listed = {file.name: file.size_bytes for file in listing.files}
     here = next((set(one.names) for one in snapshots(repo, revision) if one.commit == listing.commit), set[str]())
     model = ReadyModel(name=title(spec), format=choice.format, weights=(), directory=Path(repo), size_bytes=0)

@@ -86,7 +86,7 @@ def plan_pull(spec: ModelSpec) -> PullPlan:
     """
     repo, revision = spec.source
     listing = hub.list_files(repo, revision)
-    choice = choose(spec, listing.names, repo)
+    choice = choose(spec, listing.names, repo, are_all=True)
     directory = repo_directory(repo)
     missing = tuple(file for name in choice.names if not _is_here(directory, listing, file := listing.file(name)))
     wanted = {etag for file in missing for etag in (file.sha256, file.blob_id) if etag}

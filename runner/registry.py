@@ -19,6 +19,7 @@ from typing import Any, Literal
 from runner.config import nearest_hint
 from runner.errors import ConfigError, UnknownModel, UsageError
 from runner.paths import Paths, builtin, user_paths
+from runner.quant.packed_files import PARTIAL_SUFFIX
 
 Origin = Literal["registry", "made", "hub", "path", "fake"]
 
@@ -235,7 +236,7 @@ class Registry:
         return tuple(
             ModelSpec(name=path.name, origin="made", path=path.absolute())
             for path in paths
-            if path.is_dir() and not path.name.startswith(".") and not path.name.endswith(".partial")
+            if path.is_dir() and not path.name.startswith(".") and not path.name.endswith(PARTIAL_SUFFIX)
         )
 
     def search(self, query: str) -> tuple[ModelSpec, ...]:

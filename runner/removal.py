@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,12 +26,14 @@ from runner.hub_cache import (
 from runner.hub_parts import Leftovers, delete_leftovers, leftovers, lock_directory, refuse_while_fetched
 from runner.inventory import is_builtin, is_meant, known_names
 from runner.model_files import FileGroup, intended_groups, missing_side_files
+from runner.quant.packed_files import PARTIAL_SUFFIX
+from runner.quant.work_directory import held
 from runner.registry import SAFETENSORS, ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class Removal:
-    """One deletion. directory: of a model made here, or of the repository `repo` in the cache.
+    """One deletion. directory: of a model made here, whole or half, or of the repository `repo` in the cache.
 
     names: the files of the repository that go; None means all of the directory. left: the unfinished and damaged files
     that go with them.
@@ -54,8 +57,7 @@ def plan_removal(spec: ModelSpec, made: Path) -> tuple[Removal, ...]:
             f"{spec.name} ships with runner and cannot be deleted.", hint="Removing the program removes it."
         )
     if spec.origin == "made" and spec.path is not None and spec.path.parent == made.absolute():
-        size = sum(os.lstat(Path(folder, name)).st_size for folder, _, names in os.walk(spec.path) for name in names)
-        return (Removal(title=spec.name, size_bytes=size, directory=spec.path),)
+        return (Removal(title=spec.name, size_bytes=_size_of(spec.path), directory=spec.path),)
     if spec.path is not None or spec.origin == "fake":
         raise UsageError(
             f"{spec.path or spec.name} was neither made nor fetched by runner.",
@@ -75,6 +77,32 @@ def plan_leftovers(spec: ModelSpec | None) -> tuple[Removal, ...]:
         if left := leftovers(directory):
             found.append(_of_leftovers(repo, directory, left))
     return tuple(found)
+
+
+def plan_half_made(made: Path, name: str = "") -> tuple[Removal, ...]:
+    """What deleting the half-made models there means: all of them, or those that are to be called `name`."""
+    try:
+        paths = sorted(path for path in made.absolute().iterdir() if path.name.endswith(PARTIAL_SUFFIX))
+    except OSError:  # none were made yet
+        return ()
+    wanted = name.removesuffix(PARTIAL_SUFFIX) + PARTIAL_SUFFIX
+    return tuple(of_half_made(path) for path in paths if not name or path.name == wanted)
+
+
+def of_half_made(partial: Path) -> Removal:
+    """What deleting that half-made model means, which has the suffix of one."""
+    title = f"{partial.name.removesuffix(PARTIAL_SUFFIX)}, unfinished"
+    return Removal(title=title, size_bytes=_size_of(partial), directory=partial)
+
+
+def _size_of(path: Path) -> int:
+    """The bytes of a file, or of all files in a directory. Links are not followed, and what has gone meanwhile is 0."""
+    found = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+    total = 0
+    for file in found if os.path.isdir(path) else [path]:
+        with suppress(OSError):
+            total += os.lstat(file).st_size
+    return total
 
 
 def plan_unfinished(spec: ModelSpec, names: Collection[str] = ()) -> Removal | None:
@@ -163,7 +191,7 @@ def _from_cache(spec: ModelSpec, repo: str) -> Removal | None:
 def delete(removal: Removal) -> int:
     """Carry it out; returns the bytes freed.
 
-    Raises BusyError when a process is fetching those files, RunnerError when something could not be deleted.
+    Raises BusyError when a process is fetching or making those files, RunnerError when something could not be deleted.
     """
     if removal.repo:
         return _delete_cached(removal)
@@ -171,9 +199,23 @@ def delete(removal: Removal) -> int:
         if removal.directory.is_symlink():  # someone linked a directory in here: the link is ours, what it means is not
             removal.directory.unlink()
             return 0
+        if removal.directory.name.endswith(PARTIAL_SUFFIX):
+            return _delete_half_made(removal)
         shutil.rmtree(removal.directory)
     except OSError as error:
         raise RunnerError(f"{removal.directory} cannot be deleted: {error.strerror or error}.") from error
+    return removal.size_bytes
+
+
+def _delete_half_made(removal: Removal) -> int:
+    """Delete it, unless it is being made now. Raises BusyError, OSError."""
+    with held(removal.directory):
+        if removal.directory.is_dir():
+            shutil.rmtree(removal.directory)
+        elif removal.directory.exists():
+            removal.directory.unlink()
+        else:  # it is finished, or was deleted, since the plan
+            return 0
     return removal.size_bytes
 
 

@@ -23,19 +23,26 @@ def wrong_shards(directory: Path, files: Mapping[str, Path]) -> tuple[tuple[str,
     return (*_safetensors(directory, files), *_gguf(files))
 
 
+def promised_tensors(directory: Path) -> dict[str, set[str]]:
+    """The shards that the safetensors index in there names, each with its tensors; none where it cannot be read."""
+    try:
+        weight_map = read_json_if_there(directory / INDEX).get("weight_map")
+    except RunnerError:
+        return {}
+    promised: dict[str, set[str]] = {}
+    for tensor, shard in weight_map.items() if isinstance(weight_map, dict) else ():
+        if isinstance(shard, str):
+            promised.setdefault(shard, set()).add(tensor)
+    return promised
+
+
 def _safetensors(directory: Path, files: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
     """Shards without the tensors that the index says they have."""
     from runner.quant.safetensors_file import read_header
 
-    try:
-        weight_map = read_json_if_there(directory / INDEX).get("weight_map")
-    except RunnerError:
-        return
-    promised: dict[str, set[str]] = {}
-    for tensor, shard in weight_map.items() if isinstance(weight_map, dict) else ():
-        if isinstance(shard, str) and shard in files:
-            promised.setdefault(shard, set()).add(tensor)
-    for shard, tensors in sorted(promised.items()):
+    for shard, tensors in sorted(promised_tensors(directory).items()):
+        if shard not in files:
+            continue
         try:
             missing = tensors - read_header(files[shard]).keys()
         except RunnerError:

@@ -2,7 +2,7 @@
 
 A blob of the Hugging Face cache is named after its hash: SHA-256 for large files, git's SHA-1 for small ones. Models
 made here have theirs in runner.json. Where a name tells nothing, the hub's listing is asked for, through a function
-that is given. It reads names and the manifest, no contents; checking is verify.py's.
+that is given. It reads names and the JSON that says which files belong together, no weights; checking is verify.py's.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ from runner.errors import RunnerError, UsageError
 from runner.hub.hashes import Expected, expected_hash
 from runner.hub.listing import RemoteFile
 from runner.hub_cache import Snapshot, cached_repos, first_hop, repo_directory, snapshots
-from runner.hub_parts import leftovers
+from runner.hub_parts import Part, leftovers
 from runner.inventory import is_meant, known_names
-from runner.model_files import SIDE_FILES, intended_groups
-from runner.quant.json_file import read_json
+from runner.model_config.families import SUPPORTED_MODEL_TYPES
+from runner.model_files import CONFIG, SIDE_FILES, TOKENIZERS, intended_groups, lacking_files
+from runner.quant.json_file import read_json, read_json_if_there
 from runner.quant.packed_files import MANIFEST_NAME
 from runner.registry import ModelSpec, Registry
+from runner.shard_order import promised_tensors
 from runner.verify import UNKNOWN, Finding, Link, Plan, Problem, Target
 
+# Beside weights that change a model and are none.
+_ADAPTER_CONFIG = "adapter_config.json"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 # What the hub lists for (repository, commit), by name. Raises RunnerError.
@@ -75,9 +79,10 @@ def _names_of(spec: ModelSpec, repo: str) -> frozenset[str] | None:
 def plan_cached(repo: str, directory: Path, names: Collection[str] | None, ask_hub: AskHub) -> Plan:
     """What to check of a repository in the cache: those files, or with None all of it, unused blobs included."""
     plan = _Cached(repo, names, ask_hub)
-    for snapshot in snapshots(repo):
+    commits, left = snapshots(repo), leftovers(directory)
+    for snapshot in commits:
         plan.add_snapshot(snapshot)
-    left = leftovers(directory)
+    plan.add_absent(commits, left.parts)
     for part in left.parts:
         if names is None or part.name in names:
             whole = f" of {part.size_bytes}" if part.size_bytes else ""
@@ -129,6 +134,24 @@ class _Cached:
         if nameless:
             self._add_nameless(snapshot, nameless)
 
+    def add_absent(self, commits: Sequence[Snapshot], parts: Sequence[Part]) -> None:
+        """What each set of weights lacks, of which a commit has something: at the first of those commits.
+
+        It lacks nothing where another commit has it whole, or a part file says that its download has not ended.
+        """
+        begun = {part.name for part in parts}
+        absent: dict[tuple[str, ...], tuple[Snapshot, frozenset[str]]] = {}
+        for snapshot in commits:
+            there = frozenset(name for name, _ in _entries(snapshot.directory))
+            for weights in _meant_weights(snapshot.directory, there):
+                is_asked = self._names is None or not set(self._names).isdisjoint(weights)
+                if is_asked and begun.isdisjoint(weights):
+                    lacking = _lacking(snapshot.directory, weights, there)
+                    absent[weights] = absent.get(weights, (snapshot, lacking)) if lacking else (snapshot, lacking)
+        found = {(snapshot.directory / name, snapshot, name) for snapshot, names in absent.values() for name in names}
+        for path, snapshot, name in found:
+            self.note(name, path, "missing", "the model needs it, and it is not here", ((snapshot.commit, name),))
+
     def _add(self, name: str, path: Path, expected: Expected, commit: str) -> None:
         links = (*(self.targets[path].links if path in self.targets else ()), (commit, name))
         self.targets[path] = Target(
@@ -158,6 +181,36 @@ class _Cached:
             expected = expected_of(name)
             if path not in self.targets and path not in others and expected is not None and os.path.exists(path):
                 self.targets[path] = Target(model=self._repo, repo=self._repo, name=name, path=path, expected=expected)
+
+
+def _meant_weights(directory: Path, there: frozenset[str]) -> set[tuple[str, ...]]:
+    """The sets of weights that a snapshot has something of, by the numbers in their names or by the index."""
+    indexed = tuple(sorted(promised_tensors(directory)))
+    if there.isdisjoint(indexed):
+        indexed = ()
+    groups = {group.names for group in intended_groups(there) if set(indexed).isdisjoint(group.names)}
+    return groups | ({indexed} if indexed else set())
+
+
+def _lacking(directory: Path, weights: tuple[str, ...], there: frozenset[str]) -> frozenset[str]:
+    """What a snapshot lacks to run those weights.
+
+    Other tools keep models of images, adapters and the like in the same cache, which have other files beside them.
+    """
+    lacking = lacking_files(weights, there)
+    if CONFIG in lacking:
+        is_language_model = _ADAPTER_CONFIG not in there and any(set(files) <= there for files in TOKENIZERS)
+    else:
+        is_language_model = _model_type(directory / CONFIG) in SUPPORTED_MODEL_TYPES
+    return frozenset(name for name in lacking if is_language_model or name in weights)
+
+
+def _model_type(config: Path) -> object:
+    """What a config.json says that its model is; None where it cannot be read, which its hash tells of."""
+    try:
+        return read_json_if_there(config).get("model_type")
+    except RunnerError:
+        return None
 
 
 def _is_gone(path: Path) -> bool:

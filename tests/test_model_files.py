@@ -94,6 +94,21 @@ def test_a_missing_shard_is_named() -> None:
         safetensors_weights(["model-00002-of-00002.safetensors", *HF])
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["model-00002-of-00002.safetensors", *HF],
+        ["x-00001-of-00003.gguf"],
+        ["model.safetensors", "tokenizer.json"],
+    ],
+)
+def test_what_a_repository_itself_lacks_is_not_to_be_fetched_again(names: list[str]) -> None:
+    for are_all, hint in ((True, "The repository itself lacks that"), (False, "Fetch ")):
+        with pytest.raises(BadModelFile) as caught:
+            choose(HUB, names, "r", are_all=are_all)
+        assert caught.value.hint.startswith(hint)
+
+
 def test_gguf_wins_over_safetensors_unless_the_original_is_asked_for() -> None:
     names = ["x-Q8_0.gguf", "model.safetensors", *HF]
     assert choose(HUB, names, "r").format == "gguf"

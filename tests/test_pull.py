@@ -9,7 +9,7 @@ import pytest
 from hub_server import Hub
 from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, fetch_all, shard, small_hub
 
-from runner.errors import UsageError
+from runner.errors import BadModelFile, UsageError
 from runner.hub import FetchOptions
 from runner.pull import PullPlan, at_revision, here_for_good, plan_pull, pull
 from runner.registry import Registry
@@ -83,6 +83,13 @@ def test_a_pinned_commit_that_is_here_needs_no_question(server: Hub) -> None:
     assert [path.name for path in located.weights] == [WEIGHTS]
     assert here_for_good(spec) is None
     assert server.requests == []
+
+
+def test_a_repository_that_lacks_a_shard_is_not_to_be_fetched_again(server: Hub) -> None:
+    del server.repos[SHARDS].files[shard(2)]
+    with pytest.raises(BadModelFile, match=r"2 of 3 parts") as caught:
+        plan(SHARDS)
+    assert "The repository itself lacks that" in caught.value.hint
 
 
 @pytest.mark.usefixtures("server")

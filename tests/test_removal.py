@@ -17,8 +17,9 @@ from runner.errors import BusyError, RunnerError, UsageError
 from runner.hub_cache import repo_directory
 from runner.hub_parts import leftovers, lock_directory
 from runner.paths import user_paths
+from runner.quant.work_directory import WorkDirectory
 from runner.registry import Registry
-from runner.removal import Removal, delete, plan_leftovers, plan_removal, plan_unfinished, shared_bytes
+from runner.removal import Removal, delete, plan_half_made, plan_leftovers, plan_removal, plan_unfinished, shared_bytes
 from runner.types import CancelToken
 
 
@@ -154,3 +155,40 @@ def test_bytes_that_another_file_shares_stay_and_are_counted(server: Hub) -> Non
     assert delete(removal) == 0
     (other,) = removals(GGUF)
     assert shared_bytes(other) == 0
+
+
+def half_made(name: str) -> Path:
+    path = user_paths().models / f"{name}.partial"
+    path.mkdir(parents=True)
+    (path / "journal.jsonl").write_bytes(bytes(1000))
+    return path
+
+
+def test_half_made_models_go_by_name_or_all_but_not_under_who_makes_them() -> None:
+    made = user_paths().models
+    assert plan_half_made(made) == ()
+    first, second = half_made("first-mq4"), half_made("second.gguf")
+    logits = made / "kept.partial"
+    logits.write_bytes(bytes(10))
+    (made / "whole").mkdir()
+    assert [plan.title for plan in plan_half_made(made)] == [
+        "first-mq4, unfinished",
+        "kept, unfinished",
+        "second.gguf, unfinished",
+    ]
+    assert [plan.directory for plan in plan_half_made(made, "first-mq4")] == [first]
+    assert [plan.directory for plan in plan_half_made(made, "first-mq4.partial")] == [first]
+    (plan,) = plan_half_made(made, "second.gguf")
+    with WorkDirectory(made / "second.gguf").opened(resumes=True), pytest.raises(BusyError, match="is making"):
+        delete(plan)
+    assert second.is_dir()
+    assert [delete(plan) for plan in plan_half_made(made)] == [1000, 10, 1000]
+    assert [path.name for path in made.iterdir()] == ["whole"]
+
+
+def test_what_was_finished_since_the_plan_stays() -> None:
+    partial = half_made("mine")
+    (plan,) = plan_half_made(partial.parent)
+    partial.rename(partial.with_name("mine"))
+    assert delete(plan) == 0
+    assert (partial.with_name("mine") / "journal.jsonl").is_file()

@@ -107,6 +107,83 @@ def test_truncated_empty_and_missing_files_are_found_and_mended(server: Hub) -> 
         assert blob(SHARDS, shard(number)).read_bytes() == server.repos[SHARDS].files[shard(number)]
 
 
+def test_whole_files_that_are_absent_are_found_without_network_and_fetched(server: Hub) -> None:
+    snapshot = fetch_all(SHARDS)
+    gone = (shard(2), "tokenizer.json")
+    for name in gone:
+        (snapshot / name).unlink()
+    server.requests.clear()
+    findings = cached(SHARDS)
+    assert problems(findings) == dict.fromkeys(gone, "missing")
+    assert server.requests == []
+    assert problems(found(plan_of(Registry.load_for().resolve(f"{SHARDS}:safetensors"), nobody))) == problems(findings)
+    assert all(one.is_mended for one in repaired(findings))
+    for name in gone:
+        assert (snapshot / name).read_bytes() == server.repos[SHARDS].files[name]
+    assert cached(SHARDS) == ()
+
+
+def test_shards_are_missed_by_the_index_where_their_names_have_no_numbers(server: Hub) -> None:
+    files = server.repos[SHARDS].files
+    index = json.loads(files["model.safetensors.index.json"])
+    index["weight_map"] = {tensor: name.replace("-of-", "_") for tensor, name in index["weight_map"].items()}
+    others = {name.replace("-of-", "_"): data for name, data in files.items()}
+    server.repos["tiny/odd"] = Repo(others | {"model.safetensors.index.json": json.dumps(index).encode()})
+    snapshot = fetch_all("tiny/odd")
+    assert cached("tiny/odd") == ()
+    (snapshot / "model-00003_00003.safetensors").unlink()
+    assert problems(cached("tiny/odd")) == {"model-00003_00003.safetensors": "missing"}
+
+
+def test_a_tokenizer_is_fetched_by_the_names_that_the_repository_has(server: Hub) -> None:
+    files = server.repos[SHARDS].files
+    files["tokenizer.model"] = files.pop("tokenizer.json")
+    snapshot = fetch_all(SHARDS)
+    (snapshot / "tokenizer.model").unlink()
+    assert [one.is_mended for one in repaired(cached(SHARDS))] == [True]
+    assert (snapshot / "tokenizer.model").exists()
+    assert cached(SHARDS) == ()
+
+
+def test_only_what_a_model_here_needs_is_missed(server: Hub) -> None:
+    """Not other quantizations, nor the rest of a download that has not ended, nor what another commit has whole."""
+    files = server.repos[GGUF].files
+    files |= {f"llama-Q4_0-0000{n}-of-00002.gguf": files[WEIGHTS] for n in (1, 2)}
+    listing = hub.list_files(GGUF)
+    hub.fetch(listing, [WEIGHTS], on_progress=lambda _: None, cancel=CancelToken())
+    assert cached(GGUF) == ()
+    hub.fetch(listing, ["llama-Q4_0-00001-of-00002.gguf"], on_progress=lambda _: None, cancel=CancelToken())
+    absent = {"llama-Q4_0-00002-of-00002.gguf": "missing"}
+    assert problems(cached(GGUF)) == absent
+    q8, q4 = (Registry.load_for().resolve(f"{GGUF}:{quant}") for quant in ("Q8_0", "Q4_0"))
+    assert (found(plan_of(q8, nobody)), problems(found(plan_of(q4, nobody)))) == ((), absent)
+
+    snapshot = fetch_all(SHARDS)
+    later = snapshot.with_name("f" * 40)
+    later.mkdir()
+    (later / shard(1)).symlink_to(os.readlink(snapshot / shard(1)))
+    assert cached(SHARDS) == ()
+
+
+def test_the_rest_of_a_download_that_has_not_ended_is_not_missed(server: Hub) -> None:
+    names = ("config.json", "tokenizer.json", shard(1))
+    hub.fetch(hub.list_files(SHARDS), names, on_progress=lambda _: None, cancel=CancelToken())
+    assert problems(cached(SHARDS)) == {shard(2): "missing", shard(3): "missing"}
+    begin_fetch(SHARDS, shard(2), server, bytes_s=50_000)
+    assert problems(cached(SHARDS)) == {shard(2): "partial download"}
+
+
+@pytest.mark.parametrize("there", [{"config.json": b'{"model_type": "vit"}'}, {"adapter_config.json": b"{}"}, {}])
+def test_what_other_tools_keep_in_the_cache_is_not_taken_for_a_language_model(
+    server: Hub, there: dict[str, bytes]
+) -> None:
+    files = server.repos[SHARDS].files
+    own = {"tokenizer.json": files["tokenizer.json"]} if "adapter_config.json" in there else {}
+    server.repos["tiny/other"] = Repo({"model.safetensors": files[shard(1)], **own, **there})
+    fetch_all("tiny/other")
+    assert cached("tiny/other") == ()
+
+
 @pytest.mark.usefixtures("server")
 def test_exchanged_contents_are_named_after_each_other() -> None:
     fetch_all(SHARDS)

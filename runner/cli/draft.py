@@ -6,6 +6,7 @@ It names the output and shows progress; the work is runner.draft_training's.
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,7 @@ from runner.cli.stages import Stages
 from runner.errors import UsageError
 
 if TYPE_CHECKING:
-    from runner.draft_training.job import Job, Stage
+    from runner.draft_training.job import Stage
     from runner.draft_training.prompts import Prompts
     from runner.draft_training.report import Report
     from runner.types import ReadyModel
@@ -86,7 +87,7 @@ def train(
     what is there, and the same command goes on from it.
     """
     from runner.backends.native.placement import place
-    from runner.cli.interrupt import cancelling
+    from runner.cli.interrupt import cancelling, say_making_stopped
     from runner.draft_training.job import Job
     from runner.draft_training.make import train_draft
     from runner.draft_training.settings import DEFAULT_VARIANT, training_settings
@@ -130,11 +131,8 @@ def train(
     def show(stage: Stage) -> None:
         stages.show(stage.name, stage.done, stage.total, stage.figures)
 
-    with cancelling(lambda: _stopped(job, stages)) as token:
-        try:
-            report = train_draft(job, show, stages.outside(render.narrate), token)
-        finally:
-            stages.close()
+    with cancelling(lambda: say_making_stopped(job.output)) as token, closing(stages):
+        report = train_draft(job, show, stages.outside(render.narrate), token)
     _show_result(model, job.output, report, as_json=as_json)
 
 
@@ -175,15 +173,11 @@ def _prompts(path: Path | None) -> Prompts:
 
 
 def _ready(text: str, *, offline: bool, as_json: bool) -> ReadyModel:
-    from runner.cli.loading import Narrator
+    from runner.cli.loading import ready_here
     from runner.paths import user_paths
-    from runner.prepare import ready
     from runner.registry import Registry
-    from runner.types import CancelToken
 
-    spec = Registry.load_for(user_paths()).resolve(text)
-    with Narrator(as_json=as_json) as narrator:
-        return ready(spec, offline=offline, on_event=narrator, cancel=CancelToken())
+    return ready_here(Registry.load_for(user_paths()).resolve(text), offline=offline, as_json=as_json)
 
 
 def _file_name(model: str) -> str:
@@ -191,13 +185,6 @@ def _file_name(model: str) -> str:
 
 
 # --- showing ---------------------------------------------------------------------------------------------------------
-
-
-def _stopped(job: Job, stages: Stages) -> None:
-    stages.close()
-    partial = job.output.absolute().with_name(job.output.name + ".partial")
-    if partial.is_dir():
-        render.narrate(f"Stopped. What is done is kept in {partial}: the same command goes on from there.")
 
 
 def _show_result(model: str, output: Path, report: Report, *, as_json: bool) -> None:

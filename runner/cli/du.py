@@ -45,5 +45,10 @@ def _print(usage: DiskUsage) -> None:
         render.data(f"{free} of {total} are free on the disk of {disk.path}")
     if partial:
         render.narrate("`runner pull` goes on with a partial download.")
-    if partial or aside:
-        render.narrate("`runner rm --partial` deletes partial downloads and what was set aside.")
+    kinds = {
+        "partial downloads": partial > 0,
+        "unfinished models": any(use.kind == "unfinished" for use in usage.uses),
+        "what was set aside": aside > 0,
+    }
+    if named := [kind for kind, is_there in kinds.items() if is_there]:
+        render.narrate(f"`runner rm --partial` deletes {' and '.join(named)}.")

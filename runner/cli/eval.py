@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from runner.cli import completing, options, render
+from runner.cli.interrupt import stopping
 from runner.errors import RunnerError, UsageError
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ def evaluate(
         two_pass=two_pass,
         kept_logits=keep_logits and keep_logits.expanduser().absolute(),
     )
-    with _Display(as_json=as_json) as display:
+    display = _Display(as_json=as_json)
+    with stopping(lambda: _say_stopped(display, request.kept_logits)), display:
         report = evaluate_apart(request, paths, display)
     if as_json:
         from runner.wire import to_plain
@@ -180,6 +182,10 @@ class _Display:
         self._narrator = Narrator(as_json=as_json)
         self._bar: render.Progress | None = None
 
+    @property
+    def is_measuring(self) -> bool:
+        return self._bar is not None
+
     def __enter__(self) -> _Display:
         return self
 
@@ -204,6 +210,19 @@ class _Display:
             self._narrator.__exit__()
             self._bar = render.Progress("Measuring", event.total, unit="tokens", as_json=self._as_json)
         self._bar.update(event.done, event.total)
+
+
+def _say_stopped(display: _Display, kept_logits: Path | None) -> None:
+    if not display.is_measuring:
+        render.narrate("Stopped before anything was measured. What was fetched is kept.")
+    elif kept_logits is not None and kept_logits.is_file():
+        render.narrate(
+            f"Stopped. The reference's logits are kept in {kept_logits}: the same command goes on with them."
+        )
+    else:
+        render.narrate(
+            "Stopped. Nothing is kept of what was measured: the same command starts over. --windows N measures less."
+        )
 
 
 def _show(report: Report) -> None:

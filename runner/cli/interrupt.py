@@ -2,7 +2,7 @@
 
 Where what was done so far is kept, SIGTERM means the same.
 
-It knows nothing of what runs, only how to stop it.
+It knows nothing of what runs, only how to stop it and what to say then.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
 import typer
 
+from runner.cli import render
 from runner.errors import RunnerError
+from runner.quant.packed_files import PARTIAL_SUFFIX
 from runner.types import CancelToken
 
 # A key that bounces, or an impatient second press while the first is still being obeyed, is no second wish.
@@ -86,15 +89,51 @@ class _Token:
         raise KeyboardInterrupt
 
 
+class _AtOnce:
+    """Work that looks at no token: each press ends it where it is."""
+
+    def cancel(self) -> None:
+        raise KeyboardInterrupt
+
+    kill = cancel
+
+
 @contextmanager
 def cancelling(on_stopped: Callable[[], None]) -> Iterator[CancelToken]:
     """A token that Ctrl+C or SIGTERM cancels in this context. Work that ends by it calls on_stopped and exits 130."""
     token = CancelToken()
-    with Interruptible(_Token(token), signals=(signal.SIGINT, signal.SIGTERM)) as interrupted:
+    with _ending(_Token(token), on_stopped):
+        yield token
+
+
+def stopping(on_stopped: Callable[[], None]) -> AbstractContextManager[None]:
+    """The same for work that has no token: Ctrl+C or SIGTERM raises KeyboardInterrupt in it."""
+    return _ending(_AtOnce(), on_stopped)
+
+
+@contextmanager
+def _ending(work: Stoppable, on_stopped: Callable[[], None]) -> Iterator[None]:
+    with Interruptible(work, signals=(signal.SIGINT, signal.SIGTERM)) as interrupted:
         try:
-            yield token
+            yield
         except (RunnerError, KeyboardInterrupt) as error:
             if isinstance(error, RunnerError) and not interrupted.presses:
                 raise
             on_stopped()
             raise typer.Exit(130) from error
+
+
+# --- what the user is told -------------------------------------------------------------------------------------------
+
+
+def say_fetch_stopped() -> None:
+    render.narrate("Stopped. What has arrived is kept: the same command goes on from there.")
+
+
+def say_making_stopped(output: Path, *, is_kept: bool = True) -> None:
+    """Say what is left of the making of `output`. is_kept: whether the next run goes on with what is there."""
+    partial = output.absolute().with_name(output.name + PARTIAL_SUFFIX)
+    if is_kept and partial.is_dir():
+        render.narrate(f"Stopped. What is done is kept in {partial}: the same command goes on from there.")
+    else:
+        render.narrate(f"Stopped. Nothing is kept of {output}: the same command starts over.")

@@ -11,13 +11,15 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from runner.cli import render
-from runner.cli.interrupt import Interruptible
+from runner.cli.interrupt import Interruptible, cancelling, say_fetch_stopped
 from runner.config import LoadOptions
 from runner.errors import EngineDied, RunnerError
 
 if TYPE_CHECKING:
     from runner.engine_process import EngineProcess
     from runner.events import Loaded, LoadEvent, Notice
+    from runner.registry import ModelSpec
+    from runner.types import ReadyModel
 
 _PATIENCE_S = 0.4  # what is done sooner needs no bar
 
@@ -91,6 +93,14 @@ def narrated(events: Iterable[LoadEvent], *, as_json: bool = False) -> LoadEvent
         for last in events:
             narrator(last)
     return last
+
+
+def ready_here(spec: ModelSpec, *, offline: bool, as_json: bool) -> ReadyModel:
+    """`spec` ready to load, with what is fetched of it shown. Ctrl+C says what is kept and exits."""
+    from runner.prepare import ready
+
+    with cancelling(say_fetch_stopped) as cancel, Narrator(as_json=as_json) as narrator:
+        return ready(spec, offline=offline, on_event=narrator, cancel=cancel)
 
 
 class Loader:

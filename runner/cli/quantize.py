@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 
 from runner.cli import completing, options, render
+from runner.cli.interrupt import say_making_stopped, stopping
 from runner.cli.stages import Stages
 from runner.errors import UsageError
 
@@ -97,15 +99,14 @@ def quantize(
     target = user_paths().models / made_name(path, called) if output is None else output
     units = {"writing text": "tokens"} if name in RECIPES else {"quantizing": "tensors"}
     stages = Stages(units, "bytes", as_json=as_json)
-    try:
+    is_file = name not in RECIPES or target.suffix in _HIPFIRE_SUFFIXES
+    with stopping(lambda: say_making_stopped(target, is_kept=not is_file)), closing(stages):
         if name not in RECIPES:
             made = _make_gguf(path, name, target, stages, force=force)
-        elif target.suffix in _HIPFIRE_SUFFIXES:
+        elif is_file:
             made = _make_hipfire(path, name, target, stages, force=force)
         else:
             made = _make_packed(path, name, target, stages, packing, force=force)
-    finally:
-        stages.close()
     _report(path, made, as_json=as_json)
 
 
@@ -207,18 +208,18 @@ def _calibration(name: str, packing: _Packing, on_refusal: Callable[[str], None]
 def _source_path(text: str, offline: bool | None, *, as_json: bool) -> Path:
     """A path as it is; of a registry name or a repository the original weights, fetched when they are not here."""
     path = Path(text).expanduser()
+    if not text:
+        raise UsageError("SOURCE is empty.", hint="Name a model, or a file or directory with one.")
     if path.is_dir() and not (path / "config.json").exists():
         raise UsageError(
             f"{path} is not the directory of a model.", hint="It has no config.json. A GGUF is named by its file."
         )
     if path.exists():
         return path
-    from runner.cli.loading import Narrator
+    from runner.cli.loading import ready_here
     from runner.paths import user_paths
-    from runner.prepare import ready
     from runner.registry import SAFETENSORS, Registry
     from runner.settings import load_settings
-    from runner.types import CancelToken
 
     paths = user_paths()
     registry = Registry.load_for(paths)
@@ -226,8 +227,7 @@ def _source_path(text: str, offline: bool | None, *, as_json: bool) -> Path:
     if spec.origin == "registry" and spec.repo and not spec.asked:
         spec = registry.resolve(f"{text}:{SAFETENSORS}")
     is_offline = load_settings(paths).is_offline(offline)
-    with Narrator(as_json=as_json) as narrator:
-        model = ready(spec, offline=is_offline, on_event=narrator, cancel=CancelToken())
+    model = ready_here(spec, offline=is_offline, as_json=as_json)
     return model.weights[0] if model.format == "gguf" else model.directory
 
 

@@ -13,7 +13,7 @@ from runner.cli import completing, render
 from runner.errors import RunnerError, UsageError
 from runner.paths import Paths, user_paths
 from runner.registry import Registry
-from runner.removal import Removal, delete, plan_leftovers, plan_removal
+from runner.removal import Removal, delete, plan_half_made, plan_leftovers, plan_removal
 
 
 def rm(
@@ -29,7 +29,8 @@ def rm(
     partial: Annotated[
         bool,
         typer.Option(
-            "--partial", help="Only partial downloads and damaged files set aside: of MODELs, or all there are."
+            "--partial",
+            help="Only partial downloads, unfinished models and damaged files set aside: of MODELs, or all there are.",
         ),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
@@ -76,12 +77,19 @@ def _plans(models: list[str], partial: bool, paths: Paths) -> list[Removal]:
     """What is to be deleted, each once."""
     registry = Registry.load_for(paths)
     if not models and not partial:
-        raise UsageError("Which models?", hint="Name them as `runner ls` does; --partial deletes unfinished downloads.")
+        raise UsageError("Which models?", hint="Name them as `runner ls` does; --partial deletes what is unfinished.")
     if not models:
-        return list(plan_leftovers(None))
+        return [*plan_leftovers(None), *plan_half_made(paths.models)]
     plans: dict[str, Removal] = {}
     for model in models:
-        spec = registry.resolve(model)
-        for plan in plan_leftovers(spec) if partial else plan_removal(spec, paths.models):
+        for plan in _of_model(model, registry, partial, paths):
             plans.setdefault(plan.title, plan)  # the same model named twice
     return list(plans.values())
+
+
+def _of_model(model: str, registry: Registry, partial: bool, paths: Paths) -> tuple[Removal, ...]:
+    """What is to be deleted of one. A half-made model is in no list but that of `runner du`, by its own name."""
+    if partial and (half_made := plan_half_made(paths.models, model)):
+        return half_made
+    spec = registry.resolve(model)
+    return plan_leftovers(spec) if partial else plan_removal(spec, paths.models)

@@ -36,7 +36,9 @@ def verify(
     every: Annotated[
         bool, typer.Option("--all", "-a", help="Every model on this machine, as when none is named.")
     ] = False,
-    repair: Annotated[bool, typer.Option("--repair", help="Set damaged files aside and fetch them again.")] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Set damaged files aside, and fetch them and missing ones.")
+    ] = False,
     limit_rate: options.LimitRate = None,
     parallel: options.Parallel = 4,
     offline: options.Offline = None,
@@ -45,7 +47,7 @@ def verify(
         bool, typer.Option("--json", help="One JSON object, runner.verify/1; progress as NDJSON on stderr.")
     ] = False,
 ) -> None:
-    """Check the files of models against their hashes, and mend what is damaged.
+    """Check that the files of models are there and have the right hashes, and mend what is damaged.
 
     Nearly all of it needs no network. Exit code 5 means that something is wrong, and was not repaired.
     """
@@ -150,7 +152,7 @@ def _print(n_files: int, n_bytes: int, findings: Sequence[Finding], mended: Sequ
         render.data(safe_line(f"{about}: {one.problem}: {_detail(one, mended)}"))
     files = "1 file" if n_files == 1 else f"{n_files} files"
     n_damaged = sum(finding.is_damage for finding in findings)
-    verdict = f"{n_damaged} damaged" if n_damaged else "none is damaged"
+    verdict = f"{n_damaged} {_wrong(findings)}" if n_damaged else "none is damaged"
     render.narrate(f"Checked {files}, {render.decimal_size(n_bytes)}: {verdict}.")
     for result in mended:
         if result.set_aside is not None:
@@ -160,6 +162,12 @@ def _print(n_files: int, n_bytes: int, findings: Sequence[Finding], mended: Sequ
         render.narrate("`runner pull` goes on with a partial download; `runner rm --partial` deletes it.")
     if "set aside" in problems or any(result.set_aside is not None for result in mended):
         render.narrate("`runner rm --partial` deletes what was set aside.")
+
+
+def _wrong(findings: Sequence[Finding]) -> str:
+    """What the damage among them comes to, in words."""
+    missing = {finding.problem == "missing" for finding in findings if finding.is_damage}
+    return "damaged or missing" if len(missing) == 2 else "missing" if True in missing else "damaged"
 
 
 def _detail(finding: Finding, mended: Sequence[Mended]) -> str:
@@ -209,4 +217,4 @@ def _conclude(findings: Sequence[Finding], mended: Sequence[Mended]) -> None:
         hint = f"`runner verify {names} --repair` fetches them again."
     else:
         hint = "Make the model again with `runner quantize`; it cannot be fetched."
-    raise VerificationFailed(f"{files} damaged.", hint=hint)
+    raise VerificationFailed(f"{files} {_wrong(left)}.", hint=hint)

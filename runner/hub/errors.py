@@ -41,8 +41,11 @@ class Asked:
         return f"{self.endpoint}/{self.repo}"
 
 
-def refused(asked: Asked, status: int, headers: Mapping[str, str], *, has_token: bool) -> RunnerError:
-    """The error for an answer of the hub that is no success. headers: with lower-case names or case-insensitive."""
+def refused(asked: Asked, status: int, headers: Mapping[str, str], *, has_token: bool, name: str = "") -> RunnerError:
+    """The error for an answer of the hub that is no success. headers: with lower-case names or case-insensitive.
+
+    name: of the file that was asked for, if it was one.
+    """
     code, said = headers.get("x-error-code", ""), headers.get("x-error-message", "")[:200]
     if code == "GatedRepo":
         return _gated(asked, has_token)
@@ -51,8 +54,11 @@ def refused(asked: Asked, status: int, headers: Mapping[str, str], *, has_token:
             f"{asked.repo} has no revision {asked.revision!r}.",
             hint=f"See {asked.page}/tree/main.",
         )
-    if code == "EntryNotFound":
-        return UsageError(f"{asked.repo} no longer has a file that it listed.", hint="Try again.")
+    if code == "EntryNotFound" or (name and status == 404 and code != "RepoNotFound"):
+        return UsageError(
+            f"{asked.repo} has no {name or 'file that it listed'} at revision {asked.revision!r}.",
+            hint=f"Try again: its files are listed anew. When it stays so, see {asked.page}/tree/{asked.revision}.",
+        )
     if "disabled" in said:
         return UsageError(f"{asked.repo} is disabled at {asked.endpoint}.", hint="Choose another repository.")
     if status == 403 and code != "RepoNotFound" and not has_token:
@@ -239,7 +245,29 @@ def of_disk(error: OSError, cache: Path) -> RunnerError:
             "The disk is full.",
             hint="Make room with `runner rm`, or put the cache elsewhere with HF_HOME; what has arrived is kept.",
         )
+    place = error.filename2 or error.filename or cache  # of a rename, where it leads
+    if error.errno == errno.EFBIG:
+        return DoesNotFit(
+            f"The file system of {place} holds no files as large as this one.",
+            hint="FAT32 ends at 4 GB, and `ulimit -f` sets a limit too. Put the cache on another disk with HF_HOME.",
+        )
+    if error.errno == errno.EROFS:
+        return RunnerError(
+            f"The disk of {place} is mounted read-only.",
+            hint="Mount it so that it can be written, or put the cache elsewhere with HF_HOME.",
+        )
+    if error.errno in (errno.EISDIR, errno.ENOTDIR):
+        is_file = error.errno == errno.ENOTDIR
+        wrong = (
+            f"file in the place of a directory, at or above {place}"
+            if is_file
+            else (f"directory in the place of a file, at {place}")
+        )
+        return RunnerError(
+            f"The cache cannot be written: there is a {wrong}.",
+            hint="Move it away, or put the cache elsewhere with HF_HOME.",
+        )
     return RunnerError(
-        f"The cache cannot be written: {error.strerror or error}: {error.filename or cache}.",
+        f"The cache cannot be written: {error.strerror or error}: {place}.",
         hint="Mend its permissions, or put the cache elsewhere with HF_HOME.",
     )

@@ -151,7 +151,7 @@ class RemoteReader:
         if status == 416:
             return
         url = str(response.request.url)
-        refusal = errors.refused(self._asked, status, headers, has_token=bool(self._origin.authorization))
+        refusal = errors.refused(self._asked, status, headers, has_token=bool(self._origin.authorization), name=name)
         if status == 429 or status >= 500:
             raise TryAgain(refusal, errors.retry_after_s(headers, datetime.now(UTC)))
         if not self._origin.is_own(url) or name in self._addresses:  # a signed address that has expired

@@ -72,7 +72,7 @@ class Remote:
                 continue
             if not target:
                 if commit or self.origin.is_own(url):
-                    self.check_status(response)
+                    self.check_status(response, file.name)
                 if linked_size is None and not encoding_of(headers):
                     linked_size = whole_number(headers.get("content-length"))
             if not commit:
@@ -112,14 +112,15 @@ class Remote:
         except (httpx2.InvalidURL, httpx2.HTTPError) as error:
             raise errors.broken_off(self.asked, name, f"a redirect cannot be followed ({error})") from error
 
-    def check_status(self, response: httpx2.Response) -> None:
-        """Raise for an answer of the hub itself that has no file: TryAgain where that may help."""
+    def check_status(self, response: httpx2.Response, name: str) -> None:
+        """Raise for an answer of the hub itself that does not have the file `name`: TryAgain where that may help."""
         status = response.status_code
         if status in (200, 206):
             return
         if status in REDIRECTS:
             raise errors.misdirected(self.asked)
-        refusal = errors.refused(self.asked, status, response.headers, has_token=bool(self.origin.authorization))
+        has_token = bool(self.origin.authorization)
+        refusal = errors.refused(self.asked, status, response.headers, has_token=has_token, name=name)
         if status in (408, 425, 429) or status < 400 or status >= 500:
             raise TryAgain(refusal, errors.retry_after_s(response.headers, datetime.now(UTC)))
         raise refusal

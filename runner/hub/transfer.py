@@ -128,7 +128,7 @@ class Transfer:
             self._location = None  # a signed address that has expired
             raise TryAgain(self._broken(f"{status} from where the hub keeps it"))
         elif status != 416:
-            self._remote.check_status(response)
+            self._remote.check_status(response, self._file.name)
 
     async def _contradict(self, why: str) -> NoReturn:
         """After an answer that contradicts the part file: ask again, then begin again, then the server is wrong."""

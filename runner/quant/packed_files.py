@@ -1,4 +1,4 @@
-"""The names of the files that a packed model has, finished or half made. It imports nothing and opens nothing."""
+"""What a packed model and its files are called, finished or half made. It imports nothing and opens nothing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 MANIFEST_NAME: Final = "runner.json"
 WEIGHTS_NAME: Final = "model.safetensors"
 HEAD_NAME: Final = "mtp.safetensors"  # the head that drafts, as its model had it
+PARTIAL_SUFFIX: Final = ".partial"  # of the name of what is being made
 JOURNAL_NAME: Final = "journal.jsonl"  # which tensors are done, while the model is made
 
 

@@ -19,7 +19,7 @@ from typing import Final
 
 from runner.errors import BadModelFile, BusyError, DoesNotFit, RunnerError, UnsupportedModel, UsageError
 from runner.measures import decimal_size
-from runner.quant.packed_files import HEAD_NAME, JOURNAL_NAME, MANIFEST_NAME, WEIGHTS_NAME
+from runner.quant.packed_files import HEAD_NAME, JOURNAL_NAME, MANIFEST_NAME, PARTIAL_SUFFIX, WEIGHTS_NAME
 
 COMPANIONS: Final = (
     "config.json",
@@ -77,7 +77,7 @@ class WorkDirectory:
         self._parts = parts
         self.output = output.absolute()
         self.is_file = output.suffix in FILE_SUFFIXES
-        self.path = self.output.with_name(self.output.name + ".partial")
+        self.path = self.output.with_name(self.output.name + PARTIAL_SUFFIX)
         self._replaces = False
 
     def weights_name(self, name: str) -> str:
@@ -136,7 +136,7 @@ class WorkDirectory:
                 f"{self.path} cannot be made: {error.strerror}.", hint="Give another path with -o."
             ) from error
         try:
-            self._lock(descriptor)
+            _lock(descriptor, self.path)
             self._empty(spared=self._parts.names if resumes else frozenset())
             is_kept = resumes
             try:
@@ -192,15 +192,6 @@ class WorkDirectory:
             (self.output / name).unlink(missing_ok=True)  # now, and not before: until here, a run could go on
         sync(self.output.parent)
 
-    def _lock(self, descriptor: int) -> None:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Between opening and locking, its maker may have renamed it to the output.
-            if not os.path.samestat(os.fstat(descriptor), self.path.stat()):
-                raise BlockingIOError
-        except OSError as error:
-            raise BusyError(f"Another process is making {self.output}.", hint="Wait for it to end.") from error
-
     def _empty(self, spared: frozenset[str]) -> None:
         """Remove what a killed run left, but what is spared; refuse a directory that is somebody else's."""
         if others := self._foreign_files(self.path, lambda name: Path(name).suffix in FILE_SUFFIXES):
@@ -222,6 +213,32 @@ class WorkDirectory:
             for entry in entries
             if entry.is_dir() or (entry.name not in ours and not is_one_file(entry.name))
         ]
+
+
+@contextmanager
+def held(partial: Path) -> Iterator[None]:
+    """Keep others from making what is half made there. Raises BusyError when one is at it now."""
+    try:
+        descriptor = os.open(partial, os.O_RDONLY)
+    except OSError:  # it is gone, or whoever makes it is another user
+        yield
+        return
+    try:
+        _lock(descriptor, partial)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, partial: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Between opening and locking, its maker may have renamed it to the output.
+        if not os.path.samestat(os.fstat(descriptor), partial.stat()):
+            raise BlockingIOError
+    except OSError as error:
+        output = partial.with_name(partial.name.removesuffix(PARTIAL_SUFFIX))
+        raise BusyError(f"Another process is making {output}.", hint="Wait for it to end.") from error
 
 
 def _holds(place: Path, source: Path) -> bool:

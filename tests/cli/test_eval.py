@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from runner.cli.app import main
 from runner.evaluation.process import evaluate_apart
+from runner.evaluation.report import Measuring
 from runner.paths import user_paths
 
 RUNNER = [sys.executable, "-c", "import sys; from runner.cli.app import main; sys.exit(main())"]
@@ -133,11 +135,43 @@ def test_ctrl_c_ends_it_at_once_and_leaves_nothing_behind(tmp_path: Path) -> Non
         assert (tmp_path / "kept.logits.partial").exists()
         running.send_signal(signal.SIGINT)
         pressed = time.monotonic()
-        out, _ = running.communicate(timeout=20)
+        out, err = running.communicate(timeout=20)
     assert running.returncode == 130
     assert out == ""
+    assert err.endswith("the same command starts over. --windows N measures less.\n")
     assert time.monotonic() - pressed < 10
     assert not list(tmp_path.glob("kept*"))
+
+
+@pytest.mark.parametrize(
+    ("events", "kept", "said"),
+    [
+        ([], False, "Stopped before anything was measured. What was fetched is kept."),
+        ([Measuring(1, 2)], True, "kept.logits: the same command goes on with them."),
+    ],
+)
+def test_ctrl_c_says_what_is_kept(
+    story: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    events: list[Measuring],
+    kept: bool,
+    said: str,
+) -> None:
+    logits = tmp_path / "kept.logits"
+    if kept:
+        logits.touch()
+
+    def press(_request: object, _paths: object, on_event: Callable[[Measuring], None]) -> None:
+        for event in events:
+            on_event(event)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("runner.evaluation.process.evaluate_apart", press)
+    arguments = ["--against", "demo", "--keep-logits", str(logits), "--text", str(story)]
+    assert main(["eval", "demo", *arguments]) == 130
+    assert capsys.readouterr().err.endswith(f"{said}\n")
 
 
 def test_the_child_leaves_when_its_parent_is_killed(tmp_path: Path) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runner.cli.app import main
+from runner.errors import RunnerError
 from runner.paths import user_paths
+from runner.types import CancelToken
 
 
 def test_the_demo_by_its_name_becomes_smaller_and_answers(
@@ -90,20 +93,50 @@ def test_an_interrupted_run_goes_on_and_says_so(
 
     def stopping(*arguments: Any) -> Any:
         if next(left, None) is None:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGTERM)  # as Ctrl+C, where what is done is kept
         return real(*arguments)
 
-    arguments = ["quantize", str(demo_directory), "-o", str(tmp_path / "out"), "-q", "--no-calibrate"]
+    arguments = ["quantize", str(demo_directory), "-o", str(tmp_path / "out"), "--no-calibrate"]
     with monkeypatch.context() as patch:
         patch.setattr(plain, "encode", stopping)
         assert main(arguments) == 130
-    assert main(arguments) == 0
+    said = f"Stopped. What is done is kept in {tmp_path / 'out'}.partial: the same command goes on from there.\n"
+    assert capsys.readouterr().err.endswith(said)
+    assert main([*arguments, "-q"]) == 0
     assert "Going on with an earlier run: 10 of 68 tensors are done." in capsys.readouterr().err
+
+
+def test_an_interrupted_gguf_is_said_to_start_over(
+    tmp_path: Path, demo_directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def press(*_arguments: Any, **_options: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("runner.quant.quantize._make", press)
+    output = tmp_path / "out.gguf"
+    assert main(["quantize", str(demo_directory), "-o", str(output)]) == 130
+    assert capsys.readouterr().err == f"Stopped. Nothing is kept of {output}: the same command starts over.\n"
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_interrupting_the_fetch_of_a_source_says_that_what_arrived_is_kept(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetching(*_arguments: Any, cancel: CancelToken, **_options: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        assert cancel.is_cancelled
+        raise RunnerError("The download was cancelled.")
+
+    monkeypatch.setattr("runner.prepare.ready", fetching)
+    assert main(["quantize", "owner/model"]) == 130
+    assert capsys.readouterr().err == "Stopped. What has arrived is kept: the same command goes on from there.\n"
 
 
 def test_a_directory_without_a_model_is_refused_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quantize", str(tmp_path)]) == 2
     assert f"{tmp_path} is not the directory of a model" in capsys.readouterr().err
+    assert main(["quantize", ""]) == 2
+    assert "SOURCE is empty" in capsys.readouterr().err
 
 
 def test_json_says_what_was_made(tmp_path: Path, demo_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:

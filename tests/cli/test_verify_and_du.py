@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from hub_server import Fault, Hub
-from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, blob, fetch_all, small_hub
+from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, blob, fetch_all, shard, small_hub
 
 from runner.cli.app import main
+from runner.paths import user_paths
 
 
 @pytest.fixture
@@ -65,6 +66,19 @@ def test_repair_says_what_it_did_and_exits_0(capsys: pytest.CaptureFixture[str],
     assert blob(SHARDS, "config.json").read_bytes() == server.repos[SHARDS].files["config.json"]
     code, out, _ = run(capsys, "verify")
     assert (code, "set aside" in out) == (0, True)
+
+
+def test_an_absent_file_exits_5_and_repair_fetches_it(capsys: pytest.CaptureFixture[str], server: Hub) -> None:
+    snapshot = fetch_all(SHARDS)
+    (snapshot / shard(2)).unlink()
+    code, out, err = run(capsys, "verify", "--offline")
+    assert (code, out) == (5, f"{SHARDS}: {shard(2)}: missing: the model needs it, and it is not here\n")
+    assert f"1 file is missing.\nhint: `runner verify {SHARDS} --repair` fetches them again." in err
+    assert run(capsys, "verify", "--repair")[0] == 0
+    assert (snapshot / shard(2)).read_bytes() == server.repos[SHARDS].files[shard(2)]
+    damage(SHARDS, shard(1))
+    (snapshot / shard(2)).unlink()
+    assert "2 files are damaged or missing." in run(capsys, "verify")[2]
 
 
 def test_a_repair_that_fails_exits_5_and_says_why(capsys: pytest.CaptureFixture[str], server: Hub) -> None:
@@ -143,3 +157,16 @@ def test_du_on_a_fresh_machine_has_nothing_but_the_disk(capsys: pytest.CaptureFi
     code, out, err = run(capsys, "du")
     assert (code, err) == (0, "")
     assert "0 B" in out.splitlines()[1]
+
+
+def test_du_shows_what_was_half_made_and_rm_partial_deletes_it(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("one-mq4", "two-mq4"):
+        partial = user_paths().models / f"{name}.partial"
+        partial.mkdir(parents=True)
+        (partial / "journal.jsonl").write_bytes(bytes(1000))
+    assert "`runner rm --partial` deletes unfinished models." in run(capsys, "du")[2]
+    assert run(capsys, "rm", "-y", "--partial", "one-mq4", "--json")[0] == 0
+    assert [path.name for path in user_paths().models.iterdir()] == ["two-mq4.partial"]
+    code, _, err = run(capsys, "rm", "-y", "--partial")
+    assert (code, err) == (0, "two-mq4, unfinished: 1.0 kB\nFreed 1.0 kB.\n")
+    assert list(user_paths().models.iterdir()) == []

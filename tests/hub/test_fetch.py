@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections import namedtuple
@@ -10,11 +11,12 @@ from pathlib import Path
 
 import pytest
 from fetching import FILES, REPO, blob_names, fetch, noise
-from hub_server import Hub, etag_of
+from hub_server import Fault, Hub, etag_of
 
 from runner import hub, hub_cache
 from runner.errors import BadModelFile, BusyError, DoesNotFit, RunnerError, UsageError, VerificationFailed
 from runner.hub import download
+from runner.hub.errors import of_disk
 from runner.pull import plan_pull, pull
 from runner.registry import Registry
 from runner.types import CancelToken
@@ -217,6 +219,15 @@ def test_a_gated_repository_opens_with_the_token(server: Hub, monkeypatch: pytes
     assert (directory / "tiny-Q4_0.gguf").is_file()
 
 
+@pytest.mark.parametrize("headers", [{"X-Error-Code": "EntryNotFound"}, {}])
+def test_a_file_that_is_gone_is_named_and_not_the_repository(server: Hub, headers: dict[str, str]) -> None:
+    server.faults = [Fault("status", status=404, name="tiny-Q4_0.gguf", headers=headers, times=None)]
+    with pytest.raises(UsageError) as caught:
+        fetch(["tiny-Q4_0.gguf"])
+    assert caught.value.message == f"{REPO} has no tiny-Q4_0.gguf at revision 'main'."
+    assert f"{server.url}/{REPO}/tree/main" in caught.value.hint
+
+
 def test_a_listing_made_by_hand_cannot_write_outside_the_cache(server: Hub) -> None:
     good = hub.list_files(REPO)
     bad = hub.Listing(REPO, "main", good.commit, False, (hub.RemoteFile("../../../out.gguf", 4),))
@@ -340,6 +351,31 @@ def test_a_cache_that_cannot_be_reached_is_said_so(tmp_path: Path, monkeypatch: 
     plan = plan_pull(Registry.load_for().resolve(f"{REPO}:Q4_0"))
     with pytest.raises(RunnerError, match="cannot be written"):
         pull(plan, on_progress=lambda _: None, cancel=CancelToken(), options=hub.FetchOptions())
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "said", "remedy"),
+    [
+        (errno.EFBIG, DoesNotFit, "/big holds no files as large", "another disk with HF_HOME"),
+        (errno.EROFS, RunnerError, "disk of /big is mounted read-only", "HF_HOME"),
+        (errno.EISDIR, RunnerError, "there is a directory in the place of a file, at /big", "Move it away"),
+        (errno.ENOTDIR, RunnerError, "there is a file in the place of a directory, at or above /big", "Move it away"),
+        (errno.EACCES, RunnerError, "cannot be written: Permission denied: /big", "permissions"),
+    ],
+)
+def test_what_a_disk_refuses_has_its_own_remedy(number: int, kind: type[RunnerError], said: str, remedy: str) -> None:
+    error = of_disk(OSError(number, os.strerror(number), "/big"), Path("/cache"))
+    assert type(error) is kind
+    assert said in error.message
+    assert remedy in error.hint
+
+
+@pytest.mark.usefixtures("server")
+def test_a_directory_in_the_place_of_a_file_is_named() -> None:
+    directory, _ = fetch(["tiny-Q8_0.gguf"])
+    (directory / "tiny-Q4_0.gguf").mkdir()
+    with pytest.raises(RunnerError, match=f"in the place of a file, at {directory / 'tiny-Q4_0.gguf'}"):
+        fetch(["tiny-Q4_0.gguf"])
 
 
 @pytest.mark.usefixtures("server")

@@ -6,17 +6,15 @@ It knows names and paths, no process and no queue.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Collection
-from contextlib import suppress
 from pathlib import Path
 
-from runner.errors import RunnerError
 from runner.inventory import local_models
 from runner.paths import Paths, user_paths
 from runner.quant.mq.recipe import RECIPES
+from runner.quant.packed_files import PARTIAL_SUFFIX
 from runner.registry import Registry
-from runner.removal import delete, plan_unfinished
+from runner.removal import delete, of_half_made, plan_unfinished
 
 
 def pull_arguments(model: str, *, force: bool) -> tuple[str, ...]:
@@ -54,16 +52,4 @@ def discard_download(paths: Paths, model: str, names: Collection[str]) -> int:
 
 def discard_quantization(output: Path) -> int:
     """Delete what a quantization that was given up has left; returns the bytes freed. Raises RunnerError."""
-    partial = output.absolute().with_name(output.name + ".partial")
-    freed = 0
-    for folder, _, files in os.walk(partial):
-        for name in files:
-            with suppress(OSError):
-                freed += os.lstat(Path(folder, name)).st_size
-    try:
-        shutil.rmtree(partial)
-    except FileNotFoundError:
-        return 0
-    except OSError as error:
-        raise RunnerError(f"{partial} cannot be deleted: {error.strerror or error}.") from error
-    return freed
+    return delete(of_half_made(output.absolute().with_name(output.name + PARTIAL_SUFFIX)))
