@@ -149,7 +149,7 @@ class _Cached:
                     lacking = _lacking(snapshot.directory, weights, there)
                     absent[weights] = absent.get(weights, (snapshot, lacking)) if lacking else (snapshot, lacking)
         found = {(snapshot.directory / name, snapshot, name) for snapshot, names in absent.values() for name in names}
-        for path, snapshot, name in found:
+        for path, snapshot, name in sorted(found, key=lambda entry: entry[0]):
             self.note(name, path, "missing", "the model needs it, and it is not here", ((snapshot.commit, name),))
 
     def _add(self, name: str, path: Path, expected: Expected, commit: str) -> None:

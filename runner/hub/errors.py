@@ -257,12 +257,10 @@ def of_disk(error: OSError, cache: Path) -> RunnerError:
             hint="Mount it so that it can be written, or put the cache elsewhere with HF_HOME.",
         )
     if error.errno in (errno.EISDIR, errno.ENOTDIR):
-        is_file = error.errno == errno.ENOTDIR
-        wrong = (
-            f"file in the place of a directory, at or above {place}"
-            if is_file
-            else (f"directory in the place of a file, at {place}")
-        )
+        if error.errno == errno.ENOTDIR:
+            wrong = f"file in the place of a directory, at or above {place}"
+        else:
+            wrong = f"directory in the place of a file, at {place}"
         return RunnerError(
             f"The cache cannot be written: there is a {wrong}.",
             hint="Move it away, or put the cache elsewhere with HF_HOME.",
