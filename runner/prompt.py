@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from runner.backends.base import Tokenizer
 from runner.config import ChatOptions
@@ -49,7 +50,7 @@ def build_prompt(
         return _template_prompt(kept, options, info, tokenizer, markers)
 
     if options.overflow == "stop":
-        _refuse_what_no_template_may_write(messages, info)
+        _refuse_without_rendering(messages, info)
         return _checked(build(messages), info, sum(message.role != "system" for message in messages))
     return _with_dropped_turns(messages, build, info, room)
 
@@ -97,16 +98,26 @@ def _with_bos(ids: list[int], tokenizer: Tokenizer) -> list[int]:
     return ids
 
 
-def _is_too_long(messages: Sequence[Message]) -> bool:
-    return sum(len(message.content) for message in messages) > _MAX_CONTENT_CHARS
+def _n_chars(messages: Sequence[Message]) -> int:
+    return sum(len(message.content) for message in messages)
 
 
-def _refuse_what_no_template_may_write(messages: Sequence[Message], info: ModelInfo) -> None:
-    """Raise ContextOverflow for messages that would make any template exceed its limits: it is not its fault."""
-    if _is_too_long(messages):
-        length = sum(len(message.content) for message in messages)
+def _is_hopeless(n_messages: int, n_chars: int, info: ModelInfo) -> bool:
+    """Whether so much cannot fit: each message takes a token at least, and templates may write only so much."""
+    return n_messages >= info.n_ctx or n_chars > _MAX_CONTENT_CHARS
+
+
+def _refuse_without_rendering(messages: Sequence[Message], info: ModelInfo) -> None:
+    """Raise ContextOverflow for messages of which rendering would take long, or be stopped: it is no template's fault.
+
+    To render and to tokenize ten thousand messages takes seconds.
+    """
+    n_chars = _n_chars(messages)
+    if len(messages) >= info.n_ctx:
+        raise _overflow(f"{len(messages)} messages", info, len(messages), unit=" tokens")
+    if _is_hopeless(len(messages), n_chars, info):
         raise ContextOverflow(
-            f"The conversation has {length / 1e6:.1f} million characters and the context holds {info.n_ctx} tokens.",
+            f"The conversation has {n_chars / 1e6:.1f} million characters and the context holds {info.n_ctx} tokens.",
             hint="Shorten the longest message, or start afresh with /clear.",
         )
 
@@ -119,17 +130,21 @@ def _sentence(remedies: Sequence[str]) -> str:
 
 def _checked(prompt: Prompt, info: ModelInfo, n_messages: int) -> Prompt:
     if len(prompt.ids) >= info.n_ctx:
-        has_turns = n_messages > 1
-        what, remedies = ("The conversation", ["start afresh"]) if has_turns else ("The message", ["shorten it"])
-        if has_turns:
-            remedies.append("let the oldest turns go (--overflow drop; in a chat, /set overflow drop)")
-        if info.context_length > info.n_ctx:
-            remedies.append(f"load the model with a larger context (-c, up to {info.context_length})")
-        raise ContextOverflow(
-            f"{what} has {len(prompt.ids)} tokens and the context holds {info.n_ctx}.",
-            hint=_sentence(remedies),
-        )
+        raise _overflow(f"{len(prompt.ids)} tokens", info, n_messages)
     return prompt
+
+
+def _overflow(size: str, info: ModelInfo, n_messages: int, *, unit: str = "") -> ContextOverflow:
+    has_turns = n_messages > 1
+    what, remedies = ("The conversation", ["start afresh"]) if has_turns else ("The message", ["shorten it"])
+    if has_turns:
+        remedies.append("let the oldest turns go (--overflow drop; in a chat, /set overflow drop)")
+    if info.context_length > info.n_ctx:
+        remedies.append(f"load the model with a larger context (-c, up to {info.context_length})")
+    return ContextOverflow(
+        f"{what} has {size} and the context holds {info.n_ctx}{unit}.",
+        hint=_sentence(remedies),
+    )
 
 
 def _with_dropped_turns(
@@ -137,8 +152,8 @@ def _with_dropped_turns(
 ) -> Prompt:
     """Leave out the oldest turns, question and answer together, until `room` tokens are free; system stays.
 
-    What is kept is searched from the newest turn on, so that a long conversation costs one rendering of all of it and
-    a few of about a context's length, not one of all of it for each turn.
+    What is kept is searched from the newest turn on, so that a long conversation costs one rendering of what may fit
+    and a few of about a context's length, not one of all of it for each turn.
     """
     n_head = 1 if messages[0].role == "system" else 0
     head, turns = messages[:n_head], messages[n_head:]
@@ -150,8 +165,12 @@ def _with_dropped_turns(
     def is_fitting(prompt: Prompt) -> bool:
         return len(prompt.ids) + room <= info.n_ctx
 
-    too_few = next((n for n, start in enumerate(starts) if not _is_too_long([*head, *turns[start:]])), len(starts) - 1)
-    _refuse_what_no_template_may_write([*head, *turns[starts[too_few] :]], info)
+    def may_fit(start: int) -> bool:
+        return not _is_hopeless(n_head + len(turns) - start, n_chars_from[start], info)
+
+    n_chars_from = [*accumulate((len(turn.content) for turn in reversed(turns)), initial=_n_chars(head))][::-1]
+    too_few = next((n for n, start in enumerate(starts) if may_fit(start)), len(starts) - 1)
+    _refuse_without_rendering([*head, *turns[starts[too_few] :]], info)
     best = without(too_few)
     n, step = len(starts) - 1, 1
     if n > too_few and not is_fitting(best):

@@ -19,7 +19,7 @@ TurnState = Literal["complete", "partial", "cancelled", "error"]
 SCHEMA = "runner.session/1"
 TITLE_LENGTH = 60
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_LAST_SECOND = 253_402_300_799  # of the year 9999, the last one that ISO 8601 writes
+LAST_SECOND = 253_402_300_799  # of the year 9999, the last one that ISO 8601 writes
 NOTES: Mapping[str, str] = {
     "partial": "this answer was cut off when runner ended",
     "cancelled": "this answer was stopped",
@@ -253,6 +253,6 @@ class _Reader:
             seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
         except (ValueError, OverflowError):
             raise self.wrong(key, "a time in ISO 8601") from None
-        if not 0 <= seconds <= _LAST_SECOND:
+        if not 0 <= seconds <= LAST_SECOND:
             raise self.wrong(key, "a time from 1970 to 9999")
         return round(seconds, 3)

@@ -161,13 +161,13 @@ def delete(
 def _ids_to_delete(store: Store, given: Sequence[str] | None) -> list[str]:
     """All of them are looked up before anything is deleted."""
     if given:
-        return list(dict.fromkeys(store.get(one).id for one in given))
+        return list(dict.fromkeys(store.find(one).id for one in given))
     return [session.id for session in store.sessions()]
 
 
 def _question(store: Store, ids: Sequence[str]) -> str:
     if len(ids) == 1:
-        session = store.get(ids[0])
+        session = store.find(ids[0])
         return f"chat {session.id} ({safe_line(session.title)})"
     return f"{len(ids)} chats"
 

@@ -85,8 +85,9 @@ class Drafter(Protocol):
         """Guess what follows `history`, one token after the other, as long as the gate admits.
 
         history: prompt and completion so far, never empty. It need not go on from the last call's: the drafter finds
-        what it can keep by itself. Tokens may be wrong in any way; those outside the vocabulary are never accepted, and
-        what is longer than was asked for, or of no bucket that there is, is cut.
+        what it can keep by itself, and changes nothing in it. Tokens may be wrong in any way; those outside the
+        vocabulary are never accepted, and what is longer than was asked for, or of no bucket that there is, is cut.
+        What it raises in an answer is logged, and ends the drafts of that answer.
         """
         ...
 

@@ -6,18 +6,22 @@ when drafting pays is the controller's; how a guess is made is the drafter's.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from runner.config import LONGEST_DRAFT, SamplingParams
 from runner.speculative.control import Control, Most
 from runner.speculative.controller import Controller
-from runner.speculative.drafter import NO_DRAFT, Clock, Draft, Drafter, clock_for
+from runner.speculative.drafter import NO_DRAFT, Clock, Draft, Drafter, Gate, clock_for
 from runner.speculative.load_times import StepSeconds
-from runner.speculative.record import Passed, Round, SpeculationRecord
+from runner.speculative.record import Passed, Round, SpeculationRecord, SpeculationState
 from runner.speculative.strides import Wish
 from runner.speculative.tally import Tally
 
+log = logging.getLogger(__name__)
+
+_FAILED = "the drafter failed; `runner logs` has the details"
 _TIMED_TOKENS = 3
 _PASSED_S = 2e-3  # plain steps are learned of when they took so long,
 _LEAST_PASSED, _MOST_PASSED = 8, 32  # and are so many at least, or at most
@@ -45,7 +49,7 @@ class Speculator:
         self._control = control or Controller(drafter, draft_max, self._clock)
         self._guess_s = 0.0
         self._own_s = self._passing_s = 0.0  # what learning of an asked round, and of some others, took the last time
-        self._has_gate = False
+        self._has_gate = self._has_failed = False
         self._passed: Passed | None = None
         self._n_waiting = 0  # plain tokens that pass before the control is asked again
         self._n_passing = self._n_untold = _LEAST_PASSED  # and what they are learned of after, at the latest
@@ -90,6 +94,7 @@ class Speculator:
         """
         self.catch_up()
         self._pass_by()
+        self._has_failed = False
         self._own_s = self._passing_s = 0.0  # that was no time of this answer
         self._tally = Tally(LONGEST_DRAFT)
         self._control.begin()
@@ -100,7 +105,28 @@ class Speculator:
             self._control.learn_reading(len(prompt), self._clock() - began)
 
     def _read(self, history: Sequence[int]) -> None:
-        self.drafter.propose(history, SamplingParams(temperature=0), Most(0))
+        self._guess(history, SamplingParams(temperature=0), Most(0))
+
+    def _may_guess(self, history: Sequence[int]) -> bool:
+        if self._has_failed:
+            return False
+        try:
+            return self.drafter.may_guess(history)
+        except Exception:
+            self._fail()
+            return False
+
+    def _guess(self, history: Sequence[int], params: SamplingParams, gate: Gate) -> Draft:
+        try:
+            return self.drafter.propose(history, params, gate)
+        except Exception:
+            self._fail()
+            return NO_DRAFT
+
+    def _fail(self) -> None:
+        """A drafter that raises is not asked again in this answer, which goes on as it would without one."""
+        log.exception("the %s drafter failed: this answer goes on without drafts", self.drafter.name)
+        self._has_failed = True
 
     def draft(self, history: Sequence[int], params: SamplingParams, room: int) -> Draft:
         """What to verify after `history`, at most `room` tokens; empty for a plain step."""
@@ -108,7 +134,7 @@ class Speculator:
         self._guess_s = 0.0
         passed = self._passed
         n_passed = 0 if passed is None else len(passed)
-        if n_passed < self._n_waiting or not self.drafter.may_guess(history):
+        if n_passed < self._n_waiting or not self._may_guess(history):
             return NO_DRAFT
         if passed is not None and n_passed > 1:
             self._pass_by()
@@ -124,7 +150,7 @@ class Speculator:
         # That was in this round, and not before the next that is passed by.
         self._own_s, self._passing_s = self._own_s + self._passing_s, 0.0
         began = self._clock()
-        draft = self._control.cut(self._sound(self.drafter.propose(history, params, gate), min(room, self._draft_max)))
+        draft = self._control.cut(self._sound(self._guess(history, params, gate), min(room, self._draft_max)))
         self._guess_s = self._clock() - began
         return draft
 
@@ -164,7 +190,7 @@ class Speculator:
 
     def wish(self, history: Sequence[int], lengths: Sequence[int]) -> Wish:
         """What the next step to begin is to draft by itself, one that may begin now; see rounds.Stretch."""
-        return self._control.wish(self.drafter.may_guess(history), lengths)
+        return self._control.wish(self._may_guess(history), lengths)
 
     def learn_stride(self, done: Round) -> None:
         """A step is over that might have drafted by itself."""
@@ -211,7 +237,9 @@ class Speculator:
         self.catch_up()
         self._pass_by()
         control, drafter = self._control, self.drafter
-        return self._tally.record(drafter.name, control.state, control.reason, drafter.nbytes, drafter.n_given)
+        state: SpeculationState = "off" if self._has_failed else control.state
+        reason = _FAILED if self._has_failed else control.reason
+        return self._tally.record(drafter.name, state, reason, drafter.nbytes, drafter.n_given)
 
     def close(self) -> None:
         self.drafter.close()

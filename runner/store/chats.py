@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from runner.store.rows import (
     TURN,
     described,
     insert_turns,
+    legible,
     session_from,
     summary_from,
     turn_from,
@@ -41,6 +43,7 @@ T = TypeVar("T")
 _ID_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _ID_LENGTH = 8
 _NEWEST_FIRST = "ORDER BY updated_at DESC, sessions.rowid DESC"
+_WHERE_NAMED = "WHERE typeof(id) = 'text'"  # what has none of our ids cannot be asked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +69,8 @@ class Store:
     """The chats in the database at `path`. Nothing is opened or made before it is needed, no file before a write.
 
     now: the clock, in seconds since the epoch. without: how the user does without a database that cannot be used, a
-    sentence for the hints. Every method raises StoreError or BusyError (database.py says when).
+    sentence for the hints. Every method raises StoreError or BusyError (database.py says when). A chat in which values
+    are not as they were written is in the lists, and what opens it raises StoreError.
     """
 
     def __init__(self, path: Path, now: Callable[[], float] = time.time, *, without: str = "") -> None:
@@ -195,19 +199,30 @@ class Store:
 
     def sessions(self, limit: int | None = None) -> list[SessionSummary]:
         """The chats, the one used last first; at most `limit`."""
-        query = f"SELECT {SUMMARY} FROM sessions {_NEWEST_FIRST} LIMIT ?"
+        query = f"SELECT {SUMMARY} FROM sessions {_WHERE_NAMED} {_NEWEST_FIRST} LIMIT ?"
         return self._all(summary_from, query, -1 if limit is None else limit)
 
     def latest(self) -> Session | None:
         """The chat used last."""
-        found = self._all(session_from, f"SELECT {SESSION} FROM sessions {_NEWEST_FIRST} LIMIT 1")
+        found = self._all(session_from, f"SELECT {SESSION} FROM sessions {_WHERE_NAMED} {_NEWEST_FIRST} LIMIT 1")
         return found[0] if found else None
 
     def get(self, id_or_prefix: str) -> Session:
-        """The chat with that id, or the only one whose id begins so. Raises UsageError with what was perhaps meant."""
+        """The chat that `find` finds."""
+        query = f"SELECT {SESSION} FROM sessions WHERE id = ?"
+        found = self._all(session_from, query, self.find(id_or_prefix).id)
+        if not found:  # it was deleted meanwhile
+            raise self._unknown(id_or_prefix)
+        return found[0]
+
+    def find(self, id_or_prefix: str) -> SessionSummary:
+        """The chat with that id, or the only one whose id begins so, damaged or not.
+
+        Raises UsageError with what was perhaps meant.
+        """
         wanted = id_or_prefix.strip().lower()
-        query = f"SELECT {SESSION} FROM sessions WHERE substr(id, 1, ?) = ? ORDER BY id"
-        found = self._all(session_from, query, len(wanted), wanted) if wanted else []
+        query = f"SELECT {SUMMARY} FROM sessions {_WHERE_NAMED} AND substr(id, 1, ?) = ? ORDER BY id"
+        found = self._all(summary_from, query, len(wanted), wanted) if wanted else []
         exact = [session for session in found if session.id == wanted]
         if len(found) == 1 or exact:
             return (exact or found)[0]
@@ -219,7 +234,7 @@ class Store:
     def turns(self, session_id: str) -> list[Turn]:
         """The turns of the chat with that id (in full), in order."""
         query = f"SELECT {TURN} FROM turns WHERE session_id = ? ORDER BY position"
-        return self._all(turn_from, query, session_id)
+        return self._all(partial(turn_from, session_id), query, session_id)
 
     def search(self, text: str, limit: int | None = 50) -> list[Match]:
         """Where all words of `text` occur in one turn or title, the chats used last first.
@@ -232,10 +247,11 @@ class Store:
         for summary in self.sessions() if terms else ():
             query = "SELECT position, role, content FROM turns WHERE session_id = ? ORDER BY position"
             for position, role, content in [(None, "", summary.title), *self._all(tuple, query, summary.id)]:
-                folded = fold(content)
+                text_of_turn = legible(content)
+                folded = fold(text_of_turn)
                 if all(term in folded for term in terms):
-                    shown = excerpt(content, terms)
-                    matches.append(Match(session=summary, position=position, role=role, excerpt=shown))
+                    shown = excerpt(text_of_turn, terms)
+                    matches.append(Match(session=summary, position=position, role=legible(role), excerpt=shown))
                     if limit is not None and len(matches) >= limit:
                         return matches
         return matches
@@ -275,7 +291,8 @@ class Store:
         if not self._exists():
             return []
         with self._read() as database:
-            return [make(row) for row in database.execute(query, values).fetchall()]
+            rows = database.execute(query, values).fetchall()
+        return [make(row) for row in rows]
 
     def _free_id(self, database: sqlite3.Connection) -> str:
         while True:

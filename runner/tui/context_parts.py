@@ -106,9 +106,9 @@ class ContextCount:
 
     def begin(self, system: str | None, turns: Sequence[Turn], timings: Mapping[str, Any] | None = None) -> None:
         """The prompt is now made of these. timings: those of the last of the turns, an answer, if they are known."""
-        if timings and timings.get("prompt_tokens"):
+        if timings and (n_prompt := _n_tokens(timings, "prompt_tokens")):
             self._prompt = characters(system, turns[:-1])
-            self.count(int(timings["prompt_tokens"]), int(timings.get("completion_tokens", 0)))
+            self.count(n_prompt, _n_tokens(timings, "completion_tokens"))
         else:
             self._prompt = characters(system, turns)
             self._prompt_tokens = self._answer_tokens = 0
@@ -134,6 +134,12 @@ class ContextCount:
             n_ctx=n_ctx,
             is_estimate=True,
         )
+
+
+def _n_tokens(timings: Mapping[str, Any], name: str) -> int:
+    """A number of tokens, 0 when it is not known: a chat file may hold anything there."""
+    number = timings.get(name)
+    return number if isinstance(number, int) and 0 < number < 2**31 else 0
 
 
 def when_full(policy: OverflowPolicy, share: float) -> str:

@@ -335,6 +335,39 @@ class BackendConformance:
             speculator = eager(Heedless(text, len(prompt), n_drafted, buckets))
             assert take(backend, prompt, 24, speculator=speculator) == text[:24], buckets
 
+    def test_drafts_of_other_integers_and_beside_the_vocabulary_change_nothing(
+        self, backend: Backend, prompt: list[int]
+    ) -> None:
+        text, size = take(backend, prompt, 40), backend.info.vocab_size
+        guesses: list[Guess] = [
+            lambda coming, _at: list(np.array(coming[:5])),
+            lambda coming, at: [*coming[: at % 3], (size, -size, 2**31, 2**64 + coming[0])[at % 4], *coming[:2]],
+        ]
+        for guess in guesses:
+            forget(backend)
+            assert take(backend, prompt, 24, speculator=eager(Knowing(text, len(prompt), guess))) == text[:24]
+
+    def test_a_drafter_that_raises_ends_its_drafts_and_not_the_text(
+        self, backend: Backend, prompt: list[int], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def failing(coming: list[int], at: int) -> list[int]:
+            if at > 4:
+                raise ValueError("of no use")
+            return coming[:3]
+
+        text = take(backend, prompt, 40)
+        forget(backend)
+        speculator = eager(Knowing(text, len(prompt), failing))
+        assert take(backend, prompt, 24, speculator=speculator) == text[:24]
+        assert speculator.record.n_accepted == 3
+        assert speculator.record.state == "off"
+        assert "runner logs" in speculator.record.reason
+        assert [record.message for record in caplog.records].count(
+            "the scripted drafter failed: this answer goes on without drafts"
+        ) == 1
+        speculator.begin(prompt)
+        assert speculator.record.state == "on"
+
     def test_right_drafts_are_accepted_and_say_so(self, backend: Backend, prompt: list[int]) -> None:
         text = take(backend, prompt, 40)
         forget(backend)

@@ -249,6 +249,29 @@ def test_the_name_of_the_unknown_token_is_a_control_token(shared_data: Path) -> 
     assert tokenizer.encode("<unk>", parse_special=True) == [0]
 
 
+@pytest.mark.parametrize("marks", [("<|im_start|>", "<|im_end|>"), ("<s>", "</s>")])
+def test_a_long_text_is_tokenized_in_parts_to_the_same_ids(
+    demo: Backend, shared_data: Path, monkeypatch: pytest.MonkeyPatch, marks: tuple[str, str]
+) -> None:
+    stories = shared_data / "stories260K" / "gguf" / "stories260K-f32.gguf"
+    backend = demo if marks[0] in demo.tokenizer.control_tokens else load(stories)
+    begin, end = marks
+    odd = f"{begin}{begin}user\nHi {end} \n {begin} a{end[:-1]}{end}<{begin[:4]}{begin}<unk>🐈\n\n{end}\n"
+    text = "".join(f"{begin}user\nturn {i} {end * (i % 3)}{odd}" for i in range(30))
+    whole = backend.tokenizer.encode(text)
+    for size in (1, 7, 100):
+        monkeypatch.setattr("runner.backends.llamacpp.tokenizer._PART", size)
+        assert backend.tokenizer.encode(text) == whole
+    assert len(list(backend.tokenizer._parts(text))) > 10  # type: ignore[attr-defined]
+
+
+def test_a_text_of_many_messages_is_tokenized_in_time(demo: Backend) -> None:
+    message = "<|im_start|>user\nHello there<|im_end|>\n"
+    began = time.process_time()
+    assert demo.tokenizer.encode(message * 5000) == demo.tokenizer.encode(message) * 5000
+    assert time.process_time() - began < 0.7  # in one part it takes more than a second
+
+
 def test_a_file_name_that_is_not_utf_8_is_loaded(demo_directory: Path, tmp_path: Path) -> None:
     named = tmp_path / os.fsdecode(b"caf\xe9.gguf")
     named.symlink_to(demo_directory / "demo-q8_0.gguf")

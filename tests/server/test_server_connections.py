@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from runner.server import connections
 from runner.server.serving import _Server, bind
 
 IDLE_S = 1
@@ -19,7 +21,10 @@ Connect = Callable[[], Awaitable[Streams]]
 
 
 class App:
-    """Answers at once, but to /slow when it is let; it knows whose client went away meanwhile."""
+    """Answers at once, but to /slow when it is let; it knows whose client went away meanwhile.
+
+    Of bodies it reads the first part.
+    """
 
     def __init__(self) -> None:
         self.is_let = asyncio.Event()
@@ -40,7 +45,8 @@ class App:
 
 
 @asynccontextmanager
-async def serving(room: int) -> AsyncIterator[tuple[App, Connect]]:
+async def serving(room: int, *, ends_first: bool = False) -> AsyncIterator[tuple[App, Connect]]:
+    """ends_first: the server ends before its clients do."""
     app, listener = App(), bind("127.0.0.1", 0)
     server = _Server(app, room, IDLE_S)
     task = asyncio.create_task(server.serve(sockets=[listener]))
@@ -55,9 +61,11 @@ async def serving(room: int) -> AsyncIterator[tuple[App, Connect]]:
         async with asyncio.timeout(20):
             yield app, connect
     finally:
+        server.should_exit = True
+        if ends_first:
+            await task
         for writer in opened:
             writer.close()
-        server.should_exit = True
         await task
 
 
@@ -188,3 +196,75 @@ def test_the_next_request_may_come_on_the_same_connection_once_the_answer_is_the
                 await reader.readuntil(b"ok")
 
     asyncio.run(main())
+
+
+LONG = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%s\r\nT"
+LEAVING = b"Connection: close\r\n"
+
+
+@pytest.mark.parametrize("headers", [b"", LEAVING])
+def test_a_client_that_sends_all_of_a_long_request_before_it_reads_gets_its_answer(headers: bytes) -> None:
+    def ask(address: tuple[str, int]) -> None:
+        with socket.create_connection(address, 10) as client, client.makefile("rb") as answers:
+            client.sendall(LONG % (2**24, headers))
+            time.sleep(0.05)  # it is answered
+            client.sendall(bytes(2**24 - 1))
+            while not answers.readline().isspace():
+                pass
+            assert answers.read(2) == b"ok"
+            if headers:
+                assert answers.read() == b""
+            else:  # the connection is as good as before
+                client.sendall(REQUEST % b"")
+                assert b"200 OK" in answers.readline()
+
+    async def main() -> None:
+        async with serving(room=4) as (_, connect):
+            _, writer = await connect()
+            await asyncio.to_thread(ask, writer.get_extra_info("peername"))
+
+    asyncio.run(main())
+
+
+async def cut_off(connect: Connect, headers: bytes, piece: bytes, pause_s: float) -> int:
+    """How many bytes a client could send that was answered to its first ones."""
+    reader, writer = await connect()
+    writer.write(LONG % (2**30, headers))
+    await reader.readuntil(b"ok")
+    n_sent = 0
+    try:
+        while True:
+            writer.write(piece)
+            await writer.drain()
+            n_sent += len(piece)
+            await asyncio.sleep(pause_s)
+    except ConnectionError:
+        return n_sent
+
+
+def test_who_is_answered_may_send_the_rest_but_not_endlessly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_LONGEST_REST", 2**20)
+
+    async def main() -> None:
+        async with serving(room=4) as (_, connect):
+            trickled = [cut_off(connect, headers, b"T", IDLE_S / 50) for headers in (b"", LEAVING)]
+            sent = [cut_off(connect, headers, bytes(2**16), 0) for headers in (b"", LEAVING)]
+            for n_sent in await asyncio.gather(*trickled):
+                assert 10 < n_sent < 2**10
+            for n_sent in await asyncio.gather(*sent):
+                assert 2**20 <= n_sent < 2**26
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("headers", [b"", LEAVING])
+def test_a_server_that_ends_waits_for_nobodys_rest(headers: bytes) -> None:
+    async def main() -> float:
+        async with serving(room=4, ends_first=True) as (_, connect):
+            reader, writer = await connect()
+            writer.write(LONG % (2**20, headers))
+            await reader.readuntil(b"ok")
+            began = time.monotonic()
+        return time.monotonic() - began
+
+    assert asyncio.run(main()) < IDLE_S * 0.8

@@ -324,22 +324,46 @@ def test_closing_within_what_a_step_drafted_by_itself_cuts_the_cache(n: int) -> 
 
 @pytest.mark.parametrize("kind", [TableTarget, PipelinedTarget])
 def test_what_was_written_before_an_error_is_told(kind: type[TableTarget]) -> None:
+    class Failing(kind):  # type: ignore[misc, valid-type]
+        def choices(self, draft, params, history):
+            if len(history) > 10:
+                raise MemoryError("no room")
+            return super().choices(draft, params, history)
+
     params, prompt = PARAMS["greedy"], [1, 2, 3]
-
-    def guess(history: Sequence[int]) -> Sequence[int]:
-        if len(history) > 10:
-            raise MemoryError("no room")
-        return plain(history, params, 3)
-
     history = [*prompt, *plain(prompt, params, 1)]
-    target = kind(64, prompt)
+    target = Failing(64, prompt)
     tokens: list[int] = []
     with pytest.raises(MemoryError):
-        for token, _, _ in decode(target, params, history, eager(guess)):
+        for token, _, _ in decode(target, params, history, eager(right(params, 3))):
             tokens.append(token)  # one by one: what came before the error counts
     assert tokens == history[4:] == plain(history[:4], params, len(tokens))
     assert len(history) > 10
     assert target.held[: len(history) - 1] == history[:-1]
+
+
+@pytest.mark.parametrize("kind", [TableTarget, PipelinedTarget])
+@pytest.mark.parametrize("asked", ["propose", "may_guess"])
+def test_a_drafter_that_raises_is_not_asked_again_before_the_next_answer(
+    kind: type[TableTarget], asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params, prompt = PARAMS["greedy"], [1, 2, 3]
+    raised: list[int] = []
+
+    def fail(history: Sequence[int], *_: object) -> Draft:
+        raised.append(len(history))
+        raise MemoryError("no room")
+
+    speculator = eager(right(params, 3))
+    monkeypatch.setattr(speculator.drafter, asked, fail)
+    for _ in range(2):
+        speculator.begin()
+        raised.clear()
+        history = [*prompt, *plain(prompt, params, 1)]
+        list(decode(kind(64, prompt), params, history, speculator))
+        assert history[3:] == plain(prompt, params, 61)
+        assert len(raised) == 1
+        assert speculator.record.state == "off"
 
 
 @pytest.mark.parametrize("kind", [TableTarget, PipelinedTarget])

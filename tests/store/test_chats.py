@@ -339,9 +339,47 @@ def test_threads_share_one_store(store: Store) -> None:
     assert sorted((summary.title, summary.n_turns) for summary in store.sessions()) == [(name, 20) for name in "abcd"]
 
 
-def test_a_row_that_is_not_what_was_written_is_reported_as_damage(store: Store) -> None:
-    session = store.create_session(model="m", turns=[user("q")])
+NO_TIMES = (b"\x00\xff", "yesterday", -1, 9e999)
+NO_TEXTS = (b"\x00\xff",)
+NO_OBJECTS = (b"{}", "not json", "[1]", "5", "[" * 100_000)
+DAMAGE = [
+    *(("sessions", name, NO_TEXTS) for name in ("title", "model", "backend", "system")),
+    ("sessions", "settings", NO_OBJECTS),
+    *(("sessions", name, NO_TIMES) for name in ("created_at", "updated_at")),
+    ("sessions", "revision", (b"1", "one", 1.5)),
+    *(("turns", name, NO_TEXTS) for name in ("content", "reasoning", "model")),
+    *(("turns", name, (b"user", "nobody")) for name in ("role", "state")),
+    ("turns", "seed", (b"5", "five", "-5", "1.5", str(2**64), "9" * 5000)),
+    ("turns", "timings", NO_OBJECTS),
+    ("turns", "created_at", NO_TIMES),
+]
+
+
+@pytest.mark.parametrize(("table", "column", "values"), DAMAGE, ids=[f"{row[0]}.{row[1]}" for row in DAMAGE])
+def test_a_row_that_is_not_what_was_written_damages_its_chat_alone(
+    store: Store, table: str, column: str, values: tuple[object, ...]
+) -> None:
+    well = store.create_session(model="m", title="well", turns=[user("good morning")])
+    for value in values:
+        ill = store.create_session(model="m", title="ill", system="s", turns=[user("good evening")])
+        with store._write() as database:
+            database.execute("PRAGMA ignore_check_constraints = ON")
+            key = "id" if table == "sessions" else "session_id"
+            database.execute(f"UPDATE {table} SET {column} = ? WHERE {key} = ?", (value, ill.id))
+        with pytest.raises(StoreError, match=f"Chat {ill.id} is damaged: its {column}") as caught:
+            store.turns(store.get(ill.id).id)
+        assert f"runner sessions delete {ill.id}" in caught.value.hint
+        assert {summary.id for summary in store.sessions()} == {well.id, ill.id}
+        assert store.get(well.id) == well
+        assert [turn.content for turn in store.turns(well.id)] == ["good morning"]
+        assert well.id in [match.session.id for match in store.search("good")]
+        assert store.delete([store.find(ill.id[:5]).id]).n_sessions == 1
+
+
+def test_a_chat_without_an_id_of_ours_hides_no_other(store: Store) -> None:
+    kept = [store.create_session(model="m", title=title) for title in ("a", "b", "c")]
     with store._write() as database:
-        database.execute("UPDATE turns SET timings = 'not json'")
-    with pytest.raises(StoreError, match="damaged"):
-        store.turns(session.id)
+        database.execute("UPDATE sessions SET id = x'00ff' WHERE id = ?", (kept[1].id,))
+        database.execute("UPDATE sessions SET id = NULL WHERE id = ?", (kept[2].id,))
+    assert [summary.id for summary in store.sessions()] == [kept[0].id]
+    assert store.latest() == store.get(kept[0].id) == kept[0]

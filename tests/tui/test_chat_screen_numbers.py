@@ -56,6 +56,9 @@ def test_a_kept_answer_brings_its_own_count() -> None:
     turns = [question("hello"), Turn(role="assistant", content="Hi.")]
     count.begin(None, turns, {"prompt_tokens": 12, "completion_tokens": 3})
     assert count.parts(100) == ContextParts(conversation=12, answer=3, n_ctx=100)
+    for number in ("many", [12], 1e999, 10**400, -12):  # a chat file may hold anything there
+        count.begin(None, turns, {"prompt_tokens": number, "completion_tokens": number})
+        assert count.parts(100).is_estimate
 
 
 @pytest.mark.parametrize("width", [6, 10, 40])
