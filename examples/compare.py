@@ -14,7 +14,7 @@ from runner.quant.mq.recipe import recipe_of
 from runner.quant.quantize import quantize_model
 
 SOURCE = builtin("models/demo") / "demo-q8_0.gguf"
-STORY = "The old house by the river had been empty for years. One night, a light was seen in its window. " * 30
+STORY = "The old house by the river had been empty for years. One night, a light was seen in its window. " * 12
 
 
 def main() -> None:

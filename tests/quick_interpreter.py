@@ -1,6 +1,6 @@
 """Triton's interpreter without what it computes again and again, and what it computes and never looks at.
 
-These are five sixths of its time. What kernels compute is the same. Run as a program with another program's path and
+These are nine tenths of its time. What kernels compute is the same. Run as a program with another program's path and
 arguments, it runs that one with it. It knows no kernels.
 """
 
@@ -15,11 +15,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 
 def quicken(interpreter: ModuleType) -> None:
     """interpreter: triton.runtime.interpreter. One without what is changed here (3.9 has it) is left as it is."""
     if hasattr(interpreter, "_LangPatchScope") and not hasattr(interpreter._patch_lang, "is_quick"):
-        _patch_language_once_a_launch(interpreter)
+        _patch_language_once(interpreter)
+        _call_builtins_at_once(interpreter)
+        _check_sizes_once(interpreter)
         _look_types_up_once(interpreter)
         _describe_types_once(interpreter.tl.core)
         _unwrap_nothing_in_what_holds_nothing(interpreter.tl.core)
@@ -27,9 +31,10 @@ def quicken(interpreter: ModuleType) -> None:
         _leave_unread_checks_out(interpreter)
 
 
-def _patch_language_once_a_launch(interpreter: ModuleType) -> None:
+def _patch_language_once(interpreter: ModuleType) -> None:
     """A launch patches triton.language and puts it back at its end; in between, every call of a function that has
-    @triton.jit, such as tl.sum, goes through all of the language again and finds it patched."""
+    @triton.jit, such as tl.sum, goes through all of the language again and finds it patched. Here it stays patched:
+    where kernels are interpreted nothing else is done with it."""
     patch, scope = interpreter._patch_lang, interpreter._LangPatchScope
     languages = (interpreter.tl, interpreter.tl.core)
     seen_by: dict[int, frozenset[int]] = {}  # by the identity of a function's globals, which live as long as its module
@@ -39,20 +44,141 @@ def _patch_language_once_a_launch(interpreter: ModuleType) -> None:
         place = id(fn.__globals__)
         if place not in seen_by:
             seen_by[place] = frozenset(id(one) for one in languages if any(one is x for x in fn.__globals__.values()))
-        if seen_by[place] and seen_by[place] <= patched:
-            return scope()  # with nothing to put back
-        patched.update(seen_by[place])
-        return patch(fn)
-
-    put_back = scope.restore
-
-    def put_back_and_forget(self: Any) -> None:
-        put_back(self)
-        patched.clear()
+        if not seen_by[place] or not seen_by[place] <= patched:
+            patched.update(seen_by[place])
+            patch(fn)
+            _compute_alike_operands_at_once(interpreter)
+        return scope()  # with nothing to put back
 
     patch_once.is_quick = True  # type: ignore[attr-defined]
     interpreter._patch_lang = patch_once  # type: ignore[attr-defined]
-    scope.restore = put_back_and_forget
+
+
+def _call_builtins_at_once(interpreter: ModuleType) -> None:
+    """Between a kernel and a function of the language are two that hand the arguments on and copy them."""
+    core, semantic = interpreter.tl.core, interpreter.interpreter_semantic
+    checks = core.builtin(lambda: None).__code__  # that it was called with _semantic
+
+    def patch_attribute(obj: Any, name: str, member: Any, _builder: Any, scope: Any) -> None:
+        called = member.__wrapped__ if getattr(member, "__code__", None) is checks else member
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            options["_semantic"] = semantic
+            return called(*arguments, **options)
+
+        scope.set_attr(obj, name, call)
+
+    interpreter._patch_attr = patch_attribute  # type: ignore[attr-defined]
+
+
+# Of operands of one of these types the result is numpy's, in the same type or bool.
+_ALIKE = {"fp32": np.float32, "int32": np.int32, "int64": np.int64, "int1": np.bool_}
+_COMPARED = {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal}
+_NUMBERS = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "ne": np.not_equal, **_COMPARED}
+_NUMBERS |= {"radd": np.add, "rmul": np.multiply}
+_BITS = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+_SHIFTS = {"lshift": np.left_shift, "rshift": np.right_shift}
+OPERATORS = {**_NUMBERS, **_BITS, **_SHIFTS}
+_KINDS = (
+    {name: {"fp32", "int32", "int64"} for name in _NUMBERS}
+    | {name: {"int32", "int64", "int1"} for name in _BITS}
+    | {name: {"int32", "int64"} for name in _SHIFTS}
+)
+
+
+def _compute_alike_operands_at_once(interpreter: ModuleType) -> None:
+    """What an operator does with two types is found out in a dozen calls, each time: here it is once, and then numpy
+    is called. Offsets of pointers too."""
+    tensor = interpreter.tl.core.tensor
+    for name, compute in OPERATORS.items():
+        slow = getattr(tensor, f"__{name}__")
+        if not hasattr(slow, "slow"):
+            setattr(tensor, f"__{name}__", _quick_operator(interpreter, slow, compute, _KINDS[name]))
+    if not hasattr(tensor.__getitem__, "slow"):
+        tensor.__getitem__ = _quick_axes(interpreter, tensor.__getitem__)
+
+
+def _quick_operator(interpreter: ModuleType, slow: Any, compute: Any, kinds: set[str]) -> Any:
+    tensor, handle_type = interpreter.tl.core.tensor, interpreter.TensorHandle
+    operand = interpreter.interpreter_semantic.number_like
+    known: dict[tuple[str, str], tuple[Any, int, dict[str, Any]] | None] = {}
+
+    def learn(left: Any, right: Any) -> Any:
+        """The result, found slowly, and for what follows how it is found at once."""
+        found = slow(left, right)
+        name, width = left.type.scalar.name, 0
+        if name in kinds and name == right.type.scalar.name:
+            dtype = np.dtype(_ALIKE[name])
+        elif compute is np.add and left.type.scalar.is_ptr() and right.type.scalar.name in ("int32", "int64"):
+            dtype, width = np.dtype(np.uint64), max(1, left.type.scalar.element_ty.primitive_bitwidth // 8)
+        else:
+            known[left.type.name, right.type.name] = None
+            return found
+        shared = {name: value for name, value in vars(found).items() if name != "handle"}
+        known[left.type.name, right.type.name] = dtype, width, shared
+        return found
+
+    def operator(self: Any, other: Any) -> Any:
+        if type(other) is not tensor:
+            other = operand(self, other)
+            if type(other) is not tensor:
+                return slow(self, other)
+        key = self.type.name, other.type.name
+        if key not in known:
+            return learn(self, other)
+        how = known[key]
+        left, right = self.handle, other.handle
+        if how is None or left.data.dtype is not how[0]:
+            return slow(self, other)
+        dtype, width, shared = how
+        if width:
+            data = left.data + width * right.data.astype(dtype)
+        elif right.data.dtype is dtype:
+            data = compute(left.data, right.data)
+        else:
+            return slow(self, other)
+        handle, value = object.__new__(handle_type), object.__new__(tensor)
+        handle.__dict__ = {"data": data, "dtype": left.dtype if width else left.dtype.scalar, "attr": {}}
+        value.__dict__ = {**shared, "handle": handle}
+        return value
+
+    operator.slow = slow  # type: ignore[attr-defined]
+    return operator
+
+
+def _quick_axes(interpreter: ModuleType, slow: Any) -> Any:
+    """value[:, None] and the like, whose type is found out once."""
+    tensor, handle_type = interpreter.tl.core.tensor, interpreter.TensorHandle
+    known: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def axes(self: Any, slices: Any) -> Any:
+        if type(slices) is not tuple or not self.type.is_block():
+            return slow(self, slices)
+        key = self.type.name, *(one is None for one in slices)
+        if key not in known:
+            found = slow(self, slices)  # and refuses what is neither None nor all of an axis
+            known[key] = {name: value for name, value in vars(found).items() if name != "handle"}
+            return found
+        left, handle, value = self.handle, object.__new__(handle_type), object.__new__(tensor)
+        handle.__dict__ = {"data": left.data[slices], "dtype": left.dtype.scalar, "attr": {}}
+        value.__dict__ = {**known[key], "handle": handle}
+        return value
+
+    axes.slow = slow  # type: ignore[attr-defined]
+    return axes
+
+
+def _check_sizes_once(interpreter: ModuleType) -> None:
+    """That an element fits its type is checked of each value anew."""
+    check, found = interpreter.TensorHandle.__post_init__, set()
+
+    def check_once(self: Any) -> None:
+        key = self.data.itemsize, self.dtype.name
+        if key not in found:
+            check(self)
+            found.add(key)
+
+    interpreter.TensorHandle.__post_init__ = check_once
 
 
 def _look_types_up_once(interpreter: ModuleType) -> None:
@@ -71,6 +197,7 @@ def _look_types_up_once(interpreter: ModuleType) -> None:
 def _describe_types_once(core: ModuleType) -> None:
     """Every value describes its type and shape anew. Here those of the same name share one description."""
     describe, make, equal = core.block_type.__init__, core.tensor.__init__, core.tuple.__eq__
+    alike = core.dtype.__eq__
     types: dict[tuple[str, tuple[int, ...]], dict[str, Any]] = {}
     values: dict[str, dict[str, Any]] = {}
     yes = core.constexpr(True)
@@ -91,11 +218,13 @@ def _describe_types_once(core: ModuleType) -> None:
     core.block_type.__init__ = describe_once
     core.tensor.__init__ = make_alike
     core.tuple.__eq__ = lambda self, other: yes if self is other else equal(self, other)
+    core.dtype.__eq__ = lambda self, other: self is other or alike(self, other)
 
 
 def _unwrap_nothing_in_what_holds_nothing(core: ModuleType) -> None:
     """Constants are looked for in all arguments of all operations, most of which are tensors and numbers."""
     unwrap, bare = core._unwrap_if_constexpr, {core.tensor, int, float, bool, str, type(None)}
+    bare |= {core.dtype, core.block_type, core.pointer_type}
     core._unwrap_if_constexpr = lambda value: value if type(value) in bare else unwrap(value)  # type: ignore[attr-defined]
 
 
@@ -104,7 +233,7 @@ def _leave_alike_operands_as_they_are(core: ModuleType, semantic: Any) -> None:
     is made a tensor wherever it is one of them."""
     check, spread = semantic.binary_op_type_checking_impl, semantic.broadcast_impl_value
     stay = {"fp32", "int32", "int64"}  # such types of both are that of the result, whatever the operation
-    constants: dict[tuple[str, str], Any] = {}
+    constants: dict[tuple[str, int | str], Any] = {}
 
     def spread_unlike(self: Any, left: Any, right: Any) -> Any:
         sizes, others = getattr(left.type, "sizes", None), getattr(right.type, "sizes", None)
@@ -143,13 +272,18 @@ def _leave_alike_operands_as_they_are(core: ModuleType, semantic: Any) -> None:
 
     def constant(self: Any, number: float, like: Any) -> Any:
         """One tensor for each number, type and shape: nothing changes what a tensor holds."""
-        key = like.type.name, repr(number)  # 0 equals -0, and NaN nothing
+        key = like.type.name, number if type(number) is int else repr(number)  # 0.0 equals -0.0, and NaN nothing
         if key not in constants:
             constants[key] = spread(self, like, self.scalar_constant(number, dtype=like.type.scalar))[1]
         return constants[key]
 
+    def number_like(self: Any, like: Any, number: Any) -> Any:
+        """The number as a tensor, where it takes the other's type; else itself."""
+        return constant(self, number, like) if stays(like, number) else number
+
     semantic.broadcast_impl_value = spread_unlike
     semantic.binary_op_type_checking_impl = check_unlike
+    semantic.number_like = number_like
 
 
 def _leave_unread_checks_out(interpreter: ModuleType) -> None:

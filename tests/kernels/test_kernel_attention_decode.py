@@ -253,18 +253,19 @@ def test_nothing_is_put_beyond_the_capacity(dtype: torch.dtype) -> None:
 def test_a_row_has_the_same_bits_whatever_the_number_of_rows(
     norm: HeadNorm, kept: str, window: int | None, d: int, has_sums: bool
 ) -> None:
-    start = 250  # the rows' last positions lie in two splits
+    start = 250 if d == 18 else 58  # the rows' last positions lie in two splits
     dtype = torch.float32 if d == 18 else torch.bfloat16
     case = Case(h=3, g=1, d=d, r=d, m=16, norm=norm, dtype=dtype, has_sums=has_sums)
     before = emptied(filled(kept, 1, start, 512, d), start)
     sinks, after = random(3), emptied(before, start)
     every = case.attend(after, start, window=window, sinks=sinks)
-    for m in (1, 2, 3, 5, 8, 9, 15):  # kernels are made for 1, 8 and 16 rows
+    # Kernels are made for 1, 8 and 16 rows; which lanes they use then is a question for a GPU alone.
+    for m in (1, 2, 3, 5, 8, 9, 15) if DEVICE.type == "cuda" else (1, 8, 9):
         cache = emptied(before, start)
         assert torch.equal(case.attend(cache, start, slice(m), window=window, sinks=sinks), every[:m]), m
         for one, other in zip(vars(cache).values(), vars(after).values(), strict=True):
             assert one is None or torch.equal(one[:, : start + m], other[:, : start + m]), m
-    for m in (1, 5, 6, 15):
+    for m in (1, 5, 6, 15) if DEVICE.type == "cuda" else (5, 15):
         cache = emptied(after, start + m)
         alone = case.attend(cache, start + m, slice(m, m + 1), window=window, sinks=sinks)
         assert torch.equal(alone[0], every[m]), m

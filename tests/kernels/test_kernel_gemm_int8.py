@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import ptx
 import pytest
 import torch
@@ -198,19 +200,29 @@ def test_what_int8_rounds_off_is_a_hundredth(form: str) -> None:
     assert (found - wanted).norm() < 0.013 * wanted.norm()
 
 
+@pytest.mark.parametrize("takes", [True, False])
 @pytest.mark.parametrize(
     ("n", "k", "most"), [(16, 64, FEW_ROWS), (1024, 2048, FEW_ROWS), (2048, 2048, MOST_ROWS), (1552, 4096, MOST_ROWS)]
 )
 def test_a_device_that_takes_int8_is_given_it_from_17_rows_on_or_of_short_matrices_from_65(
-    n: int, k: int, most: int
+    n: int, k: int, most: int, takes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    takes = DEVICE.type == "cuda" and torch.cuda.get_device_capability() == (9, 0)
+    monkeypatch.setattr(gemm_int8, "is_hopper", lambda _: takes)
     for form, is_taken in (("mq4", True), ("mq4-uniform", True), ("mq6", False)):
-        planes = scrambled(form, n, k)
+        planes = scrambled(form, 16, 64)
         assert not takes_int8(planes, most + 1)
         w = to_fragments(planes)
+        w = replace(w, packed=w.packed[:1, :1].expand(n // 16, k // 64, *w.packed.shape[2:]))  # of n rows and k columns
         for n_rows in (most, most + 1):
             assert takes_int8(w, n_rows) == (is_taken and takes and n_rows > most)
-            x, _ = activations(random(n_rows, k), None, w, torch.float32)
-            assert isinstance(x, Int8Blocks) == takes_int8(w, n_rows)
     assert not takes_int8(random(n, k), most + 1)
+
+
+@pytest.mark.parametrize("form", ["mq4", "mq4-uniform", "mq6"])
+@pytest.mark.parametrize("n_rows", [FEW_ROWS, FEW_ROWS + 1])
+def test_rows_become_int8_for_a_device_that_takes_it(n_rows: int, form: str) -> None:
+    w = to_fragments(scrambled(form, 16, 64))
+    x, _ = activations(random(n_rows, 64), None, w, torch.float32)
+    is_hopper = DEVICE.type == "cuda" and torch.cuda.get_device_capability() == (9, 0)
+    assert isinstance(x, Int8Blocks) == takes_int8(w, n_rows)
+    assert takes_int8(w, n_rows) == (is_hopper and n_rows > FEW_ROWS and form in FORMATS_AS_INT8)

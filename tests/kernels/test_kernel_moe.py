@@ -45,11 +45,11 @@ MANY = (
 FULL = (197, 2, 1, 16, 96)  # blocks that are full
 # The same of experts in fragments, whose rows are whole tiles: of several steps, the last of which is not full; slots
 # that are no power of two; blocks of 16, 32, 64 and 128 pairs, fewer columns than a tile of them and more
-FEW_TILES = ((1, 5, 3, 32, 64), (3, 3, 2, 64, 1216), (2, 5, 5, 32, 832))
+FEW_TILES = ((1, 5, 3, 32, 64), (3, 3, 2, 32, 832), (2, 5, 5, 32, 320))
 MANY_TILES = ((17, 3, 2, 32, 64), (33, 4, 2, 320, 128), (66, 4, 2, 32, 64), (197, 2, 1, 32, 64))
 # Experts with more pairs than a program takes at once, few, and none; of one step of columns and of several
-BLOCKS = ((17, 9, 2, 32, 64), (40, 4, 2, 32, 832))
-WIDE = (35, 3, 2, 70, 544)  # more than one step of columns, and a last one that is not full
+BLOCKS = ((17, 9, 2, 32, 64), (40, 4, 2, 32, 320))
+WIDE = (35, 3, 2, 37, 544)  # more than one step of columns, and a last one that is not full
 
 
 def matrix(kind: str, n: int, k: int) -> Matrix:
@@ -320,7 +320,7 @@ def test_activations_of_16_bits_are_taken_and_given(m: int, dtype: torch.dtype) 
 
 @pytest.mark.parametrize("kind", [*KINDS, "mq6 fragments"])
 def test_a_row_has_the_same_bits_in_every_batch_of_up_to_16(kind: str) -> None:
-    e, k, n, length, width = (5, 2, 16, 640, 32) if "fragments" in kind else (5, 2, 4, 96, 9)
+    e, k, n, length, width = (5, 2, 16, 320, 32) if "fragments" in kind else (5, 2, 4, 96, 9)
     up, down = matrix(kind, e * 2 * n, length), matrix(kind, e * width, length)
     logits, x, parts = random(16, e, seed=4), random(16, length), random(16, 40, seed=2).square()
     inner = random(16 * k, length, seed=6)
@@ -336,7 +336,7 @@ def test_a_row_has_the_same_bits_in_every_batch_of_up_to_16(kind: str) -> None:
         after = moe_linear_residual(pairs, down, to, h, eps=1e-5)
         return [to.weights, gated.view(last - first, k, n), h, after.parts]
 
-    alone = {m: run(m, m + 1) for m in (0, 5, 15)}
+    alone = {m: run(m, m + 1) for m in (0, 15)}
     for n_rows in (3, 16):
         together = run(0, n_rows)
         for m in (m for m in alone if m < n_rows):

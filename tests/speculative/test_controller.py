@@ -48,7 +48,7 @@ LEAST = 0.97
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
 def test_no_text_is_slower_than_plain_decoding(machine: Machine, n: int) -> None:
     for text in TEXTS:
-        for seed in range(3):
+        for seed in range(3 if n == 128 else 1):
             trace = text(n, seed)
             assert play(trace, machine, seed)[0] >= LEAST, (trace.name, seed)
 
@@ -63,7 +63,7 @@ def test_a_drafter_that_suddenly_takes_ten_times_as_long_loses_no_more(token: fl
             assert play(trace, machine, seed)[0] >= LEAST, (trace.name, seed)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(st.integers(0, 1 << 30))
 def test_nothing_is_ever_slower_than_plain_decoding(seed: int) -> None:
     """Several answers with one speculator, each for itself."""
@@ -85,7 +85,7 @@ def test_a_machine_that_is_not_what_it_seemed_costs_no_more(what: str) -> None:
     for machine in MACHINES:
         adverse = replace(machine, **ADVERSE[what])
         for text in TEXTS:
-            for n in (128, 400):
+            for n in (128, 300):
                 assert play(text(n, 0), adverse)[0] >= LEAST, (machine.name, text(n, 0).name)
 
 

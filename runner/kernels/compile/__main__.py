@@ -1,4 +1,5 @@
-"""python -m runner.kernels.compile [--target NAME] [--only NAME] [--fewer] [--json FILE] [--markdown [FILE]]
+"""python -m runner.kernels.compile [--target NAME] [--only NAME] [--fewer] [--json FILE] [--ttgir DIR]
+    [--markdown [FILE]]
 
 Compiles the kernels for every target without a GPU, a line for each, and exits with 1 if one fails, spills much though
 it is for decoding, or takes more shared memory than there is.
@@ -15,20 +16,24 @@ from pathlib import Path
 
 from runner.errors import RunnerError
 from runner.kernels.compile import report
+from runner.kernels.compile.compilation import Compiled
 from runner.kernels.compile.jobs import compile_jobs, fewer, jobs
 from runner.kernels.compile.targets import TARGETS
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m runner.kernels.compile", description=__doc__.split("\n", 1)[1])
+    parser = argparse.ArgumentParser(prog="python -m runner.kernels.compile", description=__doc__.split("\n\n", 1)[1])
     parser.add_argument(
         "--target", action="append", choices=list(TARGETS), help="compile for this one; may be repeated"
     )
     parser.add_argument("--only", metavar="NAME", help="a kernel file (gemv_packed) or a variant, in full")
     parser.add_argument(
-        "--fewer", action="store_true", help="one variant of each kernel for every target, the others for one"
+        "--fewer", action="store_true", help="one variant of each kernel for every kind of target, the others for one"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there")
+    parser.add_argument(
+        "--ttgir", type=Path, metavar="DIR", help="write Triton's intermediate language there, with its layouts"
+    )
     parser.add_argument(
         "--markdown", nargs="?", const="-", metavar="FILE", help="print a table, or write it into a page that has one"
     )
@@ -52,6 +57,9 @@ def run(options: argparse.Namespace) -> int:
     for outcome in compile_jobs(wanted, options.jobs):
         print(report.line(outcome), file=narration, flush=True)
         outcomes.append(outcome)
+        if options.ttgir is not None and isinstance(outcome.result, Compiled):
+            options.ttgir.mkdir(parents=True, exist_ok=True)
+            (options.ttgir / f"{outcome.job.variant} for {outcome.job.target}").write_text(outcome.result.ttgir)
     outcomes.sort(key=lambda outcome: wanted.index(outcome.job))
     if options.json is not None:
         options.json.write_text(json.dumps(report.values(outcomes), indent=1) + "\n")

@@ -26,7 +26,8 @@ class Compiled:
     """What one compiled variant takes.
 
     registers: of a thread. spilled_bytes: of registers that a thread keeps in memory for want of more of them.
-    shared_bytes: of a program. size: bytes of the binary. seconds: that compiling took.
+    shared_bytes: of a program. size: bytes of the binary. seconds: that compiling took. ttgir: it in Triton's
+    intermediate language, which says which lane has what of each tensor.
     """
 
     registers: int
@@ -34,6 +35,7 @@ class Compiled:
     shared_bytes: int
     seconds: float
     size: int
+    ttgir: str
 
 
 def compile_variant(variant: Variant, target: Target) -> Compiled:
@@ -74,17 +76,22 @@ def compile_variant(variant: Variant, target: Target) -> Compiled:
         shared_bytes=kernel.metadata.shared,
         seconds=seconds,
         size=len(kernel.asm["cubin" if target.is_nvidia else "hsaco"]),
+        ttgir=kernel.asm["ttgir"],
     )
 
 
 @contextmanager
 def _afresh() -> Iterator[None]:
-    """Triton finds nothing compiled before and leaves nothing behind; ptxas's account of registers is printed."""
+    """Triton finds nothing compiled before and leaves nothing behind; ptxas's account of registers is printed.
+
+    Lines of the source are left out: nobody debugs this code, and they take a sixth of the time.
+    """
     from triton import knobs
 
-    with tempfile.TemporaryDirectory() as cache, knobs.cache.scope(), knobs.nvidia.scope():
+    with tempfile.TemporaryDirectory() as cache, knobs.cache.scope(), knobs.nvidia.scope(), knobs.compilation.scope():
         knobs.cache.dir = cache
         knobs.nvidia.dump_ptxas_log = True
+        knobs.compilation.disable_line_info = True
         yield
 
 

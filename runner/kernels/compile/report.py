@@ -31,11 +31,12 @@ def line(outcome: Outcome) -> str:
 
 
 def values(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The outcomes as JSON has them: the job's and the result's fields, "failure" in place of the latter."""
+    """The outcomes as JSON has them: the job's and the result's numbers, "failure" in place of the latter."""
     rows = []
     for outcome in outcomes:
         result = outcome.result
         numbers = {"failure": result.reason} if isinstance(result, Failure) else asdict(result)
+        numbers.pop("ttgir", None)
         rows.append({**asdict(outcome.job), **numbers})
     return {"schema": "runner.kernels/1", "compiled": rows}
 
