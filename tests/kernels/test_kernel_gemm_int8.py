@@ -119,6 +119,7 @@ def test_rows_become_int8_with_a_scale_for_each_256_columns(k: int, rotation: in
     close(scale, wanted.scale, 1e-6)
     assert (levels.int() - wanted.levels.int()).abs().max() <= 1
     assert (levels == wanted.levels).float().mean() > 0.99
+    assert not in_block_order(levels)[:, k:].any()
     if rotation == 1:
         assert torch.equal(levels, wanted.levels)
     in_lanes = quantize_blocks(x, gain, rotation, in_lanes=True)

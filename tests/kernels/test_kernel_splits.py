@@ -158,6 +158,7 @@ def test_of_whole_rows_all_are_put_together(h: int, d: int, m: int, n_splits: in
     blocks, wanted = combine_blocks(splits, rotation), quantize_blocks(found, None, rotation)
     assert blocks.num_rows == m
     assert torch.equal(blocks.values(), wanted.values())
+    assert torch.equal(blocks.levels[:m], wanted.levels[:m])  # what fills the last block up too
 
 
 def test_values_of_any_size_stay_finite() -> None:
