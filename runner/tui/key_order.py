@@ -16,7 +16,7 @@ from textual.message import Message
 from textual.widget import Widget
 
 _ROUNDS: Final = 2  # what the key did, and what a message that it led to did
-_PATIENCE_S: Final = 0.2  # a widget that is taken away meanwhile does not answer
+_PATIENCE_S: Final = 1.0  # a widget that is taken away meanwhile does not answer
 
 
 class _Passed(Message):

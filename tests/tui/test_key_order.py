@@ -51,3 +51,13 @@ def test_a_paste_goes_where_the_key_before_it_led(stage: Stage) -> None:
         await on.until(lambda: on.app.screen.query_one(Input).value == "fold", "it is not in the field of the help")
 
     stage.play("", act)
+
+
+def test_the_program_can_be_left_from_a_dialog(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.pilot.press("f1")
+        await on.until(lambda: isinstance(on.app.screen, HelpScreen))
+        await on.pilot.press("ctrl+q")
+        await on.until(lambda: not on.app.is_running, "it is still there")
+
+    stage.play("", act)
