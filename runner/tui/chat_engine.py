@@ -21,8 +21,8 @@ from runner.conversation import Conversation
 from runner.engine_process import EngineProcess
 from runner.errors import BusyError, EngineDied, RunnerError, UsageError
 from runner.events import ChatEvent, Finished, Loaded, Notice
+from runner.set_values import in_chat
 from runner.transcript import Turn
-from runner.tui.hints import in_chat
 from runner.tui.messages import (
     AnswerBegan,
     AnswerEnded,

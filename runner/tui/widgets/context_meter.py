@@ -56,7 +56,7 @@ def meter(parts: ContextParts, policy: OverflowPolicy, width: int) -> Content:
     numbers = Content(f"{about}{context_used(parts.used, parts.n_ctx)}")
     if parts.is_tight:
         full = f"! {about}{100 * parts.share:.0f} % full"
-        warning = Content.styled(f"{full}: {when_full(policy, parts.share)}", "$warning")
+        warning = Content.styled(f"{full}: {when_full(policy, parts)}", "$warning")
         lines = [
             Content.assemble(_bar(parts, 10), " ", numbers, "  ", warning),
             warning,
