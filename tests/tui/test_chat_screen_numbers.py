@@ -73,6 +73,11 @@ def test_the_meter_keeps_to_its_width(parts: ContextParts, width: int) -> None:
     assert text_width(meter(parts, "stop", width).plain) <= width
 
 
+def test_a_number_that_there_is_no_room_for_is_not_cut() -> None:
+    half = ContextParts(conversation=1200, n_ctx=2048)
+    assert [meter(half, "stop", width).plain for width in (7, 6, 4, 3)] == ["1.2k/2k", "59 %", "59 %", ""]
+
+
 def test_a_full_context_says_what_happens_then() -> None:
     assert "answers stop" in meter(FULL, "stop", 80).plain
     assert "oldest turns" in meter(FULL, "drop", 80).plain
