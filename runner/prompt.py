@@ -138,7 +138,7 @@ def _overflow(size: str, info: ModelInfo, n_messages: int, *, unit: str = "") ->
     has_turns = n_messages > 1
     what, remedies = ("The conversation", ["start afresh"]) if has_turns else ("The message", ["shorten it"])
     if has_turns:
-        remedies.append("let the oldest turns go (--overflow drop; in a chat, /set overflow drop)")
+        remedies.append("let the oldest turns go (--overflow drop)")
     if info.context_length > info.n_ctx:
         remedies.append(f"load the model with a larger context (-c, up to {info.context_length})")
     return ContextOverflow(

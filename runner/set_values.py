@@ -1,15 +1,17 @@
 """`/set NAME VALUE`: the names that can be set in a chat, and how their values are written.
 
 The names are the fields of SamplingParams, ChatOptions and LoadOptions, and the flags' short spellings of them. The
-classes themselves check the values. Pure functions, but that paths are meant from the working directory.
+classes themselves check the values. A remedy that names a flag is said in a chat with /set. Pure functions, but that
+paths are meant from the working directory.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from runner.attachments import absolute
 from runner.config import GRAMMAR_NAMES, ChatOptions, Grammar, LoadOptions, SamplingParams, nearest_hint
@@ -37,6 +39,9 @@ _INTEGERS = (
     "draft_max",
 )
 _WORDS = ("overflow", "think", "backend", "kv_type", "speculation")
+_FLAG: Final = re.compile(r"(?<![\w-])--?([a-z][a-z-]*)( \d+)?")
+_SHORT_FLAGS: Final = {"c": "ctx_size"}
+_NUMBERED_FLAGS: Final = ("ctx_size", "n_gpu_layers")  # of which a hint does not always say a number
 
 
 def names() -> list[str]:
@@ -86,6 +91,21 @@ def shown(value: Any) -> str:
     if isinstance(value, tuple):
         return shlex.join(value) or "none"
     return "none" if value is None else str(value)
+
+
+def in_chat(hint: str) -> str:
+    """The hint with "/set ctx_size N" for "-c"; what is quoted as a command of a shell stays as it is."""
+    parts = hint.split("`")
+    parts[::2] = [_FLAG.sub(_as_set, part) for part in parts[::2]]
+    return "`".join(parts)
+
+
+def _as_set(flag: re.Match[str]) -> str:
+    try:
+        field = field_name(_SHORT_FLAGS.get(flag[1], flag[1]))
+    except UsageError:
+        return flag[0]
+    return f"/set {field}" + (flag[2] or (" N" if field in _NUMBERED_FLAGS else ""))
 
 
 def _optional() -> list[str]:

@@ -1,11 +1,11 @@
-"""What /set takes: values as they are written, and what is refused."""
+"""What /set takes: values as they are written, and what is refused; remedies that name flags, as /set says them."""
 
 from __future__ import annotations
 
 import pytest
 
 from runner.errors import UsageError
-from runner.set_values import parsed, shown
+from runner.set_values import in_chat, parsed, shown
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,20 @@ def test_what_is_no_number_is_refused() -> None:
 def test_values_are_shown_as_they_are_set() -> None:
     assert parsed("stop", shown(("two words", "é"))) == ("two words", "é")
     assert (shown(None), shown(())) == ("none", "none")
+
+
+@pytest.mark.parametrize(
+    ("hint", "said"),
+    [
+        ("Load it with a larger context (-c).", "Load it with a larger context (/set ctx_size N)."),
+        ("A context of 512 tokens would fit: -c 512.", "A context of 512 tokens would fit: /set ctx_size 512."),
+        ("It would fit on the CPU: -ngl 0.", "It would fit on the CPU: /set n_gpu_layers 0."),
+        ("Use --kv-type f16, or --backend llamacpp.", "Use /set kv_type f16, or /set backend llamacpp."),
+        ("It would fit without one: --spec suffix.", "It would fit without one: /set speculation suffix."),
+        ("`runner show -c 512` says; --force tries.", "`runner show -c 512` says; --force tries."),
+        ("A well-c known word, and a - dash.", "A well-c known word, and a - dash."),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_a_flag_that_set_knows_is_said_as_the_command(hint: str, said: str) -> None:
+    assert in_chat(hint) == said

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from runner.cli import render
 from runner.cli.live import Live
 from runner.cli.loading import show_notice
 from runner.events import ChatEvent, Finished, Notice, Progress, ReasoningDelta, Stats, TextDelta
 from runner.safe_text import safe_text
+from runner.set_values import in_chat
 from runner.status_text import answer_status, prefill_status
 
 
@@ -59,7 +61,7 @@ class AnswerView:
         elif isinstance(event, Notice):
             self.end_line()
             self._live.clear()
-            show_notice(event)
+            show_notice(replace(event, hint=in_chat(event.hint)))
         elif isinstance(event, Finished):
             self.finished = event
         self._live.show(self._status)

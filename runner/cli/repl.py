@@ -29,6 +29,7 @@ from runner.errors import ContextOverflow, EngineDied, RunnerError
 from runner.events import ChatEvent, Finished, Loaded
 from runner.message_files import Attachment, Missing, Refused, mentions, read_mentions, with_attachments
 from runner.safe_text import safe_line
+from runner.set_values import in_chat
 from runner.status_text import header, speculation_summary, summary
 from runner.terminal_programs import edit_text
 from runner.transcript import NOTES
@@ -130,6 +131,7 @@ class Repl:
             render.narrate("(stopped)")
             self._fail_pipe(130)
         except RunnerError as error:
+            error.hint = in_chat(error.hint)
             self._fail_pipe(render.fail(error))
             if isinstance(error, ContextOverflow) and self.attachments:
                 n = len(self.attachments)
@@ -204,7 +206,9 @@ class Repl:
         elif finished.reason == "length":
             render.narrate("(cut off at max_tokens; /set max_tokens none lifts the limit)")
         elif finished.reason == "context":
-            render.warn("The context is full: the answer is cut off.", "Start anew with /clear, or use a larger -c.")
+            render.warn(
+                "The context is full: the answer is cut off.", "/clear starts anew; /set ctx_size N makes it larger."
+            )
         if finished.reason in ("context", "length") and self.conversation.params.grammar is not None:
             render.warn("It is not whole by its grammar.")
         if self.is_verbose:

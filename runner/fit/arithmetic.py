@@ -141,7 +141,7 @@ def _need(
     per_element = _KV_BYTES[_kv_type(options, backend, on_gpu=on_gpu)]
     parts = _kv_parts(facts.shape, cells, per_element, is_window_whole=ways.keeps_windows_whole)
     workspace = {"llamacpp": _llamacpp_workspace, "native": _native_workspace}.get(backend)
-    chunk = options.chunk(is_native_gpu=backend == "native" and on_gpu)
+    chunk = min(options.chunk(is_native_gpu=backend == "native" and on_gpu), n_ctx)  # no prompt is longer
     need = MemoryUse(
         weights_bytes=_weights_bytes(facts, backend, on_gpu=on_gpu),
         kv_cache_bytes=sum(part.size_bytes for part in parts),

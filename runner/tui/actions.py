@@ -31,9 +31,12 @@ class Action:
     help: str
     is_shown: bool = True
     plain: str = ""
+    in_dialogs: bool = False
 
     def binding(self) -> Binding:
-        return Binding(self.keys, self.name, self.label, show=self.is_shown, tooltip=self.help)
+        return Binding(
+            self.keys, self.name, self.label, show=self.is_shown, tooltip=self.help, priority=self.in_dialogs
+        )
 
 
 ACTIONS: tuple[Action, ...] = (
@@ -46,7 +49,15 @@ ACTIONS: tuple[Action, ...] = (
     Action("app", "command_palette", "ctrl+p", "Palette", "Find any action by its name."),
     Action("app", "next_theme", "f9", "Theme", "The next theme: dark, light, the terminal's own.", is_shown=False),
     Action("app", "suspend_process", "", "Suspend", "Go back to the shell until fg; what runs goes on."),
-    Action("app", "quit", "ctrl+q", "Quit", "Leave. Chats are kept; what was begun waits.", is_shown=False),
+    Action(
+        "app",
+        "quit",
+        "ctrl+q",
+        "Quit",
+        "Leave. Chats are kept; what was begun waits.",
+        is_shown=False,
+        in_dialogs=True,
+    ),
     Action("chat", "new_chat", "ctrl+n", "New", "Begin a new chat; the one before is kept.", plain="n"),
     Action("chat", "stop", "escape", "Stop", "Stop the answer or the load; else go between prompt and answers."),
     Action("chat", "regenerate", "ctrl+r", "Again", "Answer the last message again.", plain="r"),

@@ -13,7 +13,6 @@ from typing import ClassVar, Final
 
 from rich.console import RenderableType
 from textual import events, on
-from textual.app import App
 from textual.binding import BindingType
 from textual.driver import Driver
 from textual.message import Message
@@ -22,6 +21,7 @@ from runner.tui import themes
 from runner.tui.actions import Where, bindings_of
 from runner.tui.chat_engine import ChatEngine
 from runner.tui.jobs import Job, JobQueue
+from runner.tui.key_order import KeyOrder
 from runner.tui.machine_watch import MachineSample, MachineWatch
 from runner.tui.messages import BenchModel, EngineMessage, GoTo, OpenModel, ResumeChat, Write
 from runner.tui.pacing import ASK, Pace
@@ -56,7 +56,7 @@ class _MachineSeen(Message):
     sample: MachineSample
 
 
-class RunnerApp(App[int]):
+class RunnerApp(KeyOrder[int]):
     """The terminal interface. services: where things are, and what the user has set."""
 
     TITLE = "runner"

@@ -21,13 +21,14 @@ from runner.conversation import Conversation
 from runner.engine_process import EngineProcess
 from runner.errors import BusyError, EngineDied, RunnerError, UsageError
 from runner.events import ChatEvent, Finished, Loaded, Notice
+from runner.set_values import in_chat
 from runner.transcript import Turn
-from runner.tui.hints import in_chat
 from runner.tui.messages import (
     AnswerBegan,
     AnswerEnded,
     AnswerStep,
     EngineState,
+    Lent,
     LoadBegan,
     LoadEnded,
     LoadStep,
@@ -83,6 +84,11 @@ class ChatEngine:
         """Whether a question waits or is being answered."""
         return self._n_questions > 0
 
+    @property
+    def is_lent(self) -> bool:
+        """Whether a benchmark has the machine."""
+        return self._is_lent
+
     def pids(self) -> tuple[int, ...]:
         """The engine's process, when there is one."""
         pid = self._engine.pid
@@ -136,6 +142,7 @@ class ChatEngine:
     def lend(self) -> None:
         """From now on nothing is loaded, and so nothing is answered: a benchmark has the machine. See `take_back`."""
         self._is_lent = True
+        self._post(Lent(self.state))
 
     def take_back(self) -> None:
         """The machine is free again: the next question loads the model."""

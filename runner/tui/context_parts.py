@@ -6,7 +6,7 @@ Pure functions of values; it knows no widget.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from runner.attachments import without_attached
@@ -19,12 +19,16 @@ _TOKENS_A_CHARACTER = 0.28  # English prose and code lie between 0.2 and 0.35, u
 
 @dataclass(frozen=True, kw_only=True)
 class ContextParts:
-    """Tokens by part. n_ctx 0: not known yet. is_estimate: something in it was not counted by the engine."""
+    """Tokens by part. n_ctx 0: not known yet. is_estimate: something in it was not counted by the engine.
+
+    next_message: what of the conversation and the attached is typed and not sent yet.
+    """
 
     system: int = 0
     conversation: int = 0
     attached: int = 0
     answer: int = 0
+    next_message: int = 0
     n_ctx: int = 0
     is_estimate: bool = False
 
@@ -40,6 +44,11 @@ class ContextParts:
     def share(self) -> float:
         """Of the context that is used: 1.0 and above is too much."""
         return self.used / self.n_ctx if self.n_ctx else 0.0
+
+    @property
+    def is_droppable(self) -> bool:
+        """Whether it would fit without the turns before the next message."""
+        return self.system + self.next_message < self.n_ctx
 
     @property
     def is_tight(self) -> bool:
@@ -120,7 +129,8 @@ class ContextCount:
     def parts(self, n_ctx: int, typed: int = 0, attached: int = 0) -> ContextParts:
         """What fills the context, with so many characters that are typed and attached and not sent yet."""
         if not self._prompt_tokens:
-            return estimated(self._prompt.with_pending(typed, attached), n_ctx)
+            pending = estimated(Characters(0, typed, attached), n_ctx)
+            return replace(estimated(self._prompt.with_pending(typed, attached), n_ctx), next_message=pending.used)
         known = counted(self._prompt, self._prompt_tokens, self._answer_tokens, n_ctx)
         if not typed and not attached:
             return known
@@ -131,6 +141,7 @@ class ContextCount:
             conversation=known.conversation + more.conversation,
             attached=known.attached + more.attached,
             answer=known.answer,
+            next_message=more.used,
             n_ctx=n_ctx,
             is_estimate=True,
         )
@@ -142,11 +153,13 @@ def _n_tokens(timings: Mapping[str, Any], name: str) -> int:
     return number if isinstance(number, int) and 0 < number < 2**31 else 0
 
 
-def when_full(policy: OverflowPolicy, share: float) -> str:
-    """What happens when the context is full, of which so much is used."""
-    if share > 1 and policy == "stop":
-        return "that does not fit"
-    return "then the oldest turns are left out" if policy == "drop" else "when it is full, answers stop"
+def when_full(policy: OverflowPolicy, parts: ContextParts) -> str:
+    """What happens when the context is full, or what is typed is more than it holds."""
+    if policy == "stop":
+        return "that does not fit" if parts.share > 1 else "when it is full, answers stop"
+    if not parts.is_droppable:
+        return "the message alone does not fit"
+    return "the oldest turns are left out" if parts.share > 1 else "then the oldest turns are left out"
 
 
 def cells(parts: ContextParts, width: int) -> tuple[int, int, int, int, int]:

@@ -64,6 +64,11 @@ class Unloaded(EngineMessage):
 
 
 @dataclass
+class Lent(EngineMessage):
+    """A benchmark has the machine: nothing is loaded, and so nothing is answered, until TakenBack."""
+
+
+@dataclass
 class TakenBack(EngineMessage):
     """A benchmark had the machine, and is over: the next question loads the model."""
 

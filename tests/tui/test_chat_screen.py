@@ -585,8 +585,22 @@ def test_once_a_benchmark_is_over_the_chat_says_so(stage: Stage) -> None:
         on.chat.engine.unload("A benchmark needs the machine.")
         await on.type("hello")
         await on.until(lambda: "A benchmark is running" in on.shown("EmptyChat #where"))
+        await on.until(lambda: "A benchmark has the machine: your message is in the prompt" in on.hint)
         on.chat.engine.take_back()
         await on.until(lambda: "Your first message loads it" in on.shown("EmptyChat #where"))
+
+    stage.play(stage.script("Hi."), act)
+
+
+def test_while_a_benchmark_has_the_machine_the_chat_says_so_before_anybody_asks(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        on.chat.engine.lend()
+        on.chat.engine.unload("A benchmark needs the machine.")
+        await on.until(lambda: "a benchmark has the machine" in on.hint)
+        assert "A benchmark has the machine" in on.shown("EmptyChat #where")
+        on.chat.engine.take_back()
+        await on.until(lambda: "loads the model first" in on.hint)
 
     stage.play(stage.script("Hi."), act)
 

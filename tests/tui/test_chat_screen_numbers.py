@@ -76,13 +76,30 @@ def test_the_meter_keeps_to_its_width(parts: ContextParts, width: int) -> None:
     assert text_width(meter(parts, "stop", width).plain) <= width
 
 
+def test_a_number_that_there_is_no_room_for_is_not_cut() -> None:
+    half = ContextParts(conversation=1200, n_ctx=2048)
+    assert [meter(half, "stop", width).plain for width in (7, 6, 4, 3)] == ["1.2k/2k", "59 %", "59 %", ""]
+
+
 def test_a_full_context_says_what_happens_then() -> None:
     assert "answers stop" in meter(FULL, "stop", 80).plain
     assert "oldest turns" in meter(FULL, "drop", 80).plain
     too_much = dataclasses.replace(FULL, attached=900)
     assert "! 127 % full: that does not fit" in meter(too_much, "stop", 80).plain
-    assert "oldest turns" in meter(too_much, "drop", 80).plain
+    assert "127 % full: the oldest turns are left out" in meter(too_much, "drop", 80).plain
     assert "93 %" in meter(FULL, "stop", 14).plain
+
+
+@pytest.mark.parametrize("has_history", [False, True])
+def test_a_message_that_does_not_fit_by_itself_is_not_said_to_push_turns_out(has_history: bool) -> None:
+    count = ContextCount()
+    count.begin("s" * 40, [question("w" * 400), Turn(role="assistant", content="a")] if has_history else [])
+    if has_history:
+        count.count(110, 1)
+    assert "the message alone does not fit" in meter(count.parts(1000, typed=4000), "drop", 80).plain
+    assert "that does not fit" in meter(count.parts(1000, typed=4000), "stop", 80).plain
+    is_enough = meter(count.parts(1000, typed=3300), "drop", 80).plain
+    assert "oldest turns are left out" in is_enough
 
 
 def test_an_empty_field_means_its_default_and_a_changed_one_is_the_users_own() -> None:

@@ -252,6 +252,43 @@ def test_a_quantization_that_was_left_is_listed_by_the_next_start_and_made(watch
     assert kept(user_paths()) == ()
 
 
+def test_a_download_of_which_nothing_has_come_is_listed_by_the_next_start(server: Hub, watched: Watched) -> None:
+    first = slow_download(server, watched)
+    second = watched.queue.pull(SHARDS, force=True)  # it waits for its turn
+    watched.queue.close()
+    server.bytes_s = 0
+    after = Watched()
+    after.queue.find_unfinished()
+    after.wait(lambda: len(after.queue.jobs) == 2)
+    one, other = after.queue.jobs
+    assert (one.model, other.model, other.state, other.done) == (f"{GGUF}:Q8_0", SHARDS, "paused", 0)
+    assert after.queue._entries[other.id].force
+    assert watched.job(first).model == GGUF  # the disk has told of it, by its own name
+    assert watched.job(second).state == "queued"
+    after.queue.resume(other.id)
+    after.wait_for(other.id, "done")
+    after.queue.close()
+    assert kept(user_paths()) == ()
+    assert not list((user_paths().state / "downloads").iterdir())
+
+
+@pytest.mark.parametrize("end", ["cancel", "forget"])
+def test_a_download_that_nobody_wants_any_more_is_not_listed_again(watched: Watched, end: str) -> None:
+    job_id = watched.queue.pull("owner/nothing-there")
+    watched.wait_for(job_id, "failed")  # there is no network
+    assert kept(user_paths()) == (Asked(source="owner/nothing-there"),)
+    if end == "cancel":
+        after = Watched()
+        after.queue.find_unfinished()
+        after.wait(lambda: bool(after.queue.jobs))
+        (job,) = after.queue.jobs
+        after.queue.cancel(job.id)
+        after.wait_for(job.id, "cancelled")
+    else:
+        watched.queue.forget(job_id)
+    assert kept(user_paths()) == ()
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b"null", b"\xff", b'{"source": "demo"}', b'{"source": "a", "format": 1}']
 )
@@ -262,6 +299,18 @@ def test_a_note_of_a_quantization_that_makes_no_sense_is_passed_over(content: by
     assert kept(paths) == (asked,)
     (note,) = (paths.state / "quantizations").iterdir()
     assert note.stat().st_mode & 0o777 == 0o600
+    note.write_bytes(content)
+    assert kept(paths) == ()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"7", b'{"force": true}', b'{"source": ""}', b'{"source": "a\\u0000"}']
+)
+def test_a_note_of_a_download_that_makes_no_sense_is_passed_over(content: bytes) -> None:
+    paths = user_paths()
+    keep(paths, Asked(source="owner/repo:Q8_0", force=True))
+    assert kept(paths) == (Asked(source="owner/repo:Q8_0", force=True),)
+    (note,) = (paths.state / "downloads").iterdir()
     note.write_bytes(content)
     assert kept(paths) == ()
 

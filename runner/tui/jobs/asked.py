@@ -1,7 +1,7 @@
-"""The quantizations that were asked for and have not ended, a small file each, so that the next start knows of them.
+"""The jobs that were asked for and have not ended, a small file each, so that the next start knows of them.
 
-A file of its own for each output: interfaces that run at the same time do not write over each other's. One that cannot
-be written is not kept, and one that makes no sense is passed over. It knows no queue and no process.
+A file of its own for each: interfaces that run at the same time do not write over each other's. One that cannot be
+written is not kept, and one that makes no sense is passed over. It knows no queue and no process.
 """
 
 from __future__ import annotations
@@ -17,71 +17,91 @@ from typing import Any, Final
 from runner.chat_file import write_new
 from runner.errors import RunnerError
 from runner.paths import Paths, private_directory
+from runner.tui.jobs.commands import is_fetched_or_begun
 
 _log = logging.getLogger(__name__)
-_FOLDER: Final = "quantizations"
+_PULLS, _QUANTIZATIONS = "downloads", "quantizations"
 _LONGEST: Final = 64 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What `runner quantize` is told."""
+    """What `runner quantize` is told, or `runner pull`, which has no format."""
 
     source: str
-    weight_format: str
-    output: Path
-    calibrate: bool
+    weight_format: str = ""
+    output: Path = Path()
+    calibrate: bool = True
+    force: bool = False
+
+    @property
+    def is_pull(self) -> bool:
+        return not self.weight_format
 
 
 def keep(paths: Paths, asked: Asked) -> None:
     """Write it down."""
-    plain = {
-        "source": asked.source,
-        "format": asked.weight_format,
-        "output": str(asked.output),
-        "calibrate": asked.calibrate,
-    }
+    plain: dict[str, Any] = {"source": asked.source}
+    if asked.is_pull:
+        plain |= {"force": asked.force}
+    else:
+        plain |= {"format": asked.weight_format, "output": str(asked.output), "calibrate": asked.calibrate}
+    file = _file_of(paths, asked)
     try:
-        private_directory(paths.state / _FOLDER)
-        write_new(_file_of(paths, asked.output), json.dumps(plain) + "\n", overwrite=True)
+        private_directory(file.parent)
+        write_new(file, json.dumps(plain) + "\n", overwrite=True)
     except (OSError, RunnerError) as error:
-        _log.warning("the next start will not know of %s: %s", asked.output, error)
+        _log.warning("the next start will not know of %s: %s", asked.source, error)
 
 
-def drop(paths: Paths, output: Path) -> None:
+def drop(paths: Paths, asked: Asked) -> None:
     """It has ended, or nobody wants it any more."""
     with suppress(OSError):
-        _file_of(paths, output).unlink(missing_ok=True)
+        _file_of(paths, asked).unlink(missing_ok=True)
 
 
 def kept(paths: Paths) -> tuple[Asked, ...]:
-    """Those that have no output yet; the others were made by somebody else, and are forgotten. Never raises."""
-    found = [_read(path) for path in sorted((paths.state / _FOLDER).glob("*.json"))]
-    asked = [one for one in found if one is not None]
-    for one in asked:
-        if one.output.exists():
-            drop(paths, one.output)
-    return tuple(one for one in asked if not one.output.exists())
+    """Those of which the disk does not tell by itself: no output is there, no weights have begun to come.
+
+    The others are forgotten. Never raises.
+    """
+    found = [
+        _read(path, is_pull=folder == _PULLS)
+        for folder in (_PULLS, _QUANTIZATIONS)
+        for path in sorted((paths.state / folder).glob("*.json"))
+    ]
+    waiting = []
+    for one in found:
+        if one is None:
+            continue
+        if is_fetched_or_begun(paths, one.source) if one.is_pull else one.output.exists():
+            drop(paths, one)
+        else:
+            waiting.append(one)
+    return tuple(waiting)
 
 
-def _file_of(paths: Paths, output: Path) -> Path:
-    return paths.state / _FOLDER / f"{hashlib.sha256(str(output.absolute()).encode()).hexdigest()[:16]}.json"
+def _file_of(paths: Paths, asked: Asked) -> Path:
+    folder, name = (_PULLS, asked.source) if asked.is_pull else (_QUANTIZATIONS, str(asked.output.absolute()))
+    return paths.state / folder / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
 
 
-def _read(path: Path) -> Asked | None:
+def _read(path: Path, *, is_pull: bool) -> Asked | None:
     try:
         with path.open("rb") as file:
-            return _meant(json.loads(file.read(_LONGEST)))
+            return _meant(json.loads(file.read(_LONGEST)), is_pull=is_pull)
     except (OSError, ValueError, RecursionError, LookupError, TypeError) as error:
         _log.warning("%s is passed over: %s", path, error)
         return None
 
 
-def _meant(plain: Any) -> Asked:
+def _meant(plain: Any, *, is_pull: bool) -> Asked:
     """Raises LookupError, TypeError or ValueError for what was written by somebody else."""
-    texts = [plain[name] for name in ("source", "format", "output")]
+    texts = [plain[name] for name in (("source",) if is_pull else ("source", "format", "output"))]
     if not all(type(text) is str and text for text in texts) or "\0" in "".join(texts):
-        raise ValueError("it is not a quantization")
+        raise ValueError("it is no job")
+    if is_pull:
+        return Asked(source=texts[0], force=plain.get("force") is True)
     source, weight_format, output = texts
     return Asked(
         source=source, weight_format=weight_format, output=Path(output), calibrate=plain.get("calibrate") is not False

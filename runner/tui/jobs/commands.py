@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
-from runner.inventory import local_models
+from runner.errors import RunnerError
+from runner.inventory import is_meant, known_names, local_models
+from runner.model_files import intended_groups
 from runner.paths import Paths, user_paths
 from runner.quant.mq.recipe import RECIPES
 from runner.quant.packed_files import PARTIAL_SUFFIX
@@ -42,6 +45,19 @@ def unfinished_downloads(paths: Paths) -> tuple[tuple[str, int, int], ...]:
     """Downloads of which there is a part on the disk: name, bytes here, bytes in all (0: not known)."""
     found = local_models(Registry.load_for(paths))
     return tuple((model.name, model.size_bytes, model.total_bytes) for model in found if model.state == "partial")
+
+
+def is_fetched_or_begun(paths: Paths, model: str) -> bool:
+    """Whether the disk itself tells of that download: something of its weights is here. False for unknown names."""
+    try:
+        spec = Registry.load_for(paths).resolve(model)
+    except RunnerError:
+        return False
+    if spec.path is not None:
+        return True
+    repo, wanted = spec.source[0], replace(spec, asked=spec.asked or spec.quant)
+    groups = intended_groups(known_names(repo))
+    return any(not wanted.asked or is_meant(wanted, repo, group) for group in groups)
 
 
 def discard_download(paths: Paths, model: str, names: Collection[str]) -> int:

@@ -55,6 +55,14 @@ class _Entry:
     def is_busy(self) -> bool:
         return self.job.state == "running"
 
+    @property
+    def asked(self) -> Asked:
+        """What the next start is to know of it."""
+        job = self.job
+        if job.kind == "pull":
+            return Asked(source=job.model, force=self.force)
+        return Asked(source=job.model, weight_format=job.weight_format, output=self.output, calibrate=self.calibrate)
+
     def update(self, **changes: object) -> None:
         self.job = replace(self.job, **changes)  # type: ignore[arg-type]  # the names are Job's, all in this file
 
@@ -94,9 +102,12 @@ class JobQueue:
                 job = entry.job
                 if job.kind == "pull" and job.model == name and not job.can_forget:
                     entry.force |= force
+                    self._keep(entry)
                     self.resume(job.id)
                     return job.id
-            return self._add(_Entry(self._new("pull", name), force=force))
+            entry = _Entry(self._new("pull", name), force=force)
+            self._keep(entry)
+            return self._add(entry)
 
     def quantize(self, source: str, weight_format: str, *, output: Path | None = None, calibrate: bool = True) -> str:
         """Make a model smaller, or go on with it; returns the job's id. output: of the models made here by default."""
@@ -201,17 +212,11 @@ class JobQueue:
         return entry.job.id
 
     def _keep(self, entry: _Entry) -> None:
-        """Have the next start know of a quantization that has not ended; of downloads the disk itself tells."""
-        job = entry.job
-        if job.kind == "quantize":
-            asked = Asked(
-                source=job.model, weight_format=job.weight_format, output=entry.output, calibrate=entry.calibrate
-            )
-            keep(self._paths, asked)
+        """Have the next start know of it."""
+        keep(self._paths, entry.asked)
 
     def _drop(self, entry: _Entry) -> None:
-        if entry.job.kind == "quantize":
-            drop(self._paths, entry.output)
+        drop(self._paths, entry.asked)
 
     def _tell(self) -> None:
         if not self._is_closed:
@@ -343,7 +348,10 @@ class JobQueue:
                     self._entries[job.id] = _Entry(job)
             outputs = {entry.output for entry in self._entries.values() if entry.job.kind == "quantize"}
             for one in asked:
-                if one.output not in outputs:
+                if one.is_pull and one.source not in known:
+                    job = replace(self._new("pull", one.source), state="paused")
+                    self._entries[job.id] = _Entry(job, force=one.force)
+                elif not one.is_pull and one.output not in outputs:
                     job = replace(self._new("quantize", one.source), state="paused", weight_format=one.weight_format)
                     self._entries[job.id] = _Entry(job, calibrate=one.calibrate, output=one.output)
         if found or asked:

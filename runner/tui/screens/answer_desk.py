@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from runner.chat_commands import as_message
 from runner.chat_pages import Totals
-from runner.errors import EngineDied, UsageError
+from runner.errors import EngineDied, RunnerError, UsageError
 from runner.events import ChatEvent, Finished, Notice, Progress, Stats
 from runner.message_files import with_attachments
 from runner.transcript import Turn
@@ -21,6 +21,7 @@ from runner.tui.messages import (
     AnswerEnded,
     AnswerStep,
     EngineMessage,
+    Lent,
     LoadBegan,
     LoadEnded,
     LoadStep,
@@ -52,7 +53,7 @@ class AnswerDesk:
         self._question: Turn | None = None  # the one that is being answered
         self._has_refusal = False  # the transcript says why a question was not accepted
         self._finished: Finished | None = None  # the answer that is written, once it is
-        self._has_load_failed = False
+        self._load_error: RunnerError | None = None
         self._asked: PromptBox.Sent | None = None
         self._after: Callable[[], None] | None = None  # what waits for the end of the answer
         self._typed = self._attached = 0
@@ -142,6 +143,8 @@ class AnswerDesk:
             empty.show_loading(self._chat.loading_model, "Loading")
         elif engine.loaded is not None:
             empty.show_loaded(engine.loaded)
+        elif engine.is_lent:
+            empty.show_lent(engine.model)
         else:
             empty.show_empty(engine.model)
 
@@ -170,7 +173,7 @@ class AnswerDesk:
 
     def on_engine(self, message: EngineMessage) -> None:
         """Show what the engine tells."""
-        self._chat.query_one(Hint).show(message.state)
+        self._chat.query_one(Hint).show(message.state, is_lent=self._chat.engine.is_lent)
         if isinstance(message, AnswerStep):
             self._step(message.event)
         elif isinstance(message, AnswerBegan):
@@ -179,9 +182,9 @@ class AnswerDesk:
             self._end(message)
         elif isinstance(message, Unloaded):
             self._chat.transcript.note(message.why, level="warning")
-            self._chat.query_one(EmptyChat).show_empty(self._chat.engine.model)
+            self.show_model()
             self.recount()
-        elif isinstance(message, TakenBack):
+        elif isinstance(message, (Lent, TakenBack)):
             self.show_model()
         else:
             self._load_news(message)
@@ -189,7 +192,7 @@ class AnswerDesk:
     def _load_news(self, message: EngineMessage) -> None:
         empty, transcript = self._chat.query_one(EmptyChat), self._chat.transcript
         if isinstance(message, (LoadBegan, LoadEnded)):
-            self._has_load_failed = isinstance(message, LoadEnded) and message.error is not None
+            self._load_error = message.error if isinstance(message, LoadEnded) else None
         if isinstance(message, LoadBegan):
             transcript.name_answer(message.model)
             empty.show_loading(message.model, "Loading")
@@ -220,7 +223,7 @@ class AnswerDesk:
         self._is_counted = False
         self._question = message.question
         self._finished = None
-        self._has_load_failed = False
+        self._load_error = None
 
     def _step(self, event: ChatEvent) -> None:
         self._chat.transcript.take(event)
@@ -266,7 +269,9 @@ class AnswerDesk:
             self._chat.transcript.note(message.error.message, message.error.hint, "error")
             self._chat.show_transcript(True)
             self._has_refusal = True
-        elif message.unsent and self._has_load_failed:
+        elif message.unsent and self._load_error is not None and self._chat.engine.is_lent:
+            self._chat.tell("A benchmark has the machine: your message is in the prompt. F3 shows it.", "warning")
+        elif message.unsent and self._load_error is not None:
             self._chat.tell("The model was not loaded: your message is in the prompt. F2 has other models.", "warning")
         elif message.unsent:
             self._chat.tell("Stopped before it was asked: your message is in the prompt.")

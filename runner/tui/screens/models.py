@@ -51,6 +51,7 @@ class ModelsScreen(ModelsReading):
     """
 
     mode_name = "models"
+    AUTO_FOCUS = "#table"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings_of("models")]
     DEFAULT_CSS = """
     ModelsScreen { layers: base over; }
@@ -94,7 +95,6 @@ class ModelsScreen(ModelsReading):
         yield JobList(id="jobs")
 
     def on_mount(self) -> None:
-        self.table.focus()
         self._news("reading what is here…")
         self.on_jobs(self._jobs.jobs)
         self._jobs.find_unfinished()

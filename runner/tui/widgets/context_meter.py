@@ -49,14 +49,14 @@ class ContextMeter(Static):
 
 
 def meter(parts: ContextParts, policy: OverflowPolicy, width: int) -> Content:
-    """The line in `width` columns: the bar and the legend go first where room is short, the warning never."""
+    """The line in `width` columns: the bar and the legend go first where room is short, the percentage last."""
     if not parts.n_ctx:
         return Content("")
     about = "~" if parts.is_estimate else ""
     numbers = Content(f"{about}{context_used(parts.used, parts.n_ctx)}")
     if parts.is_tight:
         full = f"! {about}{100 * parts.share:.0f} % full"
-        warning = Content.styled(f"{full}: {when_full(policy, parts.share)}", "$warning")
+        warning = Content.styled(f"{full}: {when_full(policy, parts)}", "$warning")
         lines = [
             Content.assemble(_bar(parts, 10), " ", numbers, "  ", warning),
             warning,
@@ -70,7 +70,8 @@ def meter(parts: ContextParts, policy: OverflowPolicy, width: int) -> Content:
             Content.assemble(_bar(parts, 10), " ", numbers),
             Content.assemble(_bar(parts, 6), " ", numbers),
         ]
-    return next((line for line in lines if line.cell_length <= width), numbers)
+    lines += [numbers, Content(f"{100 * parts.share:.0f} %")]
+    return next((line for line in lines if line.cell_length <= width), Content(""))
 
 
 def _bar(parts: ContextParts, width: int) -> Content:

@@ -37,7 +37,7 @@ _KEYS = (
 
 
 class EmptyChat(VerticalScroll, can_focus=False):
-    """show_loading, show_loaded, show_failed: how the model stands."""
+    """show_empty, show_lent, show_loading, show_loaded, show_failed: how the model stands."""
 
     SCOPED_CSS = False  # its rules ask for classes of the screen, which is outside of it
     DEFAULT_CSS = """
@@ -80,6 +80,10 @@ class EmptyChat(VerticalScroll, can_focus=False):
     def show_empty(self, model: str) -> None:
         """No model is loaded; this one will be."""
         self._show(model, "Your first message loads it.")
+
+    def show_lent(self, model: str) -> None:
+        """A benchmark has the machine; this model will be loaded after that."""
+        self._show(model, "A benchmark has the machine: F3 shows it. Your first message after that loads it.")
 
     def show_loading(self, model: str, stage: str) -> None:
         self._show(model, f"{stage}. What you ask now is answered as soon as it is there.")

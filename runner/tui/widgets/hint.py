@@ -24,6 +24,7 @@ _KEYS: dict[EngineState, str] = {
     "answering": "esc stops",
     "stopping": "stopping",
 }
+_LENT = "a benchmark has the machine · f3 shows it · x stops it there"
 
 
 class Hint(Static):
@@ -35,20 +36,21 @@ class Hint(Static):
 
     def __init__(self) -> None:
         super().__init__(id="hint")
-        self._state: EngineState = "empty"
+        self._keys = _KEYS["empty"]
         self._timer: Timer | None = None
         self._told_at = 0.0
 
     def on_mount(self) -> None:
         self._draw()
 
-    def show(self, state: EngineState) -> None:
-        """What the keys do while the engine is in this state."""
-        if state != self._state and self._timer is not None and monotonic() - self._told_at > _READ_S:
+    def show(self, state: EngineState, *, is_lent: bool = False) -> None:
+        """What the keys do while the engine is in this state. is_lent: a benchmark has the machine meanwhile."""
+        keys = _LENT if is_lent and state == "empty" else _KEYS[state]
+        is_news, self._keys = keys != self._keys, keys
+        if is_news and self._timer is not None and monotonic() - self._told_at > _READ_S:
             self._timer.stop()
             self._end_telling()
-        is_news, self._state = state != self._state, state
-        if is_news and self._timer is None:
+        elif is_news and self._timer is None:
             self._draw()
 
     def tell(self, text: str, level: Literal["info", "warning"] = "info") -> None:
@@ -66,4 +68,4 @@ class Hint(Static):
         self._draw()
 
     def _draw(self) -> None:
-        self.update(Content(_KEYS[self._state]))
+        self.update(Content(self._keys))
