@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import json
 import os
-import resource
 import statistics
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from textual.app import App, ComposeResult
 from textual.widgets import Input
 
 from runner.events import ReasoningDelta, TextDelta
+from runner.machine import peak_bytes
 from runner.transcript import Turn
 from runner.tui.widgets.transcript import Transcript
 
@@ -151,7 +151,7 @@ class Stage(App[dict[str, Any]]):
             "pages": len(pages),
             "page_median_s": statistics.median(pages),
             "page_max_s": max(pages),
-            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "peak_bytes": peak_bytes(),
             "growth_bytes": sizes[-1] - sizes[2],
         }
 

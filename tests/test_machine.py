@@ -11,7 +11,15 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from runner.machine import cgroup_limits, cpu_info, default_threads, devices, process_memory_bytes, readings
+from runner.machine import (
+    cgroup_limits,
+    cpu_info,
+    default_threads,
+    devices,
+    peak_bytes,
+    process_memory_bytes,
+    readings,
+)
 from runner.machine.cgroup import Limits
 from runner.machine.cpu import _cpu_list, _physical_cores, _threads, parse_cpuinfo
 from runner.machine.gpu import is_visible, nvml
@@ -27,6 +35,14 @@ def write(root: Path, files: dict[str, str]) -> Path:
 
 
 # --- this machine ----------------------------------------------------------------------------------------------------
+
+
+def test_the_peak_of_a_process_is_its_own_and_not_its_makers() -> None:
+    held = b"x" * (400 * 2**20)
+    assert peak_bytes() > len(held)
+    program = "from runner.machine import peak_bytes; print(peak_bytes())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert 2**22 < int(done.stdout) < len(held)
 
 
 def test_main_memory_is_the_last_device_and_within_what_the_machine_has() -> None:

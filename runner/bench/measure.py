@@ -7,8 +7,6 @@ repetitions, statistics or other backends.
 from __future__ import annotations
 
 import math
-import resource
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -22,6 +20,7 @@ from runner.bench.tasks import Sample, SelfCheck, Task, Vitals
 from runner.config import SamplingParams
 from runner.errors import RunnerError
 from runner.evaluation.divergence import negative_log_likelihood
+from runner.machine import peak_bytes
 from runner.speculative.speculator import Speculator
 from runner.telemetry import Stopwatch, Timings
 from runner.types import CancelToken
@@ -101,7 +100,7 @@ class Meter:
         return np.stack([logits.values for logits in self._backend.score(ids)])
 
     def vitals(self) -> Vitals:
-        return Vitals(memory=self._backend.memory(), peak_bytes=_peak_bytes())
+        return Vitals(memory=self._backend.memory(), peak_bytes=peak_bytes())
 
 
 def written(
@@ -136,8 +135,3 @@ def written(
     if cancel.is_cancelled:
         raise RunnerError("The measurement was cancelled.")
     return watch.timings(clock()), tuple(ids)
-
-
-def _peak_bytes() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -8,6 +8,7 @@ from runner.machine.activity import GpuActivity, GpuProcess, driver_version, gpu
 from runner.machine.cgroup import Limits, cgroup_limits
 from runner.machine.cpu import CpuInfo, cpu_info, default_threads
 from runner.machine.gpu import DeviceReadings, cuda_capability, devices, process_memory_bytes, readings
+from runner.machine.memory import peak_bytes
 
 __all__ = [
     "CpuInfo",
@@ -22,6 +23,7 @@ __all__ = [
     "devices",
     "driver_version",
     "gpu_activity",
+    "peak_bytes",
     "process_memory_bytes",
     "readings",
 ]

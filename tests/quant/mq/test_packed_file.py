@@ -185,12 +185,16 @@ def test_a_tensor_of_another_shape_or_type_is_a_mistake_of_ours(
 
 
 def test_peak_memory_is_below_twice_the_largest_tensor(tmp_path: Path) -> None:
-    """A model whose embedding is 64 MB as float32, packed in a process of its own."""
+    """A model whose embedding is 64 MB as float32, packed in a process of its own.
+
+    The 32 MB that it has in the source are mapped, and so count too, though the kernel may take them back.
+    """
     directory = tiny(tmp_path / "source", "llama-tied", vocab_size=2**14, hidden_size=1024, head_dim=256)
     program = f"""
-import resource, sys, torch
+import sys
 from dataclasses import replace
 from pathlib import Path
+from runner.machine import peak_bytes
 from runner.quant.mq.quantize import quantize_packed
 from runner.quant.mq.recipe import Rule, recipe_of
 def pack(source, output):
@@ -199,9 +203,9 @@ def pack(source, output):
     recipe = replace(mq8, rules=(*own, *mq8.rules))
     quantize_packed(Path(source), recipe, Path(output), rotation=sys.argv[1], on_stage=lambda *_: None)
 pack({str(tiny(tmp_path / "small"))!r}, {str(tmp_path / "warm")!r} + sys.argv[1] + sys.argv[2])
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_bytes()
 pack({str(directory)!r}, {str(tmp_path / "out")!r} + sys.argv[1] + sys.argv[2])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(peak_bytes() - before)
 """
     for rotation, embedding in (("online", "mq8"), ("folded", "mq8"), ("folded", "keep")):
         done = subprocess.run(
@@ -212,4 +216,4 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
             env={**os.environ, "OMP_NUM_THREADS": "2"},
         )
         assert done.returncode == 0, done.stderr
-        assert int(done.stdout) * 1024 < 2 * 64 * 2**20, (rotation, embedding)
+        assert 32 * 2**20 < int(done.stdout) < (2 * 64 + 32) * 2**20, (rotation, embedding)
