@@ -21,8 +21,6 @@ _LIMIT_S = 120.0
 # Where `fewer` compiles every variant: for decoding on the GPU that is measured, for prompts on the one with the least
 # shared memory.
 _DECODING, _PROMPTS = "sm_90", "sm_120"
-# And where the first of each kernel: Triton treats sm_89 as sm_80, and gfx1201 much as gfx1100.
-_EACH_KERNEL: Final = ("sm_80", "sm_90", "sm_120", "gfx1100", "gfx942")
 MAY_SPILL: Final = 48
 """Bytes of a thread's registers: a dozen of them in memory cost less than the program that they would displace."""
 
@@ -91,7 +89,7 @@ def jobs(targets: Sequence[str], only: str | None = None) -> list[Job]:
 
 
 def fewer(wanted: Sequence[Job]) -> list[Job]:
-    """Of these the first variant of each kernel for a target of each kind, and the others for one target."""
+    """Of these the first variant of each kernel for every target, and the others for one target."""
     first: dict[tuple[str, str], str] = {}
     for job in wanted:
         first.setdefault((job.module, job.kernel), job.variant)
@@ -99,7 +97,7 @@ def fewer(wanted: Sequence[Job]) -> list[Job]:
     return [
         job
         for job in wanted
-        if (first[job.module, job.kernel] == job.variant and job.target in _EACH_KERNEL)
+        if first[job.module, job.kernel] == job.variant
         or job.target == (_DECODING if job.is_decode else _PROMPTS)
         or job.variant not in there
     ]
