@@ -1,9 +1,10 @@
-"""Packed weights in fragments times 17 to 384 rows, as int8: weights are decoded on their way to Hopper's tensor cores.
+"""Packed weights in fragments times 17 to 512 rows, as int8: weights are decoded on their way to Hopper's tensor cores.
 
 For so few rows that takes less time than to decode them before (gemm_int8.py), though it is done for each 128 rows
 again. A warp decodes a tile of 16 rows of weights in its registers, where the instruction of a warp group wants them: a
-lane of loaded_block has what that lane multiplies, so nothing passes between lanes, and x alone goes through shared
-memory. Levels, steps and sums are those of gemm_int8.py: the same bits, where the columns are not summed in parts.
+lane of loaded_block has what that lane multiplies, so nothing passes between lanes. x alone goes through shared memory,
+and comes there by TMA: as loads of threads it would wait in L1 behind the weights, and want registers for addresses.
+Levels, steps and sums are those of gemm_int8.py: the same bits, where the columns are not summed in parts.
 Parts are for matrices with too few tiles for the GPU, and follow from the matrix and the number of rows. The reference
 is matmul.linear_ref with int8_weights_ref. It knows nothing of what an epilogue does.
 """
@@ -19,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from runner.kernels import epilogues
 from runner.kernels.apply_epilogue import apply_epilogue, tile_columns
@@ -58,7 +60,7 @@ def _gemm_fragments(
     EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, FORMAT: tl.constexpr, LONGEST: tl.constexpr,
     PART: tl.constexpr, BM: tl.constexpr, T: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """x: Int8Blocks with R rows. PART: blocks of 256 columns of a program, 0 for all.
+    """x: the R rows of Int8Blocks, in blocks of [BM, 256]. PART: blocks of 256 columns of a program, 0 for all.
 
     Programs that share weights come one after the other. Tiles beyond the last one compute what that one does, and
     nobody stores it.
@@ -66,7 +68,8 @@ def _gemm_fragments(
     n_rows = tl.cdiv(M, BM)
     first_tile = tl.program_id(0) // n_rows * T
     part = tl.program_id(1)
-    rows = tl.program_id(0) % n_rows * BM + tl.arange(0, BM)
+    first_row = tl.program_id(0) % n_rows * BM
+    rows = first_row + tl.arange(0, BM)
     tile = tl.minimum(first_tile + tl.arange(0, T), n_tiles - 1)[:, None].to(tl.int64)
     i = tl.arange(0, 128)[None, :]  # g, j, r = 2 e + h
     packed += tile * (P * 128)
@@ -80,21 +83,23 @@ def _gemm_fragments(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    k = tl.arange(0, 64)[:, None]
-    right = x + rows[None, :].to(tl.int64) * (tl.cdiv(P, 4) * 256) + k
     acc = tl.zeros((T * 16, BM), tl.float32)
     for start in range(first, end, 4):
         factor = tl.load(x_scale + start // 4 * R + rows)
-        found = tl.zeros((T * 16, BM), tl.int32)
+        if NVIDIA:
+            _no_later()
         next_words, next_codes = loaded_block(packed, scale, start + 4, end)
         if NVIDIA:
             _no_later()
         decoder = decoders(codes, by, FORMAT, NVIDIA)
+        quads = ()
         for w in tl.static_range(4):
             low, high = int8_bytes(words[w], decoder, levels, minus, FORMAT, NVIDIA)
-            weights = tl.reshape(tl.join(low, high), (T, 8, 4, 2, 2, 4, 2))  # t, g, j, e, h, byte, half
-            weights = tl.reshape(tl.permute(weights, (0, 4, 1, 3, 6, 2, 5)), (T * 16, 64))
-            found = tl.dot(weights, tl.load(right + start * 64 + w * 64), found, out_dtype=tl.int32)
+            quads = quads + (tl.join(low, high),)  # type: ignore[assignment]  # noqa: RUF005
+        weights = tl.join(tl.join(quads[0], quads[2]), tl.join(quads[1], quads[3]))  # type: ignore[misc]
+        weights = tl.reshape(weights, (T, 8, 4, 2, 2, 4, 2, 4))  # t, g, j, e, h, byte, half, w
+        weights = tl.reshape(tl.permute(weights, (0, 4, 1, 7, 3, 6, 2, 5)), (T * 16, 256))
+        found = tl.dot(weights, x.load([first_row, start * 64]).T, out_dtype=tl.int32)
         words, codes = next_words, next_codes
         acc = tl.fma(found.to(tl.float32), tl.broadcast_to(factor[None, :], (T * 16, BM)), acc)
     which = first_tile // T if PART == 0 else part
@@ -136,10 +141,10 @@ class GemmFragments(Int8Product):
         device = x.levels.device
         n_tiles, n_pairs = w.packed.shape[:2]
         assert w.largest is not None, "the matrix is in fragments"
-        pdl = has_pdl(x.levels) and block <= _EARLY
+        pdl = has_pdl(x.levels)
         _gemm_fragments[(cdiv(n_rows, block) * cdiv(n_tiles, _TILES), self._n_parts)](
-            x.levels, x.scale, w.packed, w.scale, w.largest, w.row_scale, table(device), half_tables(device),
-            n_rows, len(x.levels), w.shape[0], n_pairs, n_tiles, args,
+            TensorDescriptor.from_tensor(x.levels, [block, 256]), x.scale, w.packed, w.scale, w.largest, w.row_scale,
+            table(device), half_tables(device), n_rows, len(x.levels), w.shape[0], n_pairs, n_tiles, args,
             EPILOGUE=epilogue, CONFIG=config, PAIR=self.pair, FORMAT=w.format, LONGEST=longest_level(w), PART=part,
             BM=block, T=_TILES, NVIDIA=is_nvidia(x.levels), PDL=pdl,
             num_warps=_WARPS, num_stages=_STAGES[block], **pdl_option(pdl), **OPTIONS,
@@ -173,20 +178,17 @@ def _rows_of_program(n_rows: int) -> int:
     return 32 if n_rows <= 32 else 64 if n_rows <= 64 else 128
 
 
-MOST_DECODED_ROWS: Final = 384
+MOST_DECODED_ROWS: Final = 512
 """Up to how many rows weights are decoded for them alone."""
-# A warp decodes the tile that it multiplies, so there are as many tiles as warps. H100, gate and up and down of
-# Llama-3.1-8B, 128 rows: two stages take as long, and eight warps (256 rows: gate and up 18 % longer); 168 registers
-# 45 % longer. docs/LOG.md has more.
+# A warp decodes the tile that it multiplies, so there are as many tiles as warps. H200, 16 layers of Llama-3.1-8B, ms
+# of a prompt of 20, 64 and 128 tokens: 1.28, 1.61, 2.07; four stages for 32 rows 1.29, two for 64 1.67, 168 registers
+# for 128 rows 3.23. Eight warps take longer. docs/LOG.md has more.
 _TILES: Final = 4
 _WARPS: Final = 4
-# By rows of a program. H200, Llama-3.1-8B, ms to the first token with three and with four: 20 rows 2.85 and 2.76, 64
-# 3.74 and 3.60, and 128, where one program a multiprocessor has room with four, 4.9 and 6.3.
-_STAGES: Final = {32: 4, 64: 4, 128: 3}
-_AT_ONCE: Final = {32: 4 * MULTIPROCESSORS, 64: 3 * MULTIPROCESSORS, 128: 2 * MULTIPROCESSORS}  # programs, by rows
+_STAGES: Final = {32: 3, 64: 3, 128: 2}  # by rows of a program
+_AT_ONCE: Final = {32: 4 * MULTIPROCESSORS, 64: 3 * MULTIPROCESSORS, 128: 2 * MULTIPROCESSORS}  # programs
 # Blocks of 256 columns of a part; half as many where multiprocessors are idle: [2048, 2048], 32 rows, 12.2 -> 8.7 us.
 _LEAST_BLOCKS: Final = 4
-_EARLY: Final = 64  # rows of a program up to which it may begin early, and let the next kernel do so
 
 
 def variants() -> Iterator[Variant]:
@@ -201,9 +203,9 @@ def variants() -> Iterator[Variant]:
             name=f"gemm_fragments {form} {program.__name__}, {rows} rows",
             kernel=_gemm_fragments,
             signature={
-                "x": "*i8", "x_scale": "*fp32", "packed": "*i32", "scale": "*u8", "largest": "*u8",
-                "row_scale": "*fp32", "levels": "*i32", "halves": "*i32", "M": "i32", "R": "i32:16", "N": "i32:16",
-                "P": "i32:16", "n_tiles": "i32:16", "args": epilogues.signature(program, "*bf16"),
+                "x": f"tensordesc<i8[{rows}, 256]>", "x_scale": "*fp32", "packed": "*i32", "scale": "*u8",
+                "largest": "*u8", "row_scale": "*fp32", "levels": "*i32", "halves": "*i32", "M": "i32", "R": "i32:16",
+                "N": "i32:16", "P": "i32:16", "n_tiles": "i32:16", "args": epilogues.signature(program, "*bf16"),
             },
             constants={
                 "EPILOGUE": program, "CONFIG": config, "PAIR": pair, "FORMAT": form,
