@@ -21,7 +21,7 @@ from runner.machine import (
     readings,
 )
 from runner.machine.cgroup import Limits
-from runner.machine.cpu import _cpu_list, _physical_cores, _threads, parse_cpuinfo
+from runner.machine.cpu import _cpu_list, _largest_caches, _physical_cores, _threads, parse_cpuinfo
 from runner.machine.gpu import is_visible, nvml
 from runner.types import Device
 
@@ -117,6 +117,22 @@ def test_slow_cores_of_a_hybrid_processor_are_left_out_unless_there_are_no_other
     fast = write(tmp_path, {"fast": "0-3"}) / "fast"
     assert _physical_cores(frozenset(range(12)), cpus, fast) == 2
     assert _physical_cores(frozenset(range(4, 12)), cpus, fast) == 8
+
+
+def test_the_largest_caches_are_counted_once_each(tmp_path: Path) -> None:
+    of_cpu = {
+        "index0/level": "1", "index0/size": "48K", "index0/shared_cpu_list": "{own}",
+        "index3/level": "3", "index3/size": "32768K", "index3/shared_cpu_list": "{shared}",
+    }  # fmt: skip
+    files = {
+        f"cpu{n}/cache/{name}": text.format(own=n, shared=f"{n // 4 * 4}-{n // 4 * 4 + 3}")
+        for n in range(8)
+        for name, text in of_cpu.items()
+    }
+    cpus = write(tmp_path, files)
+    assert _largest_caches(frozenset(range(8)), cpus) == 2 * 32 * 2**20
+    assert _largest_caches(frozenset({5}), cpus) == 32 * 2**20
+    assert _largest_caches(frozenset({9}), cpus) is None
 
 
 def test_processors_without_topology_files_count_one_by_one(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ has only its main memory, and a reading that nobody gives is None. It knows no m
 
 from runner.machine.activity import GpuActivity, GpuProcess, driver_version, gpu_activity
 from runner.machine.cgroup import Limits, cgroup_limits
-from runner.machine.cpu import CpuInfo, cpu_info, default_threads
+from runner.machine.cpu import CpuInfo, cache_bytes, cpu_info, default_threads
 from runner.machine.gpu import DeviceReadings, cuda_capability, devices, process_memory_bytes, readings
 from runner.machine.memory import peak_bytes
 
@@ -16,6 +16,7 @@ __all__ = [
     "GpuActivity",
     "GpuProcess",
     "Limits",
+    "cache_bytes",
     "cgroup_limits",
     "cpu_info",
     "cuda_capability",

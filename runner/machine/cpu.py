@@ -1,4 +1,4 @@
-"""The processor: its name, cores and instruction sets, and how many threads a model should use on it.
+"""The processor: its name, cores, caches and instruction sets, and how many threads a model should use on it.
 
 Affinity and control groups are respected, so that a container of two cores on a host of 64 counts two. It knows nothing
 of what the threads will do.
@@ -102,6 +102,23 @@ def _physical_cores(allowed: frozenset[int], cpus: Path = SYSTEM_CPUS, fast_cpus
         siblings = _cpu_list(_first_line(cpus / f"cpu{number}" / "topology" / "thread_siblings_list"))
         cores.add(min(siblings, default=number))
     return len(cores)
+
+
+def cache_bytes() -> int | None:
+    """What the largest caches of the processors hold together that this process may use; None where nobody says."""
+    return _largest_caches(_allowed_cpus())
+
+
+def _largest_caches(allowed: frozenset[int], cpus: Path = SYSTEM_CPUS) -> int | None:
+    """The caches of the highest level, each counted once."""
+    of_level: dict[int, dict[frozenset[int], int]] = {}
+    for number in allowed:
+        for index in (cpus / f"cpu{number}" / "cache").glob("index*"):
+            level, size = _first_line(index / "level"), _first_line(index / "size").removesuffix("K")
+            if level.isdigit() and size.isdigit():
+                sharers = _cpu_list(_first_line(index / "shared_cpu_list")) or frozenset({number})
+                of_level.setdefault(int(level), {})[sharers] = int(size) * 1024
+    return sum(of_level[max(of_level)].values()) if of_level else None
 
 
 def _cpu_list(text: str) -> frozenset[int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from runner.bench.bandwidth import read_bandwidth
+from runner.bench.bandwidth import _cpu_bytes, read_bandwidth
 from runner.bench.events import BenchStep
 from runner.bench.hashed_files import hashed_files
 from runner.bench.machine_state import (
@@ -125,6 +125,13 @@ def test_the_bandwidth_of_main_memory_is_plausible() -> None:
     measured = read_bandwidth("cpu", 0)
     assert 1e8 < measured.bytes_s < 1e13
     assert "numpy" in measured.method
+
+
+def test_more_is_read_than_caches_hold_and_no_more_than_that_needs() -> None:
+    assert _cpu_bytes(None) == 2**30
+    assert _cpu_bytes(32 * 2**20) == 2**28
+    assert _cpu_bytes(260 * 2**20) == 520 * 2**20
+    assert _cpu_bytes(2**31) == 2**30
 
 
 def test_without_a_gpu_its_bandwidth_is_refused() -> None:
