@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from hub_server import Hub, Repo
+from hub_server import Fault, Hub, Repo
 from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, blob, fetch_all, shard, small_hub
 
 from runner import hub
@@ -276,6 +276,39 @@ def test_a_file_that_the_hub_no_longer_has_is_left_as_it_is(server: Hub) -> None
     assert not mended.is_mended
     assert "no longer" in mended.detail
     assert blob(GGUF, "README.md").read_bytes() == b"damaged"
+
+
+def test_each_file_is_reported_by_its_own_outcome(server: Hub) -> None:
+    fetch_all(SHARDS)
+    names = ("config.json", shard(1), shard(3))
+    for name in names:
+        blob(SHARDS, name).write_bytes(b"damaged")
+    server.faults = [Fault("status", status=404, name=shard(3), times=None)]
+    mended = {one.finding.name: one for one in repaired(cached(SHARDS))}
+    assert {name: one.is_mended for name, one in mended.items()} == {names[0]: True, names[1]: True, names[2]: False}
+    assert f"has no {shard(3)}" in mended[shard(3)].detail
+    assert all(one.set_aside is not None for one in mended.values())
+    for name in names[:2]:
+        assert blob(SHARDS, name).read_bytes() == server.repos[SHARDS].files[name]
+
+
+@pytest.mark.usefixtures("server")
+def test_a_file_that_cannot_be_set_aside_keeps_no_other_from_being_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch_all(SHARDS)
+    first, second = blob(SHARDS, shard(1)), blob(SHARDS, shard(2))
+    for path in (first, second):
+        path.write_bytes(b"damaged")
+    move = os.replace
+
+    def refuse(source: Path, target: Path) -> None:
+        if source == first:
+            raise PermissionError(13, "Permission denied")
+        move(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    mended = {one.finding.name: one for one in repaired(cached(SHARDS))}
+    assert (mended[shard(1)].is_mended, mended[shard(2)].is_mended) == (False, True)
+    assert "cannot be set aside: Permission denied" in mended[shard(1)].detail
 
 
 @pytest.mark.usefixtures("server")
