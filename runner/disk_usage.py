@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from runner.hub_cache import cached_repos, hub_settings
+from runner.hub_cache import cached_repos, has_files, hub_settings
 from runner.hub_parts import leftovers
 from runner.quant.packed_files import PARTIAL_SUFFIX
 from runner.registry import Registry
@@ -60,8 +60,9 @@ class DiskUsage:
 def disk_usage(registry: Registry, made: Path) -> DiskUsage:
     """What models take. made: the directory of the models made here."""
     counter = _Counter()
-    repos = [(repo, directory) for repo, directory in cached_repos() if _has_files(directory)]
-    uses = [_cached(registry, counter, repo, directory) for repo, directory in repos]
+    repos = cached_repos()
+    counter.new_bytes(directory for _, directory in repos if not has_files(directory))  # some notes, and no use to list
+    uses = [_cached(registry, counter, repo, directory) for repo, directory in repos if has_files(directory)]
     uses += _made(counter, made)
     cache = hub_settings().cache
     others = counter.new_bytes([cache])
@@ -97,11 +98,6 @@ class _Counter:
             return 0
         self._met.add(key)
         return stat.st_size
-
-
-def _has_files(directory: Path) -> bool:
-    """Not so where the last leftovers of a repository were deleted: `runner rm` has nothing to do there."""
-    return any(names for _, _, names in os.walk(directory))
 
 
 def _cached(registry: Registry, counter: _Counter, repo: str, directory: Path) -> Use:

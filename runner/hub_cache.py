@@ -154,6 +154,14 @@ def cached_repos() -> tuple[tuple[str, Path], ...]:
     return tuple((repo, path) for repo, path in named if repo)
 
 
+def has_files(directory: Path) -> bool:
+    """Whether a repository's directory has a file, or a link to one that is gone.
+
+    What a revision means, and which files other tools have not found there, is noted beside them and is nothing.
+    """
+    return any(_entries(directory / part) for part in ("blobs", "snapshots"))
+
+
 def cached_files(repo: str) -> tuple[CachedFile, ...]:
     """The files of a repository that can be opened, each of the newest commit that has it, by name."""
     files: dict[str, CachedFile] = {}

@@ -13,11 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from runner.errors import RunnerError, UsageError
+from runner.errors import BusyError, RunnerError, UsageError
 from runner.hub_cache import (
     cached_files,
     cached_repos,
     file_size,
+    has_files,
     links_of,
     remove_files,
     repo_directory,
@@ -162,12 +163,15 @@ def _words(left: Leftovers) -> str:
 
 
 def _from_cache(spec: ModelSpec, repo: str) -> Removal | None:
-    """The part of a cached repository that `spec` means; all of it when no other weights would be left."""
+    """The part of a cached repository that `spec` means; all of it when no other weights would be left.
+
+    What has no weights, as other tools leave it who count tokens, goes by the name of the repository alone.
+    """
     directory = repo_directory(repo)
     left = leftovers(directory)
     names = known_names(repo)
     groups = intended_groups(names)
-    if not groups and not left:
+    if not groups and not left and not (spec.origin == "hub" and has_files(directory)):
         return None
     chosen = [group for group in groups if is_meant(spec, repo, group)] if spec.asked else list(groups)
     if spec.asked and not chosen:
@@ -230,4 +234,10 @@ def _delete_cached(removal: Removal) -> int:
         shutil.rmtree(lock_directory(removal.directory), ignore_errors=True)
         return freed
     freed = delete_leftovers(removal.directory, removal.left)
-    return freed + (remove_files(removal.directory, names) if names else 0)
+    freed += remove_files(removal.directory, names) if names else 0
+    if not has_files(removal.directory):
+        with suppress(BusyError):
+            refuse_while_fetched(removal.directory)
+            shutil.rmtree(removal.directory, ignore_errors=True)
+            shutil.rmtree(lock_directory(removal.directory), ignore_errors=True)
+    return freed

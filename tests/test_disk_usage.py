@@ -46,7 +46,11 @@ def test_a_cache_in_a_place_that_cannot_be_reached_takes_nothing(
 
 
 def test_a_repository_of_which_nothing_is_left_is_not_listed() -> None:
-    (repo_directory("a/one") / "blobs").mkdir(parents=True)
+    directory = repo_directory("a/one")
+    for folder in ("blobs", f"snapshots/{COMMIT}", "refs", f".no_exist/{COMMIT}"):
+        (directory / folder).mkdir(parents=True)
+    (directory / "refs" / "main").write_text(COMMIT)
+    (directory / ".no_exist" / COMMIT / "added_tokens.json").touch()
     assert usage().uses == ()
 
 

@@ -119,6 +119,24 @@ def test_a_model_whose_last_trace_is_gone_is_not_here() -> None:
         removals(SHARDS)
 
 
+def test_what_has_no_weights_goes_by_the_name_of_its_repository(server: Hub) -> None:
+    listing = hub.list_files(SHARDS)
+    hub.fetch(listing, ["tokenizer.json"], on_progress=lambda _: None, cancel=CancelToken())
+    with pytest.raises(UsageError, match="not on this machine"):
+        removals(f"{SHARDS}:safetensors")
+    (removal,) = removals(SHARDS)
+    assert delete(removal) == len(server.repos[SHARDS].files["tokenizer.json"])
+    assert not repo_directory(SHARDS).exists()
+
+
+def test_a_repository_goes_with_the_last_of_its_leftovers(server: Hub) -> None:
+    begin_fetch(GGUF, WEIGHTS, server)
+    (removal,) = plan_leftovers(None)
+    assert delete(removal) == removal.size_bytes
+    assert not repo_directory(GGUF).exists()
+    assert not lock_directory(repo_directory(GGUF)).exists()
+
+
 def test_giving_up_a_download_takes_its_whole_files_too_where_they_are_of_no_use(server: Hub) -> None:
     spec = Registry.load_for().resolve(SHARDS)
     begin_fetch(SHARDS, shard(2), server, bytes_s=20_000)
