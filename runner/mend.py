@@ -15,7 +15,8 @@ from runner.errors import RunnerError
 from runner.hub.hashes import Expected, expected_hash
 from runner.hub_cache import repo_directory
 from runner.hub_parts import quarantine, refuse_while_fetched
-from runner.model_files import TOKENIZERS
+from runner.model_files import TOKENIZERS, choose
+from runner.registry import ModelSpec
 from runner.types import CancelToken
 from runner.verify import Finding
 
@@ -104,10 +105,10 @@ def _mend_commit(
         return [_left(finding, _words(error)) for finding in findings]
     done, aside, wanted = list[Mended](), dict[Finding, Path | None](), dict[Finding, frozenset[str]]()
     for finding in findings:
-        if not (names := _at_hub(finding, commit, listing.names)):
-            done.append(_left(finding, "the hub no longer has it in that commit"))
-            continue
         try:
+            if not (names := _at_hub(finding, commit, listing.names)):
+                done.append(_left(finding, "the hub no longer has it in that commit"))
+                continue
             aside[finding] = _set_aside(finding)
             wanted[finding] = names
         except RunnerError as error:
@@ -133,8 +134,12 @@ def _words(error: RunnerError) -> str:
 def _at_hub(finding: Finding, commit: str, listed: Collection[str]) -> frozenset[str]:
     """What to fetch for a finding; nothing where the commit has no such file any more.
 
-    Which tokenizer a model has that is here without one, the listing alone can tell.
+    Which tokenizer a model has that is here without one, the listing alone can tell; and which weights, where there are
+    none at all. Raises what model_files.choose raises.
     """
+    if not finding.name:
+        whole = ModelSpec(name=finding.repo, origin="hub", repo=finding.repo, gguf=finding.repo)
+        return frozenset(choose(whole, list(listed), finding.repo, are_all=True).names)
     names = frozenset(name for at, name in finding.links if at == commit)
     if finding.links[0][1] in listed:
         return names

@@ -160,6 +160,8 @@ def _print(n_files: int, n_bytes: int, findings: Sequence[Finding], mended: Sequ
     problems = {finding.problem for finding in findings}
     if "partial download" in problems:
         render.narrate("`runner pull` goes on with a partial download; `runner rm --partial` deletes it.")
+    if "no weights" in problems:
+        render.narrate("`runner pull` fetches the weights of a model that has none; `runner rm` deletes what is there.")
     if "set aside" in problems or any(result.set_aside is not None for result in mended):
         render.narrate("`runner rm --partial` deletes what was set aside.")
 
