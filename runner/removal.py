@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from runner.hub_cache import (
 from runner.hub_parts import Leftovers, delete_leftovers, leftovers, lock_directory, refuse_while_fetched
 from runner.inventory import is_builtin, is_meant, known_names
 from runner.model_files import FileGroup, intended_groups, missing_side_files
+from runner.quant.half_made import half_made, output_name
 from runner.quant.packed_files import PARTIAL_SUFFIX
 from runner.quant.work_directory import held
 from runner.registry import SAFETENSORS, ModelSpec
@@ -57,8 +58,9 @@ def plan_removal(spec: ModelSpec, made: Path) -> tuple[Removal, ...]:
         raise UsageError(
             f"{spec.name} ships with runner and cannot be deleted.", hint="Removing the program removes it."
         )
-    if spec.origin == "made" and spec.path is not None and spec.path.parent == made.absolute():
-        return (Removal(title=spec.name, size_bytes=_size_of(spec.path), directory=spec.path),)
+    if spec.origin == "made" and spec.path is not None and spec.path.is_relative_to(made.absolute()):
+        directory = made.absolute() / spec.path.relative_to(made.absolute()).parts[0]
+        return (Removal(title=spec.name, size_bytes=_size_of(directory), directory=directory),)
     if spec.path is not None or spec.origin == "fake":
         raise UsageError(
             f"{spec.path or spec.name} was neither made nor fetched by runner.",
@@ -80,19 +82,18 @@ def plan_leftovers(spec: ModelSpec | None) -> tuple[Removal, ...]:
     return tuple(found)
 
 
-def plan_half_made(made: Path, name: str = "") -> tuple[Removal, ...]:
-    """What deleting the half-made models there means: all of them, or those that are to be called `name`."""
-    try:
-        paths = sorted(path for path in made.absolute().iterdir() if path.name.endswith(PARTIAL_SUFFIX))
-    except OSError:  # none were made yet
-        return ()
-    wanted = name.removesuffix(PARTIAL_SUFFIX) + PARTIAL_SUFFIX
-    return tuple(of_half_made(path) for path in paths if not name or path.name == wanted)
+def plan_half_made(directories: Iterable[Path], name: str = "") -> tuple[Removal, ...]:
+    """What deleting the half-made models and drafters there means: all of them, or those that are to be called `name`.
+
+    With what was replaced by a run that was killed before it had deleted it.
+    """
+    found = [path for directory in directories for path in half_made(directory)]
+    return tuple(of_half_made(path) for path in found if name in ("", path.name, output_name(path)))
 
 
 def of_half_made(partial: Path) -> Removal:
-    """What deleting that half-made model means, which has the suffix of one."""
-    title = f"{partial.name.removesuffix(PARTIAL_SUFFIX)}, unfinished"
+    """What deleting that half-made model means, or one that was replaced."""
+    title = f"{output_name(partial)}, {'unfinished' if partial.name.endswith(PARTIAL_SUFFIX) else 'replaced'}"
     return Removal(title=title, size_bytes=_size_of(partial), directory=partial)
 
 

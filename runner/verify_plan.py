@@ -168,7 +168,7 @@ class _Cached:
         for snapshot in commits:
             if snapshot.files and (is_damage or _is_language_model(snapshot.directory, frozenset(snapshot.names))):
                 problem: Problem = "missing" if is_damage else "no weights"
-                detail = "no weights of it are here, only what comes with them"
+                detail = "only what comes with its weights is here"
                 self.note("", snapshot.directory, problem, detail, ((snapshot.commit, ""),))
                 return
 

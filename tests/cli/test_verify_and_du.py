@@ -164,7 +164,7 @@ def test_du_shows_what_was_half_made_and_rm_partial_deletes_it(capsys: pytest.Ca
         partial = user_paths().models / f"{name}.partial"
         partial.mkdir(parents=True)
         (partial / "journal.jsonl").write_bytes(bytes(1000))
-    assert "`runner rm --partial` deletes unfinished models." in run(capsys, "du")[2]
+    assert "`runner rm --partial` deletes what is unfinished." in run(capsys, "du")[2]
     assert run(capsys, "rm", "-y", "--partial", "one-mq4", "--json")[0] == 0
     assert [path.name for path in user_paths().models.iterdir()] == ["two-mq4.partial"]
     code, _, err = run(capsys, "rm", "-y", "--partial")
