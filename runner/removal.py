@@ -13,10 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from runner.errors import BusyError, RunnerError, UsageError
+from runner.errors import BusyError, UsageError
 from runner.hub_cache import (
     cached_files,
     cached_repos,
+    cannot_delete,
     file_size,
     has_files,
     links_of,
@@ -208,7 +209,7 @@ def delete(removal: Removal) -> int:
             return _delete_half_made(removal)
         shutil.rmtree(removal.directory)
     except OSError as error:
-        raise RunnerError(f"{removal.directory} cannot be deleted: {error.strerror or error}.") from error
+        raise cannot_delete(removal.directory, error) from error
     return removal.size_bytes
 
 

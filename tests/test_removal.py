@@ -236,6 +236,18 @@ def test_drafters_that_were_begun_go_with_the_half_made_models() -> None:
     assert [path.name for path in drafts.iterdir()] == ["whole"]
 
 
+def test_what_may_not_be_deleted_is_said_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    half_made("mine")
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    (plan,) = plan_half_made([user_paths().models])
+    with pytest.raises(RunnerError, match="cannot be deleted: Permission denied") as caught:
+        delete(plan)
+    assert "read-only" in caught.value.hint
+
+
 def test_what_was_finished_since_the_plan_stays() -> None:
     partial = half_made("mine")
     (plan,) = plan_half_made([partial.parent])
