@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from runner.hub_cache import cached_repos, hub_settings
+from runner.hub_cache import cached_repos, has_files, hub_settings
 from runner.hub_parts import leftovers
-from runner.quant.packed_files import PARTIAL_SUFFIX
+from runner.quant.half_made import earlier_output, half_made, is_half_made, output_name
 from runner.registry import Registry
 
 UseKind = Literal["cache", "made here", "unfinished", "other"]
@@ -24,8 +24,8 @@ UseKind = Literal["cache", "made here", "unfinished", "other"]
 class Use:
     """What one model takes. size_bytes: in all, with partial_bytes (downloads) and set_aside_bytes (damaged files).
 
-    kind: "unfinished" is a conversion that was not completed, "other" is what is in the cache and is no model. A file
-    that two of them share counts for the first.
+    kind: "unfinished" is a model or a drafter that is half made, or a model that was replaced; "other" is what is in
+    the cache and is no model. A file that two of them share counts for the first.
     """
 
     name: str
@@ -57,18 +57,19 @@ class DiskUsage:
         return sum(use.size_bytes for use in self.uses)
 
 
-def disk_usage(registry: Registry, made: Path) -> DiskUsage:
-    """What models take. made: the directory of the models made here."""
+def disk_usage(registry: Registry, made: Path, drafts: Path) -> DiskUsage:
+    """What models take. made: the directory of the models made here; drafts: that of the drafters."""
     counter = _Counter()
-    repos = [(repo, directory) for repo, directory in cached_repos() if _has_files(directory)]
-    uses = [_cached(registry, counter, repo, directory) for repo, directory in repos]
-    uses += _made(counter, made)
+    repos = cached_repos()
+    counter.new_bytes(directory for _, directory in repos if not has_files(directory))  # some notes, and no use to list
+    uses = [_cached(registry, counter, repo, directory) for repo, directory in repos if has_files(directory)]
+    uses += [*_made(counter, made), *_unfinished(counter, made), *_unfinished(counter, drafts)]
     cache = hub_settings().cache
     others = counter.new_bytes([cache])
     if others:
         uses.append(Use(name="other files in the cache", kind="other", path=cache, size_bytes=others))
     uses.sort(key=lambda use: (-use.size_bytes, use.name))
-    return DiskUsage(uses=tuple(uses), disks=_disks([cache, made]))
+    return DiskUsage(uses=tuple(uses), disks=_disks([cache, made, drafts]))
 
 
 class _Counter:
@@ -99,11 +100,6 @@ class _Counter:
         return stat.st_size
 
 
-def _has_files(directory: Path) -> bool:
-    """Not so where the last leftovers of a repository were deleted: `runner rm` has nothing to do there."""
-    return any(names for _, _, names in os.walk(directory))
-
-
 def _cached(registry: Registry, counter: _Counter, repo: str, directory: Path) -> Use:
     left = leftovers(directory)
     known = registry.known_repo(repo)
@@ -119,17 +115,24 @@ def _cached(registry: Registry, counter: _Counter, repo: str, directory: Path) -
 
 def _made(counter: _Counter, made: Path) -> list[Use]:
     try:
-        paths = sorted(path for path in made.iterdir() if path.is_dir() or path.name.endswith(PARTIAL_SUFFIX))
+        paths = sorted(path for path in made.iterdir() if path.is_dir() and not is_half_made(path))
     except OSError:  # none were made yet
         return []
     return [
         Use(
-            name=path.name,
-            kind="unfinished" if path.name.endswith(PARTIAL_SUFFIX) else "made here",
+            name=path.name if earlier_output(path) is None else output_name(path),
+            kind="made here",
             path=path,
             size_bytes=counter.new_bytes([path]),
         )
         for path in paths
+    ]
+
+
+def _unfinished(counter: _Counter, directory: Path) -> list[Use]:
+    return [
+        Use(name=path.name, kind="unfinished", path=path, size_bytes=counter.new_bytes([path]))
+        for path in half_made(directory)
     ]
 
 

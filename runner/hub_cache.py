@@ -154,6 +154,14 @@ def cached_repos() -> tuple[tuple[str, Path], ...]:
     return tuple((repo, path) for repo, path in named if repo)
 
 
+def has_files(directory: Path) -> bool:
+    """Whether a repository's directory has a file, or a link to one that is gone.
+
+    What a revision means, and which files other tools have not found there, is noted beside them and is nothing.
+    """
+    return any(_entries(directory / part) for part in ("blobs", "snapshots"))
+
+
 def cached_files(repo: str) -> tuple[CachedFile, ...]:
     """The files of a repository that can be opened, each of the newest commit that has it, by name."""
     files: dict[str, CachedFile] = {}
@@ -223,10 +231,17 @@ def remove_files(directory: Path, names: Collection[str] | None) -> int:
             cache_dir=directory.parent,
         ).execute()
     except OSError as error:
-        raise RunnerError(f"{directory} cannot be deleted: {error.strerror or error}.") from error
+        raise cannot_delete(directory, error) from error
     if left := [path for path in doomed if os.path.lexists(path)]:  # the library only logs what it could not delete
         raise RunnerError(f"{left[0]} cannot be deleted.", hint="Does another user own it, or is the cache damaged?")
     return sum(size for path, size in taken.items() if not os.path.exists(path))
+
+
+def cannot_delete(path: Path, error: OSError) -> RunnerError:
+    return RunnerError(
+        f"{path} cannot be deleted: {error.strerror or error}.",
+        hint="Is its disk or its directory read-only, or is it another user's? Mend that, and try again.",
+    )
 
 
 def links_of(directory: Path) -> list[tuple[str, Path]]:

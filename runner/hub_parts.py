@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import BusyError, RunnerError
-from runner.hub_cache import PART_SUFFIX, SIDECAR_SUFFIX, file_size
+from runner.hub_cache import PART_SUFFIX, SIDECAR_SUFFIX, cannot_delete, file_size
 
 # What huggingface_hub and tools built on it call the file that they write to; they do not go on with it.
 _FOREIGN_SUFFIX = ".incomplete"
@@ -153,7 +153,7 @@ def delete_leftovers(directory: Path, left: Leftovers) -> int:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
-            raise RunnerError(f"{path} cannot be deleted: {error.strerror or error}.") from error
+            raise cannot_delete(path, error) from error
     return freed
 
 
@@ -179,7 +179,10 @@ def quarantine(blob: Path, blobs: Path) -> Path | None:
             os.replace(real, target)
         blob.unlink(missing_ok=True)
     except OSError as error:
-        raise RunnerError(f"{blob} cannot be set aside: {error.strerror or error}.") from error
+        raise RunnerError(
+            f"{blob} cannot be set aside: {error.strerror or error}.",
+            hint="Mend the permissions of the cache, or put another one elsewhere with HF_HOME.",
+        ) from error
     return target
 
 

@@ -15,7 +15,8 @@ from runner.errors import RunnerError
 from runner.hub.hashes import Expected, expected_hash
 from runner.hub_cache import repo_directory
 from runner.hub_parts import quarantine, refuse_while_fetched
-from runner.model_files import TOKENIZERS
+from runner.model_files import TOKENIZERS, choose
+from runner.registry import ModelSpec
 from runner.types import CancelToken
 from runner.verify import Finding
 
@@ -66,19 +67,22 @@ def _by_commit(findings: Iterable[Finding]) -> dict[tuple[str, str], list[Findin
 def _without_hub(finding: Finding) -> Mended:
     if not finding.repo:
         detail = "it was made here and cannot be fetched: make it again with `runner quantize`"
-        return Mended(finding=finding, is_mended=False, set_aside=None, detail=detail)
+        return _left(finding, detail)
     try:
         aside = _set_aside(finding)
     except RunnerError as error:
-        return Mended(finding=finding, is_mended=False, set_aside=None, detail=error.message)
+        return _left(finding, _words(error))
     return Mended(finding=finding, is_mended=True, set_aside=aside, detail="set aside; nothing needs it")
 
 
 def _set_aside(finding: Finding) -> Path | None:
-    """Take the damaged file, or the link that leads to the wrong one, out of the way."""
+    """Take the damaged file, or the link that leads to the wrong one, out of the way. Raises RunnerError."""
     directory = repo_directory(finding.repo)
     if finding.problem == "swapped":
-        finding.path.unlink(missing_ok=True)
+        try:
+            finding.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise RunnerError(f"{finding.path} cannot be replaced: {error.strerror or error}.") from error
         return None
     if finding.problem == "missing":
         return None
@@ -94,27 +98,48 @@ def _mend_commit(
     cancel: CancelToken,
     options: hub.FetchOptions,
 ) -> list[Mended]:
-    aside: dict[Path, Path | None] = {}
+    """Each finding by its own outcome: what cannot be set aside or fetched keeps nothing else from it."""
     try:
         listing = hub.list_files(repo, commit)
-        offered = {one: names for one in findings if (names := _at_hub(one, commit, listing.names))}
-        for finding in offered:
-            aside[finding.path] = _set_aside(finding)
-        wanted = sorted(set[str]().union(*offered.values()))
-        hub.fetch(listing, wanted, on_progress=on_progress, cancel=cancel, options=options)
-        error = ""
-    except RunnerError as raised:
+    except RunnerError as error:
+        return [_left(finding, _words(error)) for finding in findings]
+    done, aside, wanted = list[Mended](), dict[Finding, Path | None](), dict[Finding, frozenset[str]]()
+    for finding in findings:
+        try:
+            if not (names := _at_hub(finding, commit, listing.names)):
+                done.append(_left(finding, "the hub no longer has it in that commit"))
+                continue
+            aside[finding] = _set_aside(finding)
+            wanted[finding] = names
+        except RunnerError as error:
+            done.append(_left(finding, _words(error)))
+    try:
+        failed = hub.fetch_each(
+            listing, sorted(set[str]().union(*wanted.values())), on_progress=on_progress, cancel=cancel, options=options
+        )
+    except RunnerError as error:
         if cancel.is_cancelled:
             raise
-        offered, error = {}, f"{raised.message} {raised.hint}".strip()
-    return [_result(finding, aside.get(finding.path), finding in offered, error) for finding in findings]
+        return done + [_left(finding, _words(error), aside[finding]) for finding in wanted]
+    for finding, names in wanted.items():
+        why = next((_words(failed[name]) for name in sorted(names) if name in failed), "")
+        done.append(_left(finding, why, aside[finding]) if why else _fetched(finding, aside[finding]))
+    return done
+
+
+def _words(error: RunnerError) -> str:
+    return f"{error.message} {error.hint}".strip()
 
 
 def _at_hub(finding: Finding, commit: str, listed: Collection[str]) -> frozenset[str]:
     """What to fetch for a finding; nothing where the commit has no such file any more.
 
-    Which tokenizer a model has that is here without one, the listing alone can tell.
+    Which tokenizer a model has that is here without one, the listing alone can tell; and which weights, where there are
+    none at all. Raises what model_files.choose raises.
     """
+    if not finding.name:
+        whole = ModelSpec(name=finding.repo, origin="hub", repo=finding.repo, gguf=finding.repo)
+        return frozenset(choose(whole, list(listed), finding.repo, are_all=True).names)
     names = frozenset(name for at, name in finding.links if at == commit)
     if finding.links[0][1] in listed:
         return names
@@ -122,9 +147,10 @@ def _at_hub(finding: Finding, commit: str, listed: Collection[str]) -> frozenset
     return frozenset(next((files for files in TOKENIZERS if is_tokenizer and set(files) <= set(listed)), ()))
 
 
-def _result(finding: Finding, aside: Path | None, was_fetched: bool, error: str) -> Mended:
-    if not was_fetched:
-        detail = error or "the hub no longer has it in that commit"
-        return Mended(finding=finding, is_mended=False, set_aside=aside, detail=detail)
+def _left(finding: Finding, why: str, aside: Path | None = None) -> Mended:
+    return Mended(finding=finding, is_mended=False, set_aside=aside, detail=why)
+
+
+def _fetched(finding: Finding, aside: Path | None) -> Mended:
     detail = "linked to the right file" if finding.problem == "swapped" else "fetched again"
     return Mended(finding=finding, is_mended=True, set_aside=aside, detail=detail)

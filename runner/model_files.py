@@ -76,8 +76,8 @@ class Choice:
         return quant_of(self.weights[0])
 
 
-def _groups(names: Iterable[str], suffix: str) -> tuple[list[FileGroup], list[str]]:
-    """Complete sets of that suffix, and the labels of the sets with a part missing."""
+def _groups(names: Iterable[str], suffix: str) -> tuple[list[FileGroup], dict[str, str]]:
+    """Complete sets of that suffix; and of the sets with a part missing the labels, each with how that is told."""
     whole: list[FileGroup] = []
     parts: dict[tuple[str, int], dict[int, str]] = {}
     for name in sorted(names):
@@ -87,12 +87,12 @@ def _groups(names: Iterable[str], suffix: str) -> tuple[list[FileGroup], list[st
                 parts.setdefault((label, int(match["count"])), {})[int(match["number"])] = name
         elif name.lower().endswith(suffix):
             whole.append(FileGroup(name, (name,)))
-    incomplete = []
+    incomplete = dict[str, str]()
     for (label, count), numbered in parts.items():
         if sorted(numbered) == list(range(1, count + 1)):
             whole.append(FileGroup(label, tuple(numbered[number] for number in sorted(numbered))))
         else:
-            incomplete.append(f"{label} ({len(numbered)} of {count} parts)")
+            incomplete[label] = f"{label} ({len(numbered)} of {count} parts)"
     return whole, incomplete
 
 
@@ -136,24 +136,36 @@ def safetensors_weights(names: Iterable[str], *, are_all: bool = False) -> tuple
     """
     top = [name for name in names if "/" not in name]
     groups, incomplete = _groups(top, ".safetensors")
-    own = [group for group in groups if group.label == "model.safetensors"]
+    own = [group for group in groups if group.label == WEIGHTS_NAME]
     if INDEX in top:  # shards win over a single file: the index says that they are the model
         own.sort(key=lambda group: -len(group.names))
     # consolidated.safetensors is Mistral's own layout of the same weights.
     others = [group for group in groups if not group.label.startswith("consolidated")]
-    if found := own or others:
+    is_torn = not own and WEIGHTS_NAME in incomplete  # other sets are no substitute for the model's own
+    if (found := own or others) and not is_torn:
         if not own and len(found) > 1:
             raise UsageError(
                 f"There are several sets of weights: {', '.join(group.label for group in found)}.",
-                hint="Keep one of them in the directory.",
+                hint="Choose another repository." if are_all else "Keep one of them in the directory.",
             )
         return found[0].names
     if incomplete:
         raise BadModelFile(
-            f"Parts of the weights are missing: {', '.join(incomplete)}.",
+            f"Parts of the weights are missing: {', '.join(incomplete.values())}.",
             hint=_LACKED if are_all else "Fetch them again.",
         )
     return ()
+
+
+def check_index(weights: Collection[str], indexed: Collection[str], names: Collection[str], where: str) -> None:
+    """Raise BadModelFile when the index of a repository names shards that are not among the `names` it has.
+
+    An index that names none of the chosen `weights` is of another set, or old: it is passed over.
+    """
+    lacking = sorted(set(indexed) - set(names))
+    if lacking and not set(indexed).isdisjoint(weights):
+        others = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        raise BadModelFile(f"{where} has no {lacking[0]}{others}, and its {INDEX} says that it has.", hint=_LACKED)
 
 
 def choose(spec: ModelSpec, names: Sequence[str], where: str, *, are_all: bool = False) -> Choice:
@@ -164,7 +176,7 @@ def choose(spec: ModelSpec, names: Sequence[str], where: str, *, are_all: bool =
     UnsupportedModel when there are only pickled weights or none.
     """
     if spec.asked != SAFETENSORS and (groups := gguf_groups(names)):
-        group = _choose_gguf(spec, groups, where)
+        group = _choose_gguf(spec, groups, names, where, are_all)
         side = tuple(name for name in SIDE_FILES if _beside(group.names[0], name) in names)
         return Choice("gguf", group.names, tuple(_beside(group.names[0], name) for name in side))
     if not spec.chosen_quant and (weights := safetensors_weights(names, are_all=are_all)):
@@ -207,7 +219,9 @@ def lacking_files(weights: Iterable[str], there: Collection[str]) -> tuple[str, 
     return tuple(lacking)
 
 
-def _choose_gguf(spec: ModelSpec, groups: Sequence[FileGroup], where: str) -> FileGroup:
+def _choose_gguf(
+    spec: ModelSpec, groups: Sequence[FileGroup], names: Sequence[str], where: str, are_all: bool
+) -> FileGroup:
     wanted = spec.chosen_quant
     if spec.file:
         label = spec.file.replace("{quant}", wanted).lower()
@@ -220,6 +234,9 @@ def _choose_gguf(spec: ModelSpec, groups: Sequence[FileGroup], where: str) -> Fi
         # The same file at the top and in a folder, or whole and in parts: the plainest.
         return min(fitting, key=lambda group: (group.label.count("/"), len(group.names), group.label))
     if wanted and not fitting:
+        _, incomplete = _groups(names, ".gguf")
+        if torn := [text for label, text in incomplete.items() if quant_of(label) == wanted.upper()]:
+            raise _torn(torn, where, are_all)
         listed = ", ".join(group.quant or group.label for group in groups)
         raise UsageError(f"{where} has no {wanted} of this model.", hint=f"It has: {listed}.")
     listed = ", ".join(group.label for group in fitting or groups)
@@ -244,10 +261,7 @@ def _nothing(spec: ModelSpec, names: Sequence[str], where: str, are_all: bool) -
     """The error for a place without files of the model."""
     _, incomplete = _groups(names, ".gguf")
     if incomplete:
-        return BadModelFile(
-            f"Parts of the model are missing in {where}: {', '.join(incomplete)}.",
-            hint=_LACKED if are_all else "Fetch it again.",
-        )
+        return _torn(incomplete.values(), where, are_all)
     if spec.chosen_quant and safetensors_weights(names):
         return UsageError(
             f"{where} has no {spec.chosen_quant}: it has the original weights.", hint="Ask for :safetensors."
@@ -258,3 +272,10 @@ def _nothing(spec: ModelSpec, names: Sequence[str], where: str, are_all: bool) -
             hint="Look for a safetensors or GGUF version of the model.",
         )
     return UnsupportedModel(f"{where} has no GGUF and no safetensors weights.", hint="Is it a language model?")
+
+
+def _torn(incomplete: Iterable[str], where: str, are_all: bool) -> BadModelFile:
+    return BadModelFile(
+        f"Parts of the model are missing in {where}: {', '.join(incomplete)}.",
+        hint=_LACKED if are_all else "Fetch it again.",
+    )

@@ -6,24 +6,42 @@ nothing of backends.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.config import SamplingParams
 from runner.errors import BadModelFile, BusyError, RunnerError, UnsupportedModel, UsageError
 from runner.events import Notice, Progress
-from runner.hub_cache import snapshots
-from runner.model_files import PICKLES, SAMPLING, SIDE_FILES, Choice, FileGroup, choose, gguf_groups, missing_side_files
+from runner.hub_cache import file_size, repo_directory, snapshots
+from runner.model_files import (
+    INDEX,
+    PICKLES,
+    SAMPLING,
+    SIDE_FILES,
+    Choice,
+    FileGroup,
+    check_index,
+    choose,
+    gguf_groups,
+    missing_side_files,
+)
 from runner.quant.hipfire import is_hipfire_file
 from runner.quant.json_file import read_json_if_there
 from runner.quant.packed_files import MANIFEST_NAME, WEIGHTS_NAME
 from runner.registry import SCRIPT_SUFFIX, ModelSpec
+from runner.shard_order import tensors_of_shards
 from runner.types import CancelToken, ReadyModel
 
+if TYPE_CHECKING:
+    from runner import hub
+
 OnEvent = Callable[[Progress | Notice], None]
+
+_MAX_INDEX_BYTES = 64 * 2**20  # some 100 bytes a tensor
 
 # What generation_config.json and a GGUF's metadata call the fields of SamplingParams.
 _SAMPLING_KEYS = {
@@ -185,12 +203,44 @@ def _side_files(directory: Path) -> tuple[str, ...]:
 # --- fetching --------------------------------------------------------------------------------------------------------
 
 
-def _fetch(spec: ModelSpec, on_event: OnEvent, cancel: CancelToken) -> Located:
+def listed(spec: ModelSpec) -> tuple[hub.Listing, Choice]:
+    """What the hub has now of the repository of `spec`, and the files of it that are the model.
+
+    Raises what hub.list_files and model_files.choose raise, and BadModelFile when the repository lacks weights that its
+    own index names: before they are fetched, not after.
+    """
     from runner import hub
 
     repo, revision = _source(spec)
     listing = hub.list_files(repo, revision)
     choice = choose(spec, listing.names, repo, are_all=True)
+    if INDEX in choice.side:
+        check_index(choice.weights, tensors_of_shards(_index(listing)), listing.names, repo)
+    return listing, choice
+
+
+def _index(listing: hub.Listing) -> Mapping[str, Any]:
+    """The index of a listing, from the cache or else from the hub; {} for one that no shards could be named by."""
+    from runner import hub
+
+    file, here = listing.file(INDEX), repo_directory(listing.repo) / "snapshots" / listing.commit / INDEX
+    if not 0 < file.size_bytes <= _MAX_INDEX_BYTES:
+        return {}
+    try:
+        if file_size(here) == file.size_bytes:
+            plain = json.loads(here.read_bytes())
+        else:
+            plain = json.loads(hub.read_range(listing, INDEX, 0, file.size_bytes))
+    except (OSError, ValueError, RecursionError):  # verify tells of a damaged one, and no weights are read by it
+        return {}
+    return plain if isinstance(plain, dict) else {}
+
+
+def _fetch(spec: ModelSpec, on_event: OnEvent, cancel: CancelToken) -> Located:
+    from runner import hub
+
+    repo = _source(spec)[0]
+    listing, choice = listed(spec)
     wanted = set(choice.names)
     size = sum(file.size_bytes for file in listing.files if file.name in wanted)
     label = choice.weights[0] if len(choice.weights) == 1 else f"{len(choice.weights)} files"

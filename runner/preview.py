@@ -37,9 +37,8 @@ from runner.hub_cache import snapshots
 from runner.machine import devices
 from runner.model_config import parse_model_config
 from runner.model_files import WEIGHT_SUFFIXES, Choice
-from runner.model_files import choose as choose_files
 from runner.paths import Paths, user_paths
-from runner.prepare import locate, ready, title
+from runner.prepare import listed, locate, ready, title
 from runner.quant.packed_files import MANIFEST_NAME
 from runner.registry import SCRIPT_SUFFIX, ModelSpec, Registry
 from runner.remote_headers import gguf_header, json_object, safetensors_header
@@ -245,9 +244,8 @@ def _none(error: RunnerError) -> Backing:
 
 def _on_the_hub(spec: ModelSpec, options: LoadOptions) -> _Found:
     repo, revision = spec.source
-    listing = hub.list_files(repo, revision)
-    choice = choose_files(spec, listing.names, repo, are_all=True)
-    listed = {file.name: file.size_bytes for file in listing.files}
+    listing, choice = listed(spec)
+    sizes = {file.name: file.size_bytes for file in listing.files}
     here = next((set(one.names) for one in snapshots(repo, revision) if one.commit == listing.commit), set[str]())
     model = ReadyModel(name=title(spec), format=choice.format, weights=(), directory=Path(repo), size_bytes=0)
     with hub.RemoteReader(listing) as reader:
@@ -262,9 +260,9 @@ def _on_the_hub(spec: ModelSpec, options: LoadOptions) -> _Found:
         facts=facts,
         directory=Path(repo),
         backing=backing,
-        files=tuple((name, listed[name]) for name in choice.names),
-        download_bytes=sum(listed[name] for name in choice.names if name not in here),
-        listed=listed,
+        files=tuple((name, sizes[name]) for name in choice.names),
+        download_bytes=sum(sizes[name] for name in choice.names if name not in here),
+        listed=sizes,
         model=None,
     )
 

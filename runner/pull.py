@@ -14,8 +14,8 @@ from pathlib import Path
 from runner import hub
 from runner.hub_cache import commit_of, file_size, repo_directory
 from runner.hub_parts import leftovers
-from runner.model_files import Choice, choose
-from runner.prepare import Located, locate, title
+from runner.model_files import Choice
+from runner.prepare import Located, listed, locate, title
 from runner.registry import ModelSpec
 from runner.types import CancelToken
 
@@ -82,11 +82,10 @@ def here_for_good(spec: ModelSpec) -> Located | None:
 def plan_pull(spec: ModelSpec) -> PullPlan:
     """Ask the hub what `spec` is made of now, and look what is here.
 
-    Raises what hub.list_files and model_files.choose raise.
+    Raises what prepare.listed raises.
     """
     repo, revision = spec.source
-    listing = hub.list_files(repo, revision)
-    choice = choose(spec, listing.names, repo, are_all=True)
+    listing, choice = listed(spec)
     directory = repo_directory(repo)
     missing = tuple(file for name in choice.names if not _is_here(directory, listing, file := listing.file(name)))
     wanted = {etag for file in missing for etag in (file.sha256, file.blob_id) if etag}

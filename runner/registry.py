@@ -19,7 +19,7 @@ from typing import Any, Literal
 from runner.config import nearest_hint
 from runner.errors import ConfigError, UnknownModel, UsageError
 from runner.paths import Paths, builtin, user_paths
-from runner.quant.packed_files import PARTIAL_SUFFIX
+from runner.quant.half_made import earlier_output, is_half_made, output_name
 
 Origin = Literal["registry", "made", "hub", "path", "fake"]
 
@@ -228,16 +228,21 @@ class Registry:
         return tuple(self._specs.values())
 
     def made(self) -> tuple[ModelSpec, ...]:
-        """The finished models that `runner quantize` made here, by name."""
+        """The finished models that `runner quantize` made here, by name.
+
+        One that was to be replaced by a run that was killed just then is where that run had put it.
+        """
         try:
             paths = sorted(self._made.iterdir()) if self._made is not None else []
         except OSError:  # none were made yet, or they cannot be had
             return ()
-        return tuple(
-            ModelSpec(name=path.name, origin="made", path=path.absolute())
-            for path in paths
-            if path.is_dir() and not path.name.startswith(".") and not path.name.endswith(PARTIAL_SUFFIX)
-        )
+        found = dict[str, Path]()
+        for path in paths:
+            if (earlier := earlier_output(path)) is not None:
+                found.setdefault(output_name(path), earlier)
+            elif path.is_dir() and not path.name.startswith(".") and not is_half_made(path):
+                found[path.name] = path
+        return tuple(ModelSpec(name=name, origin="made", path=path.absolute()) for name, path in sorted(found.items()))
 
     def search(self, query: str) -> tuple[ModelSpec, ...]:
         """The models of the files in whose names, family, repositories or description all words of `query` are."""

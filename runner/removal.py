@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from runner.errors import RunnerError, UsageError
+from runner.errors import BusyError, UsageError
 from runner.hub_cache import (
     cached_files,
     cached_repos,
+    cannot_delete,
     file_size,
+    has_files,
     links_of,
     remove_files,
     repo_directory,
@@ -26,6 +28,7 @@ from runner.hub_cache import (
 from runner.hub_parts import Leftovers, delete_leftovers, leftovers, lock_directory, refuse_while_fetched
 from runner.inventory import is_builtin, is_meant, known_names
 from runner.model_files import FileGroup, intended_groups, missing_side_files
+from runner.quant.half_made import half_made, output_name
 from runner.quant.packed_files import PARTIAL_SUFFIX
 from runner.quant.work_directory import held
 from runner.registry import SAFETENSORS, ModelSpec
@@ -56,8 +59,9 @@ def plan_removal(spec: ModelSpec, made: Path) -> tuple[Removal, ...]:
         raise UsageError(
             f"{spec.name} ships with runner and cannot be deleted.", hint="Removing the program removes it."
         )
-    if spec.origin == "made" and spec.path is not None and spec.path.parent == made.absolute():
-        return (Removal(title=spec.name, size_bytes=_size_of(spec.path), directory=spec.path),)
+    if spec.origin == "made" and spec.path is not None and spec.path.is_relative_to(made.absolute()):
+        directory = made.absolute() / spec.path.relative_to(made.absolute()).parts[0]
+        return (Removal(title=spec.name, size_bytes=_size_of(directory), directory=directory),)
     if spec.path is not None or spec.origin == "fake":
         raise UsageError(
             f"{spec.path or spec.name} was neither made nor fetched by runner.",
@@ -79,19 +83,18 @@ def plan_leftovers(spec: ModelSpec | None) -> tuple[Removal, ...]:
     return tuple(found)
 
 
-def plan_half_made(made: Path, name: str = "") -> tuple[Removal, ...]:
-    """What deleting the half-made models there means: all of them, or those that are to be called `name`."""
-    try:
-        paths = sorted(path for path in made.absolute().iterdir() if path.name.endswith(PARTIAL_SUFFIX))
-    except OSError:  # none were made yet
-        return ()
-    wanted = name.removesuffix(PARTIAL_SUFFIX) + PARTIAL_SUFFIX
-    return tuple(of_half_made(path) for path in paths if not name or path.name == wanted)
+def plan_half_made(directories: Iterable[Path], name: str = "") -> tuple[Removal, ...]:
+    """What deleting the half-made models and drafters there means: all of them, or those that are to be called `name`.
+
+    With what was replaced by a run that was killed before it had deleted it.
+    """
+    found = [path for directory in directories for path in half_made(directory)]
+    return tuple(of_half_made(path) for path in found if name in ("", path.name, output_name(path)))
 
 
 def of_half_made(partial: Path) -> Removal:
-    """What deleting that half-made model means, which has the suffix of one."""
-    title = f"{partial.name.removesuffix(PARTIAL_SUFFIX)}, unfinished"
+    """What deleting that half-made model means, or one that was replaced."""
+    title = f"{output_name(partial)}, {'unfinished' if partial.name.endswith(PARTIAL_SUFFIX) else 'replaced'}"
     return Removal(title=title, size_bytes=_size_of(partial), directory=partial)
 
 
@@ -162,12 +165,15 @@ def _words(left: Leftovers) -> str:
 
 
 def _from_cache(spec: ModelSpec, repo: str) -> Removal | None:
-    """The part of a cached repository that `spec` means; all of it when no other weights would be left."""
+    """The part of a cached repository that `spec` means; all of it when no other weights would be left.
+
+    What has no weights, as other tools leave it who count tokens, goes by the name of the repository alone.
+    """
     directory = repo_directory(repo)
     left = leftovers(directory)
     names = known_names(repo)
     groups = intended_groups(names)
-    if not groups and not left:
+    if not groups and not left and not (spec.origin == "hub" and has_files(directory)):
         return None
     chosen = [group for group in groups if is_meant(spec, repo, group)] if spec.asked else list(groups)
     if spec.asked and not chosen:
@@ -203,7 +209,7 @@ def delete(removal: Removal) -> int:
             return _delete_half_made(removal)
         shutil.rmtree(removal.directory)
     except OSError as error:
-        raise RunnerError(f"{removal.directory} cannot be deleted: {error.strerror or error}.") from error
+        raise cannot_delete(removal.directory, error) from error
     return removal.size_bytes
 
 
@@ -230,4 +236,10 @@ def _delete_cached(removal: Removal) -> int:
         shutil.rmtree(lock_directory(removal.directory), ignore_errors=True)
         return freed
     freed = delete_leftovers(removal.directory, removal.left)
-    return freed + (remove_files(removal.directory, names) if names else 0)
+    freed += remove_files(removal.directory, names) if names else 0
+    if not has_files(removal.directory):
+        with suppress(BusyError):
+            refuse_while_fetched(removal.directory)
+            shutil.rmtree(removal.directory, ignore_errors=True)
+            shutil.rmtree(lock_directory(removal.directory), ignore_errors=True)
+    return freed

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from runner.errors import RunnerError
 from runner.model_files import INDEX, part_number
@@ -26,9 +27,14 @@ def wrong_shards(directory: Path, files: Mapping[str, Path]) -> tuple[tuple[str,
 def promised_tensors(directory: Path) -> dict[str, set[str]]:
     """The shards that the safetensors index in there names, each with its tensors; none where it cannot be read."""
     try:
-        weight_map = read_json_if_there(directory / INDEX).get("weight_map")
+        return tensors_of_shards(read_json_if_there(directory / INDEX))
     except RunnerError:
         return {}
+
+
+def tensors_of_shards(index: Mapping[str, Any]) -> dict[str, set[str]]:
+    """The shards that an index names, each with its tensors; none where it is malformed."""
+    weight_map = index.get("weight_map")
     promised: dict[str, set[str]] = {}
     for tensor, shard in weight_map.items() if isinstance(weight_map, dict) else ():
         if isinstance(shard, str):

@@ -27,9 +27,10 @@ Problem = Literal[
     "partial download",
     "set aside",
     "not checked",
+    "no weights",
 ]
 # What is worth saying, and wrong with nothing.
-_NOTES: frozenset[Problem] = frozenset({"partial download", "set aside", "not checked"})
+_NOTES: frozenset[Problem] = frozenset({"partial download", "set aside", "not checked", "no weights"})
 _CHUNK_BYTES = 4 * 2**20
 
 UNKNOWN = -1

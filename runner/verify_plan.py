@@ -20,7 +20,7 @@ from runner.hub_cache import Snapshot, cached_repos, first_hop, repo_directory, 
 from runner.hub_parts import Part, leftovers
 from runner.inventory import is_meant, known_names
 from runner.model_config.families import SUPPORTED_MODEL_TYPES
-from runner.model_files import CONFIG, SIDE_FILES, TOKENIZERS, intended_groups, lacking_files
+from runner.model_files import CONFIG, SIDE_FILES, TOKENIZERS, WEIGHT_SUFFIXES, intended_groups, lacking_files
 from runner.quant.json_file import read_json, read_json_if_there
 from runner.quant.packed_files import MANIFEST_NAME
 from runner.registry import ModelSpec, Registry
@@ -53,11 +53,11 @@ def plan_of(spec: ModelSpec, ask_hub: AskHub) -> Plan:
         raise UsageError(f"{spec.name} has no files.", hint="`runner ls` lists models that have.")
     if spec.path is not None:
         return plan_directory(spec.name, spec.path)
-    plan = Plan((), ())
+    plan, is_weightless = Plan((), ()), not any(intended_groups(known_names(repo)) for repo in spec.repos)
     for repo in spec.repos:
         names = _names_of(spec, repo)
         if names is None or names:
-            plan += plan_cached(repo, repo_directory(repo), names, ask_hub)
+            plan += plan_cached(repo, repo_directory(repo), names, ask_hub, wants_weights=is_weightless)
     if not plan.targets and not plan.findings:
         raise UsageError(f"{spec.name} is not on this machine.", hint="`runner ls` lists what is.")
     return plan
@@ -76,13 +76,20 @@ def _names_of(spec: ModelSpec, repo: str) -> frozenset[str] | None:
 # --- the cache -------------------------------------------------------------------------------------------------------
 
 
-def plan_cached(repo: str, directory: Path, names: Collection[str] | None, ask_hub: AskHub) -> Plan:
-    """What to check of a repository in the cache: those files, or with None all of it, unused blobs included."""
+def plan_cached(
+    repo: str, directory: Path, names: Collection[str] | None, ask_hub: AskHub, *, wants_weights: bool = False
+) -> Plan:
+    """What to check of a repository in the cache: those files, or with None all of it, unused blobs included.
+
+    wants_weights: it is damage when there are none; else they may never have been wanted, as by who counts tokens.
+    """
     plan = _Cached(repo, names, ask_hub)
     commits, left = snapshots(repo), leftovers(directory)
     for snapshot in commits:
         plan.add_snapshot(snapshot)
     plan.add_absent(commits, left.parts)
+    if names is None and not intended_groups(known_names(repo)):
+        plan.add_weightless(commits, is_damage=wants_weights)
     for part in left.parts:
         if names is None or part.name in names:
             whole = f" of {part.size_bytes}" if part.size_bytes else ""
@@ -152,6 +159,19 @@ class _Cached:
         for path, snapshot, name in sorted(found, key=lambda entry: entry[0]):
             self.note(name, path, "missing", "the model needs it, and it is not here", ((snapshot.commit, name),))
 
+    def add_weightless(self, commits: Sequence[Snapshot], *, is_damage: bool) -> None:
+        """That there are no weights at all, where no index has told which they would be."""
+        if any(
+            finding.problem == "missing" and finding.name.lower().endswith(WEIGHT_SUFFIXES) for finding in self.findings
+        ):
+            return
+        for snapshot in commits:
+            if snapshot.files and (is_damage or _is_language_model(snapshot.directory, frozenset(snapshot.names))):
+                problem: Problem = "missing" if is_damage else "no weights"
+                detail = "only what comes with its weights is here"
+                self.note("", snapshot.directory, problem, detail, ((snapshot.commit, ""),))
+                return
+
     def _add(self, name: str, path: Path, expected: Expected, commit: str) -> None:
         links = (*(self.targets[path].links if path in self.targets else ()), (commit, name))
         self.targets[path] = Target(
@@ -184,25 +204,31 @@ class _Cached:
 
 
 def _meant_weights(directory: Path, there: frozenset[str]) -> set[tuple[str, ...]]:
-    """The sets of weights that a snapshot has something of, by the numbers in their names or by the index."""
-    indexed = tuple(sorted(promised_tensors(directory)))
-    if there.isdisjoint(indexed):
+    """The sets of weights that a snapshot has something of, by the numbers in their names or by the index.
+
+    What the index of a language model names is meant too where there are no weights at all.
+    """
+    indexed, groups = tuple(sorted(promised_tensors(directory))), intended_groups(there)
+    if there.isdisjoint(indexed) and (groups or not _is_language_model(directory, there)):
         indexed = ()
-    groups = {group.names for group in intended_groups(there) if set(indexed).isdisjoint(group.names)}
-    return groups | ({indexed} if indexed else set())
+    meant = {group.names for group in groups if set(indexed).isdisjoint(group.names)}
+    return meant | ({indexed} if indexed else set())
 
 
 def _lacking(directory: Path, weights: tuple[str, ...], there: frozenset[str]) -> frozenset[str]:
-    """What a snapshot lacks to run those weights.
+    """What a snapshot lacks to run those weights."""
+    is_language_model = _is_language_model(directory, there)
+    return frozenset(name for name in lacking_files(weights, there) if is_language_model or name in weights)
+
+
+def _is_language_model(directory: Path, there: frozenset[str]) -> bool:
+    """Whether a snapshot is of one that runner could run, as far as its configuration or its tokenizer tells.
 
     Other tools keep models of images, adapters and the like in the same cache, which have other files beside them.
     """
-    lacking = lacking_files(weights, there)
-    if CONFIG in lacking:
-        is_language_model = _ADAPTER_CONFIG not in there and any(set(files) <= there for files in TOKENIZERS)
-    else:
-        is_language_model = _model_type(directory / CONFIG) in SUPPORTED_MODEL_TYPES
-    return frozenset(name for name in lacking if is_language_model or name in weights)
+    if CONFIG in there:
+        return _model_type(directory / CONFIG) in SUPPORTED_MODEL_TYPES
+    return _ADAPTER_CONFIG not in there and any(set(files) <= there for files in TOKENIZERS)
 
 
 def _model_type(config: Path) -> object:

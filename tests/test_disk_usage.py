@@ -16,7 +16,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def usage() -> DiskUsage:
-    return disk_usage(Registry.load_for(), user_paths().models)
+    return disk_usage(Registry.load_for(), user_paths().models, user_paths().drafts)
 
 
 def put(repo: str, name: str, size: int, commit: str = COMMIT) -> Path:
@@ -46,7 +46,11 @@ def test_a_cache_in_a_place_that_cannot_be_reached_takes_nothing(
 
 
 def test_a_repository_of_which_nothing_is_left_is_not_listed() -> None:
-    (repo_directory("a/one") / "blobs").mkdir(parents=True)
+    directory = repo_directory("a/one")
+    for folder in ("blobs", f"snapshots/{COMMIT}", "refs", f".no_exist/{COMMIT}"):
+        (directory / folder).mkdir(parents=True)
+    (directory / "refs" / "main").write_text(COMMIT)
+    (directory / ".no_exist" / COMMIT / "added_tokens.json").touch()
     assert usage().uses == ()
 
 
@@ -95,3 +99,21 @@ def test_models_made_here_unfinished_ones_and_other_things_in_the_cache_are_list
         ("other", 500),
     ]
     assert found.size_bytes == 6500
+
+
+def test_half_trained_drafters_and_replaced_models_are_unfinished() -> None:
+    paths = user_paths()
+    for path, size in (
+        (paths.drafts / "head.partial" / "corpus.jsonl", 4000),
+        (paths.models / "one" / "m.gguf", 3000),
+        (paths.models / "one.old-00000000" / "replaced" / "m.gguf", 2000),
+        (paths.models / "two.old-00000000" / "replaced" / "m.gguf", 1000),
+    ):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"x" * size)
+    assert [(use.name, use.kind, use.size_bytes) for use in usage().uses] == [
+        ("head.partial", "unfinished", 4000),
+        ("one", "made here", 3000),
+        ("one.old-00000000", "unfinished", 2000),
+        ("two", "made here", 1000),
+    ]

@@ -109,6 +109,15 @@ def test_what_a_repository_itself_lacks_is_not_to_be_fetched_again(names: list[s
         assert caught.value.hint.startswith(hint)
 
 
+def test_other_weights_do_not_stand_in_for_a_model_with_a_part_missing() -> None:
+    names = [*HF, "model-00001-of-00002.safetensors", "vision.safetensors"]
+    with pytest.raises(BadModelFile, match=r"missing: model.safetensors \(1 of 2 parts\)"):
+        choose(HUB, names, "r", are_all=True)
+    with pytest.raises(BadModelFile, match=r"missing in r: x-Q4_0.gguf \(1 of 2 parts\)") as said:
+        choose(asked("Q4_0"), ["x-Q8_0.gguf", *split("x-Q4_0", 2)[1:]], "r", are_all=True)
+    assert "fetching again brings nothing" in said.value.hint
+
+
 def test_gguf_wins_over_safetensors_unless_the_original_is_asked_for() -> None:
     names = ["x-Q8_0.gguf", "model.safetensors", *HF]
     assert choose(HUB, names, "r").format == "gguf"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hub_server import Hub
+from hub_server import Hub, Repo
 from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, fetch_all, shard, small_hub
 
+from runner.config import LoadOptions
 from runner.errors import BadModelFile, UsageError
 from runner.hub import FetchOptions
+from runner.model_files import INDEX
+from runner.prepare import ready
+from runner.preview import preview
 from runner.pull import PullPlan, at_revision, here_for_good, plan_pull, pull
 from runner.registry import Registry
 from runner.types import CancelToken
@@ -57,6 +62,43 @@ def test_small_files_come_first(server: Hub) -> None:
     planned = plan(SHARDS)
     pull(planned, on_progress=lambda _: None, cancel=CancelToken(), options=FetchOptions(parallel=1))
     assert server.fetched().index("config.json") < server.fetched().index(shard(1))
+
+
+def index_with(server: Hub, **more: str) -> bytes:
+    """The index of the shards, which names these besides."""
+    index = json.loads(server.repos[SHARDS].files[INDEX])
+    index["weight_map"] |= more
+    return json.dumps(index).encode()
+
+
+@pytest.mark.parametrize("text", [SHARDS, f"{SHARDS}:safetensors"])
+def test_a_shard_that_only_the_index_has_is_missed_before_anything_is_fetched(server: Hub, text: str) -> None:
+    server.repos[SHARDS].files[INDEX] = index_with(server, more="more.safetensors", others="others.safetensors")
+    spec = Registry.load_for().resolve(text)
+    for planned in (
+        lambda: plan_pull(spec),
+        lambda: ready(spec, offline=False, on_event=lambda _: None, cancel=CancelToken()),
+        lambda: preview(spec, LoadOptions(), offline=False),
+    ):
+        with pytest.raises(BadModelFile, match=f"{SHARDS} has no more.safetensors and 1 more, and its {INDEX}") as said:
+            planned()
+        assert "Choose another one" in said.value.hint
+    assert not [name for name in server.fetched() if name.endswith(".safetensors")]
+
+
+def test_an_index_of_other_weights_or_none_at_all_is_passed_over(server: Hub) -> None:
+    files = server.repos[SHARDS].files
+    side = {name: files[name] for name in ("config.json", "tokenizer.json")}
+    for index in (files[INDEX], b"no JSON", b"[]", b""):
+        server.repos["tiny/whole"] = Repo({"model.safetensors": files[shard(1)], INDEX: index, **side})
+        assert plan("tiny/whole").choice.weights == ("model.safetensors",)
+
+
+def test_the_index_that_is_here_is_not_asked_for_again(server: Hub) -> None:
+    carry_out(plan(SHARDS))
+    server.requests.clear()
+    assert not plan(SHARDS).missing
+    assert server.fetched() == []
 
 
 def test_a_moved_revision_is_seen_and_only_the_new_files_are_missing(server: Hub) -> None:

@@ -119,6 +119,24 @@ def test_a_model_whose_last_trace_is_gone_is_not_here() -> None:
         removals(SHARDS)
 
 
+def test_what_has_no_weights_goes_by_the_name_of_its_repository(server: Hub) -> None:
+    listing = hub.list_files(SHARDS)
+    hub.fetch(listing, ["tokenizer.json"], on_progress=lambda _: None, cancel=CancelToken())
+    with pytest.raises(UsageError, match="not on this machine"):
+        removals(f"{SHARDS}:safetensors")
+    (removal,) = removals(SHARDS)
+    assert delete(removal) == len(server.repos[SHARDS].files["tokenizer.json"])
+    assert not repo_directory(SHARDS).exists()
+
+
+def test_a_repository_goes_with_the_last_of_its_leftovers(server: Hub) -> None:
+    begin_fetch(GGUF, WEIGHTS, server)
+    (removal,) = plan_leftovers(None)
+    assert delete(removal) == removal.size_bytes
+    assert not repo_directory(GGUF).exists()
+    assert not lock_directory(repo_directory(GGUF)).exists()
+
+
 def test_giving_up_a_download_takes_its_whole_files_too_where_they_are_of_no_use(server: Hub) -> None:
     spec = Registry.load_for().resolve(SHARDS)
     begin_fetch(SHARDS, shard(2), server, bytes_s=20_000)
@@ -166,29 +184,73 @@ def half_made(name: str) -> Path:
 
 def test_half_made_models_go_by_name_or_all_but_not_under_who_makes_them() -> None:
     made = user_paths().models
-    assert plan_half_made(made) == ()
+    assert plan_half_made([made]) == ()
     first, second = half_made("first-mq4"), half_made("second.gguf")
     logits = made / "kept.partial"
     logits.write_bytes(bytes(10))
     (made / "whole").mkdir()
-    assert [plan.title for plan in plan_half_made(made)] == [
+    assert [plan.title for plan in plan_half_made([made])] == [
         "first-mq4, unfinished",
         "kept, unfinished",
         "second.gguf, unfinished",
     ]
-    assert [plan.directory for plan in plan_half_made(made, "first-mq4")] == [first]
-    assert [plan.directory for plan in plan_half_made(made, "first-mq4.partial")] == [first]
-    (plan,) = plan_half_made(made, "second.gguf")
+    assert [plan.directory for plan in plan_half_made([made], "first-mq4")] == [first]
+    assert [plan.directory for plan in plan_half_made([made], "first-mq4.partial")] == [first]
+    (plan,) = plan_half_made([made], "second.gguf")
     with WorkDirectory(made / "second.gguf").opened(resumes=True), pytest.raises(BusyError, match="is making"):
         delete(plan)
     assert second.is_dir()
-    assert [delete(plan) for plan in plan_half_made(made)] == [1000, 10, 1000]
+    assert [delete(plan) for plan in plan_half_made([made])] == [1000, 10, 1000]
     assert [path.name for path in made.iterdir()] == ["whole"]
+
+
+def test_what_a_kill_left_of_a_replacement_is_the_model_or_goes() -> None:
+    """The earlier model is the model while there is no later one, and what is left over when there is."""
+    made = user_paths().models
+    earlier = made / "mine.old-a1b2c3d4" / "replaced"
+    earlier.mkdir(parents=True)
+    (earlier / "journal.jsonl").write_bytes(bytes(1000))
+    partial = half_made("mine")
+    assert Registry.load_for().resolve("mine").path == earlier
+    assert [plan.directory for plan in plan_half_made([made])] == [partial]
+    (removal,) = removals("mine")
+    assert (removal.title, removal.size_bytes, removal.directory) == ("mine", 1000, earlier.parent)
+    partial.rename(made / "mine")
+    assert Registry.load_for().resolve("mine").path == made / "mine"
+    assert [spec.name for spec in Registry.load_for().made()] == ["mine"]
+    (plan,) = plan_half_made([made], "mine")
+    assert (plan.title, delete(plan)) == ("mine, replaced", 1000)
+    assert [path.name for path in made.iterdir()] == ["mine"]
+
+
+def test_drafters_that_were_begun_go_with_the_half_made_models() -> None:
+    drafts = user_paths().drafts
+    (drafts / "demo-normed.partial").mkdir(parents=True)
+    (drafts / "demo-normed.partial" / "corpus.jsonl").write_bytes(bytes(70))
+    (drafts / "whole").mkdir()
+    half_made("mine")
+    directories = (user_paths().models, drafts)
+    assert [plan.title for plan in plan_half_made(directories)] == ["mine, unfinished", "demo-normed, unfinished"]
+    (plan,) = plan_half_made(directories, "demo-normed")
+    assert delete(plan) == 70
+    assert [path.name for path in drafts.iterdir()] == ["whole"]
+
+
+def test_what_may_not_be_deleted_is_said_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    half_made("mine")
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    (plan,) = plan_half_made([user_paths().models])
+    with pytest.raises(RunnerError, match="cannot be deleted: Permission denied") as caught:
+        delete(plan)
+    assert "read-only" in caught.value.hint
 
 
 def test_what_was_finished_since_the_plan_stays() -> None:
     partial = half_made("mine")
-    (plan,) = plan_half_made(partial.parent)
+    (plan,) = plan_half_made([partial.parent])
     partial.rename(partial.with_name("mine"))
     assert delete(plan) == 0
     assert (partial.with_name("mine") / "journal.jsonl").is_file()

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from hub_server import Hub, Repo
+from hub_server import Fault, Hub, Repo
 from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, blob, fetch_all, shard, small_hub
 
 from runner import hub
@@ -184,6 +184,57 @@ def test_what_other_tools_keep_in_the_cache_is_not_taken_for_a_language_model(
     assert cached("tiny/other") == ()
 
 
+def without_weights(snapshot: Path) -> None:
+    for path in snapshot.glob("*.safetensors"):
+        path.resolve().unlink()
+        path.unlink()
+
+
+def test_weights_that_are_all_gone_are_missed_by_the_index_and_fetched(server: Hub) -> None:
+    snapshot = fetch_all(SHARDS)
+    without_weights(snapshot)
+    server.requests.clear()
+    findings = found(plan_everything(Registry.load_for(), nobody))
+    assert problems(findings) == {shard(number): "missing" for number in (1, 2, 3)}
+    assert server.requests == []
+    assert all(one.is_mended for one in repaired(findings))
+    assert cached(SHARDS) == ()
+
+
+def test_an_index_without_weights_is_no_damage_where_other_weights_are_here(server: Hub) -> None:
+    server.repos[SHARDS].files["model.safetensors"] = b"what the index does not name"
+    without_weights(snapshot := fetch_all(SHARDS))
+    hub.fetch(hub.list_files(SHARDS), ["model.safetensors"], on_progress=lambda _: None, cancel=CancelToken())
+    assert (snapshot / "model.safetensors").is_file()
+    assert cached(SHARDS) == ()
+
+
+def test_weights_that_no_index_names_are_missed_of_a_model_that_is_asked_for(server: Hub) -> None:
+    """Of others it is told, but no damage: another tool may have fetched a tokenizer alone, to count tokens."""
+    files = server.repos[SHARDS].files
+    side = {name: files[name] for name in ("config.json", "tokenizer.json")}
+    server.repos["tiny/whole"] = Repo({"model.safetensors": files[shard(1)], **side})
+    snapshot = fetch_all("tiny/whole")
+    without_weights(snapshot)
+    (noted,) = found(plan_everything(Registry.load_for(), nobody))
+    assert (noted.model, noted.name, noted.problem, noted.is_damage) == ("tiny/whole", "", "no weights", False)
+    findings = found(plan_of(Registry.load_for().resolve("tiny/whole"), nobody))
+    assert problems(findings) == {"": "missing"}
+    assert [one.is_mended for one in repaired(findings)] == [True]
+    assert (snapshot / "model.safetensors").read_bytes() == files[shard(1)]
+    assert cached("tiny/whole") == ()
+
+
+def test_weights_that_runner_would_not_fetch_are_said_to_be_that(server: Hub) -> None:
+    server.repos["tiny/pickle"] = Repo({"config.json": b"{}", "pytorch_model.bin": b"pickle"})
+    listing = hub.list_files("tiny/pickle")
+    hub.fetch(listing, ["config.json"], on_progress=lambda _: None, cancel=CancelToken())
+    assert cached("tiny/pickle") == ()
+    (mended,) = repaired(found(plan_of(Registry.load_for().resolve("tiny/pickle"), nobody)))
+    assert not mended.is_mended
+    assert "pickled weights only" in mended.detail
+
+
 @pytest.mark.usefixtures("server")
 def test_exchanged_contents_are_named_after_each_other() -> None:
     fetch_all(SHARDS)
@@ -276,6 +327,39 @@ def test_a_file_that_the_hub_no_longer_has_is_left_as_it_is(server: Hub) -> None
     assert not mended.is_mended
     assert "no longer" in mended.detail
     assert blob(GGUF, "README.md").read_bytes() == b"damaged"
+
+
+def test_each_file_is_reported_by_its_own_outcome(server: Hub) -> None:
+    fetch_all(SHARDS)
+    names = ("config.json", shard(1), shard(3))
+    for name in names:
+        blob(SHARDS, name).write_bytes(b"damaged")
+    server.faults = [Fault("status", status=404, name=shard(3), times=None)]
+    mended = {one.finding.name: one for one in repaired(cached(SHARDS))}
+    assert {name: one.is_mended for name, one in mended.items()} == {names[0]: True, names[1]: True, names[2]: False}
+    assert f"has no {shard(3)}" in mended[shard(3)].detail
+    assert all(one.set_aside is not None for one in mended.values())
+    for name in names[:2]:
+        assert blob(SHARDS, name).read_bytes() == server.repos[SHARDS].files[name]
+
+
+@pytest.mark.usefixtures("server")
+def test_a_file_that_cannot_be_set_aside_keeps_no_other_from_being_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch_all(SHARDS)
+    first, second = blob(SHARDS, shard(1)), blob(SHARDS, shard(2))
+    for path in (first, second):
+        path.write_bytes(b"damaged")
+    move = os.replace
+
+    def refuse(source: Path, target: Path) -> None:
+        if source == first:
+            raise PermissionError(13, "Permission denied")
+        move(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    mended = {one.finding.name: one for one in repaired(cached(SHARDS))}
+    assert (mended[shard(1)].is_mended, mended[shard(2)].is_mended) == (False, True)
+    assert "cannot be set aside: Permission denied" in mended[shard(1)].detail
 
 
 @pytest.mark.usefixtures("server")

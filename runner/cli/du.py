@@ -21,7 +21,7 @@ def du(
 ) -> None:
     """Show what models take on the disk: the cache, models made here, partial downloads, damaged files set aside."""
     paths = user_paths()
-    usage = disk_usage(Registry.load_for(paths), paths.models)
+    usage = disk_usage(Registry.load_for(paths), paths.models, paths.drafts)
     if as_json:
         render.emit_json("runner.du/1", {**to_plain(usage), "size_bytes": usage.size_bytes})
         return
@@ -47,7 +47,7 @@ def _print(usage: DiskUsage) -> None:
         render.narrate("`runner pull` goes on with a partial download.")
     kinds = {
         "partial downloads": partial > 0,
-        "unfinished models": any(use.kind == "unfinished" for use in usage.uses),
+        "what is unfinished": any(use.kind == "unfinished" for use in usage.uses),
         "what was set aside": aside > 0,
     }
     if named := [kind for kind, is_there in kinds.items() if is_there]:

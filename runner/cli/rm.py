@@ -30,7 +30,7 @@ def rm(
         bool,
         typer.Option(
             "--partial",
-            help="Only partial downloads, unfinished models and damaged files set aside: of MODELs, or all there are.",
+            help="Only partial downloads, what is half made, and damaged files set aside: of MODELs, or all there are.",
         ),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
@@ -79,7 +79,7 @@ def _plans(models: list[str], partial: bool, paths: Paths) -> list[Removal]:
     if not models and not partial:
         raise UsageError("Which models?", hint="Name them as `runner ls` does; --partial deletes what is unfinished.")
     if not models:
-        return [*plan_leftovers(None), *plan_half_made(paths.models)]
+        return [*plan_leftovers(None), *plan_half_made([paths.models, paths.drafts])]
     plans: dict[str, Removal] = {}
     for model in models:
         for plan in _of_model(model, registry, partial, paths):
@@ -89,7 +89,7 @@ def _plans(models: list[str], partial: bool, paths: Paths) -> list[Removal]:
 
 def _of_model(model: str, registry: Registry, partial: bool, paths: Paths) -> tuple[Removal, ...]:
     """What is to be deleted of one. A half-made model is in no list but that of `runner du`, by its own name."""
-    if partial and (half_made := plan_half_made(paths.models, model)):
+    if partial and (half_made := plan_half_made([paths.models, paths.drafts], model)):
         return half_made
     spec = registry.resolve(model)
     return plan_leftovers(spec) if partial else plan_removal(spec, paths.models)

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from runner.cli import completing, options, render
-from runner.cli.interrupt import cancelling
+from runner.cli.interrupt import cancelling, say_fetch_stopped
 from runner.errors import BusyError, UsageError, VerificationFailed
 from runner.safe_text import safe_line
 
 if TYPE_CHECKING:
     from runner.hub import FetchOptions
     from runner.mend import Mended
-    from runner.types import CancelToken
     from runner.verify import Finding, Plan
 
 
@@ -67,10 +66,10 @@ def verify(
     fetching = FetchOptions(limit_rate_bytes_s=options.rate_bytes_s(limit_rate), parallel=parallel)
     plan = _plan(models or [], is_offline)
     checked_bytes = plan.size_bytes
-    with cancelling(lambda: render.narrate("Stopped.")) as cancel:
-        with _Bar(as_json=as_json) as bar:
-            findings = check(plan, bar.update, cancel)
-        mended = _repair(findings, cancel, fetching, as_json=as_json) if repair else ()
+    with cancelling(lambda: render.narrate("Stopped.")) as cancel, _Bar(as_json=as_json) as bar:
+        findings = check(plan, bar.update, cancel)
+    mended = _repair(findings, fetching, as_json=as_json) if repair else ()
+    findings = tuple(one for one in findings if not _is_over(one))
     if as_json:
         _print_json(len(plan.targets), checked_bytes, findings, mended)
     else:
@@ -130,16 +129,19 @@ class _Bar:
 # --- mending ---------------------------------------------------------------------------------------------------------
 
 
-def _repair(
-    findings: Sequence[Finding], cancel: CancelToken, fetching: FetchOptions, *, as_json: bool
-) -> tuple[Mended, ...]:
+def _is_over(finding: Finding) -> bool:
+    """Whether that was a download which the repair has ended."""
+    return finding.problem == "partial download" and not finding.path.exists()
+
+
+def _repair(findings: Sequence[Finding], fetching: FetchOptions, *, as_json: bool) -> tuple[Mended, ...]:
     from runner.cli.fetching import ShownFetch
     from runner.cli.multi_progress import MultiProgress
     from runner.mend import mend
 
     if not any(finding.is_damage for finding in findings):
         return ()
-    with MultiProgress("Fetching again", as_json=as_json) as progress:
+    with cancelling(say_fetch_stopped) as cancel, MultiProgress("Fetching again", as_json=as_json) as progress:
         return mend(findings, on_progress=ShownFetch(progress), cancel=cancel, options=fetching)
 
 
@@ -153,13 +155,18 @@ def _print(n_files: int, n_bytes: int, findings: Sequence[Finding], mended: Sequ
     files = "1 file" if n_files == 1 else f"{n_files} files"
     n_damaged = sum(finding.is_damage for finding in findings)
     verdict = f"{n_damaged} {_wrong(findings)}" if n_damaged else "none is damaged"
-    render.narrate(f"Checked {files}, {render.decimal_size(n_bytes)}: {verdict}.")
+    if n_files or n_damaged:
+        render.narrate(f"Checked {files}, {render.decimal_size(n_bytes)}: {verdict}.")
+    else:
+        render.narrate("There was nothing to check.")
     for result in mended:
         if result.set_aside is not None:
             render.narrate(f"{result.finding.name} of {result.finding.model} was set aside: {result.set_aside}")
     problems = {finding.problem for finding in findings}
     if "partial download" in problems:
         render.narrate("`runner pull` goes on with a partial download; `runner rm --partial` deletes it.")
+    if "no weights" in problems:
+        render.narrate("`runner pull` fetches the weights of a model that has none; `runner rm` deletes what is there.")
     if "set aside" in problems or any(result.set_aside is not None for result in mended):
         render.narrate("`runner rm --partial` deletes what was set aside.")
 

@@ -5,7 +5,7 @@ both are imported when one of them runs. This package knows nothing of formats o
 """
 
 from runner.hub.api import list_files, search
-from runner.hub.download import FetchOptions, fetch
+from runner.hub.download import FetchOptions, fetch, fetch_each
 from runner.hub.listing import Found, Listing, RemoteFile, check_file_name
 from runner.hub.progress import FetchState, FileState, Troubles
 from runner.hub.ranged import RemoteReader, read_range
@@ -21,6 +21,7 @@ __all__ = [
     "Troubles",
     "check_file_name",
     "fetch",
+    "fetch_each",
     "list_files",
     "read_range",
     "search",

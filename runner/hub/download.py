@@ -10,13 +10,13 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from runner.errors import RunnerError, UsageError
+from runner.errors import BusyError, RunnerError, UsageError
 from runner.hub import errors
 from runner.hub.blobs import RepoFolders, is_whole, part_bytes
 from runner.hub.errors import Asked
@@ -25,6 +25,9 @@ from runner.hub.listing import Listing, RemoteFile, check_file_name
 from runner.hub.progress import FetchState, Marks
 from runner.hub_cache import hub_settings, record_ref
 from runner.types import CancelToken
+
+if TYPE_CHECKING:
+    import asyncio
 
 # Left free on the disk beyond what a download needs.
 SPARE_BYTES = 256 * 2**20
@@ -68,19 +71,46 @@ def fetch(
     what the hub refuses, BusyError for no connection, DoesNotFit for a full disk, VerificationFailed for wrong
     contents.
     """
-    settings = options or FetchOptions()
+    download = _download(listing, names, options)
+    _carry_out(download, listing, on_progress, cancel)
+    return download.folders.snapshot
+
+
+def fetch_each(
+    listing: Listing,
+    names: Sequence[str],
+    *,
+    on_progress: OnProgress,
+    cancel: CancelToken,
+    options: FetchOptions | None = None,
+) -> Mapping[str, RunnerError]:
+    """The same, but one file that cannot be fetched keeps no other from it: returns why, by name.
+
+    Files that have not begun when there is no connection any more fail with that one. Raises as `fetch` does for what
+    concerns all of them.
+    """
+    download = _download(listing, names, options, is_each=True)
+    _carry_out(download, listing, on_progress, cancel)
+    return download.failures
+
+
+def _download(
+    listing: Listing, names: Sequence[str], options: FetchOptions | None, *, is_each: bool = False
+) -> _Download:
     files = tuple(listing.file(check_file_name(name)) for name in dict.fromkeys(names))
-    asked = asked_of(listing.repo, listing.revision)
-    download = _Download(listing, files, settings, asked)
+    return _Download(listing, files, options or FetchOptions(), is_each=is_each)
+
+
+def _carry_out(download: _Download, listing: Listing, on_progress: OnProgress, cancel: CancelToken) -> None:
     with _disk_errors():
         if download.missing:
             if hub_settings().is_offline:
-                raise errors.offline(asked)
+                raise errors.offline(download.asked)
             download.check_space()
             _watch(download, on_progress, cancel)
-        _record(listing)
+        if not download.failures:
+            _record(listing)
     on_progress(download.marks.state())
-    return download.folders.snapshot
 
 
 def _watch(download: _Download, on_progress: OnProgress, cancel: CancelToken) -> None:
@@ -120,12 +150,18 @@ def _record(listing: Listing) -> None:
 
 
 class _Download:
-    """All files of one `fetch`. `run` belongs to the event loop, the rest to the calling thread."""
+    """All files of one `fetch`. `run` belongs to the event loop, the rest to the calling thread.
 
-    def __init__(self, listing: Listing, files: Sequence[RemoteFile], options: FetchOptions, asked: Asked) -> None:
+    is_each: what one file fails with is kept in `failures`, by its name, and the others go on.
+    """
+
+    def __init__(self, listing: Listing, files: Sequence[RemoteFile], options: FetchOptions, *, is_each: bool) -> None:
         self.folders = RepoFolders.of(listing)
         self.marks = Marks(files)
-        self._listing, self._options, self._asked = listing, options, asked
+        self.asked: Asked = asked_of(listing.repo, listing.revision)
+        self.failures: dict[str, RunnerError] = {}
+        self._listing, self._options, self._is_each = listing, options, is_each
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stopping = threading.Event()
         missing = []
         for file in files:
@@ -169,7 +205,7 @@ class _Download:
             remote = Remote(
                 client=client,
                 origin=origin(),
-                asked=self._asked,
+                asked=self.asked,
                 listing=self._listing,
                 tuning=self._options.tuning,
                 limit=RateLimit(self._options.limit_rate_bytes_s),
@@ -179,20 +215,35 @@ class _Download:
                 async with asyncio.TaskGroup() as group:
                     for file in self.missing:
                         one = OneFile(remote, self.folders, file, self.marks[file.name], self._stopping.is_set)
-                        group.create_task(self._one(one.run(slots)))
+                        self._tasks[file.name] = group.create_task(self._one(file.name, one.run(slots)))
             except BaseExceptionGroup as failed:
                 first = failed.exceptions[0]
             else:
                 return
         raise first
 
-    async def _one(self, fetching: Coroutine[Any, Any, None]) -> None:
-        """When one file fails, blocking work on the others ends soon too."""
+    async def _one(self, name: str, fetching: Coroutine[Any, Any, None]) -> None:
+        """When one file fails, blocking work on the others ends soon too, unless each is for itself."""
         try:
             await fetching
+        except (RunnerError, OSError) as error:
+            if not self._is_each:
+                self.stop()
+                raise
+            failure = error if isinstance(error, RunnerError) else errors.of_disk(error, hub_settings().cache)
+            self.failures[name] = failure
+            if isinstance(failure, BusyError):  # which took its tries: the others would take as many, in vain
+                self._give_up_waiting(failure)
         except BaseException:
             self.stop()
             raise
+
+    def _give_up_waiting(self, failure: RunnerError) -> None:
+        """End the files that have not begun."""
+        for name, task in self._tasks.items():
+            if self.marks[name].state == "waiting" and name not in self.failures:
+                self.failures[name] = failure
+                task.cancel()
 
 
 @contextmanager

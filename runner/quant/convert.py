@@ -22,6 +22,7 @@ from runner.quant.byte_level_bpe import is_byte_level, read_byte_level_bpe
 from runner.quant.draft_tensors import without_heads
 from runner.quant.formats import Format, encode_rows, encoded_bytes, row_spans, type_of
 from runner.quant.gguf_metadata import QUANTIZATION_VERSION, rope_factors, write_model, write_vocabulary
+from runner.quant.journal import refusal
 from runner.quant.json_file import read_json
 from runner.quant.safetensors_file import Checkpoint, to_f32
 from runner.quant.sentencepiece_vocabulary import is_sentencepiece, read_from_json, read_from_model
@@ -132,6 +133,12 @@ def convert(source: Source, chosen: Format, output: Path, on_progress: OnProgres
         writer.add_quantization_version(QUANTIZATION_VERSION)
         write_vocabulary(writer, source.vocabulary)
         _write_tensors(writer, source, chosen, on_progress)
+    except OSError as error:
+        if error.errno is None and "requested and" in str(
+            error
+        ):  # numpy says "10 requested and 4 written", and not why
+            raise refusal(output) from error
+        raise
     finally:
         writer.close()
 

@@ -5,9 +5,11 @@ It knows nothing of what the lines say.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 
@@ -37,3 +39,13 @@ def write_all(file: int, data: memoryview, offset: int) -> None:
     while data:
         written = os.pwrite(file, data[: 2**28], offset)
         data, offset = data[written:], offset + written
+
+
+def refusal(path: Path) -> OSError:
+    """Why no more could be written to the end of a file, for writers that do not tell: what is said when more is."""
+    try:
+        with path.open("ab", buffering=0) as file:
+            write_all(file.fileno(), memoryview(bytes(2**20)), os.fstat(file.fileno()).st_size)
+    except OSError as error:
+        return error
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # there is room again

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from runner.errors import DoesNotFit, RunnerError
+from runner.errors import RunnerError
+from runner.quant.journal import refusal
 
 # "[  12/  68]  blk.1.attn_q.weight - [...]": a line for each tensor.
 _TENSOR_LINE: Final = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")
@@ -31,7 +32,7 @@ def quantize_gguf(
 
     Values that are quantized already are quantized again. lock: the descriptor of a lock on where `target` is; the
     child holds it too, so that nobody writes there before it is gone, even when this process is killed. Raises
-    RunnerError with llama.cpp's last lines when it fails, DoesNotFit when that was for want of room.
+    RunnerError with llama.cpp's last lines when it fails, OSError when that was for want of room.
     """
     command = [sys.executable, "-m", "runner.quant.kquants", str(source), str(target), str(file_type)]
     last: deque[str] = deque(maxlen=_KEPT_LINES)
@@ -47,10 +48,7 @@ def quantize_gguf(
             child.kill()
     if status != 0:
         if any("iostream error" in line for line in last):  # all that C++ says of a file that it could not write
-            raise DoesNotFit(
-                f"The disk of {target.parent} is full, or its files may not be so large.",
-                hint="Free some space and give the same command again.",
-            )
+            raise refusal(target)
         raise RunnerError(
             f"llama.cpp could not quantize {source.name} (status {status}): {' / '.join(last) or 'it said nothing'}.",
             hint="Try another format; of Hugging Face files q8_0 and f16 are made without llama.cpp.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator
@@ -19,6 +20,7 @@ from typing import Final
 
 from runner.errors import BadModelFile, BusyError, DoesNotFit, RunnerError, UnsupportedModel, UsageError
 from runner.measures import decimal_size
+from runner.quant.half_made import OLD_MARK, REPLACED_NAME, earlier_output, olds_of
 from runner.quant.packed_files import HEAD_NAME, JOURNAL_NAME, MANIFEST_NAME, PARTIAL_SUFFIX, WEIGHTS_NAME
 
 COMPANIONS: Final = (
@@ -38,13 +40,32 @@ COMPANIONS: Final = (
 )
 
 
-def is_of_full_disk(error: OSError) -> bool:
-    """Whether there was no room, or files may not be so large. numpy says it without a number: "10 requested and 4
-    written"."""
-    return error.errno in _FULL or (error.errno is None and "requested and" in str(error))
+def no_room(error: OSError, directory: Path, done: str = "", after: str = "") -> DoesNotFit | None:
+    """The error for a file that there was no room for in that directory, or that was too large; None for any other.
+
+    done: how far the work is, in words. after: what the same command does once there is room.
+    """
+    number = _number_of(error)
+    so_far, again = f": {done}" if done else "", f"give the same command again{after}."
+    if number == errno.EFBIG:
+        return DoesNotFit(
+            f"A file in {directory} may not become as large as this one has to{so_far}.",
+            hint="Raise the limit on the size of files (`ulimit -f` shows it, `ulimit -f unlimited` lifts it), or write"
+            f" to another disk with -o, as FAT32 ends at 4 GB; then {again}",
+        )
+    if number in _FULL:
+        return DoesNotFit(f"The disk of {directory} is full{so_far}.", hint=f"Free some space and {again}")
+    return None
 
 
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_SAID: Final = re.compile(r"\(os error (\d+)\)")
+
+
+def _number_of(error: OSError) -> int | None:
+    """The system's number of an error. safetensors has it in its text alone: "File too large (os error 27)"."""
+    said = _SAID.search(str(error)) if error.errno is None else None
+    return int(said[1]) if said else error.errno
 
 
 # A model that is one file.
@@ -90,6 +111,7 @@ class WorkDirectory:
         directory with other files. source: a file, or a directory with its files. one_file: what models of one file
         that such runs leave in a directory are called.
         """
+        self._settle_earlier()
         if source is not None and _holds(self.path, source):
             raise UsageError(f"{self.path} has what is read, and is emptied first.", hint="Give another path with -o.")
         if not self.output.exists() and not self.output.is_symlink():
@@ -142,11 +164,8 @@ class WorkDirectory:
             try:
                 yield descriptor
             except OSError as error:
-                if is_of_full_disk(error):
-                    raise DoesNotFit(
-                        f"The disk of {self.output.parent} is full.",
-                        hint="Free some space and give the same command again.",
-                    ) from error
+                if (full := no_room(error, self.output.parent)) is not None:
+                    raise full from error
                 raise RunnerError(f"Making {self.output} failed: {error.strerror or error}.") from error
             except (BadModelFile, UnsupportedModel):
                 is_kept = False  # it would fail again
@@ -182,15 +201,24 @@ class WorkDirectory:
         sync(self.path)
         if self._replaces:
             # The old one is set aside, not deleted, until the new one is in its place.
-            old = Path(tempfile.mkdtemp(prefix=self.output.name + ".old-", dir=self.output.parent))
-            os.rename(self.output, old / "replaced")
-            os.rename(self.path, self.output)
-            shutil.rmtree(old, ignore_errors=True)
+            old = Path(tempfile.mkdtemp(prefix=self.output.name + OLD_MARK, dir=self.output.parent))
+            try:
+                os.rename(self.output, old / REPLACED_NAME)
+                os.rename(self.path, self.output)
+            finally:
+                _settle(old, self.output)
         else:
             os.rename(self.path, self.output)
         for name in self._parts.spent:
             (self.output / name).unlink(missing_ok=True)  # now, and not before: until here, a run could go on
         sync(self.output.parent)
+
+    def _settle_earlier(self) -> None:
+        """Clear up after a run that was killed while it replaced the output. Raises BusyError while one does it."""
+        if olds := olds_of(self.output):
+            with held(self.path), suppress(OSError):  # where nothing can be written, that is said later
+                for old in olds:
+                    _settle(old, self.output)
 
     def _empty(self, spared: frozenset[str]) -> None:
         """Remove what a killed run left, but what is spared; refuse a directory that is somebody else's."""
@@ -213,6 +241,13 @@ class WorkDirectory:
             for entry in entries
             if entry.is_dir() or (entry.name not in ours and not is_one_file(entry.name))
         ]
+
+
+def _settle(old: Path, output: Path) -> None:
+    """Put the earlier output back where no later one has come to its place; else it goes. Raises OSError."""
+    if (earlier := earlier_output(old)) is not None:
+        os.rename(earlier, output)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 @contextmanager

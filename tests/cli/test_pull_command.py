@@ -296,7 +296,8 @@ def test_rm_partial_passes_over_what_is_being_fetched_and_says_so(
         assert f"{GGUF}, 1 partial download was not deleted: Another process is fetching" in err
         assert "Freed 1.0 kB" in err
         assert busy.is_file()
-        assert not other.exists()
+        assert not repo_directory("z/other").exists()
+        other.parent.mkdir(parents=True)
         other.write_bytes(bytes(1000))
         assert main(["rm", "--partial", "-y", "--json"]) == 3
     answer = json.loads(capsys.readouterr().out)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hub_server import Fault, Hub
 from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, blob, fetch_all, shard, small_hub
 
 from runner.cli.app import main
+from runner.errors import RunnerError
 from runner.paths import user_paths
 
 
@@ -92,6 +95,28 @@ def test_a_repair_that_fails_exits_5_and_says_why(capsys: pytest.CaptureFixture[
     assert blob(SHARDS, "config.json").read_bytes() == b"damaged"
 
 
+def test_a_repair_that_is_stopped_says_what_is_kept_and_the_next_one_ends_its_download(
+    capsys: pytest.CaptureFixture[str], server: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch_all(GGUF)
+    damage(GGUF, WEIGHTS)
+
+    def press(*_arguments: Any, **_options: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        raise RunnerError("The download was cancelled.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("runner.mend.mend", press)
+        code, _, err = run(capsys, "verify", "--repair")
+    assert (code, err) == (130, "Stopped. What has arrived is kept: the same command goes on from there.\n")
+    blob(GGUF, WEIGHTS).unlink()
+    begin_fetch(GGUF, WEIGHTS, server)
+    code, out, err = run(capsys, "verify", "--repair")
+    assert code == 0
+    assert "fetched again" in out
+    assert "partial download" not in out + err
+
+
 def test_json_lists_findings_with_what_became_of_them(capsys: pytest.CaptureFixture[str], server: Hub) -> None:
     fetch_all(SHARDS)
     begin_fetch(GGUF, WEIGHTS, server)
@@ -120,8 +145,8 @@ def test_wrong_usage_exits_2(capsys: pytest.CaptureFixture[str], arguments: list
 
 
 def test_a_model_without_hashes_is_said_to_be_unchecked(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "verify", "demo")
-    assert code == 0
+    code, out, err = run(capsys, "verify", "demo")
+    assert (code, err) == (0, "There was nothing to check.\n")
     assert out.startswith("demo: not checked: there are no hashes")
 
 
@@ -164,7 +189,7 @@ def test_du_shows_what_was_half_made_and_rm_partial_deletes_it(capsys: pytest.Ca
         partial = user_paths().models / f"{name}.partial"
         partial.mkdir(parents=True)
         (partial / "journal.jsonl").write_bytes(bytes(1000))
-    assert "`runner rm --partial` deletes unfinished models." in run(capsys, "du")[2]
+    assert "`runner rm --partial` deletes what is unfinished." in run(capsys, "du")[2]
     assert run(capsys, "rm", "-y", "--partial", "one-mq4", "--json")[0] == 0
     assert [path.name for path in user_paths().models.iterdir()] == ["two-mq4.partial"]
     code, _, err = run(capsys, "rm", "-y", "--partial")

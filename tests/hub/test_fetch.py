@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fetching import FILES, REPO, blob_names, fetch, noise
+from fetching import FILES, QUICK, REPO, blob_names, fetch, noise
 from hub_server import Fault, Hub, etag_of
 
 from runner import hub, hub_cache
@@ -322,6 +322,29 @@ def test_a_disk_that_fills_up_on_the_way_keeps_what_has_arrived(server: Hub, mon
     directory, seen = fetch(["big.gguf"])
     assert (seen[0].done_bytes, seen[-1].fetched_bytes) == (100_000, 100_000)
     assert (directory / "big.gguf").read_bytes() == data
+
+
+def test_each_file_is_fetched_for_itself_where_that_is_asked_for(server: Hub) -> None:
+    server.faults = [Fault("status", status=404, name="tiny-Q4_0.gguf", times=None)]
+    listing = hub.list_files(REPO)
+    seen: list[hub.FetchState] = []
+    options = hub.FetchOptions(parallel=1, tuning=QUICK)
+    failed = hub.fetch_each(listing, listing.names, on_progress=seen.append, cancel=CancelToken(), options=options)
+    assert list(failed) == ["tiny-Q4_0.gguf"]
+    assert isinstance(failed["tiny-Q4_0.gguf"], UsageError)
+    assert [file.name for file in seen[-1].files if file.state != "done"] == ["tiny-Q4_0.gguf"]
+    assert {etag_of(name, data) for name, data in FILES.items() if name not in failed} <= set(blob_names())
+    assert hub_cache.commit_of(REPO, "main") == ""
+
+
+def test_files_that_have_not_begun_do_not_try_a_lost_connection_again(server: Hub) -> None:
+    server.faults = [Fault("status", status=503, method="HEAD", times=None)]
+    listing = hub.list_files(REPO)
+    options = hub.FetchOptions(parallel=1, tuning=QUICK)
+    failed = hub.fetch_each(listing, listing.names, on_progress=lambda _: None, cancel=CancelToken(), options=options)
+    assert failed.keys() == FILES.keys()
+    assert len({id(error) for error in failed.values()}) == 1
+    assert sum(method == "HEAD" for method, _ in server.requests) == QUICK.max_tries
 
 
 @pytest.mark.usefixtures("server")

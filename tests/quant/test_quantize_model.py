@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -29,8 +30,10 @@ from runner.errors import BadModelFile, BusyError, DoesNotFit, UnsupportedModel,
 from runner.quant.convert import read_source
 from runner.quant.formats import FORMATS, format_of
 from runner.quant.gguf_file import read_header
+from runner.quant.half_made import olds_of
+from runner.quant.journal import refusal
 from runner.quant.quantize import Quantized, lossless_format, made_name, model_name, quantize_model
-from runner.quant.work_directory import WorkDirectory
+from runner.quant.work_directory import WorkDirectory, no_room
 
 K_QUANTS = ("q4_k_m", "q5_k_m", "q6_k")
 
@@ -237,6 +240,68 @@ class TestExistingOutput:
         assert files(tmp_path / "models") == {"Llama-3.1-8B-Q4_K_M.gguf", "demo-q4_0.gguf"}
 
 
+def replacing(directory: Path, name: str = "out", *, has_later: bool = False) -> Path:
+    """What a kill in the middle of a replacement leaves; has_later: when the later model is in its place."""
+    old = directory / f"{name}.old-a1_b2c3d"
+    (old / "replaced").mkdir(parents=True)
+    (old / "replaced" / "config.json").write_text("earlier")
+    if has_later:
+        (directory / name).mkdir()
+        (directory / name / "config.json").write_text("later")
+    return old
+
+
+class TestReplacing:
+    @pytest.mark.parametrize("failing", [1, 2])
+    def test_the_earlier_model_comes_back_when_the_later_one_does_not_get_there(
+        self, failing: int, demo_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made(demo_source, "q8_0", tmp_path / "out")
+        before, rename, calls = files(tmp_path / "out"), os.rename, iter(range(1, 10))
+
+        def stopped(source: Path, target: Path) -> None:
+            if next(calls) == failing:
+                raise KeyboardInterrupt
+            rename(source, target)
+
+        monkeypatch.setattr(os, "rename", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            made(demo_source, "q4_0", tmp_path / "out", force=True)
+        assert files(tmp_path) == {"out"}
+        assert files(tmp_path / "out") == before
+
+    def test_after_a_kill_the_earlier_model_is_back_in_its_place(self, demo_source: Path, tmp_path: Path) -> None:
+        old = replacing(tmp_path)
+        with pytest.raises(UsageError, match="exists already"):
+            made(demo_source, "q8_0", tmp_path / "out")
+        assert (tmp_path / "out" / "config.json").read_text() == "earlier"
+        assert not old.exists()
+        made(demo_source, "q8_0", tmp_path / "out", force=True)
+        assert files(tmp_path) == {"out"}
+
+    def test_after_a_kill_that_came_later_the_earlier_one_goes(self, demo_source: Path, tmp_path: Path) -> None:
+        replacing(tmp_path, has_later=True)
+        (tmp_path / "out.old-00000000").mkdir()  # the kill came before the first rename
+        other = replacing(tmp_path, "out.old")
+        with pytest.raises(UsageError, match="exists already"):
+            made(demo_source, "q8_0", tmp_path / "out")
+        assert (tmp_path / "out" / "config.json").read_text() == "later"
+        assert files(tmp_path) == {"out", other.name}
+
+    def test_what_others_call_like_that_is_not_touched(self, tmp_path: Path) -> None:
+        mine = tmp_path / "out.old-20240101"
+        mine.mkdir()
+        (mine / "config.json").write_text("mine")
+        assert olds_of(tmp_path / "out") == ()
+
+    def test_a_run_that_replaces_it_now_is_not_disturbed(self, demo_source: Path, tmp_path: Path) -> None:
+        with WorkDirectory(tmp_path / "out").opened():
+            old = replacing(tmp_path)
+            with pytest.raises(BusyError, match="Another process"):
+                made(demo_source, "q8_0", tmp_path / "out", force=True)
+        assert (old / "replaced" / "config.json").read_text() == "earlier"
+
+
 def test_two_runs_for_one_output_do_not_meet(demo_source: Path, tmp_path: Path) -> None:
     other = WorkDirectory(tmp_path / "out")
     with other.opened(), pytest.raises(BusyError, match="Another process"):
@@ -245,19 +310,72 @@ def test_two_runs_for_one_output_do_not_meet(demo_source: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("is_gguf", [False, True])  # which llama.cpp makes another of
-def test_a_disk_that_is_full_in_the_middle_is_said_so(
+def test_a_limit_on_the_size_of_files_is_told_from_a_full_disk(
     is_gguf: bool, demo_source: Path, demo_directory: Path, tmp_path: Path
 ) -> None:
-    """The limit on the size of files stands for the disk."""
     source = demo_directory / "demo-q8_0.gguf" if is_gguf else demo_source
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_000, limits[1]))
     try:
-        with pytest.raises(DoesNotFit, match=r"The disk of .* is full"):
+        with pytest.raises(DoesNotFit, match=r"A file in .* may not become as large") as said:
             made(source, "f16", tmp_path / "m.gguf")
+        assert "ulimit -f" in said.value.hint
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert files(tmp_path) == set()
+
+
+@pytest.mark.parametrize("is_gguf", [False, True])
+def test_a_disk_that_is_full_in_the_middle_is_said_so(
+    is_gguf: bool, demo_source: Path, demo_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit on the size of files stands for the disk: what the system says of it when asked is changed."""
+
+    def full(_path: Path) -> OSError:
+        return OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(f"runner.quant.{'kquants' if is_gguf else 'convert'}.refusal", full)
+    source = demo_directory / "demo-q8_0.gguf" if is_gguf else demo_source
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_000, limits[1]))
+    try:
+        with pytest.raises(DoesNotFit, match=r"The disk of .* is full") as said:
+            made(source, "f16", tmp_path / "m.gguf")
+        assert "Free some space" in said.value.hint
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_why_no_more_can_be_written_is_what_the_system_says(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(bytes(1000))
+    assert refusal(path).errno == errno.ENOSPC
+    path.write_bytes(bytes(1000))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        assert refusal(path).errno == errno.EFBIG
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.EDQUOT, "quota"), "is full"),
+        (OSError("the checkpoint cannot be written: I/O error: No space left on device (os error 28)"), "is full"),
+        (OSError("the checkpoint cannot be written: File too large (os error 27)"), "may not become as large"),
+        (OSError(errno.EACCES, "no"), None),
+        (OSError("something"), None),
+    ],
+)
+def test_what_there_is_no_room_for_is_said_with_its_reason(error: OSError, said: str | None) -> None:
+    found = no_room(error, Path("/out"), "3 of 4 are done", ": it goes on")
+    assert (said is None) == (found is None)
+    if found is not None and said is not None:
+        assert f"/out {said}" in found.message
+        assert found.message.endswith(": 3 of 4 are done.")
+        assert found.hint.endswith("ive the same command again: it goes on.")
 
 
 def test_too_little_disk_space_is_said_before_anything_is_written(tmp_path: Path, demo_directory: Path) -> None:

@@ -22,13 +22,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner.errors import DoesNotFit
+from runner.measures import decimal_size
 from runner.quant.journal import append_line, whole_lines, write_all
 from runner.quant.mq.manifest import TensorRecord
 from runner.quant.mq.plan import PackedPlan, TensorPlan, plain_plan
 from runner.quant.mq.tensor_format import Encoded, Part
 from runner.quant.packed_files import JOURNAL_NAME, WEIGHTS_NAME
-from runner.quant.work_directory import is_of_full_disk
+from runner.quant.work_directory import no_room
 
 ALIGNMENT: Final = 128  # bytes: what a GPU reads at once
 PADDING: Final = "__padding__."  # names of the entries that fill up to the alignment: the format allows no holes
@@ -224,13 +224,11 @@ class PackedFile:
         try:
             yield
         except OSError as error:
-            if not is_of_full_disk(error):
-                raise
-            raise DoesNotFit(
-                f"The disk of {self.path.parent} is full: {len(self._done)} of {len(self._plan.tensors)} tensors are "
-                f"done, of {self._layout.total_bytes / 1e9:.2f} GB in all.",
-                hint="Free some space and give the same command again: it goes on from there.",
-            ) from error
+            done = f"{len(self._done)} of {len(self._plan.tensors)} tensors are done, of "
+            size = decimal_size(self._layout.total_bytes)
+            if full := no_room(error, self.path.parent.parent, f"{done}{size} in all", ": it goes on from there"):
+                raise full from error
+            raise
 
 
 @contextmanager

@@ -163,7 +163,7 @@ def test_a_disk_that_is_too_small_from_the_start_is_said(tmp_path: Path, source:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, limits[1]))
     try:
-        with pytest.raises(DoesNotFit, match="is full: 0 of"):
+        with pytest.raises(DoesNotFit, match="may not become as large as this one has to: 0 of"):
             fill(tmp_path, source)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

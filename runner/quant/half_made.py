@@ -1,0 +1,66 @@
+"""What a making that was stopped or killed leaves beside its output, told by names.
+
+    <output>.partial                what is being made
+    <output>.old-<8 characters>/    made for the moment of replacing an output
+        replaced                    the earlier output: it is the model still, until the later one is in its place
+
+It opens no file and changes nothing; work_directory.py does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from runner.quant.packed_files import PARTIAL_SUFFIX
+
+OLD_MARK: Final = ".old-"
+REPLACED_NAME: Final = "replaced"
+_OLD: Final = re.compile(r"(?P<output>.+)\.old-[a-z0-9_]{8}")  # as tempfile ends names
+
+
+def half_made(directory: Path) -> tuple[Path, ...]:
+    """What there is of no use but to go on with it, or of none at all, by name; nothing where that cannot be had."""
+    try:
+        paths = sorted(directory.absolute().iterdir())
+    except OSError:  # nothing was made yet
+        return ()
+    return tuple(path for path in paths if is_half_made(path))
+
+
+def is_half_made(path: Path) -> bool:
+    """Whether that is begun, or was replaced. An earlier output that is the model still is neither."""
+    return path.name.endswith(PARTIAL_SUFFIX) or (_is_old(path) and earlier_output(path) is None)
+
+
+def earlier_output(path: Path) -> Path | None:
+    """The output that was to be replaced, where `path` has it and a kill kept the later one from its place."""
+    is_wanted = _is_old(path) and not os.path.lexists(path.with_name(output_name(path)))
+    return path / REPLACED_NAME if is_wanted and os.path.lexists(path / REPLACED_NAME) else None
+
+
+def output_name(path: Path) -> str:
+    """What the output that `path` was left of is called."""
+    match = _OLD.fullmatch(path.name)
+    return match["output"] if match else path.name.removesuffix(PARTIAL_SUFFIX)
+
+
+def olds_of(output: Path) -> tuple[Path, ...]:
+    """What was made for the moment of replacing `output`, and is there still."""
+    try:
+        found = sorted(output.parent.iterdir())
+    except OSError:
+        return ()
+    return tuple(path for path in found if path != output and output_name(path) == output.name and _is_old(path))
+
+
+def _is_old(path: Path) -> bool:
+    """By its name, and because nothing else is in it: somebody may call a model of their own like that."""
+    if not _OLD.fullmatch(path.name) or path.is_symlink():
+        return False
+    try:
+        return set(os.listdir(path)) <= {REPLACED_NAME}
+    except OSError:
+        return False
