@@ -138,10 +138,13 @@ class ChatEngine:
         self.stop()
         self._request(lambda _: self._unload(why))
 
-    def lend(self) -> None:
-        """From now on nothing is loaded, and so nothing is answered: a benchmark has the machine. See `take_back`."""
+    def lend(self, model: str) -> None:
+        """From now on nothing is loaded, and so nothing is answered: a benchmark of `model` has the machine.
+
+        See `take_back`.
+        """
         self._is_lent = True
-        self._post(Lent(self.state))
+        self._post(Lent(self.state, model))
 
     def take_back(self) -> None:
         """The machine is free again: the next question loads the model."""

@@ -41,7 +41,7 @@ class Chat:
         self.unloaded: list[str] = []
         self.lent: list[bool] = []
 
-    def lend(self) -> None:
+    def lend(self, _model: str) -> None:
         self.lent.append(True)
 
     def take_back(self) -> None:
