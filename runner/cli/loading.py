@@ -155,10 +155,11 @@ class Loader:
         self.model, self.options = model, options
 
     def ensure(self) -> Loaded:
-        """The loaded model; loads it again, and says so, when the engine has died or was ended."""
+        """The loaded model; loads it again, and says so, when the engine is gone or a load failed in its place."""
         if self.engine.loaded is not None and self.engine.pid is not None:
             return self.engine.loaded
-        render.narrate(f"The engine is gone: loading {self.model} again…")
+        why = "The engine is gone" if self.engine.pid is None else f"{self.model} made room for a load that failed"
+        render.narrate(f"{why}: loading {self.model} again…")
         return self.load()
 
     def reload_with(self, **changes: Any) -> Loaded:
