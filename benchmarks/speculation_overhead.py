@@ -23,6 +23,7 @@ from random import Random
 from runner.backends.native.decode_loop import STRIDES
 from runner.config import LONGEST_DRAFT, SamplingParams
 from runner.speculative.drafter import NO_DRAFT, Draft, Drafter, DrafterName, Gate
+from runner.speculative.history import ReadOnly
 from runner.speculative.record import Round
 from runner.speculative.rounds import Stride, decode
 from runner.speculative.speculator import Speculator
@@ -93,6 +94,7 @@ def looks(name: str, n_history: int, n_tokens: int, step_s: float) -> tuple[list
     asked = Asked(drafter())
     tokens = text(n_history + n_tokens)
     history = tokens[:n_history]
+    shown = ReadOnly(history)
     speculator = Speculator(asked, LONGEST_DRAFT)
     speculator.calibrate(lambda n: step_s * (1 + 0.05 * (n - 1)))
     speculator.begin(history)
@@ -101,7 +103,7 @@ def looks(name: str, n_history: int, n_tokens: int, step_s: float) -> tuple[list
     for token in tokens[n_history:]:
         asked.is_asked = False
         began = time.perf_counter()
-        speculator.draft(history, PARAMS, LONGEST_DRAFT)
+        speculator.draft(shown, PARAMS, LONGEST_DRAFT, 10**6)
         speculator.learn(Round(NO_DRAFT, 0, (token,), 0.0, step_s, 0.0))
         elapsed = 1e6 * (time.perf_counter() - began)
         (with_look if asked.is_asked else without).append(elapsed)
@@ -115,8 +117,9 @@ def strides(n_history: int, n_tokens: int, step_s: float) -> tuple[list[float], 
     history = text[:n_history]
     speculator = Speculator(SuffixDrafter(), LONGEST_DRAFT)
     speculator.calibrate(lambda n: step_s * (1 + 0.05 * (n - 1)))
+    shown = ReadOnly(history)
     speculator.begin(history)
-    kind = speculator.wish(history, STRIDES).kind
+    kind = speculator.wish(shown, STRIDES).kind
     drafted: list[float] = []
     plain: list[float] = []
     for n in range(n_tokens):
@@ -129,7 +132,7 @@ def strides(n_history: int, n_tokens: int, step_s: float) -> tuple[list[float], 
         elapsed = time.perf_counter() - began
         history += tokens
         began = time.perf_counter()
-        kind = speculator.wish(history, STRIDES).kind
+        kind = speculator.wish(shown, STRIDES).kind
         (drafted if draft else plain).append(1e6 * (elapsed + time.perf_counter() - began))
     return drafted, plain
 

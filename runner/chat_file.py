@@ -66,7 +66,9 @@ def read_chat(path: Path) -> tuple[Session, list[Turn]]:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise RunnerError(f"{path} cannot be read: {error.strerror or error}.") from error
+        raise RunnerError(
+            f"{path} cannot be read: {error.strerror or error}.", hint="Give the name of a file that /save wrote."
+        ) from error
     if len(raw) > MAX_BYTES:
         raise UsageError(f"{path} is larger than {MAX_BYTES // 2**20} MiB.", hint="That is no saved chat.")
     try:

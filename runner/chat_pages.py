@@ -1,4 +1,4 @@
-"""What a chat can tell about itself as plain text: the model, the parameters, the speed of its answers.
+"""What a chat can tell about itself as plain text: the model, the parameters, the speed of its answers; its notices.
 
 Pure functions of values; both front ends show these pages. They know nothing of screens.
 """
@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import TypeVar
 
 from runner import set_values
 from runner.config import ChatOptions, LoadOptions, SamplingParams
-from runner.events import Finished, Loaded
+from runner.events import Finished, Loaded, Notice
 from runner.measures import binary_size, decimal_size, short_count
 from runner.status_text import rate, speculation_summary, summary
+
+_Event = TypeVar("_Event")
+
+
+def said_in_chat(event: _Event) -> _Event:
+    """The event; a notice with its remedy as the chat takes it."""
+    return dataclasses.replace(event, hint=set_values.in_chat(event.hint)) if isinstance(event, Notice) else event
 
 
 @dataclass

@@ -301,5 +301,5 @@ def _long_context_notice(info: ModelInfo) -> Notice:
     return Notice(
         "warning",
         f"The context of {info.n_ctx} tokens is longer than the {info.context_length} that {info.name} was trained on.",
-        "Answers get worse beyond that: choose a smaller -c.",
+        f"Answers get worse beyond that: -c {info.context_length} keeps to it.",
     )

@@ -31,12 +31,17 @@ _PARTS: Final = ("weights_bytes", "kv_cache_bytes", "workspace_bytes")
 
 @dataclass(frozen=True, kw_only=True)
 class FitKey:
-    """What loads are alike in. quantization counts for weights alone: backends may hold one format in another."""
+    """What loads are alike in. quantization counts for weights alone: backends may hold one format in another.
+
+    version: runner's, since another one may estimate otherwise: what its estimates lacked is no news of this one's, and
+    a model that they make seem too large is never loaded to show it.
+    """
 
     backend: str
     device: str
     architecture: str
     quantization: str
+    version: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +81,7 @@ def correction(records: Sequence[FitRecord], key: FitKey) -> Correction:
 
 
 def _is_like(a: FitKey, b: FitKey) -> bool:
-    return (a.backend, a.device, a.architecture) == (b.backend, b.device, b.architecture)
+    return (a.backend, a.device, a.architecture, a.version) == (b.backend, b.device, b.architecture, b.version)
 
 
 def _of_part(records: Sequence[FitRecord], part: str, key: FitKey) -> list[FitRecord]:
@@ -113,7 +118,7 @@ def read_history(path: Path) -> tuple[FitRecord, ...]:
 
 def _is_sound(record: FitRecord) -> bool:
     key, sizes = record.key, [getattr(use, part) for use in (record.estimated, record.actual) for part in _PARTS]
-    names = (key.backend, key.device, key.architecture, key.quantization)
+    names = (key.backend, key.device, key.architecture, key.quantization, key.version)
     return all(type(size) is int and 0 <= size < 2**63 for size in sizes) and all(type(name) is str for name in names)
 
 

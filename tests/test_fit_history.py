@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runner import __version__
 from runner.config import LoadOptions
 from runner.engine import Engine
 from runner.fit_history import (
@@ -26,7 +27,7 @@ from runner.fit_history import (
 from runner.paths import user_paths
 from runner.types import MemoryUse
 
-KEY = FitKey(backend="llamacpp", device="cpu", architecture="qwen3", quantization="Q8_0")
+KEY = FitKey(backend="llamacpp", device="cpu", architecture="qwen3", quantization="Q8_0", version=__version__)
 ESTIMATED = MemoryUse(weights_bytes=1000, kv_cache_bytes=100, workspace_bytes=10)
 
 
@@ -71,7 +72,7 @@ def test_ratios_are_clamped() -> None:
     assert correction([record(50.0, 0.01)], KEY).kv_cache_bytes == LIMITS[0]
 
 
-@pytest.mark.parametrize("field", ["backend", "device", "architecture"])
+@pytest.mark.parametrize("field", ["backend", "device", "architecture", "version"])
 def test_loads_that_are_not_alike_do_not_count(field: str) -> None:
     other = FitKey(**{**vars(KEY), field: "other"})
     assert correction([record(1.5, key=other)], KEY) == NO_CORRECTION

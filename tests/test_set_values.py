@@ -55,6 +55,7 @@ def test_values_are_shown_as_they_are_set() -> None:
         ("It would fit on the CPU: -ngl 0.", "It would fit on the CPU: /set n_gpu_layers 0."),
         ("Use --kv-type f16, or --backend llamacpp.", "Use /set kv_type f16, or /set backend llamacpp."),
         ("It would fit without one: --spec suffix.", "It would fit without one: /set speculation suffix."),
+        ("With --backend auto, runner chooses.", "With /set backend auto, runner chooses."),
         ("`runner show -c 512` says; --force tries.", "`runner show -c 512` says; --force tries."),
         ("A well-c known word, and a - dash.", "A well-c known word, and a - dash."),
         ("", ""),

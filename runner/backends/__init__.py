@@ -51,7 +51,7 @@ def choose(model: ReadyModel, options: LoadOptions) -> Choice:
         if refusal:
             raise BackendUnavailable(
                 f"The {options.backend} backend cannot run {model.name}: {refusal}",
-                hint="Leave out --backend and runner chooses one that can.",
+                hint="With --backend auto, runner chooses one that can.",
             )
         return Choice(name=options.backend, reason="it was asked for", refused=())
     refused: list[tuple[BackendName, str]] = []

@@ -8,26 +8,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
+from runner.chat_pages import said_in_chat
 from runner.cli import render
 from runner.cli.live import Live
 from runner.cli.loading import show_notice
 from runner.events import ChatEvent, Finished, Notice, Progress, ReasoningDelta, Stats, TextDelta
 from runner.safe_text import safe_text
-from runner.set_values import in_chat
 from runner.status_text import answer_status, prefill_status
 
 
 class AnswerView:
     """One answer on the terminal or in a pipe.
 
-    has_thoughts: show thoughts (never into a pipe). finished: the event of that name, once it has come.
+    has_thoughts: show thoughts (never into a pipe). is_in_chat: remedies are the chat's commands. finished: the event
+    of that name, once it has come.
     """
 
-    def __init__(self, live: Live, *, has_thoughts: bool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        live: Live,
+        *,
+        has_thoughts: bool,
+        is_in_chat: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._live = live
         self._has_thoughts = has_thoughts
+        self._is_in_chat = is_in_chat
         self._clock = clock
         self._started = clock()
         self._first_done: int | None = None
@@ -61,7 +69,7 @@ class AnswerView:
         elif isinstance(event, Notice):
             self.end_line()
             self._live.clear()
-            show_notice(replace(event, hint=in_chat(event.hint)))
+            show_notice(said_in_chat(event) if self._is_in_chat else event)
         elif isinstance(event, Finished):
             self.finished = event
         self._live.show(self._status)

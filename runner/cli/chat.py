@@ -114,7 +114,8 @@ def _run(setup: _Setup) -> int:
         from runner.cli.loading import Loader
 
         store = _store(setup.paths) if setup.is_kept else None
-        loader = Loader(engine, setup.model, setup.load_options, offline=setup.is_offline)
+        # Who writes through a pipe is at a shell, and has flags; at the prompt, /set changes what was loaded.
+        loader = Loader(engine, setup.model, setup.load_options, offline=setup.is_offline, is_in_chat=render.can_ask())
         # A terminal that knows no control sequences can show nothing above its prompt: there the model comes first.
         has_live_prompt = render.can_ask() and not render.is_dumb()
         return (_run_at_prompt if has_live_prompt else _run_with_model)(setup, loader, store)

@@ -106,7 +106,8 @@ def ready_here(spec: ModelSpec, *, offline: bool, as_json: bool) -> ReadyModel:
 class Loader:
     """The model that a command uses, and how to load it. `model` and `options` are the ones loaded last, or asked for.
 
-    Loading raises KeyboardInterrupt when the user stopped it, and RunnerErrors.
+    is_in_chat: remedies of notices are the chat's commands. Loading raises KeyboardInterrupt when the user stopped it,
+    and RunnerErrors.
     """
 
     def __init__(
@@ -117,12 +118,14 @@ class Loader:
         *,
         offline: bool = False,
         as_json: bool = False,
+        is_in_chat: bool = False,
     ) -> None:
         self.engine = engine
         self.model = model
         self.options = options
         self._offline = offline
         self._as_json = as_json
+        self._is_in_chat = is_in_chat
 
     def load(self, model: str | None = None, options: LoadOptions | None = None) -> Loaded:
         """Load `model` (the same as before when None). They are remembered once they are loaded."""
@@ -140,21 +143,23 @@ class Loader:
 
     def events(self, model: str | None = None, options: LoadOptions | None = None) -> Iterator[LoadEvent]:
         """The events of `load`, Loaded the last. What Ctrl+C does is the caller's business: this runs in any thread."""
+        from runner.chat_pages import said_in_chat
         from runner.events import Loaded
 
         model, options = model or self.model, options or self.options
         event: LoadEvent | None = None
         for event in self.engine.load(model, options, offline=self._offline):
-            yield event
+            yield said_in_chat(event) if self._is_in_chat else event
         if not isinstance(event, Loaded):
             raise EngineDied("The engine did not finish loading.")
         self.model, self.options = model, options
 
     def ensure(self) -> Loaded:
-        """The loaded model; loads it again, and says so, when the engine has died or was ended."""
+        """The loaded model; loads it again, and says so, when the engine is gone or a load failed in its place."""
         if self.engine.loaded is not None and self.engine.pid is not None:
             return self.engine.loaded
-        render.narrate(f"The engine is gone: loading {self.model} again…")
+        why = "The engine is gone" if self.engine.pid is None else f"{self.model} made room for a load that failed"
+        render.narrate(f"{why}: loading {self.model} again…")
         return self.load()
 
     def reload_with(self, **changes: Any) -> Loaded:

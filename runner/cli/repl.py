@@ -181,7 +181,8 @@ class Repl:
     def answer(self, ask: Callable[[], Iterator[ChatEvent]]) -> None:
         """Show the answer that `ask` begins, and say how it ended."""
         live = Live(is_wanted=self._has_status_line())
-        view = AnswerView(live, has_thoughts=self.has_thoughts and render.is_terminal(sys.stderr))
+        has_thoughts = self.has_thoughts and render.is_terminal(sys.stderr)
+        view = AnswerView(live, has_thoughts=has_thoughts, is_in_chat=True)
         self.loader.ensure()
         engine = self.loader.engine
         # Until the next prompt is over: an Enter between the two would reach it as a line's end, not as Enter.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from runner import __version__
 from runner.config import LoadOptions
 from runner.events import Notice
 from runner.fit.arithmetic import Fit, estimate, with_gpu_layers
@@ -60,6 +61,7 @@ def _learned(
         device=estimate(facts, options, machine, backend).device.kind,
         architecture=facts.shape.architecture,
         quantization=facts.quantization,
+        version=__version__,
     )
     return key, correction(records, key)
 

@@ -1,8 +1,9 @@
-"""Sequences of token ids, compared. It knows nothing of what the ids mean."""
+"""Sequences of token ids, compared, and shown to who may not change them. It knows nothing of what the ids mean."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import overload
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -18,3 +19,25 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
         else:
             high = middle - 1
     return low
+
+
+class ReadOnly(Sequence[int]):
+    """A list as it is at any time, for those who read it alone."""
+
+    __slots__ = ("_ids",)
+
+    def __init__(self, ids: list[int]) -> None:
+        self._ids = ids
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        return self._ids[at]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ids)

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from runner.config import SamplingParams
 from runner.speculative.drafter import NO_DRAFT, Draft
+from runner.speculative.history import ReadOnly
 from runner.speculative.record import Round
 from runner.speculative.speculator import Speculator
 from runner.speculative.verify import accepted
@@ -153,10 +154,10 @@ class _UntilFailure:
 class _Loop:
     """What both kinds of steps share; see decode for the fields.
 
-    pipelined: the target, if it is one; asking that takes as long as a look for drafts. waiting: what was emitted and
-    nobody has taken yet, the first last. is_ahead: the cache holds what may have to go.
-    over: when the last round was over, where steps overlap; None where they do not. learning_s: seconds of what has
-    passed since then in which that round was learnt of.
+    shown: the history, as drafters see it. pipelined: the target, if it is one; asking that takes as long as a look
+    for drafts. waiting: what was emitted and nobody has taken yet, the first last. is_ahead: the cache holds what may
+    have to go. over: when the last round was over, where steps overlap; None where they do not. learning_s: seconds of
+    what has passed since then in which that round was learnt of.
     """
 
     target: Target
@@ -164,6 +165,7 @@ class _Loop:
     history: list[int]
     speculator: Speculator | None
     clock: Callable[[], float]
+    shown: ReadOnly = field(init=False)
     pipelined: Pipelined | None = None
     overlaps: bool = False
     waiting: list[Emitted] = field(default_factory=list)
@@ -172,6 +174,7 @@ class _Loop:
     learning_s: float = 0.0
 
     def __post_init__(self) -> None:
+        self.shown = ReadOnly(self.history)
         self.pipelined = self.target if isinstance(self.target, Pipelined) else None
         self.overlaps = self.pipelined is not None and self.pipelined.overlaps
 
@@ -212,17 +215,12 @@ class _Loop:
         return _Asked(draft, at, at - began, 0.0 if self.over is None else began - self.over)
 
     def _draft(self) -> Draft:
-        """What the speculator wants verified, as far as a target can compute it: a drafter may be wrong in any way."""
+        """What the speculator wants verified."""
         # A round emits a token more than its draft at most, and must leave room for it.
         room = self.target.n_ctx - len(self.history) - 1
         if self.speculator is None or room <= 0:
             return NO_DRAFT
-        draft = self.speculator.draft(self.history, self.params, room)
-        if not draft:
-            return NO_DRAFT
-        known = range(self.target.vocab_size)
-        n = next((i for i, token in enumerate(draft.tokens[:room]) if token not in known), min(room, len(draft)))
-        return draft if n == len(draft) else Draft(draft.tokens[:n], draft.buckets[:n])
+        return self.speculator.draft(self.shown, self.params, room, self.target.vocab_size)
 
     def _learn(self, done: Round, *, may_wait: bool = False) -> None:
         if self.speculator is not None:
@@ -308,7 +306,7 @@ class _Loop:
         speculator, lengths = self.speculator, stretch.lengths
         assert speculator is not None
         over, is_ahead = self.clock(), False
-        wish = speculator.wish(self.history, lengths)
+        wish = speculator.wish(self.shown, lengths)
         begun = deque((wish, wish))  # a step that is waited for, and the one after it
         try:
             stretch.draft(wish.n_tokens, self.history)
@@ -331,7 +329,7 @@ class _Loop:
                 over, is_ahead = taken, True
                 speculator.learn_stride(done)
                 yield from self._taken(done)
-                begun.append(speculator.wish(self.history, lengths))
+                begun.append(speculator.wish(self.shown, lengths))
                 stretch.draft(begun[-1].n_tokens, self.history)
         finally:
             stretch.close()

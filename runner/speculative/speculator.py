@@ -7,13 +7,14 @@ when drafting pays is the controller's; how a guess is made is the drafter's.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from runner.config import LONGEST_DRAFT, SamplingParams
 from runner.speculative.control import Control, Most
 from runner.speculative.controller import Controller
-from runner.speculative.drafter import NO_DRAFT, Clock, Draft, Drafter, Gate, clock_for
+from runner.speculative.drafter import NO_DRAFT, Clock, Draft, Drafter, Gate, clock_for, flaw
 from runner.speculative.load_times import StepSeconds
 from runner.speculative.record import Passed, Round, SpeculationRecord, SpeculationState
 from runner.speculative.strides import Wish
@@ -21,7 +22,6 @@ from runner.speculative.tally import Tally
 
 log = logging.getLogger(__name__)
 
-_FAILED = "the drafter failed; `runner logs` has the details"
 _TIMED_TOKENS = 3
 _PASSED_S = 2e-3  # plain steps are learned of when they took so long,
 _LEAST_PASSED, _MOST_PASSED = 8, 32  # and are so many at least, or at most
@@ -49,7 +49,8 @@ class Speculator:
         self._control = control or Controller(drafter, draft_max, self._clock)
         self._guess_s = 0.0
         self._own_s = self._passing_s = 0.0  # what learning of an asked round, and of some others, took the last time
-        self._has_gate = self._has_failed = False
+        self._has_gate = False
+        self._failure = ""  # what the drafter did wrong in this answer
         self._passed: Passed | None = None
         self._n_waiting = 0  # plain tokens that pass before the control is asked again
         self._n_passing = self._n_untold = _LEAST_PASSED  # and what they are learned of after, at the latest
@@ -64,7 +65,8 @@ class Speculator:
             return
         for _ in range(2):  # the first warms up
             began = self._clock()
-            draft = self.drafter.propose((0,), SamplingParams(temperature=0), Most(_TIMED_TOKENS))
+            guess = self.drafter.propose((0,), SamplingParams(temperature=0), Most(_TIMED_TOKENS))
+            draft = self._sound(guess, _TIMED_TOKENS)
             elapsed = self._clock() - began
         if len(draft):
             self._control.learn_guessing(len(draft), elapsed)
@@ -79,7 +81,7 @@ class Speculator:
         plain_s = self._control.steps.plain_s or 1e-3
         scratch._control.steps.calibrate(lambda _: plain_s)
         for _ in range(_REHEARSED):
-            scratch.draft((0,), SamplingParams(temperature=0), 0)
+            scratch.draft((0,), SamplingParams(temperature=0), 0, 1)
             scratch.learn(Round(NO_DRAFT, 0, (0,), 0.0, plain_s, 0.0, True))
         for _ in range(_REHEARSED if self.drafter.is_quoting else 0):
             wish = scratch.wish((0,), (1,))
@@ -94,7 +96,7 @@ class Speculator:
         """
         self.catch_up()
         self._pass_by()
-        self._has_failed = False
+        self._failure = ""
         self._own_s = self._passing_s = 0.0  # that was no time of this answer
         self._tally = Tally(LONGEST_DRAFT)
         self._control.begin()
@@ -108,28 +110,33 @@ class Speculator:
         self._guess(history, SamplingParams(temperature=0), Most(0))
 
     def _may_guess(self, history: Sequence[int]) -> bool:
-        if self._has_failed:
+        if self._failure:
             return False
         try:
-            return self.drafter.may_guess(history)
-        except Exception:
-            self._fail()
+            return bool(self.drafter.may_guess(history))
+        except Exception as error:
+            self._raised(error)
             return False
 
     def _guess(self, history: Sequence[int], params: SamplingParams, gate: Gate) -> Draft:
         try:
             return self.drafter.propose(history, params, gate)
-        except Exception:
-            self._fail()
+        except Exception as error:
+            self._raised(error)
             return NO_DRAFT
 
-    def _fail(self) -> None:
-        """A drafter that raises is not asked again in this answer, which goes on as it would without one."""
-        log.exception("the %s drafter failed: this answer goes on without drafts", self.drafter.name)
-        self._has_failed = True
+    def _raised(self, error: Exception) -> None:
+        self._fail(f"it raised {type(error).__name__}", error)
 
-    def draft(self, history: Sequence[int], params: SamplingParams, room: int) -> Draft:
-        """What to verify after `history`, at most `room` tokens; empty for a plain step."""
+    def _fail(self, how: str, error: Exception | None = None) -> None:
+        """A drafter that fails is not asked again in this answer, which goes on as it would without one."""
+        log.error(
+            "the %s drafter failed, %s: this answer goes on without drafts", self.drafter.name, how, exc_info=error
+        )
+        self._failure = how
+
+    def draft(self, history: Sequence[int], params: SamplingParams, room: int, vocab_size: int) -> Draft:
+        """What to verify after `history`, at most `room` tokens of the vocabulary; empty for a plain step."""
         self._has_gate = False
         self._guess_s = 0.0
         passed = self._passed
@@ -150,16 +157,17 @@ class Speculator:
         # That was in this round, and not before the next that is passed by.
         self._own_s, self._passing_s = self._own_s + self._passing_s, 0.0
         began = self._clock()
-        draft = self._control.cut(self._sound(self._guess(history, params, gate), min(room, self._draft_max)))
+        guess = self._guess(history, params, gate)
+        draft = self._control.cut(self._sound(guess, min(room, self._draft_max), vocab_size))
         self._guess_s = self._clock() - began
         return draft
 
-    def _sound(self, draft: Draft, most: int) -> Draft:
-        """As much of a draft as can be verified and counted: a drafter may be wrong in any way."""
-        n, known = min(len(draft.tokens), len(draft.buckets), most), range(self.drafter.n_buckets)
-        n = next((i for i, bucket in enumerate(draft.buckets[:n]) if bucket not in known), n)
-        is_whole = n == len(draft.tokens) == len(draft.buckets)
-        return draft if is_whole else Draft(draft.tokens[:n], draft.buckets[:n])
+    def _sound(self, guess: Draft, most: int, vocab_size: int = sys.maxsize) -> Draft:
+        """What the drafter gave, if that can be verified and counted."""
+        if how := flaw(guess, most, self.drafter.n_buckets, vocab_size):
+            self._fail(how)
+            return NO_DRAFT
+        return guess
 
     def learn(self, done: Round, *, may_wait: bool = False) -> None:
         """A step is over, with a draft or without.
@@ -237,8 +245,9 @@ class Speculator:
         self.catch_up()
         self._pass_by()
         control, drafter = self._control, self.drafter
-        state: SpeculationState = "off" if self._has_failed else control.state
-        reason = _FAILED if self._has_failed else control.reason
+        state: SpeculationState = "off" if self._failure else control.state
+        has_failed = f"the drafter failed, {self._failure}; `runner logs` has the details"
+        reason = has_failed if self._failure else control.reason
         return self._tally.record(drafter.name, state, reason, drafter.nbytes, drafter.n_given)
 
     def close(self) -> None:

@@ -208,7 +208,7 @@ class RunnerApp(KeyOrder[int]):
         await self.switch_mode(mode)
         screen, engine = self._screens[mode], self.chat_engine
         bar = screen.query_one(TitleBar)
-        bar.show(engine.state, engine.model, engine.loaded)
+        bar.show(engine.state, engine.model, engine.loaded, is_lent=engine.is_lent)
         chat = self._screens.get("chat")
         if isinstance(chat, ChatScreen) and chat.is_mounted:
             parts = chat.answers.recount()

@@ -9,18 +9,18 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from queue import SimpleQueue
 from time import time
-from typing import Any, TypeVar
+from typing import Any
 
 from textual.message import Message
 
+from runner.chat_pages import said_in_chat
 from runner.config import ChatOptions, LoadOptions
 from runner.conversation import Conversation
 from runner.engine_process import EngineProcess
 from runner.errors import BusyError, EngineDied, RunnerError, UsageError
-from runner.events import ChatEvent, Finished, Loaded, Notice
+from runner.events import ChatEvent, Finished, Loaded
 from runner.set_values import in_chat
 from runner.transcript import Turn
 from runner.tui.messages import (
@@ -39,7 +39,6 @@ from runner.tui.services import Services
 
 _log = logging.getLogger(__name__)
 _GOODBYE_S = 5.0
-_Event = TypeVar("_Event")
 
 
 class ChatEngine:
@@ -139,10 +138,13 @@ class ChatEngine:
         self.stop()
         self._request(lambda _: self._unload(why))
 
-    def lend(self) -> None:
-        """From now on nothing is loaded, and so nothing is answered: a benchmark has the machine. See `take_back`."""
+    def lend(self, model: str) -> None:
+        """From now on nothing is loaded, and so nothing is answered: a benchmark of `model` has the machine.
+
+        See `take_back`.
+        """
         self._is_lent = True
-        self._post(Lent(self.state))
+        self._post(Lent(self.state, model))
 
     def take_back(self) -> None:
         """The machine is free again: the next question loads the model."""
@@ -206,7 +208,7 @@ class ChatEngine:
             for event in self._engine.load(model, options, offline=self._services.is_offline):
                 is_there = isinstance(event, Loaded)
                 if not is_there:
-                    self._post(LoadStep("loading", _said(event)))
+                    self._post(LoadStep("loading", said_in_chat(event)))
                 if self._is_stopped(number):
                     self._engine.cancel()
         except Exception as raised:
@@ -251,7 +253,7 @@ class ChatEngine:
                 is_begun = True
                 for event in events:
                     finished = event if isinstance(event, Finished) else None
-                    self._post(AnswerStep(self.state, _said(event)))
+                    self._post(AnswerStep(self.state, said_in_chat(event)))
                     if self._is_stopped(number):
                         self._engine.cancel()
         except Exception as raised:
@@ -272,11 +274,6 @@ class ChatEngine:
 
     def _model_sampling(self) -> Mapping[str, float | int]:
         return {} if self.loaded is None else self.loaded.sampling
-
-
-def _said(event: _Event) -> _Event:
-    """The event, with its remedy as the chat takes it."""
-    return replace(event, hint=in_chat(event.hint)) if isinstance(event, Notice) else event
 
 
 def _as_runner_error(error: Exception) -> RunnerError:

@@ -22,9 +22,11 @@ from runner.tui.messages import (
     AnswerStep,
     EngineMessage,
     EngineState,
+    Lent,
     LoadBegan,
     LoadEnded,
     LoadStep,
+    TakenBack,
     Unloaded,
 )
 
@@ -34,7 +36,7 @@ _NOW_S: Final = 1.0  # "now" is the last second of decoding
 _SILENT_S: Final = 2.0  # when nothing has come for so long, nothing is "now"
 _LEAST_S: Final = 0.2  # a shorter stretch says more about the clock than about the model
 
-Phase = Literal["empty", "loading", "ready", "waiting", "reading", "decoding", "stopping"]
+Phase = Literal["empty", "measuring", "loading", "ready", "waiting", "reading", "decoding", "stopping"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +115,8 @@ class LiveNumbers:
 
     state: the engine's. model: that is or was being loaded. loaded: None when no model is there. stage: what goes on
     with a progress of its own. speed: of the newest answer that has begun, None before the first one. speculation: of
-    that answer, None without any; wanted: what was asked to draft when the model was loaded.
+    that answer, None without any; wanted: what was asked to draft when the model was loaded. measured: the model that a
+    benchmark measures; "" when none has the machine.
     """
 
     def __init__(self) -> None:
@@ -124,6 +127,7 @@ class LiveNumbers:
         self.speed: Speed | None = None
         self.speculation: SpeculationRecord | None = None
         self.wanted: Speculation = "auto"
+        self.measured = ""
         self.history = History()
         self._began_s = 0.0
         self._first_done = 0
@@ -136,7 +140,9 @@ class LiveNumbers:
 
     @property
     def phase(self) -> Phase:
-        """What the engine is doing, an answer's parts told apart."""
+        """What the engine is doing, an answer's parts told apart; or that a benchmark is, in its place."""
+        if self.state == "empty" and self.measured:
+            return "measuring"
         if self.state != "answering":
             return self.state
         if self.stage is not None:
@@ -164,6 +170,10 @@ class LiveNumbers:
         elif isinstance(message, Unloaded):
             self.loaded = None
             self._end_stage()
+        elif isinstance(message, Lent):
+            self.measured = message.model
+        elif isinstance(message, TakenBack):
+            self.measured = ""
         elif isinstance(message, AnswerEnded):
             if message.state == "empty":  # the engine died over it: what it held is free
                 self.loaded = None

@@ -65,7 +65,9 @@ class Unloaded(EngineMessage):
 
 @dataclass
 class Lent(EngineMessage):
-    """A benchmark has the machine: nothing is loaded, and so nothing is answered, until TakenBack."""
+    """A benchmark of `model` has the machine: nothing is loaded, and so nothing is answered, until TakenBack."""
+
+    model: str
 
 
 @dataclass

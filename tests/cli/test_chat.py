@@ -42,10 +42,11 @@ def test_each_line_of_a_pipe_is_a_message_and_stdout_has_only_answers(
     model: str, pipe: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     pipe("one\n\ntwo")
-    assert main(["chat", model, "-s", "Be brief."]) == 0
+    assert main(["chat", model, "-s", "Be brief.", "-c", "512"]) == 0
     captured = capsys.readouterr()
     assert captured.out == "first\nsecond\n"
     assert "fake: " in captured.err
+    assert "-c 256 keeps to it" in captured.err  # who pipes text has flags
     session, turns = kept()
     assert session is not None
     assert session.system == "Be brief."

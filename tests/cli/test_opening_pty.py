@@ -186,11 +186,11 @@ def test_a_chat_that_is_gone_on_with_shows_its_turns_above_the_prompt(
     terminal.wait_for_prompt()  # what is typed while an answer ends belongs to nobody
     terminal.type("/exit\r")
     assert terminal.wait_for_exit() == 0
-    slow(1)
-    again = chat("--continue")
+    slow(1, n_ctx=64)
+    again = chat("--continue", "-c", "128")
     again.wait_for(lambda shown: "first" in shown)
     shown = again.wait_for(lambda shown: "/help for" in shown and lines(shown)[-1].strip() == PROMPT)
-    words = [shown.index(word) for word in ("the question", "first", "/help for")]
+    words = [shown.index(word) for word in ("the question", "first", "/set ctx_size 64 keeps to it", "/help for")]
     assert words == sorted(words)
     again.type("more\r")
     again.wait_for(lambda shown: "second" in shown)

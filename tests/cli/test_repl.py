@@ -239,6 +239,7 @@ def test_a_grammar_holds_until_it_is_off_and_is_kept_with_the_chat(chat: Chat) -
         ("/model nothing-here-either", "model"),
         ("/save chat.pdf", ".json or .md"),
         ("/load nothing.json", "No such file"),
+        ("/load nothing.json", "hint: Give the name of a file that /save wrote."),
         ("/help me", "takes nothing"),
     ],
 )
@@ -295,6 +296,17 @@ def test_what_cannot_be_got_ready_leaves_the_model_that_is_loaded(chat: Chat, li
     out, err = chat.type("b")
     assert out == "two\n"
     assert "loading" not in err
+
+
+def test_a_model_that_made_room_for_one_that_failed_is_loaded_again_and_nothing_else_is_said_to_be_gone(
+    chat: Chat,
+) -> None:
+    chat.start("one", "two").type("a")
+    assert "error: " in chat.type(f"/model {chat.script(fail=1, no_such_field=1)}")[1]
+    out, err = chat.type("b")
+    assert out == "two\n"
+    assert "made room for a load that failed: loading" in err
+    assert "engine" not in err
 
 
 def test_regenerate_undo_and_edit_at_the_prompt(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:

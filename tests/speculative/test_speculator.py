@@ -17,13 +17,14 @@ from runner.speculative.suffix import SuffixDrafter
 from runner.speculative.tally import Tally
 
 PARAMS = SamplingParams(temperature=0)
+V = 1000
 STEP_S = {n: 1e-3 * (1 + 0.1 * (n - 1)) for n in range(1, 17)}
 
 
 class Clocked:
     """A target that writes 0, 1, 2, ... and takes its time."""
 
-    vocab_size = 1000
+    vocab_size = V
 
     def __init__(self, n_ctx: int) -> None:
         self.n_ctx = n_ctx
@@ -141,9 +142,9 @@ def test_a_target_that_drafts_more_by_itself_than_was_asked_for_is_learnt_of() -
 
 def test_drafts_are_never_longer_than_the_room_or_the_most_allowed() -> None:
     speculator = Speculator(Scripted(coming(60, 60)), 6, control=EagerController(6))
-    assert len(speculator.draft([0], PARAMS, 100)) == 6
-    assert len(speculator.draft([0], PARAMS, 2)) == 2
-    assert len(speculator.draft([0], PARAMS, 0)) == 0
+    assert len(speculator.draft([0], PARAMS, 100, V)) == 6
+    assert len(speculator.draft([0], PARAMS, 2, V)) == 2
+    assert len(speculator.draft([0], PARAMS, 0, V)) == 0
 
 
 class Reading:
@@ -198,7 +199,7 @@ def test_the_time_that_deciding_takes_is_counted() -> None:
     speculator.begin()
     plain = Round(draft=Draft(), n_accepted=0, tokens=(1,), draft_s=0.0, verify_s=1e-3, sample_s=0.0)
     for _ in range(11):
-        speculator.draft([0], PARAMS, 10)
+        speculator.draft([0], PARAMS, 10, V)
         speculator.learn(plain)
     # Each call of the clock is a tick: one passes while guessing, and one while learning, which the next step bears.
     assert speculator.record.spent_s == pytest.approx(11 * (1e-3 + 1e-4) + 10 * 1e-4)
@@ -239,7 +240,7 @@ def test_what_learning_of_unasked_steps_takes_is_no_part_of_the_next_look() -> N
     speculator = Speculator(Rarely(list), 15, control=control, clock=Ticking(1e-4))
     speculator.begin()
     for n in range(200):
-        speculator.draft([0] * (n + 1), PARAMS, 10)
+        speculator.draft([0] * (n + 1), PARAMS, 10, V)
         speculator.learn(Round(draft=Draft(), n_accepted=0, tokens=(1,), draft_s=0.0, verify_s=1e-3, sample_s=0.0))
     assert max(own_s for _, own_s in heard) <= 2.5e-4
     # What was passed by is learnt of before a look, and so in its round.
@@ -267,7 +268,7 @@ def test_where_nothing_may_be_guessed_nothing_is_asked_and_little_is_told() -> N
     speculator = Speculator(Silent(list), 15, control=control)
     speculator.begin()
     for _ in range(1200):
-        speculator.draft([0], PARAMS, 10)
+        speculator.draft([0], PARAMS, 10, V)
         speculator.learn(Round(Draft(), 0, (1,), 0.0, 1e-4, 0.0, is_ahead=True))
     assert speculator.record.plain_s == pytest.approx(0.12)
     assert sum(n_told) == 1200
@@ -295,7 +296,7 @@ def test_a_drafter_is_not_asked_while_its_guess_would_not_be_wanted() -> None:
     speculator = Speculator(Reading(list), 15, control=control)
     speculator.begin()
     for n in range(80):
-        speculator.draft([0] * (n + 1), PARAMS, 10)
+        speculator.draft([0] * (n + 1), PARAMS, 10, V)
         speculator.learn(Round(Draft(), 0, (1,), 0.0, 1e-3, 0.0))
     assert n_read[-1] > 70
     assert len(n_read) <= 11
@@ -307,7 +308,7 @@ def test_plain_steps_that_nothing_was_asked_for_are_all_counted() -> None:
     speculator.calibrate(STEP_S.__getitem__)
     speculator.begin()
     for n in range(1, 30):
-        assert speculator.draft([0], PARAMS, 0) == Draft()
+        assert speculator.draft([0], PARAMS, 0, V) == Draft()
         speculator.learn(Round(draft=Draft(), n_accepted=0, tokens=(1,), draft_s=0.0, verify_s=1e-3, sample_s=0.0))
         if n % 5 == 0:
             assert speculator.record.spent_s == pytest.approx(n * 1e-3, rel=0.05)
@@ -317,6 +318,6 @@ def test_what_a_device_hid_is_no_loss_in_the_record() -> None:
     speculator = Speculator(Scripted(lambda _: []), 15, control=EagerController(15), clock=Ticking(0.0))
     speculator.begin()
     for _ in range(100):
-        speculator.draft([0], PARAMS, 0)
+        speculator.draft([0], PARAMS, 0, V)
         speculator.learn(Round(Draft(), 0, (1,), 0.2e-3, 0.8e-3, 0.0, is_ahead=True))
     assert speculator.record.gain == pytest.approx(1, abs=0.01)

@@ -41,7 +41,7 @@ class Chat:
         self.unloaded: list[str] = []
         self.lent: list[bool] = []
 
-    def lend(self) -> None:
+    def lend(self, _model: str) -> None:
         self.lent.append(True)
 
     def take_back(self) -> None:
@@ -304,6 +304,9 @@ def test_hostile_names_and_reasons_are_shown_as_they_stand(size: tuple[int, int]
         screen.choose(HOSTILE)
         live = screen.query_one(BenchLive)
         live.begin(HOSTILE)
+        before = [segment.text for (segment,) in live._lines(20)]
+        assert " ".join(before).endswith("warmed up.")
+        assert max(map(len, before)) <= 20
         live.take(BenchStep(what=HOSTILE))
         live.take(BackendRefused(backend="native", reason=HOSTILE))
         live.take(RowMeasured(row=row("tg128", (), segments=(), invalid=HOSTILE), is_complete=True))

@@ -237,7 +237,7 @@ def test_own_parameters_stay_when_a_model_is_loaded(told: Callable[..., Told]) -
 
 def test_while_a_benchmark_has_the_machine_a_question_comes_back(told: Callable[..., Told]) -> None:
     chat = told("Hello.")
-    chat.engine.lend()
+    chat.engine.lend("demo")
     chat.engine.send("Hi")
     messages = chat.until(AnswerEnded)
     (refused,) = (message for message in messages if isinstance(message, LoadEnded))

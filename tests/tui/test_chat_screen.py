@@ -581,7 +581,7 @@ def test_ctrl_c_keeps_the_files_of_the_message_that_up_brings_back(stage: Stage)
 def test_once_a_benchmark_is_over_the_chat_says_so(stage: Stage) -> None:
     async def act(on: Stage) -> None:
         await on.ready()
-        on.chat.engine.lend()
+        on.chat.engine.lend("demo")
         on.chat.engine.unload("A benchmark needs the machine.")
         await on.type("hello")
         await on.until(lambda: "A benchmark is running" in on.shown("EmptyChat #where"))
@@ -595,7 +595,7 @@ def test_once_a_benchmark_is_over_the_chat_says_so(stage: Stage) -> None:
 def test_while_a_benchmark_has_the_machine_the_chat_says_so_before_anybody_asks(stage: Stage) -> None:
     async def act(on: Stage) -> None:
         await on.ready()
-        on.chat.engine.lend()
+        on.chat.engine.lend("demo")
         on.chat.engine.unload("A benchmark needs the machine.")
         await on.until(lambda: "a benchmark has the machine" in on.hint)
         assert "A benchmark has the machine" in on.shown("EmptyChat #where")

@@ -17,7 +17,17 @@ from runner.errors import RunnerError
 from runner.events import Finished, Progress, Stats, TextDelta
 from runner.transcript import Turn
 from runner.tui.machine_watch import OtherProgram
-from runner.tui.messages import AnswerBegan, AnswerEnded, AnswerStep, EngineMessage, LoadBegan, LoadEnded, LoadStep
+from runner.tui.messages import (
+    AnswerBegan,
+    AnswerEnded,
+    AnswerStep,
+    EngineMessage,
+    Lent,
+    LoadBegan,
+    LoadEnded,
+    LoadStep,
+    TakenBack,
+)
 from runner.tui.widgets.fold import BackendReason, OtherPrograms
 from runner.tui.widgets.live_rail import LiveRail
 from runner.tui.widgets.live_section import LiveSection
@@ -117,6 +127,22 @@ def test_before_anything_happens_it_says_what_to_do() -> None:
         assert "SPECULATION" in live.text
         assert "BANDWIDTH" not in live.text
         assert live.status.startswith("○ no model · VRAM 11.0 GiB of 24.0 GiB")
+
+    in_app(body)
+
+
+def test_while_a_benchmark_has_the_machine_it_says_so_and_not_that_a_model_is_to_be_chosen() -> None:
+    async def body(live: Live) -> None:
+        await live.sample(gpu_sample())
+        await live.tell(Lent("empty", "qwen3-8b"))
+        assert "◐ measuring" in live.text
+        assert "qwen3-8b" in live.text
+        assert "F3 shows the benchmark" in live.text
+        assert "F2" not in live.text
+        assert live.status.startswith("◐ measuring · ")
+        await live.tell(TakenBack("empty"))
+        assert "F2" in live.text
+        assert "measuring" not in live.text + live.status
 
     in_app(body)
 

@@ -9,7 +9,7 @@ from model_rows import OneWidget, text_of
 
 from runner.telemetry import Timings
 from runner.transcript import Turn
-from runner.tui.messages import AnswerEnded, LoadEnded, Unloaded
+from runner.tui.messages import AnswerEnded, Lent, LoadEnded, TakenBack, Unloaded
 from runner.tui.widgets.title_bar import TitleBar
 from runner.wire import to_plain
 
@@ -32,6 +32,12 @@ def test_an_unloaded_model_is_a_name_alone() -> None:
             assert f"{model.info.name}  " in text_of(app)
             assert model.info.backend not in text_of(app)
             assert "ctx" not in text_of(app)
+            assert "no model" in text_of(app)
+            bar.on_engine(Lent("empty", "another"))
+            await pilot.pause()
+            assert "measuring" in text_of(app)
+            bar.on_engine(TakenBack("empty"))
+            await pilot.pause()
             assert "no model" in text_of(app)
 
     asyncio.run(run())

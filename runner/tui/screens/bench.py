@@ -188,7 +188,7 @@ class BenchScreen(ModeScreen):
         live.begin(request.model)
         self.query_one(BenchReport).display = False
         self.query_one("#bench-right").border_title = "Measuring"
-        self._chat_engine.lend()
+        self._chat_engine.lend(request.model)
         self.call_after_refresh(live.scroll_visible, animate=False, top=True, immediate=True)  # once it has a height
         if self._chat_engine.state == "empty":
             self._measure(request)

@@ -59,7 +59,9 @@ class ChatScreen(ChatSurface):
     def on_mount(self) -> None:
         self.sides.show()
         self.show_tint(self.is_tinted)
-        self.query_one(TitleBar).show(self.engine.state, self.engine.model, self.engine.loaded)
+        self.query_one(TitleBar).show(
+            self.engine.state, self.engine.model, self.engine.loaded, is_lent=self.engine.is_lent
+        )
         self.show_conversation()
         self.sides.read_models()
         self.in_thread(self._memory.read, self.box.prompt.set_history)

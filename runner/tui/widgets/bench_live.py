@@ -5,6 +5,7 @@ It is told the events of runner.bench. It knows no process and no file.
 
 from __future__ import annotations
 
+import textwrap
 from time import monotonic
 
 from textual.app import ComposeResult
@@ -25,6 +26,7 @@ from runner.tui.widgets.gauges import both_ends, gauge
 from runner.tui.widgets.styled_lines import StyledLines
 
 _INDENT = 10
+_BEFORE = "The first figures come after the model is loaded and warmed up."
 
 
 class BenchLive(Vertical):
@@ -115,5 +117,5 @@ class BenchLive(Vertical):
         for name, text in self._remarks:
             lines += wrapped(name, "bad" if name == "refused" else "accent", text, _INDENT, width)
         if not lines:
-            lines.append((Segment("The first figures come after the model is loaded and warmed up.", "dim"),))
+            lines += [(Segment(text, "dim"),) for text in textwrap.wrap(_BEFORE, max(1, width))]
         return lines

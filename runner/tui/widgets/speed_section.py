@@ -22,6 +22,7 @@ from runner.tui.widgets.live_section import LiveSection, title
 
 _PHASES = {
     "empty": ("○", "no model", "$text-muted"),
+    "measuring": ("◐", "measuring", "$warning"),
     "loading": ("◐", "loading", "$warning"),
     "ready": ("●", "ready", "$success"),
     "waiting": ("◐", "waiting", "$warning"),
@@ -30,6 +31,7 @@ _PHASES = {
     "stopping": ("◐", "stopping", "$warning"),
 }
 _UNIT = " tok/s"
+_F3 = Content.styled("F3 shows the benchmark", "$text-muted")
 
 
 def phase_mark(numbers: LiveNumbers) -> Content:
@@ -139,6 +141,8 @@ class _Details(LiveSection):
             return [Content.styled(f"loaded in {duration(numbers.loaded.load_s)}", "$text-muted")]
         if numbers.state == "loading":
             return [line(short_name(numbers.model), "$text-muted")]
+        if numbers.phase == "measuring":
+            return [line(short_name(numbers.measured), "$text-muted"), _F3]
         return [Content.styled(words, "$text-muted") for words in ("ask something,", "or choose a model: F2")]
 
 

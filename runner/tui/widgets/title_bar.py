@@ -20,9 +20,11 @@ from runner.tui.messages import (
     EngineMessage,
     EngineState,
     GoTo,
+    Lent,
     LoadBegan,
     LoadEnded,
     LoadStep,
+    TakenBack,
 )
 from runner.tui.model_names import short_name
 
@@ -36,6 +38,7 @@ _STATES: dict[EngineState, tuple[str, str, str]] = {
     "answering": ("▶", "answering", "$accent"),
     "stopping": ("■", "stopping", "$warning"),
 }
+_LENT = ("◐", "measuring", "$warning")
 
 
 class ModeTab(Static):
@@ -73,6 +76,7 @@ class TitleBar(Horizontal):
         self._current = current
         self._n_ctx = 0
         self._model_name = ""
+        self._is_lent = False
         self._shown: dict[str, str] = {}
 
     def compose(self) -> ComposeResult:
@@ -83,8 +87,9 @@ class TitleBar(Horizontal):
         yield Static("", id="meter")
         yield Static("", id="state")
 
-    def show(self, state: EngineState, model: str, loaded: Loaded | None) -> None:
-        """What the engine is doing, with which model."""
+    def show(self, state: EngineState, model: str, loaded: Loaded | None, *, is_lent: bool = False) -> None:
+        """What the engine is doing, with which model. is_lent: a benchmark has the machine meanwhile."""
+        self._is_lent = is_lent
         self._show_state(state)
         if loaded is None:
             self._show_model([model])
@@ -94,6 +99,8 @@ class TitleBar(Horizontal):
 
     def on_engine(self, message: EngineMessage) -> None:
         """Follow what the engine tells."""
+        if isinstance(message, (Lent, TakenBack)):
+            self._is_lent = isinstance(message, Lent)
         self._show_state(message.state, _percent(message))
         if message.state == "empty":  # what was loaded of it, and how, is gone
             self._show_model([self._model_name])
@@ -102,7 +109,7 @@ class TitleBar(Horizontal):
             self._show_model([message.model])
             self._show_used(0, 0)
         elif isinstance(message, LoadEnded):
-            self.show(message.state, message.next_model or message.model, message.loaded)
+            self.show(message.state, message.next_model or message.model, message.loaded, is_lent=self._is_lent)
         elif isinstance(message, AnswerEnded) and message.state != "empty" and message.turn and message.turn.timings:
             timings = message.turn.timings
             self._show_used(timings.get("prompt_tokens", 0) + timings.get("completion_tokens", 0), self._n_ctx)
@@ -113,7 +120,7 @@ class TitleBar(Horizontal):
         self._show_used(used, n_ctx)
 
     def _show_state(self, state: EngineState, detail: str = "") -> None:
-        mark, word, colour = _STATES[state]
+        mark, word, colour = _LENT if self._is_lent and state == "empty" else _STATES[state]
         self._update("state", Content.styled(f"{mark} {detail or word}", colour))
 
     def _show_model(self, parts: list[str]) -> None:

@@ -69,7 +69,8 @@ class Always(Speculator):
         self.length = length
         self.rounds: list[Round] = []
 
-    def draft(self, history: Sequence[int], params: SamplingParams, room: int) -> Draft:
+    def draft(self, history: Sequence[int], params: SamplingParams, room: int, vocab_size: int) -> Draft:
+        del vocab_size
         return self.drafter.propose(history, params, Limit(min(room, self.length)))
 
     def learn(self, done: Round, *, may_wait: bool = False) -> None:
