@@ -115,7 +115,7 @@ def _model_drafter(name: Literal["model", "self"], target: Backend, load_model: 
             f"The draft model does not fit beside {target.info.name}. {error.message}",
             hint=f"Choose a smaller draft model; {_WITHOUT}",
         ) from error
-    drafter = ModelDrafter(draft, name, vocab_size=target.info.vocab_size)
+    drafter = ModelDrafter(draft, name)
     try:
         _check(draft, target, is_copy=name == "self")
         drafter.warm_up()

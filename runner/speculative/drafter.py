@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Literal, Protocol
 
 from runner.config import SamplingParams
@@ -34,27 +35,18 @@ class Draft:
 NO_DRAFT = Draft()
 
 
-def flaw(given: object, most: int, n_buckets: int, vocab_size: int) -> str:
-    """What is wrong with what a drafter gave, where it cannot be verified: "it gave ..."; "" for a draft that can be.
+def sound(draft: Draft, most: int, n_buckets: int, vocab_size: int) -> Draft:
+    """As much of what a drafter gave as can be verified and counted: it may be wrong in any way, and too long.
 
-    most: how many tokens were asked for at most.
+    Raises TypeError or AttributeError for what is no draft of whole numbers.
     """
-    if given is NO_DRAFT:
-        return ""
-    if type(given) is not Draft or type(given.tokens) is not tuple or type(given.buckets) is not tuple:
-        return f"it gave {type(given).__name__}, and no draft of two tuples"
-    tokens, buckets = given.tokens, given.buckets
-    if len(tokens) != len(buckets):
-        return f"it gave {len(tokens)} tokens with {len(buckets)} buckets"
-    if len(tokens) > most:
-        return f"it gave {len(tokens)} tokens where {most} were asked for"
-    if not tokens:
-        return ""
-    if other := {*map(type, tokens), *map(type, buckets)} - {int}:
-        return f"it gave {other.pop().__name__} for an id"
-    if min(tokens) < 0 or max(tokens) >= vocab_size:
-        return "it gave an id outside of the vocabulary"
-    return "" if min(buckets) >= 0 and max(buckets) < n_buckets else "it gave a bucket that it does not have"
+    if draft is NO_DRAFT:
+        return draft
+    tokens, buckets = tuple(map(index, draft.tokens)), tuple(map(index, draft.buckets))
+    n = min(len(tokens), len(buckets), most)
+    unknown = (i for i in range(n) if not (0 <= tokens[i] < vocab_size and 0 <= buckets[i] < n_buckets))
+    n = next(unknown, n)
+    return Draft(tokens[:n], buckets[:n])
 
 
 class Gate(Protocol):
@@ -108,8 +100,9 @@ class Drafter(Protocol):
         """Guess what follows `history`, one token after the other, as long as the gate admits.
 
         history: prompt and completion so far, never empty. It need not go on from the last call's: the drafter finds
-        what it can keep by itself. It can only be read; its slices are lists. Tokens may be wrong in any way. What it
-        gives that cannot be verified (see flaw), and what it raises, is logged, and ends the drafts of that answer.
+        what it can keep by itself. It can only be read; its slices are lists. Tokens may be wrong in any way; those
+        outside the vocabulary are never accepted, and what is longer than was asked for, or of no bucket that there is,
+        is cut (`sound`). What it raises, or gives that is no draft, is logged, and ends the drafts of that answer.
         """
         ...
 

@@ -10,10 +10,8 @@ model by the protocols below, and nothing of files or devices.
 from __future__ import annotations
 
 import logging
-import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
 from typing import Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -79,21 +77,15 @@ class ChainedModel(DraftModel, Protocol):
 
 
 class ModelDrafter(Drafter):
-    """See Drafter. It owns `model`, which must be able to cut its cache anywhere.
-
-    vocab_size: the target's. A draft model's may be padded further, or have special tokens of its own.
-    """
+    """See Drafter. It owns `model`, which must be able to cut its cache anywhere."""
 
     n_buckets = len(CONFIDENCES) + 1
     is_host_only = False
     is_quoting = False
 
-    def __init__(
-        self, model: DraftModel, name: Literal["model", "self"] = "model", *, vocab_size: int = sys.maxsize
-    ) -> None:
+    def __init__(self, model: DraftModel, name: Literal["model", "self"] = "model") -> None:
         self.name: DrafterName = name
         self._model = model
-        self._vocab_size = vocab_size
         self._chained = model if isinstance(model, ChainedModel) else None
         self._cancel = CancelToken()
         self._has_drafted = False
@@ -138,17 +130,13 @@ class ModelDrafter(Drafter):
         write = self._in_a_chain if is_chained else self._one_by_one
         written: list[tuple[int, int]] = []
         try:
-            guesses = write(missing, history, params, gate)
-            written.extend(takewhile(self._is_known, guesses))  # which keeps what came before an error
+            written.extend(write(missing, history, params, gate))  # which keeps what came before an error
         except BadModelFile as error:
             if not self._has_drafted:  # at load, where it is told
                 raise
             log.warning("the draft model guesses nothing here: %s", error.message)  # the target goes on without
         self._has_drafted = self._has_drafted or bool(written)
         return Draft(tuple(token for token, _ in written), tuple(bucket for _, bucket in written))
-
-    def _is_known(self, guess: tuple[int, int]) -> bool:
-        return guess[0] < self._vocab_size
 
     def _one_by_one(
         self, missing: Sequence[int], history: Sequence[int], params: SamplingParams, gate: Gate

@@ -7,14 +7,13 @@ when drafting pays is the controller's; how a guess is made is the drafter's.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from runner.config import LONGEST_DRAFT, SamplingParams
 from runner.speculative.control import Control, Most
 from runner.speculative.controller import Controller
-from runner.speculative.drafter import NO_DRAFT, Clock, Draft, Drafter, Gate, clock_for, flaw
+from runner.speculative.drafter import NO_DRAFT, Clock, Draft, Drafter, Gate, clock_for, sound
 from runner.speculative.load_times import StepSeconds
 from runner.speculative.record import Passed, Round, SpeculationRecord, SpeculationState
 from runner.speculative.strides import Wish
@@ -65,8 +64,7 @@ class Speculator:
             return
         for _ in range(2):  # the first warms up
             began = self._clock()
-            guess = self.drafter.propose((0,), SamplingParams(temperature=0), Most(_TIMED_TOKENS))
-            draft = self._sound(guess, _TIMED_TOKENS)
+            draft = self.drafter.propose((0,), SamplingParams(temperature=0), Most(_TIMED_TOKENS))
             elapsed = self._clock() - began
         if len(draft):
             self._control.learn_guessing(len(draft), elapsed)
@@ -107,7 +105,7 @@ class Speculator:
             self._control.learn_reading(len(prompt), self._clock() - began)
 
     def _read(self, history: Sequence[int]) -> None:
-        self._guess(history, SamplingParams(temperature=0), Most(0))
+        self._guess(history, SamplingParams(temperature=0), Most(0), 0, 1)
 
     def _may_guess(self, history: Sequence[int]) -> bool:
         if self._failure:
@@ -115,25 +113,20 @@ class Speculator:
         try:
             return bool(self.drafter.may_guess(history))
         except Exception as error:
-            self._raised(error)
+            self._fail(error)
             return False
 
-    def _guess(self, history: Sequence[int], params: SamplingParams, gate: Gate) -> Draft:
+    def _guess(self, history: Sequence[int], params: SamplingParams, gate: Gate, most: int, vocab_size: int) -> Draft:
         try:
-            return self.drafter.propose(history, params, gate)
+            return sound(self.drafter.propose(history, params, gate), most, self.drafter.n_buckets, vocab_size)
         except Exception as error:
-            self._raised(error)
+            self._fail(error)
             return NO_DRAFT
 
-    def _raised(self, error: Exception) -> None:
-        self._fail(f"it raised {type(error).__name__}", error)
-
-    def _fail(self, how: str, error: Exception | None = None) -> None:
+    def _fail(self, error: Exception) -> None:
         """A drafter that fails is not asked again in this answer, which goes on as it would without one."""
-        log.error(
-            "the %s drafter failed, %s: this answer goes on without drafts", self.drafter.name, how, exc_info=error
-        )
-        self._failure = how
+        log.exception("the %s drafter failed: this answer goes on without drafts", self.drafter.name)
+        self._failure = f"{type(error).__name__}: {error}"
 
     def draft(self, history: Sequence[int], params: SamplingParams, room: int, vocab_size: int) -> Draft:
         """What to verify after `history`, at most `room` tokens of the vocabulary; empty for a plain step."""
@@ -157,17 +150,10 @@ class Speculator:
         # That was in this round, and not before the next that is passed by.
         self._own_s, self._passing_s = self._own_s + self._passing_s, 0.0
         began = self._clock()
-        guess = self._guess(history, params, gate)
-        draft = self._control.cut(self._sound(guess, min(room, self._draft_max), vocab_size))
+        guess = self._guess(history, params, gate, min(room, self._draft_max), vocab_size)
+        draft = self._control.cut(guess)
         self._guess_s = self._clock() - began
         return draft
-
-    def _sound(self, guess: Draft, most: int, vocab_size: int = sys.maxsize) -> Draft:
-        """What the drafter gave, if that can be verified and counted."""
-        if how := flaw(guess, most, self.drafter.n_buckets, vocab_size):
-            self._fail(how)
-            return NO_DRAFT
-        return guess
 
     def learn(self, done: Round, *, may_wait: bool = False) -> None:
         """A step is over, with a draft or without.
@@ -246,7 +232,7 @@ class Speculator:
         self._pass_by()
         control, drafter = self._control, self.drafter
         state: SpeculationState = "off" if self._failure else control.state
-        has_failed = f"the drafter failed, {self._failure}; `runner logs` has the details"
+        has_failed = f"the drafter failed ({self._failure}); `runner logs` has the details"
         reason = has_failed if self._failure else control.reason
         return self._tally.record(drafter.name, state, reason, drafter.nbytes, drafter.n_given)
 

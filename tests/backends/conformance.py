@@ -134,6 +134,19 @@ class Knowing(Drafter):
         pass
 
 
+class Heedless(Knowing):
+    """Drafts what is right and then anything, of a length and of buckets that nobody asked for."""
+
+    def __init__(self, text: Sequence[int], n_prompt: int, n_drafted: int, buckets: tuple[int, ...]) -> None:
+        super().__init__(text, n_prompt, lambda coming, _at: coming)
+        self._n_drafted, self._buckets = n_drafted, buckets
+
+    def propose(self, history: Sequence[int], params: SamplingParams, gate: Gate) -> Draft:
+        del params, gate
+        coming = self._text[len(history) - self._n_prompt :]
+        return Draft((*coming, *[1] * self._n_drafted)[: self._n_drafted], self._buckets)
+
+
 class Broken(Knowing):
     """Drafts well at first, and then fails: `fail` is given the text to come and the history, and gives a draft."""
 
@@ -149,32 +162,21 @@ class Broken(Knowing):
         return super().propose(history, params, gate)
 
 
-def as_draft(tokens: Any) -> Draft:
-    return Draft(tokens, (0,) * 3)
-
-
 def removes(coming: list[int], history: Any) -> Draft:
     del history[-1]
-    return as_draft(tuple(coming[:3]))
+    return Draft(tuple(coming[:3]), (0,) * 3)
 
 
-# How a drafter fails, and what is said of it.
-FAILURES: dict[str, Callable[[list[int], Any], Any]] = {
-    "it raised ZeroDivisionError": lambda _coming, _history: 1 // 0,
-    "it raised TypeError": removes,
-    "it raised AttributeError": lambda coming, history: history.append(coming[0]),
-    "it gave NoneType, and no draft": lambda _coming, _history: None,
-    "it gave list, and no draft": lambda coming, _history: coming[:3],
-    "it gave generator, and no draft": lambda coming, _history: (token for token in coming),
-    "it gave Draft, and no draft of two tuples": lambda coming, _history: as_draft(iter(coming[:3])),
-    "it gave float for an id": lambda coming, _history: as_draft((coming[0], float(coming[1]), coming[2])),
-    "it gave int64 for an id": lambda coming, _history: as_draft(tuple(np.array(coming[:3]))),
-    "it gave an id outside of the vocabulary": lambda coming, _history: as_draft((*coming[:2], 10**9)),
-    "it gave an id outside of": lambda coming, _history: as_draft((-1, *coming[:2])),
-    "it gave 40 tokens where 15 were asked for": lambda _coming, _history: Draft((1,) * 40, (0,) * 40),
-    "it gave 2 tokens with 3 buckets": lambda coming, _history: as_draft(tuple(coming[:2])),
-    "it gave a bucket that it does not have": lambda coming, _history: Draft(tuple(coming[:3]), (0, 1, 0)),
-}
+# What a drafter raises or gives, and what is said of it.
+FAILURES: list[tuple[str, Callable[[list[int], Any], Any]]] = [
+    ("ZeroDivisionError", lambda _coming, _history: 1 // 0),
+    ("TypeError", removes),
+    ("AttributeError", lambda coming, history: history.append(coming[0])),
+    ("AttributeError", lambda _coming, _history: None),
+    ("AttributeError", lambda coming, _history: coming[:3]),
+    ("AttributeError", lambda coming, _history: (token for token in coming)),
+    ("TypeError", lambda coming, _history: Draft((coming[0], float(coming[1])), (0, 0))),  # type: ignore[arg-type]
+]
 
 
 Guess = Callable[[list[int], int], list[int]]
@@ -186,6 +188,7 @@ GUESSES: dict[str, Guess] = {
     "right for a while": lambda coming, at: [*coming[: at % 5], *[1] * 6],
     "wrong": lambda coming, _at: [token ^ 1 for token in coming[:7]],
     "random": lambda _coming, at: [int(token) for token in np.random.default_rng(at).integers(0, 256, 9)],
+    "out of the vocabulary": lambda coming, at: [*coming[: at % 3], 10**9, -1, *coming[:4]],
     "too long": lambda coming, _at: coming * 9,
 }
 
@@ -355,20 +358,42 @@ class BackendConformance:
             speculator = eager(Knowing(text, len(prompt), guess))
             assert take(backend, prompt, 24, params, speculator) == text[:24], name
 
+    @pytest.mark.parametrize("n_drafted", [16, 40])
+    def test_a_drafter_that_heeds_no_limit_changes_nothing(
+        self, backend: Backend, prompt: list[int], n_drafted: int
+    ) -> None:
+        text = take(backend, prompt, 40)
+        for buckets in ((0,) * n_drafted, (0, 5, *(0,) * (n_drafted - 2)), (0,), ()):
+            forget(backend)
+            speculator = eager(Heedless(text, len(prompt), n_drafted, buckets))
+            assert take(backend, prompt, 24, speculator=speculator) == text[:24], buckets
+
+    def test_drafts_of_other_integers_and_beside_the_vocabulary_change_nothing(
+        self, backend: Backend, prompt: list[int]
+    ) -> None:
+        text, size = take(backend, prompt, 40), backend.info.vocab_size
+        guesses: list[Guess] = [
+            lambda coming, _at: list(np.array(coming[:5])),
+            lambda coming, at: [*coming[: at % 3], (size, -size, 2**31, 2**64 + coming[0])[at % 4], *coming[:2]],
+        ]
+        for guess in guesses:
+            forget(backend)
+            assert take(backend, prompt, 24, speculator=eager(Knowing(text, len(prompt), guess))) == text[:24]
+
     def test_a_drafter_that_fails_ends_its_drafts_and_not_the_text(
         self, backend: Backend, prompt: list[int], caplog: pytest.LogCaptureFixture
     ) -> None:
         text = take(backend, prompt, 40)
-        for how, fail in FAILURES.items():
+        for error, fail in FAILURES:
             forget(backend)
             caplog.clear()
             speculator = eager(Broken(text, len(prompt), fail))
-            assert take(backend, prompt, 24, speculator=speculator) == text[:24], how
+            assert take(backend, prompt, 24, speculator=speculator) == text[:24], error
             record = speculator.record
-            assert (record.n_accepted, record.state) == (3, "off"), how
-            assert f"the drafter failed, {how}" in record.reason
+            assert (record.n_accepted, record.state) == (3, "off"), error
+            assert f"the drafter failed ({error}: " in record.reason
             assert "runner logs" in record.reason
-            assert len([line for line in caplog.messages if line.startswith("the scripted drafter failed")]) == 1, how
+            assert caplog.messages.count("the scripted drafter failed: this answer goes on without drafts") == 1, error
             speculator.begin(prompt)
             assert speculator.record.state == "on"
 

@@ -242,14 +242,6 @@ def test_it_drafts_nothing_after_tokens_that_it_does_not_have() -> None:
     assert len(drafter.propose([1, 2, 3], GREEDY, Most(3))) == 3
 
 
-@both_ways
-def test_it_drafts_no_token_that_the_target_does_not_have(toy: type[Toy]) -> None:
-    whole = ModelDrafter(toy()).propose([1, 2, 3], GREEDY, Most(5)).tokens
-    assert max(whole) != whole[0]
-    known = ModelDrafter(toy(), vocab_size=max(whole)).propose([1, 2, 3], GREEDY, Most(5)).tokens
-    assert known == whole[: whole.index(max(whole))]
-
-
 def test_a_cancelled_request_drafts_no_further() -> None:
     model = Toy()
     drafter = ModelDrafter(model)
