@@ -134,9 +134,8 @@ def convert(source: Source, chosen: Format, output: Path, on_progress: OnProgres
         write_vocabulary(writer, source.vocabulary)
         _write_tensors(writer, source, chosen, on_progress)
     except OSError as error:
-        if error.errno is None and "requested and" in str(
-            error
-        ):  # numpy says "10 requested and 4 written", and not why
+        # numpy says "10 requested and 4 written", and not why.
+        if error.errno is None and "requested and" in str(error):
             raise refusal(output) from error
         raise
     finally:
