@@ -99,24 +99,23 @@ class HashChains:
 
     def longest(self, place: int, ending: Sequence[int]) -> Match | None:
         """The longest match of `ending` at `place` or at one before it with the same n-gram; of equals the latest."""
-        tokens, found = self.tokens, None
+        tokens, length, at, n_alone = self.tokens, SHORTEST_MATCH - 1, 0, 0
         for _ in range(_CANDIDATES):
             if not place:
                 break
             most, n = min(len(ending), place), 0
             while n < most and tokens[place - 1 - n] == ending[-1 - n]:
                 n += 1
-            if n >= SHORTEST_MATCH and (found is None or n > found.length):
-                found = Match(n, place, LONGEST_MATCH)
+            if n > length:
+                length, at, n_alone = n, place, LONGEST_MATCH
                 if n == LONGEST_MATCH:
                     break
-            elif found is not None and n == found.length:
-                first, n_alone = found.place, found.n_alone
-                found = found._replace(
-                    n_alone=common_prefix(tokens[first : first + n_alone], tokens[place : place + n_alone])
-                )
+            elif n == length and n_alone:
+                alike, n_alone = min(n_alone, len(tokens) - at), 0
+                while n_alone < alike and tokens[at + n_alone] == tokens[place + n_alone]:
+                    n_alone += 1
             place = self._before[place - 1]
-        return found
+        return Match(length, at, n_alone) if at else None
 
     def continuation(self, place: int, n_tokens: int) -> list[int]:
         """Up to `n_tokens` from `place` to the end of that sequence; one that is not ended goes round, as a text that
