@@ -147,7 +147,8 @@ def _identity() -> tuple[str, tuple[str, ...]]:
         text = PROC_CPUINFO.read_text(encoding="utf-8", errors="replace")
     except OSError:
         text = ""
-    return parse_cpuinfo(text, fallback=platform.processor() or platform.machine() or "unknown")
+    model, features = parse_cpuinfo(text, fallback="")
+    return model or platform.processor() or platform.machine() or "unknown", features  # a process is asked, so at last
 
 
 def parse_cpuinfo(text: str, fallback: str) -> tuple[str, tuple[str, ...]]:
