@@ -7,7 +7,6 @@ import fcntl
 import hashlib
 import json
 import os
-import resource
 import shutil
 import signal
 import struct
@@ -21,6 +20,7 @@ import llama_cpp_oracle as oracle
 import numpy as np
 import pytest
 import torch
+from disk_limits import file_size_limit, fill, small_disk
 from hf_directories import demo_as_safetensors, edit_json, random_model
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
@@ -314,36 +314,28 @@ def test_a_limit_on_the_size_of_files_is_told_from_a_full_disk(
     is_gguf: bool, demo_source: Path, demo_directory: Path, tmp_path: Path
 ) -> None:
     source = demo_directory / "demo-q8_0.gguf" if is_gguf else demo_source
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_000, limits[1]))
-    try:
-        with pytest.raises(DoesNotFit, match=r"A file in .* may not become as large") as said:
-            made(source, "f16", tmp_path / "m.gguf")
-        assert "ulimit -f" in said.value.hint
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with file_size_limit(4_000_000), pytest.raises(DoesNotFit, match=r"A file in .* may not become as large") as said:
+        made(source, "f16", tmp_path / "m.gguf")
+    assert "ulimit -f" in said.value.hint
     assert files(tmp_path) == set()
 
 
 @pytest.mark.parametrize("is_gguf", [False, True])
 def test_a_disk_that_is_full_in_the_middle_is_said_so(
-    is_gguf: bool, demo_source: Path, demo_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_gguf: bool, demo_source: Path, demo_directory: Path, tmp_path: Path
 ) -> None:
-    """The limit on the size of files stands for the disk: what the system says of it when asked is changed."""
-
-    def full(_path: Path) -> OSError:
-        return OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(f"runner.quant.{'kquants' if is_gguf else 'convert'}.refusal", full)
     source = demo_directory / "demo-q8_0.gguf" if is_gguf else demo_source
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_000, limits[1]))
-    try:
+    with small_disk(tmp_path / "disk", "128m") as disk:
+        filler = disk / "filler"
+
+        def fill_once(_stage: str, _done: int, _total: int) -> None:
+            if not filler.exists():
+                fill(filler)
+
         with pytest.raises(DoesNotFit, match=r"The disk of .* is full") as said:
-            made(source, "f16", tmp_path / "m.gguf")
+            quantize_model(source, format_of("f16"), disk / "m.gguf", force=False, on_stage=fill_once)
         assert "Free some space" in said.value.hint
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert files(disk) == {"filler"}
 
 
 def test_why_no_more_can_be_written_is_what_the_system_says(tmp_path: Path) -> None:
@@ -351,12 +343,8 @@ def test_why_no_more_can_be_written_is_what_the_system_says(tmp_path: Path) -> N
     path.write_bytes(bytes(1000))
     assert refusal(path).errno == errno.ENOSPC
     path.write_bytes(bytes(1000))
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-    try:
+    with file_size_limit(1000):
         assert refusal(path).errno == errno.EFBIG
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.mark.parametrize(

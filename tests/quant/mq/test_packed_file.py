@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from disk_limits import file_size_limit
 from packed_models import opened, tiny
 from safetensors import safe_open
 
@@ -143,30 +143,23 @@ def test_the_leftovers_of_other_settings_are_not_continued(
         assert not file.done
 
 
-def test_a_full_disk_says_so_and_keeps_what_is_done(tmp_path: Path, source: tuple[PackedPlan, Weights]) -> None:
-    """The limit on the size of files stands for the disk: it gives out in the middle of the journal."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+def test_what_is_done_is_kept_where_a_file_may_not_become_larger(
+    tmp_path: Path, source: tuple[PackedPlan, Weights]
+) -> None:
+    """It gives out in the middle of the journal."""
     with packed_file.opened(tmp_path, source[0], {}, quiet) as (file, _):
         made = encoded(source, file)
         for _ in range(4):
             file.write(*next(made))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(tmp_path / JOURNAL_NAME) + 20, limits[1]))
-        try:
-            with pytest.raises(DoesNotFit, match=f"4 of {len(source[0].tensors)} tensors are done"):
-                file.write(*next(made))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        done = f"4 of {len(source[0].tensors)} tensors are done"
+        with file_size_limit(os.path.getsize(tmp_path / JOURNAL_NAME) + 20), pytest.raises(DoesNotFit, match=done):
+            file.write(*next(made))
     assert len(fill(tmp_path, source)) == len(source[0].tensors) - 4
 
 
-def test_a_disk_that_is_too_small_from_the_start_is_said(tmp_path: Path, source: tuple[PackedPlan, Weights]) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, limits[1]))
-    try:
-        with pytest.raises(DoesNotFit, match="may not become as large as this one has to: 0 of"):
-            fill(tmp_path, source)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+def test_a_file_that_may_not_become_so_large_is_said(tmp_path: Path, source: tuple[PackedPlan, Weights]) -> None:
+    with file_size_limit(40_000), pytest.raises(DoesNotFit, match="may not become as large as this one has to: 0 of"):
+        fill(tmp_path, source)
 
 
 def test_the_room_is_taken_at_the_start(tmp_path: Path, source: tuple[PackedPlan, Weights]) -> None:

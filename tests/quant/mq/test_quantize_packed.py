@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from disk_limits import fill, small_disk
 from packed_models import logits, opened, packed, tiny
 from safetensors.torch import load_file, save_file
 
@@ -404,26 +405,15 @@ def test_a_disk_that_is_too_small_is_told_before_the_work(
 
 
 def test_a_small_disk_that_fills_up_while_it_works(source: Path, tmp_path: Path) -> None:
-    """A real one, where this user may mount one; with the room taken at the start, filling it later harms nothing."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(disk)], capture_output=True).returncode:
-        limited = packed(source, tmp_path / "out", "mq4")
-        assert limited.path.is_dir()
-        return
-    try:
+    with small_disk(tmp_path / "disk", "6m") as disk:
         filler = disk / "filler"
 
-        def fill(stage: str, _done: int, _total: int) -> None:
+        def fill_once(stage: str, _done: int, _total: int) -> None:
             if stage == "quantizing" and not filler.exists():
-                with filler.open("wb", 0) as file, pytest.raises(OSError):
-                    while True:
-                        file.write(bytes(4096))
+                fill(filler)
 
         with pytest.raises(DoesNotFit, match="is full"):
-            packed(source, disk / "out", "mq4", on_stage=fill)
+            packed(source, disk / "out", "mq4", on_stage=fill_once)
         filler.unlink()
         assert (disk / "out.partial" / JOURNAL_NAME).is_file()
         assert hashes(packed(source, disk / "out", "mq4").path) == hashes(packed(source, tmp_path / "o", "mq4").path)
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
