@@ -24,15 +24,13 @@ from typing import Any
 
 import timing
 import torch
-from generation import device_step_s, fill, run_ahead
+from generation import device_step_s, fill, run_ahead, run_passes
 from random_models import RECIPE_NAMES, about_bytes, fused_execution, write_directory
 from records import Report, Table, add_arguments, origin, require_gpu, say
 from shapes import SHAPES, config_of
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from workplace import workplace
-
-from runner.backends.native.fused_execution import FusedExecution
 
 _NAME_WIDTH = 44
 
@@ -156,15 +154,6 @@ def profiled(directory: Path, n_rows: int, depth: int, n_steps: int) -> tuple[li
     n_layers = execution.cache.num_layers
     execution.release()
     return kernels, seconds, n_layers
-
-
-def run_passes(execution: FusedExecution, n_rows: int, count: int) -> None:
-    """`count` passes of so many tokens, each after what the cache holds, with the logits of the last one."""
-    held, ids = execution.cache.length, [row % 60 for row in range(n_rows)]
-    for _ in range(count):
-        execution.extend(ids, "last", lambda: None)
-        execution.cache.truncate(held)
-    timing.wait()
 
 
 def last_steps(kernels: Sequence[Kernel], n_steps: int) -> list[Kernel]:

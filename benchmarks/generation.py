@@ -123,6 +123,31 @@ def fill(execution: Execution, length: int, chunk: int = 512) -> None:
         execution.extend([token % 60 for token in range(min(chunk, missing))], "none", _go_on)
 
 
+def run_passes(execution: FusedExecution, n_rows: int, count: int) -> None:
+    """`count` passes of so many tokens, each after what the cache holds, with the logits of the last one."""
+    held, ids = execution.cache.length, [row % 60 for row in range(n_rows)]
+    for _ in range(count):
+        execution.extend(ids, "last", _go_on)
+        execution.cache.truncate(held)
+    timing.wait()
+
+
+def pass_s(execution: FusedExecution, n_rows: int, rounds: int = 6, queued: int = _QUEUED_STEPS) -> float:
+    """Seconds of such a pass by its graph, many in a row, which the host does not wait for: the least of some rounds.
+
+    Where there is no graph, or the host launches more slowly than the device computes, it is the host's time.
+    """
+    run_passes(execution, n_rows, 1)
+    execution.after_answer()  # which records a prompt's graph
+    run_passes(execution, n_rows, 2)
+    times = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        run_passes(execution, n_rows, queued)
+        times.append(time.perf_counter() - started)
+    return min(times) / queued
+
+
 def run_ahead(execution: FusedExecution, depth: int, count: int) -> float:
     """Decode `count` tokens greedily after `depth` without reading one, so that the device never waits for the host's
     loop; returns the seconds.

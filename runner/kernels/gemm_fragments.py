@@ -178,7 +178,7 @@ def _rows_of_program(n_rows: int) -> int:
     return 32 if n_rows <= 32 else 64 if n_rows <= 64 else 128
 
 
-MOST_DECODED_ROWS: Final = 512
+MOST_DECODED_ROWS: Final = 640
 """Up to how many rows weights are decoded for them alone."""
 # A warp decodes the tile that it multiplies, so there are as many tiles as warps. H200, 16 layers of Llama-3.1-8B, ms
 # of a prompt of 20, 64 and 128 tokens: 1.28, 1.61, 2.07; four stages for 32 rows 1.29, two for 64 1.67, 168 registers

@@ -16,7 +16,8 @@ from torch import Tensor
 
 log = logging.getLogger(__name__)
 
-_PROMPT_ROWS: Final = (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+# Products of more than 64 rows go by blocks of 128, so closer than that nothing is gained.
+_PROMPT_ROWS: Final = (32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
 LONGEST_PROMPT: Final = _PROMPT_ROWS[-1]
 """Tokens of the longest prompt that filled_up_prompt has rows for."""
 
