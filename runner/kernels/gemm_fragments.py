@@ -1,9 +1,10 @@
-"""Packed weights in fragments times 17 to 512 rows, as int8: weights are decoded on their way to Hopper's tensor cores.
+"""Packed weights in fragments times 17 to 1024 rows, as int8: decoded on their way to Hopper's tensor cores.
 
-For so few rows that takes less time than to decode them before (gemm_int8.py), though it is done for each 128 rows
-again. A warp decodes a tile of 16 rows of weights in its registers, where the instruction of a warp group wants them: a
-lane of loaded_block has what that lane multiplies, so nothing passes between lanes. x alone goes through shared memory,
-and comes there by TMA, which wants no registers for addresses and was measured to be faster than loads of threads.
+For so few rows (most_decoded_rows) that takes less time than to decode weights before (gemm_int8.py), though it is done
+for each 128 rows again. A warp decodes a tile of 16 rows of weights in its registers, where the instruction of a warp
+group wants them: a lane of loaded_block has what that lane multiplies, so nothing passes between lanes. x alone goes
+through shared memory, and comes there by TMA, which wants no registers for addresses and was measured to be faster than
+loads of threads.
 Levels, steps and sums are those of gemm_int8.py: the same bits, where the columns are not summed in parts.
 Parts are for matrices with too few tiles for the GPU, and follow from the matrix and the number of rows. The reference
 is matmul.linear_ref with int8_weights_ref. It knows nothing of what an epilogue does.
@@ -178,8 +179,16 @@ def _rows_of_program(n_rows: int) -> int:
     return 32 if n_rows <= 32 else 64 if n_rows <= 64 else 128
 
 
-MOST_DECODED_ROWS: Final = 640
-"""Up to how many rows weights are decoded for them alone."""
+def most_decoded_rows(n: int, k: int) -> int:
+    """Up to how many rows the weights of a matrix [n, k] are decoded for them alone."""
+    return 1024 if n * k < _SMALL else 512
+
+
+# Weights. H200, ms of a prompt of 600, 700, 850 and 1000 tokens, decoded before | on their way, where the matrices have
+# 2e6 to 6e6 weights (28 layers of Qwen3-0.6B) 2.86, 3.26, 3.43, 3.80 | 2.41, 2.74, -, -, and with gate and up decoded
+# before 2.40, 2.89, 3.04, 3.26; 16e6 to 50e6 (12 of Qwen3-4B) 3.31, 3.72 | 3.23, 3.72; 16e6 to 117e6 (16 of
+# Llama-3.1-8B) 8.24, 9.23 | 8.39, 9.75.
+_SMALL: Final = 1 << 23
 # A warp decodes the tile that it multiplies, so there are as many tiles as warps. H200, 16 layers of Llama-3.1-8B, ms
 # of a prompt of 20, 64 and 128 tokens: 1.28, 1.61, 2.07; four stages for 32 rows 1.29, two for 64 1.67, 168 registers
 # for 128 rows 3.23. Before x came by TMA eight warps were slower for 64 and 256 rows. docs/LOG.md has more.

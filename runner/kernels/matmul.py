@@ -8,7 +8,7 @@ Activations x of M rows come as the weights want them, from rotate.py:
     dense weights               [M, K], contiguous
     packed weights, few rows    Int8Rows or, where the weights are in fragments, Int8Fragments, rotated
     packed weights, more rows   [M, K], rotated, or Int8Blocks where gemm_int8.takes_int8 says so; of these up to
-                                MOST_DECODED_ROWS are multiplied by gemm_fragments.py
+                                most_decoded_rows are multiplied by gemm_fragments.py
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from runner.kernels import epilogues
 from runner.kernels.add_parts import Reader, add_parts
 from runner.kernels.fragments import activation_rows
 from runner.kernels.gemm import Gemm
-from runner.kernels.gemm_fragments import MOST_DECODED_ROWS, GemmFragments
+from runner.kernels.gemm_fragments import GemmFragments, most_decoded_rows
 from runner.kernels.gemm_int8 import GemmInt8
 from runner.kernels.gemv_dense import GemvDense
 from runner.kernels.gemv_fragments import GemvFragments
@@ -224,7 +224,7 @@ def product(
     if isinstance(x, Int8Fragments):
         return GemvFragments(x=x, w=w, pair=pair)
     if isinstance(x, Int8Blocks):
-        return (GemmFragments if x.shape[0] <= MOST_DECODED_ROWS else GemmInt8)(x=x, w=w, pair=pair)
+        return (GemmFragments if x.shape[0] <= most_decoded_rows(*w.shape) else GemmInt8)(x=x, w=w, pair=pair)
     if x.shape[0] <= MOST_ROWS:
         return GemvPacked(x=x, w=w, pair=pair)
     launches = tuple(GemvPacked(x=block, w=w, pair=pair) for block in row_blocks(x))

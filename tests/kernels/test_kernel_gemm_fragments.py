@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runner.kernels import gemm_fragments, matmul
 from runner.kernels.fragments import to_fragments
-from runner.kernels.gemm_fragments import MOST_DECODED_ROWS, GemmFragments, blocks_of_part
+from runner.kernels.gemm_fragments import GemmFragments, blocks_of_part, most_decoded_rows
 from runner.kernels.gemm_int8 import GemmInt8
 from runner.kernels.heads import put_together_ref
 from runner.kernels.int8_weights import FORMATS_AS_INT8
@@ -21,7 +21,7 @@ from runner.kernels.values import Int8Blocks, PackedMatrix, Squares
 
 def decoded_before(x: Int8Blocks, w: PackedMatrix, pair: int = 0) -> Tensor:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matmul, "MOST_DECODED_ROWS", 0)
+        patch.setattr(matmul, "most_decoded_rows", lambda *_: 0)
         assert isinstance(product(x, w, pair=pair), GemmInt8)
         return found(x, w, pair)
 
@@ -109,5 +109,10 @@ def test_columns_are_summed_in_parts_where_programs_are_few(
 
 def test_more_rows_have_their_weights_decoded_before() -> None:
     w = to_fragments(packed("mq4", 16, 64))
-    for n_rows, kind in ((MOST_DECODED_ROWS, GemmFragments), (MOST_DECODED_ROWS + 1, GemmInt8)):
+    for n_rows, kind in ((1024, GemmFragments), (1025, GemmInt8)):
         assert isinstance(product(quantize_blocks(random(n_rows, 64), None, 1), w), kind)
+
+
+def test_of_a_large_matrix_fewer_rows_do() -> None:
+    assert most_decoded_rows(6144, 1024) == 1024
+    assert most_decoded_rows(4096, 4096) == 512

@@ -27,7 +27,7 @@ from runner.quant.mq.grid import scale_values
 @pytest.fixture(params=["one block", "blocks"])
 def _in_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoded before, one tile of 64 places after the other, or all at once."""
-    monkeypatch.setattr(matmul, "MOST_DECODED_ROWS", 0)
+    monkeypatch.setattr(matmul, "most_decoded_rows", lambda *_: 0)
     if request.param == "blocks":
         monkeypatch.setattr(gemm_int8, "BLOCK_BYTES", 1)
 
@@ -177,7 +177,7 @@ def test_pairs_are_gated_in_blocks_of_places() -> None:
 
 
 def test_large_tiles_give_the_bits_of_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul, "MOST_DECODED_ROWS", 0)
+    monkeypatch.setattr(matmul, "most_decoded_rows", lambda *_: 0)
     w, x = to_fragments(packed("mq4", 144, 512)), quantize_blocks(random(130, 512), None, 1)
     small = linear(x, w, dtype=torch.float32)
     monkeypatch.setattr(gemm_int8, "_ENOUGH", 1)
@@ -185,7 +185,7 @@ def test_large_tiles_give_the_bits_of_small_ones(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_row_has_the_bits_that_it_has_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul, "MOST_DECODED_ROWS", 0)
+    monkeypatch.setattr(matmul, "most_decoded_rows", lambda *_: 0)
     w, rows = to_fragments(packed("mq4", 64, 320)), random(70, 320)
     whole = linear(quantize_blocks(rows, None, 64), w, dtype=torch.float32)
     for first, last in ((0, 1), (3, 40), (65, 70)):

@@ -176,10 +176,10 @@ def _mlp(module: nn.Module, name: str, reader: MatrixReader) -> FusedMlp | Fused
     return FusedMlp(module, name, reader)
 
 
-# Of a layer: the host takes 0.7 to 2 ms to launch one (H200), which then computes at some 350 TFLOP/s in bfloat16. Up
-# to 3.4e11 a graph is faster by a quarter to twice and a half, at 3.9e11 (Llama-3.1-8B) neither is, and at 5.0e11
-# (qwen3-32b) it is by a ninth. Not measured for products in int8, which are faster.
-_FLOP_BEHIND_LAUNCHES: Final = 5.5e11
+# Of a layer: the host takes 0.7 to 2 ms to launch one (H200), which then computes at some 700 TFLOP/s in int8. ms of 16
+# layers of Llama-3.1-8B, launched one by one | from a graph: 1200 tokens (filled up 5.6e11) 14.0 to 22.0 | 13.5, 1400
+# (6.7e11) 17.5 | 15.7, 1700 (7.8e11) 19.0 | 18.6, 2048 (8.9e11) 20.9 | 20.6.
+_FLOP_BEHIND_LAUNCHES: Final = 9e11
 
 
 class FusedDecoder:

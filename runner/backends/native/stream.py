@@ -15,7 +15,7 @@ from runner.backends.native.matrices import MatrixReader, Product
 from runner.kernels.add_norm import add_normed
 from runner.kernels.add_parts import Reader, add_normed_for
 from runner.kernels.fragment_products import ZEROS
-from runner.kernels.gemm_fragments import MOST_DECODED_ROWS
+from runner.kernels.gemm_fragments import most_decoded_rows
 from runner.kernels.gemm_int8 import takes_int8
 from runner.kernels.layouts import best_layout
 from runner.kernels.matmul import Rows, linear, linear_parts, linear_residual, linear_residual_for, linear_squares
@@ -132,7 +132,7 @@ def add_branch(
     h, eps = stream.h, stream.eps
     rows, _ = activations(x, None, w, dtype)
     if reader is not None and takes_int8(reader.w, len(h)):
-        reader = replace(reader, in_blocks=True) if len(h) <= MOST_DECODED_ROWS else None
+        reader = replace(reader, in_blocks=True) if len(h) <= most_decoded_rows(*w.shape) else None
     elif len(h) > FEW_ROWS:
         reader = None
     if after is not None:

@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 
 _MARKS: Final = "complete"  # the folder of the marks in the cache
 # Numbers of rows that a chat meets: Triton takes 1 for a constant and has other code for multiples of 16. Prompts in
-# int8 have others for up to 32, 64, 128, 256, 384 and 512 rows, and for more.
-_ROWS: Final = (*range(1, MOST_ROWS + 1), 17, 32, 33, FEW_ROWS + 1, 128, 129, 257, 385, 513, 528)
+# int8 have others for up to 32, 64 and 128 rows, for each 128 more up to 1024, and for more.
+_ROWS: Final = (*range(1, MOST_ROWS + 1), 17, 32, 33, FEW_ROWS + 1, 128, 129, 257, 385, 513, 528, 641, 769, 897, 1025)
 
 
 @runtime_checkable

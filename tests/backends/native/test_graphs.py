@@ -60,3 +60,16 @@ def test_without_the_driver_or_with_an_older_torch_nothing_is_sent(
     monkeypatch.setattr(ctypes, "CDLL", missing)
     graphs._upload(RECORDED)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("n_tokens", [65, 129, 257, 385, 513, 641, 769, 1025, 1281, 1537, 2047])
+def test_a_prompt_is_filled_up_by_few_of_the_128_rows_that_programs_multiply(n_tokens: int) -> None:
+    n_rows = graphs.filled_up_prompt(n_tokens, 4096)
+    assert n_rows is not None
+    assert n_rows >= n_tokens
+    assert -(-n_rows // 128) <= 1.25 * -(-n_tokens // 128)
+
+
+def test_a_prompt_longer_than_any_graph_and_one_without_room_have_none() -> None:
+    assert graphs.filled_up_prompt(graphs.LONGEST_PROMPT + 1, 4096) is None
+    assert graphs.filled_up_prompt(600, 639) is None

@@ -217,7 +217,7 @@ def test_rows_of_a_prompt_are_handed_on_up_to_as_many_as_their_reader_takes_so(
     n_rows: int, reads_int8: bool, kind: type | None, has_norm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "FEW_ROWS", 2)
-    monkeypatch.setattr(stream, "MOST_DECODED_ROWS", 2)
+    monkeypatch.setattr(stream, "most_decoded_rows", lambda *_: 2)
     form = FORMATS["mq4-uniform"]
 
     def matrix(n: int, k: int) -> PackedMatrix:
@@ -322,10 +322,10 @@ def test_large_models_and_long_prompts_do_not_wait_for_launches(tiny: tuple[Mode
         "hidden_size": 4096, "intermediate_size": 14336, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128
     }  # fmt: skip
     decoder.decoder.config = dataclasses.replace(decoder.decoder.config, **llama_8b)  # type: ignore[arg-type]
-    assert decoder.waits_for_launches(1024, 0)
-    assert not decoder.waits_for_launches(1536, 0)
-    assert decoder.waits_for_launches(768, 8192)
-    assert not decoder.waits_for_launches(1024, 8192)
+    assert decoder.waits_for_launches(2048, 0)
+    assert not decoder.waits_for_launches(2048, 2048)
+    assert decoder.waits_for_launches(1536, 8192)
+    assert not decoder.waits_for_launches(1792, 8192)
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float16])
