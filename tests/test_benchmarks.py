@@ -161,6 +161,12 @@ def step_kernels(start: float, layers: int) -> list[Kernel]:
     return kernels
 
 
+def test_passes_are_timed_after_what_the_cache_holds_and_leave_it(execution: FusedExecution) -> None:
+    generation.fill(execution, 1)
+    assert 0 < generation.pass_s(execution, 2, rounds=1, queued=1) < 10
+    assert execution.cache.length == 1
+
+
 def test_a_profile_becomes_the_kernels_of_a_layer_and_those_outside() -> None:
     kernels = [kernel for i in range(4) for kernel in step_kernels(200.0 * i, layers=3)]
     step = decode_layer.analyse(kernels[::-1], n_steps=4, num_layers=3)
