@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 
 from runner.cli import completing, options, render
-from runner.cli.interrupt import say_making_stopped, stopping
+from runner.cli.interrupt import making_stopped, stopping
 from runner.cli.stages import Stages
 from runner.errors import UsageError
 
@@ -100,7 +100,7 @@ def quantize(
     units = {"writing text": "tokens"} if name in RECIPES else {"quantizing": "tensors"}
     stages = Stages(units, "bytes", as_json=as_json)
     is_file = name not in RECIPES or target.suffix in _HIPFIRE_SUFFIXES
-    with stopping(lambda: say_making_stopped(target, is_kept=not is_file)), closing(stages):
+    with stopping(making_stopped(target, is_kept=not is_file)), closing(stages):
         if name not in RECIPES:
             made = _make_gguf(path, name, target, stages, force=force)
         elif is_file:

@@ -203,7 +203,8 @@ class WorkDirectory:
             # The old one is set aside, not deleted, until the new one is in its place.
             old = Path(tempfile.mkdtemp(prefix=self.output.name + OLD_MARK, dir=self.output.parent))
             try:
-                os.rename(self.output, old / REPLACED_NAME)
+                with suppress(FileNotFoundError):  # it was deleted meanwhile
+                    os.rename(self.output, old / REPLACED_NAME)
                 os.rename(self.path, self.output)
             finally:
                 _settle(old, self.output)
