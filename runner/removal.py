@@ -1,4 +1,5 @@
-"""What deleting a model would take away, and deleting it: models made here, and what the Hugging Face cache holds.
+"""What deleting a model would take away, and deleting it: models and drafters made here, and what the Hugging Face
+cache holds.
 
 Nothing else is ever deleted. It plans by names and sizes, opens no model file, reaches no network and asks nobody: the
 front end shows the plan and asks.
@@ -13,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from runner.errors import BusyError, UsageError
+from runner.errors import BusyError, UnknownModel, UsageError
 from runner.hub_cache import (
     cached_files,
     cached_repos,
@@ -28,15 +29,15 @@ from runner.hub_cache import (
 from runner.hub_parts import Leftovers, delete_leftovers, leftovers, lock_directory, refuse_while_fetched
 from runner.inventory import is_builtin, is_meant, known_names
 from runner.model_files import FileGroup, intended_groups, missing_side_files
-from runner.quant.half_made import half_made, output_name
+from runner.quant.half_made import finished, half_made, output_name
 from runner.quant.packed_files import PARTIAL_SUFFIX
 from runner.quant.work_directory import held
-from runner.registry import SAFETENSORS, ModelSpec
+from runner.registry import SAFETENSORS, ModelSpec, Registry
 
 
 @dataclass(frozen=True, kw_only=True)
 class Removal:
-    """One deletion. directory: of a model made here, whole or half, or of the repository `repo` in the cache.
+    """One deletion. directory: of what was made here, whole or half, or of the repository `repo` in the cache.
 
     names: the files of the repository that go; None means all of the directory. left: the unfinished and damaged files
     that go with them.
@@ -50,8 +51,28 @@ class Removal:
     left: Leftovers = field(default_factory=Leftovers)
 
 
-def plan_removal(spec: ModelSpec, made: Path) -> tuple[Removal, ...]:
-    """What deleting `spec` means; nothing is deleted yet. made: the directory of the models made here.
+def named(text: str, registry: Registry, drafts: Path) -> ModelSpec:
+    """The model that `text` means, or where there is none of that name the drafter in `drafts` that is called so.
+
+    Raises what `Registry.resolve` raises.
+    """
+    try:
+        return registry.resolve(text)
+    except UnknownModel:
+        if text not in finished(drafts):
+            raise
+        return drafter(text, drafts)
+
+
+def drafter(name: str, drafts: Path) -> ModelSpec:
+    """The drafter in `drafts` that is called so. Raises UsageError where there is none."""
+    if (head := finished(drafts).get(name)) is None:
+        raise UsageError(f"{name} is not on this machine.", hint="`runner du` lists what is.")
+    return ModelSpec(name=name, origin="path", path=head)
+
+
+def plan_removal(spec: ModelSpec, made: Path, drafts: Path) -> tuple[Removal, ...]:
+    """What deleting `spec` means; nothing is deleted yet. made, drafts: where models and drafters made here are.
 
     Raises UsageError for a model that is not here, that ships with runner, or whose files are not runner's.
     """
@@ -59,13 +80,14 @@ def plan_removal(spec: ModelSpec, made: Path) -> tuple[Removal, ...]:
         raise UsageError(
             f"{spec.name} ships with runner and cannot be deleted.", hint="Removing the program removes it."
         )
-    if spec.origin == "made" and spec.path is not None and spec.path.is_relative_to(made.absolute()):
-        directory = made.absolute() / spec.path.relative_to(made.absolute()).parts[0]
-        return (Removal(title=spec.name, size_bytes=_size_of(directory), directory=directory),)
+    for place in (made.absolute(), drafts.absolute()):
+        if spec.path is not None and spec.path in finished(place).values():
+            directory = place / spec.path.relative_to(place).parts[0]
+            return (Removal(title=spec.name, size_bytes=_size_of(directory), directory=directory),)
     if spec.path is not None or spec.origin == "fake":
         raise UsageError(
             f"{spec.path or spec.name} was neither made nor fetched by runner.",
-            hint="Only models from `runner ls` of the kinds 'cache' and 'made here' are deleted.",
+            hint="Only models of the kinds 'cache' and 'made here' in `runner ls`, and drafters, are deleted.",
         )
     removals = [removal for repo in spec.repos if (removal := _from_cache(spec, repo)) is not None]
     if not removals:
