@@ -24,9 +24,11 @@ import logging
 import os
 import stat
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from runner.closed import cannot_read, closed
 from runner.errors import ConfigError, RunnerError, UsageError
 from runner.registry import check_repo
 
@@ -130,9 +132,12 @@ def commit_of(repo: str, revision: str) -> str:
 def snapshots(repo: str, revision: str = "main") -> tuple[Snapshot, ...]:
     """What the cache has of that repository: the commit that `revision` means first, then the others, newest first.
 
-    A revision that is a commit gives that one alone, and so does any other than "main".
+    A revision that is a commit gives that one alone, and so does any other than "main". Raises RunnerError where what
+    the cache has may not be read.
     """
     directory = repo_directory(repo)
+    if (place := _closed_in(directory)) is not None:
+        raise cannot_read([place])
     wanted = _ref(directory, revision) or revision
     try:
         ages = {path: -path.stat().st_mtime for path in (directory / "snapshots").iterdir() if path.is_dir()}
@@ -145,13 +150,36 @@ def snapshots(repo: str, revision: str = "main") -> tuple[Snapshot, ...]:
 
 
 def cached_repos() -> tuple[tuple[str, Path], ...]:
-    """Every model repository that has a directory in the cache, whatever is in it: its name and the directory."""
+    """Every model repository that has a directory in the cache, whatever is in it: its name and the directory.
+
+    Those that may not be read are left out: `closed_repos` has them.
+    """
+    return tuple((repo, path) for repo, path in _repos() if _closed_in(path) is None)
+
+
+def closed_repos() -> tuple[Path, ...]:
+    """What of the cache may not be read: it, or directories of its repositories."""
+    if (place := closed(hub_settings().cache)) is not None:
+        return (place,)
+    return tuple(place for _, path in _repos() if (place := _closed_in(path)) is not None)
+
+
+def _repos() -> list[tuple[str, Path]]:
     try:
         directories = sorted(hub_settings().cache.iterdir())
     except OSError:
-        return ()
+        return []
     named = ((_repo_of(path), path) for path in directories if path.name.startswith(_PREFIX) and os.path.isdir(path))
-    return tuple((repo, path) for repo, path in named if repo)
+    return [(repo, path) for repo, path in named if repo]
+
+
+def _closed_in(directory: Path) -> Path | None:
+    """The first directory on the way to that of a repository, or in it, that may not be read."""
+    snapshots = directory / "snapshots"
+    places = [directory, directory / "blobs", snapshots]
+    with suppress(OSError):
+        places += sorted(snapshots.iterdir())
+    return next((found for place in places if (found := closed(place)) is not None), None)
 
 
 def has_files(directory: Path) -> bool:

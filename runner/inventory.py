@@ -13,11 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from runner.closed import closed
 from runner.errors import RunnerError
-from runner.hub_cache import CachedFile, broken_links, cached_files, cached_repos, file_size, repo_directory
+from runner.hub_cache import (
+    CachedFile,
+    broken_links,
+    cached_files,
+    cached_repos,
+    closed_repos,
+    file_size,
+    repo_directory,
+)
 from runner.hub_parts import Part, leftovers
 from runner.model_files import FileGroup, gguf_groups, intended_groups, missing_side_files, safetensors_weights
-from runner.paths import builtin
+from runner.paths import Paths, builtin
+from runner.quant.half_made import finished
 from runner.quant.packed_files import MANIFEST_NAME, is_packed
 from runner.registry import SAFETENSORS, ModelSpec, Registry
 
@@ -60,6 +70,13 @@ def local_models(registry: Registry) -> tuple[LocalModel, ...]:
     for repo, directory in cached_repos():
         found += _in_cache(registry, repo, directory)
     return tuple(found)
+
+
+def unreadable(paths: Paths) -> tuple[Path, ...]:
+    """Directories that have models, or may have, and may not be read: what is in them is in no list."""
+    of_made = [one for place in (paths.models, paths.drafts) for one in (place, *finished(place).values())]
+    made = [place for one in of_made if (place := closed(one)) is not None]
+    return tuple(dict.fromkeys([*closed_repos(), *made]))
 
 
 def _kind(spec: ModelSpec) -> Kind:

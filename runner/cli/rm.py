@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from runner.cli import completing, render
+from runner.cli.unreadable import warn_of_unreadable
 from runner.errors import RunnerError, UsageError
 from runner.paths import Paths, user_paths
 from runner.registry import Registry
@@ -80,6 +81,7 @@ def _plans(models: list[str], partial: bool, paths: Paths) -> list[Removal]:
     if not models and not partial:
         raise UsageError("Which models?", hint="Name them as `runner ls` does; --partial deletes what is unfinished.")
     if not models:
+        warn_of_unreadable(paths)
         return [*plan_leftovers(None), *plan_half_made([paths.models, paths.drafts])]
     plans: dict[str, Removal] = {}
     for model in models:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from runner import hub
 from runner.bench.store import read_history
+from runner.closed import cannot_read
 from runner.disk_usage import drafters
 from runner.errors import RunnerError
-from runner.inventory import local_models
+from runner.inventory import local_models, unreadable
 from runner.machine import devices
 from runner.paths import Paths
 from runner.registry import Registry
@@ -47,6 +48,8 @@ def read_catalog(paths: Paths, *, gguf_on_gpu: bool | None = None) -> Catalog:
         registry = Registry.load_for(paths)
         rows = catalog_rows(registry.specs, local_models(registry), where, measured_tok_s(runs))
         rows = (*rows, *drafter_rows(drafters(paths.drafts), rows))
+        if closed := unreadable(paths):
+            problem = problem or cannot_read(closed)
     except RunnerError as error:  # a models.toml of the user's with a mistake in it
         rows, problem = (), error
     return Catalog(rows=rows, rooms=where, problem=problem)
