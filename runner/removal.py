@@ -27,8 +27,8 @@ from runner.hub_cache import (
     taken_bytes,
 )
 from runner.hub_parts import Leftovers, delete_leftovers, leftovers, lock_directory, refuse_while_fetched
-from runner.inventory import is_builtin, is_meant, known_names
-from runner.model_files import FileGroup, intended_groups, missing_side_files
+from runner.inventory import is_builtin, is_meant, known_groups, known_names
+from runner.model_files import FileGroup, missing_side_files
 from runner.quant.half_made import finished, half_made, output_name
 from runner.quant.packed_files import PARTIAL_SUFFIX
 from runner.quant.work_directory import held
@@ -140,7 +140,7 @@ def plan_unfinished(spec: ModelSpec, names: Collection[str] = ()) -> Removal | N
     directory, there = repo_directory(repo), known_names(repo)
     whole = {file.name: file.size_bytes for file in cached_files(repo)}
     wanted = replace(spec, asked=spec.asked or spec.quant)
-    begun = [group for group in intended_groups(there) if not _is_whole(group, whole)]
+    begun = [group for group in known_groups(repo) if not _is_whole(group, whole)]
     if names:
         begun = [group for group in begun if set(group.names) & set(names)]
     elif wanted.asked:
@@ -194,7 +194,7 @@ def _from_cache(spec: ModelSpec, repo: str) -> Removal | None:
     directory = repo_directory(repo)
     left = leftovers(directory)
     names = known_names(repo)
-    groups = intended_groups(names)
+    groups = known_groups(repo)
     if not groups and not left and not (spec.origin == "hub" and has_files(directory)):
         return None
     chosen = [group for group in groups if is_meant(spec, repo, group)] if spec.asked else list(groups)
@@ -250,8 +250,7 @@ def _delete_half_made(removal: Removal) -> int:
 def _delete_cached(removal: Removal) -> int:
     names = removal.names
     if names:  # another deletion since the plan may have left these as the last weights
-        others = known_names(removal.repo) - names
-        names = names if intended_groups(others) else None
+        names = names if known_groups(removal.repo, without=names) else None
     if names is None:
         refuse_while_fetched(removal.directory)
         freed = remove_files(removal.directory, None)

@@ -18,7 +18,7 @@ from runner.hub.hashes import Expected, expected_hash
 from runner.hub.listing import RemoteFile
 from runner.hub_cache import Snapshot, cached_repos, first_hop, repo_directory, snapshots
 from runner.hub_parts import Part, leftovers
-from runner.inventory import is_meant, known_names
+from runner.inventory import is_meant, known_groups
 from runner.model_config.families import SUPPORTED_MODEL_TYPES
 from runner.model_files import CONFIG, SIDE_FILES, TOKENIZERS, WEIGHT_SUFFIXES, intended_groups, lacking_files
 from runner.quant.json_file import read_json, read_json_if_there
@@ -53,7 +53,7 @@ def plan_of(spec: ModelSpec, ask_hub: AskHub) -> Plan:
         raise UsageError(f"{spec.name} has no files.", hint="`runner ls` lists models that have.")
     if spec.path is not None:
         return plan_directory(spec.name, spec.path)
-    plan, is_weightless = Plan((), ()), not any(intended_groups(known_names(repo)) for repo in spec.repos)
+    plan, is_weightless = Plan((), ()), not any(known_groups(repo) for repo in spec.repos)
     for repo in spec.repos:
         names = _names_of(spec, repo)
         if names is None or names:
@@ -67,7 +67,7 @@ def _names_of(spec: ModelSpec, repo: str) -> frozenset[str] | None:
     """The files of a repository that `spec` means: None for all, and none where the quantization is not there."""
     if not spec.asked:
         return None
-    groups = [group for group in intended_groups(known_names(repo)) if is_meant(spec, repo, group)]
+    groups = [group for group in known_groups(repo) if is_meant(spec, repo, group)]
     return frozenset(name for group in groups for name in group.names) | (
         frozenset(SIDE_FILES) if groups else frozenset()
     )
@@ -88,7 +88,7 @@ def plan_cached(
     for snapshot in commits:
         plan.add_snapshot(snapshot)
     plan.add_absent(commits, left.parts)
-    if names is None and not intended_groups(known_names(repo)):
+    if names is None and not known_groups(repo):
         plan.add_weightless(commits, is_damage=wants_weights)
     for part in left.parts:
         if names is None or part.name in names:

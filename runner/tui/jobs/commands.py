@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner.errors import RunnerError
-from runner.inventory import is_meant, known_names, local_models
-from runner.model_files import intended_groups
+from runner.inventory import is_meant, known_groups, local_models
 from runner.paths import Paths, user_paths
 from runner.quant.mq.recipe import RECIPES
 from runner.quant.packed_files import PARTIAL_SUFFIX
@@ -57,7 +56,7 @@ def is_fetched_or_begun(paths: Paths, model: str) -> bool:
         if spec.path is not None:
             return True
         repo, wanted = spec.source[0], replace(spec, asked=spec.asked or spec.quant)
-        groups = intended_groups(known_names(repo))
+        groups = known_groups(repo)
     except RunnerError:
         return False
     return any(not wanted.asked or is_meant(wanted, repo, group) for group in groups)
