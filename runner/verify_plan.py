@@ -20,7 +20,7 @@ from runner.hub_cache import Snapshot, cached_repos, first_hop, repo_directory, 
 from runner.hub_parts import Part, leftovers
 from runner.inventory import is_meant, known_groups
 from runner.model_config.families import SUPPORTED_MODEL_TYPES
-from runner.model_files import CONFIG, SIDE_FILES, TOKENIZERS, WEIGHT_SUFFIXES, intended_groups, lacking_files
+from runner.model_files import CONFIG, SIDE_FILES, WEIGHT_SUFFIXES, intended_groups, lacking_files
 from runner.quant.json_file import read_json, read_json_if_there
 from runner.quant.packed_files import MANIFEST_NAME
 from runner.registry import ModelSpec, Registry
@@ -29,6 +29,8 @@ from runner.verify import UNKNOWN, Finding, Link, Plan, Problem, Target
 
 # Beside weights that change a model and are none.
 _ADAPTER_CONFIG = "adapter_config.json"
+_MODEL_TYPE = re.compile(rb'"model_type"\s*:\s*"(\w+)"', re.ASCII)
+_MOST_DAMAGED = 1_000_000  # bytes of a damaged config.json that are looked through
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 # What the hub lists for (repository, commit), by name. Raises RunnerError.
@@ -222,21 +224,30 @@ def _lacking(directory: Path, weights: tuple[str, ...], there: frozenset[str]) -
 
 
 def _is_language_model(directory: Path, there: frozenset[str]) -> bool:
-    """Whether a snapshot is of one that runner could run, as far as its configuration or its tokenizer tells.
+    """Whether a snapshot is of one that runner could run, as far as its configuration or what is beside it tells.
 
     Other tools keep models of images, adapters and the like in the same cache, which have other files beside them.
     """
-    if CONFIG in there:
-        return _model_type(directory / CONFIG) in SUPPORTED_MODEL_TYPES
-    return _ADAPTER_CONFIG not in there and any(set(files) <= there for files in TOKENIZERS)
+    if CONFIG in there and (model_type := _model_type(directory / CONFIG)) is not None:
+        return model_type in SUPPORTED_MODEL_TYPES
+    return _ADAPTER_CONFIG not in there and not there.isdisjoint(set(SIDE_FILES) - {CONFIG})
 
 
-def _model_type(config: Path) -> object:
-    """What a config.json says that its model is; None where it cannot be read, which its hash tells of."""
+def _model_type(config: Path) -> str | None:
+    """What a config.json says that its model is, "" for nothing; None where it is so damaged that it says nothing."""
     try:
-        return read_json_if_there(config).get("model_type")
+        return str(read_json_if_there(config).get("model_type", ""))
     except RunnerError:
-        return None
+        match = _MODEL_TYPE.search(_beginning(config))
+        return match[1].decode() if match else None
+
+
+def _beginning(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MOST_DAMAGED)
+    except OSError:
+        return b""
 
 
 def _is_gone(path: Path) -> bool:
