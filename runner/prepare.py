@@ -107,7 +107,7 @@ def ready(spec: ModelSpec, *, offline: bool, on_event: OnEvent, cancel: CancelTo
         if offline:
             raise BusyError(
                 f"{title(spec)} is not on this machine, and --offline forbids fetching it.",
-                hint="Leave --offline out, or choose one that `runner ls` lists.",
+                hint="Without --offline it is fetched; `runner ls` lists what is here.",
             )
         located = _fetch(spec, on_event, cancel)
     return _describe(spec, located, on_event)
