@@ -17,6 +17,7 @@ from runner.config import SamplingParams
 from runner.errors import BadModelFile, BusyError, RunnerError, UnsupportedModel, UsageError
 from runner.events import Notice, Progress
 from runner.hub_cache import file_size, repo_directory, snapshots
+from runner.measures import decimal_size
 from runner.model_files import (
     INDEX,
     PICKLES,
@@ -264,7 +265,7 @@ def _fetch(spec: ModelSpec, on_event: OnEvent, cancel: CancelToken) -> Located:
     wanted = set(choice.names)
     size = sum(file.size_bytes for file in listing.files if file.name in wanted)
     label = choice.weights[0] if len(choice.weights) == 1 else f"{len(choice.weights)} files"
-    on_event(Notice("info", f"Fetching {label} ({size / 1e9:.2f} GB) from {repo}."))
+    on_event(Notice("info", f"Fetching {label} ({decimal_size(size)}) from {repo}."))
 
     if listing.renamed_to:
         on_event(Notice("info", f"{repo} is now called {listing.renamed_to}."))

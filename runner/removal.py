@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 from runner.errors import BusyError, UnknownModel, UsageError
 from runner.hub_cache import (
@@ -33,6 +34,8 @@ from runner.quant.half_made import finished, half_made, output_name
 from runner.quant.packed_files import PARTIAL_SUFFIX
 from runner.quant.work_directory import held
 from runner.registry import SAFETENSORS, ModelSpec, Registry
+
+_MOST_MEETINGS: Final = 1000  # with another process that deletes the same files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,17 +232,27 @@ def delete(removal: Removal) -> int:
             return 0
         if removal.directory.name.endswith(PARTIAL_SUFFIX):
             return _delete_half_made(removal)
-        shutil.rmtree(removal.directory)
+        return removal.size_bytes if _delete_tree(removal.directory) else 0
     except OSError as error:
         raise cannot_delete(removal.directory, error) from error
-    return removal.size_bytes
+
+
+def _delete_tree(directory: Path) -> bool:
+    """Delete it; False where it has gone since the plan. What another process deletes meanwhile is no failure."""
+    was_there = os.path.lexists(directory)
+    for _ in range(_MOST_MEETINGS):
+        with suppress(FileNotFoundError):
+            shutil.rmtree(directory)
+        if not os.path.lexists(directory):
+            break
+    return was_there
 
 
 def _delete_half_made(removal: Removal) -> int:
     """Delete it, unless it is being made now. Raises BusyError, OSError."""
     with held(removal.directory):
         if removal.directory.is_dir():
-            shutil.rmtree(removal.directory)
+            _delete_tree(removal.directory)
         elif removal.directory.exists():
             removal.directory.unlink()
         else:  # it is finished, or was deleted, since the plan

@@ -299,6 +299,24 @@ def test_what_may_not_be_deleted_is_said_with_a_remedy(monkeypatch: pytest.Monke
     assert "read-only" in caught.value.hint
 
 
+def test_what_two_processes_delete_at_once_is_deleted_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one takes each file away just before this one does."""
+    head = trained("demo-normed")
+    (head / "config.json").write_text("{}")
+    (removal,) = removals("demo-normed")
+    unlink = os.unlink
+
+    def too_late(path: str, *, dir_fd: int | None = None) -> None:
+        unlink(path, dir_fd=dir_fd)
+        raise FileNotFoundError(2, "No such file or directory", path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", too_late)
+        delete(removal)
+    assert not head.exists()
+    assert delete(removal) == 0
+
+
 def test_what_was_finished_since_the_plan_stays() -> None:
     partial = half_made("mine")
     (plan,) = plan_half_made([partial.parent])

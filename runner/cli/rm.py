@@ -91,9 +91,13 @@ def _plans(models: list[str], partial: bool, paths: Paths) -> list[Removal]:
 
 
 def _of_model(model: str, registry: Registry, partial: bool, paths: Paths) -> tuple[Removal, ...]:
-    """What is to be deleted of one. A half-made model is in no list but that of `runner du`, by its own name."""
-    if partial and (half_made := plan_half_made([paths.models, paths.drafts], model)):
-        return half_made
+    """What is to be deleted of one. A half-made model is in no list but that of `runner du`, by its own name.
+
+    By the name that it has there it needs no --partial.
+    """
+    half_made = plan_half_made([paths.models, paths.drafts], model)
+    if found := tuple(plan for plan in half_made if partial or plan.directory.name == model):
+        return found
     if partial:
         return plan_leftovers(registry.resolve(model))
     return plan_removal(named(model, registry, paths.drafts), paths.models, paths.drafts)

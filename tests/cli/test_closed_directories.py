@@ -63,3 +63,15 @@ def test_closed_directories_of_what_was_made_here_are_told() -> None:
     for closed in (paths.models, paths.models / "mine-mq4", paths.drafts, paths.drafts / "mine-normed"):
         done = run_as_plain_user("ls", closed=closed)
         assert done.stderr.startswith("warning: " + said(closed))
+
+
+def test_doctor_tells_of_a_closed_cache_and_ends() -> None:
+    cache = hub_settings().cache
+    cache.mkdir(parents=True)
+    for closed in (cache, cache.parent):
+        done = run_as_plain_user("doctor", "--json", closed=closed)
+        found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+        assert done.returncode == 1
+        assert found["Models"]["detail"] == f"{closed} cannot be read: permission denied."
+        assert found["Downloads"]["status"] == "warning"
+        assert "HF_HOME" in found["Downloads"]["remedy"]

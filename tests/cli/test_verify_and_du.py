@@ -191,6 +191,9 @@ def test_du_shows_what_was_half_made_and_rm_partial_deletes_it(capsys: pytest.Ca
         partial.mkdir(parents=True)
         (partial / "journal.jsonl").write_bytes(bytes(1000))
     assert "`runner rm --partial` deletes what is unfinished." in run(capsys, "du")[2]
+    (user_paths().models / "three-mq4.partial").mkdir()
+    assert run(capsys, "rm", "-y", "three-mq4.partial")[0] == 0  # as du names it
+    assert run(capsys, "rm", "-y", "three-mq4")[0] == 2
     assert run(capsys, "rm", "-y", "--partial", "one-mq4", "--json")[0] == 0
     assert [path.name for path in user_paths().models.iterdir()] == ["two-mq4.partial"]
     code, _, err = run(capsys, "rm", "-y", "--partial")
