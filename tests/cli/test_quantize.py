@@ -221,7 +221,9 @@ def test_the_path_that_is_printed_is_one_that_run_takes(
         (["demo", "--bpw", "4"], 2, "more than the budget"),
         (["demo", "--bpw", "nan"], 2, "--bpw is nan"),
         (["demo", "-o", ""], 2, "-o is empty"),
-        (["demo", "-o", "."], 2, "-o is empty, or the working directory"),
+        (["owner/not-here", "-o", "."], 2, "-o is empty, or the working directory"),
+        (["owner/not-here", "-o", "/"], 2, "-o is '/'"),
+        (["owner/not-here", "-o", "a/.."], 2, "-o is 'a/..'"),
         (["qwen3-0.6b", "--offline"], 3, "--offline"),
     ],
 )
