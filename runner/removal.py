@@ -125,6 +125,8 @@ def of_half_made(partial: Path) -> Removal:
 
 def _size_of(path: Path) -> int:
     """The bytes of a file, or of all files in a directory. Links are not followed, and what has gone meanwhile is 0."""
+    if path.is_symlink():  # what it means stays
+        return 0
     found = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
     total = 0
     for file in found if os.path.isdir(path) else [path]:
