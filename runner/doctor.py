@@ -344,7 +344,7 @@ def models_check(paths: Paths) -> Check:
         registry = Registry.load_for(paths)
     except RunnerError as error:
         return Check(name="Models", status="error", detail=error.message, remedy=error.hint)
-    if closed := unreadable(paths):
+    if closed := unreadable(registry, paths):
         problem = cannot_read(closed)
         return Check(name="Models", status="error", detail=problem.message, remedy=problem.hint)
     return Check(name="Models", status="ok", detail=f"{len(registry.specs)} known by name")

@@ -74,11 +74,12 @@ def local_models(registry: Registry) -> tuple[LocalModel, ...]:
     return tuple(found)
 
 
-def unreadable(paths: Paths) -> tuple[Path, ...]:
+def unreadable(registry: Registry, paths: Paths) -> tuple[Path, ...]:
     """Directories that have models, or may have, and may not be read: what is in them is in no list."""
-    of_made = [one for place in (paths.models, paths.drafts) for one in (place, *finished(place).values())]
-    made = [place for one in of_made if (place := closed(one)) is not None]
-    return tuple(dict.fromkeys([*closed_repos(), *made]))
+    made = [one for place in (paths.models, paths.drafts) for one in (place, *finished(place).values())]
+    own = [spec.path for spec in registry.specs if spec.path is not None]
+    found = [place for one in (*made, *own) if (place := closed(one)) is not None]
+    return tuple(dict.fromkeys([*closed_repos(), *found]))
 
 
 def _kind(spec: ModelSpec) -> Kind:

@@ -22,8 +22,9 @@ def du(
 ) -> None:
     """Show what models take on the disk: the cache, models made here, partial downloads, damaged files set aside."""
     paths = user_paths()
-    usage = disk_usage(Registry.load_for(paths), paths.models, paths.drafts)
-    closed = warn_of_unreadable(paths)
+    registry = Registry.load_for(paths)
+    usage = disk_usage(registry, paths.models, paths.drafts)
+    closed = warn_of_unreadable(registry, paths)
     if as_json:
         plain = {**to_plain(usage), "size_bytes": usage.size_bytes, "unreadable": closed}
         render.emit_json("runner.du/1", plain)

@@ -31,7 +31,7 @@ def ls(
     paths = user_paths()
     registry = Registry.load_for(paths)
     models = local_models(registry)
-    closed = warn_of_unreadable(paths)
+    closed = warn_of_unreadable(registry, paths)
     if as_json:
         payload = {"models": to_plain(models), "unreadable": closed}
         if every:

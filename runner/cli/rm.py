@@ -81,7 +81,7 @@ def _plans(models: list[str], partial: bool, paths: Paths) -> list[Removal]:
     if not models and not partial:
         raise UsageError("Which models?", hint="Name them as `runner ls` does; --partial deletes what is unfinished.")
     if not models:
-        warn_of_unreadable(paths)
+        warn_of_unreadable(registry, paths)
         return [*plan_leftovers(None), *plan_half_made([paths.models, paths.drafts])]
     plans: dict[str, Removal] = {}
     for model in models:

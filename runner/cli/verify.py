@@ -56,6 +56,7 @@ def verify(
     from runner.hub_cache import hub_settings
     from runner.inventory import unreadable
     from runner.paths import user_paths
+    from runner.registry import Registry
     from runner.settings import load_settings
     from runner.verify import check
 
@@ -68,7 +69,7 @@ def verify(
         raise UsageError("--repair fetches files, and --offline forbids it.", hint="Leave one of them out.")
     fetching = FetchOptions(limit_rate_bytes_s=options.rate_bytes_s(limit_rate), parallel=parallel)
     plan = _plan(models or [], is_offline)
-    closed = () if models else unreadable(paths)
+    closed = () if models else unreadable(Registry.load_for(paths), paths)
     checked_bytes = plan.size_bytes
     with cancelling(lambda: render.narrate("Stopped.")) as cancel, _Bar(as_json=as_json) as bar:
         findings = check(plan, bar.update, cancel)

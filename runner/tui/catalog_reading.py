@@ -48,7 +48,7 @@ def read_catalog(paths: Paths, *, gguf_on_gpu: bool | None = None) -> Catalog:
         registry = Registry.load_for(paths)
         rows = catalog_rows(registry.specs, local_models(registry), where, measured_tok_s(runs))
         rows = (*rows, *drafter_rows(drafters(paths.drafts), rows))
-        if closed := unreadable(paths):
+        if closed := unreadable(registry, paths):
             problem = problem or cannot_read(closed)
     except RunnerError as error:  # a models.toml of the user's with a mistake in it
         rows, problem = (), error

@@ -56,11 +56,13 @@ def test_a_model_in_a_closed_cache_is_not_said_to_be_missing(command: str) -> No
     )
 
 
-def test_closed_directories_of_what_was_made_here_are_told() -> None:
+def test_closed_directories_of_the_users_own_and_of_what_was_made_here_are_told() -> None:
     paths = user_paths()
-    for directory in (paths.models / "mine-mq4", paths.drafts / "mine-normed"):
+    own = paths.data / "own"
+    for directory in (paths.models / "mine-mq4", paths.drafts / "mine-normed", own, paths.config):
         directory.mkdir(parents=True)
-    for closed in (paths.models, paths.models / "mine-mq4", paths.drafts, paths.drafts / "mine-normed"):
+    paths.user_models_file.write_text(f'[own]\npath = "{own}"\n')
+    for closed in (own, paths.models, paths.models / "mine-mq4", paths.drafts, paths.drafts / "mine-normed"):
         done = run_as_plain_user("ls", closed=closed)
         assert done.stderr.startswith("warning: " + said(closed))
 
