@@ -192,10 +192,10 @@ def catalog_rows(
     return tuple(_judged(row, where, measured) for row in (*here, *rest))
 
 
-def drafter_rows(drafters: Iterable[Use], known: Iterable[CatalogRow]) -> tuple[CatalogRow, ...]:
-    """Heads that were trained here; one that is called as a model is goes by its path."""
-    names = {row.name for row in known}
-    return tuple(
+def with_drafters(rows: Sequence[CatalogRow], drafters: Iterable[Use]) -> tuple[CatalogRow, ...]:
+    """The rows, and after what is here heads that were trained here; one called as a model is goes by its path."""
+    names = {row.name for row in rows}
+    heads = [
         CatalogRow(
             name=one.name if one.name not in names else str(one.path.with_name(one.name)),
             place="here",
@@ -207,7 +207,9 @@ def drafter_rows(drafters: Iterable[Use], known: Iterable[CatalogRow]) -> tuple[
             searched=_searched(one.name, one.kind),
         )
         for one in drafters
-    )
+    ]
+    n_here = sum(row.place == "here" for row in rows)
+    return (*rows[:n_here], *heads, *rows[n_here:])
 
 
 def found_rows(found: Iterable[Found], known: Iterable[CatalogRow], where: Rooms) -> tuple[CatalogRow, ...]:

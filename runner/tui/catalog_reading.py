@@ -17,7 +17,7 @@ from runner.inventory import local_models, unreadable
 from runner.machine import devices
 from runner.paths import Paths
 from runner.registry import Registry
-from runner.tui.catalog import CatalogRow, Rooms, catalog_rows, drafter_rows, found_rows, measured_tok_s, rooms
+from runner.tui.catalog import CatalogRow, Rooms, catalog_rows, found_rows, measured_tok_s, rooms, with_drafters
 from runner.tui.exact_fit import explain
 from runner.tui.yardstick import measured_bandwidth
 from runner.types import Device
@@ -47,7 +47,7 @@ def read_catalog(paths: Paths, *, gguf_on_gpu: bool | None = None) -> Catalog:
     try:
         registry = Registry.load_for(paths)
         rows = catalog_rows(registry.specs, local_models(registry), where, measured_tok_s(runs))
-        rows = (*rows, *drafter_rows(drafters(paths.drafts), rows))
+        rows = with_drafters(rows, drafters(paths.drafts))
         if closed := unreadable(registry, paths):
             problem = problem or cannot_read(closed)
     except RunnerError as error:  # a models.toml of the user's with a mistake in it

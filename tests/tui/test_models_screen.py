@@ -287,7 +287,8 @@ def test_a_drafter_is_listed_can_be_deleted_and_is_not_taken_for_a_model() -> No
         await until(pilot, lambda: len(app.models.table.rows) == n_rows - 1)
 
     async def body(app: Models, pilot: Pilot[None]) -> None:
-        assert app.models.table.select(str(user_paths().drafts / "demo"))
+        by_path = str(user_paths().drafts / "demo")
+        assert [row.name for row in app.models.table.rows][:3] == ["demo", by_path, "demo-normed"]
         assert app.models.table.select("demo-normed")
         await until(pilot, lambda: "A head that drafts" in " ".join(text_of(app).split()))
         assert "● drafter" in text_of(app)
@@ -299,7 +300,7 @@ def test_a_drafter_is_listed_can_be_deleted_and_is_not_taken_for_a_model() -> No
         assert (app.screen, app.wishes) == (app.models, [])
         await delete(app, pilot)
         assert left() == ["demo"]
-        assert app.models.table.select(str(user_paths().drafts / "demo"))
+        assert app.models.table.select(by_path)
         await delete(app, pilot)
         assert left() == []
         assert app.models.table.select("demo")
