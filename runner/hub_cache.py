@@ -20,6 +20,7 @@ library, which knows about blobs shared between repositories. This file reaches 
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
@@ -238,6 +239,7 @@ def remove_files(directory: Path, names: Collection[str] | None) -> int:
     A blob goes when nothing else links to it. Works on damaged repositories too, which the library's own scan passes
     over. Returns the bytes freed; raises RunnerError when something cannot be deleted.
     """
+    check_deletable(directory)
     from huggingface_hub import DeleteCacheStrategy
 
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # what it cannot delete is told below
@@ -263,6 +265,15 @@ def remove_files(directory: Path, names: Collection[str] | None) -> int:
     if left := [path for path in doomed if os.path.lexists(path)]:  # the library only logs what it could not delete
         raise RunnerError(f"{left[0]} cannot be deleted.", hint="Does another user own it, or is the cache damaged?")
     return sum(size for path, size in taken.items() if not os.path.exists(path))
+
+
+def check_deletable(directory: Path) -> None:
+    """Raise RunnerError where this user may not take away all of it: before anything has gone, not in the middle."""
+    folders = [Path(folder, name) for folder, names, _ in os.walk(directory) for name in names]
+    for place in (directory.parent, directory, *folders):
+        if os.path.isdir(place) and not place.is_symlink() and not os.access(place, os.W_OK | os.X_OK):
+            number = errno.EROFS if os.statvfs(place).f_flag & os.ST_RDONLY else errno.EACCES
+            raise cannot_delete(place, OSError(number, os.strerror(number)))
 
 
 def cannot_delete(path: Path, error: OSError) -> RunnerError:

@@ -20,6 +20,7 @@ from runner.hub_cache import (
     cached_files,
     cached_repos,
     cannot_delete,
+    check_deletable,
     file_size,
     has_files,
     links_of,
@@ -234,6 +235,7 @@ def delete(removal: Removal) -> int:
             return 0
         if removal.directory.name.endswith(PARTIAL_SUFFIX):
             return _delete_half_made(removal)
+        check_deletable(removal.directory)
         return removal.size_bytes if _delete_tree(removal.directory) else 0
     except OSError as error:
         raise cannot_delete(removal.directory, error) from error

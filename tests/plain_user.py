@@ -21,17 +21,20 @@ def _give_up_privileges() -> None:
             libc.prctl(_DROP_FROM_BOUNDING_SET, capability, 0, 0, 0)
 
 
-def run_as_plain_user(*arguments: str, closed: Path) -> subprocess.CompletedProcess[str]:
-    """`runner ARGUMENTS` while that directory has mode 000; see below."""
-    return python_as_plain_user("-m", "runner", *arguments, closed=closed)
+def run_as_plain_user(*arguments: str, closed: Path, mode: int = 0) -> subprocess.CompletedProcess[str]:
+    """`runner ARGUMENTS` while that directory has that mode; see below."""
+    return python_as_plain_user("-m", "runner", *arguments, closed=closed, mode=mode)
 
 
-def python_as_plain_user(*arguments: str, closed: Path) -> subprocess.CompletedProcess[str]:
-    """`python ARGUMENTS` while that directory has mode 000; skips the test where root may not give up its rights."""
+def python_as_plain_user(*arguments: str, closed: Path, mode: int = 0) -> subprocess.CompletedProcess[str]:
+    """`python ARGUMENTS` while that directory has that mode, which lets nobody write to it.
+
+    Skips the test where root may not give up its rights.
+    """
     before = closed.stat().st_mode
-    closed.chmod(0)
+    closed.chmod(mode)
     try:
-        program = f"import os, sys; sys.exit(os.access({str(closed)!r}, os.R_OK))"
+        program = f"import os, sys; sys.exit(os.access({str(closed)!r}, os.W_OK))"
         probe = subprocess.run([sys.executable, "-c", program], preexec_fn=_give_up_privileges, check=False)
         if probe.returncode:
             pytest.skip("this root may not give up its rights")

@@ -11,6 +11,7 @@ from hub_server import Hub
 from plain_user import run_as_plain_user
 from pulled import GGUF, SHARDS, fetch_all, small_hub
 
+from runner.cli.app import main
 from runner.hub_cache import hub_settings, repo_directory
 from runner.paths import user_paths
 
@@ -77,3 +78,22 @@ def test_doctor_tells_of_a_closed_cache_and_ends() -> None:
         assert found["Models"]["detail"] == f"{closed} cannot be read: permission denied."
         assert found["Downloads"]["status"] == "warning"
         assert "HF_HOME" in found["Downloads"]["remedy"]
+
+
+@pytest.mark.usefixtures("server")
+def test_what_may_not_all_be_deleted_stays_whole() -> None:
+    """Not the files alone go, with a directory that is left and "was not deleted"."""
+    fetch_all(SHARDS)
+    made = user_paths().models / "mine"
+    made.mkdir(parents=True)
+    (made / "model.safetensors").write_bytes(b"mine")
+    repo = repo_directory(SHARDS)
+    before = [sorted(place.rglob("*")) for place in (made, repo)]
+    for name, closed in (("mine", made.parent), (SHARDS, repo / "blobs"), (SHARDS, repo.parent)):
+        done = run_as_plain_user("rm", "-y", name, closed=closed, mode=0o555)
+        assert done.returncode == 1
+        assert f"{name} was not deleted: {closed} cannot be deleted: Permission denied." in done.stderr
+    assert [sorted(place.rglob("*")) for place in (made, repo)] == before
+    for name in ("mine", SHARDS):
+        assert main(["rm", "-y", name]) == 0
+    assert [place.exists() for place in (made, repo)] == [False, False]
