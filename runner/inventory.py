@@ -179,11 +179,17 @@ def _in_cache(registry: Registry, repo: str, directory: Path) -> list[LocalModel
     there = {file.name for weights in whole for file in weights.files}
     parts = {part.name: part for part in leftovers(directory).parts if part.is_resumable}
     broken = broken_links(repo)
+    has_original = any(weights.format != "gguf" for weights in whole)
     for group in intended_groups([*files, *parts, *broken], _indexed(files)):
-        if there.isdisjoint(group.names):
+        if there.isdisjoint(group.names) and not (has_original and _is_beside(group, files)):
             unfinished = _Unfinished(group, files, parts, broken)
             found.append(unfinished.model(_cache_name(known, repo, unfinished.weights), repo))
     return found
+
+
+def _is_beside(group: FileGroup, files: Collection[str]) -> bool:
+    """Whether those are whole safetensors that are not the model itself, such as another layout of it or an adapter."""
+    return not group.label.lower().endswith(".gguf") and set(group.names) <= set(files)
 
 
 def _can_run(weights: _Weights, names: Iterable[str]) -> bool:
