@@ -84,10 +84,11 @@ def plan_removal(spec: ModelSpec, made: Path, drafts: Path) -> tuple[Removal, ..
         raise UsageError(
             f"{spec.name} ships with runner and cannot be deleted.", hint="Removing the program removes it."
         )
-    for place in (made.absolute(), drafts.absolute()):
-        if spec.path is not None and spec.path in finished(place).values():
+    for place, what in ((made.absolute(), ""), (drafts.absolute(), ", drafter")):
+        name = next((name for name, path in finished(place).items() if path == spec.path), None)
+        if name is not None and spec.path is not None:
             directory = place / spec.path.relative_to(place).parts[0]
-            return (Removal(title=spec.name, size_bytes=_size_of(directory), directory=directory),)
+            return (Removal(title=name + what, size_bytes=_size_of(directory), directory=directory),)
     if spec.path is not None or spec.origin == "fake":
         raise UsageError(
             f"{spec.path or spec.name} was neither made nor fetched by runner.",

@@ -258,7 +258,7 @@ def test_a_drafter_goes_by_its_name_or_its_path_and_a_model_of_that_name_goes_fi
     head, other = trained("demo-normed"), trained("mine")
     model = trained("mine", user_paths().models)
     (removal,) = removals("demo-normed")
-    assert (removal.title, delete(removal)) == ("demo-normed", 1000)
+    assert (removal.title, delete(removal)) == ("demo-normed, drafter", 1000)
     assert not head.exists()
     with pytest.raises(UsageError, match="There is no model 'demo-normed'"):
         removals("demo-normed")

@@ -213,5 +213,9 @@ def test_du_shows_drafters_and_rm_deletes_one(capsys: pytest.CaptureFixture[str]
     ]
     assert ("demo-normed", "a drafter made here") in completing.removable("demo")
     code, _, err = run(capsys, "rm", "-y", "demo-normed")
-    assert (code, err) == (0, "demo-normed: 1.0 kB\nFreed 1.0 kB.\n")
+    assert (code, err) == (0, "demo-normed, drafter: 1.0 kB\nFreed 1.0 kB.\n")
     assert [path.name for path in user_paths().drafts.iterdir()] == ["demo-eagle3"]
+    model = user_paths().models / "demo-eagle3"
+    model.mkdir(parents=True)
+    assert run(capsys, "rm", "-y", "demo-eagle3", str(user_paths().drafts / "demo-eagle3"))[0] == 0
+    assert not [place for place in (model, user_paths().drafts / "demo-eagle3") if place.exists()]
