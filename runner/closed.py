@@ -15,6 +15,8 @@ from runner.errors import RunnerError
 
 def closed(place: Path) -> Path | None:
     """The first directory on the way to `place` that may not be entered, or that itself where it may not be listed."""
+    if os.access(place, os.X_OK | os.R_OK):  # and all on the way to it
+        return None
     for directory in (*reversed(place.parents), place):
         mode = os.X_OK | os.R_OK if directory == place else os.X_OK
         if os.path.isdir(directory) and not os.access(directory, mode):
