@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from runner import set_values
 from runner.config import ChatOptions, LoadOptions, SamplingParams
+from runner.errors import RunnerError
 from runner.events import Finished, Loaded, Notice
 from runner.measures import binary_size, decimal_size, short_count
 from runner.status_text import rate, speculation_summary, summary
@@ -19,8 +20,16 @@ _Event = TypeVar("_Event")
 
 
 def said_in_chat(event: _Event) -> _Event:
-    """The event; a notice with its remedy as the chat takes it."""
-    return dataclasses.replace(event, hint=set_values.in_chat(event.hint)) if isinstance(event, Notice) else event
+    """The event; of a notice the words and the remedy name what the chat takes, and no flags."""
+    if not isinstance(event, Notice):
+        return event
+    return dataclasses.replace(event, text=set_values.in_chat(event.text), hint=set_values.in_chat(event.hint))
+
+
+def error_in_chat(error: RunnerError) -> RunnerError:
+    """The same of an error."""
+    error.message, error.hint = set_values.in_chat(error.message), set_values.in_chat(error.hint)
+    return error
 
 
 @dataclass

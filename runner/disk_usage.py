@@ -17,15 +17,16 @@ from runner.hub_parts import leftovers
 from runner.quant.half_made import earlier_output, half_made, is_half_made, output_name
 from runner.registry import Registry
 
-UseKind = Literal["cache", "made here", "unfinished", "other"]
+UseKind = Literal["cache", "made here", "drafter", "unfinished", "other"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
     """What one model takes. size_bytes: in all, with partial_bytes (downloads) and set_aside_bytes (damaged files).
 
-    kind: "unfinished" is a model or a drafter that is half made, or a model that was replaced; "other" is what is in
-    the cache and is no model. A file that two of them share counts for the first.
+    kind: "drafter" is a head that was trained here; "unfinished" is a model or a drafter that is half made, or a model
+    that was replaced; "other" is what is in the cache and is no model. A file that two of them share counts for the
+    first.
     """
 
     name: str
@@ -63,13 +64,19 @@ def disk_usage(registry: Registry, made: Path, drafts: Path) -> DiskUsage:
     repos = cached_repos()
     counter.new_bytes(directory for _, directory in repos if not has_files(directory))  # some notes, and no use to list
     uses = [_cached(registry, counter, repo, directory) for repo, directory in repos if has_files(directory)]
-    uses += [*_made(counter, made), *_unfinished(counter, made), *_unfinished(counter, drafts)]
+    uses += [*_finished(counter, made, "made here"), *_finished(counter, drafts, "drafter")]
+    uses += [*_unfinished(counter, made), *_unfinished(counter, drafts)]
     cache = hub_settings().cache
     others = counter.new_bytes([cache])
     if others:
         uses.append(Use(name="other files in the cache", kind="other", path=cache, size_bytes=others))
     uses.sort(key=lambda use: (-use.size_bytes, use.name))
     return DiskUsage(uses=tuple(uses), disks=_disks([cache, made, drafts]))
+
+
+def drafters(drafts: Path) -> tuple[Use, ...]:
+    """What the drafters trained there take, by name."""
+    return tuple(_finished(_Counter(), drafts, "drafter"))
 
 
 class _Counter:
@@ -113,15 +120,15 @@ def _cached(registry: Registry, counter: _Counter, repo: str, directory: Path) -
     )
 
 
-def _made(counter: _Counter, made: Path) -> list[Use]:
+def _finished(counter: _Counter, directory: Path, kind: UseKind) -> list[Use]:
     try:
-        paths = sorted(path for path in made.iterdir() if path.is_dir() and not is_half_made(path))
+        paths = sorted(path for path in directory.iterdir() if path.is_dir() and not is_half_made(path))
     except OSError:  # none were made yet
         return []
     return [
         Use(
             name=path.name if earlier_output(path) is None else output_name(path),
-            kind="made here",
+            kind=kind,
             path=path,
             size_bytes=counter.new_bytes([path]),
         )

@@ -6,6 +6,7 @@ nothing, and does not know how a report looks.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import importlib.util
 import json
@@ -24,8 +25,10 @@ from typing import Literal, TextIO
 from urllib.parse import urlsplit
 
 from runner.backends.llamacpp import INSTALL_HINT, Probe, probe
+from runner.closed import cannot_read
 from runner.errors import RunnerError
 from runner.hub_cache import hub_settings
+from runner.inventory import unreadable
 from runner.machine import CpuInfo, cpu_info, default_threads, devices
 from runner.measures import decimal_size
 from runner.paths import Paths, builtin
@@ -264,11 +267,21 @@ def directory_checks(paths: Paths) -> Iterator[Check]:
     for name, (directory, files) in private.items():
         yield directory_check(name, directory, files)
     yield directory_check("Cache directory", paths.cache, [], is_private=False)
+    yield downloads_check(hub_settings().cache)
+
+
+def downloads_check(directory: Path) -> Check:
+    """Where models are fetched to. One that others keep and this user may only read is of use too."""
+    found = directory_check("Downloads", directory, [], is_private=False)
+    if found.status == "ok":
+        return found
+    remedy = "What is there runs, if it can be read; to fetch models make it writable, or set HF_HOME to another place."
+    return dataclasses.replace(found, status="warning", remedy=remedy)
 
 
 def directory_check(name: str, directory: Path, files: Sequence[Path], *, is_private: bool = True) -> Check:
     there = _nearest_existing(directory)
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+    if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
         remedy = f"Make {_tilde(there)} a directory that you can write to, or set RUNNER_HOME to one."
         return Check(name=name, status="error", detail=f"{_tilde(directory)} cannot be written", remedy=remedy)
     if there != directory:
@@ -292,7 +305,7 @@ def disk_checks(directories: Mapping[str, Path]) -> Iterator[Check]:
 
 
 def disk_check(name: str, directory: Path, free_bytes: int) -> Check:
-    detail = f"{free_bytes / 1e9:.1f} GB free for {name} at {_tilde(directory)}"
+    detail = f"{decimal_size(free_bytes)} free for {name} at {_tilde(directory)}"
     if free_bytes < _LITTLE_DISK_BYTES:
         remedy = "Models take 1 to 40 GB each: free some space (runner ls shows the models, runner rm deletes one)."
         return Check(name=f"Disk, {name}", status="warning", detail=detail, remedy=remedy)
@@ -331,6 +344,9 @@ def models_check(paths: Paths) -> Check:
         registry = Registry.load_for(paths)
     except RunnerError as error:
         return Check(name="Models", status="error", detail=error.message, remedy=error.hint)
+    if closed := unreadable(registry, paths):
+        problem = cannot_read(closed)
+        return Check(name="Models", status="error", detail=problem.message, remedy=problem.hint)
     return Check(name="Models", status="ok", detail=f"{len(registry.specs)} known by name")
 
 
@@ -398,7 +414,7 @@ def _version(package: str) -> str | None:
 
 
 def _nearest_existing(path: Path) -> Path:
-    return next((folder for folder in (path, *path.parents) if folder.exists()), path)
+    return next((folder for folder in (path, *path.parents) if os.path.exists(folder)), path)
 
 
 def _tilde(path: Path) -> str:

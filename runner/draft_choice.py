@@ -13,6 +13,7 @@ from typing import Final
 from runner.config import LoadOptions
 from runner.errors import UsageError
 from runner.events import Notice
+from runner.quant.half_made import finished
 from runner.registry import ModelSpec, Registry
 from runner.speculative.drafter import DrafterName
 
@@ -113,12 +114,12 @@ def unused(options: LoadOptions, choice: DraftChoice) -> list[Notice]:
 
 def _head(draft: str, heads: Path) -> Path:
     """The directory that `draft` means: a path, or the name of a head that was trained here."""
-    trained = sorted(path.name for path in heads.iterdir() if path.is_dir()) if heads.is_dir() else []
+    trained = finished(heads)
     here = f"Trained here: {', '.join(trained)}. " if trained else ""
     hint = f"{here}`runner draft train MODEL` trains one, and --draft names its directory."
     if not draft:
         raise UsageError("--spec eagle3 needs a head.", hint=hint)
-    path = heads / draft if draft in trained else Path(draft).expanduser()
+    path = trained.get(draft) or Path(draft).expanduser()
     if not path.is_dir():
         raise UsageError(f"{draft} is no directory with an EAGLE-3 head.", hint=hint)
     return path

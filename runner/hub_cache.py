@@ -20,13 +20,16 @@ library, which knows about blobs shared between repositories. This file reaches 
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from runner.closed import cannot_read, closed
 from runner.errors import ConfigError, RunnerError, UsageError
 from runner.registry import check_repo
 
@@ -130,9 +133,12 @@ def commit_of(repo: str, revision: str) -> str:
 def snapshots(repo: str, revision: str = "main") -> tuple[Snapshot, ...]:
     """What the cache has of that repository: the commit that `revision` means first, then the others, newest first.
 
-    A revision that is a commit gives that one alone, and so does any other than "main".
+    A revision that is a commit gives that one alone, and so does any other than "main". Raises RunnerError where what
+    the cache has may not be read.
     """
     directory = repo_directory(repo)
+    if (place := _closed_in(directory)) is not None:
+        raise cannot_read([place])
     wanted = _ref(directory, revision) or revision
     try:
         ages = {path: -path.stat().st_mtime for path in (directory / "snapshots").iterdir() if path.is_dir()}
@@ -145,13 +151,36 @@ def snapshots(repo: str, revision: str = "main") -> tuple[Snapshot, ...]:
 
 
 def cached_repos() -> tuple[tuple[str, Path], ...]:
-    """Every model repository that has a directory in the cache, whatever is in it: its name and the directory."""
+    """Every model repository that has a directory in the cache, whatever is in it: its name and the directory.
+
+    Those that may not be read are left out: `closed_repos` has them.
+    """
+    return tuple((repo, path) for repo, path in _repos() if _closed_in(path) is None)
+
+
+def closed_repos() -> tuple[Path, ...]:
+    """What of the cache may not be read: it, or directories of its repositories."""
+    if (place := closed(hub_settings().cache)) is not None:
+        return (place,)
+    return tuple(place for _, path in _repos() if (place := _closed_in(path)) is not None)
+
+
+def _repos() -> list[tuple[str, Path]]:
     try:
         directories = sorted(hub_settings().cache.iterdir())
     except OSError:
-        return ()
+        return []
     named = ((_repo_of(path), path) for path in directories if path.name.startswith(_PREFIX) and os.path.isdir(path))
-    return tuple((repo, path) for repo, path in named if repo)
+    return [(repo, path) for repo, path in named if repo]
+
+
+def _closed_in(directory: Path) -> Path | None:
+    """The first directory on the way to that of a repository, or in it, that may not be read."""
+    snapshots = directory / "snapshots"
+    places = [directory, directory / "blobs", snapshots]
+    with suppress(OSError):
+        places += sorted(snapshots.iterdir())
+    return next((found for place in places if (found := closed(place)) is not None), None)
 
 
 def has_files(directory: Path) -> bool:
@@ -210,6 +239,7 @@ def remove_files(directory: Path, names: Collection[str] | None) -> int:
     A blob goes when nothing else links to it. Works on damaged repositories too, which the library's own scan passes
     over. Returns the bytes freed; raises RunnerError when something cannot be deleted.
     """
+    check_deletable(directory)
     from huggingface_hub import DeleteCacheStrategy
 
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # what it cannot delete is told below
@@ -235,6 +265,15 @@ def remove_files(directory: Path, names: Collection[str] | None) -> int:
     if left := [path for path in doomed if os.path.lexists(path)]:  # the library only logs what it could not delete
         raise RunnerError(f"{left[0]} cannot be deleted.", hint="Does another user own it, or is the cache damaged?")
     return sum(size for path, size in taken.items() if not os.path.exists(path))
+
+
+def check_deletable(directory: Path) -> None:
+    """Raise RunnerError where this user may not take away all of it: before anything has gone, not in the middle."""
+    folders = [Path(folder, name) for folder, names, _ in os.walk(directory) for name in names]
+    for place in (directory.parent, directory, *folders):
+        if os.path.isdir(place) and not place.is_symlink() and not os.access(place, os.W_OK | os.X_OK):
+            number = errno.EROFS if os.statvfs(place).f_flag & os.ST_RDONLY else errno.EACCES
+            raise cannot_delete(place, OSError(number, os.strerror(number)))
 
 
 def cannot_delete(path: Path, error: OSError) -> RunnerError:

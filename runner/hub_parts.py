@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runner.closed import cannot_read, closed
 from runner.errors import BusyError, RunnerError
 from runner.hub_cache import PART_SUFFIX, SIDECAR_SUFFIX, cannot_delete, file_size
 
@@ -68,10 +69,12 @@ class Leftovers:
 
 
 def leftovers(directory: Path) -> Leftovers:
-    """What is left over in the cache's directory of one repository."""
+    """What is left over in the cache's directory of one repository. Raises RunnerError where that may not be read."""
     try:
         paths = sorted((directory / "blobs").iterdir())
-    except OSError:
+    except OSError as error:
+        if (place := closed(directory / "blobs")) is not None:
+            raise cannot_read([place]) from error
         return Leftovers()
     parts = [part for path in paths if (part := _part(path)) is not None]
     aside = [path for path in paths if _SET_ASIDE.fullmatch(path.name) and os.path.isfile(path)]

@@ -1,25 +1,37 @@
 """What models are on this machine, whose they are, and whether they are whole.
 
 It joins the registry, the models made here and the Hugging Face cache, by file names and sizes; it opens no file but
-the manifest of a packed model, and reaches no network. Whether the contents are right is verify.py's question.
+the manifest of a packed model, and an index where names do not tell which files are the model. It reaches no network.
+Whether the contents are right is verify.py's question.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from runner.closed import closed
 from runner.errors import RunnerError
-from runner.hub_cache import CachedFile, broken_links, cached_files, cached_repos, file_size, repo_directory
+from runner.hub_cache import (
+    CachedFile,
+    broken_links,
+    cached_files,
+    cached_repos,
+    closed_repos,
+    file_size,
+    repo_directory,
+)
 from runner.hub_parts import Part, leftovers
-from runner.model_files import FileGroup, gguf_groups, intended_groups, missing_side_files, safetensors_weights
-from runner.paths import builtin
+from runner.model_files import INDEX, FileGroup, gguf_groups, intended_groups, missing_side_files, safetensors_weights
+from runner.paths import Paths, builtin
+from runner.quant.half_made import finished
 from runner.quant.packed_files import MANIFEST_NAME, is_packed
 from runner.registry import SAFETENSORS, ModelSpec, Registry
+from runner.shard_order import indexed_shards, names_in
 
 Kind = Literal["built-in", "made here", "own file", "cache"]
 State = Literal["complete", "partial", "damaged"]
@@ -60,6 +72,14 @@ def local_models(registry: Registry) -> tuple[LocalModel, ...]:
     for repo, directory in cached_repos():
         found += _in_cache(registry, repo, directory)
     return tuple(found)
+
+
+def unreadable(registry: Registry, paths: Paths) -> tuple[Path, ...]:
+    """Directories that have models, or may have, and may not be read: what is in them is in no list."""
+    made = [one for place in (paths.models, paths.drafts) for one in (place, *finished(place).values())]
+    own = [spec.path for spec in registry.specs if spec.path is not None]
+    found = [place for one in (*made, *own) if (place := closed(one)) is not None]
+    return tuple(dict.fromkeys([*closed_repos(), *found]))
 
 
 def _kind(spec: ModelSpec) -> Kind:
@@ -116,7 +136,7 @@ def _weights(files: Iterable[CachedFile]) -> list[_Weights]:
         for group in gguf_groups(by_name)
     ]
     try:
-        names = safetensors_weights(by_name)
+        names = safetensors_weights(by_name, _indexed(by_name))
     except RunnerError:  # incomplete, or several models in one directory: nothing that could be run by this name
         names = ()
     if names and is_packed(by_name):
@@ -125,6 +145,10 @@ def _weights(files: Iterable[CachedFile]) -> list[_Weights]:
     elif names:
         found.append(_Weights("safetensors", names[0], "", tuple(by_name[name] for name in names)))
     return found
+
+
+def _indexed(files: Mapping[str, CachedFile]) -> tuple[str, ...]:
+    return indexed_shards(files, files[INDEX].path) if INDEX in files else ()
 
 
 def _packed_format(manifest: Path) -> str:
@@ -139,11 +163,11 @@ def _packed_format(manifest: Path) -> str:
 
 def _in_directory(spec: ModelSpec, path: Path) -> list[LocalModel]:
     try:
-        entries = [path] if os.path.isfile(path) else sorted(path.iterdir())
+        places = {path.name: path} if os.path.isfile(path) else {name: path / name for name in names_in(path)}
     except OSError:
         return []
-    sizes = {entry: file_size(entry) for entry in entries}
-    files = [CachedFile(entry.name, entry, size) for entry, size in sizes.items() if size is not None]
+    sizes = {name: file_size(place) for name, place in places.items()}
+    files = [CachedFile(name, places[name], size) for name, size in sizes.items() if size is not None]
     return [weights.model(spec.name, _kind(spec), "") for weights in _weights(files)]
 
 
@@ -155,11 +179,17 @@ def _in_cache(registry: Registry, repo: str, directory: Path) -> list[LocalModel
     there = {file.name for weights in whole for file in weights.files}
     parts = {part.name: part for part in leftovers(directory).parts if part.is_resumable}
     broken = broken_links(repo)
-    for group in intended_groups([*files, *parts, *broken]):
-        if there.isdisjoint(group.names):
+    has_original = any(weights.format != "gguf" for weights in whole)
+    for group in intended_groups([*files, *parts, *broken], _indexed(files)):
+        if there.isdisjoint(group.names) and not (has_original and _is_beside(group, files)):
             unfinished = _Unfinished(group, files, parts, broken)
             found.append(unfinished.model(_cache_name(known, repo, unfinished.weights), repo))
     return found
+
+
+def _is_beside(group: FileGroup, files: Collection[str]) -> bool:
+    """Whether those are whole safetensors that are not the model itself, such as another layout of it or an adapter."""
+    return not group.label.lower().endswith(".gguf") and set(group.names) <= set(files)
 
 
 def _can_run(weights: _Weights, names: Iterable[str]) -> bool:
@@ -222,6 +252,15 @@ def known_names(repo: str) -> frozenset[str]:
     here = {file.name for file in cached_files(repo)}
     begun = {part.name for part in leftovers(repo_directory(repo)).parts if part.name}
     return frozenset(here | begun | broken_links(repo).keys())
+
+
+def known_groups(repo: str, without: Collection[str] = ()) -> tuple[FileGroup, ...]:
+    """The sets of weights of a repository of which there is something in the cache, whole or not.
+
+    without: files that are passed over.
+    """
+    files = {file.name: file for file in cached_files(repo) if file.name not in without}
+    return intended_groups(known_names(repo).difference(without), _indexed(files))
 
 
 def is_meant(spec: ModelSpec, repo: str, group: FileGroup) -> bool:

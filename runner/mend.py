@@ -6,7 +6,7 @@ Nothing is changed before the hub has said that it has the file. It never delete
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from runner.errors import RunnerError
 from runner.hub.hashes import Expected, expected_hash
 from runner.hub_cache import repo_directory
 from runner.hub_parts import quarantine, refuse_while_fetched
-from runner.model_files import TOKENIZERS, choose
+from runner.model_files import TOKENIZERS
+from runner.prepare import chosen
 from runner.registry import ModelSpec
 from runner.types import CancelToken
 from runner.verify import Finding
@@ -106,7 +107,7 @@ def _mend_commit(
     done, aside, wanted = list[Mended](), dict[Finding, Path | None](), dict[Finding, frozenset[str]]()
     for finding in findings:
         try:
-            if not (names := _at_hub(finding, commit, listing.names)):
+            if not (names := _at_hub(finding, commit, listing)):
                 done.append(_left(finding, "the hub no longer has it in that commit"))
                 continue
             aside[finding] = _set_aside(finding)
@@ -131,20 +132,20 @@ def _words(error: RunnerError) -> str:
     return f"{error.message} {error.hint}".strip()
 
 
-def _at_hub(finding: Finding, commit: str, listed: Collection[str]) -> frozenset[str]:
+def _at_hub(finding: Finding, commit: str, listing: hub.Listing) -> frozenset[str]:
     """What to fetch for a finding; nothing where the commit has no such file any more.
 
     Which tokenizer a model has that is here without one, the listing alone can tell; and which weights, where there are
-    none at all. Raises what model_files.choose raises.
+    none at all. Raises what prepare.chosen raises.
     """
     if not finding.name:
         whole = ModelSpec(name=finding.repo, origin="hub", repo=finding.repo, gguf=finding.repo)
-        return frozenset(choose(whole, list(listed), finding.repo, are_all=True).names)
+        return frozenset(chosen(whole, listing).names)
     names = frozenset(name for at, name in finding.links if at == commit)
-    if finding.links[0][1] in listed:
+    if finding.links[0][1] in listing.names:
         return names
     is_tokenizer = finding.problem == "missing" and names == set(TOKENIZERS[0])
-    return frozenset(next((files for files in TOKENIZERS if is_tokenizer and set(files) <= set(listed)), ()))
+    return frozenset(next((files for files in TOKENIZERS if is_tokenizer and set(files) <= set(listing.names)), ()))
 
 
 def _left(finding: Finding, why: str, aside: Path | None = None) -> Mended:

@@ -96,13 +96,25 @@ def _groups(names: Iterable[str], suffix: str) -> tuple[list[FileGroup], dict[st
     return whole, incomplete
 
 
-def intended_groups(names: Iterable[str]) -> tuple[FileGroup, ...]:
+def needs_index(names: Collection[str]) -> bool:
+    """Whether the index has to say which safetensors are the model: no shards are numbered in the usual way."""
+    if INDEX not in names:
+        return False
+    parts = (_PART.fullmatch(name) for name in names)
+    return not any(match and match["stem"] + match["suffix"] == WEIGHTS_NAME for match in parts)
+
+
+def intended_groups(names: Iterable[str], indexed: Collection[str] = ()) -> tuple[FileGroup, ...]:
     """The sets of weights that `names` belong to, whole or not; a split one has the names of all its parts.
 
-    Safetensors count at the top alone; projectors and the like are left out.
+    Safetensors count at the top alone; projectors and the like are left out. indexed: what the index names, where
+    `needs_index`; it counts wherever it is.
     """
-    found: dict[str, FileGroup] = {}
-    for name in sorted(names):
+    found, rest = dict[str, FileGroup](), set(names)
+    if not rest.isdisjoint(indexed):
+        found[INDEX] = FileGroup(WEIGHTS_NAME, tuple(sorted(indexed)))
+        rest.difference_update(indexed)
+    for name in sorted(rest):
         suffix = PurePosixPath(name).suffix.lower()
         if suffix not in WEIGHT_SUFFIXES or (suffix == ".safetensors" and "/" in name):
             continue
@@ -128,12 +140,16 @@ def gguf_groups(names: Iterable[str]) -> tuple[FileGroup, ...]:
     return tuple(group for group in groups if not _NO_MODELS & set(_WORD.split(group.label.lower())))
 
 
-def safetensors_weights(names: Iterable[str], *, are_all: bool = False) -> tuple[str, ...]:
+def safetensors_weights(
+    names: Collection[str], indexed: Collection[str] = (), *, are_all: bool = False
+) -> tuple[str, ...]:
     """The weight files at the top of `names`: model.safetensors, or the shards of it, or a lone other file; or none.
 
-    are_all: the repository has no others. Raises BadModelFile when a shard is missing and UsageError when it cannot be
-    told which set is the model.
+    indexed: what the index names, where `needs_index`: that is the model, wherever it is. are_all: the repository has
+    no others. Raises BadModelFile when a shard is missing and UsageError when it cannot be told which set is the model.
     """
+    if indexed and set(indexed) <= set(names):
+        return tuple(sorted(indexed))
     top = [name for name in names if "/" not in name]
     groups, incomplete = _groups(top, ".safetensors")
     own = [group for group in groups if group.label == WEIGHTS_NAME]
@@ -142,6 +158,11 @@ def safetensors_weights(names: Iterable[str], *, are_all: bool = False) -> tuple
     # consolidated.safetensors is Mistral's own layout of the same weights.
     others = [group for group in groups if not group.label.startswith("consolidated")]
     is_torn = not own and WEIGHTS_NAME in incomplete  # other sets are no substitute for the model's own
+    if not own and not set(indexed).isdisjoint(names):
+        lacking = ", ".join(sorted(set(indexed) - set(names)))
+        raise BadModelFile(
+            f"Parts of the weights are missing: {lacking}.", hint=_LACKED if are_all else "Fetch them again."
+        )
     if (found := own or others) and not is_torn:
         if not own and len(found) > 1:
             raise UsageError(
@@ -168,18 +189,20 @@ def check_index(weights: Collection[str], indexed: Collection[str], names: Colle
         raise BadModelFile(f"{where} has no {lacking[0]}{others}, and its {INDEX} says that it has.", hint=_LACKED)
 
 
-def choose(spec: ModelSpec, names: Sequence[str], where: str, *, are_all: bool = False) -> Choice:
+def choose(
+    spec: ModelSpec, names: Sequence[str], where: str, indexed: Collection[str] = (), *, are_all: bool = False
+) -> Choice:
     """The files of `spec` among `names`, POSIX paths relative to `where` (a repository or directory, for messages).
 
-    are_all: `where` is a repository that has no others, so that fetching again would not bring what is missing.
-    Raises UsageError when the quantization is not there or has to be named, BadModelFile when files are missing, and
-    UnsupportedModel when there are only pickled weights or none.
+    indexed: what the index names, where `needs_index`. are_all: `where` is a repository that has no others, so that
+    fetching again would not bring what is missing. Raises UsageError when the quantization is not there or has to be
+    named, BadModelFile when files are missing, and UnsupportedModel when there are only pickled weights or none.
     """
     if spec.asked != SAFETENSORS and (groups := gguf_groups(names)):
         group = _choose_gguf(spec, groups, names, where, are_all)
         side = tuple(name for name in SIDE_FILES if _beside(group.names[0], name) in names)
         return Choice("gguf", group.names, tuple(_beside(group.names[0], name) for name in side))
-    if not spec.chosen_quant and (weights := safetensors_weights(names, are_all=are_all)):
+    if not spec.chosen_quant and (weights := safetensors_weights(names, indexed, are_all=are_all)):
         missing = missing_side_files(names)
         if missing:
             hint = _LACKED if are_all else "Fetch the whole repository."
@@ -189,7 +212,7 @@ def choose(spec: ModelSpec, names: Sequence[str], where: str, *, are_all: bool =
             return Choice("packed", (WEIGHTS_NAME,), side)
         side = tuple(name for name in (*SIDE_FILES, INDEX) if name in names)
         return Choice("safetensors", weights, side)
-    raise _nothing(spec, names, where, are_all)
+    raise _nothing(spec, names, indexed, where, are_all)
 
 
 def _beside(weights: str, name: str) -> str:
@@ -257,12 +280,12 @@ def _preferred(groups: Sequence[FileGroup]) -> list[FileGroup]:
     return next(([by_quant[quant]] for quant in PREFERRED_QUANTS if quant in by_quant), [])
 
 
-def _nothing(spec: ModelSpec, names: Sequence[str], where: str, are_all: bool) -> Exception:
+def _nothing(spec: ModelSpec, names: Sequence[str], indexed: Collection[str], where: str, are_all: bool) -> Exception:
     """The error for a place without files of the model."""
     _, incomplete = _groups(names, ".gguf")
     if incomplete:
         return _torn(incomplete.values(), where, are_all)
-    if spec.chosen_quant and safetensors_weights(names):
+    if spec.chosen_quant and safetensors_weights(names, indexed):
         return UsageError(
             f"{where} has no {spec.chosen_quant}: it has the original weights.", hint="Ask for :safetensors."
         )

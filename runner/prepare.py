@@ -17,6 +17,7 @@ from runner.config import SamplingParams
 from runner.errors import BadModelFile, BusyError, RunnerError, UnsupportedModel, UsageError
 from runner.events import Notice, Progress
 from runner.hub_cache import file_size, repo_directory, snapshots
+from runner.measures import decimal_size
 from runner.model_files import (
     INDEX,
     PICKLES,
@@ -28,12 +29,13 @@ from runner.model_files import (
     choose,
     gguf_groups,
     missing_side_files,
+    needs_index,
 )
 from runner.quant.hipfire import is_hipfire_file
 from runner.quant.json_file import read_json_if_there
 from runner.quant.packed_files import MANIFEST_NAME, WEIGHTS_NAME
 from runner.registry import SCRIPT_SUFFIX, ModelSpec
-from runner.shard_order import tensors_of_shards
+from runner.shard_order import indexed_shards, names_in, tensors_of_shards
 from runner.types import CancelToken, ReadyModel
 
 if TYPE_CHECKING:
@@ -74,6 +76,11 @@ class Located:
         return tuple(self.directory / name for name in self.choice.weights)
 
     @property
+    def beside(self) -> Path:
+        """Where the configuration and the tokenizer are: a GGUF has its own in its folder."""
+        return self.weights[0].parent if self.choice.format == "gguf" else self.directory
+
+    @property
     def files(self) -> tuple[Path, ...]:
         return tuple(self.directory / name for name in self.choice.names)
 
@@ -101,7 +108,7 @@ def ready(spec: ModelSpec, *, offline: bool, on_event: OnEvent, cancel: CancelTo
         if offline:
             raise BusyError(
                 f"{title(spec)} is not on this machine, and --offline forbids fetching it.",
-                hint="Leave --offline out, or choose one that `runner ls` lists.",
+                hint="Without --offline it is fetched; `runner ls` lists what is here.",
             )
         located = _fetch(spec, on_event, cancel)
     return _describe(spec, located, on_event)
@@ -125,7 +132,8 @@ def locate(spec: ModelSpec) -> Located | None:
     repo, revision = _source(spec)
     for snapshot in snapshots(repo, revision) if repo else ():
         try:
-            return Located(snapshot.directory, choose(spec, snapshot.names, repo))
+            indexed = indexed_shards(snapshot.names, snapshot.directory / INDEX)
+            return Located(snapshot.directory, choose(spec, snapshot.names, repo, indexed))
         except RunnerError:  # this commit is not here, or not completely; another may be
             continue
     return None
@@ -150,14 +158,14 @@ def _source(spec: ModelSpec) -> tuple[str, str]:
 
 def _at_path(spec: ModelSpec, path: Path) -> Located:
     if path.is_dir():
-        names = [entry.name for entry in sorted(path.iterdir()) if entry.is_file()]
+        names = names_in(path)
         groups = gguf_groups(names)
         if len(groups) > 1:
             listed = ", ".join(group.label for group in groups)
             raise UsageError(
                 f"{path} has several models: {listed}.", hint=f"Name one of them: {path / groups[0].names[0]}"
             )
-        return Located(path, choose(spec, names, str(path)))
+        return Located(path, choose(spec, names, str(path), indexed_shards(names, path / INDEX)))
     suffix = path.suffix.lower()
     if suffix == ".gguf":
         return Located(path.parent, Choice("gguf", _gguf_parts(path), _side_files(path.parent)))
@@ -206,17 +214,30 @@ def _side_files(directory: Path) -> tuple[str, ...]:
 def listed(spec: ModelSpec) -> tuple[hub.Listing, Choice]:
     """What the hub has now of the repository of `spec`, and the files of it that are the model.
 
-    Raises what hub.list_files and model_files.choose raise, and BadModelFile when the repository lacks weights that its
-    own index names: before they are fetched, not after.
+    Raises what hub.list_files and `chosen` raise.
     """
     from runner import hub
 
     repo, revision = _source(spec)
     listing = hub.list_files(repo, revision)
-    choice = choose(spec, listing.names, repo, are_all=True)
+    return listing, chosen(spec, listing)
+
+
+def chosen(spec: ModelSpec, listing: hub.Listing) -> Choice:
+    """The files of a listing that are the model of `spec`.
+
+    Raises what model_files.choose raises, and BadModelFile when the repository lacks weights that its own index names:
+    before they are fetched, not after.
+    """
+    repo, shards = listing.repo, None
+    if needs_index(listing.names):
+        shards = tensors_of_shards(_index(listing))
+    choice = choose(spec, listing.names, repo, shards or (), are_all=True)
     if INDEX in choice.side:
-        check_index(choice.weights, tensors_of_shards(_index(listing)), listing.names, repo)
-    return listing, choice
+        check_index(
+            choice.weights, tensors_of_shards(_index(listing)) if shards is None else shards, listing.names, repo
+        )
+    return choice
 
 
 def _index(listing: hub.Listing) -> Mapping[str, Any]:
@@ -244,7 +265,7 @@ def _fetch(spec: ModelSpec, on_event: OnEvent, cancel: CancelToken) -> Located:
     wanted = set(choice.names)
     size = sum(file.size_bytes for file in listing.files if file.name in wanted)
     label = choice.weights[0] if len(choice.weights) == 1 else f"{len(choice.weights)} files"
-    on_event(Notice("info", f"Fetching {label} ({size / 1e9:.2f} GB) from {repo}."))
+    on_event(Notice("info", f"Fetching {label} ({decimal_size(size)}) from {repo}."))
 
     if listing.renamed_to:
         on_event(Notice("info", f"{repo} is now called {listing.renamed_to}."))
@@ -279,7 +300,7 @@ def _describe(spec: ModelSpec, located: Located, on_event: OnEvent) -> ReadyMode
             from runner.quant.mq.manifest import read_manifest
 
             read_manifest(located.directory)
-    directory = located.weights[0].parent
+    directory = located.beside
     from_config, ignored = sampling_defaults(directory / SAMPLING)
     if ignored:
         on_event(Notice("warning", f"{SAMPLING} has sampling values that cannot be used: {', '.join(ignored)}."))

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from runner.config import nearest_hint
 from runner.errors import ConfigError, UnknownModel, UsageError
 from runner.paths import Paths, builtin, user_paths
-from runner.quant.half_made import earlier_output, is_half_made, output_name
+from runner.quant.half_made import finished
 
 Origin = Literal["registry", "made", "hub", "path", "fake"]
 
@@ -228,21 +228,9 @@ class Registry:
         return tuple(self._specs.values())
 
     def made(self) -> tuple[ModelSpec, ...]:
-        """The finished models that `runner quantize` made here, by name.
-
-        One that was to be replaced by a run that was killed just then is where that run had put it.
-        """
-        try:
-            paths = sorted(self._made.iterdir()) if self._made is not None else []
-        except OSError:  # none were made yet, or they cannot be had
-            return ()
-        found = dict[str, Path]()
-        for path in paths:
-            if (earlier := earlier_output(path)) is not None:
-                found.setdefault(output_name(path), earlier)
-            elif path.is_dir() and not path.name.startswith(".") and not is_half_made(path):
-                found[path.name] = path
-        return tuple(ModelSpec(name=name, origin="made", path=path.absolute()) for name, path in sorted(found.items()))
+        """The finished models that `runner quantize` made here, by name."""
+        found = finished(self._made) if self._made is not None else {}
+        return tuple(ModelSpec(name=name, origin="made", path=path) for name, path in found.items())
 
     def search(self, query: str) -> tuple[ModelSpec, ...]:
         """The models of the files in whose names, family, repositories or description all words of `query` are."""

@@ -1,4 +1,5 @@
-"""What deleting a model would take away, and deleting it: models made here, and what the Hugging Face cache holds.
+"""What deleting a model would take away, and deleting it: models and drafters made here, and what the Hugging Face
+cache holds.
 
 Nothing else is ever deleted. It plans by names and sizes, opens no model file, reaches no network and asks nobody: the
 front end shows the plan and asks.
@@ -12,12 +13,14 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
-from runner.errors import BusyError, UsageError
+from runner.errors import BusyError, UnknownModel, UsageError
 from runner.hub_cache import (
     cached_files,
     cached_repos,
     cannot_delete,
+    check_deletable,
     file_size,
     has_files,
     links_of,
@@ -26,17 +29,19 @@ from runner.hub_cache import (
     taken_bytes,
 )
 from runner.hub_parts import Leftovers, delete_leftovers, leftovers, lock_directory, refuse_while_fetched
-from runner.inventory import is_builtin, is_meant, known_names
-from runner.model_files import FileGroup, intended_groups, missing_side_files
-from runner.quant.half_made import half_made, output_name
+from runner.inventory import is_builtin, is_meant, known_groups, known_names
+from runner.model_files import FileGroup, missing_side_files
+from runner.quant.half_made import finished, half_made, output_name
 from runner.quant.packed_files import PARTIAL_SUFFIX
 from runner.quant.work_directory import held
-from runner.registry import SAFETENSORS, ModelSpec
+from runner.registry import SAFETENSORS, ModelSpec, Registry
+
+_MOST_MEETINGS: Final = 1000  # with another process that deletes the same files
 
 
 @dataclass(frozen=True, kw_only=True)
 class Removal:
-    """One deletion. directory: of a model made here, whole or half, or of the repository `repo` in the cache.
+    """One deletion. directory: of what was made here, whole or half, or of the repository `repo` in the cache.
 
     names: the files of the repository that go; None means all of the directory. left: the unfinished and damaged files
     that go with them.
@@ -50,8 +55,28 @@ class Removal:
     left: Leftovers = field(default_factory=Leftovers)
 
 
-def plan_removal(spec: ModelSpec, made: Path) -> tuple[Removal, ...]:
-    """What deleting `spec` means; nothing is deleted yet. made: the directory of the models made here.
+def named(text: str, registry: Registry, drafts: Path) -> ModelSpec:
+    """The model that `text` means, or where there is none of that name the drafter in `drafts` that is called so.
+
+    Raises what `Registry.resolve` raises.
+    """
+    try:
+        return registry.resolve(text)
+    except UnknownModel:
+        if text not in finished(drafts):
+            raise
+        return drafter(text, drafts)
+
+
+def drafter(name: str, drafts: Path) -> ModelSpec:
+    """The drafter in `drafts` that is called so. Raises UsageError where there is none."""
+    if (head := finished(drafts).get(name)) is None:
+        raise UsageError(f"{name} is not on this machine.", hint="`runner du` lists what is.")
+    return ModelSpec(name=name, origin="path", path=head)
+
+
+def plan_removal(spec: ModelSpec, made: Path, drafts: Path) -> tuple[Removal, ...]:
+    """What deleting `spec` means; nothing is deleted yet. made, drafts: where models and drafters made here are.
 
     Raises UsageError for a model that is not here, that ships with runner, or whose files are not runner's.
     """
@@ -59,13 +84,15 @@ def plan_removal(spec: ModelSpec, made: Path) -> tuple[Removal, ...]:
         raise UsageError(
             f"{spec.name} ships with runner and cannot be deleted.", hint="Removing the program removes it."
         )
-    if spec.origin == "made" and spec.path is not None and spec.path.is_relative_to(made.absolute()):
-        directory = made.absolute() / spec.path.relative_to(made.absolute()).parts[0]
-        return (Removal(title=spec.name, size_bytes=_size_of(directory), directory=directory),)
+    for place, what in ((made.absolute(), ""), (drafts.absolute(), ", drafter")):
+        name = next((name for name, path in finished(place).items() if path == spec.path), None)
+        if name is not None and spec.path is not None:
+            directory = place / spec.path.relative_to(place).parts[0]
+            return (Removal(title=name + what, size_bytes=_size_of(directory), directory=directory),)
     if spec.path is not None or spec.origin == "fake":
         raise UsageError(
             f"{spec.path or spec.name} was neither made nor fetched by runner.",
-            hint="Only models from `runner ls` of the kinds 'cache' and 'made here' are deleted.",
+            hint="Only models of the kinds 'cache' and 'made here' in `runner ls`, and drafters, are deleted.",
         )
     removals = [removal for repo in spec.repos if (removal := _from_cache(spec, repo)) is not None]
     if not removals:
@@ -100,6 +127,8 @@ def of_half_made(partial: Path) -> Removal:
 
 def _size_of(path: Path) -> int:
     """The bytes of a file, or of all files in a directory. Links are not followed, and what has gone meanwhile is 0."""
+    if path.is_symlink():  # what it means stays
+        return 0
     found = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
     total = 0
     for file in found if os.path.isdir(path) else [path]:
@@ -118,7 +147,7 @@ def plan_unfinished(spec: ModelSpec, names: Collection[str] = ()) -> Removal | N
     directory, there = repo_directory(repo), known_names(repo)
     whole = {file.name: file.size_bytes for file in cached_files(repo)}
     wanted = replace(spec, asked=spec.asked or spec.quant)
-    begun = [group for group in intended_groups(there) if not _is_whole(group, whole)]
+    begun = [group for group in known_groups(repo) if not _is_whole(group, whole)]
     if names:
         begun = [group for group in begun if set(group.names) & set(names)]
     elif wanted.asked:
@@ -172,7 +201,7 @@ def _from_cache(spec: ModelSpec, repo: str) -> Removal | None:
     directory = repo_directory(repo)
     left = leftovers(directory)
     names = known_names(repo)
-    groups = intended_groups(names)
+    groups = known_groups(repo)
     if not groups and not left and not (spec.origin == "hub" and has_files(directory)):
         return None
     chosen = [group for group in groups if is_meant(spec, repo, group)] if spec.asked else list(groups)
@@ -207,17 +236,28 @@ def delete(removal: Removal) -> int:
             return 0
         if removal.directory.name.endswith(PARTIAL_SUFFIX):
             return _delete_half_made(removal)
-        shutil.rmtree(removal.directory)
+        check_deletable(removal.directory)
+        return removal.size_bytes if _delete_tree(removal.directory) else 0
     except OSError as error:
         raise cannot_delete(removal.directory, error) from error
-    return removal.size_bytes
+
+
+def _delete_tree(directory: Path) -> bool:
+    """Delete it; False where it has gone since the plan. What another process deletes meanwhile is no failure."""
+    was_there = os.path.lexists(directory)
+    for _ in range(_MOST_MEETINGS):
+        with suppress(FileNotFoundError):
+            shutil.rmtree(directory)
+        if not os.path.lexists(directory):
+            break
+    return was_there
 
 
 def _delete_half_made(removal: Removal) -> int:
     """Delete it, unless it is being made now. Raises BusyError, OSError."""
     with held(removal.directory):
         if removal.directory.is_dir():
-            shutil.rmtree(removal.directory)
+            _delete_tree(removal.directory)
         elif removal.directory.exists():
             removal.directory.unlink()
         else:  # it is finished, or was deleted, since the plan
@@ -228,8 +268,7 @@ def _delete_half_made(removal: Removal) -> int:
 def _delete_cached(removal: Removal) -> int:
     names = removal.names
     if names:  # another deletion since the plan may have left these as the last weights
-        others = known_names(removal.repo) - names
-        names = names if intended_groups(others) else None
+        names = names if known_groups(removal.repo, without=names) else None
     if names is None:
         refuse_while_fetched(removal.directory)
         freed = remove_files(removal.directory, None)

@@ -41,6 +41,8 @@ _INTEGERS = (
 _WORDS = ("overflow", "think", "backend", "kv_type", "speculation")
 _FLAG: Final = re.compile(r"(?<![\w-])--?([a-z][a-z-]*)( \d+)?")
 _SHORT_FLAGS: Final = {"c": "ctx_size"}
+_COMMAND_FLAGS: Final = {"json-schema": "/grammar", "grammar": "/grammar"}
+_SHELL_FLAGS: Final = {"force": "`runner chat MODEL --force`", "raw": "`runner run MODEL --raw`"}  # no chat takes them
 _NUMBERED_FLAGS: Final = ("ctx_size", "n_gpu_layers")  # of which a hint does not always say a number
 
 
@@ -93,18 +95,23 @@ def shown(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def in_chat(hint: str) -> str:
-    """The hint with "/set ctx_size N" for "-c"; what is quoted as a command of a shell stays as it is."""
-    parts = hint.split("`")
+def in_chat(text: str) -> str:
+    """A message or a remedy with "/set ctx_size N" for "-c", and for what no chat takes the command of a shell.
+
+    What is quoted as such a command stays as it is.
+    """
+    parts = text.split("`")
     parts[::2] = [_FLAG.sub(_as_set, part) for part in parts[::2]]
     return "`".join(parts)
 
 
 def _as_set(flag: re.Match[str]) -> str:
+    if command := _COMMAND_FLAGS.get(flag[1]):
+        return command + (flag[2] or "")
     try:
         field = field_name(_SHORT_FLAGS.get(flag[1], flag[1]))
     except UsageError:
-        return flag[0]
+        return _SHELL_FLAGS.get(flag[1], flag[0])
     return f"/set {field}" + (flag[2] or (" N" if field in _NUMBERED_FLAGS else ""))
 
 

@@ -18,9 +18,9 @@ from runner.hub.hashes import Expected, expected_hash
 from runner.hub.listing import RemoteFile
 from runner.hub_cache import Snapshot, cached_repos, first_hop, repo_directory, snapshots
 from runner.hub_parts import Part, leftovers
-from runner.inventory import is_meant, known_names
+from runner.inventory import is_meant, known_groups
 from runner.model_config.families import SUPPORTED_MODEL_TYPES
-from runner.model_files import CONFIG, SIDE_FILES, TOKENIZERS, WEIGHT_SUFFIXES, intended_groups, lacking_files
+from runner.model_files import CONFIG, SIDE_FILES, WEIGHT_SUFFIXES, intended_groups, lacking_files
 from runner.quant.json_file import read_json, read_json_if_there
 from runner.quant.packed_files import MANIFEST_NAME
 from runner.registry import ModelSpec, Registry
@@ -29,6 +29,8 @@ from runner.verify import UNKNOWN, Finding, Link, Plan, Problem, Target
 
 # Beside weights that change a model and are none.
 _ADAPTER_CONFIG = "adapter_config.json"
+_MODEL_TYPE = re.compile(rb'"model_type"\s*:\s*"(\w+)"', re.ASCII)
+_MOST_DAMAGED = 1_000_000  # bytes of a damaged config.json that are looked through
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 # What the hub lists for (repository, commit), by name. Raises RunnerError.
@@ -53,7 +55,7 @@ def plan_of(spec: ModelSpec, ask_hub: AskHub) -> Plan:
         raise UsageError(f"{spec.name} has no files.", hint="`runner ls` lists models that have.")
     if spec.path is not None:
         return plan_directory(spec.name, spec.path)
-    plan, is_weightless = Plan((), ()), not any(intended_groups(known_names(repo)) for repo in spec.repos)
+    plan, is_weightless = Plan((), ()), not any(known_groups(repo) for repo in spec.repos)
     for repo in spec.repos:
         names = _names_of(spec, repo)
         if names is None or names:
@@ -67,7 +69,7 @@ def _names_of(spec: ModelSpec, repo: str) -> frozenset[str] | None:
     """The files of a repository that `spec` means: None for all, and none where the quantization is not there."""
     if not spec.asked:
         return None
-    groups = [group for group in intended_groups(known_names(repo)) if is_meant(spec, repo, group)]
+    groups = [group for group in known_groups(repo) if is_meant(spec, repo, group)]
     return frozenset(name for group in groups for name in group.names) | (
         frozenset(SIDE_FILES) if groups else frozenset()
     )
@@ -88,7 +90,7 @@ def plan_cached(
     for snapshot in commits:
         plan.add_snapshot(snapshot)
     plan.add_absent(commits, left.parts)
-    if names is None and not intended_groups(known_names(repo)):
+    if names is None and not known_groups(repo):
         plan.add_weightless(commits, is_damage=wants_weights)
     for part in left.parts:
         if names is None or part.name in names:
@@ -222,21 +224,30 @@ def _lacking(directory: Path, weights: tuple[str, ...], there: frozenset[str]) -
 
 
 def _is_language_model(directory: Path, there: frozenset[str]) -> bool:
-    """Whether a snapshot is of one that runner could run, as far as its configuration or its tokenizer tells.
+    """Whether a snapshot is of one that runner could run, as far as its configuration or what is beside it tells.
 
     Other tools keep models of images, adapters and the like in the same cache, which have other files beside them.
     """
-    if CONFIG in there:
-        return _model_type(directory / CONFIG) in SUPPORTED_MODEL_TYPES
-    return _ADAPTER_CONFIG not in there and any(set(files) <= there for files in TOKENIZERS)
+    if CONFIG in there and (model_type := _model_type(directory / CONFIG)) is not None:
+        return model_type in SUPPORTED_MODEL_TYPES
+    return _ADAPTER_CONFIG not in there and not there.isdisjoint(set(SIDE_FILES) - {CONFIG})
 
 
-def _model_type(config: Path) -> object:
-    """What a config.json says that its model is; None where it cannot be read, which its hash tells of."""
+def _model_type(config: Path) -> str | None:
+    """What a config.json says that its model is, "" for nothing; None where it is so damaged that it says nothing."""
     try:
-        return read_json_if_there(config).get("model_type")
+        return str(read_json_if_there(config).get("model_type", ""))
     except RunnerError:
-        return None
+        match = _MODEL_TYPE.search(_beginning(config))
+        return match[1].decode() if match else None
+
+
+def _beginning(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MOST_DAMAGED)
+    except OSError:
+        return b""
 
 
 def _is_gone(path: Path) -> bool:

@@ -117,3 +117,11 @@ def test_half_trained_drafters_and_replaced_models_are_unfinished() -> None:
         ("one.old-00000000", "unfinished", 2000),
         ("two", "made here", 1000),
     ]
+
+
+def test_drafters_trained_here_are_listed_with_all_their_files() -> None:
+    head = user_paths().drafts / "demo-normed"
+    head.mkdir(parents=True)
+    for name, size in (("model.safetensors", 3000), ("corpus.jsonl", 500)):
+        (head / name).write_bytes(b"x" * size)
+    assert [(use.name, use.kind, use.size_bytes) for use in usage().uses] == [("demo-normed", "drafter", 3500)]

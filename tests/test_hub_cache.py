@@ -84,6 +84,22 @@ def test_a_link_that_no_system_follows_is_broken_and_no_crash() -> None:
     assert target.problem == "missing"
 
 
+def test_other_safetensors_beside_a_whole_model_are_no_model_that_is_begun() -> None:
+    """As who fetches all of a repository has them: another layout of the weights, a head that drafts."""
+    snapshot = hub_cache.repo_directory("a/b") / "snapshots" / "c"
+    snapshot.mkdir(parents=True)
+    for name in ("config.json", "tokenizer.json", "model.safetensors", "consolidated.safetensors", "mtp.safetensors"):
+        (snapshot / name).write_bytes(b"x")
+
+    def listed() -> list[tuple[str, str]]:
+        return [(model.path.name, model.state) for model in local_models(Registry.load_for()) if model.repo]
+
+    assert listed() == [("model.safetensors", "complete")]
+    (snapshot / "consolidated.safetensors").unlink()
+    (snapshot / "consolidated.safetensors").symlink_to("gone")
+    assert listed() == [("model.safetensors", "complete"), ("consolidated.safetensors", "damaged")]
+
+
 def test_a_file_that_goes_while_it_is_listed_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when a download ends in the middle of `runner ls`."""
     snapshot = hub_cache.repo_directory("a/b") / "snapshots" / "c"

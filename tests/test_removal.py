@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,16 @@ from runner.hub_parts import leftovers, lock_directory
 from runner.paths import user_paths
 from runner.quant.work_directory import WorkDirectory
 from runner.registry import Registry
-from runner.removal import Removal, delete, plan_half_made, plan_leftovers, plan_removal, plan_unfinished, shared_bytes
+from runner.removal import (
+    Removal,
+    delete,
+    named,
+    plan_half_made,
+    plan_leftovers,
+    plan_removal,
+    plan_unfinished,
+    shared_bytes,
+)
 from runner.types import CancelToken
 
 
@@ -31,7 +41,8 @@ def server(tmp_path: Path, demo_directory: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def removals(text: str) -> tuple[Removal, ...]:
-    return plan_removal(Registry.load_for().resolve(text), user_paths().models)
+    paths = user_paths()
+    return plan_removal(named(text, Registry.load_for(), paths.drafts), paths.models, paths.drafts)
 
 
 def test_a_model_that_was_only_begun_can_be_deleted_with_its_locks(server: Hub) -> None:
@@ -236,6 +247,46 @@ def test_drafters_that_were_begun_go_with_the_half_made_models() -> None:
     assert [path.name for path in drafts.iterdir()] == ["whole"]
 
 
+def trained(name: str, where: Path | None = None) -> Path:
+    head = (where or user_paths().drafts) / name
+    head.mkdir(parents=True)
+    (head / "model.safetensors").write_bytes(bytes(1000))
+    return head
+
+
+def test_a_drafter_goes_by_its_name_or_its_path_and_a_model_of_that_name_goes_first(tmp_path: Path) -> None:
+    head, other = trained("demo-normed"), trained("mine")
+    model = trained("mine", user_paths().models)
+    (removal,) = removals("demo-normed")
+    assert (removal.title, delete(removal)) == ("demo-normed, drafter", 1000)
+    assert not head.exists()
+    with pytest.raises(UsageError, match="There is no model 'demo-normed'"):
+        removals("demo-normed")
+    for directory, text in ((model, "mine"), (other, str(other))):
+        (removal,) = removals(text)
+        assert removal.directory == directory
+    elsewhere = trained("head", tmp_path)
+    with pytest.raises(UsageError, match="neither made nor fetched"):
+        removals(str(elsewhere))
+
+
+def test_a_drafter_that_was_being_replaced_goes_with_the_place_where_it_is() -> None:
+    earlier = trained("demo-normed.old-a1b2c3d4/replaced").parent
+    (removal,) = removals("demo-normed")
+    assert delete(removal) == 1000
+    assert not earlier.exists()
+
+
+def test_a_link_to_a_drafter_goes_and_not_what_it_means(tmp_path: Path) -> None:
+    head = trained("head", tmp_path)
+    user_paths().drafts.mkdir(parents=True)
+    link = user_paths().drafts / "linked"
+    link.symlink_to(head)
+    (removal,) = removals("linked")
+    assert (removal.size_bytes, delete(removal)) == (0, 0)
+    assert (os.path.lexists(link), (head / "model.safetensors").is_file()) == (False, True)
+
+
 def test_what_may_not_be_deleted_is_said_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
@@ -246,6 +297,24 @@ def test_what_may_not_be_deleted_is_said_with_a_remedy(monkeypatch: pytest.Monke
     with pytest.raises(RunnerError, match="cannot be deleted: Permission denied") as caught:
         delete(plan)
     assert "read-only" in caught.value.hint
+
+
+def test_what_two_processes_delete_at_once_is_deleted_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one takes each file away just before this one does."""
+    head = trained("demo-normed")
+    (head / "config.json").write_text("{}")
+    (removal,) = removals("demo-normed")
+    unlink = os.unlink
+
+    def too_late(path: str, *, dir_fd: int | None = None) -> None:
+        unlink(path, dir_fd=dir_fd)
+        raise FileNotFoundError(2, "No such file or directory", path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", too_late)
+        delete(removal)
+    assert not head.exists()
+    assert delete(removal) == 0
 
 
 def test_what_was_finished_since_the_plan_stays() -> None:

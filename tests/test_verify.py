@@ -123,6 +123,33 @@ def test_whole_files_that_are_absent_are_found_without_network_and_fetched(serve
     assert cached(SHARDS) == ()
 
 
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("damage", [b"", b"{", None])
+def test_what_else_is_wrong_is_told_beside_a_damaged_or_missing_configuration(damage: bytes | None) -> None:
+    snapshot = fetch_all(SHARDS)
+    (snapshot / "tokenizer.json").unlink()
+    if damage is None:
+        (snapshot / "config.json").unlink()
+    else:
+        (snapshot / "config.json").resolve().write_bytes(damage)
+    findings = cached(SHARDS)
+    assert problems(findings)["tokenizer.json"] == "missing"
+    assert set(problems(findings)) == {"config.json", "tokenizer.json"}
+    assert all(one.is_mended for one in repaired(findings))
+    assert not [finding for finding in cached(SHARDS) if finding.is_damage]
+
+
+@pytest.mark.parametrize(("said", "is_missed"), [(b"qwen3", True), (b"vit", False)])
+def test_a_damaged_configuration_may_still_say_what_the_model_is(server: Hub, said: bytes, is_missed: bool) -> None:
+    files = server.repos[SHARDS].files
+    config = b'{"model_type": "' + said + b'", "hidden_size": 8}'
+    server.repos["tiny/other"] = Repo({"model.safetensors": files[shard(1)], "config.json": config})
+    snapshot = fetch_all("tiny/other")
+    (snapshot / "config.json").resolve().write_bytes(config[:-1])
+    expected = {"config.json": "wrong contents", **({"tokenizer.json": "missing"} if is_missed else {})}
+    assert problems(cached("tiny/other")) == expected
+
+
 def test_shards_are_missed_by_the_index_where_their_names_have_no_numbers(server: Hub) -> None:
     files = server.repos[SHARDS].files
     index = json.loads(files["model.safetensors.index.json"])

@@ -64,6 +64,16 @@ def models_here(incomplete: str) -> Iterator[tuple[str, str]]:  # noqa: ARG001 -
 
 
 @_offered
+def removable(incomplete: str) -> Iterator[tuple[str, str]]:  # noqa: ARG001
+    """Models of which there is something on this machine, and drafters made here."""
+    from runner.paths import user_paths
+    from runner.quant.half_made import finished
+
+    yield from _here(_registry())
+    yield from ((name, "a drafter made here") for name in finished(user_paths().drafts))
+
+
+@_offered
 def chats(incomplete: str) -> Iterator[tuple[str, str]]:  # noqa: ARG001
     """Kept chats by id, with their titles, the one used last first."""
     from contextlib import closing

@@ -87,7 +87,7 @@ def train(
     what is there, and the same command goes on from it.
     """
     from runner.backends.native.placement import place
-    from runner.cli.interrupt import cancelling, say_making_stopped
+    from runner.cli.interrupt import cancelling, making_stopped
     from runner.draft_training.job import Job
     from runner.draft_training.make import train_draft
     from runner.draft_training.settings import DEFAULT_VARIANT, training_settings
@@ -131,20 +131,24 @@ def train(
     def show(stage: Stage) -> None:
         stages.show(stage.name, stage.done, stage.total, stage.figures)
 
-    with cancelling(lambda: say_making_stopped(job.output)) as token, closing(stages):
+    with cancelling(making_stopped(job.output)) as token, closing(stages):
         report = train_draft(job, show, stages.outside(render.narrate), token)
     _show_result(model, job.output, report, as_json=as_json)
 
 
 @app.command("show", short_help="Show what a head was trained on, and what of its drafts was accepted.")
 def show(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A head that `runner draft train` made.")],
+    head: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A head that `runner draft train` made, or its name in `runner du`.")
+    ],
     as_json: options.Json = False,
 ) -> None:
     """Show what a drafter was trained for and on, and what of its drafts was accepted."""
     from runner.draft_training.report import read_report, report_json
+    from runner.paths import user_paths
+    from runner.quant.half_made import finished
 
-    report = read_report(directory.expanduser())
+    report = read_report(finished(user_paths().drafts).get(str(head)) or head.expanduser())
     if as_json:
         render.emit_json(
             "runner.draft/1", {key: value for key, value in report_json(report).items() if key != "schema"}

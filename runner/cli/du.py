@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from runner.cli import render
+from runner.cli.unreadable import warn_of_unreadable
 from runner.disk_usage import DiskUsage, disk_usage
 from runner.paths import user_paths
 from runner.registry import Registry
@@ -21,9 +22,12 @@ def du(
 ) -> None:
     """Show what models take on the disk: the cache, models made here, partial downloads, damaged files set aside."""
     paths = user_paths()
-    usage = disk_usage(Registry.load_for(paths), paths.models, paths.drafts)
+    registry = Registry.load_for(paths)
+    usage = disk_usage(registry, paths.models, paths.drafts)
+    closed = warn_of_unreadable(registry, paths)
     if as_json:
-        render.emit_json("runner.du/1", {**to_plain(usage), "size_bytes": usage.size_bytes})
+        plain = {**to_plain(usage), "size_bytes": usage.size_bytes, "unreadable": closed}
+        render.emit_json("runner.du/1", plain)
         return
     _print(usage)
 

@@ -20,6 +20,7 @@ import typer
 
 from runner.cli import render
 from runner.errors import RunnerError
+from runner.quant.half_made import finished, olds_of
 from runner.quant.packed_files import PARTIAL_SUFFIX
 from runner.types import CancelToken
 
@@ -130,10 +131,33 @@ def say_fetch_stopped() -> None:
     render.narrate("Stopped. What has arrived is kept: the same command goes on from there.")
 
 
-def say_making_stopped(output: Path, *, is_kept: bool = True) -> None:
-    """Say what is left of the making of `output`. is_kept: whether the next run goes on with what is there."""
-    partial = output.absolute().with_name(output.name + PARTIAL_SUFFIX)
-    if is_kept and partial.is_dir():
-        render.narrate(f"Stopped. What is done is kept in {partial}: the same command goes on from there.")
-    else:
-        render.narrate(f"Stopped. Nothing is kept of {output}: the same command starts over.")
+def making_stopped(output: Path, *, is_kept: bool = True) -> Callable[[], None]:
+    """What says, when the making of `output` was stopped, what is left of it and of an earlier one; asked for before it
+    begins. is_kept: whether the next run goes on with what is done.
+    """
+    output = output.absolute()
+    earlier = _identity(finished(output.parent).get(output.name, output))
+
+    def say() -> None:
+        now = _identity(output)
+        if now not in (None, earlier):
+            rest = "".join(f" What is left of the earlier one, {old}, may be deleted." for old in olds_of(output))
+            render.narrate(f"Stopped, when {output} was finished.{rest}")
+            return
+        partial = output.with_name(output.name + PARTIAL_SUFFIX)
+        if is_kept and partial.is_dir():
+            said = f"What is done is kept in {partial}: the same command goes on from there."
+        else:
+            said = f"Nothing is kept of {'the new ' if now else ''}{output}: the same command starts over."
+        render.narrate(f"Stopped. {said}{f' {output} is the earlier one still.' if now else ''}")
+
+    return say
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file or directory is there, whatever its name; None for none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -13,7 +13,9 @@ import typer
 
 from runner.cli import render
 from runner.cli.columns import print_table
+from runner.cli.unreadable import warn_of_unreadable
 from runner.inventory import LocalModel, local_models
+from runner.paths import user_paths
 from runner.registry import ModelSpec, Registry
 from runner.wire import to_plain
 
@@ -26,10 +28,12 @@ def ls(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, runner.ls/1.")] = False,
 ) -> None:
     """List the models on this machine."""
-    registry = Registry.load_for()
+    paths = user_paths()
+    registry = Registry.load_for(paths)
     models = local_models(registry)
+    closed = warn_of_unreadable(registry, paths)
     if as_json:
-        payload = {"models": to_plain(models)}
+        payload = {"models": to_plain(models), "unreadable": closed}
         if every:
             payload["registry"] = [_plain(spec, models) for spec in registry.specs]
         render.emit_json("runner.ls/1", payload)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 
 from runner.cli import completing, options, render
-from runner.cli.interrupt import say_making_stopped, stopping
+from runner.cli.interrupt import making_stopped, stopping
 from runner.cli.stages import Stages
 from runner.errors import UsageError
 
@@ -84,6 +84,7 @@ def quantize(
     from runner.paths import user_paths
     from runner.quant.mq.recipe import RECIPES
     from runner.quant.quantize import made_name
+    from runner.quant.work_directory import check_output
 
     render.configure(quiet=quiet)
     name = (weight_format or ("q4_k_m" if output is not None and output.suffix == ".gguf" else "mq4")).lower()
@@ -91,8 +92,8 @@ def quantize(
     _check_format(name, packing, output)
     if bpw is not None and not math.isfinite(bpw):
         raise UsageError(f"--bpw is {bpw}.", hint="It is a number of bits, such as 4.5.")
-    if output == Path():
-        raise UsageError("-o is empty, or the working directory.", hint="Name a directory that is to be made.")
+    if output is not None:
+        check_output(output)
     path = _source_path(source, offline, as_json=as_json)
     # With a budget it is another model than the format's own, and may be mostly of a wider format.
     called = name if bpw is None else f"{name}-{bpw:g}"
@@ -100,7 +101,7 @@ def quantize(
     units = {"writing text": "tokens"} if name in RECIPES else {"quantizing": "tensors"}
     stages = Stages(units, "bytes", as_json=as_json)
     is_file = name not in RECIPES or target.suffix in _HIPFIRE_SUFFIXES
-    with stopping(lambda: say_making_stopped(target, is_kept=not is_file)), closing(stages):
+    with stopping(making_stopped(target, is_kept=not is_file)), closing(stages):
         if name not in RECIPES:
             made = _make_gguf(path, name, target, stages, force=force)
         elif is_file:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from runner.chat_commands import as_message, is_command
-from runner.chat_pages import Totals
+from runner.chat_pages import Totals, error_in_chat
 from runner.cli import render
 from runner.cli.answer import AnswerView
 from runner.cli.interrupt import Interruptible
@@ -29,7 +29,6 @@ from runner.errors import ContextOverflow, EngineDied, RunnerError
 from runner.events import ChatEvent, Finished, Loaded
 from runner.message_files import Attachment, Missing, Refused, mentions, read_mentions, with_attachments
 from runner.safe_text import safe_line
-from runner.set_values import in_chat
 from runner.status_text import header, speculation_summary, summary
 from runner.terminal_programs import edit_text
 from runner.transcript import NOTES
@@ -131,8 +130,7 @@ class Repl:
             render.narrate("(stopped)")
             self._fail_pipe(130)
         except RunnerError as error:
-            error.hint = in_chat(error.hint)
-            self._fail_pipe(render.fail(error))
+            self._fail_pipe(render.fail(error_in_chat(error)))
             if isinstance(error, ContextOverflow) and self.attachments:
                 n = len(self.attachments)
                 render.narrate(f"{'A file is' if n == 1 else f'{n} files are'} part of it: /read off leaves that out.")

@@ -1,6 +1,7 @@
-"""`runner rm MODEL...`: delete models that were fetched or made here; with --partial, only what is begun or damaged.
+"""`runner rm MODEL...`: delete models that were fetched, and models and drafters that were made here.
 
-It asks, then deletes what removal.py planned. Nothing is deleted before every name has been understood.
+With --partial only what is begun or damaged. It asks, then deletes what removal.py planned. Nothing is deleted before
+every name has been understood.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from typing import Annotated
 import typer
 
 from runner.cli import completing, render
+from runner.cli.unreadable import warn_of_unreadable
 from runner.errors import RunnerError, UsageError
 from runner.paths import Paths, user_paths
 from runner.registry import Registry
-from runner.removal import Removal, delete, plan_half_made, plan_leftovers, plan_removal
+from runner.removal import Removal, delete, named, plan_half_made, plan_leftovers, plan_removal
 
 
 def rm(
@@ -21,9 +23,9 @@ def rm(
         list[str] | None,
         typer.Argument(
             metavar="MODEL",
-            help="As `runner ls` names them.",
+            help="As `runner ls` names them; drafters as `runner du` does.",
             show_default=False,
-            autocompletion=completing.models_here,
+            autocompletion=completing.removable,
         ),
     ] = None,
     partial: Annotated[
@@ -36,7 +38,7 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, runner.rm/1.")] = False,
 ) -> None:
-    """Delete a model's files, with what was begun of it."""
+    """Delete a model's files, with what was begun of it; or a drafter's."""
     plans = _plans(models or [], partial, user_paths())
     for plan in plans:
         render.narrate(f"{plan.title}: {render.decimal_size(plan.size_bytes)}")
@@ -79,6 +81,7 @@ def _plans(models: list[str], partial: bool, paths: Paths) -> list[Removal]:
     if not models and not partial:
         raise UsageError("Which models?", hint="Name them as `runner ls` does; --partial deletes what is unfinished.")
     if not models:
+        warn_of_unreadable(registry, paths)
         return [*plan_leftovers(None), *plan_half_made([paths.models, paths.drafts])]
     plans: dict[str, Removal] = {}
     for model in models:
@@ -88,8 +91,13 @@ def _plans(models: list[str], partial: bool, paths: Paths) -> list[Removal]:
 
 
 def _of_model(model: str, registry: Registry, partial: bool, paths: Paths) -> tuple[Removal, ...]:
-    """What is to be deleted of one. A half-made model is in no list but that of `runner du`, by its own name."""
-    if partial and (half_made := plan_half_made([paths.models, paths.drafts], model)):
-        return half_made
-    spec = registry.resolve(model)
-    return plan_leftovers(spec) if partial else plan_removal(spec, paths.models)
+    """What is to be deleted of one. A half-made model is in no list but that of `runner du`, by its own name.
+
+    By the name that it has there it needs no --partial.
+    """
+    half_made = plan_half_made([paths.models, paths.drafts], model)
+    if found := tuple(plan for plan in half_made if partial or plan.directory.name == model):
+        return found
+    if partial:
+        return plan_leftovers(registry.resolve(model))
+    return plan_removal(named(model, registry, paths.drafts), paths.models, paths.drafts)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from runner.cli import completing, options, render
 from runner.cli.interrupt import cancelling, say_fetch_stopped
+from runner.closed import cannot_read
 from runner.errors import BusyError, UsageError, VerificationFailed
 from runner.safe_text import safe_line
 
@@ -52,7 +54,9 @@ def verify(
     """
     from runner.hub import FetchOptions
     from runner.hub_cache import hub_settings
+    from runner.inventory import unreadable
     from runner.paths import user_paths
+    from runner.registry import Registry
     from runner.settings import load_settings
     from runner.verify import check
 
@@ -65,16 +69,19 @@ def verify(
         raise UsageError("--repair fetches files, and --offline forbids it.", hint="Leave one of them out.")
     fetching = FetchOptions(limit_rate_bytes_s=options.rate_bytes_s(limit_rate), parallel=parallel)
     plan = _plan(models or [], is_offline)
+    closed = () if models else unreadable(Registry.load_for(paths), paths)
     checked_bytes = plan.size_bytes
     with cancelling(lambda: render.narrate("Stopped.")) as cancel, _Bar(as_json=as_json) as bar:
         findings = check(plan, bar.update, cancel)
     mended = _repair(findings, fetching, as_json=as_json) if repair else ()
     findings = tuple(one for one in findings if not _is_over(one))
     if as_json:
-        _print_json(len(plan.targets), checked_bytes, findings, mended)
+        _print_json(len(plan.targets), checked_bytes, findings, mended, closed)
     else:
         _print(len(plan.targets), checked_bytes, findings, mended)
     _conclude(findings, mended)
+    if closed:
+        raise cannot_read(closed)
 
 
 # --- what to check ---------------------------------------------------------------------------------------------------
@@ -186,7 +193,9 @@ def _detail(finding: Finding, mended: Sequence[Mended]) -> str:
     )
 
 
-def _print_json(n_files: int, n_bytes: int, findings: Sequence[Finding], mended: Sequence[Mended]) -> None:
+def _print_json(
+    n_files: int, n_bytes: int, findings: Sequence[Finding], mended: Sequence[Mended], closed: Sequence[Path]
+) -> None:
     def plain(finding: Finding) -> dict[str, Any]:
         result = next((one for one in mended if one.finding == finding), None)
         return {
@@ -206,6 +215,7 @@ def _print_json(n_files: int, n_bytes: int, findings: Sequence[Finding], mended:
         "files_checked": n_files,
         "bytes_checked": n_bytes,
         "findings": [plain(finding) for finding in findings],
+        "unreadable": [str(directory) for directory in closed],
     }
     render.emit_json("runner.verify/1", payload)
 

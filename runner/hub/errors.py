@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from runner.errors import BusyError, ConfigError, DoesNotFit, RunnerError, UsageError, VerificationFailed
+from runner.measures import decimal_size
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _WINDOW = re.compile(r"\br\s*=\s*0\s*;\s*t\s*=\s*([0-9]{1,6})\b")
@@ -231,7 +232,7 @@ def wrong_size(asked: Asked, name: str, found: int, listed: int) -> Verification
 
 
 def no_space(needed_bytes: int, spare_bytes: int, free_bytes: int, place: Path) -> DoesNotFit:
-    needed, spare, free = (f"{n / 1e9:.2f} GB" for n in (needed_bytes, spare_bytes, free_bytes))
+    needed, spare, free = map(decimal_size, (needed_bytes, spare_bytes, free_bytes))
     return DoesNotFit(
         f"The download needs {needed}, with {spare} to spare for other programs, and {place} has {free} free.",
         hint="Delete models with `runner rm`, or put the cache on another disk with HF_HOME.",

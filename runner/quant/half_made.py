@@ -1,4 +1,4 @@
-"""What a making that was stopped or killed leaves beside its output, told by names.
+"""Which outputs in a directory are whole, and what a making that was stopped or killed left beside them, by names.
 
     <output>.partial                what is being made
     <output>.old-<8 characters>/    made for the moment of replacing an output
@@ -19,6 +19,24 @@ from runner.quant.packed_files import PARTIAL_SUFFIX
 OLD_MARK: Final = ".old-"
 REPLACED_NAME: Final = "replaced"
 _OLD: Final = re.compile(r"(?P<output>.+)\.old-[a-z0-9_]{8}")  # as tempfile ends names
+
+
+def finished(directory: Path) -> dict[str, Path]:
+    """The outputs in there that are whole, by name, each with its directory; nothing where that cannot be had.
+
+    One that was to be replaced by a run that was killed just then is where that run had put it.
+    """
+    try:
+        paths = sorted(directory.absolute().iterdir())
+    except OSError:  # nothing was made yet
+        return {}
+    found = dict[str, Path]()
+    for path in paths:
+        if (earlier := earlier_output(path)) is not None:
+            found.setdefault(output_name(path), earlier)
+        elif path.is_dir() and not path.name.startswith(".") and not is_half_made(path):
+            found[path.name] = path
+    return dict(sorted(found.items()))
 
 
 def half_made(directory: Path) -> tuple[Path, ...]:

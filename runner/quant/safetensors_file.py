@@ -239,10 +239,15 @@ def _index_shards(index: Path) -> dict[str, set[str]]:
         raise _bad(index, "has no weight_map")
     shards: dict[str, set[str]] = {}
     for name, shard in weight_map.items():
-        if not isinstance(shard, str) or not is_plain_file_name(shard) or not shard.endswith(".safetensors"):
+        if not isinstance(shard, str) or not is_shard_name(shard):
             raise _bad(index, f"puts tensor {name!r} into {shard!r}, which is not the name of a .safetensors file")
         shards.setdefault(shard, set()).add(name)
     return shards
+
+
+def is_shard_name(name: str) -> bool:
+    """Whether an index may name a shard so: a .safetensors file beside it, or in a folder below."""
+    return name.endswith(".safetensors") and all(is_plain_file_name(part) for part in name.split("/"))
 
 
 def is_plain_file_name(name: str) -> bool:

@@ -82,14 +82,19 @@ def open_source(directory: Path, gguf: Path | None, config: ModelConfig) -> Weig
     A GGUF may have every type that can be decoded without llama.cpp, the K-quants too.
     """
     if gguf is None:
-        return SafetensorsWeights(tuple(_files_of(Checkpoint.open(directory))), config)
+        return SafetensorsWeights(tuple(_shards_of(Checkpoint.open(directory))), config)
     weights = GgufWeights(gguf, config)
     decodable = {kind for kind in set(weights.types.values()) if is_decodable(kind)}
     weights.require_types(decodable, hint="Quantize the model that the file was made from.")
     return weights
 
 
-def _files_of(checkpoint: Checkpoint) -> list[Path]:
+def files_of(directory: Path) -> tuple[Path, ...]:
+    """The safetensors of a model to be quantized: those beside its config.json, and those that its index names."""
+    return tuple(sorted({*directory.glob("*.safetensors"), *_shards_of(Checkpoint.open(directory))}))
+
+
+def _shards_of(checkpoint: Checkpoint) -> list[Path]:
     return sorted({tensor.path for tensor in checkpoint.tensors.values()})
 
 

@@ -91,10 +91,21 @@ PACKED_PARTS: Final = Parts(
 )
 
 
+def check_output(output: Path) -> None:
+    """Raise UsageError for what is no name of something that is to be made, such as "." or "/"."""
+    if output.name in ("", ".."):
+        what = "empty, or the working directory" if output == Path() else repr(str(output))
+        raise UsageError(f"-o is {what}.", hint="Name a file or a directory that is to be made.")
+
+
 class WorkDirectory:
-    """The making of `output`: one file when it has the suffix of one, else a directory with the files beside it."""
+    """The making of `output`: one file when it has the suffix of one, else a directory with the files beside it.
+
+    Raises UsageError as check_output does.
+    """
 
     def __init__(self, output: Path, parts: Parts = PACKED_PARTS) -> None:
+        check_output(output)
         self._parts = parts
         self.output = output.absolute()
         self.is_file = output.suffix in FILE_SUFFIXES
@@ -203,7 +214,8 @@ class WorkDirectory:
             # The old one is set aside, not deleted, until the new one is in its place.
             old = Path(tempfile.mkdtemp(prefix=self.output.name + OLD_MARK, dir=self.output.parent))
             try:
-                os.rename(self.output, old / REPLACED_NAME)
+                with suppress(FileNotFoundError):  # it was deleted meanwhile
+                    os.rename(self.output, old / REPLACED_NAME)
                 os.rename(self.path, self.output)
             finally:
                 _settle(old, self.output)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from runner.bench.record import BenchRun
+from runner.disk_usage import Use
 from runner.fit import USUAL_BPW, Fit, held_bytes, rough_bytes, size_of
 from runner.hub import Found
 from runner.inventory import LocalModel
@@ -62,9 +63,9 @@ class CatalogRow:
     """One model as the table shows it. name: what the command line calls it. Text is raw; 0 and "" are not known.
 
     title: what people call it, where that is another. stored_as: the format of its files. size_bytes: of the weights,
-    in all; is_size_exact: not estimated. done_share: of a partial download. expected_tok_s: memory bandwidth over the
-    bytes that a token reads, which no program reaches; None where one of them is not known. quants: what can be asked
-    for. searched: what a filter looks through.
+    in all, of a drafter of all its files; is_size_exact: not estimated. done_share: of a partial download.
+    expected_tok_s: memory bandwidth over the bytes that a token reads, which no program reaches; None where one of them
+    is not known. quants: what can be asked for. searched: what a filter looks through.
     """
 
     name: str
@@ -96,6 +97,11 @@ class CatalogRow:
     @property
     def is_here(self) -> bool:
         return self.state == "complete"
+
+    @property
+    def is_drafter(self) -> bool:
+        """Whether it is no model: a head that was trained here, which drafts for one."""
+        return self.kind == "drafter"
 
 
 # --- the machine -----------------------------------------------------------------------------------------------------
@@ -184,6 +190,26 @@ def catalog_rows(
     there = {model.name for model in local}
     rest = [_spec_row(spec) for spec in specs if spec.name not in there and spec.path is None]
     return tuple(_judged(row, where, measured) for row in (*here, *rest))
+
+
+def with_drafters(rows: Sequence[CatalogRow], drafters: Iterable[Use]) -> tuple[CatalogRow, ...]:
+    """The rows, and after what is here heads that were trained here; one called as a model is goes by its path."""
+    names = {row.name for row in rows}
+    heads = [
+        CatalogRow(
+            name=one.name if one.name not in names else str(one.path.with_name(one.name)),
+            place="here",
+            state="complete",
+            kind=one.kind,
+            stored_as="safetensors",
+            description="A head that drafts for the model that it was trained for.",
+            size_bytes=one.size_bytes,
+            searched=_searched(one.name, one.kind),
+        )
+        for one in drafters
+    ]
+    n_here = sum(row.place == "here" for row in rows)
+    return (*rows[:n_here], *heads, *rows[n_here:])
 
 
 def found_rows(found: Iterable[Found], known: Iterable[CatalogRow], where: Rooms) -> tuple[CatalogRow, ...]:

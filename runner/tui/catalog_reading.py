@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 from runner import hub
 from runner.bench.store import read_history
+from runner.closed import cannot_read
+from runner.disk_usage import drafters
 from runner.errors import RunnerError
-from runner.inventory import local_models
+from runner.inventory import local_models, unreadable
 from runner.machine import devices
 from runner.paths import Paths
 from runner.registry import Registry
-from runner.tui.catalog import CatalogRow, Rooms, catalog_rows, found_rows, measured_tok_s, rooms
+from runner.tui.catalog import CatalogRow, Rooms, catalog_rows, found_rows, measured_tok_s, rooms, with_drafters
 from runner.tui.exact_fit import explain
 from runner.tui.yardstick import measured_bandwidth
 from runner.types import Device
@@ -45,6 +47,9 @@ def read_catalog(paths: Paths, *, gguf_on_gpu: bool | None = None) -> Catalog:
     try:
         registry = Registry.load_for(paths)
         rows = catalog_rows(registry.specs, local_models(registry), where, measured_tok_s(runs))
+        rows = with_drafters(rows, drafters(paths.drafts))
+        if closed := unreadable(registry, paths):
+            problem = problem or cannot_read(closed)
     except RunnerError as error:  # a models.toml of the user's with a mistake in it
         rows, problem = (), error
     return Catalog(rows=rows, rooms=where, problem=problem)

@@ -15,13 +15,12 @@ from typing import Any
 
 from textual.message import Message
 
-from runner.chat_pages import said_in_chat
+from runner.chat_pages import error_in_chat, said_in_chat
 from runner.config import ChatOptions, LoadOptions
 from runner.conversation import Conversation
 from runner.engine_process import EngineProcess
 from runner.errors import BusyError, EngineDied, RunnerError, UsageError
 from runner.events import ChatEvent, Finished, Loaded
-from runner.set_values import in_chat
 from runner.transcript import Turn
 from runner.tui.messages import (
     AnswerBegan,
@@ -279,7 +278,6 @@ class ChatEngine:
 def _as_runner_error(error: Exception) -> RunnerError:
     """What to say of it. Our own mistakes too are said, and do not end the thread."""
     if isinstance(error, RunnerError):
-        error.hint = in_chat(error.hint)
-        return error
+        return error_in_chat(error)
     _log.error("the chat's thread failed", exc_info=error)
     return RunnerError(f"runner failed: {type(error).__name__}: {error}", hint="The details are in `runner logs`.")

@@ -54,7 +54,7 @@ def test_a_head_is_trained_and_shown(model: Path, questions: Path, capsys: pytes
     shown = capsys.readouterr().out
     assert "normed" in shown
     assert "mine.txt" in shown
-    assert main(["draft", "show", str(path), "--json"]) == 0
+    assert main(["draft", "show", "tiny-normed", "--json"]) == 0
     plain = json.loads(capsys.readouterr().out)
     assert plain["schema"] == "runner.draft/1"
     assert (plain["settings"]["variant"], plain["steps"]) == ("normed", 3)

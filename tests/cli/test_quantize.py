@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,51 @@ def test_an_interrupted_gguf_is_said_to_start_over(
     assert not list(tmp_path.glob("out*"))
 
 
+def test_an_interrupt_while_the_earlier_model_goes_says_that_the_later_one_is_there(
+    tmp_path: Path, demo_directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out"
+    arguments = ["quantize", str(demo_directory), "-o", str(output), "--no-calibrate", "--force", "--format"]
+    assert main([*arguments, "mq8"]) == 0
+
+    def press(path: Path, **_options: Any) -> None:
+        (path / "replaced" / "runner.json").unlink()
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", press)
+        assert main([*arguments, "mq4"]) == 130
+    (old,) = tmp_path.glob("out.old-*")
+    said = f"Stopped, when {output} was finished. What is left of the earlier one, {old}, may be deleted.\n"
+    assert capsys.readouterr().err.endswith(said)
+    assert json.loads((output / "runner.json").read_text())["recipe"]["name"] == "mq4"
+    assert main(["verify", str(output)]) == 0
+
+
+@pytest.mark.parametrize(("weight_format", "is_kept"), [("mq4", True), ("q4_0", False)])
+def test_an_interrupt_before_that_says_that_the_earlier_model_is_there(
+    weight_format: str,
+    is_kept: bool,
+    tmp_path: Path,
+    demo_directory: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from runner.quant.work_directory import WorkDirectory
+
+    output = tmp_path / "out"
+    arguments = ["quantize", str(demo_directory), "-o", str(output), "--force", "--format", weight_format]
+    arguments += ["--no-calibrate"] if is_kept else []
+    assert main(arguments) == 0
+    capsys.readouterr()
+    monkeypatch.setattr(WorkDirectory, "place", lambda _: signal.raise_signal(signal.SIGINT))
+    assert main(arguments) == 130
+    kept = f"What is done is kept in {output}.partial: the same command goes on from there."
+    started = f"Nothing is kept of the new {output}: the same command starts over."
+    said = f"Stopped. {kept if is_kept else started} {output} is the earlier one still.\n"
+    assert capsys.readouterr().err.endswith(said)
+
+
 def test_interrupting_the_fetch_of_a_source_says_that_what_arrived_is_kept(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +221,9 @@ def test_the_path_that_is_printed_is_one_that_run_takes(
         (["demo", "--bpw", "4"], 2, "more than the budget"),
         (["demo", "--bpw", "nan"], 2, "--bpw is nan"),
         (["demo", "-o", ""], 2, "-o is empty"),
-        (["demo", "-o", "."], 2, "-o is empty, or the working directory"),
+        (["owner/not-here", "-o", "."], 2, "-o is empty, or the working directory"),
+        (["owner/not-here", "-o", "/"], 2, "-o is '/'"),
+        (["owner/not-here", "-o", "a/.."], 2, "-o is 'a/..'"),
         (["qwen3-0.6b", "--offline"], 3, "--offline"),
     ],
 )

@@ -287,6 +287,15 @@ def test_a_chat_that_is_too_long_is_told_what_the_chat_can_do(chat: Chat) -> Non
     assert "--overflow" not in err
 
 
+def test_why_a_backend_refuses_is_said_with_what_a_chat_takes(chat: Chat) -> None:
+    chat.start("ok")
+    chat.type("/model demo", "/set kv_type q8_0")
+    err = chat.type("/set backend native")[1]
+    assert "The native backend cannot run demo: its KV cache on a CPU is f16, bf16 or f32." in err
+    assert "Choose one with /set kv_type, or use /set backend llamacpp." in err
+    assert "--" not in err
+
+
 @pytest.mark.parametrize("line", ["/model nothing-here-either", "/set draft_file nothing-here.txt", "/set draft x/y/z"])
 def test_what_cannot_be_got_ready_leaves_the_model_that_is_loaded(chat: Chat, line: str) -> None:
     chat.start("one", "two").type("a")

@@ -12,6 +12,7 @@ import pytest
 from hub_server import Fault, Hub
 from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, blob, fetch_all, shard, small_hub
 
+from runner.cli import completing
 from runner.cli.app import main
 from runner.errors import RunnerError
 from runner.paths import user_paths
@@ -190,8 +191,31 @@ def test_du_shows_what_was_half_made_and_rm_partial_deletes_it(capsys: pytest.Ca
         partial.mkdir(parents=True)
         (partial / "journal.jsonl").write_bytes(bytes(1000))
     assert "`runner rm --partial` deletes what is unfinished." in run(capsys, "du")[2]
+    (user_paths().models / "three-mq4.partial").mkdir()
+    assert run(capsys, "rm", "-y", "three-mq4.partial")[0] == 0  # as du names it
+    assert run(capsys, "rm", "-y", "three-mq4")[0] == 2
     assert run(capsys, "rm", "-y", "--partial", "one-mq4", "--json")[0] == 0
     assert [path.name for path in user_paths().models.iterdir()] == ["two-mq4.partial"]
     code, _, err = run(capsys, "rm", "-y", "--partial")
     assert (code, err) == (0, "two-mq4, unfinished: 1.0 kB\nFreed 1.0 kB.\n")
     assert list(user_paths().models.iterdir()) == []
+
+
+def test_du_shows_drafters_and_rm_deletes_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("demo-eagle3", "demo-normed"):
+        head = user_paths().drafts / name
+        head.mkdir(parents=True)
+        (head / "model.safetensors").write_bytes(bytes(1000))
+    lines = run(capsys, "du")[1].splitlines()[1:3]
+    assert [line.split() for line in lines] == [
+        ["1.0", "kB", "drafter", "demo-eagle3"],
+        ["1.0", "kB", "drafter", "demo-normed"],
+    ]
+    assert ("demo-normed", "a drafter made here") in completing.removable("demo")
+    code, _, err = run(capsys, "rm", "-y", "demo-normed")
+    assert (code, err) == (0, "demo-normed, drafter: 1.0 kB\nFreed 1.0 kB.\n")
+    assert [path.name for path in user_paths().drafts.iterdir()] == ["demo-eagle3"]
+    model = user_paths().models / "demo-eagle3"
+    model.mkdir(parents=True)
+    assert run(capsys, "rm", "-y", "demo-eagle3", str(user_paths().drafts / "demo-eagle3"))[0] == 0
+    assert not [place for place in (model, user_paths().drafts / "demo-eagle3") if place.exists()]

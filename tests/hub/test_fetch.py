@@ -280,7 +280,7 @@ def test_a_download_that_does_not_fit_the_disk_is_refused_before_it_starts(
     server: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_free(monkeypatch, 2999)
-    with pytest.raises(DoesNotFit, match=r"to spare.*GB free") as caught:
+    with pytest.raises(DoesNotFit, match=r"to spare.*MB free") as caught:
         fetch(["tiny-Q4_0.gguf"])
     assert caught.value.exit_code == 4
     assert server.fetched() == []

@@ -270,6 +270,20 @@ class TestReplacing:
         assert files(tmp_path) == {"out"}
         assert files(tmp_path / "out") == before
 
+    def test_a_model_that_is_deleted_while_it_is_made_again_is_no_obstacle(
+        self, demo_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made(demo_source, "q8_0", tmp_path / "out")
+        place = WorkDirectory.place
+
+        def delete_first(work: WorkDirectory) -> None:
+            shutil.rmtree(tmp_path / "out")
+            place(work)
+
+        monkeypatch.setattr(WorkDirectory, "place", delete_first)
+        made(demo_source, "q4_0", tmp_path / "out", force=True)
+        assert files(tmp_path) == {"out"}
+
     def test_after_a_kill_the_earlier_model_is_back_in_its_place(self, demo_source: Path, tmp_path: Path) -> None:
         old = replacing(tmp_path)
         with pytest.raises(UsageError, match="exists already"):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from model_rows import GIB, rooms, row
+from plain_user import python_as_plain_user
 
 from runner.bench.record import BenchRow
 from runner.hub import Found
@@ -249,3 +250,16 @@ def test_deleting_one_quantization_names_it_so_that_others_stay() -> None:
     assert deletable_name(here) == "qwen3-8b:Q4_K_M"
     assert deletable_name(row("qwen3-8b:Q8_0", kind="cache", quant="Q8_0", quants=("Q8_0",))) == "qwen3-8b:Q8_0"
     assert deletable_name(row("mine", kind="made here")) == "mine"
+
+
+def test_what_may_not_be_read_is_told_beside_the_rows() -> None:
+    closed = user_paths().drafts
+    closed.mkdir(parents=True)
+    program = """
+from runner.paths import user_paths
+from runner.tui.catalog_reading import read_catalog
+found = read_catalog(user_paths(), gguf_on_gpu=False)
+print(found.rows[0].name, found.problem.message, found.problem.hint)
+"""
+    done = python_as_plain_user("-c", program, closed=closed)
+    assert done.stdout.startswith(f"demo {closed} cannot be read: permission denied. Give yourself access"), done.stderr

@@ -168,6 +168,7 @@ def test_after_a_load_that_failed_the_screen_says_what_answers_the_next_message(
         on.chat.engine.open("demo", LoadOptions(ctx_size=2**26))  # for which there is no room: noticed once it is ready
         await on.until(lambda: "The next message loads" in on.shown("EmptyChat #where"))
         assert "would fit: /set ctx_size " in on.shown("EmptyChat #where")
+        assert "`runner chat MODEL --force` tries anyway." in on.shown("EmptyChat #where")
         assert on.chat.engine.state == "empty"
         assert "model" in on.shown("TitleBar #model")
         await on.ask("hello")

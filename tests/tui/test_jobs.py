@@ -140,6 +140,16 @@ def test_a_failure_says_why_and_can_be_tried_again(server: Hub, watched: Watched
     watched.wait_for(job.id, "done")
 
 
+def test_what_failed_and_is_asked_for_again_is_the_same_job(server: Hub, watched: Watched) -> None:
+    server.repos[GGUF].is_gated = True
+    job = watched.wait_for(watched.queue.pull(GGUF), "failed")
+    server.repos[GGUF].is_gated = False
+    assert watched.queue.pull(GGUF) == job.id
+    watched.wait_for(job.id, "done")
+    assert [one.id for one in watched.queue.jobs] == [job.id]
+    assert watched.queue.pull(GGUF) != job.id  # that one is done
+
+
 def test_without_a_network_the_reason_is_told(watched: Watched) -> None:
     job = watched.wait_for(watched.queue.pull(GGUF), "failed")
     assert job.exit_code == 3

@@ -267,6 +267,47 @@ def test_what_ships_with_runner_cannot_be_deleted() -> None:
     run(body)
 
 
+def test_a_drafter_is_listed_can_be_deleted_and_is_not_taken_for_a_model() -> None:
+    """One is called as a model is, and goes by its path."""
+    for name in ("demo-normed", "demo"):
+        head = user_paths().drafts / name
+        head.mkdir(parents=True)
+        (head / "model.safetensors").write_bytes(bytes(1000))
+
+    def left() -> list[str]:
+        return [path.name for path in user_paths().drafts.iterdir()]
+
+    async def delete(app: Models, pilot: Pilot[None]) -> None:
+        n_rows = len(app.models.table.rows)
+        await pilot.press("x")
+        await until(
+            pilot, lambda: isinstance(app.screen, DeleteModel) and not app.screen.query_one("#yes", Button).disabled
+        )
+        await pilot.press("y")
+        await until(pilot, lambda: len(app.models.table.rows) == n_rows - 1)
+
+    async def body(app: Models, pilot: Pilot[None]) -> None:
+        by_path = str(user_paths().drafts / "demo")
+        assert [row.name for row in app.models.table.rows][:3] == ["demo", by_path, "demo-normed"]
+        assert app.models.table.select("demo-normed")
+        await until(pilot, lambda: "A head that drafts" in " ".join(text_of(app).split()))
+        assert "● drafter" in text_of(app)
+        for key in ("enter", "d", "q", "b", "c"):
+            await pilot.press(key)
+            assert "demo-normed is a drafter" in text_of(app)
+            app.models._news("")
+            await pilot.pause()
+        assert (app.screen, app.wishes) == (app.models, [])
+        await delete(app, pilot)
+        assert left() == ["demo"]
+        assert app.models.table.select(by_path)
+        await delete(app, pilot)
+        assert left() == []
+        assert app.models.table.select("demo")
+
+    run(body)
+
+
 def test_quantizing_makes_a_model_that_appears_in_the_table() -> None:
     async def body(app: Models, pilot: Pilot[None]) -> None:
         await pilot.press("q")

@@ -26,7 +26,7 @@ from runner.quant.mq.manifest import FileRecord, SourceRecord
 from runner.quant.packed_files import MANIFEST_NAME
 from runner.quant.quantize import gguf_of, model_name
 from runner.quant.safetensors_file import Checkpoint, read_header
-from runner.quant.weights import Weights, open_source
+from runner.quant.weights import Weights, files_of, open_source
 from runner.quant.work_directory import COMPANIONS
 
 _CHEAP_BYTES: Final = 256 * 2**20  # a file of the source that is not larger is hashed for the manifest
@@ -115,7 +115,7 @@ def _plain(path: Path) -> PackedSource:
     config = parse_model_config(read_json(directory / "config.json"))
     read_json(directory / "tokenizer.json")  # before hours of work, not after them
     weights = open_source(directory, gguf, config)
-    files = parts_of(gguf) if gguf is not None else tuple(sorted(directory.glob("*.safetensors")))
+    files = parts_of(gguf) if gguf is not None else files_of(directory)
     return PackedSource(name=model_name(path), config=config, weights=weights, companions=directory, files=files)
 
 

@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner.errors import RunnerError
-from runner.inventory import is_meant, known_names, local_models
-from runner.model_files import intended_groups
+from runner.inventory import is_meant, known_groups, local_models
 from runner.paths import Paths, user_paths
 from runner.quant.mq.recipe import RECIPES
 from runner.quant.packed_files import PARTIAL_SUFFIX
@@ -48,15 +47,18 @@ def unfinished_downloads(paths: Paths) -> tuple[tuple[str, int, int], ...]:
 
 
 def is_fetched_or_begun(paths: Paths, model: str) -> bool:
-    """Whether the disk itself tells of that download: something of its weights is here. False for unknown names."""
+    """Whether the disk itself tells of that download: something of its weights is here.
+
+    False for unknown names, and where the cache may not be read.
+    """
     try:
         spec = Registry.load_for(paths).resolve(model)
+        if spec.path is not None:
+            return True
+        repo, wanted = spec.source[0], replace(spec, asked=spec.asked or spec.quant)
+        groups = known_groups(repo)
     except RunnerError:
         return False
-    if spec.path is not None:
-        return True
-    repo, wanted = spec.source[0], replace(spec, asked=spec.asked or spec.quant)
-    groups = intended_groups(known_names(repo))
     return any(not wanted.asked or is_meant(wanted, repo, group) for group in groups)
 
 

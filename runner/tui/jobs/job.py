@@ -62,6 +62,11 @@ class Job:
         return self.state in ("failed", "cancelled")
 
     @property
+    def can_go_on(self) -> bool:
+        """Whether asking for the same again is meant for this one."""
+        return self.state != "done"
+
+    @property
     def can_cancel(self) -> bool:
         return self.state not in ENDED and self.stage != "stopping"
 

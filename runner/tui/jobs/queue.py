@@ -100,10 +100,9 @@ class JobQueue:
         with self._lock:
             for entry in self._entries.values():
                 job = entry.job
-                if job.kind == "pull" and job.model == name and not job.can_forget:
+                if job.kind == "pull" and job.model == name and job.can_go_on:
                     entry.force |= force
-                    self._keep(entry)
-                    self.resume(job.id)
+                    self._go_on(entry)
                     return job.id
             entry = _Entry(self._new("pull", name), force=force)
             self._keep(entry)
@@ -115,8 +114,8 @@ class JobQueue:
         with self._lock:
             for other in self._entries.values():
                 is_same = (other.job.model, other.job.weight_format, other.output) == (source, weight_format, where)
-                if is_same and not other.job.can_forget:
-                    self.resume(other.job.id)
+                if is_same and other.job.can_go_on:
+                    self._go_on(other)
                     return other.job.id
             job = replace(self._new("quantize", source), weight_format=weight_format)
             entry = _Entry(job, calibrate=calibrate, output=where)
@@ -141,8 +140,7 @@ class JobQueue:
             entry = self._entries.get(job_id)
             if entry is None or not entry.job.can_resume:
                 return
-            entry.update(state="queued", message="", hint="")
-            self._start_next()
+            self._requeue(entry)
         self._tell()
 
     def retry(self, job_id: str) -> None:
@@ -152,9 +150,8 @@ class JobQueue:
             if entry is None or not entry.job.can_retry:
                 return
             entry.force |= entry.job.exit_code == _DOES_NOT_FIT
-            entry.update(state="queued", message="", hint="", exit_code=None)
             self._keep(entry)
-            self._start_next()
+            self._requeue(entry)
         self._tell()
 
     def cancel(self, job_id: str) -> None:
@@ -210,6 +207,17 @@ class JobQueue:
         self._start_next()
         self._tell()
         return entry.job.id
+
+    def _go_on(self, entry: _Entry) -> None:
+        """With one that was asked for again: it is resumed or tried again where it does not run or wait."""
+        self._keep(entry)
+        if entry.job.can_resume or entry.job.can_retry:
+            self._requeue(entry)
+        self._tell()
+
+    def _requeue(self, entry: _Entry) -> None:
+        entry.update(state="queued", message="", hint="", exit_code=None)
+        self._start_next()
 
     def _keep(self, entry: _Entry) -> None:
         """Have the next start know of it."""

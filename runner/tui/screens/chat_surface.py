@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
-from runner.chat_pages import Totals
+from runner.chat_pages import Totals, error_in_chat
 from runner.errors import BusyError, RunnerError
 from runner.safe_text import safe_line
 from runner.tui import copying
@@ -123,6 +123,7 @@ class ChatSurface(ModeScreen):
 
     def fail(self, error: RunnerError) -> None:
         """Say what went wrong, and the remedy."""
+        error = error_in_chat(error)
         text = f"{safe_line(error.message)}\n{safe_line(error.hint)}".strip()
         self.notify(text, severity="error", timeout=8, markup=False)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar, Final
 
 from textual import on
@@ -19,7 +20,7 @@ from textual.timer import Timer
 from textual.widgets import Input, Static
 
 from runner.measures import decimal_size
-from runner.removal import Removal, plan_removal
+from runner.removal import Removal, drafter, plan_removal
 from runner.safe_text import safe_line
 from runner.tui import job_words
 from runner.tui.actions import bindings_of
@@ -146,7 +147,7 @@ class ModelsScreen(ModelsReading):
             self.pane.show(None)
             return
         exact = self._view.exact(row.name)
-        can_ask = row.state == "complete" or not self.services.is_offline
+        can_ask = not row.is_drafter and (row.is_here or not self.services.is_offline)
         self.pane.show(row, is_asking=exact is None and can_ask)
         if exact is not None:
             self.pane.show_exact(exact, self._view.context(row.name, exact))
@@ -215,6 +216,8 @@ class ModelsScreen(ModelsReading):
         row = message.row
         if row is None:
             self.action_search_hub()
+        elif self._is_told_drafter(row):
+            return
         elif row.is_here:
             self._open(row)
         else:
@@ -224,6 +227,12 @@ class ModelsScreen(ModelsReading):
         n_ctx = self._view.chosen_context(row.name)
         options = dataclasses.replace(self.services.load_options, ctx_size=n_ctx) if n_ctx else None
         self.post_message(OpenModel(row.name, options))
+
+    def _is_told_drafter(self, row: CatalogRow) -> bool:
+        """Whether the row is a drafter, with which nothing is done that is done with models: how it serves is said."""
+        if row.is_drafter:
+            self._news(f"{row.name} is a drafter. In a chat: /set speculation eagle3 and /set draft {row.name}")
+        return row.is_drafter
 
     def action_filter(self) -> None:
         self.query_one("#filter", Input).focus()
@@ -262,7 +271,7 @@ class ModelsScreen(ModelsReading):
 
     def action_download(self) -> None:
         row, catalog = self.table.row, self._view.catalog
-        if row is None or catalog is None:
+        if row is None or catalog is None or self._is_told_drafter(row):
             return
         if row.is_here and len(row.quants) < 2:
             self._news(f"{row.name} is on this machine.")
@@ -279,7 +288,7 @@ class ModelsScreen(ModelsReading):
 
     def action_quantize(self) -> None:
         row, catalog = self.table.row, self._view.catalog
-        if row is None or catalog is None:
+        if row is None or catalog is None or self._is_told_drafter(row):
             return
         if problem := objection(row):
             self._news(f"{row.name}: {problem}", is_bad=True)
@@ -294,9 +303,11 @@ class ModelsScreen(ModelsReading):
 
     def action_bench(self) -> None:
         row = self.table.row
-        if row is not None and row.is_here:
+        if row is None or self._is_told_drafter(row):
+            return
+        if row.is_here:
             self.post_message(BenchModel(row.name))
-        elif row is not None:
+        else:
             self._news(f"{row.name} is not on this machine: d fetches it.")
 
     def action_delete(self) -> None:
@@ -306,8 +317,14 @@ class ModelsScreen(ModelsReading):
         if row.state == "absent":
             self._news(f"{row.name} is not on this machine: there is nothing to delete.")
             return
-        services, name = self.services, deletable_name(row)
-        plan = lambda: plan_removal(services.registry().resolve(name), services.paths.models)  # noqa: E731
+        services, paths, name = self.services, self.services.paths, deletable_name(row)
+
+        def plan() -> tuple[Removal, ...]:
+            if row.is_drafter:
+                spec = drafter(Path(row.name).name, paths.drafts)
+            else:
+                spec = services.registry().resolve(name)
+            return plan_removal(spec, paths.models, paths.drafts)
 
         def agreed(removals: tuple[Removal, ...] | None) -> None:
             if removals is not None:
@@ -328,7 +345,7 @@ class ModelsScreen(ModelsReading):
 
     def action_compare(self) -> None:
         row, first = self.table.row, self._first_marked
-        if row is None:
+        if row is None or self._is_told_drafter(row):
             return
         if first is None:
             self._mark(row)

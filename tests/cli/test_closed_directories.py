@@ -1,0 +1,99 @@
+"""What may not be read is said, and not taken for gone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hub_server import Hub
+from plain_user import run_as_plain_user
+from pulled import GGUF, SHARDS, fetch_all, small_hub
+
+from runner.cli.app import main
+from runner.hub_cache import hub_settings, repo_directory
+from runner.paths import user_paths
+
+
+@pytest.fixture
+def server(tmp_path: Path, demo_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with small_hub(tmp_path / "served", demo_directory) as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        yield running
+
+
+def said(directory: Path) -> str:
+    return f"{directory} cannot be read: permission denied.\nhint: Give yourself access: chmod -R u+rwX {directory}\n"
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("part", ["", "blobs", "snapshots"])
+def test_a_closed_repository_is_told_beside_what_can_be_read(part: str) -> None:
+    fetch_all(GGUF)
+    fetch_all(SHARDS)
+    closed = repo_directory(GGUF) / part
+    for command in ("ls", "du"):
+        done = run_as_plain_user(command, "--json", closed=closed)
+        assert (done.returncode, done.stderr) == (0, "warning: " + said(closed))
+        plain = json.loads(done.stdout)
+        assert plain["unreadable"] == [str(closed)]
+        names = [one["name"] for one in plain["models" if command == "ls" else "uses"] if one["kind"] == "cache"]
+        assert names == [SHARDS]
+    done = run_as_plain_user("verify", "-q", closed=closed)
+    assert (done.returncode, done.stderr) == (1, "error: " + said(closed))
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("command", ["show", "verify", "rm -y", "rm -y --partial", "pull", "run --offline"])
+def test_a_model_in_a_closed_cache_is_not_said_to_be_missing(command: str) -> None:
+    fetch_all(GGUF)
+    for closed in (repo_directory(GGUF), hub_settings().cache):
+        done = run_as_plain_user(*command.split(), f"{GGUF}:Q8_0", *(["hi"] if "run" in command else []), closed=closed)
+        assert done.returncode == 1
+        assert done.stderr.endswith("error: " + said(closed))
+    assert run_as_plain_user("ls", closed=hub_settings().cache).stderr.startswith(
+        "warning: " + said(hub_settings().cache)
+    )
+
+
+def test_closed_directories_of_the_users_own_and_of_what_was_made_here_are_told() -> None:
+    paths = user_paths()
+    own = paths.data / "own"
+    for directory in (paths.models / "mine-mq4", paths.drafts / "mine-normed", own, paths.config):
+        directory.mkdir(parents=True)
+    paths.user_models_file.write_text(f'[own]\npath = "{own}"\n')
+    for closed in (own, paths.models, paths.models / "mine-mq4", paths.drafts, paths.drafts / "mine-normed"):
+        done = run_as_plain_user("ls", closed=closed)
+        assert done.stderr.startswith("warning: " + said(closed))
+
+
+def test_doctor_tells_of_a_closed_cache_and_ends() -> None:
+    cache = hub_settings().cache
+    cache.mkdir(parents=True)
+    for closed in (cache, cache.parent):
+        done = run_as_plain_user("doctor", "--json", closed=closed)
+        found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+        assert done.returncode == 1
+        assert found["Models"]["detail"] == f"{closed} cannot be read: permission denied."
+        assert found["Downloads"]["status"] == "warning"
+        assert "HF_HOME" in found["Downloads"]["remedy"]
+
+
+@pytest.mark.usefixtures("server")
+def test_what_may_not_all_be_deleted_stays_whole() -> None:
+    """Not the files alone go, with a directory that is left and "was not deleted"."""
+    fetch_all(SHARDS)
+    made = user_paths().models / "mine"
+    made.mkdir(parents=True)
+    (made / "model.safetensors").write_bytes(b"mine")
+    repo = repo_directory(SHARDS)
+    before = [sorted(place.rglob("*")) for place in (made, repo)]
+    for name, closed in (("mine", made.parent), (SHARDS, repo / "blobs"), (SHARDS, repo.parent)):
+        done = run_as_plain_user("rm", "-y", name, closed=closed, mode=0o555)
+        assert done.returncode == 1
+        assert f"{name} was not deleted: {closed} cannot be deleted: Permission denied." in done.stderr
+    assert [sorted(place.rglob("*")) for place in (made, repo)] == before
+    for name in ("mine", SHARDS):
+        assert main(["rm", "-y", name]) == 0
+    assert [place.exists() for place in (made, repo)] == [False, False]
