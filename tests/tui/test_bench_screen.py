@@ -149,14 +149,27 @@ def test_speculation_is_asked_for_in_place_of_prefill() -> None:
     async def body(pilot: Pilot[Any]) -> None:
         screen = await ask_for(app, pilot, "demo")
         form = screen.query_one(BenchForm)
-        assert form.request(LoadOptions(), offline=True).genres == ()
+        assert screen.wanted().genres == ()
         screen.query_one("#bench-speculation", Checkbox).value = True
         await pilot.pause()
         assert screen.query_one("#bench-prefill", Input).disabled
         assert not screen.query_one("#bench-decode", Input).disabled
-        wanted = form.request(LoadOptions(speculation="off"), offline=True)
+        wanted = form.request(LoadOptions(speculation="off"), is_kv_chosen=True, offline=True)
         assert (wanted.genres, wanted.load.speculation) == (GENRES, "auto")
         assert (wanted.n_prompt, wanted.n_gen, wanted.depths) == (None, (8,), None)
+
+    running(app, body)
+
+
+@pytest.mark.parametrize("setting", ["", 'kv_type = "f16"'])
+def test_the_cache_gets_the_type_that_the_command_gives_it(setting: str) -> None:
+    user_paths().settings_file.parent.mkdir(parents=True, exist_ok=True)
+    user_paths().settings_file.write_text(setting)
+    app = bench()
+
+    async def body(pilot: Pilot[Any]) -> None:
+        screen = await ask_for(app, pilot, "demo")
+        assert screen.wanted().is_kv_chosen == bool(setting), "or a run with speculation may be INVALID for rounding"
 
     running(app, body)
 

@@ -149,11 +149,18 @@ class BenchScreen(ModeScreen):
     @on(BenchForm.Begin)
     def action_start(self) -> None:
         try:
-            request = self.query_one(BenchForm).request(self._services.load_options, offline=self._services.is_offline)
+            request = self.wanted()
         except RunnerError as error:
             self._say(error)
             return
         self._begin(request, None)
+
+    def wanted(self) -> BenchRequest:
+        """What `runner bench` would be asked for with what the form says. Raises UsageError."""
+        services = self._services
+        return self.query_one(BenchForm).request(
+            services.load_options, is_kv_chosen="kv_type" in services.settings.given, offline=services.is_offline
+        )
 
     def action_again(self) -> None:
         """Measure what the shown run measured, and compare the two."""
