@@ -27,7 +27,8 @@ from runner.tui.screens.bench import BenchScreen
 from runner.tui.screens.confirm import Confirm
 from runner.tui.widgets.bench_form import BenchForm
 from runner.tui.widgets.bench_live import BenchLive
-from runner.tui.widgets.bench_report import BenchReport
+from runner.tui.widgets.bench_report import BenchReport, Shown
+from runner.tui.widgets.styled_lines import StyledLines
 from tests.bench.bench_records import backend, full_run, row, run
 
 TEXT = "A scripted answer, which is long enough for everything that is asked of it here. "
@@ -105,6 +106,23 @@ def test_a_run_is_measured_shown_kept_and_measured_again(script: str) -> None:
         assert report is not None
         assert report.beside is not None
         assert report.beside.before.id == first
+
+    running(app, body, (120, 60))
+
+
+def test_a_run_that_is_shown_again_has_no_figures_of_another_one_beside_its_title_not_for_a_moment() -> None:
+    app = bench()
+
+    async def body(pilot: Pilot[Any]) -> None:
+        report = app.screen.query_one(BenchReport)
+        report.show(Shown(run(backend(row("tg128", (123.4, 123.4)))), None, ()))
+        await until(pilot, lambda: "123.4" in seen(app))
+        report.display = False
+        await until(pilot, lambda: "123.4" not in seen(app))
+        report.display = True
+        report.show(Shown(run(backend(row("tg128", (567.8, 567.8)))), None, ()))
+        assert "123.4" not in str(report.query_one(StyledLines).render())
+        await until(pilot, lambda: "567.8" in seen(app))
 
     running(app, body, (120, 60))
 

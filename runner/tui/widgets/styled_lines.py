@@ -51,10 +51,9 @@ class StyledLines(Static):
         """Draw what the function returns for the columns there are; None: nothing."""
         self._lines_at = lines_at
         self._drawn_width = 0
-        if lines_at is None:
+        self._draw()
+        if not self._drawn_width:  # there is nothing to show, or no room known yet: what it showed is of the past
             self.update("")
-        else:
-            self._draw()
 
     def on_resize(self) -> None:
         self._draw()
