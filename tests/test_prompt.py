@@ -55,7 +55,7 @@ def test_a_message_that_does_not_fit_by_itself_is_told_as_such_in_the_middle_of_
         build([*before, Message(role="user", content="x" * 70)], Recorder(), ChatOptions())
     assert "Shorten it" in caught.value.hint
     assert "oldest turns" not in caught.value.hint
-    with pytest.raises(ContextOverflow, match="^The conversation has") as caught:
+    with pytest.raises(ContextOverflow, match=r"^The conversation has") as caught:
         build([*before, Message(role="user", content="x" * 57)], Recorder(), ChatOptions())
     assert "oldest turns" in caught.value.hint
 
