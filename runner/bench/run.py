@@ -193,7 +193,8 @@ class _Bench:
         if side.loaded is not None:
             side.note(f"It did not load a second time: {error.message}")
             return
-        side.refuse(error, error.message.removeprefix(f"The {side.name} backend cannot run {title(self._spec)}: "))
+        reason = error.message.removeprefix(f"The {side.name} backend cannot run {title(self._spec)}: ")
+        side.refuse(error, f"{reason} {error.hint}".strip() if isinstance(error, EngineDied) else reason)
         if len(self._sides) > 1:
             yield BackendRefused(backend=side.name, reason=side.refused)
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from runner.bench.events import BackendRefused, BenchEvent, BenchFinished, BenchStep, RowMeasured
@@ -18,6 +19,7 @@ from runner.bench.request import BenchRequest
 from runner.bench.run import _time_notes, run_bench
 from runner.config import LoadOptions
 from runner.errors import BackendUnavailable, DoesNotFit, RunnerError, UnknownModel, UnsupportedModel, UsageError
+from runner.events import Progress
 from runner.paths import user_paths
 from runner.types import BackendName, CancelToken
 
@@ -207,6 +209,17 @@ def test_a_model_that_does_not_fit_is_refused_as_everywhere() -> None:
         bench(request("demo", backends=("llamacpp",), ctx_size=2**26))
 
 
+def test_a_process_that_is_killed_while_it_loads_is_a_refusal_with_a_remedy(script: Script) -> None:
+    events = run_bench(request(script(load_s=20.0), backends=("fake", "native")), user_paths(), CancelToken())
+    with pytest.raises(
+        UnsupportedModel, match=r"fake: The engine was ended by SIGKILL\. .*memory ran out: use a smaller"
+    ):
+        for event in events:
+            if isinstance(event, Progress):
+                for child in psutil.Process().children():
+                    child.kill()
+
+
 def test_an_unknown_model_is_refused_before_anything_is_started() -> None:
     events = run_bench(request("nonesuch"), user_paths(), CancelToken())
     with pytest.raises(UnknownModel):
@@ -231,7 +244,8 @@ def test_a_process_that_dies_invalidates_what_it_was_at_and_what_was_to_come(scr
     rows = {row.test: row for row in run.rows}
     assert rows["ttft"].samples
     assert rows["pp16"].samples
-    assert invalid_rows(run) == {"tg40": "The engine was ended by SIGKILL."}
+    assert list(invalid_rows(run)) == ["tg40"]
+    assert invalid_rows(run)["tg40"].startswith("The engine was ended by SIGKILL. If nobody killed it, memory ran out:")
     assert rows["tg40"].samples == ()
 
 
@@ -242,7 +256,7 @@ def test_a_process_that_dies_at_once_leaves_no_number(script: Script) -> None:
 
 def test_an_error_in_one_test_is_that_rows_alone(script: Script) -> None:
     run, _ = bench(request(script({"text": TEXT, "token_s": 0.004, "fail": "error", "fail_after": 30}), n=40))
-    assert invalid_rows(run) == {"tg40": "The script asked for an error."}
+    assert invalid_rows(run) == {"tg40": "The script asked for an error. Remove `fail` from the script."}
 
 
 def test_an_answer_without_text_is_no_time_to_the_first_text(script: Script) -> None:
