@@ -56,6 +56,7 @@ from runner.machine import default_threads
 from runner.paths import Paths
 from runner.prepare import ready, title
 from runner.registry import SCRIPT_SUFFIX, ModelSpec, Registry
+from runner.running import running
 from runner.types import BackendName, CancelToken, MemoryUse, ReadyModel
 
 # What keeps one backend from running a model that another may run.
@@ -84,6 +85,7 @@ class _Bench:
         self._device = device_of_run(request.load.n_gpu_layers)
         self._before = machine_state(self._device)
         self._during: list[MachineState] = []
+        self._beside: dict[int, str] = {}  # models that other processes of runner hold meanwhile, by the process's id
         self._bandwidth: Bandwidth | None = None
         self._files: ReadyModel | None = None
         self._notes: list[str] = []
@@ -160,6 +162,7 @@ class _Bench:
         if side.refusal is not None or side.turns_done == side.n_turns:
             return
         n_own_after = side.n_turns - side.turns_done - 1
+        process = BenchProcess(self._paths, self._cancel)
         of = TurnOf(
             request=self._request,
             options=load_options(self._request, side.name),
@@ -172,9 +175,9 @@ class _Bench:
             first_prompt=side.turns_done * (options.repetitions + 1),
             earlier=next((other.plan for other in self._sides.values() if other.plan is not None), None),
             bandwidth=lambda: self._bandwidth_of(side),
-            on_test=lambda: self._during.append(machine_state(self._device)),
+            on_test=lambda: self._look_around(process),
         )
-        with BenchProcess(self._paths, self._cancel) as process:
+        with process:
             turn = Turn(side, process, of, self._cancel)
             try:
                 yield from turn.load()
@@ -186,6 +189,13 @@ class _Bench:
             side.turns_done += 1
             self._learn(side)
             yield from turn.measure()
+
+    def _look_around(self, process: BenchProcess) -> None:
+        """See what the machine is doing while `process` holds the model."""
+        self._during.append(machine_state(self._device))
+        with suppress(RunnerError):
+            others = (engine for engine in running(self._paths.engines) if engine.pid != process.pid)
+            self._beside.update({engine.pid: engine.model for engine in others})
 
     def _not_loaded(self, side: Side, error: RunnerError) -> Iterator[BenchEvent]:
         """The first time it is a refusal; later the backend keeps what it has."""
@@ -266,9 +276,13 @@ class _Bench:
             backends=backends,
             skipped=tuple(self._skipped()),
             comparison=tuple(self._comparisons()),
-            notes=(*self._notes, *_time_notes(self._budget, backends), *machine_notes(machine)),
+            notes=(*self._notes, *_time_notes(self._budget, backends), *machine_notes(machine), *self._beside_notes()),
             is_partial=self._cancel.is_cancelled,
         )
+
+    def _beside_notes(self) -> Iterator[str]:
+        for pid, model in self._beside.items():
+            yield f"Another model was loaded beside it: {model} (runner, pid {pid})."
 
     def _skipped(self) -> Iterator[SkippedTest]:
         """Each test that was left out, once; with the backend's name where not all of them left it out."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from runner.config import LoadOptions
 from runner.errors import BackendUnavailable, DoesNotFit, RunnerError, UnknownModel, UnsupportedModel, UsageError
 from runner.events import Progress
 from runner.paths import user_paths
+from runner.running import announce
 from runner.types import BackendName, CancelToken
 
 Script = Callable[..., str]
@@ -173,6 +175,16 @@ def test_used_up_time_is_no_news_where_every_row_has_enough() -> None:
         row = BenchRow(model="m", backend="native", test="pp16", unit="tok/s", samples=(1.0,) * n, segments=(n,))
         assert bool([*_time_notes(budget, [BenchBackend(name="native", rows=(row,))])]) == is_told
     assert not [*_time_notes(Budget(1.0, is_binding=True), [BenchBackend(name="native", rows=(row,))])]
+
+
+def test_a_model_that_another_process_holds_meanwhile_is_told(script: Script) -> None:
+    asked = request(script(), repetitions=1)
+    run, _ = bench(asked)
+    assert not [note for note in run.notes if "beside it" in note]
+    mine = {"backend": "native", "quantization": "F16", "device": "CPU", "n_ctx": 8, "memory_bytes": 1}
+    announce(user_paths().engines, model="another", **mine)  # type: ignore[arg-type]
+    run, _ = bench(asked)
+    assert f"Another model was loaded beside it: another (runner, pid {os.getpid()})." in run.notes
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
