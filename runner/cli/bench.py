@@ -194,7 +194,7 @@ def measure(
         raise RunnerError("Nothing was measured: every test was left out.", hint="Give other -p, -n, -d or -c.")
     is_slower = baseline is not None and bench_reports.compare_with_baseline(run, before, fail_below, paths)
     if plot is not None:
-        bench_reports.write_plot(run, plot)
+        bench_reports.write_plot(run, plot, kept_as="" if no_save else run.id)
     if run.is_partial:
         raise typer.Exit(130)
     if is_slower or run.is_invalid:

@@ -101,13 +101,20 @@ def keep_run(run: BenchRun, paths: Paths) -> None:
         render.narrate(f"Kept as {run.id}: `runner bench compare` sets it beside the one before it.")
 
 
-def write_plot(run: BenchRun, plot: Path) -> None:
-    """Draw the run into an .svg file, replacing it."""
+def write_plot(run: BenchRun, plot: Path, *, kept_as: str = "") -> None:
+    """Draw the run into an .svg file, replacing it. kept_as: what names it later, "" for nothing.
+
+    Raises RunnerError when the file cannot be written.
+    """
     from runner.bench.svg_plot import svg_of
     from runner.chat_file import write_new
 
     _check_plot(plot)
-    write_new(expanded(plot), svg_of(run), overwrite=True)
+    try:
+        write_new(expanded(plot), svg_of(run), overwrite=True)
+    except RunnerError as error:
+        error.hint = f"`runner bench show {kept_as} --plot FILE` draws it into another file." if kept_as else error.hint
+        raise
     render.narrate(f"Drawn into {plot}.")
 
 
