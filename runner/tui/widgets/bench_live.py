@@ -26,7 +26,7 @@ from runner.tui.widgets.gauges import both_ends, gauge
 from runner.tui.widgets.styled_lines import StyledLines
 
 _INDENT = 10
-_BEFORE = "The first figures come after the model is loaded and warmed up."
+_BEFORE = "The first figures come when the model is loaded and all repetitions of its first test are made."
 
 
 class BenchLive(Vertical):
