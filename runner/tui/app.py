@@ -167,6 +167,9 @@ class RunnerApp(KeyOrder[int]):
     def close_down(self) -> None:
         """End the threads and processes of the interface, and keep what it remembers. Takes up to some seconds."""
         self.machine_watch.stop()
+        bench = self._screens.get("bench")
+        if isinstance(bench, BenchScreen):
+            bench.close()
         self.jobs.close()
         self.chat_engine.close()
         write_remembered(self.services.paths, self._to_remember())

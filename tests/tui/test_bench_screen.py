@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
+from chat_stage import Stage, stage
 from one_screen import HARMLESS, HOSTILE, SIZES, OneScreen, running, said, seen, services, until
 from textual.pilot import Pilot
 from textual.widgets import Checkbox, Input, Static
@@ -31,6 +32,7 @@ from runner.tui.widgets.bench_report import BenchReport, Shown
 from runner.tui.widgets.styled_lines import StyledLines
 from tests.bench.bench_records import backend, full_run, row, run
 
+__all__ = ["stage"]  # the fixture
 TEXT = "A scripted answer, which is long enough for everything that is asked of it here. "
 
 
@@ -192,6 +194,24 @@ def test_the_cache_gets_the_type_that_the_command_gives_it(setting: str) -> None
         assert screen.wanted().is_kv_chosen == bool(setting), "or a run with speculation may be INVALID for rounding"
 
     running(app, body)
+
+
+def test_who_leaves_while_it_measures_finds_in_the_history_what_was_measured(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.pilot.press("f3")
+        screen = on.app.screen
+        assert isinstance(screen, BenchScreen)
+        for name, text in (("prefill", "16"), ("decode", "1000"), ("depth", "0"), ("repeat", "2")):
+            screen.query_one(f"#bench-{name}", Input).value = text
+        screen.action_start()
+        await on.until(lambda: "pp16" in seen(on.app), "nothing was measured")
+        await on.pilot.press("ctrl+q")
+
+    stage.play(stage.script({"text": TEXT * 20, "token_s": 0.02}), act)
+    (kept,) = read_history(user_paths().bench_history).runs
+    assert kept.is_partial
+    assert [one.test for one in kept.rows] == ["ttft", "pp16"]
 
 
 def test_stopping_ends_it_soon_and_says_what_is_missing(slow_script: str) -> None:

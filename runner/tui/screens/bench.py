@@ -252,6 +252,11 @@ class BenchScreen(ModeScreen):
         else:
             self.post_message(GoTo("chat"))
 
+    def close(self) -> None:
+        """End what measures; what was measured until then is kept. Takes up to some seconds."""
+        if self._thread is not None:
+            self._thread.close()
+
     def on_unmount(self) -> None:
         if self._thread is not None:
             self._thread.cancel()
