@@ -52,6 +52,7 @@ from runner.errors import (
     UsageError,
 )
 from runner.events import Progress
+from runner.fit.facts import read_facts
 from runner.machine import default_threads
 from runner.paths import Paths
 from runner.prepare import ready, title
@@ -88,6 +89,7 @@ class _Bench:
         self._beside: dict[int, str] = {}  # models that other processes of runner hold meanwhile, by the process's id
         self._bandwidth: Bandwidth | None = None
         self._files: ReadyModel | None = None
+        self._longest = _trained_context(self._spec, cancel)
         self._notes: list[str] = []
         self._budget = Budget(DEFAULT_BUDGET_S, is_binding=request.repetitions is None)
         self._sides = _sides(self._spec, _backends(self._spec, request.backends))
@@ -133,7 +135,7 @@ class _Bench:
     def _choose_backend(self) -> Iterator[BenchEvent]:
         """Speculation is measured with the backend that chats use; with others when they are asked for."""
         with BenchProcess(self._paths, self._cancel) as process:
-            options = load_options(self._request, "auto")
+            options = load_options(self._request, "auto", self._longest)
             for event in process.choose(self._request.model, options, offline=self._request.offline):
                 if isinstance(event, Chosen):
                     self._sides = _sides(self._spec, (event.backend,))
@@ -165,7 +167,7 @@ class _Bench:
         process = BenchProcess(self._paths, self._cancel)
         of = TurnOf(
             request=self._request,
-            options=load_options(self._request, side.name),
+            options=load_options(self._request, side.name, self._longest),
             share=share_of(options, side.turns_done, side.n_turns),
             number=number,
             n_processes=n_processes,
@@ -217,7 +219,7 @@ class _Bench:
             return
         try:
             stored = stored_weights(self._files)
-            options = load_options(self._request, side.name)
+            options = load_options(self._request, side.name, self._longest)
             per_position = kv_bytes_per_position(self._files, options, side.loaded.info)
         except RunnerError as error:
             side.note(f"How many bytes a token reads is not known: {error.message}")
@@ -318,6 +320,17 @@ def _time_notes(budget: Budget, backends: Sequence[BenchBackend]) -> Iterator[st
             f"The {DEFAULT_BUDGET_S:.0f} s for measuring were used up: rows of fewer than {LEAST_REPETITIONS} "
             f"repetitions say little; -r {DEFAULT_REPETITIONS} makes them all."
         )
+
+
+def _trained_context(spec: ModelSpec, cancel: CancelToken) -> int | None:
+    """Tokens of context that the model was trained for; None where its files are not here to say so."""
+    try:
+        return (
+            read_facts(ready(spec, offline=True, on_event=lambda _event: None, cancel=cancel)).shape.context_length
+            or None
+        )
+    except RunnerError:  # who loads it says why
+        return None
 
 
 def _sides(spec: ModelSpec, backends: Sequence[BackendName]) -> dict[BackendName, Side]:

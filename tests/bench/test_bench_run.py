@@ -238,6 +238,13 @@ def test_an_unknown_model_is_refused_before_anything_is_started() -> None:
         next(events)
 
 
+def test_no_context_is_made_that_the_model_was_not_trained_for() -> None:
+    asked = request("demo", backends=("llamacpp",), repetitions=1)
+    run, _ = bench(dataclasses.replace(asked, depths=(0, 9000)))
+    assert [skipped.test for skipped in run.skipped] == ["pp16 @ d9000", "tg8 @ d9000"]
+    assert "trained on" not in run.backends[0].note
+
+
 def test_a_context_too_small_for_a_test_skips_it(script: Script) -> None:
     run, _ = bench(request(script(), ctx_size=24, n=12))
     assert rows_of(run) == [("fake", "pp16")]
