@@ -11,6 +11,7 @@ import psutil
 import pytest
 from chat_stage import Stage, stage
 from one_screen import HARMLESS, HOSTILE, SIZES, OneScreen, running, said, seen, services, until
+from textual.events import ScreenResume
 from textual.pilot import Pilot
 from textual.widgets import Checkbox, Input, Static
 
@@ -141,6 +142,21 @@ def test_a_backend_that_a_stopped_run_never_came_to_was_not_refused() -> None:
         assert f"{refused.name} refused" in seen(app)
 
     running(app, body)
+
+
+def test_runs_that_cannot_be_read_are_counted_beside_those_that_can() -> None:
+    append_run(user_paths().bench_history, run(backend(row("tg128", (123.4, 123.4)))))
+    app = bench()
+
+    async def body(pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: "123.4" in seen(app))
+        assert "unreadable" not in seen(app)
+        with user_paths().bench_history.open("a") as file:
+            file.write('{"schema": "runner.bench/2", "id": "half\n{"schema": "runner.bench/99"}\n')
+        app.screen.post_message(ScreenResume())
+        await until(pilot, lambda: "Earlier runs · 2 unreadable" in seen(app))
+
+    running(app, body, (80, 24))
 
 
 def test_a_run_of_speculation_says_in_the_list_what_it_gained() -> None:

@@ -20,7 +20,7 @@ from runner.bench.comparison import compare_runs
 from runner.bench.export_file import SUFFIXES, export_run
 from runner.bench.record import BenchRun
 from runner.bench.request import BenchRequest, request_like
-from runner.bench.store import last_like
+from runner.bench.store import History, last_like
 from runner.bench.text_plot import can_show
 from runner.errors import RunnerError
 from runner.safe_text import safe_line, safe_text
@@ -115,12 +115,18 @@ class BenchScreen(ModeScreen):
     @on(HistoryRead)
     def _have_read(self, message: HistoryRead) -> None:
         self.query_one(BenchForm).offer(message.models)
-        self._runs = message.history.runs
-        self.query_one(BenchHistory).show(self._runs)
+        self._show_history(message.history)
         if self._runs and self.query_one(BenchReport).shown is None:
             self._show(self._runs[-1])
         if message.error is not None:
             self._say(message.error)
+
+    def _show_history(self, history: History) -> None:
+        self._runs = history.runs
+        self.query_one(BenchHistory).show(self._runs)
+        n_unread = history.n_damaged + history.n_newer  # `runner bench history` says which
+        unread = f" · {n_unread} unreadable" if n_unread else ""
+        self.query_one("#bench-earlier", Static).update(f"Earlier runs{unread}")
 
     @on(BenchHistory.Chosen)
     def _look(self, message: BenchHistory.Chosen) -> None:
@@ -222,8 +228,7 @@ class BenchScreen(ModeScreen):
         """It is over: the run is shown, or why there is none."""
         self._over()
         if message.history is not None:
-            self._runs = message.history.runs
-            self.query_one(BenchHistory).show(self._runs)
+            self._show_history(message.history)
         if message.run is not None:
             self.query_one(BenchHistory).look_at(message.run)
             self._show(message.run, self._against)
