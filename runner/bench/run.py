@@ -325,10 +325,8 @@ def _time_notes(budget: Budget, backends: Sequence[BenchBackend]) -> Iterator[st
 def _trained_context(spec: ModelSpec, cancel: CancelToken) -> int | None:
     """Tokens of context that the model was trained for; None where its files are not here to say so."""
     try:
-        return (
-            read_facts(ready(spec, offline=True, on_event=lambda _event: None, cancel=cancel)).shape.context_length
-            or None
-        )
+        files = ready(spec, offline=True, on_event=lambda _event: None, cancel=cancel)
+        return read_facts(files).shape.context_length or None
     except RunnerError:  # who loads it says why
         return None
 

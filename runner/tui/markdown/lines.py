@@ -67,8 +67,10 @@ def code_lines(code: str, language: str, width: int, left: Content = EMPTY, draf
 def _folded(line: Content, room: int) -> list[Content]:
     """The rows of a line, cut wherever they are full. Content.fold takes a row for the last one when some of its
     characters have no width, and leaves out what comes after it."""
+    if line.cell_length <= room:
+        return [line]
     ends = accumulate(len(row) for row in chop_cells(line.plain, room))
-    return line.divide(list(ends)[:-1]) if line.cell_length > room else [line]
+    return line.divide(list(ends)[:-1])
 
 
 def block_lines(blocks: Iterable[Block], width: int) -> list[Line]:
