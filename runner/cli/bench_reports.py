@@ -89,16 +89,17 @@ def _report_lines(run: BenchRun) -> list[Line]:
     return lines
 
 
-def keep_run(run: BenchRun, paths: Paths) -> None:
-    """Add the run to the history. That it cannot be kept is a warning: it is shown all the same."""
+def keep_run(run: BenchRun, paths: Paths) -> bool:
+    """Add the run to the history; whether it is there. If it cannot be, that is a warning: it is shown all the same."""
     from runner.bench.store import append_run
 
     try:
         append_run(paths.bench_history, run)
     except RunnerError as error:
         render.warn(error.message, error.hint)
-    else:
-        render.narrate(f"Kept as {run.id}: `runner bench compare` sets it beside the one before it.")
+        return False
+    render.narrate(f"Kept as {run.id}: `runner bench compare` sets it beside the one before it.")
+    return True
 
 
 def write_plot(run: BenchRun, plot: Path, *, kept_as: str = "") -> None:
