@@ -51,7 +51,10 @@ def build_prompt(
 
     if options.overflow == "stop":
         _refuse_without_rendering(messages, info)
-        return _checked(build(messages), info, sum(message.role != "system" for message in messages))
+        prompt, head = build(messages), [message for message in messages[:1] if message.role == "system"]
+        if len(prompt.ids) >= info.n_ctx and messages[-1].role == "user":
+            _checked(build([*head, messages[-1]]), info, 1)  # no turn that goes would make room for it
+        return _checked(prompt, info, sum(message.role != "system" for message in messages))
     return _with_dropped_turns(messages, build, info, room)
 
 

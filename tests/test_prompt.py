@@ -49,6 +49,18 @@ def test_more_messages_than_the_context_has_tokens_are_refused_unread() -> None:
 
 
 @pytest.mark.parametrize("n_system", [0, 1])
+def test_a_message_that_does_not_fit_by_itself_is_told_as_such_in_the_middle_of_a_chat(n_system: int) -> None:
+    before = [*[Message(role="system", content="S")] * n_system, *turns(2)]
+    with pytest.raises(ContextOverflow, match=r"^The message has \d+ tokens") as caught:
+        build([*before, Message(role="user", content="x" * 70)], Recorder(), ChatOptions())
+    assert "Shorten it" in caught.value.hint
+    assert "oldest turns" not in caught.value.hint
+    with pytest.raises(ContextOverflow, match=r"^The conversation has") as caught:
+        build([*before, Message(role="user", content="x" * 57)], Recorder(), ChatOptions())
+    assert "oldest turns" in caught.value.hint
+
+
+@pytest.mark.parametrize("n_system", [0, 1])
 def test_of_many_turns_only_as_many_are_read_as_the_context_has_tokens(n_system: int) -> None:
     tokenizer = Recorder()
     system, many = [Message(role="system", content="S")] * n_system, turns(10_001)

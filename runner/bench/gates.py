@@ -22,6 +22,7 @@ _REMEDY: Final = ", with several threads and more than 256 tokens of context: wi
 _ON_A_GPU: Final = "on a GPU, where --backend native does not"
 _ROUNDING: Final = f" (llama.cpp rounds a step of one token otherwise than several {_ON_A_GPU}; and on a CPU{_REMEDY}"
 _FEWER_THREADS: Final = f" (on a CPU llama.cpp rounds otherwise where other programs leave one thread to it{_REMEDY}"
+_DAMAGED: Final = " (`runner verify` finds damaged files; where there are none, another --backend may compute it)"
 _EARLY: Final = 16  # two backends that part before so many tokens are worth a word
 
 
@@ -83,9 +84,10 @@ def _fewer_threads(backend: BackendName) -> str:
 def check_fault(check: SelfCheck, vocab_size: int, *, is_random: bool) -> str | None:
     """Why a model's rows do not count: it computes no numbers, contradicts itself, or knows no language at all."""
     if check.perplexity is None:
-        return "it computes logits that are not numbers"
+        return f"it computes logits that are not numbers{_DAMAGED}"
     if check.n_agreeing < _LEAST_AGREEMENT * check.n_ids:
-        return f"decoding and scoring contradict each other: they agree on {check.n_agreeing} of {check.n_ids} tokens"
+        agree = f"they agree on {check.n_agreeing} of {check.n_ids} tokens"
+        return f"decoding and scoring contradict each other: {agree}{_DAMAGED}"
     if check.perplexity > _GUESSING * vocab_size and not is_random:
         return (
             f"its perplexity on English is {check.perplexity:.3g}, worse than guessing among {vocab_size} tokens "

@@ -11,24 +11,32 @@ from runner.bench.events import BenchStep
 from runner.bench.record import BenchRow
 from runner.bench.speculation_text import gain_cell
 from runner.events import Progress
+from runner.measures import text_width
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a bench is. done of total: how far, total 0 where nobody knows."""
+    """Where a bench is. done of total: how far, total 0 where nobody knows. short: the text for a narrow place."""
 
     text: str
     done: int
     total: int
+    short: str = ""
+
+    def text_for(self, width: int) -> str:
+        """The text, or the short one if there is no room for it."""
+        return self.short if self.short and text_width(self.text) > width else self.text
 
 
 def step_place(step: BenchStep) -> Place:
-    """A step in words: "native, process 1 of 4: tg128, 3 of 5"."""
+    """A step in words: "native, process 1 of 4: tg128, 3 of 5"; in short "native 1/4: tg128 3/5"."""
     where = f"{step.backend}, process {step.process} of {step.n_processes}: " if step.backend else ""
-    count = ""
+    count = short_count = ""
     if step.n_repetitions:
         count = f", {step.repetition} of {step.n_repetitions}" if step.repetition else ", warm-up"
-    return Place(f"{where}{step.what}{count}", step.repetition, step.n_repetitions)
+        short_count = f" {step.repetition}/{step.n_repetitions}" if step.repetition else " warm-up"
+    short = f"{step.backend} {step.process}/{step.n_processes}: {step.what}{short_count}" if step.backend else ""
+    return Place(f"{where}{step.what}{count}", step.repetition, step.n_repetitions, short)
 
 
 def progress_place(event: Progress) -> Place:

@@ -85,18 +85,27 @@ def wanted_tests(options: BenchOptions) -> Iterator[BenchTest]:
         yield from (BenchTest(kind="decode", n_tokens=n, depth=depth) for n in options.n_gen)
 
 
-def needed_context(request: BenchRequest) -> int | None:
-    """The context to load with: what the user said, or room for tests that were asked for; None for the default."""
+def needed_context(request: BenchRequest, longest: int | None = None) -> int | None:
+    """The context to load with: what the user said, or room for tests that were asked for; None for the default.
+
+    longest: what the model was trained for, where it is known: tests that need more are skipped, and need no room.
+    """
     if request.load.ctx_size is not None:
         return request.load.ctx_size
-    needed = max(test.context for test in wanted_tests(request.options()))
+    sizes = [test.context for test in wanted_tests(request.options())]
+    needed = max((size for size in sizes if longest is None or size <= longest), default=0)
     is_asked = request.depths is not None or request.n_prompt is not None or request.n_gen is not None
-    return -(-needed // 256) * 256 if is_asked and needed > request.load.n_ctx(_LARGEST) else None
+    if not is_asked or needed <= request.load.n_ctx(_LARGEST):
+        return None
+    return min(-(-needed // 256) * 256, longest or _LARGEST)
 
 
-def load_options(request: BenchRequest, backend: BackendChoice) -> LoadOptions:
-    """To load with: prefill and decode are measured without what drafts, and without the memory that it takes."""
-    changed = dataclasses.replace(request.load, backend=backend, ctx_size=needed_context(request))
+def load_options(request: BenchRequest, backend: BackendChoice, longest: int | None = None) -> LoadOptions:
+    """To load with: prefill and decode are measured without what drafts, and without the memory that it takes.
+
+    longest: see `needed_context`.
+    """
+    changed = dataclasses.replace(request.load, backend=backend, ctx_size=needed_context(request, longest))
     return changed if request.genres else dataclasses.replace(changed, speculation="off", draft=None, draft_file=())
 
 

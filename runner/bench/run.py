@@ -52,10 +52,12 @@ from runner.errors import (
     UsageError,
 )
 from runner.events import Progress
+from runner.fit.facts import read_facts
 from runner.machine import default_threads
 from runner.paths import Paths
 from runner.prepare import ready, title
 from runner.registry import SCRIPT_SUFFIX, ModelSpec, Registry
+from runner.running import running
 from runner.types import BackendName, CancelToken, MemoryUse, ReadyModel
 
 # What keeps one backend from running a model that another may run.
@@ -84,8 +86,10 @@ class _Bench:
         self._device = device_of_run(request.load.n_gpu_layers)
         self._before = machine_state(self._device)
         self._during: list[MachineState] = []
+        self._beside: dict[int, str] = {}  # models that other processes of runner hold meanwhile, by the process's id
         self._bandwidth: Bandwidth | None = None
         self._files: ReadyModel | None = None
+        self._longest = _trained_context(self._spec, cancel)
         self._notes: list[str] = []
         self._budget = Budget(DEFAULT_BUDGET_S, is_binding=request.repetitions is None)
         self._sides = _sides(self._spec, _backends(self._spec, request.backends))
@@ -131,7 +135,7 @@ class _Bench:
     def _choose_backend(self) -> Iterator[BenchEvent]:
         """Speculation is measured with the backend that chats use; with others when they are asked for."""
         with BenchProcess(self._paths, self._cancel) as process:
-            options = load_options(self._request, "auto")
+            options = load_options(self._request, "auto", self._longest)
             for event in process.choose(self._request.model, options, offline=self._request.offline):
                 if isinstance(event, Chosen):
                     self._sides = _sides(self._spec, (event.backend,))
@@ -160,9 +164,10 @@ class _Bench:
         if side.refusal is not None or side.turns_done == side.n_turns:
             return
         n_own_after = side.n_turns - side.turns_done - 1
+        process = BenchProcess(self._paths, self._cancel)
         of = TurnOf(
             request=self._request,
-            options=load_options(self._request, side.name),
+            options=load_options(self._request, side.name, self._longest),
             share=share_of(options, side.turns_done, side.n_turns),
             number=number,
             n_processes=n_processes,
@@ -172,9 +177,9 @@ class _Bench:
             first_prompt=side.turns_done * (options.repetitions + 1),
             earlier=next((other.plan for other in self._sides.values() if other.plan is not None), None),
             bandwidth=lambda: self._bandwidth_of(side),
-            on_test=lambda: self._during.append(machine_state(self._device)),
+            on_test=lambda: self._look_around(process),
         )
-        with BenchProcess(self._paths, self._cancel) as process:
+        with process:
             turn = Turn(side, process, of, self._cancel)
             try:
                 yield from turn.load()
@@ -187,13 +192,21 @@ class _Bench:
             self._learn(side)
             yield from turn.measure()
 
+    def _look_around(self, process: BenchProcess) -> None:
+        """See what the machine is doing while `process` holds the model."""
+        self._during.append(machine_state(self._device))
+        with suppress(RunnerError):
+            others = (engine for engine in running(self._paths.engines) if engine.pid != process.pid)
+            self._beside.update({engine.pid: engine.model for engine in others})
+
     def _not_loaded(self, side: Side, error: RunnerError) -> Iterator[BenchEvent]:
         """The first time it is a refusal; later the backend keeps what it has."""
         side.n_turns = side.turns_done
         if side.loaded is not None:
             side.note(f"It did not load a second time: {error.message}")
             return
-        side.refuse(error, error.message.removeprefix(f"The {side.name} backend cannot run {title(self._spec)}: "))
+        reason = error.message.removeprefix(f"The {side.name} backend cannot run {title(self._spec)}: ")
+        side.refuse(error, f"{reason} {error.hint}".strip() if isinstance(error, EngineDied) else reason)
         if len(self._sides) > 1:
             yield BackendRefused(backend=side.name, reason=side.refused)
 
@@ -206,7 +219,7 @@ class _Bench:
             return
         try:
             stored = stored_weights(self._files)
-            options = load_options(self._request, side.name)
+            options = load_options(self._request, side.name, self._longest)
             per_position = kv_bytes_per_position(self._files, options, side.loaded.info)
         except RunnerError as error:
             side.note(f"How many bytes a token reads is not known: {error.message}")
@@ -265,9 +278,13 @@ class _Bench:
             backends=backends,
             skipped=tuple(self._skipped()),
             comparison=tuple(self._comparisons()),
-            notes=(*self._notes, *_time_notes(self._budget, backends), *machine_notes(machine)),
+            notes=(*self._notes, *_time_notes(self._budget, backends), *machine_notes(machine), *self._beside_notes()),
             is_partial=self._cancel.is_cancelled,
         )
+
+    def _beside_notes(self) -> Iterator[str]:
+        for pid, model in self._beside.items():
+            yield f"Another model was loaded beside it: {model} (runner, pid {pid})."
 
     def _skipped(self) -> Iterator[SkippedTest]:
         """Each test that was left out, once; with the backend's name where not all of them left it out."""
@@ -303,6 +320,15 @@ def _time_notes(budget: Budget, backends: Sequence[BenchBackend]) -> Iterator[st
             f"The {DEFAULT_BUDGET_S:.0f} s for measuring were used up: rows of fewer than {LEAST_REPETITIONS} "
             f"repetitions say little; -r {DEFAULT_REPETITIONS} makes them all."
         )
+
+
+def _trained_context(spec: ModelSpec, cancel: CancelToken) -> int | None:
+    """Tokens of context that the model was trained for; None where its files are not here to say so."""
+    try:
+        files = ready(spec, offline=True, on_event=lambda _event: None, cancel=cancel)
+        return read_facts(files).shape.context_length or None
+    except RunnerError:  # who loads it says why
+        return None
 
 
 def _sides(spec: ModelSpec, backends: Sequence[BackendName]) -> dict[BackendName, Side]:

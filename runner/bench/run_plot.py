@@ -26,14 +26,17 @@ _KINDS: Final = {"pp": "prefill", "tg": "decode", "ttft": "time to the first tex
 
 
 def plot_lines(rows: Sequence[BenchRow], width: int, *, is_ascii: bool = False, has_samples: bool = True) -> list[Line]:
-    """Test by test, each on a scale of its own from zero: a bar for each backend, ± one sd marked, and its samples."""
+    """Test by test, each on a scale of its own from zero: a bar for each backend, ± one sd marked, and its samples.
+
+    Where there is no room for bars the figures stand alone, without their spread if need be.
+    """
     backends = list(dict.fromkeys(row.backend for row in rows))
     of_backend = max((text_width(one) for one in backends), default=0) + 2
-    is_short = False
-    room = width - of_backend - max((text_width(_numbers(row)) for row in rows), default=0) - 4
+    of_numbers = max((text_width(_numbers(row)) for row in rows), default=0)
+    room, is_short = width - of_backend - of_numbers - 4, False
     if room < _LEAST_BAR:  # a bar says more than a spread does, which the dots show as well
-        is_short = True
         room = width - of_backend - max((text_width(_numbers(row, is_short=True)) for row in rows), default=0) - 4
+        is_short = room >= _LEAST_BAR // 2 or of_backend + 2 + of_numbers > width
     lines: list[Line] = []
     for test in dict.fromkeys(row.test for row in rows):
         members = [row for row in rows if row.test == test]
@@ -51,8 +54,13 @@ def plot_lines(rows: Sequence[BenchRow], width: int, *, is_ascii: bool = False, 
 def _test_heading(row: BenchRow, width: int) -> Line:
     kind = next((words for start, words in _KINDS.items() if row.test.startswith(start)), "with speculation")
     better = "more is better" if row.is_higher_better else "less is better"
-    about = f"{kind}, {row.unit}, {better}" if width >= 50 else f"{kind}, {row.unit}"
     name = "TTFT" if row.test == "ttft" else row.test
+    return _heading(name, (f"{kind}, {row.unit}, {better}", f"{kind}, {row.unit}", row.unit), width)
+
+
+def _heading(name: str, abouts: Sequence[str], width: int) -> Line:
+    """The name with the first of those texts for which there is room, the last one if there is none."""
+    about = next((text for text in abouts if text_width(name) + 2 + text_width(text) <= width), abouts[-1])
     return (Segment(name, "bold"), Segment(f"  {about}", "dim"))
 
 
@@ -72,7 +80,7 @@ def _bar(
     if row.invalid is not None:
         yield (name, Segment("  "), Segment(_numbers(row), "bad"))
     elif room < _LEAST_BAR // 2 or row.mean is None:
-        yield (name, Segment("  "), Segment(_numbers(row), numbers_in))
+        yield (name, Segment("  "), Segment(_numbers(row, is_short=is_short), numbers_in))
     else:
         bar = Segment(bar_of(row, top, room, is_ascii=is_ascii), style)
         yield (name, Segment("  "), bar, Segment("  "), Segment(_numbers(row, is_short=is_short), numbers_in))
@@ -104,12 +112,13 @@ def bandwidth_lines(run: BenchRun, width: int, *, is_ascii: bool = False) -> lis
     rows = [row for row in run.rows if row.bandwidth_share is not None]
     if not rows:
         return []
-    measured = f"of {decimal_size(run.machine.bandwidth.bytes_s)}/s measured"
+    measured = f"of {decimal_size(run.machine.bandwidth.bytes_s)}/s"
     backends = list(dict.fromkeys(row.backend for row in run.rows))
     names = [f"  {row.backend} {row.test}" for row in rows]
     of_names = max(text_width(name) for name in names)
     room = min(_GAUGE, width - of_names - 10)
-    lines: list[Line] = [(Segment("Bandwidth", "bold"), Segment(f"  that decoding reads, {measured}", "dim"))]
+    abouts = (f"that decoding reads, {measured} measured", f"{measured} measured", measured)
+    lines = [_heading("Bandwidth", abouts, width)]
     for name, row in zip(names, rows, strict=True):
         style = _STYLES[backends.index(row.backend) % len(_STYLES)]
         share = percent(row.bandwidth_share)
@@ -147,18 +156,20 @@ def trend_lines(
         drawn = curve_lines(curves, width - 2, height, is_ascii=is_ascii)
         if drawn:
             lines += [()] if lines else []
-            lines.append(_trend_heading(test, unit, curves))
+            lines += _trend_heading(test, unit, curves, width)
             lines += [(Segment("  "), *line) for line in drawn]
     return lines
 
 
-def _trend_heading(test: str, unit: str, curves: Sequence[Curve]) -> Line:
-    name = "TTFT" if test == "ttft" else test
+def _trend_heading(test: str, unit: str, curves: Sequence[Curve], width: int) -> list[Line]:
+    """What is drawn, and where each curve ends: on one line, or on a line each."""
     n_runs = max(len(curve.values) for curve in curves)
-    parts: list[Segment] = [Segment(name, "bold"), Segment(f"  {unit} over the last {n_runs} runs", "dim")]
-    for curve in curves:
-        parts += [Segment("   "), Segment(f"● {curve.name}", curve.style), Segment(f" {figure(curve.values[-1])}")]
-    return tuple(parts)
+    heading = _heading("TTFT" if test == "ttft" else test, (f"{unit} over the last {n_runs} runs", unit), width)
+    ends = [(Segment(f"● {curve.name}", curve.style), Segment(f" {figure(curve.values[-1])}")) for curve in curves]
+    together = tuple(segment for end in ends for segment in (Segment("   "), *end))
+    if sum(text_width(segment.text) for segment in (*heading, *together)) <= width:
+        return [(*heading, *together)]
+    return [heading, *((Segment("  "), *end) for end in ends)]
 
 
 # --- beside an earlier run -------------------------------------------------------------------------------------------

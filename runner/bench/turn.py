@@ -102,9 +102,9 @@ class Turn:
             if self._cancel.is_cancelled:
                 raise
             if self._side.plan is None:
-                self._side.fail_all(died.message)
+                self._side.fail_all(_with_remedy(died))
             for tally in left or self._at_stake():
-                tally.fail(died.message)
+                tally.fail(_with_remedy(died))
                 yield self._measured(tally)
 
     def _at_stake(self) -> list[Tally]:
@@ -155,7 +155,7 @@ class Turn:
             raise
         except RunnerError as error:
             self._check_process(error)
-            fault = error.message
+            fault = _with_remedy(error)
         self._of.budget.spend(time.perf_counter() - began)
         self._side.plan = plan
         for test in plan.tests:
@@ -192,7 +192,7 @@ class Turn:
             return
         except RunnerError as error:
             self._check_process(error)
-            tally.fail(error.message)
+            tally.fail(_with_remedy(error))
         yield self._measured(tally)
 
     def _first_text(self, tally: Tally, number: int) -> None:
@@ -239,7 +239,7 @@ class Turn:
             return
         except RunnerError as error:
             self._check_process(error)
-            tally.fail(error.message)
+            tally.fail(_with_remedy(error))
         yield self._measured(tally)
 
     def _repeated(self, what: str, once: Callable[[int], None], tally: Tally) -> Iterator[BenchEvent]:
@@ -272,6 +272,11 @@ class Turn:
             raise EngineDied(
                 "The process with the model ended unexpectedly.", hint="`runner logs` has more."
             ) from error
+
+
+def _with_remedy(error: RunnerError) -> str:
+    """Why a row is invalid, and what can be done about it."""
+    return f"{error.message} {error.hint}".strip()
 
 
 def _rate(sample: Sample) -> float:

@@ -147,8 +147,8 @@ def top(
     Start with: runner chat demo
     """
     render.configure()
-    if ctx.invoked_subcommand is None and not _has_whole_terminal():
-        render.narrate(ctx.get_help())
+    if ctx.invoked_subcommand is None and (reason := _why_no_interface()):
+        render.narrate(f"{ctx.get_help()}\n\n{reason}")
         raise typer.Exit(2)
     start_logging(user_paths())
     ctx.call_on_close(stop_logging)
@@ -160,9 +160,14 @@ def top(
         raise typer.Exit(_terminal_interface())
 
 
-def _has_whole_terminal() -> bool:
-    """Whether the interface can be shown: it reads keys from stdin, and Textual draws on stderr."""
-    return render.can_ask() and all(map(render.is_terminal, (sys.stdout, sys.stderr))) and not render.is_dumb()
+def _why_no_interface() -> str:
+    """Why the interface cannot be shown, or "": it reads keys from stdin, and Textual draws on stderr."""
+    if not (render.can_ask() and all(map(render.is_terminal, (sys.stdout, sys.stderr)))):
+        return "The terminal interface does not open: stdin, stdout and stderr are not all a terminal."
+    if render.is_dumb():
+        term = os.environ.get("TERM") or "not set"
+        return f"The terminal interface does not open: TERM is {term}. `runner chat` needs no more than lines."
+    return ""
 
 
 def _terminal_interface() -> int:

@@ -184,8 +184,8 @@ def measure(
         run = _measured(request, as_json=form in ("json", "jsonl"))
     except UnknownModel as error:
         raise _perhaps_a_command(error, request.model) from error
-    if run.rows and not no_save:  # first of all: showing it may fail
-        bench_reports.keep_run(run, paths)
+    # First of all: showing it may fail.
+    is_kept = bool(run.rows) and not no_save and bench_reports.keep_run(run, paths)
     try:
         bench_reports.show_run(run, form)
     except SystemExit:  # whoever read it went away: the exit code still says what was found
@@ -194,7 +194,7 @@ def measure(
         raise RunnerError("Nothing was measured: every test was left out.", hint="Give other -p, -n, -d or -c.")
     is_slower = baseline is not None and bench_reports.compare_with_baseline(run, before, fail_below, paths)
     if plot is not None:
-        bench_reports.write_plot(run, plot)
+        bench_reports.write_plot(run, plot, kept_as=run.id if is_kept else "")
     if run.is_partial:
         raise typer.Exit(130)
     if is_slower or run.is_invalid:

@@ -72,7 +72,8 @@ def history(
         return
     _show_history(shown, form)
     if len(shown) < len(runs) and form == "table":
-        render.narrate(f"These are the last {len(shown)} of {len(runs)} runs (--limit).")
+        which = "This is the last" if len(shown) == 1 else f"These are the last {len(shown)}"
+        render.narrate(f"{which} of {len(runs)} runs (--limit).")
 
 
 def _is_of(run: BenchRun, model: str) -> bool:
@@ -114,7 +115,7 @@ def show(
     run = run_meant(read_kept(user_paths()), run_id)
     show_run(run, form)
     if plot is not None:
-        write_plot(run, plot)
+        write_plot(run, plot, kept_as=run_id)
 
 
 def compare(

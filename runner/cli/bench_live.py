@@ -81,7 +81,8 @@ class Live:
             if render.is_loud():
                 render.emit_progress({"stage": place.text, "done": place.done, "total": place.total})
         elif self._is_drawing:
-            shown = render.clip(safe_line(place.text), shutil.get_terminal_size().columns - 1)
+            width = shutil.get_terminal_size().columns - 1
+            shown = render.clip(safe_line(place.text_for(width)), width)
             render.draw("\r" + render.paint(shown, "dim", sys.stderr) + "\x1b[K")
             self._is_drawn = True
 

@@ -89,25 +89,33 @@ def _report_lines(run: BenchRun) -> list[Line]:
     return lines
 
 
-def keep_run(run: BenchRun, paths: Paths) -> None:
-    """Add the run to the history. That it cannot be kept is a warning: it is shown all the same."""
+def keep_run(run: BenchRun, paths: Paths) -> bool:
+    """Add the run to the history; whether it is there. If it cannot be, that is a warning: it is shown all the same."""
     from runner.bench.store import append_run
 
     try:
         append_run(paths.bench_history, run)
     except RunnerError as error:
         render.warn(error.message, error.hint)
-    else:
-        render.narrate(f"Kept as {run.id}: `runner bench compare` sets it beside the one before it.")
+        return False
+    render.narrate(f"Kept as {run.id}: `runner bench compare` sets it beside the one before it.")
+    return True
 
 
-def write_plot(run: BenchRun, plot: Path) -> None:
-    """Draw the run into an .svg file, replacing it."""
+def write_plot(run: BenchRun, plot: Path, *, kept_as: str = "") -> None:
+    """Draw the run into an .svg file, replacing it. kept_as: what names it later, "" for nothing.
+
+    Raises RunnerError when the file cannot be written.
+    """
     from runner.bench.svg_plot import svg_of
     from runner.chat_file import write_new
 
     _check_plot(plot)
-    write_new(expanded(plot), svg_of(run), overwrite=True)
+    try:
+        write_new(expanded(plot), svg_of(run), overwrite=True)
+    except RunnerError as error:
+        error.hint = f"`runner bench show {kept_as} --plot FILE` draws it into another file." if kept_as else error.hint
+        raise
     render.narrate(f"Drawn into {plot}.")
 
 

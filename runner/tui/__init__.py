@@ -58,5 +58,6 @@ async def _until_left(app: RunnerApp) -> None:
 
 def _hang_up(app: RunnerApp) -> None:
     """Keep what there is to keep, end the child processes, and end: Textual would wait for its dead terminal."""
+    app.keep_draft()
     app.close_down()
     os._exit(128 + signal.SIGHUP)

@@ -152,7 +152,14 @@ class RunnerApp(KeyOrder[int]):
 
     def exit(self, result: int | None = None, return_code: int = 0, message: RenderableType | None = None) -> None:
         self.pace.settle(_SILENCE_S)  # here, while the terminal is still read
+        self.keep_draft()
         super().exit(result, return_code, message)
+
+    def keep_draft(self) -> None:
+        """Keep what is typed and not sent. To be called while the screens are there."""
+        chat = self._screens.get("chat")
+        if isinstance(chat, ChatScreen) and chat.is_mounted:
+            chat.keep_draft()
 
     def on_unmount(self) -> None:
         self.close_down()
@@ -160,6 +167,9 @@ class RunnerApp(KeyOrder[int]):
     def close_down(self) -> None:
         """End the threads and processes of the interface, and keep what it remembers. Takes up to some seconds."""
         self.machine_watch.stop()
+        bench = self._screens.get("bench")
+        if isinstance(bench, BenchScreen):
+            bench.close()
         self.jobs.close()
         self.chat_engine.close()
         write_remembered(self.services.paths, self._to_remember())

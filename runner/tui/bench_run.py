@@ -27,6 +27,7 @@ from runner.tui.services import Services
 from runner.types import CancelToken
 
 _log = logging.getLogger(__name__)
+_GOODBYE_S = 5.0
 
 
 @dataclass
@@ -78,6 +79,11 @@ class BenchThread:
     def cancel(self) -> None:
         """Stop soon; what was measured until then is a partial run."""
         self._token.cancel()
+
+    def close(self) -> None:
+        """Stop, and wait until what was measured is kept. Takes up to some seconds."""
+        self.cancel()
+        self._thread.join(_GOODBYE_S)
 
     def _work(self) -> None:
         run: BenchRun | None = None

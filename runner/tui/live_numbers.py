@@ -163,7 +163,7 @@ class LiveNumbers:
             self._end_stage()
         elif isinstance(message, LoadEnded):
             was_loaded, speed, speculation = self._before
-            if message.loaded is not None and message.loaded is was_loaded:  # it failed: the one before is there still
+            if message.loaded is was_loaded:  # it failed, and what was there before is there still, or was gone before
                 self.speed, self.speculation = speed, speculation
             self.loaded, self.wanted = message.loaded, message.options.speculation
             self._end_stage()

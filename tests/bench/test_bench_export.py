@@ -80,9 +80,12 @@ def test_numbers_of_tokens_are_read_as_on_the_command_line() -> None:
 
 def test_a_place_says_where_a_bench_is_and_how_far() -> None:
     step = BenchStep(what="tg128", backend="native", process=1, n_processes=4, repetition=3, n_repetitions=5)
-    assert step_place(step) == Place("native, process 1 of 4: tg128, 3 of 5", 3, 5)
+    assert step_place(step) == Place("native, process 1 of 4: tg128, 3 of 5", 3, 5, "native 1/4: tg128 3/5")
+    assert step_place(step).text_for(38) == "native, process 1 of 4: tg128, 3 of 5"
+    assert step_place(step).text_for(30) == "native 1/4: tg128 3/5"
     warm = BenchStep(what="tg128", backend="native", process=1, n_processes=4, n_repetitions=5)
     assert step_place(warm).text.endswith("tg128, warm-up")
+    assert step_place(warm).short == "native 1/4: tg128 warm-up"
     assert step_place(BenchStep(what="hashing")) == Place("hashing", 0, 0)
     assert progress_place(Progress("load", 1, 4, "bytes")) == Place("load, 25 %", 1, 4)
     assert progress_place(Progress("load", 7, 0, "bytes")) == Place("load, 7 bytes", 7, 0)

@@ -55,6 +55,8 @@ def test_a_model_that_computes_nonsense_does_not_count() -> None:
     assert "not numbers" in (check_fault(dataclasses.replace(CHECK, perplexity=None), 8000, is_random=True) or "")
     contradictory = dataclasses.replace(CHECK, n_agreeing=11)
     assert "11 of 24" in (check_fault(contradictory, 8000, is_random=True) or "")
+    for wrong in (dataclasses.replace(CHECK, perplexity=None), contradictory):
+        assert "`runner verify` finds damaged files" in (check_fault(wrong, 8000, is_random=True) or "")
 
 
 def test_a_model_that_knows_no_language_counts_only_as_one_with_random_weights() -> None:

@@ -187,6 +187,14 @@ def test_the_context_grows_for_a_depth_that_is_asked_for_and_for_nothing_else() 
     assert needed_context(own) == 2048
 
 
+def test_a_test_that_the_model_has_no_context_for_takes_no_room() -> None:
+    deep = dataclasses.replace(PLAIN, depths=(0, 9000, 16000))
+    assert needed_context(deep, 10000) == 9728
+    assert needed_context(deep, 9200) == 9200
+    assert needed_context(deep, 2048) is None
+    assert needed_context(dataclasses.replace(deep, load=LoadOptions(ctx_size=20000)), 2048) == 20000
+
+
 def test_runs_that_were_asked_for_the_same_have_equal_options() -> None:
     assert PLAIN.options() == dataclasses.replace(PLAIN, model="other").options()
     assert PLAIN.options() != dataclasses.replace(PLAIN, load=LoadOptions(kv_type="q8_0")).options()

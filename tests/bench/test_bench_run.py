@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from runner.bench.events import BackendRefused, BenchEvent, BenchFinished, BenchStep, RowMeasured
@@ -18,7 +20,9 @@ from runner.bench.request import BenchRequest
 from runner.bench.run import _time_notes, run_bench
 from runner.config import LoadOptions
 from runner.errors import BackendUnavailable, DoesNotFit, RunnerError, UnknownModel, UnsupportedModel, UsageError
+from runner.events import Progress
 from runner.paths import user_paths
+from runner.running import announce
 from runner.types import BackendName, CancelToken
 
 Script = Callable[..., str]
@@ -173,6 +177,16 @@ def test_used_up_time_is_no_news_where_every_row_has_enough() -> None:
     assert not [*_time_notes(Budget(1.0, is_binding=True), [BenchBackend(name="native", rows=(row,))])]
 
 
+def test_a_model_that_another_process_holds_meanwhile_is_told(script: Script) -> None:
+    asked = request(script(), repetitions=1)
+    run, _ = bench(asked)
+    assert not [note for note in run.notes if "beside it" in note]
+    mine = {"backend": "native", "quantization": "F16", "device": "CPU", "n_ctx": 8, "memory_bytes": 1}
+    announce(user_paths().engines, model="another", **mine)  # type: ignore[arg-type]
+    run, _ = bench(asked)
+    assert f"Another model was loaded beside it: another (runner, pid {os.getpid()})." in run.notes
+
+
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
@@ -207,10 +221,28 @@ def test_a_model_that_does_not_fit_is_refused_as_everywhere() -> None:
         bench(request("demo", backends=("llamacpp",), ctx_size=2**26))
 
 
+def test_a_process_that_is_killed_while_it_loads_is_a_refusal_with_a_remedy(script: Script) -> None:
+    events = run_bench(request(script(load_s=20.0), backends=("fake", "native")), user_paths(), CancelToken())
+    with pytest.raises(
+        UnsupportedModel, match=r"fake: The engine was ended by SIGKILL\. .*memory ran out: use a smaller"
+    ):
+        for event in events:
+            if isinstance(event, Progress):
+                for child in psutil.Process().children():
+                    child.kill()
+
+
 def test_an_unknown_model_is_refused_before_anything_is_started() -> None:
     events = run_bench(request("nonesuch"), user_paths(), CancelToken())
     with pytest.raises(UnknownModel):
         next(events)
+
+
+def test_no_context_is_made_that_the_model_was_not_trained_for() -> None:
+    asked = request("demo", backends=("llamacpp",), repetitions=1)
+    run, _ = bench(dataclasses.replace(asked, depths=(0, 9000)))
+    assert [skipped.test for skipped in run.skipped] == ["pp16 @ d9000", "tg8 @ d9000"]
+    assert "trained on" not in run.backends[0].note
 
 
 def test_a_context_too_small_for_a_test_skips_it(script: Script) -> None:
@@ -231,7 +263,8 @@ def test_a_process_that_dies_invalidates_what_it_was_at_and_what_was_to_come(scr
     rows = {row.test: row for row in run.rows}
     assert rows["ttft"].samples
     assert rows["pp16"].samples
-    assert invalid_rows(run) == {"tg40": "The engine was ended by SIGKILL."}
+    assert list(invalid_rows(run)) == ["tg40"]
+    assert invalid_rows(run)["tg40"].startswith("The engine was ended by SIGKILL. If nobody killed it, memory ran out:")
     assert rows["tg40"].samples == ()
 
 
@@ -242,7 +275,7 @@ def test_a_process_that_dies_at_once_leaves_no_number(script: Script) -> None:
 
 def test_an_error_in_one_test_is_that_rows_alone(script: Script) -> None:
     run, _ = bench(request(script({"text": TEXT, "token_s": 0.004, "fail": "error", "fail_after": 30}), n=40))
-    assert invalid_rows(run) == {"tg40": "The script asked for an error."}
+    assert invalid_rows(run) == {"tg40": "The script asked for an error. Remove `fail` from the script."}
 
 
 def test_an_answer_without_text_is_no_time_to_the_first_text(script: Script) -> None:

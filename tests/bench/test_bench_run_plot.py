@@ -15,7 +15,7 @@ from runner.bench.styled import plain
 from runner.measures import text_width
 from tests.bench.bench_records import HOSTILE, backend, full_run, row, run
 
-WIDTHS = (24, 36, 44, 60, 80, 120, 180)
+WIDTHS = (22, 24, 36, 44, 60, 80, 120, 180)
 
 
 def text_of(lines: list) -> str:  # type: ignore[type-arg]
@@ -26,10 +26,9 @@ def text_of(lines: list) -> str:  # type: ignore[type-arg]
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_plot_names_every_test_and_backend_and_is_no_wider_than_there_is_room(width: int, is_ascii: bool) -> None:
     text = text_of(plot_lines(full_run().rows, width, is_ascii=is_ascii))
-    for word in ("TTFT", "pp512", "tg128", "native", "llamacpp", "INVALID", "noisy", "142.6"):
+    for word in ("TTFT", "pp512", "tg128", "native", "llamacpp", "INVALID", "noisy", "142.6", " ms", "tok/s"):
         assert word in text
-    if width >= 36:
-        assert max(text_width(line) for line in text.split("\n")) <= width
+    assert max(text_width(line) for line in text.split("\n")) <= width
     if is_ascii:
         assert text.replace("±", "+").isascii()
 
@@ -51,6 +50,14 @@ def test_less_is_better_is_said_of_times_and_more_of_rates() -> None:
 
 def test_a_row_without_samples_says_so() -> None:
     assert "nothing yet" in text_of(plot_lines([row("tg128", (), segments=())], 80))
+
+
+def test_a_trend_says_where_each_curve_ends_however_narrow_it_is() -> None:
+    for width in (30, 44, 120):
+        text = text_of(trend_lines([full_run()] * 3, full_run(), width, height=3))
+        assert "● native 142.6" in text
+        assert "● llamacpp 131.3" in text
+        assert max(text_width(line) for line in text.split("\n")) <= width
 
 
 def test_the_bandwidth_is_shown_for_what_decodes_and_only_where_it_was_measured() -> None:

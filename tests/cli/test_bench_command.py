@@ -16,7 +16,10 @@ import pexpect
 import psutil
 import pytest
 
+from runner.bench.store import read_history
 from runner.cli.app import main
+from runner.paths import user_paths
+from tests.disk_limits import fill, small_disk
 
 RUNNER = [sys.executable, "-c", "import sys; from runner.cli.app import main; sys.exit(main())"]
 TEXT = "A scripted answer, which is long enough for everything that is asked of it here. "
@@ -68,6 +71,24 @@ def test_a_run_that_nobody_reads_is_kept_and_its_exit_code_stands(script: Callab
         _, err = measuring.communicate(timeout=60)
         assert measuring.returncode == code, err
         assert "Kept as " in err
+
+
+def test_a_plot_without_room_names_the_run_to_be_drawn_elsewhere_if_it_is_kept(
+    script: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with small_disk(tmp_path / "full", "16k") as disk:
+        fill(disk / "everything")
+        plotted = ["bench", script(), *SMALL[:-1], "--plot", str(disk / "x.svg")]
+        assert main(plotted) == 1
+        (kept,) = read_history(user_paths().bench_history).runs
+        assert f"hint: `runner bench show {kept.id} --plot FILE`" in capsys.readouterr().err
+        user_paths().bench_history.unlink()
+        user_paths().bench_history.mkdir()
+        assert main(plotted) == 1
+        err = capsys.readouterr().err
+        assert "The run is not kept" in err
+        assert "No space left" in err
+        assert "bench show" not in err
 
 
 def test_a_run_that_measured_nothing_fails_and_is_no_baseline(

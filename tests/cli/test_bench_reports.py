@@ -18,9 +18,10 @@ from runner.bench.record import BenchRun, run_from_json
 from runner.bench.store import append_run, read_history
 from runner.cli import bench_reports
 from runner.cli.app import main
-from runner.errors import UsageError
+from runner.errors import RunnerError, UsageError
 from runner.paths import user_paths
 from tests.bench.bench_records import HOSTILE, backend, full_run, machine, options, row, run
+from tests.disk_limits import file_size_limit
 
 RUNNER = [sys.executable, "-c", "import sys; from runner.cli.app import main; sys.exit(main())"]
 FAST = (100.0, 102.0, 98.0, 101.0, 99.0)
@@ -53,7 +54,9 @@ def test_history_lists_runs_of_a_model_and_the_last_ones(capsys: Capture) -> Non
     assert main(["bench", "history", "demo", "--limit", "2"]) == 0
     out, err = capsys.readouterr()
     assert [line.split()[0] for line in out.splitlines()[1:]] == ["run-3", "run-4"]
-    assert "last 2 of 5 runs" in err
+    assert "These are the last 2 of 5 runs" in err
+    assert main(["bench", "history", "demo", "--limit", "1"]) == 0
+    assert "This is the last of 5 runs" in capsys.readouterr().err
     assert main(["bench", "history", "Qwen3-8B"]) == 0
     assert "other" in capsys.readouterr().out
 
@@ -259,6 +262,13 @@ def test_a_run_that_cannot_be_kept_is_a_warning(runner_home: Path, capsys: Captu
     bench_reports.keep_run(of(FAST), user_paths())
     assert "warning: The run is not kept" in capsys.readouterr().err
     assert runner_home.is_dir()
+
+
+def test_a_plot_that_cannot_be_written_names_how_it_is_drawn_elsewhere(tmp_path: Path) -> None:
+    with file_size_limit(100), pytest.raises(RunnerError, match="cannot be written") as failed:
+        bench_reports.write_plot(full_run(), tmp_path / "plot.svg", kept_as="20260131")
+    assert "`runner bench show 20260131 --plot FILE`" in failed.value.hint
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_plot_replaces_the_one_before(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pexpect
 import pytest
 from typer.testing import CliRunner
 
@@ -86,6 +87,17 @@ def test_alone_it_prints_help_to_stderr_and_exits_2(capsys: pytest.CaptureFixtur
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "runner chat demo" in captured.err
+    assert "stdin, stdout and stderr are not all a terminal" in captured.err
+
+
+def test_alone_on_a_terminal_that_places_no_text_it_says_why_no_interface_opens() -> None:
+    child = pexpect.spawn(
+        sys.executable, ["-m", "runner"], encoding="utf-8", env={**os.environ, "TERM": "dumb"}, timeout=20
+    )
+    child.expect_exact("The terminal interface does not open: TERM is dumb.")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 2
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,24 @@ def test_an_interface_that_is_ended_takes_its_engine_with_it(opened: Callable[..
     assert (LEFT_ALTERNATE_SCREEN in terminal.raw) == (how == signal.SIGTERM)
 
 
+@pytest.mark.parametrize("how", [None, signal.SIGTERM, signal.SIGHUP])
+def test_what_is_typed_and_not_sent_is_there_the_next_time(opened: Callable[..., Terminal], how: int | None) -> None:
+    terminal = opened("fine")
+    terminal.wait_for(is_ready)
+    terminal.type("half a thought")
+    terminal.wait_for(lambda shown: "half a thought" in shown)
+    if how is None:
+        leave(terminal)
+    else:
+        os.kill(terminal.child.pid, how)
+        terminal.wait_for_exit()
+    again = opened("fine")
+    again.wait_for(is_ready)
+    again.type("\x1b[A")
+    again.wait_for(lambda shown: "half a thought" in shown)
+    leave(again)
+
+
 def test_after_the_shell_had_stopped_it_the_whole_screen_is_shown_again(opened: Callable[..., Terminal]) -> None:
     terminal = opened("fine")
     terminal.wait_for(is_ready)

@@ -9,7 +9,9 @@ from typing import Any
 
 import psutil
 import pytest
+from chat_stage import Stage, stage
 from one_screen import HARMLESS, HOSTILE, SIZES, OneScreen, running, said, seen, services, until
+from textual.events import ScreenResume
 from textual.pilot import Pilot
 from textual.widgets import Checkbox, Input, Static
 
@@ -27,9 +29,11 @@ from runner.tui.screens.bench import BenchScreen
 from runner.tui.screens.confirm import Confirm
 from runner.tui.widgets.bench_form import BenchForm
 from runner.tui.widgets.bench_live import BenchLive
-from runner.tui.widgets.bench_report import BenchReport
+from runner.tui.widgets.bench_report import BenchReport, Shown
+from runner.tui.widgets.styled_lines import StyledLines
 from tests.bench.bench_records import backend, full_run, row, run
 
+__all__ = ["stage"]  # the fixture
 TEXT = "A scripted answer, which is long enough for everything that is asked of it here. "
 
 
@@ -109,6 +113,23 @@ def test_a_run_is_measured_shown_kept_and_measured_again(script: str) -> None:
     running(app, body, (120, 60))
 
 
+def test_a_run_that_is_shown_again_has_no_figures_of_another_one_beside_its_title_not_for_a_moment() -> None:
+    app = bench()
+
+    async def body(pilot: Pilot[Any]) -> None:
+        report = app.screen.query_one(BenchReport)
+        report.show(Shown(run(backend(row("tg128", (123.4, 123.4)))), None, ()))
+        await until(pilot, lambda: "123.4" in seen(app))
+        report.display = False
+        await until(pilot, lambda: "123.4" not in seen(app))
+        report.display = True
+        report.show(Shown(run(backend(row("tg128", (567.8, 567.8)))), None, ()))
+        assert "123.4" not in str(report.query_one(StyledLines).render())
+        await until(pilot, lambda: "567.8" in seen(app))
+
+    running(app, body, (120, 60))
+
+
 def test_a_backend_that_a_stopped_run_never_came_to_was_not_refused() -> None:
     left = dataclasses.replace(backend(), rows=(), refused=NOT_REACHED)
     refused = dataclasses.replace(left, refused="it does not know this architecture")
@@ -123,6 +144,21 @@ def test_a_backend_that_a_stopped_run_never_came_to_was_not_refused() -> None:
     running(app, body)
 
 
+def test_runs_that_cannot_be_read_are_counted_beside_those_that_can() -> None:
+    append_run(user_paths().bench_history, run(backend(row("tg128", (123.4, 123.4)))))
+    app = bench()
+
+    async def body(pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: "123.4" in seen(app))
+        assert "unreadable" not in seen(app)
+        with user_paths().bench_history.open("a") as file:
+            file.write('{"schema": "runner.bench/2", "id": "half\n{"schema": "runner.bench/99"}\n')
+        app.screen.post_message(ScreenResume())
+        await until(pilot, lambda: "Earlier runs · 2 unreadable" in seen(app))
+
+    running(app, body, (80, 24))
+
+
 def test_a_run_of_speculation_says_in_the_list_what_it_gained() -> None:
     record = SpeculationRecord(
         drafter="suffix", state="on", reason="", rounds=1, drafted_at=(1,), reached_at=(1,), accepted_at=(1,),
@@ -134,11 +170,13 @@ def test_a_run_of_speculation_says_in_the_list_what_it_gained() -> None:
         )
         for genre, rate in (("code", 220.0), ("prose", 98.0))
     ]
+    append_run(user_paths().bench_history, run(backend(genres[0])))
     append_run(user_paths().bench_history, run(backend(*genres)))
     app = bench()
 
     async def body(pilot: Pilot[Any]) -> None:
         await until(pilot, lambda: "native gain 0.98–2.20x" in seen(app))
+        assert "native gain 2.20x" in seen(app)
 
     running(app, body, (120, 60))
 
@@ -149,16 +187,47 @@ def test_speculation_is_asked_for_in_place_of_prefill() -> None:
     async def body(pilot: Pilot[Any]) -> None:
         screen = await ask_for(app, pilot, "demo")
         form = screen.query_one(BenchForm)
-        assert form.request(LoadOptions(), offline=True).genres == ()
+        assert screen.wanted().genres == ()
         screen.query_one("#bench-speculation", Checkbox).value = True
         await pilot.pause()
         assert screen.query_one("#bench-prefill", Input).disabled
         assert not screen.query_one("#bench-decode", Input).disabled
-        wanted = form.request(LoadOptions(speculation="off"), offline=True)
+        wanted = form.request(LoadOptions(speculation="off"), is_kv_chosen=True, offline=True)
         assert (wanted.genres, wanted.load.speculation) == (GENRES, "auto")
         assert (wanted.n_prompt, wanted.n_gen, wanted.depths) == (None, (8,), None)
 
     running(app, body)
+
+
+@pytest.mark.parametrize("setting", ["", 'kv_type = "f16"'])
+def test_the_cache_gets_the_type_that_the_command_gives_it(setting: str) -> None:
+    user_paths().settings_file.parent.mkdir(parents=True, exist_ok=True)
+    user_paths().settings_file.write_text(setting)
+    app = bench()
+
+    async def body(pilot: Pilot[Any]) -> None:
+        screen = await ask_for(app, pilot, "demo")
+        assert screen.wanted().is_kv_chosen == bool(setting), "or a run with speculation may be INVALID for rounding"
+
+    running(app, body)
+
+
+def test_who_leaves_while_it_measures_finds_in_the_history_what_was_measured(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.pilot.press("f3")
+        screen = on.app.screen
+        assert isinstance(screen, BenchScreen)
+        for name, text in (("prefill", "16"), ("decode", "1000"), ("depth", "0"), ("repeat", "2")):
+            screen.query_one(f"#bench-{name}", Input).value = text
+        screen.action_start()
+        await on.until(lambda: "pp16" in seen(on.app), "nothing was measured")
+        await on.pilot.press("ctrl+q")
+
+    stage.play(stage.script({"text": TEXT * 20, "token_s": 0.02}), act)
+    (kept,) = read_history(user_paths().bench_history).runs
+    assert kept.is_partial
+    assert [one.test for one in kept.rows] == ["ttft", "pp16"]
 
 
 def test_stopping_ends_it_soon_and_says_what_is_missing(slow_script: str) -> None:
@@ -305,7 +374,7 @@ def test_hostile_names_and_reasons_are_shown_as_they_stand(size: tuple[int, int]
         live = screen.query_one(BenchLive)
         live.begin(HOSTILE)
         before = [segment.text for (segment,) in live._lines(20)]
-        assert " ".join(before).endswith("warmed up.")
+        assert " ".join(before).endswith("first test are made.")
         assert max(map(len, before)) <= 20
         live.take(BenchStep(what=HOSTILE))
         live.take(BackendRefused(backend="native", reason=HOSTILE))

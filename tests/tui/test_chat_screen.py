@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import tomllib
+from pathlib import Path
 
 from chat_stage import LONG, Stage, stage
 from textual.content import Content
@@ -255,6 +256,27 @@ def test_a_question_whose_model_does_not_load_comes_back_with_the_reason(stage: 
         assert "The model was not loaded" in on.hint
 
     stage.play("no-such-model", act)
+
+
+def test_a_load_that_fails_in_the_middle_of_a_chat_says_why_and_not_that_it_was_stopped(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.ask("one")
+        Path(script).unlink()
+        on.chat.engine.unload("It is unloaded.")
+        await on.type("two")
+        await on.until(lambda: on.chat.box.prompt.text == "two")
+        assert "The model was not loaded: your message is in the prompt." in on.hint
+        assert "✗ There is no file" in shown(on)
+        on.chat.box.fill("")
+        await on.pilot.press("ctrl+r")
+        await on.until(lambda: "The model was not loaded. F2" in on.hint)
+        assert "✗ There is no file" in shown(on)
+        assert "Stopped" not in shown(on)
+        assert on.said == ["one", "Hi."]
+
+    script = stage.script("Hi.")
+    stage.play(script, act)
 
 
 def test_again_replaces_the_answer_and_undo_brings_the_question_back(stage: Stage) -> None:

@@ -10,7 +10,7 @@ from runner.events import Finished, Notice, Progress, Stats, TextDelta
 from runner.telemetry import Timings
 from runner.transcript import Turn
 from runner.tui.live_numbers import HISTORY_S, SAMPLE_EVERY_S, History, LiveNumbers, decode_tok_s_between
-from runner.tui.messages import AnswerBegan, AnswerEnded, AnswerStep, LoadBegan, LoadEnded, LoadStep, Unloaded
+from runner.tui.messages import AnswerBegan, AnswerEnded, AnswerStep, Lent, LoadBegan, LoadEnded, LoadStep, Unloaded
 
 QUESTION = Turn(role="user", content="Why?")
 
@@ -110,6 +110,20 @@ def test_a_load_that_fails_before_the_model_is_let_go_leaves_its_numbers() -> No
         assert numbers.speed is None
         numbers.take(LoadEnded("ready", "other", then, next_model="qwen"), 12.5)
         assert numbers.speed == kept
+
+
+def test_a_load_that_is_refused_while_nothing_is_loaded_leaves_the_numbers_of_the_last_answer() -> None:
+    numbers = answered(100.0, 10)
+    numbers.take(finished(121, 1.2), 11.2)
+    numbers.take(AnswerEnded("ready", QUESTION), 11.2)
+    numbers.take(Unloaded("empty", "A benchmark needs the machine."), 12.0)
+    numbers.take(Lent("empty", "qwen"), 12.0)
+    before = numbers.speed
+    assert before is not None
+    numbers.take(LoadBegan("loading", "qwen"), 13.0)
+    numbers.take(LoadEnded("empty", "qwen", None, RunnerError("A benchmark is running.")), 13.0)
+    assert numbers.speed == before
+    assert numbers.phase == "measuring"
 
 
 def test_at_most_four_times_a_second_something_is_to_be_drawn() -> None:

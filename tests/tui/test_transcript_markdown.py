@@ -240,6 +240,16 @@ def test_code_is_highlighted_only_in_languages_that_there_are() -> None:
     assert highlighted("\tx", "python").plain == "    x"
 
 
+@pytest.mark.parametrize(
+    "part", ["\u0915\u093f\u0902", "e\u0301", "\U0001f469\u200d\U0001f4bb", "\u0e17\u0e35\u0e48", "\u65e5", "x"]
+)
+def test_a_line_of_code_that_is_too_long_is_shown_whole_whatever_its_characters_take(part: str) -> None:
+    code = f"s = {part * 40} # end"
+    lines = code_lines(code, "python", 30)
+    assert text_of(lines) == code
+    assert all(line.content.cell_length <= 30 for line in lines)
+
+
 def test_copied_rows_are_the_text_and_not_what_is_drawn_around_it() -> None:
     rows = wrapped(Content("one two three"), 12, Content("▎ "), decoration=2)
     assert [row.content.plain for row in rows] == ["▎ one two", "▎ three"]

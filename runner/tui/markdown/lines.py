@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
+from rich.cells import chop_cells
 from textual.content import Content
 
 from runner.tui.markdown.blocks import EMPTY, Block
@@ -57,9 +59,18 @@ def code_lines(code: str, language: str, width: int, left: Content = EMPTY, draf
     room = max(_LEAST, width - bar.cell_length - 1)
     lines: list[Line] = []
     for line in highlighted(code, language, drafted).split("\n", allow_blank=True):
-        rows = line.fold(room)
+        rows = _folded(line, room)
         lines += [Line(bar + row, len(bar), number < len(rows) - 1, GROUND) for number, row in enumerate(rows)]
     return lines
+
+
+def _folded(line: Content, room: int) -> list[Content]:
+    """The rows of a line, cut wherever they are full. Content.fold takes a row for the last one when some of its
+    characters have no width, and leaves out what comes after it."""
+    if line.cell_length <= room:
+        return [line]
+    ends = accumulate(len(row) for row in chop_cells(line.plain, room))
+    return line.divide(list(ends)[:-1])
 
 
 def block_lines(blocks: Iterable[Block], width: int) -> list[Line]:

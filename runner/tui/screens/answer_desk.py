@@ -265,18 +265,22 @@ class AnswerDesk:
             note("The answer is cut off at max_tokens.", "/set max_tokens none lifts the limit; F6 shows it.")
 
     def _say_why(self, message: AnswerEnded) -> None:
+        chat, failed = self._chat, self._load_error
+        back = ": your message is in the prompt" if message.unsent else ""
         if message.error is not None:
-            self._chat.transcript.note(message.error.message, message.error.hint, "error")
-            self._chat.show_transcript(True)
+            chat.transcript.note(message.error.message, message.error.hint, "error")
+            chat.show_transcript(True)
             self._has_refusal = True
-        elif message.unsent and self._load_error is not None and self._chat.engine.is_lent:
-            self._chat.tell("A benchmark has the machine: your message is in the prompt. F3 shows it.", "warning")
-        elif message.unsent and self._load_error is not None:
-            self._chat.tell("The model was not loaded: your message is in the prompt. F2 has other models.", "warning")
+        elif failed is not None and chat.engine.is_lent:
+            chat.tell(f"A benchmark has the machine{back}. F3 shows it.", "warning")
+        elif failed is not None:
+            chat.transcript.note(failed.message, failed.hint, "error")  # what was said of it went with the question
+            self._has_refusal = bool(message.unsent)
+            chat.tell(f"The model was not loaded{back}. F2 has other models.", "warning")
         elif message.unsent:
-            self._chat.tell("Stopped before it was asked: your message is in the prompt.")
+            chat.tell("Stopped before it was asked: your message is in the prompt.")
         else:
-            self._chat.transcript.note("Stopped before the answer began.", "Ctrl+R asks again.")
+            chat.transcript.note("Stopped before the answer began.", "Ctrl+R asks again.")
 
     def _give_back(self, sent: PromptBox.Sent) -> None:
         """What could not be sent comes back into the prompt; when something else is there by now, into its history."""

@@ -20,7 +20,7 @@ from runner.bench.comparison import compare_runs
 from runner.bench.export_file import SUFFIXES, export_run
 from runner.bench.record import BenchRun
 from runner.bench.request import BenchRequest, request_like
-from runner.bench.store import last_like
+from runner.bench.store import History, last_like
 from runner.bench.text_plot import can_show
 from runner.errors import RunnerError
 from runner.safe_text import safe_line, safe_text
@@ -115,12 +115,18 @@ class BenchScreen(ModeScreen):
     @on(HistoryRead)
     def _have_read(self, message: HistoryRead) -> None:
         self.query_one(BenchForm).offer(message.models)
-        self._runs = message.history.runs
-        self.query_one(BenchHistory).show(self._runs)
+        self._show_history(message.history)
         if self._runs and self.query_one(BenchReport).shown is None:
             self._show(self._runs[-1])
         if message.error is not None:
             self._say(message.error)
+
+    def _show_history(self, history: History) -> None:
+        self._runs = history.runs
+        self.query_one(BenchHistory).show(self._runs)
+        n_unread = history.n_damaged + history.n_newer  # `runner bench history` says which
+        unread = f" · {n_unread} unreadable" if n_unread else ""
+        self.query_one("#bench-earlier", Static).update(f"Earlier runs{unread}")
 
     @on(BenchHistory.Chosen)
     def _look(self, message: BenchHistory.Chosen) -> None:
@@ -149,11 +155,18 @@ class BenchScreen(ModeScreen):
     @on(BenchForm.Begin)
     def action_start(self) -> None:
         try:
-            request = self.query_one(BenchForm).request(self._services.load_options, offline=self._services.is_offline)
+            request = self.wanted()
         except RunnerError as error:
             self._say(error)
             return
         self._begin(request, None)
+
+    def wanted(self) -> BenchRequest:
+        """What `runner bench` would be asked for with what the form says. Raises UsageError."""
+        services = self._services
+        return self.query_one(BenchForm).request(
+            services.load_options, is_kv_chosen="kv_type" in services.settings.given, offline=services.is_offline
+        )
 
     def action_again(self) -> None:
         """Measure what the shown run measured, and compare the two."""
@@ -215,8 +228,7 @@ class BenchScreen(ModeScreen):
         """It is over: the run is shown, or why there is none."""
         self._over()
         if message.history is not None:
-            self._runs = message.history.runs
-            self.query_one(BenchHistory).show(self._runs)
+            self._show_history(message.history)
         if message.run is not None:
             self.query_one(BenchHistory).look_at(message.run)
             self._show(message.run, self._against)
@@ -244,6 +256,11 @@ class BenchScreen(ModeScreen):
             self.action_stop()
         else:
             self.post_message(GoTo("chat"))
+
+    def close(self) -> None:
+        """End what measures; what was measured until then is kept. Takes up to some seconds."""
+        if self._thread is not None:
+            self._thread.close()
 
     def on_unmount(self) -> None:
         if self._thread is not None:

@@ -66,6 +66,12 @@ class ChatScreen(ChatSurface):
         self.sides.read_models()
         self.in_thread(self._memory.read, self.box.prompt.set_history)
 
+    def keep_draft(self) -> None:
+        """Keep what is typed and not sent, so that Up brings it back the next time. Uses the disk."""
+        text = self.box.prompt.text
+        if text.strip() and self.box.prompt.remember(text):
+            self._memory.add(text)
+
     # --- news ------------------------------------------------------------------------------------------------------
 
     def on_engine(self, message: EngineMessage) -> None:

@@ -127,8 +127,8 @@ class BenchForm(Vertical):
 
     # --- the request -------------------------------------------------------------------------------------------------
 
-    def request(self, load: LoadOptions, *, offline: bool) -> BenchRequest:
-        """What the fields say. Raises UsageError."""
+    def request(self, load: LoadOptions, *, is_kv_chosen: bool, offline: bool) -> BenchRequest:
+        """What the fields say. is_kv_chosen: the user has set load.kv_type. Raises UsageError."""
         if not self.model:
             raise UsageError("No model is chosen.", hint="Choose one in the list.")
         chosen = tuple(name for name, _ in _BACKENDS if self.query_one(f"#bench-{name}", Checkbox).value)
@@ -151,6 +151,7 @@ class BenchForm(Vertical):
             repetitions=None if repeat is None else int(repeat),
             backends=() if len(chosen) == len(_BACKENDS) else chosen,
             offline=offline,
+            is_kv_chosen=is_kv_chosen,
         )
 
     def _text(self, name: str) -> str | None:

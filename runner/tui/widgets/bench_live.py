@@ -26,7 +26,7 @@ from runner.tui.widgets.gauges import both_ends, gauge
 from runner.tui.widgets.styled_lines import StyledLines
 
 _INDENT = 10
-_BEFORE = "The first figures come after the model is loaded and warmed up."
+_BEFORE = "The first figures come when the model is loaded and all repetitions of its first test are made."
 
 
 class BenchLive(Vertical):
@@ -99,7 +99,8 @@ class BenchLive(Vertical):
         if not width:
             return
         elapsed = Content.styled(duration(monotonic() - self._began), "$text-muted")
-        text = Content.assemble(("◐ ", "$warning"), line(self._place.text, "bold"))
+        text = line(self._place.text_for(width - elapsed.cell_length - 3), "bold")
+        text = Content.assemble(("◐ ", "$warning"), text)
         share = self._place.done / self._place.total if self._place.total else 0.0
         widget.update(Content("\n").join([both_ends(text, elapsed, width), gauge(share, width)]))
 

@@ -89,11 +89,13 @@ class Prompt(TextArea, inherit_bindings=False):
         self._history = list(entries)
         self._recalled = None
 
-    def remember(self, text: str) -> None:
-        """A text that Up brings back from now on."""
-        if not self._history or self._history[-1] != text:
+    def remember(self, text: str) -> bool:
+        """A text that Up brings back from now on; whether it is another one than the newest."""
+        is_new = not self._history or self._history[-1] != text
+        if is_new:
             self._history.append(text)
         self._recalled = None
+        return is_new
 
     @property
     def before_cursor(self) -> str:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from textual.content import Content
-from textual.widgets import Static
+from textual.geometry import Size
+from textual.widget import Widget
 
 from runner.bench.styled import Line, Segment, Style
 
@@ -35,32 +36,35 @@ def _part(segment: Segment) -> Content:
     return Content.styled(segment.text, style) if style else Content(segment.text)
 
 
-class StyledLines(Static):
-    """Lines that fit the widget's width. `show` takes the function that lays them out."""
+class StyledLines(Widget):
+    """Lines that fit the widget's width. `show` takes the function that lays them out.
+
+    They are made when their height is asked for and when they are drawn, never before a width is known: a widget that
+    was hidden is told of its size by no event where that is the same as before.
+    """
 
     DEFAULT_CSS = """
     StyledLines { width: 100%; height: auto; padding-right: 1; text-wrap: nowrap; text-overflow: ellipsis; }
     """
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
-        super().__init__("", id=id, classes=classes)
+        super().__init__(id=id, classes=classes)
         self._lines_at: LinesAt | None = None
-        self._drawn_width = 0
+        self._made: tuple[int, Sequence[Line]] = (0, ())  # for that width
 
     def show(self, lines_at: LinesAt | None) -> None:
         """Draw what the function returns for the columns there are; None: nothing."""
         self._lines_at = lines_at
-        self._drawn_width = 0
-        if lines_at is None:
-            self.update("")
-        else:
-            self._draw()
+        self._made = (0, ())
+        self.refresh(layout=True)
 
-    def on_resize(self) -> None:
-        self._draw()
+    def _lines(self, width: int) -> Sequence[Line]:
+        if width != self._made[0]:
+            self._made = (width, self._lines_at(width) if self._lines_at is not None and width else ())
+        return self._made[1]
 
-    def _draw(self) -> None:
-        width = self.scrollable_content_region.width
-        if self._lines_at is not None and width and width != self._drawn_width:
-            self._drawn_width = width
-            self.update(lines_content(self._lines_at(width)))
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:  # noqa: ARG002
+        return len(self._lines(width))
+
+    def render(self) -> Content:
+        return lines_content(self._lines(self.scrollable_content_region.width))
