@@ -14,14 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
 from runner.cli import render
 from runner.errors import RunnerError
-from runner.quant.packed_files import PARTIAL_SUFFIX
-from runner.types import CancelToken
+
+if TYPE_CHECKING:
+    from runner.types import CancelToken
 
 # A key that bounces, or an impatient second press while the first is still being obeyed, is no second wish.
 _SAME_PRESS_S = 0.3
@@ -101,6 +102,8 @@ class _AtOnce:
 @contextmanager
 def cancelling(on_stopped: Callable[[], None]) -> Iterator[CancelToken]:
     """A token that Ctrl+C or SIGTERM cancels in this context. Work that ends by it calls on_stopped and exits 130."""
+    from runner.types import CancelToken
+
     token = CancelToken()
     with _ending(_Token(token), on_stopped):
         yield token
@@ -132,6 +135,8 @@ def say_fetch_stopped() -> None:
 
 def say_making_stopped(output: Path, *, is_kept: bool = True) -> None:
     """Say what is left of the making of `output`. is_kept: whether the next run goes on with what is there."""
+    from runner.quant.packed_files import PARTIAL_SUFFIX
+
     partial = output.absolute().with_name(output.name + PARTIAL_SUFFIX)
     if is_kept and partial.is_dir():
         render.narrate(f"Stopped. What is done is kept in {partial}: the same command goes on from there.")
