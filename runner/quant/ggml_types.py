@@ -112,8 +112,10 @@ FILE_TYPES: Final[Mapping[int, str]] = MappingProxyType(
 
 def decode(rows: NDArray[np.uint8], kind: GgmlType) -> NDArray[np.float32]:
     """Rows of stored bytes [R, bytes] as values [R, K]. Raises NotImplementedError for what only llama.cpp reads."""
-    from gguf import GGMLQuantizationType
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
     from gguf.quants import dequantize
 
+    if kind.number not in GGML_QUANT_SIZES:
+        raise NotImplementedError(f"this gguf package is older than {kind.name}")
     values: NDArray[np.float32] = dequantize(rows, GGMLQuantizationType(kind.number))
     return values

@@ -6,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pytest
 from gguf import GGML_QUANT_SIZES, LlamaFileType
 
-from runner.quant.ggml_types import FILE_TYPES, GGML_TYPES, GgmlType
+from runner.quant.ggml_types import FILE_TYPES, GGML_TYPES, GgmlType, decode
 
 
 def test_every_type_that_gguf_knows_is_known_with_the_same_blocks() -> None:
@@ -20,6 +22,11 @@ def test_every_format_of_a_file_that_gguf_knows_has_its_name() -> None:
     theirs = {int(said): said.name.removeprefix("MOSTLY_").removeprefix("ALL_") for said in LlamaFileType}
     assert theirs.pop(int(LlamaFileType.GUESSED)) == "GUESSED"
     assert theirs == {number: FILE_TYPES[number] for number in theirs}
+
+
+def test_a_type_that_an_older_gguf_does_not_know_cannot_be_decoded() -> None:
+    with pytest.raises(NotImplementedError, match="older than Q9_9"):
+        decode(np.zeros((1, 18), np.uint8), GgmlType(999, "Q9_9", 32, 18))
 
 
 def test_loading_a_model_with_llama_cpp_imports_nothing_that_writes_files(demo_directory: Path) -> None:
