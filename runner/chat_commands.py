@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runner.config import nearest_hint
-from runner.errors import UsageError
+from runner.errors import UsageError, nearest_hint
 
 BLOCK = '"""'
 THINK_LEVELS = ("on", "off", "low", "medium", "high", "auto")

@@ -8,12 +8,11 @@ checked when they are made, and unknown names are refused with the nearest known
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
-from runner.errors import UsageError
+from runner.errors import UsageError, nearest_hint
 
 BackendChoice = Literal["auto", "native", "llamacpp", "fake"]
 KvType = Literal["f16", "bf16", "f32", "q8_0"]
@@ -32,15 +31,6 @@ GRAMMAR_NAMES: Mapping[GrammarKind, str] = {
     "gbnf": "GBNF grammar",
     "lark": "Lark grammar",
 }
-
-
-def nearest_hint(name: str, known: Iterable[str]) -> str:
-    """A hint that names the nearest known names, or lists all of them when none is near."""
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    if near:
-        return "Did you mean " + " or ".join(near) + "?"
-    return "Known names: " + ", ".join(names) + "."
 
 
 def _one_of(owner: str, name: str, value: object, allowed: tuple[object, ...]) -> None:

@@ -3,6 +3,8 @@
 This is the parent's half: it starts the child (engine_child.py), sends it requests as lines of JSON and reads events
 as lines of JSON. When the child dies the front end lives on: the running iterator raises EngineDied, and the next
 `load` starts a new child. It knows nothing of models or tokens.
+
+What events are is imported with the first of them: a chat's prompt is on the screen by then.
 """
 
 from __future__ import annotations
@@ -22,17 +24,15 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, Self
 
-from runner import events
 from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.errors import EngineDied, UsageError, error_class
-from runner.events import ChatEvent, Event, Loaded, LoadEvent
 from runner.paths import Paths
-from runner.running import entry
-from runner.types import Message
 from runner.wire import from_plain, to_plain
 
 if TYPE_CHECKING:
     from runner.engine import EngineSurface
+    from runner.events import ChatEvent, Event, Loaded, LoadEvent
+    from runner.types import Message
 
 log = logging.getLogger(__name__)
 
@@ -89,10 +89,7 @@ class EngineProcess:
         request = {"op": "load", "model": model, "options": to_plain(options), "offline": offline}
         try:
             for event in self._events(request):
-                if isinstance(event, Loaded):
-                    outside_s = time.monotonic() - asked_at - event.load_s
-                    self.loaded = event = replace(event, stages={"process": outside_s, **event.stages})
-                yield event  # type: ignore[misc]  # the child sends what Engine.load yields
+                yield self._loading(event, asked_at)  # type: ignore[misc]  # the child sends what Engine.load yields
         except EngineDied as died:
             raise EngineDied(f"{died.message} It was loading {model}.", hint=died.hint) from died
 
@@ -148,8 +145,20 @@ class EngineProcess:
 
     def event_type(self, name: str) -> type[Event]:
         """The class of the events of that name that the child sends."""
+        from runner import events
+
         cls: type[Event] = getattr(events, name)
         return cls
+
+    def _loading(self, event: Event, asked_at: float) -> Event:
+        """An event of a load; the last is kept, with what was spent outside of the child's own stages."""
+        from runner.events import Loaded
+
+        if not isinstance(event, Loaded):
+            return event
+        outside_s = time.monotonic() - asked_at - event.load_s
+        self.loaded = replace(event, stages={"process": outside_s, **event.stages})
+        return self.loaded
 
     def _start(self) -> None:
         self.close()
@@ -332,6 +341,8 @@ class EngineProcess:
 
     def _release(self, child: subprocess.Popen[bytes], stderr: IO[bytes] | None) -> str:
         """Close the pipes of an ended child, and take it off the list; returns the end of what it wrote to stderr."""
+        from runner.running import entry
+
         with suppress(OSError):
             entry(self._paths.engines, child.pid).unlink(missing_ok=True)
         for pipe in (child.stdin, child.stdout):

@@ -1,6 +1,7 @@
 """The one exception tree of runner, and the exit code of each class.
 
-This file knows nothing of how an error is shown: front ends print `message`, then `hint`.
+This file knows nothing of how an error is shown: front ends print `message`, then `hint`. A hint that names what was
+probably meant is made here too.
 
     RunnerError                 1   something failed
     ├── UsageError              2   wrong flag, value, model name or configuration
@@ -19,6 +20,8 @@ This file knows nothing of how an error is shown: front ends print `message`, th
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 class RunnerError(Exception):
@@ -96,3 +99,14 @@ def error_class(name: str) -> type[RunnerError]:
     """The class of that name in the tree above, or RunnerError: how an error crosses a process boundary."""
     found = globals().get(name)
     return found if isinstance(found, type) and issubclass(found, RunnerError) else RunnerError
+
+
+def nearest_hint(name: str, known: Iterable[str]) -> str:
+    """A hint that names the nearest known names, or lists all of them when none is near."""
+    import difflib
+
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    if near:
+        return "Did you mean " + " or ".join(near) + "?"
+    return "Known names: " + ", ".join(names) + "."

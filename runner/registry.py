@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from runner.config import nearest_hint
-from runner.errors import ConfigError, UnknownModel, UsageError
+from runner.errors import ConfigError, UnknownModel, UsageError, nearest_hint
 from runner.paths import Paths, builtin, user_paths
 from runner.quant.half_made import finished
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from runner.attachments import absolute
-from runner.config import GRAMMAR_NAMES, ChatOptions, Grammar, LoadOptions, SamplingParams, nearest_hint
-from runner.errors import UsageError
+from runner.config import GRAMMAR_NAMES, ChatOptions, Grammar, LoadOptions, SamplingParams
+from runner.errors import UsageError, nearest_hint
 
 ALIASES = {
     "temp": "temperature",

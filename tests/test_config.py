@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from runner.config import DEFAULT_CTX, ChatOptions, LoadOptions, SamplingParams, build, nearest_hint
-from runner.errors import UsageError
+from runner.config import DEFAULT_CTX, ChatOptions, LoadOptions, SamplingParams, build
+from runner.errors import UsageError, nearest_hint
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,15 @@ def test_importing_machine_opens_no_driver_and_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_a_machine_without_the_drivers_library_imports_no_binding() -> None:
+    code = (
+        "import sys; from runner.machine import devices, gpu; gpu._NVML_LIBRARY = 'libnone.so.1'\n"
+        "print([device.kind for device in devices() if device.kind == 'cuda'], 'pynvml' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] False"
+
+
 # --- processors ------------------------------------------------------------------------------------------------------
 
 
@@ -272,6 +281,7 @@ def nvidia_driver(monkeypatch: pytest.MonkeyPatch):
         nvmlDeviceGetClockInfo=lambda handle, _: 1755 if handle == 0 else no_answer(),
     )
     monkeypatch.setitem(sys.modules, "pynvml", driver)
+    monkeypatch.setattr("runner.machine.gpu._NVML_LIBRARY", None)  # this program, which can always be opened
     nvml.cache_clear()
     yield driver
     nvml.cache_clear()

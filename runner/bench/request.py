@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar, cast, get_args
 
 from runner.bench.record import BenchOptions, Genre
-from runner.config import LoadOptions, SamplingParams, nearest_hint
-from runner.errors import UsageError
+from runner.config import LoadOptions, SamplingParams
+from runner.errors import UsageError, nearest_hint
 from runner.types import BackendName
 
 T = TypeVar("T")

@@ -20,10 +20,7 @@ from typer.core import TyperGroup
 
 import runner
 from runner.cli import bash_words, render
-from runner.config import nearest_hint
-from runner.errors import RunnerError, UsageError
-from runner.log import start_logging, stop_logging
-from runner.paths import user_paths
+from runner.errors import RunnerError, UsageError, nearest_hint
 
 _log = logging.getLogger(__name__)
 
@@ -146,6 +143,9 @@ def top(
 
     Start with: runner chat demo
     """
+    from runner.log import start_logging, stop_logging
+    from runner.paths import user_paths
+
     render.configure()
     if ctx.invoked_subcommand is None and (reason := _why_no_interface()):
         render.narrate(f"{ctx.get_help()}\n\n{reason}")
@@ -171,6 +171,7 @@ def _why_no_interface() -> str:
 
 
 def _terminal_interface() -> int:
+    from runner.paths import user_paths
     from runner.settings import load_settings
     from runner.tui import run_tui
 
@@ -184,6 +185,9 @@ def _wants_traceback(arguments: Sequence[str]) -> bool:
 
 def _report_crash(error: Exception, arguments: Sequence[str]) -> int:
     """Say in one line that runner itself failed; the traceback goes to the log (and to stderr with -v)."""
+    from runner.log import start_logging, stop_logging
+    from runner.paths import user_paths
+
     start_logging(user_paths())
     _log.error("crash", exc_info=error)
     stop_logging()

@@ -15,8 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from runner.cli import bench_earlier, bench_reports, options, render
 from runner.cli.app import new_app
-from runner.config import nearest_hint
-from runner.errors import RunnerError, UnknownModel, UsageError
+from runner.errors import RunnerError, UnknownModel, UsageError, nearest_hint
 
 if TYPE_CHECKING:
     from runner.bench.record import BenchRun, Genre

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -113,41 +114,46 @@ def _run(setup: _Setup) -> int:
         engine.start()  # it imports what it needs while this process does
         from runner.cli.loading import Loader
 
-        store = _store(setup.paths) if setup.is_kept else None
         # Who writes through a pipe is at a shell, and has flags; at the prompt, /set changes what was loaded.
         loader = Loader(engine, setup.model, setup.load_options, offline=setup.is_offline, is_in_chat=render.can_ask())
         # A terminal that knows no control sequences can show nothing above its prompt: there the model comes first.
         has_live_prompt = render.can_ask() and not render.is_dumb()
-        return (_run_at_prompt if has_live_prompt else _run_with_model)(setup, loader, store)
+        return (_run_at_prompt if has_live_prompt else _run_with_model)(setup, loader)
 
 
-def _store(paths: Paths) -> Store:
-    """Where the chat is to be kept. Raises StoreError: that is better said before a model is loaded."""
+def _store(setup: _Setup) -> Store | None:
+    """Where the chat is to be kept, if it is."""
     from runner.store import Store
 
-    store = Store(paths.database, without="--no-log chats without it.")
-    store.check()
-    return store
+    return Store(setup.paths.database, without="--no-log chats without it.") if setup.is_kept else None
 
 
-def _run_at_prompt(setup: _Setup, loader: Loader, store: Store | None) -> int:
+def _check_store(setup: _Setup) -> None:
+    """Raises StoreError where the chat cannot be kept: that is better said before somebody writes in it."""
+    if (store := _store(setup)) is not None:
+        with closing(store):
+            store.check()
+
+
+def _run_at_prompt(setup: _Setup, loader: Loader) -> int:
     from runner.cli.live import silent_keys
     from runner.cli.opening import Opening
 
     with silent_keys():  # what is typed around the first prompt appears in that or in the next one
-        opening = Opening(loader, _greet_at_prompt)
+        opening = Opening(loader, _greet_at_prompt, check=partial(_check_store, setup))
         source = _source(setup, opening)
-        repl = _make_repl(setup, loader, store, source, opening) if setup.resumed else None
+        repl = _make_repl(setup, loader, source, opening) if setup.resumed else None
         if repl is not None:
             render.narrate(repl.recap() + "\n")
         text = source.read()  # a new chat's prompt does not wait for what only an answer needs
-        repl = repl or _make_repl(setup, loader, store, source, opening)
+        repl = repl or _make_repl(setup, loader, source, opening)
     return repl.run_from(text)
 
 
-def _run_with_model(setup: _Setup, loader: Loader, store: Store | None) -> int:
+def _run_with_model(setup: _Setup, loader: Loader) -> int:
+    _check_store(setup)
     loaded = loader.load()
-    repl = _make_repl(setup, loader, store, _source(setup))
+    repl = _make_repl(setup, loader, _source(setup))
     repl.begin_with(loaded)
     if setup.resumed:
         render.narrate(repl.recap() + "\n")
@@ -167,9 +173,7 @@ def _greet_at_prompt(loaded: Loaded) -> None:
     threading.Thread(target=import_module, args=["runner.cli.repl"], daemon=True).start()
 
 
-def _make_repl(
-    setup: _Setup, loader: Loader, store: Store | None, source: Source, opening: Opening | None = None
-) -> Repl:
+def _make_repl(setup: _Setup, loader: Loader, source: Source, opening: Opening | None = None) -> Repl:
     from runner.cli.live import silent_keys
     from runner.cli.repl import Repl
     from runner.conversation import Conversation
@@ -177,7 +181,7 @@ def _make_repl(
     conversation = Conversation(
         loader.engine,
         model=setup.model,
-        store=store,
+        store=_store(setup),
         params=setup.settings.sampling_params({}, setup.own_params),
         options=setup.chat_options,
         system=setup.system or setup.settings.system,

@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
 from runner.cli import render
 from runner.errors import RunnerError
-from runner.quant.half_made import finished, olds_of
-from runner.quant.packed_files import PARTIAL_SUFFIX
-from runner.types import CancelToken
+
+if TYPE_CHECKING:
+    from runner.types import CancelToken
 
 # A key that bounces, or an impatient second press while the first is still being obeyed, is no second wish.
 _SAME_PRESS_S = 0.3
@@ -102,6 +102,8 @@ class _AtOnce:
 @contextmanager
 def cancelling(on_stopped: Callable[[], None]) -> Iterator[CancelToken]:
     """A token that Ctrl+C or SIGTERM cancels in this context. Work that ends by it calls on_stopped and exits 130."""
+    from runner.types import CancelToken
+
     token = CancelToken()
     with _ending(_Token(token), on_stopped):
         yield token
@@ -135,6 +137,9 @@ def making_stopped(output: Path, *, is_kept: bool = True) -> Callable[[], None]:
     """What says, when the making of `output` was stopped, what is left of it and of an earlier one; asked for before it
     begins. is_kept: whether the next run goes on with what is done.
     """
+    from runner.quant.half_made import finished, olds_of
+    from runner.quant.packed_files import PARTIAL_SUFFIX
+
     output = output.absolute()
     earlier = _identity(finished(output.parent).get(output.name, output))
 

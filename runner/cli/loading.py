@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
 from runner.cli import render
@@ -141,18 +141,25 @@ class Loader:
         assert isinstance(loaded, Loaded)  # else `events` would have raised
         return loaded
 
-    def events(self, model: str | None = None, options: LoadOptions | None = None) -> Iterator[LoadEvent]:
+    def events(self, model: str | None = None, options: LoadOptions | None = None) -> Generator[LoadEvent, None, None]:
         """The events of `load`, Loaded the last. What Ctrl+C does is the caller's business: this runs in any thread."""
-        from runner.chat_pages import said_in_chat
-        from runner.events import Loaded
-
         model, options = model or self.model, options or self.options
         event: LoadEvent | None = None
         for event in self.engine.load(model, options, offline=self._offline):
-            yield said_in_chat(event) if self._is_in_chat else event
+            yield self._told(event)
+        from runner.events import Loaded
+
         if not isinstance(event, Loaded):
             raise EngineDied("The engine did not finish loading.")
         self.model, self.options = model, options
+
+    def _told(self, event: LoadEvent) -> LoadEvent:
+        """The event as it is said here. What that takes is imported when one has come: behind a chat's prompt."""
+        if not self._is_in_chat:
+            return event
+        from runner.chat_pages import said_in_chat
+
+        return said_in_chat(event)
 
     def ensure(self) -> Loaded:
         """The loaded model; loads it again, and says so, when the engine is gone or a load failed in its place."""

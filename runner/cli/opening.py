@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -22,12 +24,16 @@ if TYPE_CHECKING:
 class Opening:
     """A load that has begun. greet: shows what there is to say when the model is there.
 
+    check: raises what else is to end the chat; it is called once the engine has spoken, when the prompt is there.
     is_over: nothing more will come, and all that came was shown. failure: why the model is not there.
     """
 
-    def __init__(self, loader: Loader, greet: Callable[[Loaded], None]) -> None:
+    def __init__(
+        self, loader: Loader, greet: Callable[[Loaded], None], *, check: Callable[[], None] = lambda: None
+    ) -> None:
         self._loader = loader
         self._greet = greet
+        self._check = check
         self._narrator = Narrator(draws=False)
         self._events: SimpleQueue[LoadEvent | None] = SimpleQueue()  # None: the end
         self._untold: list[LoadEvent] = []
@@ -80,8 +86,11 @@ class Opening:
 
     def _load(self) -> None:
         try:
-            for event in self._loader.events():
-                self._events.put(event)
+            with closing(self._loader.events()) as events:
+                first = next(events)
+                self._check()
+                for event in chain([first], events):
+                    self._events.put(event)
         except BaseException as error:  # it is raised again in the thread that waits
             self._error = error
         self._events.put(None)

@@ -17,7 +17,7 @@ import typer
 from runner.cli import completing, options, render
 from runner.cli.interrupt import making_stopped, stopping
 from runner.cli.stages import Stages
-from runner.errors import UsageError
+from runner.errors import UsageError, nearest_hint
 
 if TYPE_CHECKING:
     from runner.quant.mq.quantize import MakeProducer
@@ -129,7 +129,6 @@ class _Packing:
 
 def _check_format(name: str, packing: _Packing, output: Path | None) -> None:
     """Raise UsageError for a format that does not exist, or options that it does not have."""
-    from runner.config import nearest_hint
     from runner.quant.formats import FORMATS
     from runner.quant.mq.recipe import RECIPES
 

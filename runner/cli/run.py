@@ -52,11 +52,9 @@ def run(
 
     Text from a pipe is added to the prompt: git diff | runner run demo "Explain"
     """
-    from runner.cli.loading import Loader
     from runner.engine_process import EngineProcess
     from runner.paths import user_paths
     from runner.settings import load_settings
-    from runner.types import Message
 
     render.configure(quiet=quiet)
     paths = user_paths()
@@ -71,10 +69,14 @@ def run(
     sampling = answer.given()
     settings.sampling_params({}, sampling)  # a wrong value is better said before anything is read or loaded
     text = _assemble(prompt, words, files or [])
-    messages = [Message(role="user", content=text)]
-    if system := system or settings.system:
-        messages.insert(0, Message(role="system", content=system))
     with EngineProcess(paths) as engine:
+        engine.start()  # it imports what it needs while this process does
+        from runner.cli.loading import Loader
+        from runner.types import Message
+
+        messages = [Message(role="user", content=text)]
+        if system := system or settings.system:
+            messages.insert(0, Message(role="system", content=system))
         loaded = Loader(engine, name, load_options, offline=settings.is_offline(offline), as_json=as_json).load()
         params = settings.sampling_params(loaded.sampling, sampling)
         one_shot = _OneShot(engine, loaded, messages, params, chat_options)

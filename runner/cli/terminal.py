@@ -23,7 +23,6 @@ from prompt_toolkit.shortcuts import CompleteStyle
 
 from runner.chat_commands import is_open_block
 from runner.cli import render
-from runner.message_files import OPEN_MENTION
 from runner.prompt_history import history
 
 PROMPT = "› "
@@ -199,6 +198,8 @@ class ChatCompleter(Completer):
         self._paths = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
+        from runner.message_files import OPEN_MENTION
+
         text = document.text_before_cursor
         if mention := OPEN_MENTION.search(text):
             yield from self._mentions(mention[1], complete_event)

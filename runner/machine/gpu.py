@@ -5,6 +5,7 @@ NVML is opened at the first question and kept. Numbers are the driver's; this fi
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,7 @@ from runner.types import Device
 
 DRM = Path("/sys/class/drm")
 _AMD_VENDOR = "0x1002"
+_NVML_LIBRARY = "libnvidia-ml.so.1"  # of the driver: where there is none, its binding need not be imported to see that
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +132,7 @@ def is_visible(index: int, uuid: str, visible: str | None) -> bool:
 def nvml() -> Any | None:
     """The NVML binding, opened, or None where there is no NVIDIA driver."""
     try:
+        ctypes.CDLL(_NVML_LIBRARY)
         import pynvml
 
         pynvml.nvmlInit()

@@ -16,8 +16,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 from gguf.quants import quantize
 from numpy.typing import NDArray
 
-from runner.config import nearest_hint
-from runner.errors import UsageError
+from runner.errors import UsageError, nearest_hint
 from runner.quant.tensor_rules import PlannedTensor
 
 ROWS_BYTES: Final = 32 * 2**20  # float32 bytes worked on at a time: large enough for numpy, small beside any model

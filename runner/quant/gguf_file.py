@@ -17,12 +17,11 @@ from types import MappingProxyType
 from typing import Any, Final, overload
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
-from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from runner.errors import BadModelFile, UnsupportedModel
 from runner.quant.byte_cursor import ByteCursor, CutShort
+from runner.quant.ggml_types import FILE_TYPES, GGML_TYPES, GgmlType, decode
 
 MAX_DIMENSIONS: Final = 4
 MAX_KEY_BYTES: Final = 65_535
@@ -36,8 +35,6 @@ _STRING, _ARRAY, _BOOL = 8, 9, 7
 _SCALARS: Final[Mapping[int, str]] = MappingProxyType(
     {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "B", 10: "Q", 11: "q", 12: "d"}
 )
-_TYPES: Final = MappingProxyType({int(stored): stored for stored in GGMLQuantizationType})
-_FILE_TYPES: Final = MappingProxyType({int(file_type): file_type.name for file_type in LlamaFileType})
 _PART: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
@@ -94,7 +91,7 @@ class GgufTensor:
 
     name: str
     shape: tuple[int, ...]
-    type: GGMLQuantizationType
+    type: GgmlType
     offset: int
     size_bytes: int
 
@@ -132,8 +129,8 @@ class GgufHeader:
     def quantization(self) -> str:
         """The weight format's name, such as "Q4_K_M": what the file says, else the type that most weights have."""
         said = self.metadata.get("general.file_type")
-        if type(said) is int and said in _FILE_TYPES and said != LlamaFileType.GUESSED:
-            return str(_FILE_TYPES[said]).removeprefix("MOSTLY_").removeprefix("ALL_")
+        if type(said) is int and said in FILE_TYPES:
+            return FILE_TYPES[said]
         sizes: dict[str, int] = {}
         for tensor in self.tensors:
             sizes[tensor.type.name] = sizes.get(tensor.type.name, 0) + tensor.num_values
@@ -152,7 +149,7 @@ class GgufHeader:
         """The values of one tensor as float32, in its shape. Raises UnsupportedModel for a type without a decoder."""
         rows = self.read_raw(tensor).reshape(*tensor.shape[:-1], -1) if tensor.num_values else self.read_raw(tensor)
         try:
-            values: NDArray[np.float32] = dequantize(rows, tensor.type)
+            values = decode(rows, tensor.type)
         except NotImplementedError as error:
             raise UnsupportedModel(
                 f"Tensor {tensor.name!r} has type {tensor.type.name}, which only llama.cpp reads."
@@ -297,13 +294,12 @@ def _tensor(path: Path, cursor: ByteCursor) -> GgufTensor:
         raise _bad(path, f"gives tensor {name!r} {dimensions} dimensions")
     shape = tuple(cursor.number("Q") for _ in range(dimensions))[::-1]
     kind, offset = cursor.number("I"), cursor.number("Q")
-    stored = _TYPES.get(kind)
+    stored = GGML_TYPES.get(kind)
     if stored is None:
         raise _bad(path, f"gives tensor {name!r} the unknown type {kind}")
-    block_size, block_bytes = GGML_QUANT_SIZES[stored]
-    if shape[-1] % block_size or max(shape) >= 2**48 or math.prod(shape) >= 2**56:
+    if shape[-1] % stored.block_values or max(shape) >= 2**48 or math.prod(shape) >= 2**56:
         raise _bad(path, f"gives tensor {name!r} of type {stored.name} the impossible shape {list(shape)}")
-    size = math.prod(shape) // block_size * block_bytes
+    size = math.prod(shape) // stored.block_values * stored.block_bytes
     return GgufTensor(name=name, shape=shape, type=stored, offset=offset, size_bytes=size)
 
 

@@ -15,8 +15,6 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from runner.errors import BadModelFile, UnsupportedModel
@@ -24,6 +22,7 @@ from runner.model_config import ModelConfig
 from runner.quant.architectures import ARCHITECTURES, architecture_of
 from runner.quant.draft_tensors import head_names
 from runner.quant.expert_stacks import MXFP4, Part, expert_parts, is_stack, read_part
+from runner.quant.ggml_types import GGML_TYPES, GgmlType, decode
 from runner.quant.gguf_file import GgufHeader, GgufTensor, parts_of
 from runner.quant.gguf_file import read_header as read_gguf_header
 from runner.quant.safetensors_file import FLOAT_TYPES, Checkpoint, StoredTensor
@@ -101,9 +100,9 @@ def _shards_of(checkpoint: Checkpoint) -> list[Path]:
 @cache
 def is_decodable(kind: str) -> bool:
     """Whether tensors of that ggml type can be decoded here."""
-    stored = GGMLQuantizationType[kind]
+    stored = next(known for known in GGML_TYPES.values() if known.name == kind)
     try:
-        dequantize(np.zeros((1, GGML_QUANT_SIZES[stored][1]), np.uint8), stored)
+        decode(np.zeros((1, stored.block_bytes), np.uint8), stored)
     except NotImplementedError:
         return False
     return True
@@ -252,9 +251,9 @@ class GgufWeights:
         return _decode(taken, tensor.type)
 
 
-def _decode(rows: NDArray[np.uint8], kind: GGMLQuantizationType) -> NDArray[np.float32]:
+def _decode(rows: NDArray[np.uint8], kind: GgmlType) -> NDArray[np.float32]:
     """Rows of stored bytes [R, bytes] as values [R, K]; it never shares memory with the file."""
-    return np.array(dequantize(rows, kind), dtype=np.float32)
+    return np.array(decode(rows, kind), dtype=np.float32)
 
 
 def _source_names(architecture: Architecture, num_layers: int) -> dict[str, str]:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from runner.config import ChatOptions, Grammar, SamplingParams, nearest_hint
-from runner.errors import UsageError
+from runner.config import ChatOptions, Grammar, SamplingParams
+from runner.errors import UsageError, nearest_hint
 from runner.grammar_text import ANY_JSON
 from runner.server.refusal import Refusal, refusal_of
 from runner.types import Message, Role

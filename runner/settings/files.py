@@ -6,7 +6,6 @@ A file is flat TOML: `temperature = 0.7`. This file knows the table of settings 
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,10 @@ def project_file(cwd: Path, home: Path) -> Path | None:
 def read_file(path: Path) -> dict[str, Any]:
     """The settings in a file, checked; {} when it does not exist. Raises ConfigError with the file and line."""
     text = read_text(path)
+    if not text:
+        return {}
+    import tomllib
+
     try:
         found = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of 5000 digits and brackets 5000 deep are no TOML errors

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from runner.config import LONGEST_DRAFT, ChatOptions, LoadOptions, SamplingParams, Speculation, nearest_hint
-from runner.errors import ConfigError, UsageError
+from runner.config import LONGEST_DRAFT, ChatOptions, LoadOptions, SamplingParams, Speculation
+from runner.errors import ConfigError, UsageError, nearest_hint
 
 Kind = Literal["text", "number", "integer", "yes/no", "texts", "layers"]
 Owner = type[LoadOptions] | type[SamplingParams] | type[ChatOptions]

@@ -9,8 +9,7 @@ import hashlib
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from runner.config import nearest_hint
-from runner.errors import TemplateError
+from runner.errors import TemplateError, nearest_hint
 
 
 def template_hash(template: str) -> str:

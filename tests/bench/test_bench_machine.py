@@ -59,6 +59,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Generator[SimpleNamespace, None, 
         ],
     )
     monkeypatch.setitem(sys.modules, "pynvml", stand_in)
+    monkeypatch.setattr("runner.machine.gpu._NVML_LIBRARY", None)  # this program, which can always be opened
     nvml.cache_clear()
     yield stand_in
     nvml.cache_clear()

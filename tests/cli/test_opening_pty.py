@@ -117,6 +117,21 @@ def test_a_model_that_is_not_there_ends_the_chat_and_takes_the_prompt_away(chat:
     assert PROMPT not in shown
 
 
+def test_a_database_that_is_damaged_ends_the_chat_before_anything_is_answered(
+    chat: Callable[..., Terminal], slow: Callable[..., str]
+) -> None:
+    database = user_paths().database
+    database.parent.mkdir(parents=True)
+    database.write_bytes(b"garbage " * 1000)
+    terminal = chat(slow(30))
+    terminal.type("a long question\r")
+    assert terminal.wait_for_exit() == 1
+    shown = terminal.read()
+    assert "is damaged" in shown
+    assert "--no-log chats without it." in shown.replace("\n", " ")
+    assert "a long question" in user_paths().prompt_history.read_text()
+
+
 def test_a_download_has_its_bar_above_the_prompt_and_goes_on_another_time(
     chat: Callable[..., Terminal], tmp_path: Path, demo_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

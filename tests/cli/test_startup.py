@@ -35,6 +35,29 @@ HEAVY = (
 )
 
 
+# What a chat needs only to load, to answer or to complete: its prompt does not wait for it.
+BEHIND_THE_PROMPT = (
+    "runner.chat_pages",
+    "runner.conversation",
+    "runner.events",
+    "runner.message_files",
+    "runner.registry",
+    "runner.running",
+    "runner.set_values",
+    "runner.speculative",
+    "runner.status_text",
+    "runner.store",
+    "runner.telemetry",
+    "runner.transcript",
+    "runner.types",
+    "gguf",
+    "jinja2",
+    "numpy",
+    "psutil",
+    "sqlite3",
+)
+
+
 def python(program: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
@@ -54,6 +77,49 @@ def test_light_commands_import_nothing_heavy(arguments: list[str]) -> None:
     )
     done = python(program, *arguments)
     assert done.stdout.splitlines()[-1] == "LOADED 0 []", done.stderr
+
+
+def test_help_imports_nothing_of_settings_or_logs() -> None:
+    rest = ("runner.config", "runner.settings", "runner.log", "runner.paths", "logging.handlers")
+    program = (
+        "import sys\nfrom runner.cli.app import main\ncode = main(['--help'])\n"
+        f"print('LOADED', code, [name for name in {rest!r} if name in sys.modules])"
+    )
+    assert python(program).stdout.splitlines()[-1] == "LOADED 0 []"
+
+
+def test_ls_imports_nothing_of_what_runs_a_model() -> None:
+    program = (
+        "import sys\nfrom runner.cli.app import main\ncode = main(['ls'])\n"
+        f"print('LOADED', code, [name for name in ('runner.config', *{BEHIND_THE_PROMPT!r}) if name in sys.modules])"
+    )
+    assert python(program).stdout.splitlines()[-1] == "LOADED 0 ['runner.registry']"
+
+
+def test_a_chats_prompt_waits_for_nothing_that_only_an_answer_needs() -> None:
+    """The engine is stopped as soon as it is started: what it tells is read behind the prompt."""
+    program = (
+        "import os, signal, sys\n"
+        "from prompt_toolkit import PromptSession\n"
+        "from runner.cli.app import main\n"
+        "from runner.engine_process import EngineProcess\n"
+        "start, engines = EngineProcess.start, []\n"
+        "def start_silent(engine):\n"
+        "    if engine.pid is None:\n"
+        "        start(engine)\n"
+        "        os.kill(engine.pid, signal.SIGSTOP)\n"
+        "        engines.append(engine)\n"
+        "def prompt(*_, **__):\n"
+        f"    print('LOADED', [name for name in {BEHIND_THE_PROMPT!r} if name in sys.modules], flush=True)\n"
+        "    engines[0].kill()\n"
+        "    os._exit(0)\n"
+        "EngineProcess.start, PromptSession.prompt = start_silent, prompt\n"
+        "main(['chat', 'demo'])"
+    )
+    chat = pexpect.spawn(sys.executable, ["-c", program], encoding="utf-8", timeout=60, dimensions=(24, 200))
+    chat.expect(r"LOADED (.*)\r\n")
+    assert chat.match[1] == "[]"
+    chat.close()
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

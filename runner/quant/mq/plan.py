@@ -13,8 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from runner.config import nearest_hint
-from runner.errors import BadModelFile, UnsupportedModel, UsageError
+from runner.errors import BadModelFile, UnsupportedModel, UsageError, nearest_hint
 from runner.model_config import ModelConfig
 from runner.quant.architectures import blocks
 from runner.quant.architectures.experts import with_experts

@@ -14,8 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from runner.config import nearest_hint
-from runner.errors import UsageError
+from runner.errors import UsageError, nearest_hint
 
 KEEP: Final = "keep"  # instead of a format: as in the source
 _MAX_FILE_BYTES: Final = 2**20
