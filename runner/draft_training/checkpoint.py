@@ -34,12 +34,13 @@ class Watched:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """step: steps done. best_step: when the head was best. curve: what was watched so far. head, best: parameters by
-    name. moments: the optimizer's, by name, first and second."""
+    """step: steps done. best_step: when the head was best. curve: what was watched so far. losses: of the steps since.
+    head, best: parameters by name. moments: the optimizer's, by name, first and second."""
 
     step: int
     best_step: int
     curve: tuple[Watched, ...]
+    losses: tuple[float, ...]
     head: Mapping[str, Tensor]
     best: Mapping[str, Tensor]
     moments: Mapping[str, tuple[Tensor, Tensor]]
@@ -55,6 +56,7 @@ def save_checkpoint(directory: Path, checkpoint: Checkpoint, identity: str) -> N
         "step": checkpoint.step,
         "best_step": checkpoint.best_step,
         "curve": [asdict(watched) for watched in checkpoint.curve],
+        "losses": checkpoint.losses,
     }
     metadata = {"identity": identity, "state": json.dumps(state)}
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -84,7 +86,7 @@ def load_checkpoint(directory: Path, identity: str, shapes: Mapping[str, torch.S
                 return None
             state = json.loads(metadata["state"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-    except (OSError, SafetensorError, ValueError, KeyError):
+    except (OSError, SafetensorError, ValueError, KeyError, RecursionError):
         return None
     return _checkpoint(state, tensors, shapes)
 
@@ -105,9 +107,16 @@ def _checkpoint(
     try:
         curve = tuple(Watched(**watched) for watched in state["curve"])
         step, best_step = int(state["step"]), int(state["best_step"])
+        losses = tuple(map(float, state["losses"]))
     except (KeyError, TypeError, ValueError):
         return None
     moments = {name: (whole["first"][name], whole["second"][name]) for name in shapes}
     return Checkpoint(
-        step=step, best_step=best_step, curve=curve, head=whole["head"], best=whole["best"], moments=moments
+        step=step,
+        best_step=best_step,
+        curve=curve,
+        losses=losses,
+        head=whole["head"],
+        best=whole["best"],
+        moments=moments,
     )

@@ -99,7 +99,7 @@ def made_from_of(path: Path) -> Mapping[str, Any]:
     try:
         with path.open(encoding="utf-8") as file:
             made_from = json.loads(file.readline())["made_from"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         made_from = None
     if not isinstance(made_from, dict):
         raise UsageError(

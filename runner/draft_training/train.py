@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from statistics import fmean
 from typing import Final
 
 import torch
@@ -81,7 +82,7 @@ class Training:
         self.step = 0
         self.curve: list[Watched] = []
         self._best, self.best_step = self._copied(), 0
-        self._losses: list[Tensor] = []
+        self._losses: list[float] = []  # of the steps since the watched texts were drafted on
         if begun is not None:
             self._go_on(begun)
 
@@ -125,6 +126,7 @@ class Training:
             step=self.step,
             best_step=self.best_step,
             curve=tuple(self.curve),
+            losses=tuple(self._losses),
             head=self._copied(),
             best=self._best,
             moments=moments,
@@ -150,7 +152,7 @@ class Training:
                 f"The loss is {value} after {self.step} steps: the model's hidden states are no numbers, or too large.",
                 hint="Try the other --variant; where both fail, the model's files may be damaged.",
             )
-        self._losses.append(loss.detach())
+        self._losses.append(value)
         return value
 
     def _update(self) -> None:
@@ -178,9 +180,8 @@ class Training:
         )
         if found.length > max((watched.acceptance_length for watched in self.curve), default=0.0) + _NO_BETTER:
             self._best, self.best_step = self._copied(), self.step
-        mean = torch.stack(self._losses).mean().item() if self._losses else math.nan
+        self.curve.append(Watched(self.step, fmean(self._losses), found.length))
         self._losses.clear()
-        self.curve.append(Watched(self.step, mean, found.length))
 
     @property
     def is_stuck(self) -> bool:
@@ -191,7 +192,7 @@ class Training:
         return {name: master.detach().clone() for name, master in self._masters.items()}
 
     def _go_on(self, begun: Checkpoint) -> None:
-        self.step, self.curve = begun.step, list(begun.curve)
+        self.step, self.curve, self._losses = begun.step, list(begun.curve), list(begun.losses)
         device = self.head.d2t.device
         self._best, self.best_step = {name: tensor.to(device) for name, tensor in begun.best.items()}, begun.best_step
         for name, master in self._masters.items():

@@ -29,7 +29,7 @@ def whole_lines(journal: int) -> list[dict[str, Any]]:
         os.ftruncate(journal, len(whole))
     try:
         lines = [json.loads(line) for line in whole.splitlines()]
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     return lines if all(isinstance(line, dict) for line in lines) else []
 

@@ -111,6 +111,38 @@ def test_cancel_ends_a_long_prefill_within_200_ms(demo_directory: Path) -> None:
     assert len(take(backend, prompt[:20], 4)) == 4
 
 
+@pytest.mark.parametrize(("n_tokens", "n_more"), [(39, 0), (812, 0), (935, 1), (1015, 2)])
+def test_a_slow_machine_reads_a_prompt_in_more_parts_and_to_the_same_bits(
+    demo_directory: Path, monkeypatch: pytest.MonkeyPatch, n_tokens: int, n_more: int
+) -> None:
+    backend = load(demo_directory / "demo-q8_0.gguf", ctx_size=1024)
+    assert isinstance(backend, LlamaCppBackend)
+    prompt = [5 + 37 * i % 8000 for i in range(n_tokens)]
+
+    def read(goal_s: float) -> tuple[int, bytes]:
+        monkeypatch.setattr("runner.backends.llamacpp.backend._CHUNK_GOAL_S", goal_s)
+        backend.keep(0)
+        n_parts = len(list(backend._prefill(prompt, CancelToken()))) - 1
+        return n_parts, backend._logits_at(-1).tobytes()
+
+    n_parts, logits = read(1e9)
+    n_slow, logits_of_slow = read(-1.0)
+    assert (n_slow - n_parts, logits_of_slow == logits) == (n_more, True)
+    backend.close()
+
+
+@pytest.mark.parametrize("batch_size", [3, 20])
+def test_parts_are_never_longer_than_was_asked_for(
+    demo_directory: Path, monkeypatch: pytest.MonkeyPatch, batch_size: int
+) -> None:
+    monkeypatch.setattr("runner.backends.llamacpp.backend._CHUNK_GOAL_S", -1.0)
+    backend = load(demo_directory / "demo-q8_0.gguf", batch_size=batch_size)
+    steps = backend.generate([10 + i for i in range(70)], GREEDY, CancelToken())
+    done = [step.done for step in steps if isinstance(step, Prefill)]
+    assert done == [*range(0, 70, batch_size), 70]
+    backend.close()
+
+
 def test_a_cancel_says_nothing_on_the_terminal_of_a_program_without_logging(
     demo: Backend, caplog: pytest.LogCaptureFixture
 ) -> None:

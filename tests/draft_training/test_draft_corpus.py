@@ -11,7 +11,8 @@ import torch
 from runner.backends.base import Step
 from runner.backends.native.writing import write_batch
 from runner.config import SamplingParams
-from runner.draft_training.corpus import Corpus, Text, Writer, opened, temperature_of, write_corpus
+from runner.draft_training.corpus import Corpus, Text, Writer, made_from_of, opened, temperature_of, write_corpus
+from runner.errors import UsageError
 from runner.types import CancelToken
 from tests.backends.native.tiny_models import load, ready
 from tests.draft_training.draft_models import opened as target_of
@@ -122,7 +123,9 @@ def test_a_text_that_is_there_is_not_written_again(tmp_path: Path, writer: Write
     assert write(path, nobody, 200) == texts
 
 
-@pytest.mark.parametrize("line", ["[]", '{"texts": 1}', '{"texts": [[1, [999]]]}', '{"texts": [[5, [1, 2]]]}', "x"])
+@pytest.mark.parametrize(
+    "line", ["[]", '{"texts": 1}', '{"texts": [[1, [999]]]}', '{"texts": [[5, [1, 2]]]}', "x", "[" * 10**5]
+)
 def test_a_text_that_is_damaged_is_written_again(tmp_path: Path, writer: Writer, line: str) -> None:
     path = tmp_path / "corpus.jsonl"
     texts = write(path, writer, 200)
@@ -136,6 +139,14 @@ def test_a_text_of_something_else_is_written_again(tmp_path: Path, writer: Write
     write(path, writer, 200)
     with opened(path, {"target": "another"}, 263) as corpus:
         assert corpus.texts == []
+
+
+@pytest.mark.parametrize("line", ["", "x", "[]", '{"made_from": 1}', "[" * 10**5])
+def test_a_file_that_is_no_text_of_a_targets_is_refused(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(UsageError, match="no text of a target's"):
+        made_from_of(path)
 
 
 def test_less_of_a_text_is_its_first_answers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -185,6 +186,19 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     assert weights(tmp_path / "out") == weights(whole[0])
     assert not (tmp_path / "out.partial").exists()
     assert not (tmp_path / "out" / CHECKPOINT_NAME).exists()
+
+
+def test_the_curve_has_the_losses_of_before_a_stop_too(tmp_path: Path, directory: Path) -> None:
+    """Stopped between two looks, once to go on with more steps and once to end there."""
+    settings, stages = replace(LESS, steps=40), list[Stage]()  # a look after each two
+    whole = trained(job(directory, tmp_path / "whole", settings=settings), stages)
+    for name in ("on", "over"):
+        with pytest.raises(RunnerError, match="stopped"):
+            trained(job(directory, tmp_path / name, settings=settings), cancel=_Stop(training_begins(stages) + 3))
+    assert trained(job(directory, tmp_path / "on", settings=settings)).curve == whole.curve
+    ended = trained(job(directory, tmp_path / "over", settings=settings, time_limit_s=1e-6))
+    assert (ended.steps, len(ended.curve)) == (3, 2)
+    assert math.isfinite(ended.curve[-1].loss)
 
 
 def test_a_kill_costs_the_steps_since_the_last_checkpoint_and_no_text(

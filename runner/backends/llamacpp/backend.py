@@ -41,7 +41,7 @@ from runner.types import CancelToken, MemoryUse, ModelInfo, ReadyModel
 
 _SCORE_BATCH = 64  # logits of this many positions are held at once by score()
 _CHUNK_GOAL_S = 0.5  # prefill chunks shrink until one takes about this long, so that progress is seen
-_MIN_CHUNK = 32
+_MIN_CHUNK = 64  # of fewer tokens attention rounds otherwise on a CPU (ggml's GGML_FA_TILE_Q)
 
 
 class LlamaCppBackend(Backend):
@@ -153,7 +153,8 @@ class LlamaCppBackend(Backend):
         yield Prefill(cached, len(prompt), cached)
         done, chunk = cached, self._chunk
         while done < len(prompt) and not cancel.is_cancelled:
-            part = prompt[done : done + chunk]
+            n_whole = self._chunk - (done - cached) % self._chunk
+            part = prompt[done : done + _n_at_once(min(n_whole, len(prompt) - done), chunk)]
             started = time.monotonic()
             if not self._decode(part, done):
                 return
@@ -294,6 +295,15 @@ class _Steps:
 
     def keep(self, length: int) -> None:
         self._backend.keep(length)
+
+
+def _n_at_once(n_tokens: int, goal: int) -> int:
+    """How many of `n_tokens`, which could be computed in one piece, to compute in pieces of about `goal`.
+
+    No piece has fewer tokens than _MIN_CHUNK unless all of them are fewer, so that the bits are those of one piece: how
+    fast the machine is just now must not change the text.
+    """
+    return goal if n_tokens - goal >= _MIN_CHUNK else n_tokens
 
 
 def _n_gpu_layers(model: Any, options: LoadOptions) -> int:
