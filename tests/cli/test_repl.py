@@ -280,8 +280,8 @@ def test_a_file_that_is_too_long_can_be_left_out_again(chat: Chat, tmp_path: Pat
 
 
 def test_a_chat_that_is_too_long_is_told_what_the_chat_can_do(chat: Chat) -> None:
-    chat.start("ok", "ok").type("/set ctx_size 512", "hello")
-    _, err = chat.type("many words " * 400)
+    chat.start("ok", "ok").type("/set ctx_size 512", "many words " * 30)
+    _, err = chat.type("many words " * 30)
     assert "Start afresh, or let the oldest turns go (/set overflow drop), or load the model" in err
     assert "larger context (/set ctx_size N, up to" in err
     assert "--overflow" not in err
