@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +45,7 @@ from runner.kernels.heads import COLUMNS_OF_SUM, Heads, place_heads
 from runner.kernels.kv_layer import LayerCache
 from runner.kernels.matmul import Activation, Logits, gate_ref, linear_gated, linear_logits
 from runner.kernels.splits import Splits
-from runner.kernels.values import MOST_ROWS, Parts, Squares
+from runner.kernels.values import MOST_ROWS, Parts, Squares, is_hopper
 from runner.model_config import RopeName
 
 
@@ -178,8 +177,9 @@ def _mlp(module: nn.Module, name: str, reader: MatrixReader) -> FusedMlp | Fused
 
 # Of a layer: the host takes 0.7 to 2 ms to launch one (H200), which then computes at some 700 TFLOP/s in int8. ms of 16
 # layers of Llama-3.1-8B, launched one by one | from a graph: 1200 tokens (filled up 5.6e11) 14.0 to 22.0 | 13.5, 1400
-# (6.7e11) 17.5 | 15.7, 1700 (7.8e11) 19.0 | 18.6, 2048 (8.9e11) 20.9 | 20.6.
-_FLOP_BEHIND_LAUNCHES: Final = 9e11
+# (6.7e11) 17.5 | 15.7, 1700 (7.8e11) 19.0 | 18.6, 2048 (8.9e11) 20.9 | 20.6. Other GPUs have no products in int8, and
+# what is filled up costs them more: theirs is what was found for the H200 in bfloat16.
+_FLOP_BEHIND_LAUNCHES, _FLOP_ELSEWHERE = 9e11, 5.5e11
 
 
 class FusedDecoder:
@@ -255,15 +255,16 @@ class FusedDecoder:
         return linear_logits(x, self.head, squares=left)
 
     def waits_for_launches(self, n_rows: int, first: int) -> bool:
-        """Whether an H200 computes a prompt of so many rows, after `first` others, faster than its host launches it.
+        """Whether a GPU computes a prompt of so many rows, after `first` others, faster than its host launches it.
 
-        The same on every GPU: the bits of a prompt follow from it.
+        It follows from the kind of the GPU and from no clock: the bits of a prompt follow from it.
         """
         config, experts = self.decoder.config, self.decoder.config.experts
         heads = config.num_heads * config.head_dim
         width = config.intermediate_size if experts is None else experts.per_token * experts.intermediate_size
         matrices = 2 * heads + 2 * config.num_kv_heads * config.head_dim + 3 * width
-        return 2 * n_rows * (config.hidden_size * matrices + 2 * heads * first) < _FLOP_BEHIND_LAUNCHES
+        most = _FLOP_BEHIND_LAUNCHES if is_hopper(self.norm.gain) else _FLOP_ELSEWHERE
+        return 2 * n_rows * (config.hidden_size * matrices + 2 * heads * first) < most
 
     def interior(self) -> Interior:
         """See Interior: the same weights, each step on its own."""

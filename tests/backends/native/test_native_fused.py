@@ -316,16 +316,25 @@ def test_a_prompt_is_as_long_as_it_is_where_there_is_no_room_and_where_the_devic
         assert not graphs._noted
 
 
-def test_large_models_and_long_prompts_do_not_wait_for_launches(tiny: tuple[ModelConfig, Weights]) -> None:
+@pytest.mark.parametrize(
+    ("is_hopper", "waiting", "others"),
+    [(True, [(2048, 0), (1536, 8192)], [(2048, 2048), (1792, 8192)]), (False, [(1024, 0)], [(1280, 0), (1024, 8192)])],
+)
+def test_large_models_and_long_prompts_do_not_wait_for_launches(
+    tiny: tuple[ModelConfig, Weights],
+    monkeypatch: pytest.MonkeyPatch,
+    is_hopper: bool,
+    waiting: list[tuple[int, int]],
+    others: list[tuple[int, int]],
+) -> None:
+    monkeypatch.setattr("runner.backends.native.fused.is_hopper", lambda _: is_hopper)
     decoder = fused(*tiny)._opened()
     llama_8b = {
         "hidden_size": 4096, "intermediate_size": 14336, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128
     }  # fmt: skip
     decoder.decoder.config = dataclasses.replace(decoder.decoder.config, **llama_8b)  # type: ignore[arg-type]
-    assert decoder.waits_for_launches(2048, 0)
-    assert not decoder.waits_for_launches(2048, 2048)
-    assert decoder.waits_for_launches(1536, 8192)
-    assert not decoder.waits_for_launches(1792, 8192)
+    assert all(decoder.waits_for_launches(*prompt) for prompt in waiting)
+    assert not any(decoder.waits_for_launches(*prompt) for prompt in others)
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float16])
