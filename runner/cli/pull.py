@@ -120,6 +120,8 @@ class _Puller:
         from runner.pull import here_for_good, plan_pull
 
         if spec.path is not None or spec.origin == "fake":
+            if spec.path is not None:
+                locate(spec)  # which refuses what is no model, or not a whole one
             render.narrate(f"{spec.name} is on this machine: there is nothing to fetch.")
             return self._done(title(spec), [] if spec.path is None else [str(spec.path)])
         located = locate(spec) if self._is_offline else here_for_good(spec)

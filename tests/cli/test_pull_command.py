@@ -96,6 +96,14 @@ def test_what_is_on_this_machine_anyway_needs_no_pull(capsys: pytest.CaptureFixt
     assert run(capsys, "demo", "--revision", "main")[0] == 2
 
 
+def test_a_directory_without_a_model_is_no_model_that_is_here(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, _, err = run(capsys, str(tmp_path))
+    assert code == 1
+    assert "has no GGUF and no safetensors weights." in err
+
+
 def test_an_interrupted_pull_goes_on(capsys: pytest.CaptureFixture[str], server: Hub) -> None:
     here = begin_fetch(GGUF, WEIGHTS, server).stat().st_size
     answer = json.loads(run(capsys, GGUF, "--json")[1])["models"][0]
