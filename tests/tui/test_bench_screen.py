@@ -360,6 +360,26 @@ def test_earlier_runs_are_looked_at_compared_and_a_regression_is_said_in_words()
     running(app, body)
 
 
+def test_an_earlier_run_is_shown_below_while_another_is_measured(slow_script: str) -> None:
+    kept_runs()
+    app = bench()
+
+    async def body(pilot: Pilot[Any]) -> None:
+        screen = await ask_for(app, pilot, slow_script)
+        screen.action_start()
+        await until(pilot, lambda: bool(screen.pids()))
+        report = screen.query_one(BenchReport)
+        assert not report.display
+        screen.query_one("#bench-runs").focus()
+        await pilot.press("down")
+        await until(pilot, lambda: report.display)
+        assert screen.query_one(BenchLive).display
+        await pilot.press("escape")
+        await until(pilot, lambda: not screen.is_measuring, 15)
+
+    running(app, body)
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_hostile_names_and_reasons_are_shown_as_they_stand(size: tuple[int, int]) -> None:
     hostile = full_run(model=HOSTILE, notes=(HOSTILE,))

@@ -131,6 +131,7 @@ class BenchScreen(ModeScreen):
     @on(BenchHistory.Chosen)
     def _look(self, message: BenchHistory.Chosen) -> None:
         self._show(message.run)
+        self.query_one(BenchReport).display = True  # below what is being measured, if something is
 
     def _show(self, run: BenchRun, against: BenchRun | None = None) -> None:
         """The run, and beside it `against`, or else the last one before it that measured the same."""
