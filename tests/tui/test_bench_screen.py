@@ -360,7 +360,7 @@ def test_earlier_runs_are_looked_at_compared_and_a_regression_is_said_in_words()
     running(app, body)
 
 
-def test_an_earlier_run_is_shown_below_while_another_is_measured(slow_script: str) -> None:
+def test_earlier_runs_are_shown_and_compared_below_while_another_is_measured(slow_script: str) -> None:
     kept_runs()
     app = bench()
 
@@ -371,8 +371,12 @@ def test_an_earlier_run_is_shown_below_while_another_is_measured(slow_script: st
         report = screen.query_one(BenchReport)
         assert not report.display
         screen.query_one("#bench-runs").focus()
-        await pilot.press("down")
+        await pilot.press("e")
+        assert said(app) == ["There is no run to write yet."]
+        await pilot.press("c", "down")
         await until(pilot, lambda: report.display)
+        await pilot.press("c")
+        await until(pilot, lambda: "→" in seen(app))
         assert screen.query_one(BenchLive).display
         await pilot.press("escape")
         await until(pilot, lambda: not screen.is_measuring, 15)

@@ -131,7 +131,6 @@ class BenchScreen(ModeScreen):
     @on(BenchHistory.Chosen)
     def _look(self, message: BenchHistory.Chosen) -> None:
         self._show(message.run)
-        self.query_one(BenchReport).display = True  # below what is being measured, if something is
 
     def _show(self, run: BenchRun, against: BenchRun | None = None) -> None:
         """The run, and beside it `against`, or else the last one before it that measured the same."""
@@ -139,7 +138,13 @@ class BenchScreen(ModeScreen):
         earlier = self._runs[: ids.index(run.id)] if run.id in ids else self._runs
         before = against or last_like(earlier, run)
         beside = None if before is None else compare_runs(before, run)
-        self.query_one(BenchReport).show(Shown(run, beside, self._runs))
+        self._put(Shown(run, beside, self._runs))
+
+    def _put(self, shown: Shown) -> None:
+        """It stands below what is being measured, if something is."""
+        report = self.query_one(BenchReport)
+        report.show(shown)
+        report.display = True
         self.query_one("#bench-right").scroll_home(animate=False)
 
     # --- measuring ---------------------------------------------------------------------------------------------------
@@ -273,7 +278,7 @@ class BenchScreen(ModeScreen):
         """Mark the run that is highlighted; with another one marked, set it beside that."""
         history = self.query_one(BenchHistory)
         run, marked = history.highlighted, history.marked
-        if run is None or self.is_measuring:
+        if run is None:
             return
         if marked is None or marked.id == run.id:
             history.mark(None if marked is not None else run)
@@ -281,13 +286,13 @@ class BenchScreen(ModeScreen):
                 self.notify("Marked: press c on another run to compare the two.", markup=False)
             return
         before, after = sorted((marked, run), key=lambda one: one.id)
-        self.query_one(BenchReport).show(Shown(after, compare_runs(before, after), self._runs, is_comparing=True))
-        self.query_one("#bench-right").scroll_home(animate=False)
+        self._put(Shown(after, compare_runs(before, after), self._runs, is_comparing=True))
         history.mark(None)
 
     def action_export(self) -> None:
-        shown = self.query_one(BenchReport).shown
-        if shown is None or self.is_measuring:
+        report = self.query_one(BenchReport)
+        shown = report.shown if report.display else None
+        if shown is None:
             self.notify("There is no run to write yet.", severity="warning", markup=False)
             return
 
