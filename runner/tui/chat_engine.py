@@ -26,6 +26,7 @@ from runner.tui.messages import (
     AnswerBegan,
     AnswerEnded,
     AnswerStep,
+    AnswerStopping,
     EngineState,
     Lent,
     LoadBegan,
@@ -130,6 +131,7 @@ class ChatEngine:
         self._stopped_up_to = self._last_request
         if self.state == "answering":
             self.state = "stopping"
+            self._post(AnswerStopping(self.state))
         self._engine.cancel()
 
     def unload(self, why: str) -> None:

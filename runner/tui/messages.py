@@ -89,6 +89,11 @@ class AnswerStep(EngineMessage):
 
 
 @dataclass
+class AnswerStopping(EngineMessage):
+    """The answer is to stop. Its end, which a hung engine puts off, is AnswerEnded."""
+
+
+@dataclass
 class AnswerEnded(EngineMessage):
     """turn: the answer as it is kept, None when nothing of it came. unsent: a question that was not accepted.
 

@@ -20,7 +20,16 @@ from runner.paths import user_paths
 from runner.settings import load_settings
 from runner.store import Store
 from runner.tui.chat_engine import ChatEngine
-from runner.tui.messages import AnswerBegan, AnswerEnded, AnswerStep, EngineMessage, LoadBegan, LoadEnded, Unloaded
+from runner.tui.messages import (
+    AnswerBegan,
+    AnswerEnded,
+    AnswerStep,
+    AnswerStopping,
+    EngineMessage,
+    LoadBegan,
+    LoadEnded,
+    Unloaded,
+)
 from runner.tui.services import Services
 
 PATIENCE_S = 20.0
@@ -128,6 +137,7 @@ def test_stopping_keeps_what_came_and_gives_back_what_waits(told: Callable[..., 
     began = time.monotonic()
     chat.engine.stop()
     assert chat.engine.state == "stopping"
+    assert chat.last(AnswerStopping).state == "stopping"  # said at once: an engine that hangs tells nothing more
     first, second = chat.last(AnswerEnded), chat.last(AnswerEnded)
     assert time.monotonic() - began < 10  # the answer would take 40 s
     assert first.turn.state == "cancelled"
