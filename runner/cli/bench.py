@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from runner.types import BackendName
 
 _MEASURE = "measure"
+_FORMATS_ELSEWHERE = {"--csv": "csv", "--md": "md", "--markdown": "md", "--jsonl": "jsonl"}
 _KNOWN_BACKENDS = tuple(name for name in options.BACKENDS if name != "auto")
 
 
@@ -46,6 +47,13 @@ class _AsTheGroup(TyperCommand):
     """Shown under the group's name, which is how it is called."""
 
     context_class = _GroupsContext
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """What other programs take as an option of its own is a value of --format here."""
+        for arg in args[: args.index("--") if "--" in args else len(args)]:
+            if arg in _FORMATS_ELSEWHERE and not ctx.resilient_parsing:
+                raise UsageError(f"No such option: {arg}", hint=f"Give --format {_FORMATS_ELSEWHERE[arg]}.")
+        return super().parse_args(ctx, args)
 
 
 app = new_app(cls=_MeasureUnlessNamed, help="Measure how fast a model runs here, and compare runs.")

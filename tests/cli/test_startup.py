@@ -180,6 +180,9 @@ def test_alone_on_a_terminal_that_places_no_text_it_says_why_no_interface_opens(
         (["run", "demo", "x", "--backend", "cuda"], "llamacpp"),
         (["run", "demo", "x", "-ngl", "some"], "auto, all"),
         (["run", "demmo", "x"], "demo"),
+        (["bench", "demo", "--csv"], "--format csv"),
+        (["bench", "--markdown", "demo"], "--format md"),
+        (["bench", "demo", "--md"], "--format md"),
     ],
 )
 def test_wrong_usage_exits_2_and_says_what_would_be_right(
