@@ -18,7 +18,7 @@ from torch import Tensor
 from runner.backends.native.blocks import Decoder
 from runner.backends.native.writing import write_batch
 from runner.errors import UsageError
-from runner.quant.journal import append_line, whole_lines
+from runner.quant.journal import append_line, lines_of, whole_lines
 
 CORPUS_NAME: Final = "corpus.jsonl"
 # Greedy as when a program asks, and as people chat. A greedy answer to the same prompt is the same again.
@@ -106,6 +106,12 @@ def made_from_of(path: Path) -> Mapping[str, Any]:
             f"{path} is no text of a target's.", hint="Give --corpus the directory of a head that was trained before."
         )
     return made_from
+
+
+def has_text(path: Path, made_from: Mapping[str, Any], vocab_size: int) -> bool:
+    """Whether there is a whole batch in that file, and no damage. Nothing is written. Raises OSError."""
+    with path.open("rb") as file:
+        return bool(_batches(lines_of(file.read()), made_from, vocab_size))
 
 
 def _batches(lines: list[dict[str, Any]], made_from: Mapping[str, Any], vocab_size: int) -> list[list[Text]] | None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from runner.backends.native.heads.eagle3_config import Eagle3Config, eagle3_for
-from runner.draft_training.corpus import CORPUS_NAME, made_from_of
+from runner.draft_training.corpus import CORPUS_NAME, has_text, made_from_of
 from runner.draft_training.prompts import Prompts
 from runner.draft_training.settings import TrainingSettings
 from runner.draft_training.target import TargetFiles
@@ -69,13 +69,16 @@ def text_identity(job: Job) -> dict[str, Any]:
 
 
 def text_of(job: Job) -> Mapping[str, Any]:
-    """What the text is made from. Raises UsageError for an earlier text that another model wrote."""
+    """What the text is made from. Raises UsageError for an earlier text that another model wrote, or that is torn."""
     if job.text_from is None:
         return text_identity(job)
-    made_from = made_from_of(job.text_from / CORPUS_NAME)
+    path = job.text_from / CORPUS_NAME
+    made_from = made_from_of(path)
     if made_from.get("target") != job.target.fingerprint:
         raise UsageError(
             f"The text in {job.text_from} was written by another model, or its files have changed since.",
             hint=f"Leave --corpus out: {job.target.name} then writes its own.",
         )
+    if not has_text(path, made_from, job.target.config.vocab_size):
+        raise UsageError(f"{job.text_from} has no whole text.", hint="Leave --corpus out to write one.")
     return made_from

@@ -194,8 +194,6 @@ class _Making:
             if job.text_from is None or name != CORPUS_NAME:
                 hurried = replace(writer, is_over=lambda: self._goes_on or self._time_share() > time_share)
                 write_corpus(corpus, hurried, asked, n_tokens, job.settings.seed, on_tokens=on_tokens)
-            elif not corpus.n_batches:
-                raise UsageError(f"{job.text_from} has no whole text.", hint="Leave --corpus out to write one.")
             found = _answers(corpus, n_tokens)
         if not found:
             raise UnsupportedModel(

@@ -24,11 +24,15 @@ def whole_lines(journal: int) -> list[dict[str, Any]]:
     """The whole lines; a torn one at the end, which a kill left, is cut off. Nothing when a line is damaged."""
     size = os.fstat(journal).st_size
     text = os.pread(journal, size, 0)
-    whole = text[: text.rfind(b"\n") + 1]
-    if len(whole) != size:
-        os.ftruncate(journal, len(whole))
+    if (whole := text.rfind(b"\n") + 1) != size:
+        os.ftruncate(journal, whole)
+    return lines_of(text)
+
+
+def lines_of(text: bytes) -> list[dict[str, Any]]:
+    """The whole lines of a journal's text. Nothing when one is damaged."""
     try:
-        lines = [json.loads(line) for line in whole.splitlines()]
+        lines = [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
     except (ValueError, RecursionError):
         return []
     return lines if all(isinstance(line, dict) for line in lines) else []

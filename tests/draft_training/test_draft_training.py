@@ -282,9 +282,12 @@ def test_a_text_that_was_torn_before_its_first_answers_is_none(
     torn = tmp_path / "torn"
     shutil.copytree(whole[0], torn)
     lines = (torn / CORPUS_NAME).read_bytes().splitlines(keepends=True)
-    (torn / CORPUS_NAME).write_bytes(lines[0] + lines[1][:20])
-    with pytest.raises(UsageError, match="torn has no whole text"):
-        trained(job(directory, tmp_path / "out", settings=LESS, text_from=torn))
+    for rest in (lines[1][:20], b'{"texts": 1}\n'):
+        (torn / CORPUS_NAME).write_bytes(lines[0] + rest)
+        with pytest.raises(UsageError, match="torn has no whole text"):
+            trained(job(directory, tmp_path / "out", settings=LESS, text_from=torn))
+        assert (torn / CORPUS_NAME).read_bytes() == lines[0] + rest
+        assert not (tmp_path / "out.partial").exists()
 
 
 def test_a_limit_that_leaves_no_time_says_so_and_keeps_the_text(tmp_path: Path, directory: Path) -> None:
