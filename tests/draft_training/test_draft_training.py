@@ -255,8 +255,8 @@ def test_a_run_with_a_limit_of_time_goes_on_with_its_text_and_its_steps(
     tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The text of the first run was cut short; the second one has time for more of it, and does not write it."""
-    monkeypatch.setattr(making, "_WRITING_SHARE", 1e-9)
-    asked = job(directory, tmp_path / "out", settings=LESS, n_tokens=10**5, time_limit_s=60)
+    monkeypatch.setattr(making, "_WRITING_SHARE", 0.0)
+    asked = job(directory, tmp_path / "out", settings=LESS, n_tokens=3000, time_limit_s=10**6)
     with pytest.raises(KeyboardInterrupt):
         train_draft(asked, killing_at(3), lambda _: None, CancelToken())
     text = (tmp_path / "out.partial" / CORPUS_NAME).read_bytes()
