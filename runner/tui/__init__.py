@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from functools import partial
@@ -58,6 +59,11 @@ async def _until_left(app: RunnerApp) -> None:
 
 def _hang_up(app: RunnerApp) -> None:
     """Keep what there is to keep, end the child processes, and end: Textual would wait for its dead terminal."""
-    app.keep_draft()
-    app.close_down()
-    os._exit(128 + signal.SIGHUP)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # once is enough
+    try:
+        app.keep_draft()
+        app.close_down()
+    except Exception:  # a full disk, or a locked one: nobody is there to be told
+        logging.getLogger(__name__).exception("not all was kept when the terminal was closed")
+    finally:
+        os._exit(128 + signal.SIGHUP)

@@ -83,7 +83,10 @@ class BenchThread:
     def close(self) -> None:
         """Stop, and wait until what was measured is kept. Takes up to some seconds."""
         self.cancel()
-        self._thread.join(_GOODBYE_S)
+        if self._thread.ident is not None:  # a signal may come before it is started
+            self._thread.join(_GOODBYE_S)
+        if self._thread.is_alive():
+            _log.warning("the benchmark did not stop within %s s: what it measured is not kept", _GOODBYE_S)
 
     def _work(self) -> None:
         run: BenchRun | None = None

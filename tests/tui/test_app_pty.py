@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -9,11 +10,13 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NoReturn, cast
 
 import psutil
 import pytest
 from chat_terminal import Terminal
 
+from runner import tui
 from runner.paths import user_paths
 from runner.store import Store
 from runner.tui.pacing import ANSWER, ASK
@@ -275,3 +278,24 @@ def test_every_mode_opens_at_every_size(opened: Callable[..., Terminal]) -> None
                 terminal.wait_for(lambda shown, there=there, gone=gone: there in shown and gone not in shown)  # type: ignore[misc]
             assert terminal.child.isalive()
     leave(terminal)
+
+
+class CannotKeep:
+    """An interface whose disk is full."""
+
+    def keep_draft(self) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_terminal_that_closes_ends_it_also_where_nothing_can_be_kept(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process still wants its own
+
+    def leave(code: int) -> NoReturn:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    with pytest.raises(SystemExit, match="129"):
+        tui._hang_up(cast(Any, CannotKeep()))
+    assert "not all was kept" in caplog.text

@@ -17,13 +17,14 @@ from textual.widgets import Checkbox, Input, Static
 
 from runner.bench.events import BackendRefused, BenchStep, RowMeasured
 from runner.bench.record import NOT_REACHED
-from runner.bench.request import GENRES
+from runner.bench.request import GENRES, BenchRequest
 from runner.bench.speculated import Speculated
 from runner.bench.store import append_run, read_history
 from runner.config import LoadOptions
 from runner.errors import RunnerError
 from runner.paths import user_paths
 from runner.speculative.record import SpeculationRecord
+from runner.tui.bench_run import BenchThread
 from runner.tui.messages import GoTo, Unloaded
 from runner.tui.screens.bench import BenchScreen
 from runner.tui.screens.confirm import Confirm
@@ -210,6 +211,10 @@ def test_the_cache_gets_the_type_that_the_command_gives_it(setting: str) -> None
         assert screen.wanted().is_kv_chosen == bool(setting), "or a run with speculation may be INVALID for rounding"
 
     running(app, body)
+
+
+def test_a_benchmark_that_was_not_started_yet_is_closed_at_once() -> None:
+    BenchThread(BenchRequest(model="demo", load=LoadOptions()), user_paths(), lambda _: None).close()
 
 
 def test_who_leaves_while_it_measures_finds_in_the_history_what_was_measured(stage: Stage) -> None:
