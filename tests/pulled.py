@@ -58,6 +58,14 @@ def small_hub(directory: Path, demo: Path) -> Iterator[Hub]:
         yield running
 
 
+@pytest.fixture
+def server(tmp_path: Path, demo_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """This hub, and what fetches asks it."""
+    with small_hub(tmp_path / "served", demo_directory) as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        yield running
+
+
 def fetch_all(repo: str) -> Path:
     """Fetch every file of a repository; returns the snapshot."""
     listing = hub.list_files(repo)

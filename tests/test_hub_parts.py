@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import filelock
 import pytest
 from hub_server import Hub
-from pulled import GGUF, WEIGHTS, begin_fetch, blob, fetch_all, small_hub
+from pulled import GGUF, WEIGHTS, begin_fetch, blob, fetch_all, server
 
 from runner.errors import BusyError
 from runner.hub_cache import repo_directory
 from runner.hub_parts import delete_leftovers, leftovers, lock_directory, quarantine, refuse_while_fetched
 
-
-@pytest.fixture
-def server(tmp_path: Path, demo_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with small_hub(tmp_path / "served", demo_directory) as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.url)
-        yield running
+__all__ = ["server"]  # the fixture
 
 
 def test_a_part_says_which_file_it_begins_and_how_far_it_is(server: Hub) -> None:

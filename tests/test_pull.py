@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hub_server import Hub, Repo
-from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, fetch_all, shard, small_hub
+from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, fetch_all, server, shard
 
 from runner.config import LoadOptions
 from runner.errors import BadModelFile, UsageError
@@ -20,12 +19,7 @@ from runner.pull import PullPlan, at_revision, here_for_good, plan_pull, pull
 from runner.registry import Registry
 from runner.types import CancelToken
 
-
-@pytest.fixture
-def server(tmp_path: Path, demo_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with small_hub(tmp_path / "served", demo_directory) as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.url)
-        yield running
+__all__ = ["server"]  # the fixture
 
 
 def plan(text: str) -> PullPlan:

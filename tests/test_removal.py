@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import filelock
 import pytest
 from hub_server import Hub
-from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, blob, fetch_all, shard, small_hub
+from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, blob, fetch_all, server, shard
 
 from runner import hub
 from runner.errors import BusyError, RunnerError, UsageError
@@ -32,12 +31,7 @@ from runner.removal import (
 )
 from runner.types import CancelToken
 
-
-@pytest.fixture
-def server(tmp_path: Path, demo_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with small_hub(tmp_path / "served", demo_directory) as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.url)
-        yield running
+__all__ = ["server"]  # the fixture
 
 
 def removals(text: str) -> tuple[Removal, ...]:

@@ -6,12 +6,12 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from hub_server import Fault, Hub, Repo
-from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, blob, fetch_all, shard, small_hub
+from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, blob, fetch_all, server, shard
 
 from runner import hub
 from runner.errors import BusyError, RunnerError, UsageError
@@ -24,12 +24,7 @@ from runner.types import CancelToken
 from runner.verify import Finding, Plan, check
 from runner.verify_plan import plan_cached, plan_everything, plan_of
 
-
-@pytest.fixture
-def server(tmp_path: Path, demo_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with small_hub(tmp_path / "served", demo_directory) as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.url)
-        yield running
+__all__ = ["server"]  # the fixture
 
 
 def nobody(repo: str, commit: str) -> Mapping[str, Expected]:

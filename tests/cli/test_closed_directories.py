@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hub_server import Hub
 from plain_user import run_as_plain_user
-from pulled import GGUF, SHARDS, fetch_all, small_hub
+from pulled import GGUF, SHARDS, fetch_all, server
 
 from runner.cli.app import main
 from runner.hub_cache import hub_settings, repo_directory
 from runner.paths import user_paths
 
-
-@pytest.fixture
-def server(tmp_path: Path, demo_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with small_hub(tmp_path / "served", demo_directory) as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.url)
-        yield running
+__all__ = ["server"]  # the fixture
 
 
 def said(directory: Path) -> str:

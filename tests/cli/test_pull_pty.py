@@ -7,26 +7,20 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pexpect
 import pyte
 import pytest
 from hub_server import Hub
-from pulled import GGUF, SHARDS, WEIGHTS, small_hub
+from pulled import GGUF, SHARDS, WEIGHTS, server
 
 from runner.hub_cache import repo_directory
+
+__all__ = ["server"]  # the fixture
 
 MAIN = "import sys; from runner.cli.app import main; sys.exit(main())"
 # Every sequence that pull may send: cursor up, erasing, colours.
 OWN_SEQUENCES = re.compile(r"\x1b\[\d*[AJKm]")
-
-
-@pytest.fixture
-def server(tmp_path: Path, demo_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with small_hub(tmp_path / "served", demo_directory) as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.url)
-        yield running
 
 
 class Terminal:

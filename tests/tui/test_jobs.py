@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from hub_server import Fault, Hub
-from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, small_hub
+from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, server
 
 from runner.hub_cache import repo_directory
 from runner.inventory import local_models
@@ -21,12 +21,7 @@ from runner.registry import Registry
 from runner.tui.jobs import Job, JobQueue
 from runner.tui.jobs.asked import Asked, keep, kept
 
-
-@pytest.fixture
-def server(tmp_path: Path, demo_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with small_hub(tmp_path / "served", demo_directory) as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.url)
-        yield running
+__all__ = ["server"]  # the fixture
 
 
 class Watched:

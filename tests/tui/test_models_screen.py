@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hub_server import Hub, Repo
 from model_rows import text_of
-from pulled import GGUF, WEIGHTS, fetch_all, small_hub
+from pulled import GGUF, WEIGHTS, fetch_all, server
 from textual.app import App
 from textual.message import Message
 from textual.pilot import Pilot
@@ -33,12 +32,7 @@ from runner.tui.screens.models import ModelsScreen
 from runner.tui.screens.quantize_model import QuantizeModel
 from runner.tui.services import Services
 
-
-@pytest.fixture
-def server(tmp_path: Path, demo_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with small_hub(tmp_path / "served", demo_directory) as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.url)
-        yield running
+__all__ = ["server"]  # the fixture
 
 
 @dataclass
