@@ -9,7 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import quick_interpreter
+
+# Each is many programs in Triton's interpreter: a minute on two cores, and five where others are at work there.
+pytestmark = pytest.mark.timeout(900)
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 

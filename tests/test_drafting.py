@@ -6,9 +6,12 @@ import gc
 import json
 import random
 import string
+import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from both_ways import eager
@@ -21,9 +24,10 @@ from runner.engine import Engine
 from runner.errors import DoesNotFit, RunnerError, UnsupportedModel, UsageError
 from runner.events import Finished, Loaded, Notice, TextDelta
 from runner.paths import user_paths
+from runner.speculative.rounds import decode
 from runner.speculative.suffix import MOST_GIVEN
 from runner.status_text import speculation_summary
-from runner.types import Device, Message
+from runner.types import CancelToken, Device, Message
 from tests.backends.cache_gguf import write_mamba
 from tests.backends.native import tiny_models
 
@@ -311,10 +315,29 @@ def script(tmp_path: Path) -> Callable[..., str]:
 REPEATING = "the quick brown fox jumps over the lazy dog; " * 9
 
 
-def test_a_repeating_script_is_speculated_and_comes_faster(engine: Engine, script: Callable[..., str]) -> None:
-    load(engine, script(replies=[REPEATING], step_s=0.004), speculation="off")
+@pytest.fixture
+def exact_engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """One by whose clock a step of a script takes what the script says, and nothing else takes any time."""
+    now = 0.0
+
+    def clock() -> float:
+        return now
+
+    def sleep(seconds: float, _cancel: CancelToken) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr("runner.backends.fake._sleep", sleep)
+    monkeypatch.setattr("runner.backends.fake.time", SimpleNamespace(perf_counter=clock, sleep=time.sleep))
+    monkeypatch.setattr("runner.backends.fake.decode", partial(decode, clock=clock))
+    return Engine(user_paths(), clock=clock)
+
+
+def test_a_repeating_script_is_speculated_and_comes_faster(exact_engine: Engine, script: Callable[..., str]) -> None:
+    engine = exact_engine
+    load(engine, script(replies=[REPEATING], step_s=0.05), speculation="off")
     text, plain = answer(engine, SamplingParams(temperature=0))
-    load(engine, script(replies=[REPEATING], step_s=0.004))
+    load(engine, script(replies=[REPEATING], step_s=0.05))
     events = list(engine.chat(asked(CATS), SamplingParams(temperature=0)))
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == text == REPEATING
     finished = events[-1]
@@ -332,15 +355,16 @@ def test_a_repeating_script_is_speculated_and_comes_faster(engine: Engine, scrip
 
 
 def test_a_script_that_says_what_a_file_does_comes_faster(
-    engine: Engine, script: Callable[..., str], tmp_path: Path
+    exact_engine: Engine, script: Callable[..., str], tmp_path: Path
 ) -> None:
+    engine = exact_engine
     draw = random.Random(1)
     text = "".join(draw.choices(string.ascii_letters, k=300))  # which repeats nothing
     path = tmp_path / "a.txt"
     path.write_text(f"{text} and more")
     records = []
     for files in ((), (str(path),)):
-        load(engine, script(replies=[text], step_s=0.004), draft_file=files)
+        load(engine, script(replies=[text], step_s=0.05), draft_file=files)
         told, finished = answer(engine, SamplingParams(temperature=0))
         assert told == text
         assert finished.speculation is not None
