@@ -10,21 +10,22 @@ from collections.abc import Callable
 import pexpect
 import psutil
 import pyte
+from waiting import PATIENCE_S
 
-MAIN = ["-c", "import sys; from runner.cli.app import main; sys.exit(main())"]
+MAIN = "import sys; from runner.cli.app import main; sys.exit(main())"
 PROMPT = "›"
 
 
 class Terminal:
-    """A chat in a terminal of the given size."""
+    """A chat in a terminal of the given size. first: what its program does before."""
 
-    def __init__(self, arguments: list[str], columns: int, rows: int) -> None:
+    def __init__(self, arguments: list[str], columns: int, rows: int, first: str = "") -> None:
         self.screen = pyte.Screen(columns, rows)
         self._stream = pyte.Stream(self.screen)
         self.raw = ""
         self.child = pexpect.spawn(
             sys.executable,
-            [*MAIN, *arguments],
+            ["-c", first + MAIN, *arguments],
             dimensions=(rows, columns),
             encoding="utf-8",
             codec_errors="replace",
@@ -55,7 +56,7 @@ class Terminal:
             self._stream.feed(text)
         return "\n".join(line.rstrip() for line in self.screen.display).rstrip()
 
-    def wait_for(self, condition: Callable[[str], bool], within_s: float = 60) -> str:
+    def wait_for(self, condition: Callable[[str], bool], within_s: float = PATIENCE_S) -> str:
         end = time.monotonic() + within_s
         while not condition(shown := self.read()):
             assert time.monotonic() < end, f"the screen stayed:\n{shown}"
@@ -66,7 +67,7 @@ class Terminal:
         return self.wait_for(lambda shown: shown.split("\n")[-1].strip() == PROMPT)
 
     def wait_for_exit(self) -> int:
-        end = time.monotonic() + 40
+        end = time.monotonic() + PATIENCE_S
         while self.child.isalive():
             self.read()
             assert time.monotonic() < end, "the chat did not end"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -75,8 +76,9 @@ class Body:
 class Hub:
     """What the server has, how it behaves, and what was asked of it.
 
-    status: answer everything with this error instead. bytes_s: how fast bodies go, 0 as fast as possible. cdn: large
-    files are redirected to signed addresses, which are good for cdn_lifetime_s. renamed: old name -> new name.
+    status: answer everything with this error instead. bytes_s: how fast bodies go, 0 as fast as possible. most_bytes:
+    once that many bytes of bodies are sent in all, the rest waits until it is more. cdn: large files are redirected to
+    signed addresses. renamed: old name -> new name.
     """
 
     repos: dict[str, Repo] = field(default_factory=dict)
@@ -85,8 +87,8 @@ class Hub:
     renamed: dict[str, str] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     bytes_s: int = 0
+    most_bytes: float = math.inf
     cdn: bool = False
-    cdn_lifetime_s: float = 60.0
     requests: list[tuple[str, str]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     bodies: list[Body] = field(default_factory=list)

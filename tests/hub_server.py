@@ -1,7 +1,7 @@
 """A model hub on 127.0.0.1 with the protocol that huggingface_hub uses, and a CDN beside it; both can misbehave.
 
-Listings, search, renamed, private and gated repositories, HEAD and ranged GET of files, redirects to signed addresses
-that expire. `Hub.faults` says what goes wrong with which request. It counts every byte of a body that it sends.
+Listings, search, renamed, private and gated repositories, HEAD and ranged GET of files, redirects to signed
+addresses. `Hub.faults` says what goes wrong with which request. It counts every byte of a body that it sends.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import re
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -139,16 +138,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._file(file, data, {"ETag": etag, **linked})
 
     def _redirect_to_cdn(self, file: str, data: bytes, linked: dict[str, str]) -> None:
-        expires = time.monotonic() + self.hub.cdn_lifetime_s
-        digest = sha256(data)
-        self._send(302, b"", {**linked, "Location": f"{self.hub.cdn_url}/cdn/{digest}?Expires={expires}&Name={file}"})
+        number, digest = len(self.hub.requests), sha256(data)  # no two addresses are the same
+        self._send(302, b"", {**linked, "Location": f"{self.hub.cdn_url}/cdn/{digest}?Number={number}&Name={file}"})
 
     def _cdn(self, digest: str) -> None:
-        query = parse_qs(urlsplit(self.path).query)
-        if float(query["Expires"][0]) < time.monotonic():
-            self._send(403, b"expired")
-            return
-        name = query["Name"][0]
+        name = parse_qs(urlsplit(self.path).query)["Name"][0]
         for repo in self.hub.repos.values():
             data = repo.files.get(name, b"")
             if sha256(data) == digest:
@@ -240,6 +234,9 @@ class _Handler(BaseHTTPRequestHandler):
         step = max(1, min(16384, self.hub.bytes_s // 50)) if self.hub.bytes_s else 2**20
         for start in range(0, len(part), step):
             piece = part[start : start + step]
+            while self.hub.sent_bytes() >= self.hub.most_bytes:
+                if self.hub.ended.wait(0.01):
+                    return
             body.sent_bytes += len(piece)  # before it leaves: who has received it may ask at once how much was sent
             try:
                 self.wfile.write(piece)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 import subprocess
@@ -78,14 +79,15 @@ def test_a_load_tells_of_compiling_and_of_its_stages(
 
     fake_load = runner.backends.fake.load
     monkeypatch.setattr(runner.backends.fake, "load", loading)
-    made = Engine(user_paths())
+    seconds = itertools.count()
+    made = Engine(user_paths(), clock=lambda: float(next(seconds)))  # each look at the clock takes one
     events = list(made.load(script(replies=["yes"]), LoadOptions(backend="fake")))
     assert [event for event in events if isinstance(event, Progress) and event.stage == "compile"] == [
         Progress("compile", done, 2, "kernels") for done in range(3)
     ]
     assert made.loaded is not None
     assert list(made.loaded.stages) == ["files", "choice", "estimate", "backend", "kernels", "drafter"]
-    assert sum(made.loaded.stages.values()) == pytest.approx(made.loaded.load_s, abs=0.05)
+    assert sum(made.loaded.stages.values()) == pytest.approx(made.loaded.load_s, abs=1)
 
 
 def test_the_demo_knows_a_capital(engine: EngineSurface) -> None:
@@ -285,13 +287,13 @@ def test_closing_the_iterator_cancels_and_the_engine_goes_on(engine: EngineSurfa
             break
     started = time.monotonic()
     answer.close()  # type: ignore[attr-defined]
-    assert time.monotonic() - started < 3  # the answer would take 10 s
+    assert time.monotonic() - started < 10  # the answer would take 50 s
     assert finished(list(engine.chat(user("x"), SamplingParams(max_tokens=2)))).reason == "length"
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_cancel_ends_the_answer_at_once(engine: EngineSurface, script: Callable[..., str], phase: str) -> None:
-    slow = {"prefill_token_s": 0.2} if phase == "prefill" else {}
+    slow = {"prefill_token_s": 1.0} if phase == "prefill" else {}
     load(engine, script(replies=[{"text": "slow " * 400, "token_s": 0.05}], **slow))
     cancelled_at: list[float] = []
 
@@ -299,19 +301,28 @@ def test_cancel_ends_the_answer_at_once(engine: EngineSurface, script: Callable[
         cancelled_at.append(time.monotonic())
         engine.cancel()
 
-    threading.Timer(0.4, cancel).start()
-    events = list(engine.chat(user("a question " * 20), GREEDY))
-    assert time.monotonic() - cancelled_at[0] < 4  # either phase would take 12 s and more
+    cancelling = threading.Timer(0.1, cancel)
+    events = []
+    for event in engine.chat(user("a question " * 20), GREEDY):
+        events.append(event)
+        if isinstance(event, Progress if phase == "prefill" else TextDelta) and cancelling.ident is None:
+            cancelling.start()
+    assert time.monotonic() - cancelled_at[0] < 10  # either phase would take a minute and more
     assert finished(events).reason == "cancelled"
     assert bool(text_of(events)) is (phase == "decode")
 
 
 def test_live_numbers_come_while_the_answer_streams(engine: EngineSurface, script: Callable[..., str]) -> None:
     load(engine, script(replies=[{"text": "x" * 60, "token_s": 0.01}]))
-    stats = [event for event in engine.chat(user("x"), GREEDY) if isinstance(event, Stats)]
+    started = time.monotonic()
+    stats = [event.timings for event in engine.chat(user("x"), GREEDY) if isinstance(event, Stats)]
+    whole_s = time.monotonic() - started
     assert len(stats) >= 3
-    assert [s.timings.completion_tokens for s in stats] == sorted(s.timings.completion_tokens for s in stats)
-    assert stats[-1].timings.decode_tok_s == pytest.approx(90, rel=0.3)
+    assert [one.completion_tokens for one in stats] == sorted(one.completion_tokens for one in stats)
+    last = stats[-1]
+    assert last.completion_tokens > 40
+    assert last.decode_tok_s is not None
+    assert (last.completion_tokens - 1) / whole_s < last.decode_tok_s <= 100  # a token takes 10 ms, or more
 
 
 def test_errors_keep_their_class_message_and_hint(engine: EngineSurface, script: Callable[..., str]) -> None:
@@ -352,11 +363,11 @@ def test_what_cannot_be_got_ready_leaves_the_model_before(engine: EngineSurface,
 
 
 def test_a_load_that_is_closed_early_stops(engine: EngineSurface, script: Callable[..., str]) -> None:
-    loading = engine.load(script(replies=["x"], load_s=30.0), LoadOptions())
+    loading = engine.load(script(replies=["x"], load_s=60.0), LoadOptions())
     next(loading)
     started = time.monotonic()
     loading.close()  # type: ignore[attr-defined]
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 12
     load(engine, "demo")
 
 

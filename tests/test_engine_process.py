@@ -13,17 +13,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 from gguf import GGUFWriter
+from waiting import has_ended, wait_for
 
 from runner.config import LoadOptions, SamplingParams
 from runner.engine_process import EngineProcess
 from runner.errors import EngineDied, RunnerError, UnknownModel, UsageError
-from runner.events import TextDelta
+from runner.events import Progress, TextDelta
 from runner.paths import user_paths
 from runner.running import running
 from runner.types import Message
@@ -103,17 +105,18 @@ def test_a_child_killed_from_outside_is_noticed_at_once(engine: EngineProcess, s
                 assert engine.pid is not None
                 os.kill(engine.pid, signal.SIGKILL)
     assert "memory ran out" in died.value.hint
-    assert time.monotonic() - killed_at < 8  # the answer would take 20 s
+    assert time.monotonic() - killed_at < 20  # the answer would take 100 s
 
 
 def test_a_child_that_does_not_hear_cancel_is_ended(engine: EngineProcess, script: Callable[..., str]) -> None:
-    load(engine, script({"text": "abcdef", "token_s": 0.03, "fail": "hang", "fail_after": 3}))
-    started = time.monotonic()
-    threading.Timer(0.6, engine.cancel).start()
+    load(engine, script({"text": "abcdef", "fail": "hang"}))
+    cancelling = threading.Timer(0.1, engine.cancel)
     with pytest.raises(EngineDied, match="did not stop") as ended:
-        received(engine)
+        for event in engine.chat(ASK, GREEDY):
+            if isinstance(event, Progress) and event.done == event.total:  # what comes next looks for no cancel
+                cancelling.start()
+    cancelling.join()
     assert "memory" not in ended.value.hint, "runner itself ended it"
-    assert time.monotonic() - started < 20
     load(engine, script("fine"))
     assert "".join(received(engine)) == "fine"
 
@@ -121,8 +124,8 @@ def test_a_child_that_does_not_hear_cancel_is_ended(engine: EngineProcess, scrip
 def test_a_child_that_falls_silent_is_ended(
     engine: EngineProcess, script: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runner.engine_process._SILENCE_S", 1.5)
     load(engine, script({"text": "slow " * 1000, "token_s": 0.02}))
+    monkeypatch.setattr("runner.engine_process._SILENCE_S", 1.5)
     with pytest.raises(EngineDied, match="did not respond"):
         for event in engine.chat(ASK, GREEDY):
             if isinstance(event, TextDelta) and engine.pid:
@@ -180,10 +183,7 @@ for event in engine.chat([Message(role="user", content="x")], SamplingParams()):
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    deadline = time.monotonic() + 2
-    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, "the engine outlived its parent by 2 s"
-        time.sleep(0.02)
+    wait_for(lambda: has_ended(child), "the engine outlived its parent")
 
 
 def test_a_library_that_aborts_on_a_damaged_file_is_quoted(engine: EngineProcess, tmp_path: Path) -> None:
@@ -214,30 +214,33 @@ def test_a_library_that_aborts_on_a_damaged_file_is_quoted(engine: EngineProcess
 def test_a_pause_of_everything_is_no_hang(
     engine: EngineProcess, script: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runner.engine_process._SILENCE_S", 1.5)
     load(engine, script({"text": "slow " * 12, "token_s": 0.01}))
-    real, n_looks = select.select, 0
+    real, n_looks, slept_s = select.select, 0, 0.0
 
     def paused(*arguments: Any) -> Any:
-        """At the third look all is frozen for 2 s, and we are the first to go on."""
-        nonlocal n_looks
+        """At the second look, the first for an event, all is frozen for an hour, and we are the first to go on."""
+        nonlocal n_looks, slept_s
         n_looks += 1
-        if n_looks != 3 or engine.pid is None:
+        if n_looks != 2 or engine.pid is None:
             return real(*arguments)
         os.kill(engine.pid, signal.SIGSTOP)
-        time.sleep(2)
+        slept_s = 3600.0
         threading.Timer(0.2, os.kill, (engine.pid, signal.SIGCONT)).start()
         return [], [], []
 
     monkeypatch.setattr("runner.engine_process.select.select", paused)
+    monkeypatch.setattr("runner.engine_process.time", SimpleNamespace(monotonic=lambda: time.monotonic() + slept_s))
     assert "".join(received(engine)) == "slow " * 12
+    assert slept_s
 
 
 def test_closing_from_another_thread_ends_the_answer(engine: EngineProcess, script: Callable[..., str]) -> None:
     load(engine, script({"text": "slow " * 1000, "token_s": 0.02}))
-    threading.Timer(0.3, engine.close).start()
+    closing = threading.Timer(0.1, engine.close)
     with pytest.raises(EngineDied):
-        received(engine)
+        for event in engine.chat(ASK, GREEDY):
+            if isinstance(event, TextDelta) and closing.ident is None:
+                closing.start()
     load(engine, script("fine"))
     assert "".join(received(engine)) == "fine"
 

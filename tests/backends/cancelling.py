@@ -8,7 +8,7 @@ import time
 from runner.types import CancelToken
 
 PROMISED_S = 0.2
-_STALLED_S = 5.0  # by the wall: a thread that waits for nothing uses no processor either
+_STALLED_S = 20.0  # by the wall: a thread that waits for nothing uses no processor either
 
 
 class TimedCancel:

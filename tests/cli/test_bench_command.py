@@ -213,14 +213,14 @@ def test_ctrl_c_and_sigterm_keep_what_was_measured(script: Callable[..., str], n
         children = psutil.Process(process.pid).children(recursive=True)
         pressed = time.monotonic()
         process.send_signal(number)
-        out, err = process.communicate(timeout=10)
-        assert time.monotonic() - pressed < 8  # the test would take 80 s
+        out, err = process.communicate(timeout=60)
+        assert time.monotonic() - pressed < 16  # the test would take 80 s
     assert process.returncode == 130
     assert "Stopped" in err
     assert "pp16" in out
     assert not re.search(r"^tg2000", out, re.MULTILINE)
     assert "partial" in out.lower() or "stopped" in out.lower() or "interrupted" in out.lower()
-    _, alive = psutil.wait_procs(children, timeout=5)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive
 
 
@@ -233,7 +233,7 @@ def test_ctrl_c_before_anything_was_measured_says_so(script: Callable[..., str])
             assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=15)
+        out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert out == ""
     assert "Stopped before anything was measured." in err

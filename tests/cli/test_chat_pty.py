@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 from chat_terminal import PROMPT, Terminal
+from waiting import PATIENCE_S
 
+from runner.cli.interrupt import _SAME_PRESS_S
 from runner.paths import user_paths
 from runner.store import Store
 
@@ -34,8 +36,8 @@ def script(tmp_path: Path) -> Callable[..., str]:
 def chat() -> Iterator[Callable[..., Terminal]]:
     opened: list[Terminal] = []
 
-    def start(*arguments: str, columns: int = 80, rows: int = 24) -> Terminal:
-        opened.append(Terminal(["chat", *arguments], columns, rows))
+    def start(*arguments: str, columns: int = 80, rows: int = 24, first: str = "") -> Terminal:
+        opened.append(Terminal(["chat", *arguments], columns, rows, first))
         opened[-1].wait_for_prompt()
         return opened[-1]
 
@@ -92,7 +94,7 @@ def test_ctrl_c_stops_an_answer_in_200_ms_and_says_so(
     pressed_at = time.monotonic()
     terminal.type("\x03")
     terminal.wait_for(lambda shown: "(stopped)" in shown)
-    assert time.monotonic() - pressed_at < 0.2 + 3.0  # the margin is the machine's; the answer would take 10 s
+    assert time.monotonic() - pressed_at < 10  # the margin is the machine's; the answer would take 50 s
     terminal.wait_for_prompt()
     assert "^C" not in terminal.read()
     terminal.type("and now?\r")
@@ -100,25 +102,28 @@ def test_ctrl_c_stops_an_answer_in_200_ms_and_says_so(
 
 
 def test_ctrl_c_stops_a_prefill_in_200_ms(chat: Callable[..., Terminal], script: Callable[..., str]) -> None:
-    terminal = chat(script("never", prefill_token_s=0.01))
+    terminal = chat(script("never", prefill_token_s=0.015))
     terminal.type("long " * 800 + "\r")
     terminal.wait_for(lambda shown: re.search(r"reading \d+/\S+ tokens · \d+ % · .* left", shown) is not None)
     pressed_at = time.monotonic()
     terminal.type("\x03")
     terminal.wait_for(lambda shown: "/regen asks again" in shown)
-    assert time.monotonic() - pressed_at < 0.2 + 3.0
+    assert time.monotonic() - pressed_at < 10  # the prompt would take a minute
 
 
 def test_a_second_ctrl_c_ends_an_engine_that_does_not_stop(
     chat: Callable[..., Terminal], script: Callable[..., str]
 ) -> None:
-    terminal = chat(script({"text": "stuck", "token_s": 0.05, "fail": "hang", "fail_after": 2}, "back again"))
+    stuck = {"text": "stuck", "token_s": 0.05, "fail": "hang", "fail_after": 2}
+    terminal = chat(
+        script(stuck, "back again"), first="from runner import engine_process as e; e._CANCEL_GRACE_S = 60; "
+    )
     terminal.type("go\r")
     terminal.wait_for(lambda shown: "\nst" in shown)
-    terminal.read(0.2)
+    terminal.read(0.5)
     terminal.type("\x03")
     terminal.wait_for(lambda shown: "Ctrl+C again ends the engine" in shown)
-    terminal.read(0.4)
+    terminal.read(1.5 * _SAME_PRESS_S)
     terminal.type("\x03")
     shown = terminal.wait_for(lambda shown: "stopped by ending the engine" in shown)
     assert "memory ran out" not in shown
@@ -234,7 +239,7 @@ def test_a_killed_chat_is_kept_as_partial_and_can_be_resumed(
     terminal.wait_for(lambda shown: shown.count("word") > 30)
     engine = terminal.engine
     terminal.child.kill(signal.SIGKILL)
-    engine.wait(3)
+    engine.wait(PATIENCE_S)
     with sqlite3.connect(user_paths().database) as database:
         states = [row[0] for row in database.execute("SELECT state FROM turns ORDER BY position")]
     database.close()

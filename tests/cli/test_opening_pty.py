@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from chat_terminal import PROMPT, Terminal
 from pulled import GGUF, WEIGHTS, small_hub
+from waiting import PATIENCE_S
 
 from runner.paths import user_paths
 
@@ -50,7 +52,7 @@ def lines(shown: str) -> list[str]:
 def test_what_is_typed_while_loading_stays_in_the_prompt_below_the_header(
     chat: Callable[..., Terminal], slow: Callable[..., str], columns: int
 ) -> None:
-    terminal = chat(slow(1.5), columns=columns)
+    terminal = chat(slow(2.5), columns=columns)
     terminal.type("typed early")
     shown = terminal.wait_for(lambda shown: BAR.search(shown) is not None)
     assert lines(shown)[-1] == f"{PROMPT} typed early"
@@ -68,7 +70,7 @@ def test_what_is_typed_while_loading_stays_in_the_prompt_below_the_header(
 def test_a_message_that_is_sent_while_loading_waits_with_a_bar(
     chat: Callable[..., Terminal], slow: Callable[..., str]
 ) -> None:
-    terminal = chat(slow(1.5), "--temp", "0.5")
+    terminal = chat(slow(2.5), "--temp", "0.5")
     terminal.type("sent early\r")
     shown = terminal.wait_for(lambda shown: BAR.search(shown) is not None)
     assert lines(shown)[0] == f"{PROMPT} sent early"
@@ -106,7 +108,7 @@ def test_leaving_while_the_model_is_loaded(
         terminal.read(0.2)
     assert terminal.wait_for_exit() == code
     assert "Traceback" not in terminal.raw
-    engine.wait(5)
+    engine.wait(PATIENCE_S)
 
 
 def test_a_model_that_is_not_there_ends_the_chat_and_takes_the_prompt_away(chat: Callable[..., Terminal]) -> None:
@@ -137,7 +139,7 @@ def test_a_download_has_its_bar_above_the_prompt_and_goes_on_another_time(
 ) -> None:
     with small_hub(tmp_path / "served", demo_directory) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        hub.bytes_s = 300_000
+        hub.bytes_s, hub.most_bytes = 300_000, 800_000  # of 1.3 MB: it is not whole before Ctrl+C
         terminal = chat(GGUF)
         terminal.type("typed early")
         shown = terminal.wait_for(lambda shown: re.search(r"Downloading .* [1-9]\d? % .* MB/?", shown) is not None)
@@ -146,7 +148,7 @@ def test_a_download_has_its_bar_above_the_prompt_and_goes_on_another_time(
         terminal.wait_for(lambda shown: lines(shown)[-1].strip() == PROMPT)
         terminal.type("\x03")
         assert terminal.wait_for_exit() == 130
-        hub.bytes_s = 0
+        hub.bytes_s, hub.most_bytes = 0, math.inf
         again = chat(GGUF)
         again.wait_for(lambda shown: "/help for" in shown)
         assert re.match("bytes=[1-9]", hub.ranges(WEIGHTS)[-1])

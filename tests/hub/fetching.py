@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from runner import hub
@@ -17,13 +18,17 @@ from runner.types import CancelToken
 
 REPO = "owner/tiny-GGUF"
 FILES = {"tiny-Q4_0.gguf": b"4" * 3000, "tiny-Q8_0.gguf": b"8" * 7000, "README.md": b"hello", "sub/a.json": b"{}"}
-# Everything that takes its time with a real hub is short here.
-QUICK = Tuning(
-    connect_timeout_s=2.0, stall_timeout_s=0.3, max_tries=4, backoff_s=0.01, backoff_max_s=0.05, wait_max_s=3.0
-)
+# What takes its time with a real hub is short here. A server is silent for long only where a test has it so.
+QUICK = Tuning(max_tries=4, backoff_s=0.01, backoff_max_s=0.05, wait_max_s=3.0)
+IMPATIENT = replace(QUICK, stall_timeout_s=1.0)
 
 _CHILD = """
-import json, os, sys
+import json, os, socket, sys
+class Small(socket.socket):
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
+        self.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+socket.socket = Small  # however busy the machine is, little is on its way to a process that is killed
 from runner import hub
 from runner.hub.http import Tuning
 from runner.types import CancelToken
@@ -53,8 +58,7 @@ def fetch(
 
 def start_fetch(names: Sequence[str], repo: str = REPO, **options: int) -> subprocess.Popen[str]:
     """The same in a process of its own, which prints its states as JSON lines and then the directory."""
-    tuning = {name: getattr(QUICK, name) for name in ("stall_timeout_s", "max_tries", "backoff_s", "backoff_max_s")}
-    tuning["stall_timeout_s"] = 5.0
+    tuning = asdict(QUICK)
     return subprocess.Popen(
         [sys.executable, "-c", _CHILD, repo, json.dumps(list(names)), json.dumps(tuning), json.dumps(options)],
         stdout=subprocess.PIPE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fetching import QUICK, REPO, noise
+from fetching import IMPATIENT, QUICK, REPO, noise
 from hub_server import Fault, Hub
 
 from runner import hub
@@ -22,7 +22,7 @@ def listing(server: Hub) -> hub.Listing:
 
 
 def read(listing: hub.Listing, start: int, length: int) -> bytes:
-    return hub.read_range(listing, "big.gguf", start, length, tuning=QUICK)
+    return hub.read_range(listing, "big.gguf", start, length, tuning=IMPATIENT)
 
 
 @pytest.mark.parametrize("cdn", [False, True], ids=["hub", "cdn"])
@@ -82,7 +82,7 @@ def test_what_fails_once_is_tried_again(server: Hub, listing: hub.Listing, fault
 
 
 def test_a_server_without_ranges_is_read_up_to_the_part_and_no_further(server: Hub, listing: hub.Listing) -> None:
-    server.bytes_s = 500_000
+    server.bytes_s = 50_000
     server.faults = [Fault("whole")]
     assert read(listing, 1000, 24) == DATA[1000:1024]
     assert server.sent_bytes() < 40_000

@@ -7,14 +7,15 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import psutil
+from waiting import PATIENCE_S, wait_for
 
 MAIN = [sys.executable, "-c", "import sys; from runner.cli.app import main; sys.exit(main())"]
 
@@ -39,7 +40,10 @@ class Served:
         assert self.first_line, self.narration()
         self.url = re.search(r"http://[^\s\"]+", self.first_line)[0]  # type: ignore[index]
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self.client = httpx2.Client(base_url=self.url, timeout=30, headers=headers, trust_env=False)
+        self.client = self._new_client(headers)
+
+    def _new_client(self, headers: Mapping[str, str]) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, timeout=PATIENCE_S, headers=headers, trust_env=False)
 
     @property
     def port(self) -> int:
@@ -50,24 +54,27 @@ class Served:
 
     def narration_with(self, text: str) -> str:
         """What was narrated, once that is among it."""
-        deadline = time.monotonic() + 20
-        while text not in self.narration():
-            assert time.monotonic() < deadline, self.narration()
-            time.sleep(0.02)
+        wait_for(lambda: text in self.narration(), f"nothing said {text!r}")
         return self.narration()
 
     def engine(self) -> psutil.Process:
         """The engine's process, once it is there."""
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
-            if children := psutil.Process(self.process.pid).children():
-                return children[0]
-            time.sleep(0.02)
-        raise AssertionError("the server has no engine")
+        server = psutil.Process(self.process.pid)
+        wait_for(server.children, "the server has no engine")
+        return server.children()[0]
 
     def ask(self, *texts: str, **fields: Any) -> httpx2.Response:
         """Ask for an answer to the last of `texts`; every second one before was the model's."""
         return self.client.post("/v1/chat/completions", json=body(*texts, **fields))
+
+    def begin(self, *texts: str, **fields: Any) -> HTTPConnection:
+        """Ask the same, and wait for no answer: when this returns, the request is being answered, or in the line."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/chat/completions", json.dumps(body(*texts, **fields)), headers)
+        for _ in range(20):  # what the server is asked later, it answers after it has taken up what it was asked before
+            self.client.get("/health")
+        return connection
 
     def text(self, *texts: str, **fields: Any) -> str:
         response = self.ask(*texts, **fields)
@@ -79,7 +86,7 @@ class Served:
         """The chunks of a streamed answer; leaving the context closes the connection."""
         asked = body(*texts, stream=True, **fields)
         with (
-            httpx2.Client(base_url=self.url, timeout=30, headers=self.client.headers, trust_env=False) as client,
+            self._new_client(self.client.headers) as client,
             client.stream("POST", "/v1/chat/completions", json=asked) as response,
         ):
             assert response.status_code == 200, response.read()
@@ -88,7 +95,7 @@ class Served:
 
     def end(self, number: int = 15) -> int:
         self.process.send_signal(number)
-        return self.process.wait(20)
+        return self.process.wait(PATIENCE_S)
 
     def close(self) -> None:
         self.client.close()

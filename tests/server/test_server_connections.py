@@ -15,6 +15,7 @@ from runner.server import connections
 from runner.server.serving import _Server, bind
 
 IDLE_S = 1
+PATIENT_S = 600  # of a server that closes nothing for silence within a test
 REQUEST = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect = Callable[[], Awaitable[Streams]]
@@ -45,10 +46,12 @@ class App:
 
 
 @asynccontextmanager
-async def serving(room: int, *, ends_first: bool = False) -> AsyncIterator[tuple[App, Connect]]:
+async def serving(
+    room: int, idle_s: int = PATIENT_S, *, ends_first: bool = False
+) -> AsyncIterator[tuple[App, Connect]]:
     """ends_first: the server ends before its clients do."""
     app, listener = App(), bind("127.0.0.1", 0)
-    server = _Server(app, room, IDLE_S)
+    server = _Server(app, room, idle_s)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     opened: list[asyncio.StreamWriter] = []
 
@@ -58,7 +61,7 @@ async def serving(room: int, *, ends_first: bool = False) -> AsyncIterator[tuple
         return streams
 
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             yield app, connect
     finally:
         server.should_exit = True
@@ -69,10 +72,10 @@ async def serving(room: int, *, ends_first: bool = False) -> AsyncIterator[tuple
         await task
 
 
-async def ended(reader: asyncio.StreamReader, within_s: float = 10) -> bytes:
+async def ended(reader: asyncio.StreamReader) -> bytes:
     """What still came before the server closed it."""
     try:
-        return await asyncio.wait_for(reader.read(), within_s)
+        return await reader.read()
     except ConnectionResetError:
         return b""
 
@@ -99,7 +102,7 @@ async def trickled(connect: Connect, first: bytes) -> float:
 
 def test_a_connection_that_asks_for_nothing_is_closed_even_if_bytes_trickle() -> None:
     async def main() -> list[float]:
-        async with serving(room=4) as (_, connect):
+        async with serving(4, IDLE_S) as (_, connect):
             return await asyncio.gather(trickled(connect, b""), trickled(connect, REQUEST % b""))
 
     for took_s in asyncio.run(main()):
@@ -108,9 +111,10 @@ def test_a_connection_that_asks_for_nothing_is_closed_even_if_bytes_trickle() ->
 
 def test_an_answer_that_takes_its_time_is_waited_for() -> None:
     async def main() -> None:
-        async with serving(room=4) as (app, connect):
+        async with serving(4, IDLE_S) as (app, connect):
             reader, writer = await connect()
             writer.write(REQUEST % b"slow")
+            await until(lambda: app.n_begun == 1)
             await asyncio.sleep(IDLE_S * 1.5)
             app.is_let.set()
             await reader.readuntil(b"ok")
@@ -127,9 +131,9 @@ def test_silent_connections_shut_nobody_out_and_answers_are_not_cut_for_others()
             silent = [(await connect())[0] for _ in range(20)]
             asking, asker = await connect()
             asker.write(REQUEST % b"")
-            assert b"200 OK" in await asyncio.wait_for(asking.readline(), IDLE_S / 2)
+            assert b"200 OK" in await asking.readline()
             for each in silent[:17]:
-                assert await ended(each, IDLE_S / 2) == b""
+                assert await ended(each) == b""
             app.is_let.set()
             await reader.readuntil(b"ok")
 
@@ -143,7 +147,7 @@ def test_beyond_its_room_a_busy_server_takes_no_more() -> None:
             for _, writer in busy:
                 writer.write(REQUEST % b"slow")
             await until(lambda: app.n_begun == 2)
-            assert await ended((await connect())[0], IDLE_S / 2) == b""
+            assert await ended((await connect())[0]) == b""
             app.is_let.set()
             for reader, _ in busy:
                 await reader.readuntil(b"ok")
@@ -226,9 +230,10 @@ def test_a_client_that_sends_all_of_a_long_request_before_it_reads_gets_its_answ
     asyncio.run(main())
 
 
-async def cut_off(connect: Connect, headers: bytes, piece: bytes, pause_s: float) -> int:
-    """How many bytes a client could send that was answered to its first ones."""
+async def cut_off(connect: Connect, headers: bytes, piece: bytes, pause_s: float) -> tuple[int, float]:
+    """How many bytes a client could send that was answered to its first ones, and for how many seconds."""
     reader, writer = await connect()
+    began = time.monotonic()
     writer.write(LONG % (2**30, headers))
     await reader.readuntil(b"ok")
     n_sent = 0
@@ -239,20 +244,21 @@ async def cut_off(connect: Connect, headers: bytes, piece: bytes, pause_s: float
             n_sent += len(piece)
             await asyncio.sleep(pause_s)
     except ConnectionError:
-        return n_sent
+        return n_sent, time.monotonic() - began
 
 
-def test_who_is_answered_may_send_the_rest_but_not_endlessly(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("headers", [b"", LEAVING])
+def test_who_is_answered_may_send_the_rest_but_not_endlessly(monkeypatch: pytest.MonkeyPatch, headers: bytes) -> None:
     monkeypatch.setattr(connections, "_LONGEST_REST", 2**20)
 
     async def main() -> None:
+        async with serving(4, IDLE_S) as (_, connect):
+            n_sent, took_s = await cut_off(connect, headers, b"T", IDLE_S / 50)
+            assert took_s >= IDLE_S
+            assert n_sent < 2**10
         async with serving(room=4) as (_, connect):
-            trickled = [cut_off(connect, headers, b"T", IDLE_S / 50) for headers in (b"", LEAVING)]
-            sent = [cut_off(connect, headers, bytes(2**16), 0) for headers in (b"", LEAVING)]
-            for n_sent in await asyncio.gather(*trickled):
-                assert 10 < n_sent < 2**10
-            for n_sent in await asyncio.gather(*sent):
-                assert 2**20 <= n_sent < 2**26
+            n_sent, _ = await cut_off(connect, headers, bytes(2**16), 0)
+            assert 2**20 <= n_sent < 2**26
 
     asyncio.run(main())
 
@@ -267,4 +273,4 @@ def test_a_server_that_ends_waits_for_nobodys_rest(headers: bytes) -> None:
             began = time.monotonic()
         return time.monotonic() - began
 
-    assert asyncio.run(main()) < IDLE_S * 0.8
+    assert asyncio.run(main()) < 30  # the client may go on for ten minutes

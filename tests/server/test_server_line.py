@@ -50,7 +50,7 @@ def ticket(kind: type[Ticket] = Ticket) -> Ticket:
 
 async def events(made: Ticket) -> list[ChatEvent]:
     found = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (event := await made.next()) is not None:
             found.append(event)
     return found
@@ -66,7 +66,7 @@ def test_a_load_that_would_end_the_thread_is_a_failure_that_is_told(engine: Engi
     line = AnswerLine(engine, gone, room=1, on_first_load=results.append)
     with closing(line):
         line.start()
-        line._thread.join(10)
+        line._thread.join(60)
     assert isinstance(results[0], RunnerError)
     assert "SystemExit" in results[0].message
 
@@ -80,7 +80,7 @@ def test_a_load_that_would_end_the_thread_later_ends_one_answer_alone(
 
     async def main() -> None:
         line.start()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await until(line, "ready")
             engine.kill()
             await until(line, "failed")

@@ -195,7 +195,7 @@ def test_cancel_from_another_thread_ends_a_long_prefill_within_200_ms(demo_direc
     backend = load(ready(demo_directory, demo_directory / "demo-q8_0.gguf"), batch_size=2048, n_threads=1)
     prompt = [10 + i % 5000 for i in range(2000)]
     cancel = CancelToken()
-    timed = TimedCancel(cancel, 0.15)
+    timed = TimedCancel(cancel, 0.05)
     timed.start()
     steps = list(backend.generate(prompt, GREEDY, cancel))
     timed.check()

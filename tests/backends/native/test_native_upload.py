@@ -84,15 +84,14 @@ def test_a_file_that_ends_early_is_an_error_where_it_is_missed(contents: tuple[P
 
 def test_waiting_ends_when_the_load_is_cancelled(contents: tuple[Path, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     path, _ = contents
-    may_go_on = threading.Event()
+    is_cancelled, may_go_on = threading.Event(), threading.Event()
 
     def stuck(_descriptor: int, _buffers: list[memoryview], _offset: int) -> int:
-        may_go_on.wait(10)
+        is_cancelled.set()
+        may_go_on.wait(60)
         return 1
 
     monkeypatch.setattr(os, "preadv", stuck)
-    is_cancelled = threading.Event()
-    threading.Timer(0.1, is_cancelled.set).start()
     found = Upload({"a": Extent(path=path, offset=0, nbytes=100)}, CPU, is_cancelled.is_set)
     with pytest.raises(Stopped):
         taken(found, "a", 100)
