@@ -14,13 +14,12 @@ runner adds to blobs/, where other tools pass over it (hub_parts.py reads these)
     blobs/<etag>.corrupt-<n>                                a file that turned out damaged, set aside
     blobs/<etag>.stale-<n>                                  a beginning of something else, set aside
 
-It is read here directly, because importing that library takes 0.3 s and `runner ls` should not. Removing is left to the
-library, which knows about blobs shared between repositories. This file reaches no network.
+It is read here directly, because importing that library takes 0.3 s and `runner ls` should not. Removing blobs is left
+to the library, which knows about blobs shared between repositories. This file reaches no network.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import stat
@@ -31,7 +30,9 @@ from pathlib import Path, PurePosixPath
 
 from runner.closed import cannot_read, closed
 from runner.errors import ConfigError, RunnerError, UsageError
+from runner.model_files import WEIGHT_SUFFIXES
 from runner.registry import check_repo
+from runner.trees import cannot_delete, check_deletable, delete_tree
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 PART_SUFFIX, SIDECAR_SUFFIX = ".runner-part", ".runner-part.json"
@@ -236,51 +237,48 @@ def record_ref(repo: str, revision: str, commit: str) -> None:
 def remove_files(directory: Path, names: Collection[str] | None) -> int:
     """Delete those files from every commit in the cache's directory of a repository, or with None the directory.
 
-    A blob goes when nothing else links to it. Works on damaged repositories too, which the library's own scan passes
-    over. Returns the bytes freed; raises RunnerError when something cannot be deleted.
+    A blob goes when nothing else links to it; links go after the blobs, those of weights last, so that what a kill
+    leaves is known by its name. Works on damaged repositories too, which the library's own scan passes over. Returns
+    the bytes freed; raises RunnerError when something cannot be deleted.
     """
     check_deletable(directory)
-    from huggingface_hub import DeleteCacheStrategy
-
-    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # what it cannot delete is told below
+    if names is None and directory.is_symlink():  # someone keeps it elsewhere: the link is the cache's, that is not
+        directory.unlink(missing_ok=True)
+        return 0
     links = {link: first_hop(link) for link in _entries(directory / "snapshots")}
-    doomed, blobs = [directory], set[Path]()
+    doomed = {link for link in links if names is None or _name_of(link, directory) in names}
+    kept = {blob for link, blob in links.items() if link not in doomed}
+    blobs = set(_entries(directory / "blobs")) - kept
     if names is not None:
-        doomed = [link for link in links if _name_of(link, directory) in names]
-        kept = {blob for link, blob in links.items() if link not in set(doomed)}
-        blobs = {links[link] for link in doomed} - kept - set(doomed)
+        blobs &= {links[link] for link in doomed}
     taken = taken_bytes(directory)
     try:
-        DeleteCacheStrategy(
-            expected_freed_size=0,
-            blobs=frozenset(blob for blob in blobs if blob.parent == directory / "blobs" and os.path.lexists(blob)),
-            files=frozenset(doomed if names is not None else ()),
-            refs=frozenset(),
-            repos=frozenset(doomed if names is None else ()),
-            snapshots=frozenset(),
-            cache_dir=directory.parent,
-        ).execute()
+        _delete_blobs(directory.parent, [blob for blob in blobs if not blob.name.endswith(SIDECAR_SUFFIX)])
+        for link in sorted(doomed, key=lambda link: link.name.lower().endswith(WEIGHT_SUFFIXES)):
+            link.unlink(missing_ok=True)
+        if names is None:
+            delete_tree(directory)
     except OSError as error:
         raise cannot_delete(directory, error) from error
-    if left := [path for path in doomed if os.path.lexists(path)]:  # the library only logs what it could not delete
-        raise RunnerError(f"{left[0]} cannot be deleted.", hint="Does another user own it, or is the cache damaged?")
     return sum(size for path, size in taken.items() if not os.path.exists(path))
 
 
-def check_deletable(directory: Path) -> None:
-    """Raise RunnerError where this user may not take away all of it: before anything has gone, not in the middle."""
-    folders = [Path(folder, name) for folder, names, _ in os.walk(directory) for name in names]
-    for place in (directory.parent, directory, *folders):
-        if os.path.isdir(place) and not place.is_symlink() and not os.access(place, os.W_OK | os.X_OK):
-            number = errno.EROFS if os.statvfs(place).f_flag & os.ST_RDONLY else errno.EACCES
-            raise cannot_delete(place, OSError(number, os.strerror(number)))
+def _delete_blobs(cache: Path, blobs: Collection[Path]) -> None:
+    """Left to the library, which knows what of a store that repositories share nothing needs any more."""
+    from huggingface_hub import DeleteCacheStrategy
 
-
-def cannot_delete(path: Path, error: OSError) -> RunnerError:
-    return RunnerError(
-        f"{path} cannot be deleted: {error.strerror or error}.",
-        hint="Is its disk or its directory read-only, or is it another user's? Mend that, and try again.",
-    )
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # what it cannot delete is told below
+    DeleteCacheStrategy(
+        expected_freed_size=0,
+        blobs=frozenset(blobs),
+        files=frozenset(),
+        refs=frozenset(),
+        repos=frozenset(),
+        snapshots=frozenset(),
+        cache_dir=cache,
+    ).execute()
+    if left := [path for path in blobs if os.path.lexists(path)]:  # the library only logs what it could not delete
+        raise RunnerError(f"{left[0]} cannot be deleted.", hint="Does another user own it, or is the cache damaged?")
 
 
 def links_of(directory: Path) -> list[tuple[str, Path]]:

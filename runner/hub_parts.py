@@ -16,7 +16,8 @@ from typing import Any
 
 from runner.closed import cannot_read, closed
 from runner.errors import BusyError, RunnerError
-from runner.hub_cache import PART_SUFFIX, SIDECAR_SUFFIX, cannot_delete, file_size
+from runner.hub_cache import PART_SUFFIX, SIDECAR_SUFFIX, file_size
+from runner.trees import cannot_delete
 
 # What huggingface_hub and tools built on it call the file that they write to; they do not go on with it.
 _FOREIGN_SUFFIX = ".incomplete"
@@ -25,7 +26,7 @@ _SET_ASIDE = re.compile(r".+\.(?:corrupt|stale)-\d+")
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """The beginning of one file of a repository.
+    """The beginning of one file of a repository. Of one that was only noted, or half deleted, `path` is not there.
 
     name: the file's path in the repository, and commit: of that repository; both "" when another tool made it, or what
     it belongs to is not written down. size_bytes: of the whole file, 0 when not known. done_bytes: what is here.
@@ -76,16 +77,24 @@ def leftovers(directory: Path) -> Leftovers:
         if (place := closed(directory / "blobs")) is not None:
             raise cannot_read([place]) from error
         return Leftovers()
-    parts = [part for path in paths if (part := _part(path)) is not None]
+    parts = [part for path in sorted({_part_path(path) for path in paths}) if (part := _part(path)) is not None]
     aside = [path for path in paths if _SET_ASIDE.fullmatch(path.name) and os.path.isfile(path)]
     return Leftovers(parts=tuple(parts), set_aside=tuple(aside))
 
 
+def _part_path(path: Path) -> Path:
+    """Where the part is that a sidecar belongs to; any other path as it is."""
+    stem = path.name.removesuffix(SIDECAR_SUFFIX)
+    return path if stem == path.name else path.with_name(stem + PART_SUFFIX)
+
+
 def _part(path: Path) -> Part | None:
-    if not path.name.endswith((PART_SUFFIX, _FOREIGN_SUFFIX)) or not os.path.isfile(path):
-        return None
     etag = path.name.partition(".")[0]
-    known = _sidecar(path.with_name(etag + SIDECAR_SUFFIX)) if path.name.endswith(PART_SUFFIX) else {}
+    is_own = path.name.endswith(PART_SUFFIX)
+    known = _sidecar(path.with_name(etag + SIDECAR_SUFFIX)) if is_own else {}
+    is_noted = bool(known) and not os.path.lexists(path.with_name(etag))
+    if not (is_own or path.name.endswith(_FOREIGN_SUFFIX)) or not (os.path.isfile(path) or is_noted):
+        return None
     name, commit, size = known.get("name"), known.get("commit"), known.get("size")
     return Part(
         path=path,

@@ -1,42 +1,33 @@
-"""What deleting a model would take away, and deleting it: models and drafters made here, and what the Hugging Face
-cache holds.
+"""What deleting a model would take away: models and drafters made here, and what the Hugging Face cache holds.
 
-Nothing else is ever deleted. It plans by names and sizes, opens no model file, reaches no network and asks nobody: the
-front end shows the plan and asks.
+Nothing else is ever deleted. It plans by names and sizes, opens no model file and reaches no network. The front end
+shows the plan and asks; deletion.py carries it out.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
 
-from runner.errors import BusyError, UnknownModel, UsageError
+from runner.errors import UnknownModel, UsageError
 from runner.hub_cache import (
     cached_files,
     cached_repos,
-    cannot_delete,
-    check_deletable,
     file_size,
     has_files,
     links_of,
-    remove_files,
     repo_directory,
     taken_bytes,
 )
-from runner.hub_parts import Leftovers, delete_leftovers, leftovers, lock_directory, refuse_while_fetched
+from runner.hub_parts import Leftovers, leftovers
 from runner.inventory import is_builtin, is_meant, known_groups, known_names
 from runner.model_files import FileGroup, missing_side_files
-from runner.quant.half_made import finished, half_made, output_name
+from runner.quant.half_made import finished, half_made, is_half_deleted, output_name
 from runner.quant.packed_files import PARTIAL_SUFFIX
-from runner.quant.work_directory import held
 from runner.registry import SAFETENSORS, ModelSpec, Registry
-
-_MOST_MEETINGS: Final = 1000  # with another process that deletes the same files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,16 +104,18 @@ def plan_leftovers(spec: ModelSpec | None) -> tuple[Removal, ...]:
 def plan_half_made(directories: Iterable[Path], name: str = "") -> tuple[Removal, ...]:
     """What deleting the half-made models and drafters there means: all of them, or those that are to be called `name`.
 
-    With what was replaced by a run that was killed before it had deleted it.
+    With what was left of one that was replaced, or that was being deleted, when a kill ended that.
     """
     found = [path for directory in directories for path in half_made(directory)]
     return tuple(of_half_made(path) for path in found if name in ("", path.name, output_name(path)))
 
 
 def of_half_made(partial: Path) -> Removal:
-    """What deleting that half-made model means, or one that was replaced."""
-    title = f"{output_name(partial)}, {'unfinished' if partial.name.endswith(PARTIAL_SUFFIX) else 'replaced'}"
-    return Removal(title=title, size_bytes=_size_of(partial), directory=partial)
+    """What deleting that half-made model means, or one that was replaced or half deleted."""
+    state = "half deleted" if is_half_deleted(partial) else "replaced"
+    if partial.name.endswith(PARTIAL_SUFFIX):
+        state = "unfinished"
+    return Removal(title=f"{output_name(partial)}, {state}", size_bytes=_size_of(partial), directory=partial)
 
 
 def _size_of(path: Path) -> int:
@@ -208,7 +201,7 @@ def _from_cache(spec: ModelSpec, repo: str) -> Removal | None:
     if spec.asked and not chosen:
         return None
     if len(chosen) == len(groups):
-        whole = sum(taken_bytes(directory).values())
+        whole = 0 if directory.is_symlink() else sum(taken_bytes(directory).values())
         return Removal(title=repo, size_bytes=whole, directory=directory, repo=repo)
     doomed = frozenset(name for group in chosen for name in group.names if name in names)
     sizes = {file.name: file.size_bytes for file in cached_files(repo)}
@@ -221,64 +214,3 @@ def _from_cache(spec: ModelSpec, repo: str) -> Removal | None:
         names=doomed,
         left=of_files,
     )
-
-
-def delete(removal: Removal) -> int:
-    """Carry it out; returns the bytes freed.
-
-    Raises BusyError when a process is fetching or making those files, RunnerError when something could not be deleted.
-    """
-    if removal.repo:
-        return _delete_cached(removal)
-    try:
-        if removal.directory.is_symlink():  # someone linked a directory in here: the link is ours, what it means is not
-            removal.directory.unlink()
-            return 0
-        if removal.directory.name.endswith(PARTIAL_SUFFIX):
-            return _delete_half_made(removal)
-        check_deletable(removal.directory)
-        return removal.size_bytes if _delete_tree(removal.directory) else 0
-    except OSError as error:
-        raise cannot_delete(removal.directory, error) from error
-
-
-def _delete_tree(directory: Path) -> bool:
-    """Delete it; False where it has gone since the plan. What another process deletes meanwhile is no failure."""
-    was_there = os.path.lexists(directory)
-    for _ in range(_MOST_MEETINGS):
-        with suppress(FileNotFoundError):
-            shutil.rmtree(directory)
-        if not os.path.lexists(directory):
-            break
-    return was_there
-
-
-def _delete_half_made(removal: Removal) -> int:
-    """Delete it, unless it is being made now. Raises BusyError, OSError."""
-    with held(removal.directory):
-        if removal.directory.is_dir():
-            _delete_tree(removal.directory)
-        elif removal.directory.exists():
-            removal.directory.unlink()
-        else:  # it is finished, or was deleted, since the plan
-            return 0
-    return removal.size_bytes
-
-
-def _delete_cached(removal: Removal) -> int:
-    names = removal.names
-    if names:  # another deletion since the plan may have left these as the last weights
-        names = names if known_groups(removal.repo, without=names) else None
-    if names is None:
-        refuse_while_fetched(removal.directory)
-        freed = remove_files(removal.directory, None)
-        shutil.rmtree(lock_directory(removal.directory), ignore_errors=True)
-        return freed
-    freed = delete_leftovers(removal.directory, removal.left)
-    freed += remove_files(removal.directory, names) if names else 0
-    if not has_files(removal.directory):
-        with suppress(BusyError):
-            refuse_while_fetched(removal.directory)
-            shutil.rmtree(removal.directory, ignore_errors=True)
-            shutil.rmtree(lock_directory(removal.directory), ignore_errors=True)
-    return freed

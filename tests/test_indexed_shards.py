@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save
 
 from runner import hub
 from runner.config import LoadOptions
+from runner.deletion import delete
 from runner.errors import BadModelFile, BusyError, UsageError
 from runner.hub import FetchOptions
 from runner.hub_cache import repo_directory, snapshots
@@ -28,7 +29,7 @@ from runner.pull import plan_pull, pull
 from runner.quant.json_file import read_json
 from runner.quant.weights import open_weights
 from runner.registry import ModelSpec, Registry
-from runner.removal import delete, plan_removal
+from runner.removal import plan_removal
 from runner.shard_order import names_in, tensors_of_shards
 from runner.types import CancelToken, ReadyModel
 from runner.verify import Finding, check

@@ -13,6 +13,7 @@ from hub_server import Hub
 from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, blob, fetch_all, server, shard
 
 from runner import hub
+from runner.deletion import delete
 from runner.errors import BusyError, RunnerError, UsageError
 from runner.hub_cache import repo_directory
 from runner.hub_parts import leftovers, lock_directory
@@ -21,7 +22,6 @@ from runner.quant.work_directory import WorkDirectory
 from runner.registry import Registry
 from runner.removal import (
     Removal,
-    delete,
     named,
     plan_half_made,
     plan_leftovers,

@@ -65,12 +65,14 @@ def models_here(incomplete: str) -> Iterator[tuple[str, str]]:  # noqa: ARG001 -
 
 @_offered
 def removable(incomplete: str) -> Iterator[tuple[str, str]]:  # noqa: ARG001
-    """Models of which there is something on this machine, and drafters made here."""
+    """Models of which there is something on this machine, drafters made here, and what is half made or half deleted."""
     from runner.paths import user_paths
-    from runner.quant.half_made import finished
+    from runner.quant.half_made import finished, half_made
 
+    paths = user_paths()
     yield from _here(_registry())
-    yield from ((name, "a drafter made here") for name in finished(user_paths().drafts))
+    yield from ((name, "a drafter made here") for name in finished(paths.drafts))
+    yield from ((path.name, "unfinished") for place in (paths.models, paths.drafts) for path in half_made(place))
 
 
 @_offered

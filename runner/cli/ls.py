@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,6 +17,7 @@ from runner.cli.columns import print_table
 from runner.cli.unreadable import warn_of_unreadable
 from runner.inventory import LocalModel, local_models
 from runner.paths import user_paths
+from runner.quant.half_made import half_made
 from runner.registry import ModelSpec, Registry
 from runner.wire import to_plain
 
@@ -44,6 +46,7 @@ def ls(
     rows = [_row(model) for model in models]
     print_table(_SHOWN, _BY_WORTH, rows, elastic=["MODEL", "WHERE"], right=["SIZE"])
     _say_remedies(models)
+    _say_unfinished([*half_made(paths.models), *half_made(paths.drafts)])
     if all(model.kind == "built-in" for model in models):
         render.narrate("`runner ls --all` lists models that can be fetched.")
 
@@ -79,6 +82,15 @@ def _say_remedies(models: Sequence[LocalModel]) -> None:
     damaged = next((model for model in models if model.state == "damaged"), None)
     if damaged is not None:
         render.narrate(f"Damaged: `runner verify {damaged.name} --repair` fetches what is missing.")
+
+
+def _say_unfinished(paths: Sequence[Path]) -> None:
+    """What of models and drafters made here is in no list of models."""
+    if paths:
+        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        render.narrate(
+            f"Unfinished: {paths[0].name}{more}; `runner du` lists what is, `runner rm --partial` deletes it."
+        )
 
 
 def _here(spec: ModelSpec, models: tuple[LocalModel, ...]) -> list[LocalModel]:

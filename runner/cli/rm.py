@@ -12,10 +12,11 @@ import typer
 
 from runner.cli import completing, render
 from runner.cli.unreadable import warn_of_unreadable
+from runner.deletion import delete
 from runner.errors import RunnerError, UsageError
 from runner.paths import Paths, user_paths
 from runner.registry import Registry
-from runner.removal import Removal, delete, named, plan_half_made, plan_leftovers, plan_removal
+from runner.removal import Removal, named, plan_half_made, plan_leftovers, plan_removal
 
 
 def rm(
@@ -91,13 +92,18 @@ def _plans(models: list[str], partial: bool, paths: Paths) -> list[Removal]:
 
 
 def _of_model(model: str, registry: Registry, partial: bool, paths: Paths) -> tuple[Removal, ...]:
-    """What is to be deleted of one. A half-made model is in no list but that of `runner du`, by its own name.
+    """What is to be deleted of one. What is half made, or half deleted, goes by its own name in `runner du`.
 
-    By the name that it has there it needs no --partial.
+    It goes by that of what it was to be with --partial, or where nothing else is called so.
     """
     half_made = plan_half_made([paths.models, paths.drafts], model)
     if found := tuple(plan for plan in half_made if partial or plan.directory.name == model):
         return found
     if partial:
         return plan_leftovers(registry.resolve(model))
-    return plan_removal(named(model, registry, paths.drafts), paths.models, paths.drafts)
+    try:
+        return plan_removal(named(model, registry, paths.drafts), paths.models, paths.drafts)
+    except UsageError:
+        if not half_made:
+            raise
+        return half_made

@@ -74,7 +74,8 @@ def verify(
     with cancelling(lambda: render.narrate("Stopped.")) as cancel, _Bar(as_json=as_json) as bar:
         findings = check(plan, bar.update, cancel)
     mended = _repair(findings, fetching, as_json=as_json) if repair else ()
-    findings = tuple(one for one in findings if not _is_over(one))
+    if mended:
+        findings = tuple(one for one in findings if not _is_over(one))
     if as_json:
         _print_json(len(plan.targets), checked_bytes, findings, mended, closed)
     else:

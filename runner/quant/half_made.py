@@ -1,8 +1,9 @@
 """Which outputs in a directory are whole, and what a making that was stopped or killed left beside them, by names.
 
     <output>.partial                what is being made
-    <output>.old-<8 characters>/    made for the moment of replacing an output
+    <output>.old-<8 characters>/    made for the moment of replacing an output, or of deleting it
         replaced                    the earlier output: it is the model still, until the later one is in its place
+        deleted                     what is being deleted, or was when a kill ended that
 
 It opens no file and changes nothing; work_directory.py does.
 """
@@ -18,6 +19,7 @@ from runner.quant.packed_files import PARTIAL_SUFFIX
 
 OLD_MARK: Final = ".old-"
 REPLACED_NAME: Final = "replaced"
+DELETED_NAME: Final = "deleted"
 _OLD: Final = re.compile(r"(?P<output>.+)\.old-[a-z0-9_]{8}")  # as tempfile ends names
 
 
@@ -49,7 +51,7 @@ def half_made(directory: Path) -> tuple[Path, ...]:
 
 
 def is_half_made(path: Path) -> bool:
-    """Whether that is begun, or was replaced. An earlier output that is the model still is neither."""
+    """Whether that is begun, was replaced or half deleted. An earlier output that is the model still is none of it."""
     return path.name.endswith(PARTIAL_SUFFIX) or (_is_old(path) and earlier_output(path) is None)
 
 
@@ -65,8 +67,13 @@ def output_name(path: Path) -> str:
     return match["output"] if match else path.name.removesuffix(PARTIAL_SUFFIX)
 
 
+def is_half_deleted(path: Path) -> bool:
+    """Whether a deletion of that was killed."""
+    return _is_old(path) and os.path.lexists(path / DELETED_NAME)
+
+
 def olds_of(output: Path) -> tuple[Path, ...]:
-    """What was made for the moment of replacing `output`, and is there still."""
+    """What was made for the moment of replacing or deleting `output`, and is there still."""
     try:
         found = sorted(output.parent.iterdir())
     except OSError:
@@ -79,6 +86,6 @@ def _is_old(path: Path) -> bool:
     if not _OLD.fullmatch(path.name) or path.is_symlink():
         return False
     try:
-        return set(os.listdir(path)) <= {REPLACED_NAME}
+        return set(os.listdir(path)) <= {REPLACED_NAME, DELETED_NAME}
     except OSError:
         return False

@@ -20,7 +20,15 @@ from typing import Final
 
 from runner.errors import BadModelFile, BusyError, DoesNotFit, RunnerError, UnsupportedModel, UsageError
 from runner.measures import decimal_size
-from runner.quant.half_made import OLD_MARK, REPLACED_NAME, earlier_output, olds_of
+from runner.quant.half_made import (
+    DELETED_NAME,
+    OLD_MARK,
+    REPLACED_NAME,
+    earlier_output,
+    is_half_made,
+    olds_of,
+    output_name,
+)
 from runner.quant.packed_files import HEAD_NAME, JOURNAL_NAME, MANIFEST_NAME, PARTIAL_SUFFIX, WEIGHTS_NAME
 
 COMPANIONS: Final = (
@@ -212,7 +220,7 @@ class WorkDirectory:
         sync(self.path)
         if self._replaces:
             # The old one is set aside, not deleted, until the new one is in its place.
-            old = Path(tempfile.mkdtemp(prefix=self.output.name + OLD_MARK, dir=self.output.parent))
+            old = _new_old(self.output)
             try:
                 with suppress(FileNotFoundError):  # it was deleted meanwhile
                     os.rename(self.output, old / REPLACED_NAME)
@@ -253,6 +261,29 @@ class WorkDirectory:
             for entry in entries
             if entry.is_dir() or (entry.name not in ours and not is_one_file(entry.name))
         ]
+
+
+def set_aside(path: Path) -> Path:
+    """Move an output, or what is half made, to where it is known to be left over; returns the directory to delete.
+
+    By one rename: a kill before it leaves all of it, and after it nothing that looks like a model. Raises OSError.
+    """
+    if earlier_output(path) is not None:
+        os.rename(path / REPLACED_NAME, path / DELETED_NAME)
+        return path
+    if is_half_made(path) and not path.name.endswith(PARTIAL_SUFFIX):
+        return path
+    old = _new_old(path.with_name(output_name(path)))
+    try:
+        os.rename(path, old / DELETED_NAME)
+    except OSError:
+        old.rmdir()
+        raise
+    return old
+
+
+def _new_old(output: Path) -> Path:
+    return Path(tempfile.mkdtemp(prefix=output.name + OLD_MARK, dir=output.parent))
 
 
 def _settle(old: Path, output: Path) -> None:

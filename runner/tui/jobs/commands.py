@@ -10,13 +10,14 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
+from runner.deletion import delete
 from runner.errors import RunnerError
 from runner.inventory import is_meant, known_groups, local_models
 from runner.paths import Paths, user_paths
 from runner.quant.mq.recipe import RECIPES
 from runner.quant.packed_files import PARTIAL_SUFFIX
 from runner.registry import Registry
-from runner.removal import delete, of_half_made, plan_unfinished
+from runner.removal import of_half_made, plan_unfinished
 
 
 def pull_arguments(model: str, *, force: bool) -> tuple[str, ...]:

@@ -13,8 +13,9 @@ from textual import work
 from textual.message import Message
 from textual.worker import get_current_worker
 
+from runner.deletion import delete
 from runner.errors import RunnerError
-from runner.removal import Removal, delete
+from runner.removal import Removal
 from runner.tui.catalog import CatalogRow
 from runner.tui.catalog_reading import Catalog, read_catalog, search_hub
 from runner.tui.exact_fit import ExactFit, ask

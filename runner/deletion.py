@@ -1,0 +1,84 @@
+"""Deleting what removal.py planned, so that a kill in the middle leaves nothing without a name.
+
+What was made here is renamed first to what is known to be left over; in the cache, blobs go before what tells whose
+they are. The same deletion, or `runner rm --partial`, takes the rest. It asks nobody.
+"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from runner.errors import BusyError
+from runner.hub_cache import has_files, remove_files
+from runner.hub_parts import delete_leftovers, lock_directory, refuse_while_fetched
+from runner.inventory import known_groups
+from runner.quant.packed_files import PARTIAL_SUFFIX
+from runner.quant.work_directory import held, set_aside
+from runner.removal import Removal
+from runner.trees import cannot_delete, check_deletable, delete_tree
+
+
+def delete(removal: Removal) -> int:
+    """Carry it out; returns the bytes freed.
+
+    Raises BusyError when a process is fetching or making those files, RunnerError when something could not be deleted.
+    """
+    return _delete_cached(removal) if removal.repo else _delete_made(removal)
+
+
+# --- models and drafters made here -----------------------------------------------------------------------------------
+
+
+def _delete_made(removal: Removal) -> int:
+    directory = removal.directory
+    try:
+        if directory.is_symlink():  # someone linked a directory in here: the link is ours, what it means is not
+            directory.unlink(missing_ok=True)
+            return 0
+        if not directory.name.endswith(PARTIAL_SUFFIX):
+            return removal.size_bytes if _delete_output(directory) else 0
+        with held(directory):
+            return removal.size_bytes if _delete_output(directory) else 0
+    except OSError as error:
+        raise cannot_delete(directory, error) from error
+
+
+def _delete_output(path: Path) -> bool:
+    """Delete a directory, or the file that is half made there; False where it has gone since the plan."""
+    check_deletable(path)
+    try:
+        if path.is_file():
+            path.unlink()
+            return True
+        rest = set_aside(path)
+    except FileNotFoundError:
+        return False
+    try:
+        delete_tree(rest)
+    except OSError as error:
+        raise cannot_delete(rest, error) from error
+    return True
+
+
+# --- the cache -------------------------------------------------------------------------------------------------------
+
+
+def _delete_cached(removal: Removal) -> int:
+    names = removal.names
+    if names:  # another deletion since the plan may have left these as the last weights
+        names = names if known_groups(removal.repo, without=names) else None
+    if names is None:
+        refuse_while_fetched(removal.directory)
+        freed = remove_files(removal.directory, None)
+        shutil.rmtree(lock_directory(removal.directory), ignore_errors=True)
+        return freed
+    freed = delete_leftovers(removal.directory, removal.left)
+    freed += remove_files(removal.directory, names) if names else 0
+    if not has_files(removal.directory):
+        with suppress(BusyError):
+            refuse_while_fetched(removal.directory)
+            shutil.rmtree(removal.directory, ignore_errors=True)
+            shutil.rmtree(lock_directory(removal.directory), ignore_errors=True)
+    return freed

@@ -1,0 +1,197 @@
+"""A deletion that is killed, at any of its steps: what is left has a name in every list, and the next one takes it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hub_server import Hub
+from pulled import GGUF, SHARDS, begin_fetch, fetch_all, server
+from typer.testing import CliRunner
+
+from runner.cli import completing
+from runner.cli.app import app
+from runner.deletion import delete
+from runner.disk_usage import disk_usage
+from runner.hub_cache import has_files, repo_directory
+from runner.inventory import local_models
+from runner.paths import user_paths
+from runner.quant.work_directory import PACKED_PARTS, WorkDirectory
+from runner.registry import Registry
+from runner.removal import Removal, named, plan_half_made, plan_removal
+
+__all__ = ["server"]  # the fixture
+
+
+class Killed(BaseException):
+    pass
+
+
+@contextmanager
+def killed_at(step: int) -> Iterator[None]:
+    """Let so many changes of the disk happen, and none after them."""
+    left = step
+
+    def counted(change: Callable[..., Any]) -> Callable[..., Any]:
+        def or_killed(*arguments: Any, **options: Any) -> Any:
+            nonlocal left
+            if left == 0:
+                raise Killed
+            left -= 1
+            return change(*arguments, **options)
+
+        return or_killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("unlink", "remove", "rename", "replace", "rmdir", "mkdir"):
+            patch.setattr(os, name, counted(getattr(os, name)))
+        yield
+
+
+def is_killed(removal: Removal, step: int) -> bool:
+    try:
+        with killed_at(step):
+            delete(removal)
+    except Killed:
+        return True
+    return False
+
+
+def plan(name: str) -> tuple[Removal, ...]:
+    paths = user_paths()
+    return plan_removal(named(name, Registry.load_for(), paths.drafts), paths.models, paths.drafts)
+
+
+def made(place: Path, name: str) -> Path:
+    directory = place / name
+    directory.mkdir(parents=True)
+    for file in ("config.json", "tokenizer.json", "runner.json", "model.safetensors"):
+        (directory / file).write_text("{}")
+    return directory
+
+
+def listed() -> dict[str, str]:
+    return {model.name: model.state for model in local_models(Registry.load_for())}
+
+
+def used() -> list[str]:
+    paths = user_paths()
+    return [use.name for use in disk_usage(Registry.load_for(), paths.models, paths.drafts).uses]
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("again", [("mine",), ("--partial",)], ids=["by its name", "with all that is left"])
+def test_of_a_model_made_here_it_leaves_all_or_what_is_known_to_be_unfinished(again: tuple[str, ...]) -> None:
+    models, step, is_over = user_paths().models, 0, False
+    while not is_over:
+        whole = made(models, "mine")
+        is_over = not is_killed(*plan("mine"), step)
+        if whole.exists():
+            assert len(list(whole.iterdir())) == 4
+            assert listed()["mine"] == "complete"
+            delete(*plan("mine"))
+        elif not is_over:
+            (rest,) = plan_half_made([models])
+            assert used() == [rest.directory.name]
+            assert rest.directory.name in dict(completing.removable(""))
+            assert "mine" not in listed()
+            said = run("ls")
+            assert f"Unfinished: {rest.directory.name}" in said
+            assert "`runner rm --partial` deletes it" in said
+            assert "mine, " in run("rm", "-y", *again)
+        for empty in plan_half_made([models]):
+            delete(empty)
+        assert list(models.iterdir()) == []
+        step += 1
+    assert step > 6
+
+
+def test_of_a_half_made_model_it_leaves_what_the_next_run_can_begin_with_or_pass_over() -> None:
+    models, step, is_over = user_paths().models, 0, False
+    while not is_over:
+        partial = made(models, "mine.partial")
+        is_over = not is_killed(*plan_half_made([models], "mine.partial"), step)
+        work = WorkDirectory(models / "mine", PACKED_PARTS)
+        work.check_target(force=False)
+        with work.opened(resumes=True):
+            pass
+        for rest in plan_half_made([models], "mine"):
+            delete(rest)
+        assert not partial.exists()
+        assert list(models.iterdir()) == []
+        step += 1
+    assert step > 6
+
+
+def test_of_an_earlier_model_that_was_to_be_replaced_it_leaves_no_half_of_it() -> None:
+    models, step, is_over = user_paths().models, 0, False
+    while not is_over:
+        earlier = made(models / "mine.old-a1b2c3d4", "replaced")
+        is_over = not is_killed(*plan("mine"), step)
+        if "mine" in listed():
+            assert len(list(earlier.iterdir())) == 4
+        if list(models.iterdir()):
+            run("rm", "-y", "mine")
+        assert list(models.iterdir()) == []
+        step += 1
+    assert step > 5
+
+
+@pytest.mark.parametrize("repo", [GGUF, SHARDS])
+@pytest.mark.usefixtures("server")
+def test_of_what_was_fetched_it_leaves_a_model_of_the_same_name_that_is_not_whole(repo: str, tmp_path: Path) -> None:
+    name, step, is_over = f"{repo}:Q8_0" if repo == GGUF else repo, 0, False
+    fetch_all(repo)
+    kept = shutil.copytree(repo_directory(repo), tmp_path / "kept", symlinks=True)
+    while not is_over:
+        shutil.rmtree(repo_directory(repo), ignore_errors=True)
+        shutil.copytree(kept, repo_directory(repo), symlinks=True)
+        is_over = not is_killed(*plan(name), step)
+        if has_files(repo_directory(repo)):
+            assert name in listed()
+            assert repo in used()
+            assert name in run("ls", "--json")
+            run("rm", "-y", name)
+        assert not has_files(repo_directory(repo))
+        assert name not in listed()
+        step += 1
+    assert step > 6
+
+
+def test_of_one_quantization_it_leaves_the_other_and_the_name_of_the_one(server: Hub) -> None:
+    server.repos[GGUF].files["llama-Q4_0.gguf"] = bytes(500_000)
+    step, is_over = 0, False
+    while not is_over:
+        fetch_all(GGUF)
+        is_over = not is_killed(*plan(f"{GGUF}:Q4_0"), step)
+        assert listed()[f"{GGUF}:Q8_0"] == "complete"
+        if not is_over:
+            run("rm", "-y", f"{GGUF}:Q4_0")
+        assert f"{GGUF}:Q4_0" not in listed()
+        blobs = repo_directory(GGUF) / "blobs"
+        assert sum(path.stat().st_size for path in blobs.iterdir()) < 1_500_000
+        step += 1
+    assert step == 3
+
+
+def test_of_a_download_that_was_begun_it_leaves_one_that_is_begun(server: Hub) -> None:
+    step, is_over = 0, False
+    while not is_over:
+        begin_fetch(GGUF, "llama-Q8_0.gguf", server)
+        is_over = not is_killed(*plan(GGUF), step)
+        if has_files(repo_directory(GGUF)):
+            assert listed()[f"{GGUF}:Q8_0"] == "partial"
+            assert "partial download" in run("rm", "-y", "--partial")
+        assert not has_files(repo_directory(GGUF))
+        step += 1
+    assert step > 3
