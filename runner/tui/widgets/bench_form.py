@@ -77,6 +77,7 @@ class BenchForm(Vertical):
     def __init__(self) -> None:
         super().__init__()
         self._models: tuple[str, ...] = ()
+        self._is_running = False
 
     def compose(self) -> ComposeResult:
         yield Select[str]([], prompt="Choose a model", id="bench-model", compact=True)
@@ -158,6 +159,7 @@ class BenchForm(Vertical):
         return self.query_one(f"#bench-{name}", Input).value.strip().rstrip(",") or None
 
     def show_running(self, is_running: bool) -> None:
+        self._is_running = is_running
         button = self.query_one(Button)
         button.label = Content("Stop" if is_running else "Start")
         button.variant = "error" if is_running else "primary"
@@ -165,8 +167,7 @@ class BenchForm(Vertical):
     @on(Button.Pressed)
     def _pressed(self, event: Button.Pressed) -> None:
         event.stop()
-        is_running = event.button.variant == "error"
-        self.post_message(self.End() if is_running else self.Begin())
+        self.post_message(self.End() if self._is_running else self.Begin())
 
     @on(Input.Submitted)
     def _submitted(self, event: Input.Submitted) -> None:
