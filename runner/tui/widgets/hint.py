@@ -17,6 +17,7 @@ from runner.tui.messages import EngineState
 
 _TOLD_FOR_S = 6.0
 _READ_S = 2.0  # so long at least, when there are news of the engine, which it may know nothing of
+_LEAST_S = 0.05  # Textual's timers skip what is in the past
 _KEYS: dict[EngineState, str] = {
     "empty": "enter sends, and loads the model first",
     "loading": "loading · what you send is answered after that · esc gives up",
@@ -49,7 +50,8 @@ class Hint(Static):
         is_news, self._keys = keys != self._keys, keys
         if is_news and self._timer is not None:
             self._timer.stop()
-            self._timer = self.set_timer(max(0.0, self._told_at + _READ_S - monotonic()), self._end_telling)
+            left_s = max(_LEAST_S, self._told_at + _READ_S - monotonic())
+            self._timer = self.set_timer(left_s, self._end_telling)
         elif is_news and self._timer is None:
             self._draw()
 
