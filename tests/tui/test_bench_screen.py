@@ -303,6 +303,7 @@ def test_the_key_bar_says_how_to_stop_wherever_the_focus_is(slow_script: str) ->
         screen.action_start()
         screen.query_one("#bench-decode").focus()  # where x is typed
         await until(pilot, lambda: "x Stop" not in key_bar() and "esc Stop/back" in key_bar())
+        assert "⏎ Start" in key_bar()
         await pilot.press("escape")
         await until(pilot, lambda: not screen.is_measuring, 15)
         assert app.wishes == []
@@ -540,6 +541,23 @@ def test_everything_is_reached_by_tab_alone(size: tuple[int, int]) -> None:
         assert seen(app) != before or size[1] >= 40
 
     running(app, body, size)
+
+
+@pytest.mark.parametrize("width", [44, 60, 80, 120])
+def test_where_it_is_is_told_whole_however_narrow(width: int) -> None:
+    app = bench()
+
+    async def body(pilot: Pilot[Any]) -> None:
+        live = app.screen.query_one(BenchLive)
+        live.begin("demo")
+        live.take(
+            BenchStep(what="tg128@d4096", backend="llamacpp", process=1, n_processes=4, repetition=3, n_repetitions=5)
+        )
+        await until(pilot, lambda: all(part in seen(app) for part in ("llamacpp", "tg128@d4096", "━")))
+        assert "…" not in str(app.screen.query_one("#bench-place", Static).render())
+        assert "3/5" in seen(app) or "3 of 5" in seen(app)
+
+    running(app, body, (width, 30))
 
 
 @pytest.mark.parametrize("size", SIZES)

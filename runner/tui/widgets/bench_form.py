@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import ClassVar, Final
 
 from textual import on
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import Grid, Horizontal, Vertical
 from textual.content import Content
 from textual.message import Message
@@ -47,6 +48,12 @@ class Tick(Checkbox):
     @property
     def BUTTON_INNER(self) -> str:  # type: ignore[override]
         return "X" if self.value else " "
+
+
+class Size(Input):
+    """A field of numbers, from which Enter begins to measure: the key bar says so."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "submit", "Start")]
 
 
 class BenchForm(Vertical):
@@ -88,7 +95,7 @@ class BenchForm(Vertical):
         with Grid(id="bench-sizes"):
             for name, shown, default in _SIZES:
                 yield Label(shown)
-                yield Input(placeholder=default, id=f"bench-{name}", restrict=r"[0-9, ]*", compact=True)
+                yield Size(placeholder=default, id=f"bench-{name}", restrict=r"[0-9, ]*", compact=True)
         yield Button("Start", id="bench-start", variant="primary", compact=True)
 
     @property
