@@ -544,6 +544,24 @@ def test_everything_is_reached_by_tab_alone(size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("width", [44, 60, 80, 120])
+def test_the_list_has_the_figures_of_every_backend_however_narrow(width: int) -> None:
+    rows = row("tg128", (142.6, 142.6))
+    append_run(user_paths().bench_history, run(backend(rows), dataclasses.replace(backend(rows), name="llamacpp")))
+    app = bench()
+
+    def has_both() -> bool:
+        listed = seen(app).split("Earlier runs")[1]
+        return all(f"{name} 142.6" in listed for name in ("native", "llamacpp"))
+
+    async def body(pilot: Pilot[Any]) -> None:
+        for now in (width, 100, width):
+            await pilot.resize_terminal(now, 24)
+            await until(pilot, has_both)
+
+    running(app, body, (width, 24))
+
+
+@pytest.mark.parametrize("width", [44, 60, 80, 120])
 def test_where_it_is_is_told_whole_however_narrow(width: int) -> None:
     app = bench()
 
