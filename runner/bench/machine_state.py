@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import runner
-from runner.bench.record import Bandwidth, BenchMachine, MachineState, OtherProcess
+from runner.bench.record import BenchMachine, MachineState, OtherProcess
 from runner.machine import cpu_info, devices, driver_version, gpu_activity, readings
 from runner.types import Device
 
@@ -53,9 +53,8 @@ def over_a_run(during: Sequence[MachineState], afterwards: MachineState) -> Mach
     return dataclasses.replace(last, throttled=throttled, others=afterwards.others)
 
 
-def describe_machine(
-    device: Device, before: MachineState, after: MachineState, bandwidth: Bandwidth | None
-) -> BenchMachine:
+def describe_machine(device: Device, before: MachineState) -> BenchMachine:
+    """The machine as it is before a run. Reads the disk, and asks git and the driver: it may take seconds."""
     cpu, ram = cpu_info(), devices()[-1]
     return BenchMachine(
         device=device.name,
@@ -68,8 +67,8 @@ def describe_machine(
         ram_bytes=ram.total_bytes,
         os=f"{platform.system()} {platform.release()} {platform.machine()}",
         before=before,
-        after=after,
-        bandwidth=bandwidth,
+        after=before,
+        bandwidth=None,
         versions=versions(),
     )
 

@@ -24,7 +24,6 @@ from runner.bench.machine_state import (
     machine_notes,
     machine_state,
     over_a_run,
-    versions,
 )
 from runner.bench.plan import Budget, abba, load_options, share_of
 from runner.bench.process import BenchProcess
@@ -70,11 +69,11 @@ def run_bench(request: BenchRequest, paths: Paths, cancel: CancelToken) -> Itera
     Raises UnknownModel and other RunnerErrors when nothing can be measured, and RunnerError when it was cancelled
     before anything was.
     """
-    yield from _Bench(request, paths, cancel).events()
+    yield from Bench(request, paths, cancel).events()
 
 
-class _Bench:
-    """One run at work."""
+class Bench:
+    """One run at work: `events` are those of `run_bench`. Making one reads the disk, and raises RunnerErrors."""
 
     def __init__(self, request: BenchRequest, paths: Paths, cancel: CancelToken) -> None:
         self._request = request
@@ -85,6 +84,7 @@ class _Bench:
         self._spec = Registry.load_for(paths).resolve(request.model)
         self._device = device_of_run(request.load.n_gpu_layers)
         self._before = machine_state(self._device)
+        self._machine = describe_machine(self._device, self._before)
         self._during: list[MachineState] = []
         self._beside: dict[int, str] = {}  # models that other processes of runner hold meanwhile, by the process's id
         self._bandwidth: Bandwidth | None = None
@@ -92,7 +92,7 @@ class _Bench:
         self._longest = _trained_context(self._spec, cancel)
         self._notes: list[str] = []
         self._budget = Budget(DEFAULT_BUDGET_S, is_binding=request.repetitions is None)
-        self._sides = _sides(self._spec, _backends(self._spec, request.backends))
+        self._sides = self._sides_of(_backends(self._spec, request.backends))
 
     def events(self) -> Iterator[BenchEvent]:
         try:
@@ -112,12 +112,23 @@ class _Bench:
             assert self._files is not None
             with suppress(RunnerError):  # cancelled at the very end: the figures are all there
                 files = yield from hashed_files(self._files, self._cancel)
-        yield BenchFinished(run=self._run(files))
+        yield BenchFinished(run=self._run(files, machine_state(self._device)))
+
+    def so_far(self) -> BenchRun | None:
+        """What has been measured, once `cancel` is set; None where nothing was.
+
+        For another thread than that of `events`, which does not come back: it asks nothing that may hang.
+        """
+        return self._run((), self._before) if self._has_rows() else None
 
     def _has_rows(self) -> bool:
         return any(side.backend(None).rows for side in self._sides.values())
 
     # --- measuring ---------------------------------------------------------------------------------------------------
+
+    def _sides_of(self, backends: Sequence[BackendName]) -> dict[BackendName, Side]:
+        found = self._machine.versions
+        return {name: Side(title(self._spec), name, _version(name, found)) for name in backends}
 
     def _measure_bandwidth(self) -> Iterator[BenchEvent]:
         """In a process of its own: what it allocates is gone before a model is loaded."""
@@ -138,7 +149,7 @@ class _Bench:
             options = load_options(self._request, "auto", self._longest)
             for event in process.choose(self._request.model, options, offline=self._request.offline):
                 if isinstance(event, Chosen):
-                    self._sides = _sides(self._spec, (event.backend,))
+                    self._sides = self._sides_of((event.backend,))
                 elif isinstance(event, Progress):
                     yield event
 
@@ -255,10 +266,11 @@ class _Bench:
 
     # --- what came of it ---------------------------------------------------------------------------------------------
 
-    def _run(self, files: tuple[ModelFile, ...]) -> BenchRun:
+    def _run(self, files: tuple[ModelFile, ...], afterwards: MachineState) -> BenchRun:
+        """afterwards: the machine without our processes."""
         loaded = next(side.loaded for side in self._sides.values() if side.loaded is not None)
-        after = over_a_run(self._during, machine_state(self._device))
-        machine = describe_machine(self._device, self._before, after, self._bandwidth)
+        after = over_a_run(self._during, afterwards)
+        machine = dataclasses.replace(self._machine, after=after, bandwidth=self._bandwidth)
         backends = tuple(side.backend(self._bandwidth_of(side)) for side in self._sides.values())
         assert self._files is not None
         return BenchRun(
@@ -329,11 +341,6 @@ def _trained_context(spec: ModelSpec, cancel: CancelToken) -> int | None:
         return read_facts(files).shape.context_length or None
     except RunnerError:  # who loads it says why
         return None
-
-
-def _sides(spec: ModelSpec, backends: Sequence[BackendName]) -> dict[BackendName, Side]:
-    found = versions()
-    return {name: Side(title(spec), name, _version(name, found)) for name in backends}
 
 
 def _backends(spec: ModelSpec, asked: tuple[BackendName, ...]) -> tuple[BackendName, ...]:

@@ -6,6 +6,7 @@ Pure: rows and a width come in, lines of styled text go out. It knows no screen 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from runner.bench.braille_plot import Curve, curve_lines, sample_strip
@@ -28,15 +29,10 @@ _KINDS: Final = {"pp": "prefill", "tg": "decode", "ttft": "time to the first tex
 def plot_lines(rows: Sequence[BenchRow], width: int, *, is_ascii: bool = False, has_samples: bool = True) -> list[Line]:
     """Test by test, each on a scale of its own from zero: a bar for each backend, ± one sd marked, and its samples.
 
-    Where there is no room for bars the figures stand alone, without their spread if need be.
+    Where there is no room for bars the figures stand alone, without their spread and on lines of their own if need be.
     """
     backends = list(dict.fromkeys(row.backend for row in rows))
-    of_backend = max((text_width(one) for one in backends), default=0) + 2
-    of_numbers = max((text_width(_numbers(row)) for row in rows), default=0)
-    room, is_short = width - of_backend - of_numbers - 4, False
-    if room < _LEAST_BAR:  # a bar says more than a spread does, which the dots show as well
-        room = width - of_backend - max((text_width(_numbers(row, is_short=True)) for row in rows), default=0) - 4
-        is_short = room >= _LEAST_BAR // 2 or of_backend + 2 + of_numbers > width
+    room = _room(rows, width)
     lines: list[Line] = []
     for test in dict.fromkeys(row.test for row in rows):
         members = [row for row in rows if row.test == test]
@@ -45,10 +41,33 @@ def plot_lines(rows: Sequence[BenchRow], width: int, *, is_ascii: bool = False, 
         top = max((_reach(row) for row in members), default=0.0)
         for row in members:
             style = _STYLES[backends.index(row.backend) % len(_STYLES)]
-            lines += _bar(
-                row, top, style, of_backend, room, is_ascii=is_ascii, has_samples=has_samples, is_short=is_short
-            )
+            lines += _bar(row, top, style, room, is_ascii=is_ascii, has_samples=has_samples)
     return lines
+
+
+@dataclass(frozen=True)
+class _Room:
+    """Columns of the backends' names and of a bar, 0 for none. is_short: figures without their spread; is_stacked: and
+    below the names."""
+
+    of_name: int
+    of_bar: int
+    is_short: bool
+    is_stacked: bool
+
+
+def _room(rows: Sequence[BenchRow], width: int) -> _Room:
+    """What there is room for. A bar says more than a spread does, which the dots show as well."""
+    of_name = max((text_width(row.backend) for row in rows), default=0) + 2
+    of_figures, of_short = (
+        max((text_width(_numbers(row, is_short=is_short)) for row in rows), default=0) for is_short in (False, True)
+    )
+    left = width - of_name - 2
+    if left - of_figures - 2 >= _LEAST_BAR:
+        return _Room(of_name, left - of_figures - 2, is_short=False, is_stacked=False)
+    if left - of_short - 2 >= _LEAST_BAR // 2:
+        return _Room(of_name, left - of_short - 2, is_short=True, is_stacked=False)
+    return _Room(of_name, 0, is_short=of_figures > left, is_stacked=of_short > left)
 
 
 def _test_heading(row: BenchRow, width: int) -> Line:
@@ -68,25 +87,25 @@ def _bar(
     row: BenchRow,
     top: float,
     style: Style,
-    of_backend: int,
-    room: int,
+    room: _Room,
     *,
     is_ascii: bool,
     has_samples: bool,
-    is_short: bool,
 ) -> Iterator[Line]:
-    name = Segment(padded(f"  {row.backend}", of_backend))
+    name = Segment(padded(f"  {row.backend}", room.of_name))
     numbers_in: Style = "bad" if row.invalid is not None else "doubt" if doubt(row) else "bold"
-    if row.invalid is not None:
-        yield (name, Segment("  "), Segment(_numbers(row), "bad"))
-    elif room < _LEAST_BAR // 2 or row.mean is None:
-        yield (name, Segment("  "), Segment(_numbers(row, is_short=is_short), numbers_in))
+    numbers = Segment(_numbers(row, is_short=room.is_short), numbers_in)
+    if room.is_stacked:
+        yield (name,)
+        yield (Segment("    "), numbers)
+    elif not room.of_bar or row.mean is None:
+        yield (name, Segment("  "), numbers)
     else:
-        bar = Segment(bar_of(row, top, room, is_ascii=is_ascii), style)
-        yield (name, Segment("  "), bar, Segment("  "), Segment(_numbers(row, is_short=is_short), numbers_in))
+        bar = Segment(bar_of(row, top, room.of_bar, is_ascii=is_ascii), style)
+        yield (name, Segment("  "), bar, Segment("  "), numbers)
         if has_samples and len(row.samples) > 1:
-            strip = sample_strip(row.samples, top, room, is_ascii=is_ascii)
-            yield (Segment(" " * (of_backend + 2)), Segment(strip.rstrip(), style))
+            strip = sample_strip(row.samples, top, room.of_bar, is_ascii=is_ascii)
+            yield (Segment(" " * (room.of_name + 2)), Segment(strip.rstrip(), style))
 
 
 def _numbers(row: BenchRow, *, is_short: bool = False) -> str:

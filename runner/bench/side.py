@@ -234,5 +234,5 @@ class Side:
             load_stages=self._load_stages,
             first_token_s=self._first_token_s,
             note=" ".join(self._notes),
-            rows=tuple(tally.row(bandwidth) for tally in self._tallies.values() if not tally.is_empty),
+            rows=tuple(tally.row(bandwidth) for tally in tuple(self._tallies.values()) if not tally.is_empty),
         )

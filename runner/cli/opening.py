@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -87,9 +86,9 @@ class Opening:
     def _load(self) -> None:
         try:
             with closing(self._loader.events()) as events:
-                first = next(events)
-                self._check()
-                for event in chain([first], events):
+                for number, event in enumerate(events):
+                    if number == 0:
+                        self._check()
                     self._events.put(event)
         except BaseException as error:  # it is raised again in the thread that waits
             self._error = error

@@ -116,7 +116,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("bench", "again", "r", "Again", "Measure the run that is shown again, as it was, and compare the two."),
     Action("bench", "compare", "c", "Compare", "Mark a run; on another run: compare the two."),
     Action("bench", "export", "e", "Export", "Write the run that is shown to a file: .md, .csv, .json or .svg."),
-    Action("bench", "back", "escape", "Back", "Stop measuring, or go back to the chat.", is_shown=False),
+    Action("bench", "back", "escape", "Stop/back", "Stop measuring, or go back to the chat."),
     Action("doctor", "again", "r", "Again", "Run the checks again."),
     Action("doctor", "copy", "y", "Copy", "Copy the report: it names no chats and no passwords."),
     Action("doctor", "back", "escape", "Back", "Go back to the chat.", is_shown=False),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from time import monotonic
 from typing import ClassVar, Final
 
 from rich.console import RenderableType
@@ -39,6 +40,7 @@ from runner.tui.services import Services
 from runner.tui.widgets.title_bar import TitleBar
 
 _SILENCE_S: Final = 3.0
+_GOODBYE_S: Final = 5.0  # what has not ended by then, of all that runs, is killed
 
 
 @dataclass
@@ -165,13 +167,18 @@ class RunnerApp(KeyOrder[int]):
         self.close_down()
 
     def close_down(self) -> None:
-        """End the threads and processes of the interface, and keep what it remembers. Takes up to some seconds."""
-        self.machine_watch.stop()
+        """End the threads and processes of the interface, and keep what it remembers. Takes some seconds at most.
+
+        All are asked before any is waited for: they end beside each other.
+        """
         bench = self._screens.get("bench")
-        if isinstance(bench, BenchScreen):
-            bench.close()
-        self.jobs.close()
-        self.chat_engine.close()
+        parts = (self.jobs, self.chat_engine, *((bench,) if isinstance(bench, BenchScreen) else ()))
+        deadline = monotonic() + _GOODBYE_S
+        for part in parts:
+            part.close()
+        self.machine_watch.stop()
+        for part in parts:
+            part.wait(max(0.0, deadline - monotonic()))
         write_remembered(self.services.paths, self._to_remember())
 
     def _to_remember(self) -> Remembered:

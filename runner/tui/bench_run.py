@@ -18,7 +18,7 @@ from textual.message import Message
 from runner.bench.events import BenchEvent, BenchFinished
 from runner.bench.record import BenchRun
 from runner.bench.request import BenchRequest
-from runner.bench.run import run_bench
+from runner.bench.run import Bench
 from runner.bench.store import History, append_run, read_history
 from runner.errors import RunnerError
 from runner.inventory import local_models
@@ -27,7 +27,6 @@ from runner.tui.services import Services
 from runner.types import CancelToken
 
 _log = logging.getLogger(__name__)
-_GOODBYE_S = 5.0
 
 
 @dataclass
@@ -67,6 +66,8 @@ class BenchThread:
         self._post = post
         self._token = CancelToken()
         self._thread = threading.Thread(target=self._work, name="bench", daemon=True)
+        self._bench: Bench | None = None
+        self._is_kept = threading.Lock()  # locked once somebody keeps the run, for ever
 
     def start(self) -> None:
         self._thread.start()
@@ -80,25 +81,34 @@ class BenchThread:
         """Stop soon; what was measured until then is a partial run."""
         self._token.cancel()
 
-    def close(self) -> None:
-        """Stop, and wait until what was measured is kept. Takes up to some seconds."""
-        self.cancel()
+    def wait(self, timeout_s: float) -> None:
+        """Wait until it has stopped, and keep what was measured where it has not: a driver may hang. To be cancelled
+        before."""
         if self._thread.ident is not None:  # a signal may come before it is started
-            self._thread.join(_GOODBYE_S)
-        if self._thread.is_alive():
-            _log.warning("the benchmark did not stop within %s s: what it measured is not kept", _GOODBYE_S)
+            self._thread.join(timeout_s)
+        run = self._bench.so_far() if self._thread.is_alive() and self._bench is not None else None
+        if run is not None:
+            _log.warning("the benchmark did not stop in time: what it had measured is kept")
+            with suppress(RunnerError):  # nobody is there to be told
+                self._keep(run)
+
+    def _keep(self, run: BenchRun) -> None:
+        """Add the run to the history, if it is not there. Raises RunnerError."""
+        if self._is_kept.acquire(blocking=False):
+            append_run(self._paths.bench_history, run)
 
     def _work(self) -> None:
         run: BenchRun | None = None
         error: RunnerError | None = None
         try:
-            for event in run_bench(self._request, self._paths, self._token):
+            self._bench = Bench(self._request, self._paths, self._token)
+            for event in self._bench.events():
                 if isinstance(event, BenchFinished):
                     run = event.run
                 else:
                     self._post(BenchSeen(event))
             if run is not None:
-                append_run(self._paths.bench_history, run)
+                self._keep(run)
         except RunnerError as raised:
             error = None if self._token.is_cancelled and run is None else raised
         except Exception as raised:  # our own mistakes are said too, and the screen goes on

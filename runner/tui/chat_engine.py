@@ -38,7 +38,6 @@ from runner.tui.messages import (
 from runner.tui.services import Services
 
 _log = logging.getLogger(__name__)
-_GOODBYE_S = 5.0
 
 
 class ChatEngine:
@@ -166,12 +165,15 @@ class ChatEngine:
             self._post(Unloaded("empty", "The engine's process ended. The next message loads the model again."))
 
     def close(self) -> None:
-        """Stop everything and end the engine's process. What came of an answer is kept. Takes up to some seconds."""
+        """Stop everything and end the engine's process, soon: see `wait`. What came of an answer is kept."""
         self.stop()
         self._requests.put(None)
-        if self._thread.ident is not None:
-            self._thread.join(_GOODBYE_S)
-        self._engine.close()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until all has ended; what has not by then is ended at once."""
+        if self._thread.ident is not None:  # a signal may come before it is started
+            self._thread.join(timeout_s)
+        self._engine.kill()
 
     # --- in the thread ---------------------------------------------------------------------------------------------
 
@@ -186,6 +188,7 @@ class ChatEngine:
     def _work(self) -> None:
         while (request := self._requests.get()) is not None:
             request()
+        self._engine.close()
 
     def _start(self) -> None:
         try:

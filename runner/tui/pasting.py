@@ -1,4 +1,5 @@
-"""What the terminal sends: a paste is text, of which no escape sequence becomes keys; an answer of its is no key.
+"""What the terminal sends: a paste is text, of which no escape sequence becomes keys; an answer of its is no key;
+Alt+Enter is a key of its own.
 
 Textual's parser reads an ESC within a bracketed paste as a key's beginning, and gives what follows as keys: a line end
 there would send a message that nobody has read. Some terminals hand such text through. It knows nothing of the prompt.
@@ -19,6 +20,7 @@ from textual.message import Message
 from runner.tui.pacing import ANSWER
 
 _ESC: Final = "\x1b"
+_ALT_ENTER: Final = "\x1b\r"  # Enter alone for Textual
 _START, _END = "\x1b[200~", "\x1b[201~"
 
 
@@ -36,15 +38,23 @@ class PasteParser(XTermParser):
         self._held = ""  # of a paste: may be the beginning of the marker of its end
 
     def feed(self, data: str) -> Iterable[Message]:
-        cleaned = self._cleaned(data) if data else data
+        cleaned = self._cleaned(self._without_answers(data)) if data else data
         return () if data and not cleaned else super().feed(cleaned)
 
-    def _sequence_to_key_events(self, sequence: str, alt: bool = False) -> Iterable[Key]:
-        if sequence != ANSWER:
-            return super()._sequence_to_key_events(sequence, alt)
+    def _without_answers(self, data: str) -> str:
+        """Textual takes Alt and a letter with an ESC behind it, as an answer's that comes at any time, for a "^"."""
         if self._answered is not None:
-            self._answered()
-        return (Key(Keys.Ignore, sequence),)
+            for _ in range(data.count(ANSWER)):
+                self._answered()
+        return data.replace(ANSWER, "")
+
+    def _sequence_to_key_events(self, sequence: str, alt: bool = False) -> Iterable[Key]:
+        if sequence == ANSWER:  # it came in pieces
+            self._without_answers(sequence)
+            return (Key(Keys.Ignore, sequence),)
+        if sequence == _ALT_ENTER:
+            return (Key("alt+enter", None),)
+        return super()._sequence_to_key_events(sequence, alt)
 
     def _cleaned(self, data: str) -> str:
         """The data without the ESC of pastes; of a paste, what may be the beginning of its end is held back."""

@@ -99,16 +99,16 @@ def test_what_lowered_the_clocks_at_any_time_is_remembered() -> None:
 @pytest.mark.usefixtures("driver")
 def test_what_may_have_disturbed_a_run_is_said() -> None:
     calm, loaded = MachineState(load_average=0.0), machine_state(GPU)
-    assert list(machine_notes(describe_machine(GPU, calm, calm, None))) == []
+    assert list(machine_notes(describe_machine(GPU, calm))) == []
     busy = dataclasses.replace(calm, load_average=1000.0)
-    notes = list(machine_notes(describe_machine(GPU, busy, loaded, None)))
+    notes = list(machine_notes(dataclasses.replace(describe_machine(GPU, busy), after=loaded)))
     assert any("power cap, heat" in note for note in notes)
     assert any("3.0 GiB" in note for note in notes)
     assert any("a load of 1000.0" in note for note in notes)
 
 
 def test_the_machine_and_its_versions_are_described() -> None:
-    machine = describe_machine(device_of_run(0), MachineState(), MachineState(), None)
+    machine = describe_machine(device_of_run(0), MachineState())
     assert machine.kind == "cpu"
     assert machine.ram_bytes > 2**20
     assert {"runner", "python", "torch", "llama-cpp-python"} <= set(versions())

@@ -33,6 +33,14 @@ def test_a_plot_names_every_test_and_backend_and_is_no_wider_than_there_is_room(
         assert text.replace("±", "+").isascii()
 
 
+def test_in_a_narrow_place_a_long_figure_stands_below_its_name_and_whole() -> None:
+    noisy = [dataclasses.replace(row("tg128", (100.0, 300.0)), backend=name) for name in ("native", "llamacpp")]
+    for width in range(16, 60):
+        lines = text_of(plot_lines(noisy, width)).split("\n")
+        assert max(map(text_width, lines)) <= width
+        assert sum("200.0" in line and "noisy" in line for line in lines) == 2
+
+
 def test_bars_are_in_proportion_and_the_samples_stand_under_their_bar() -> None:
     rows = [row("tg128", (100.0, 100.0)), dataclasses.replace(row("tg128", (50.0, 50.0)), backend="llamacpp")]
     lines = [plain(line) for line in plot_lines(rows, 100)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,12 @@ from chat_terminal import PROMPT, Terminal
 from pulled import GGUF, WEIGHTS, small_hub
 from waiting import PATIENCE_S
 
+from runner.cli.loading import Loader
+from runner.cli.opening import Opening
+from runner.config import LoadOptions
+from runner.engine_process import EngineProcess
+from runner.errors import EngineDied
+from runner.events import Loaded, LoadEvent
 from runner.paths import user_paths
 
 BAR = re.compile(r"Loading .*\d+ %")
@@ -211,3 +217,21 @@ def test_a_chat_that_is_gone_on_with_shows_its_turns_above_the_prompt(
     assert words == sorted(words)
     again.type("more\r")
     again.wait_for(lambda shown: "second" in shown)
+
+
+def test_a_load_that_ends_without_a_word_is_told_as_such() -> None:
+    class Mute(EngineProcess):
+        def load(self, *_: object, **__: object) -> Iterator[LoadEvent]:
+            return iter(())
+
+    class MuteLoader(Loader):
+        def events(self, *_: object) -> Generator[LoadEvent, None, None]:
+            yield from ()
+
+    loaded: list[Loaded] = []
+    with pytest.raises(EngineDied, match="did not finish loading"):
+        Opening(Loader(Mute(user_paths()), "demo", LoadOptions()), loaded.append).wait()
+    opening = Opening(MuteLoader(Mute(user_paths()), "demo", LoadOptions()), loaded.append)
+    while not opening.is_over:
+        opening.has_news()
+    assert (opening.failure, loaded) == (None, [])

@@ -96,6 +96,9 @@ class StillEngine(ChatEngine):
     def close(self) -> None:
         pass
 
+    def wait(self, timeout_s: float) -> None:
+        pass
+
 
 class StillWatch:
     """No thread: the test posts samples."""

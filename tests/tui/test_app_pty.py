@@ -141,6 +141,25 @@ def test_the_interface_outlives_an_engine_that_is_killed(opened: Callable[..., T
     assert second == "a whole answer"
 
 
+def test_an_engine_that_hangs_is_ended_by_esc_which_is_said_at_once_and_what_came_stays(
+    opened: Callable[..., Terminal],
+) -> None:
+    terminal = opened({"text": "partial " * 500, "token_s": 0.01}, "a whole answer")
+    terminal.wait_for(is_ready)
+    terminal.type("go\r")
+    terminal.wait_for(lambda shown: "partial partial" in shown)
+    terminal.engine.suspend()
+    terminal.type("\x1b")
+    terminal.wait_for(lambda shown: "■ stopping" in shown)
+    terminal.wait_for(lambda shown: "did not stop when asked to" in shown and "no model" in shown)
+    terminal.type("again\r")
+    terminal.wait_for(lambda shown: "a whole answer" in shown and is_ready(shown))
+    leave(terminal)
+    first, second = kept_answers()
+    assert first.startswith("partial")
+    assert second == "a whole answer"
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_an_interface_that_is_ended_takes_its_engine_with_it(opened: Callable[..., Terminal], how: int) -> None:
     terminal = opened({"text": "word " * 2000, "token_s": 0.01})

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import queue
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +15,12 @@ import pytest
 from chat_stage import Stage, stage
 from one_screen import HARMLESS, HOSTILE, SIZES, OneScreen, running, said, seen, services, until
 from textual.events import ScreenResume
+from textual.message import Message
 from textual.pilot import Pilot
-from textual.widgets import Checkbox, Input, Static
+from textual.widgets import Button, Checkbox, Input, Static
 
 from runner.bench.events import BackendRefused, BenchStep, RowMeasured
-from runner.bench.record import NOT_REACHED
+from runner.bench.record import NOT_REACHED, MachineState
 from runner.bench.request import GENRES, BenchRequest
 from runner.bench.speculated import Speculated
 from runner.bench.store import append_run, read_history
@@ -24,7 +28,7 @@ from runner.config import LoadOptions
 from runner.errors import RunnerError
 from runner.paths import user_paths
 from runner.speculative.record import SpeculationRecord
-from runner.tui.bench_run import BenchThread
+from runner.tui.bench_run import BenchKept, BenchThread
 from runner.tui.messages import GoTo, Unloaded
 from runner.tui.screens.bench import BenchScreen
 from runner.tui.screens.confirm import Confirm
@@ -32,6 +36,7 @@ from runner.tui.widgets.bench_form import BenchForm
 from runner.tui.widgets.bench_live import BenchLive
 from runner.tui.widgets.bench_report import BenchReport, Shown
 from runner.tui.widgets.styled_lines import StyledLines
+from runner.types import Device
 from tests.bench.bench_records import backend, full_run, row, run
 
 __all__ = ["stage"]  # the fixture
@@ -213,8 +218,8 @@ def test_the_cache_gets_the_type_that_the_command_gives_it(setting: str) -> None
     running(app, body)
 
 
-def test_a_benchmark_that_was_not_started_yet_is_closed_at_once() -> None:
-    BenchThread(BenchRequest(model="demo", load=LoadOptions()), user_paths(), lambda _: None).close()
+def test_a_benchmark_that_was_not_started_yet_is_not_waited_for() -> None:
+    BenchThread(BenchRequest(model="demo", load=LoadOptions()), user_paths(), lambda _: None).wait(3600)
 
 
 def test_who_leaves_while_it_measures_finds_in_the_history_what_was_measured(stage: Stage) -> None:
@@ -233,6 +238,33 @@ def test_who_leaves_while_it_measures_finds_in_the_history_what_was_measured(sta
     (kept,) = read_history(user_paths().bench_history).runs
     assert kept.is_partial
     assert [one.test for one in kept.rows] == ["ttft", "pp16"]
+
+
+def test_what_was_measured_is_kept_when_a_driver_hangs_and_once(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = BenchRequest(model=script, load=LoadOptions(), n_prompt=(16,), n_gen=(8,), depths=(0,), repetitions=2)
+    is_hanging, goes_on, posted = threading.Event(), threading.Event(), queue.Queue[Message]()
+    n_asked = itertools.count()
+
+    def state(_device: Device) -> MachineState:
+        if next(n_asked):
+            is_hanging.set()
+            goes_on.wait()
+        return MachineState()
+
+    monkeypatch.setattr("runner.bench.run.machine_state", state)
+    thread = BenchThread(asked, user_paths(), posted.put)
+    thread.start()
+    assert is_hanging.wait(60)
+    thread.cancel()
+    thread.wait(0.01)
+    (kept,) = read_history(user_paths().bench_history).runs
+    assert kept.is_partial
+    assert [(one.test, len(one.samples)) for one in kept.rows] == [("ttft", 2), ("pp16", 2)]
+    goes_on.set()
+    while not isinstance(message := posted.get(timeout=60), BenchKept):
+        pass
+    assert message.run is not None
+    assert len(read_history(user_paths().bench_history).runs) == 1
 
 
 def test_stopping_ends_it_soon_and_says_what_is_missing(slow_script: str) -> None:
@@ -254,6 +286,43 @@ def test_stopping_ends_it_soon_and_says_what_is_missing(slow_script: str) -> Non
         await pilot.press("escape")
         await pilot.pause()
         assert [type(wish) for wish in app.wishes] == [GoTo]
+
+    running(app, body)
+
+
+def test_the_key_bar_says_how_to_stop_wherever_the_focus_is(slow_script: str) -> None:
+    app = bench()
+
+    async def body(pilot: Pilot[Any]) -> None:
+        screen = await ask_for(app, pilot, slow_script)
+        key_bar = lambda: seen(app).splitlines()[-1]  # noqa: E731
+        screen.query_one("#bench-runs").focus()
+        await until(pilot, lambda: "x Stop" in key_bar())
+        await pilot.press("x")
+        assert said(app) == ["Nothing is being measured: s begins."]
+        screen.action_start()
+        screen.query_one("#bench-decode").focus()  # where x is typed
+        await until(pilot, lambda: "x Stop" not in key_bar() and "esc Stop/back" in key_bar())
+        assert "⏎ Start" in key_bar()
+        await pilot.press("escape")
+        await until(pilot, lambda: not screen.is_measuring, 15)
+        assert app.wishes == []
+
+    running(app, body)
+
+
+def test_what_the_button_does_does_not_hang_on_how_it_looks(slow_script: str) -> None:
+    app = bench()
+
+    async def body(pilot: Pilot[Any]) -> None:
+        screen = await ask_for(app, pilot, slow_script)
+        button = screen.query_one("#bench-start", Button)
+        button.variant = "error"
+        button.press()
+        await until(pilot, lambda: screen.is_measuring)
+        button.variant = "primary"
+        button.press()
+        await until(pilot, lambda: not screen.is_measuring, 15)
 
     running(app, body)
 
@@ -472,6 +541,41 @@ def test_everything_is_reached_by_tab_alone(size: tuple[int, int]) -> None:
         assert seen(app) != before or size[1] >= 40
 
     running(app, body, size)
+
+
+@pytest.mark.parametrize("width", [44, 60, 80, 120])
+def test_the_list_has_the_figures_of_every_backend_however_narrow(width: int) -> None:
+    rows = row("tg128", (142.6, 142.6))
+    append_run(user_paths().bench_history, run(backend(rows), dataclasses.replace(backend(rows), name="llamacpp")))
+    app = bench()
+
+    def has_both() -> bool:
+        listed = seen(app).split("Earlier runs")[1]
+        return all(f"{name} 142.6" in listed for name in ("native", "llamacpp"))
+
+    async def body(pilot: Pilot[Any]) -> None:
+        for now in (width, 100, width):
+            await pilot.resize_terminal(now, 24)
+            await until(pilot, has_both)
+
+    running(app, body, (width, 24))
+
+
+@pytest.mark.parametrize("width", [44, 60, 80, 120])
+def test_where_it_is_is_told_whole_however_narrow(width: int) -> None:
+    app = bench()
+
+    async def body(pilot: Pilot[Any]) -> None:
+        live = app.screen.query_one(BenchLive)
+        live.begin("demo")
+        live.take(
+            BenchStep(what="tg128@d4096", backend="llamacpp", process=1, n_processes=4, repetition=3, n_repetitions=5)
+        )
+        await until(pilot, lambda: all(part in seen(app) for part in ("llamacpp", "tg128@d4096", "━")))
+        assert "…" not in str(app.screen.query_one("#bench-place", Static).render())
+        assert "3/5" in seen(app) or "3 of 5" in seen(app)
+
+    running(app, body, (width, 30))
 
 
 @pytest.mark.parametrize("size", SIZES)

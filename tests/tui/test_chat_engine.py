@@ -90,6 +90,7 @@ def told(script: Callable[..., str]) -> Iterator[Callable[..., Told]]:
     yield make
     for one in made:
         one.engine.close()
+        one.engine.wait(10)
         one.store.close()
 
 

@@ -151,6 +151,25 @@ def test_escape_ends_a_search_and_then_leads_to_the_prompt(stage: Stage) -> None
     stage.play(stage.script("Hi."), act)
 
 
+@pytest.mark.parametrize("read_s", [0.0, 0.5])
+def test_what_is_told_under_the_prompt_goes_soon_when_it_is_old_news(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, read_s: float
+) -> None:
+    monkeypatch.setattr("runner.tui.widgets.hint._TOLD_FOR_S", 3600.0)
+    monkeypatch.setattr("runner.tui.widgets.hint._READ_S", read_s)
+
+    async def act(on: Stage) -> None:
+        await on.ready()
+        on.chat.tell("The answer before comes first.")
+        hint = on.chat.query_one(Hint)
+        hint.show("answering")
+        hint.show("ready")
+        assert read_s == 0 or "comes first" in on.hint
+        await on.until(lambda: "enter send" in on.hint, "old news stay")
+
+    stage.play(stage.script("Hi."), act)
+
+
 def test_what_is_told_under_the_prompt_has_room_for_two_lines(stage: Stage) -> None:
     said = "The model was not loaded: your message is in the prompt. F2 has other models."
 

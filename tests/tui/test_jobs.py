@@ -45,12 +45,16 @@ class Watched:
         assert self.job(job_id).state == state, self.job(job_id)
         return self.job(job_id)
 
+    def leave(self) -> None:
+        self.queue.close()
+        self.queue.wait(10)
+
 
 @pytest.fixture
 def watched() -> Iterator[Watched]:
     made = Watched()
     yield made
-    made.queue.close()
+    made.leave()
 
 
 def slow_download(server: Hub, watched: Watched) -> str:
@@ -196,7 +200,7 @@ def test_leaving_stops_the_children_and_the_next_start_lists_what_is_unfinished(
     job_id = slow_download(server, watched)
     child = watched.queue._entries[job_id].child
     assert child is not None
-    watched.queue.close()
+    watched.leave()
     n_posted = len(watched.posted)
     with pytest.raises(ProcessLookupError):
         os.kill(child.pid, 0)
@@ -213,7 +217,7 @@ def test_leaving_stops_the_children_and_the_next_start_lists_what_is_unfinished(
     assert job.done > 0
     after.queue.resume(job.id)
     after.wait_for(job.id, "done")
-    after.queue.close()
+    after.leave()
     assert len(watched.posted) == n_posted
 
 
@@ -241,7 +245,7 @@ def test_a_quantization_that_was_left_is_listed_by_the_next_start_and_made(watch
     first = watched.queue.quantize("demo", "mq4", calibrate=False)
     watched.queue.quantize("demo", "q8_0")  # it waits for its turn
     watched.wait(lambda: watched.job(first).done > 0 or watched.job(first).state != "running", within_s=60)
-    watched.queue.close()
+    watched.leave()
     after = Watched()
     after.queue.find_unfinished()
     after.wait(lambda: len(after.queue.jobs) == 2)
@@ -253,14 +257,14 @@ def test_a_quantization_that_was_left_is_listed_by_the_next_start_and_made(watch
     after.wait_for(one.id, "cancelled")
     after.wait_for(other.id, "done")
     assert (user_paths().models / "demo-q8_0" / "demo-q8_0.gguf").is_file()
-    after.queue.close()
+    after.leave()
     assert kept(user_paths()) == ()
 
 
 def test_a_download_of_which_nothing_has_come_is_listed_by_the_next_start(server: Hub, watched: Watched) -> None:
     first = slow_download(server, watched)
     second = watched.queue.pull(SHARDS, force=True)  # it waits for its turn
-    watched.queue.close()
+    watched.leave()
     server.bytes_s = 0
     after = Watched()
     after.queue.find_unfinished()
@@ -272,7 +276,7 @@ def test_a_download_of_which_nothing_has_come_is_listed_by_the_next_start(server
     assert watched.job(second).state == "queued"
     after.queue.resume(other.id)
     after.wait_for(other.id, "done")
-    after.queue.close()
+    after.leave()
     assert kept(user_paths()) == ()
     assert not list((user_paths().state / "downloads").iterdir())
 

@@ -79,6 +79,7 @@ class Models(App[None]):
 
     def on_unmount(self) -> None:
         self.jobs.close()
+        self.jobs.wait(5)
 
 
 Body = Callable[[Models, Pilot[None]], Awaitable[None]]

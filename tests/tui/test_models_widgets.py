@@ -323,6 +323,27 @@ def test_the_key_of_a_job_that_has_ended_takes_it_away_and_says_so() -> None:
     run(jobs, body, JobMessage, size=(40, 10))
 
 
+def test_a_long_reason_is_read_to_its_end_where_the_job_has_the_focus() -> None:
+    jobs = JobList()
+    reason = "It is gated: " + "its licence has to be accepted first, " * 3
+
+    async def body(app: OneWidget, pilot: Pilot[None]) -> None:
+        failed = job("pull-2", state="failed", message=reason, hint="Then log in with the end of it.")
+        jobs.show([job(), failed])
+        await pilot.pause()
+        first, second = jobs.query(JobRow)
+        assert "end of it." not in text_of(app)
+        second.focus()
+        await pilot.pause()
+        await pilot.pause()
+        assert "end of it." in text_of(app)
+        first.focus()
+        await pilot.pause()
+        assert "end of it." not in text_of(app)
+
+    run(jobs, body, JobMessage, size=(40, 8))
+
+
 def test_arrows_go_through_the_jobs_and_stay_among_them() -> None:
     jobs = JobList()
 

@@ -38,3 +38,14 @@ def test_an_answer_of_the_terminal_is_told_and_is_no_key() -> None:
     events = [event for piece in ("x\x1b[", "0n\x1b[A", ANSWER) for event in parser.feed(piece)]
     assert [event.key for event in events if isinstance(event, Key)] == ["x", "up"]
     assert len(told) == 2
+
+
+def test_an_answer_behind_alt_and_a_letter_makes_no_text_of_it() -> None:
+    parser = PasteParser(answered=lambda: None)
+    events = [event for piece in ("\x1bk", ANSWER, "") for event in parser.feed(piece)]
+    assert [event.key for event in events if isinstance(event, Key)] == ["alt+k"]
+
+
+def test_alt_and_enter_are_no_enter() -> None:
+    events = list(PasteParser().feed("a\x1b\rb"))
+    assert [event.key for event in events if isinstance(event, Key)] == ["a", "alt+enter", "b"]

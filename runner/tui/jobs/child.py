@@ -121,4 +121,3 @@ def wait_for_all(children: Sequence[CommandLine], patience_s: float) -> None:
     for child in children:
         if not child.wait(max(0.0, deadline - time.monotonic())):
             child.kill()
-            child.wait(1.0)

@@ -72,7 +72,7 @@ class _Entry:
 
 
 class JobQueue:
-    """See the module. `close` when the program ends: the children stop, and what has come is kept."""
+    """See the module. `close` and `wait` when the program ends: the children stop, and what has come is kept."""
 
     def __init__(self, paths: Paths, post: Post) -> None:
         self._paths = paths
@@ -91,7 +91,7 @@ class JobQueue:
     def pids(self) -> tuple[int, ...]:
         """The processes that work on jobs now."""
         with self._lock:
-            return tuple(entry.child.pid for entry in self._entries.values() if entry.child is not None)
+            return tuple(child.pid for child in self._children())
 
     # --- wishes ----------------------------------------------------------------------------------------------------
 
@@ -188,15 +188,23 @@ class JobQueue:
             threading.Thread(target=self._find_unfinished, name="unfinished", daemon=True).start()
 
     def close(self) -> None:
-        """Stop every child and wait for it, some seconds at most. Nothing is posted any more."""
+        """Have every child stop, soon: see `wait`. Nothing is posted any more."""
         with self._lock:
             self._is_closed = True
-            children = [entry.child for entry in self._entries.values() if entry.child is not None]
+            children = self._children()
         for child in children:
             child.interrupt(_LEAVE_PATIENCE_S)
-        wait_for_all(children, _LEAVE_PATIENCE_S)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until every child has ended; those that have not by then are killed."""
+        with self._lock:
+            children = self._children()
+        wait_for_all(children, timeout_s)
 
     # --- the queue -------------------------------------------------------------------------------------------------
+
+    def _children(self) -> list[CommandLine]:
+        return [entry.child for entry in self._entries.values() if entry.child is not None]
 
     def _new(self, kind: JobKind, model: str) -> Job:
         self._n_made += 1

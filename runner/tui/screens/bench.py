@@ -186,7 +186,7 @@ class BenchScreen(ModeScreen):
 
     def _begin(self, request: BenchRequest, against: BenchRun | None) -> None:
         if self.is_measuring:
-            self.notify("It is measuring already: x stops it.", severity="warning", markup=False)
+            self.notify("It is measuring already: esc stops it.", severity="warning", markup=False)
             return
 
         def begin(is_agreed: bool | None) -> None:
@@ -256,6 +256,8 @@ class BenchScreen(ModeScreen):
             self.query_one(BenchLive).say("stopping")
         elif self._waiting is not None:
             self._over()
+        else:
+            self.notify("Nothing is being measured: s begins.", severity="warning", markup=False)
 
     def action_back(self) -> None:
         if self.is_measuring:
@@ -264,9 +266,14 @@ class BenchScreen(ModeScreen):
             self.post_message(GoTo("chat"))
 
     def close(self) -> None:
-        """End what measures; what was measured until then is kept. Takes up to some seconds."""
+        """End what measures, soon: see `wait`."""
         if self._thread is not None:
-            self._thread.close()
+            self._thread.cancel()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until it has ended; what was measured is kept, also where it has not by then."""
+        if self._thread is not None:
+            self._thread.wait(timeout_s)
 
     def on_unmount(self) -> None:
         if self._thread is not None:

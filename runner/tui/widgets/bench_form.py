@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import ClassVar, Final
 
 from textual import on
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import Grid, Horizontal, Vertical
 from textual.content import Content
 from textual.message import Message
@@ -49,6 +50,12 @@ class Tick(Checkbox):
         return "X" if self.value else " "
 
 
+class Size(Input):
+    """A field of numbers, from which Enter begins to measure: the key bar says so."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "submit", "Start")]
+
+
 class BenchForm(Vertical):
     """offer: the models that are here. choose: one of them, or another one. request: what the fields say."""
 
@@ -77,6 +84,7 @@ class BenchForm(Vertical):
     def __init__(self) -> None:
         super().__init__()
         self._models: tuple[str, ...] = ()
+        self._is_running = False
 
     def compose(self) -> ComposeResult:
         yield Select[str]([], prompt="Choose a model", id="bench-model", compact=True)
@@ -87,7 +95,7 @@ class BenchForm(Vertical):
         with Grid(id="bench-sizes"):
             for name, shown, default in _SIZES:
                 yield Label(shown)
-                yield Input(placeholder=default, id=f"bench-{name}", restrict=r"[0-9, ]*", compact=True)
+                yield Size(placeholder=default, id=f"bench-{name}", restrict=r"[0-9, ]*", compact=True)
         yield Button("Start", id="bench-start", variant="primary", compact=True)
 
     @property
@@ -158,6 +166,7 @@ class BenchForm(Vertical):
         return self.query_one(f"#bench-{name}", Input).value.strip().rstrip(",") or None
 
     def show_running(self, is_running: bool) -> None:
+        self._is_running = is_running
         button = self.query_one(Button)
         button.label = Content("Stop" if is_running else "Start")
         button.variant = "error" if is_running else "primary"
@@ -165,8 +174,7 @@ class BenchForm(Vertical):
     @on(Button.Pressed)
     def _pressed(self, event: Button.Pressed) -> None:
         event.stop()
-        is_running = event.button.variant == "error"
-        self.post_message(self.End() if is_running else self.Begin())
+        self.post_message(self.End() if self._is_running else self.Begin())
 
     @on(Input.Submitted)
     def _submitted(self, event: Input.Submitted) -> None:

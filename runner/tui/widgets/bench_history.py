@@ -19,8 +19,10 @@ from textual.widgets.option_list import Option
 from runner.bench.figures import INVALID, figure
 from runner.bench.record import NOT_REACHED, BenchBackend, BenchRun
 from runner.tui.content import line
+from runner.tui.widgets.gauges import flow
 
 _MOST: Final = 200
+_INDENT: Final = "    "
 
 
 class BenchHistory(Vertical):
@@ -52,18 +54,20 @@ class BenchHistory(Vertical):
 
     def show(self, runs: Sequence[BenchRun]) -> None:
         """The runs, of which the last one is highlighted unless another one was."""
-        chosen = self.highlighted
+        chosen = self._highlighted_id
         self._runs = tuple(reversed(runs))[:_MOST]
-        self._redraw("" if chosen is None else chosen.id)
+        self._redraw(chosen)
+
+    def on_resize(self) -> None:
+        self._redraw(self._highlighted_id)
 
     def look_at(self, run: BenchRun) -> None:
         """Highlight a run."""
         self._redraw(run.id)
 
     def mark(self, run: BenchRun | None) -> None:
-        chosen = self.highlighted
         self._marked = "" if run is None else run.id
-        self._redraw("" if chosen is None else chosen.id)
+        self._redraw(self._highlighted_id)
 
     @property
     def marked(self) -> BenchRun | None:
@@ -74,12 +78,18 @@ class BenchHistory(Vertical):
         index = self.query_one(OptionList).highlighted
         return self._runs[index] if index is not None and index < len(self._runs) else None
 
+    @property
+    def _highlighted_id(self) -> str:
+        return "" if self.highlighted is None else self.highlighted.id
+
     def _redraw(self, chosen: str) -> None:
+        """Show the runs as the width has room for them, and highlight the one of that id, or else the first."""
         self.query_one("#no-history").display = not self._runs
         options = self.query_one(OptionList)
         options.display = bool(self._runs)
+        width = self.size.width - options.styles.scrollbar_size_vertical
         with self.prevent(OptionList.OptionHighlighted):
-            options.set_options([Option(_option(run, is_marked=run.id == self._marked)) for run in self._runs])
+            options.set_options([Option(_option(run, width, is_marked=run.id == self._marked)) for run in self._runs])
             index = next((number for number, run in enumerate(self._runs) if run.id == chosen), 0)
             options.highlighted = index if self._runs else None
 
@@ -91,13 +101,14 @@ class BenchHistory(Vertical):
             self.post_message(self.Chosen(self._runs[event.option_index]))
 
 
-def _option(run: BenchRun, *, is_marked: bool) -> Content:
-    """Two lines: when and what, and how fast each backend decoded."""
+def _option(run: BenchRun, width: int, *, is_marked: bool) -> Content:
+    """A line of when and what, and under it how fast each backend decoded, on as many lines as that needs."""
     date, _, time = run.started_at.partition("T")
     mark = Content.styled("◆ ", "$accent") if is_marked else Content("  ")
     when = line(f"{date[5:]} {time[:5]}  ", "$text-muted")
     name = line(f"{run.model} {run.quantization}", "bold")
-    return Content.assemble(mark, when, name, "\n    ", line(" · ".join(_figures(run))))
+    figures = flow([line(one) for one in _figures(run)], width - len(_INDENT))
+    return Content.assemble(mark, when, name, *(part for one in figures for part in (f"\n{_INDENT}", one)))
 
 
 def _figures(run: BenchRun) -> Iterator[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import textwrap
 from time import monotonic
+from typing import Final
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -20,12 +21,14 @@ from runner.bench.record import BenchRow
 from runner.bench.run_plot import plot_lines
 from runner.bench.styled import Line, Segment, wrapped
 from runner.events import Notice, Progress
-from runner.measures import duration
+from runner.measures import duration, text_width, wrap
+from runner.safe_text import safe_line
 from runner.tui.content import line
 from runner.tui.widgets.gauges import both_ends, gauge
 from runner.tui.widgets.styled_lines import StyledLines
 
 _INDENT = 10
+_MARK: Final = ("◐ ", "$warning")
 _BEFORE = "The first figures come when the model is loaded and all repetitions of its first test are made."
 
 
@@ -35,7 +38,7 @@ class BenchLive(Vertical):
     DEFAULT_CSS = """
     BenchLive { height: auto; display: none; }
     BenchLive.-running { display: block; }
-    BenchLive #bench-place { height: 2; margin-bottom: 1; }
+    BenchLive #bench-place { height: auto; margin-bottom: 1; }
     """
 
     def __init__(self, *, is_ascii: bool = False) -> None:
@@ -99,10 +102,16 @@ class BenchLive(Vertical):
         if not width:
             return
         elapsed = Content.styled(duration(monotonic() - self._began), "$text-muted")
-        text = line(self._place.text_for(width - elapsed.cell_length - 3), "bold")
-        text = Content.assemble(("◐ ", "$warning"), text)
+        room = width - elapsed.cell_length - 1
         share = self._place.done / self._place.total if self._place.total else 0.0
-        widget.update(Content("\n").join([both_ends(text, elapsed, width), gauge(share, width)]))
+        text = self._place.text_for(room - 2)
+        if text_width(text) <= room - 2:
+            rows = [both_ends(Content.assemble(_MARK, line(text, "bold")), elapsed, width), gauge(share, width)]
+        else:  # the text has the width for itself, and as many lines as it needs
+            first, *others = (line(part, "bold") for part in wrap(safe_line(text), width - 2).split("\n"))
+            rows = [Content.assemble(_MARK, first), *(Content.assemble("  ", other) for other in others)]
+            rows.append(both_ends(gauge(share, room), elapsed, width))
+        widget.update(Content("\n").join(rows))
 
     def _show_rows(self) -> None:
         self.query_one(StyledLines).show(self._lines)

@@ -16,7 +16,8 @@ from runner.tui.content import line
 from runner.tui.messages import EngineState
 
 _TOLD_FOR_S = 6.0
-_READ_S = 2.0  # news of the engine leave it alone for so long
+_READ_S = 2.0  # so long at least, when there are news of the engine, which it may know nothing of
+_LEAST_S = 0.05  # Textual's timers skip what is in the past
 _KEYS: dict[EngineState, str] = {
     "empty": "enter sends, and loads the model first",
     "loading": "loading · what you send is answered after that · esc gives up",
@@ -47,9 +48,10 @@ class Hint(Static):
         """What the keys do while the engine is in this state. is_lent: a benchmark has the machine meanwhile."""
         keys = _LENT if is_lent and state == "empty" else _KEYS[state]
         is_news, self._keys = keys != self._keys, keys
-        if is_news and self._timer is not None and monotonic() - self._told_at > _READ_S:
+        if is_news and self._timer is not None:
             self._timer.stop()
-            self._end_telling()
+            left_s = max(_LEAST_S, self._told_at + _READ_S - monotonic())
+            self._timer = self.set_timer(left_s, self._end_telling)
         elif is_news and self._timer is None:
             self._draw()
 

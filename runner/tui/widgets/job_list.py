@@ -28,7 +28,7 @@ from runner.tui.widgets.live_section import LiveSection
 
 _LEAST_BAR: Final = 8
 _MOST_BAR: Final = 40
-_MOST_LINES: Final = 3  # of a reason
+_MOST_LINES: Final = 3  # of a reason, where the job has not the focus
 _WIDE: Final = 40  # columns from which a repository's owner is shown
 
 
@@ -49,14 +49,18 @@ class JobButton(Static):
 
 
 class JobDetail(LiveSection):
-    """The second line: a bar with numbers, or words; a failure, and what holds a download up, take more lines."""
+    """The second line: a bar with numbers, or words; a failure, and what holds a download up, take more lines.
+
+    is_whole: as many as it takes.
+    """
 
     def __init__(self, job: Job) -> None:
         super().__init__()
         self._job = job
+        self._is_whole = False
 
-    def show(self, job: Job) -> None:
-        self._job = job
+    def show(self, job: Job, *, is_whole: bool) -> None:
+        self._job, self._is_whole = job, is_whole
         self.redraw()
 
     def rows(self, width: int) -> Sequence[Content]:
@@ -69,7 +73,7 @@ class JobDetail(LiveSection):
             reason = job.message
         said = f"{status(job)}: {reason}" if reason else status(job)
         lines = wrap(safe_line(said), width).split("\n")
-        if len(lines) > _MOST_LINES:
+        if len(lines) > _MOST_LINES and not self._is_whole:
             lines = [*lines[: _MOST_LINES - 1], " ".join(lines[_MOST_LINES - 1 :])]
         style = "$text-error" if job.state == "failed" else "$text-muted"
         return [line(one, style) for one in lines]
@@ -120,6 +124,12 @@ class JobRow(Widget, can_focus=True):
     def on_resize(self) -> None:
         self.show(self.job)
 
+    def watch_has_focus(self, has_focus: bool) -> None:
+        super().watch_has_focus(has_focus)
+        self.show(self.job)
+        if has_focus:
+            self.call_after_refresh(self.scroll_visible, animate=False)  # it may be higher now
+
     async def on_click(self, event: events.Click) -> None:
         event.stop()
         if isinstance(event.widget, JobButton):
@@ -139,7 +149,7 @@ class JobRow(Widget, can_focus=True):
         can = (job.can_pause, job.can_resume, job.can_retry, not job.can_forget, job.can_forget)
         for button, is_shown in zip(self.query(JobButton), can, strict=True):
             button.display = is_shown
-        self.query_one(JobDetail).show(job)
+        self.query_one(JobDetail).show(job, is_whole=self.has_focus)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
         job = self.job

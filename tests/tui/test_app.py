@@ -1,0 +1,50 @@
+"""What the app does with its parts when it ends."""
+
+from __future__ import annotations
+
+import pytest
+from chat_stage import Stage, stage
+
+from runner.tui.chat_engine import ChatEngine
+from runner.tui.jobs import JobQueue
+from runner.tui.screens.bench import BenchScreen
+
+__all__ = ["stage"]  # the fixture
+
+
+def test_all_that_runs_is_asked_to_end_before_any_of_it_is_waited_for(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, str]] = []
+    left: list[float] = []
+
+    def watch(part: type[ChatEngine] | type[JobQueue] | type[BenchScreen]) -> None:
+        close, wait = part.close, part.wait
+
+        def closed(self: object) -> None:
+            told.append(("close", part.__name__))
+            close(self)  # type: ignore[arg-type]
+
+        def waited(self: object, timeout_s: float) -> None:
+            told.append(("wait", part.__name__))
+            left.append(timeout_s)
+            wait(self, timeout_s)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(part, "close", closed)
+        monkeypatch.setattr(part, "wait", waited)
+
+    parts: tuple[type[ChatEngine] | type[JobQueue] | type[BenchScreen], ...] = (ChatEngine, JobQueue, BenchScreen)
+    for part in parts:
+        watch(part)
+
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.pilot.press("f3")
+        assert isinstance(on.app.screen, BenchScreen)
+
+    stage.play(stage.script("fine"), act)
+    names = {part.__name__ for part in parts}
+    assert [what for what, _ in told] == ["close"] * 3 + ["wait"] * 3
+    assert {name for what, name in told if what == "close"} == names
+    assert {name for what, name in told if what == "wait"} == names
+    assert left == sorted(left, reverse=True), "one limit for all: who comes later has less of it"
