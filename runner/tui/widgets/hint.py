@@ -12,6 +12,7 @@ from textual.content import Content
 from textual.timer import Timer
 from textual.widgets import Static
 
+from runner.measures import text_width
 from runner.tui.content import line
 from runner.tui.messages import EngineState
 
@@ -25,6 +26,7 @@ _KEYS: dict[EngineState, str] = {
     "answering": "esc stops",
     "stopping": "stopping",
 }
+_BETWEEN = " · "
 _LENT = "a benchmark has the machine · f3 shows it · x stops it there"
 
 
@@ -43,6 +45,10 @@ class Hint(Static):
 
     def on_mount(self) -> None:
         self._draw()
+
+    def on_resize(self) -> None:
+        if self._timer is None:
+            self._draw()
 
     def show(self, state: EngineState, *, is_lent: bool = False) -> None:
         """What the keys do while the engine is in this state. is_lent: a benchmark has the machine meanwhile."""
@@ -70,4 +76,10 @@ class Hint(Static):
         self._draw()
 
     def _draw(self) -> None:
-        self.update(Content(self._keys))
+        """The keys for which there is room, whole."""
+        shown, *others = self._keys.split(_BETWEEN)
+        for other in others:
+            if text_width(shown + _BETWEEN + other) > self.size.width > 0:
+                break
+            shown += _BETWEEN + other
+        self.update(Content(shown))
