@@ -9,7 +9,9 @@ from time import monotonic
 from typing import Literal
 
 from textual.content import Content
+from textual.geometry import Size
 from textual.timer import Timer
+from textual.visual import VisualType
 from textual.widgets import Static
 
 from runner.measures import text_width
@@ -46,10 +48,6 @@ class Hint(Static):
     def on_mount(self) -> None:
         self._draw()
 
-    def on_resize(self) -> None:
-        if self._timer is None:
-            self._draw()
-
     def show(self, state: EngineState, *, is_lent: bool = False) -> None:
         """What the keys do while the engine is in this state. is_lent: a benchmark has the machine meanwhile."""
         keys = _LENT if is_lent and state == "empty" else _KEYS[state]
@@ -76,10 +74,21 @@ class Hint(Static):
         self._draw()
 
     def _draw(self) -> None:
-        """The keys for which there is room, whole."""
-        shown, *others = self._keys.split(_BETWEEN)
-        for other in others:
-            if text_width(shown + _BETWEEN + other) > self.size.width > 0:
-                break
-            shown += _BETWEEN + other
-        self.update(Content(shown))
+        self.update(Content(self._keys))
+
+    def get_content_width(self, container: Size, viewport: Size) -> int:
+        """What all the keys would need: `render` leaves out what has no room."""
+        return text_width(self._keys) if self._timer is None else super().get_content_width(container, viewport)
+
+    def render(self) -> VisualType:
+        return super().render() if self._timer is not None else Content(_keys_with_room(self._keys, self.size.width))
+
+
+def _keys_with_room(keys: str, width: int) -> str:
+    """The first of the keys, each whole; at least one."""
+    shown, *others = keys.split(_BETWEEN)
+    for other in others:
+        if text_width(shown + _BETWEEN + other) > width:
+            break
+        shown += _BETWEEN + other
+    return shown
