@@ -10,11 +10,13 @@ import pytest
 from chat_stage import LONG, Stage, stage
 from textual.widgets import Input, OptionList
 
+from runner.measures import text_width
 from runner.transcript import SessionSummary, Turn
 from runner.tui.screens.ask_text import AskText
 from runner.tui.screens.confirm import Confirm
 from runner.tui.session_rows import day_name, grouped
 from runner.tui.widgets.context_meter import ContextMeter
+from runner.tui.widgets.empty_chat import EXAMPLES
 from runner.tui.widgets.hint import Hint
 from runner.tui.widgets.models_here import ModelsHere
 from runner.tui.widgets.prompt_box import PromptBox
@@ -149,6 +151,38 @@ def test_escape_ends_a_search_and_then_leads_to_the_prompt(stage: Stage) -> None
         assert on.chat.box.prompt.has_focus
 
     stage.play(stage.script("Hi."), act)
+
+
+@pytest.mark.parametrize("width", [60, 80, 110, 120, 160])
+def test_what_can_be_asked_and_the_keys_of_an_empty_chat_are_whole(stage: Stage, width: int) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        for part in (*EXAMPLES, "enter  send", "@      attach a file", "f6     how it answers"):
+            assert any(part in strip for strip in strips(on))
+
+    stage.play(stage.script("Hi."), act, (width, 40))
+
+
+@pytest.mark.parametrize("size", [(40, 20), (60, 20), (80, 24), (110, 32), (120, 40)])
+def test_the_keys_under_the_prompt_are_whole_and_as_many_as_have_room(stage: Stage, size: tuple[int, int]) -> None:
+    keys = ["enter send", "ctrl+j new line", "/ commands", "@ files"]
+
+    async def act(on: Stage) -> None:
+        await on.ready()
+        hint = on.chat.query_one(Hint)
+
+        def has_as_many_as_fit() -> bool:
+            fitting = [
+                " · ".join(keys[:n]) for n in (4, 3, 2, 1) if text_width(" · ".join(keys[:n])) <= hint.size.width
+            ]
+            return on.hint == fitting[0]
+
+        for now in (size, (40, 20), size):
+            await on.pilot.resize_terminal(*now)
+            await on.until(has_as_many_as_fit)
+        assert size[0] not in (60, 80) or keys[-1] in on.hint  # the context's numbers do not crowd it out
+
+    stage.play(stage.script("Hi."), act, size)
 
 
 @pytest.mark.parametrize("read_s", [0.0, 0.5])

@@ -26,7 +26,7 @@ from runner.tui.catalog_view import SORTS
 from runner.tui.jobs import Job, JobQueue
 from runner.tui.messages import BenchModel, GoTo, OpenModel
 from runner.tui.screens.choose_quant import ChooseQuant
-from runner.tui.screens.compare_models import CompareModels
+from runner.tui.screens.compare_models import CompareModels, Comparison
 from runner.tui.screens.delete_model import DeleteModel
 from runner.tui.screens.models import ModelsScreen
 from runner.tui.screens.quantize_model import QuantizeModel
@@ -320,6 +320,30 @@ def test_quantizing_makes_a_model_that_appears_in_the_table() -> None:
         assert [job.weight_format for job in app.jobs.jobs] == ["bf16"]
 
     run(body)
+
+
+@pytest.mark.parametrize("size", [(60, 20), (60, 24), (80, 24)])
+def test_what_is_made_and_of_what_is_told_whole_in_a_small_terminal(size: tuple[int, int]) -> None:
+    async def body(app: Models, pilot: Pilot[None]) -> None:
+        await pilot.press("q")
+        await until(pilot, lambda: isinstance(app.screen, QuantizeModel))
+        words = lambda: " ".join(text_of(app).replace("│", " ").split())  # noqa: E731
+        parts = ("Quantize demo", "the best of its size", "but more exact", "About 10.1 MB", "From demo.", "Cancel")
+        await until(pilot, lambda: all(part in words() for part in parts))
+
+    run(body, size)
+
+
+@pytest.mark.parametrize("size", [(60, 20), (80, 24)])
+def test_what_is_compared_is_told_whole_in_a_small_terminal(size: tuple[int, int]) -> None:
+    async def body(app: Models, pilot: Pilot[None]) -> None:
+        await pilot.press("c", "down", "c")
+        await until(pilot, lambda: isinstance(app.screen, CompareModels))
+        await pilot.press("end")
+        await pilot.pause()
+        assert [line for line in str(app.screen.query_one(Comparison).render()).split("\n") if "…" in line] == []
+
+    run(body, size)
 
 
 def test_two_models_are_compared() -> None:

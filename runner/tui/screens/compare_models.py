@@ -12,7 +12,7 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from runner.measures import clip, text_width
+from runner.measures import clip, text_width, wrap
 from runner.safe_text import safe_line
 from runner.tui.catalog import CatalogRow
 from runner.tui.catalog_columns import BY_KEY
@@ -53,10 +53,10 @@ class Comparison(LiveSection):
     def rows(self, width: int) -> list[Content]:
         a, b = self._a, self._b
         label = min(_LABEL, width // 3)
-        column = max(6, (width - label) // 2 - 2)
+        column = max(6, (width - label - 2) // 2)
         rows = [_row("", (a.name, "bold"), (b.name, "bold"), label, column), Content("")]
         for name, key, number, which in _LINES:
-            shown = [BY_KEY[key].cell(row).text or "no" for row in (a, b)]
+            shown = [" ".join(BY_KEY[key].cell(row).text.split()) or "no" for row in (a, b)]
             marks = better(number(a), number(b), which)
             cells = [
                 (f"{text} ◀" if won else text, "bold $text-success" if won else "")
@@ -79,7 +79,8 @@ def _cell(text: str, width: int) -> str:
 def _words(row: CatalogRow, width: int) -> list[Content]:
     if not row.description:
         return []
-    return [Content.styled(clip(safe_line(f"{row.name}: {row.description}"), width), "$text-muted")]
+    words = wrap(safe_line(f"{row.name}: {row.description}"), width)
+    return [Content.styled(line, "$text-muted") for line in words.split("\n")]
 
 
 class CompareModels(ModalScreen[None]):
@@ -87,7 +88,7 @@ class CompareModels(ModalScreen[None]):
 
     DEFAULT_CSS = """
     CompareModels { align: center middle; }
-    CompareModels > VerticalScroll { width: 88; max-width: 96%; height: auto; max-height: 96%; padding: 1 2;
+    CompareModels > VerticalScroll { width: 88; max-width: 100%; height: auto; max-height: 96%; padding: 1 2;
         background: $surface; border: round $border; }
     CompareModels #keys { height: 1; margin-top: 1; color: $text-muted; }
     CompareModels.-flat > VerticalScroll { padding: 0 1; }

@@ -42,6 +42,7 @@ class QuantizeModel(ModalScreen[QuantizeWish | None]):
     DEFAULT_CSS = """
     QuantizeModel { align: center middle; }
     QuantizeModel > VerticalScroll { width: 92; max-width: 96%; height: auto; max-height: 96%; padding: 1 2;
+        scrollbar-gutter: stable; scrollbar-size-vertical: 1;
         background: $surface; border: round $border; }
     QuantizeModel #question { height: auto; text-style: bold; }
     QuantizeModel OptionList { height: auto; max-height: 9; padding: 0; margin: 1 0; background: $panel;
@@ -53,11 +54,12 @@ class QuantizeModel(ModalScreen[QuantizeWish | None]):
     QuantizeModel #news { height: auto; margin-top: 1; color: $text-muted; }
     QuantizeModel #buttons { height: 1; margin-top: 1; align-horizontal: right; }
     QuantizeModel Button { margin-left: 2; min-width: 10; }
+    QuantizeModel.-low OptionList { max-height: 5; margin: 0; }
     QuantizeModel.-flat > VerticalScroll { padding: 0 1; }
     QuantizeModel.-flat OptionList { max-height: 3; margin: 0; }
     QuantizeModel.-flat #news, QuantizeModel.-flat #buttons { margin: 0; }
     """
-    VERTICAL_BREAKPOINTS = [(0, "-flat"), (20, "-low")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-flat"), (20, "-low"), (24, "-tall")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel")]
 
     def __init__(self, row: CatalogRow, taken: Collection[str], suggest: Callable[[], Mapping[str, str]]) -> None:
@@ -78,7 +80,7 @@ class QuantizeModel(ModalScreen[QuantizeWish | None]):
                 yield Input(id="name", compact=True)
             with Horizontal(classes="field"):
                 yield Static("", classes="label")
-                yield Checkbox("calibrate: slower, closer to the original", True, id="calibrate", compact=True)
+                yield Checkbox("calibrate: slower, but more exact", True, id="calibrate", compact=True)
             yield Static("", id="news")
             with Horizontal(id="buttons"):
                 yield Button("Cancel", id="no", compact=True)
@@ -123,7 +125,13 @@ class QuantizeModel(ModalScreen[QuantizeWish | None]):
             self.query_one("#news", Static).update(line(f"✗ {problem}", "$text-error"))
             return
         fetched, size = original_bytes(self._row), self._choice.size_bytes
-        parts = [f"About {decimal_size(size)} on the disk." if size else "", f"From {source_of(self._row)}."]
+        width = self.query_one(OptionList).scrollable_content_region.width
+        is_cut = _words(self._choice).cell_length > width and not self.has_class("-flat")
+        parts = [
+            f"{self._choice.name}: {self._choice.words}." if is_cut else "",
+            f"About {decimal_size(size)} on the disk." if size else "",
+            f"From {source_of(self._row)}.",
+        ]
         if fetched:
             parts.append(
                 f"The original weights, about {decimal_size(fetched)}, are fetched first if they are not here."

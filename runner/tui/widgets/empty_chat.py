@@ -24,7 +24,7 @@ from runner.tui.content import line
 EXAMPLES = (
     "Hello! What can you do?",
     "Tell me a short story about a lighthouse.",
-    "What is the capital of France, and what is it known for?",
+    "What is the capital of France?",
 )
 _KEYS = (
     ("enter", "send"),
@@ -112,6 +112,6 @@ class EmptyChat(VerticalScroll, can_focus=False):
 
 
 def _keys() -> Content:
-    """Two columns of keys."""
-    cells = [Content.assemble((f"{key:<7}", "bold"), f"{what:<18}") for key, what in _KEYS]
-    return Content("\n").join(cells[i] + cells[i + 1] for i in range(0, len(cells), 2))
+    """Two columns of keys, which have room between the rails too."""
+    cells = [Content.assemble((f"{key:<7}", "bold"), f"{what:<14}") for key, what in _KEYS]
+    return Content("\n").join(cells[i] + cells[i + 1].rstrip() for i in range(0, len(cells), 2))

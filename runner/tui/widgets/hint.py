@@ -9,9 +9,12 @@ from time import monotonic
 from typing import Literal
 
 from textual.content import Content
+from textual.geometry import Size
 from textual.timer import Timer
+from textual.visual import VisualType
 from textual.widgets import Static
 
+from runner.measures import text_width
 from runner.tui.content import line
 from runner.tui.messages import EngineState
 
@@ -25,6 +28,7 @@ _KEYS: dict[EngineState, str] = {
     "answering": "esc stops",
     "stopping": "stopping",
 }
+_BETWEEN = " · "
 _LENT = "a benchmark has the machine · f3 shows it · x stops it there"
 
 
@@ -71,3 +75,20 @@ class Hint(Static):
 
     def _draw(self) -> None:
         self.update(Content(self._keys))
+
+    def get_content_width(self, container: Size, viewport: Size) -> int:
+        """What all the keys would need: `render` leaves out what has no room."""
+        return text_width(self._keys) if self._timer is None else super().get_content_width(container, viewport)
+
+    def render(self) -> VisualType:
+        return super().render() if self._timer is not None else Content(_keys_with_room(self._keys, self.size.width))
+
+
+def _keys_with_room(keys: str, width: int) -> str:
+    """The first of the keys, each whole; at least one."""
+    shown, *others = keys.split(_BETWEEN)
+    for other in others:
+        if text_width(shown + _BETWEEN + other) > width:
+            break
+        shown += _BETWEEN + other
+    return shown
