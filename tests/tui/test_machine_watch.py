@@ -35,7 +35,7 @@ class Samples:
 
     def wait_for(self, count: int) -> list[MachineSample]:
         with self._came:
-            assert self._came.wait_for(lambda: len(self.all) >= count, timeout=10)
+            assert self._came.wait_for(lambda: len(self.all) >= count, timeout=60)
         return self.all
 
 
@@ -116,7 +116,7 @@ def test_who_is_told_may_fail_or_stop_the_watch() -> None:
 
     watch = MachineWatch(post, lambda: (), period_s=0.01)
     watch.start()
-    assert stopped.wait(10)
+    assert stopped.wait(60)
     assert not watch.is_running
 
 
