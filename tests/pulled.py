@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -91,10 +90,3 @@ def blob(repo: str, name: str) -> Path:
     """Where the bytes of a cached file are."""
     (snapshot,) = snapshots(repo)
     return (snapshot.directory / name).resolve()
-
-
-def wait_for(condition: Callable[[], bool], within_s: float = 10) -> None:
-    end = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
