@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from live_samples import ENGINE, GIB, gpu_sample
+from waiting import wait_for
 
 from runner.machine import devices
 from runner.tui.machine_watch import (
@@ -79,7 +80,7 @@ def test_it_stops_at_once_and_starts_again() -> None:
     began = time.monotonic()
     watch.stop()
     assert time.monotonic() - began < 20
-    assert watch_threads() == 0
+    wait_for(lambda: watch_threads() == 0)
     watch.start()
     watch.start()  # a second time changes nothing
     assert watch_threads() == 1
