@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -80,7 +79,8 @@ def begin_fetch(repo: str, name: str, server: Hub, *, bytes_s: int = 2_000_000) 
         if state.done_bytes:
             cancel.cancel()
 
-    with pytest.raises(RunnerError, match="cancelled"):
+    with pytest.MonkeyPatch.context() as patient, pytest.raises(RunnerError, match="cancelled"):
+        patient.setattr("runner.hub.download.FAREWELL_S", 60.0)  # what has come is on the disk then
         hub.fetch(hub.list_files(repo), [name], on_progress=stop, cancel=cancel)
     server.bytes_s = 0
     (part,) = (repo_directory(repo) / "blobs").glob("*.runner-part")
@@ -91,10 +91,3 @@ def blob(repo: str, name: str) -> Path:
     """Where the bytes of a cached file are."""
     (snapshot,) = snapshots(repo)
     return (snapshot.directory / name).resolve()
-
-
-def wait_for(condition: Callable[[], bool], within_s: float = 10) -> None:
-    end = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)

@@ -470,8 +470,8 @@ def test_an_ordinary_token_costs_microseconds() -> None:
     ):
         fastest = float("inf")
         for _ in range(5):
-            started = time.perf_counter()
+            started = time.thread_time()
             for _ in range(1000):
                 stream.push(65)
-            fastest = min(fastest, (time.perf_counter() - started) / 1000)
+            fastest = min(fastest, (time.thread_time() - started) / 1000)
         assert fastest < 50e-6

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sys
@@ -100,7 +99,7 @@ def test_ctrl_c_stops_at_once_exits_130_and_pulling_again_goes_on(
     (part,) = (repo_directory(GGUF) / "blobs").glob("*.runner-part")
     here = part.stat().st_size
     assert here > 0
-    server.bytes_s, server.most_bytes = 0, math.inf
+    server.let_go()
     again = terminal(GGUF, columns=columns, rows=rows)
     code, shown = again.wait_for_exit()
     assert code == 0
@@ -121,7 +120,7 @@ def test_many_files_are_shown_in_place_and_leave_one_line(
 
     shown = screen.wait_for(is_whole_frame)
     assert all(len(line) < columns for line in shown.split("\n"))
-    server.bytes_s, server.most_bytes = 0, math.inf
+    server.let_go()
     code, shown = screen.wait_for_exit()
     assert code == 0
     assert "100 %" in shown

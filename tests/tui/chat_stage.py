@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 from textual.widgets import Static
+from waiting import PATIENCE_S
 
 from runner.paths import user_paths
 from runner.settings import load_settings
@@ -21,8 +22,7 @@ from runner.tui.screens.chat import ChatScreen
 from runner.tui.services import Services
 from runner.tui.widgets.hint import Hint
 
-PATIENCE_S = 20.0
-LONG = {"text": "word " * 400, "token_s": 0.002}
+LONG = {"text": "word " * 4000, "token_s": 0.002}
 
 
 class NoWatch:

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, cast
 import psutil
 import pytest
 from chat_terminal import Terminal
+from waiting import has_ended, wait_for
 
 from runner import tui
 from runner.paths import user_paths
@@ -56,11 +57,9 @@ def kept_answers() -> list[str]:
     return [turn.content for turn in turns if turn.role == "assistant"]
 
 
-def wait_until(condition: Callable[[], bool], within_s: float = 5) -> None:
-    end = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.02)
+def wait_for_kept(terminal: Terminal, text: str) -> None:
+    """Wait until an answer has come so far on the disk, where what came is written each half second."""
+    terminal.wait_for(lambda _: any(answer.startswith(text) for answer in kept_answers()))
 
 
 # F2 to F5, help, the palette: what is then on the screen at every size, and what no more.
@@ -83,7 +82,7 @@ def leave(terminal: Terminal) -> None:
     assert terminal.wait_for_exit() == 0
     assert LEFT_ALTERNATE_SCREEN in terminal.raw
     assert "Traceback" not in terminal.raw
-    wait_until(lambda: not any(child.is_running() and child.status() != "zombie" for child in children))
+    wait_for(lambda: all(has_ended(child.pid) for child in children))
 
 
 def test_a_new_user_is_in_a_chat_after_one_key_and_a_question(opened: Callable[..., Terminal]) -> None:
@@ -103,8 +102,7 @@ def test_esc_stops_an_answer_and_what_came_stays(opened: Callable[..., Terminal]
     terminal.type("go\r")
     terminal.wait_for(lambda shown: "word word" in shown)
     terminal.type("\x1b")
-    terminal.wait_for(is_ready)
-    assert "stopped" in terminal.read(0.3)
+    terminal.wait_for(lambda shown: "stopped" in shown and is_ready(shown))
     leave(terminal)
     assert 0 < len(kept_answers()[0]) < 10_000
 
@@ -167,10 +165,10 @@ def test_an_interface_that_is_ended_takes_its_engine_with_it(opened: Callable[..
     terminal.type("go\r")
     terminal.wait_for(lambda shown: "word word" in shown)
     engine = terminal.engine
-    time.sleep(0.6)  # what came is written each half second
+    wait_for_kept(terminal, "word word")
     os.kill(terminal.child.pid, how)
     code = terminal.wait_for_exit()
-    wait_until(lambda: not engine.is_running() or engine.status() == "zombie")
+    wait_for(lambda: has_ended(engine.pid))
     assert kept_answers()[0].startswith("word word")
     assert code == {signal.SIGKILL: -signal.SIGKILL}.get(how, 128 + how)
     assert (LEFT_ALTERNATE_SCREEN in terminal.raw) == (how == signal.SIGTERM)
@@ -201,7 +199,7 @@ def test_after_the_shell_had_stopped_it_the_whole_screen_is_shown_again(opened: 
     terminal.read(0.2)
     process = psutil.Process(terminal.child.pid)
     os.kill(process.pid, signal.SIGTSTP)
-    wait_until(lambda: terminal.read(0.05) is not None and process.status() == psutil.STATUS_STOPPED)
+    wait_for(lambda: terminal.read(0.05) is not None and process.status() == psutil.STATUS_STOPPED)
     before = len(terminal.raw)
     os.kill(process.pid, signal.SIGCONT)
     terminal.wait_for(lambda _: all(words in terminal.raw[before:] for words in ("● ready", "SPEED", "SESSIONS")))
@@ -214,9 +212,9 @@ def test_when_the_terminal_goes_away_nothing_stays_behind(opened: Callable[..., 
     terminal.type("go\r")
     terminal.wait_for(lambda shown: "word word" in shown)
     processes = [psutil.Process(terminal.child.pid), terminal.engine]
-    time.sleep(0.6)  # what came is written each half second
+    wait_for_kept(terminal, "word word")
     terminal.child.ptyproc.fileobj.close()
-    wait_until(lambda: all(not one.is_running() or one.status() == "zombie" for one in processes), within_s=10)
+    wait_for(lambda: all(has_ended(one.pid) for one in processes))
     assert kept_answers()[0].startswith("word word")
 
 
@@ -271,16 +269,18 @@ def test_an_answer_waits_for_a_slow_terminal_and_keys_do_not_wait_behind_it(open
     terminal.type(ANSWER)
     terminal.type("go\r")
     terminal.wait_for(lambda _: terminal.raw.count(ASK) == 3)
+    began = time.monotonic()
     for _ in range(5):
         terminal.read(0.5)
-    assert terminal.raw.count(ASK) <= 5  # of thirty frames of the answer, which goes on
+    n_more = 1 + (time.monotonic() - began) // 2  # one after a second, and ever fewer later
+    assert terminal.raw.count(ASK) <= 3 + n_more  # of thirty frames of the answer, which goes on
     terminal.type("\x1b")
     n_answered = 1
     while not ("stopped" in (shown := terminal.read(0.1)) and is_ready(shown)):
         owed = terminal.raw.count(ASK) - n_answered
         terminal.type(ANSWER * owed)
         n_answered += owed
-        assert n_answered < 30
+        assert n_answered < 100  # of a thousand frames
     leave(terminal)
 
 

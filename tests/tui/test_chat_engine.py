@@ -12,6 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import pytest
+from waiting import PATIENCE_S, wait_for
 
 from runner.config import LoadOptions
 from runner.errors import BusyError, UsageError
@@ -31,8 +32,6 @@ from runner.tui.messages import (
     Unloaded,
 )
 from runner.tui.services import Services
-
-PATIENCE_S = 20.0
 
 
 class Told:
@@ -140,7 +139,7 @@ def test_stopping_keeps_what_came_and_gives_back_what_waits(told: Callable[..., 
     assert chat.engine.state == "stopping"
     assert chat.last(AnswerStopping).state == "stopping"  # said at once: an engine that hangs tells nothing more
     first, second = chat.last(AnswerEnded), chat.last(AnswerEnded)
-    assert time.monotonic() - began < 10  # the answer would take 40 s
+    assert time.monotonic() - began < 20  # the answer would take 200 s
     assert first.turn.state == "cancelled"
     assert ("word " * 4000).startswith(first.turn.content)
     assert (second.turn, second.unsent) == (None, "later")
@@ -202,9 +201,7 @@ def test_a_death_that_nobody_saw_is_noticed(told: Callable[..., Told]) -> None:
     chat.last(LoadEnded)
     chat.engine.notice_death()
     os.kill(chat.engine.pids()[0], signal.SIGKILL)
-    deadline = time.monotonic() + 5
-    while chat.engine.pids() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(lambda: not chat.engine.pids())
     chat.engine.notice_death()
     assert chat.last(Unloaded).state == "empty"
 

@@ -8,6 +8,7 @@ import signal
 import tomllib
 from pathlib import Path
 
+import pytest
 from chat_stage import LONG, Stage, stage
 from textual.content import Content
 from textual.widgets import Input, OptionList, Select, Static, TextArea
@@ -574,7 +575,9 @@ def test_an_example_is_asked_with_one_key(stage: Stage) -> None:
     stage.play(stage.script("Hi."), act)
 
 
-def test_ctrl_c_empties_the_prompt_and_twice_leaves(stage: Stage) -> None:
+def test_ctrl_c_empties_the_prompt_and_twice_leaves(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.tui.screens.chat._TWICE_S", 60.0)
+
     async def act(on: Stage) -> None:
         await on.ready()
         await on.pilot.press("a", "ctrl+c")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hub_server import Fault, Hub
 from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, server
+from waiting import PATIENCE_S, has_ended, wait_for
 
 from runner.hub_cache import repo_directory
 from runner.inventory import local_models
@@ -34,7 +35,7 @@ class Watched:
     def job(self, job_id: str) -> Job:
         return next(job for job in self.queue.jobs if job.id == job_id)
 
-    def wait(self, condition: Callable[[], bool], within_s: float = 20) -> None:
+    def wait(self, condition: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
         end = time.monotonic() + within_s
         while not condition():
             assert time.monotonic() < end, f"it did not happen: {self.queue.jobs}"
@@ -58,21 +59,26 @@ def watched() -> Iterator[Watched]:
 
 
 def slow_download(server: Hub, watched: Watched) -> str:
-    """A pull of the GGUF that has fetched something and takes seconds more."""
-    server.bytes_s = 300_000
+    """A pull of the GGUF that has fetched half of it, and gets no more until the server lets it go."""
+    server.bytes_s, server.most_bytes = 1_000_000, 700_000
     job_id = watched.queue.pull(GGUF)
-    watched.wait(lambda: server.sent_bytes(WEIGHTS) > 100_000 and watched.job(job_id).done > 0)
+    watched.wait(lambda: watched.job(job_id).done > 600_000)
     return job_id
 
 
 def test_a_download_runs_to_its_end_and_tells_how_far_it_is(server: Hub, watched: Watched) -> None:
-    server.bytes_s = 1_200_000
-    job_id = watched.queue.pull(GGUF)
-    job = watched.wait_for(job_id, "done")
+    server.bytes_s, server.most_bytes = 1_000_000, 1_000_000
+
+    def is_told_on_the_way() -> bool:
+        seen = [job for jobs in watched.posted for job in jobs]
+        return any(one.stage == "download" and 0 < one.done < size and one.rate_bytes_s and one.eta_s for one in seen)
+
     size = len(server.repos[GGUF].files[WEIGHTS])
-    seen = [job for jobs in watched.posted for job in jobs]
+    job_id = watched.queue.pull(GGUF)
+    watched.wait(is_told_on_the_way)
+    server.let_go()
+    job = watched.wait_for(job_id, "done")
     assert (job.done, job.total, job.unit, job.message) == (size, size, "bytes", "")
-    assert any(job.stage == "download" and 0 < job.done < size and job.rate_bytes_s and job.eta_s for job in seen)
     assert {model.name: model.state for model in local_models(Registry.load_for())}[GGUF + ":Q8_0"] == "complete"
     watched.queue.forget(job_id)
     assert watched.queue.jobs == ()
@@ -83,7 +89,7 @@ def test_paused_and_resumed_a_download_fetches_hardly_a_byte_twice(server: Hub, 
     watched.queue.pause(job_id)
     assert watched.job(job_id).stage == "stopping"
     assert watched.wait_for(job_id, "paused").done > 0
-    server.bytes_s = 0
+    server.let_go()
     assert watched.queue.pull(GGUF) == job_id  # asking for the same again goes on with it
     watched.wait_for(job_id, "done")
     assert server.sent_bytes(WEIGHTS) < 1.1 * len(server.repos[GGUF].files[WEIGHTS])
@@ -101,7 +107,7 @@ def test_a_download_that_is_given_up_leaves_nothing(server: Hub, watched: Watche
 def test_giving_up_one_quantization_keeps_the_whole_one_beside_it(server: Hub, watched: Watched) -> None:
     server.repos[GGUF].files["llama-Q4_0.gguf"] = b"\x01" * 1_500_000
     watched.wait_for(watched.queue.pull(f"{GGUF}:Q8_0"), "done")
-    server.bytes_s = 300_000
+    server.bytes_s, server.most_bytes = 1_000_000, server.sent_bytes() + 700_000
     job_id = watched.queue.pull(f"{GGUF}:Q4_0")
     watched.wait(lambda: server.sent_bytes("llama-Q4_0.gguf") > 50_000)
     watched.queue.cancel(job_id)
@@ -124,7 +130,7 @@ def test_downloads_wait_for_each_other_and_a_quantization_runs_beside_them(serve
     assert "bits a weight" in made.message
     assert "The source is Q8_0" in made.hint
     assert (user_paths().models / "demo-q8_0" / "demo-q8_0.gguf").is_file()
-    server.bytes_s = 0
+    server.let_go()
     watched.wait_for(first, "done")
     watched.wait_for(second, "done")
 
@@ -190,7 +196,7 @@ def test_a_child_that_is_killed_is_a_failure_and_goes_on_where_it_was(server: Hu
     os.kill(child.pid, signal.SIGKILL)
     job = watched.wait_for(job_id, "failed")
     assert "signal 9" in job.message
-    server.bytes_s = 0
+    server.let_go()
     watched.queue.retry(job_id)
     watched.wait_for(job_id, "done")
     assert server.sent_bytes(WEIGHTS) < 1.2 * len(server.repos[GGUF].files[WEIGHTS])
@@ -204,7 +210,7 @@ def test_leaving_stops_the_children_and_the_next_start_lists_what_is_unfinished(
     n_posted = len(watched.posted)
     with pytest.raises(ProcessLookupError):
         os.kill(child.pid, 0)
-    server.bytes_s = 0
+    server.let_go()
     after = Watched()
     after.queue.find_unfinished()
     after.wait(lambda: bool(after.queue.jobs))
@@ -234,7 +240,7 @@ def test_an_unfinished_download_of_an_earlier_start_can_be_given_up(server: Hub,
 def test_a_quantization_that_is_given_up_leaves_nothing(watched: Watched) -> None:
     job_id = watched.queue.quantize("demo", "mq4")
     partial = user_paths().models / "demo-mq4.partial"
-    watched.wait(lambda: partial.is_dir() or watched.job(job_id).state != "running", within_s=60)
+    watched.wait(lambda: partial.is_dir() or watched.job(job_id).state != "running")
     watched.queue.cancel(job_id)
     watched.wait_for(job_id, "cancelled")
     assert not partial.exists()
@@ -244,7 +250,7 @@ def test_a_quantization_that_is_given_up_leaves_nothing(watched: Watched) -> Non
 def test_a_quantization_that_was_left_is_listed_by_the_next_start_and_made(watched: Watched) -> None:
     first = watched.queue.quantize("demo", "mq4", calibrate=False)
     watched.queue.quantize("demo", "q8_0")  # it waits for its turn
-    watched.wait(lambda: watched.job(first).done > 0 or watched.job(first).state != "running", within_s=60)
+    watched.wait(lambda: watched.job(first).done > 0 or watched.job(first).state != "running")
     watched.leave()
     after = Watched()
     after.queue.find_unfinished()
@@ -265,7 +271,7 @@ def test_a_download_of_which_nothing_has_come_is_listed_by_the_next_start(server
     first = slow_download(server, watched)
     second = watched.queue.pull(SHARDS, force=True)  # it waits for its turn
     watched.leave()
-    server.bytes_s = 0
+    server.let_go()
     after = Watched()
     after.queue.find_unfinished()
     after.wait(lambda: len(after.queue.jobs) == 2)
@@ -350,20 +356,7 @@ def test_a_child_does_not_outlive_a_parent_that_is_killed(server: Hub) -> None:
     assert parent.stdout is not None
     with parent.stdout:
         pid = int(parent.stdout.readline())
-    while server.sent_bytes(WEIGHTS) < 50_000:
-        time.sleep(0.02)
+    wait_for(lambda: sum(part.stat().st_size for part in (repo_directory(GGUF) / "blobs").glob("*.runner-part")))
     parent.kill()
     parent.wait()
-    end = time.monotonic() + 6
-    while is_running(pid):
-        assert time.monotonic() < end, "the child is still there"
-        time.sleep(0.05)
-    (part,) = (repo_directory(GGUF) / "blobs").glob("*.runner-part")
-    assert part.stat().st_size > 0
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
+    wait_for(lambda: has_ended(pid), "the child is still there")

@@ -17,6 +17,7 @@ from textual.app import App
 from textual.message import Message
 from textual.pilot import Pilot
 from textual.widgets import Button, Input, OptionList, Static
+from waiting import PATIENCE_S
 
 from runner.paths import user_paths
 from runner.settings import load_settings
@@ -95,7 +96,7 @@ def run(body: Body, size: tuple[int, int] = (120, 40), **options: Any) -> None:
     asyncio.run(running())
 
 
-async def until(pilot: Pilot[None], condition: Callable[[], bool], within_s: float = 20) -> None:
+async def until(pilot: Pilot[None], condition: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
     for _ in range(int(within_s / 0.02)):
         await pilot.pause(0.02)
         if condition():
@@ -178,7 +179,7 @@ def test_a_model_is_found_on_the_hub_fetched_and_opened(server: Hub) -> None:
         await pilot.press("slash", *"tiny/llama", "enter")
         await until(pilot, lambda: current(app) == GGUF)
         await until(pilot, lambda: "to fetch from" in text_of(app))
-        server.bytes_s = 700_000
+        server.bytes_s, server.most_bytes = 700_000, server.sent_bytes() + 700_000
         await pilot.press("enter")
         await until(
             pilot, lambda: isinstance(app.screen, ChooseQuant) and app.screen.query_one(OptionList).option_count > 0
@@ -186,6 +187,7 @@ def test_a_model_is_found_on_the_hub_fetched_and_opened(server: Hub) -> None:
         assert "Q8_0" in text_of(app)
         await pilot.press("enter")
         await until(pilot, lambda: any(0 < job.done < job.total for job in app.jobs.jobs) and "%" in text_of(app))
+        server.let_go()
         await until(pilot, lambda: app.jobs.jobs[0].state == "done")
         await until(pilot, lambda: any(row.repo == GGUF and row.is_here for row in app.models.table.rows))
         app.models.table.select(f"{GGUF}:Q8_0")

@@ -10,12 +10,13 @@ from textual.app import App, ComposeResult
 from textual.message import Message
 from textual.pilot import Pilot
 from textual.widgets import Input
+from waiting import PATIENCE_S
 
 from runner.events import TextDelta
 from runner.telemetry import Timings
 from runner.transcript import Turn
 from runner.tui import themes
-from runner.tui.widgets.transcript import PERIOD_S, Transcript
+from runner.tui.widgets.transcript import Transcript
 from runner.wire import to_plain
 
 HOSTILE = "a[/]b [@click=app.quit]x[/] \x1b]52;c;eA==\x07 \x9b31m"
@@ -106,5 +107,9 @@ async def stream(pilot: Pilot[None], stage: Stage, *texts: str) -> None:
 
 
 async def shown(pilot: Pilot[None]) -> None:
-    await pilot.pause(PERIOD_S * 1.5)
+    """Wait until what came is shown, which takes longer where showing does."""
+    transcript = pilot.app.query_one(Transcript)
+    async with asyncio.timeout(PATIENCE_S):
+        while transcript._timer is not None:
+            await pilot.pause(0.01)
     await pilot.pause()
