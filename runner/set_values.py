@@ -39,6 +39,7 @@ _INTEGERS = (
     "draft_max",
 )
 _WORDS = ("overflow", "think", "backend", "kv_type", "speculation")
+_QUOTED: Final = re.compile(r"(`[^`]*`|“.*”)", re.DOTALL)  # a command; what the user wrote, which may have any sign
 _FLAG: Final = re.compile(r"(?<![\w-])--?([a-z][a-z-]*)( \d+)?")
 _SHORT_FLAGS: Final = {"c": "ctx_size"}
 _COMMAND_FLAGS: Final = {"json-schema": "/grammar", "grammar": "/grammar"}
@@ -98,11 +99,11 @@ def shown(value: Any) -> str:
 def in_chat(text: str) -> str:
     """A message or a remedy with "/set ctx_size N" for "-c", and for what no chat takes the command of a shell.
 
-    What is quoted as such a command stays as it is.
+    What is quoted as such a command stays as it is, and so does what the user wrote.
     """
-    parts = text.split("`")
+    parts = _QUOTED.split(text)
     parts[::2] = [_FLAG.sub(_as_set, part) for part in parts[::2]]
-    return "`".join(parts)
+    return "".join(parts)
 
 
 def _as_set(flag: re.Match[str]) -> str:

@@ -62,6 +62,8 @@ def test_values_are_shown_as_they_are_set() -> None:
         ("pip install --force-reinstall --no-cache-dir x", "pip install --force-reinstall --no-cache-dir x"),
         ("A well-c known word, and a - dash.", "A well-c known word, and a - dash."),
         ("", ""),
+        ("2 messages are left out, from “gcc -c ` a.c” --temp 0.5” on. Use -c 5.",
+         "2 messages are left out, from “gcc -c ` a.c” --temp 0.5” on. Use /set ctx_size 5."),
     ],
 )  # fmt: skip
 def test_a_flag_that_set_knows_is_said_as_the_command(hint: str, said: str) -> None:

@@ -228,16 +228,16 @@ def _source(setup: _Setup, opening: Opening | None = None) -> Source:
 
 def _session_to_resume(paths: Paths, continue_latest: bool, wanted: str | None, *, is_kept: bool) -> Session | None:
     """The chat that --continue or --resume means. Raises UsageError when there is none."""
-    if not (continue_latest or wanted):
+    if not continue_latest and wanted is None:
         return None
-    if continue_latest and wanted:
+    if continue_latest and wanted is not None:
         raise UsageError("--continue and --resume are both given.", hint="Use one of them.")
     if not is_kept:
         raise UsageError("With --no-log there is no chat to go on with.", hint="Leave out --no-log.")
     from runner.store import Store
 
     with closing(Store(paths.database)) as store:
-        session = store.get(wanted) if wanted else store.latest()
+        session = store.latest() if wanted is None else store.get(wanted)
     if session is None:
         raise UsageError("There is no chat to go on with.", hint="Start one: runner chat demo")
     return session

@@ -65,7 +65,7 @@ def get(key: Key, as_json: Json = False) -> None:
 @app.command("set", context_settings={"ignore_unknown_options": True})  # so that -1 is a value
 def set_(
     key: Key,
-    value: Annotated[list[str], typer.Argument(metavar="VALUE", help="Several only where a setting is a list.")],
+    value: Annotated[list[str], typer.Argument(metavar="VALUE...", help="Several only where a setting is a list.")],
 ) -> None:
     """Write one setting into your config.toml.
 

@@ -20,7 +20,7 @@ from runner.wire import to_plain
 def du(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, runner.du/1.")] = False,
 ) -> None:
-    """Show what models take on the disk: the cache, models made here, partial downloads, damaged files set aside."""
+    """Show what models take on the disk: the cache, what was made here, partial downloads, damaged files set aside."""
     paths = user_paths()
     registry = Registry.load_for(paths)
     usage = disk_usage(registry, paths.models, paths.drafts)

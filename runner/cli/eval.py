@@ -13,7 +13,7 @@ import typer
 
 from runner.cli import completing, options, render
 from runner.cli.interrupt import stopping
-from runner.errors import RunnerError, UsageError
+from runner.errors import UsageError
 
 if TYPE_CHECKING:
     from runner.evaluation.bits import BitsPerWeight
@@ -155,11 +155,14 @@ def _name(file: Path) -> str:
 
 
 def _read(file: Path) -> str:
-    """The text of a file. Raises UsageError for what is not UTF-8: replaced characters would be measured as well."""
+    """The text of a file. Raises UsageError for what cannot be read, or is not UTF-8: replaced characters would be
+    measured as well."""
     try:
         raw = sys.stdin.buffer.read() if file == _STDIN else file.expanduser().read_bytes()
     except (OSError, RuntimeError, ValueError) as error:
-        raise RunnerError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+        reason = getattr(error, "strerror", None) or error
+        hint = "Give the name of a text file, or - for what is piped in."
+        raise UsageError(f"{file} cannot be read: {reason}.", hint=hint) from error
     try:
         if b"\0" not in raw:
             return raw.decode("utf-8-sig")

@@ -126,7 +126,8 @@ Draft = Annotated[
     typer.Option(
         "--draft",
         metavar="MODEL",
-        help="The model that drafts: a small one of the same family, or a lower quantization of the model itself.",
+        help="The model that drafts: a small one of the same family, or a lower quantization of the model itself; with "
+        "--spec eagle3 the head, by its directory or name.",
         autocompletion=completing.models,
     ),
 ]

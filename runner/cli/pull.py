@@ -29,7 +29,10 @@ def pull(
     models: Annotated[
         list[str],
         typer.Argument(
-            metavar="MODEL", help="Names, or owner/repo[:quant].", show_default=False, autocompletion=completing.models
+            metavar="MODEL...",
+            help="Names, or owner/repo[:quant].",
+            show_default=False,
+            autocompletion=completing.models,
         ),
     ],
     revision: Annotated[

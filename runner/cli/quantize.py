@@ -212,7 +212,8 @@ def _source_path(text: str, offline: bool | None, *, as_json: bool) -> Path:
         raise UsageError("SOURCE is empty.", hint="Name a model, or a file or directory with one.")
     if path.is_dir() and not (path / "config.json").exists():
         raise UsageError(
-            f"{path} is not the directory of a model.", hint="It has no config.json. A GGUF is named by its file."
+            f"{path.absolute()} is not the directory of a model.",
+            hint="It has no config.json. A GGUF is named by its file.",
         )
     if path.exists():
         return path

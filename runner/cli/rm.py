@@ -23,7 +23,7 @@ def rm(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="MODEL",
+            metavar="MODEL...",
             help="As `runner ls` names them; drafters as `runner du` does.",
             show_default=False,
             autocompletion=completing.removable,

@@ -29,7 +29,7 @@ def run(
     *,
     model_argument: options.ModelArgument = None,
     prompt_words: Annotated[
-        list[str] | None, typer.Argument(metavar="PROMPT", help="The prompt; a pipe's text is added to it.")
+        list[str] | None, typer.Argument(metavar="PROMPT...", help="The prompt; a pipe's text is added to it.")
     ] = None,
     model: options.Model = None,
     prompt: options.Prompt = None,

@@ -24,7 +24,7 @@ _BY_WORTH = ("MODEL", "PARAMS", "HERE", "FORMATS", "DOWNLOADS", "GATED", "UPDATE
 
 
 def search(
-    query: Annotated[list[str], typer.Argument(metavar="QUERY", help="Words to look for.", show_default=False)],
+    query: Annotated[list[str], typer.Argument(metavar="QUERY...", help="Words to look for.", show_default=False)],
     limit: Annotated[
         int, typer.Option("-n", "--limit", min=1, max=1000, metavar="N", help="At most this many of the hub.")
     ] = 20,

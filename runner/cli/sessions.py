@@ -30,7 +30,7 @@ app = new_app(help="List, show, resume, export, search, rename and delete saved 
 Id = Annotated[
     str, typer.Argument(metavar="ID", help="The chat's id, or the beginning of it.", autocompletion=completing.chats)
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
 class Format(StrEnum):
@@ -40,7 +40,7 @@ class Format(StrEnum):
 
 @app.command("list")
 def list_sessions(
-    limit: Annotated[int | None, typer.Option("-n", "--limit", min=1, help="At most this many.")] = None,
+    limit: Annotated[int | None, typer.Option("-n", "--limit", min=1, metavar="N", help="At most this many.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the saved chats, the one used last first."""
@@ -94,7 +94,7 @@ def export(
 @app.command()
 def search(
     text: Annotated[str, typer.Argument(metavar="TEXT", help="Words that must all occur in one message.")],
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="At most this many.")] = 50,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, metavar="N", help="At most this many.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """Find messages in the saved chats."""
@@ -130,7 +130,7 @@ def rename(session_id: Id, title: Annotated[str, typer.Argument(metavar="TITLE",
 def delete(
     session_ids: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ID", help="Ids, or their beginnings.", autocompletion=completing.chats),
+        typer.Argument(metavar="ID...", help="Ids, or their beginnings.", autocompletion=completing.chats),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Delete every chat.")] = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,

@@ -28,7 +28,7 @@ def verify(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="MODEL",
+            metavar="MODEL...",
             help="As `runner ls` names them. [default: all]",
             show_default=False,
             autocompletion=completing.models_here,

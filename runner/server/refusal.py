@@ -10,7 +10,10 @@ from typing import Any, Final
 
 from runner.errors import BusyError, ContextOverflow, EngineDied, RunnerError, TemplateError, UsageError
 
-_TOO_LONG: Final = "Send less of it, or start the server with a larger context (-c) or with --overflow drop."
+_TOO_LONG: Final = (
+    "Send less of it, or start the server with a larger context (-c). With --overflow drop it leaves out the oldest "
+    "turns of a conversation."
+)
 _LONGEST: Final = 1000  # characters: parts of a request are quoted
 _TYPES: Final[Mapping[int, str]] = {
     401: "authentication_error",

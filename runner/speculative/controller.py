@@ -88,7 +88,7 @@ class Controller(Control):
             limit = min(limit, _LONGEST_SHADOW if self._is_free else _LONGEST_PAID_SHADOW)
         if not self._covers_call(call) and not is_due:
             self._wait_for(call)
-            self._doubt = f"a guess takes {call:.2f} plain steps, and {self._left:.2f} may be lost now"
+            self._doubt = self._not_asked(call)
             return None
         if is_trial and self._n_least and not is_due:
             loss = call + self._outlook.failing(self._n_least)
@@ -97,6 +97,7 @@ class Controller(Control):
                 return None
         gate = _Gate(self, limit, is_trial, self._clock(), is_earned=is_earned)
         if is_trial and not gate.is_open:
+            self._doubt = self._not_begun(limit, call)
             self._n_refused += 1
             if self._n_refused >= _REFUSALS:
                 self._phase, self._n_refused = "learning", 0
@@ -195,7 +196,7 @@ class Controller(Control):
         """How long the draft is to be; goes over to verifying when a guess promises enough."""
         best = self._outlook.best(proposed.buckets, len(proposed), spent)
         if not best.n:
-            self._doubt = partial(self._not_worth, proposed, spent)
+            self._doubt = partial(self._not_worth, proposed.buckets, len(proposed), spent)
             return 0
         self._doubt = ""
         if self._phase != "learning":
@@ -365,8 +366,23 @@ class Controller(Control):
             return f"{self._recent}; now {doubt}" if doubt else str(self._recent)
         return doubt or "no guess yet"
 
-    def _not_worth(self, proposed: Draft, spent: float) -> str:
-        best = self._outlook.best(proposed.buckets, len(proposed), spent, least=1)
+    def _not_asked(self, call: float) -> str:
+        """Why no look was taken, see _covers_call."""
+        if self._account.covers(call):
+            return (
+                f"a guess takes {call:.2f} plain steps, and {_SURPRISE} times that, if it is held up, may not be lost"
+            )
+        return f"a guess takes {call:.2f} plain steps, and {self._left:.2f} may be lost now"
+
+    def _not_begun(self, limit: int, call: float) -> str | Callable[[], str]:
+        """Why no token is guessed, see goes_on: too much may be lost by it, or it promises too little."""
+        loss = call + self._outlook.failing(1)
+        if not self._account.covers(2 * loss):
+            return f"a draft of 1 could lose {loss:.1f} plain steps, and {self._left / 2:.1f} may be lost by it now"
+        return partial(self._not_worth, [self._outlook.acceptance.any_bucket] * limit, 0, 0.0)
+
+    def _not_worth(self, buckets: Sequence[int], n_guessed: int, spent: float) -> str:
+        best = self._outlook.best(buckets, n_guessed, spent, least=1)
         return f"a draft of {best.n} would cost {best.cost:.1f} plain steps and bring {best.tokens:.1f} tokens"
 
 

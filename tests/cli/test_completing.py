@@ -35,8 +35,18 @@ def parameters(command: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_whatever_takes_a_model_a_chat_or_a_format_completes_it(name: str) -> None:
-    wanted = [one for one in parameters(_load(name)) if one.metavar in ("MODEL", "SOURCE", "REFERENCE", "ID", "FORMAT")]
+    kinds = ("MODEL", "SOURCE", "REFERENCE", "ID", "FORMAT")
+    wanted = [one for one in parameters(_load(name)) if (one.metavar or "").removesuffix("...") in kinds]
     assert [one.name for one in wanted if one._custom_shell_complete is None] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_names_the_values_of_each_option_and_says_where_an_argument_may_be_several(name: str) -> None:
+    for one in parameters(_load(name)):
+        takes_several = one.param_type_name == "argument" and one.nargs == -1
+        assert takes_several == (one.metavar or "").endswith("..."), one.name
+        if one.param_type_name == "option" and not one.is_flag:
+            assert one.metavar or hasattr(one.type, "choices"), f"{one.name} shows the name of a type"
 
 
 def test_models_are_offered_those_here_first_and_each_once() -> None:

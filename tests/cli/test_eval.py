@@ -79,7 +79,7 @@ def test_progress_for_programs_is_ndjson_on_stderr(story: Path, capsys: pytest.C
         (["--text", "STORY", "--windows", "many"], 2, "a number of windows, or all"),
         (["--text", "STORY", "--window", "64", "--stride", "10"], 2, "score tokens twice"),
         (["--text", "-", "--text", "-"], 2, "given twice"),
-        (["--text", "no-such-file"], 1, "No such file"),
+        (["--text", "no-such-file"], 2, "or - for what is piped in"),
         (["--text", "GGUF"], 2, "not plain text: it has zero bytes"),
         (["--text", "LATIN"], 2, "byte 3 is not UTF-8"),
         (["--text", "STORY", "--keep-logits", "x"], 2, "--against"),

@@ -181,6 +181,21 @@ def test_interrupting_the_fetch_of_a_source_says_that_what_arrived_is_kept(
 def test_a_directory_without_a_model_is_refused_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quantize", str(tmp_path)]) == 2
     assert f"{tmp_path} is not the directory of a model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("source", [".", "it.gguf"])
+def test_where_files_are_missing_beside_the_weights_is_told_in_full(
+    source: str,
+    tmp_path: Path,
+    demo_directory: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(demo_directory / "demo-q8_0.gguf", "it.gguf")
+    shutil.copy(demo_directory / "config.json", "config.json")
+    assert main(["quantize", source, "-q"]) == 1
+    assert f"There is no tokenizer.json in {tmp_path}." in capsys.readouterr().err
     assert main(["quantize", ""]) == 2
     assert "SOURCE is empty" in capsys.readouterr().err
 

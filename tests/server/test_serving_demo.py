@@ -126,6 +126,7 @@ def test_what_cannot_be_answered_has_its_status_streamed_or_not(
     message = response.json()["error"]["message"]
     assert message
     assert "/clear" not in message  # which is for a chat
+    assert "or with --overflow" not in message  # which makes no room for a single message
 
 
 def test_bodies_that_are_none(server: Served) -> None:

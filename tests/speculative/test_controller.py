@@ -235,6 +235,20 @@ def test_before_any_guess_there_is_a_reason_too() -> None:
     assert state_after(FLAT, trace) == ("learning", "no guess yet")
 
 
+@pytest.mark.parametrize(
+    ("token", "words"),
+    [
+        (0.05, r"a draft of 1 could lose 1\.\d plain steps, and 0\.\d may be lost by it now"),
+        (0.6, r"a guess takes 0\.60 plain steps, and 10 times that, if it is held up, may not be lost"),
+        (8.0, r"a guess takes 8\.00 plain steps, and 1\.\d\d may be lost now"),
+    ],
+)
+def test_a_drafter_that_takes_time_and_is_not_asked_says_why(token: float, words: str) -> None:
+    state, reason = state_after(replace(CPU, draft_call=0.0, draft_token=token), steady("right", 16, 0, 1.0))
+    assert state == "on"
+    assert re.fullmatch(words, reason)
+
+
 class Driven:
     """A controller whose rounds a test plays one by one: plain steps take 1 s, guessing what is said."""
 

@@ -109,7 +109,7 @@ def _plain(path: Path) -> PackedSource:
     for name in ("config.json", "tokenizer.json"):
         if not (directory / name).is_file():
             raise UnsupportedModel(
-                f"There is no {name} in {directory}.",
+                f"There is no {name} in {directory.absolute()}.",
                 hint="A packed model needs the Hugging Face files of its model: put them beside the weights.",
             )
     config = parse_model_config(read_json(directory / "config.json"))
