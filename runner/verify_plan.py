@@ -20,7 +20,7 @@ from runner.hub_cache import Snapshot, cached_repos, first_hop, repo_directory, 
 from runner.hub_parts import Part, leftovers
 from runner.inventory import is_meant, known_groups
 from runner.model_config.families import SUPPORTED_MODEL_TYPES
-from runner.model_files import CONFIG, SIDE_FILES, WEIGHT_SUFFIXES, intended_groups, lacking_files
+from runner.model_files import CONFIG, INDEX, SIDE_FILES, WEIGHT_SUFFIXES, intended_groups, lacking_files
 from runner.quant.json_file import read_json, read_json_if_there
 from runner.quant.packed_files import MANIFEST_NAME
 from runner.registry import ModelSpec, Registry
@@ -71,7 +71,7 @@ def _names_of(spec: ModelSpec, repo: str) -> frozenset[str] | None:
         return None
     groups = [group for group in known_groups(repo) if is_meant(spec, repo, group)]
     return frozenset(name for group in groups for name in group.names) | (
-        frozenset(SIDE_FILES) if groups else frozenset()
+        frozenset((*SIDE_FILES, INDEX)) if groups else frozenset()
     )
 
 

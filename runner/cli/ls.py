@@ -81,7 +81,7 @@ def _say_remedies(models: Sequence[LocalModel]) -> None:
         render.narrate(f"Partial: `runner pull {partial.name}` goes on with it, `runner rm {partial.name}` deletes it.")
     damaged = next((model for model in models if model.state == "damaged"), None)
     if damaged is not None:
-        render.narrate(f"Damaged: `runner verify {damaged.name} --repair` fetches what is missing.")
+        render.narrate(f"Damaged: `runner verify {damaged.name} --repair` fetches what is damaged or missing.")
 
 
 def _say_unfinished(paths: Sequence[Path]) -> None:
