@@ -28,6 +28,7 @@ from runner.hub_cache import (
 from runner.hub_parts import Part, leftovers
 from runner.model_files import (
     INDEX,
+    WEIGHT_SUFFIXES,
     FileGroup,
     gguf_groups,
     intended_groups,
@@ -37,7 +38,7 @@ from runner.model_files import (
 )
 from runner.paths import Paths, builtin
 from runner.quant.half_made import finished
-from runner.quant.packed_files import MANIFEST_NAME, WEIGHTS_NAME, is_packed
+from runner.quant.packed_files import FILE_SUFFIXES, MANIFEST_NAME, WEIGHTS_NAME, is_packed
 from runner.registry import SAFETENSORS, ModelSpec, Registry
 from runner.shard_order import indexed_shards, names_in
 
@@ -191,7 +192,31 @@ def _in_directory(spec: ModelSpec, path: Path) -> list[LocalModel]:
         return []
     sizes = {name: file_size(place) for name, place in places.items()}
     files = [CachedFile(name, places[name], size) for name, size in sizes.items() if size is not None]
-    return [weights.model(spec.name, _kind(spec), "") for weights in _weights(files)]
+    found = [weights.model(spec.name, _kind(spec), "") for weights in _weights(files)]
+    return found or ([_weightless(spec, path)] if spec.origin == "made" and not has_weights(sizes) else [])
+
+
+def has_weights(names: Iterable[str]) -> bool:
+    """Whether one of the files of a model made here is its weights, by names."""
+    return any(name.lower().endswith((*WEIGHT_SUFFIXES, *FILE_SUFFIXES)) for name in names)
+
+
+def _weightless(spec: ModelSpec, directory: Path) -> LocalModel:
+    """A model made here whose weights are gone: `du` and `rm` know it too."""
+    return LocalModel(
+        name=spec.name,
+        kind=_kind(spec),
+        format="packed" if (directory / MANIFEST_NAME).is_file() else "gguf",
+        quantization="",
+        size_bytes=0,
+        path=directory,
+        repo="",
+        last_used=_last_used([directory]),
+        state="damaged",
+        total_bytes=0,
+        num_here=0,
+        num_files=1,
+    )
 
 
 def _in_cache(registry: Registry, repo: str, directory: Path) -> list[LocalModel]:

@@ -18,13 +18,13 @@ from runner.hub.hashes import Expected, expected_hash
 from runner.hub.listing import RemoteFile
 from runner.hub_cache import Snapshot, cached_repos, first_hop, repo_directory, snapshots
 from runner.hub_parts import Part, leftovers
-from runner.inventory import is_meant, known_groups
+from runner.inventory import has_weights, is_meant, known_groups
 from runner.model_config.families import SUPPORTED_MODEL_TYPES
 from runner.model_files import CONFIG, INDEX, SIDE_FILES, WEIGHT_SUFFIXES, intended_groups, lacking_files
 from runner.quant.json_file import read_json, read_json_if_there
 from runner.quant.packed_files import MANIFEST_NAME
 from runner.registry import ModelSpec, Registry
-from runner.shard_order import promised_tensors
+from runner.shard_order import names_in, promised_tensors
 from runner.verify import UNKNOWN, Finding, Link, Plan, Problem, Target
 
 # Beside weights that change a model and are none.
@@ -288,6 +288,9 @@ def plan_directory(model: str, directory: Path) -> Plan:
         files = read_json(directory / MANIFEST_NAME).get("files") if (directory / MANIFEST_NAME).exists() else None
     except RunnerError as error:
         find(MANIFEST_NAME, "unreadable", error.message)
+        return Plan((), tuple(findings))
+    if not isinstance(files, dict) and directory.is_dir() and not has_weights(names_in(directory)):
+        find("", "missing", "it has no weights")
         return Plan((), tuple(findings))
     if not isinstance(files, dict):
         find("", "not checked", f"there are no hashes to compare with (no {MANIFEST_NAME})")
