@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runner.closed import cannot_read, closed
 from runner.errors import RunnerError, UsageError
 from runner.hub.hashes import Expected, expected_hash
 from runner.hub.listing import RemoteFile
@@ -38,11 +39,16 @@ AskHub = Callable[[str, str], Mapping[str, Expected]]
 
 
 def plan_everything(registry: Registry, ask_hub: AskHub) -> Plan:
-    """What to check of all models on this machine: in the cache, made here, and shipped with runner."""
+    """What to check of all models on this machine: in the cache, made here, and shipped with runner.
+
+    Those that may not be read are left out: `inventory.unreadable` has them.
+    """
     plan = Plan((), ())
     for spec in (*registry.specs, *registry.made()):
         # Files of the user's own, and those that ship with runner, need have no hashes; what runner made should.
-        if spec.path is not None and (spec.origin == "made" or (spec.path / MANIFEST_NAME).exists()):
+        if spec.path is None or closed(spec.path) is not None:
+            continue
+        if spec.origin == "made" or (spec.path / MANIFEST_NAME).exists():
             plan += plan_directory(spec.name, spec.path)
     for repo, directory in cached_repos():
         plan += plan_cached(repo, directory, None, ask_hub)
@@ -277,8 +283,11 @@ def expected_of(blob_name: str) -> Expected | None:
 def plan_directory(model: str, directory: Path) -> Plan:
     """What to check of a model that has a runner.json: the files it lists, with their sizes and hashes.
 
-    directory: of the model, or its only file, for which there is nothing to compare with.
+    directory: of the model, or its only file, for which there is nothing to compare with. Raises RunnerError where it
+    may not be read.
     """
+    if (place := closed(directory)) is not None:
+        raise cannot_read([place])
     targets, findings = [], []
 
     def find(name: str, problem: Problem, detail: str) -> None:
