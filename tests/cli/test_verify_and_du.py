@@ -146,17 +146,17 @@ def test_a_model_without_hashes_is_said_to_be_unchecked(capsys: pytest.CaptureFi
 
 
 def test_a_model_made_here_whose_weights_are_gone_is_damaged_to_all(capsys: pytest.CaptureFixture[str]) -> None:
-    directory = user_paths().models / "mine"
+    directory = user_paths().models / "my model"
     directory.mkdir(parents=True)
     (directory / "config.json").write_text("{}")
     _, out, err = run(capsys, "ls")
-    assert any(line.startswith("mine ") and "damaged" in line for line in out.splitlines())
-    assert "Damaged: `runner rm mine` deletes it, `runner quantize` makes it again." in err
-    code, out, err = run(capsys, "verify", "mine")
-    assert (code, out) == (5, "mine: missing: it has no weights\n")
+    assert any(line.startswith("my model ") and "damaged" in line for line in out.splitlines())
+    assert "Damaged: `runner rm 'my model'` deletes it, `runner quantize` makes it again." in err
+    code, out, err = run(capsys, "verify", "my model")
+    assert (code, out) == (5, "my model: missing: it has no weights\n")
     assert "runner quantize" in err
-    assert "mine" in run(capsys, "du")[1]
-    assert run(capsys, "rm", "-y", "mine")[0] == 0
+    assert "my model" in run(capsys, "du")[1]
+    assert run(capsys, "rm", "-y", "my model")[0] == 0
     assert not directory.exists()
 
 
