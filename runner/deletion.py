@@ -15,7 +15,7 @@ from runner.hub_cache import has_files, remove_files
 from runner.hub_parts import delete_leftovers, lock_directory, refuse_while_fetched
 from runner.inventory import known_groups
 from runner.quant.packed_files import PARTIAL_SUFFIX
-from runner.quant.work_directory import held, set_aside
+from runner.quant.work_directory import held, no_room, set_aside
 from runner.removal import Removal
 from runner.trees import cannot_delete, check_deletable, delete_tree
 
@@ -55,6 +55,10 @@ def _delete_output(path: Path) -> bool:
         rest = set_aside(path)
     except FileNotFoundError:
         return False
+    except OSError as error:
+        if no_room(error, path.parent) is None:
+            raise
+        rest = path  # not even for one more directory: what is deleted makes room
     try:
         delete_tree(rest)
     except OSError as error:

@@ -242,9 +242,6 @@ def remove_files(directory: Path, names: Collection[str] | None) -> int:
     the bytes freed; raises RunnerError when something cannot be deleted.
     """
     check_deletable(directory)
-    if names is None and directory.is_symlink():  # someone keeps it elsewhere: the link is the cache's, that is not
-        directory.unlink(missing_ok=True)
-        return 0
     links = {link: first_hop(link) for link in _entries(directory / "snapshots")}
     doomed = {link for link in links if names is None or _name_of(link, directory) in names}
     kept = {blob for link, blob in links.items() if link not in doomed}
@@ -253,6 +250,9 @@ def remove_files(directory: Path, names: Collection[str] | None) -> int:
         blobs &= {links[link] for link in doomed}
     taken = taken_bytes(directory)
     try:
+        if names is None and directory.is_symlink():  # someone keeps it elsewhere: the link is the cache's, that is not
+            directory.unlink()
+            return 0
         _delete_blobs(directory.parent, [blob for blob in blobs if not blob.name.endswith(SIDECAR_SUFFIX)])
         for link in sorted(doomed, key=lambda link: link.name.lower().endswith(WEIGHT_SUFFIXES)):
             link.unlink(missing_ok=True)

@@ -26,10 +26,19 @@ from runner.hub_cache import (
     repo_directory,
 )
 from runner.hub_parts import Part, leftovers
-from runner.model_files import INDEX, FileGroup, gguf_groups, intended_groups, missing_side_files, safetensors_weights
+from runner.model_files import (
+    INDEX,
+    WEIGHT_SUFFIXES,
+    FileGroup,
+    gguf_groups,
+    intended_groups,
+    missing_side_files,
+    needs_index,
+    safetensors_weights,
+)
 from runner.paths import Paths, builtin
 from runner.quant.half_made import finished
-from runner.quant.packed_files import MANIFEST_NAME, is_packed
+from runner.quant.packed_files import FILE_SUFFIXES, MANIFEST_NAME, WEIGHTS_NAME, is_packed
 from runner.registry import SAFETENSORS, ModelSpec, Registry
 from runner.shard_order import indexed_shards, names_in
 
@@ -151,6 +160,21 @@ def _indexed(files: Mapping[str, CachedFile]) -> tuple[str, ...]:
     return indexed_shards(files, files[INDEX].path) if INDEX in files else ()
 
 
+def _groups(names: Collection[str], files: Mapping[str, CachedFile]) -> tuple[FileGroup, ...]:
+    """The sets of weights that `names` belong to, where `files` are whole.
+
+    All safetensors are one where the index is not whole that would tell which of them are.
+    """
+    indexed = _indexed(files)
+    if not indexed and _lacks_index(names):
+        indexed = tuple(name for name in names if name.endswith(".safetensors"))
+    return intended_groups(names, indexed)
+
+
+def _lacks_index(names: Collection[str]) -> bool:
+    return needs_index(names) and WEIGHTS_NAME not in names
+
+
 def _packed_format(manifest: Path) -> str:
     """What a packed model's manifest calls its format; "" when it cannot be read, which loading the model tells."""
     from runner.quant.mq.manifest import read_manifest
@@ -168,7 +192,31 @@ def _in_directory(spec: ModelSpec, path: Path) -> list[LocalModel]:
         return []
     sizes = {name: file_size(place) for name, place in places.items()}
     files = [CachedFile(name, places[name], size) for name, size in sizes.items() if size is not None]
-    return [weights.model(spec.name, _kind(spec), "") for weights in _weights(files)]
+    found = [weights.model(spec.name, _kind(spec), "") for weights in _weights(files)]
+    return found or ([_weightless(spec, path)] if spec.origin == "made" and not has_weights(sizes) else [])
+
+
+def has_weights(names: Iterable[str]) -> bool:
+    """Whether one of the files of a model made here is its weights, by names."""
+    return any(name.lower().endswith((*WEIGHT_SUFFIXES, *FILE_SUFFIXES)) for name in names)
+
+
+def _weightless(spec: ModelSpec, directory: Path) -> LocalModel:
+    """A model made here whose weights are gone: `du` and `rm` know it too."""
+    return LocalModel(
+        name=spec.name,
+        kind=_kind(spec),
+        format="packed" if (directory / MANIFEST_NAME).is_file() else "gguf",
+        quantization="",
+        size_bytes=0,
+        path=directory,
+        repo="",
+        last_used=_last_used([directory]),
+        state="damaged",
+        total_bytes=0,
+        num_here=0,
+        num_files=1,
+    )
 
 
 def _in_cache(registry: Registry, repo: str, directory: Path) -> list[LocalModel]:
@@ -180,7 +228,7 @@ def _in_cache(registry: Registry, repo: str, directory: Path) -> list[LocalModel
     parts = {part.name: part for part in leftovers(directory).parts if part.is_resumable}
     broken = broken_links(repo)
     has_original = any(weights.format != "gguf" for weights in whole)
-    for group in intended_groups([*files, *parts, *broken], _indexed(files)):
+    for group in _groups({*files, *parts, *broken}, files):
         if there.isdisjoint(group.names) and not (has_original and _is_beside(group, files)):
             unfinished = _Unfinished(group, files, parts, broken)
             found.append(unfinished.model(_cache_name(known, repo, unfinished.weights), repo))
@@ -211,6 +259,13 @@ class _Unfinished:
         is_gguf = self.group.label.lower().endswith(".gguf")
         return _Weights("gguf" if is_gguf else "safetensors", self.group.label, self.group.quant if is_gguf else "", ())
 
+    @property
+    def _is_index_damaged(self) -> bool:
+        """Whether all is here that is known of, and the index does not tell what that is."""
+        names = self.group.names
+        is_here = INDEX in self.files or INDEX in self.broken
+        return is_here and len(names) > 1 and _lacks_index([INDEX, *names]) and not _indexed(self.files)
+
     def model(self, name: str, repo: str) -> LocalModel:
         names = self.group.names
         parts = [self.parts[one] for one in names if one in self.parts and one not in self.files]
@@ -228,7 +283,7 @@ class _Unfinished:
             path=paths[0],
             repo=repo,
             last_used=_last_used(paths),
-            state="damaged" if links and not parts else "partial",
+            state="damaged" if (links or self._is_index_damaged) and not parts else "partial",
             total_bytes=sum(sizes) if is_size_known else 0,
             num_here=len(here),
             num_files=len(names),
@@ -260,7 +315,7 @@ def known_groups(repo: str, without: Collection[str] = ()) -> tuple[FileGroup, .
     without: files that are passed over.
     """
     files = {file.name: file for file in cached_files(repo) if file.name not in without}
-    return intended_groups(known_names(repo).difference(without), _indexed(files))
+    return _groups(known_names(repo).difference(without), files)
 
 
 def is_meant(spec: ModelSpec, repo: str, group: FileGroup) -> bool:

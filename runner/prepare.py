@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner.closed import cannot_read, closed
 from runner.config import SamplingParams
 from runner.errors import BadModelFile, BusyError, RunnerError, UnsupportedModel, UsageError
 from runner.events import Notice, Progress
@@ -125,7 +126,8 @@ def title(spec: ModelSpec) -> str:
 def locate(spec: ModelSpec) -> Located | None:
     """The files of `spec` on this machine, or None when some have to be fetched. Asks no network.
 
-    Raises UsageError, BadModelFile or UnsupportedModel for a local path without a model in it.
+    Raises UsageError, BadModelFile or UnsupportedModel for a local path without a model in it, RunnerError for one that
+    may not be read.
     """
     if spec.path is not None:
         return _at_path(spec, spec.path)
@@ -157,6 +159,8 @@ def _source(spec: ModelSpec) -> tuple[str, str]:
 
 
 def _at_path(spec: ModelSpec, path: Path) -> Located:
+    if (place := closed(path)) is not None:
+        raise cannot_read([place])
     if path.is_dir():
         names = names_in(path)
         groups = gguf_groups(names)

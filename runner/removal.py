@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from runner.closed import cannot_read, closed
 from runner.errors import UnknownModel, UsageError
 from runner.hub_cache import (
     cached_files,
@@ -69,7 +70,8 @@ def drafter(name: str, drafts: Path) -> ModelSpec:
 def plan_removal(spec: ModelSpec, made: Path, drafts: Path) -> tuple[Removal, ...]:
     """What deleting `spec` means; nothing is deleted yet. made, drafts: where models and drafters made here are.
 
-    Raises UsageError for a model that is not here, that ships with runner, or whose files are not runner's.
+    Raises UsageError for a model that is not here, that ships with runner, or whose files are not runner's, and
+    RunnerError for one that may not be read.
     """
     if is_builtin(spec):
         raise UsageError(
@@ -79,6 +81,8 @@ def plan_removal(spec: ModelSpec, made: Path, drafts: Path) -> tuple[Removal, ..
         name = next((name for name, path in finished(place).items() if path == spec.path), None)
         if name is not None and spec.path is not None:
             directory = place / spec.path.relative_to(place).parts[0]
+            if not directory.is_symlink() and (inside := closed(directory)) is not None:
+                raise cannot_read([inside])
             return (Removal(title=name + what, size_bytes=_size_of(directory), directory=directory),)
     if spec.path is not None or spec.origin == "fake":
         raise UsageError(

@@ -21,7 +21,8 @@ def check_deletable(directory: Path) -> None:
     """Raise RunnerError where this user may not take away all of it: before anything has gone, not in the middle."""
     folders = [Path(folder, name) for folder, names, _ in os.walk(directory) for name in names]
     for place in (directory.parent, directory, *folders):
-        if os.path.isdir(place) and not place.is_symlink() and not os.access(place, os.W_OK | os.X_OK):
+        # In this order: what another process deletes in between is none that may not be deleted.
+        if not os.access(place, os.W_OK | os.X_OK) and os.path.isdir(place) and not place.is_symlink():
             number = errno.EROFS if os.statvfs(place).f_flag & os.ST_RDONLY else errno.EACCES
             raise cannot_delete(place, OSError(number, os.strerror(number)))
 

@@ -13,18 +13,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runner.closed import cannot_read, closed
 from runner.errors import RunnerError, UsageError
 from runner.hub.hashes import Expected, expected_hash
 from runner.hub.listing import RemoteFile
 from runner.hub_cache import Snapshot, cached_repos, first_hop, repo_directory, snapshots
 from runner.hub_parts import Part, leftovers
-from runner.inventory import is_meant, known_groups
+from runner.inventory import has_weights, is_meant, known_groups
 from runner.model_config.families import SUPPORTED_MODEL_TYPES
-from runner.model_files import CONFIG, SIDE_FILES, WEIGHT_SUFFIXES, intended_groups, lacking_files
+from runner.model_files import CONFIG, INDEX, SIDE_FILES, WEIGHT_SUFFIXES, intended_groups, lacking_files
 from runner.quant.json_file import read_json, read_json_if_there
 from runner.quant.packed_files import MANIFEST_NAME
 from runner.registry import ModelSpec, Registry
-from runner.shard_order import promised_tensors
+from runner.shard_order import names_in, promised_tensors
 from runner.verify import UNKNOWN, Finding, Link, Plan, Problem, Target
 
 # Beside weights that change a model and are none.
@@ -38,11 +39,16 @@ AskHub = Callable[[str, str], Mapping[str, Expected]]
 
 
 def plan_everything(registry: Registry, ask_hub: AskHub) -> Plan:
-    """What to check of all models on this machine: in the cache, made here, and shipped with runner."""
+    """What to check of all models on this machine: in the cache, made here, and shipped with runner.
+
+    Those that may not be read are left out: `inventory.unreadable` has them.
+    """
     plan = Plan((), ())
     for spec in (*registry.specs, *registry.made()):
         # Files of the user's own, and those that ship with runner, need have no hashes; what runner made should.
-        if spec.path is not None and (spec.origin == "made" or (spec.path / MANIFEST_NAME).exists()):
+        if spec.path is None or closed(spec.path) is not None:
+            continue
+        if spec.origin == "made" or (spec.path / MANIFEST_NAME).exists():
             plan += plan_directory(spec.name, spec.path)
     for repo, directory in cached_repos():
         plan += plan_cached(repo, directory, None, ask_hub)
@@ -71,7 +77,7 @@ def _names_of(spec: ModelSpec, repo: str) -> frozenset[str] | None:
         return None
     groups = [group for group in known_groups(repo) if is_meant(spec, repo, group)]
     return frozenset(name for group in groups for name in group.names) | (
-        frozenset(SIDE_FILES) if groups else frozenset()
+        frozenset((*SIDE_FILES, INDEX)) if groups else frozenset()
     )
 
 
@@ -277,8 +283,11 @@ def expected_of(blob_name: str) -> Expected | None:
 def plan_directory(model: str, directory: Path) -> Plan:
     """What to check of a model that has a runner.json: the files it lists, with their sizes and hashes.
 
-    directory: of the model, or its only file, for which there is nothing to compare with.
+    directory: of the model, or its only file, for which there is nothing to compare with. Raises RunnerError where it
+    may not be read.
     """
+    if (place := closed(directory)) is not None:
+        raise cannot_read([place])
     targets, findings = [], []
 
     def find(name: str, problem: Problem, detail: str) -> None:
@@ -288,6 +297,9 @@ def plan_directory(model: str, directory: Path) -> Plan:
         files = read_json(directory / MANIFEST_NAME).get("files") if (directory / MANIFEST_NAME).exists() else None
     except RunnerError as error:
         find(MANIFEST_NAME, "unreadable", error.message)
+        return Plan((), tuple(findings))
+    if not isinstance(files, dict) and directory.is_dir() and not has_weights(names_in(directory)):
+        find("", "missing", "it has no weights")
         return Plan((), tuple(findings))
     if not isinstance(files, dict):
         find("", "not checked", f"there are no hashes to compare with (no {MANIFEST_NAME})")

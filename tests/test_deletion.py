@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,6 +116,18 @@ def test_of_a_model_made_here_it_leaves_all_or_what_is_known_to_be_unfinished(ag
         assert list(models.iterdir()) == []
         step += 1
     assert step > 6
+
+
+def test_where_there_is_no_room_for_one_more_directory_a_model_goes_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_arguments: Any, **_options: Any) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    directory = made(user_paths().models, "mine")
+    assert delete(*plan("mine")) == 8
+    assert not directory.exists()
 
 
 def test_of_a_half_made_model_it_leaves_what_the_next_run_can_begin_with_or_pass_over() -> None:

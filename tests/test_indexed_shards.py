@@ -20,6 +20,7 @@ from runner.errors import BadModelFile, BusyError, UsageError
 from runner.hub import FetchOptions
 from runner.hub_cache import repo_directory, snapshots
 from runner.inventory import LocalModel, known_names, local_models
+from runner.mend import mend
 from runner.model_config import parse_model_config
 from runner.model_files import INDEX, choose, needs_index
 from runner.paths import user_paths
@@ -139,6 +140,23 @@ def test_one_that_is_begun_is_a_model_that_is_begun(server: Hub, names: tuple[st
     fetch()
     assert [model.state for model in listed()] == ["complete"]
     assert repo_directory(REPO).is_dir()
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("is_gone", [False, True], ids=["torn", "gone"])
+def test_where_the_index_is_damaged_the_model_is(names: tuple[str, ...], is_gone: bool) -> None:
+    fetch()
+    (snapshot,) = snapshots(REPO)
+    index = (snapshot.directory / INDEX).resolve()
+    index.unlink() if is_gone else index.write_bytes(index.read_bytes()[:40])
+    (model,) = listed()
+    assert (model.state, model.num_files) == ("damaged", 2)
+    for text in (REPO, f"{REPO}:safetensors"):
+        found = check(plan_of(Registry.load_for().resolve(text), lambda _r, _c: {}), lambda *_: None, CancelToken())
+        assert [one.name for one in found] == [INDEX]
+    mend(found, on_progress=lambda _: None, cancel=CancelToken(), options=FetchOptions())
+    assert [model.state for model in listed()] == ["complete"]
+    assert known_names(REPO).issuperset(names)
 
 
 def test_a_directory_of_them_runs_and_is_quantized(source: Path, names: tuple[str, ...], tmp_path: Path) -> None:

@@ -466,6 +466,7 @@ def test_a_malformed_manifest_is_damage_and_leads_nowhere(manifest: object) -> N
 def test_without_a_manifest_nothing_can_be_compared_and_that_is_said_of_the_model() -> None:
     directory = user_paths().models / "mine"
     directory.mkdir(parents=True)
+    (directory / "mine.gguf").touch()
     (finding,) = found(plan_of(Registry.load_for().resolve("mine"), nobody))
     assert (finding.problem, finding.is_damage) == ("not checked", False)
     assert (finding.model, finding.name, finding.path) == ("mine", "", directory)

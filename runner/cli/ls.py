@@ -5,6 +5,7 @@ It shows what inventory.py found. It opens no model file and imports nothing hea
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,9 +80,11 @@ def _say_remedies(models: Sequence[LocalModel]) -> None:
     partial = next((model for model in models if model.state == "partial"), None)
     if partial is not None:
         render.narrate(f"Partial: `runner pull {partial.name}` goes on with it, `runner rm {partial.name}` deletes it.")
-    damaged = next((model for model in models if model.state == "damaged"), None)
-    if damaged is not None:
-        render.narrate(f"Damaged: `runner verify {damaged.name} --repair` fetches what is missing.")
+    damaged = [model for model in models if model.state == "damaged"]
+    if fetched := next((model for model in damaged if model.repo), None):
+        render.narrate(f"Damaged: `runner verify {fetched.name} --repair` fetches what is damaged or missing.")
+    if made := next((model for model in damaged if not model.repo), None):
+        render.narrate(f"Damaged: `runner rm {shlex.quote(made.name)}` deletes it, `runner quantize` makes it again.")
 
 
 def _say_unfinished(paths: Sequence[Path]) -> None:

@@ -114,6 +114,19 @@ def has_text(path: Path, made_from: Mapping[str, Any], vocab_size: int) -> bool:
         return bool(_batches(lines_of(file.read()), made_from, vocab_size))
 
 
+def would_lose(path: Path, made_from: Mapping[str, Any], copied: Path | None) -> bool:
+    """Whether whole batches in that file would go in a run whose text is made from that, or copied from `copied`.
+
+    A copy that a kill ended, which is its beginning, is no loss. Raises OSError.
+    """
+    there = path.read_bytes() if path.is_file() else b""
+    if there.count(b"\n") < 2:  # no batch after what it was made from
+        return False
+    if copied is not None:
+        return not copied.read_bytes().startswith(there)
+    return lines_of(there[: there.index(b"\n") + 1]) != [{"made_from": made_from}]
+
+
 def _batches(lines: list[dict[str, Any]], made_from: Mapping[str, Any], vocab_size: int) -> list[list[Text]] | None:
     if not lines or lines[0] != {"made_from": made_from}:
         return None

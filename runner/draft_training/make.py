@@ -63,7 +63,8 @@ def train_draft(
 ) -> Report:
     """Make the head in job.output.
 
-    Raises UsageError when it is there without `force`, DoesNotFit for memory or disk, BusyError when another process is
+    Raises UsageError when it is there without `force`, or when a stopped run left a text there that is not this one's;
+    DoesNotFit for memory or disk, BusyError when another process is
     making it, RunnerError when cancelled. After a cancel, a KeyboardInterrupt or a kill the same call goes on.
     """
     work = WorkDirectory(job.output, DRAFT_PARTS)
@@ -79,11 +80,23 @@ def train_draft(
         work.require_room(34 * head_size + _BYTES_PER_TOKEN * job.settings.n_tokens, there_bytes=_held_bytes(work.path))
         if not (work.path / REPORT_NAME).is_file():
             (work.path / REPORT_NAME).write_text("{}\n")  # says whose files these are
-        if job.text_from is not None:
-            shutil.copyfile(job.text_from / CORPUS_NAME, work.path / CORPUS_NAME)
+        _take_up_text(job, work.path, made_from)
         report = _Making(job, work.path, made_from, on_stage, on_note, cancel).run(20 * head_size)
         work.place()
     return report
+
+
+def _take_up_text(job: Job, path: Path, made_from: Mapping[str, Any]) -> None:
+    """Copy the text of another head where it is to serve. Raises UsageError where that of a stopped run would go."""
+    copied = None if job.text_from is None else job.text_from / CORPUS_NAME
+    if texts_of.would_lose(path / CORPUS_NAME, made_from, copied):
+        others = "--corpus would replace" if copied is not None else "had another model, --prompts, --seed or --corpus"
+        raise UsageError(
+            f"{path} has the text of a run that was stopped, which {others}.",
+            hint="The command as it was given then goes on with it; another -o keeps both; or delete that directory.",
+        )
+    if copied is not None:
+        shutil.copyfile(copied, path / CORPUS_NAME)
 
 
 class _Making:

@@ -8,6 +8,7 @@ from typing import Final
 MANIFEST_NAME: Final = "runner.json"
 WEIGHTS_NAME: Final = "model.safetensors"
 HEAD_NAME: Final = "mtp.safetensors"  # the head that drafts, as its model had it
+FILE_SUFFIXES: Final = frozenset({".gguf", ".hfq", ".mq4"})  # of a model that is one file
 PARTIAL_SUFFIX: Final = ".partial"  # of the name of what is being made
 JOURNAL_NAME: Final = "journal.jsonl"  # which tensors are done, while the model is made
 

@@ -29,7 +29,14 @@ from runner.quant.half_made import (
     olds_of,
     output_name,
 )
-from runner.quant.packed_files import HEAD_NAME, JOURNAL_NAME, MANIFEST_NAME, PARTIAL_SUFFIX, WEIGHTS_NAME
+from runner.quant.packed_files import (
+    FILE_SUFFIXES,
+    HEAD_NAME,
+    JOURNAL_NAME,
+    MANIFEST_NAME,
+    PARTIAL_SUFFIX,
+    WEIGHTS_NAME,
+)
 
 COMPANIONS: Final = (
     "config.json",
@@ -74,10 +81,6 @@ def _number_of(error: OSError) -> int | None:
     """The system's number of an error. safetensors has it in its text alone: "File too large (os error 27)"."""
     said = _SAID.search(str(error)) if error.errno is None else None
     return int(said[1]) if said else error.errno
-
-
-# A model that is one file.
-FILE_SUFFIXES: Final = frozenset({".gguf", ".hfq", ".mq4"})
 
 
 @dataclass(frozen=True, kw_only=True)

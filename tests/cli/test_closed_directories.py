@@ -61,6 +61,17 @@ def test_closed_directories_of_the_users_own_and_of_what_was_made_here_are_told(
         assert done.stderr.startswith("warning: " + said(closed))
 
 
+@pytest.mark.parametrize("command", ["run mine hi", "show mine", "verify mine", "verify", "rm -y mine"])
+def test_a_closed_model_made_here_is_told_by_every_command(command: str) -> None:
+    closed = user_paths().models / "mine"
+    closed.mkdir(parents=True)
+    (closed / "runner.json").write_text('{"files": {}}')
+    done = run_as_plain_user(*command.split(), closed=closed)
+    assert done.returncode == 1
+    assert done.stderr.endswith("error: " + said(closed))
+    assert closed.is_dir()
+
+
 def test_doctor_tells_of_a_closed_cache_and_ends() -> None:
     cache = hub_settings().cache
     cache.mkdir(parents=True)

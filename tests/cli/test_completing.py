@@ -56,7 +56,8 @@ def test_models_are_offered_those_here_first_and_each_once() -> None:
     assert "on this machine" in dict(offered)["demo"]
     assert "qwen3-8b" in words(offered)
     assert len(set(words(offered))) == len(offered)
-    assert words(completing.models_here("")) == ["demo"]  # of the other there is no file
+    assert words(completing.models_here("")) == ["demo", "zeta-mq4"]
+    assert "damaged" in dict(offered)["zeta-mq4"]  # it has no file
 
 
 def test_after_a_colon_what_a_model_has_is_offered() -> None:

@@ -145,6 +145,21 @@ def test_a_model_without_hashes_is_said_to_be_unchecked(capsys: pytest.CaptureFi
     assert out.startswith("demo: not checked: there are no hashes")
 
 
+def test_a_model_made_here_whose_weights_are_gone_is_damaged_to_all(capsys: pytest.CaptureFixture[str]) -> None:
+    directory = user_paths().models / "my model"
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text("{}")
+    _, out, err = run(capsys, "ls")
+    assert any(line.startswith("my model ") and "damaged" in line for line in out.splitlines())
+    assert "Damaged: `runner rm 'my model'` deletes it, `runner quantize` makes it again." in err
+    code, out, err = run(capsys, "verify", "my model")
+    assert (code, out) == (5, "my model: missing: it has no weights\n")
+    assert "runner quantize" in err
+    assert "my model" in run(capsys, "du")[1]
+    assert run(capsys, "rm", "-y", "my model")[0] == 0
+    assert not directory.exists()
+
+
 def test_hostile_names_in_the_cache_do_not_act_on_the_terminal(capsys: pytest.CaptureFixture[str], server: Hub) -> None:
     snapshot = fetch_all(SHARDS)
     (snapshot / "a\x1b]0;owned\x07\nb.gguf").symlink_to("../../blobs/gone\x1b[2J")

@@ -297,6 +297,27 @@ def test_a_limit_that_leaves_no_time_says_so_and_keeps_the_text(tmp_path: Path, 
     assert (tmp_path / "out.partial" / "corpus.jsonl").stat().st_size > 100
 
 
+def test_the_text_of_a_run_that_was_stopped_is_never_replaced_unasked(
+    tmp_path: Path, directory: Path, heads: Mapping[str, tuple[Path, Report]]
+) -> None:
+    """By that of another head, or by one from another seed; a copy that was killed in the middle is made again."""
+    text, mine = tmp_path / "out.partial" / CORPUS_NAME, job(directory, tmp_path / "out", settings=LESS, seed=7)
+    with pytest.raises(UsageError, match="no time"):
+        trained(replace(mine, time_limit_s=1e-6))
+    written, other = text.read_bytes(), heads["normed"][0]
+    for another, said in (
+        (replace(mine, text_from=other), "--corpus would replace"),
+        (replace(mine, settings=replace(mine.settings, seed=8)), "another model, --prompts, --seed or --corpus"),
+    ):
+        with pytest.raises(UsageError, match=said) as caught:
+            trained(another)
+        assert "goes on with it" in caught.value.hint
+        assert text.read_bytes() == written
+    text.write_bytes((other / CORPUS_NAME).read_bytes()[:-9])
+    trained(replace(mine, text_from=other))
+    assert (tmp_path / "out" / CORPUS_NAME).read_bytes() == (other / CORPUS_NAME).read_bytes()
+
+
 def test_training_that_gets_no_better_ends(tmp_path: Path, directory: Path) -> None:
     report = trained(job(directory, tmp_path / "out", settings=LESS, steps=20, learning_rate=1e-9))
     assert report.ended == "no better any more"

@@ -216,7 +216,8 @@ def _about(row: CatalogRow, exact: ExactFit | None, width: int) -> list[Content]
         f"{short_count(context)} context" if context else "",
         row.licence,
     ]
-    state = {"complete": "on this machine", "partial": "partly fetched", "damaged": "damaged: verify --repair"}
+    remedy = "verify --repair" if row.repo else "quantize again"
+    state = {"complete": "on this machine", "partial": "partly fetched", "damaged": f"damaged: {remedy}"}
     return [
         line(row.name, "bold"),
         *_wrapped(row.description, width),
