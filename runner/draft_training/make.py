@@ -64,8 +64,8 @@ def train_draft(
     """Make the head in job.output.
 
     Raises UsageError when it is there without `force`, or when a stopped run left a text there that is not this one's;
-    DoesNotFit for memory or disk, BusyError when another process is
-    making it, RunnerError when cancelled. After a cancel, a KeyboardInterrupt or a kill the same call goes on.
+    DoesNotFit for memory or disk, BusyError when another process is making it, RunnerError when cancelled. After a
+    cancel, a KeyboardInterrupt or a kill the same call goes on.
     """
     work = WorkDirectory(job.output, DRAFT_PARTS)
     if work.is_file:
