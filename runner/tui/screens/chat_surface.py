@@ -39,7 +39,6 @@ from runner.tui.widgets.status_line import StatusLine
 from runner.tui.widgets.transcript import Transcript
 
 T = TypeVar("T")
-_TWICE_S = 2.0
 
 
 class ChatSurface(ModeScreen):
