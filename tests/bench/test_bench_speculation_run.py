@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runner.bench.process import BenchProcess
-from runner.bench.run import _Bench
+from runner.bench.run import Bench
 from runner.bench.turn import Turn
 from runner.cli.app import main
 
@@ -66,7 +66,7 @@ def test_several_threads_of_a_cpu_keep_keys_and_values_in_what_leaves_texts_alik
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_Bench, "_measure_bandwidth", lambda _: iter(()))
+    monkeypatch.setattr(Bench, "_measure_bandwidth", lambda _: iter(()))
     monkeypatch.setattr(Turn, "measure", lambda _: iter(()))  # what it is loaded with is known by then
     if setting:
         monkeypatch.setenv("RUNNER_KV_TYPE", setting)
