@@ -1,13 +1,15 @@
 """What models are on this machine, whose they are, and whether they are whole.
 
 It joins the registry, the models made here and the Hugging Face cache, by file names and sizes; it opens no file but
-the manifest of a packed model, and an index where names do not tell which files are the model. It reaches no network.
-Whether the contents are right is verify.py's question.
+the manifest of a packed model, an index where names do not tell which files are the model, and the weights of models
+made here, of whose size nothing but their headers tells. It reaches no network. Whether the contents are right is
+verify.py's question.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -41,6 +43,7 @@ from runner.quant.half_made import finished
 from runner.quant.packed_files import FILE_SUFFIXES, MANIFEST_NAME, WEIGHTS_NAME, is_packed
 from runner.registry import SAFETENSORS, ModelSpec, Registry
 from runner.shard_order import indexed_shards, names_in
+from runner.weight_headers import damage
 
 Kind = Literal["built-in", "made here", "own file", "cache"]
 State = Literal["complete", "partial", "damaged"]
@@ -51,8 +54,9 @@ class LocalModel:
     """One set of weights on this machine. name: what to call it on the command line.
 
     path: the first weight file. repo: where it came from, or "". last_used: Unix time, s, of the last access.
-    state: "partial" after an interrupted download, "damaged" where links lead nowhere. size_bytes: what is here of its
-    weights; total_bytes: what there will be, 0 when not known. num_here of num_files weight files are here whole.
+    state: "partial" after an interrupted download, "damaged" where links lead nowhere, and of models made here where a
+    header tells it. size_bytes: what is here of its weights; total_bytes: what there will be, 0 when not known.
+    num_here of num_files weight files are here whole.
     """
 
     name: str
@@ -192,8 +196,15 @@ def _in_directory(spec: ModelSpec, path: Path) -> list[LocalModel]:
         return []
     sizes = {name: file_size(place) for name, place in places.items()}
     files = [CachedFile(name, places[name], size) for name, size in sizes.items() if size is not None]
-    found = [weights.model(spec.name, _kind(spec), "") for weights in _weights(files)]
+    found = [_local(spec, weights) for weights in _weights(files)]
     return found or ([_weightless(spec, path)] if spec.origin == "made" and not has_weights(sizes) else [])
+
+
+def _local(spec: ModelSpec, weights: _Weights) -> LocalModel:
+    """Those weights; of a model made here, only headers tell whether they are whole."""
+    model = weights.model(spec.name, _kind(spec), "")
+    is_damaged = spec.origin == "made" and any(damage(file.path) for file in weights.files)
+    return dataclasses.replace(model, state="damaged") if is_damaged else model
 
 
 def has_weights(names: Iterable[str]) -> bool:

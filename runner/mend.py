@@ -20,6 +20,7 @@ from runner.prepare import chosen
 from runner.registry import ModelSpec
 from runner.types import CancelToken
 from runner.verify import Finding
+from runner.weight_headers import MAKE_AGAIN
 
 OnProgress = Callable[[hub.FetchState], None]
 
@@ -67,7 +68,7 @@ def _by_commit(findings: Iterable[Finding]) -> dict[tuple[str, str], list[Findin
 
 def _without_hub(finding: Finding) -> Mended:
     if not finding.repo:
-        detail = "it was made here and cannot be fetched: make it again with `runner quantize`"
+        detail = f"it was made here and cannot be fetched: {MAKE_AGAIN}"
         return _left(finding, detail)
     try:
         aside = _set_aside(finding)

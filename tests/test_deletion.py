@@ -72,8 +72,9 @@ def plan(name: str) -> tuple[Removal, ...]:
 def made(place: Path, name: str) -> Path:
     directory = place / name
     directory.mkdir(parents=True)
-    for file in ("config.json", "tokenizer.json", "runner.json", "model.safetensors"):
+    for file in ("config.json", "tokenizer.json", "runner.json"):
         (directory / file).write_text("{}")
+    (directory / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")  # with no tensor
     return directory
 
 
@@ -126,7 +127,7 @@ def test_where_there_is_no_room_for_one_more_directory_a_model_goes_all_the_same
 
     monkeypatch.setattr(tempfile, "mkdtemp", refuse)
     directory = made(user_paths().models, "mine")
-    assert delete(*plan("mine")) == 8
+    assert delete(*plan("mine")) == 16
     assert not directory.exists()
 
 

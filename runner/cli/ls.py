@@ -20,6 +20,7 @@ from runner.inventory import LocalModel, local_models
 from runner.paths import user_paths
 from runner.quant.half_made import half_made
 from runner.registry import ModelSpec, Registry
+from runner.weight_headers import MAKE_AGAIN
 from runner.wire import to_plain
 
 _SHOWN = ("MODEL", "QUANT", "SIZE", "STATE", "KIND", "LAST USED", "WHERE")
@@ -84,7 +85,7 @@ def _say_remedies(models: Sequence[LocalModel]) -> None:
     if fetched := next((model for model in damaged if model.repo), None):
         render.narrate(f"Damaged: `runner verify {fetched.name} --repair` fetches what is damaged or missing.")
     if made := next((model for model in damaged if not model.repo), None):
-        render.narrate(f"Damaged: `runner rm {shlex.quote(made.name)}` deletes it, `runner quantize` makes it again.")
+        render.narrate(f"Damaged: {MAKE_AGAIN}, or delete it with `runner rm {shlex.quote(made.name)}`.")
 
 
 def _say_unfinished(paths: Sequence[Path]) -> None:

@@ -223,6 +223,8 @@ def _print_json(
 
 def _conclude(findings: Sequence[Finding], mended: Sequence[Mended]) -> None:
     """Raise VerificationFailed when something is damaged still."""
+    from runner.weight_headers import MAKE_AGAIN
+
     mended_ones = [one.finding for one in mended if one.is_mended]
     left = [finding for finding in findings if finding.is_damage and finding not in mended_ones]
     if not left:
@@ -234,5 +236,5 @@ def _conclude(findings: Sequence[Finding], mended: Sequence[Mended]) -> None:
         names = " ".join(dict.fromkeys(finding.model for finding in left if finding.repo))
         hint = f"`runner verify {names} --repair` fetches them again."
     else:
-        hint = "Make the model again with `runner quantize`; it cannot be fetched."
+        hint = f"It cannot be fetched: {MAKE_AGAIN}, where it was made here."
     raise VerificationFailed(f"{files} {_wrong(left)}.", hint=hint)
