@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from runner.closed import closed
+from runner.closed import closed, lost_target
 from runner.errors import RunnerError
 from runner.hub_cache import (
     CachedFile,
@@ -56,7 +56,8 @@ class LocalModel:
     path: the first weight file. repo: where it came from, or "". last_used: Unix time, s, of the last access.
     state: "partial" after an interrupted download, "damaged" where links lead nowhere, and of models made here where a
     header tells it. size_bytes: what is here of its weights; total_bytes: what there will be, 0 when not known.
-    num_here of num_files weight files are here whole.
+    num_here of num_files weight files are here whole. lost_target: where its link leads, if nothing is to be found
+    there.
     """
 
     name: str
@@ -71,6 +72,7 @@ class LocalModel:
     total_bytes: int
     num_here: int
     num_files: int
+    lost_target: Path | None = None
 
 
 def local_models(registry: Registry) -> tuple[LocalModel, ...]:
@@ -193,7 +195,7 @@ def _in_directory(spec: ModelSpec, path: Path) -> list[LocalModel]:
     try:
         places = {path.name: path} if os.path.isfile(path) else {name: path / name for name in names_in(path)}
     except OSError:
-        return []
+        return [_weightless(spec, path)] if spec.origin == "made" and lost_target(path) is not None else []
     sizes = {name: file_size(place) for name, place in places.items()}
     files = [CachedFile(name, places[name], size) for name, size in sizes.items() if size is not None]
     found = [_local(spec, weights) for weights in _weights(files)]
@@ -213,7 +215,7 @@ def has_weights(names: Iterable[str]) -> bool:
 
 
 def _weightless(spec: ModelSpec, directory: Path) -> LocalModel:
-    """A model made here whose weights are gone: `du` and `rm` know it too."""
+    """A model made here whose weights are gone, or are not to be found now: `du` and `rm` know it too."""
     return LocalModel(
         name=spec.name,
         kind=_kind(spec),
@@ -227,6 +229,7 @@ def _weightless(spec: ModelSpec, directory: Path) -> LocalModel:
         total_bytes=0,
         num_here=0,
         num_files=1,
+        lost_target=lost_target(directory),
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.closed import cannot_read, closed
+from runner.closed import cannot_read, closed, leads_nowhere, lost_target
 from runner.config import SamplingParams
 from runner.errors import BadModelFile, BusyError, RunnerError, UnsupportedModel, UsageError
 from runner.events import Notice, Progress
@@ -164,6 +164,8 @@ def _source(spec: ModelSpec) -> tuple[str, str]:
 def _at_path(spec: ModelSpec, path: Path) -> Located:
     if (place := closed(path)) is not None:
         raise cannot_read([place])
+    if (target := lost_target(path)) is not None:
+        raise leads_nowhere(path, target)
     if path.is_dir():
         names = names_in(path)
         groups = gguf_groups(names)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.closed import cannot_read, closed
+from runner.closed import cannot_read, closed, lost_target
 from runner.errors import RunnerError, UsageError
 from runner.hub.hashes import Expected, expected_hash
 from runner.hub.listing import RemoteFile
@@ -317,6 +317,9 @@ def plan_directory(model: str, directory: Path) -> Plan:
 
 def _without_hashes(directory: Path) -> Iterator[tuple[str, Problem, str]]:
     """What can be said of a model without hashes to compare with: of which file, or of all as ""; what, and why."""
+    if (target := lost_target(directory)) is not None:
+        yield "", "missing", f"it is a link to {target}, which cannot be found"
+        return
     names = names_in(directory) if directory.is_dir() else [""]
     if directory.is_dir() and not has_weights(names):
         yield "", "missing", "it has no weights"

@@ -16,6 +16,7 @@ import typer
 from runner.cli import render
 from runner.cli.columns import print_table
 from runner.cli.unreadable import warn_of_unreadable
+from runner.closed import MOUNT
 from runner.inventory import LocalModel, local_models
 from runner.paths import user_paths
 from runner.quant.half_made import half_made
@@ -84,7 +85,12 @@ def _say_remedies(models: Sequence[LocalModel]) -> None:
     damaged = [model for model in models if model.state == "damaged"]
     if fetched := next((model for model in damaged if model.repo), None):
         render.narrate(f"Damaged: `runner verify {fetched.name} --repair` fetches what is damaged or missing.")
-    if made := next((model for model in damaged if not model.repo), None):
+    if lost := next((model for model in damaged if model.lost_target is not None), None):
+        render.narrate(
+            f"Damaged: {lost.name} is a link to {lost.lost_target}, which cannot be found: {MOUNT}"
+            f" with `runner rm {shlex.quote(lost.name)}`."
+        )
+    if made := next((model for model in damaged if not model.repo and model.lost_target is None), None):
         render.narrate(f"Damaged: {MAKE_AGAIN}, or delete it with `runner rm {shlex.quote(made.name)}`.")
 
 
