@@ -1,4 +1,4 @@
-"""Directories that are there and that this user may not look into: which, and what to do about it.
+"""Directories that this user may not look into, and links that lead nowhere: which, and what to do about it.
 
 Where they are passed over in silence, what is in them looks as if it were not there.
 """
@@ -9,8 +9,11 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from runner.errors import RunnerError
+
+MOUNT: Final = "mount the disk that it is on, or delete the link"
 
 
 def closed(place: Path) -> Path | None:
@@ -37,3 +40,16 @@ def cannot_read(directories: Sequence[Path]) -> RunnerError:
         "It is another user's: have that one give you access, or use directories of your own (HF_HOME, RUNNER_HOME)."
     )
     return RunnerError(f"{first} cannot be read{more}: permission denied.", hint=own if is_own else foreign)
+
+
+def lost_target(place: Path) -> Path | None:
+    """Where `place` links to, where nothing is to be found there, as when a disk is not mounted; None for all else."""
+    return Path(os.path.realpath(place)) if os.path.islink(place) and not os.path.exists(place) else None
+
+
+def leads_nowhere(link: Path, target: Path) -> RunnerError:
+    """The error for a link whose target was lost."""
+    return RunnerError(
+        f"{link} is a link to {target}, which cannot be found.",
+        hint=f"{MOUNT[0].upper()}{MOUNT[1:]}.",
+    )

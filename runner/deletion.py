@@ -6,18 +6,21 @@ they are. The same deletion, or `runner rm --partial`, takes the rest. It asks n
 
 from __future__ import annotations
 
+import os
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from runner.errors import BusyError
 from runner.hub_cache import has_files, remove_files
 from runner.hub_parts import delete_leftovers, lock_directory, refuse_while_fetched
 from runner.inventory import known_groups
+from runner.quant.half_made import output_name
 from runner.quant.packed_files import PARTIAL_SUFFIX
 from runner.quant.work_directory import held, no_room, set_aside
 from runner.removal import Removal
-from runner.trees import cannot_delete, check_deletable, delete_tree
+from runner.trees import alone_at, cannot_delete, check_deletable, delete_tree
 
 
 def delete(removal: Removal) -> int:
@@ -25,7 +28,10 @@ def delete(removal: Removal) -> int:
 
     Raises BusyError when a process is fetching or making those files, RunnerError when something could not be deleted.
     """
-    return _delete_cached(removal) if removal.repo else _delete_made(removal)
+    if not removal.repo:
+        return _delete_made(removal)
+    with alone_at(removal.directory):
+        return _delete_cached(removal)
 
 
 # --- models and drafters made here -----------------------------------------------------------------------------------
@@ -37,12 +43,22 @@ def _delete_made(removal: Removal) -> int:
         if directory.is_symlink():  # someone linked a directory in here: the link is ours, what it means is not
             directory.unlink(missing_ok=True)
             return 0
-        if not directory.name.endswith(PARTIAL_SUFFIX):
-            return removal.size_bytes if _delete_output(directory) else 0
-        with held(directory):
+        with _undisturbed(directory):
             return removal.size_bytes if _delete_output(directory) else 0
     except OSError as error:
         raise cannot_delete(directory, error) from error
+
+
+@contextmanager
+def _undisturbed(directory: Path) -> Iterator[None]:
+    """Wait for another deletion of it. Raises BusyError while it is being made, or in use to replace a model."""
+    partial = directory.with_name(output_name(directory) + PARTIAL_SUFFIX)
+    with ExitStack() as stack:
+        if output_name(directory) != directory.name:
+            stack.enter_context(held(partial))
+        if directory != partial:
+            stack.enter_context(alone_at(directory))
+        yield
 
 
 def _delete_output(path: Path) -> bool:
@@ -53,8 +69,8 @@ def _delete_output(path: Path) -> bool:
             path.unlink()
             return True
         rest = set_aside(path)
-    except FileNotFoundError:
-        return False
+    except FileNotFoundError:  # it is gone, or the directory that was to take it is
+        return os.path.lexists(path) and _delete_output(path)
     except OSError as error:
         if no_room(error, path.parent) is None:
             raise

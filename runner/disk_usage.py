@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from runner.closed import lost_target
 from runner.hub_cache import cached_repos, has_files, hub_settings
 from runner.hub_parts import leftovers
-from runner.quant.half_made import earlier_output, half_made, is_half_made, output_name
+from runner.quant.half_made import earlier_output, half_made, is_output, output_name
 from runner.registry import Registry
 
 UseKind = Literal["cache", "made here", "drafter", "unfinished", "other"]
@@ -75,8 +76,8 @@ def disk_usage(registry: Registry, made: Path, drafts: Path) -> DiskUsage:
 
 
 def drafters(drafts: Path) -> tuple[Use, ...]:
-    """What the drafters trained there take, by name."""
-    return tuple(_finished(_Counter(), drafts, "drafter"))
+    """What the drafters trained there take, by name; not those that a link leads to and that are not to be found."""
+    return tuple(use for use in _finished(_Counter(), drafts, "drafter") if lost_target(use.path) is None)
 
 
 class _Counter:
@@ -122,7 +123,7 @@ def _cached(registry: Registry, counter: _Counter, repo: str, directory: Path) -
 
 def _finished(counter: _Counter, directory: Path, kind: UseKind) -> list[Use]:
     try:
-        paths = sorted(path for path in directory.iterdir() if path.is_dir() and not is_half_made(path))
+        paths = sorted(path for path in directory.iterdir() if is_output(path))
     except OSError:  # none were made yet
         return []
     return [

@@ -5,6 +5,7 @@ probably meant is made here too.
 
     RunnerError                 1   something failed
     ├── UsageError              2   wrong flag, value, model name or configuration
+    │   ├── BadGrammar          2   a grammar or JSON schema that means nothing, or that no text matches
     │   ├── ConfigError         2   a settings file or RUNNER_* variable is wrong
     │   └── UnknownModel        2   no such model; the hint names the nearest ones
     ├── BusyError               3   busy, locked, or no connection: trying again helps
@@ -45,6 +46,10 @@ def loading_cancelled() -> RunnerError:
 
 class UsageError(RunnerError):
     exit_code = 2
+
+
+class BadGrammar(UsageError):
+    pass
 
 
 class ConfigError(UsageError):

@@ -17,7 +17,7 @@ import numpy as np
 from runner.backends.base import Tokenizer
 from runner.backends.vocabulary import pieces
 from runner.config import GRAMMAR_NAMES, Grammar, GrammarKind
-from runner.errors import BackendUnavailable, RunnerError, UnsupportedModel, UsageError
+from runner.errors import BackendUnavailable, BadGrammar, RunnerError, UnsupportedModel
 from runner.gbnf import to_lark
 from runner.sampling import Mask
 
@@ -37,7 +37,7 @@ _AT: Final = re.compile(r"(?s)(?:at )?(\d+)\((\d+)\): (.*?)(?=\n +\d+ \| |$)")
 
 
 def check(grammar: Grammar) -> None:
-    """Raise UsageError for a grammar that means nothing, without a model: what a vocabulary lacks is found later."""
+    """Raise BadGrammar for a grammar that means nothing, without a model: what a vocabulary lacks is found later."""
     is_error, messages = _library().LLMatcher.validate_grammar_with_warnings(_source(grammar), limits=_limits())
     if is_error:
         raise _refused(grammar, messages[0])
@@ -54,7 +54,7 @@ class Grammars:
     def matcher(self, grammar: Grammar) -> Matcher:
         """A matcher at the beginning of a text.
 
-        Raises UsageError for a grammar that means nothing, or that no text of this vocabulary can match, and
+        Raises BadGrammar for one that means nothing, or that no text of this vocabulary can match, and
         UnsupportedModel for a model that cannot end an answer.
         """
         compiled = self._compiled.get(grammar)
@@ -74,7 +74,7 @@ class Grammars:
             raise _refused(grammar, compiled.get_error())
         compiled.compute_bitmask()
         if compiled.is_error():
-            raise UsageError(
+            raise BadGrammar(
                 f"The {GRAMMAR_NAMES[grammar.kind]} cannot be used: no text matches it.",
                 hint="A rule may lead to itself without an end, or need characters that the model has no token for.",
             )
@@ -175,7 +175,7 @@ def _library() -> ModuleType:
 
 
 def _source(grammar: Grammar) -> str:
-    """A grammar in llguidance's own terms. Raises UsageError."""
+    """A grammar in llguidance's own terms. Raises BadGrammar."""
     matcher = _library().LLMatcher
     match grammar.kind:
         case "json_schema":
@@ -191,12 +191,12 @@ def _source(grammar: Grammar) -> str:
 
 
 def _schema(grammar: Grammar) -> str:
-    """A JSON schema with our rule for space. Raises UsageError with the line and the column for what is no JSON."""
+    """A JSON schema with our rule for space. Raises BadGrammar with the line and the column for what is no JSON."""
     try:
         plain = json.loads(grammar.text, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        raise UsageError(
+        raise BadGrammar(
             f"The JSON schema is no JSON: {error.msg} ({where}).", hint='A schema is such as {"type": "object"}.'
         ) from error
     except (ValueError, RecursionError) as error:
@@ -237,12 +237,12 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _refused(grammar: Grammar, message: str) -> UsageError:
+def _refused(grammar: Grammar, message: str) -> BadGrammar:
     """The error for a grammar that llguidance refuses: its first sentence, with line and column where they are ours."""
     at = _AT.match(message)
     why = _first_line(message if at is None else at[3]).removeprefix("failed to compile JSON schema: ")
     where = f" (line {at[1]}, column {at[2]})" if at is not None and grammar.kind == "lark" else ""
-    return UsageError(
+    return BadGrammar(
         f"The {GRAMMAR_NAMES[grammar.kind]} cannot be used: {why.rstrip('.')}{where}.", hint=_HINTS[grammar.kind]
     )
 

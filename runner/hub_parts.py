@@ -156,7 +156,7 @@ def delete_leftovers(directory: Path, left: Leftovers) -> int:
     Raises BusyError when one of them is being fetched now, RunnerError when one cannot be deleted.
     """
     refuse_while_fetched(directory, [part.etag for part in left.parts])
-    freed = left.partial_bytes + left.set_aside_bytes
+    freed = sum(part.done_bytes for part in left.parts if part.path.exists()) + left.set_aside_bytes
     doomed = [part.path for part in left.parts] + list(left.set_aside)
     for part in left.parts:
         doomed.append(part.path.with_name(part.etag + SIDECAR_SUFFIX))

@@ -1,20 +1,22 @@
 """What models are on this machine, whose they are, and whether they are whole.
 
 It joins the registry, the models made here and the Hugging Face cache, by file names and sizes; it opens no file but
-the manifest of a packed model, and an index where names do not tell which files are the model. It reaches no network.
-Whether the contents are right is verify.py's question.
+the manifest of a packed model, an index where names do not tell which files are the model, and the weights of models
+made here, of whose size nothing but their headers tells. It reaches no network. Whether the contents are right is
+verify.py's question.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from runner.closed import closed
+from runner.closed import closed, lost_target
 from runner.errors import RunnerError
 from runner.hub_cache import (
     CachedFile,
@@ -41,6 +43,7 @@ from runner.quant.half_made import finished
 from runner.quant.packed_files import FILE_SUFFIXES, MANIFEST_NAME, WEIGHTS_NAME, is_packed
 from runner.registry import SAFETENSORS, ModelSpec, Registry
 from runner.shard_order import indexed_shards, names_in
+from runner.weight_headers import damage
 
 Kind = Literal["built-in", "made here", "own file", "cache"]
 State = Literal["complete", "partial", "damaged"]
@@ -51,8 +54,10 @@ class LocalModel:
     """One set of weights on this machine. name: what to call it on the command line.
 
     path: the first weight file. repo: where it came from, or "". last_used: Unix time, s, of the last access.
-    state: "partial" after an interrupted download, "damaged" where links lead nowhere. size_bytes: what is here of its
-    weights; total_bytes: what there will be, 0 when not known. num_here of num_files weight files are here whole.
+    state: "partial" after an interrupted download, "damaged" where links lead nowhere, and of models made here where a
+    header tells it. size_bytes: what is here of its weights; total_bytes: what there will be, 0 when not known.
+    num_here of num_files weight files are here whole. lost_target: where its link leads, if nothing is to be found
+    there.
     """
 
     name: str
@@ -67,6 +72,7 @@ class LocalModel:
     total_bytes: int
     num_here: int
     num_files: int
+    lost_target: Path | None = None
 
 
 def local_models(registry: Registry) -> tuple[LocalModel, ...]:
@@ -189,11 +195,18 @@ def _in_directory(spec: ModelSpec, path: Path) -> list[LocalModel]:
     try:
         places = {path.name: path} if os.path.isfile(path) else {name: path / name for name in names_in(path)}
     except OSError:
-        return []
+        return [_weightless(spec, path)] if spec.origin == "made" and lost_target(path) is not None else []
     sizes = {name: file_size(place) for name, place in places.items()}
     files = [CachedFile(name, places[name], size) for name, size in sizes.items() if size is not None]
-    found = [weights.model(spec.name, _kind(spec), "") for weights in _weights(files)]
+    found = [_local(spec, weights) for weights in _weights(files)]
     return found or ([_weightless(spec, path)] if spec.origin == "made" and not has_weights(sizes) else [])
+
+
+def _local(spec: ModelSpec, weights: _Weights) -> LocalModel:
+    """Those weights; of a model made here, only headers tell whether they are whole."""
+    model = weights.model(spec.name, _kind(spec), "")
+    is_damaged = spec.origin == "made" and any(damage(file.path) for file in weights.files)
+    return dataclasses.replace(model, state="damaged") if is_damaged else model
 
 
 def has_weights(names: Iterable[str]) -> bool:
@@ -202,7 +215,7 @@ def has_weights(names: Iterable[str]) -> bool:
 
 
 def _weightless(spec: ModelSpec, directory: Path) -> LocalModel:
-    """A model made here whose weights are gone: `du` and `rm` know it too."""
+    """A model made here whose weights are gone, or are not to be found now: `du` and `rm` know it too."""
     return LocalModel(
         name=spec.name,
         kind=_kind(spec),
@@ -216,6 +229,7 @@ def _weightless(spec: ModelSpec, directory: Path) -> LocalModel:
         total_bytes=0,
         num_here=0,
         num_files=1,
+        lost_target=lost_target(directory),
     )
 
 

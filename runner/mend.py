@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner import hub
+from runner.closed import MOUNT, lost_target
 from runner.errors import RunnerError
 from runner.hub.hashes import Expected, expected_hash
 from runner.hub_cache import repo_directory
@@ -20,6 +21,7 @@ from runner.prepare import chosen
 from runner.registry import ModelSpec
 from runner.types import CancelToken
 from runner.verify import Finding
+from runner.weight_headers import MAKE_AGAIN
 
 OnProgress = Callable[[hub.FetchState], None]
 
@@ -66,8 +68,10 @@ def _by_commit(findings: Iterable[Finding]) -> dict[tuple[str, str], list[Findin
 
 
 def _without_hub(finding: Finding) -> Mended:
+    if lost_target(finding.path) is not None and not finding.repo:
+        return _left(finding, MOUNT)
     if not finding.repo:
-        detail = "it was made here and cannot be fetched: make it again with `runner quantize`"
+        detail = f"it was made here and cannot be fetched: {MAKE_AGAIN}"
         return _left(finding, detail)
     try:
         aside = _set_aside(finding)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.closed import cannot_read, closed
+from runner.closed import cannot_read, closed, leads_nowhere, lost_target
 from runner.config import SamplingParams
 from runner.errors import BadModelFile, BusyError, RunnerError, UnsupportedModel, UsageError
 from runner.events import Notice, Progress
@@ -38,6 +38,7 @@ from runner.quant.packed_files import MANIFEST_NAME, WEIGHTS_NAME
 from runner.registry import SCRIPT_SUFFIX, ModelSpec
 from runner.shard_order import indexed_shards, names_in, tensors_of_shards
 from runner.types import CancelToken, ReadyModel
+from runner.weight_headers import check_header, remedies_of
 
 if TYPE_CHECKING:
     from runner import hub
@@ -112,7 +113,8 @@ def ready(spec: ModelSpec, *, offline: bool, on_event: OnEvent, cancel: CancelTo
                 hint="Without --offline it is fetched; `runner ls` lists what is here.",
             )
         located = _fetch(spec, on_event, cancel)
-    return _describe(spec, located, on_event)
+    with remedies_of(spec):
+        return _describe(spec, located, on_event)
 
 
 def title(spec: ModelSpec) -> str:
@@ -130,7 +132,8 @@ def locate(spec: ModelSpec) -> Located | None:
     may not be read.
     """
     if spec.path is not None:
-        return _at_path(spec, spec.path)
+        with remedies_of(spec):
+            return _at_path(spec, spec.path)
     repo, revision = _source(spec)
     for snapshot in snapshots(repo, revision) if repo else ():
         try:
@@ -161,6 +164,8 @@ def _source(spec: ModelSpec) -> tuple[str, str]:
 def _at_path(spec: ModelSpec, path: Path) -> Located:
     if (place := closed(path)) is not None:
         raise cannot_read([place])
+    if (target := lost_target(path)) is not None:
+        raise leads_nowhere(path, target)
     if path.is_dir():
         names = names_in(path)
         groups = gguf_groups(names)
@@ -296,10 +301,8 @@ def _describe(spec: ModelSpec, located: Located, on_event: OnEvent) -> ReadyMode
         headers = [read_gguf(path) for path in located.weights]
         from_weights = gguf_sampling(headers[0].metadata)
     else:
-        from runner.quant.safetensors_file import read_header
-
         for path in located.weights:
-            read_header(path)
+            check_header(path)
         if located.choice.format == "packed":
             from runner.quant.mq.manifest import read_manifest
 

@@ -6,9 +6,11 @@ It knows nothing of models, caches or who asks.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +27,22 @@ def check_deletable(directory: Path) -> None:
         if not os.access(place, os.W_OK | os.X_OK) and os.path.isdir(place) and not place.is_symlink():
             number = errno.EROFS if os.statvfs(place).f_flag & os.ST_RDONLY else errno.EACCES
             raise cannot_delete(place, OSError(number, os.strerror(number)))
+
+
+@contextmanager
+def alone_at(directory: Path) -> Iterator[None]:
+    """Wait for another process that deletes there, so that what it freed is not counted twice."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY)
+    except OSError:  # it is gone, or may not be read, which deleting tells
+        yield
+        return
+    try:
+        with suppress(OSError):  # not every network has locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def delete_tree(directory: Path) -> None:

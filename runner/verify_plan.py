@@ -1,19 +1,20 @@
 """What to check of a model, and what each file should be.
 
 A blob of the Hugging Face cache is named after its hash: SHA-256 for large files, git's SHA-1 for small ones. Models
-made here have theirs in runner.json. Where a name tells nothing, the hub's listing is asked for, through a function
-that is given. It reads names and the JSON that says which files belong together, no weights; checking is verify.py's.
+made here have theirs in runner.json, or their headers have to do. Where a name tells nothing, the hub's listing is
+asked for, through a function that is given. It reads names, headers and the JSON that says which files belong
+together, no weights; checking is verify.py's.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.closed import cannot_read, closed
+from runner.closed import cannot_read, closed, lost_target
 from runner.errors import RunnerError, UsageError
 from runner.hub.hashes import Expected, expected_hash
 from runner.hub.listing import RemoteFile
@@ -27,6 +28,7 @@ from runner.quant.packed_files import MANIFEST_NAME
 from runner.registry import ModelSpec, Registry
 from runner.shard_order import names_in, promised_tensors
 from runner.verify import UNKNOWN, Finding, Link, Plan, Problem, Target
+from runner.weight_headers import damage
 
 # Beside weights that change a model and are none.
 _ADAPTER_CONFIG = "adapter_config.json"
@@ -283,7 +285,7 @@ def expected_of(blob_name: str) -> Expected | None:
 def plan_directory(model: str, directory: Path) -> Plan:
     """What to check of a model that has a runner.json: the files it lists, with their sizes and hashes.
 
-    directory: of the model, or its only file, for which there is nothing to compare with. Raises RunnerError where it
+    Without one, its headers tell some damage. directory: of the model, or its only file. Raises RunnerError where it
     may not be read.
     """
     if (place := closed(directory)) is not None:
@@ -298,11 +300,9 @@ def plan_directory(model: str, directory: Path) -> Plan:
     except RunnerError as error:
         find(MANIFEST_NAME, "unreadable", error.message)
         return Plan((), tuple(findings))
-    if not isinstance(files, dict) and directory.is_dir() and not has_weights(names_in(directory)):
-        find("", "missing", "it has no weights")
-        return Plan((), tuple(findings))
     if not isinstance(files, dict):
-        find("", "not checked", f"there are no hashes to compare with (no {MANIFEST_NAME})")
+        for name, problem, detail in _without_hashes(directory):
+            find(name, problem, detail)
         return Plan((), tuple(findings))
     for name, facts in files.items():
         expected = _manifest_entry(name, facts)
@@ -313,6 +313,22 @@ def plan_directory(model: str, directory: Path) -> Plan:
         else:
             targets.append(Target(model=model, repo="", name=name, path=directory / name, expected=expected))
     return Plan(tuple(targets), tuple(findings))
+
+
+def _without_hashes(directory: Path) -> Iterator[tuple[str, Problem, str]]:
+    """What can be said of a model without hashes to compare with: of which file, or of all as ""; what, and why."""
+    if (target := lost_target(directory)) is not None:
+        yield "", "missing", f"it is a link to {target}, which cannot be found"
+        return
+    names = names_in(directory) if directory.is_dir() else [""]
+    if directory.is_dir() and not has_weights(names):
+        yield "", "missing", "it has no weights"
+        return
+    weights = [name for name in names if (directory / name).suffix.lower() in WEIGHT_SUFFIXES]
+    damaged = {name: how for name in weights if (how := damage(directory / name))}
+    yield from ((name, "wrong contents", how) for name, how in damaged.items())
+    if not damaged:
+        yield "", "not checked", f"there are no hashes to compare with (no {MANIFEST_NAME})"
 
 
 def _manifest_entry(name: str, facts: Any) -> Expected | None:

@@ -35,8 +35,10 @@ def small_disk(directory: Path, size: str) -> Iterator[Path]:
         subprocess.run(["umount", str(directory)], check=True)
 
 
-def fill(path: Path) -> None:
-    """A file that takes all the room that its disk has left."""
-    with path.open("wb", 0) as file, pytest.raises(OSError, match="No space left"):
-        while True:
-            file.write(bytes(4096))
+def fill(path: Path, *, spared: int = 0) -> None:
+    """A file that takes all the room that its disk has left, but so many bytes."""
+    with path.open("wb", 0) as file:
+        with pytest.raises(OSError, match="No space left"):
+            while True:
+                file.write(bytes(4096))
+        file.truncate(file.tell() - spared)

@@ -6,8 +6,10 @@ import errno
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +18,18 @@ from hub_server import Hub
 from pulled import GGUF, SHARDS, begin_fetch, fetch_all, server
 from typer.testing import CliRunner
 
+from runner import deletion, hub_cache
 from runner.cli import completing
 from runner.cli.app import app
 from runner.deletion import delete
 from runner.disk_usage import disk_usage
+from runner.errors import BusyError
 from runner.hub_cache import has_files, repo_directory
 from runner.inventory import local_models
 from runner.paths import user_paths
 from runner.quant.work_directory import PACKED_PARTS, WorkDirectory
 from runner.registry import Registry
-from runner.removal import Removal, named, plan_half_made, plan_removal
+from runner.removal import Removal, named, plan_half_made, plan_leftovers, plan_removal
 
 __all__ = ["server"]  # the fixture
 
@@ -72,8 +76,9 @@ def plan(name: str) -> tuple[Removal, ...]:
 def made(place: Path, name: str) -> Path:
     directory = place / name
     directory.mkdir(parents=True)
-    for file in ("config.json", "tokenizer.json", "runner.json", "model.safetensors"):
+    for file in ("config.json", "tokenizer.json", "runner.json"):
         (directory / file).write_text("{}")
+    (directory / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")  # with no tensor
     return directory
 
 
@@ -126,7 +131,7 @@ def test_where_there_is_no_room_for_one_more_directory_a_model_goes_all_the_same
 
     monkeypatch.setattr(tempfile, "mkdtemp", refuse)
     directory = made(user_paths().models, "mine")
-    assert delete(*plan("mine")) == 8
+    assert delete(*plan("mine")) == 16
     assert not directory.exists()
 
 
@@ -209,3 +214,89 @@ def test_of_a_download_that_was_begun_it_leaves_one_that_is_begun(server: Hub) -
         assert not has_files(repo_directory(GGUF))
         step += 1
     assert step > 3
+
+
+# --- two at once -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("what", ["made here", "half deleted", "cached"])
+def test_what_two_deletions_at_once_take_is_counted_once(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = user_paths().models
+    if what == "cached":
+        fetch_all(SHARDS)
+        (doomed,) = plan(SHARDS)
+    elif what == "made here":
+        made(models, "mine")
+        (doomed,) = plan("mine")
+    else:
+        made(models / "mine.old-a1b2c3d4", "deleted")
+        (doomed,) = plan_half_made([models])
+    both = threading.Barrier(2, timeout=1)
+
+    def met(delete_now: Callable[..., Any]) -> Callable[..., Any]:
+        def or_alone(*arguments: Any) -> Any:
+            with suppress(threading.BrokenBarrierError):  # the other one waits until this one is done
+                both.wait()
+            return delete_now(*arguments)
+
+        return or_alone
+
+    monkeypatch.setattr(deletion, "delete_tree", met(deletion.delete_tree))
+    monkeypatch.setattr(hub_cache, "_delete_blobs", met(hub_cache._delete_blobs))
+    with ThreadPoolExecutor() as pool:
+        freed = list(pool.map(delete, [doomed, doomed]))
+    assert sorted(freed) == [0, doomed.size_bytes]
+    assert doomed.size_bytes > 0
+    assert not doomed.directory.exists()
+
+
+@pytest.mark.usefixtures("server")
+def test_downloads_that_are_gone_since_the_plan_are_not_counted(server: Hub) -> None:
+    begin_fetch(GGUF, "llama-Q8_0.gguf", server)
+    (doomed,) = plan_leftovers(None)
+    assert [delete(doomed), delete(doomed)] == [doomed.size_bytes, 0]
+
+
+def test_a_deletion_goes_on_where_another_took_the_directory_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    directory = made(user_paths().models, "mine")
+    make, taken = tempfile.mkdtemp, list[str]()
+
+    def take_first(**options: Any) -> str:
+        path = make(**options)
+        if not taken:
+            taken.append(path)
+            delete(*plan_half_made([directory.parent]))
+        return path
+
+    monkeypatch.setattr(tempfile, "mkdtemp", take_first)
+    assert delete(*plan("mine")) == 16
+    assert list(directory.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("moment", [0, 1])
+def test_what_a_replacement_uses_for_a_moment_is_not_deleted_from_under_it(
+    moment: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models, renamed, rename = user_paths().models, list[str](), os.rename
+    (made(models, "mine") / "config.json").write_text("earlier")
+    work = WorkDirectory(models / "mine", PACKED_PARTS)
+    work.check_target(force=True)
+
+    def after_deletions(source: Path, target: Path) -> None:
+        if len(renamed) == moment:
+            (old,) = models.glob("mine.old-*")
+            with pytest.raises(BusyError, match="making"):
+                delete(Removal(title="", size_bytes=0, directory=old))
+        renamed.append(source.name)
+        rename(source, target)
+
+    with work.opened():
+        (work.path / "config.json").write_text("later")
+        monkeypatch.setattr(os, "rename", after_deletions)
+        work.place()
+    assert renamed == ["mine", "mine.partial"]
+    assert [path.name for path in models.iterdir()] == ["mine"]
+    assert (models / "mine" / "config.json").read_text() == "later"

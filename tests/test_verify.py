@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hub_server import Fault, Hub, Repo
 from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, blob, fetch_all, server, shard
+from tiny_files import write_gguf
 
 from runner import hub
 from runner.errors import BusyError, RunnerError, UsageError
@@ -466,7 +467,7 @@ def test_a_malformed_manifest_is_damage_and_leads_nowhere(manifest: object) -> N
 def test_without_a_manifest_nothing_can_be_compared_and_that_is_said_of_the_model() -> None:
     directory = user_paths().models / "mine"
     directory.mkdir(parents=True)
-    (directory / "mine.gguf").touch()
+    write_gguf(directory / "mine.gguf")
     (finding,) = found(plan_of(Registry.load_for().resolve("mine"), nobody))
     assert (finding.problem, finding.is_damage) == ("not checked", False)
     assert (finding.model, finding.name, finding.path) == ("mine", "", directory)

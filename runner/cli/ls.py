@@ -16,10 +16,12 @@ import typer
 from runner.cli import render
 from runner.cli.columns import print_table
 from runner.cli.unreadable import warn_of_unreadable
+from runner.closed import MOUNT
 from runner.inventory import LocalModel, local_models
 from runner.paths import user_paths
 from runner.quant.half_made import half_made
 from runner.registry import ModelSpec, Registry
+from runner.weight_headers import MAKE_AGAIN
 from runner.wire import to_plain
 
 _SHOWN = ("MODEL", "QUANT", "SIZE", "STATE", "KIND", "LAST USED", "WHERE")
@@ -83,8 +85,13 @@ def _say_remedies(models: Sequence[LocalModel]) -> None:
     damaged = [model for model in models if model.state == "damaged"]
     if fetched := next((model for model in damaged if model.repo), None):
         render.narrate(f"Damaged: `runner verify {fetched.name} --repair` fetches what is damaged or missing.")
-    if made := next((model for model in damaged if not model.repo), None):
-        render.narrate(f"Damaged: `runner rm {shlex.quote(made.name)}` deletes it, `runner quantize` makes it again.")
+    if lost := next((model for model in damaged if model.lost_target is not None), None):
+        render.narrate(
+            f"Damaged: {lost.name} is a link to {lost.lost_target}, which cannot be found: {MOUNT}"
+            f" with `runner rm {shlex.quote(lost.name)}`."
+        )
+    if made := next((model for model in damaged if not model.repo and model.lost_target is None), None):
+        render.narrate(f"Damaged: {MAKE_AGAIN}, or delete it with `runner rm {shlex.quote(made.name)}`.")
 
 
 def _say_unfinished(paths: Sequence[Path]) -> None:

@@ -98,6 +98,8 @@ def search(
     as_json: AsJson = False,
 ) -> None:
     """Find messages in the saved chats."""
+    if not text.strip():
+        raise UsageError("There is nothing to look for.", hint="Give a word, such as: runner sessions search paris")
     with _store() as store:
         matches = store.search(text, limit)
     if as_json:

@@ -142,11 +142,13 @@ def _facts(spec: ModelSpec, located: Located | None) -> dict[str, Any]:
     from runner.model_files import SAMPLING
     from runner.prepare import sampling_defaults
     from runner.templates import template_hash
+    from runner.weight_headers import remedies_of
 
     facts["format"] = located.choice.format
     facts["files"] = [{"path": str(path), "size_bytes": path.stat().st_size} for path in located.files]
     facts["size_bytes"] = located.size_bytes
-    read = {"gguf": _of_gguf, "safetensors": _of_safetensors, "packed": _of_packed}[located.choice.format](located)
+    with remedies_of(spec):
+        read = {"gguf": _of_gguf, "safetensors": _of_safetensors, "packed": _of_packed}[located.choice.format](located)
     facts.update({key: value for key, value in read.items() if value})
     facts["sampling"] = {**read["sampling"], **sampling_defaults(located.beside / SAMPLING)[0]}
     if facts["chat_template"] is not None:

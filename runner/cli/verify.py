@@ -14,7 +14,7 @@ import typer
 
 from runner.cli import completing, options, render
 from runner.cli.interrupt import cancelling, say_fetch_stopped
-from runner.closed import cannot_read
+from runner.closed import MOUNT, cannot_read, lost_target
 from runner.errors import BusyError, UsageError, VerificationFailed
 from runner.safe_text import safe_line
 
@@ -223,6 +223,8 @@ def _print_json(
 
 def _conclude(findings: Sequence[Finding], mended: Sequence[Mended]) -> None:
     """Raise VerificationFailed when something is damaged still."""
+    from runner.weight_headers import MAKE_AGAIN
+
     mended_ones = [one.finding for one in mended if one.is_mended]
     left = [finding for finding in findings if finding.is_damage and finding not in mended_ones]
     if not left:
@@ -233,6 +235,8 @@ def _conclude(findings: Sequence[Finding], mended: Sequence[Mended]) -> None:
     elif any(finding.repo for finding in left):
         names = " ".join(dict.fromkeys(finding.model for finding in left if finding.repo))
         hint = f"`runner verify {names} --repair` fetches them again."
+    elif all(lost_target(finding.path) is not None for finding in left):
+        hint = f"To mend a link: {MOUNT} with `runner rm`."
     else:
-        hint = "Make the model again with `runner quantize`; it cannot be fetched."
+        hint = f"It cannot be fetched: {MAKE_AGAIN}, where it was made here."
     raise VerificationFailed(f"{files} {_wrong(left)}.", hint=hint)

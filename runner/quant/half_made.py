@@ -15,6 +15,7 @@ import re
 from pathlib import Path
 from typing import Final
 
+from runner.closed import lost_target
 from runner.quant.packed_files import PARTIAL_SUFFIX
 
 OLD_MARK: Final = ".old-"
@@ -26,7 +27,8 @@ _OLD: Final = re.compile(r"(?P<output>.+)\.old-[a-z0-9_]{8}")  # as tempfile end
 def finished(directory: Path) -> dict[str, Path]:
     """The outputs in there that are whole, by name, each with its directory; nothing where that cannot be had.
 
-    One that was to be replaced by a run that was killed just then is where that run had put it.
+    One that was to be replaced by a run that was killed just then is where that run had put it. A link is one also
+    while its target is not to be found.
     """
     try:
         paths = sorted(directory.absolute().iterdir())
@@ -36,9 +38,14 @@ def finished(directory: Path) -> dict[str, Path]:
     for path in paths:
         if (earlier := earlier_output(path)) is not None:
             found.setdefault(output_name(path), earlier)
-        elif path.is_dir() and not path.name.startswith(".") and not is_half_made(path):
+        elif is_output(path) and not path.name.startswith("."):
             found[path.name] = path
     return dict(sorted(found.items()))
+
+
+def is_output(path: Path) -> bool:
+    """Whether that is a whole output, or a link to one that is not to be found now."""
+    return (path.is_dir() or lost_target(path) is not None) and not is_half_made(path)
 
 
 def half_made(directory: Path) -> tuple[Path, ...]:

@@ -14,6 +14,7 @@ from gguf import TokenType
 
 from runner.errors import BackendUnavailable, BadModelFile, UnsupportedModel
 from runner.quant.json_file import read_json_if_there
+from runner.quant.origin import called
 from runner.quant.vocabulary import (
     AddedToken,
     Vocabulary,
@@ -75,7 +76,7 @@ def read_from_model(directory: Path, path: Path, vocab_size: int) -> Vocabulary:
         import sentencepiece
     except ImportError as error:
         raise BackendUnavailable(
-            f"{directory.name} has only a tokenizer.model, which the sentencepiece package reads.",
+            f"{called(directory)} has only a tokenizer.model, which the sentencepiece package reads.",
             hint="pip install sentencepiece, or fetch the model's tokenizer.json.",
         ) from error
     try:

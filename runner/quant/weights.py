@@ -25,6 +25,7 @@ from runner.quant.expert_stacks import MXFP4, Part, expert_parts, is_stack, read
 from runner.quant.ggml_types import GGML_TYPES, GgmlType, decode
 from runner.quant.gguf_file import GgufHeader, GgufTensor, parts_of
 from runner.quant.gguf_file import read_header as read_gguf_header
+from runner.quant.origin import called
 from runner.quant.safetensors_file import FLOAT_TYPES, Checkpoint, StoredTensor
 from runner.quant.safetensors_file import read_header as read_safetensors_header
 from runner.quant.tensor_rules import Architecture, PlannedTensor, is_derived, plan
@@ -43,7 +44,8 @@ class Weights(Protocol):
     """Tensors by Hugging Face name.
 
     types: how each is stored, as safetensors or ggml calls it ("BF16", "Q4_K"). bits: stored bits a weight, by name.
-    quantization: the type that most weights have; where: the file's or directory's name; both for people.
+    quantization: the type that most weights have; where: the file's, directory's or repository's
+    name; both for people.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -112,7 +114,7 @@ class SafetensorsWeights:
     """One or more .safetensors files, without the tensors of a head that drafts (draft_tensors.py)."""
 
     def __init__(self, paths: tuple[Path, ...], config: ModelConfig) -> None:
-        self.where = paths[0].name if len(paths) == 1 else paths[0].parent.name
+        self.where = paths[0].name if len(paths) == 1 else called(paths[0].parent)
         tensors: dict[str, StoredTensor] = {}
         for path in paths:
             shard = read_safetensors_header(path)

@@ -25,13 +25,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runner.config import ChatOptions, SamplingParams
-from runner.errors import RunnerError
+from runner.errors import BadGrammar, RunnerError
 from runner.events import Finished, Loaded
 from runner.server.access import Access
 from runner.server.line import AnswerLine, Ticket
 from runner.server.refusal import Refusal, refusal_of
 from runner.server.replies import Reply, model_object
-from runner.server.requests import Asked, read, read_chat, read_completion
+from runner.server.requests import Asked, grammar_field, read, read_chat, read_completion
 
 log = logging.getLogger(__name__)
 
@@ -285,8 +285,15 @@ class _Answer:
                 self._reply.take(event)
             response = _json(self._reply.whole())
         except (RunnerError, Refusal) as error:
-            response = _refused(scope, error if isinstance(error, Refusal) else refusal_of(error))
+            response = _refused(scope, self._refusal(error))
         await response(scope, receive, send)
+
+    def _refusal(self, error: RunnerError | Refusal) -> Refusal:
+        """What goes wrong, as the client gets it: with the field, where the engine finds that the grammar is wrong."""
+        if isinstance(error, Refusal):
+            return error
+        grammar = self._ticket.params.grammar if isinstance(error, BadGrammar) else None
+        return refusal_of(error, grammar_field(grammar.kind) if grammar is not None else None)
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Chunks as they come. What goes wrong before the first one still has a status of its own."""
@@ -305,7 +312,7 @@ class _Answer:
                 await self._open(stream)
                 await stream.data(self._reply.chunks(event))
         except (RunnerError, Refusal) as error:
-            refusal = error if isinstance(error, Refusal) else refusal_of(error)
+            refusal = self._refusal(error)
             if not stream.is_open:
                 return await _refused(scope, refusal)(scope, receive, send)
             scope["runner.served"].error = refusal.message

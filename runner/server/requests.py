@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from runner.config import ChatOptions, Grammar, SamplingParams
+from runner.config import ChatOptions, Grammar, GrammarKind, SamplingParams
 from runner.errors import UsageError, nearest_hint
 from runner.grammar_text import ANY_JSON
 from runner.server.refusal import Refusal, refusal_of
@@ -279,11 +279,16 @@ def _gbnf(value: Any) -> Grammar:
     return _grammar("gbnf", _clean(value))
 
 
-def _grammar(kind: Any, text: str) -> Grammar:
+def grammar_field(kind: GrammarKind) -> str:
+    """The field that a grammar of that kind is said to be wrong in."""
+    return "grammar" if kind == "gbnf" else "json_schema"
+
+
+def _grammar(kind: GrammarKind, text: str) -> Grammar:
     try:
         return Grammar(kind=kind, text=text)
     except UsageError as error:
-        raise refusal_of(error, "grammar" if kind == "gbnf" else "json_schema") from error
+        raise refusal_of(error, grammar_field(kind)) from error
 
 
 _GRAMMARS: Final[Mapping[str, Callable[[Any], Grammar | None]]] = {

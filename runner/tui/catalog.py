@@ -65,7 +65,8 @@ class CatalogRow:
     title: what people call it, where that is another. stored_as: the format of its files. size_bytes: of the weights,
     in all, of a drafter of all its files; is_size_exact: not estimated. done_share: of a partial download.
     expected_tok_s: memory bandwidth over the bytes that a token reads, which no program reaches; None where one of them
-    is not known. quants: what can be asked for. searched: what a filter looks through.
+    is not known. quants: what can be asked for. searched: what a filter looks through. lost_target: where its link
+    leads, if nothing is to be found there, or "".
     """
 
     name: str
@@ -93,6 +94,7 @@ class CatalogRow:
     downloads: int = 0
     updated: str = ""
     searched: str = ""
+    lost_target: str = ""
 
     @property
     def is_here(self) -> bool:
@@ -235,6 +237,7 @@ def _local_row(model: LocalModel, spec: ModelSpec | None) -> CatalogRow:
         size_bytes=model.total_bytes or model.size_bytes,
         done_share=model.size_bytes / model.total_bytes if is_begun else None,
         repo=model.repo,
+        lost_target=str(model.lost_target or ""),
         searched=_searched(model.name, model.repo, model.kind, model.quantization),
     )
     if spec is None:

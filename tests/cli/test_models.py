@@ -249,6 +249,34 @@ def test_rm_of_a_linked_directory_deletes_the_link_alone(capsys: pytest.CaptureF
     assert list(user_paths().models.iterdir()) == []
 
 
+def test_a_link_to_a_model_whose_disk_is_not_mounted_is_told_by_all_and_goes_by_rm(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Also of a drafter, which `ls` does not list; and what is made in such a place is refused."""
+    paths, disk = user_paths(), tmp_path / "disk"
+    for place, name in ((paths.models, "my link"), (paths.drafts, "head")):
+        place.mkdir(parents=True)
+        (place / name).symlink_to(disk / name)
+    (model,) = [one for one in run_json(capsys, "ls")["models"] if one["kind"] == "made here"]
+    assert (model["name"], model["state"], model["lost_target"]) == ("my link", "damaged", str(disk / "my link"))
+    assert {"my link", "head"} <= {use["name"] for use in run_json(capsys, "du")["uses"]}
+    told = f"{disk / 'my link'}, which cannot be found"
+    err = run(capsys, "ls")[2]
+    remedy = "mount the disk that it is on, or delete the link"
+    assert err.startswith(f"Damaged: my link is a link to {told}: {remedy} with `runner rm 'my link'`.\n")
+    assert "quantize" not in err
+    code, out, err = run(capsys, "verify", "my link")
+    assert (code, out) == (5, f"my link: missing: it is a link to {told}\n")
+    assert remedy in err
+    assert f"not repaired: {remedy}" in run(capsys, "verify", "--repair")[1]
+    own = str(paths.models / "my link")
+    for arguments in (["show", "my link"], ["explain", "my link"], ["quantize", "demo", "--force", "-o", own]):
+        code, _, err = run(capsys, *arguments)
+        assert (code, err) == (1, f"error: {own} is a link to {told}.\nhint: M{remedy[1:]}.\n")
+    assert run(capsys, "rm", "-y", "my link", "head")[0] == 0
+    assert [*paths.models.iterdir(), *paths.drafts.iterdir()] == []
+
+
 def test_rm_refuses_the_demo_own_files_and_what_is_not_here(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, demo_directory: Path
 ) -> None:

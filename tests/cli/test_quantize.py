@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hub_server import Hub
+from pulled import SHARDS, server
 
 from runner.cli.app import main
 from runner.errors import RunnerError
 from runner.paths import user_paths
 from runner.types import CancelToken
+
+__all__ = ["server"]  # the fixture
 
 
 def test_the_demo_by_its_name_becomes_smaller_and_answers(
@@ -83,6 +87,14 @@ def test_a_gguf_output_is_a_gguf_without_being_told(
     assert main(["quantize", str(demo_directory), "-o", str(tmp_path / "out.gguf"), "-q"]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "out.gguf")
     assert (tmp_path / "out.gguf").read_bytes()[:4] == b"GGUF"
+
+
+def test_a_repository_whose_weights_are_not_all_there_is_called_by_its_name(
+    server: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quantize", SHARDS, "-q"]) == 1
+    assert f"error: {SHARDS} lacks 'model.embed_tokens.weight'." in capsys.readouterr().err
+    assert server.fetched()
 
 
 def test_an_interrupted_run_goes_on_and_says_so(

@@ -107,6 +107,17 @@ def test_search_shows_where(store: Store, chat_id: str, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_to_look_for_nothing_is_refused(
+    store: Store, chat_id: str, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    assert store.get(chat_id)
+    assert main(["sessions", "search", text, "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "nothing to look for" in err
+
+
 def test_rename_changes_the_title(store: Store, chat_id: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sessions", "rename", chat_id, "Capitals\nof the world"]) == 0
     assert store.get(chat_id).title == "Capitals of the world"

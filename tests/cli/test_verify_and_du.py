@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hub_server import Fault, Hub
 from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, blob, fetch_all, server, shard
+from tiny_files import write_gguf, write_safetensors
 
 from runner.cli import completing
 from runner.cli.app import main
@@ -151,13 +154,52 @@ def test_a_model_made_here_whose_weights_are_gone_is_damaged_to_all(capsys: pyte
     (directory / "config.json").write_text("{}")
     _, out, err = run(capsys, "ls")
     assert any(line.startswith("my model ") and "damaged" in line for line in out.splitlines())
-    assert "Damaged: `runner rm 'my model'` deletes it, `runner quantize` makes it again." in err
+    assert "Damaged: make it again with `runner quantize MODEL -t FORMAT --force`" in err
+    assert "or delete it with `runner rm 'my model'`." in err
     code, out, err = run(capsys, "verify", "my model")
     assert (code, out) == (5, "my model: missing: it has no weights\n")
     assert "runner quantize" in err
     assert "my model" in run(capsys, "du")[1]
     assert run(capsys, "rm", "-y", "my model")[0] == 0
     assert not directory.exists()
+
+
+@pytest.mark.parametrize(
+    "hurt", [lambda data: data[:-1], lambda data: data[:100], lambda data: data[:0], lambda data: b"x" + data[1:]]
+)
+@pytest.mark.parametrize("form", ["gguf", "safetensors"])
+def test_weights_made_here_that_their_header_tells_to_be_damaged_are_so_to_all(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, form: str, hurt: Callable[[bytes], bytes]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+    directory = write_safetensors(user_paths().models / "mine")
+    if form == "gguf":
+        write_gguf(directory / "mine.gguf")
+        (directory / "model.safetensors").unlink()
+    (weights,) = [path for path in directory.iterdir() if path.suffix == f".{form}"]
+    assert [one["state"] for one in json.loads(run(capsys, "ls", "--json")[1])["models"]] == ["complete", "complete"]
+    assert run(capsys, "verify", "mine")[0] == 0
+    weights.write_bytes(hurt(weights.read_bytes()))
+    assert [one["state"] for one in json.loads(run(capsys, "ls", "--json")[1])["models"]] == ["complete", "damaged"]
+    assert run(capsys, "ls")[2].startswith("Damaged: make it again with `runner quantize MODEL -t FORMAT --force`")
+    for arguments in (["verify", "mine"], ["verify"]):
+        code, out, err = run(capsys, *arguments)
+        assert (code, out.partition(" contents: ")[0]) == (5, f"mine: {weights.name}: wrong")
+        assert "make it again with `runner quantize MODEL -t FORMAT --force`" in err
+    for command in ("run mine hi", "show mine", "explain mine", "quantize mine -t q8_0"):
+        code, out, err = run(capsys, *command.split())
+        assert (code, out) == (1, "")
+        assert "\nhint: It was made here: make it again with `runner quantize MODEL -t FORMAT --force`.\n" in err
+
+
+def test_damaged_weights_that_were_not_made_here_are_not_said_to_be(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    own = write_gguf(tmp_path / "own.gguf")
+    own.write_bytes(own.read_bytes()[:-1])
+    code, out, _ = run(capsys, "verify", str(own))
+    assert (code, out.partition(" contents: ")[0]) == (5, "own.gguf: wrong")
+    assert "fetch it again" in run(capsys, "show", str(own))[2]
 
 
 def test_hostile_names_in_the_cache_do_not_act_on_the_terminal(capsys: pytest.CaptureFixture[str], server: Hub) -> None:

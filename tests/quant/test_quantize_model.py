@@ -336,18 +336,20 @@ def test_a_limit_on_the_size_of_files_is_told_from_a_full_disk(
 
 @pytest.mark.parametrize("is_gguf", [False, True])
 def test_a_disk_that_is_full_in_the_middle_is_said_so(
-    is_gguf: bool, demo_source: Path, demo_directory: Path, tmp_path: Path
+    is_gguf: bool, demo_source: Path, demo_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = demo_directory / "demo-q8_0.gguf" if is_gguf else demo_source
     with small_disk(tmp_path / "disk", "128m") as disk:
-        filler = disk / "filler"
+        has_room = WorkDirectory.require_room
 
-        def fill_once(_stage: str, _done: int, _total: int) -> None:
-            if not filler.exists():
-                fill(filler)
+        def fill_after(work: WorkDirectory, needed_bytes: int) -> None:
+            """Not while it is written: llama.cpp may be done with it before another process has filled the disk."""
+            has_room(work, needed_bytes)
+            fill(disk / "filler", spared=8_000_000)
 
+        monkeypatch.setattr(WorkDirectory, "require_room", fill_after)
         with pytest.raises(DoesNotFit, match=r"The disk of .* is full") as said:
-            quantize_model(source, format_of("f16"), disk / "m.gguf", force=False, on_stage=fill_once)
+            made(source, "f16", disk / "m.gguf")
         assert "Free some space" in said.value.hint
         assert files(disk) == {"filler"}
 

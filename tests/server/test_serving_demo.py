@@ -109,20 +109,23 @@ def test_the_model_is_listed_and_another_is_not_there(server: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "status", "code"),
+    ("fields", "status", "code", "param"),
     [
-        ({"json_schema": {"type": "nonsense"}}, 400, "invalid_value"),
-        ({"messages": [{"role": "user", "content": "word " * 5000}]}, 400, "context_length_exceeded"),
-        ({"temperature": -1}, 400, "invalid_value"),
-        ({"tools": [{}]}, 400, "unsupported_parameter"),
+        ({"json_schema": {"type": "nonsense"}}, 400, "invalid_value", "json_schema"),
+        ({"grammar": "root ::= nothing"}, 400, "invalid_value", "grammar"),
+        ({"grammar": "root ::= root"}, 400, "invalid_value", "grammar"),
+        ({"messages": [{"role": "user", "content": "word " * 5000}]}, 400, "context_length_exceeded", None),
+        ({"temperature": -1}, 400, "invalid_value", "temperature"),
+        ({"tools": [{}]}, 400, "unsupported_parameter", "tools"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_cannot_be_answered_has_its_status_streamed_or_not(
-    server: Served, fields: dict[str, Any], status: int, code: str, stream: bool
+    server: Served, fields: dict[str, Any], status: int, code: str, param: str | None, stream: bool
 ) -> None:
     response = server.ask("x", **{"stream": stream, **fields})
     assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+    assert response.json()["error"]["param"] == param
     message = response.json()["error"]["message"]
     assert message
     assert "/clear" not in message  # which is for a chat

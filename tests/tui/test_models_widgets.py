@@ -256,6 +256,25 @@ def test_the_pane_says_what_would_fit_instead() -> None:
     run(pane, body, size=(56, 50))
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"repo": "o/r"}, "damaged: verify --repair"),
+        ({}, "damaged: quantize again"),
+        ({"lost_target": "/disk/x"}, "damaged: its link leads to /disk/x: mount the disk that it is on"),
+    ],
+)
+def test_the_pane_says_what_to_do_about_damage(changes: dict[str, str], said: str) -> None:
+    pane = FitPane()
+
+    async def body(app: OneWidget, pilot: Pilot[None]) -> None:
+        pane.show(row("mine", state="damaged", **changes))
+        await pilot.pause()
+        assert said in text_of(app)
+
+    run(pane, body, size=(100, 50))
+
+
 # --- jobs ------------------------------------------------------------------------------------------------------------
 
 

@@ -23,6 +23,7 @@ from runner.quant.mq.plain import Span, row_spans, row_workers
 from runner.quant.mq.plan import parts_of
 from runner.quant.mq.rotation import unrotate
 from runner.quant.mq.tensor_format import Encoded
+from runner.quant.origin import called
 from runner.quant.packed_files import WEIGHTS_NAME
 from runner.quant.safetensors_file import Checkpoint, StoredTensor
 
@@ -41,7 +42,7 @@ class PackedWeights:
         self._checkpoint = Checkpoint.open(directory / WEIGHTS_NAME)
         _check(self.manifest, self._checkpoint)
         tensors = self.manifest.tensors
-        self.where = directory.name
+        self.where = called(directory)
         self.quantization = self.manifest.quantization
         self.shapes: Mapping[str, tuple[int, ...]] = {name: record.shape for name, record in tensors.items()}
         self.types: Mapping[str, str] = {name: record.format for name, record in tensors.items()}

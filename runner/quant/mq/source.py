@@ -23,6 +23,7 @@ from runner.quant.hipfire import is_hipfire_file
 from runner.quant.hipfire.source import HfqWeights
 from runner.quant.json_file import read_json
 from runner.quant.mq.manifest import FileRecord, SourceRecord
+from runner.quant.origin import origin
 from runner.quant.packed_files import MANIFEST_NAME
 from runner.quant.quantize import gguf_of, model_name
 from runner.quant.safetensors_file import Checkpoint, read_header
@@ -30,7 +31,6 @@ from runner.quant.weights import Weights, files_of, open_source
 from runner.quant.work_directory import COMPANIONS
 
 _CHEAP_BYTES: Final = 256 * 2**20  # a file of the source that is not larger is hashed for the manifest
-_REPO: Final = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -69,7 +69,7 @@ class PackedSource:
 
     def record(self) -> SourceRecord:
         """What the manifest says of it. Reads files that are small."""
-        repo, revision = _origin(self.files[0])
+        repo, revision = origin(self.files[0])
         files = {path.name: FileRecord(size_bytes=path.stat().st_size, sha256=_sha256(path)) for path in self.files}
         return SourceRecord(
             name=self.name, repo=repo, revision=revision, quantization=self.weights.quantization, files=files
@@ -117,15 +117,6 @@ def _plain(path: Path) -> PackedSource:
     weights = open_source(directory, gguf, config)
     files = parts_of(gguf) if gguf is not None else files_of(directory)
     return PackedSource(name=model_name(path), config=config, weights=weights, companions=directory, files=files)
-
-
-def _origin(path: Path) -> tuple[str, str]:
-    """The repository and commit of a file in the Hugging Face cache, else two empty strings."""
-    parts = path.absolute().parts
-    for index, part in enumerate(parts[:-2]):
-        if (match := _REPO.fullmatch(part)) and parts[index + 1] == "snapshots":
-            return f"{match['owner']}/{match['name']}", parts[index + 2]
-    return "", ""
 
 
 def _sha256(path: Path) -> str:

@@ -18,6 +18,7 @@ from textual.message import Message
 from textual.timer import Timer
 from textual.widgets import Static
 
+from runner.closed import MOUNT
 from runner.errors import RunnerError
 from runner.fit import Fit
 from runner.fit.words import kinds_text, verdict_text
@@ -217,6 +218,8 @@ def _about(row: CatalogRow, exact: ExactFit | None, width: int) -> list[Content]
         row.licence,
     ]
     remedy = "verify --repair" if row.repo else "quantize again"
+    if row.lost_target:
+        remedy = f"its link leads to {row.lost_target}: {MOUNT}"
     state = {"complete": "on this machine", "partial": "partly fetched", "damaged": f"damaged: {remedy}"}
     return [
         line(row.name, "bold"),
