@@ -14,14 +14,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, overload
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Final, overload
 
 from runner.errors import BadModelFile, UnsupportedModel
 from runner.quant.byte_cursor import ByteCursor, CutShort
 from runner.quant.ggml_types import FILE_TYPES, GGML_TYPES, GgmlType, decode
+
+if TYPE_CHECKING:  # a header needs no numpy, which takes 0.05 s to import
+    import numpy as np
+    from numpy.typing import NDArray
 
 MAX_DIMENSIONS: Final = 4
 MAX_KEY_BYTES: Final = 65_535
@@ -72,6 +73,8 @@ class GgufArray(Sequence[Any]):
         return self._decoded
 
     def _numbers(self) -> list[Any]:
+        import numpy as np
+
         values = np.frombuffer(self._raw, dtype="<" + _SCALARS[self._kind], count=self._count)
         return [bool(value) for value in values] if self._kind == _BOOL else values.tolist()
 
@@ -141,12 +144,16 @@ class GgufHeader:
 
     def read_raw(self, tensor: GgufTensor) -> NDArray[np.uint8]:
         """The stored bytes of one tensor, mapped from the file. Raises OSError."""
+        import numpy as np
+
         if tensor.size_bytes == 0:
             return np.empty(0, dtype=np.uint8)
         return np.memmap(self.path, np.uint8, mode="r", offset=tensor.offset, shape=(tensor.size_bytes,))
 
     def read_f32(self, tensor: GgufTensor) -> NDArray[np.float32]:
         """The values of one tensor as float32, in its shape. Raises UnsupportedModel for a type without a decoder."""
+        import numpy as np
+
         rows = self.read_raw(tensor).reshape(*tensor.shape[:-1], -1) if tensor.num_values else self.read_raw(tensor)
         try:
             values = decode(rows, tensor.type)

@@ -13,12 +13,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import MappingProxyType
-from typing import Any, Final, TypeGuard
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from runner.errors import BadModelFile, UnsupportedModel
+
+if TYPE_CHECKING:  # a header needs no numpy, which takes 0.05 s to import
+    import numpy as np
+    from numpy.typing import NDArray
 
 INDEX_NAME: Final = "model.safetensors.index.json"
 SINGLE_NAME: Final = "model.safetensors"
@@ -66,6 +67,8 @@ def to_f32(raw: NDArray[Any], dtype: str) -> NDArray[np.float32]:
 
     Raises UnsupportedModel for a type that is not a float of 16 bits or more.
     """
+    import numpy as np
+
     if dtype == "BF16":
         return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if dtype in FLOAT_TYPES:
@@ -109,10 +112,14 @@ class Checkpoint:
 
     def rows(self, name: str, index: slice | NDArray[np.intp]) -> NDArray[Any]:
         """Some rows of one tensor, or elements of a vector, in its stored type. Raises KeyError, OSError."""
+        import numpy as np
+
         return np.asarray(self.raw(name)[index])
 
     def raw(self, name: str) -> NDArray[Any]:
         """One tensor, mapped from the file, not copied; BF16 as uint16 bits. Raises KeyError, OSError."""
+        import numpy as np
+
         tensor = self.tensors[name]
         dtype = np.dtype(_NUMPY_TYPE[tensor.dtype])
         if tensor.nbytes == 0:
@@ -169,7 +176,7 @@ def _entry(path: Path, name: str, value: object, data_start: int) -> StoredTenso
         raise _bad(path, f"gives tensor {name!r} the impossible shape {shape!r}")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise _bad(path, f"gives tensor {name!r} the impossible extent {offsets!r}")
-    nbytes = math.prod(shape) * np.dtype(_NUMPY_TYPE[dtype]).itemsize
+    nbytes = math.prod(shape) * int(_NUMPY_TYPE[dtype][2:])
     if offsets[1] - offsets[0] != nbytes:
         raise _bad(path, f"holds {offsets[1] - offsets[0]} bytes of tensor {name!r}, which needs {nbytes}")
     return StoredTensor(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 from runner import __main__ as start
 from runner.cli import app as app_module
 from runner.cli.app import ALIASES, COMMANDS, app, main
+from runner.paths import builtin, user_paths
 
 HEAVY = (
     "torch",
@@ -78,6 +80,23 @@ def test_light_commands_import_nothing_heavy(arguments: list[str]) -> None:
     )
     done = python(program, *arguments)
     assert done.stdout.splitlines()[-1] == "LOADED 0 []", done.stderr
+
+
+def test_ls_reads_the_headers_of_models_made_here_without_numpy() -> None:
+    gguf, packed = (user_paths().models / name for name in ("a", "b"))
+    gguf.mkdir(parents=True)
+    (gguf / "a.gguf").symlink_to(builtin("models/demo") / "demo-q8_0.gguf")
+    packed.mkdir()
+    header = b'{"t": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}'
+    (packed / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    program = (
+        "import sys\nfrom runner.cli.app import main\ncode = main(['ls', '--json'])\n"
+        "print('LOADED', code, 'runner.quant.gguf_file' in sys.modules, 'numpy' in sys.modules)"
+    )
+    done = python(program)
+    assert done.stdout.splitlines()[-1] == "LOADED 0 True False", done.stderr
+    states = {model["name"]: model["state"] for model in json.loads(done.stdout.splitlines()[0])["models"]}
+    assert (states["a"], states["b"]) == ("complete", "complete")
 
 
 def test_help_imports_nothing_of_settings_or_logs() -> None:
