@@ -175,7 +175,7 @@ class HelpScreen(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         with Vertical() as frame:
             frame.border_title = "Help"
-            frame.border_subtitle = "type to search · ↑↓ scroll · Esc back"
+            frame.border_subtitle = "type to search · Esc back · ↑↓ scroll"
             yield Input(placeholder="Search the keys and commands", id="help-search")
             with VerticalScroll(can_focus=False):
                 yield Static(id="help-text")

@@ -89,7 +89,7 @@ class SettingsPanel(ModalScreen[Chosen | None]):
     def compose(self) -> ComposeResult:
         with Vertical() as box:
             box.border_title = Content("how it answers")
-            box.border_subtitle = Content("enter applies · ctrl+r resets · esc gives up")
+            box.border_subtitle = Content("enter applies · esc gives up · ctrl+r resets")
             with VerticalScroll(can_focus=False):
                 yield Static("SYSTEM PROMPT", classes="heading")
                 yield TextArea(safe_text(self._system), placeholder=Content("none"), compact=True, id="system")
