@@ -33,6 +33,7 @@ from runner.tui.screens.delete_model import DeleteModel
 from runner.tui.screens.models import ModelsScreen
 from runner.tui.screens.quantize_model import QuantizeModel
 from runner.tui.services import Services
+from runner.tui.widgets.job_list import JobList
 
 __all__ = ["server"]  # the fixture
 
@@ -214,6 +215,19 @@ def test_a_gated_model_and_a_hub_that_cannot_be_reached_are_told_with_a_remedy(s
         await until(pilot, lambda: "✗" in text_of(app).splitlines()[2])
 
     run(body)
+
+
+def test_in_the_smallest_terminal_a_failed_download_that_has_the_focus_says_its_remedy() -> None:
+    async def body(app: Models, pilot: Pilot[None]) -> None:
+        reason = "There is no connection to https://huggingface.co."
+        hint = "Check the network; --offline uses only what is on this machine."
+        failed = Job(id="pull-1", kind="pull", model="qwen3-1.7b", state="failed", message=reason, hint=hint)
+        app.models.query_one(JobList).show((failed,))
+        await pilot.pause()
+        await pilot.press("g")
+        await until(pilot, lambda: hint in " ".join(text_of(app).split()))
+
+    run(body, (40, 12))
 
 
 def test_offline_the_hub_is_not_asked(server: Hub) -> None:
