@@ -18,6 +18,7 @@ from runner.drafting import Drafting
 from runner.events import ChatEvent, Finished, FinishReason, Notice, Progress, ReasoningDelta, Stats, TextDelta
 from runner.grammar import Grammars
 from runner.prompt import Prompt, build_prompt
+from runner.status_text import summary
 from runner.telemetry import Stopwatch
 from runner.types import CancelToken, Message
 
@@ -92,7 +93,7 @@ class Answer:
         self._pieces += self._stream.finish()
         yield from self._tell()
         timings = self._watch.timings(self._clock())
-        log.info("answered (%s): %s", reason, timings)
+        log.info("answered (%s): %s", reason, summary(timings, self._backend.info.n_ctx))
         yield Finished(
             reason=reason,
             timings=timings,

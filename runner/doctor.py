@@ -203,9 +203,9 @@ def bytecode_checks(package: str) -> Iterator[Check]:
     if source is None:
         return
     if has_bytecode(package):
-        yield Check(name="Bytecode", status="ok", detail=f"{package}'s is there")
+        yield Check(name="Bytecode", status="ok", detail=f"that of {package} is there: starts do not compile it")
     elif not sys.dont_write_bytecode and os.access(_nearest_existing(_bytecode(source).parent), os.W_OK):
-        yield Check(name="Bytecode", status="ok", detail=f"{package}'s is kept from its first import on")
+        yield Check(name="Bytecode", status="ok", detail=f"that of {package} is kept from its first import on")
     else:
         detail = (
             f"{package} has none, and none is kept: each start of the native backend takes longer, by a second or two"

@@ -39,6 +39,7 @@ from runner.machine import devices
 from runner.paths import Paths
 from runner.prepare import ready
 from runner.registry import Registry
+from runner.status_text import load_summary
 from runner.telemetry import Stages
 from runner.types import CancelToken, Message, ModelInfo, ReadyModel
 
@@ -128,7 +129,7 @@ class Engine(EngineSurface):
             if backend.info.n_ctx > backend.info.context_length:
                 emit(_long_context_notice(backend.info))
             log.info("loaded %s on %s in %.2f s: %s", model, backend.info.device, self.loaded.load_s, reason)
-            log.info("stages of it in s: %s", self.loaded.stages)
+            log.info("%s", load_summary(self.loaded))
             emit(self.loaded)
 
         yield from _events_of(work, cancel)

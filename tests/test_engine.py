@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -88,6 +89,19 @@ def test_a_load_tells_of_compiling_and_of_its_stages(
     assert made.loaded is not None
     assert list(made.loaded.stages) == ["files", "choice", "estimate", "backend", "kernels", "drafter"]
     assert sum(made.loaded.stages.values()) == pytest.approx(made.loaded.load_s, abs=1)
+
+
+def test_the_log_says_in_words_what_a_load_and_an_answer_took(
+    script: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "runner")
+    seconds = itertools.count()
+    made = Engine(user_paths(), clock=lambda: float(next(seconds)))  # each look at the clock takes one
+    list(made.load(script(replies=["yes"]), LoadOptions(backend="fake")))
+    list(made.chat(user("Is it?"), GREEDY))
+    taken, answered = (text for text in caplog.messages if text.startswith(("load ", "answered ")))
+    assert re.search(r"^load [0-9.]+ s · files 1\.\d+ s · ", taken)
+    assert re.search(r"^answered \(stop\): prompt \d+ tokens · .*TTFT [0-9.]+ s · answer \d+ tokens · ", answered)
 
 
 def test_the_demo_knows_a_capital(engine: EngineSurface) -> None:

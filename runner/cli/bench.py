@@ -284,7 +284,7 @@ def _measured(request: BenchRequest, *, as_json: bool) -> BenchRun:
     from runner.cli.interrupt import cancelling
     from runner.paths import user_paths
 
-    with cancelling(lambda: render.narrate("Stopped before anything was measured.")) as token, Live(as_json) as live:
+    with Live(as_json) as live, cancelling(live.say_nothing_is_kept, live.stopping) as token:
         for event in run_bench(request, user_paths(), token):
             if isinstance(event, BenchFinished):
                 if event.run.is_partial:

@@ -6,6 +6,7 @@ knows no measuring.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ class Live:
         self._as_json = as_json
         self._is_drawn = False
         self._shown = -1
+        self._has_rows = self._is_stopping = False
         self._is_drawing = not as_json and render.is_loud() and render.is_terminal(sys.stderr) and not render.is_dumb()
 
     def __enter__(self) -> Live:
@@ -45,6 +47,7 @@ class Live:
         if isinstance(event, BenchStep):
             self._step(event)
         elif isinstance(event, RowMeasured):
+            self._has_rows = True
             if not self._as_json:
                 self.say(row_line(event.row, is_complete=event.is_complete))
         elif isinstance(event, BackendRefused):
@@ -65,6 +68,21 @@ class Live:
             self._shown = share
             self._place(place)
 
+    def stopping(self) -> None:
+        """The user asked for an end: say how to insist. May be called from a signal handler."""
+        self._is_stopping = True
+        if self._is_drawing:
+            shown = render.clip(
+                "stopping · Ctrl+C again ends it without a report", shutil.get_terminal_size().columns - 1
+            )
+            self._is_drawn = True
+            # The buffered stream may be in the middle of a write: it cannot be entered again.
+            os.write(sys.stderr.fileno(), f"\r{shown}\x1b[K".encode())
+
+    def say_nothing_is_kept(self) -> None:
+        lost = "at once: what was measured is not kept" if self._has_rows else "before anything was measured"
+        self.say(f"Stopped {lost}.")
+
     def say(self, text: str) -> None:
         """A line that stays."""
         self._clear()
@@ -77,6 +95,8 @@ class Live:
         self._place(step_place(step))
 
     def _place(self, place: Place) -> None:
+        if self._is_stopping:
+            return
         if self._as_json:
             if render.is_loud():
                 render.emit_progress({"stage": place.text, "done": place.done, "total": place.total})

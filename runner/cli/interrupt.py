@@ -100,12 +100,15 @@ class _AtOnce:
 
 
 @contextmanager
-def cancelling(on_stopped: Callable[[], None]) -> Iterator[CancelToken]:
-    """A token that Ctrl+C or SIGTERM cancels in this context. Work that ends by it calls on_stopped and exits 130."""
+def cancelling(on_stopped: Callable[[], None], on_first: Callable[[], None] = lambda: None) -> Iterator[CancelToken]:
+    """A token that Ctrl+C or SIGTERM cancels in this context. Work that ends by it calls on_stopped and exits 130.
+
+    on_first: called in the signal handler, at once.
+    """
     from runner.types import CancelToken
 
     token = CancelToken()
-    with _ending(_Token(token), on_stopped):
+    with _ending(_Token(token), on_stopped, on_first):
         yield token
 
 
@@ -115,8 +118,10 @@ def stopping(on_stopped: Callable[[], None]) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _ending(work: Stoppable, on_stopped: Callable[[], None]) -> Iterator[None]:
-    with Interruptible(work, signals=(signal.SIGINT, signal.SIGTERM)) as interrupted:
+def _ending(
+    work: Stoppable, on_stopped: Callable[[], None], on_first: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    with Interruptible(work, on_first, (signal.SIGINT, signal.SIGTERM)) as interrupted:
         try:
             yield
         except (RunnerError, KeyboardInterrupt) as error:

@@ -47,6 +47,8 @@ def status(job: Job) -> str:
     """What a job that has no bar to show is at, in a few words."""
     if job.stage in ("starting", "stopping"):
         return f"{job.stage}…"
+    if job.stage == "restarting":
+        return "begins again when it has stopped"
     at = percent(job)
     words: dict[JobState, str] = {
         "queued": "waits for its turn",

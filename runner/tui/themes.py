@@ -21,8 +21,8 @@ LIGHT: Final = "runner-light"
 ANSI: Final = "ansi"
 
 # Not "auto 60%", Textual's own: that is resolved in stylesheets, and not in the styles of a Content.
-_MUTED_DARK: Final = {"text-muted": "#a8b1be", "foreground-muted": "#a8b1be", "text-disabled": "#7f8896"}
-_MUTED_LIGHT: Final = {"text-muted": "#5b6068", "foreground-muted": "#5b6068", "text-disabled": "#7c8188"}
+_MUTED_DARK: Final = {"text-muted": "#a8b1be", "foreground-muted": "#a8b1be", "text-disabled": "#8b94a2"}
+_MUTED_LIGHT: Final = {"text-muted": "#5b6068", "foreground-muted": "#5b6068", "text-disabled": "#60656d"}
 
 _DARK = Theme(
     name=DARK,

@@ -16,9 +16,12 @@ import pexpect
 import psutil
 import pytest
 
+from runner.bench.events import RowMeasured
 from runner.bench.store import read_history
 from runner.cli.app import main
+from runner.cli.bench_live import Live
 from runner.paths import user_paths
+from tests.bench.bench_records import row
 from tests.disk_limits import fill, small_disk
 
 RUNNER = [sys.executable, "-c", "import sys; from runner.cli.app import main; sys.exit(main())"]
@@ -237,6 +240,37 @@ def test_ctrl_c_before_anything_was_measured_says_so(script: Callable[..., str])
     assert process.returncode == 130
     assert out == ""
     assert "Stopped before anything was measured." in err
+
+
+def test_a_terminal_says_at_once_that_it_stops_also_where_the_child_hangs(script: Callable[..., str]) -> None:
+    child = pexpect.spawn(
+        RUNNER[0],
+        [*RUNNER[1:], "bench", script(token_s=0.02), "-p", "16", "-n", "2000", "-r", "2", "--no-save"],
+        dimensions=(24, 60),
+        encoding="utf-8",
+        env={**os.environ, "TERM": "xterm-256color", "NO_COLOR": "1"},
+        timeout=60,
+    )
+    child.expect("fake +pp16 ")
+    child.expect("tg2000, warm-up\x1b\\[K")
+    for measuring in psutil.Process(child.pid).children(recursive=True):
+        measuring.suspend()
+    child.sendintr()
+    child.expect("\rstopping · Ctrl\\+C again ends it without a report\x1b\\[K")
+    child.expect("Stopped: the report has what was measured")
+    child.expect(pexpect.EOF)
+    child.wait()
+    assert child.exitstatus == 130
+
+
+def test_a_second_ctrl_c_says_what_is_lost_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with Live(as_json=False) as live:
+        live.say_nothing_is_kept()
+        live.show(RowMeasured(row=row("tg128", (50.0,)), is_complete=False))
+        live.say_nothing_is_kept()
+    before, _, after = capsys.readouterr().err.splitlines()
+    assert before == "Stopped before anything was measured."
+    assert after == "Stopped at once: what was measured is not kept."
 
 
 def test_a_terminal_shows_where_it_is_in_one_line(script: Callable[..., str]) -> None:

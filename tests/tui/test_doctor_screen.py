@@ -52,13 +52,27 @@ def test_checks_and_remedies_are_shown_as_they_stand(size: tuple[int, int], foun
         await until(pilot, lambda: "1 error and 1 warning." in head(app))
         assert head(app).startswith("✗")
         text = seen(app)
-        assert "✓  Python" in text
+        assert "✗  Disk, data" in text
         assert "!  llama.cpp" in text
         assert "\x1b" not in text
         assert max(len(line) for line in text.split("\n")) <= size[0]
 
     running(app, body, size)
     assert len(found) == len(FOUND)
+
+
+def test_what_is_to_be_mended_is_seen_without_scrolling_once_all_is_checked(found: list[Check]) -> None:
+    found[:0] = [FINE] * 20
+    app = doctor()
+
+    async def body(pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: "1 error and 1 warning." in head(app))
+        await pilot.pause()
+        text = " ".join(seen(app).split())
+        assert "→ Reinstall it with GPU support." in text
+        assert text.index("Disk, data") < text.index("llama.cpp") < text.index("Python")
+
+    running(app, body, (80, 24))
 
 
 def test_the_real_checks_of_this_machine_come_one_by_one() -> None:

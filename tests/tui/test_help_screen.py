@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from one_screen import SIZES, OneScreen, running, seen
+from textual.containers import VerticalScroll
 from textual.pilot import Pilot
 from textual.screen import Screen
-from textual.widgets import Input, OptionList
+from textual.widgets import Input, OptionList, Select
 
 from runner.chat_commands import COMMANDS
 from runner.tui.actions import ACTIONS, actions_of
@@ -37,8 +38,24 @@ def test_the_focused_widgets_own_keys_are_listed() -> None:
         await app.screen.mount(choices)
         choices.focus()
         await pilot.pause()
-        group = next(one for one in help_groups("doctor", app.focused, ()) if one.title.startswith("The option list"))
+        group = next(one for one in help_groups("doctor", app.focused, ()) if one.title.startswith("The list"))
         assert {"Enter", "↓", "↑"} <= {row.keys for row in group.rows}
+
+    running(app, body)
+
+
+def test_what_has_the_focus_is_called_what_the_user_sees() -> None:
+    app = OneScreen(Screen)
+
+    async def body(pilot: Pilot[Any]) -> None:
+        pane = VerticalScroll()
+        pane.border_title = "Result"
+        for widget, title in ((pane, "The pane “Result”"), (Input(), "The text field"), (Select([]), "The choice")):
+            await app.screen.mount(widget)
+            widget.focus()
+            await pilot.pause()
+            groups = help_groups("bench", app.focused, ())
+            assert f"{title} that has the focus" in [group.title for group in groups]
 
     running(app, body)
 

@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,11 @@ from waiting import PATIENCE_S, has_ended, wait_for
 
 from runner.hub_cache import repo_directory
 from runner.inventory import local_models
-from runner.paths import user_paths
+from runner.paths import Paths, user_paths
 from runner.registry import Registry
 from runner.tui.jobs import Job, JobQueue
 from runner.tui.jobs.asked import Asked, keep, kept
+from runner.tui.jobs.commands import discard_download
 
 __all__ = ["server"]  # the fixture
 
@@ -102,6 +104,53 @@ def test_a_download_that_is_given_up_leaves_nothing(server: Hub, watched: Watche
     assert "freed" in job.message
     assert not list(repo_directory(GGUF).glob("blobs/*"))
     assert all(model.repo != GGUF for model in local_models(Registry.load_for()))
+
+
+@pytest.mark.parametrize("stop", ["cancel", "pause"])
+def test_a_download_that_is_asked_for_again_while_it_stops_goes_on_after_that(
+    server: Hub, watched: Watched, stop: str
+) -> None:
+    job_id = slow_download(server, watched)
+    getattr(watched.queue, stop)(job_id)
+    server.let_go()
+    assert watched.queue.pull(GGUF) == job_id
+    job = watched.job(job_id)
+    assert (job.stage, job.can_cancel) == ("restarting", True)
+    watched.wait(lambda: watched.job(job_id).state == "done")
+    assert server.sent_bytes(WEIGHTS) < 1.2 * len(server.repos[GGUF].files[WEIGHTS])
+    assert kept(user_paths()) == ()
+
+
+def test_a_download_that_is_given_up_again_after_it_was_asked_for_again_is_gone(server: Hub, watched: Watched) -> None:
+    job_id = slow_download(server, watched)
+    watched.queue.cancel(job_id)
+    watched.queue.pull(GGUF)
+    watched.queue.cancel(job_id)
+    assert watched.job(job_id).stage == "stopping"
+    watched.wait_for(job_id, "cancelled")
+    assert not list(repo_directory(GGUF).glob("blobs/*"))
+    assert kept(user_paths()) == ()
+
+
+def test_what_is_asked_for_while_its_rest_is_deleted_begins_after_that(
+    server: Hub, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_deleting, may_end = threading.Event(), threading.Event()
+
+    def slow_discard(paths: Paths, model: str, names: Collection[str]) -> int:
+        is_deleting.set()
+        assert may_end.wait(PATIENCE_S)
+        return discard_download(paths, model, names)
+
+    monkeypatch.setattr("runner.tui.jobs.queue.discard_download", slow_discard)
+    job_id = slow_download(server, watched)
+    watched.queue.cancel(job_id)
+    assert is_deleting.wait(PATIENCE_S)
+    server.let_go()
+    watched.queue.pull(GGUF)
+    assert watched.job(job_id).stage == "restarting"
+    may_end.set()
+    watched.wait(lambda: watched.job(job_id).state == "done")
 
 
 def test_giving_up_one_quantization_keeps_the_whole_one_beside_it(server: Hub, watched: Watched) -> None:

@@ -14,6 +14,7 @@ from hub_server import Hub, Repo
 from model_rows import text_of
 from pulled import GGUF, WEIGHTS, fetch_all, server
 from textual.app import App
+from textual.content import Content
 from textual.message import Message
 from textual.pilot import Pilot
 from textual.widgets import Button, Input, OptionList, Static
@@ -32,6 +33,7 @@ from runner.tui.screens.delete_model import DeleteModel
 from runner.tui.screens.models import ModelsScreen
 from runner.tui.screens.quantize_model import QuantizeModel
 from runner.tui.services import Services
+from runner.tui.widgets.job_list import JobList
 
 __all__ = ["server"]  # the fixture
 
@@ -215,6 +217,19 @@ def test_a_gated_model_and_a_hub_that_cannot_be_reached_are_told_with_a_remedy(s
     run(body)
 
 
+def test_in_the_smallest_terminal_a_failed_download_that_has_the_focus_says_its_remedy() -> None:
+    async def body(app: Models, pilot: Pilot[None]) -> None:
+        reason = "There is no connection to https://huggingface.co."
+        hint = "Check the network; --offline uses only what is on this machine."
+        failed = Job(id="pull-1", kind="pull", model="qwen3-1.7b", state="failed", message=reason, hint=hint)
+        app.models.query_one(JobList).show((failed,))
+        await pilot.pause()
+        await pilot.press("g")
+        await until(pilot, lambda: hint in " ".join(text_of(app).split()))
+
+    run(body, (40, 12))
+
+
 def test_offline_the_hub_is_not_asked(server: Hub) -> None:
     async def body(app: Models, pilot: Pilot[None]) -> None:
         await pilot.press("slash", *"llama")
@@ -324,19 +339,19 @@ def test_quantizing_makes_a_model_that_appears_in_the_table() -> None:
     run(body)
 
 
-@pytest.mark.parametrize("size", [(60, 20), (60, 24), (80, 24)])
+@pytest.mark.parametrize("size", [(40, 12), (60, 20), (60, 24), (80, 24)])
 def test_what_is_made_and_of_what_is_told_whole_in_a_small_terminal(size: tuple[int, int]) -> None:
     async def body(app: Models, pilot: Pilot[None]) -> None:
         await pilot.press("q")
         await until(pilot, lambda: isinstance(app.screen, QuantizeModel))
         words = lambda: " ".join(text_of(app).replace("│", " ").split())  # noqa: E731
-        parts = ("Quantize demo", "the best of its size", "but more exact", "About 10.1 MB", "From demo.", "Cancel")
+        parts = ("Quantize demo", "the best of its size", "more exact", "About 10.1 MB", "From demo.", "Cancel")
         await until(pilot, lambda: all(part in words() for part in parts))
 
     run(body, size)
 
 
-@pytest.mark.parametrize("size", [(60, 20), (80, 24)])
+@pytest.mark.parametrize("size", [(40, 12), (60, 20), (80, 24)])
 def test_what_is_compared_is_told_whole_in_a_small_terminal(size: tuple[int, int]) -> None:
     async def body(app: Models, pilot: Pilot[None]) -> None:
         await pilot.press("c", "down", "c")
@@ -346,6 +361,25 @@ def test_what_is_compared_is_told_whole_in_a_small_terminal(size: tuple[int, int
         assert [line for line in str(app.screen.query_one(Comparison).render()).split("\n") if "…" in line] == []
 
     run(body, size)
+
+
+def test_sizes_and_fits_of_what_may_be_fetched_are_whole_in_the_smallest_terminal() -> None:
+    async def body(app: Models, pilot: Pilot[None]) -> None:
+        await pilot.press("down", "d")
+        await until(
+            pilot, lambda: isinstance(app.screen, ChooseQuant) and app.screen.query_one(OptionList).option_count > 0
+        )
+        await pilot.pause()
+        offers = app.screen.query_one(OptionList)
+        width = offers.scrollable_content_region.width
+        for option in offers.options:
+            assert isinstance(option.prompt, Content)
+            name, fit = option.prompt.plain.split("\n")
+            assert len(name) <= width
+            assert fit.index(" GiB") + 4 <= width
+        assert "enter fetch" in text_of(app)
+
+    run(body, (40, 12))
 
 
 def test_two_models_are_compared() -> None:

@@ -394,6 +394,21 @@ def test_in_a_low_list_the_newest_job_is_the_one_that_is_seen() -> None:
     run(jobs, body, JobMessage, size=(40, 10))
 
 
+def test_a_job_that_is_asked_for_again_while_it_stops_says_so() -> None:
+    assert status(job(stage="stopping")) == "stopping…"
+    jobs = JobList()
+
+    async def body(app: OneWidget, pilot: Pilot[None]) -> None:
+        jobs.show([job(stage="restarting")])
+        await pilot.pause()
+        assert "begins again when it has stopped" in text_of(app)
+        app.query_one(JobRow).focus()
+        await pilot.press("space", "x")
+        assert [type(one) for one in app.seen] == [JobList.Cancel]
+
+    run(jobs, body, JobMessage, size=(60, 10))
+
+
 def test_a_download_that_stands_still_says_so() -> None:
     assert numbers(job(rate_bytes_s=None, eta_s=None)) == ["61 %", "waiting for data"]
     assert numbers(job(done=0, rate_bytes_s=None, eta_s=None)) == ["0 %"]

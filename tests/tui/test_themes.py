@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from one_screen import OneScreen, running
+from staged_app import on_stage, settle, with_model
 from textual.color import Color
 from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.theme import Theme
+from textual.widget import Widget
 
 from runner.tui import themes
+from runner.tui.app import RunnerApp
+from runner.tui.widgets.completions import Completions
+from runner.tui.widgets.prompt import Prompt
 
 _TEXTS = (
-    "foreground", "text-muted", "primary", "secondary", "accent", "success", "warning", "error",
+    "foreground", "text-muted", "text-disabled", "primary", "secondary", "accent", "success", "warning", "error",
     "text-primary", "text-accent", "text-success", "text-warning", "text-error", "footer-key-foreground",
 )  # fmt: skip
 _GROUNDS = ("background", "surface", "panel", "footer-background", "scrollbar-background")
@@ -65,6 +71,36 @@ def test_ansi_has_the_terminals_own_colours_alone() -> None:
     for name in (*_TEXTS, *_GROUNDS, "border", "block-cursor-background", "text", "scrollbar"):
         value = colours(theme).get(name, "ansi_default")
         assert value.startswith("ansi_") or value == "transparent", f"{name} is {value}"
+
+
+@pytest.mark.parametrize("theme", _WITH_COLOURS, ids=lambda theme: theme.name)
+def test_what_fields_offer_and_what_completes_a_word_can_be_read(theme: Theme, stage: Callable[[], RunnerApp]) -> None:
+    async def play(pilot: Pilot[int]) -> None:
+        app = pilot.app
+        app.theme = theme.name
+        await with_model(pilot)
+        await pilot.press("/")
+        await settle(pilot)
+        assert least_contrast(app.screen.query_one(Completions)) >= 4.5
+        await pilot.press("backspace", "f6")
+        await settle(pilot)
+        for field in app.screen.query("Input, TextArea"):
+            field.focus()
+            await pilot.pause()
+            assert least_contrast(field) >= 4.5, field
+        await pilot.press("escape")
+        await settle(pilot)
+        assert least_contrast(app.screen.query_one(Prompt)) >= 4.5
+
+    on_stage(stage(), (120, 40), play)
+
+
+def least_contrast(widget: Widget) -> float:
+    """Of all the words that the widget shows."""
+    strips = widget.render_lines(widget.size.region)
+    styles = [part.style for strip in strips for part in strip if any(map(str.isalnum, part.text))]
+    assert styles
+    return min(contrast(*(ground.get_truecolor().hex for ground in (style.color, style.bgcolor))) for style in styles)
 
 
 @pytest.mark.parametrize("name", themes.NAMES)

@@ -16,11 +16,11 @@ ENDED: frozenset[JobState] = frozenset({"done", "failed", "cancelled"})
 class Job:
     """A download ("pull") or a quantization. Text is raw.
 
-    stage: what it does now, as the command line calls it ("download", "converting" ...), "starting" or "stopping"; ""
-    while it does nothing. done, total: in `unit`, "bytes" or what is counted; total 0 while it is not known.
-    rate_bytes_s: None where it is not known or no bytes are counted. trouble: what holds it up, or "". message, hint:
-    how it ended, or what its user should know. weight_format: of a quantization. exit_code: of a process that ended by
-    itself.
+    stage: what it does now, as the command line calls it ("download", "converting" ...), "starting", "stopping", or
+    "restarting" where it was asked for again before it had stopped; "" while it does nothing. done, total: in `unit`,
+    "bytes" or what is counted; total 0 while it is not known. rate_bytes_s: None where it is not known or no bytes are
+    counted. trouble: what holds it up, or "". message, hint: how it ended, or what its user should know. weight_format:
+    of a quantization. exit_code: of a process that ended by itself.
     """
 
     id: str
@@ -50,8 +50,12 @@ class Job:
         return f"{self.model} → {self.weight_format}" if self.kind == "quantize" else self.model
 
     @property
+    def is_stopping(self) -> bool:
+        return self.stage in ("stopping", "restarting")
+
+    @property
     def can_pause(self) -> bool:
-        return self.state in ("queued", "running") and self.stage != "stopping"
+        return self.state in ("queued", "running") and not self.is_stopping
 
     @property
     def can_resume(self) -> bool:

@@ -40,13 +40,16 @@ _KINDS: Final[tuple[JobKind, ...]] = ("pull", "quantize")
 
 @dataclass
 class _Entry:
-    """A job and what belongs to it. wish: why its child was asked to stop. files: names that its download spoke of."""
+    """A job and what belongs to it. files: names that its download spoke of.
+
+    wish: why it was asked to stop; "again": it was asked for once more since then.
+    """
 
     job: Job
     force: bool = False
     calibrate: bool = True
     output: Path = field(default_factory=Path)
-    wish: Literal["", "pause", "cancel"] = ""
+    wish: Literal["", "pause", "cancel", "again"] = ""
     child: CommandLine | None = None
     words: Words = field(default_factory=Words)
     files: set[str] = field(default_factory=set)
@@ -115,6 +118,8 @@ class JobQueue:
             for other in self._entries.values():
                 is_same = (other.job.model, other.job.weight_format, other.output) == (source, weight_format, where)
                 if is_same and other.job.can_go_on:
+                    if other.job.is_stopping or not other.is_busy:
+                        other.calibrate = calibrate
                     self._go_on(other)
                     return other.job.id
             job = replace(self._new("quantize", source), weight_format=weight_format)
@@ -163,8 +168,7 @@ class JobQueue:
             if entry.child is not None:
                 self._stop(entry, "cancel")
             else:
-                entry.update(state="running", stage="stopping")
-                threading.Thread(target=self._discard, args=(entry,), name="discard", daemon=True).start()
+                self._give_up(entry)
         self._tell()
 
     def forget(self, job_id: str) -> None:
@@ -217,14 +221,18 @@ class JobQueue:
         return entry.job.id
 
     def _go_on(self, entry: _Entry) -> None:
-        """With one that was asked for again: it is resumed or tried again where it does not run or wait."""
+        """With one that was asked for again: it is resumed or tried again, once it has stopped if it is about to."""
         self._keep(entry)
-        if entry.job.can_resume or entry.job.can_retry:
+        if entry.job.is_stopping:
+            entry.wish = "again"
+            entry.update(stage="restarting")
+        elif entry.job.can_resume or entry.job.can_retry:
             self._requeue(entry)
         self._tell()
 
     def _requeue(self, entry: _Entry) -> None:
-        entry.update(state="queued", message="", hint="", exit_code=None)
+        entry.wish = ""
+        entry.settle(state="queued", message="", hint="", exit_code=None)
         self._start_next()
 
     def _keep(self, entry: _Entry) -> None:
@@ -281,7 +289,7 @@ class JobQueue:
                 if not message or message == entry.job.message:
                     return
                 entry.update(message=message, hint=hint)
-            elif entry.job.stage != "stopping":
+            elif not entry.job.is_stopping:
                 entry.files.update(step.files)
                 entry.update(
                     stage=step.stage,
@@ -297,10 +305,12 @@ class JobQueue:
     def _end(self, entry: _Entry, ending: Ending) -> None:
         with self._lock:
             entry.child = None
-            if entry.wish == "cancel" and not _is_done(ending):
-                entry.update(state="running", stage="stopping")
-            elif _is_done(ending):
+            if _is_done(ending):
                 self._finish(entry, ending)
+            elif entry.wish == "again":
+                self._requeue(entry)
+            elif entry.wish == "cancel":
+                entry.update(state="running", stage="stopping")
             elif entry.wish == "pause" or ending.exit_code in _INTERRUPTED:
                 entry.settle(state="paused", message="", hint="")
             else:
@@ -335,6 +345,14 @@ class JobQueue:
             hint = hint.replace("--force fetches it all the same.", "Retry fetches it all the same.")
         entry.settle(state="failed", message=message, hint=hint, exit_code=ending.exit_code)
 
+    def _give_up(self, entry: _Entry) -> None:
+        """One that has no process: it does not run, or what is left of it is being deleted already."""
+        is_deleting = entry.is_busy
+        entry.wish = "cancel"
+        entry.update(state="running", stage="stopping")
+        if not is_deleting:
+            threading.Thread(target=self._discard, args=(entry,), name="discard", daemon=True).start()
+
     def _discard(self, entry: _Entry) -> None:
         """Delete what is unfinished of a job that was given up; its process has ended."""
         try:
@@ -345,9 +363,13 @@ class JobQueue:
             message, hint = (f"{decimal_size(freed)} freed" if freed else ""), ""
         except RunnerError as error:
             message, hint = error.message, error.hint
-        self._drop(entry)
         with self._lock:
-            entry.settle(state="cancelled", done=0, total=0, message=message, hint=hint)
+            entry.update(done=0, total=0)
+            if entry.wish == "again":
+                self._requeue(entry)
+            else:
+                self._drop(entry)
+                entry.settle(state="cancelled", message=message, hint=hint)
             self._start_next()
         self._tell()
 

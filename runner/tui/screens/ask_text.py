@@ -22,7 +22,7 @@ class AskText(ModalScreen[str | None]):
     AskText { align: center middle; }
     AskText > Vertical { width: 64; max-width: 96%; height: auto; padding: 1 2; background: $surface;
         border: round $border; }
-    AskText #title { height: 1; text-style: bold; }
+    AskText #title { height: auto; text-style: bold; }
     AskText Input { margin-top: 1; height: 1; border: none; padding: 0 1; background: $boost; }
     AskText Input:focus { border: none; background: $primary 20%; }
     AskText #keys { height: 1; margin-top: 1; color: $text-muted; text-align: right; }

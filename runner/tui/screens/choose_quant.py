@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -27,6 +27,7 @@ from runner.tui.content import line
 from runner.tui.model_offers import Offer
 
 _STYLES = {"fits": "$text-success", "partly": "$text-warning", "no": "$text-error", "unknown": "$text-muted"}
+_NUMBERS: Final = 2 + 9 + 2 + 18  # columns of size and fit
 
 
 class ChooseQuant(ModalScreen[Offer | None]):
@@ -40,6 +41,7 @@ class ChooseQuant(ModalScreen[Offer | None]):
     ChooseQuant #news { height: auto; color: $text-muted; margin-bottom: 1; }
     ChooseQuant OptionList { height: auto; max-height: 16; padding: 0; background: $surface;
         text-wrap: nowrap; text-overflow: ellipsis; scrollbar-size-vertical: 1; }
+    ChooseQuant.-flat OptionList { max-height: 4; }
     ChooseQuant #keys { height: 1; margin-top: 1; color: $text-muted; }
     ChooseQuant.-flat > Vertical { padding: 0 1; }
     ChooseQuant.-flat #keys, ChooseQuant.-flat #news { margin: 0; }
@@ -85,7 +87,8 @@ class ChooseQuant(ModalScreen[Offer | None]):
         news.update(line(detail))
         news.display = bool(detail)
         wide = max((len(safe_line(one.label)) for one in self._offers), default=0)
-        offers.add_options([Option(_words(one, wide)) for one in self._offers])
+        is_narrow = wide + _NUMBERS > self.query_one(Vertical).scrollable_content_region.width
+        offers.add_options([Option(_words(one, wide, is_narrow=is_narrow)) for one in self._offers])
         offers.highlighted = next((i for i, one in enumerate(self._offers) if one.is_usual), 0)
         offers.focus()
 
@@ -95,12 +98,13 @@ class ChooseQuant(ModalScreen[Offer | None]):
         self.dismiss(self._offers[event.option_index])
 
 
-def _words(offer: Offer, wide: int) -> Content:
+def _words(offer: Offer, wide: int, *, is_narrow: bool) -> Content:
+    """A line, or two where the numbers have no room beside each other."""
     size = decimal_size(offer.size_bytes) if offer.size_bytes else ""
     about = "" if offer.is_exact or not size else "~"
     return Content.assemble(
         (safe_line(offer.label).ljust(wide), "bold"),
-        f"  {about + size:>9}  ",
+        f"  {about + size:>9}" + ("\n  " if is_narrow else "  "),
         (f"{fit_text(offer.fit):<18}", _STYLES[offer.fit.verdict]),
         (f" {offer.note}", "$text-muted"),
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from typing import ClassVar, Final, Literal
 
 from textual.app import ComposeResult
@@ -34,6 +36,7 @@ _LINES: Final[tuple[tuple[str, str, Callable[[CatalogRow], float | None], Better
     ("state", "state", lambda _: None, ""),
 )
 _LABEL: Final = 15
+_LEAST_LABEL: Final = 13
 
 
 def better(a: float | None, b: float | None, which: Better) -> tuple[bool, bool]:
@@ -52,9 +55,9 @@ class Comparison(LiveSection):
 
     def rows(self, width: int) -> list[Content]:
         a, b = self._a, self._b
-        label = min(_LABEL, width // 3)
+        label = min(_LABEL, max(_LEAST_LABEL, width // 3))
         column = max(6, (width - label - 2) // 2)
-        rows = [_row("", (a.name, "bold"), (b.name, "bold"), label, column), Content("")]
+        rows = [*_row("", (a.name, "bold"), (b.name, "bold"), label, column), Content("")]
         for name, key, number, which in _LINES:
             shown = [" ".join(BY_KEY[key].cell(row).text.split()) or "no" for row in (a, b)]
             marks = better(number(a), number(b), which)
@@ -62,17 +65,21 @@ class Comparison(LiveSection):
                 (f"{text} ◀" if won else text, "bold $text-success" if won else "")
                 for text, won in zip(shown, marks, strict=True)
             ]
-            rows.append(_row(name, cells[0], cells[1], label, column))
+            rows += _row(name, cells[0], cells[1], label, column)
         return [*rows, Content(""), *_words(a, width), *_words(b, width)]
 
 
-def _row(name: str, a: tuple[str, str], b: tuple[str, str], label: int, column: int) -> Content:
-    cells = [(_cell(text, column), style) for text, style in (a, b)]
-    return Content.assemble((f"{_cell(name, label - 1)} ", "$text-muted"), cells[0], "  ", cells[1])
+def _row(name: str, a: tuple[str, str], b: tuple[str, str], label: int, column: int) -> Iterator[Content]:
+    """As many lines as the longest of the three texts takes."""
+    widths = (label - 1, column, column)
+    parts = (textwrap.wrap(safe_line(text), width) for text, width in zip((name, a[0], b[0]), widths, strict=True))
+    for texts in zip_longest(*parts, fillvalue=""):
+        shown = [_cell(text, width) for text, width in zip(texts, widths, strict=True)]
+        yield Content.assemble((f"{shown[0]} ", "$text-muted"), (shown[1], a[1]), "  ", (shown[2], b[1]))
 
 
 def _cell(text: str, width: int) -> str:
-    shown = clip(safe_line(text), width)
+    shown = clip(text, width)
     return shown + " " * (width - text_width(shown))
 
 
@@ -89,7 +96,7 @@ class CompareModels(ModalScreen[None]):
     DEFAULT_CSS = """
     CompareModels { align: center middle; }
     CompareModels > VerticalScroll { width: 88; max-width: 100%; height: auto; max-height: 96%; padding: 1 2;
-        background: $surface; border: round $border; }
+        scrollbar-size-vertical: 1; background: $surface; border: round $border; }
     CompareModels #keys { height: 1; margin-top: 1; color: $text-muted; }
     CompareModels.-flat > VerticalScroll { padding: 0 1; }
     """

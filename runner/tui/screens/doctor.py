@@ -1,4 +1,4 @@
-"""Doctor mode: the checks of this machine as they are done, what to mend, a report to copy, and the machine itself.
+"""Doctor mode: the checks of this machine as they are done, then what to mend first; a report to copy, the machine.
 
 The checks run in a thread; what is checked is runner.doctor's business.
 """
@@ -31,6 +31,10 @@ from runner.tui.widgets.check_list import MARKS, CheckList
 from runner.tui.widgets.machine_panel import MachinePanel
 
 _log = logging.getLogger(__name__)
+
+
+def _worst_first(check: Check) -> int:
+    return ("error", "warning", "ok").index(check.status)
 
 
 @dataclass
@@ -128,7 +132,8 @@ class DoctorScreen(ModeScreen):
         self._show()
 
     def _show(self) -> None:
-        self.query_one(CheckList).show(self._found)
+        is_over = not self._is_running  # while they come, none changes its place
+        self.query_one(CheckList).show(sorted(self._found, key=_worst_first) if is_over else self._found)
         self.query_one("#doctor-head", Static).update(self._head())
 
     def _head(self) -> Content:

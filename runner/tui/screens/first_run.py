@@ -77,7 +77,7 @@ class FirstRun(ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         with Vertical() as frame:
             frame.border_title = "Welcome to runner"
-            frame.border_subtitle = "Enter open · F2 all models · Esc later"
+            frame.border_subtitle = "Enter open · Esc later · F2 all models"
             yield Static(Content("Language models on your own machine. Choose one to talk to:"), id="welcome")
             yield OptionList()
             yield Static(id="first-note")

@@ -26,6 +26,21 @@ from runner.tui.key_names import key_names
 
 _LONGEST_KEYS: Final = 18
 _DULL: Final = ("scroll_left", "scroll_right", "page_left", "page_right")  # nothing here is wider than the screen
+# What is called otherwise on the screen than in the program.
+_SEEN_AS: Final = {
+    "BackendReason": "reason for the backend",
+    "Input": "text field",
+    "JobRow": "download or quantization",
+    "LiveRail": "column of numbers",
+    "OptionList": "list",
+    "OtherPrograms": "list of other programs",
+    "Select": "choice",
+    "SessionList": "list of chats",
+    "Size": "number",
+    "SpeculationSection": "section on speculation",
+    "Tick": "checkbox",
+    "VerticalScroll": "pane",
+}
 
 
 @dataclass(frozen=True)
@@ -93,9 +108,11 @@ def _of_widget(widget: Widget) -> Iterator[HelpRow]:
 
 
 def _kind(widget: Widget) -> str:
-    """ "OptionList" as "option list"."""
-    name = type(widget).__name__.lstrip("_")
-    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name).strip()
+    """What the user sees there: "pane “Result”", "list", and a ModelTable as "model table"."""
+    name = type(widget).__name__
+    words = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name.lstrip("_")).strip()
+    title = Content.from_markup(str(widget.border_title)).plain if widget.border_title else ""
+    return _SEEN_AS.get(name, words) + (f" “{title}”" if title else "")
 
 
 def help_content(groups: Sequence[HelpGroup], width: int) -> Content:
@@ -158,7 +175,7 @@ class HelpScreen(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         with Vertical() as frame:
             frame.border_title = "Help"
-            frame.border_subtitle = "type to search · ↑↓ scroll · Esc back"
+            frame.border_subtitle = "type to search · Esc back · ↑↓ scroll"
             yield Input(placeholder="Search the keys and commands", id="help-search")
             with VerticalScroll(can_focus=False):
                 yield Static(id="help-text")

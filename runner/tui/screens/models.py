@@ -73,6 +73,7 @@ class ModelsScreen(ModelsReading):
     ModelsScreen #jobs { max-height: 9; border-top: solid $border-blurred; background: $background; }
     ModelsScreen.-low #jobs { max-height: 5; }
     ModelsScreen.-flat #jobs { max-height: 3; }
+    ModelsScreen.-flat #jobs:focus-within { max-height: 7; }
     """
 
     def __init__(self, services: Services, jobs: JobQueue, loaded: Callable[[], str]) -> None:

@@ -55,10 +55,14 @@ class QuantizeModel(ModalScreen[QuantizeWish | None]):
     QuantizeModel #buttons { height: 1; margin-top: 1; align-horizontal: right; }
     QuantizeModel Button { margin-left: 2; min-width: 10; }
     QuantizeModel.-low OptionList { max-height: 5; margin: 0; }
-    QuantizeModel.-flat > VerticalScroll { padding: 0 1; }
+    QuantizeModel.-flat > VerticalScroll { padding: 0 1; max-height: 100%; }
     QuantizeModel.-flat OptionList { max-height: 3; margin: 0; }
+    QuantizeModel.-tiny > VerticalScroll { padding: 0; max-width: 100%; }
+    QuantizeModel.-tiny .label { width: 6; }
+    QuantizeModel.-tiny .empty { display: none; }
     QuantizeModel.-flat #news, QuantizeModel.-flat #buttons { margin: 0; }
     """
+    HORIZONTAL_BREAKPOINTS = [(0, "-tiny"), (60, "-narrow")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-flat"), (20, "-low"), (24, "-tall")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel")]
 
@@ -79,8 +83,8 @@ class QuantizeModel(ModalScreen[QuantizeWish | None]):
                 yield Static("name", classes="label")
                 yield Input(id="name", compact=True)
             with Horizontal(classes="field"):
-                yield Static("", classes="label")
-                yield Checkbox("calibrate: slower, but more exact", True, id="calibrate", compact=True)
+                yield Static("", classes="label empty")
+                yield Checkbox("calibrate: slower, more exact", True, id="calibrate", compact=True)
             yield Static("", id="news")
             with Horizontal(id="buttons"):
                 yield Button("Cancel", id="no", compact=True)
@@ -126,7 +130,7 @@ class QuantizeModel(ModalScreen[QuantizeWish | None]):
             return
         fetched, size = original_bytes(self._row), self._choice.size_bytes
         width = self.query_one(OptionList).scrollable_content_region.width
-        is_cut = _words(self._choice).cell_length > width and not self.has_class("-flat")
+        is_cut = _words(self._choice).cell_length > width
         parts = [
             f"{self._choice.name}: {self._choice.words}." if is_cut else "",
             f"About {decimal_size(size)} on the disk." if size else "",

@@ -50,12 +50,14 @@ class SettingsPanel(ModalScreen[Chosen | None]):
     SettingsPanel .heading { height: 1; color: $text-muted; text-style: bold; margin-top: 1; }
     SettingsPanel TextArea { height: 5; border: none; background: $boost; padding: 0 1; }
     SettingsPanel TextArea:focus { border: none; background: $primary 15%; }
+    SettingsPanel TextArea .text-area--placeholder { color: $text-muted; }
     SettingsPanel .field { height: 1; }
     SettingsPanel .mark { width: 2; color: $warning; }
     SettingsPanel .name { width: 19; }
     SettingsPanel Input, SettingsPanel Select { width: 16; height: 1; border: none; padding: 0; background: $boost; }
     SettingsPanel Input { padding: 0 1; }
-    SettingsPanel Input:focus { border: none; background: $primary 20%; }
+    SettingsPanel Input:focus { border: none; background: $block-cursor-background; background-tint: transparent 0%; }
+    SettingsPanel Input:focus > .input--placeholder { color: $text-muted; }
     SettingsPanel Input.-wrong { background: $error 25%; }
     SettingsPanel .default { width: 1fr; margin-left: 2; color: $text-muted; text-wrap: nowrap;
         text-overflow: ellipsis; }
@@ -89,7 +91,7 @@ class SettingsPanel(ModalScreen[Chosen | None]):
     def compose(self) -> ComposeResult:
         with Vertical() as box:
             box.border_title = Content("how it answers")
-            box.border_subtitle = Content("enter applies · ctrl+r resets · esc gives up")
+            box.border_subtitle = Content("enter applies · esc gives up · ctrl+r resets")
             with VerticalScroll(can_focus=False):
                 yield Static("SYSTEM PROMPT", classes="heading")
                 yield TextArea(safe_text(self._system), placeholder=Content("none"), compact=True, id="system")

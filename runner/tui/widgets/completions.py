@@ -33,7 +33,7 @@ class Completions(OptionList, can_focus=False, inherit_bindings=False):
     Completions { display: none; overlay: screen; width: auto; max-width: 100%; height: auto; max-height: 10;
         background: $panel; border: round $primary; padding: 0 1; scrollbar-size-vertical: 1; }
     Completions > .option-list--option-highlighted, Completions:focus > .option-list--option-highlighted {
-        background: $primary 40%; color: $text; text-style: bold; }
+        background: $block-cursor-background; color: $block-cursor-foreground; text-style: bold; }
     Completions:focus { border: round $primary; }
     """
     BINDINGS: ClassVar[list[BindingType]] = []

@@ -65,7 +65,7 @@ class JobDetail(LiveSection):
 
     def rows(self, width: int) -> Sequence[Content]:
         job = self._job
-        if job.state == "running" and job.share is not None and job.stage != "stopping":
+        if job.state == "running" and job.share is not None and not job.is_stopping:
             trouble = wrap(safe_line(job.trouble), width).split("\n") if job.trouble else []
             return [_bar_line(job, width), *(line(one, "$text-warning") for one in trouble[:_MOST_LINES])]
         reason = " ".join(part for part in (job.message, job.hint) if part and job.state in ("failed", "done"))
@@ -86,8 +86,9 @@ def _bar_line(job: Job, width: int) -> Content:
         kept.pop()
     text = "  ".join(safe_line(one) for one in kept)
     bar = min(_MOST_BAR, width - len(text) - (2 if text else 0))
-    style = "$warning" if job.stage == "stopping" else "$accent"
-    return Content.assemble(gauge(job.share or 0.0, max(1, bar), style), "  " if text else "", (text, "$text-muted"))
+    return Content.assemble(
+        gauge(job.share or 0.0, max(1, bar), "$accent"), "  " if text else "", (text, "$text-muted")
+    )
 
 
 class JobRow(Widget, can_focus=True):

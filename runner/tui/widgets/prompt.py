@@ -36,6 +36,7 @@ class Prompt(TextArea, inherit_bindings=False):
     DEFAULT_CSS = """
     Prompt, Prompt:focus { height: auto; min-height: 1; max-height: 8; border: none; padding: 0;
         background: transparent; scrollbar-size-vertical: 1; scrollbar-size-horizontal: 0; }
+    Prompt .text-area--placeholder { color: $text-disabled; }
     .-flat Prompt { max-height: 3; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
