@@ -250,12 +250,12 @@ class Bench:
         return self._bandwidth.bytes_s if is_there else None
 
     def _refuse_without_backend(self) -> None:
-        """Raise when no backend could load the model: the one reason, or all of them."""
+        """Raise when no backend could load the model: the one reason that all have, or all reasons."""
         errors = {side.name: side.refusal for side in self._sides.values() if side.refusal is not None}
         if len(errors) < len(self._sides):
             return
-        first, *others = errors.values()
-        if not others:
+        first = next(iter(errors.values()))
+        if len({error.message for error in errors.values()}) == 1:
             raise first
         reasons = " ".join(f"{side.name}: {side.refused}" for side in self._sides.values())
         if all(isinstance(error, DoesNotFit) for error in errors.values()):

@@ -21,9 +21,17 @@ from runner.bench.record import BenchBackend, BenchRow, BenchRun, run_from_json,
 from runner.bench.request import BenchRequest
 from runner.bench.run import _time_notes, run_bench
 from runner.config import LoadOptions
-from runner.errors import BackendUnavailable, DoesNotFit, RunnerError, UnknownModel, UnsupportedModel, UsageError
+from runner.errors import (
+    BackendUnavailable,
+    BadModelFile,
+    DoesNotFit,
+    RunnerError,
+    UnknownModel,
+    UnsupportedModel,
+    UsageError,
+)
 from runner.events import Progress
-from runner.paths import user_paths
+from runner.paths import builtin, user_paths
 from runner.running import announce
 from runner.types import BackendName, CancelToken
 
@@ -216,6 +224,16 @@ def test_when_none_can_run_it_all_reasons_are_given(script: Script) -> None:
     assert "doctor" in refused.value.hint
     with pytest.raises(BackendUnavailable, match="The native backend cannot run"):
         bench(request(script(), backends=("native",)))
+
+
+def test_a_damaged_model_is_refused_with_its_own_remedy() -> None:
+    model = user_paths().models / "cut"
+    model.mkdir(parents=True)
+    whole = (builtin("models/demo") / "demo-q8_0.gguf").read_bytes()
+    (model / "cut.gguf").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(BadModelFile) as refused:
+        bench(request("cut"))
+    assert "runner quantize" in refused.value.hint
 
 
 def test_a_model_that_does_not_fit_is_refused_as_everywhere() -> None:
