@@ -578,6 +578,26 @@ def test_where_it_is_is_told_whole_however_narrow(width: int) -> None:
     running(app, body, (width, 30))
 
 
+def test_stopping_is_said_until_it_has_stopped() -> None:
+    app = bench()
+    step = BenchStep(what="tg128")
+
+    async def body(pilot: Pilot[Any]) -> None:
+        live = app.screen.query_one(BenchLive)
+        live.begin("demo")
+        live.take(step)
+        await until(pilot, lambda: "tg128" in seen(app))
+        live.stopping()
+        live.take(step)  # was on its way then
+        await until(pilot, lambda: "◐ stopping" in seen(app) and "tg128" not in seen(app))
+        live.end()
+        live.begin("demo")
+        live.take(step)
+        await until(pilot, lambda: "tg128" in seen(app))
+
+    running(app, body)
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_where_it_is_can_be_seen_at_every_size_once_it_measures(size: tuple[int, int], slow_script: str) -> None:
     app = bench()

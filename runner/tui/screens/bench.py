@@ -253,7 +253,7 @@ class BenchScreen(ModeScreen):
     def action_stop(self) -> None:
         if self._thread is not None:
             self._thread.cancel()
-            self.query_one(BenchLive).say("stopping")
+            self.query_one(BenchLive).stopping()
         elif self._waiting is not None:
             self._over()
         else:

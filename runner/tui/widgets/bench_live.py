@@ -47,6 +47,7 @@ class BenchLive(Vertical):
         self._rows: dict[tuple[str, str], BenchRow] = {}
         self._remarks: list[tuple[str, str]] = []
         self._place = Place("", 0, 0)
+        self._is_stopping = False
         self._began = 0.0
         self._clock: Timer | None = None
 
@@ -58,17 +59,21 @@ class BenchLive(Vertical):
         self._rows.clear()
         self._remarks.clear()
         self._began = monotonic()
-        self._place = Place(f"starting with {model}", 0, 0)
+        self._is_stopping = False
         self.add_class("-running")
         self._show_rows()
         if self._clock is None:
             self._clock = self.set_interval(1.0, self._show_place)
-        self._show_place()
+        self._move(Place(f"starting with {model}", 0, 0))
 
     def say(self, text: str) -> None:
         """What is being done, where no event tells it."""
-        self._place = Place(text, 0, 0)
-        self._show_place()
+        self._move(Place(text, 0, 0))
+
+    def stopping(self) -> None:
+        """It was asked to stop: where it still is meanwhile is of no interest."""
+        self.say("stopping")
+        self._is_stopping = True
 
     def end(self) -> None:
         self.remove_class("-running")
@@ -78,11 +83,9 @@ class BenchLive(Vertical):
 
     def take(self, event: BenchEvent) -> None:
         if isinstance(event, BenchStep):
-            self._place = step_place(event)
-            self._show_place()
+            self._move(step_place(event))
         elif isinstance(event, Progress):
-            self._place = progress_place(event)
-            self._show_place()
+            self._move(progress_place(event))
         elif isinstance(event, RowMeasured):
             self._rows[event.row.backend, event.row.test] = event.row
             self._show_rows()
@@ -95,6 +98,11 @@ class BenchLive(Vertical):
 
     def on_resize(self) -> None:
         self._show_place()
+
+    def _move(self, place: Place) -> None:
+        if not self._is_stopping:
+            self._place = place
+            self._show_place()
 
     def _show_place(self) -> None:
         widget = self.query_one("#bench-place", Static)
