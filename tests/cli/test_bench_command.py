@@ -242,15 +242,19 @@ def test_ctrl_c_before_anything_was_measured_says_so(script: Callable[..., str])
     assert "Stopped before anything was measured." in err
 
 
-def test_a_terminal_says_at_once_that_it_stops_also_where_the_child_hangs(script: Callable[..., str]) -> None:
-    child = pexpect.spawn(
+def bench_in_terminal(*arguments: str) -> pexpect.spawn:
+    return pexpect.spawn(
         RUNNER[0],
-        [*RUNNER[1:], "bench", script(token_s=0.02), "-p", "16", "-n", "2000", "-r", "2", "--no-save"],
+        [*RUNNER[1:], "bench", *arguments],
         dimensions=(24, 60),
         encoding="utf-8",
         env={**os.environ, "TERM": "xterm-256color", "NO_COLOR": "1"},
         timeout=60,
     )
+
+
+def test_a_terminal_says_at_once_that_it_stops_also_where_the_child_hangs(script: Callable[..., str]) -> None:
+    child = bench_in_terminal(script(token_s=0.02), "-p", "16", "-n", "2000", "-r", "2", "--no-save")
     child.expect("fake +pp16 ")
     child.expect("tg2000, warm-up\x1b\\[K")
     for measuring in psutil.Process(child.pid).children(recursive=True):
@@ -274,14 +278,7 @@ def test_a_second_ctrl_c_says_what_is_lost_with_it(capsys: pytest.CaptureFixture
 
 
 def test_a_terminal_shows_where_it_is_in_one_line(script: Callable[..., str]) -> None:
-    child = pexpect.spawn(
-        RUNNER[0],
-        [*RUNNER[1:], "bench", script(token_s=0.01), *SMALL],
-        dimensions=(24, 60),
-        encoding="utf-8",
-        env={**os.environ, "TERM": "xterm-256color", "NO_COLOR": "1"},
-        timeout=30,
-    )
+    child = bench_in_terminal(script(token_s=0.01), *SMALL)
     child.expect("fake, process 1 of 1: ttft, warm-up\x1b\\[K")
     child.expect("fake, process 1 of 1: tg8, 2 of 2\x1b\\[K")
     child.expect("\r\x1b\\[Kfake +tg8 +[0-9.]+ ± [0-9.]+ tok/s +2 times")

@@ -123,6 +123,16 @@ def test_a_storm_of_resizes_while_an_answer_streams_breaks_nothing(opened: Calla
     leave(terminal)
 
 
+def check_that_it_goes_on(terminal: Terminal) -> None:
+    """After an engine that ended in an answer: another is begun, and what came of both is kept."""
+    terminal.type("again\r")
+    terminal.wait_for(lambda shown: "a whole answer" in shown and is_ready(shown))
+    leave(terminal)
+    first, second = kept_answers()
+    assert first.startswith("partial")
+    assert second == "a whole answer"
+
+
 def test_the_interface_outlives_an_engine_that_is_killed(opened: Callable[..., Terminal]) -> None:
     terminal = opened({"text": "partial " * 500, "token_s": 0.01}, "a whole answer")
     terminal.wait_for(is_ready)
@@ -131,12 +141,7 @@ def test_the_interface_outlives_an_engine_that_is_killed(opened: Callable[..., T
     terminal.engine.kill()
     terminal.wait_for(lambda shown: "SIGKILL" in shown)
     assert "partial" in terminal.read(0.2)
-    terminal.type("again\r")
-    terminal.wait_for(lambda shown: "a whole answer" in shown and is_ready(shown))
-    leave(terminal)
-    first, second = kept_answers()
-    assert first.startswith("partial")
-    assert second == "a whole answer"
+    check_that_it_goes_on(terminal)
 
 
 def test_an_engine_that_hangs_is_ended_by_esc_which_is_said_at_once_and_what_came_stays(
@@ -150,12 +155,7 @@ def test_an_engine_that_hangs_is_ended_by_esc_which_is_said_at_once_and_what_cam
     terminal.type("\x1b")
     terminal.wait_for(lambda shown: "■ stopping" in shown)
     terminal.wait_for(lambda shown: "did not stop when asked to" in shown and "no model" in shown)
-    terminal.type("again\r")
-    terminal.wait_for(lambda shown: "a whole answer" in shown and is_ready(shown))
-    leave(terminal)
-    first, second = kept_answers()
-    assert first.startswith("partial")
-    assert second == "a whole answer"
+    check_that_it_goes_on(terminal)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
