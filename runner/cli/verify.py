@@ -235,8 +235,9 @@ def _conclude(findings: Sequence[Finding], mended: Sequence[Mended]) -> None:
     elif any(finding.repo for finding in left):
         names = " ".join(dict.fromkeys(finding.model for finding in left if finding.repo))
         hint = f"`runner verify {names} --repair` fetches them again."
-    elif all(lost_target(finding.path) is not None for finding in left):
-        hint = f"To mend a link: {MOUNT} with `runner rm`."
     else:
-        hint = f"It cannot be fetched: {MAKE_AGAIN}, where it was made here."
+        are_lost = {lost_target(finding.path) is not None for finding in left}
+        of_links = (f"To mend a link: {MOUNT} with `runner rm`.",) if True in are_lost else ()
+        of_files = (f"Files that were made here cannot be fetched: {MAKE_AGAIN}.",) if False in are_lost else ()
+        hint = " ".join((*of_links, *of_files))
     raise VerificationFailed(f"{files} {_wrong(left)}.", hint=hint)

@@ -269,6 +269,11 @@ def test_a_link_to_a_model_whose_disk_is_not_mounted_is_told_by_all_and_goes_by_
     assert (code, out) == (5, f"my link: missing: it is a link to {told}\n")
     assert remedy in err
     assert f"not repaired: {remedy}" in run(capsys, "verify", "--repair")[1]
+    (paths.models / "empty").mkdir()
+    hint = run(capsys, "verify")[2].splitlines()[-1]
+    assert remedy in hint
+    assert "make it again" in hint
+    (paths.models / "empty").rmdir()
     own = str(paths.models / "my link")
     for arguments in (["show", "my link"], ["explain", "my link"], ["quantize", "demo", "--force", "-o", own]):
         code, _, err = run(capsys, *arguments)
