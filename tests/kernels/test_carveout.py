@@ -16,9 +16,11 @@ LOADED = """
 import ctypes, json
 import torch
 from triton import knobs
-from runner.kernels.angles import angles
 from runner.kernels.carveout import divide_alike
+from runner.kernels.dequantize import dequantize
+from runner.kernels.layouts import random_matrix
 from runner.kernels.rotate import quantize_rows
+from runner.kernels.values import moved
 
 functions = {}
 device = torch.device("cuda")
@@ -28,7 +30,8 @@ assert len(knobs.runtime.kernel_load_end_hook.calls) == (torch.cuda.get_device_c
 knobs.runtime.kernel_load_end_hook.add(lambda module, function, name, files, key: functions.update({name: function}))
 h = torch.ones(3, 256, device=device)
 quantize_rows(h, None, 1)
-angles(torch.zeros(1, dtype=torch.int32, device=device), 3, torch.ones(64, device=device), 1.0)
+w = moved(random_matrix("mq4", 8, torch.Generator()), device)
+dequantize(w, torch.empty(w.shape, device=device), first=0, pair=0)
 driver, found = ctypes.CDLL("libcuda.so.1"), {}
 for name, function in functions.items():
     value = ctypes.c_int()
@@ -81,4 +84,4 @@ def test_kernels_that_begin_early_have_one_carveout_on_hopper_and_none_elsewhere
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["_quantize_rows"] == 64) == (torch.cuda.get_device_capability() == (9, 0))
-    assert found["_angles"] != 64
+    assert found["_dequantize"] != 64

@@ -178,11 +178,12 @@ def test_an_allocation_that_fails_is_an_error_and_nothing_is_lost(
     with pytest.raises(DoesNotFit, match="KV cache"):
         opened(demo, ctx_size=2**25)
     monkeypatch.setattr(placement, "_FIRST_CAPACITY", kv_cache.BLOCK)
-    backend = opened(demo, ctx_size=1024)
+    backend = opened(demo, ctx_size=2048)
     expected = take(backend, PROMPT, 5)
-    monkeypatch.setattr(backend._execution.cache, "reserve", lambda _: torch.empty(2**50, device="cuda"))
-    with pytest.raises(DoesNotFit, match="Out of memory"):
-        take(backend, PROMPT[::-1] * 5, 5)  # more than the first block of the cache
+    cache = backend._execution.cache
+    monkeypatch.setattr(cache, "reserve", lambda _: torch.empty(2**50, device="cuda"))
+    with pytest.raises(DoesNotFit, match="Out of memory"):  # a first load of its kind rehearses, and leaves more room
+        take(backend, PROMPT[::-1] * (1 + cache.capacity // len(PROMPT)), 5)
     monkeypatch.undo()
     assert take(backend, PROMPT, 5) == expected
     backend.close()
