@@ -1,11 +1,11 @@
-"""What is special about the config.json of Gemma 3, Phi-3 and OLMo 2, and of a multimodal model."""
+"""What is special about the config.json of Gemma 3, Phi-3, OLMo 2 and SmolLM3, and of a multimodal model."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from transformers import AutoConfig
+from transformers import AutoConfig, SmolLM3Config
 
 from runner.errors import BadModelFile, UnsupportedModel
 from runner.model_config import ModelConfig, parse_model_config
@@ -164,6 +164,72 @@ def test_olmo_has_its_norms_after_the_branches() -> None:
     assert (config.attention_bias, config.attention_output_bias, config.rope_theta) == (True, True, 5e5)
     with pytest.raises(UnsupportedModel, match=r"clip_qkv = 8\.0"):
         parse_model_config({"model_type": "olmo2", "clip_qkv": 8.0})
+
+
+# --- SmolLM3 ---------------------------------------------------------------------------------------------------------
+
+# As its maker's files have it, but for the window's keys, which say nothing there.
+SMOLLM: dict[str, Any] = {"model_type": "smollm3", "num_hidden_layers": 9, "use_sliding_window": False}
+SMOLLM |= {"sliding_window": None, "max_window_layers": 28, "layer_types": ["full_attention"] * 9}
+
+
+def smollm(**changes: object) -> ModelConfig:
+    return parse_model_config(SMOLLM | changes)
+
+
+@pytest.mark.parametrize(
+    ("keys", "layers"),
+    [
+        ({}, (3, 7)),
+        ({"no_rope_layer_interval": 3}, (2, 5, 8)),
+        ({"no_rope_layer_interval": 1}, tuple(range(9))),
+        ({"no_rope_layer_interval": 10}, ()),
+        ({"no_rope_layers": None, "no_rope_layer_interval": 4}, (3, 7)),
+        ({"no_rope_layers": [0, 1, 1, 1, 1, 1, 1, 0, 1, 0], "no_rope_layer_interval": 4}, (0, 7)),
+        ({"no_rope_layers": [1] * 9}, ()),
+    ],
+)
+def test_some_layers_of_smollm_are_not_rotated(keys: dict[str, Any], layers: tuple[int, ...]) -> None:
+    config = smollm(**keys)
+    assert config.unrotated_layers == layers
+    assert [config.rope(layer) == "none" for layer in range(9)] == [layer in layers for layer in range(9)]
+    assert {name: rope.dim for name, rope in config.ropes.items()} == {"global": 128} | ({"none": 0} if layers else {})
+    wanted = SmolLM3Config(**SMOLLM | keys)
+    assert layers == tuple(layer for layer in range(9) if not wanted.no_rope_layers[layer])
+
+
+@pytest.mark.parametrize("listed", [[1, 0], [], "1110", [1, 1, 1, 2] * 3, 4])
+def test_layers_of_smollm_that_are_named_wrongly_are_refused(listed: object) -> None:
+    with pytest.raises(BadModelFile, match="no_rope_layers") as caught:
+        smollm(no_rope_layers=listed)
+    assert "9 layers" in caught.value.hint
+
+
+def test_an_interval_that_is_none_is_refused() -> None:
+    with pytest.raises(BadModelFile, match="no_rope_layer_interval = 0"):
+        smollm(no_rope_layer_interval=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"use_sliding_window": True, "sliding_window": 512}, "use_sliding_window = True"),
+        ({"layer_types": ["linear_attention"] * 9}, "layer_types = linear_attention"),
+        ({"hidden_act": "gelu"}, "hidden_act = gelu"),
+        ({"architectures": ["SmolLM3ForQuestionAnswering"]}, "architectures = SmolLM3ForQuestionAnswering"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_parameters.rope_type = dynamic"),
+    ],
+)
+def test_what_smollm_could_ask_for_and_is_not_there_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        smollm(**changes)
+    assert words in caught.value.message
+    assert "llamacpp" in caught.value.hint
+
+
+def test_a_window_in_some_layers_of_smollm_alone_is_refused() -> None:
+    with pytest.raises(BadModelFile, match="layer_types = sliding_attention"):
+        smollm(layer_types=["sliding_attention"] * 9)
 
 
 # --- multimodal models -----------------------------------------------------------------------------------------------

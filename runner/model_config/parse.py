@@ -22,7 +22,7 @@ from runner.model_config.fields import (
     unsupported,
 )
 from runner.model_config.multimodal import text_model
-from runner.model_config.rope import parse_ropes
+from runner.model_config.rope import parse_ropes, parse_unrotated
 from runner.model_config.values import Activation, ModelConfig
 from runner.model_config.windows import parse_window
 
@@ -81,6 +81,7 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
         has_sinks=family.has_sinks,
         rotary_dim=None if ropes["global"].dim == head_dim else ropes["global"].dim,
         local_rope_theta=ropes["local"].theta if "local" in ropes else None,
+        unrotated_layers=parse_unrotated(config, family, num_layers),
         attention_scale=_attention_scale(config, family, head_dim),
         activation=family.activation,
         norms=family.norms,

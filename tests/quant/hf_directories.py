@@ -23,6 +23,7 @@ CONFIGS = {
     "mistral": transformers.MistralConfig,
     "qwen2": transformers.Qwen2Config,
     "qwen3": transformers.Qwen3Config,
+    "smollm3": transformers.SmolLM3Config,
 }
 SIZES = {
     "vocab_size": 8192,

@@ -55,6 +55,7 @@ MODELS = (
     "phi3-partial-rope-and-window",
     "phi3-long-rope",
     "olmo2",
+    "smollm3",
     "qwen3-moe",
     "gpt-oss",
 )

@@ -104,6 +104,18 @@ TINY: Mapping[str, tuple[str, dict[str, Any]]] = {
         "olmo2",
         {"pad_token_id": 0, "attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 1},
     ),
+    "smollm3": ("smollm3", {"pad_token_id": 0, "no_rope_layer_interval": 2}),
+    "smollm3-biases-untied-layers-named": (
+        "smollm3",
+        {
+            "pad_token_id": 0,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
+            "no_rope_layers": [0, 1, 0, 1],
+            "rope_parameters": _YARN,
+        },
+    ),
     "qwen3-moe": ("qwen3_moe", {"head_dim": 18, **_EXPERTS, "norm_topk_prob": True, "tie_word_embeddings": True}),
     "qwen3-moe-in-some-layers": ("qwen3_moe", {"head_dim": 18, **_EXPERTS, "mlp_only_layers": [1]}),
     "gpt-oss": ("gpt_oss", {"head_dim": 18, **_GPT_OSS}),
