@@ -1,4 +1,4 @@
-"""What is special about the config.json of Gemma 3, Phi-3, OLMo 2 and SmolLM3, and of a multimodal model."""
+"""What is special about the config.json of Gemma 3, Phi-3, OLMo 2, SmolLM3 and Granite, and of a multimodal model."""
 
 from __future__ import annotations
 
@@ -230,6 +230,44 @@ def test_what_smollm_could_ask_for_and_is_not_there_is_refused_by_name(changes: 
 def test_a_window_in_some_layers_of_smollm_alone_is_refused() -> None:
     with pytest.raises(BadModelFile, match="layer_types = sliding_attention"):
         smollm(layer_types=["sliding_attention"] * 9)
+
+
+# --- Granite ---------------------------------------------------------------------------------------------------------
+
+GRANITE: dict[str, Any] = {"model_type": "granite", "rms_norm_eps": 1e-5}
+GRANITE |= {"embedding_multiplier": 12, "attention_multiplier": 0.015625, "residual_multiplier": 0.25}
+GRANITE |= {"logits_scaling": 8.0}
+
+
+def granite(**changes: object) -> ModelConfig:
+    return parse_model_config(GRANITE | changes)
+
+
+def test_granites_factors_are_put_where_other_models_have_some() -> None:
+    config = granite()
+    assert (config.embedding_factor, config.rms_norm_eps) == (48.0, 16e-5)
+    assert (config.attention_scale, config.logit_factor) == (1 / 64, 1 / 8)
+    assert granite(attention_multiplier=128**-0.5).attention_scale is None
+
+
+def test_factors_that_a_granite_does_not_name_are_one() -> None:
+    config = parse_model_config({"model_type": "granite"})
+    assert (config.embedding_factor, config.rms_norm_eps, config.logit_factor) == (1.0, 1e-6, 1.0)
+    assert config.attention_scale == 1.0
+
+
+@pytest.mark.parametrize(
+    "key", ["embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"]
+)
+@pytest.mark.parametrize("value", [0, -1.0, "12", True])
+def test_factors_of_granite_that_make_no_sense_are_refused(key: str, value: object) -> None:
+    with pytest.raises(BadModelFile, match=key):
+        granite(**{key: value})
+
+
+def test_a_factor_of_granites_in_another_model_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match=r"residual_multiplier = 0\.22"):
+        parse_model_config({"model_type": "llama", "residual_multiplier": 0.22})
 
 
 # --- multimodal models -----------------------------------------------------------------------------------------------

@@ -165,6 +165,14 @@ FAMILIES: Mapping[str, Family] = {
         own_keys=_names("attention_bias mlp_bias"),
         attention_bias="key",
     ),
+    "granite": Family(
+        architectures=("GraniteForCausalLM",),
+        defaults=_LLAMA,
+        own_keys=_names(
+            "attention_bias mlp_bias embedding_multiplier attention_multiplier residual_multiplier logits_scaling"
+        ),
+        attention_bias="key",
+    ),
     "mistral": Family(
         architectures=("MistralForCausalLM",),
         defaults=_MISTRAL,

@@ -19,6 +19,7 @@ from runner.quant.gguf_file import read_header
 from runner.quant.tensor_rules import tensors_of
 
 CONFIGS = {
+    "granite": transformers.GraniteConfig,
     "llama": transformers.LlamaConfig,
     "mistral": transformers.MistralConfig,
     "qwen2": transformers.Qwen2Config,

@@ -39,6 +39,7 @@ YARN_ROPE = {
     "factor": 4.0,
     "original_max_position_embeddings": 128,
 }
+GRANITE = {"embedding_multiplier": 6.0, "attention_multiplier": 0.1, "residual_multiplier": 0.4, "logits_scaling": 0.5}
 SMOLLM3 = {"num_hidden_layers": 5, "pad_token_id": 0}  # the fourth is not rotated
 MODELS: list[tuple[str, str, dict[str, Any]]] = [
     ("llama", "llama", {}),
@@ -55,6 +56,9 @@ MODELS: list[tuple[str, str, dict[str, Any]]] = [
     ("mistral", "mistral", {"head_dim": 24, "sliding_window": None}),
     ("qwen2", "qwen2", {}),
     ("qwen3", "qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    ("granite, without factors", "granite", {"tie_word_embeddings": True}),
+    ("granite, all biases", "granite", GRANITE | {"attention_bias": True, "mlp_bias": True}),
+    ("granite, yarn", "granite", GRANITE | {"rope_parameters": YARN_ROPE}),
     ("smollm3", "smollm3", SMOLLM3),
     ("smollm3, yarn", "smollm3", SMOLLM3 | {"rope_parameters": YARN_ROPE, "tie_word_embeddings": False}),
 ]

@@ -56,6 +56,7 @@ MODELS = (
     "phi3-long-rope",
     "olmo2",
     "smollm3",
+    "granite",
     "qwen3-moe",
     "gpt-oss",
 )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 ARCHITECTURES = (
     "gemma3_text",
     "gpt_oss",
+    "granite",
     "llama",
     "mimo",
     "mistral",
