@@ -67,6 +67,15 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"vocab_size": 49152, "hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32}
     | {"num_attention_heads": 15, "num_key_value_heads": 5, "head_dim": 64, "tie_word_embeddings": True}
     | {"rope_theta": 100000.0, "max_position_embeddings": 8192},
+    "smollm3-3b": {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], "rms_norm_eps": 1e-6}
+    | {"vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36}
+    | {"num_attention_heads": 16, "num_key_value_heads": 4, "no_rope_layer_interval": 4, "tie_word_embeddings": True}
+    | {"rope_theta": 5e6, "max_position_embeddings": 65536},
+    "granite-3.3-2b": {"model_type": "granite", "architectures": ["GraniteForCausalLM"], "rms_norm_eps": 1e-5}
+    | {"vocab_size": 49159, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 40}
+    | {"num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": True}
+    | {"attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "residual_multiplier": 0.22}
+    | {"logits_scaling": 8.0, "rope_theta": 1e7, "max_position_embeddings": 131072},
     "gemma-3-1b": {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "rms_norm_eps": 1e-6}
     | {"vocab_size": 262144, "hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26}
     | {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "query_pre_attn_scalar": 256}

@@ -1,11 +1,11 @@
-"""What is special about the config.json of Gemma 3, Phi-3 and OLMo 2, and of a multimodal model."""
+"""What is special about the config.json of Gemma 3, Phi-3, OLMo 2, SmolLM3 and Granite, and of a multimodal model."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from transformers import AutoConfig
+from transformers import AutoConfig, SmolLM3Config
 
 from runner.errors import BadModelFile, UnsupportedModel
 from runner.model_config import ModelConfig, parse_model_config
@@ -164,6 +164,110 @@ def test_olmo_has_its_norms_after_the_branches() -> None:
     assert (config.attention_bias, config.attention_output_bias, config.rope_theta) == (True, True, 5e5)
     with pytest.raises(UnsupportedModel, match=r"clip_qkv = 8\.0"):
         parse_model_config({"model_type": "olmo2", "clip_qkv": 8.0})
+
+
+# --- SmolLM3 ---------------------------------------------------------------------------------------------------------
+
+# As its maker's files have it, but for the window's keys, which say nothing there.
+SMOLLM: dict[str, Any] = {"model_type": "smollm3", "num_hidden_layers": 9, "use_sliding_window": False}
+SMOLLM |= {"sliding_window": None, "max_window_layers": 28, "layer_types": ["full_attention"] * 9}
+
+
+def smollm(**changes: object) -> ModelConfig:
+    return parse_model_config(SMOLLM | changes)
+
+
+@pytest.mark.parametrize(
+    ("keys", "layers"),
+    [
+        ({}, (3, 7)),
+        ({"no_rope_layer_interval": 3}, (2, 5, 8)),
+        ({"no_rope_layer_interval": 1}, tuple(range(9))),
+        ({"no_rope_layer_interval": 10}, ()),
+        ({"no_rope_layers": None, "no_rope_layer_interval": 4}, (3, 7)),
+        ({"no_rope_layers": [0, 1, 1, 1, 1, 1, 1, 0, 1, 0], "no_rope_layer_interval": 4}, (0, 7)),
+        ({"no_rope_layers": [1] * 9}, ()),
+    ],
+)
+def test_some_layers_of_smollm_are_not_rotated(keys: dict[str, Any], layers: tuple[int, ...]) -> None:
+    config = smollm(**keys)
+    assert config.unrotated_layers == layers
+    assert [config.rope(layer) == "none" for layer in range(9)] == [layer in layers for layer in range(9)]
+    assert {name: rope.dim for name, rope in config.ropes.items()} == {"global": 128} | ({"none": 0} if layers else {})
+    wanted = SmolLM3Config(**SMOLLM | keys)
+    assert layers == tuple(layer for layer in range(9) if not wanted.no_rope_layers[layer])
+
+
+@pytest.mark.parametrize("listed", [[1, 0], [], "1110", [1, 1, 1, 2] * 3, 4])
+def test_layers_of_smollm_that_are_named_wrongly_are_refused(listed: object) -> None:
+    with pytest.raises(BadModelFile, match="no_rope_layers") as caught:
+        smollm(no_rope_layers=listed)
+    assert "9 layers" in caught.value.hint
+
+
+def test_an_interval_that_is_none_is_refused() -> None:
+    with pytest.raises(BadModelFile, match="no_rope_layer_interval = 0"):
+        smollm(no_rope_layer_interval=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"use_sliding_window": True, "sliding_window": 512}, "use_sliding_window = True"),
+        ({"layer_types": ["linear_attention"] * 9}, "layer_types = linear_attention"),
+        ({"hidden_act": "gelu"}, "hidden_act = gelu"),
+        ({"architectures": ["SmolLM3ForQuestionAnswering"]}, "architectures = SmolLM3ForQuestionAnswering"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_parameters.rope_type = dynamic"),
+    ],
+)
+def test_what_smollm_could_ask_for_and_is_not_there_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        smollm(**changes)
+    assert words in caught.value.message
+    assert "llamacpp" in caught.value.hint
+
+
+def test_a_window_in_some_layers_of_smollm_alone_is_refused() -> None:
+    with pytest.raises(BadModelFile, match="layer_types = sliding_attention"):
+        smollm(layer_types=["sliding_attention"] * 9)
+
+
+# --- Granite ---------------------------------------------------------------------------------------------------------
+
+GRANITE: dict[str, Any] = {"model_type": "granite", "rms_norm_eps": 1e-5}
+GRANITE |= {"embedding_multiplier": 12, "attention_multiplier": 0.015625, "residual_multiplier": 0.25}
+GRANITE |= {"logits_scaling": 8.0}
+
+
+def granite(**changes: object) -> ModelConfig:
+    return parse_model_config(GRANITE | changes)
+
+
+def test_granites_factors_are_put_where_other_models_have_some() -> None:
+    config = granite()
+    assert (config.embedding_factor, config.rms_norm_eps) == (48.0, 16e-5)
+    assert (config.attention_scale, config.logit_factor) == (1 / 64, 1 / 8)
+    assert granite(attention_multiplier=128**-0.5).attention_scale is None
+
+
+def test_factors_that_a_granite_does_not_name_are_one() -> None:
+    config = parse_model_config({"model_type": "granite"})
+    assert (config.embedding_factor, config.rms_norm_eps, config.logit_factor) == (1.0, 1e-6, 1.0)
+    assert config.attention_scale == 1.0
+
+
+@pytest.mark.parametrize(
+    "key", ["embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"]
+)
+@pytest.mark.parametrize("value", [0, -1.0, "12", True])
+def test_factors_of_granite_that_make_no_sense_are_refused(key: str, value: object) -> None:
+    with pytest.raises(BadModelFile, match=key):
+        granite(**{key: value})
+
+
+def test_a_factor_of_granites_in_another_model_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match=r"residual_multiplier = 0\.22"):
+        parse_model_config({"model_type": "llama", "residual_multiplier": 0.22})
 
 
 # --- multimodal models -----------------------------------------------------------------------------------------------

@@ -220,5 +220,5 @@ def new_head(head: Eagle3Head, decoder: Decoder, ids: Tensor, seed: int) -> Eagl
     head.set_vocabulary(ids)
     with torch.no_grad():
         head.lm_head.weight.copy_(output_rows(decoder, ids.to(decoder.model.norm.weight.device)))
-        head.norm.weight.copy_(decoder.model.norm.weight + decoder.model.norm.offset)
+        head.norm.weight.copy_(decoder.model.norm.gain)
     return head

@@ -29,7 +29,8 @@ class Family:
 
     rope, rope_theta: the rotary embedding of a config.json that says nothing of it. local_rope_theta: of the sliding
     layers where they have their own. rope_names: its older names of kinds. has_partial_rope: reads
-    partial_rotary_factor. original_context: the default of original_max_position_embeddings.
+    partial_rotary_factor. original_context: the default of original_max_position_embeddings. unrotated_every: each
+    such layer is not rotated, unless no_rope_layers or no_rope_layer_interval says otherwise; None where all are.
     """
 
     architectures: tuple[str, ...]
@@ -58,6 +59,7 @@ class Family:
     rope_names: Mapping[str, RopeKind] = field(default_factory=dict)
     has_partial_rope: bool = False
     original_context: int | None = None
+    unrotated_every: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +146,16 @@ _PHI3 = _LLAMA | {
     "eos_token_id": 32000,
 }
 _OLMO2 = _LLAMA | {"vocab_size": 50304, "bos_token_id": None, "eos_token_id": 50279}
+_SMOLLM3 = _LLAMA | {
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+}
 _QWEN_KEYS = _names("attention_bias use_sliding_window sliding_window max_window_layers layer_types")
 
 FAMILIES: Mapping[str, Family] = {
@@ -151,6 +163,14 @@ FAMILIES: Mapping[str, Family] = {
         architectures=("LlamaForCausalLM", "LLaMAForCausalLM"),
         defaults=_LLAMA,
         own_keys=_names("attention_bias mlp_bias"),
+        attention_bias="key",
+    ),
+    "granite": Family(
+        architectures=("GraniteForCausalLM",),
+        defaults=_LLAMA,
+        own_keys=_names(
+            "attention_bias mlp_bias embedding_multiplier attention_multiplier residual_multiplier logits_scaling"
+        ),
         attention_bias="key",
     ),
     "mistral": Family(
@@ -280,6 +300,21 @@ FAMILIES: Mapping[str, Family] = {
         qk_norm="row",
         norms="after",
         rms_norm_eps=1e-5,
+    ),
+    "smollm3": Family(
+        architectures=("SmolLM3ForCausalLM",),
+        defaults=_SMOLLM3,
+        # Without a window the last two say nothing: transformers reads one of them not at all.
+        own_keys=_names(
+            "attention_bias mlp_bias no_rope_layers no_rope_layer_interval use_sliding_window layer_types "
+            "sliding_window max_window_layers"
+        ),
+        attention_bias="key",
+        is_tied=True,
+        fixed={"use_sliding_window": False},
+        window="all",
+        unrotated_every=4,
+        rope_theta=2000000.0,
     ),
 }
 

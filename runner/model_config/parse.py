@@ -22,7 +22,7 @@ from runner.model_config.fields import (
     unsupported,
 )
 from runner.model_config.multimodal import text_model
-from runner.model_config.rope import parse_ropes
+from runner.model_config.rope import parse_ropes, parse_unrotated
 from runner.model_config.values import Activation, ModelConfig
 from runner.model_config.windows import parse_window
 
@@ -53,6 +53,11 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
     head_dim = _head_dim(config, family, hidden_size, num_heads)
     window, sliding_layers = parse_window(config, family, num_layers)
     ropes = parse_ropes(config, family, head_dim, max_positions)
+    # Divided by what Granite multiplies branches by, the stream takes them as they are, and norms, which divide by its
+    # size, give the same with an eps that is divided by the square.
+    branch_factor = _multiplier(config, family, "residual_multiplier")
+    embedding_factor = hidden_size**0.5 if family.scales_embeddings else 1.0
+    embedding_factor *= _multiplier(config, family, "embedding_multiplier")
     is_biased = family.is_biased if config.get("attention_bias") is None else flag(config, "attention_bias")
     has_bias = family.attention_bias == "key" and is_biased
     return ModelConfig(
@@ -65,7 +70,7 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
         num_kv_heads=_num_kv_heads(config, family, num_heads),
         head_dim=head_dim,
         max_position_embeddings=max_positions,
-        rms_norm_eps=number(config, "rms_norm_eps", family.rms_norm_eps, 0.0, 1.0),
+        rms_norm_eps=number(config, "rms_norm_eps", family.rms_norm_eps, 0.0, 1.0) / branch_factor**2,
         rope_theta=ropes["global"].theta,
         rope_scaling=ropes["global"].scaling,
         attention_bias=has_bias or family.attention_bias == "qkv",
@@ -81,12 +86,14 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
         has_sinks=family.has_sinks,
         rotary_dim=None if ropes["global"].dim == head_dim else ropes["global"].dim,
         local_rope_theta=ropes["local"].theta if "local" in ropes else None,
+        unrotated_layers=parse_unrotated(config, family, num_layers),
         attention_scale=_attention_scale(config, family, head_dim),
         activation=family.activation,
         norms=family.norms,
         norm_offset=family.norm_offset,
         is_joined=family.is_joined,
-        embedding_factor=hidden_size**0.5 if family.scales_embeddings else 1.0,
+        embedding_factor=embedding_factor / branch_factor,
+        logit_factor=1 / _multiplier(config, family, "logits_scaling"),
     )
 
 
@@ -155,13 +162,20 @@ def _is_tied(config: Mapping[str, Any], family: Family) -> bool:
     return family.is_tied if config.get(key) is None else flag(config, key)
 
 
+def _multiplier(config: Mapping[str, Any], family: Family, key: str) -> float:
+    """One of Granite's factors, which other families do not have."""
+    return number(config, key, 1.0, 1e-6, 1e6) if key in family.own_keys else 1.0
+
+
 def _attention_scale(config: Mapping[str, Any], family: Family, head_dim: int) -> float | None:
-    """1 / sqrt(query_pre_attn_scalar) where the family has that key, by default 256."""
-    key = "query_pre_attn_scalar"
-    if key not in family.own_keys:
+    """Granite's attention_multiplier, or Gemma's 1 / sqrt(query_pre_attn_scalar), by default 256."""
+    if "attention_multiplier" in family.own_keys:
+        scale = _multiplier(config, family, "attention_multiplier")
+    elif "query_pre_attn_scalar" in family.own_keys:
+        scale = number(config, "query_pre_attn_scalar", 256.0, 1e-6, 1e9) ** -0.5
+    else:
         return None
-    scalar = number(config, key, 256.0, 1e-6, 1e9)
-    return None if scalar == head_dim else scalar**-0.5
+    return None if scale == head_dim**-0.5 else scale
 
 
 def _eos_token_ids(config: Mapping[str, Any], family: Family) -> tuple[int, ...]:

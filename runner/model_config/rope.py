@@ -32,6 +32,20 @@ def parse_ropes(
     return {"global": read.rope(name, found, "rope_theta", family.rope_theta)}
 
 
+def parse_unrotated(config: Mapping[str, Any], family: Family, num_layers: int) -> tuple[int, ...]:
+    """The layers that are not rotated. Raises BadModelFile for values that make no sense."""
+    if family.unrotated_every is None:
+        return ()
+    key = "no_rope_layers"
+    listed = config.get(key)
+    if listed is None:
+        every = integer_or_none(config, "no_rope_layer_interval", None, 1, 2**12) or family.unrotated_every
+        return tuple(range(every - 1, num_layers, every))
+    if not isinstance(listed, list) or len(listed) < num_layers or any(item not in (0, 1) for item in listed):
+        raise invalid(key, listed, f"It must have 1, or 0 for no rotation, for each of {num_layers} layers.")
+    return tuple(layer for layer in range(num_layers) if not listed[layer])
+
+
 def _two(read: _Reader, config: Mapping[str, Any], theta: float, local_theta: float) -> dict[RopeName, Rope]:
     """The embeddings that rope_parameters has by type of layer; rope_scaling is that of the layers that see all."""
     parts = _object("rope_parameters", config.get("rope_parameters") or {})

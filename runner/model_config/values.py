@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 RopeKind = Literal["linear", "llama3", "yarn", "longrope"]
-RopeName = Literal["global", "local"]
+RopeName = Literal["global", "local", "none"]
 Routing = Literal["softmax_topk", "topk_softmax"]
 ExpertActivation = Literal["silu", "clamped_swiglu"]
 Activation = Literal["silu", "gelu_tanh"]
@@ -80,12 +80,14 @@ class ModelConfig:
     `sliding_layers` sees that many tokens, itself included; None when every layer sees all. has_sinks: each head has a
     learned logit without a value in its softmax (gpt-oss). attention_scale: of the scores; None for 1 / sqrt(head_dim).
     rotary_dim: elements of a head that are turned; None for all. local_rope_theta: of the sliding layers where their
-    rotary embedding is another one.
+    rotary embedding is another one. unrotated_layers: those whose heads are not turned at all (SmolLM3).
 
     experts: what some layers have in place of the MLP; activation: of the MLP. norms: whether a layer's branches have
     an RMSNorm before them, after them or both; norm_offset: what is added to the weights of all norms (1 in Gemma).
     is_joined: checkpoints have q, k and v in one matrix, and gate and up in another (Phi-3). embedding_factor: what
-    embeddings are multiplied by. eos_token_ids: every id that config.json names, in its order.
+    embeddings are multiplied by; logit_factor: what logits are, in the gain of the last norm. Where a family multiplies
+    what branches add (Granite), the residual stream is divided by that, as rms_norm_eps, by its square, and
+    embedding_factor are. eos_token_ids: every id that config.json names, in its order.
     """
 
     model_type: str
@@ -113,12 +115,14 @@ class ModelConfig:
     has_sinks: bool = False
     rotary_dim: int | None = None
     local_rope_theta: float | None = None
+    unrotated_layers: tuple[int, ...] = ()
     attention_scale: float | None = None
     activation: Activation = "silu"
     norms: NormPlacement = "before"
     norm_offset: float = 0.0
     is_joined: bool = False
     embedding_factor: float = 1.0
+    logit_factor: float = 1.0
 
     @property
     def num_norms(self) -> int:
@@ -127,12 +131,21 @@ class ModelConfig:
 
     @property
     def ropes(self) -> dict[RopeName, Rope]:
-        """The rotary embeddings of the model: "local" is that of its sliding layers, where they have their own."""
+        """The rotary embeddings of the model: "local" is that of its sliding layers, where they have their own, and
+        "none" turns nothing."""
         dim = self.head_dim if self.rotary_dim is None else self.rotary_dim
         found: dict[RopeName, Rope] = {"global": Rope(theta=self.rope_theta, scaling=self.rope_scaling, dim=dim)}
         if self.local_rope_theta is not None:
             found["local"] = Rope(theta=self.local_rope_theta, scaling=None, dim=dim)
+        if self.unrotated_layers:
+            found["none"] = Rope(theta=self.rope_theta, scaling=None, dim=0)
         return found
+
+    def rope(self, layer: int) -> RopeName:
+        """Which of `ropes` turns the heads of this layer."""
+        if layer in self.unrotated_layers:
+            return "none"
+        return "local" if self.local_rope_theta is not None and layer in self.sliding_layers else "global"
 
     def window(self, layer: int) -> int | None:
         """Tokens that a token of this layer sees, itself included; None for all."""

@@ -39,6 +39,16 @@ def write_model(writer: GGUFWriter, config: ModelConfig, *, name: str) -> None:
     writer.add_rope_freq_base(config.rope_theta)
     if config.rope_scaling is not None:
         _write_rope_scaling(writer, config.rope_scaling)
+    if config.model_type == "granite":
+        _write_factors(writer, config)
+
+
+def _write_factors(writer: GGUFWriter, config: ModelConfig) -> None:
+    """Granite's, as ModelConfig has them: the same model with a residual_multiplier of 1."""
+    writer.add_embedding_scale(config.embedding_factor)
+    writer.add_residual_scale(1.0)
+    writer.add_attention_scale(config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale)
+    writer.add_logit_scale(1 / config.logit_factor)  # llama.cpp divides by it
 
 
 def context_length(config: ModelConfig) -> int:

@@ -48,6 +48,8 @@ def make(source: Path, output: Path, text: Path | None = None, **more: Any) -> P
         *itertools.product(("qwen3", "qwen2", "llama-biases", "mistral-window", "phi3"), ("online", "folded")),
         ("gemma3", "online"),
         ("olmo2", "online"),
+        ("smollm3", "online"),
+        ("granite", "folded"),
     ],
 )
 def test_calibration_brings_the_model_nearer_to_its_source(tmp_path: Path, name: str, rotation: str) -> None:

@@ -19,10 +19,12 @@ from runner.quant.gguf_file import read_header
 from runner.quant.tensor_rules import tensors_of
 
 CONFIGS = {
+    "granite": transformers.GraniteConfig,
     "llama": transformers.LlamaConfig,
     "mistral": transformers.MistralConfig,
     "qwen2": transformers.Qwen2Config,
     "qwen3": transformers.Qwen3Config,
+    "smollm3": transformers.SmolLM3Config,
 }
 SIZES = {
     "vocab_size": 8192,

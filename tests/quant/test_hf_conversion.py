@@ -39,6 +39,8 @@ YARN_ROPE = {
     "factor": 4.0,
     "original_max_position_embeddings": 128,
 }
+GRANITE = {"embedding_multiplier": 6.0, "attention_multiplier": 0.1, "residual_multiplier": 0.4, "logits_scaling": 0.5}
+SMOLLM3 = {"num_hidden_layers": 5, "pad_token_id": 0}  # the fourth is not rotated
 MODELS: list[tuple[str, str, dict[str, Any]]] = [
     ("llama", "llama", {}),
     ("llama, tied, long heads", "llama", {"head_dim": 32, "tie_word_embeddings": True}),
@@ -54,6 +56,11 @@ MODELS: list[tuple[str, str, dict[str, Any]]] = [
     ("mistral", "mistral", {"head_dim": 24, "sliding_window": None}),
     ("qwen2", "qwen2", {}),
     ("qwen3", "qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    ("granite, without factors", "granite", {"tie_word_embeddings": True}),
+    ("granite, all biases", "granite", GRANITE | {"attention_bias": True, "mlp_bias": True}),
+    ("granite, yarn", "granite", GRANITE | {"rope_parameters": YARN_ROPE}),
+    ("smollm3", "smollm3", SMOLLM3),
+    ("smollm3, yarn", "smollm3", SMOLLM3 | {"rope_parameters": YARN_ROPE, "tie_word_embeddings": False}),
 ]
 # Sums of float32 products in another order; the logits are around 3.
 TOLERANCE = 2e-5
@@ -109,6 +116,21 @@ def test_a_sharded_bfloat16_checkpoint_loses_nothing(tmp_path: Path, demo_direct
         other = narrow.tensor(tensor.name)
         assert other is not None
         assert np.array_equal(wide.read_f32(tensor), narrow.read_f32(other))
+
+
+def test_layers_that_llama_cpp_would_rotate_otherwise_are_refused(tmp_path: Path, demo_directory: Path) -> None:
+    model = random_model(tmp_path, demo_directory, "smollm3", **SMOLLM3)
+    edit_json(tmp_path / "config.json", {"no_rope_layers": [1, 1, 0, 1, 1]})
+    with pytest.raises(UnsupportedModel, match="each 4th") as refused:
+        read_source(tmp_path)
+    assert "--backend native" in refused.value.hint
+    # What it computes in any case is seen where the file is made of another configuration.
+    edit_json(tmp_path / "config.json", {"no_rope_layers": [1, 1, 1, 0, 1]})
+    other = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, no_rope_layers=[1, 1, 0, 1, 1]).eval()
+    tokens = some_tokens(40)
+    found = oracle.logits(converted(tmp_path), tokens)
+    assert np.abs(found - transformers_logits(model, tokens)).max() < TOLERANCE
+    assert np.abs(found - transformers_logits(other, tokens)).max() > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["f16", "q8_0", "q4_0"])

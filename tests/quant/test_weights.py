@@ -17,11 +17,14 @@ from runner.quant.quantize import quantize_model
 from runner.quant.weights import PLAIN_GGUF_TYPES, GgufWeights, is_decodable, open_source
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory, demo_directory: Path) -> tuple[Path, ModelConfig]:
-    """A llama with biases: GGUF has the rows of its queries and keys in another order."""
+@pytest.fixture(scope="module", params=[("llama", {"attention_bias": True}), ("smollm3", {"pad_token_id": 0})])
+def model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, demo_directory: Path
+) -> tuple[Path, ModelConfig]:
+    """Models of which GGUF has the rows of queries and keys, and of their biases, in another order."""
     directory = tmp_path_factory.mktemp("model")
-    random_model(directory, demo_directory, "llama", attention_bias=True)
+    model_type, options = request.param
+    random_model(directory, demo_directory, model_type, **options)
     return directory, parse_model_config(read_json(directory / "config.json"))
 
 

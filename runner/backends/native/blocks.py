@@ -74,26 +74,31 @@ class Pass:
 
 
 class RmsNorm(nn.Module):
-    """x / rms(x) * (weight + offset) over the last dimension, computed in float32 (arXiv:1910.07467)."""
+    """x / rms(x) * (weight + offset) * factor over the last dimension, computed in float32 (arXiv:1910.07467)."""
 
-    def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
+    def __init__(self, size: int, eps: float, offset: float = 0.0, factor: float = 1.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
         self.eps = eps
         self.offset = offset
+        self.factor = factor
+
+    def gain_of(self, weight: Tensor) -> Tensor:
+        """What x / rms(x) is multiplied by where `weight` is the checkpoint's."""
+        return (weight + self.offset) * self.factor
 
     @property
     def gain(self) -> Tensor:
         """What kernels multiply by, float32."""
-        return self.weight.float() + self.offset
+        return self.gain_of(self.weight.float())
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.offset:
+        if not self.offset and self.factor == 1:
             return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
         # What Gemma's models round is the product, not its factors.
         wide = torch.promote_types(x.dtype, torch.float32)
-        weight = self.weight.to(wide) + self.offset
-        return functional.rms_norm(x.to(wide), weight.shape, weight, self.eps).to(x.dtype)
+        gain = self.gain_of(self.weight.to(wide))
+        return functional.rms_norm(x.to(wide), gain.shape, gain, self.eps).to(x.dtype)
 
 
 class Attention(nn.Module):
@@ -276,7 +281,7 @@ class Trunk(nn.Module):
         super().__init__()
         self.embed_tokens = Embedding(config)
         self.layers = nn.ModuleList(layers)
-        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, config.norm_offset)
+        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, config.norm_offset, config.logit_factor)
 
 
 class Decoder(nn.Module):

@@ -183,4 +183,4 @@ def read_norm(reader: MatrixReader, module: nn.Module, name: str, leaf: str | No
         return None
     norm = module.get_submodule(leaf)
     assert isinstance(norm, RmsNorm)
-    return Norm(gain=reader.vector(f"{name}.{leaf}.weight") + norm.offset, eps=norm.eps)
+    return Norm(gain=norm.gain_of(reader.vector(f"{name}.{leaf}.weight")), eps=norm.eps)

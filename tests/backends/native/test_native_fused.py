@@ -55,6 +55,8 @@ MODELS = (
     "phi3-partial-rope-and-window",
     "phi3-long-rope",
     "olmo2",
+    "smollm3",
+    "granite",
     "qwen3-moe",
     "gpt-oss",
 )

@@ -41,6 +41,7 @@ _LLAMA3 = {
 _EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
 _GPT_OSS = {"num_local_experts": 7, "num_experts_per_tok": 3, "sliding_window": 6, "pad_token_id": None}
 _GEMMA = {"head_dim": 18, "pad_token_id": 0, "query_pre_attn_scalar": 30, "sliding_window": 6}
+_GRANITE = {"embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 3.0}
 _LOCAL_ROPE = {"rope_type": "default", "rope_theta": 50.0}
 _LONGROPE = {
     "rope_type": "longrope",
@@ -103,6 +104,20 @@ TINY: Mapping[str, tuple[str, dict[str, Any]]] = {
     "olmo2-biases-tied-one-kv-head": (
         "olmo2",
         {"pad_token_id": 0, "attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 1},
+    ),
+    "granite": ("granite", {**_GRANITE, "tie_word_embeddings": True}),
+    "granite-biases-untied": ("granite", {**_GRANITE, "attention_bias": True, "mlp_bias": True, "rms_norm_eps": 0.3}),
+    "smollm3": ("smollm3", {"pad_token_id": 0, "no_rope_layer_interval": 2}),
+    "smollm3-biases-untied-layers-named": (
+        "smollm3",
+        {
+            "pad_token_id": 0,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
+            "no_rope_layers": [0, 1, 0, 1],
+            "rope_parameters": _YARN,
+        },
     ),
     "qwen3-moe": ("qwen3_moe", {"head_dim": 18, **_EXPERTS, "norm_topk_prob": True, "tie_word_embeddings": True}),
     "qwen3-moe-in-some-layers": ("qwen3_moe", {"head_dim": 18, **_EXPERTS, "mlp_only_layers": [1]}),

@@ -14,7 +14,20 @@ from runner.model_config import ModelConfig
 if TYPE_CHECKING:
     from runner.backends.native.blocks import Decoder
 
-ARCHITECTURES = ("gemma3_text", "gpt_oss", "llama", "mimo", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe")
+ARCHITECTURES = (
+    "gemma3_text",
+    "gpt_oss",
+    "granite",
+    "llama",
+    "mimo",
+    "mistral",
+    "olmo2",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "smollm3",
+)
 
 
 class ArchitectureModule(Protocol):

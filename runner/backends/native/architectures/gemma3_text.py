@@ -18,6 +18,6 @@ def _layer(config: ModelConfig, index: int) -> Layer:
         norm=config.qk_norm,
         window=config.window(index),
         scale=config.attention_scale,
-        rope="local" if index in config.sliding_layers else "global",
+        rope=config.rope(index),
     )
     return Layer(config, attention=attention, mlp=GatedMlp(config, activation=config.activation))
