@@ -219,7 +219,7 @@ def _weightless(spec: ModelSpec, directory: Path) -> LocalModel:
     return LocalModel(
         name=spec.name,
         kind=_kind(spec),
-        format="packed" if (directory / MANIFEST_NAME).is_file() else "gguf",
+        format="packed" if _was_packed(directory) else "gguf",
         quantization="",
         size_bytes=0,
         path=directory,
@@ -231,6 +231,15 @@ def _weightless(spec: ModelSpec, directory: Path) -> LocalModel:
         num_files=1,
         lost_target=lost_target(directory),
     )
+
+
+def _was_packed(directory: Path) -> bool:
+    from runner.quant.mq.manifest import read_files
+
+    try:
+        return WEIGHTS_NAME in read_files(directory / MANIFEST_NAME)
+    except RunnerError:
+        return False
 
 
 def _in_cache(registry: Registry, repo: str, directory: Path) -> list[LocalModel]:

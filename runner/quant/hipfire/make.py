@@ -46,7 +46,7 @@ def make_container(source: Path, output: Path, *, force: bool, on_stage: OnStage
             target, metadata_of(directory), planned, weights, lambda done, total: on_stage("converting", done, total)
         )
         size_bytes = target.stat().st_size
-        work.finish(target, companions_from=directory)
+        work.place_file(target)
     num_parameters = sum(math.prod(shape) for shape in weights.shapes.values())
     return Quantized(
         path=output,

@@ -6,6 +6,7 @@ Opening one reads headers and config.json, no weights. It knows where a source c
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import tempfile
 from collections.abc import Iterator
@@ -18,13 +19,14 @@ from typing import Final
 from runner.errors import BadModelFile, UnsupportedModel, UsageError
 from runner.model_config import ModelConfig, parse_model_config
 from runner.quant.draft_tensors import heads_alone
+from runner.quant.file_records import FileRecord
 from runner.quant.gguf_file import parts_of
 from runner.quant.hipfire import is_hipfire_file
 from runner.quant.hipfire.source import HfqWeights
 from runner.quant.json_file import read_json
-from runner.quant.mq.manifest import FileRecord, SourceRecord
+from runner.quant.mq.manifest import SourceRecord
 from runner.quant.origin import origin
-from runner.quant.packed_files import MANIFEST_NAME
+from runner.quant.packed_files import is_packed
 from runner.quant.quantize import gguf_of, model_name
 from runner.quant.safetensors_file import Checkpoint, read_header
 from runner.quant.weights import Weights, files_of, open_source
@@ -84,7 +86,7 @@ def opened(path: Path) -> Iterator[PackedSource]:
     """
     if not path.exists():
         raise BadModelFile(f"{path} does not exist.", hint="Give a Hugging Face directory, a GGUF or a hipfire file.")
-    if path.is_dir() and (path / MANIFEST_NAME).exists():
+    if path.is_dir() and is_packed(os.listdir(path)):
         raise UsageError(
             f"{path} is a packed model already.", hint="Start from the original: a second rounding makes it worse."
         )
