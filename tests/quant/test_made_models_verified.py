@@ -41,7 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, demo_directory: Path) -> Path
     place = tmp_path_factory.mktemp("made")
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     rope = {"rope_theta": 10000.0, "original_max_position_embeddings": 64, **scaling}
-    random_model(place / "source", demo_directory, "llama", rope_parameters=rope)
+    random_model(place / "source", demo_directory, "llama", rope_parameters=rope, head_dim=12)  # 24 bytes of divisors
     for form in ("f16", "q4_k_m"):
         make(place / "source", form, place / form)
     packed(tiny(place / "tiny"), place / "mq4", "mq4")
