@@ -205,7 +205,9 @@ def _in_directory(spec: ModelSpec, path: Path) -> list[LocalModel]:
 def _local(spec: ModelSpec, weights: _Weights) -> LocalModel:
     """Those weights; of a model made here, only headers tell whether they are whole."""
     model = weights.model(spec.name, _kind(spec), "")
-    is_damaged = spec.origin == "made" and any(damage(file.path) for file in weights.files)
+    manifest = [weights.files[0].path.with_name(MANIFEST_NAME)] if weights.format == "packed" else []
+    checked = [*(file.path for file in weights.files), *manifest]
+    is_damaged = spec.origin == "made" and any(map(damage, checked))
     return dataclasses.replace(model, state="damaged") if is_damaged else model
 
 

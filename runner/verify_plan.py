@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from runner.closed import cannot_read, closed, lost_target
@@ -28,7 +29,7 @@ from runner.quant.packed_files import MANIFEST_NAME
 from runner.registry import ModelSpec, Registry
 from runner.shard_order import names_in, promised_tensors
 from runner.verify import UNKNOWN, Finding, Link, Plan, Problem, Target
-from runner.weight_headers import damage
+from runner.weight_headers import damage, lacks_manifest
 
 # Beside weights that change a model and are none.
 _ADAPTER_CONFIG = "adapter_config.json"
@@ -331,11 +332,13 @@ def _without_hashes(directory: Path) -> Iterator[tuple[str, Problem, str]]:
         return
     weights = [name for name in names if (directory / name).suffix.lower() in WEIGHT_SUFFIXES]
     damaged = {name: how for name in weights if (how := damage(directory / name))}
-    yield from ((name, "wrong contents", how) for name, how in damaged.items())
+    for name, how in damaged.items():
+        with suppress(RunnerError):
+            if lacks_manifest(directory / name):
+                yield MANIFEST_NAME, "missing", f"{(directory / name).name} has packed weights, which it describes"
+                continue
+        yield name, "wrong contents", how
     if not damaged:
-        why = (
-            f"no {MANIFEST_NAME}, as of earlier versions and of other tools"
-            if directory.is_dir()
-            else "a file alone has none"
-        )
+        of_directory = f"no {MANIFEST_NAME}, as of earlier versions and of other tools"
+        why = of_directory if directory.is_dir() else "a file alone has none"
         yield "", "not checked", f"there are no hashes to compare with ({why})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -57,6 +58,11 @@ def model(made: Path, request: pytest.FixtureRequest) -> Path:
 @pytest.fixture
 def gguf(made: Path) -> Path:
     return shutil.copytree(made / "f16", user_paths().models / "mine")
+
+
+@pytest.fixture(autouse=True)
+def no_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
 
 
 def plan(name: object = "mine") -> Plan:
@@ -288,6 +294,44 @@ def test_a_packed_model_without_weights_is_called_packed(made: Path, capsys: pyt
     assert main(["ls", "--json"]) == 0
     (model,) = [one for one in json.loads(capsys.readouterr().out)["models"] if one["name"] == "mine"]
     assert (model["format"], model["state"]) == ("packed", "damaged")
+
+
+def test_packed_weights_without_their_manifest_are_said_to_be_that(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = shutil.copytree(made / "mq4", user_paths().models / "mine")
+    (directory / "runner.json").unlink()
+    assert problems(verified()) == {"runner.json": "missing"}
+    assert main(["ls", "--json"]) == 0
+    assert [one["state"] for one in json.loads(capsys.readouterr().out)["models"]] == ["complete", "damaged"]
+    for arguments, status in ((["show", "mine"], 0), (["explain", "mine"], 1), (["run", "mine", "hi"], 1)):
+        assert main(arguments) == status
+        assert "model.safetensors has packed weights, and runner.json is not beside it." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json", "runner.json"])
+def test_every_command_tells_the_remedy_of_a_damaged_file_beside_packed_weights(
+    made: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = shutil.copytree(made / "mq4", user_paths().models / "mine")
+    shutil.copy(made / "source" / "tokenizer_config.json", directory)
+    (directory / name).write_text((directory / name).read_text()[:-3] if (directory / name).exists() else "{")
+    for arguments in (["show", "mine"], ["explain", "mine"], ["run", "mine", "hi"]):
+        assert main(arguments) == 1
+        said = capsys.readouterr().err
+        assert name in said
+        assert said.endswith(
+            "\nhint: It was made here: make it again with `runner quantize MODEL -t FORMAT --force`.\n"
+        )
+
+
+def test_a_damaged_tokenizer_is_told_when_it_is_read_and_by_what_finds_its_remedy(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = shutil.copytree(made / "mq4", user_paths().models / "mine")
+    (directory / "tokenizer.json").write_bytes((directory / "tokenizer.json").read_bytes()[:-9])
+    assert main(["run", "mine", "hi"]) == 1
+    assert "`runner verify --repair`" in capsys.readouterr().err
 
 
 def test_a_damaged_manifest_keeps_a_packed_model_from_running_and_no_gguf(
