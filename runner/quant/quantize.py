@@ -7,6 +7,7 @@ conversion itself is convert.py's and kquants.py's.
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 import time
@@ -17,13 +18,14 @@ from typing import Final
 
 from gguf import GGMLQuantizationType
 
-from runner.errors import BadModelFile, UnsupportedModel
+from runner.errors import BadModelFile, UnsupportedModel, UsageError
 from runner.quant.convert import Source, convert, read_source
 from runner.quant.file_records import FileRecord, files_json, record_of
 from runner.quant.formats import FORMATS, Format, encoded_bytes, type_of
 from runner.quant.gguf_file import parts_of, read_header
 from runner.quant.hipfire import is_hipfire_file
 from runner.quant.kquants import quantize_gguf
+from runner.quant.packed_files import is_packed
 from runner.quant.work_directory import COMPANIONS, WorkDirectory, sync
 
 # What a stage is doing, how much is done, and of how much: bytes when converting, tensors when quantizing.
@@ -113,10 +115,19 @@ def model_name(source: Path) -> str:
     return _FORMAT_SUFFIX.sub("", resolved.name) or "model"
 
 
+def refuse_packed(source: Path) -> None:
+    """Raise UsageError for the directory of a packed model."""
+    if source.is_dir() and is_packed(os.listdir(source)):
+        raise UsageError(
+            f"{source} is a packed model already.", hint="Start from the original: a second rounding makes it worse."
+        )
+
+
 def _plan(source: Path, chosen: Format, unpacked: Path) -> _Plan:
     """unpacked: where the files that a hipfire file has inside are put."""
     if not source.exists():
         raise BadModelFile(f"{source} does not exist.", hint="Give a Hugging Face directory or a .gguf file.")
+    refuse_packed(source)
     if is_hipfire_file(source):
         return _plan_hipfire(source, chosen, unpacked)
     gguf = gguf_of(source)

@@ -245,6 +245,17 @@ def test_making_it_again_replaces_its_manifest_too(made: Path, gguf: Path) -> No
     assert verified() == ()
 
 
+@pytest.mark.parametrize(("form", "output"), [("q8_0", "out"), ("mq6", "out"), ("mq4-hipfire", "out.hfq")])
+def test_a_packed_model_is_no_source_of_any_format_and_a_gguf_with_hashes_is_one(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str, output: str
+) -> None:
+    arguments = ["-t", form, "-q", "-o", str(tmp_path / output)]
+    arguments += ["--no-calibrate"] if form == "mq6" else []
+    assert main(["quantize", str(made / "mq4"), *arguments]) == 2
+    assert "is a packed model already" in capsys.readouterr().err
+    assert main(["quantize", str(made / "f16"), *arguments]) == 0
+
+
 def test_weights_that_somebody_put_beside_a_gguf_are_not_deleted_with_it(made: Path, gguf: Path) -> None:
     (gguf / "model.safetensors").write_bytes(b"mine")
     with pytest.raises(UsageError, match=r"'model\.safetensors'"):
@@ -340,6 +351,9 @@ def test_a_damaged_manifest_keeps_a_packed_model_from_running_and_no_gguf(
     directory = shutil.copytree(made / "mq4", user_paths().models / "packed")
     for manifest in (directory / "runner.json", gguf / "runner.json"):
         flip(manifest, 200)
+    assert main(["ls", "--json"]) == 0
+    states = {one["name"]: one["state"] for one in json.loads(capsys.readouterr().out)["models"]}
+    assert (states["mine"], states["packed"]) == ("complete", "damaged")
     assert main(["show", "mine"]) == 0
     assert main(["show", "packed"]) == 1
     assert "make it again" in capsys.readouterr().err

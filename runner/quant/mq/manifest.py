@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, TypeVar, cast
 
 from runner.errors import BadModelFile, UnsupportedModel
 from runner.quant.file_records import FILES_SCHEMA, FileRecord, sealed, without_seal
+from runner.quant.json_file import DAMAGED
 from runner.quant.mq.recipe import Recipe, Rule
 from runner.quant.packed_files import MANIFEST_NAME, WEIGHTS_NAME
 from runner.quant.safetensors_file import is_plain_file_name
@@ -34,7 +35,7 @@ Rotation = Literal["online", "folded"]
 T = TypeVar("T")
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
-_HINT: Final = "The file is damaged or was made by another version of runner: quantize the model again."
+_HINT: Final = f"If another version of runner made it, quantize the model again. {DAMAGED}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ Opening one reads headers and config.json, no weights. It knows where a source c
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import tempfile
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from runner.errors import BadModelFile, UnsupportedModel, UsageError
+from runner.errors import BadModelFile, UnsupportedModel
 from runner.model_config import ModelConfig, parse_model_config
 from runner.quant.draft_tensors import heads_alone
 from runner.quant.file_records import FileRecord
@@ -26,8 +25,7 @@ from runner.quant.hipfire.source import HfqWeights
 from runner.quant.json_file import read_json
 from runner.quant.mq.manifest import SourceRecord
 from runner.quant.origin import origin
-from runner.quant.packed_files import is_packed
-from runner.quant.quantize import gguf_of, model_name
+from runner.quant.quantize import gguf_of, model_name, refuse_packed
 from runner.quant.safetensors_file import Checkpoint, read_header
 from runner.quant.weights import Weights, files_of, open_source
 from runner.quant.work_directory import COMPANIONS
@@ -86,10 +84,7 @@ def opened(path: Path) -> Iterator[PackedSource]:
     """
     if not path.exists():
         raise BadModelFile(f"{path} does not exist.", hint="Give a Hugging Face directory, a GGUF or a hipfire file.")
-    if path.is_dir() and is_packed(os.listdir(path)):
-        raise UsageError(
-            f"{path} is a packed model already.", hint="Start from the original: a second rounding makes it worse."
-        )
+    refuse_packed(path)
     if not is_hipfire_file(path):
         yield _plain(path)
         return
