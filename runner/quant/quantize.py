@@ -26,6 +26,7 @@ from runner.quant.gguf_file import parts_of, read_header
 from runner.quant.hipfire import is_hipfire_file
 from runner.quant.kquants import quantize_gguf
 from runner.quant.packed_files import is_packed
+from runner.quant.safetensors_file import plain_file_name
 from runner.quant.work_directory import COMPANIONS, WorkDirectory, sync
 
 # What a stage is doing, how much is done, and of how much: bytes when converting, tensors when quantizing.
@@ -105,6 +106,10 @@ def made_name(source: Path, weight_format: str) -> str:
 
 def model_name(source: Path) -> str:
     """A name for what is made from `source`: its directory's or file's, the repository's in the Hugging Face cache."""
+    return plain_file_name(_own_name(source)) or "model"
+
+
+def _own_name(source: Path) -> str:
     resolved = source.absolute()
     if resolved.suffix == ".gguf" or is_hipfire_file(resolved):
         stem = re.sub(r"-\d{5}-of-\d{5}$", "", resolved.stem)
@@ -112,7 +117,7 @@ def model_name(source: Path) -> str:
     for part in reversed(resolved.parts):
         if match := _HUB_DIRECTORY.fullmatch(part):
             return match["name"]
-    return _FORMAT_SUFFIX.sub("", resolved.name) or "model"
+    return _FORMAT_SUFFIX.sub("", resolved.name)
 
 
 def refuse_packed(source: Path) -> None:

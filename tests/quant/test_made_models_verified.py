@@ -219,6 +219,20 @@ def test_a_file_that_a_manifest_beside_it_does_not_list_is_not_judged_by_it(gguf
 # --- making ---
 
 
+@pytest.mark.parametrize("name", [b"we\xffird", b"new\nline", b"back\\slash", b"C:", "é (v2)".encode()])
+@pytest.mark.parametrize("form", ["q8_0", "mq6"])
+def test_a_name_that_other_systems_cannot_have_leaves_no_manifest_that_cannot_be_read(
+    demo_directory: Path, tmp_path: Path, name: bytes, form: str
+) -> None:
+    source = tmp_path / os.fsdecode(name)
+    shutil.copytree(demo_directory, source)
+    weights_of(source).rename(source / os.fsdecode(name + b".gguf"))
+    arguments = ["quantize", str(weights_of(source)), "-t", form, "-o", str(tmp_path / "out"), "-q"]
+    assert main([*arguments, "--no-calibrate"] if form == "mq6" else arguments) == 0
+    assert plan(tmp_path / "out").targets
+    assert verified(tmp_path / "out") == ()
+
+
 def test_what_is_stopped_before_its_manifest_is_there_leaves_nothing(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

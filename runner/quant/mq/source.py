@@ -26,7 +26,7 @@ from runner.quant.json_file import read_json
 from runner.quant.mq.manifest import SourceRecord
 from runner.quant.origin import origin
 from runner.quant.quantize import gguf_of, model_name, refuse_packed
-from runner.quant.safetensors_file import Checkpoint, read_header
+from runner.quant.safetensors_file import Checkpoint, plain_file_name, read_header
 from runner.quant.weights import Weights, files_of, open_source
 from runner.quant.work_directory import COMPANIONS
 
@@ -70,7 +70,10 @@ class PackedSource:
     def record(self) -> SourceRecord:
         """What the manifest says of it. Reads files that are small."""
         repo, revision = origin(self.files[0])
-        files = {path.name: FileRecord(size_bytes=path.stat().st_size, sha256=_sha256(path)) for path in self.files}
+        files = {
+            plain_file_name(path.name): FileRecord(size_bytes=path.stat().st_size, sha256=_sha256(path))
+            for path in self.files
+        }
         return SourceRecord(
             name=self.name, repo=repo, revision=revision, quantization=self.weights.quantization, files=files
         )
