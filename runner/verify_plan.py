@@ -314,7 +314,7 @@ def plan_directory(model: str, path: Path) -> Plan:
             find(place, name, "missing", f"{MANIFEST_NAME} lists it")
     if not meant:
         for name, problem, detail in _without_hashes(path):
-            find(path / name, name, problem, detail)
+            find(directory / name if name else path, name, problem, detail)
     return Plan(tuple(targets), tuple(findings))
 
 

@@ -326,7 +326,8 @@ def test_packed_weights_without_their_manifest_are_said_to_be_that(
 ) -> None:
     directory = shutil.copytree(made / "mq4", user_paths().models / "mine")
     (directory / "runner.json").unlink()
-    assert problems(verified()) == {"runner.json": "missing"}
+    for place in ("mine", directory, directory / "model.safetensors"):
+        assert [(one.path, one.problem) for one in verified(place)] == [(directory / "runner.json", "missing")]
     assert main(["ls", "--json"]) == 0
     assert [one["state"] for one in json.loads(capsys.readouterr().out)["models"]] == ["complete", "damaged"]
     for arguments, status in ((["show", "mine"], 0), (["explain", "mine"], 1), (["run", "mine", "hi"], 1)):
