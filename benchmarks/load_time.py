@@ -170,8 +170,8 @@ def parse() -> argparse.Namespace:
     asked = parser.parse_args()
     if (asked.model is None) == (asked.make is None):
         parser.error("give a packed model's directory, or --make SHAPE")
-    if asked.model is not None and not (asked.model / "runner.json").is_file():
-        parser.error(f"{asked.model} is no packed model: it has no runner.json")
+    if asked.model is not None and not (asked.model / "model.safetensors").is_file():
+        parser.error(f"{asked.model} is no packed model: it has no model.safetensors")
     if asked.make is not None:
         from shapes import SHAPES
 

@@ -33,6 +33,7 @@ import runner
 from runner.evaluation.weight_error import layer_matrices, mean_relative_error, relative_error
 from runner.model_config import parse_model_config
 from runner.quant.json_file import read_json
+from runner.quant.packed_files import MANIFEST_NAME, WEIGHTS_NAME
 from runner.quant.weights import open_source
 
 CHECKOUT = Path(__file__).parent.parent
@@ -152,8 +153,8 @@ def weight_error(source: Path, stored: Path) -> float:
     config = parse_model_config(read_json(source / "config.json"))
     original = open_source(source, None, config)
     names = layer_matrices(original)
-    if (stored / "runner.json").is_file():
-        tensors = read_json(stored / "runner.json")["tensors"]
+    if (stored / WEIGHTS_NAME).is_file():
+        tensors = read_json(stored / MANIFEST_NAME)["tensors"]
         errors = {name: float(tensors[name]["weight_error"] or 0) for name in names}
     else:
         weights = open_source(stored, next(stored.glob("*.gguf")), config)

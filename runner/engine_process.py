@@ -396,7 +396,7 @@ def _hint(status: int, last_words: str, *, is_ours: bool) -> str:
     if status in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGFPE, -signal.SIGBUS, -signal.SIGILL):
         return (
             "Loading the model again starts it anew. If that ends the same way, the file is damaged or too new for the "
-            f"library that runs it: fetch it again, or upgrade that.{said}"
+            f"library that runs it: `runner verify` tells, then fetch it again, or upgrade that.{said}"
         )
     return f"Loading the model again starts it anew.{said}"
 

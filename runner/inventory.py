@@ -205,7 +205,9 @@ def _in_directory(spec: ModelSpec, path: Path) -> list[LocalModel]:
 def _local(spec: ModelSpec, weights: _Weights) -> LocalModel:
     """Those weights; of a model made here, only headers tell whether they are whole."""
     model = weights.model(spec.name, _kind(spec), "")
-    is_damaged = spec.origin == "made" and any(damage(file.path) for file in weights.files)
+    manifest = [weights.files[0].path.with_name(MANIFEST_NAME)] if weights.format == "packed" else []
+    checked = [*(file.path for file in weights.files), *manifest]
+    is_damaged = spec.origin == "made" and any(map(damage, checked))
     return dataclasses.replace(model, state="damaged") if is_damaged else model
 
 
@@ -219,7 +221,7 @@ def _weightless(spec: ModelSpec, directory: Path) -> LocalModel:
     return LocalModel(
         name=spec.name,
         kind=_kind(spec),
-        format="packed" if (directory / MANIFEST_NAME).is_file() else "gguf",
+        format="packed" if _was_packed(directory) else "gguf",
         quantization="",
         size_bytes=0,
         path=directory,
@@ -231,6 +233,15 @@ def _weightless(spec: ModelSpec, directory: Path) -> LocalModel:
         num_files=1,
         lost_target=lost_target(directory),
     )
+
+
+def _was_packed(directory: Path) -> bool:
+    from runner.quant.mq.manifest import read_files
+
+    try:
+        return WEIGHTS_NAME in read_files(directory / MANIFEST_NAME)
+    except RunnerError:
+        return False
 
 
 def _in_cache(registry: Registry, repo: str, directory: Path) -> list[LocalModel]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from runner import hub
 from runner.closed import MOUNT, lost_target
@@ -22,6 +23,9 @@ from runner.registry import ModelSpec
 from runner.types import CancelToken
 from runner.verify import Finding
 from runner.weight_headers import MAKE_AGAIN
+
+# Of a file that was made here, or that somebody put where it is.
+NOT_FETCHED: Final = f"{MAKE_AGAIN}, or copy it from where it came"
 
 OnProgress = Callable[[hub.FetchState], None]
 
@@ -71,8 +75,7 @@ def _without_hub(finding: Finding) -> Mended:
     if lost_target(finding.path) is not None and not finding.repo:
         return _left(finding, MOUNT)
     if not finding.repo:
-        detail = f"it was made here and cannot be fetched: {MAKE_AGAIN}"
-        return _left(finding, detail)
+        return _left(finding, f"it is not the hub's and cannot be fetched: {NOT_FETCHED}")
     try:
         aside = _set_aside(finding)
     except RunnerError as error:

@@ -20,6 +20,7 @@ from runner.events import Notice, Progress
 from runner.hub_cache import file_size, repo_directory, snapshots
 from runner.measures import decimal_size
 from runner.model_files import (
+    CONFIG,
     INDEX,
     PICKLES,
     SAMPLING,
@@ -304,9 +305,9 @@ def _describe(spec: ModelSpec, located: Located, on_event: OnEvent) -> ReadyMode
         for path in located.weights:
             check_header(path)
         if located.choice.format == "packed":
-            from runner.quant.mq.manifest import read_manifest
-
-            read_manifest(located.directory)
+            check_header(located.directory / MANIFEST_NAME)
+        for name in (CONFIG, "tokenizer_config.json"):
+            read_json_if_there(located.beside / name)
     directory = located.beside
     from_config, ignored = sampling_defaults(directory / SAMPLING)
     if ignored:

@@ -1,9 +1,9 @@
 """What to check of a model, and what each file should be.
 
 A blob of the Hugging Face cache is named after its hash: SHA-256 for large files, git's SHA-1 for small ones. Models
-made here have theirs in runner.json, or their headers have to do. Where a name tells nothing, the hub's listing is
-asked for, through a function that is given. It reads names, headers and the JSON that says which files belong
-together, no weights; checking is verify.py's.
+made here have theirs in runner.json; of those that earlier versions made, and of files, headers may have to do. Where a
+name tells nothing, the hub's listing is asked for, through a function that is given. It reads names, headers and the
+JSON that says which files belong together, no weights; checking is verify.py's.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from runner.closed import cannot_read, closed, lost_target
 from runner.errors import RunnerError, UsageError
@@ -23,18 +23,18 @@ from runner.hub_parts import Part, leftovers
 from runner.inventory import has_weights, is_meant, known_groups
 from runner.model_config.families import SUPPORTED_MODEL_TYPES
 from runner.model_files import CONFIG, INDEX, SIDE_FILES, WEIGHT_SUFFIXES, intended_groups, lacking_files
-from runner.quant.json_file import read_json, read_json_if_there
+from runner.quant.json_file import read_json_if_there
+from runner.quant.mq.manifest import read_files
 from runner.quant.packed_files import MANIFEST_NAME
 from runner.registry import ModelSpec, Registry
 from runner.shard_order import names_in, promised_tensors
 from runner.verify import UNKNOWN, Finding, Link, Plan, Problem, Target
-from runner.weight_headers import damage
+from runner.weight_headers import damage, lacks_manifest
 
 # Beside weights that change a model and are none.
 _ADAPTER_CONFIG = "adapter_config.json"
 _MODEL_TYPE = re.compile(rb'"model_type"\s*:\s*"(\w+)"', re.ASCII)
 _MOST_DAMAGED = 1_000_000  # bytes of a damaged config.json that are looked through
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 # What the hub lists for (repository, commit), by name. Raises RunnerError.
 AskHub = Callable[[str, str], Mapping[str, Expected]]
@@ -282,41 +282,47 @@ def expected_of(blob_name: str) -> Expected | None:
 # --- models made here ------------------------------------------------------------------------------------------------
 
 
-def plan_directory(model: str, directory: Path) -> Plan:
+def plan_directory(model: str, path: Path) -> Plan:
     """What to check of a model that has a runner.json: the files it lists, with their sizes and hashes.
 
-    Without one, its headers tell some damage. directory: of the model, or its only file. Raises RunnerError where it
-    may not be read.
+    Without one, its headers tell some damage. path: the directory of the model, or one file, which is checked alone.
+    Raises RunnerError where it may not be read.
     """
-    if (place := closed(directory)) is not None:
+    if (place := closed(path)) is not None:
         raise cannot_read([place])
+    directory = path if path.is_dir() else path.parent
     targets, findings = [], []
 
-    def find(name: str, problem: Problem, detail: str) -> None:
-        findings.append(Finding(model=model, repo="", name=name, path=directory / name, problem=problem, detail=detail))
+    def find(place: Path, name: str, problem: Problem, detail: str) -> None:
+        findings.append(Finding(model=model, repo="", name=name, path=place, problem=problem, detail=detail))
 
+    manifest = directory / MANIFEST_NAME
     try:
-        files = read_json(directory / MANIFEST_NAME).get("files") if (directory / MANIFEST_NAME).exists() else None
+        files = read_files(manifest) if manifest.exists() else {}
     except RunnerError as error:
-        find(MANIFEST_NAME, "unreadable", error.message)
+        find(manifest, MANIFEST_NAME, "unreadable", error.message)
         return Plan((), tuple(findings))
-    if not isinstance(files, dict):
-        for name, problem, detail in _without_hashes(directory):
-            find(name, problem, detail)
-        return Plan((), tuple(findings))
-    for name, facts in files.items():
-        expected = _manifest_entry(name, facts)
-        if expected is None:
-            find(MANIFEST_NAME, "unreadable", f"its entry for {name!r} is malformed")
-        elif not (directory / name).is_file():
-            find(name, "missing", f"{MANIFEST_NAME} lists it")
+    meant = {name: record for name, record in files.items() if path in (directory, directory / name)}
+    for name, record in meant.items():
+        place = directory / name
+        if not record.sha256:
+            find(place, name, "not checked", f"{MANIFEST_NAME} has no hash of it")
+        elif place.is_file():
+            expected = Expected("sha256", record.sha256, record.size_bytes)
+            targets.append(Target(model=model, repo="", name=name, path=place, expected=expected))
         else:
-            targets.append(Target(model=model, repo="", name=name, path=directory / name, expected=expected))
+            find(place, name, "missing", f"{MANIFEST_NAME} lists it")
+    if not meant:
+        for name, problem, detail in _without_hashes(path):
+            find(directory / name if name else path, name, problem, detail)
     return Plan(tuple(targets), tuple(findings))
 
 
 def _without_hashes(directory: Path) -> Iterator[tuple[str, Problem, str]]:
-    """What can be said of a model without hashes to compare with: of which file, or of all as ""; what, and why."""
+    """What can be said of a model without hashes to compare with: of which file, or of all as ""; what, and why.
+
+    directory: of the model, or its only file.
+    """
     if (target := lost_target(directory)) is not None:
         yield "", "missing", f"it is a link to {target}, which cannot be found"
         return
@@ -326,15 +332,13 @@ def _without_hashes(directory: Path) -> Iterator[tuple[str, Problem, str]]:
         return
     weights = [name for name in names if (directory / name).suffix.lower() in WEIGHT_SUFFIXES]
     damaged = {name: how for name in weights if (how := damage(directory / name))}
-    yield from ((name, "wrong contents", how) for name, how in damaged.items())
+    for name, how in damaged.items():
+        with suppress(RunnerError):
+            if lacks_manifest(directory / name):
+                yield MANIFEST_NAME, "missing", f"{(directory / name).name} has packed weights, which it describes"
+                continue
+        yield name, "wrong contents", how
     if not damaged:
-        yield "", "not checked", f"there are no hashes to compare with (no {MANIFEST_NAME})"
-
-
-def _manifest_entry(name: str, facts: Any) -> Expected | None:
-    """One entry of "files"; None when it is malformed or leads out of the directory."""
-    sha256, size = (facts.get("sha256"), facts.get("size_bytes")) if isinstance(facts, dict) else (None, None)
-    is_inside = name and not os.path.isabs(name) and ".." not in Path(name).parts and "\x00" not in name
-    if not is_inside or not isinstance(sha256, str) or not _SHA256.fullmatch(sha256) or type(size) is not int:
-        return None
-    return Expected("sha256", sha256, size)
+        of_directory = f"no {MANIFEST_NAME}, as of earlier versions and of other tools"
+        why = of_directory if directory.is_dir() else "a file alone has none"
+        yield "", "not checked", f"there are no hashes to compare with ({why})"

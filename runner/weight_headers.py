@@ -13,21 +13,36 @@ from pathlib import Path
 from typing import Final
 
 from runner.errors import BadModelFile, UnsupportedModel
+from runner.quant.packed_files import MANIFEST_NAME
 from runner.registry import ModelSpec
 
+_PACKED_SUFFIX: Final = ".weight.packed"  # of tensors of packed models alone
 MAKE_AGAIN: Final = "make it again with `runner quantize MODEL -t FORMAT --force`"
 
 
 def check_header(path: Path) -> None:
-    """Raise BadModelFile for a .gguf or .safetensors that is damaged, UnsupportedModel for one that is not read."""
+    """Raise BadModelFile for a .gguf, .safetensors or runner.json that is damaged, UnsupportedModel for other kinds."""
     if path.suffix.lower() == ".gguf":
         from runner.quant.gguf_file import read_header as read_gguf
 
         read_gguf(path)
-        return
+    elif path.name == MANIFEST_NAME:
+        from runner.quant.mq.manifest import read_manifest
+
+        read_manifest(path)
+    elif lacks_manifest(path):
+        raise BadModelFile(
+            f"{path.name} has packed weights, and {MANIFEST_NAME} is not beside it.",
+            hint="Copy it from where the model came: it says what the weights are.",
+        )
+
+
+def lacks_manifest(path: Path) -> bool:
+    """Whether a .safetensors has packed weights and no manifest that says what they are. Raises as `check_header`."""
     from runner.quant.safetensors_file import read_header as read_safetensors
 
-    read_safetensors(path)
+    is_packed = any(name.endswith(_PACKED_SUFFIX) for name in read_safetensors(path))
+    return is_packed and not (path.parent / MANIFEST_NAME).exists()
 
 
 def damage(path: Path) -> str:

@@ -2,51 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from hub_server import Fault, Hub, Repo
 from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, blob, fetch_all, server, shard
-from tiny_files import write_gguf
+from verified import found, nobody, problems, repaired
 
 from runner import hub
-from runner.errors import BusyError, RunnerError, UsageError
-from runner.hub.hashes import Expected
+from runner.errors import RunnerError, UsageError
 from runner.hub_cache import repo_directory, snapshots
-from runner.mend import Mended, listed_hashes, mend
-from runner.paths import user_paths
+from runner.mend import listed_hashes
 from runner.registry import Registry
 from runner.types import CancelToken
-from runner.verify import Finding, Plan, check
+from runner.verify import Finding, check
 from runner.verify_plan import plan_cached, plan_everything, plan_of
 
 __all__ = ["server"]  # the fixture
 
 
-def nobody(repo: str, commit: str) -> Mapping[str, Expected]:
-    """A hub that must not be asked, and if it is, cannot be reached."""
-    raise BusyError(f"{repo} at {commit} is not to be asked for")
-
-
-def found(plan: Plan) -> tuple[Finding, ...]:
-    return check(plan, lambda _done, _total: None, CancelToken())
-
-
 def cached(repo: str) -> tuple[Finding, ...]:
     return found(plan_cached(repo, repo_directory(repo), None, nobody))
-
-
-def repaired(findings: tuple[Finding, ...]) -> tuple[Mended, ...]:
-    return mend(findings, on_progress=lambda _: None, cancel=CancelToken(), options=hub.FetchOptions())
-
-
-def problems(findings: tuple[Finding, ...]) -> dict[str, str]:
-    return {finding.name: finding.problem for finding in findings}
 
 
 # --- the cache ---
@@ -411,63 +390,3 @@ def test_a_quantization_means_its_files_alone(server: Hub) -> None:
 def test_what_is_not_here_cannot_be_checked(name: str) -> None:
     with pytest.raises(UsageError):
         plan_of(Registry.load_for().resolve(name), nobody)
-
-
-# --- models made here ---
-
-
-def make(files: dict[str, bytes], manifest: object = None) -> Path:
-    directory = user_paths().models / "mine"
-    directory.mkdir(parents=True)
-    for name, data in files.items():
-        (directory / name).write_bytes(data)
-    if manifest is None:
-        listed = {
-            name: {"size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()
-        }
-        manifest = {"files": listed}
-    (directory / "runner.json").write_text(json.dumps(manifest))
-    return directory
-
-
-def test_a_model_made_here_is_checked_by_its_manifest() -> None:
-    directory = make({"a.safetensors": b"aaaa", "b.safetensors": b"bbbb", "c.safetensors": b"cccc", "d.json": b"{}"})
-    spec = Registry.load_for().resolve("mine")
-    assert found(plan_of(spec, nobody)) == ()
-    (directory / "a.safetensors").write_bytes(b"aaab")
-    (directory / "b.safetensors").write_bytes(b"bb")
-    (directory / "c.safetensors").unlink()
-    findings = found(plan_of(spec, nobody))
-    assert problems(findings) == {
-        "a.safetensors": "wrong contents",
-        "b.safetensors": "truncated",
-        "c.safetensors": "missing",
-    }
-    assert {(one.is_mended, one.set_aside) for one in repaired(findings)} == {(False, None)}
-    assert "runner quantize" in repaired(findings)[0].detail
-
-
-@pytest.mark.parametrize(
-    "manifest",
-    [
-        {"files": {"../../out": {"size_bytes": 1, "sha256": "0" * 64}}},
-        {"files": {"/etc/passwd": {"size_bytes": 1, "sha256": "0" * 64}}},
-        {"files": {"a": {"size_bytes": True, "sha256": "0" * 64}}},
-        {"files": {"a": {"size_bytes": 1, "sha256": "zz"}}},
-        {"files": {"a": 7}},
-        [],
-    ],
-)
-def test_a_malformed_manifest_is_damage_and_leads_nowhere(manifest: object) -> None:
-    make({"a": b"a"}, manifest)
-    findings = found(plan_of(Registry.load_for().resolve("mine"), nobody))
-    assert problems(findings) == {"runner.json": "unreadable"}
-
-
-def test_without_a_manifest_nothing_can_be_compared_and_that_is_said_of_the_model() -> None:
-    directory = user_paths().models / "mine"
-    directory.mkdir(parents=True)
-    write_gguf(directory / "mine.gguf")
-    (finding,) = found(plan_of(Registry.load_for().resolve("mine"), nobody))
-    assert (finding.problem, finding.is_damage) == ("not checked", False)
-    assert (finding.model, finding.name, finding.path) == ("mine", "", directory)

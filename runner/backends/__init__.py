@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
 from runner.backends.base import BackendModule
 from runner.config import LoadOptions
@@ -41,6 +41,9 @@ def backend_module(name: BackendName) -> BackendModule:
     return cast(BackendModule, importlib.import_module(f"runner.backends.{name}"))
 
 
+CHECKED_BY: Final = "`runner doctor` checks the backends, `runner verify` the model's files."
+
+
 def choose(model: ReadyModel, options: LoadOptions) -> Choice:
     """The backend for `model`: the one asked for, or for "auto" the best that does not refuse.
 
@@ -62,7 +65,7 @@ def choose(model: ReadyModel, options: LoadOptions) -> Choice:
             return Choice(name=name, reason=f"{reason}: {why}" if why else reason, refused=tuple(refused))
         refused.append((name, refusal))
     reasons = " ".join(f"{name}: {text}" for name, text in refused)
-    raise UnsupportedModel(f"No backend can run {model.name}. {reasons}", hint="`runner doctor` checks the backends.")
+    raise UnsupportedModel(f"No backend can run {model.name}. {reasons}", hint=CHECKED_BY)
 
 
 def _candidates(model: ReadyModel, options: LoadOptions) -> tuple[tuple[BackendName, str], ...]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 
+from runner.backends import CHECKED_BY
 from runner.backends.base import common_prefix
 from runner.bench.bytes_read import kv_bytes_per_position, stored_weights, weights_read
 from runner.bench.events import BackendRefused, BenchEvent, BenchFinished, BenchStep
@@ -260,9 +261,7 @@ class Bench:
         reasons = " ".join(f"{side.name}: {side.refused}" for side in self._sides.values())
         if all(isinstance(error, DoesNotFit) for error in errors.values()):
             raise DoesNotFit(f"{title(self._spec)} fits no backend here. {reasons}", hint=first.hint)
-        raise UnsupportedModel(
-            f"No backend can run {title(self._spec)}. {reasons}", hint="`runner doctor` checks the backends."
-        )
+        raise UnsupportedModel(f"No backend can run {title(self._spec)}. {reasons}", hint=CHECKED_BY)
 
     # --- what came of it ---------------------------------------------------------------------------------------------
 

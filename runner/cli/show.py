@@ -149,8 +149,9 @@ def _facts(spec: ModelSpec, located: Located | None) -> dict[str, Any]:
     facts["size_bytes"] = located.size_bytes
     with remedies_of(spec):
         read = {"gguf": _of_gguf, "safetensors": _of_safetensors, "packed": _of_packed}[located.choice.format](located)
+        defaults = sampling_defaults(located.beside / SAMPLING)[0]
     facts.update({key: value for key, value in read.items() if value})
-    facts["sampling"] = {**read["sampling"], **sampling_defaults(located.beside / SAMPLING)[0]}
+    facts["sampling"] = {**read["sampling"], **defaults}
     if facts["chat_template"] is not None:
         facts["chat_template_hash"] = template_hash(facts["chat_template"])
     return facts

@@ -223,7 +223,7 @@ def _print_json(
 
 def _conclude(findings: Sequence[Finding], mended: Sequence[Mended]) -> None:
     """Raise VerificationFailed when something is damaged still."""
-    from runner.weight_headers import MAKE_AGAIN
+    from runner.mend import NOT_FETCHED
 
     mended_ones = [one.finding for one in mended if one.is_mended]
     left = [finding for finding in findings if finding.is_damage and finding not in mended_ones]
@@ -238,6 +238,6 @@ def _conclude(findings: Sequence[Finding], mended: Sequence[Mended]) -> None:
     else:
         are_lost = {lost_target(finding.path) is not None for finding in left}
         of_links = (f"To mend a link: {MOUNT} with `runner rm`.",) if True in are_lost else ()
-        of_files = (f"Files that were made here cannot be fetched: {MAKE_AGAIN}.",) if False in are_lost else ()
+        of_files = (f"What is not the hub's cannot be fetched: {NOT_FETCHED}.",) if False in are_lost else ()
         hint = " ".join((*of_links, *of_files))
     raise VerificationFailed(f"{files} {_wrong(left)}.", hint=hint)

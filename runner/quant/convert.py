@@ -6,13 +6,14 @@ business. Peak memory is one encoded tensor and a few rows as float32.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFWriter
 from numpy.typing import NDArray
 
 from runner.errors import BadModelFile, UnsupportedModel
@@ -20,9 +21,9 @@ from runner.model_config import ModelConfig, parse_model_config
 from runner.quant.architectures import architecture_of
 from runner.quant.byte_level_bpe import is_byte_level, read_byte_level_bpe
 from runner.quant.draft_tensors import without_heads
+from runner.quant.file_records import FileRecord
 from runner.quant.formats import Format, encode_rows, encoded_bytes, row_spans, type_of
 from runner.quant.gguf_metadata import QUANTIZATION_VERSION, rope_factors, write_model, write_vocabulary
-from runner.quant.journal import refusal
 from runner.quant.json_file import read_json
 from runner.quant.safetensors_file import Checkpoint, to_f32
 from runner.quant.sentencepiece_vocabulary import is_sentencepiece, read_from_json, read_from_model
@@ -132,48 +133,64 @@ def _read_vocabulary(directory: Path, vocab_size: int) -> Vocabulary:
     )
 
 
-def convert(source: Source, chosen: Format, output: Path, on_progress: OnProgress) -> None:
-    """Write `source` to `output` in a format made here. on_progress gets (bytes written, bytes in all).
+def convert(source: Source, chosen: Format, output: Path, on_progress: OnProgress) -> FileRecord:
+    """Write `source` to `output` in a format made here; returns its size and hash, taken on its way to the disk.
 
-    Raises OSError when the file cannot be written, BadModelFile for a weight that is NaN or infinite, UnsupportedModel
-    for one that the format cannot hold.
+    on_progress gets (bytes written, bytes in all). Raises OSError when the file cannot be written, BadModelFile for a
+    weight that is NaN or infinite, UnsupportedModel for one that the format cannot hold.
     """
+    types = {tensor.target: type_of(tensor, chosen) for tensor in source.tensors}
+    _write_header(source, chosen, types, output)
+    written = _Appended(output)
+    with written.file:
+        if (factors := rope_factors(source.config)) is not None:
+            written.add(factors)
+        done, total = 0, sum(encoded_bytes(tensor.shape, types[tensor.target]) for tensor in source.tensors)
+        for tensor in source.tensors:
+            encoded = _encode(source.checkpoint, tensor, types[tensor.target])
+            written.add(encoded)
+            done += encoded.size
+            on_progress(done, total)
+    return FileRecord(size_bytes=output.stat().st_size, sha256=written.digest.hexdigest())
+
+
+def _write_header(source: Source, chosen: Format, types: Mapping[str, GGMLQuantizationType], output: Path) -> None:
+    """All that is before the first tensor but the padding."""
     writer = GGUFWriter(output, source.architecture.gguf_name)
     try:
         write_model(writer, source.config, name=source.name)
         writer.add_file_type(int(chosen.file_type))
         writer.add_quantization_version(QUANTIZATION_VERSION)
         write_vocabulary(writer, source.vocabulary)
-        _write_tensors(writer, source, chosen, on_progress)
-    except OSError as error:
-        # numpy says "10 requested and 4 written", and not why.
-        if error.errno is None and "requested and" in str(error):
-            raise refusal(output) from error
-        raise
+        if (factors := rope_factors(source.config)) is not None:
+            writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
+        for tensor in source.tensors:
+            stored = types[tensor.target]
+            size = encoded_bytes(tensor.shape, stored)
+            writer.add_tensor_info(tensor.target, tensor.shape, np.dtype(np.float32), size, stored)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
     finally:
         writer.close()
 
 
-def _write_tensors(writer: GGUFWriter, source: Source, chosen: Format, on_progress: OnProgress) -> None:
-    types = {tensor.target: type_of(tensor, chosen) for tensor in source.tensors}
-    sizes = {tensor.target: encoded_bytes(tensor.shape, types[tensor.target]) for tensor in source.tensors}
-    factors = rope_factors(source.config)
-    if factors is not None:
-        writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
-    for tensor in source.tensors:
-        stored = types[tensor.target]
-        writer.add_tensor_info(tensor.target, tensor.shape, np.dtype(np.float32), sizes[tensor.target], stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    if factors is not None:
-        writer.write_tensor_data(factors)
-    done, total = 0, sum(sizes.values())
-    for tensor in source.tensors:
-        writer.write_tensor_data(_encode(source.checkpoint, tensor, types[tensor.target]))
-        done += sizes[tensor.target]
-        on_progress(done, total)
-    writer.flush()
+class _Appended:
+    """Tensors behind the header that is in a file, each filled up to the alignment, and the hash of all of it."""
+
+    def __init__(self, path: Path) -> None:
+        header = path.read_bytes()
+        self.digest = hashlib.sha256(header)
+        self.file = path.open("ab")
+        self._put(bytes(-len(header) % GGUF_DEFAULT_ALIGNMENT))
+
+    def add(self, tensor: NDArray[Any]) -> None:
+        self._put(tensor.data)
+        self._put(bytes(-tensor.nbytes % GGUF_DEFAULT_ALIGNMENT))
+
+    def _put(self, data: bytes | memoryview) -> None:
+        self.file.write(data)
+        self.digest.update(data)
 
 
 def _encode(checkpoint: Tensors, tensor: PlannedTensor, stored: GGMLQuantizationType) -> NDArray[np.uint8]:

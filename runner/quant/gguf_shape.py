@@ -11,6 +11,7 @@ from typing import Any, Final
 from runner.errors import BadModelFile
 from runner.model_config.shape import LayerCache, Shape
 from runner.quant.gguf_file import GgufHeader
+from runner.quant.json_file import DAMAGED
 
 MAX_LAYERS: Final = 2**12
 
@@ -70,7 +71,7 @@ def _whole(header: GgufHeader, key: str, low: int, high: int = 2**40, default: i
 def _bad(header: GgufHeader, key: str) -> BadModelFile:
     return BadModelFile(
         f"{header.path.name} has no usable number under {header.architecture}.{key}.",
-        hint="The file is damaged: fetch it again.",
+        hint=DAMAGED,
     )
 
 

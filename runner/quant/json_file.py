@@ -12,21 +12,21 @@ from typing import Any, Final
 from runner.errors import BadModelFile
 
 MAX_JSON_BYTES: Final = 256 * 1024 * 1024  # tokenizer.json of a large vocabulary is some 30 MB
-_HINT = "Fetch the model's files again."
+DAMAGED: Final = "`runner verify --repair` fetches damaged files again, and says what mends those that it cannot fetch."
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`. Raises BadModelFile when it is missing, too large, or not an object."""
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
-            raise BadModelFile(f"{path} is too large to be what its name says.", hint=_HINT)
+            raise BadModelFile(f"{path} is too large to be what its name says.", hint=DAMAGED)
         value = json.loads(path.read_bytes().decode("utf-8"))
     except OSError as error:
-        raise BadModelFile(f"{path} cannot be read: {error.strerror or error}.", hint=_HINT) from error
+        raise BadModelFile(f"{path} cannot be read: {error.strerror or error}.", hint=DAMAGED) from error
     except (ValueError, RecursionError) as error:
-        raise BadModelFile(f"{path} is not JSON: {error}.", hint=_HINT) from error
+        raise BadModelFile(f"{path} is not JSON: {error}.", hint=DAMAGED) from error
     if not isinstance(value, dict):
-        raise BadModelFile(f"{path} is not a JSON object.", hint=_HINT)
+        raise BadModelFile(f"{path} is not a JSON object.", hint=DAMAGED)
     return value
 
 

@@ -1,11 +1,13 @@
 """Makes a model directory (or one .gguf) in a weight format, from a Hugging Face directory, a GGUF or a hipfire file.
 
 Everything is written into "<output>.partial" and renamed at the end, so that a killed run leaves nothing that looks
-whole. It knows the order of the work; the conversion itself is convert.py's and kquants.py's.
+whole; before that comes runner.json, with the hashes of a directory's files. It knows the order of the work; the
+conversion itself is convert.py's and kquants.py's.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 import time
@@ -16,13 +18,16 @@ from typing import Final
 
 from gguf import GGMLQuantizationType
 
-from runner.errors import BadModelFile, UnsupportedModel
+from runner.errors import BadModelFile, UnsupportedModel, UsageError
 from runner.quant.convert import Source, convert, read_source
+from runner.quant.file_records import FileRecord, files_json, record_of
 from runner.quant.formats import FORMATS, Format, encoded_bytes, type_of
 from runner.quant.gguf_file import parts_of, read_header
 from runner.quant.hipfire import is_hipfire_file
 from runner.quant.kquants import quantize_gguf
-from runner.quant.work_directory import WorkDirectory
+from runner.quant.packed_files import is_packed
+from runner.quant.safetensors_file import plain_file_name
+from runner.quant.work_directory import COMPANIONS, WorkDirectory, sync
 
 # What a stage is doing, how much is done, and of how much: bytes when converting, tensors when quantizing.
 OnStage = Callable[[str, int, int], None]
@@ -78,9 +83,9 @@ def quantize_model(source: Path, chosen: Format, output: Path, *, force: bool, o
         with work.opened() as lock:
             work.require_room(plan.needed_bytes + _SPARE_BYTES)
             weights = work.path / work.weights_name(f"{name}-{chosen.name}.gguf")
-            _make(plan, chosen, weights, lock, on_stage)
+            record = _make(plan, chosen, weights, lock, on_stage)
             header = read_header(weights)
-            work.finish(weights, companions_from=plan.files)
+            _finish(work, weights, record, plan.files, on_stage)
     return Quantized(
         path=output,
         weights=output if work.is_file else output / weights.name,
@@ -101,6 +106,10 @@ def made_name(source: Path, weight_format: str) -> str:
 
 def model_name(source: Path) -> str:
     """A name for what is made from `source`: its directory's or file's, the repository's in the Hugging Face cache."""
+    return plain_file_name(_own_name(source)) or "model"
+
+
+def _own_name(source: Path) -> str:
     resolved = source.absolute()
     if resolved.suffix == ".gguf" or is_hipfire_file(resolved):
         stem = re.sub(r"-\d{5}-of-\d{5}$", "", resolved.stem)
@@ -108,13 +117,22 @@ def model_name(source: Path) -> str:
     for part in reversed(resolved.parts):
         if match := _HUB_DIRECTORY.fullmatch(part):
             return match["name"]
-    return _FORMAT_SUFFIX.sub("", resolved.name) or "model"
+    return _FORMAT_SUFFIX.sub("", resolved.name)
+
+
+def refuse_packed(source: Path) -> None:
+    """Raise UsageError for the directory of a packed model."""
+    if source.is_dir() and is_packed(os.listdir(source)):
+        raise UsageError(
+            f"{source} is a packed model already.", hint="Start from the original: a second rounding makes it worse."
+        )
 
 
 def _plan(source: Path, chosen: Format, unpacked: Path) -> _Plan:
     """unpacked: where the files that a hipfire file has inside are put."""
     if not source.exists():
         raise BadModelFile(f"{source} does not exist.", hint="Give a Hugging Face directory or a .gguf file.")
+    refuse_packed(source)
     if is_hipfire_file(source):
         return _plan_hipfire(source, chosen, unpacked)
     gguf = gguf_of(source)
@@ -207,7 +225,9 @@ def _converted_bytes(source: Source, chosen: Format) -> int:
     return sum(encoded_bytes(tensor.shape, type_of(tensor, chosen)) for tensor in source.tensors)
 
 
-def _make(plan: _Plan, chosen: Format, weights: Path, lock: int, on_stage: OnStage) -> None:
+def _make(plan: _Plan, chosen: Format, weights: Path, lock: int, on_stage: OnStage) -> FileRecord | None:
+    """Returns the record of the weights where they were written here, None where llama.cpp wrote them."""
+
     def converting(done: int, total: int) -> None:
         on_stage("converting", done, total)
 
@@ -216,12 +236,28 @@ def _make(plan: _Plan, chosen: Format, weights: Path, lock: int, on_stage: OnSta
 
     if plan.gguf is not None:
         quantize_gguf(plan.gguf, weights, int(chosen.file_type), quantizing, lock=lock)
-        return
+        return None
     assert plan.checkpoint is not None
     if not chosen.by_llama_cpp:
-        convert(plan.checkpoint, chosen, weights, converting)
-        return
+        return convert(plan.checkpoint, chosen, weights, converting)
     between = weights.with_name("intermediate.gguf")
     convert(plan.checkpoint, lossless_format(plan.checkpoint), between, converting)
     quantize_gguf(between, weights, int(chosen.file_type), quantizing, lock=lock)
     between.unlink()
+    return None
+
+
+def _finish(work: WorkDirectory, weights: Path, record: FileRecord | None, companions: Path, on_stage: OnStage) -> None:
+    """Put it in its place, a directory with companions and a manifest, which a model of one file has no place for.
+
+    record: of the weights, None where they are still to be hashed.
+    """
+    if work.is_file:
+        work.place_file(weights)
+        return
+    sync(weights)
+    work.copy_companions(companions)
+    files = {weights.name: record or record_of(weights, lambda done, total: on_stage("hashing", done, total))}
+    files |= {name: record_of(path) for name in COMPANIONS if (path := work.path / name).is_file()}
+    work.write_manifest(files_json(files))
+    work.place()

@@ -268,6 +268,11 @@ def is_plain_file_name(name: str) -> bool:
     )
 
 
+def plain_file_name(name: str) -> str:
+    """What is left of a name on this system that is one on every system; "" for nothing."""
+    return "".join(letter for letter in name if letter.isprintable() and letter not in "/\\:")
+
+
 def _refuse_pickle(paths: Iterable[Path]) -> None:
     for path in paths:
         if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):

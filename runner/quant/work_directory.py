@@ -196,7 +196,7 @@ class WorkDirectory:
                 is_kept = False  # it would fail again
                 raise
             finally:
-                # After finish() nothing is left there; after a failure, half-made files would only take space.
+                # After place() nothing is left there; after a failure, half-made files would only take space.
                 if not is_kept:
                     shutil.rmtree(self.path, ignore_errors=True)
                 else:
@@ -205,14 +205,10 @@ class WorkDirectory:
         finally:
             os.close(descriptor)
 
-    def finish(self, weights: Path, *, companions_from: Path) -> None:
-        """Put the whole thing in its place, on the disk first. The old one goes last."""
+    def place_file(self, weights: Path) -> None:
+        """Put a model of one file in its place, on the disk first."""
         sync(weights)
-        if self.is_file:
-            os.replace(weights, self.output)
-            return
-        self.copy_companions(companions_from)
-        self.place()
+        os.replace(weights, self.output)
 
     def copy_companions(self, source: Path) -> None:
         """The files that go beside the weights, as far as `source` has them."""
@@ -221,8 +217,15 @@ class WorkDirectory:
                 shutil.copyfile(file, self.path / name)
                 sync(self.path / name)
 
+    def write_manifest(self, text: str) -> Path:
+        """The last file of a directory: what it should have is known from then on."""
+        path = self.path / MANIFEST_NAME
+        path.write_text(text, encoding="utf-8")
+        sync(path)
+        return path
+
     def place(self) -> None:
-        """Rename the directory to the output; all that is in it is on the disk already."""
+        """Rename the directory to the output; all that is in it is on the disk already. The old one goes last."""
         sync(self.path)
         if self._replaces:
             # The old one is set aside, not deleted, until the new one is in its place.
@@ -260,8 +263,10 @@ class WorkDirectory:
     def _foreign_files(self, directory: Path, is_one_file: Callable[[str], bool]) -> list[str]:
         """What is there that no run of ours made. is_one_file: whether a model of one file of that name is ours."""
         entries = sorted(directory.iterdir())
+        has_gguf = any(entry.suffix == ".gguf" for entry in entries)
+        parts = self._parts.names & {MANIFEST_NAME} if has_gguf else self._parts.names  # no run makes weights of both
         is_ours = not self._parts.signs.isdisjoint(entry.name for entry in entries)
-        ours = {*COMPANIONS, *(self._parts.names if is_ours else ())}
+        ours = {*COMPANIONS, *(parts if is_ours else ())}
         return [
             entry.name
             for entry in entries

@@ -62,7 +62,7 @@ def test_each_format_loads_and_answers(demo_source: Path, tmp_path: Path, name: 
     assert result.num_parameters == header.num_parameters == 18_357_504
     expected = {"f16": 16.0, "q8_0": 8.5, "q4_0": 5.4, "q4_k_m": 5.1, "q5_k_m": 5.8, "q6_k": 6.6}[name]
     assert abs(result.bpw - expected) < 0.1
-    names = ["converting", "quantizing"] if name in K_QUANTS else ["converting"]
+    names = ["converting", "quantizing", "hashing"] if name in K_QUANTS else ["converting"]
     assert list(dict.fromkeys(stage for stage, _, _ in stages)) == names
     if len(names) == 1:  # each stage counts from 0
         assert all(before[1] <= after[1] for before, after in pairwise(stages))
@@ -83,6 +83,7 @@ def test_the_result_is_a_directory_that_can_be_loaded(demo_source: Path, tmp_pat
         "tokenizer.json",
         "tokenizer_config.json",
         "LICENSE",
+        "runner.json",
     }
     assert [name for name in files(tmp_path) if name.startswith("out")] == ["out"]
 

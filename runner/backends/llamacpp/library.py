@@ -21,6 +21,7 @@ from runner.backends.base import LoadProgress
 from runner.config import LONGEST_DRAFT, KvType, LoadOptions
 from runner.errors import BadModelFile, DoesNotFit, loading_cancelled
 from runner.machine import default_threads
+from runner.quant.json_file import DAMAGED
 from runner.types import CancelToken
 
 log = logging.getLogger(__name__)
@@ -131,7 +132,7 @@ def open_model(
             )
         raise BadModelFile(
             f"llama.cpp cannot load {path.name}: {reason}",
-            hint="The file may be damaged, or too new for this llama-cpp-python: fetch it again or upgrade.",
+            hint=f"The file may be too new for this llama-cpp-python, or damaged. {DAMAGED}",
         )
     return model
 

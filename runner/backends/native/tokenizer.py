@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer as HfTokenizer
 
 from runner.errors import BadModelFile, UnsupportedModel
-from runner.quant.json_file import read_json
+from runner.quant.json_file import DAMAGED, read_json
 from runner.quant.vocabulary import around_text, read_special_tokens
 
 _SPACE = "\u2581"  # SentencePiece writes a space as this character
@@ -31,7 +31,7 @@ class HuggingFaceTokenizer:
         try:
             self._tokenizer = HfTokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
-            raise BadModelFile(f"{path} is not a tokenizer: {error}.", hint="Fetch the model's files again.") from error
+            raise BadModelFile(f"{path} is not a tokenizer: {error}.", hint=DAMAGED) from error
         every_added = self._tokenizer.get_added_tokens_decoder()
         # Gemma's text models have the tokenizer of their multimodal ones, and no row for its image token.
         ids = {

@@ -17,7 +17,7 @@ from runner.quant.architectures import architecture_of
 from runner.quant.hipfire import is_hipfire_file
 from runner.quant.hipfire.write import metadata_of, plan_container, write_container
 from runner.quant.json_file import read_json
-from runner.quant.quantize import OnStage, Quantized, gguf_of
+from runner.quant.quantize import OnStage, Quantized, gguf_of, refuse_packed
 from runner.quant.tensor_rules import plan
 from runner.quant.weights import GgufWeights, Weights, open_source
 from runner.quant.work_directory import WorkDirectory
@@ -34,6 +34,7 @@ def make_container(source: Path, output: Path, *, force: bool, on_stage: OnStage
     started = time.monotonic()
     work = WorkDirectory(output)
     work.check_target(force=force, source=source)
+    refuse_packed(source)
     if is_hipfire_file(source):
         raise UsageError(f"{source} is one of hipfire's files already.", hint="Copy it.")
     directory, weights = _open(source)
@@ -46,7 +47,7 @@ def make_container(source: Path, output: Path, *, force: bool, on_stage: OnStage
             target, metadata_of(directory), planned, weights, lambda done, total: on_stage("converting", done, total)
         )
         size_bytes = target.stat().st_size
-        work.finish(target, companions_from=directory)
+        work.place_file(target)
     num_parameters = sum(math.prod(shape) for shape in weights.shapes.values())
     return Quantized(
         path=output,

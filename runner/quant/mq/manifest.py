@@ -1,7 +1,8 @@
 """runner.json, the manifest of a packed model: what every tensor is stored as, what it was made from, and checksums.
 
-Written last, so that a directory with one is whole. Reading checks every key, type and size before any is believed. It
-imports no torch: whether stored parts are those of their format is checked when they are opened (packed_weights.py).
+Written last, so that a directory with one is whole. Reading checks every key, type and size before any is believed; the
+shorter one beside a GGUF (file_records.py) is read here too. It imports no torch: whether stored parts are those of
+their format is checked when they are opened (packed_weights.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, cast
 
 from runner.errors import BadModelFile, UnsupportedModel
+from runner.quant.file_records import FILES_SCHEMA, FileRecord, sealed, without_seal
+from runner.quant.json_file import DAMAGED
 from runner.quant.mq.recipe import Recipe, Rule
 from runner.quant.packed_files import MANIFEST_NAME, WEIGHTS_NAME
 from runner.quant.safetensors_file import is_plain_file_name
@@ -32,15 +35,7 @@ Rotation = Literal["online", "folded"]
 T = TypeVar("T")
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
-_HINT: Final = "The file is damaged or was made by another version of runner: quantize the model again."
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileRecord:
-    """A file's size and checksum; sha256 is "" where it was not worth reading the file for."""
-
-    size_bytes: int
-    sha256: str
+_HINT: Final = f"If another version of runner made it, quantize the model again. {DAMAGED}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,25 +108,28 @@ class Manifest:
 
 def to_json(manifest: Manifest) -> str:
     """The text of runner.json."""
-    return json.dumps({"schema": SCHEMA, **to_plain(manifest)}, indent=1, ensure_ascii=False) + "\n"
+    return sealed({"schema": SCHEMA, **to_plain(manifest)})
 
 
 def read_manifest(path: Path) -> Manifest:
     """The checked contents of a runner.json, or of the one in a directory. Raises BadModelFile, UnsupportedModel."""
-    file = path / MANIFEST_NAME if path.is_dir() else path
-    plain = _object(_read_text(file))
-    schema = plain.pop("schema", None)
-    if schema != SCHEMA:
-        if isinstance(schema, str) and schema.startswith("runner.model/") and len(schema) < 40:
-            raise UnsupportedModel(
-                f"{file.name} is of version {schema.removeprefix('runner.model/')}; this runner reads version 1.",
-                hint="Use a newer version of runner.",
-            )
-        raise BadModelFile(f"{file.name} is not the manifest of a packed model.", hint=_HINT)
-    return _manifest(plain)
+    return _read_manifest(_read(path / MANIFEST_NAME if path.is_dir() else path))
+
+
+def read_files(path: Path) -> Mapping[str, FileRecord]:
+    """The files that a runner.json lists, of a packed model or beside a GGUF. Raises as `read_manifest` does."""
+    plain = _read(path)
+    return _read_manifest(plain).files if plain.get("schema") != FILES_SCHEMA else _files_alone(plain)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def _read(file: Path) -> dict[str, Any]:
+    text = without_seal(_read_text(file))
+    if text is None:
+        raise BadModelFile(f"{MANIFEST_NAME} is damaged: the hash in it is not its own.", hint=_HINT)
+    return _object(text)
 
 
 def _read_text(file: Path) -> str:
@@ -192,6 +190,27 @@ class _Fields:
     def end(self) -> None:
         if self._left:
             raise _bad(self._where, f"has the unknown key {next(iter(self._left))[:80]!r}")
+
+
+def _read_manifest(plain: dict[str, Any]) -> Manifest:
+    schema = plain.pop("schema", None)
+    if schema == SCHEMA:
+        return _manifest(plain)
+    if isinstance(schema, str) and schema.startswith("runner.model/") and len(schema) < 40:
+        raise UnsupportedModel(
+            f"{MANIFEST_NAME} is of version {schema.removeprefix('runner.model/')}; this runner reads version 1.",
+            hint="Use a newer version of runner.",
+        )
+    raise BadModelFile(f"{MANIFEST_NAME} is not the manifest of a packed model.", hint=_HINT)
+
+
+def _files_alone(plain: dict[str, Any]) -> Mapping[str, FileRecord]:
+    """What is in the runner.json beside a GGUF."""
+    fields = _Fields("it", plain)
+    fields.take("schema", _is_text)
+    files = fields.items("files", _file, is_plain_file_name)
+    fields.end()
+    return files
 
 
 def _manifest(plain: dict[str, Any]) -> Manifest:

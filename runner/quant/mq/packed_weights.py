@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from runner.errors import BadModelFile
+from runner.quant.json_file import DAMAGED
 from runner.quant.mq.formats import TENSOR_FORMATS
 from runner.quant.mq.manifest import Manifest, TensorRecord, read_manifest
 from runner.quant.mq.packed_file import DTYPE_NAMES, PADDING, entry_name
@@ -28,7 +29,7 @@ from runner.quant.packed_files import WEIGHTS_NAME
 from runner.quant.safetensors_file import Checkpoint, StoredTensor
 
 _CPU: Final = torch.device("cpu")
-_HINT: Final = "The files are damaged or do not belong together: quantize the model again."
+_HINT: Final = f"The files are damaged or do not belong together. {DAMAGED}"
 
 
 class PackedWeights:

@@ -6,7 +6,6 @@ same source and settings. It knows the order of the work; what is rounded how is
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -19,13 +18,14 @@ import torch
 import runner
 from runner.errors import UsageError
 from runner.quant.draft_tensors import write_heads
+from runner.quant.file_records import record_of
 from runner.quant.hipfire.producer import ImportProducer, import_recipe
 from runner.quant.hipfire.source import HfqWeights
 from runner.quant.json_file import read_json
 from runner.quant.mq import packed_file
 from runner.quant.mq.basis import in_basis
 from runner.quant.mq.budget import spend
-from runner.quant.mq.manifest import FileRecord, Manifest, Rotation, TensorRecord, to_json
+from runner.quant.mq.manifest import Manifest, Rotation, TensorRecord, to_json
 from runner.quant.mq.mq4_hipfire import MQ4_HIPFIRE
 from runner.quant.mq.packed_file import PackedFile, lay_out
 from runner.quant.mq.plain import PlainProducer, weight_error
@@ -34,7 +34,7 @@ from runner.quant.mq.producer import OnStage, Producer
 from runner.quant.mq.recipe import RECIPES, Recipe
 from runner.quant.mq.source import PackedSource
 from runner.quant.mq.source import opened as opened_source
-from runner.quant.packed_files import HEAD_NAME, JOURNAL_NAME, MANIFEST_NAME, WEIGHTS_NAME
+from runner.quant.packed_files import HEAD_NAME, JOURNAL_NAME, WEIGHTS_NAME
 from runner.quant.quantize import Quantized
 from runner.quant.weights import Weights
 from runner.quant.work_directory import COMPANIONS, WorkDirectory, sync
@@ -196,8 +196,8 @@ def _finish(
         sync(work.path / HEAD_NAME)
     if plan.config_changes:
         _change_config(work.path / "config.json", plan.config_changes)
-    names = [WEIGHTS_NAME, *(name for name in (HEAD_NAME, *COMPANIONS) if (work.path / name).is_file())]
-    files = {name: _record(work.path / name, on_stage) for name in names}
+    files = {WEIGHTS_NAME: record_of(work.path / WEIGHTS_NAME, lambda done, total: on_stage("hashing", done, total))}
+    files |= {name: record_of(path) for name in (HEAD_NAME, *COMPANIONS) if (path := work.path / name).is_file()}
     manifest = Manifest(
         format=plan.main_format,
         bpw=round(plan.bpw, 4),
@@ -212,9 +212,7 @@ def _finish(
         tensors=records,
         files=files,
     )
-    path = work.path / MANIFEST_NAME
-    path.write_text(to_json(manifest), encoding="utf-8")
-    sync(path)
+    path = work.write_manifest(to_json(manifest))
     size_bytes = sum(record.size_bytes for record in files.values()) + path.stat().st_size
     work.place()
     return size_bytes
@@ -224,15 +222,3 @@ def _change_config(path: Path, changes: Mapping[str, Any]) -> None:
     config = {**read_json(path), **changes}
     path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     sync(path)
-
-
-def _record(path: Path, on_stage: OnStage) -> FileRecord:
-    """The size and checksum of a file as it lies on the disk."""
-    size, done, digest = path.stat().st_size, 0, hashlib.sha256()
-    with path.open("rb") as file:
-        while data := file.read(2**24):
-            digest.update(data)
-            done += len(data)
-            if path.name == WEIGHTS_NAME:
-                on_stage("hashing", done, size)
-    return FileRecord(size_bytes=size, sha256=digest.hexdigest())

@@ -15,18 +15,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from runner.errors import BadModelFile, UnsupportedModel, UsageError
+from runner.errors import BadModelFile, UnsupportedModel
 from runner.model_config import ModelConfig, parse_model_config
 from runner.quant.draft_tensors import heads_alone
+from runner.quant.file_records import FileRecord
 from runner.quant.gguf_file import parts_of
 from runner.quant.hipfire import is_hipfire_file
 from runner.quant.hipfire.source import HfqWeights
 from runner.quant.json_file import read_json
-from runner.quant.mq.manifest import FileRecord, SourceRecord
+from runner.quant.mq.manifest import SourceRecord
 from runner.quant.origin import origin
-from runner.quant.packed_files import MANIFEST_NAME
-from runner.quant.quantize import gguf_of, model_name
-from runner.quant.safetensors_file import Checkpoint, read_header
+from runner.quant.quantize import gguf_of, model_name, refuse_packed
+from runner.quant.safetensors_file import Checkpoint, plain_file_name, read_header
 from runner.quant.weights import Weights, files_of, open_source
 from runner.quant.work_directory import COMPANIONS
 
@@ -70,7 +70,10 @@ class PackedSource:
     def record(self) -> SourceRecord:
         """What the manifest says of it. Reads files that are small."""
         repo, revision = origin(self.files[0])
-        files = {path.name: FileRecord(size_bytes=path.stat().st_size, sha256=_sha256(path)) for path in self.files}
+        files = {
+            plain_file_name(path.name): FileRecord(size_bytes=path.stat().st_size, sha256=_sha256(path))
+            for path in self.files
+        }
         return SourceRecord(
             name=self.name, repo=repo, revision=revision, quantization=self.weights.quantization, files=files
         )
@@ -84,10 +87,7 @@ def opened(path: Path) -> Iterator[PackedSource]:
     """
     if not path.exists():
         raise BadModelFile(f"{path} does not exist.", hint="Give a Hugging Face directory, a GGUF or a hipfire file.")
-    if path.is_dir() and (path / MANIFEST_NAME).exists():
-        raise UsageError(
-            f"{path} is a packed model already.", hint="Start from the original: a second rounding makes it worse."
-        )
+    refuse_packed(path)
     if not is_hipfire_file(path):
         yield _plain(path)
         return
