@@ -74,7 +74,7 @@ def read_source(directory: Path, *, name: str | None = None, weights: Tensors | 
     """
     config = parse_model_config(read_json(directory / "config.json"))
     architecture = architecture_of(config.model_type)
-    _check_rotated_layers(architecture, config)
+    _check_rotation(architecture, config)
     checkpoint = weights or without_heads(Checkpoint.open(directory))
     tensors = plan(architecture, config, checkpoint.shapes)
     _check_tied_copy(checkpoint, config)
@@ -89,15 +89,18 @@ def read_source(directory: Path, *, name: str | None = None, weights: Tensors | 
     )
 
 
-def _check_rotated_layers(architecture: Architecture, config: ModelConfig) -> None:
-    """A GGUF does not say which layers are rotated: llama.cpp's graph has that fixed."""
+def _check_rotation(architecture: Architecture, config: ModelConfig) -> None:
+    """llama.cpp's graph of an architecture has fixed which layers are rotated, and whether there are divisors."""
+    hint = "Run it with --backend native, or quantize it to mq4."
     every = architecture.unrotated_every
     if every is not None and config.unrotated_layers != tuple(range(every - 1, config.num_layers, every)):
         raise UnsupportedModel(
             f"llama.cpp rotates all layers of a {config.model_type} model but each {every}th, and config.json names "
             "others (no_rope_layers, no_rope_layer_interval).",
-            hint="Run it with --backend native, or quantize it to mq4.",
+            hint=hint,
         )
+    if rope_factors(config) is not None and not architecture.has_llama3_rope:
+        raise UnsupportedModel(f"llama.cpp has no llama3 rope scaling for {config.model_type} models.", hint=hint)
 
 
 def read_vocabulary(directory: Path, vocab_size: int) -> Vocabulary:

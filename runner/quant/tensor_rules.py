@@ -72,13 +72,15 @@ class Architecture:
     """A family of models: which tensors it has, and which GGUF architecture computes the same mathematics.
 
     model_type: as in config.json. gguf_name: llama.cpp's name of the graph. interleaved_rotary: that graph turns
-    neighbouring elements of a head as pairs, while checkpoints pair element i with i + head_dim / 2. unrotated_every:
-    it does not turn each such layer's; None where it turns all.
+    neighbouring elements of a head as pairs, while checkpoints pair element i with i + head_dim / 2. has_llama3_rope:
+    it takes the divisors of Llama 3.1's rope scaling, a tensor. unrotated_every: it does not turn each such layer's;
+    None where it turns all.
     """
 
     model_type: str
     gguf_name: str
     interleaved_rotary: bool
+    has_llama3_rope: bool = False
     unrotated_every: int | None = None
     rules: tuple[TensorRule, ...]
 

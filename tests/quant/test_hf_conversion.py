@@ -59,6 +59,8 @@ MODELS: list[tuple[str, str, dict[str, Any]]] = [
     ("granite, without factors", "granite", {"tie_word_embeddings": True}),
     ("granite, all biases", "granite", GRANITE | {"attention_bias": True, "mlp_bias": True}),
     ("granite, yarn", "granite", GRANITE | {"rope_parameters": YARN_ROPE}),
+    ("granite, llama 3.1 rope", "granite", GRANITE | {"rope_parameters": LLAMA3_ROPE}),
+    ("mistral, llama 3.1 rope", "mistral", {"sliding_window": None, "rope_parameters": LLAMA3_ROPE}),
     ("smollm3", "smollm3", SMOLLM3),
     ("smollm3, yarn", "smollm3", SMOLLM3 | {"rope_parameters": YARN_ROPE, "tie_word_embeddings": False}),
 ]
@@ -131,6 +133,20 @@ def test_layers_that_llama_cpp_would_rotate_otherwise_are_refused(tmp_path: Path
     found = oracle.logits(converted(tmp_path), tokens)
     assert np.abs(found - transformers_logits(model, tokens)).max() < TOLERANCE
     assert np.abs(found - transformers_logits(other, tokens)).max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize(("model_type", "options"), [("qwen2", {}), ("qwen3", {}), ("smollm3", SMOLLM3)])
+def test_divisors_that_llama_cpp_does_not_read_are_refused(
+    tmp_path: Path, demo_directory: Path, monkeypatch: pytest.MonkeyPatch, model_type: str, options: dict[str, Any]
+) -> None:
+    random_model(tmp_path, demo_directory, model_type, rope_parameters=LLAMA3_ROPE, **options)
+    with pytest.raises(UnsupportedModel, match=f"no llama3 rope scaling for {model_type}") as refused:
+        read_source(tmp_path)
+    assert "--backend native" in refused.value.hint
+    # With them it loads no file.
+    monkeypatch.setattr("runner.quant.convert._check_rotation", lambda *_: None)
+    with pytest.raises(ValueError, match="Failed to load"):
+        oracle.logits(converted(tmp_path), some_tokens(4))
 
 
 @pytest.mark.parametrize("name", ["f16", "q8_0", "q4_0"])

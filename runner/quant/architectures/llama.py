@@ -11,6 +11,7 @@ ARCHITECTURE: Final = Architecture(
     model_type="llama",
     gguf_name="llama",
     interleaved_rotary=True,
+    has_llama3_rope=True,
     rules=(
         *blocks.EMBEDDINGS,
         *blocks.NORMS,

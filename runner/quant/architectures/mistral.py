@@ -11,5 +11,6 @@ ARCHITECTURE: Final = Architecture(
     model_type="mistral",
     gguf_name="llama",
     interleaved_rotary=True,
+    has_llama3_rope=True,
     rules=(*blocks.EMBEDDINGS, *blocks.NORMS, *blocks.ATTENTION, *blocks.GATED_MLP),
 )
