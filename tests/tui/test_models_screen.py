@@ -320,6 +320,32 @@ def test_a_drafter_is_listed_can_be_deleted_and_is_not_taken_for_a_model() -> No
     run(body)
 
 
+def test_a_drafter_whose_files_are_not_to_be_found_is_damaged_and_can_be_deleted() -> None:
+    drafts = user_paths().drafts
+    (drafts / "emptied").mkdir(parents=True)
+    (drafts / "emptied" / "config.json").write_text("{}")
+    (drafts / "linked").symlink_to("/unmounted/linked")
+
+    async def body(app: Models, pilot: Pilot[None]) -> None:
+        remedies = {"emptied": "train it again", "linked": "its link leads to /unmounted/linked: mount the disk"}
+        for name, remedy in remedies.items():
+            assert app.models.table.select(name)
+            await until(pilot, lambda start=remedy[:14]: f"damaged: {start}" in text_of(app))  # type: ignore[misc]
+            await pilot.press("enter")
+            assert f"{name} is a drafter, and damaged: {remedy}" in text_of(app)
+        assert (app.screen, app.wishes) == (app.models, [])
+        n_rows = len(app.models.table.rows)
+        await pilot.press("x")
+        await until(
+            pilot, lambda: isinstance(app.screen, DeleteModel) and not app.screen.query_one("#yes", Button).disabled
+        )
+        await pilot.press("y")
+        await until(pilot, lambda: len(app.models.table.rows) == n_rows - 1)
+        assert [path.name for path in drafts.iterdir()] == ["emptied"]
+
+    run(body)
+
+
 def test_quantizing_makes_a_model_that_appears_in_the_table() -> None:
     async def body(app: Models, pilot: Pilot[None]) -> None:
         await pilot.press("q")

@@ -261,6 +261,7 @@ def test_the_pane_says_what_would_fit_instead() -> None:
     [
         ({"repo": "o/r"}, "damaged: verify --repair"),
         ({}, "damaged: quantize again"),
+        ({"kind": "drafter"}, "damaged: train it again: runner draft train"),
         ({"lost_target": "/disk/x"}, "damaged: its link leads to /disk/x: mount the disk that it is on"),
     ],
 )
