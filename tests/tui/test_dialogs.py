@@ -122,6 +122,17 @@ def test_every_key_of_a_dialog_does_something_and_the_bar_shows_none_that_does_n
     running(app, body, (60, 16))
 
 
+def test_where_nothing_can_be_fetched_no_key_is_said_to_do_it() -> None:
+    app = OneScreen(lambda: ChooseQuant("Which?", "", list))
+
+    async def body(pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: "nothing to fetch" in seen(app))
+        assert "esc cancel" in seen(app)
+        assert "enter fetch" not in seen(app)
+
+    running(app, body)
+
+
 @pytest.mark.parametrize("size", [(40, 12), (120, 40)])
 def test_nothing_is_said_over_a_dialog_and_all_of_it_after_that(
     stage: Callable[[], RunnerApp], size: tuple[int, int]

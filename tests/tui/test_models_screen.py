@@ -176,6 +176,16 @@ def test_sorting_passes_over_columns_that_have_no_room() -> None:
     run(body, size=(60, 24))
 
 
+def test_what_was_said_of_other_rows_goes_when_the_filter_changes() -> None:
+    async def body(app: Models, pilot: Pilot[None]) -> None:
+        await pilot.press("d")
+        await until(pilot, lambda: "demo is on this machine." in text_of(app))
+        await pilot.press("slash", "q")
+        await until(pilot, lambda: "demo is on this machine." not in text_of(app))
+
+    run(body)
+
+
 def test_a_model_is_found_on_the_hub_fetched_and_opened(server: Hub) -> None:
     async def body(app: Models, pilot: Pilot[None]) -> None:
         await pilot.press("slash", *"tiny/llama", "enter")

@@ -64,7 +64,7 @@ class ChooseQuant(ModalScreen[Offer | None]):
             yield Static(line(self._question), id="question")
             yield Static("looking…", id="news")
             yield OptionList(id="offers", compact=True)
-            yield Static("enter fetch · esc cancel", id="keys")
+            yield Static("esc cancel", id="keys")
 
     def on_mount(self) -> None:
         self._look()
@@ -83,6 +83,8 @@ class ChooseQuant(ModalScreen[Offer | None]):
             news.update(line(f"✗ {message.error.message} {message.error.hint}", "$text-error"))
             return
         self._offers = message.offers
+        if self._offers:
+            self.query_one("#keys", Static).update("enter fetch · esc cancel")
         detail = self._detail if self._offers else "There is nothing to fetch in this repository."
         news.update(line(detail))
         news.display = bool(detail)

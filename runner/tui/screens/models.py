@@ -199,6 +199,7 @@ class ModelsScreen(ModelsReading):
     @on(Input.Changed, "#filter")
     def _filter_changed(self, event: Input.Changed) -> None:
         self._view.query = event.value
+        self._news("")
         self._show_rows()
 
     @on(Input.Submitted, "#filter")
