@@ -1,5 +1,5 @@
 """What the terminal sends: a paste is text, of which no escape sequence becomes keys; an answer of its is no key;
-Alt+Enter is a key of its own; Esc is one when nothing follows at once.
+Alt+Enter is a key of its own; Esc is one when nothing follows at once; what is typed is text in every script.
 
 Textual's parser reads an ESC within a bracketed paste as a key's beginning, and gives what follows as keys: a line end
 there would send a message that nobody has read. Some terminals hand such text through.
@@ -7,7 +7,11 @@ there would send a message that nobody has read. Some terminals hand such text t
 Esc sends what Alt and a key, and every escape sequence, begin with: only time tells them apart, where a terminal has no
 protocol for it. Textual takes 0.1 s and looks after the next key has come, so that Esc and a key soon after it are Alt
 and that key. Programs send the bytes of one key together, also through ssh and tmux: what comes in another piece, and
-not at once, is another key. It knows nothing of the prompt.
+not at once, is another key.
+
+For Textual's fields a key is text when Python calls it printable: not the ideographic space, the space that does not
+break, the joiners of Persian and of emoji, nor emoji younger than Python's tables. As a paste they are text, too. It
+knows nothing of the prompt.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from typing import Final
 from textual import constants
 from textual._xterm_parser import XTermParser
 from textual.drivers import linux_driver
-from textual.events import Key
+from textual.events import Key, Paste
 from textual.keys import Keys
 from textual.message import Message
 
@@ -30,6 +34,7 @@ _ESC: Final = "\x1b"
 _ESC_DELAY_S: Final = constants.ESCAPE_DELAY if "ESCDELAY" in os.environ else 0.025  # the fastest hands take longer
 _ALT_ENTER: Final = "\x1b\r"  # Enter alone for Textual
 _START, _END = "\x1b[200~", "\x1b[201~"
+_FIRST_TEXT: Final = "\xa0"  # what is before and not printable are controls
 
 
 class PasteParser(XTermParser):
@@ -52,7 +57,7 @@ class PasteParser(XTermParser):
         cleaned = self._cleaned(self._without_answers(data)) if data else data
         if data and not cleaned:
             return
-        yield from super().feed(cleaned)
+        yield from map(_as_text, super().feed(cleaned))
         self._is_esc_last = cleaned.endswith(_ESC)
         if self._is_esc_last and self._timeout_time is not None:
             self._timeout_time += _ESC_DELAY_S - constants.ESCAPE_DELAY
@@ -100,6 +105,13 @@ class PasteParser(XTermParser):
             text, self._held = _split_held(text)
         self._is_pasting = not marker
         return text.replace(_ESC, "") + marker, rest
+
+
+def _as_text(event: Message) -> Message:
+    """A key that is a character of some script as the paste of it, where a field would not take the key."""
+    if not isinstance(event, Key) or event.is_printable or (event.character or "") < _FIRST_TEXT:
+        return event
+    return Paste(event.character or "")
 
 
 def _split_held(text: str) -> tuple[str, str]:
