@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 from model_rows import row
 from one_screen import OneScreen, running, said, seen, services, until
-from textual.binding import Binding
+from textual.containers import VerticalScroll
 from textual.pilot import Pilot
 from textual.screen import ModalScreen
+from textual.widgets import Static
 from textual.widgets._toast import Toast
 
 from runner.removal import Removal
@@ -34,12 +36,14 @@ from runner.tui.screens.help import HelpScreen
 from runner.tui.screens.jump import JumpScreen
 from runner.tui.screens.page import Page
 from runner.tui.screens.quantize_model import QuantizeModel
+from runner.tui.screens.question import Question
 from runner.tui.screens.settings_panel import SettingsPanel
 from runner.tui.widgets.key_bar import KeyBar
 
 Dialog = ModalScreen[Any]
 OFFER = Offer(name="m:Q4_K_M", label="Q4_K_M", size_bytes=10**9, is_exact=True, fit=RowFit())
 REMOVAL = Removal(title="m", directory=Path("/m"), size_bytes=10**9)
+LONG = "\n".join(f"line {number}" for number in range(40))
 DEFAULTS = {name: CHOICES[name][0] if name in CHOICES else "1" for name in FIELDS}
 
 
@@ -58,8 +62,8 @@ def dialogs(app: Below) -> dict[type[Dialog], Callable[[], Dialog]]:
         AskText: lambda: AskText("Which?"),
         ChooseQuant: lambda: ChooseQuant("Which?", "", lambda: [OFFER]),
         CompareModels: lambda: CompareModels(row("a"), row("b")),
-        Confirm: lambda: Confirm("Really?"),
-        DeleteModel: lambda: DeleteModel("m", lambda: [REMOVAL]),
+        Confirm: lambda: Confirm("Really?", LONG),
+        DeleteModel: lambda: DeleteModel("m", lambda: [REMOVAL] * 30),
         FirstRun: lambda: FirstRun(services(is_offline=False)),
         HelpScreen: lambda: HelpScreen("chat"),
         JumpScreen: lambda: JumpScreen(app.screen),
@@ -72,10 +76,10 @@ def dialogs(app: Below) -> dict[type[Dialog], Callable[[], Dialog]]:
 
 
 def keys_of(dialog: type[Dialog]) -> Iterator[str]:
-    """As its own file has them, in that order: down before up."""
-    for binding in dialog.BINDINGS:
-        assert isinstance(binding, Binding)
-        yield from binding.key.split(",")
+    """As the files have them, in that order: down before up."""
+    for one in dialog.__mro__:
+        for binding in vars(one).get("BINDINGS", ()) if one.__module__.startswith(screens.__name__) else ():
+            yield from binding.key.split(",")
 
 
 def test_every_dialog_is_tried_here() -> None:
@@ -86,7 +90,7 @@ def test_every_dialog_is_tried_here() -> None:
         for one in vars(module).values()
         if isinstance(one, type) and issubclass(one, ModalScreen) and one.__module__ == module.__name__
     }
-    assert there == dialogs(below()).keys()
+    assert there - {Question} == dialogs(below()).keys()
 
 
 def test_every_key_of_a_dialog_does_something_and_the_bar_shows_none_that_does_nothing() -> None:
@@ -120,6 +124,37 @@ def test_every_key_of_a_dialog_does_something_and_the_bar_shows_none_that_does_n
             await until(pilot, lambda: bool(bar.children))
 
     running(app, body, (60, 16))
+
+
+@pytest.mark.parametrize("size", [(40, 12), (80, 24)])
+@pytest.mark.parametrize("kind", [Confirm, DeleteModel])
+def test_what_answers_a_question_is_seen_however_long_its_text_is(kind: type[Dialog], size: tuple[int, int]) -> None:
+    app = below()
+
+    async def body(pilot: Pilot[Any]) -> None:
+        app.push_screen(dialogs(app)[kind]())
+        await until(pilot, lambda: "Cancel" in seen(app) and app.screen.query_one(VerticalScroll).max_scroll_y > 0)
+        last = app.screen.query_one("#detail", Static).render().plain.splitlines()[-1]
+        assert last not in seen(app)
+        await pilot.press(*["down"] * 120)
+        await until(pilot, lambda: last in seen(app))
+        assert "Cancel" in seen(app)
+
+    running(app, body, size)
+
+
+@pytest.mark.parametrize("size", [(40, 12), (60, 20), (80, 24), (120, 40)])
+def test_the_chosen_quantization_is_seen_under_the_longest_name(size: tuple[int, int]) -> None:
+    offers = [dataclasses.replace(OFFER, name=f"m:Q{n}", label=f"Q{n}_K") for n in range(30)]
+    name = "someone/" + "a-long-name-" * 7 + "GGUF"
+    app = OneScreen(lambda: ChooseQuant(f"Fetch {name}: which of them?", "What it is good for. " * 5, lambda: offers))
+
+    async def body(pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: "Q0_K" in seen(app))
+        await pilot.press("end")
+        await until(pilot, lambda: "Q29_K" in seen(app) and "esc cancel" in seen(app))
+
+    running(app, body, size)
 
 
 def test_where_nothing_can_be_fetched_no_key_is_said_to_do_it() -> None:

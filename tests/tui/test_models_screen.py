@@ -262,7 +262,7 @@ def test_deleting_says_what_goes_and_frees_it(server: Hub) -> None:
         await until(
             pilot, lambda: isinstance(app.screen, DeleteModel) and not app.screen.query_one("#yes", Button).disabled
         )
-        assert "has this model loaded" in str(app.screen.query_one("#what", Static).render())
+        assert "has this model loaded" in str(app.screen.query_one("#detail", Static).render())
         assert "This frees" in text_of(app)
         assert f"{size / 1e6:.1f} MB" in text_of(app)
         await pilot.press("escape")
@@ -272,7 +272,7 @@ def test_deleting_says_what_goes_and_frees_it(server: Hub) -> None:
         await until(
             pilot, lambda: isinstance(app.screen, DeleteModel) and not app.screen.query_one("#yes", Button).disabled
         )
-        assert "has this model loaded" not in str(app.screen.query_one("#what", Static).render())
+        assert "has this model loaded" not in str(app.screen.query_one("#detail", Static).render())
         await pilot.press("enter")
         await until(pilot, lambda: all(row.repo != GGUF for row in app.models.table.rows))
 
