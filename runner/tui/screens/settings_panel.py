@@ -183,7 +183,7 @@ class SettingsPanel(ModalScreen[Chosen | None]):
             self.refresh(layout=True)  # in a low screen it takes more lines than the advice did
             self.call_after_refresh(self.query_one(f"#{name}").scroll_visible, animate=False)
         elif name == "system":
-            advice.update("Says who the model is and how it answers. It holds from the next answer on.")
+            advice.update("Who the model is and how it answers, from the next answer on. Enter begins a line here.")
         elif name == _TINT:
             advice.update("Tints the tokens that a drafter had guessed, in answers of this sitting.")
         else:
