@@ -65,7 +65,7 @@ class RunnerApp(KeyOrder[int]):
     TITLE = "runner"
     CSS = """
     ModeScreen { background: $background; }
-    ModalScreen Toast { display: none; }
+    ModalScreen Toast, CommandPalette Toast { display: none; }
     """
     COMMANDS: ClassVar = {RunnerCommands}
     BINDINGS: ClassVar[list[BindingType]] = [*bindings_of("app")]

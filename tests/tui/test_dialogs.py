@@ -168,17 +168,26 @@ def test_where_nothing_can_be_fetched_no_key_is_said_to_do_it() -> None:
     running(app, body)
 
 
+@pytest.mark.parametrize(
+    ("open_it", "shown"),
+    [
+        (lambda app: app.push_screen(Confirm("Really?")), "Really?"),
+        (lambda app: app.action_command_palette(), "Search for commands"),
+    ],
+    ids=["question", "palette"],
+)
 @pytest.mark.parametrize("size", [(40, 12), (120, 40)])
 def test_nothing_is_said_over_a_dialog_and_all_of_it_after_that(
-    stage: Callable[[], RunnerApp], size: tuple[int, int]
+    stage: Callable[[], RunnerApp], size: tuple[int, int], open_it: Callable[[RunnerApp], object], shown: str
 ) -> None:
     app = stage()
 
     async def body(pilot: Pilot[Any]) -> None:
         app.notify("before")
         await until(pilot, lambda: "before" in seen(app))
-        app.push_screen(Confirm("Really?"))
-        await until(pilot, lambda: "Really?" in seen(app))
+        open_it(app)
+        await until(pilot, lambda: shown in seen(app))
+        await until(pilot, lambda: len(app.screen.query(Toast)) == 1)
         app.notify("during")
         await pilot.pause()
         await pilot.pause()
