@@ -33,11 +33,7 @@ class Question(ModalScreen[Answer]):
     Question.-flat > VerticalScroll { padding: 0 1; }
     """
     VERTICAL_BREAKPOINTS = [(0, "-flat"), (20, "-low")]  # noqa: RUF012
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left,right", "app.focus_next", show=False),
-        Binding("down", "scroll(1)", show=False),
-        Binding("up", "scroll(-1)", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("left,right", "app.focus_next", show=False)]
 
     def __init__(self, question: str, detail: Content, *, yes: str, is_grave: bool) -> None:
         super().__init__()
@@ -51,6 +47,3 @@ class Question(ModalScreen[Answer]):
             with Horizontal():
                 yield Button("Cancel", id="no", compact=True)
                 yield Button(self._yes, id="yes", variant="error" if self._is_grave else "primary", compact=True)
-
-    def action_scroll(self, step: int) -> None:
-        self.query_one(VerticalScroll).scroll_relative(y=step, animate=False)
