@@ -15,6 +15,7 @@ from typing import Literal
 from runner.closed import lost_target
 from runner.hub_cache import cached_repos, has_files, hub_settings
 from runner.hub_parts import leftovers
+from runner.inventory import has_weights
 from runner.quant.half_made import earlier_output, half_made, is_output, output_name
 from runner.registry import Registry
 
@@ -36,6 +37,17 @@ class Use:
     size_bytes: int
     partial_bytes: int = 0
     set_aside_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drafter:
+    """A head that was trained here. is_whole: its weights are there. lost_target: where its link leads, if nothing is
+    to be found there.
+    """
+
+    use: Use
+    is_whole: bool
+    lost_target: Path | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +87,19 @@ def disk_usage(registry: Registry, made: Path, drafts: Path) -> DiskUsage:
     return DiskUsage(uses=tuple(uses), disks=_disks([cache, made, drafts]))
 
 
-def drafters(drafts: Path) -> tuple[Use, ...]:
-    """What the drafters trained there take, by name; not those that a link leads to and that are not to be found."""
-    return tuple(use for use in _finished(_Counter(), drafts, "drafter") if lost_target(use.path) is None)
+def drafters(drafts: Path) -> tuple[Drafter, ...]:
+    """The drafters trained there, by name."""
+    return tuple(
+        Drafter(use=use, is_whole=_has_weights(use.path), lost_target=lost_target(use.path))
+        for use in _finished(_Counter(), drafts, "drafter")
+    )
+
+
+def _has_weights(directory: Path) -> bool:
+    try:
+        return has_weights(path.name for path in directory.iterdir() if path.is_file())
+    except OSError:  # a link to nowhere; or it may not be read, which is told in other words
+        return lost_target(directory) is None
 
 
 class _Counter:

@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from rich.console import RenderableType
 from textual import events, on
 from textual.binding import BindingType
 from textual.driver import Driver
 from textual.message import Message
+from textual.screen import Screen
 
 from runner.tui import themes
 from runner.tui.actions import Where, bindings_of
@@ -64,6 +65,7 @@ class RunnerApp(KeyOrder[int]):
     TITLE = "runner"
     CSS = """
     ModeScreen { background: $background; }
+    ModalScreen Toast, CommandPalette Toast { display: none; }
     """
     COMMANDS: ClassVar = {RunnerCommands}
     BINDINGS: ClassVar[list[BindingType]] = [*bindings_of("app")]
@@ -79,6 +81,7 @@ class RunnerApp(KeyOrder[int]):
         self.machine_watch = MachineWatch(lambda sample: self.post_message(_MachineSeen(sample)), self._own_pids)
         self.pace = Pace()
         self._screens: dict[str, ModeScreen] = {}
+        self._unsaid: list[Callable[[], None]] = []
         makers: dict[str, Callable[[], ModeScreen]] = {
             "chat": lambda: ChatScreen(services, self.chat_engine, self.jobs),
             "models": lambda: ModelsScreen(services, self.jobs, self._loaded_model),
@@ -108,6 +111,7 @@ class RunnerApp(KeyOrder[int]):
     # --- beginning and end -----------------------------------------------------------------------------------------
 
     async def on_mount(self) -> None:
+        self.screen_change_signal.subscribe(self, self._say_unsaid)
         self._begin_pace()
         self.chat_engine.start()
         await self.switch_mode("chat")
@@ -217,6 +221,20 @@ class RunnerApp(KeyOrder[int]):
         self.chat_engine.notice_death()
         for screen in self._mounted():
             screen.on_machine(message.sample)
+
+    # --- what is said over a mode ----------------------------------------------------------------------------------
+
+    def notify(self, message: str, **how: Any) -> None:
+        """Say something for some seconds; once no dialog is open, for it would lie over what the dialog asks."""
+        self._unsaid.append(partial(super().notify, message, **how))
+        if self.screen_stack:
+            self._say_unsaid(self.screen)
+
+    def _say_unsaid(self, screen: Screen[Any]) -> None:
+        if not screen.is_modal:
+            unsaid, self._unsaid = self._unsaid, []
+            for say in unsaid:
+                say()
 
     # --- wishes ----------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from runner.bench.record import BenchRun
-from runner.disk_usage import Use
+from runner.closed import MOUNT
+from runner.disk_usage import Drafter
 from runner.fit import USUAL_BPW, Fit, held_bytes, rough_bytes, size_of
 from runner.hub import Found
 from runner.inventory import LocalModel
@@ -194,21 +195,23 @@ def catalog_rows(
     return tuple(_judged(row, where, measured) for row in (*here, *rest))
 
 
-def with_drafters(rows: Sequence[CatalogRow], drafters: Iterable[Use]) -> tuple[CatalogRow, ...]:
+def with_drafters(rows: Sequence[CatalogRow], drafters: Iterable[Drafter]) -> tuple[CatalogRow, ...]:
     """The rows, and after what is here heads that were trained here; one called as a model is goes by its path."""
     names = {row.name for row in rows}
     heads = [
         CatalogRow(
-            name=one.name if one.name not in names else str(one.path.with_name(one.name)),
+            name=use.name if use.name not in names else str(use.path.with_name(use.name)),
             place="here",
-            state="complete",
-            kind=one.kind,
+            state="complete" if one.is_whole else "damaged",
+            kind=use.kind,
             stored_as="safetensors",
             description="A head that drafts for the model that it was trained for.",
-            size_bytes=one.size_bytes,
-            searched=_searched(one.name, one.kind),
+            size_bytes=use.size_bytes,
+            searched=_searched(use.name, use.kind),
+            lost_target=str(one.lost_target or ""),
         )
         for one in drafters
+        for use in (one.use,)
     ]
     n_here = sum(row.place == "here" for row in rows)
     return (*rows[:n_here], *heads, *rows[n_here:])
@@ -324,6 +327,15 @@ def filtered(rows: Iterable[CatalogRow], query: str, *, fits_only: bool = False)
             fits_only and row.fit.verdict not in ("fits", "partly")
         ):
             yield row
+
+
+def damage(row: CatalogRow) -> str:
+    """What is to be done about a row that is damaged, or what is wrong with its link."""
+    if row.lost_target:
+        return f"its link leads to {row.lost_target}: {MOUNT}"
+    if row.is_drafter:
+        return "train it again: runner draft train"
+    return "verify --repair" if row.repo else "quantize again"
 
 
 def deletable_name(row: CatalogRow) -> str:

@@ -1,27 +1,40 @@
 """What the terminal sends: a paste is text, of which no escape sequence becomes keys; an answer of its is no key;
-Alt+Enter is a key of its own.
+Alt+Enter is a key of its own; Esc is one when nothing follows at once; what is typed is text in every script.
 
 Textual's parser reads an ESC within a bracketed paste as a key's beginning, and gives what follows as keys: a line end
-there would send a message that nobody has read. Some terminals hand such text through. It knows nothing of the prompt.
+there would send a message that nobody has read. Some terminals hand such text through.
+
+Esc sends what Alt and a key, and every escape sequence, begin with: only time tells them apart, where a terminal has no
+protocol for it. Textual takes 0.1 s and looks after the next key has come, so that Esc and a key soon after it are Alt
+and that key. Programs send the bytes of one key together, also through ssh and tmux: what comes in another piece, and
+not at once, is another key.
+
+For Textual's fields a key is text when Python calls it printable: not the ideographic space, the space that does not
+break, the joiners of Persian and of emoji, nor emoji younger than Python's tables. As a paste they are text, too. It
+knows nothing of the prompt.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
+from textual import constants
 from textual._xterm_parser import XTermParser
 from textual.drivers import linux_driver
-from textual.events import Key
+from textual.events import Key, Paste
 from textual.keys import Keys
 from textual.message import Message
 
 from runner.tui.pacing import ANSWER
 
 _ESC: Final = "\x1b"
+_ESC_DELAY_S: Final = constants.ESCAPE_DELAY if "ESCDELAY" in os.environ else 0.025  # the fastest hands take longer
 _ALT_ENTER: Final = "\x1b\r"  # Enter alone for Textual
 _START, _END = "\x1b[200~", "\x1b[201~"
+_FIRST_TEXT: Final = "\xa0"  # what is before and not printable are controls
 
 
 class PasteParser(XTermParser):
@@ -33,13 +46,21 @@ class PasteParser(XTermParser):
     def __init__(self, debug: bool = False, answered: Callable[[], object] | None = None) -> None:
         super().__init__(debug)
         self._answered = answered
+        self._is_esc_last = False
         self._is_pasting = False
         self._passed = ""  # the end of what came through: the marker of a paste may have begun there
         self._held = ""  # of a paste: may be the beginning of the marker of its end
 
     def feed(self, data: str) -> Iterable[Message]:
+        if self._is_esc_last:
+            yield from self.tick()  # it may be Esc by now, before what comes is taken for the rest of it
         cleaned = self._cleaned(self._without_answers(data)) if data else data
-        return () if data and not cleaned else super().feed(cleaned)
+        if data and not cleaned:
+            return
+        yield from map(_as_text, super().feed(cleaned))
+        self._is_esc_last = cleaned.endswith(_ESC)
+        if self._is_esc_last and self._timeout_time is not None:
+            self._timeout_time += _ESC_DELAY_S - constants.ESCAPE_DELAY
 
     def _without_answers(self, data: str) -> str:
         """Textual takes Alt and a letter with an ESC behind it, as an answer's that comes at any time, for a "^"."""
@@ -84,6 +105,13 @@ class PasteParser(XTermParser):
             text, self._held = _split_held(text)
         self._is_pasting = not marker
         return text.replace(_ESC, "") + marker, rest
+
+
+def _as_text(event: Message) -> Message:
+    """A key that is a character of some script as the paste of it, where a field would not take the key."""
+    if not isinstance(event, Key) or event.is_printable or (event.character or "") < _FIRST_TEXT:
+        return event
+    return Paste(event.character or "")
 
 
 def _split_held(text: str) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from chat_stage import LONG, Stage, stage
+from one_screen import seen
 from textual.content import Content
 from textual.widgets import Input, OptionList, Select, Static, TextArea
 from textual.widgets._toast import Toast
@@ -490,6 +491,20 @@ def test_settings_are_checked_applied_and_saved(stage: Stage) -> None:
 
     stage.play(stage.script("Hi."), act)
     assert tomllib.loads(user_paths().settings_file.read_text()) == {"temperature": 0.25, "top_k": 7}
+
+
+def test_a_wrong_value_and_its_remedy_are_seen_together_in_the_smallest_terminal(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.pilot.press("f6", *"abc")
+
+        def are_seen() -> bool:
+            shown = " ".join(line.strip("│ ") for line in seen(on.app).splitlines())
+            return "● temperature       abc ✗ temperature cannot be 'abc'. It is a number." in shown
+
+        await on.until(are_seen)
+
+    stage.play(stage.script("Hi."), act, (40, 12))
 
 
 def test_a_default_that_was_saved_is_taken_back_the_same_way(stage: Stage) -> None:

@@ -16,7 +16,7 @@ from runner.tui.screens.ask_text import AskText
 from runner.tui.screens.confirm import Confirm
 from runner.tui.session_rows import day_name, grouped
 from runner.tui.widgets.context_meter import ContextMeter
-from runner.tui.widgets.empty_chat import EXAMPLES
+from runner.tui.widgets.empty_chat import EXAMPLES, EmptyChat
 from runner.tui.widgets.hint import Hint
 from runner.tui.widgets.models_here import ModelsHere
 from runner.tui.widgets.prompt_box import PromptBox
@@ -161,6 +161,18 @@ def test_what_can_be_asked_and_the_keys_of_an_empty_chat_are_whole(stage: Stage,
             assert any(part in strip for strip in strips(on))
 
     stage.play(stage.script("Hi."), act, (width, 40))
+
+
+def test_why_there_is_nothing_to_chat_with_is_whole_in_the_smallest_terminal(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        on.chat.query_one(EmptyChat).show_lent(f"/models/{'long-name-' * 20}.gguf")
+        await on.pilot.pause()
+        shown = " ".join(" ".join(strips(on)).split())
+        assert "A benchmark has the machine: F3 shows it. Your first message after that loads it." in shown
+        assert f"› {EXAMPLES[0]}" in shown
+
+    stage.play(stage.script("Hi."), act, (40, 12))
 
 
 @pytest.mark.parametrize("size", [(40, 20), (60, 20), (80, 24), (110, 32), (120, 40)])

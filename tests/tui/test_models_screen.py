@@ -176,6 +176,16 @@ def test_sorting_passes_over_columns_that_have_no_room() -> None:
     run(body, size=(60, 24))
 
 
+def test_what_was_said_of_other_rows_goes_when_the_filter_changes() -> None:
+    async def body(app: Models, pilot: Pilot[None]) -> None:
+        await pilot.press("d")
+        await until(pilot, lambda: "demo is on this machine." in text_of(app))
+        await pilot.press("slash", "q")
+        await until(pilot, lambda: "demo is on this machine." not in text_of(app))
+
+    run(body)
+
+
 def test_a_model_is_found_on_the_hub_fetched_and_opened(server: Hub) -> None:
     async def body(app: Models, pilot: Pilot[None]) -> None:
         await pilot.press("slash", *"tiny/llama", "enter")
@@ -252,7 +262,7 @@ def test_deleting_says_what_goes_and_frees_it(server: Hub) -> None:
         await until(
             pilot, lambda: isinstance(app.screen, DeleteModel) and not app.screen.query_one("#yes", Button).disabled
         )
-        assert "has this model loaded" in str(app.screen.query_one("#what", Static).render())
+        assert "has this model loaded" in str(app.screen.query_one("#detail", Static).render())
         assert "This frees" in text_of(app)
         assert f"{size / 1e6:.1f} MB" in text_of(app)
         await pilot.press("escape")
@@ -262,7 +272,7 @@ def test_deleting_says_what_goes_and_frees_it(server: Hub) -> None:
         await until(
             pilot, lambda: isinstance(app.screen, DeleteModel) and not app.screen.query_one("#yes", Button).disabled
         )
-        assert "has this model loaded" not in str(app.screen.query_one("#what", Static).render())
+        assert "has this model loaded" not in str(app.screen.query_one("#detail", Static).render())
         await pilot.press("enter")
         await until(pilot, lambda: all(row.repo != GGUF for row in app.models.table.rows))
 
@@ -316,6 +326,32 @@ def test_a_drafter_is_listed_can_be_deleted_and_is_not_taken_for_a_model() -> No
         await delete(app, pilot)
         assert left() == []
         assert app.models.table.select("demo")
+
+    run(body)
+
+
+def test_a_drafter_whose_files_are_not_to_be_found_is_damaged_and_can_be_deleted() -> None:
+    drafts = user_paths().drafts
+    (drafts / "emptied").mkdir(parents=True)
+    (drafts / "emptied" / "config.json").write_text("{}")
+    (drafts / "linked").symlink_to("/unmounted/linked")
+
+    async def body(app: Models, pilot: Pilot[None]) -> None:
+        remedies = {"emptied": "train it again", "linked": "its link leads to /unmounted/linked: mount the disk"}
+        for name, remedy in remedies.items():
+            assert app.models.table.select(name)
+            await until(pilot, lambda start=remedy[:14]: f"damaged: {start}" in text_of(app))  # type: ignore[misc]
+            await pilot.press("enter")
+            assert f"{name} is a drafter, and damaged: {remedy}" in text_of(app)
+        assert (app.screen, app.wishes) == (app.models, [])
+        n_rows = len(app.models.table.rows)
+        await pilot.press("x")
+        await until(
+            pilot, lambda: isinstance(app.screen, DeleteModel) and not app.screen.query_one("#yes", Button).disabled
+        )
+        await pilot.press("y")
+        await until(pilot, lambda: len(app.models.table.rows) == n_rows - 1)
+        assert [path.name for path in drafts.iterdir()] == ["emptied"]
 
     run(body)
 

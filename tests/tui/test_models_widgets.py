@@ -97,6 +97,22 @@ def test_the_cursor_stays_on_its_model_when_rows_change() -> None:
     run(table, body)
 
 
+@pytest.mark.parametrize("low", [8, 5, 3])
+def test_the_cursor_is_seen_in_every_size(low: int) -> None:
+    table = ModelTable()
+
+    async def body(app: OneWidget, pilot: Pilot[None]) -> None:
+        table.show([row(f"model-{number}") for number in range(67)])
+        table.cursor = 65
+        for columns, rows in ((80, 24), (40, low), (200, 60), (80, low), (80, 80), (80, 24)):
+            await pilot.resize_terminal(columns, rows)
+            await pilot.pause()
+            await pilot.pause()
+            assert "▸ model-65" in text_of(app), (columns, rows)
+
+    run(table, body)
+
+
 def test_five_thousand_rows_are_shown_and_filtered() -> None:
     table = ModelTable()
     rows = [row(f"model-{number}") for number in range(5000)]
@@ -261,6 +277,7 @@ def test_the_pane_says_what_would_fit_instead() -> None:
     [
         ({"repo": "o/r"}, "damaged: verify --repair"),
         ({}, "damaged: quantize again"),
+        ({"kind": "drafter"}, "damaged: train it again: runner draft train"),
         ({"lost_target": "/disk/x"}, "damaged: its link leads to /disk/x: mount the disk that it is on"),
     ],
 )

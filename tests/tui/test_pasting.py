@@ -46,6 +46,40 @@ def test_an_answer_behind_alt_and_a_letter_makes_no_text_of_it() -> None:
     assert [event.key for event in events if isinstance(event, Key)] == ["alt+k"]
 
 
+@pytest.mark.parametrize(
+    "text", ["日本\u3000語", "10\xa0€", "می\u200cخواهم", "👩\u200d👩", "new: \U0001fae8 \U0001faea"]
+)
+def test_every_script_can_be_typed_also_what_python_calls_not_printable(text: str) -> None:
+    parser = PasteParser()
+    events = [event for character in text for event in parser.feed(character)]
+    assert [event.text if isinstance(event, Paste) else event.character for event in events] == list(text)
+    assert all(isinstance(event, Paste) or event.is_printable for event in events)
+    assert [event.key for event in parser.feed("\x7f\t\x01")] == ["backspace", "tab", "ctrl+a"]
+
+
+@pytest.mark.parametrize(("after_s", "keys"), [(0.03, ["escape", "x"]), (0.01, ["alt+x"])])
+def test_esc_and_a_key_soon_after_it_are_two_keys(
+    monkeypatch: pytest.MonkeyPatch, after_s: float, keys: list[str]
+) -> None:
+    now = 5.0
+    monkeypatch.setattr("textual._parser.get_time", lambda: now)
+    parser = PasteParser()
+    events = [*parser.feed("\x1b")]
+    now += after_s
+    events += [*parser.feed("x"), *parser.feed("")]
+    assert [event.key for event in events if isinstance(event, Key)] == keys
+
+
+def test_a_sequence_that_comes_in_pieces_is_one_key_also_on_a_slow_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 5.0
+    monkeypatch.setattr("textual._parser.get_time", lambda: now)
+    parser = PasteParser()
+    events = [*parser.feed("\x1b[")]
+    now += 0.15
+    events += parser.feed("A")
+    assert [event.key for event in events if isinstance(event, Key)] == ["up"]
+
+
 def test_alt_and_enter_are_no_enter() -> None:
     events = list(PasteParser().feed("a\x1b\rb"))
     assert [event.key for event in events if isinstance(event, Key)] == ["a", "alt+enter", "b"]

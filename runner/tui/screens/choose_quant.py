@@ -41,12 +41,15 @@ class ChooseQuant(ModalScreen[Offer | None]):
     ChooseQuant #news { height: auto; color: $text-muted; margin-bottom: 1; }
     ChooseQuant OptionList { height: auto; max-height: 16; padding: 0; background: $surface;
         text-wrap: nowrap; text-overflow: ellipsis; scrollbar-size-vertical: 1; }
+    ChooseQuant.-low OptionList { max-height: 6; }
     ChooseQuant.-flat OptionList { max-height: 4; }
     ChooseQuant #keys { height: 1; margin-top: 1; color: $text-muted; }
     ChooseQuant.-flat > Vertical { padding: 0 1; }
+    ChooseQuant.-flat #question { max-height: 4; }
+    ChooseQuant #news.-empty, ChooseQuant.-flat #news.-detail { display: none; }
     ChooseQuant.-flat #keys, ChooseQuant.-flat #news { margin: 0; }
     """
-    VERTICAL_BREAKPOINTS = [(0, "-flat"), (20, "-low")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-flat"), (24, "-low"), (32, "-tall")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel")]
 
     @dataclass
@@ -64,7 +67,7 @@ class ChooseQuant(ModalScreen[Offer | None]):
             yield Static(line(self._question), id="question")
             yield Static("looking…", id="news")
             yield OptionList(id="offers", compact=True)
-            yield Static("enter fetch · esc cancel", id="keys")
+            yield Static("esc cancel", id="keys")
 
     def on_mount(self) -> None:
         self._look()
@@ -83,9 +86,12 @@ class ChooseQuant(ModalScreen[Offer | None]):
             news.update(line(f"✗ {message.error.message} {message.error.hint}", "$text-error"))
             return
         self._offers = message.offers
+        if self._offers:
+            self.query_one("#keys", Static).update("enter fetch · esc cancel")
         detail = self._detail if self._offers else "There is nothing to fetch in this repository."
         news.update(line(detail))
-        news.display = bool(detail)
+        news.set_class(not detail, "-empty")
+        news.set_class(bool(self._offers), "-detail")
         wide = max((len(safe_line(one.label)) for one in self._offers), default=0)
         is_narrow = wide + _NUMBERS > self.query_one(Vertical).scrollable_content_region.width
         offers.add_options([Option(_words(one, wide, is_narrow=is_narrow)) for one in self._offers])

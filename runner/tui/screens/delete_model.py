@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from textual import on, work
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.message import Message
-from textual.screen import ModalScreen
 from textual.widgets import Button, Static
 
 from runner.errors import RunnerError
@@ -20,33 +17,25 @@ from runner.measures import decimal_size
 from runner.removal import Removal, shared_bytes
 from runner.safe_text import safe_line
 from runner.tui.content import line
+from runner.tui.screens.question import Question
 
 _MOST_NAMES = 6
 _LOADED = "The chat has this model loaded: it goes on with it until another one is loaded."
 
 
-class DeleteModel(ModalScreen[tuple[Removal, ...] | None]):
+class DeleteModel(Question[tuple[Removal, ...] | None]):
     """plan: what deleting means; it may take its time and raise RunnerError. The answer is what to delete, or None.
 
     is_loaded: the chat has this model loaded.
     """
 
     DEFAULT_CSS = """
-    DeleteModel { align: center middle; }
-    DeleteModel > Vertical { width: 72; max-width: 96%; height: auto; max-height: 96%; padding: 1 2;
-        background: $surface; border: round $error; }
-    DeleteModel #question { height: auto; text-style: bold; }
-    DeleteModel #what { height: auto; max-height: 60vh; margin-top: 1; }
-    DeleteModel Horizontal { height: 1; margin-top: 1; align-horizontal: right; }
-    DeleteModel Button { margin-left: 2; min-width: 10; }
-    DeleteModel.-flat > Vertical { padding: 0 1; }
-    DeleteModel.-flat #what, DeleteModel.-flat Horizontal { margin: 0; }
+    DeleteModel > VerticalScroll { border: round $error; }
+    DeleteModel.-flat #detail, DeleteModel.-flat Horizontal { margin: 0; }
     """
-    VERTICAL_BREAKPOINTS = [(0, "-flat"), (20, "-low")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,n", "dismiss(None)", "Cancel"),
         Binding("y", "agree", "Delete"),
-        Binding("left,right", "app.focus_next", show=False),
     ]
 
     @dataclass
@@ -56,19 +45,12 @@ class DeleteModel(ModalScreen[tuple[Removal, ...] | None]):
         error: RunnerError | None
 
     def __init__(self, name: str, plan: Callable[[], Sequence[Removal]], *, is_loaded: bool = False) -> None:
-        super().__init__()
-        self._model, self._plan, self._is_loaded = name, plan, is_loaded
+        super().__init__(f"Delete {name}?", Content("looking what that means…"), yes="Delete", is_grave=True)
+        self._plan, self._is_loaded = plan, is_loaded
         self._removals: tuple[Removal, ...] = ()
 
-    def compose(self) -> ComposeResult:
-        with Vertical():
-            yield Static(line(f"Delete {self._model}?"), id="question")
-            yield Static("looking what that means…", id="what")
-            with Horizontal():
-                yield Button("Cancel", id="no", compact=True)
-                yield Button("Delete", id="yes", variant="error", compact=True, disabled=True)
-
     def on_mount(self) -> None:
+        self.query_one("#yes", Button).disabled = True
         self.query_one("#no").focus()
         self._look()
 
@@ -83,7 +65,7 @@ class DeleteModel(ModalScreen[tuple[Removal, ...] | None]):
 
     @on(_Planned)
     def _show(self, message: _Planned) -> None:
-        what = self.query_one("#what", Static)
+        what = self.query_one("#detail", Static)
         if message.error is not None:
             what.update(line(f"✗ {message.error.message} {message.error.hint}", "$text-error"))
             return

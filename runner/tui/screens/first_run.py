@@ -157,7 +157,8 @@ class FirstRun(ModalScreen[str | None]):
         if number > len(self._offers):
             return
         if self._services.is_offline:
-            self.notify("It cannot be fetched without a network.", severity="warning", markup=False)
+            self._note = "It cannot be fetched without a network."
+            self._show()
             return
         self.dismiss(self._offers[number - 1].spec.name)
 

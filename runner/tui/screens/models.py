@@ -24,7 +24,7 @@ from runner.removal import Removal, drafter, plan_removal
 from runner.safe_text import safe_line
 from runner.tui import job_words
 from runner.tui.actions import bindings_of
-from runner.tui.catalog import CatalogRow, deletable_name
+from runner.tui.catalog import CatalogRow, damage, deletable_name
 from runner.tui.catalog_view import CatalogView
 from runner.tui.content import line
 from runner.tui.job_wishes import carry_out
@@ -199,6 +199,7 @@ class ModelsScreen(ModelsReading):
     @on(Input.Changed, "#filter")
     def _filter_changed(self, event: Input.Changed) -> None:
         self._view.query = event.value
+        self._news("")
         self._show_rows()
 
     @on(Input.Submitted, "#filter")
@@ -230,9 +231,12 @@ class ModelsScreen(ModelsReading):
         self.post_message(OpenModel(row.name, options))
 
     def _is_told_drafter(self, row: CatalogRow) -> bool:
-        """Whether the row is a drafter, with which nothing is done that is done with models: how it serves is said."""
-        if row.is_drafter:
+        """Whether the row is a drafter, with which nothing is done that is done with models: how it serves is said,
+        or what keeps it from that."""
+        if row.is_drafter and row.is_here:
             self._news(f"{row.name} is a drafter. In a chat: /set speculation eagle3 and /set draft {row.name}")
+        elif row.is_drafter:
+            self._news(f"{row.name} is a drafter, and damaged: {damage(row)}", is_bad=True)
         return row.is_drafter
 
     def action_filter(self) -> None:

@@ -47,7 +47,8 @@ class SettingsPanel(ModalScreen[Chosen | None]):
     SettingsPanel > Vertical { width: 72; max-width: 100%; height: 100%; padding: 0 1; background: $surface;
         border: round $border; border-title-color: $text; border-subtitle-color: $text-muted; }
     SettingsPanel VerticalScroll { height: 1fr; scrollbar-size-vertical: 1; }
-    SettingsPanel .heading { height: 1; color: $text-muted; text-style: bold; margin-top: 1; }
+    SettingsPanel .heading { height: 1; color: $text-muted; text-style: bold; margin-top: 1; text-wrap: nowrap;
+        text-overflow: ellipsis; }
     SettingsPanel TextArea { height: 5; border: none; background: $boost; padding: 0 1; }
     SettingsPanel TextArea:focus { border: none; background: $primary 15%; }
     SettingsPanel TextArea .text-area--placeholder { color: $text-muted; }
@@ -67,9 +68,10 @@ class SettingsPanel(ModalScreen[Chosen | None]):
     SettingsPanel Button { margin-right: 1; min-width: 8; }
     SettingsPanel.-flat .heading, SettingsPanel.-flat #advice, SettingsPanel.-flat #buttons { margin-top: 0; }
     SettingsPanel.-flat #advice { height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
+    SettingsPanel.-flat #advice.-wrong { height: auto; max-height: 3; text-wrap: wrap; }
     SettingsPanel.-flat TextArea { height: 2; }
     SettingsPanel.-low TextArea { height: 3; }
-    SettingsPanel.-tiny .name { width: 17; }
+    SettingsPanel.-tiny .name { width: 18; }
     SettingsPanel.-tiny .default { display: none; }
     SettingsPanel.-tiny Input, SettingsPanel.-tiny Select { width: 1fr; }
     """
@@ -178,8 +180,10 @@ class SettingsPanel(ModalScreen[Chosen | None]):
         advice.set_class(problem is not None, "-wrong")
         if problem is not None:
             advice.update(line(f"✗ {problem.message} {problem.hint}"))
+            self.refresh(layout=True)  # in a low screen it takes more lines than the advice did
+            self.call_after_refresh(self.query_one(f"#{name}").scroll_visible, animate=False)
         elif name == "system":
-            advice.update("Says who the model is and how it answers. It holds from the next answer on.")
+            advice.update("Who the model is and how it answers, from the next answer on. Enter begins a line here.")
         elif name == _TINT:
             advice.update("Tints the tokens that a drafter had guessed, in answers of this sitting.")
         else:

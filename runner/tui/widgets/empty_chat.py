@@ -44,7 +44,7 @@ class EmptyChat(VerticalScroll, can_focus=False):
     EmptyChat { align: center middle; scrollbar-size-vertical: 1; }
     EmptyChat > Vertical { width: 64; max-width: 100%; height: auto; padding: 0 2; }
     EmptyChat Static { height: auto; }
-    EmptyChat #model { text-style: bold; color: $accent; }
+    EmptyChat #model { text-style: bold; color: $accent; text-wrap: nowrap; text-overflow: ellipsis; }
     EmptyChat #where { color: $text-muted; margin-bottom: 1; }
     EmptyChat .heading { color: $text-muted; }
     EmptyChat OptionList { height: auto; border: none; padding: 0; background: transparent; margin-bottom: 1;
@@ -53,8 +53,7 @@ class EmptyChat(VerticalScroll, can_focus=False):
     EmptyChat OptionList > .option-list--option { padding: 0; }
     EmptyChat #keys { color: $text-muted; }
     .-tiny EmptyChat #keys, .-flat EmptyChat #keys, .-flat EmptyChat .heading { display: none; }
-    .-flat EmptyChat #where { margin-bottom: 0; max-height: 2; }
-    .-flat EmptyChat #where.-failed { max-height: 100%; }
+    .-flat EmptyChat #where { margin-bottom: 0; }
     .-flat EmptyChat > Vertical { padding: 0 1; }
     """
 
@@ -103,7 +102,6 @@ class EmptyChat(VerticalScroll, can_focus=False):
     def _show(self, model: str, where: str, style: str = "") -> None:
         self.query_one("#model", Static).update(line(model))
         self.query_one("#where", Static).update(line(where, style))
-        self.query_one("#where").set_class(bool(style), "-failed")
 
     @on(OptionList.OptionSelected)
     def _pick(self, event: OptionList.OptionSelected) -> None:

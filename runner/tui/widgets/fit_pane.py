@@ -18,13 +18,12 @@ from textual.message import Message
 from textual.timer import Timer
 from textual.widgets import Static
 
-from runner.closed import MOUNT
 from runner.errors import RunnerError
 from runner.fit import Fit
 from runner.fit.words import kinds_text, verdict_text
 from runner.measures import binary_size, decimal_size, short_count, wrap
 from runner.safe_text import safe_line
-from runner.tui.catalog import CatalogRow, row_fit
+from runner.tui.catalog import CatalogRow, damage, row_fit
 from runner.tui.catalog_columns import MARKS, fit_text
 from runner.tui.content import line
 from runner.tui.exact_fit import ExactFit
@@ -217,10 +216,7 @@ def _about(row: CatalogRow, exact: ExactFit | None, width: int) -> list[Content]
         f"{short_count(context)} context" if context else "",
         row.licence,
     ]
-    remedy = "verify --repair" if row.repo else "quantize again"
-    if row.lost_target:
-        remedy = f"its link leads to {row.lost_target}: {MOUNT}"
-    state = {"complete": "on this machine", "partial": "partly fetched", "damaged": f"damaged: {remedy}"}
+    state = {"complete": "on this machine", "partial": "partly fetched", "damaged": f"damaged: {damage(row)}"}
     return [
         line(row.name, "bold"),
         *_wrapped(row.description, width),

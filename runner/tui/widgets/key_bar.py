@@ -1,6 +1,7 @@
 """The bottom line: the keys that do something here, as many as have room. It knows only the bindings of the focus.
 
-A key is shown whole or not at all. Help stays at the right end, in every width: it says all the others.
+A key is shown whole or not at all. Help stays at the right end, in every width: it says all the others. Under a dialog
+the line is empty: none of its keys does anything there, and a dialog says its own.
 """
 
 from __future__ import annotations
@@ -82,6 +83,9 @@ class KeyBar(Footer):
                 classes="-help" if key.action == _HELP else "",
             )  # compact as it is made: a key that is bound to the bar's is kept by it for ever
 
+    def on_mount(self) -> None:
+        self.app.screen_change_signal.subscribe(self, lambda _: self._make_anew(self.size.width))
+
     def bindings_changed(self, screen: Screen[object]) -> None:
         if not self._bindings_ready:
             super().bindings_changed(screen)
@@ -99,7 +103,9 @@ class KeyBar(Footer):
 
     def _keys(self) -> tuple[ShownKey, ...]:
         """One key for each action that the focus has, in the order of the bindings: what has the focus, then the
-        screen, then the app."""
+        screen, then the app. None while a dialog has the keys."""
+        if not self.screen.is_active:
+            return ()
         found: dict[str, ShownKey] = {}
         for _, binding, is_enabled, tooltip in self.screen.active_bindings.values():
             if binding.show and binding.action not in found:

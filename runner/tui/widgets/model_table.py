@@ -238,7 +238,7 @@ class ModelTable(ScrollView, can_focus=True):
     def _reveal(self) -> None:
         """Scroll so that the cursor is seen, below the header."""
         height = self.scrollable_content_region.height - 1
-        top = round(self.scroll_target_y)
+        top = self.scroll_offset.y
         if height <= 0:
             return
         if self.cursor < top:
