@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 
 import runner
 from runner.cli import bash_words, render
+from runner.cli.command import App
 from runner.errors import RunnerError, UsageError, nearest_hint
 
 _log = logging.getLogger(__name__)
@@ -107,9 +108,9 @@ class LazyCommands(TyperGroup):
             formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
 
 
-def new_app(*, add_completion: bool = False, **settings: Any) -> typer.Typer:
-    """A Typer app with this program's settings; commands that have commands of their own are made with it."""
-    return typer.Typer(
+def new_app(*, add_completion: bool = False, **settings: Any) -> App:
+    """An app with this program's settings; commands that have commands of their own are made with it."""
+    return App(
         add_completion=add_completion,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,

@@ -191,7 +191,7 @@ def test_alone_on_a_terminal_that_places_no_text_it_says_why_no_interface_opens(
     [
         (["cht"], "Did you mean chat"),
         (["help"], "`runner --help`"),
-        (["serve", "demo", "--token", ""], "leave --token and RUNNER_SERVE_TOKEN out"),
+        (["serve", "demo", "--token", "a b"], "leave --token and RUNNER_SERVE_TOKEN out"),
         (["quantize", "demo", "--format", "mq4", "--recipe", "nope.toml"], "--recipe takes a TOML file"),
         (["--nonsense"], "No such option"),
         (["run", "demo", "x", "--tempp", "1"], "--temp"),
