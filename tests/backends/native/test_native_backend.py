@@ -15,7 +15,7 @@ from runner.backends import choose, native
 from runner.backends.base import Backend, Prefill, Step
 from runner.backends.native import placement
 from runner.config import LoadOptions, SamplingParams
-from runner.errors import BackendUnavailable, DoesNotFit, RunnerError, UnsupportedModel
+from runner.errors import DoesNotFit, RunnerError, UnsuitedOptions, UnsupportedModel
 from runner.speculative.model_drafter import ModelDrafter
 from runner.types import CancelToken
 from tests.backends.cancelling import TimedCancel
@@ -102,7 +102,7 @@ def test_other_files_are_refused(tiny: Path) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_gpu_that_is_not_there_is_refused_with_the_remedy(tiny: Path) -> None:
     assert "-ngl 0" in (native.refusal(ready(tiny), LoadOptions(n_gpu_layers="all")) or "")
-    with pytest.raises(BackendUnavailable, match="GPU"):
+    with pytest.raises(UnsuitedOptions, match="GPU"):
         load(ready(tiny), n_gpu_layers="all")
 
 
