@@ -147,6 +147,15 @@ def test_a_model_made_here_is_found_by_its_name() -> None:
     assert (model.name, model.weights) == ("mine", (path,))
 
 
+def test_a_model_made_here_without_weights_is_to_be_made_again() -> None:
+    path = user_paths().models / "mine"
+    path.mkdir(parents=True)
+    (path / "config.json").write_text("{}")
+    with pytest.raises(BadModelFile, match="mine has no weights") as caught:
+        prepare("mine", offline=True)
+    assert "runner quantize MODEL -t FORMAT --force" in caught.value.hint
+
+
 def test_the_fake_model_and_a_script_are_ready(tmp_path: Path) -> None:
     script = tmp_path / "talk.script.json"
     script.write_text(json.dumps({"replies": ["hi"]}))
