@@ -40,8 +40,11 @@ _INTEGERS = (
     "draft_max",
 )
 _WORDS = ("overflow", "think", "backend", "kv_type", "speculation")
-_QUOTED: Final = re.compile(r"(`[^`]*`|“.*”)", re.DOTALL)  # a command; what the user wrote, which may have any sign
-_FLAG: Final = re.compile(r"(?<![\w-])--?([a-z][a-z-]*)( \d+)?")
+# A command; what the user wrote, which may have any sign; a value as Python shows it, and no apostrophe.
+_QUOTED: Final = re.compile(
+    r"""(`[^`]*`|“.*”|(?<!\w)'(?:\\.|[^'\\])*'(?!\w)|(?<!\w)"(?:\\.|[^"\\])*"(?!\w))""", re.DOTALL
+)
+_FLAG: Final = re.compile(r"(?<![^\s(])--?([a-z][a-z-]*)(?![\w=/-]|\.\w)( \d+)?")  # no part of a path
 _SHORT_FLAGS: Final = {"c": "ctx_size"}
 _COMMAND_FLAGS: Final = {"json-schema": "/grammar", "grammar": "/grammar"}
 _SHELL_FLAGS: Final = {"force": "`runner chat MODEL --force`", "raw": "`runner run MODEL --raw`"}  # no chat takes them
@@ -108,7 +111,7 @@ def shown(value: Any) -> str:
 def in_chat(text: str) -> str:
     """A message or a remedy with "/set ctx_size N" for "-c", and for what no chat takes the command of a shell.
 
-    What is quoted as such a command stays as it is, and so does what the user wrote.
+    What is quoted stays as it is, be it such a command or what the user wrote, and so does a path.
     """
     parts = _QUOTED.split(text)
     parts[::2] = [_FLAG.sub(_as_set, part) for part in parts[::2]]
