@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -65,6 +66,19 @@ def test_what_is_imported_is_not_looked_through_for_garbage_and_the_rest_still_i
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"), [({}, "20000"), ({"GOMP_SPINCOUNT": "77"}, "77"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "0")]
+)
+def test_threads_do_not_wait_for_long_on_a_core_unless_the_user_says_so(given: dict[str, str], spins: str) -> None:
+    program = "from runner.backends import native; native.import_torch(for_gpu=False)"
+    environ = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    environ |= {"OMP_DISPLAY_ENV": "VERBOSE", **given}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environ, check=True)
+    said = [line for line in done.stderr.splitlines() if "GOMP_SPINCOUNT" in line]  # a torch without libgomp says none
+    assert all(f"'{spins}'" in line for line in said)
+    assert said or not list((Path(torch.__file__).parent / "lib").glob("libgomp*"))
 
 
 def test_importing_the_package_and_refusing_a_model_load_no_torch(tiny: Path) -> None:
