@@ -202,7 +202,7 @@ def _at_path(spec: ModelSpec, path: Path) -> Located:
             f"{path.name} is one of hipfire's files, which are not run as they are.",
             hint=f"Make a model of it: runner quantize {path}",
         )
-    raise UnsupportedModel(f"{path.name} is no model file.", hint="Give a .gguf file, or a directory with a model.")
+    raise UsageError(f"{path.name} is no model file.", hint="Give a .gguf file, or a directory with a model.")
 
 
 def _gguf_parts(path: Path) -> tuple[str, ...]:

@@ -129,7 +129,7 @@ def test_pickles_are_refused_by_path_and_in_directories(tmp_path: Path) -> None:
 
 def test_other_files_and_vanished_ones_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("")
-    with pytest.raises(UnsupportedModel, match="no model file"):
+    with pytest.raises(UsageError, match="no model file"):
         prepare(str(tmp_path / "notes.txt"))
     (tmp_path / "tiny.hfq").write_text("")
     with pytest.raises(UnsupportedModel, match="hipfire") as caught:

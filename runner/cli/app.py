@@ -97,12 +97,6 @@ class LazyCommands(TyperGroup):
         hint = "`runner --help` lists the commands." if is_help else nearest_hint(args[0], COMMANDS)
         raise UsageError(f"There is no command {args[0]!r}.", hint=hint)
 
-    def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """A bare --think means --think=on: Typer has no options with an optional value."""
-        end = args.index("--") if "--" in args else len(args)
-        spelled = ["--think=on" if arg == "--think" else arg for arg in args[:end]]
-        return super().parse_args(ctx, spelled + args[end:])
-
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])

@@ -1,4 +1,4 @@
-"""What every command holds its options to, beyond what Typer does: a value is neither empty nor another option.
+"""How every command reads its options, beyond what Typer does: a value is neither empty nor another option.
 
 An empty value is what a shell makes of a variable that is not set; Path would take it for the working directory. It
 knows no command.
@@ -6,9 +6,9 @@ knows no command.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
 import typer
 from typer.core import TyperCommand, TyperOption
@@ -24,9 +24,13 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Typer's. Raises UsageError for a value that can only be a mistake."""
+        options = [param for param in self.params if isinstance(param, TyperOption)]
+        end = args.index("--") if "--" in args else len(args)
         if not ctx.resilient_parsing:
-            options = [param for param in self.params if isinstance(param, TyperOption)]
-            _refuse_options_as_values(options, args[: args.index("--")] if "--" in args else args)
+            _refuse_options_as_values(options, args[:end])
+        if any(option.name == "think" for option in options):
+            args = [*_with_levels(args[:end]), *args[end:]]
+        if not ctx.resilient_parsing:
             written, _, _ = self.make_parser(ctx).parse_args(args=list(args))
             for param in self.params:
                 if isinstance(param, TyperOption) or param.type.name == "path":
@@ -41,6 +45,18 @@ class App(typer.Typer):
         self, name: str | None = None, *, cls: type[TyperCommand] = Command, **settings: Any
     ) -> Callable[[_Function], _Function]:
         return super().command(name, cls=cls, **settings)
+
+
+def _with_levels(args: Sequence[str]) -> Iterator[str]:
+    """--think alone as --think=on, which Typer cannot: the word behind it is its value where it is a level."""
+    from runner.config import Think  # what `runner --help` has no use for
+
+    levels = get_args(Think)
+    for before, word, following in zip(["", *args], args, [*args[1:], ""], strict=False):
+        if word == "--think":
+            yield f"--think={following if following in levels else 'on'}"
+        elif before != "--think" or word not in levels:
+            yield word
 
 
 def _refuse_empty(param: Any, written: object) -> None:
@@ -58,7 +74,8 @@ def _refuse_empty(param: Any, written: object) -> None:
 def _refuse_options_as_values(options: Sequence[TyperOption], args: Sequence[str]) -> None:
     by_flag = {flag: option for option in options for flag in option.opts}
     for word, following in pairwise(args):
-        if word in by_flag and not by_flag[word].is_flag and following in by_flag:
+        takes_value = word in by_flag and not by_flag[word].is_flag and word != "--think"
+        if takes_value and following in by_flag:
             flag = _longest(by_flag[word])
             raise UsageError(
                 f"{flag} needs a value, and {following} is an option.",

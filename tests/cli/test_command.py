@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
-from runner.cli.app import COMMANDS, _load, main
+from runner.cli.app import COMMANDS, _load, main, new_app
 from runner.cli.command import Command
 
 _ARGUMENTS = {"bench export": ["last", "--for", "localmaxxing"], "sessions export": ["some"], "draft train": ["demo"]}
@@ -102,3 +104,27 @@ def test_it_is_where_it_is_written_as_one_word_or_behind_dashes(capsys: pytest.C
 def test_a_text_may_be_empty(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "fake", "hi", "-q", "-p", "", "-s", ""]) == 0
     assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "level", "words"),
+    [
+        (["--think"], "on", []),
+        (["--think=low", "x"], "low", ["x"]),
+        (["--think", "low", "x"], "low", ["x"]),
+        (["--think", "lower", "x"], "on", ["lower", "x"]),
+        (["x", "--think", "--think"], "on", ["x"]),
+        (["x", "--", "--think", "low"], "", ["x", "--think", "low"]),
+        ([], "", []),
+    ],
+)
+def test_think_alone_means_on_and_a_level_may_follow_it(arguments: list[str], level: str, words: list[str]) -> None:
+    seen: list[tuple[str, list[str]]] = []
+    app = new_app()
+
+    @app.command()
+    def command(prompt: Annotated[list[str] | None, typer.Argument()] = None, think: str = "") -> None:
+        seen.append((think, prompt or []))
+
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert seen == [(level, words)]

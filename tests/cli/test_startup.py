@@ -215,19 +215,6 @@ def test_wrong_usage_exits_2_and_says_what_would_be_right(
     assert words in captured.err
 
 
-def test_a_bare_think_means_on() -> None:
-    seen: list[str | None] = []
-    command = app_module.new_app(cls=app_module.LazyCommands)
-
-    @command.callback(invoke_without_command=True)
-    def top(think: str = "") -> None:
-        seen.append(think)
-
-    for arguments in (["--think"], ["--think=low"], []):
-        assert CliRunner().invoke(command, arguments).exit_code == 0
-    assert seen == ["on", "low", ""]
-
-
 def test_completion_offers_commands_and_their_flags() -> None:
     def complete(words: str, position: int) -> list[str]:
         done = python(
