@@ -101,6 +101,14 @@ def test_it_is_where_it_is_written_as_one_word_or_behind_dashes(capsys: pytest.C
         assert capsys.readouterr().out.strip()
 
 
+def test_a_path_of_a_user_who_is_not_there_is_told_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "~nobody-here/x", "hi"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: '~nobody-here/x' is not a usable path: ")
+    assert ".." not in said
+    assert "hint: Give the path in full." in said
+
+
 def test_a_text_may_be_empty(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "fake", "hi", "-q", "-p", "", "-s", ""]) == 0
     assert capsys.readouterr().out.strip()
