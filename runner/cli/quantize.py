@@ -5,6 +5,7 @@ It names the output and shows progress; the work is runner.quant's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -89,8 +90,8 @@ def quantize(
     name = (weight_format or ("q4_k_m" if output is not None and output.suffix == ".gguf" else "mq4")).lower()
     packing = _Packing(rotation, recipe, bpw, calibrate, no_calibrate, calibration_tokens)
     _check_format(name, packing, output)
-    if bpw is not None and not 1 <= bpw <= 16:
-        raise UsageError(f"--bpw is {bpw:g}.", hint="It is a number of bits from 1 to 16, such as 4.5.")
+    if bpw is not None and not math.isfinite(bpw):
+        raise UsageError(f"--bpw is {bpw}.", hint="It is a number of bits, such as 4.5.")
     if output is not None:
         check_output(output)
     path = _source_path(source, offline, as_json=as_json)
