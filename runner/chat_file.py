@@ -56,7 +56,10 @@ def write_new(
             beside.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise RunnerError(f"{path} cannot be written: {error.strerror or error}.") from error
+        raise RunnerError(
+            f"{path} cannot be written: {error.strerror or error}.",
+            hint="Give another name, in a directory of your own on a disk with room.",
+        ) from error
 
 
 def read_chat(path: Path) -> tuple[Session, list[Turn]]:

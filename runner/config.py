@@ -197,6 +197,18 @@ class ChatOptions:
             _whole("chat options", "think_budget", self.think_budget, 0, 2**31)
 
 
+def objection(owner: type[Any], field: str, value: Any) -> str:
+    """What there is against `value` for that field of a configuration, as a hint; "" when it is taken.
+
+    Who was given the value knows under which name, and says so: a flag, a setting, a field of JSON.
+    """
+    try:
+        owner(**{field: value})
+    except UsageError as error:
+        return error.hint
+    return ""
+
+
 def build(cls: type[T], *layers: Mapping[str, Any]) -> T:
     """Make a configuration from layers of values, the later layer winning; None means "not set" and is passed over.
 

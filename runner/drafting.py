@@ -15,7 +15,7 @@ from runner.backends.base import Backend
 from runner.backends.vocabulary import mismatch, pieces
 from runner.config import LoadOptions
 from runner.draft_choice import NO_WAY_BACK, SAME_FAMILY, DraftChoice, unless_inexact
-from runner.errors import BadModelFile, DoesNotFit, UnsupportedModel
+from runner.errors import BadModelFile, DoesNotFit, UnsuitedOptions, UnsupportedModel
 from runner.fit.facts import ModelFacts, default_context
 from runner.speculative.drafter import Drafter
 from runner.speculative.model_drafter import ModelDrafter
@@ -69,13 +69,16 @@ def open_drafting(
 ) -> Drafting:
     """The speculation of a loaded model. load_model: loads the model of `choice`, where it has one.
 
-    load_texts: gives the ids of the files of `choice`, as draft_files.quotable does. Raises UnsupportedModel when the
+    load_texts: gives the ids of the files of `choice`, as draft_files.quotable does. Raises UnsuitedOptions when the
     drafter that was asked for cannot draft for this model, and what loading raises.
     """
     if choice.drafter is not None and not target.info.can_go_back:
         return Drafting(DraftChoice(drafter=None, reason=NO_WAY_BACK))
     choice = unless_inexact(choice, options, is_exact=target.info.is_batch_exact)
-    drafter = _drafter(choice, target, load_model, load_texts)
+    try:
+        drafter = _drafter(choice, target, load_model, load_texts)
+    except UnsupportedModel as error:  # the model itself is loaded, and runs without
+        raise UnsuitedOptions(error.message, hint=error.hint) from error
     if drafter is None:
         return Drafting(choice)
     speculator = Speculator(drafter, options.draft_max)

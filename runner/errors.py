@@ -7,7 +7,8 @@ probably meant is made here too.
     ├── UsageError              2   wrong flag, value, model name or configuration
     │   ├── BadGrammar          2   a grammar or JSON schema that means nothing, or that no text matches
     │   ├── ConfigError         2   a settings file or RUNNER_* variable is wrong
-    │   └── UnknownModel        2   no such model; the hint names the nearest ones
+    │   ├── UnknownModel        2   no such model; the hint names the nearest ones
+    │   └── UnsuitedOptions     2   layers, a cache or a drafter that are not to be had here: the model runs without
     ├── BusyError               3   busy, locked, or no connection: trying again helps
     ├── DoesNotFit              4   needs more memory or disk than there is (--force overrides)
     ├── VerificationFailed      5   a file does not have the contents that it should have
@@ -57,6 +58,10 @@ class ConfigError(UsageError):
 
 
 class UnknownModel(UsageError):
+    pass
+
+
+class UnsuitedOptions(UsageError):
     pass
 
 

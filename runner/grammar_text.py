@@ -13,6 +13,7 @@ from typing import Final
 from runner.config import LARGEST_GRAMMAR, Grammar, GrammarKind
 from runner.errors import UsageError
 from runner.grammar import check
+from runner.message_files import path_of
 
 ANY_JSON: Final = Grammar(kind="json_schema", text='{"type": "object"}')
 _ANY: Final = "json"
@@ -20,23 +21,22 @@ _NONE: Final = ("off", "none")
 _GBNF_RULE: Final = re.compile(r"(?m)^\s*[\w-]+\s*::=")
 
 
-def json_schema_of(words: str, directory: Path = Path()) -> Grammar:
+def json_schema_of(words: str) -> Grammar:
     """The schema that `words` are, where they begin with a brace; any object for "json"; else the one in that file.
 
-    directory: where the name of a file leads from. Raises UsageError for what is no schema, or a file that cannot be
-    read.
+    Raises UsageError for what is no schema, or a file that cannot be read.
     """
     if words.strip().lower() == _ANY:
         return ANY_JSON
-    text = words if words.lstrip().startswith("{") else _read(directory, words.strip())
+    text = words if words.lstrip().startswith("{") else _read(words.strip())
     if not text.lstrip().startswith("{") and _GBNF_RULE.search(text):
         raise UsageError(f"{words.strip()} holds a grammar, which is no JSON schema.", hint="Give it with --grammar.")
     return _checked("json_schema", text)
 
 
-def grammar_file(path: Path, directory: Path = Path()) -> Grammar:
+def grammar_file(path: Path) -> Grammar:
     """The grammar in a file: GBNF where it has a rule such as `root ::= ...`, else Lark. Raises as json_schema_of."""
-    text = _read(directory, str(path))
+    text = _read(str(path))
     if text.lstrip().startswith("{"):
         raise UsageError(f"{path} holds JSON, which is no grammar.", hint="Give a JSON schema with --json-schema.")
     return _checked("gbnf" if _GBNF_RULE.search(text) else "lark", text)
@@ -49,9 +49,10 @@ def named(words: str, directory: Path) -> Grammar | None:
     name = words.strip("'\"")
     if name.lower() in _NONE:
         return None
-    if name.lower() == _ANY or Path(name).suffix.lower() == ".json":
-        return json_schema_of(name, directory)
-    return grammar_file(Path(name), directory)
+    if name.lower() == _ANY:
+        return ANY_JSON
+    path = path_of(name, directory)
+    return json_schema_of(str(path)) if path.suffix.lower() == ".json" else grammar_file(path)
 
 
 def _checked(kind: GrammarKind, text: str) -> Grammar:
@@ -60,9 +61,9 @@ def _checked(kind: GrammarKind, text: str) -> Grammar:
     return grammar
 
 
-def _read(directory: Path, name: str) -> str:
+def _read(name: str) -> str:
     try:
-        with (directory / Path(name).expanduser()).open("rb") as file:
+        with Path(name).expanduser().open("rb") as file:
             raw = file.read(4 * LARGEST_GRAMMAR + 1)  # more bytes are more characters than there may be
     except (OSError, RuntimeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)

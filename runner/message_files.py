@@ -75,8 +75,11 @@ def file_to_read(argument: str, directory: Path) -> Path | None:
     name = argument.strip("'\"")
     if not name:
         raise UsageError("/read needs the name of a file.", hint="It is: /read PATH, or /read off for none.")
-    if argument == READ_NONE:
-        return None
+    return None if argument == READ_NONE else path_of(name, directory)
+
+
+def path_of(name: str, directory: Path) -> Path:
+    """Where a name that was typed leads. Raises UsageError for what is no path."""
     try:
         return directory / Path(name).expanduser()
     except RuntimeError as error:

@@ -18,6 +18,7 @@ from runner.config import SamplingParams
 from runner.errors import BadModelFile, BusyError, RunnerError, UnsupportedModel, UsageError
 from runner.events import Notice, Progress
 from runner.hub_cache import file_size, repo_directory, snapshots
+from runner.inventory import has_weights
 from runner.measures import decimal_size
 from runner.model_files import (
     CONFIG,
@@ -169,6 +170,8 @@ def _at_path(spec: ModelSpec, path: Path) -> Located:
         raise leads_nowhere(path, target)
     if path.is_dir():
         names = names_in(path)
+        if spec.origin == "made" and not has_weights(names):
+            raise BadModelFile(f"{path} has no weights.")  # as verify says; remedies_of has the remedy
         groups = gguf_groups(names)
         if len(groups) > 1:
             listed = ", ".join(group.label for group in groups)
@@ -200,7 +203,7 @@ def _at_path(spec: ModelSpec, path: Path) -> Located:
             f"{path.name} is one of hipfire's files, which are not run as they are.",
             hint=f"Make a model of it: runner quantize {path}",
         )
-    raise UnsupportedModel(f"{path.name} is no model file.", hint="Give a .gguf file, or a directory with a model.")
+    raise UsageError(f"{path.name} is no model file.", hint="Give a .gguf file, or a directory with a model.")
 
 
 def _gguf_parts(path: Path) -> tuple[str, ...]:

@@ -344,7 +344,8 @@ def _by_path(text: str) -> ModelSpec | None:
         path = Path(text).expanduser().absolute()
         exists = path.exists()
     except (OSError, RuntimeError, ValueError) as error:  # too long, no such user, embedded NUL
-        raise UsageError(f"{text!r} is not a usable path: {error}.") from error
+        reason = (getattr(error, "strerror", None) or str(error)).rstrip(".")
+        raise UsageError(f"{text!r} is not a usable path: {reason}.", hint="Give the path in full.") from error
     if exists:
         return ModelSpec(name=path.name or str(path), origin="path", path=path)
     if _looks_like_path(text):

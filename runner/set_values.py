@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from runner.attachments import absolute
-from runner.config import GRAMMAR_NAMES, ChatOptions, Grammar, LoadOptions, SamplingParams
+from runner.config import GRAMMAR_NAMES, ChatOptions, Grammar, LoadOptions, SamplingParams, objection
 from runner.errors import UsageError, nearest_hint
 
 ALIASES = {
@@ -24,6 +24,7 @@ ALIASES = {
     "threads": "n_threads",
     "spec": "speculation",
 }
+_OWNERS: Final = (SamplingParams, ChatOptions, LoadOptions)
 _NONE = ("none", "default", "off")
 _NOT_HERE = ("raw", "force", "warmup")  # they make no sense in the middle of a chat
 _BY_COMMAND = ("grammar",)  # shown with the others, and set by a command of its own
@@ -39,8 +40,11 @@ _INTEGERS = (
     "draft_max",
 )
 _WORDS = ("overflow", "think", "backend", "kv_type", "speculation")
-_QUOTED: Final = re.compile(r"(`[^`]*`|“.*”)", re.DOTALL)  # a command; what the user wrote, which may have any sign
-_FLAG: Final = re.compile(r"(?<![\w-])--?([a-z][a-z-]*)( \d+)?")
+# A command; what the user wrote, which may have any sign; a value as Python shows it, and no apostrophe.
+_QUOTED: Final = re.compile(
+    r"""(`[^`]*`|“.*”|(?<!\w)'(?:\\.|[^'\\])*'(?!\w)|(?<!\w)"(?:\\.|[^"\\])*"(?!\w))""", re.DOTALL
+)
+_FLAG: Final = re.compile(r"(?<![^\s(])--?([a-z][a-z-]*)(?![\w=/-]|\.\w)( \d+)?")  # no part of a path
 _SHORT_FLAGS: Final = {"c": "ctx_size"}
 _COMMAND_FLAGS: Final = {"json-schema": "/grammar", "grammar": "/grammar"}
 _SHELL_FLAGS: Final = {"force": "`runner chat MODEL --force`", "raw": "`runner run MODEL --raw`"}  # no chat takes them
@@ -54,7 +58,7 @@ def names() -> list[str]:
 
 def shown_names() -> list[str]:
     """Every name that belongs to a chat's parameters."""
-    fields = [f.name for cls in (SamplingParams, ChatOptions, LoadOptions) for f in dataclasses.fields(cls)]
+    fields = [f.name for cls in _OWNERS for f in dataclasses.fields(cls)]
     return [name for name in fields if name not in _NOT_HERE]
 
 
@@ -70,7 +74,15 @@ def field_name(name: str) -> str:
 
 
 def parsed(name: str, text: str) -> Any:
-    """The value of field `name` that `text` writes. Raises UsageError."""
+    """The value of field `name` that `text` writes. Raises UsageError, with what it can be."""
+    value = _read(name, text)
+    owner = next(cls for cls in _OWNERS if any(field.name == name for field in dataclasses.fields(cls)))
+    if hint := objection(owner, name, value):
+        raise UsageError(f"{name} cannot be {text!r}.", hint=hint)
+    return value
+
+
+def _read(name: str, text: str) -> Any:
     if name in _WORDS:
         return text.lower()
     if name in _LISTS:
@@ -99,7 +111,7 @@ def shown(value: Any) -> str:
 def in_chat(text: str) -> str:
     """A message or a remedy with "/set ctx_size N" for "-c", and for what no chat takes the command of a shell.
 
-    What is quoted as such a command stays as it is, and so does what the user wrote.
+    What is quoted stays as it is, be it such a command or what the user wrote, and so does a path.
     """
     parts = _QUOTED.split(text)
     parts[::2] = [_FLAG.sub(_as_set, part) for part in parts[::2]]
@@ -117,8 +129,7 @@ def _as_set(flag: re.Match[str]) -> str:
 
 
 def _optional() -> list[str]:
-    classes = (SamplingParams, ChatOptions, LoadOptions)
-    return [f.name for cls in classes for f in dataclasses.fields(cls) if f.default is None]
+    return [f.name for cls in _OWNERS for f in dataclasses.fields(cls) if f.default is None]
 
 
 def _items(name: str, text: str) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from runner.config import LONGEST_DRAFT, LoadOptions, SamplingParams
 from runner.draft_choice import unused
 from runner.draft_files import quotable, read_draft_files
 from runner.engine import Engine
-from runner.errors import DoesNotFit, RunnerError, UnsupportedModel, UsageError
+from runner.errors import DoesNotFit, RunnerError, UnsuitedOptions, UsageError
 from runner.events import Finished, Loaded, Notice, TextDelta
 from runner.paths import user_paths
 from runner.speculative.rounds import decode
@@ -142,7 +142,7 @@ def test_of_megabytes_only_the_end_is_made_into_tokens() -> None:
 
 def test_another_vocabulary_is_refused_with_the_token_that_differs(engine: Engine, shared_data: Path) -> None:
     stories = shared_data / "stories260K" / "gguf" / "stories260K-f32.gguf"
-    with pytest.raises(UnsupportedModel, match=r"vocabularies differ\. Token \d+ is") as caught:
+    with pytest.raises(UnsuitedOptions, match=r"vocabularies differ\. Token \d+ is") as caught:
         load(engine, "demo", draft=str(stories))
     assert "--spec suffix" in caught.value.hint
     assert engine.loaded is None
@@ -151,7 +151,7 @@ def test_another_vocabulary_is_refused_with_the_token_that_differs(engine: Engin
 def test_a_copy_must_be_one(engine: Engine, tmp_path: Path) -> None:
     wide = tiny_models.save(tiny_models.make("qwen3", num_hidden_layers=3), tmp_path / "wide")
     narrow = tiny_models.save(tiny_models.make("qwen3", num_hidden_layers=2), tmp_path / "narrow")
-    with pytest.raises(UnsupportedModel, match="no copy") as caught:
+    with pytest.raises(UnsuitedOptions, match="no copy") as caught:
         load(engine, wide, draft=str(narrow), speculation="self", n_gpu_layers=0)
     assert "--spec model" in caught.value.hint
     loaded, _ = load(engine, wide, draft=str(narrow), n_gpu_layers=0)
@@ -182,7 +182,7 @@ def test_a_model_that_cannot_go_back_is_run_without_and_says_so(
     assert answer(engine, SamplingParams(temperature=0, max_tokens=4))[1].speculation is None
     loaded, notices = load(engine, mamba, speculation="suffix")
     assert ["cannot go back" in notice.text for notice in notices] == [True]
-    with pytest.raises(UnsupportedModel, match="cannot draft: its recurrent layers"):
+    with pytest.raises(UnsuitedOptions, match="cannot draft: its recurrent layers"):
         load(engine, "demo", draft=str(mamba))
     engine.close()
 
@@ -250,7 +250,7 @@ def test_what_of_files_is_not_quoted_is_told(engine: Engine, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["mtp", "eagle3"])
 def test_a_backend_without_heads_says_which_has_them(engine: Engine, tmp_path: Path, name: str) -> None:
-    with pytest.raises(UnsupportedModel, match=f"llamacpp backend has no {name}") as caught:
+    with pytest.raises(UnsuitedOptions, match=f"llamacpp backend has no {name}") as caught:
         load(engine, "demo", backend="llamacpp", speculation=name, draft=str(tmp_path))
     assert "--backend native" in caught.value.hint
 

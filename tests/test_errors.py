@@ -10,7 +10,7 @@ from runner import errors
 from runner.errors import RunnerError, error_class
 
 CLASSES = [found for _, found in inspect.getmembers(errors, inspect.isclass) if issubclass(found, RunnerError)]
-EXIT_CODES = dict.fromkeys(("UsageError", "BadGrammar", "ConfigError", "UnknownModel"), 2) | {
+EXIT_CODES = dict.fromkeys(("UsageError", "BadGrammar", "ConfigError", "UnknownModel", "UnsuitedOptions"), 2) | {
     "BusyError": 3,
     "DoesNotFit": 4,
     "VerificationFailed": 5,

@@ -129,7 +129,7 @@ def test_pickles_are_refused_by_path_and_in_directories(tmp_path: Path) -> None:
 
 def test_other_files_and_vanished_ones_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("")
-    with pytest.raises(UnsupportedModel, match="no model file"):
+    with pytest.raises(UsageError, match="no model file"):
         prepare(str(tmp_path / "notes.txt"))
     (tmp_path / "tiny.hfq").write_text("")
     with pytest.raises(UnsupportedModel, match="hipfire") as caught:
@@ -145,6 +145,15 @@ def test_a_model_made_here_is_found_by_its_name() -> None:
     path = write_gguf(user_paths().models / "mine" / "mine-q4_0.gguf")
     model, _ = prepare("mine", offline=True)
     assert (model.name, model.weights) == ("mine", (path,))
+
+
+def test_a_model_made_here_without_weights_is_to_be_made_again() -> None:
+    path = user_paths().models / "mine"
+    path.mkdir(parents=True)
+    (path / "config.json").write_text("{}")
+    with pytest.raises(BadModelFile, match="mine has no weights") as caught:
+        prepare("mine", offline=True)
+    assert "runner quantize MODEL -t FORMAT --force" in caught.value.hint
 
 
 def test_the_fake_model_and_a_script_are_ready(tmp_path: Path) -> None:

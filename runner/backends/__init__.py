@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from dataclasses import dataclass
 from typing import Final, cast
 
 from runner.backends.base import BackendModule
 from runner.config import LoadOptions
-from runner.errors import BackendUnavailable, UnsupportedModel
+from runner.errors import BackendUnavailable, UnsuitedOptions, UnsupportedModel
 from runner.types import BackendName, ReadyModel, WeightsFormat
 
 # For each kind of file, the backends that may run it, best first, and why that one is best.
@@ -21,6 +22,7 @@ _PREFERENCE: dict[WeightsFormat, tuple[tuple[BackendName, str], ...]] = {
     "packed": (("native", "the weights are packed by runner quantize, for the native backend"),),
     "script": (("fake", "the model is a script for the fake backend"),),
 }
+CHECKED_BY: Final = "`runner doctor` checks the backends, `runner verify` the model's files."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,20 +43,35 @@ def backend_module(name: BackendName) -> BackendModule:
     return cast(BackendModule, importlib.import_module(f"runner.backends.{name}"))
 
 
-CHECKED_BY: Final = "`runner doctor` checks the backends, `runner verify` the model's files."
-
-
 def choose(model: ReadyModel, options: LoadOptions) -> Choice:
     """The backend for `model`: the one asked for, or for "auto" the best that does not refuse.
 
-    Raises BackendUnavailable when the one asked for refuses (it never falls back), UnsupportedModel when all do.
+    Raises BackendUnavailable when the one asked for refuses (it never falls back), UnsupportedModel when all do, and
+    UnsuitedOptions in place of either when the model would run there with no option but --backend.
     """
+    try:
+        return _chosen(model, options)
+    except (BackendUnavailable, UnsupportedModel) as refused:
+        is_unsuited = _runs(model, LoadOptions(backend=options.backend))
+        has_other = _runs(model, dataclasses.replace(options, backend="auto"))
+        hint = "With --backend auto, runner chooses one that can." if has_other else refused.hint
+        raise (UnsuitedOptions if is_unsuited else type(refused))(refused.message, hint=hint) from refused
+
+
+def _runs(model: ReadyModel, options: LoadOptions) -> bool:
+    try:
+        _chosen(model, options)
+    except (BackendUnavailable, UnsupportedModel):
+        return False
+    return True
+
+
+def _chosen(model: ReadyModel, options: LoadOptions) -> Choice:
     if options.backend != "auto":
         refusal = backend_module(options.backend).refusal(model, options)
         if refusal:
             raise BackendUnavailable(
-                f"The {options.backend} backend cannot run {model.name}: {refusal}",
-                hint="With --backend auto, runner chooses one that can.",
+                f"The {options.backend} backend cannot run {model.name}: {refusal}", hint=CHECKED_BY
             )
         return Choice(name=options.backend, reason="it was asked for", refused=())
     refused: list[tuple[BackendName, str]] = []

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar, cast, get_args
 
 from runner.bench.record import BenchOptions, Genre
-from runner.config import LoadOptions, SamplingParams
+from runner.config import LoadOptions, SamplingParams, objection
 from runner.errors import UsageError, nearest_hint
 from runner.types import BackendName
 
@@ -70,7 +70,8 @@ class BenchRequest:
             if name not in GENRES:
                 raise UsageError(f"There is no genre {name!r}.", hint=nearest_hint(name, GENRES))
         for value in self.temperatures:
-            SamplingParams(temperature=value)
+            if hint := objection(SamplingParams, "temperature", value):
+                raise UsageError(f"--temp is {value:g}.", hint=hint)
 
     @property
     def prompts(self) -> tuple[int, ...]:

@@ -48,6 +48,7 @@ from runner.errors import (
     DoesNotFit,
     EngineDied,
     RunnerError,
+    UnsuitedOptions,
     UnsupportedModel,
     UsageError,
 )
@@ -61,7 +62,7 @@ from runner.running import running
 from runner.types import BackendName, CancelToken, MemoryUse, ReadyModel
 
 # What keeps one backend from running a model that another may run.
-_REFUSALS = (BackendUnavailable, UnsupportedModel, DoesNotFit, BadModelFile, EngineDied)
+_REFUSALS = (BackendUnavailable, UnsuitedOptions, UnsupportedModel, DoesNotFit, BadModelFile, EngineDied)
 
 
 def run_bench(request: BenchRequest, paths: Paths, cancel: CancelToken) -> Iterator[BenchEvent]:
@@ -261,7 +262,10 @@ class Bench:
         reasons = " ".join(f"{side.name}: {side.refused}" for side in self._sides.values())
         if all(isinstance(error, DoesNotFit) for error in errors.values()):
             raise DoesNotFit(f"{title(self._spec)} fits no backend here. {reasons}", hint=first.hint)
-        raise UnsupportedModel(f"No backend can run {title(self._spec)}. {reasons}", hint=CHECKED_BY)
+        is_asked = all(isinstance(error, UnsuitedOptions) for error in errors.values())
+        raise (UnsuitedOptions if is_asked else UnsupportedModel)(
+            f"No backend can run {title(self._spec)}. {reasons}", hint=CHECKED_BY
+        )
 
     # --- what came of it ---------------------------------------------------------------------------------------------
 

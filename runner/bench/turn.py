@@ -21,7 +21,7 @@ from runner.bench.request import BenchRequest
 from runner.bench.side import Side, Tally
 from runner.bench.tasks import Sample
 from runner.config import LoadOptions
-from runner.errors import ContextOverflow, EngineDied, RunnerError, UnsupportedModel
+from runner.errors import ContextOverflow, EngineDied, RunnerError, UnsuitedOptions, UnsupportedModel
 from runner.events import Loaded, Notice
 from runner.types import CancelToken, ModelInfo
 
@@ -234,7 +234,7 @@ class Turn:
                 self._of.on_test()
         except EngineDied:
             raise
-        except (ContextOverflow, UnsupportedModel) as reason:
+        except (ContextOverflow, UnsuitedOptions, UnsupportedModel) as reason:
             self._side.skipped = (*self._side.skipped, SkippedTest(test=test.name, reason=reason.message))
             return
         except RunnerError as error:

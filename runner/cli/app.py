@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 
 import runner
 from runner.cli import bash_words, render
+from runner.cli.command import App
 from runner.errors import RunnerError, UsageError, nearest_hint
 
 _log = logging.getLogger(__name__)
@@ -96,20 +97,14 @@ class LazyCommands(TyperGroup):
         hint = "`runner --help` lists the commands." if is_help else nearest_hint(args[0], COMMANDS)
         raise UsageError(f"There is no command {args[0]!r}.", hint=hint)
 
-    def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """A bare --think means --think=on: Typer has no options with an optional value."""
-        end = args.index("--") if "--" in args else len(args)
-        spelled = ["--think=on" if arg == "--think" else arg for arg in args[:end]]
-        return super().parse_args(ctx, spelled + args[end:])
-
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
 
 
-def new_app(*, add_completion: bool = False, **settings: Any) -> typer.Typer:
-    """A Typer app with this program's settings; commands that have commands of their own are made with it."""
-    return typer.Typer(
+def new_app(*, add_completion: bool = False, **settings: Any) -> App:
+    """An app with this program's settings; commands that have commands of their own are made with it."""
+    return App(
         add_completion=add_completion,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,

@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from runner.cli import bench_earlier, bench_reports, options, render
 from runner.cli.app import new_app
+from runner.cli.command import Command
 from runner.errors import RunnerError, UnknownModel, UsageError, nearest_hint
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class _GroupsContext(TyperCommand.context_class):  # type: ignore[misc, valid-ty
         return str(self.parent.command_path)
 
 
-class _AsTheGroup(TyperCommand):
+class _AsTheGroup(Command):
     """Shown under the group's name, which is how it is called."""
 
     context_class = _GroupsContext
@@ -234,7 +235,7 @@ def _request(
     settings = load_settings(user_paths())
     n_prompt, n_gen, depths = sizes
     return BenchRequest(
-        model=model or settings.model,
+        model=options.model_name(model, default=settings.model),
         load=settings.load_options(**load),
         n_prompt=n_prompt,
         n_gen=n_gen,

@@ -61,7 +61,9 @@ def chat(
     settings = load_settings(paths)
     is_kept = settings.save_chats and not no_log
     resumed = _session_to_resume(paths, continue_latest, resume, is_kept=is_kept)
-    name = model or model_argument or (resumed.model if resumed else "") or settings.model
+    name = options.model_name(
+        model, model_argument, (resumed.model or None) if resumed else None, default=settings.model
+    )
     flags = answer.given()
     setup = _Setup(
         paths=paths,
@@ -184,11 +186,11 @@ def _make_repl(setup: _Setup, loader: Loader, source: Source, opening: Opening |
         store=_store(setup),
         params=setup.settings.sampling_params({}, setup.own_params),
         options=setup.chat_options,
-        system=setup.system or setup.settings.system,
+        system=setup.settings.system if setup.system is None else setup.system,
     )
     if setup.resumed:
         conversation.resume(setup.resumed.id)
-        if setup.system:
+        if setup.system is not None:
             conversation.set_system(setup.system)
     return Repl(
         conversation,

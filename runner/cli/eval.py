@@ -103,7 +103,7 @@ def evaluate(
         "force": force or None,
     }
     request = Request(
-        model=model or settings.model,
+        model=options.model_name(model, default=settings.model),
         reference=against,
         windowing=Windowing(size=window, stride=stride, context=context, limit=_limit(windows)),
         texts=_read_texts(texts or []),

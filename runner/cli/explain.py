@@ -33,7 +33,7 @@ def explain(
     paths = user_paths()
     settings = load_settings(paths)
     load_options = settings.load_options(**run.given())
-    wanted = Registry.load_for(paths).resolve(model or settings.model)
+    wanted = Registry.load_for(paths).resolve(options.model_name(model, default=settings.model))
     seen = preview(wanted, load_options, offline=settings.is_offline(offline), paths=paths)
     for notice in seen.notices:
         show_notice(notice)

@@ -165,6 +165,11 @@ Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No narration; warnin
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
+def model_name(*given: str | None, default: str) -> str:
+    """The name of the model that the first of the places that were `given` any says; an empty one is no model's."""
+    return next((name for name in given if name is not None), default)
+
+
 def gpu_layers(text: str | None) -> int | Literal["auto", "all"] | None:
     """The value of -ngl. Raises UsageError."""
     if text is None:
@@ -199,10 +204,6 @@ def grammar(json_schema: str | None, file: Path | None) -> Grammar | None:
         return None
     if json_schema is not None and file is not None:
         raise UsageError("--json-schema and --grammar are both given.", hint="Use one of them.")
-    if json_schema is not None and not json_schema.strip():
-        raise UsageError("--json-schema is empty.", hint="Give a schema, a file that has one, or json for any object.")
-    if file == Path():
-        raise UsageError("--grammar is empty, or a directory.", hint="Give the file of a grammar.")
     from runner.grammar_text import grammar_file, json_schema_of
 
     return grammar_file(file) if file is not None else json_schema_of(json_schema or "")

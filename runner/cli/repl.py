@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from runner.attachments import absolute
 from runner.chat_commands import as_message, is_command
 from runner.chat_pages import Totals, error_in_chat
 from runner.cli import render
@@ -78,7 +79,7 @@ class Repl:
     refill: Refill = field(default_factory=Refill)
     totals: Totals = field(default_factory=Totals)
     exit_code: int = 0
-    directory: Path = field(default_factory=Path)
+    directory: Path = field(default_factory=lambda: Path(absolute("")))
     own_params: dict[str, Any] = field(default_factory=dict)
     make_params: Callable[[Mapping[str, Any], Mapping[str, Any]], SamplingParams] = plain_params
     editor: Callable[[str], str | None] = edit_text

@@ -75,7 +75,7 @@ def run(
         from runner.types import Message
 
         messages = [Message(role="user", content=text)]
-        if system := system or settings.system:
+        if system := settings.system if system is None else system:
             messages.insert(0, Message(role="system", content=system))
         loaded = Loader(engine, name, load_options, offline=settings.is_offline(offline), as_json=as_json).load()
         params = settings.sampling_params(loaded.sampling, sampling)
@@ -92,9 +92,9 @@ def run(
 
 def _model_and_prompt(flag: str | None, argument: str | None, words: Sequence[str], default: str) -> tuple[str, str]:
     """The model's name and the words of the prompt. With -m, all arguments are words of the prompt."""
-    if flag:
+    if flag is not None:
         return flag, " ".join([argument, *words] if argument else words)
-    return argument or default, " ".join(words)
+    return options.model_name(argument, default=default), " ".join(words)
 
 
 def _assemble(flag: str | None, words: str, files: Sequence[Path]) -> str:

@@ -103,7 +103,9 @@ def serve(
             origins=tuple(origin.lower().removesuffix("/") for origin in allow_origin or ()),
             is_remote=allow_remote,
         )
-        command = _Command(paths, access, model or model_argument or settings.model, as_json=as_json)
+        command = _Command(
+            paths, access, options.model_name(model, model_argument, default=settings.model), as_json=as_json
+        )
         code = command.run(listener, load_options, defaults, queue, is_offline=settings.is_offline(offline))
     if code:
         raise typer.Exit(code)

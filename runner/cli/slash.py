@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import set_values
@@ -17,7 +16,7 @@ from runner.chat_pages import info_page, parameters_page, stats_page
 from runner.cli import clipboard, render
 from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.errors import UsageError
-from runner.message_files import NO_FILES, Refused, file_to_read, read
+from runner.message_files import NO_FILES, Refused, file_to_read, path_of, read
 
 if TYPE_CHECKING:
     from runner.cli.repl import Repl
@@ -218,13 +217,13 @@ def _copy(repl: Repl, argument: str) -> None:
 def _save(repl: Repl, argument: str) -> None:
     if not argument:
         raise UsageError("/save needs the name of a file.", hint="It is: /save PATH.json (or .md)")
-    render.narrate(f"Saved as {repl.conversation.save(Path(argument))}")
+    render.narrate(f"Saved as {repl.conversation.save(path_of(argument, repl.directory))}")
 
 
 def _load(repl: Repl, argument: str) -> None:
     if not argument:
         raise UsageError("/load needs the name of a file.", hint="It is: /load PATH.json")
-    repl.conversation.load(Path(argument))
+    repl.conversation.load(path_of(argument, repl.directory))
     repl.attachments.clear()
     render.say(repl.recap())
 
@@ -233,9 +232,8 @@ def _export(repl: Repl, argument: str) -> None:
     if not repl.conversation.turns:
         raise UsageError("There is nothing to export.", hint="Ask something first.")
     if argument in ("", "md", "json"):
-        name = f"chat-{repl.conversation.session_id or 'export'}.{argument or 'md'}"
-        argument = str(repl.directory / name)
-    render.narrate(f"Exported as {repl.conversation.save(Path(argument))}")
+        argument = f"chat-{repl.conversation.session_id or 'export'}.{argument or 'md'}"
+    render.narrate(f"Exported as {repl.conversation.save(path_of(argument, repl.directory))}")
 
 
 def _stats(repl: Repl, _argument: str) -> None:

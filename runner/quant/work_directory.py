@@ -106,7 +106,7 @@ PACKED_PARTS: Final = Parts(
 def check_output(output: Path) -> None:
     """Raise UsageError for what is no name of something that is to be made, such as "." or "/"."""
     if output.name in ("", ".."):
-        what = "empty, or the working directory" if output == Path() else repr(str(output))
+        what = "the working directory" if output == Path() else repr(str(output))
         raise UsageError(f"-o is {what}.", hint="Name a file or a directory that is to be made.")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from runner.config import ChatOptions, Grammar, GrammarKind, SamplingParams
+from runner.config import ChatOptions, Grammar, GrammarKind, SamplingParams, objection
 from runner.errors import UsageError, nearest_hint
 from runner.grammar_text import ANY_JSON
 from runner.server.refusal import Refusal, refusal_of
@@ -345,10 +345,8 @@ def _part(value: Any, at: str) -> str:
 
 def _checked(owner: type[SamplingParams] | type[ChatOptions], field: str, value: Any, param: str) -> Any:
     """`value` as that field takes it; its range is the configuration's to know."""
-    try:
-        owner(**{field: value})
-    except UsageError as error:
-        raise _wrong(param, f"{param} is {_shown(value)}.", error.hint) from error
+    if hint := objection(owner, field, value):
+        raise _wrong(param, f"{param} is {_shown(value)}.", hint)
     return value
 
 

@@ -10,16 +10,18 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from runner.attachments import absolute
 from runner.config import ChatOptions, LoadOptions, SamplingParams, build
 from runner.errors import ConfigError
 from runner.paths import Paths
 from runner.settings.files import project_file, read_file
-from runner.settings.table import SETTINGS, Owner, setting
+from runner.settings.table import SETTINGS, setting
 
 DEFAULT_ORIGIN = "default"
+
+T = TypeVar("T", LoadOptions, SamplingParams, ChatOptions)
 
 
 @dataclass(frozen=True)
@@ -66,19 +68,25 @@ class Settings:
 
         Paths are absolute: where no file says them, they are meant from the working directory.
         """
-        options = build(LoadOptions, self._fields(LoadOptions), flags)
+        options = self._built(LoadOptions, {}, flags)
         return dataclasses.replace(options, draft_file=tuple(map(absolute, options.draft_file)))
 
     def chat_options(self, **flags: Any) -> ChatOptions:
         """What a request asks beside sampling: these settings, and fields of ChatOptions over them."""
-        return build(ChatOptions, self._fields(ChatOptions), flags)
+        return self._built(ChatOptions, {}, flags)
 
     def sampling_params(self, model: Mapping[str, Any], flags: Mapping[str, Any] | None = None) -> SamplingParams:
         """How tokens are chosen: the model's own values, these settings over them, and fields of SamplingParams."""
-        return build(SamplingParams, model, self._fields(SamplingParams), flags or {})
+        return self._built(SamplingParams, model, flags or {})
 
-    def _fields(self, owner: Owner) -> dict[str, Any]:
-        return {s.field: self.given[s.key][0] for s in SETTINGS if s.owner is owner and s.key in self.given}
+    def _built(self, owner: type[T], model: Mapping[str, Any], flags: Mapping[str, Any]) -> T:
+        """Settings were checked by their names where they were read; flags are here, by theirs."""
+        own = [item for item in SETTINGS if item.owner is owner]
+        for item in own:
+            if flags.get(item.field) is not None:
+                item.check_flag(flags[item.field])
+        settings = {item.field: self.given[item.key][0] for item in own if item.key in self.given}
+        return build(owner, model, settings, flags)
 
 
 def load_settings(

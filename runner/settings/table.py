@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from runner.config import LONGEST_DRAFT, ChatOptions, LoadOptions, SamplingParams, Speculation
+from runner.config import LONGEST_DRAFT, ChatOptions, LoadOptions, SamplingParams, Speculation, objection
 from runner.errors import ConfigError, UsageError, nearest_hint
 
 Kind = Literal["text", "number", "integer", "yes/no", "texts", "layers"]
@@ -79,12 +79,16 @@ class Setting:
             value = (math.inf if value > 0 else -math.inf) if is_huge else float(value)
         elif self.kind == "texts":
             value = tuple(value)
-        if self.owner is not None:
-            try:
-                self.owner(**{self.field: value})
-            except UsageError as error:
-                raise ConfigError(f"{self.key} is {value!r}.", hint=error.hint) from error
+        self._refuse(self.key, value, ConfigError)
         return value
+
+    def check_flag(self, value: Any) -> None:
+        """Raise UsageError for what the flag cannot be."""
+        self._refuse(self.flag or self.key, value, UsageError)
+
+    def _refuse(self, name: str, value: Any, error: type[UsageError]) -> None:
+        if self.owner is not None and (hint := objection(self.owner, self.field, value)):
+            raise error(f"{name} is {value!r}.", hint=hint)
 
 
 def _has_kind(value: Any, kind: Kind) -> bool:

@@ -55,9 +55,7 @@ def texts(params: SamplingParams, options: ChatOptions, loading: LoadOptions) ->
 
 def value_of(name: str, text: str) -> Any:
     """The value that a field's text means. Raises UsageError with the range."""
-    value = set_values.parsed(name, text.strip())
-    build(_OWNERS[name], {name: value})
-    return value
+    return set_values.parsed(name, text.strip())
 
 
 def read(system: str, typed: Mapping[str, str], defaults: Mapping[str, str]) -> ChatSettings:

@@ -15,7 +15,7 @@ from runner.chat_commands import PAGES, THINK_LEVELS, parse_command
 from runner.chat_pages import info_page, parameters_page, stats_page
 from runner.config import ChatOptions, Grammar, LoadOptions, SamplingParams
 from runner.errors import UsageError
-from runner.message_files import NO_FILES, Refused, file_to_read, read
+from runner.message_files import NO_FILES, Refused, file_to_read, path_of, read
 
 if TYPE_CHECKING:
     from runner.tui.screens.chat_surface import ChatSurface
@@ -192,21 +192,13 @@ def _copy(chat: ChatSurface, argument: str) -> None:
     chat.copy(chat.engine.conversation.copy(int(argument) if argument else None))
 
 
-def _path(chat: ChatSurface, name: str) -> Path:
-    """Where a name that was typed leads. Raises UsageError."""
-    try:
-        return chat.directory / Path(name).expanduser()
-    except RuntimeError as error:
-        raise UsageError(f"{name} is no path: {error}") from error
-
-
 # --- files ---------------------------------------------------------------------------------------------------------
 
 
 def _save(chat: ChatSurface, argument: str) -> None:
     if not argument:
         raise UsageError("/save needs the name of a file.", hint="It is: /save PATH.json (or .md)")
-    _write(chat, _path(chat, argument), "Saved as")
+    _write(chat, path_of(argument, chat.directory), "Saved as")
 
 
 def _write(chat: ChatSurface, path: Path, done: str) -> None:
@@ -219,7 +211,7 @@ def _load(chat: ChatSurface, argument: str) -> None:
         raise UsageError("/load needs the name of a file.", hint="It is: /load PATH.json")
     chat.refuse_while_answering()
     chat.leave_chat()
-    chat.engine.conversation.load(_path(chat, argument))
+    chat.engine.conversation.load(path_of(argument, chat.directory))
     chat.show_conversation()
 
 
@@ -229,7 +221,7 @@ def _export(chat: ChatSurface, argument: str) -> None:
         raise UsageError("There is nothing to export.", hint="Ask something first.")
     if argument in ("", "md", "json"):
         argument = f"chat-{conversation.session_id or 'export'}.{argument or 'md'}"
-    _write(chat, _path(chat, argument), "Exported as")
+    _write(chat, path_of(argument, chat.directory), "Exported as")
 
 
 def _stats(chat: ChatSurface, _argument: str) -> None:

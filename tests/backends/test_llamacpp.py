@@ -17,7 +17,15 @@ from runner.backends import choose, llamacpp
 from runner.backends.base import Backend, Prefill, Step
 from runner.backends.llamacpp.backend import LlamaCppBackend
 from runner.config import LoadOptions, SamplingParams
-from runner.errors import BackendUnavailable, BadModelFile, ContextOverflow, DoesNotFit, RunnerError, UnsupportedModel
+from runner.errors import (
+    BackendUnavailable,
+    BadModelFile,
+    ContextOverflow,
+    DoesNotFit,
+    RunnerError,
+    UnsuitedOptions,
+    UnsupportedModel,
+)
 from runner.speculative.model_drafter import ModelDrafter
 from runner.speculative.suffix import SuffixDrafter
 from runner.types import CancelToken, ReadyModel
@@ -250,7 +258,7 @@ def test_gpu_layers_without_gpu_support_name_the_remedy(demo_directory: Path, mo
     cpu_only = llamacpp.Probe(version="0.0.0", gpu_offload=False, error=None)
     monkeypatch.setattr(llamacpp, "probe", lambda: cpu_only)
     model = gguf_model(demo_directory / "demo-q8_0.gguf")
-    with pytest.raises(BackendUnavailable, match="GGML_CUDA=on"):
+    with pytest.raises(UnsuitedOptions, match="GGML_CUDA=on"):
         choose(model, LoadOptions(backend="llamacpp", n_gpu_layers="all"))
     assert choose(model, LoadOptions()).name == "llamacpp"
 

@@ -97,7 +97,7 @@ def test_speculation_that_changes_a_text_makes_the_row_invalid(
         (["--spec", "suffix"], "--speculation alone"),
         (["--speculation", "--genres", "poems"], "no genre 'poems'"),
         (["--speculation", "--temp", "hot"], "--temp is 'hot'"),
-        (["--speculation", "--temp", "-1"], "temperature is -1"),
+        (["--speculation", "--temp", "-1"], "--temp is -1"),
         (["--speculation", "--spec", "off"], "Speculation is off"),
         (["--speculation", "-p", "512"], "no meaning for speculation"),
     ],

@@ -134,7 +134,7 @@ def test_the_model_may_come_after_the_options_and_be_the_default(
         (["demo", "--backend", "lamacpp"], "llamacpp"),
         (["demo", "--format", "xml"], "xml"),
         (["demo", "--kv-type", "q3"], "q3"),
-        (["demo", "-c", "3"], "ctx_size"),
+        (["demo", "-c", "3"], "--ctx-size is 3"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_runs(
@@ -149,7 +149,7 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(
 
 def test_a_model_that_cannot_run_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "demo", "--backend", "llamacpp", "-c", str(2**26)]) == 4
-    assert main(["bench", "demo", "--backend", "llamacpp,native", "-ngl", "all", *SMALL]) in (0, 1)
+    assert main(["bench", "demo", "--backend", "llamacpp,native", "-ngl", "all", *SMALL]) in (0, 2)
     assert "native does not run it" in capsys.readouterr().err
 
 

@@ -361,3 +361,28 @@ def test_a_mistaken_grammar_is_told_before_a_model_is_loaded(
         assert words in captured.err
         assert "hint:" in captured.err
         assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--backend", "native", "--kv-type", "q8_0", "-ngl", "0"], "Choose one with --kv-type"),
+        (["--backend", "native", "-ngl", "1"], "Use -ngl all or -ngl 0"),
+        (["--backend", "llamacpp", "--spec", "eagle3", "--draft", "."], "no eagle3 drafter"),
+    ],
+)
+def test_an_option_that_is_not_to_be_had_here_is_wrong_usage(
+    options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "demo", "hi", *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert words in captured.err
+    assert "hint: " in captured.err
+
+
+def test_a_model_that_a_backend_cannot_run_is_no_wrong_usage(
+    script: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", script("x"), "hi", "--backend", "native", "-ngl", "0"]) == 1
+    assert "cannot run" in capsys.readouterr().err

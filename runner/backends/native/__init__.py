@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import os
 from contextlib import nullcontext
+from typing import Final
 
 from runner.backends.base import Backend, LoadProgress
 from runner.config import LoadOptions
 from runner.errors import RunnerError
 from runner.types import CancelToken, ReadyModel
+
+# How often a thread on a CPU looks whether the others are done, before it lets go of its core, which one of them may be
+# waiting for beside another program. By itself libgomp looks 300000 times, milliseconds (docs/LOG.md, 2026-11-28).
+_SPINS: Final = "20000"
 
 
 def refusal(model: ReadyModel, options: LoadOptions) -> str | None:
@@ -61,6 +67,8 @@ def import_torch(*, for_gpu: bool) -> None:
     None of that is garbage: looking through it again and again meanwhile would take a tenth of the time. for_gpu: what
     a GPU needs besides is done meanwhile.
     """
+    if os.environ.keys().isdisjoint(("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")):  # libgomp reads them as torch brings it
+        os.environ["GOMP_SPINCOUNT"] = _SPINS
     was_enabled = gc.isenabled()
     gc.disable()
     try:

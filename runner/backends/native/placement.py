@@ -16,7 +16,7 @@ import psutil
 import torch
 
 from runner.config import LoadOptions
-from runner.errors import BackendUnavailable, DoesNotFit, UnsupportedModel
+from runner.errors import DoesNotFit, UnsuitedOptions
 from runner.machine import default_threads
 from runner.model_config import ModelConfig
 from runner.quant.weights import Weights
@@ -67,15 +67,15 @@ def place(options: LoadOptions) -> Placement:
 
     kv_type "f16", the default, keeps the cache in the type that attention computes in: float32 on the CPU, where
     halves would be converted at every step, bfloat16 on a GPU. "bf16" and "f32" are taken as they are. "q8_0" is int8
-    with a scale for each head's row, which only the kernels read: UnsupportedModel on a CPU.
+    with a scale for each head's row, which only the kernels read: UnsuitedOptions on a CPU.
     """
     use_gpu = options.n_gpu_layers != 0 and torch.cuda.is_available()
     if options.n_gpu_layers not in ("auto", 0) and not use_gpu:
-        raise BackendUnavailable("torch finds no GPU here.", hint="Use -ngl 0 to run the model on the CPU.")
+        raise UnsuitedOptions("torch finds no GPU here.", hint="Use -ngl 0 to run the model on the CPU.")
     dtype = torch.bfloat16 if use_gpu else torch.float32
     has_kernels = use_gpu and importlib.util.find_spec("triton") is not None
     if options.kv_type == "q8_0" and not has_kernels:
-        raise UnsupportedModel(
+        raise UnsuitedOptions(
             "The native backend has a q8_0 KV cache only on a GPU with Triton.",
             hint="Use --kv-type f16, bf16 or f32, or --backend llamacpp.",
         )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from runner.backends import choose, native
 from runner.backends.base import Backend, Prefill, Step
 from runner.backends.native import placement
 from runner.config import LoadOptions, SamplingParams
-from runner.errors import BackendUnavailable, DoesNotFit, RunnerError, UnsupportedModel
+from runner.errors import DoesNotFit, RunnerError, UnsuitedOptions, UnsupportedModel
 from runner.speculative.model_drafter import ModelDrafter
 from runner.types import CancelToken
 from tests.backends.cancelling import TimedCancel
@@ -67,6 +68,19 @@ def test_what_is_imported_is_not_looked_through_for_garbage_and_the_rest_still_i
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("given", "spins"), [({}, "20000"), ({"GOMP_SPINCOUNT": "77"}, "77"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "0")]
+)
+def test_threads_do_not_wait_for_long_on_a_core_unless_the_user_says_so(given: dict[str, str], spins: str) -> None:
+    program = "from runner.backends import native; native.import_torch(for_gpu=False)"
+    environ = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    environ |= {"OMP_DISPLAY_ENV": "VERBOSE", **given}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environ, check=True)
+    said = [line for line in done.stderr.splitlines() if "GOMP_SPINCOUNT" in line]  # a torch without libgomp says none
+    assert all(f"'{spins}'" in line for line in said)
+    assert said or not list((Path(torch.__file__).parent / "lib").glob("libgomp*"))
+
+
 def test_importing_the_package_and_refusing_a_model_load_no_torch(tiny: Path) -> None:
     script = (
         "import sys; from pathlib import Path\n"
@@ -102,7 +116,7 @@ def test_other_files_are_refused(tiny: Path) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_gpu_that_is_not_there_is_refused_with_the_remedy(tiny: Path) -> None:
     assert "-ngl 0" in (native.refusal(ready(tiny), LoadOptions(n_gpu_layers="all")) or "")
-    with pytest.raises(BackendUnavailable, match="GPU"):
+    with pytest.raises(UnsuitedOptions, match="GPU"):
         load(ready(tiny), n_gpu_layers="all")
 
 

@@ -1,0 +1,138 @@
+"""What every command refuses of its options' values: an empty one, and another option; the commands as they are."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from runner.cli.app import COMMANDS, _load, main, new_app
+from runner.cli.command import Command
+
+_ARGUMENTS = {"bench export": ["last", "--for", "localmaxxing"], "sessions export": ["some"], "draft train": ["demo"]}
+
+
+@pytest.fixture(autouse=True)
+def nothing_piped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+
+
+def _commands(words: list[str], command: Any) -> Iterator[tuple[list[str], Any]]:
+    """Every command that has no commands below it, and how it is called."""
+    below = getattr(command, "commands", None)
+    if below is None:
+        yield words, command
+    for name, inner in (below or {}).items():
+        yield from _commands(words if name == "measure" else [*words, name], inner)
+
+
+def _all_commands() -> list[tuple[list[str], Any]]:
+    return [found for name in COMMANDS for found in _commands([name], _load(name))]
+
+
+def test_every_command_is_one_that_looks_at_its_values() -> None:
+    others = [" ".join(words) for words, command in _all_commands() if not isinstance(command, Command)]
+    assert others == []
+
+
+def test_an_empty_path_is_refused_by_its_flag_in_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    seen = 0
+    for words, command in _all_commands():
+        for param in command.params:
+            if param.type.name != "path" or param.param_type_name != "option":
+                continue
+            flag = max(param.opts, key=len)
+            assert main([*words, *_ARGUMENTS.get(" ".join(words), []), f"{flag}="]) == 2
+            said = capsys.readouterr().err
+            assert f"error: {flag} is empty.\nhint: Give it a value, {flag} {param.metavar}, or leave it out." in said
+            seen += 1
+    assert seen > 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "demo", "hi", "-f", ""], "--file is empty"),
+        (["run", "demo", "hi", "-f", "README.md", "-f", " "], "--file is empty"),
+        (["run", "demo", "hi", "--draft", ""], "--draft is empty"),
+        (["bench", "demo", "--baseline", ""], "--baseline is empty"),
+        (["chat", "-m", ""], "--model is empty"),
+        (["draft", "show", ""], "DIR is empty"),
+        (["run", "", "hi"], "name of the model is empty"),
+        (["bench", ""], "name of the model is empty"),
+        (["explain", ""], "name of the model is empty"),
+        (["serve", "", "--port", "0"], "name of the model is empty"),
+    ],
+)
+def test_what_a_variable_that_is_not_set_leaves_is_refused(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert words in captured.err
+    assert "hint: " in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flag", "option"),
+    [
+        (["run", "demo", "-p", "--temp", "0"], "--prompt", "--temp"),
+        (["bench", "demo", "--plot", "--json"], "--plot", "--json"),
+        (["run", "demo", "hi", "--stop", "-n", "5"], "--stop", "-n"),
+    ],
+)
+def test_an_option_is_no_value_of_another(
+    arguments: list[str], flag: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert f"error: {flag} needs a value, and {option} is an option.\nhint: Where that is the value, write " in (
+        capsys.readouterr().err
+    )
+
+
+def test_it_is_where_it_is_written_as_one_word_or_behind_dashes(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--prompt=--temp"], ["--", "-p", "--temp"]):
+        assert main(["run", "fake", "-q", *arguments]) == 0
+        assert capsys.readouterr().out.strip()
+
+
+def test_a_path_of_a_user_who_is_not_there_is_told_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "~nobody-here/x", "hi"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: '~nobody-here/x' is not a usable path: ")
+    assert ".." not in said
+    assert "hint: Give the path in full." in said
+
+
+def test_a_text_may_be_empty(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "fake", "hi", "-q", "-p", "", "-s", ""]) == 0
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "level", "words"),
+    [
+        (["--think"], "on", []),
+        (["--think=low", "x"], "low", ["x"]),
+        (["--think", "low", "x"], "low", ["x"]),
+        (["--think", "lower", "x"], "on", ["lower", "x"]),
+        (["x", "--think", "--think"], "on", ["x"]),
+        (["x", "--", "--think", "low"], "", ["x", "--think", "low"]),
+        ([], "", []),
+    ],
+)
+def test_think_alone_means_on_and_a_level_may_follow_it(arguments: list[str], level: str, words: list[str]) -> None:
+    seen: list[tuple[str, list[str]]] = []
+    app = new_app()
+
+    @app.command()
+    def command(prompt: Annotated[list[str] | None, typer.Argument()] = None, think: str = "") -> None:
+        seen.append((think, prompt or []))
+
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert seen == [(level, words)]
