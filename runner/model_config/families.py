@@ -20,8 +20,8 @@ class Family:
     "hidden_size / num_attention_heads". own_keys: what it reads beside the common keys. attention_bias: "key" reads
     the key for q, k, v and o, is_biased being its default; "qkv" always has it on q, k, v alone; "none" never has it.
     activation, qk_norm, has_sinks, norms, norm_offset, is_joined: see ModelConfig. is_tied: when no key says it.
-    scales_embeddings: by sqrt(hidden_size). experts: see ExpertKeys. quant_methods: the compressed checkpoints that can
-    be read. fixed: keys that may only have that value.
+    scales_embeddings: by sqrt(hidden_size), rounded. experts: see ExpertKeys. quant_methods: the compressed checkpoints
+    that can be read. fixed: keys that may only have that value.
 
     window: which layers see `sliding_window` tokens, that being its default: "all" of them; "upper", those from
     max_window_layers on; "pattern", all but each window_every-th. Where they are among own_keys, layer_types says

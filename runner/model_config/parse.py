@@ -93,6 +93,7 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
         norm_offset=family.norm_offset,
         is_joined=family.is_joined,
         embedding_factor=embedding_factor / branch_factor,
+        rounds_embedding_factor=family.scales_embeddings,
         logit_factor=1 / _multiplier(config, family, "logits_scaling"),
     )
 

@@ -85,9 +85,10 @@ class ModelConfig:
     experts: what some layers have in place of the MLP; activation: of the MLP. norms: whether a layer's branches have
     an RMSNorm before them, after them or both; norm_offset: what is added to the weights of all norms (1 in Gemma).
     is_joined: checkpoints have q, k and v in one matrix, and gate and up in another (Phi-3). embedding_factor: what
-    embeddings are multiplied by; logit_factor: what logits are, in the gain of the last norm. Where a family multiplies
-    what branches add (Granite), the residual stream is divided by that, as rms_norm_eps, by its square, and
-    embedding_factor are. eos_token_ids: every id that config.json names, in its order.
+    embeddings are multiplied by, rounded to the type of the weights where rounds_embedding_factor (Gemma).
+    logit_factor: what logits are, in the gain of the last norm. Where a family multiplies what branches add (Granite),
+    the residual stream is divided by that, as rms_norm_eps, by its square, and embedding_factor are. eos_token_ids:
+    every id that config.json names, in its order.
     """
 
     model_type: str
@@ -122,6 +123,7 @@ class ModelConfig:
     norm_offset: float = 0.0
     is_joined: bool = False
     embedding_factor: float = 1.0
+    rounds_embedding_factor: bool = False
     logit_factor: float = 1.0
 
     @property

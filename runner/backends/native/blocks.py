@@ -262,16 +262,22 @@ class Layer(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Rows of `weight` [V, hidden] by token id, times `factor`, rounded to the weights' type (as Gemma does)."""
+    """Rows of `weight` [V, hidden] by token id, times the model's factor."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size), requires_grad=False)
-        self.factor = config.embedding_factor
+        self._config = config
+
+    def factor(self, dtype: torch.dtype) -> float:
+        """What weights of that type are multiplied by."""
+        exact = self._config.embedding_factor
+        return float(torch.tensor(exact, dtype=dtype)) if self._config.rounds_embedding_factor else exact
 
     def forward(self, tokens: Tensor) -> Tensor:
         rows = functional.embedding(tokens, self.weight)
-        return rows if self.factor == 1 else rows * torch.tensor(self.factor, dtype=rows.dtype, device=rows.device)
+        factor = self.factor(rows.dtype)
+        return rows if factor == 1 else rows * factor
 
 
 class Trunk(nn.Module):

@@ -193,8 +193,7 @@ class FusedDecoder:
         self.dtype = reader.dtype
         self.device = reader.device
         self.embedding = laid_out(reader.matrix("model.embed_tokens.weight"))
-        # As the plain model rounds it: to the type of its weights.
-        self.factor = float(torch.tensor(decoder.model.embed_tokens.factor, dtype=reader.dtype))
+        self.factor = decoder.model.embed_tokens.factor(reader.dtype)
         self.layers = [
             FusedLayer(layer, index, f"model.layers.{index}", reader) for index, layer in enumerate(decoder.layers)
         ]

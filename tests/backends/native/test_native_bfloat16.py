@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from runner.backends.native.blocks import Embedding
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.loader import load_model
 from runner.model_config import ModelConfig, parse_model_config
@@ -67,3 +69,19 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_is_and_chooses_the_same_
     is_clear = first - second > 0.03 * largest
     assert is_clear.sum() > len(IDS) / 4
     assert torch.equal(found.argmax(-1)[is_clear], half.argmax(-1)[is_clear])
+
+
+@pytest.mark.parametrize(("name", "is_rounded"), [("granite", False), ("gemma3", True)])
+def test_what_embeddings_are_multiplied_by_is_rounded_where_gemmas_code_rounds_it(
+    name: str, is_rounded: bool, tmp_path: Path
+) -> None:
+    save(make(name), tmp_path)
+    exact = 12 / 0.22  # as Granite 3 has it
+    rounded = float(torch.tensor(exact, dtype=torch.bfloat16))
+    assert rounded != exact
+    config = replace(parse_model_config(read_json(tmp_path / "config.json")), embedding_factor=exact)
+    embedding = Embedding(config).to(torch.bfloat16)
+    embedding.weight.fill_(1.0)
+    assert embedding.factor(torch.bfloat16) == (rounded if is_rounded else exact)
+    assert embedding.factor(torch.float32) == pytest.approx(exact, rel=1e-7)
+    assert float(embedding(torch.tensor([0]))[0, 0]) == rounded  # of either
