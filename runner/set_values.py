@@ -8,15 +8,17 @@ paths are meant from the working directory.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from runner.attachments import absolute
 from runner.config import GRAMMAR_NAMES, ChatOptions, Grammar, LoadOptions, SamplingParams
 from runner.errors import UsageError, nearest_hint
 
+_CLASSES: Final = (SamplingParams, ChatOptions, LoadOptions)
 ALIASES = {
     "temp": "temperature",
     "ctx": "ctx_size",
@@ -27,18 +29,6 @@ ALIASES = {
 _NONE = ("none", "default", "off")
 _NOT_HERE = ("raw", "force", "warmup")  # they make no sense in the middle of a chat
 _BY_COMMAND = ("grammar",)  # shown with the others, and set by a command of its own
-_INTEGERS = (
-    "top_k",
-    "penalty_last_n",
-    "seed",
-    "max_tokens",
-    "think_budget",
-    "ctx_size",
-    "n_threads",
-    "batch_size",
-    "draft_max",
-)
-_WORDS = ("overflow", "think", "backend", "kv_type", "speculation")
 _QUOTED: Final = re.compile(r"(`[^`]*`|“.*”)", re.DOTALL)  # a command; what the user wrote, which may have any sign
 _FLAG: Final = re.compile(r"(?<![\w-])--?([a-z][a-z-]*)( \d+)?")
 _SHORT_FLAGS: Final = {"c": "ctx_size"}
@@ -54,7 +44,7 @@ def names() -> list[str]:
 
 def shown_names() -> list[str]:
     """Every name that belongs to a chat's parameters."""
-    fields = [f.name for cls in (SamplingParams, ChatOptions, LoadOptions) for f in dataclasses.fields(cls)]
+    fields = [f.name for cls in _CLASSES for f in dataclasses.fields(cls)]
     return [name for name in fields if name not in _NOT_HERE]
 
 
@@ -71,7 +61,8 @@ def field_name(name: str) -> str:
 
 def parsed(name: str, text: str) -> Any:
     """The value of field `name` that `text` writes. Raises UsageError."""
-    if name in _WORDS:
+    kind = _kinds()[name]
+    if get_origin(kind) is Literal:
         return text.lower()
     if name in _LISTS:
         return () if text.lower() in _NONE else _items(name, text)
@@ -79,10 +70,10 @@ def parsed(name: str, text: str) -> Any:
         return text
     if text.lower() in _NONE and name in _optional():
         return None
-    if name == "draft":
+    if str in get_args(kind):
         return text
     try:
-        return int(text) if name in (*_INTEGERS, "n_gpu_layers") else float(text)
+        return int(text) if int in (kind, *get_args(kind)) else float(text)
     except ValueError:
         raise UsageError(f"{name} cannot be {text!r}.", hint="It is a number.") from None
 
@@ -117,8 +108,13 @@ def _as_set(flag: re.Match[str]) -> str:
 
 
 def _optional() -> list[str]:
-    classes = (SamplingParams, ChatOptions, LoadOptions)
-    return [f.name for cls in classes for f in dataclasses.fields(cls) if f.default is None]
+    return [f.name for cls in _CLASSES for f in dataclasses.fields(cls) if f.default is None]
+
+
+@functools.cache
+def _kinds() -> Mapping[str, Any]:
+    """The type of each field."""
+    return {name: kind for cls in _CLASSES for name, kind in get_type_hints(cls).items()}
 
 
 def _items(name: str, text: str) -> tuple[str, ...]:
