@@ -18,7 +18,6 @@ from runner.attachments import absolute
 from runner.config import GRAMMAR_NAMES, ChatOptions, Grammar, LoadOptions, SamplingParams
 from runner.errors import UsageError, nearest_hint
 
-_CLASSES: Final = (SamplingParams, ChatOptions, LoadOptions)
 ALIASES = {
     "temp": "temperature",
     "ctx": "ctx_size",
@@ -26,6 +25,7 @@ ALIASES = {
     "threads": "n_threads",
     "spec": "speculation",
 }
+_OWNERS: Final = (SamplingParams, ChatOptions, LoadOptions)
 _NONE = ("none", "default", "off")
 _NOT_HERE = ("raw", "force", "warmup")  # they make no sense in the middle of a chat
 _BY_COMMAND = ("grammar",)  # shown with the others, and set by a command of its own
@@ -44,7 +44,7 @@ def names() -> list[str]:
 
 def shown_names() -> list[str]:
     """Every name that belongs to a chat's parameters."""
-    fields = [f.name for cls in _CLASSES for f in dataclasses.fields(cls)]
+    fields = [f.name for cls in _OWNERS for f in dataclasses.fields(cls)]
     return [name for name in fields if name not in _NOT_HERE]
 
 
@@ -108,13 +108,13 @@ def _as_set(flag: re.Match[str]) -> str:
 
 
 def _optional() -> list[str]:
-    return [f.name for cls in _CLASSES for f in dataclasses.fields(cls) if f.default is None]
+    return [f.name for cls in _OWNERS for f in dataclasses.fields(cls) if f.default is None]
 
 
 @functools.cache
 def _kinds() -> Mapping[str, Any]:
     """The type of each field."""
-    return {name: kind for cls in _CLASSES for name, kind in get_type_hints(cls).items()}
+    return {name: kind for cls in _OWNERS for name, kind in get_type_hints(cls).items()}
 
 
 def _items(name: str, text: str) -> tuple[str, ...]:
