@@ -45,6 +45,7 @@ COMMANDS: tuple[CommandWords, ...] = (
     CommandWords("export", "Write the chat to a file of this directory, or to PATH.", "[md|json|PATH]"),
     CommandWords("stats", "Show speed and tokens."),
 )
+PATH_COMMANDS = tuple(words.name for words in COMMANDS if "PATH" in words.argument)  # a path completes after these
 _BY_NAME = {name: words for words in COMMANDS for name in (words.name, *words.aliases)}
 
 

@@ -8,10 +8,11 @@ paths are meant from the working directory.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from runner.attachments import absolute
 from runner.config import GRAMMAR_NAMES, ChatOptions, Grammar, LoadOptions, SamplingParams, objection
@@ -28,18 +29,6 @@ _OWNERS: Final = (SamplingParams, ChatOptions, LoadOptions)
 _NONE = ("none", "default", "off")
 _NOT_HERE = ("raw", "force", "warmup")  # they make no sense in the middle of a chat
 _BY_COMMAND = ("grammar",)  # shown with the others, and set by a command of its own
-_INTEGERS = (
-    "top_k",
-    "penalty_last_n",
-    "seed",
-    "max_tokens",
-    "think_budget",
-    "ctx_size",
-    "n_threads",
-    "batch_size",
-    "draft_max",
-)
-_WORDS = ("overflow", "think", "backend", "kv_type", "speculation")
 # A command; what the user wrote, which may have any sign; a value as Python shows it, and no apostrophe.
 _QUOTED: Final = re.compile(
     r"""(`[^`]*`|“.*”|(?<!\w)'(?:\\.|[^'\\])*'(?!\w)|(?<!\w)"(?:\\.|[^"\\])*"(?!\w))""", re.DOTALL
@@ -83,7 +72,8 @@ def parsed(name: str, text: str) -> Any:
 
 
 def _read(name: str, text: str) -> Any:
-    if name in _WORDS:
+    kind = _kinds()[name]
+    if get_origin(kind) is Literal:
         return text.lower()
     if name in _LISTS:
         return () if text.lower() in _NONE else _items(name, text)
@@ -91,10 +81,10 @@ def _read(name: str, text: str) -> Any:
         return text
     if text.lower() in _NONE and name in _optional():
         return None
-    if name == "draft":
+    if str in get_args(kind):
         return text
     try:
-        return int(text) if name in (*_INTEGERS, "n_gpu_layers") else float(text)
+        return int(text) if int in (kind, *get_args(kind)) else float(text)
     except ValueError:
         raise UsageError(f"{name} cannot be {text!r}.", hint="It is a number.") from None
 
@@ -130,6 +120,12 @@ def _as_set(flag: re.Match[str]) -> str:
 
 def _optional() -> list[str]:
     return [f.name for cls in _OWNERS for f in dataclasses.fields(cls) if f.default is None]
+
+
+@functools.cache
+def _kinds() -> Mapping[str, Any]:
+    """The type of each field."""
+    return {name: kind for cls in _OWNERS for name, kind in get_type_hints(cls).items()}
 
 
 def _items(name: str, text: str) -> tuple[str, ...]:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from runner.config import DEFAULT_CTX, ChatOptions, LoadOptions, SamplingParams, build
+from runner.config import DEFAULT_CTX, BackendChoice, ChatOptions, LoadOptions, SamplingParams, Speculation, build
 from runner.errors import UsageError, nearest_hint
+from runner.speculative.drafter import DrafterName
+from runner.types import BackendName
+
+
+def test_every_backend_and_every_drafter_can_be_asked_for() -> None:
+    assert set(get_args(BackendChoice)) == {"auto", *get_args(BackendName)}
+    assert set(get_args(Speculation)) == {"off", "auto", *get_args(DrafterName)} - {"scripted"}  # benchmarks' alone
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The documents name what there is: every layer of the code, every file of kernels."""
+"""The documents name what there is: every layer of the code, every file of kernels, every format."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import re
 import tomllib
 
 from checkout import CHECKOUT
+
+from runner.quant.formats import FORMATS
+from runner.quant.mq.formats import TENSOR_FORMATS
+from runner.quant.mq.recipe import RECIPES
 
 
 def test_the_architecture_names_every_layer() -> None:
@@ -16,6 +20,11 @@ def test_the_architecture_names_every_layer() -> None:
     page = (CHECKOUT / "docs" / "ARCHITECTURE.md").read_text()
     named = set(re.findall(r"\w+", page.partition("comma is a layer below.")[2].partition("\nOnly ")[0]))
     assert modules - named == set()
+
+
+def test_the_table_of_formats_names_all_that_quantize_writes() -> None:
+    table = (CHECKOUT / "docs" / "QUANTIZATION.md").read_text().partition("## Formats")[2].partition("Bits are")[0]
+    assert {*RECIPES, *TENSOR_FORMATS, *FORMATS} - set(re.findall(r"`([\w-]+)`", table)) == set()
 
 
 def test_the_table_of_kernels_names_every_file() -> None:

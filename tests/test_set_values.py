@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
+from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.errors import UsageError
-from runner.set_values import in_chat, parsed, shown
+from runner.set_values import in_chat, names, parsed, shown
 
 
 @pytest.mark.parametrize(
@@ -35,6 +38,14 @@ def test_a_list_that_is_no_list_is_refused(text: str) -> None:
 )
 def test_numbers_and_nothing(name: str, text: str, wanted: object) -> None:
     assert parsed(name, text) == wanted
+
+
+def test_every_default_is_written_as_it_is_shown() -> None:
+    fields = [field for owner in (SamplingParams, ChatOptions, LoadOptions) for field in dataclasses.fields(owner)]
+    for field in fields:
+        if field.name in names():
+            value = parsed(field.name, shown(field.default))
+            assert (value, type(value)) == (field.default, type(field.default)), field.name
 
 
 def test_what_is_no_number_is_refused() -> None:

@@ -21,12 +21,11 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 
-from runner.chat_commands import is_open_block
+from runner.chat_commands import PATH_COMMANDS, is_open_block
 from runner.cli import render
 from runner.prompt_history import history
 
 PROMPT = "› "
-_PATH_COMMANDS = ("/read", "/grammar", "/save", "/load", "/export")
 _LOOK_S = 0.05  # between two looks at what goes on meanwhile
 
 
@@ -209,7 +208,7 @@ class ChatCompleter(Completer):
         if not space:
             known = [f"/{command}" for command in self._commands]
             yield from (Completion(f"{name} ", -len(text), display=name) for name in known if name.startswith(text))
-        elif name in _PATH_COMMANDS:
+        elif name[1:] in PATH_COMMANDS:
             yield from self._paths.get_completions(Document(rest), complete_event)
         elif name == "/model":
             yield from (Completion(model, -len(rest)) for model in self._models() if model.startswith(rest))

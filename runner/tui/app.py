@@ -25,7 +25,7 @@ from runner.tui.chat_engine import ChatEngine
 from runner.tui.jobs import Job, JobQueue
 from runner.tui.key_order import KeyOrder
 from runner.tui.machine_watch import MachineSample, MachineWatch
-from runner.tui.messages import BenchModel, EngineMessage, GoTo, OpenModel, ResumeChat, Write
+from runner.tui.messages import BenchModel, EngineMessage, GoTo, Mode, OpenModel, ResumeChat, Write
 from runner.tui.pacing import ASK, Pace
 from runner.tui.palette import RunnerCommands
 from runner.tui.remembered import Remembered, read_remembered, write_remembered
@@ -82,7 +82,7 @@ class RunnerApp(KeyOrder[int]):
         self.pace = Pace()
         self._screens: dict[str, ModeScreen] = {}
         self._unsaid: list[Callable[[], None]] = []
-        makers: dict[str, Callable[[], ModeScreen]] = {
+        makers: dict[Mode, Callable[[], ModeScreen]] = {
             "chat": lambda: ChatScreen(services, self.chat_engine, self.jobs),
             "models": lambda: ModelsScreen(services, self.jobs, self._loaded_model),
             "bench": lambda: BenchScreen(services, self.chat_engine),

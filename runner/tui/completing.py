@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from runner import set_values
-from runner.chat_commands import COMMANDS, PAGES, THINK_LEVELS, is_command
+from runner.chat_commands import COMMANDS, PAGES, PATH_COMMANDS, THINK_LEVELS, is_command
 from runner.config import BackendChoice, KvType, OverflowPolicy, Think
 from runner.message_files import OPEN_MENTION, READ_NONE
 from runner.settings import SETTINGS
 
 Kind = Literal["command", "model", "set name", "set value", "word", "path", "mention"]
 
-_PATH_COMMANDS = ("read", "grammar", "save", "load", "export")
 _MOST_PATHS = 200
 _SET_WORDS: dict[str, tuple[str, ...]] = {
     "overflow": get_args(OverflowPolicy),
@@ -89,7 +88,7 @@ def asked(before: str) -> Asked | None:
         if not space:
             return Asked("set name", field, start)
         return Asked("set value", value, start + len(field) + 1, field)
-    if command in _PATH_COMMANDS:
+    if command in PATH_COMMANDS:
         return Asked("path", rest, start, command)
     if command == "model":
         return Asked("model", rest, start)

@@ -6,7 +6,7 @@ They are posted to the app from threads, and the app hands them to every mode sc
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal, get_args
 
 from textual.message import Message
 
@@ -15,6 +15,8 @@ from runner.errors import RunnerError
 from runner.events import ChatEvent, Loaded, LoadEvent
 from runner.transcript import Turn
 
+Mode = Literal["chat", "models", "bench", "doctor"]
+MODES: Final[tuple[Mode, ...]] = get_args(Mode)
 EngineState = Literal["empty", "loading", "ready", "answering", "stopping"]
 
 
@@ -131,7 +133,7 @@ class ResumeChat(Message):
 class GoTo(Message):
     """The user wants another mode."""
 
-    mode: Literal["chat", "models", "bench", "doctor"]
+    mode: Mode
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -72,7 +73,10 @@ def test_chats_are_offered_by_id_with_plain_titles() -> None:
 
 
 def test_formats_are_those_that_quantize_writes() -> None:
-    assert {"mq4", "mq4-hipfire", "q4_k_m", "f32"} <= set(words(completing.formats("")))
+    offered = words(completing.formats(""))
+    assert {"mq4", "mq4-hipfire", "q4_k_m", "f32"} <= set(offered)
+    told = next(one.help for one in parameters(_load("quantize")) if one.metavar == "FORMAT")
+    assert [name for name in offered if name not in re.findall(r"[\w-]+", told)] == []
 
 
 def test_names_that_a_shell_could_run_are_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.cli.app import main
+from runner.cli.app import _load, main
 from runner.paths import user_paths
 from runner.settings import SETTINGS, reference
 
@@ -45,6 +45,11 @@ def test_show_has_every_setting_with_its_value_and_origin(
     assert rows["temperature"] == ["0.3", str(elsewhere / "runner.toml")]
     assert rows["seed"] == ["7", "RUNNER_SEED"]
     assert rows["model"] == ["demo", "default"]
+
+
+def test_the_flag_of_every_setting_is_one_of_the_chat() -> None:
+    options = {name for one in _load("chat").params for name in one.opts}
+    assert {item.flag for item in SETTINGS if item.flag} <= options
 
 
 def test_show_as_json_carries_types_and_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from hf_directories import demo_as_safetensors, edit_json, random_model
+from hf_directories import CONFIGS, demo_as_safetensors, edit_json, random_model
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as torch_load
 from safetensors.torch import save_file as torch_save
 from tokenizers import Tokenizer
 
 from runner.errors import BadModelFile, UnsupportedModel
+from runner.quant.architectures import ARCHITECTURES
 from runner.quant.convert import convert, read_source
 from runner.quant.formats import format_of
 from runner.quant.gguf_file import read_header
@@ -81,6 +82,10 @@ def transformers_logits(model: transformers.PreTrainedModel, tokens: list[int]) 
 
 def some_tokens(count: int) -> list[int]:
     return np.random.default_rng(3).integers(3, 8192, count).tolist()
+
+
+def test_every_architecture_is_compared() -> None:
+    assert {model_type for _, model_type, _ in MODELS} == ARCHITECTURES.keys() == CONFIGS.keys()
 
 
 @pytest.mark.parametrize(("model_type", "options"), [case[1:] for case in MODELS], ids=[case[0] for case in MODELS])

@@ -35,7 +35,7 @@ from runner.quant.journal import refusal
 from runner.quant.quantize import Quantized, lossless_format, made_name, model_name, quantize_model
 from runner.quant.work_directory import WorkDirectory, no_room
 
-K_QUANTS = ("q4_k_m", "q5_k_m", "q6_k")
+BPW = {"q4_0": 5.4, "q4_k_m": 5.1, "q5_k_m": 5.8, "q6_k": 6.6, "q8_0": 8.5, "f16": 16.0, "bf16": 16.0, "f32": 32.0}
 
 
 def made(source: Path, name: str, output: Path, *, force: bool = False) -> Quantized:
@@ -51,7 +51,7 @@ def demo_source(tmp_path_factory: pytest.TempPathFactory, demo_directory: Path) 
     return demo_as_safetensors(tmp_path_factory.mktemp("source") / "demo", demo_directory)
 
 
-@pytest.mark.parametrize("name", ["f16", "q8_0", "q4_0", *K_QUANTS])
+@pytest.mark.parametrize("name", FORMATS)
 def test_each_format_loads_and_answers(demo_source: Path, tmp_path: Path, name: str) -> None:
     stages: list[tuple[str, int, int]] = []
     result = quantize_model(
@@ -60,9 +60,8 @@ def test_each_format_loads_and_answers(demo_source: Path, tmp_path: Path, name: 
     header = read_header(result.weights)
     assert header.quantization == result.format == name.upper()
     assert result.num_parameters == header.num_parameters == 18_357_504
-    expected = {"f16": 16.0, "q8_0": 8.5, "q4_0": 5.4, "q4_k_m": 5.1, "q5_k_m": 5.8, "q6_k": 6.6}[name]
-    assert abs(result.bpw - expected) < 0.1
-    names = ["converting", "quantizing", "hashing"] if name in K_QUANTS else ["converting"]
+    assert abs(result.bpw - BPW[name]) < 0.1
+    names = ["converting", "quantizing", "hashing"] if FORMATS[name].by_llama_cpp else ["converting"]
     assert list(dict.fromkeys(stage for stage, _, _ in stages)) == names
     if len(names) == 1:  # each stage counts from 0
         assert all(before[1] <= after[1] for before, after in pairwise(stages))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from runner.tui.actions import ACTIONS, Action, Where, actions_of, reference
 from runner.tui.app import RunnerApp
+from runner.tui.messages import MODES
 from runner.tui.screens.bench import BenchScreen
 from runner.tui.screens.chat import ChatScreen
 from runner.tui.screens.doctor import DoctorScreen
@@ -37,6 +39,11 @@ def test_no_key_does_two_things_in_one_place(where: Where) -> None:
     rows = {*actions_of("app"), *actions_of(where)}
     keys = Counter(key for row in rows for key in f"{row.keys},{row.plain}".split(",") if key)
     assert [key for key, count in keys.items() if count > 1] == []
+
+
+def test_every_mode_is_there_and_has_a_key(stage: Callable[[], RunnerApp]) -> None:
+    assert {f"mode('{mode}')" for mode in MODES} == {row.name for row in actions_of("app") if "mode(" in row.name}
+    assert set(MODES) == set(stage()._modes) == OWNERS.keys() - {"app", "transcript"}
 
 
 def test_the_documentation_has_the_table() -> None:

@@ -15,6 +15,7 @@ from runner.events import Loaded, Progress
 from runner.status_text import SEPARATOR, context_used
 from runner.tui.content import line
 from runner.tui.messages import (
+    MODES,
     AnswerEnded,
     AnswerStep,
     EngineMessage,
@@ -24,11 +25,11 @@ from runner.tui.messages import (
     LoadBegan,
     LoadEnded,
     LoadStep,
+    Mode,
     TakenBack,
 )
 from runner.tui.model_names import short_name
 
-MODES = ("chat", "models", "bench", "doctor")
 _METER_CELLS = 8
 # A state is told apart by its mark and its word, and by its colour where there are colours.
 _STATES: dict[EngineState, tuple[str, str, str]] = {
@@ -44,13 +45,13 @@ _LENT = ("◐", "measuring", "$warning")
 class ModeTab(Static):
     """A mode's name, to be clicked."""
 
-    def __init__(self, name: str, *, is_current: bool) -> None:
+    def __init__(self, name: Mode, *, is_current: bool) -> None:
         super().__init__(Content(name.capitalize()), classes="-current" if is_current else "")
         self._mode_name = name
 
     def on_click(self, event: Click) -> None:
         event.stop()
-        self.post_message(GoTo(self._mode_name))  # type: ignore[arg-type]  # it is one of MODES
+        self.post_message(GoTo(self._mode_name))
 
 
 class TitleBar(Horizontal):

@@ -13,9 +13,12 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from runner.backends.base import Backend
+from runner.backends.native.architectures import ARCHITECTURES
 from runner.backends.native.placement import prefill_chunk
 from runner.config import LoadOptions, SamplingParams
 from runner.model_config import parse_model_config
+from runner.model_config.families import FAMILIES
+from runner.model_config.shapes import KNOWN_FAMILIES
 from tests.backends.conformance import take
 from tests.backends.native.tiny_models import TINY, VOCAB, load, make, ready, save
 
@@ -42,6 +45,12 @@ def greedy(model: PreTrainedModel, prompt: Sequence[int], n: int) -> list[int]:
     for _ in range(n):
         ids.append(int(reference(model, ids)[-1].argmax()))
     return ids[len(prompt) :]
+
+
+def test_every_family_is_built_compared_and_counted() -> None:
+    compared = {model_type for model_type, _ in TINY.values()}
+    assert FAMILIES.keys() == set(ARCHITECTURES) == compared | {"mimo"}  # transformers has none: test_heads_mtp.py
+    assert FAMILIES.keys() <= set(KNOWN_FAMILIES)
 
 
 @pytest.mark.parametrize("name", TINY)

@@ -12,6 +12,7 @@ import torch
 from packed_models import logits, opened, tiny
 
 from runner.errors import UsageError
+from runner.model_config.families import FAMILIES
 from runner.quant.mq.basis import FoldedWeights, config_changes, in_basis, stored_rotation, stored_rows
 from runner.quant.mq.rotation import rotate
 from tests.backends.native.tiny_models import TINY
@@ -21,7 +22,9 @@ _HEADS = {"hidden_size": 48, "intermediate_size": 76, "num_attention_heads": 6, 
 
 # Of longrope, whose factors are as many as half of what is turned, there is one shape alone.
 FOLDABLE = [
-    name for name in TINY if not name.startswith(("gemma3", "olmo2")) and not name.endswith(("short-rope", "long-rope"))
+    name
+    for name, (model_type, _) in TINY.items()
+    if FAMILIES[model_type].norms == "before" and not name.endswith(("short-rope", "long-rope"))
 ]
 
 

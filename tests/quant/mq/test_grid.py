@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 import torch
 
-from runner.quant.mq.formats import MQ4, MQ4_UNIFORM, MQ6, MQ8
+from runner.quant.mq.formats import MQ4, MQ4_UNIFORM, MQ6, MQ8, TENSOR_FORMATS
 from runner.quant.mq.grid import GridFormat, pack, scale_values, unpack
 from runner.quant.mq.tensor_format import bits_per_weight
 
-FORMS = [MQ4, MQ4_UNIFORM, MQ6, MQ8]
+FORMS = [form for form in TENSOR_FORMATS.values() if isinstance(form, GridFormat)]
 BY_NAME = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 
 
@@ -126,4 +126,4 @@ def test_importance_moves_the_error_to_where_it_matters_less() -> None:
 
 @BY_NAME
 def test_bits_count_scales(form: GridFormat) -> None:
-    assert bits_per_weight(form, (128, 256)) == form.bits + 0.25
+    assert bits_per_weight(form, (128, 256)) == form.bits + 8 / form.group_size
