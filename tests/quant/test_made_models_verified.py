@@ -300,6 +300,23 @@ def test_weights_that_somebody_put_beside_a_gguf_are_not_deleted_with_it(made: P
     assert (gguf / "model.safetensors").read_bytes() == b"mine"
 
 
+@pytest.mark.parametrize("form", ["q8_0", "mq6"])
+def test_a_file_of_somebody_elses_that_is_called_as_a_manifest_is_not_deleted(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    output = tmp_path / "out"
+    arguments = ["quantize", str(made / "source"), "-t", form, "-o", str(output), "-q", "--force"]
+    arguments += ["--no-calibrate"] if form == "mq6" else []
+    assert main(arguments) == 0
+    (output / "runner.json").write_text(text := '{"version": 3}')
+    assert main(arguments) == 2
+    assert "such as " in capsys.readouterr().err
+    assert (output / "runner.json").read_text() == text
+    (output / "runner.json").write_text("{")  # what is damaged may be replaced
+    assert main(arguments) == 0
+    assert verified(output) == ()
+
+
 # --- as a user ---
 
 
