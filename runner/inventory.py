@@ -205,8 +205,9 @@ def _in_directory(spec: ModelSpec, path: Path) -> list[LocalModel]:
 def _local(spec: ModelSpec, weights: _Weights) -> LocalModel:
     """Those weights; of a model made here, only headers tell whether they are whole."""
     model = weights.model(spec.name, _kind(spec), "")
-    manifest = [weights.files[0].path.with_name(MANIFEST_NAME)] if weights.format == "packed" else []
-    checked = [*(file.path for file in weights.files), *manifest]
+    checked = [file.path for file in weights.files]
+    if weights.format == "packed" and not weights.quantization:  # its manifest could not be read
+        checked.append(checked[0].with_name(MANIFEST_NAME))
     is_damaged = spec.origin == "made" and any(map(damage, checked))
     return dataclasses.replace(model, state="damaged") if is_damaged else model
 

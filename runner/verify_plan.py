@@ -25,7 +25,7 @@ from runner.model_config.families import SUPPORTED_MODEL_TYPES
 from runner.model_files import CONFIG, INDEX, SIDE_FILES, WEIGHT_SUFFIXES, intended_groups, lacking_files
 from runner.quant.json_file import read_json_if_there
 from runner.quant.mq.manifest import read_files
-from runner.quant.packed_files import MANIFEST_NAME
+from runner.quant.packed_files import MANIFEST_NAME, is_packed
 from runner.registry import ModelSpec, Registry
 from runner.shard_order import names_in, promised_tensors
 from runner.verify import UNKNOWN, Finding, Link, Plan, Problem, Target
@@ -312,33 +312,38 @@ def plan_directory(model: str, path: Path) -> Plan:
             targets.append(Target(model=model, repo="", name=name, path=place, expected=expected))
         else:
             find(place, name, "missing", f"{MANIFEST_NAME} lists it")
-    if not meant:
-        for name, problem, detail in _without_hashes(path):
-            find(directory / name if name else path, name, problem, detail)
+    for name, problem, detail in _without_hashes(path, meant):
+        find(directory / name if name else path, name, problem, detail)
     return Plan(tuple(targets), tuple(findings))
 
 
-def _without_hashes(directory: Path) -> Iterator[tuple[str, Problem, str]]:
-    """What can be said of a model without hashes to compare with: of which file, or of all as ""; what, and why.
+def _without_hashes(path: Path, listed: Collection[str]) -> Iterator[tuple[str, Problem, str]]:
+    """What can be said of weights without hashes to compare with: of which file, or of all as ""; what, and why.
 
-    directory: of the model, or its only file.
+    path: the directory of a model, or its only file. listed: the files that its runner.json speaks of.
     """
-    if (target := lost_target(directory)) is not None:
+    if (target := lost_target(path)) is not None:
         yield "", "missing", f"it is a link to {target}, which cannot be found"
         return
-    names = names_in(directory) if directory.is_dir() else [""]
-    if directory.is_dir() and not has_weights(names):
+    names = names_in(path) if path.is_dir() else [] if listed else [""]
+    if path.is_dir() and not listed and not has_weights(names):
         yield "", "missing", "it has no weights"
         return
-    weights = [name for name in names if (directory / name).suffix.lower() in WEIGHT_SUFFIXES]
-    damaged = {name: how for name in weights if (how := damage(directory / name))}
+    weights = [name for name in names if (path / name).suffix.lower() in WEIGHT_SUFFIXES and name not in listed]
+    damaged = {name: how for name in weights if (how := damage(path / name))}
     for name, how in damaged.items():
         with suppress(RunnerError):
-            if lacks_manifest(directory / name):
-                yield MANIFEST_NAME, "missing", f"{(directory / name).name} has packed weights, which it describes"
+            if lacks_manifest(path / name):
+                yield MANIFEST_NAME, "missing", f"{(path / name).name} has packed weights, which it describes"
                 continue
         yield name, "wrong contents", how
-    if not damaged:
-        of_directory = f"no {MANIFEST_NAME}, as of earlier versions and of other tools"
-        why = of_directory if directory.is_dir() else "a file alone has none"
+    if listed:
+        yield from (
+            (name, "not checked", f"{MANIFEST_NAME} does not list it") for name in weights if name not in damaged
+        )
+    elif is_packed(names) and (how := damage(path / MANIFEST_NAME)):
+        yield MANIFEST_NAME, "unreadable", how
+    elif not damaged:
+        of_directory = f"no {MANIFEST_NAME} with any, as of earlier versions and of other tools"
+        why = of_directory if path.is_dir() else "a file alone has none"
         yield "", "not checked", f"there are no hashes to compare with ({why})"

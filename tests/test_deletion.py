@@ -27,6 +27,7 @@ from runner.errors import BusyError
 from runner.hub_cache import has_files, repo_directory
 from runner.inventory import local_models
 from runner.paths import user_paths
+from runner.quant.file_records import files_json, record_of
 from runner.quant.work_directory import PACKED_PARTS, WorkDirectory
 from runner.registry import Registry
 from runner.removal import Removal, named, plan_half_made, plan_leftovers, plan_removal
@@ -76,9 +77,12 @@ def plan(name: str) -> tuple[Removal, ...]:
 def made(place: Path, name: str) -> Path:
     directory = place / name
     directory.mkdir(parents=True)
-    for file in ("config.json", "tokenizer.json", "runner.json"):
+    for file in ("config.json", "tokenizer.json"):
         (directory / file).write_text("{}")
     (directory / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")  # with no tensor
+    (directory / "runner.json").write_text(
+        files_json({"model.safetensors": record_of(directory / "model.safetensors")})
+    )
     return directory
 
 
@@ -132,7 +136,8 @@ def test_where_there_is_no_room_for_one_more_directory_a_model_goes_all_the_same
 
     monkeypatch.setattr(tempfile, "mkdtemp", refuse)
     directory = made(user_paths().models, "mine")
-    assert delete(*plan("mine")) == 16
+    size = sum(path.stat().st_size for path in directory.iterdir())
+    assert delete(*plan("mine")) == size
     assert not directory.exists()
 
 
@@ -263,6 +268,7 @@ def test_a_deletion_goes_on_where_another_took_the_directory_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     directory = made(user_paths().models, "mine")
+    size = sum(path.stat().st_size for path in directory.iterdir())
     make, taken = tempfile.mkdtemp, list[str]()
 
     def take_first(**options: Any) -> str:
@@ -273,7 +279,7 @@ def test_a_deletion_goes_on_where_another_took_the_directory_for_it(
         return path
 
     monkeypatch.setattr(tempfile, "mkdtemp", take_first)
-    assert delete(*plan("mine")) == 16
+    assert delete(*plan("mine")) == size
     assert list(directory.parent.iterdir()) == []
 
 

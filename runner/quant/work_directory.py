@@ -265,13 +265,23 @@ class WorkDirectory:
         entries = sorted(directory.iterdir())
         has_gguf = any(entry.suffix == ".gguf" for entry in entries)
         parts = self._parts.names & {MANIFEST_NAME} if has_gguf else self._parts.names  # no run makes weights of both
-        is_ours = not self._parts.signs.isdisjoint(entry.name for entry in entries)
+        is_ours = not self._parts.signs.isdisjoint(entry.name for entry in entries if not _is_theirs(entry))
         ours = {*COMPANIONS, *(parts if is_ours else ())}
         return [
             entry.name
             for entry in entries
             if entry.is_dir() or (entry.name not in ours and not is_one_file(entry.name))
         ]
+
+
+def _is_theirs(path: Path) -> bool:
+    """Whether it is called as a manifest and is a file of another program."""
+    from runner.quant.mq.manifest import read_files
+
+    try:
+        return path.name == MANIFEST_NAME and not read_files(path)
+    except RunnerError:  # damaged, or of another version of runner
+        return False
 
 
 def set_aside(path: Path) -> Path:

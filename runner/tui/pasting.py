@@ -7,7 +7,7 @@ there would send a message that nobody has read. Some terminals hand such text t
 Esc sends what Alt and a key, and every escape sequence, begin with: only time tells them apart, where a terminal has no
 protocol for it. Textual takes 0.1 s and looks after the next key has come, so that Esc and a key soon after it are Alt
 and that key. Programs send the bytes of one key together, also through ssh and tmux: what comes in another piece, and
-not at once, is another key.
+not at once, is another key, unless it is whole the rest of a sequence, which no hand types and a slow line may cut off.
 
 For Textual's fields a key is text when Python calls it printable: not the ideographic space, the space that does not
 break, the joiners of Persian and of emoji, nor emoji younger than Python's tables. As a paste they are text, too. It
@@ -17,6 +17,7 @@ knows nothing of the prompt.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
@@ -32,6 +33,7 @@ from runner.tui.pacing import ANSWER
 
 _ESC: Final = "\x1b"
 _ESC_DELAY_S: Final = constants.ESCAPE_DELAY if "ESCDELAY" in os.environ else 0.025  # the fastest hands take longer
+_REST: Final = re.compile(r"\[[0-9;:<?]*[A-Za-z~]")  # of an escape sequence, without the Esc
 _ALT_ENTER: Final = "\x1b\r"  # Enter alone for Textual
 _START, _END = "\x1b[200~", "\x1b[201~"
 _FIRST_TEXT: Final = "\xa0"  # what is before and not printable are controls
@@ -52,7 +54,7 @@ class PasteParser(XTermParser):
         self._held = ""  # of a paste: may be the beginning of the marker of its end
 
     def feed(self, data: str) -> Iterable[Message]:
-        if self._is_esc_last:
+        if self._is_esc_last and not _REST.match(data):
             yield from self.tick()  # it may be Esc by now, before what comes is taken for the rest of it
         cleaned = self._cleaned(self._without_answers(data)) if data else data
         if data and not cleaned:

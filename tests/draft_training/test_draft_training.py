@@ -13,6 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from runner.backends.native.heads.eagle3 import Eagle3Head
+from runner.backends.native.heads.eagle3_config import eagle3_for
 from runner.backends.native.heads.eagle3_files import load_eagle3
 from runner.backends.native.kv_cache import KvCache
 from runner.draft_training import make as making
@@ -25,7 +27,7 @@ from runner.draft_training.prompts import split
 from runner.draft_training.report import Report, read_report
 from runner.draft_training.settings import VARIANTS, TrainingSettings, training_settings
 from runner.draft_training.states import observe
-from runner.draft_training.train import commonest, rate_at
+from runner.draft_training.train import commonest, new_head, rate_at
 from runner.errors import BadModelFile, DoesNotFit, RunnerError, UnsupportedModel, UsageError
 from runner.types import CancelToken, Message
 from tests.backends.native.tiny_models import make, ready, save
@@ -104,6 +106,19 @@ def test_what_was_measured_is_what_the_saved_head_does(
     found = acceptance(head, decoder, usual.texts, 3, 400)
     wanted = report.measured[0]
     assert [round(share, 4) for share in found.shares] == list(wanted.accepted)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "granite", "smollm3"])
+def test_a_head_begins_with_its_targets_output(tmp_path: Path, name: str) -> None:
+    """And with the norm before it, whatever that adds to its weights or multiplies them by."""
+    decoder = opened(tiny_target(tmp_path / "model", name)).load(CPU, 0, lambda _: None)
+    ids = torch.arange(3, 259, 2)
+    config = eagle3_for(decoder.config, draft_vocab_size=len(ids), norm_output=True, fc_norm=True)
+    head = new_head(Eagle3Head(config), decoder, ids, 0)
+    states = torch.randn(5, decoder.config.hidden_size, generator=torch.Generator().manual_seed(1))
+    wanted = decoder.logits(decoder.model.norm(states))[:, ids]
+    assert torch.allclose(head.lm_head(head.norm(states)), wanted, rtol=1e-4, atol=1e-4)
 
 
 @torch.inference_mode()

@@ -16,12 +16,14 @@ from verified import found, nobody, problems, repaired
 
 from runner.cli.app import main
 from runner.errors import BadModelFile, UsageError
+from runner.inventory import local_models
 from runner.paths import user_paths
 from runner.quant import quantize
 from runner.quant.file_records import FileRecord, files_json, record_of
 from runner.quant.formats import format_of
 from runner.quant.gguf_file import read_header
 from runner.quant.half_made import finished
+from runner.quant.mq import manifest
 from runner.quant.mq.manifest import read_files, read_manifest
 from runner.quant.quantize import quantize_model
 from runner.registry import Registry
@@ -177,7 +179,7 @@ def test_a_manifest_that_cannot_be_is_damage_and_leads_nowhere(gguf: Path, text:
 
 def test_a_manifest_of_other_weights_is_told_from_theirs(made: Path, gguf: Path) -> None:
     shutil.copy(made / "q4_k_m" / "runner.json", gguf)
-    assert problems(verified()) == {"source-q4_k_m.gguf": "missing"}
+    assert problems(verified()) == {"source-q4_k_m.gguf": "missing", "source-f16.gguf": "not checked"}
     weights_of(gguf).rename(gguf / "source-q4_k_m.gguf")
     assert problems(verified()) == {"source-q4_k_m.gguf": "wrong contents"}
 
@@ -214,6 +216,27 @@ def test_a_file_alone_has_no_hash_and_that_is_said(made: Path, tmp_path: Path) -
 def test_a_file_that_a_manifest_beside_it_does_not_list_is_not_judged_by_it(gguf: Path) -> None:
     own = write_gguf(gguf / "own.gguf")
     assert [finding.problem for finding in verified(own)] == ["not checked"]
+
+
+def test_weights_that_a_manifest_does_not_list_are_checked_by_their_headers(gguf: Path) -> None:
+    own = write_gguf(gguf / "own.gguf")
+    assert [(one.name, one.problem, one.is_damage) for one in verified()] == [("own.gguf", "not checked", False)]
+    own.write_bytes(own.read_bytes()[:-1])
+    assert problems(verified()) == {"own.gguf": "wrong contents"}
+    assert verified(gguf / "source-f16.gguf") == ()
+
+
+@pytest.mark.parametrize("text", ["{}", '{"version": 3, "name": "theirs"}'])
+def test_a_file_of_somebody_elses_that_is_called_as_a_manifest_is_no_damage_to_a_gguf(gguf: Path, text: str) -> None:
+    (gguf / "runner.json").write_text(text)
+    for place in (gguf, weights_of(gguf)):
+        assert [(one.problem, one.is_damage) for one in verified(place)] == [("not checked", False)]
+
+
+def test_a_file_of_somebody_elses_in_the_place_of_a_packed_models_manifest_is_damage(made: Path) -> None:
+    directory = shutil.copytree(made / "mq4", user_paths().models / "mine")
+    (directory / "runner.json").write_text('{"version": 3}')
+    assert problems(verified()) == {"runner.json": "unreadable"}
 
 
 # --- making ---
@@ -277,6 +300,23 @@ def test_weights_that_somebody_put_beside_a_gguf_are_not_deleted_with_it(made: P
     assert (gguf / "model.safetensors").read_bytes() == b"mine"
 
 
+@pytest.mark.parametrize("form", ["q8_0", "mq6"])
+def test_a_file_of_somebody_elses_that_is_called_as_a_manifest_is_not_deleted(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    output = tmp_path / "out"
+    arguments = ["quantize", str(made / "source"), "-t", form, "-o", str(output), "-q", "--force"]
+    arguments += ["--no-calibrate"] if form == "mq6" else []
+    assert main(arguments) == 0
+    (output / "runner.json").write_text(text := '{"version": 3}')
+    assert main(arguments) == 2
+    assert "such as " in capsys.readouterr().err
+    assert (output / "runner.json").read_text() == text
+    (output / "runner.json").write_text("{")  # what is damaged may be replaced
+    assert main(arguments) == 0
+    assert verified(output) == ()
+
+
 # --- as a user ---
 
 
@@ -319,6 +359,15 @@ def test_a_packed_model_without_weights_is_called_packed(made: Path, capsys: pyt
     assert main(["ls", "--json"]) == 0
     (model,) = [one for one in json.loads(capsys.readouterr().out)["models"] if one["name"] == "mine"]
     assert (model["format"], model["state"]) == ("packed", "damaged")
+
+
+def test_a_list_of_models_reads_each_manifest_once(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = shutil.copytree(made / "mq4", user_paths().models / "mine")
+    read: list[Path] = []
+    text_of = manifest._read_text
+    monkeypatch.setattr(manifest, "_read_text", lambda path: read.append(path) or text_of(path))
+    assert {model.name: model.state for model in local_models(Registry.load_for())}["mine"] == "complete"
+    assert read == [directory / "runner.json"]
 
 
 def test_packed_weights_without_their_manifest_are_said_to_be_that(
@@ -364,8 +413,8 @@ def test_a_damaged_manifest_keeps_a_packed_model_from_running_and_no_gguf(
     made: Path, gguf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = shutil.copytree(made / "mq4", user_paths().models / "packed")
-    for manifest in (directory / "runner.json", gguf / "runner.json"):
-        flip(manifest, 200)
+    for path in (directory / "runner.json", gguf / "runner.json"):
+        flip(path, 200)
     assert main(["ls", "--json"]) == 0
     states = {one["name"]: one["state"] for one in json.loads(capsys.readouterr().out)["models"]}
     assert (states["mine"], states["packed"]) == ("complete", "damaged")

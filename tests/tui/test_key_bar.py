@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from one_screen import SIZES, OneScreen, running, seen, services
+from one_screen import SIZES, OneScreen, running, seen, services, until
 from textual.pilot import Pilot
 
 from runner.tui.actions import bindings_of
+from runner.tui.app import RunnerApp
 from runner.tui.screens.doctor import DoctorScreen
 from runner.tui.widgets.key_bar import KeyBar, ShownKey, keys_with_room
 
@@ -64,3 +66,24 @@ def test_help_is_at_the_right_end_in_every_size(size: tuple[int, int]) -> None:
         assert app.screen.query_one(KeyBar).region.height == 1
 
     running(app, body, size)
+
+
+def test_going_from_mode_to_mode_makes_no_key_anew(stage: Callable[[], RunnerApp]) -> None:
+    app = stage()
+
+    async def to(pilot: Pilot[Any], key: str, mode: str) -> None:
+        await pilot.press(key)
+        await until(pilot, lambda: app.current_mode == mode and bool(app.screen.query_one(KeyBar).children))
+        await pilot.pause()
+        await pilot.pause()
+
+    async def body(pilot: Pilot[Any]) -> None:
+        for key, mode in (("f4", "doctor"), ("f5", "chat")):
+            await to(pilot, key, mode)
+        bar = app.screen.query_one(KeyBar)
+        keys = [*bar.children]
+        for key, mode in (("f4", "doctor"), ("f5", "chat")) * 2:
+            await to(pilot, key, mode)
+        assert keys == [*bar.children]
+
+    running(app, body)

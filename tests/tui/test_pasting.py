@@ -80,6 +80,19 @@ def test_a_sequence_that_comes_in_pieces_is_one_key_also_on_a_slow_line(monkeypa
     assert [event.key for event in events if isinstance(event, Key)] == ["up"]
 
 
+@pytest.mark.parametrize("pasted", ["a\rb", ""])
+def test_a_sequence_whose_esc_comes_before_it_is_one_key_also_on_a_slow_line(
+    monkeypatch: pytest.MonkeyPatch, pasted: str
+) -> None:
+    now = 5.0
+    monkeypatch.setattr("textual._parser.get_time", lambda: now)
+    parser = PasteParser()
+    events = [*parser.feed("\x1b")]
+    now += 0.09
+    events += parser.feed(f"[200~{pasted}\x1b[201~" if pasted else "[A")
+    assert [event.text if isinstance(event, Paste) else event.key for event in events] == [pasted or "up"]
+
+
 def test_alt_and_enter_are_no_enter() -> None:
     events = list(PasteParser().feed("a\x1b\rb"))
     assert [event.key for event in events if isinstance(event, Key)] == ["a", "alt+enter", "b"]

@@ -117,8 +117,13 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def read_files(path: Path) -> Mapping[str, FileRecord]:
-    """The files that a runner.json lists, of a packed model or beside a GGUF. Raises as `read_manifest` does."""
+    """The files that a runner.json lists, of a packed model or beside a GGUF; none for one that is somebody else's.
+
+    Raises as `read_manifest` does.
+    """
     plain = _read(path)
+    if plain.keys().isdisjoint(("schema", "files")):
+        return {}
     return _read_manifest(plain).files if plain.get("schema") != FILES_SCHEMA else _files_alone(plain)
 
 

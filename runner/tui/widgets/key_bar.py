@@ -103,8 +103,8 @@ class KeyBar(Footer):
 
     def _keys(self) -> tuple[ShownKey, ...]:
         """One key for each action that the focus has, in the order of the bindings: what has the focus, then the
-        screen, then the app. None while a dialog has the keys."""
-        if not self.screen.is_active:
+        screen, then the app. None while a dialog lies over the screen; that of another mode keeps its own."""
+        if self.screen in self.app.screen_stack[:-1]:
             return ()
         found: dict[str, ShownKey] = {}
         for _, binding, is_enabled, tooltip in self.screen.active_bindings.values():
