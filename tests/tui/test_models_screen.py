@@ -289,6 +289,17 @@ def test_what_ships_with_runner_cannot_be_deleted() -> None:
     run(body)
 
 
+async def delete(app: Models, pilot: Pilot[None]) -> None:
+    """What is chosen in the table, by x and y."""
+    n_rows = len(app.models.table.rows)
+    await pilot.press("x")
+    await until(
+        pilot, lambda: isinstance(app.screen, DeleteModel) and not app.screen.query_one("#yes", Button).disabled
+    )
+    await pilot.press("y")
+    await until(pilot, lambda: len(app.models.table.rows) == n_rows - 1)
+
+
 def test_a_drafter_is_listed_can_be_deleted_and_is_not_taken_for_a_model() -> None:
     """One is called as a model is, and goes by its path."""
     for name in ("demo-normed", "demo"):
@@ -298,15 +309,6 @@ def test_a_drafter_is_listed_can_be_deleted_and_is_not_taken_for_a_model() -> No
 
     def left() -> list[str]:
         return [path.name for path in user_paths().drafts.iterdir()]
-
-    async def delete(app: Models, pilot: Pilot[None]) -> None:
-        n_rows = len(app.models.table.rows)
-        await pilot.press("x")
-        await until(
-            pilot, lambda: isinstance(app.screen, DeleteModel) and not app.screen.query_one("#yes", Button).disabled
-        )
-        await pilot.press("y")
-        await until(pilot, lambda: len(app.models.table.rows) == n_rows - 1)
 
     async def body(app: Models, pilot: Pilot[None]) -> None:
         by_path = str(user_paths().drafts / "demo")
@@ -344,13 +346,7 @@ def test_a_drafter_whose_files_are_not_to_be_found_is_damaged_and_can_be_deleted
             await pilot.press("enter")
             assert f"{name} is a drafter, and damaged: {remedy}" in text_of(app)
         assert (app.screen, app.wishes) == (app.models, [])
-        n_rows = len(app.models.table.rows)
-        await pilot.press("x")
-        await until(
-            pilot, lambda: isinstance(app.screen, DeleteModel) and not app.screen.query_one("#yes", Button).disabled
-        )
-        await pilot.press("y")
-        await until(pilot, lambda: len(app.models.table.rows) == n_rows - 1)
+        await delete(app, pilot)
         assert [path.name for path in drafts.iterdir()] == ["emptied"]
 
     run(body)
