@@ -104,7 +104,7 @@ def test_paths_are_meant_from_the_file_that_has_them_or_the_working_directory(
 
 def test_a_wrong_flag_is_refused(paths: Paths, home: Path) -> None:
     settings = load(paths, home)
-    with pytest.raises(UsageError, match=r"^--top-p is 2\.0"):
+    with pytest.raises(UsageError, match=r"^--top-p is 2\.$"):
         settings.sampling_params({}, {"top_p": 2.0})
     with pytest.raises(UsageError, match=r"^--ctx-size is 1\."):
         settings.load_options(ctx_size=1)

@@ -88,7 +88,7 @@ class Setting:
 
     def _refuse(self, name: str, value: Any, error: type[UsageError]) -> None:
         if self.owner is not None and (hint := objection(self.owner, self.field, value)):
-            raise error(f"{name} is {value!r}.", hint=hint)
+            raise error(f"{name} is {repr(value).removesuffix('.0')}.", hint=hint)  # 1000, as it was written
 
 
 def _has_kind(value: Any, kind: Kind) -> bool:
