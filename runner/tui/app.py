@@ -66,7 +66,7 @@ class RunnerApp(KeyOrder[int]):
     CSS = """
     ModeScreen { background: $background; }
     ModalScreen Toast, CommandPalette Toast { display: none; }
-    CommandPalette > .command-palette--help-text { color: $text-muted; text-style: not bold; }
+    CommandPalette > .command-palette--help-text { color: $option-muted; text-style: not bold; }
     SelectCurrent .arrow, SelectCurrent Static#label { color: $text-muted; }
     SelectCurrent.-has-value Static#label { color: $foreground; }
     """

@@ -21,8 +21,18 @@ LIGHT: Final = "runner-light"
 ANSI: Final = "ansi"
 
 # Not "auto 60%", Textual's own: that is resolved in stylesheets, and not in the styles of a Content.
-_MUTED_DARK: Final = {"text-muted": "#a8b1be", "foreground-muted": "#a8b1be", "text-disabled": "#8b94a2"}
-_MUTED_LIGHT: Final = {"text-muted": "#5b6068", "foreground-muted": "#5b6068", "text-disabled": "#60656d"}
+_MUTED_DARK: Final = {
+    "text-muted": "#a8b1be",
+    "foreground-muted": "#a8b1be",
+    "text-disabled": "#8b94a2",
+    "option-muted": "#a8b1be",
+}
+_MUTED_LIGHT: Final = {
+    "text-muted": "#5b6068",
+    "foreground-muted": "#5b6068",
+    "text-disabled": "#60656d",
+    "option-muted": "#5b6068",
+}
 
 _DARK = Theme(
     name=DARK,
@@ -118,6 +128,7 @@ _ANSI = Theme(
         "text-muted": "ansi_default",
         "text-disabled": "ansi_default",
         "foreground-muted": "ansi_default",
+        "option-muted": "transparent",  # as the rest of the option: the terminal's own may be black on the blue cursor
         "border": "ansi_blue",
         "border-blurred": "ansi_default",
         "block-cursor-background": "ansi_blue",

@@ -14,6 +14,7 @@ from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.theme import Theme
 from textual.widget import Widget
+from textual.widgets import OptionList
 
 from runner.tui import themes
 from runner.tui.app import RunnerApp
@@ -126,6 +127,27 @@ def test_a_chat_the_palette_and_what_is_to_be_chosen_for_bench_can_be_read(
         for box in app.screen.query(Tick):
             assert least_contrast(box, "[X]".__contains__) >= 4.5, box
         assert least_contrast(app.screen.query_one(".down-arrow"), "▼".__contains__) >= 3
+
+    on_stage(stage(), (120, 40), play)
+
+
+def test_ansi_leaves_no_word_on_the_cursor_in_the_terminals_own_colour(stage: Callable[[], RunnerApp]) -> None:
+    """It is black in a light terminal, and the cursor is blue."""
+
+    async def play(pilot: Pilot[int]) -> None:
+        app = pilot.app
+        app.theme = themes.ANSI
+        await pilot.press("f2")
+        await settle(pilot)
+        for key, kind in (("q", OptionList), ("ctrl+p", CommandList)):
+            await pilot.press(key)
+            await settle(pilot)
+            listed = app.screen.query_one(kind)
+            parts = [part for strip in listed.render_lines(listed.outer_size.region) for part in strip]
+            under = [part for part in parts if part.text.strip() and part.style.bgcolor.number == 4]
+            assert under
+            assert not [part.text for part in under if part.style.color.is_default]
+            await pilot.press("escape")
 
     on_stage(stage(), (120, 40), play)
 

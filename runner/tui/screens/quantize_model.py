@@ -175,4 +175,4 @@ class QuantizeModel(ModalScreen[QuantizeWish | None]):
 
 def _words(choice: FormatChoice) -> Content:
     size = f"~{decimal_size(choice.size_bytes)}" if choice.size_bytes else ""
-    return Content.assemble((f"{choice.name:<12}", "bold"), f"{size:>9}  ", (choice.words, "$text-muted"))
+    return Content.assemble((f"{choice.name:<12}", "bold"), f"{size:>9}  ", (choice.words, "$option-muted"))
