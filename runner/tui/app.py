@@ -66,6 +66,9 @@ class RunnerApp(KeyOrder[int]):
     CSS = """
     ModeScreen { background: $background; }
     ModalScreen Toast, CommandPalette Toast { display: none; }
+    CommandPalette > .command-palette--help-text { color: $option-muted; text-style: not bold; }
+    SelectCurrent .arrow, SelectCurrent Static#label { color: $text-muted; }
+    SelectCurrent.-has-value Static#label { color: $foreground; }
     """
     COMMANDS: ClassVar = {RunnerCommands}
     BINDINGS: ClassVar[list[BindingType]] = [*bindings_of("app")]

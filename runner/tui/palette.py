@@ -120,7 +120,7 @@ def _on_this_machine(services: Services) -> tuple[list[tuple[str, str]], list[tu
 
 
 def _with_keys(name: Content, keys: str) -> Content:
-    return Content.assemble(name, (f"  {keys}", "$text-muted")) if keys else name
+    return Content.assemble(name, (f"  {keys}", "$option-muted")) if keys else name
 
 
 def _highlighted(name: str, matcher: Matcher) -> Content:

@@ -21,8 +21,18 @@ LIGHT: Final = "runner-light"
 ANSI: Final = "ansi"
 
 # Not "auto 60%", Textual's own: that is resolved in stylesheets, and not in the styles of a Content.
-_MUTED_DARK: Final = {"text-muted": "#a8b1be", "foreground-muted": "#a8b1be", "text-disabled": "#8b94a2"}
-_MUTED_LIGHT: Final = {"text-muted": "#5b6068", "foreground-muted": "#5b6068", "text-disabled": "#60656d"}
+_MUTED_DARK: Final = {
+    "text-muted": "#a8b1be",
+    "foreground-muted": "#a8b1be",
+    "text-disabled": "#8b94a2",
+    "option-muted": "#a8b1be",
+}
+_MUTED_LIGHT: Final = {
+    "text-muted": "#5b6068",
+    "foreground-muted": "#5b6068",
+    "text-disabled": "#60656d",
+    "option-muted": "#5b6068",
+}
 
 _DARK = Theme(
     name=DARK,
@@ -76,7 +86,7 @@ _LIGHT = Theme(
     variables={
         **_MUTED_LIGHT,
         "border": "#245c99",
-        "border-blurred": "#cdc9bf",
+        "border-blurred": "#8a867b",
         "block-cursor-background": "#cadef4",
         "block-cursor-foreground": "#12263c",
         "block-cursor-blurred-background": "#e3e0d8",
@@ -87,8 +97,8 @@ _LIGHT = Theme(
         "screen-selection-background": "#bcd6f2",
         "footer-background": "#f4f2ed",
         "footer-key-foreground": "#245c99",
-        "scrollbar": "#cdc9bf",
-        "scrollbar-hover": "#b3aea2",
+        "scrollbar": "#8a867b",
+        "scrollbar-hover": "#706c62",
         "scrollbar-active": "#245c99",
         "scrollbar-background": "#fbfaf7",
         "scrollbar-background-hover": "#fbfaf7",
@@ -118,6 +128,7 @@ _ANSI = Theme(
         "text-muted": "ansi_default",
         "text-disabled": "ansi_default",
         "foreground-muted": "ansi_default",
+        "option-muted": "transparent",  # as the rest of the option: the terminal's own may be black on the blue cursor
         "border": "ansi_blue",
         "border-blurred": "ansi_default",
         "block-cursor-background": "ansi_blue",

@@ -9,15 +9,19 @@ import pytest
 from one_screen import OneScreen, running
 from staged_app import on_stage, settle, with_model
 from textual.color import Color
+from textual.command import CommandList
 from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.theme import Theme
 from textual.widget import Widget
+from textual.widgets import OptionList
 
 from runner.tui import themes
 from runner.tui.app import RunnerApp
 from runner.tui.widgets.completions import Completions
 from runner.tui.widgets.prompt import Prompt
+from runner.tui.widgets.tick import Tick
+from runner.tui.widgets.transcript import Transcript
 
 _TEXTS = (
     "foreground", "text-muted", "text-disabled", "primary", "secondary", "accent", "success", "warning", "error",
@@ -66,6 +70,13 @@ def test_a_cursor_that_has_the_focus_differs_from_one_that_has_not(theme: Theme)
     assert named["border"] != named["border-blurred"]
 
 
+def test_frames_and_scrollbars_are_seen_on_a_light_ground() -> None:
+    named = colours(next(theme for theme in themes.THEMES if theme.name == themes.LIGHT))
+    lines = [("border-blurred", "background"), ("border-blurred", "surface"), ("scrollbar", "scrollbar-background")]
+    for line, ground in lines:
+        assert contrast(named[line], named[ground]) >= 3, f"{line} on {ground}"
+
+
 def test_ansi_has_the_terminals_own_colours_alone() -> None:
     theme = next(theme for theme in themes.THEMES if theme.name == themes.ANSI)
     for name in (*_TEXTS, *_GROUNDS, "border", "block-cursor-background", "text", "scrollbar"):
@@ -95,10 +106,60 @@ def test_what_fields_offer_and_what_completes_a_word_can_be_read(theme: Theme, s
     on_stage(stage(), (120, 40), play)
 
 
-def least_contrast(widget: Widget) -> float:
-    """Of all the words that the widget shows."""
-    strips = widget.render_lines(widget.size.region)
-    styles = [part.style for strip in strips for part in strip if any(map(str.isalnum, part.text))]
+@pytest.mark.parametrize("theme", _WITH_COLOURS, ids=lambda theme: theme.name)
+def test_a_chat_the_palette_and_what_is_to_be_chosen_for_bench_can_be_read(
+    theme: Theme, stage: Callable[[], RunnerApp]
+) -> None:
+    async def play(pilot: Pilot[int]) -> None:
+        app = pilot.app
+        app.theme = theme.name
+        await with_model(pilot)
+        app.screen.resume(app.services.store.latest().id)
+        await settle(pilot)
+        transcript = app.screen.query_one(Transcript)
+        assert least_contrast(transcript) >= 4.5
+        assert least_contrast(transcript, _is_line) >= 3
+        await pilot.press("ctrl+p")
+        await settle(pilot)
+        assert least_contrast(app.screen.query_one(CommandList)) >= 4.5
+        await pilot.press("escape", "f3")
+        await settle(pilot)
+        for box in app.screen.query(Tick):
+            assert least_contrast(box, "[X]".__contains__) >= 4.5, box
+        assert least_contrast(app.screen.query_one(".down-arrow"), "▼".__contains__) >= 3
+
+    on_stage(stage(), (120, 40), play)
+
+
+def test_ansi_leaves_no_word_on_the_cursor_in_the_terminals_own_colour(stage: Callable[[], RunnerApp]) -> None:
+    """It is black in a light terminal, and the cursor is blue."""
+
+    async def play(pilot: Pilot[int]) -> None:
+        app = pilot.app
+        app.theme = themes.ANSI
+        await pilot.press("f2")
+        await settle(pilot)
+        for key, kind in (("q", OptionList), ("ctrl+p", CommandList)):
+            await pilot.press(key)
+            await settle(pilot)
+            listed = app.screen.query_one(kind)
+            parts = [part for strip in listed.render_lines(listed.outer_size.region) for part in strip]
+            under = [part for part in parts if part.text.strip() and part.style.bgcolor.number == 4]
+            assert under
+            assert not [part.text for part in under if part.style.color.is_default]
+            await pilot.press("escape")
+
+    on_stage(stage(), (120, 40), play)
+
+
+def _is_line(letter: str) -> bool:
+    return letter in "─▎│━"
+
+
+def least_contrast(widget: Widget, is_meant: Callable[[str], bool] = str.isalnum) -> float:
+    """Of all the words, or what else is meant, that the widget shows."""
+    strips = widget.render_lines(widget.outer_size.region)
+    styles = [part.style for strip in strips for part in strip if any(map(is_meant, part.text))]
     assert styles
     return min(contrast(*(ground.get_truecolor().hex for ground in (style.color, style.bgcolor))) for style in styles)
 

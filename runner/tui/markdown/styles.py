@@ -4,7 +4,7 @@
 """
 
 MUTED = "$foreground 70%"
-FAINT = "$foreground 40%"
+FAINT = "$foreground 55%"  # of lines: at least 3 on every ground
 LINK = "underline $text-accent"
 INLINE_CODE = "$text-warning on $foreground 6%"  # the ground lets that of DRAFTED through
 GROUND = "on $surface"  # of code, and of what the user said

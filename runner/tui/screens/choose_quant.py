@@ -112,5 +112,5 @@ def _words(offer: Offer, wide: int, *, is_narrow: bool) -> Content:
         (safe_line(offer.label).ljust(wide), "bold"),
         f"  {about + size:>9}" + ("\n  " if is_narrow else "  "),
         (f"{fit_text(offer.fit):<18}", _STYLES[offer.fit.verdict]),
-        (f" {offer.note}", "$text-muted"),
+        (f" {offer.note}", "$option-muted"),
     )

@@ -187,7 +187,7 @@ def _row(key: str, name: str, name_width: int, about: str, description: str, is_
     """A choice: its key, its name, what it is; and under that a description where there is room."""
     indent = 7
     text = Content.assemble(
-        (f"{key:<{indent}}", "bold $accent"), line(f"{name:<{name_width}}", "bold"), "  ", line(about, "$text-muted")
+        (f"{key:<{indent}}", "bold $accent"), line(f"{name:<{name_width}}", "bold"), "  ", line(about, "$option-muted")
     )
     if description and not is_tiny:
         text = Content.assemble(text, "\n", " " * indent, line(description))

@@ -12,7 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Button, Checkbox, Input, OptionList, Static
+from textual.widgets import Button, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from runner.errors import RunnerError
@@ -21,6 +21,7 @@ from runner.tui.catalog import CatalogRow
 from runner.tui.content import line
 from runner.tui.in_thread import in_thread
 from runner.tui.quantize_choices import FormatChoice, format_choices, original_bytes, source_of
+from runner.tui.widgets.tick import Tick
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,7 @@ class QuantizeModel(ModalScreen[QuantizeWish | None]):
     QuantizeModel .field { height: 1; }
     QuantizeModel .label { width: 10; color: $text-muted; }
     QuantizeModel Input { width: 1fr; border: none; height: 1; padding: 0; background: $panel; }
-    QuantizeModel Checkbox { border: none; padding: 0; background: $surface; height: 1; width: 1fr; }
+    QuantizeModel Tick { border: none; padding: 0; background: $surface; height: 1; width: 1fr; }
     QuantizeModel #news { height: auto; margin-top: 1; color: $text-muted; }
     QuantizeModel #buttons { height: 1; margin-top: 1; align-horizontal: right; }
     QuantizeModel Button { margin-left: 2; min-width: 10; }
@@ -84,7 +85,7 @@ class QuantizeModel(ModalScreen[QuantizeWish | None]):
                 yield Input(id="name", compact=True)
             with Horizontal(classes="field"):
                 yield Static("", classes="label empty")
-                yield Checkbox("calibrate: slower, more exact", True, id="calibrate", compact=True)
+                yield Tick("calibrate: slower, more exact", True, id="calibrate", compact=True)
             yield Static("", id="news")
             with Horizontal(id="buttons"):
                 yield Button("Cancel", id="no", compact=True)
@@ -111,7 +112,7 @@ class QuantizeModel(ModalScreen[QuantizeWish | None]):
 
     @on(OptionList.OptionHighlighted)
     def _highlighted(self) -> None:
-        self.query_one(Checkbox).disabled = not self._choice.can_calibrate
+        self.query_one(Tick).disabled = not self._choice.can_calibrate
         self._fill_name()
         self._tell()
 
@@ -159,7 +160,7 @@ class QuantizeModel(ModalScreen[QuantizeWish | None]):
                 source=source_of(self._row),
                 weight_format=choice.name,
                 output=self.query_one(Input).value.strip(),
-                calibrate=choice.can_calibrate and self.query_one(Checkbox).value,
+                calibrate=choice.can_calibrate and self.query_one(Tick).value,
             )
         )
 
@@ -174,4 +175,4 @@ class QuantizeModel(ModalScreen[QuantizeWish | None]):
 
 def _words(choice: FormatChoice) -> Content:
     size = f"~{decimal_size(choice.size_bytes)}" if choice.size_bytes else ""
-    return Content.assemble((f"{choice.name:<12}", "bold"), f"{size:>9}  ", (choice.words, "$text-muted"))
+    return Content.assemble((f"{choice.name:<12}", "bold"), f"{size:>9}  ", (choice.words, "$option-muted"))

@@ -59,6 +59,7 @@ class SettingsPanel(ModalScreen[Chosen | None]):
     SettingsPanel Input { padding: 0 1; }
     SettingsPanel Input:focus { border: none; background: $block-cursor-background; background-tint: transparent 0%; }
     SettingsPanel Input:focus > .input--placeholder { color: $text-muted; }
+    SettingsPanel Input:ansi:focus > .input--placeholder { color: $block-cursor-foreground; text-style: none; }
     SettingsPanel Input.-wrong { background: $error 25%; }
     SettingsPanel .default { width: 1fr; margin-left: 2; color: $text-muted; text-wrap: nowrap;
         text-overflow: ellipsis; }

@@ -29,6 +29,7 @@ from runner.bench.request import (
 from runner.config import LoadOptions
 from runner.errors import UsageError
 from runner.tui.content import line
+from runner.tui.widgets.tick import Tick
 from runner.types import BackendName
 
 _BACKENDS: Final[tuple[tuple[BackendName, str], ...]] = (("native", "native"), ("llamacpp", "llama.cpp"))
@@ -40,14 +41,6 @@ _SIZES: Final = (
     ("repeat", "Repeat", str(DEFAULT_REPETITIONS)),
 )
 _PLAIN_ONLY: Final = ("prefill", "depth")  # without a meaning for speculation
-
-
-class Tick(Checkbox):
-    """A box to tick that reads without colours: Textual's own has its cross in it when it is not ticked too."""
-
-    @property
-    def BUTTON_INNER(self) -> str:  # type: ignore[override]
-        return "X" if self.value else " "
 
 
 class Size(Input):

@@ -105,7 +105,7 @@ def _option(run: BenchRun, width: int, *, is_marked: bool) -> Content:
     """A line of when and what, and under it how fast each backend decoded, on as many lines as that needs."""
     date, _, time = run.started_at.partition("T")
     mark = Content.styled("◆ ", "$accent") if is_marked else Content("  ")
-    when = line(f"{date[5:]} {time[:5]}  ", "$text-muted")
+    when = line(f"{date[5:]} {time[:5]}  ", "$option-muted")
     name = line(f"{run.model} {run.quantization}", "bold")
     figures = flow([line(one) for one in _figures(run)], width - len(_INDENT))
     return Content.assemble(mark, when, name, *(part for one in figures for part in (f"\n{_INDENT}", one)))

@@ -101,5 +101,5 @@ def _row(offer: Offer, column: int, room: int) -> Content:
     help_room = room - column - 2
     if not offer.help or help_room < 12:
         return label.truncate(room, ellipsis=True)
-    help_text = line(offer.help, "$text-muted").truncate(help_room, ellipsis=True)
+    help_text = line(offer.help, "$option-muted").truncate(help_room, ellipsis=True)
     return label.truncate(column, ellipsis=True, pad=True) + Content("  ") + help_text

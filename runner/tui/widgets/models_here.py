@@ -67,4 +67,4 @@ def _row(model: LocalModel, *, is_loaded: bool) -> Content:
     mark = Content.styled("● ", "$success") if is_loaded else Content("○ ")
     short = model.name.rpartition("/")[2]
     quantization = "" if model.quantization.lower() in short.lower() else f" {model.quantization}"
-    return mark + line(short, "bold" if is_loaded else "") + line(quantization, "$text-muted")
+    return mark + line(short, "bold" if is_loaded else "") + line(quantization, "$option-muted")

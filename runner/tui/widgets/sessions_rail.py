@@ -148,7 +148,7 @@ class SessionsRail(Vertical):
         is_current = row.session.id == self._current
         title = line(f"{'▸' if is_current else ' '} {row.session.title or _UNTITLED}", "bold" if is_current else "")
         if row.excerpt:
-            title = title + Content("\n") + line(f"    {row.excerpt}", "$text-muted")
+            title = title + Content("\n") + line(f"    {row.excerpt}", "$option-muted")
         return Option(title)
 
     @property
