@@ -246,6 +246,8 @@ CASES = [
     (HARMONY, "<|channel|>" + "x" * 500, False, "", "<|channel|>" + "x" * 500),
     (HARMONY, "<|start|>" + "x" * 500 + "<|message|>", False, "", "<|start|>" + "x" * 500 + "<|message|>"),
     (HARMONY, "<|channel|>analysis<|message|>cut <|en", False, "cut <|en", ""),
+    (HARMONY, " \n", False, "", " \n"),
+    (HARMONY, "<|channel|>commentary<|message|>one<|end|>two", False, "", "one\n\ntwo"),
 ]
 
 
