@@ -78,6 +78,14 @@ def test_a_model_may_think_first_and_its_thought_is_free(tokenizer: ByteTokenize
     assert may(found, tokenizer, [*done, ord("n"), ord("o")]) == {"<|end|>", "!"}
 
 
+def test_the_blank_line_after_a_thought_is_not_the_grammars() -> None:
+    matcher = Grammars(TEXT).matcher(Grammar(kind="gbnf", text=r'root ::= "\n\n" "yes"'))
+    found = AnswerConstraint(matcher, TEXT, len(PROMPT), TAGS)
+    done = ids(TEXT, "<think>hm</think>\n\n")
+    assert may(found, TEXT, done) == {"\n", "\n\n"}
+    assert may(found, TEXT, [*done, *ids(TEXT, "\n\n")]) == {"y"}
+
+
 def test_half_an_opening_goes_on_as_one() -> None:
     assert may(constraint(TEXT, TAGS), TEXT, ids(TEXT, "<th")) == {"i"}
 

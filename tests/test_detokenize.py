@@ -16,6 +16,7 @@ from runner.detokenize import AnswerPiece, AnswerStream, Detokenizer, ReasoningS
 from runner.detokenize.drafted import joined
 from runner.templates import reasoning_markers
 from runner.types import ReasoningMarkers
+from tests.byte_tokenizer import ByteTokenizer as TextTokenizer
 
 
 def markers_of(template: str) -> ReasoningMarkers:
@@ -246,6 +247,8 @@ CASES = [
     (HARMONY, "<|channel|>" + "x" * 500, False, "", "<|channel|>" + "x" * 500),
     (HARMONY, "<|start|>" + "x" * 500 + "<|message|>", False, "", "<|start|>" + "x" * 500 + "<|message|>"),
     (HARMONY, "<|channel|>analysis<|message|>cut <|en", False, "cut <|en", ""),
+    (HARMONY, " \n", False, "", " \n"),
+    (HARMONY, "<|channel|>commentary<|message|>one<|end|>two", False, "", "one\n\ntwo"),
 ]
 
 
@@ -324,6 +327,13 @@ def test_a_stop_string_ends_the_answer_and_not_the_thought() -> None:
     assert streamed(stream, ids) == ("a\n\nEND b", "first ")
     assert stream.is_finished
     assert stream.push(65) == []
+
+
+def test_nothing_comes_after_a_stop_string_not_even_a_thought_that_its_token_began() -> None:
+    rest = "END<|end|><|channel|>analysis<|message|>more <"
+    tokenizer = TextTokenizer(texts=(rest,))
+    stream = AnswerStream(tokenizer, stops=["END"], markers=HARMONY)
+    assert streamed(stream, tokenizer.encode("<|channel|>commentary<|message|>one " + rest)) == ("", "one ")
 
 
 def test_markers_that_are_control_tokens_are_read_and_never_shown() -> None:
@@ -453,6 +463,14 @@ def test_a_blank_line_between_messages_was_drafted_by_nobody() -> None:
     ids = tokenizer.encode(said)
     stream = AnswerStream(tokenizer, markers=HARMONY, follows_drafts=True)
     assert drafted_text(stream, ids, [True] * len(ids)) == ("one\n\ntwo", "+++--+++")
+
+
+def test_a_blank_line_before_characters_that_a_token_brought_with_half_a_marker() -> None:
+    said = "<|channel|>commentary<|message|>one<|end|><|channel|>commentary<|message|>"
+    tokenizer = TextTokenizer(controls=("<|channel|>", "<|message|>", "<|end|>"), texts=("t<|e",))
+    stream = AnswerStream(tokenizer, markers=HARMONY, follows_drafts=True)
+    ids = tokenizer.encode(said + "t<|e")
+    assert drafted_text(stream, ids, [True] * len(ids)) == ("one\n\nt<|e", "+++--++++")
 
 
 def test_joined_pieces_keep_their_ranges() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from runner.evaluation.bits import BitsPerWeight, bits_per_weight
+from runner.evaluation.bits import BitsPerWeight, _of_gguf, bits_per_weight
 from runner.quant.gguf_file import read_header
 from runner.types import ReadyModel
 from tests.backends.native import tiny_models
@@ -16,6 +17,12 @@ def test_a_checkpoint_in_float32_has_32_bits(tmp_path: Path) -> None:
     for name in ("qwen3", "llama-untied-one-kv-head"):
         directory = tiny_models.save(tiny_models.make(name), tmp_path / name)
         assert bits_per_weight(tiny_models.ready(directory)) == BitsPerWeight(total=32.0, body=32.0)
+
+
+def test_tables_of_the_rotary_embedding_are_no_weights(demo_directory: Path) -> None:
+    tensors = list(read_header(demo_directory / "demo-q8_0.gguf").tensors)
+    table = replace(tensors[0], name="rope_freqs.weight")
+    assert _of_gguf([*tensors, table]) == _of_gguf(tensors)
 
 
 def test_scales_count_and_metadata_does_not(demo_directory: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from runner.backends.base import Backend
 from runner.config import LoadOptions
-from runner.errors import DoesNotFit, UnknownModel, UsageError
+from runner.errors import DoesNotFit, RunnerError, UnknownModel, UsageError
 from runner.evaluation import evaluate as evaluate_module
 from runner.evaluation.evaluate import evaluate
 from runner.evaluation.report import AgainstReference, Measuring, Report, Request, Text
@@ -160,6 +160,28 @@ def test_one_pass_two_passes_and_kept_logits_give_the_same_figures(demo: Path, d
     assert list(tmp_path.glob("demo.logits*")) == [kept]
 
 
+def test_the_size_of_blocks_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_models.make("qwen3")
+    reference = tiny_models.save(model, tmp_path / "reference")
+    with torch.no_grad():
+        model.model.norm.weight.mul_(2)
+    against = request(tiny_models.save(model, tmp_path / "model"), reference, windowing=Windowing(size=32, limit=2))
+    alone = replace(against, reference=None)
+    whole = [run(asked).results for asked in (against, alone)]
+    monkeypatch.setattr(evaluate_module, "_n_rows", lambda _: 4)
+    assert [run(asked).results for asked in (against, alone)] == whole
+    assert run(replace(against, two_pass=True)).results == whole[0]
+
+
+def test_a_window_longer_than_the_model_was_trained_on_is_said(tmp_path: Path) -> None:
+    directory = tiny_models.save(tiny_models.make("qwen3", max_position_embeddings=32), tmp_path / "short")
+    for size, n_said in ((32, 0), (33, 1)):
+        seen: list[object] = []
+        evaluate(request(directory, windowing=Windowing(size=size, limit=1)), user_paths(), seen.append)
+        said = [event.text for event in seen if isinstance(event, Notice) and "was trained on" in event.text]
+        assert len(said) == n_said
+
+
 def test_models_that_do_not_fit_at_once_are_measured_one_after_the_other(
     demo: Path, demo_q4_0: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +221,7 @@ def test_kept_logits_of_something_else_are_refused_and_left_alone(demo: Path, tm
         replace(asked, texts=(other,)),
         replace(asked, windowing=Windowing(size=32, limit=2)),
         replace(asked, reference_options=replace(OPTIONS, kv_type="f16")),
+        replace(asked, parse_special=True),
     ):
         with pytest.raises(UsageError, match=r"demo\.logits holds the logits of demo-q8_0.gguf on story"):
             run(changed)
@@ -287,6 +310,11 @@ def test_weights_that_are_not_numbers_are_said_to_be_damaged(tmp_path: Path) -> 
     directory = tiny_models.save(model, tmp_path / "damaged")
     with pytest.raises(Exception, match="The model damaged: It computed logits that are not numbers"):
         run(request(directory, windowing=Windowing(size=32, limit=1)))
+
+
+def test_a_row_of_which_nothing_can_come_is_seen_among_others() -> None:
+    with pytest.raises(RunnerError, match="not numbers"):
+        evaluate_module._checked(np.array([[0, 1], [-np.inf, -np.inf]], np.float32))
 
 
 def test_a_scripted_model_can_be_measured_too() -> None:

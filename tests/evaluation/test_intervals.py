@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
 
-from runner.evaluation.intervals import MIN_WINDOWS, mean_estimate, quantile_estimate, student_quantile
+from runner.evaluation.intervals import MIN_WINDOWS, _estimate, mean_estimate, quantile_estimate, student_quantile
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,15 @@ def test_tokens_of_one_window_count_as_one_observation_when_they_agree() -> None
     alone, repeated = mean_estimate(by_window), mean_estimate(np.repeat(by_window, 100, axis=1))
     assert repeated.low == pytest.approx(alone.low)
     assert repeated.high == pytest.approx(alone.high)
+    alone, repeated = (quantile_estimate(np.repeat(by_window, n, axis=1), 0.8) for n in (1, 100))
+    assert (repeated.low, repeated.high) == (alone.low, alone.high)
+
+
+def test_percentiles_are_expanded_for_few_windows() -> None:
+    found = _estimate(0.5, np.linspace(0, 1, 2001).tolist(), 10)
+    tail = NormalDist().cdf(-2.26216 * math.sqrt(10 / 9))
+    assert found.low == pytest.approx(tail, rel=1e-2)
+    assert found.high == pytest.approx(1 - tail, rel=1e-4)
 
 
 def test_intervals_of_a_mean_hold_the_truth_about_95_times_in_100(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,6 +70,7 @@ def test_the_same_values_have_the_same_interval_and_too_few_windows_have_none() 
     values = np.random.default_rng(4).normal(0, 1, (MIN_WINDOWS, 20))
     assert mean_estimate(values) == mean_estimate(values.copy())
     assert mean_estimate(values).low is not None
+    assert quantile_estimate(values, 0.5).low is not None
     for estimate in (mean_estimate(values[1:]), quantile_estimate(values[1:], 0.5)):
         assert (estimate.low, estimate.high) == (None, None)
     assert mean_estimate(values[:1]).value == values[0].mean()

@@ -120,7 +120,7 @@ def test_a_full_disk_is_said_before_anything_runs(tmp_path: Path, monkeypatch: p
         yield
 
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda _: usage(100, 50, 50))
+        patch.setattr(shutil, "disk_usage", lambda _: usage(1000, 761, 239))  # a byte less than 2 * 6 * 5 logits
         with pytest.raises(DoesNotFit, match="are free") as caught:
             write(RECORDED, never(), None, tmp_path)
     assert "--keep-logits" in caught.value.hint

@@ -33,6 +33,14 @@ def test_positions_of_a_bucket_are_told_apart() -> None:
     assert second < 0.1
 
 
+def test_what_is_judged_in_the_middle_of_a_draft_counts_there() -> None:
+    acceptance = Acceptance(1, 15, 0.5)
+    acceptance.learn(3, [0, 0], 1)
+    chances = acceptance.chances([0] * 6)
+    assert chances[0] == chances[5] == chances[2]
+    assert chances[3] > chances[0] > chances[4]
+
+
 def test_averages_follow_a_text_that_changes() -> None:
     acceptance = Acceptance(1, 15, 0.5)
     for _ in range(500):

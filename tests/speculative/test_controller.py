@@ -304,6 +304,27 @@ def test_a_first_guess_is_verified_where_it_would_pay_at_even_chances() -> None:
     assert driven.control.state == "on"
 
 
+def test_no_more_than_the_gate_lets_through_is_admitted_and_none_while_it_waits() -> None:
+    driven = Driven()
+    for _ in range(4):
+        driven.step(GOOD, RIGHT)
+    gate = driven.control.gate(3)
+    assert gate is not None
+    assert [gate.admits(1) for _ in range(5)] == [True] * 3 + [False] * 2
+    driven = Driven()
+    for _ in range(4):
+        driven.step(GOOD, RIGHT)
+    driven.control.wait = 2
+    assert [len(driven.step(GOOD, RIGHT).draft) for _ in range(4)] == [0, 0, 8, 8]
+
+
+def test_a_guess_has_to_promise_a_tenth_before_any_is_verified() -> None:
+    driven = Driven(t=1.85)
+    assert not any(len(driven.step(GOOD, RIGHT).draft) for _ in range(3))
+    assert driven.control.reason == "a draft of 8 promises 1.08x, and 1.10x is wanted"
+    assert driven.control.state == "learning"
+
+
 def test_where_a_draft_is_dear_guesses_are_compared_before_any_is_verified() -> None:
     driven = Driven(t=2.2)
     rounds = [driven.step(GOOD, RIGHT) for _ in range(12)]
@@ -343,6 +364,22 @@ def test_a_drafter_that_is_right_only_while_it_is_watched_rests_longer_each_time
         was_off = is_off
     assert n * 1e-3 / spent >= LEAST
     assert rests[:3] == [256, 512, 1024]
+
+
+def test_after_a_rest_drafts_are_judged_anew_and_once_they_paid_the_rest_is_short_again() -> None:
+    driven = Driven(t=1.5)
+    rests: list[tuple[int, int]] = []  # the drafts before each, and its tokens
+    n_drafts, was_off = 0, False
+    for n_rounds, if_drafted in ((1500, WRONG), (200, RIGHT), (1500, WRONG)):
+        for _ in range(n_rounds):
+            n_drafts += len(driven.step(GOOD, RIGHT, if_drafted=if_drafted).draft) > 0
+            is_off = driven.control.state == "off"
+            if is_off and not was_off:
+                rests.append((n_drafts, int(driven.control.reason.split()[-2])))
+                n_drafts = 0
+            was_off = is_off
+    assert [n_tokens for _, n_tokens in rests] == [256, 512, 256, 512]
+    assert all(n_before == 16 for n_before, _ in rests[:2] + rests[3:])
 
 
 def test_looks_are_charged_for_choosing_too() -> None:

@@ -73,6 +73,17 @@ def test_a_place_in_another_text_is_found_by_the_key(text: list[int], other: lis
         assert match is None or match.place in ends
 
 
+def test_of_three_matches_the_first_that_goes_on_otherwise_ends_what_is_alike() -> None:
+    oldest, older, latest = [20, 1, 2, 3, 4, 5, 9], [21, 1, 2, 3, 4, 8], [22, 1, 2, 3, 4, 5, 6]
+    assert match_of([*oldest, *older, *latest, 23, 1, 2, 3]) == (3, 17, 1)
+
+
+def test_matches_too_far_back_are_not_looked_at() -> None:
+    between = [token for n in range(40) for token in (100 + n, 1, 2, 3)]
+    assert match_of([9, 1, 2, 3, *between[:40], 9, 1, 2, 3]) == (4, 4, LONGEST_MATCH)
+    assert match_of([9, 1, 2, 3, *between, 9, 1, 2, 3])[0] == 3
+
+
 def test_ids_of_any_size_are_compared_and_not_only_their_keys() -> None:
     large = 1 << 20
     assert match_of([1, 2, 3, 9, 1, 2 + large, 3]) is None
@@ -90,6 +101,15 @@ def test_nothing_matches_or_goes_on_across_a_separator() -> None:
     match = chains.longest(chains.repeated(), chains.tokens[-LONGEST_MATCH:])
     assert match == (3, 5, LONGEST_MATCH)
     assert chains.continuation(match.place, 9) == []
+
+
+def test_one_separator_does_not_match_another() -> None:
+    chains = HashChains()
+    for part in ([5], [1, 2, 3, 9, 5]):
+        chains.extend(part)
+        chains.separate()
+    chains.extend([1, 2, 3])
+    assert chains.longest(chains.repeated(), chains.tokens[-LONGEST_MATCH:]) == (3, 5, LONGEST_MATCH)
 
 
 # --- the drafter -----------------------------------------------------------------------------------------------------
@@ -171,6 +191,45 @@ def test_an_answer_that_was_replaced_is_still_known() -> None:
     assert propose(drafter, again, 5).tokens == tuple(answer[4:9])
     # What both share is not taken in again, but for the end that joins them.
     assert len(drafter._live) < held + len(again)
+    # The next step goes on from it: one token more.
+    held = len(drafter._live)
+    propose(drafter, [*again, answer[4]])
+    assert len(drafter._live) == held + 1
+
+
+def test_a_replaced_answer_does_not_go_on_as_its_prompt() -> None:
+    prompt, answer = list(range(100, 190)), list(range(200, 230))
+    drafter = SuffixDrafter()
+    propose(drafter, prompt + answer)
+    assert propose(drafter, [*prompt, 300, *answer[-4:]]).tokens == ()
+
+
+def test_a_match_reaches_across_where_an_answer_was_replaced() -> None:
+    text = [10, 11, 12, 13, 14, 50, 10, 11]
+    drafter = SuffixDrafter()
+    propose(drafter, [*text, 99])
+    assert propose(drafter, [*text, 12], 2).tokens == (13, 14)
+
+
+def test_a_match_reaches_across_where_the_older_part_was_forgotten() -> None:
+    drafter = SuffixDrafter(limit=90)
+    text = [10, 11, 12, 13, 14, *range(200, 223), 10, 11]
+    propose(drafter, text)
+    assert len(drafter._live) == 30, "full"
+    assert propose(drafter, [*text, 12], 2).tokens == (13, 14)
+
+
+def test_a_new_turn_that_ends_as_the_last_did_is_read_wholly() -> None:
+    end = list(range(100, 108))
+    drafter = SuffixDrafter()
+    propose(drafter, [*range(200, 240), *end])
+    turn = [*range(300, 340), *end, *range(400, 500)]
+    assert propose(drafter, [*turn, 310, 311, 312], 2).tokens == (313, 314)
+
+
+def test_of_matches_that_are_long_enough_the_latest_is_drafted() -> None:
+    text = list(range(100, 120))
+    assert propose(SuffixDrafter(), [*text, 7, 8, *text[2:], 5, 6, *text], 2).tokens == (5, 6)
 
 
 def test_a_turn_that_goes_on_from_the_last_is_added_to_it() -> None:

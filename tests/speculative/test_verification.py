@@ -88,6 +88,28 @@ class Toy:
         pass
 
 
+class NotTheLast:
+    """Forbids the token before, and the last of the vocabulary."""
+
+    def allowed(self, history: Sequence[int]) -> np.ndarray:
+        mask = np.ones(V, np.bool_)
+        mask[[history[-1], V - 1]] = False
+        return mask
+
+
+@pytest.mark.parametrize("constraint", [None, NotTheLast()], ids=["free", "constrained"])
+def test_the_choices_of_a_draft_are_those_of_plain_sampling(constraint: NotTheLast | None) -> None:
+    for seed in range(40):
+        params = SamplingParams(**SETTINGS, seed=seed)
+        text = list(PROMPT)
+        while len(text) < 6:
+            allowed = None if constraint is None else constraint.allowed(text)
+            text.append(sample(logits_after(tuple(text), "target"), params, text, len(text), allowed))
+        draft = text[1:5]
+        rows = [logits_after((*PROMPT, *draft[:i]), "target") for i in range(5)]
+        assert list(choices_of(rows, draft, params, PROMPT, constraint)) == text[1:]
+
+
 Guess = Callable[[Sequence[int], int], list[int]]
 
 

@@ -77,8 +77,7 @@ def encode_blocks(groups: Tensor) -> Tensor:
             hint="The file is damaged, or the model needs another format.",
         )
     scale = torch.where(extent > 0, extent / 15, 1.0)
-    inverse = torch.where(extent > 0, 1 / scale, 0.0)
-    q = ((groups - low) * inverse + 0.5).floor_().nan_to_num_(0.0).clamp_(0, 15).to(torch.uint8)
+    q = ((groups - low) * (1 / scale) + 0.5).floor_().nan_to_num_(0.0).clamp_(0, 15).to(torch.uint8)
     header = torch.cat((scale, low), 1).view(torch.uint8)
     return torch.cat((header, q[:, 0::2] | q[:, 1::2] << 4), 1)
 

@@ -107,6 +107,18 @@ def test_what_the_users_own_rules_say_stands() -> None:
     assert recipe.format_for("model.layers.5.mlp.down_proj.weight") == "mq8"
     assert recipe.format_for("model.layers.5.mlp.gate_proj.weight") == "mq6"
     assert planned(recipe).bpw_body <= 8.0
+    added = [rule.tensors for rule in recipe.rules if rule not in with_rules(v_proj="mq4").rules]
+    assert not any(name in tensors for tensors in added for name in ("layers.*.self_attn.v_proj", "5.mlp.down_proj"))
+
+
+def test_what_the_users_own_rules_keep_small_costs_nothing_of_the_budget() -> None:
+    recipe = spend(planned(with_rules(v_proj="mq4")), 4.4)
+    assert 4.39 < planned(recipe).bpw_body <= 4.4
+
+
+def test_a_budget_that_is_just_enough_is_enough() -> None:
+    enough = planned(with_rules(v_proj="mq6"))
+    assert planned(spend(planned(recipe_of("mq4")), enough.bpw_body)).bpw_body == enough.bpw_body
 
 
 def test_kept_matrices_count_with_all_their_bits() -> None:

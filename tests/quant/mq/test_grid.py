@@ -68,6 +68,27 @@ def test_scales_are_the_bits_of_float32() -> None:
 
 
 @BY_NAME
+def test_the_largest_code_just_reaches_the_largest_weight(form: GridFormat) -> None:
+    for step in range(64):
+        w = torch.tensor([[0.1, -(2.0 ** (step / 16))]])
+        exponent = form.scale_exponent(w)
+        longest, largest = [-form.levels[0] * scale_values(exponent - less, w.device)[127] for less in (1, 0)]
+        assert longest < w.abs().max() <= largest
+        assert form.scale_exponent(w, 8.0) == exponent + 3
+
+
+@BY_NAME
+def test_weights_of_the_largest_scale_come_back_exactly(form: GridFormat) -> None:
+    levels = torch.tensor(form.levels, dtype=torch.float32)
+    pick = torch.randint(0, len(levels), (4, 64), generator=torch.Generator().manual_seed(5))
+    pick[:, ::32] = 0
+    w = levels[pick] * 31 / 16 * 2.0**-4
+    encoded = form.encode(w)
+    assert bool((encoded.parts["scale"] & 127 == 127).all())
+    assert torch.equal(form.decode(encoded, (4, 64)), w)
+
+
+@BY_NAME
 def test_the_level_is_the_nearest_one(form: GridFormat) -> None:
     x = torch.linspace(-140, 140, 2801) * (1 if form.levels[0] == -127 else -form.levels[0] / 127) + 1e-3
     levels = torch.tensor(form.levels, dtype=torch.float32)

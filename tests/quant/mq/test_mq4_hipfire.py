@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from runner.errors import UnsupportedModel
+from runner.quant.mq import mq4_hipfire
 from runner.quant.mq.formats import MQ4, TENSOR_FORMATS
 from runner.quant.mq.mq4_hipfire import MQ4_HIPFIRE, decode_blocks, encode_blocks
 from runner.quant.mq.rotation import rotate, signs, unrotate
@@ -127,6 +128,15 @@ def test_a_matrix_is_stored_row_by_row_in_its_declared_parts() -> None:
     assert encoded.parts["packed"].dtype == part.dtype
     assert bytes(encoded.parts["packed"][1, 1].tolist()) == one_block(w[1, 256:].tolist())
     assert (form.unit, bits_per_weight(form, (3, 512))) == (256, 4.25)
+
+
+def test_a_matrix_that_is_worked_on_in_pieces_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = gaussian(5, 512)
+    whole = MQ4_HIPFIRE.encode(w)
+    decoded = MQ4_HIPFIRE.decode(whole, (5, 512))
+    monkeypatch.setattr(mq4_hipfire, "_CHUNK", 3)
+    assert torch.equal(MQ4_HIPFIRE.encode(w).parts["packed"], whole.parts["packed"])
+    assert torch.equal(MQ4_HIPFIRE.decode(whole, (5, 512)), decoded)
 
 
 def test_decoding_is_never_further_off_than_half_a_step() -> None:

@@ -141,6 +141,19 @@ def test_the_leftovers_of_other_settings_are_not_continued(
     with packed_file.opened(tmp_path, plan, made_from, quiet) as (file, is_new):
         assert is_new
         assert not file.done
+    with packed_file.opened(tmp_path, plan, made_from, quiet) as (_, is_new):
+        assert not is_new
+
+
+def test_what_is_kept_beside_the_tensors_is_there_for_a_later_run(
+    tmp_path: Path, source: tuple[PackedPlan, Weights]
+) -> None:
+    with packed_file.opened(tmp_path, source[0], {}, quiet) as (file, _):
+        assert file.kept("text") is None
+        file.keep("text", [1, 2])
+        file.keep("text", [3])
+    with packed_file.opened(tmp_path, source[0], {}, quiet) as (file, _):
+        assert file.kept("text") == [3]
 
 
 def test_what_is_done_is_kept_where_a_file_may_not_become_larger(
