@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -301,6 +301,8 @@ def plan_directory(model: str, path: Path) -> Plan:
         files = read_files(manifest) if manifest.exists() else {}
     except RunnerError as error:
         find(manifest, MANIFEST_NAME, "unreadable", error.message)
+        for name, how in _damaged(path, _weights_in(path)).items():  # headers still tell something
+            find(directory / name if name else path, name, "wrong contents", how)
         return Plan((), tuple(findings))
     meant = {name: record for name, record in files.items() if path in (directory, directory / name)}
     for name, record in meant.items():
@@ -325,12 +327,12 @@ def _without_hashes(path: Path, listed: Collection[str]) -> Iterator[tuple[str, 
     if (target := lost_target(path)) is not None:
         yield "", "missing", f"it is a link to {target}, which cannot be found"
         return
-    names = names_in(path) if path.is_dir() else [] if listed else [""]
+    names = names_in(path) if path.is_dir() else []
     if path.is_dir() and not listed and not has_weights(names):
         yield "", "missing", "it has no weights"
         return
-    weights = [name for name in names if (path / name).suffix.lower() in WEIGHT_SUFFIXES and name not in listed]
-    damaged = {name: how for name in weights if (how := damage(path / name))}
+    weights = [name for name in _weights_in(path) if name not in listed] if path.is_dir() or not listed else []
+    damaged = _damaged(path, weights)
     for name, how in damaged.items():
         with suppress(RunnerError):
             if lacks_manifest(path / name):
@@ -347,3 +349,14 @@ def _without_hashes(path: Path, listed: Collection[str]) -> Iterator[tuple[str, 
         of_directory = f"no {MANIFEST_NAME} with any, as of earlier versions and of other tools"
         why = of_directory if path.is_dir() else "a file alone has none"
         yield "", "not checked", f"there are no hashes to compare with ({why})"
+
+
+def _weights_in(path: Path) -> list[str]:
+    """The names of weights in a directory; "" for the one file that `path` is."""
+    names = names_in(path) if path.is_dir() else [""]
+    return [name for name in names if (path / name).suffix.lower() in WEIGHT_SUFFIXES]
+
+
+def _damaged(path: Path, names: Iterable[str]) -> dict[str, str]:
+    """Which of those files are damaged by their headers, and how."""
+    return {name: how for name in names if (how := damage(path / name))}

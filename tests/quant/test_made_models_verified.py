@@ -177,6 +177,15 @@ def test_a_manifest_that_cannot_be_is_damage_and_leads_nowhere(gguf: Path, text:
     assert problems(verified()) == {"runner.json": "unreadable"}
 
 
+def test_behind_a_damaged_manifest_weights_are_checked_by_their_headers(model: Path) -> None:
+    flip(model / "runner.json", 40)
+    assert problems(verified()) == {"runner.json": "unreadable"}
+    weights = weights_of(model)
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert problems(verified()) == {"runner.json": "unreadable", weights.name: "wrong contents"}
+    assert problems(verified(weights)) == {"runner.json": "unreadable", "": "wrong contents"}
+
+
 def test_a_manifest_of_other_weights_is_told_from_theirs(made: Path, gguf: Path) -> None:
     shutil.copy(made / "q4_k_m" / "runner.json", gguf)
     assert problems(verified()) == {"source-q4_k_m.gguf": "missing", "source-f16.gguf": "not checked"}
