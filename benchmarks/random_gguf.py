@@ -40,9 +40,10 @@ _BASES = {"q4_k_m": Type.Q4_K, "q4_0": Type.Q4_0, "q8_0": Type.Q8_0}
 _OF_ODD_ROWS = {Type.Q4_K: Type.Q5_0, Type.Q6_K: Type.Q8_0}  # that blocks of 256 do not fill
 _GGUF_NAMES = {
     "gemma3_text": "gemma3", "granite": "granite", "llama": "llama", "mistral": "llama", "olmo2": "olmo2",
-    "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "smollm3": "smollm3",
+    "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_5_text": "qwen35", "qwen3_moe": "qwen3moe",
+    "smollm3": "smollm3",
 }  # fmt: skip
-_NORMS = {"gemma3_text": blocks.NORMS_AROUND, "olmo2": blocks.NORMS_AFTER}
+_NORMS = {"gemma3_text": blocks.NORMS_AROUND, "olmo2": blocks.NORMS_AFTER, "qwen3_5_text": blocks.NORMS_AS_CALLED}
 _POOL_BYTES = 16 << 20  # of random blocks, which large tensors repeat
 
 
@@ -72,9 +73,9 @@ def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     norms = _NORMS.get(config.model_type, blocks.NORMS)
     joined = (*blocks.JOINED_ATTENTION, *blocks.JOINED_MLP)
     products = joined if config.is_joined else (*blocks.ATTENTION, *blocks.QKV_BIASES, *blocks.GATED_MLP)
-    rules = (*blocks.EMBEDDINGS, *norms, *of_heads, *products)
+    rules = (*blocks.EMBEDDINGS, *norms, *of_heads, *products, *blocks.DELTA_NET)
     decoder = Architecture(model_type=config.model_type, gguf_name="", interleaved_rotary=False, rules=rules)
-    found = {tensor.target: tensor.shape for tensor in tensors_of(decoder, config)}
+    found = {tensor.target: tensor.gguf_shape for tensor in tensors_of(decoder, config)}
     experts, hidden = config.experts, config.hidden_size
     for layer in experts.layers if experts else ():
         block, count, width = f"blk.{layer}.ffn_", experts.count, experts.intermediate_size
@@ -93,7 +94,7 @@ def _type(name: str, shape: tuple[int, ...], config: ModelConfig, mix: str) -> T
 
 def _wanted(name: str, shape: tuple[int, ...], config: ModelConfig, mix: str) -> Type:
     """The type, if its blocks fill the rows."""
-    if len(shape) == 1 or name.endswith("ffn_gate_inp.weight"):
+    if len(shape) == 1 or name.endswith(("ffn_gate_inp.weight", "ssm_conv1d.weight")):
         return Type.F32
     base = _BASES[mix]
     output = "token_embd.weight" if config.tie_word_embeddings else "output.weight"
@@ -101,13 +102,13 @@ def _wanted(name: str, shape: tuple[int, ...], config: ModelConfig, mix: str) ->
         return Type.Q6_K
     _, _, rest = name.partition(".")
     layer, _, leaf = rest.partition(".")
-    if mix == "q4_k_m" and leaf.startswith(("attn_v.", "ffn_down")) and _has_more_bits(int(layer), config.num_layers):
-        return Type.Q6_K
-    return Type.Q5_K if mix == "q4_k_m" and leaf == "attn_qkv.weight" else base
+    wide = leaf.startswith(("attn_v.", "attn_qkv.", "ffn_down")) and mix == "q4_k_m"
+    return Type.Q6_K if wide and _has_more_bits(int(layer), config.num_layers) else base
 
 
 def _has_more_bits(layer: int, num_layers: int) -> bool:
-    """Whether q4_k_m keeps this layer's v and down in Q6_K: the first and the last eighth, and each third between."""
+    """Whether q4_k_m keeps this layer's v, alone or with q and k, and down in Q6_K: the first and the last eighth, and
+    each third between."""
     eighth = num_layers // 8
     return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
 
@@ -115,12 +116,11 @@ def _has_more_bits(layer: int, num_layers: int) -> bool:
 # --- blocks ----------------------------------------------------------------------------------------------------------
 
 # Where a block has its half-precision scales, and the deviation of its weights where these scales are 1. In Q4_K the
-# offset is 7.5 times the scale, in Q5_K 15.5 times, which makes the mean 0.
+# offset is 7.5 times the scale, which makes the mean 0.
 _SCALES: Mapping[Type, tuple[tuple[slice, float], ...]] = {
     Type.Q4_0: ((slice(0, 2), 1.0),),
     Type.Q5_0: ((slice(0, 2), 1.0),),
     Type.Q4_K: ((slice(0, 2), 1.0), (slice(2, 4), 7.5)),
-    Type.Q5_K: ((slice(0, 2), 1.0), (slice(2, 4), 15.5)),
     Type.Q6_K: ((slice(208, 210), 1.0),),
     Type.Q8_0: ((slice(0, 2), 1.0),),
 }
@@ -128,7 +128,6 @@ _DEVIATIONS: Mapping[Type, float] = {
     Type.Q4_0: 4.6,
     Type.Q5_0: 9.2,
     Type.Q4_K: 258.0,
-    Type.Q5_K: 527.0,
     Type.Q6_K: 1367.0,
     Type.Q8_0: 73.9,
 }
@@ -152,7 +151,7 @@ def _data(tensor: Planned) -> Iterator[NDArray[Any]]:
         random = np.random.default_rng(0)
         is_vector = len(tensor.shape) == 1
         values = np.ones(tensor.shape) if is_vector else random.normal(0, tensor.shape[-1] ** -0.5, tensor.shape)
-        yield values.astype(np.float32)
+        yield (-values if tensor.name.endswith(".ssm_a") else values).astype(np.float32)  # a state decays
         return
     pool, left = _pool(tensor.type, tensor.shape[-1]), tensor.nbytes
     while left:

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import decode_layer
 import generation
@@ -31,9 +32,12 @@ from runner.backends.native.fused_execution import FusedExecution
 from runner.config import LoadOptions, SamplingParams
 from runner.kernels import gemv_fragments, gemv_tiles
 from runner.model_config import parse_model_config
+from runner.quant.formats import FORMATS
+from runner.quant.gguf_file import read_header
 from runner.quant.mq.formats import TENSOR_FORMATS
 from runner.quant.mq.manifest import read_manifest
 from runner.quant.mq.packed_weights import PackedWeights
+from runner.quant.quantize import quantize_model
 from runner.types import CancelToken, ReadyModel
 
 SMALL = config_of("tiny", 1) | {"vocab_size": 16, "hidden_size": 32, "intermediate_size": 32}
@@ -83,6 +87,30 @@ def test_gguf_types_are_those_of_llama_cpps_own_quantizer() -> None:
     assert [tensor.type for tensor in tied if tensor.name == "token_embd.weight"] == [Type.Q6_K]
 
 
+# Qwen3.5 as a shape of its own, so small that a test can make it.
+DELTA_NETS = {"model_type": "qwen3_5_text", "num_hidden_layers": 8, "head_dim": 256}
+DELTA_NETS |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "max_position_embeddings": 4096}
+SMALL_SIZES = {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 256}
+SMALL_SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+
+
+@pytest.mark.parametrize("mix", ["q4_k_m", "q4_0"])
+@pytest.mark.parametrize(
+    "shape", [config_of("llama-3.1-8b", 16), config_of("phi-3-mini", 16), DELTA_NETS], ids=["llama", "phi", "qwen3.5"]
+)
+def test_llama_cpps_own_quantizer_gives_every_tensor_the_type_that_is_planned(
+    tmp_path: Path, shape: dict[str, Any], mix: str
+) -> None:
+    shape = shape | SMALL_SIZES
+    random_gguf.write_gguf(tmp_path / "source.gguf", shape, "q8_0")
+    quantize_model(
+        tmp_path / "source.gguf", FORMATS[mix], tmp_path / "made.gguf", force=False, on_stage=lambda *_: None
+    )
+    made = {tensor.name: tensor.type.name for tensor in read_header(tmp_path / "made.gguf").tensors}
+    planned = random_gguf.planned(parse_model_config(shape), mix)
+    assert made == {tensor.name: tensor.type.name for tensor in planned}
+
+
 def test_rows_that_no_blocks_of_256_fill_have_the_types_that_llama_cpp_falls_back_to() -> None:
     odd = {
         tensor.name: tensor.type for tensor in random_gguf.planned(parse_model_config(SHAPES["qwen2.5-0.5b"]), "q4_k_m")
@@ -93,12 +121,16 @@ def test_rows_that_no_blocks_of_256_fill_have_the_types_that_llama_cpp_falls_bac
 
 
 @pytest.mark.parametrize(
-    "name", ["gemma-3-4b", "mistral-7b", "olmo-2-1b", "phi-3-mini", "smollm3-3b", "granite-3.3-2b"]
+    "shape",
+    [
+        *(config_of(name, 6) for name in ("gemma-3-4b", "mistral-7b", "olmo-2-1b", "phi-3-mini")),
+        *(config_of(name, 6) for name in ("smollm3-3b", "granite-3.3-2b")),
+        DELTA_NETS,
+    ],
+    ids=lambda shape: shape["model_type"],
 )
-def test_a_shape_that_is_not_quite_llamas_is_one_that_llama_cpp_runs(tmp_path: Path, name: str) -> None:
-    shape = config_of(name, 6) | {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 256}
-    shape |= {"num_attention_heads": 2, "num_key_value_heads": 1}
-    shape |= {"sliding_window": 16} if "sliding_window" in shape else {}
+def test_a_shape_that_is_not_quite_llamas_is_one_that_llama_cpp_runs(tmp_path: Path, shape: dict[str, Any]) -> None:
+    shape = shape | SMALL_SIZES | ({"sliding_window": 16} if "sliding_window" in shape else {})
     path = tmp_path / "random.gguf"
     random_gguf.write_gguf(path, shape, "q4_k_m")
     model = ReadyModel(
@@ -111,7 +143,15 @@ def test_a_shape_that_is_not_quite_llamas_is_one_that_llama_cpp_runs(tmp_path: P
     assert len(tokens) == 8
 
 
-@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q5_0, Type.Q4_K, Type.Q5_K, Type.Q6_K])
+def test_states_of_random_delta_nets_decay() -> None:
+    """Else they grow with every token, and are infinite after some hundred."""
+    tensors = random_gguf.planned(parse_model_config(DELTA_NETS), "q8_0")
+    rates = [piece for tensor in tensors if tensor.name.endswith("ssm_a") for piece in random_gguf._data(tensor)]
+    assert len(rates) == 6
+    assert all((rate < 0).all() for rate in rates)
+
+
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q5_0, Type.Q4_K, Type.Q6_K])
 def test_random_blocks_give_outputs_of_the_size_of_their_inputs(kind: Type) -> None:
     _, size = random_gguf.GGML_QUANT_SIZES[kind]
     weights = dequantize(random_gguf._pool(kind, 4096)[: 2000 * int(size)].reshape(-1, int(size)), kind)

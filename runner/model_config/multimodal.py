@@ -16,6 +16,8 @@ _WHOLES: Final = {
     "gemma3": ("Gemma3ForConditionalGeneration", "gemma3_text"),
     "qwen3_5": ("Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
 }
+PARTS_OF_WHOLES: Final = frozenset(model_type for _, model_type in _WHOLES.values())
+"""The model_types that may be the text model of a multimodal one."""
 # What the whole says of its text model too, and says last.
 _SHARED: Final = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "quantization_config")
 _OF_IMAGES: Final = frozenset(

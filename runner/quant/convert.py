@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,11 +24,19 @@ from runner.quant.byte_level_bpe import is_byte_level, read_byte_level_bpe
 from runner.quant.draft_tensors import without_heads
 from runner.quant.file_records import FileRecord
 from runner.quant.formats import Format, encode_rows, encoded_bytes, row_spans, type_of
-from runner.quant.gguf_metadata import QUANTIZATION_VERSION, rope_factors, write_model, write_vocabulary
+from runner.quant.gguf_metadata import (
+    NOT_BY_LLAMA_CPP,
+    QUANTIZATION_VERSION,
+    attention_interval,
+    rope_factors,
+    write_model,
+    write_vocabulary,
+)
 from runner.quant.json_file import read_json
 from runner.quant.safetensors_file import Checkpoint, to_f32
 from runner.quant.sentencepiece_vocabulary import is_sentencepiece, read_from_json, read_from_model
 from runner.quant.tensor_rules import Architecture, PlannedTensor, plan
+from runner.quant.text_tensors import of_text_model
 from runner.quant.vocabulary import Vocabulary
 
 OnProgress = Callable[[int, int], None]
@@ -75,7 +84,8 @@ def read_source(directory: Path, *, name: str | None = None, weights: Tensors | 
     config = parse_model_config(read_json(directory / "config.json"))
     architecture = architecture_of(config.model_type)
     _check_rotation(architecture, config)
-    checkpoint = weights or without_heads(Checkpoint.open(directory))
+    _check_delta_nets(architecture, config)
+    checkpoint = weights or _own_tensors(directory, config)
     tensors = plan(architecture, config, checkpoint.shapes)
     _check_tied_copy(checkpoint, config)
     return Source(
@@ -89,18 +99,39 @@ def read_source(directory: Path, *, name: str | None = None, weights: Tensors | 
     )
 
 
+def _own_tensors(directory: Path, config: ModelConfig) -> Checkpoint:
+    """The model's tensors alone, without heads that draft for it and what sees images."""
+    found = of_text_model(Checkpoint.open(directory).tensors, config.model_type)
+    return without_heads(Checkpoint(MappingProxyType(dict(found))))
+
+
 def _check_rotation(architecture: Architecture, config: ModelConfig) -> None:
     """llama.cpp's graph of an architecture has fixed which layers are rotated, and whether there are divisors."""
-    hint = "Run it with --backend native, or quantize it to mq4."
     every = architecture.unrotated_every
     if every is not None and config.unrotated_layers != tuple(range(every - 1, config.num_layers, every)):
         raise UnsupportedModel(
             f"llama.cpp rotates all layers of a {config.model_type} model but each {every}th, and config.json names "
             "others (no_rope_layers, no_rope_layer_interval).",
-            hint=hint,
+            hint=NOT_BY_LLAMA_CPP,
         )
     if rope_factors(config) is not None and not architecture.has_llama3_rope:
-        raise UnsupportedModel(f"llama.cpp has no llama3 rope scaling for {config.model_type} models.", hint=hint)
+        raise UnsupportedModel(
+            f"llama.cpp has no llama3 rope scaling for {config.model_type} models.", hint=NOT_BY_LLAMA_CPP
+        )
+
+
+def _check_delta_nets(architecture: Architecture, config: ModelConfig) -> None:
+    """llama.cpp's graph has them in fixed layers, with states that are square."""
+    if not architecture.has_delta_nets:
+        return
+    attention_interval(config)
+    delta = config.delta
+    if delta is not None and delta.key_dim != delta.value_dim:
+        raise UnsupportedModel(
+            f"llama.cpp wants keys and values of one size in delta nets, and config.json says {delta.key_dim} and "
+            f"{delta.value_dim} (linear_key_head_dim, linear_value_head_dim).",
+            hint=NOT_BY_LLAMA_CPP,
+        )
 
 
 def read_vocabulary(directory: Path, vocab_size: int) -> Vocabulary:
@@ -170,7 +201,7 @@ def _write_header(source: Source, chosen: Format, types: Mapping[str, GGMLQuanti
         for tensor in source.tensors:
             stored = types[tensor.target]
             size = encoded_bytes(tensor.shape, stored)
-            writer.add_tensor_info(tensor.target, tensor.shape, np.dtype(np.float32), size, stored)
+            writer.add_tensor_info(tensor.target, tensor.gguf_shape, np.dtype(np.float32), size, stored)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
@@ -197,7 +228,7 @@ class _Appended:
 
 
 def _encode(checkpoint: Tensors, tensor: PlannedTensor, stored: GGMLQuantizationType) -> NDArray[np.uint8]:
-    """One tensor as the bytes of its GGUF type, its rows reordered where the architecture wants that."""
+    """One tensor as the bytes of its GGUF type, reordered and changed where the architecture wants that."""
     dtype = checkpoint.dtype(tensor.source)
     encoded = np.empty(encoded_bytes(tensor.shape, stored), dtype=np.uint8)
     at = 0
@@ -205,10 +236,12 @@ def _encode(checkpoint: Tensors, tensor: PlannedTensor, stored: GGMLQuantization
         index = slice(start, stop) if tensor.row_order is None else tensor.row_order[start:stop]
         rows = checkpoint.rows(tensor.source, index)
         _check_finite(rows, dtype, tensor.source)
-        if dtype == stored.name:  # F32, F16 and BF16 have one name and one layout in both files
+        if tensor.column_order is not None:
+            rows = rows[:, tensor.column_order]
+        if dtype == stored.name and tensor.change is None:  # F32, F16, BF16: one name and one layout in both files
             piece = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
         else:
-            piece = _encode_rows(to_f32(rows, dtype), stored, tensor.source)
+            piece = _encode_rows(to_f32(rows, dtype), tensor, stored)
         encoded[at : at + piece.size] = piece
         at += piece.size
     assert at == encoded.size
@@ -225,13 +258,14 @@ def _check_finite(rows: NDArray[Any], dtype: str, name: str) -> None:
         )
 
 
-def _encode_rows(rows: NDArray[np.float32], stored: GGMLQuantizationType, name: str) -> NDArray[np.uint8]:
+def _encode_rows(rows: NDArray[np.float32], tensor: PlannedTensor, stored: GGMLQuantizationType) -> NDArray[np.uint8]:
     try:
         with np.errstate(over="raise"):
-            return encode_rows(rows, stored)
+            return encode_rows(rows if tensor.change is None else tensor.change.to_gguf(rows), stored)
     except FloatingPointError as error:
         raise UnsupportedModel(
-            f"Tensor {name!r} has weights that are too large for {stored.name}.", hint="Use --format bf16 or f32."
+            f"Tensor {tensor.source!r} has weights that are too large for {stored.name}.",
+            hint="Use --format bf16 or f32.",
         ) from error
 
 

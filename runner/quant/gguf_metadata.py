@@ -14,11 +14,13 @@ import numpy as np
 from gguf import GGUFWriter, Keys, RopeScalingType
 from numpy.typing import NDArray
 
-from runner.model_config import ModelConfig, RopeScaling
+from runner.errors import UnsupportedModel
+from runner.model_config import DeltaConfig, ModelConfig, RopeScaling
 from runner.quant.vocabulary import SpecialTokens, Vocabulary
 
 QUANTIZATION_VERSION: Final = 2
 MAX_NAME: Final = 200
+NOT_BY_LLAMA_CPP: Final = "Run it with --backend native, or quantize it to mq4."  # a hint
 
 
 def write_model(writer: GGUFWriter, config: ModelConfig, *, name: str) -> None:
@@ -35,12 +37,44 @@ def write_model(writer: GGUFWriter, config: ModelConfig, *, name: str) -> None:
     writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_dimension_count(config.ropes["global"].dim)
     writer.add_rope_freq_base(config.rope_theta)
     if config.rope_scaling is not None:
         _write_rope_scaling(writer, config.rope_scaling)
     if config.model_type == "granite":
         _write_factors(writer, config)
+    if config.delta is not None:
+        _write_delta_net(writer, config, config.delta)
+
+
+def _write_delta_net(writer: GGUFWriter, config: ModelConfig, delta: DeltaConfig) -> None:
+    """Qwen3.5's, under the names that state space models have for it."""
+    writer.add_ssm_conv_kernel(delta.taps)
+    writer.add_ssm_state_size(delta.key_dim)
+    writer.add_ssm_inner_size(delta.values_size)
+    writer.add_ssm_time_step_rank(delta.value_heads)
+    writer.add_ssm_group_count(delta.key_heads)
+    writer.add_full_attention_interval(attention_interval(config))
+    # Pairs of elements that turn with time, height and width of an image, by turns: in text these are equal.
+    pairs = config.ropes["global"].dim // 2
+    writer.add_rope_dimension_sections([(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0])
+
+
+def attention_interval(config: ModelConfig) -> int:
+    """The n of a model that has attention in each n-th layer, and delta nets in the others: all that a GGUF says of it.
+
+    Raises UnsupportedModel where other layers have it: of such a file llama.cpp takes layers for what they are not, and
+    without any attention it aborts.
+    """
+    layers = config.attention_layers
+    every = layers[0] + 1 if layers else 0
+    if every < 2 or layers != tuple(range(every - 1, config.num_layers, every)):
+        raise UnsupportedModel(
+            "llama.cpp wants attention in each n-th layer of such a model and delta nets in the others, and "
+            "config.json says otherwise (layer_types).",
+            hint=NOT_BY_LLAMA_CPP,
+        )
+    return every
 
 
 def _write_factors(writer: GGUFWriter, config: ModelConfig) -> None:

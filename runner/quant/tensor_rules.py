@@ -20,6 +20,7 @@ OfAttention = Literal["query_rows", "queries", "keys", "qkv", "head", "heads"]
 OfDelta = Literal["channels", "one", "taps", "values", "value_heads", "value_head"]  # of a gated delta net
 Size = Literal["vocab", "hidden", "intermediate", "gate_up"] | OfAttention | OfDelta
 Condition = Callable[[ModelConfig], bool]
+Values = NDArray[np.float32]
 
 
 def always(_config: ModelConfig) -> bool:
@@ -47,11 +48,23 @@ def has_sinks(config: ModelConfig) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Change:
+    """What a GGUF has in place of a checkpoint's values, as a function of them, and the way back."""
+
+    to_gguf: Callable[[Values], Values]
+    to_checkpoint: Callable[[Values], Values]
+
+
+@dataclass(frozen=True, kw_only=True)
 class TensorRule:
     """One tensor: its name in the checkpoint, its name in the GGUF, its shape, and when it is there.
 
-    "{layer}" in a name makes it one tensor a layer. rotary: the rows are heads of a rotary embedding, whose order
-    depends on the GGUF architecture. keeps_f32: small and sensitive (norms, biases), never quantized.
+    "{layer}" in a name makes it one tensor a layer: linear_attn's are in the layers that have a delta net, self_attn's
+    in the others. shape: the checkpoint's; a GGUF has it without "one". rotary: the rows are heads of a rotary
+    embedding, whose order depends on the GGUF architecture. value_heads: what ends with the value heads of a delta net,
+    which a GGUF has in another order (tiled_order). changed: a GGUF has the weights of a norm with norm_offset added
+    ("norm"), and decays, negative, in place of their logarithms ("decay"). keeps_f32: small and sensitive (norms,
+    biases, convolutions), never quantized.
     """
 
     source: str
@@ -59,10 +72,12 @@ class TensorRule:
     shape: tuple[Size, ...]
     when: Condition = always
     rotary: bool = False
+    value_heads: Literal["none", "rows", "columns"] = "none"
+    changed: Literal["never", "norm", "decay"] = "never"
 
     @property
     def keeps_f32(self) -> bool:
-        return len(self.shape) == 1
+        return len(self.shape) != 2
 
     @property
     def is_per_layer(self) -> bool:
@@ -81,7 +96,7 @@ class Architecture:
     model_type: as in config.json. gguf_name: llama.cpp's name of the graph. interleaved_rotary: that graph turns
     neighbouring elements of a head as pairs, while checkpoints pair element i with i + head_dim / 2. has_llama3_rope:
     it takes the divisors of Llama 3.1's rope scaling, a tensor. unrotated_every: it does not turn each such layer's;
-    None where it turns all.
+    None where it turns all. has_delta_nets: in all layers but each n-th, which has attention.
     """
 
     model_type: str
@@ -89,18 +104,25 @@ class Architecture:
     interleaved_rotary: bool
     has_llama3_rope: bool = False
     unrotated_every: int | None = None
+    has_delta_nets: bool = False
     rules: tuple[TensorRule, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTensor:
-    """One tensor to convert: where it comes from, what it is called, its shape, and the order of its rows."""
+    """One tensor to convert: where it comes from, what it is called, its shape, and how it differs in a GGUF.
+
+    gguf_shape: there. row_order, column_order: which of the checkpoint's each of the GGUF's is; None for the same.
+    """
 
     source: str
     target: str
     shape: tuple[int, ...]
+    gguf_shape: tuple[int, ...]
     keeps_f32: bool
     row_order: NDArray[np.intp] | None
+    column_order: NDArray[np.intp] | None
+    change: Change | None
 
 
 # Buffers that old checkpoints carry and that follow from the configuration.
@@ -138,36 +160,18 @@ def plan(
 
 def tensors_of(architecture: Architecture, config: ModelConfig) -> tuple[PlannedTensor, ...]:
     """Every tensor that a model of this configuration has, in the order of a GGUF."""
-    sizes: dict[Size, int] = {
-        "vocab": config.vocab_size,
-        "hidden": config.hidden_size,
-        "intermediate": config.intermediate_size,
-        "gate_up": 2 * config.intermediate_size,
-        "qkv": (config.num_heads + 2 * config.num_kv_heads) * config.head_dim,
-        "query_rows": config.queries_size,
-        "queries": config.num_heads * config.head_dim,
-        "keys": config.num_kv_heads * config.head_dim,
-        "head": config.head_dim,
-        "heads": config.num_heads,
-    }
-    if (delta := config.delta) is not None:
-        sizes |= {
-            "channels": delta.channels,
-            "one": 1,
-            "taps": delta.taps,
-            "values": delta.values_size,
-            "value_heads": delta.value_heads,
-            "value_head": delta.value_dim,
-        }
+    sizes = _sizes(config)
 
     def planned(rule: TensorRule, layer: int | None) -> PlannedTensor:
-        turned = rule.rotary and architecture.interleaved_rotary
         return PlannedTensor(
             source=rule.source.format(layer=layer),
             target=rule.target.format(layer=layer),
             shape=tuple(sizes[size] for size in rule.shape),
+            gguf_shape=tuple(sizes[size] for size in rule.shape if size != "one"),
             keeps_f32=rule.keeps_f32,
-            row_order=interleaved_order(sizes[rule.shape[0]] // config.head_dim, config.head_dim) if turned else None,
+            row_order=_row_order(rule, architecture, config, sizes),
+            column_order=_value_heads(rule.shape[-1], config, sizes) if rule.value_heads == "columns" else None,
+            change=_change(rule, config),
         )
 
     rules = [rule for rule in architecture.rules if rule.when(config)]
@@ -179,6 +183,62 @@ def tensors_of(architecture: Architecture, config: ModelConfig) -> tuple[Planned
     return (*whole, *layers)
 
 
+def _sizes(config: ModelConfig) -> dict[Size, int]:
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    found: dict[Size, int] = {
+        "vocab": config.vocab_size,
+        "hidden": config.hidden_size,
+        "intermediate": config.intermediate_size,
+        "gate_up": 2 * config.intermediate_size,
+        "qkv": queries + 2 * keys,
+        "query_rows": config.queries_size,
+        "queries": queries,
+        "keys": keys,
+        "head": config.head_dim,
+        "heads": config.num_heads,
+    }
+    if (delta := config.delta) is not None:
+        found |= {
+            "channels": delta.channels,
+            "one": 1,
+            "taps": delta.taps,
+            "values": delta.values_size,
+            "value_heads": delta.value_heads,
+            "value_head": delta.value_dim,
+        }
+    return found
+
+
+def _row_order(
+    rule: TensorRule, architecture: Architecture, config: ModelConfig, sizes: Mapping[Size, int]
+) -> NDArray[np.intp] | None:
+    if rule.value_heads == "rows":
+        return _value_heads(rule.shape[0], config, sizes)
+    if rule.rotary and architecture.interleaved_rotary:
+        return interleaved_order(sizes[rule.shape[0]] // config.head_dim, config.head_dim)
+    return None
+
+
+def _value_heads(size: Size, config: ModelConfig, sizes: Mapping[Size, int]) -> NDArray[np.intp] | None:
+    """The order of a dimension that ends with the value heads, of an element each or of value_dim."""
+    delta = config.delta
+    if delta is None or delta.value_heads == delta.key_heads:
+        return None
+    head_size = 1 if size == "value_heads" else delta.value_dim
+    before = sizes[size] - delta.value_heads * head_size
+    tiled = tiled_order(delta.key_heads, delta.value_heads, head_size)
+    return np.concatenate([np.arange(before, dtype=np.intp), before + tiled])
+
+
+def _change(rule: TensorRule, config: ModelConfig) -> Change | None:
+    offset = np.float32(config.norm_offset)
+    if rule.changed == "norm" and offset:
+        return Change(to_gguf=lambda gain: gain + offset, to_checkpoint=lambda gain: gain - offset)
+    if rule.changed == "decay":
+        return Change(to_gguf=lambda log: -np.exp(log), to_checkpoint=lambda decay: np.log(-decay))
+    return None
+
+
 def is_derived(name: str, config: ModelConfig) -> bool:
     """Whether tensor `name` may be left out: a rotary table, or the copy of tied embeddings."""
     return name.endswith(_DERIVED_SUFFIXES) or (config.tie_word_embeddings and name == "lm_head.weight")
@@ -188,6 +248,13 @@ def interleaved_order(num_heads: int, head_dim: int) -> NDArray[np.intp]:
     """Row indices that bring a projection's heads from halves (i, i + D/2) to neighbouring pairs (2i, 2i + 1)."""
     rows = np.arange(num_heads * head_dim, dtype=np.intp).reshape(num_heads, 2, head_dim // 2)
     return rows.swapaxes(1, 2).reshape(-1)
+
+
+def tiled_order(key_heads: int, value_heads: int, head_size: int) -> NDArray[np.intp]:
+    """Indices that bring value heads from the order of checkpoints, all of the first key head first, to llama.cpp's:
+    the first of every key head, then the second of every one."""
+    elements = np.arange(value_heads * head_size, dtype=np.intp)
+    return elements.reshape(key_heads, -1, head_size).swapaxes(0, 1).reshape(-1)
 
 
 def _some(names: list[str]) -> str:

@@ -28,7 +28,7 @@ from runner.quant.gguf_file import read_header as read_gguf_header
 from runner.quant.origin import called
 from runner.quant.safetensors_file import FLOAT_TYPES, Checkpoint, StoredTensor
 from runner.quant.safetensors_file import read_header as read_safetensors_header
-from runner.quant.tensor_rules import Architecture, PlannedTensor, is_derived, plan
+from runner.quant.tensor_rules import Architecture, PlannedTensor, is_derived, plan, tensors_of
 from runner.quant.text_tensors import of_text_model
 from runner.types import ReadyModel
 
@@ -36,7 +36,6 @@ EMBEDDINGS: Final = "model.embed_tokens.weight"
 OUTPUT: Final = "lm_head.weight"
 # The GGUF types that the native backend runs: those whose dense form is not much larger than the file.
 PLAIN_GGUF_TYPES: Final = frozenset({"F32", "F16", "BF16", "Q8_0"})
-_PART_OF_MULTIMODAL: Final = frozenset({"gemma3_text", "qwen3_5_text"})
 _ROPE_TABLE: Final = "rope_freqs.weight"  # llama3's divisors as llama.cpp wants them; ours follow from config.json
 
 
@@ -121,10 +120,9 @@ class SafetensorsWeights:
             if twice := sorted(tensors.keys() & shard.keys()):
                 raise BadModelFile(f"Tensor {twice[0]!r} is in two files, {path.name} being the second.")
             tensors.update(shard)
-        if config.model_type in _PART_OF_MULTIMODAL:
-            tensors = of_text_model(tensors)
-        heads = head_names(tensors.keys())
-        tensors = {name: tensor for name, tensor in tensors.items() if name not in heads}
+        own = of_text_model(tensors, config.model_type)
+        heads = head_names(own.keys())
+        tensors = {name: tensor for name, tensor in own.items() if name not in heads}
         self._checkpoint = Checkpoint(MappingProxyType(tensors))
         self._copy_is_checked = False
         stacked = config.experts if config.model_type == "gpt_oss" else None
@@ -215,7 +213,8 @@ class GgufWeights:
         stored = {tensor.name: (header, tensor) for header in headers for tensor in header.tensors}
         stored.pop(_ROPE_TABLE, None)
         sources = _source_names(architecture, config.num_layers)
-        shapes = {sources.get(name, name): tensor.shape for name, (_, tensor) in stored.items()}
+        wanted = {tensor.target: tensor for tensor in tensors_of(architecture, config)}
+        shapes = {sources.get(name, name): _checkpoint_shape(tensor, wanted) for name, (_, tensor) in stored.items()}
         planned = plan(architecture, config, shapes)
         self._placed = {tensor.source: _Placed(*stored[tensor.target], tensor) for tensor in planned}
         self.shapes: Mapping[str, tuple[int, ...]] = {tensor.source: tensor.shape for tensor in planned}
@@ -242,20 +241,33 @@ class GgufWeights:
 
     def read_rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
         placed = self._placed[name]
-        tensor, order = placed.tensor, placed.planned.row_order
+        tensor, planned = placed.tensor, placed.planned
         raw = placed.header.read_raw(tensor)
         if len(tensor.shape) == 1:
-            values = _decode(raw[None], tensor.type)[0]
-            found: NDArray[np.float32] = values if order is None else values[np.argsort(order)]
-            return found[start:stop]
-        rows = raw.reshape(tensor.shape[0], -1)
-        taken = rows[start:stop] if order is None else rows[np.argsort(order)[start:stop]]
-        return _decode(taken, tensor.type)
+            found = _in_columns(_decode(raw[None], tensor.type), planned.row_order)[0, start:stop]
+        else:
+            rows = raw.reshape(tensor.shape[0], -1)
+            taken = rows[start:stop] if planned.row_order is None else rows[np.argsort(planned.row_order)[start:stop]]
+            found = _in_columns(_decode(taken, tensor.type), planned.column_order)
+        if planned.change is not None:
+            found = planned.change.to_checkpoint(found)
+        return found.reshape(-1, *planned.shape[1:])
+
+
+def _in_columns(rows: NDArray[np.float32], order: NDArray[np.intp] | None) -> NDArray[np.float32]:
+    """Rows whose columns were brought into that order, as they were before."""
+    return rows if order is None else rows[:, np.argsort(order)]
 
 
 def _decode(rows: NDArray[np.uint8], kind: GgmlType) -> NDArray[np.float32]:
     """Rows of stored bytes [R, bytes] as values [R, K]; it never shares memory with the file."""
     return np.array(decode(rows, kind), dtype=np.float32)
+
+
+def _checkpoint_shape(tensor: GgufTensor, planned: Mapping[str, PlannedTensor]) -> tuple[int, ...]:
+    """The shape of a GGUF's tensor in a checkpoint, if it has the one that it should have, else its own."""
+    wanted = planned.get(tensor.name)
+    return wanted.shape if wanted is not None and tensor.shape == wanted.gguf_shape else tensor.shape
 
 
 def _source_names(architecture: Architecture, num_layers: int) -> dict[str, str]:

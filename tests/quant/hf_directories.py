@@ -24,6 +24,7 @@ CONFIGS = {
     "mistral": transformers.MistralConfig,
     "qwen2": transformers.Qwen2Config,
     "qwen3": transformers.Qwen3Config,
+    "qwen3_5_text": transformers.Qwen3_5TextConfig,
     "smollm3": transformers.SmolLM3Config,
 }
 SIZES = {
@@ -37,6 +38,10 @@ SIZES = {
     "bos_token_id": 0,
     "eos_token_id": 2,
 }
+
+# The fourth layer has attention, and a quarter of its heads' elements is rotated; three value heads a key head.
+QWEN35 = {"num_hidden_layers": 4, "head_dim": 32, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+QWEN35 |= {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "pad_token_id": 0}
 
 
 def random_model(

@@ -21,18 +21,22 @@ import numpy as np
 import pytest
 import torch
 from disk_limits import file_size_limit, fill, small_disk
-from hf_directories import demo_as_safetensors, edit_json, random_model
+from hf_directories import QWEN35, demo_as_safetensors, edit_json, random_model
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from runner.cli.app import main
 from runner.errors import BadModelFile, BusyError, DoesNotFit, UnsupportedModel, UsageError
+from runner.model_config import parse_model_config
 from runner.quant.convert import read_source
 from runner.quant.formats import FORMATS, format_of
 from runner.quant.gguf_file import read_header
 from runner.quant.half_made import olds_of
 from runner.quant.journal import refusal
+from runner.quant.json_file import read_json
 from runner.quant.quantize import Quantized, lossless_format, made_name, model_name, quantize_model
+from runner.quant.safetensors_file import to_f32
+from runner.quant.weights import open_source
 from runner.quant.work_directory import WorkDirectory, no_room
 
 BPW = {"q4_0": 5.4, "q4_k_m": 5.1, "q5_k_m": 5.8, "q6_k": 6.6, "q8_0": 8.5, "f16": 16.0, "bf16": 16.0, "f32": 32.0}
@@ -69,6 +73,41 @@ def test_each_format_loads_and_answers(demo_source: Path, tmp_path: Path, name: 
     tokenizer = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     prompt = tokenizer.encode("<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n").ids
     assert tokenizer.decode(oracle.greedy(result.weights, prompt, 16)) == "Hello! How can I help you today?"
+
+
+@pytest.fixture(scope="module")
+def delta_source(tmp_path_factory: pytest.TempPathFactory, demo_directory: Path) -> Path:
+    """Rows of whole blocks, so that every format is taken for what is not kept."""
+    directory = tmp_path_factory.mktemp("delta")
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    random_model(directory, demo_directory, "qwen3_5_text", dtype=torch.bfloat16, **QWEN35 | sizes | {"head_dim": 64})
+    return directory
+
+
+ERRORS = {
+    "q4_0": 0.12,
+    "q4_k_m": 0.09,
+    "q5_k_m": 0.05,
+    "q6_k": 0.03,
+    "q8_0": 0.01,
+    "f16": 1e-6,
+    "bf16": 0.0,
+    "f32": 0.0,
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_format_of_a_model_with_delta_nets_has_its_weights_and_runs(
+    delta_source: Path, tmp_path: Path, name: str
+) -> None:
+    result = made(delta_source, name, tmp_path / "made.gguf")
+    assert np.isfinite(oracle.logits(result.weights, list(range(3, 40)))).all()
+    config = parse_model_config(read_json(delta_source / "config.json"))
+    source, found = open_source(delta_source, None, config), open_source(delta_source, result.weights, config)
+    for tensor, shape in source.shapes.items():
+        expected = to_f32(source.read(tensor), source.types[tensor])
+        error = np.linalg.norm(found.read(tensor) - expected) / np.linalg.norm(expected)
+        assert error <= (ERRORS[name] if len(shape) == 2 else 1e-6)  # the others are kept
 
 
 def test_the_result_is_a_directory_that_can_be_loaded(demo_source: Path, tmp_path: Path) -> None:

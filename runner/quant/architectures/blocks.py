@@ -21,29 +21,48 @@ _BLOCK: Final = "blk.{layer}."
 
 EMBEDDINGS: Final = (
     TensorRule(source="model.embed_tokens.weight", target="token_embd.weight", shape=("vocab", "hidden")),
-    TensorRule(source="model.norm.weight", target="output_norm.weight", shape=("hidden",)),
+    TensorRule(source="model.norm.weight", target="output_norm.weight", shape=("hidden",), changed="norm"),
     TensorRule(source="lm_head.weight", target="output.weight", shape=("vocab", "hidden"), when=untied),
 )
 
 NORMS: Final = (
-    TensorRule(source=_LAYER + "input_layernorm.weight", target=_BLOCK + "attn_norm.weight", shape=("hidden",)),
-    TensorRule(source=_LAYER + "post_attention_layernorm.weight", target=_BLOCK + "ffn_norm.weight", shape=("hidden",)),
+    TensorRule(
+        source=_LAYER + "input_layernorm.weight", target=_BLOCK + "attn_norm.weight", shape=("hidden",), changed="norm"
+    ),
+    TensorRule(
+        source=_LAYER + "post_attention_layernorm.weight",
+        target=_BLOCK + "ffn_norm.weight",
+        shape=("hidden",),
+        changed="norm",
+    ),
 )
 
 _POST_ATTENTION: Final = TensorRule(
-    source=_LAYER + "post_attention_layernorm.weight", target=_BLOCK + "post_attention_norm.weight", shape=("hidden",)
+    source=_LAYER + "post_attention_layernorm.weight",
+    target=_BLOCK + "post_attention_norm.weight",
+    shape=("hidden",),
+    changed="norm",
 )
 _POST_MLP: Final = TensorRule(
-    source=_LAYER + "post_feedforward_layernorm.weight", target=_BLOCK + "post_ffw_norm.weight", shape=("hidden",)
+    source=_LAYER + "post_feedforward_layernorm.weight",
+    target=_BLOCK + "post_ffw_norm.weight",
+    shape=("hidden",),
+    changed="norm",
 )
 
 NORMS_AFTER: Final = (_POST_ATTENTION, _POST_MLP)
+
+# Where the second norm of a layer, which is the MLP's, has the name that it has in checkpoints.
+NORMS_AS_CALLED: Final = (NORMS[0], _POST_ATTENTION)
 
 NORMS_AROUND: Final = (
     NORMS[0],
     _POST_ATTENTION,
     TensorRule(
-        source=_LAYER + "pre_feedforward_layernorm.weight", target=_BLOCK + "ffn_norm.weight", shape=("hidden",)
+        source=_LAYER + "pre_feedforward_layernorm.weight",
+        target=_BLOCK + "ffn_norm.weight",
+        shape=("hidden",),
+        changed="norm",
     ),
     _POST_MLP,
 )
@@ -102,13 +121,33 @@ OUTPUT_BIAS: Final = (
 )
 
 QK_NORMS: Final = (
-    TensorRule(source=_LAYER + "self_attn.q_norm.weight", target=_BLOCK + "attn_q_norm.weight", shape=("head",)),
-    TensorRule(source=_LAYER + "self_attn.k_norm.weight", target=_BLOCK + "attn_k_norm.weight", shape=("head",)),
+    TensorRule(
+        source=_LAYER + "self_attn.q_norm.weight",
+        target=_BLOCK + "attn_q_norm.weight",
+        shape=("head",),
+        changed="norm",
+    ),
+    TensorRule(
+        source=_LAYER + "self_attn.k_norm.weight",
+        target=_BLOCK + "attn_k_norm.weight",
+        shape=("head",),
+        changed="norm",
+    ),
 )
 
 QK_ROW_NORMS: Final = (
-    TensorRule(source=_LAYER + "self_attn.q_norm.weight", target=_BLOCK + "attn_q_norm.weight", shape=("queries",)),
-    TensorRule(source=_LAYER + "self_attn.k_norm.weight", target=_BLOCK + "attn_k_norm.weight", shape=("keys",)),
+    TensorRule(
+        source=_LAYER + "self_attn.q_norm.weight",
+        target=_BLOCK + "attn_q_norm.weight",
+        shape=("queries",),
+        changed="norm",
+    ),
+    TensorRule(
+        source=_LAYER + "self_attn.k_norm.weight",
+        target=_BLOCK + "attn_k_norm.weight",
+        shape=("keys",),
+        changed="norm",
+    ),
 )
 
 SINKS: Final = (
@@ -120,15 +159,48 @@ SINKS: Final = (
 _DELTA: Final = _LAYER + "linear_attn."
 
 DELTA_NET: Final = (
-    TensorRule(source=_DELTA + "in_proj_qkv.weight", target=_BLOCK + "attn_qkv.weight", shape=("channels", "hidden")),
-    TensorRule(source=_DELTA + "in_proj_z.weight", target=_BLOCK + "attn_gate.weight", shape=("values", "hidden")),
-    TensorRule(source=_DELTA + "in_proj_b.weight", target=_BLOCK + "ssm_beta.weight", shape=("value_heads", "hidden")),
-    TensorRule(source=_DELTA + "in_proj_a.weight", target=_BLOCK + "ssm_alpha.weight", shape=("value_heads", "hidden")),
-    TensorRule(source=_DELTA + "conv1d.weight", target=_BLOCK + "ssm_conv1d.weight", shape=("channels", "one", "taps")),
-    TensorRule(source=_DELTA + "A_log", target=_BLOCK + "ssm_a", shape=("value_heads",)),
-    TensorRule(source=_DELTA + "dt_bias", target=_BLOCK + "ssm_dt.bias", shape=("value_heads",)),
+    TensorRule(
+        source=_DELTA + "in_proj_qkv.weight",
+        target=_BLOCK + "attn_qkv.weight",
+        shape=("channels", "hidden"),
+        value_heads="rows",
+    ),
+    TensorRule(
+        source=_DELTA + "in_proj_z.weight",
+        target=_BLOCK + "attn_gate.weight",
+        shape=("values", "hidden"),
+        value_heads="rows",
+    ),
+    TensorRule(
+        source=_DELTA + "in_proj_b.weight",
+        target=_BLOCK + "ssm_beta.weight",
+        shape=("value_heads", "hidden"),
+        value_heads="rows",
+    ),
+    TensorRule(
+        source=_DELTA + "in_proj_a.weight",
+        target=_BLOCK + "ssm_alpha.weight",
+        shape=("value_heads", "hidden"),
+        value_heads="rows",
+    ),
+    TensorRule(
+        source=_DELTA + "conv1d.weight",
+        target=_BLOCK + "ssm_conv1d.weight",
+        shape=("channels", "one", "taps"),
+        value_heads="rows",
+    ),
+    TensorRule(
+        source=_DELTA + "A_log", target=_BLOCK + "ssm_a", shape=("value_heads",), value_heads="rows", changed="decay"
+    ),
+    TensorRule(source=_DELTA + "dt_bias", target=_BLOCK + "ssm_dt.bias", shape=("value_heads",), value_heads="rows"),
+    # Of one head, which all share, and without the offset of the other norms.
     TensorRule(source=_DELTA + "norm.weight", target=_BLOCK + "ssm_norm.weight", shape=("value_head",)),
-    TensorRule(source=_DELTA + "out_proj.weight", target=_BLOCK + "ssm_out.weight", shape=("hidden", "values")),
+    TensorRule(
+        source=_DELTA + "out_proj.weight",
+        target=_BLOCK + "ssm_out.weight",
+        shape=("hidden", "values"),
+        value_heads="columns",
+    ),
 )
 
 GATED_MLP: Final = (
