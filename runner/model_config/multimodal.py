@@ -15,6 +15,7 @@ from runner.model_config.fields import invalid, is_off, strings, unsupported
 _WHOLES: Final = {
     "gemma3": ("Gemma3ForConditionalGeneration", "gemma3_text"),
     "qwen3_5": ("Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
+    "qwen3_5_moe": ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text"),
 }
 PARTS_OF_WHOLES: Final = frozenset(model_type for _, model_type in _WHOLES.values())
 """The model_types that may be the text model of a multimodal one."""

@@ -21,7 +21,7 @@ from runner.errors import BadModelFile, UnsupportedModel
 from runner.model_config import ModelConfig
 from runner.quant.architectures import ARCHITECTURES, architecture_of
 from runner.quant.draft_tensors import head_names
-from runner.quant.expert_stacks import MXFP4, Part, expert_parts, is_stack, read_part
+from runner.quant.expert_stacks import LAYOUTS, MXFP4, Part, expert_parts, is_stack, read_part, stored_part
 from runner.quant.ggml_types import GGML_TYPES, GgmlType, decode
 from runner.quant.gguf_file import GgufHeader, GgufTensor, parts_of
 from runner.quant.gguf_file import read_header as read_gguf_header
@@ -125,12 +125,12 @@ class SafetensorsWeights:
         tensors = {name: tensor for name, tensor in own.items() if name not in heads}
         self._checkpoint = Checkpoint(MappingProxyType(tensors))
         self._copy_is_checked = False
-        stacked = config.experts if config.model_type == "gpt_oss" else None
-        self._experts = expert_parts(self._checkpoint, stacked.count) if stacked else {}
+        experts, layout = config.experts, LAYOUTS.get(config.model_type)
+        self._experts = expert_parts(self._checkpoint, experts.count, layout) if experts and layout else {}
         found: dict[str, StoredTensor | Part] = {
             name: tensor
             for name, tensor in tensors.items()
-            if not is_derived(name, config) and not (stacked and is_stack(name))
+            if not is_derived(name, config) and not (layout and is_stack(name))
         }
         found |= self._experts
         self.shapes: Mapping[str, tuple[int, ...]] = {name: tensor.shape for name, tensor in found.items()}
@@ -154,7 +154,9 @@ class SafetensorsWeights:
 
     def stored(self, name: str) -> StoredTensor | None:
         """Where the values of one tensor lie as `read` gives them, None where it does more than to read them."""
-        if name in self._experts or self.types[name] == "F64":
+        if name in self._experts:
+            return stored_part(self._checkpoint, name, self._experts[name])
+        if self.types[name] == "F64":
             return None
         if name == EMBEDDINGS and OUTPUT not in self.shapes and OUTPUT in self._checkpoint.tensors:
             return None  # they are compared

@@ -31,14 +31,14 @@ from runner.kernels.values import MOST_ROWS, PackedMatrix
 from runner.quant.mq.packed_weights import PackedWeights
 from runner.quant.mq.quantize import quantize_packed
 from runner.quant.mq.recipe import Rule, recipe_of
-from runner.quant.weights import open_weights
+from runner.quant.weights import SafetensorsWeights, open_weights
 from runner.types import CancelToken
 from tests.backends.conformance import take
 from tests.backends.native.test_native_fused import PROMPT, difference, fused, plain
 from tests.backends.native.test_native_logits import IDS, greedy, reference, relative_error, scores
-from tests.backends.native.tiny_models import load, make, ready, save
+from tests.backends.native.tiny_models import load, make, ready, save, stack_experts
 
-MOES = ["qwen3-moe", "qwen3-moe-in-some-layers", "qwen3-moe-window", "gpt-oss", "gpt-oss-plain-rope"]
+MOES = ["qwen3-moe", "qwen3-moe-in-some-layers", "qwen3-moe-window", "gpt-oss", "gpt-oss-plain-rope", "qwen3-5-moe"]
 
 
 def decoder(directory: Path, dtype: torch.dtype) -> Any:
@@ -68,11 +68,11 @@ def decoder(directory: Path, dtype: torch.dtype) -> Any:
 def test_chunked_prefill_of_experts_equals_one_shot(name: str, batch_size: int, tmp_path: Path) -> None:
     directory = save(make(name), tmp_path)
     whole, chunked = load(ready(directory), batch_size=64), load(ready(directory), batch_size=batch_size)
-    assert relative_error(scores(chunked, IDS), scores(whole, IDS)) < 1e-5
+    assert relative_error(scores(chunked, IDS), scores(whole, IDS)) < 5e-5  # what rounds a state stays in all of it
     assert take(chunked, IDS, 8) == take(whole, IDS, 8)
 
 
-@pytest.mark.parametrize("name", ["qwen3-moe", "gpt-oss"])
+@pytest.mark.parametrize("name", ["qwen3-moe", "gpt-oss", "qwen3-5-moe"])
 def test_in_bfloat16_the_greedy_ids_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """Where the float32 logits of the first and the second differ by 15 % of the largest: bfloat16 has 8 bits, three
     layers of it are off by 2 % mostly, and by 15 % where a token takes another expert, in transformers as here."""
@@ -164,6 +164,58 @@ def test_missing_extra_and_misshapen_experts_are_refused_by_name(
 ) -> None:
     directory = save(make("qwen3-moe"), tmp_path)
     edit(directory, {f"model.layers.1.mlp.experts.{name}": value})
+    with pytest.raises((BadModelFile, UnsupportedModel), match=words):
+        load(ready(directory))
+
+
+# --- Qwen3.5 as it is published --------------------------------------------------------------------------------------
+
+
+def test_stacked_experts_are_those_that_are_named_one_by_one(tmp_path: Path) -> None:
+    model = make("qwen3-5-moe")
+    named, stacked = save(model, tmp_path / "named"), save(model, tmp_path / "stacked")
+    stack_experts(stacked)
+    config = read_config(stacked)
+    wanted, found = (open_weights(ready(directory), config) for directory in (named, stacked))
+    stored = load_file(stacked / "model.safetensors")
+    for index, layer in enumerate(model.model.layers):
+        for stack in ("gate_up_proj", "down_proj"):
+            assert torch.equal(stored[f"model.layers.{index}.mlp.experts.{stack}"], getattr(layer.mlp.experts, stack))
+    assert isinstance(found, SafetensorsWeights)
+    assert (found.shapes, found.types, found.bits) == (wanted.shapes, wanted.types, wanted.bits)
+    for name, shape in wanted.shapes.items():
+        values = wanted.read(name)
+        assert np.array_equal(found.read(name), values)
+        assert np.array_equal(found.read_rows(name, 1, shape[0]), values[1:])
+        place = found.stored(name)
+        assert place is not None
+        there = np.fromfile(place.path, np.float32, place.nbytes // 4, offset=place.offset)
+        assert np.array_equal(there.reshape(place.shape), values)
+    assert relative_error(scores(load(ready(stacked)), IDS), reference(model, IDS)) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("experts.gate_up_proj", torch.zeros(6, 40, 48), "has 6 experts, not 7"),
+        ("experts.gate_up_proj", torch.zeros(7, 48, 40), r"gate_proj\.weight' of .* has shape \[24, 40\]"),
+        ("experts.down_proj", torch.zeros(7, 48), r"has shape \[7, 48\]"),
+        ("experts.2.down_proj.weight", torch.zeros(48, 20), "is in the checkpoint twice"),
+        (
+            "experts.gate_up_proj_bias",
+            torch.zeros(7, 40),
+            r"does not: 'model\.layers\.1\.mlp\.experts\.0\.gate_proj\.bias",
+        ),
+        ("shared_expert.up_proj.weight", None, r"lacks 'model\.layers\.1\.mlp\.shared_expert\.up_proj\.weight'"),
+        ("shared_expert_gate.weight", torch.zeros(48), r"shared_expert_gate\.weight' of .* has shape \[48\]"),
+    ],
+)
+def test_damaged_experts_of_qwen_are_refused_by_name(
+    name: str, value: Tensor | None, words: str, tmp_path: Path
+) -> None:
+    directory = save(make("qwen3-5-moe"), tmp_path)
+    stack_experts(directory)
+    edit(directory, {f"model.layers.1.mlp.{name}": value})
     with pytest.raises((BadModelFile, UnsupportedModel), match=words):
         load(ready(directory))
 

@@ -15,12 +15,14 @@ from transformers import (
     PreTrainedModel,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
 )
 
 from runner.backends import choose, native
 from runner.config import LoadOptions
 from runner.errors import UnsupportedModel
-from tests.backends.native.tiny_models import VOCAB, load, ready, save
+from tests.backends.native.tiny_models import VOCAB, load, ready, save, stack_experts
 
 IDS = [int(token) for token in np.random.default_rng(3).integers(0, VOCAB, 41)]
 TEXT = {
@@ -60,6 +62,8 @@ QWEN_TEXT = {
     "eos_token_id": 258,
     "rope_parameters": {"rope_type": "default", "rope_theta": 99.0, "mrope_section": [1, 1, 1]},
 }
+EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
+QWEN_MOE_TEXT = {**QWEN_TEXT, **EXPERTS, "shared_expert_intermediate_size": 20}
 QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48}
 QWEN_VISION |= {"patch_size": 4, "num_position_embeddings": 16}
 
@@ -129,13 +133,20 @@ def test_a_text_model_of_another_kind_is_refused_by_its_key(
     assert "final_logit_softcapping = 30.0" in reason
 
 
+@pytest.mark.parametrize("has_experts", [False, True])
 @pytest.mark.parametrize("is_tied", [False, True])
-def test_qwen3_5_is_read_as_its_text_model(is_tied: bool, tmp_path: Path) -> None:
-    text = QWEN_TEXT | {"tie_word_embeddings": is_tied}
-    config = Qwen3_5Config(text_config=text, vision_config=QWEN_VISION, tie_word_embeddings=is_tied)
+def test_qwen3_5_is_read_as_its_text_model(is_tied: bool, has_experts: bool, tmp_path: Path) -> None:
     torch.manual_seed(7)
-    model = randomized(Qwen3_5ForConditionalGeneration(config))
+    tied = {"tie_word_embeddings": is_tied}
+    if has_experts:
+        experts = Qwen3_5MoeConfig(text_config=QWEN_MOE_TEXT | tied, vision_config=QWEN_VISION, **tied)
+        model = randomized(Qwen3_5MoeForConditionalGeneration(experts))
+    else:
+        dense = Qwen3_5Config(text_config=QWEN_TEXT | tied, vision_config=QWEN_VISION, **tied)
+        model = randomized(Qwen3_5ForConditionalGeneration(dense))
     path = save(model, tmp_path) / "model.safetensors"
+    if has_experts:
+        stack_experts(tmp_path)
     tensors = load_file(path)
     assert any(name.startswith("model.visual.") for name in tensors)
     save_file({**tensors, "mtp.fc.weight": torch.zeros(2, 2)}, path, {"format": "pt"})  # a head that is set aside
@@ -147,4 +158,4 @@ def test_qwen3_5_is_read_as_its_text_model(is_tied: bool, tmp_path: Path) -> Non
     text_parameters = sum(parameter.numel() for parameter in model.model.language_model.parameters())
     text_parameters += 0 if is_tied else model.lm_head.weight.numel()
     assert backend.info.num_parameters == text_parameters
-    assert backend.info.architecture == "qwen3_5_text"
+    assert backend.info.architecture == ("qwen3_5_moe_text" if has_experts else "qwen3_5_text")
