@@ -5,9 +5,9 @@ keys brought to length 1, and then row after row: the state fades, the key's old
 and the query reads it. What follows, a norm and a gate, is gates.py's. A program is one warp with a few columns of one
 head's state, which are independent of all others: it keeps them in registers from the first row to the last one.
 
-The state after p tokens lies in slot p % SLOTS, so the device finds it by the position alone, and the last four
-positions can be gone back to. One row is a kernel; of more rows what needs no state is made before, all rows at once,
-by the same functions in the same lanes: a row has the same bits in a pass of any length. All is float32.
+There are S slots, and the state after p tokens lies in slot p % S: so the device finds it by the position alone, and
+the last S - 1 positions can be gone back to. One row is a kernel; of more rows what needs no state is made before, all
+rows at once, by the same functions in the same lanes: a row has the same bits in a pass of any length. All is float32.
 """
 
 from __future__ import annotations
@@ -26,20 +26,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from runner.kernels.compile import Variant
 from runner.kernels.values import OPTIONS, cdiv, has_pdl, pdl_option
 
-SLOTS: Final = 5
-TAPS: Final = 4
-"""Rows that the convolution sees: a row and those before it."""
-
-_SLOTS, _PAST = tl.constexpr(SLOTS), tl.constexpr(TAPS - 1)
 _EPS: Final = 1e-6  # of the queries' and the keys' lengths
-_MOST_DIM: Final = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeltaState:
-    """What a layer keeps of a sequence, in SLOTS slots: what was after p tokens in slot p % SLOTS; no slot after none.
+class DeltaSlots:
+    """What a layer keeps of a sequence, in S slots: what was after p tokens in slot p % S; after none no slot is read.
 
-    states: [SLOTS, Hv, Dk, Dv] float32. past: [SLOTS, 3, C], the last inputs of the convolution.
+    states: [S, Hv, Dk, Dv] float32, Dk and Dv powers of 2 from 16 to 256. past: [S, T - 1, C], the last inputs of the
+    convolution, of which a row sees T.
     """
 
     states: Tensor
@@ -48,7 +43,7 @@ class DeltaState:
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaWeights:
-    """taps: [4, C] float32, of the convolution, the last for a row itself. fading: [Hv] float32, -exp(A_log).
+    """taps: [T, C] float32, of the convolution, the last for a row itself. fading: [Hv] float32, -exp(A_log).
     bias: [Hv] float32, what is added to a."""
 
     taps: Tensor
@@ -69,40 +64,45 @@ class DeltaRows:
     b: Tensor
     num_key_heads: int
 
-    def check(self, weights: DeltaWeights, state: DeltaState, start: Tensor, count: Tensor | None) -> None:
+    def check(self, weights: DeltaWeights, slots: DeltaSlots, start: Tensor, count: Tensor | None) -> None:
         """Assert the shapes that the kernels rely on."""
-        slots, heads, dk, dv = state.states.shape
-        n_rows, width = self.mixed.shape
-        assert slots == SLOTS
-        assert all(d & (d - 1) == 0 and 16 <= d <= _MOST_DIM for d in (dk, dv)), (dk, dv)
+        n_slots, heads, dk, dv = slots.states.shape
+        (n_rows, width), (n_taps, _) = self.mixed.shape, weights.taps.shape
+        assert takes_dims(dk, dv), (dk, dv)
         assert heads % self.num_key_heads == 0
         assert width == 2 * self.num_key_heads * dk + heads * dv, (width, self.num_key_heads, heads, dk, dv)
-        assert state.past.shape == (SLOTS, TAPS - 1, width)
-        assert state.past.dtype == self.mixed.dtype
+        assert slots.past.shape == (n_slots, n_taps - 1, width)
+        assert slots.past.dtype == self.mixed.dtype
+        assert n_slots >= n_taps - 1  # see _keep_inputs
         assert self.a.shape == self.b.shape == (n_rows, heads)
         assert self.a.stride() == self.b.stride()
         assert self.a.dtype == self.b.dtype
         assert self.mixed.stride(1) == self.a.stride(1) == 1
-        assert weights.taps.shape == (TAPS, width)
+        assert weights.taps.shape == (n_taps, width)
         assert weights.fading.shape == weights.bias.shape == (heads,)
-        assert all(one.is_contiguous() for one in (state.states, state.past, weights.taps))
+        assert all(one.is_contiguous() for one in (slots.states, slots.past, weights.taps))
         for number in (start,) if count is None else (start, count):
             assert number.shape == (1,)
             assert number.dtype == torch.int32
 
 
+def takes_dims(key_dim: int, value_dim: int) -> bool:
+    """Whether there are kernels for heads of these sizes."""
+    return all(d & (d - 1) == 0 and 16 <= d <= 256 for d in (key_dim, value_dim))
+
+
 def delta_rows_ref(
-    rows: DeltaRows, weights: DeltaWeights, state: DeltaState, start: int, count: int | None = None
+    rows: DeltaRows, weights: DeltaWeights, slots: DeltaSlots, start: int, count: int | None = None
 ) -> Tensor:
     """See delta_rows; computed in the dtype of mixed, and the numbers are numbers."""
-    _, heads, dk, dv = state.states.shape
+    n_slots, heads, dk, dv = slots.states.shape
     dtype, n = rows.mixed.dtype, len(rows.mixed) if count is None else count
-    before, after = start % SLOTS, (start + n) % SLOTS
-    past = state.past[before].to(dtype) if start else rows.mixed.new_zeros(TAPS - 1, rows.mixed.shape[1])
-    held = state.states[before].to(dtype) if start else rows.mixed.new_zeros(heads, dk, dv)
+    before, after = start % n_slots, (start + n) % n_slots
+    past = slots.past[before].to(dtype) if start else rows.mixed.new_zeros(len(weights.taps) - 1, rows.mixed.shape[1])
+    held = slots.states[before].to(dtype) if start else rows.mixed.new_zeros(heads, dk, dv)
     inputs = torch.cat((past, rows.mixed[:n]))
     convolved = functional.silu(
-        torch.stack([inputs[i : i + n] * weights.taps[i].to(dtype) for i in range(TAPS)]).sum(0)
+        torch.stack([inputs[i : i + n] * weights.taps[i].to(dtype) for i in range(len(weights.taps))]).sum(0)
     )
     of_keys = rows.num_key_heads * dk
     q, k, v = convolved.split([of_keys, of_keys, heads * dv], dim=1)
@@ -118,18 +118,12 @@ def delta_rows_ref(
         change = (v[m] - (k[m, :, :, None] * held).sum(1)) * share[m, :, None]
         held = held + k[m, :, :, None] * change[:, None, :]
         found[m] = (q[m, :, :, None] * held).sum(1) * dk**-0.5
-    state.states[after] = held.to(state.states.dtype)
-    state.past[after] = inputs[n:].to(state.past.dtype)
+    slots.states[after] = held.to(slots.states.dtype)
+    slots.past[after] = inputs[n:].to(slots.past.dtype)
     return found.flatten(1)
 
 
 # --- what a row is made of -------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _n_past(position):
-    """How many inputs lie in the slot of a position: 3, or 0 where nothing came before."""
-    return tl.minimum(position, 1) * _PAST
 
 
 @triton.jit
@@ -140,20 +134,23 @@ def _held(states, position, slot, h, at, HV: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _of_past(past, taps, m, c, before, n_past, C: tl.constexpr):
-    """What rows before this pass give to the convolution of row m, channels c: it is there before the product is."""
+def _of_past(past, taps, m, c, before, n_past, C: tl.constexpr, PAST: tl.constexpr):
+    """What rows before this pass give to the convolution of row m, channels c: it is there before the product is.
+
+    n_past: inputs in the slot, PAST, or 0 where nothing came before.
+    """
     total = tl.zeros(c.shape, tl.float32)
-    for i in tl.static_range(_PAST):
-        x = tl.load(past + (before * _PAST + m + i) * C + c, mask=m + i + 0 * c < n_past, other=0.0)
+    for i in tl.static_range(PAST):
+        x = tl.load(past + (before * PAST + m + i) * C + c, mask=m + i + 0 * c < n_past, other=0.0)
         total += x.to(tl.float32) * tl.load(taps + i * C + c)
     return total
 
 
 @triton.jit
-def _convolved(total, mixed, stride, taps, m, c, C: tl.constexpr):
+def _convolved(total, mixed, stride, taps, m, c, C: tl.constexpr, PAST: tl.constexpr):
     """silu of the convolution of row m, channels c; total: _of_past."""
-    for i in tl.static_range(_PAST + 1):
-        r = m - _PAST + i
+    for i in tl.static_range(PAST + 1):
+        r = m - PAST + i
         x = tl.load(mixed + r.to(tl.int64) * stride + c, mask=r + 0 * c >= 0, other=0.0)
         total += x.to(tl.float32) * tl.load(taps + i * C + c)
     return total * tl.sigmoid(total)
@@ -191,28 +188,28 @@ def _updated(state, q, k, v, decay, share):
 
 
 @triton.jit
-def _keep_inputs(mixed, stride, past, before, after, c, n, n_past, C: tl.constexpr):
+def _keep_inputs(mixed, stride, past, before, after, c, n, n_past, C: tl.constexpr, PAST: tl.constexpr):
     """The last inputs of channels c after n rows into their slot. What lies in it is never read here: the slot is
-    another one, or all of the inputs are new ones."""
-    for i in tl.static_range(_PAST):
-        r = n - _PAST + i
+    another one, or there are at least as many rows as slots, and all of the inputs are new ones."""
+    for i in tl.static_range(PAST):
+        r = n - PAST + i
         is_new = r + 0 * c >= 0
         new = tl.load(mixed + r.to(tl.int64) * stride + c, mask=is_new, other=0.0)
-        old = tl.load(past + (before * _PAST + n + i) * C + c, mask=n + i + 0 * c < n_past, other=0.0)
-        tl.store(past + (after * _PAST + i) * C + c, tl.where(is_new, new, old))
+        old = tl.load(past + (before * PAST + n + i) * C + c, mask=n + i + 0 * c < n_past, other=0.0)
+        tl.store(past + (after * PAST + i) * C + c, tl.where(is_new, new, old))
 
 
 @triton.jit
 def _keep_inputs_of(
     mixed, stride, past, before, after, n, n_past, h, j, HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr,
-    DV: tl.constexpr, C: tl.constexpr,
+    DV: tl.constexpr, C: tl.constexpr, PAST: tl.constexpr,
 ):  # fmt: skip
     """Those of a program: of its columns j of values, and of the first program of a key head its queries and keys."""
-    _keep_inputs(mixed, stride, past, before, after, 2 * HK * DK + h * DV + j, n, n_past, C)
+    _keep_inputs(mixed, stride, past, before, after, 2 * HK * DK + h * DV + j, n, n_past, C, PAST)
     if (tl.program_id(0) == 0) & (h % (HV // HK) == 0):
         c = h // (HV // HK) * DK + tl.arange(0, DK)
-        _keep_inputs(mixed, stride, past, before, after, c, n, n_past, C)
-        _keep_inputs(mixed, stride, past, before, after, HK * DK + c, n, n_past, C)
+        _keep_inputs(mixed, stride, past, before, after, c, n, n_past, C, PAST)
+        _keep_inputs(mixed, stride, past, before, after, HK * DK + c, n, n_past, C, PAST)
 
 
 # --- kernels ---------------------------------------------------------------------------------------------------------
@@ -221,8 +218,8 @@ def _keep_inputs_of(
 @triton.jit
 def _delta_row(
     mixed, a, b, taps, fading, bias, states, past, start, out,
-    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr,
-    PDL: tl.constexpr,
+    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, SLOTS: tl.constexpr,
+    PAST: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One row, for BLOCK columns of a head."""
     C: tl.constexpr = 2 * HK * DK + HV * DV
@@ -231,35 +228,35 @@ def _delta_row(
     i = tl.arange(0, DK)
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     position = tl.load(start)
-    before, after, n_past = position % _SLOTS, (position + 1) % _SLOTS, _n_past(position)
+    before, after, n_past = position % SLOTS, (position + 1) % SLOTS, tl.minimum(position, 1) * PAST
     # The position is older than the step, and state and past are of the step before.
     at = i[:, None] * DV + j[None, :]
     state = _held(states, position, before, h, at, HV, DK * DV)
     first = position * 0
-    q = _of_past(past, taps, first, g * DK + i, before, n_past, C)
-    k = _of_past(past, taps, first, HK * DK + g * DK + i, before, n_past, C)
-    v = _of_past(past, taps, first, 2 * HK * DK + h * DV + j, before, n_past, C)
+    q = _of_past(past, taps, first, g * DK + i, before, n_past, C, PAST)
+    k = _of_past(past, taps, first, HK * DK + g * DK + i, before, n_past, C, PAST)
+    v = _of_past(past, taps, first, 2 * HK * DK + h * DV + j, before, n_past, C, PAST)
     head_fading, head_bias = tl.load(fading + h), tl.load(bias + h)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     head_a, head_b = tl.load(a + h), tl.load(b + h)
-    q = _of_length_1(_convolved(q, mixed, 0, taps, first, g * DK + i, C)) * SCALE
-    k = _of_length_1(_convolved(k, mixed, 0, taps, first, HK * DK + g * DK + i, C))
-    v = _convolved(v, mixed, 0, taps, first, 2 * HK * DK + h * DV + j, C)
+    q = _of_length_1(_convolved(q, mixed, 0, taps, first, g * DK + i, C, PAST)) * SCALE
+    k = _of_length_1(_convolved(k, mixed, 0, taps, first, HK * DK + g * DK + i, C, PAST))
+    v = _convolved(v, mixed, 0, taps, first, 2 * HK * DK + h * DV + j, C, PAST)
     ones = tl.full((BLOCK,), 1.0, tl.float32)
     decay, share = ones * _decay(head_a, head_fading, head_bias), ones * tl.sigmoid(head_b.to(tl.float32))
     state, answer = _updated(state, q, k, v, decay, share)
     tl.store(out + h * DV + j, answer)
     tl.store(states + (after * HV + h).to(tl.int64) * (DK * DV) + at, state)
-    _keep_inputs_of(mixed, 0, past, before, after, first + 1, n_past, h, j, HK, HV, DK, DV, C)
+    _keep_inputs_of(mixed, 0, past, before, after, first + 1, n_past, h, j, HK, HV, DK, DV, C, PAST)
 
 
 @triton.jit(do_not_specialize=["n_rows"])
 def _prepare(
     mixed, stride, a, b, gate_stride, taps, fading, bias, past, start, q, k, v, gates, n_rows,
-    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, ROWS: tl.constexpr, SCALE: tl.constexpr,
-    PDL: tl.constexpr,
+    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, SLOTS: tl.constexpr,
+    PAST: tl.constexpr, ROWS: tl.constexpr, SCALE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """What rows need no state for: queries and keys [M, Hk, Dk], values [M, Hv, Dv], gates [M, 2, Hv]: decay and share.
 
@@ -268,7 +265,7 @@ def _prepare(
     C: tl.constexpr = 2 * HK * DK + HV * DV
     n = tl.program_id(1)
     position = tl.load(start)
-    before, n_past = position % _SLOTS, _n_past(position)
+    before, n_past = position % SLOTS, tl.minimum(position, 1) * PAST
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -277,8 +274,8 @@ def _prepare(
         if m < n_rows:
             if n < 2 * HK:
                 c = n * DK + tl.arange(0, DK)
-                x = _of_past(past, taps, m, c, before, n_past, C)
-                x = _of_length_1(_convolved(x, mixed, stride, taps, m, c, C))
+                x = _of_past(past, taps, m, c, before, n_past, C, PAST)
+                x = _of_length_1(_convolved(x, mixed, stride, taps, m, c, C, PAST))
                 if n < HK:
                     tl.store(q + m.to(tl.int64) * (HK * DK) + c, x * SCALE)
                 else:
@@ -287,8 +284,8 @@ def _prepare(
                 h = n - 2 * HK
                 j = h * DV + tl.arange(0, DV)
                 c = 2 * HK * DK + j
-                x = _of_past(past, taps, m, c, before, n_past, C)
-                x = _convolved(x, mixed, stride, taps, m, c, C)
+                x = _of_past(past, taps, m, c, before, n_past, C, PAST)
+                x = _convolved(x, mixed, stride, taps, m, c, C, PAST)
                 tl.store(v + m.to(tl.int64) * (HV * DV) + j, x)
                 at = m.to(tl.int64) * gate_stride + h
                 place = gates + m.to(tl.int64) * (2 * HV) + h
@@ -299,8 +296,8 @@ def _prepare(
 @triton.jit(do_not_specialize=["n_rows"])
 def _delta_rows(
     q, k, v, gates, mixed, stride, states, past, start, count, out, n_rows,
-    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, SLOTS: tl.constexpr,
+    PAST: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Rows that are prepared, one after the other, for BLOCK columns of a head."""
     C: tl.constexpr = 2 * HK * DK + HV * DV
@@ -312,7 +309,7 @@ def _delta_rows(
     n = n_rows
     if count is not None:
         n = tl.load(count)
-    before, after, n_past = position % _SLOTS, (position + n) % _SLOTS, _n_past(position)
+    before, after, n_past = position % SLOTS, (position + n) % SLOTS, tl.minimum(position, 1) * PAST
     at = i[:, None] * DV + j[None, :]
     state = _held(states, position, before, h, at, HV, DK * DV)
     if PDL:
@@ -335,32 +332,40 @@ def _delta_rows(
         tl.store(out_at, tl.zeros((BLOCK,), tl.float32))
         out_at += HV * DV
     tl.store(states + (after * HV + h).to(tl.int64) * (DK * DV) + at, state)
-    _keep_inputs_of(mixed, stride, past, before, after, n, n_past, h, j, HK, HV, DK, DV, C)
+    _keep_inputs_of(mixed, stride, past, before, after, n, n_past, h, j, HK, HV, DK, DV, C, PAST)
 
 
 # --- launchers -------------------------------------------------------------------------------------------------------
 
 
 def delta_rows(
-    rows: DeltaRows, weights: DeltaWeights, state: DeltaState, start: Tensor, count: Tensor | None = None
+    rows: DeltaRows, weights: DeltaWeights, slots: DeltaSlots, start: Tensor, count: Tensor | None = None
 ) -> Tensor:
     """What the heads answer to M rows, [M, Hv * Dv] float32, before their norm and gate; the state after them is kept.
 
-    start: int32 [1], on the device, the position of the first row: the state before it lies in slot start % SLOTS, and
-    that after the rows goes to slot (start + M) % SLOTS. count: int32 [1], on the device: only so many rows, at least
+    start: int32 [1], on the device, the position of the first row: the state before it lies in slot start % S, and
+    that after the rows goes to slot (start + M) % S. count: int32 [1], on the device: only so many rows, at least
     one, count, and the slot is that after them; those that follow leave the state alone and are answered with 0.
     """
-    rows.check(weights, state, start, count)
-    _, heads, dk, dv = state.states.shape
+    rows.check(weights, slots, start, count)
+    n_slots, heads, dk, dv = slots.states.shape
     n_rows, mixed = len(rows.mixed), rows.mixed
     out = torch.empty(n_rows, heads * dv, dtype=torch.float32, device=mixed.device)
     pdl = has_pdl(mixed)
-    sizes = {"HK": rows.num_key_heads, "HV": heads, "DK": dk, "DV": dv, "PDL": pdl}
+    sizes = {
+        "HK": rows.num_key_heads,
+        "HV": heads,
+        "DK": dk,
+        "DV": dv,
+        "SLOTS": n_slots,
+        "PAST": slots.past.shape[1],
+        "PDL": pdl,
+    }
     options = {"num_warps": _WARPS, **pdl_option(pdl), **OPTIONS}
     grid = (dv // _BLOCK, heads)
     if n_rows == 1:
         _delta_row[grid](
-            mixed, rows.a, rows.b, weights.taps, weights.fading, weights.bias, state.states, state.past, start, out,
+            mixed, rows.a, rows.b, weights.taps, weights.fading, weights.bias, slots.states, slots.past, start, out,
             BLOCK=_BLOCK, SCALE=dk**-0.5, **sizes, **options,
         )  # fmt: skip
         return out
@@ -368,10 +373,10 @@ def delta_rows(
     v, gates = torch.empty_like(out), torch.empty(n_rows, 2 * heads, dtype=torch.float32, device=mixed.device)
     _prepare[(cdiv(n_rows, _ROWS), 2 * rows.num_key_heads + heads)](
         mixed, mixed.stride(0), rows.a, rows.b, rows.a.stride(0), weights.taps, weights.fading, weights.bias,
-        state.past, start, q, k, v, gates, n_rows, ROWS=_ROWS, SCALE=dk**-0.5, **sizes, **options,
+        slots.past, start, q, k, v, gates, n_rows, ROWS=_ROWS, SCALE=dk**-0.5, **sizes, **options,
     )  # fmt: skip
     _delta_rows[grid](
-        q, k, v, gates, mixed, mixed.stride(0), state.states, state.past, start, count, out, n_rows,
+        q, k, v, gates, mixed, mixed.stride(0), slots.states, slots.past, start, count, out, n_rows,
         BLOCK=_BLOCK, STAGES=_STAGES, **sizes, **options,
     )  # fmt: skip
     return out
@@ -384,7 +389,7 @@ _BLOCK, _WARPS, _STAGES, _ROWS = 8, 1, 4, 2
 
 def variants() -> Iterator[Variant]:
     for name, hk, hv, d in (("d128", 16, 32, 128), ("d64", 4, 4, 64)):
-        sizes = {"HK": hk, "HV": hv, "DK": d, "DV": d}
+        sizes = {"HK": hk, "HV": hv, "DK": d, "DV": d, "SLOTS": 5, "PAST": 3}
         read = {
             "mixed": "*bf16", "a": "*bf16", "b": "*bf16", "taps": "*fp32", "fading": "*fp32", "bias": "*fp32",
             "past": "*bf16", "start": "*i32",

@@ -9,8 +9,9 @@ import torch
 from kernel_data import DEVICE, close, random
 from torch import Tensor
 
-from runner.kernels.delta_rule import SLOTS, TAPS, DeltaRows, DeltaState, DeltaWeights, delta_rows, delta_rows_ref
+from runner.kernels.delta_rule import DeltaRows, DeltaSlots, DeltaWeights, delta_rows, delta_rows_ref
 
+SLOTS, TAPS = 5, 4
 # Hk, Hv, Dk, Dv
 SHAPES = [(1, 2, 16, 16), (2, 2, 32, 16), (1, 3, 16, 64)]
 SHAPE = SHAPES[0]
@@ -41,26 +42,26 @@ def part(rows: DeltaRows, first: int, last: int) -> DeltaRows:
     return dataclasses.replace(rows, mixed=rows.mixed[first:last], a=rows.a[first:last], b=rows.b[first:last])
 
 
-def state_of(shape: tuple[int, int, int, int], dtype: torch.dtype = torch.float32) -> DeltaState:
+def state_of(shape: tuple[int, int, int, int], dtype: torch.dtype = torch.float32) -> DeltaSlots:
     hk, hv, dk, dv = shape
-    return DeltaState(
+    return DeltaSlots(
         states=random(SLOTS, hv, dk, dv, seed=8),
         past=random(SLOTS, TAPS - 1, 2 * hk * dk + hv * dv, seed=9).to(dtype),
     )
 
 
-def empty(shape: tuple[int, int, int, int]) -> DeltaState:
+def empty(shape: tuple[int, int, int, int]) -> DeltaSlots:
     """Slots that nothing may read."""
     like = state_of(shape)
-    return DeltaState(states=torch.full_like(like.states, float("nan")), past=torch.full_like(like.past, float("nan")))
+    return DeltaSlots(states=torch.full_like(like.states, float("nan")), past=torch.full_like(like.past, float("nan")))
 
 
-def exact(state: DeltaState) -> DeltaState:
-    return DeltaState(states=state.states.double(), past=state.past.double())
+def exact(state: DeltaSlots) -> DeltaSlots:
+    return DeltaSlots(states=state.states.double(), past=state.past.double())
 
 
 def check_alike(
-    rows: DeltaRows, weights: DeltaWeights, state: DeltaState, start: int, count: int | None = None
+    rows: DeltaRows, weights: DeltaWeights, state: DeltaSlots, start: int, count: int | None = None
 ) -> None:
     wanted_state = exact(state)
     wide = dataclasses.replace(rows, mixed=rows.mixed.double())
@@ -132,7 +133,7 @@ def test_going_back_four_rows_finds_the_state_that_was_there() -> None:
     rows, weights, state = rows_of(SHAPE, 10), weights_of(SHAPE), empty(SHAPE)
     answers = [delta_rows(part(rows, m, m + 1), weights, state, at(m)) for m in range(10)]
     for back in (1, 2, 3, 4):
-        again = DeltaState(states=state.states.clone(), past=state.past.clone())
+        again = DeltaSlots(states=state.states.clone(), past=state.past.clone())
         for m in range(10 - back, 10):
             assert torch.equal(delta_rows(part(rows, m, m + 1), weights, again, at(m)), answers[m])
 
