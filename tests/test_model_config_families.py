@@ -1,4 +1,4 @@
-"""What is special about the config.json of Gemma 3, Phi-3, OLMo 2, SmolLM3 and Granite, and of a multimodal model."""
+"""What is special about the config.json of Gemma 3, Phi-3, OLMo 2, SmolLM3, Granite, Qwen3.5, and a multimodal one."""
 
 from __future__ import annotations
 
@@ -268,6 +268,89 @@ def test_factors_of_granite_that_make_no_sense_are_refused(key: str, value: obje
 def test_a_factor_of_granites_in_another_model_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match=r"residual_multiplier = 0\.22"):
         parse_model_config({"model_type": "llama", "residual_multiplier": 0.22})
+
+
+# --- Qwen3.5 ---------------------------------------------------------------------------------------------------------
+
+QWEN: dict[str, Any] = {"model_type": "qwen3_5_text", "num_hidden_layers": 6}
+
+
+def qwen(**changes: Any) -> ModelConfig:
+    return parse_model_config(QWEN | changes)
+
+
+def delta_layers(**changes: Any) -> tuple[int, ...]:
+    delta = qwen(**changes).delta
+    return () if delta is None else delta.layers
+
+
+def test_qwen_has_delta_nets_but_in_every_fourth_layer_unless_the_config_says_otherwise() -> None:
+    assert delta_layers() == (0, 1, 2, 4, 5)
+    assert delta_layers(full_attention_interval=2) == (0, 2, 4)
+    named = ["full_attention", "linear_attention", *["full_attention"] * 4]
+    assert delta_layers(layer_types=named, full_attention_interval=2) == (1,)
+    assert delta_layers(layer_types=["full_attention"] * 6) == ()
+    config = qwen(layer_types=named)
+    assert [config.kept_at(layer) for layer in range(6)] == [0, 0, 1, 2, 3, 4]
+    assert config.attention_layers == (0, 2, 3, 4, 5)
+
+
+def test_what_qwen_does_not_say_is_as_transformers_has_it() -> None:
+    config, theirs = qwen(), AutoConfig.for_model("qwen3_5_text")
+    assert config.delta is not None
+    assert config.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert config.rotary_dim == theirs.rope_parameters["partial_rotary_factor"] * theirs.head_dim
+    assert (config.delta.key_heads, config.delta.value_heads) == (
+        theirs.linear_num_key_heads,
+        theirs.linear_num_value_heads,
+    )
+    assert (config.delta.key_dim, config.delta.value_dim) == (theirs.linear_key_head_dim, theirs.linear_value_head_dim)
+    assert config.delta.taps == theirs.linear_conv_kernel_dim
+    assert (config.vocab_size, config.hidden_size) == (theirs.vocab_size, theirs.hidden_size)
+    assert (config.intermediate_size, config.head_dim) == (theirs.intermediate_size, theirs.head_dim)
+    assert (config.num_heads, config.num_kv_heads) == (theirs.num_attention_heads, theirs.num_key_value_heads)
+    assert (config.max_position_embeddings, config.rms_norm_eps) == (theirs.max_position_embeddings, 1e-6)
+    assert (config.is_gated, config.norm_offset, config.qk_norm) == (True, 1.0, "head")
+
+
+def test_positions_of_images_say_nothing_of_text() -> None:
+    plain = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
+    of_images = {**plain, "mrope_interleaved": True, "mrope_section": [11, 11, 10]}
+    assert qwen(rope_parameters=of_images) == qwen(rope_parameters=plain)
+    with pytest.raises(UnsupportedModel, match="mrope_section"):
+        phi(rope_parameters={"mrope_section": [11, 11, 10]})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"attn_output_gate": False}, "attn_output_gate = False"),
+        ({"mamba_ssm_dtype": "bfloat16"}, "mamba_ssm_dtype = bfloat16"),
+        ({"mlp_only_layers": [1]}, r"mlp_only_layers = \[1\]"),
+        ({"layer_types": ["sliding_attention"] * 6}, "layer_types = sliding_attention"),
+        ({"sliding_window": 512}, "sliding_window = 512"),
+    ],
+)
+def test_what_qwen_could_ask_for_and_is_not_there_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnsupportedModel, match=words):
+        qwen(**changes)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("layer_types", ["linear_attention"]),
+        ("layer_types", "linear_attention"),
+        ("full_attention_interval", 0),
+        ("linear_num_value_heads", 24),
+        ("linear_key_head_dim", 0),
+        ("linear_conv_kernel_dim", None),
+        ("linear_num_key_heads", "16"),
+    ],
+)
+def test_delta_nets_that_make_no_sense_are_refused(key: str, value: object) -> None:
+    with pytest.raises(BadModelFile, match=key):
+        qwen(**{key: value})
 
 
 # --- multimodal models -----------------------------------------------------------------------------------------------

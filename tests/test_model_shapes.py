@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from runner.backends.native.delta_state import state_bytes
 from runner.errors import BadModelFile, UnsupportedModel
 from runner.model_config import SUPPORTED_MODEL_TYPES, num_parameters, parse_model_config
 from runner.model_config.shape import LayerCache, Shape
@@ -92,7 +93,9 @@ def test_what_the_native_backend_runs_is_counted_alike(name: str, shared_data: P
         parsed = dataclasses.replace(parsed, vocab_size=shape.vocab_size)
     assert shape.num_parameters == num_parameters(parsed)
     assert (shape.num_active_parameters < shape.num_parameters) == (parsed.experts is not None)
-    assert sum(cache.width for cache in shape.caches) == 2 * parsed.num_layers * parsed.num_kv_heads * parsed.head_dim
+    of_token = 2 * len(parsed.attention_layers) * parsed.num_kv_heads * parsed.head_dim
+    assert sum(cache.width for cache in shape.caches) == of_token
+    assert sum(cache.state_bytes for cache in shape.caches) == state_bytes(parsed.delta, torch.float32, n_slots=1)
     assert (shape.context_length, shape.vocab_size) == (parsed.max_position_embeddings, parsed.vocab_size)
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from runner.backends.native.blocks import Decoder, GatedMlp, Layer, Pass
+from runner.backends.native.delta_state import DeltaState
 from runner.quant.mq.rotation import rotate
 
 
@@ -28,20 +29,26 @@ class Group:
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _JOINED_QKV = ("self_attn.qkv_proj",)
 _O = ("self_attn.o_proj",)
+_IN = ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z")  # the other two, a row a head, are kept (recipe.py)
+_OUT = ("linear_attn.out_proj",)
 _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 _JOINED_GATE_UP = ("mlp.gate_up_proj",)
 _DOWN = ("mlp.down_proj",)
 # Whatever the layer, the matrices that it may have.
-MATRICES = (*_QKV, *_JOINED_QKV, *_O, *_GATE_UP, *_JOINED_GATE_UP, *_DOWN)
+MATRICES = (*_QKV, *_JOINED_QKV, *_O, *_IN, *_OUT, *_GATE_UP, *_JOINED_GATE_UP, *_DOWN)
 
 
 def groups_of(layer: Layer) -> tuple[Group, ...]:
     """The groups of a layer without experts, in the order of a forward pass."""
     assert isinstance(layer.mlp, GatedMlp)
-    norms = layer.norms
+    norms, attention = layer.norms, layer.self_attn
+    written = _OUT if attention is None else _O
+    read: tuple[str, ...] = _IN
+    if attention is not None:
+        read = _JOINED_QKV if attention.is_joined else _QKV
     return (
-        Group(_JOINED_QKV if layer.self_attn.is_joined else _QKV),
-        Group(_O, before=norms.before_attention or "" if norms.after_attention is None else ""),
+        Group(read),
+        Group(written, before=norms.before_attention or "" if norms.after_attention is None else ""),
         Group(_JOINED_GATE_UP if layer.mlp.is_joined else _GATE_UP),
         Group(_DOWN, before=norms.before_mlp or "" if norms.after_mlp is None else ""),
     )
@@ -72,6 +79,12 @@ class _Stub:
 
     def put(self, _layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         return keys, values
+
+    def state(self, _layer: int) -> None:
+        """None came before."""
+
+    def put_state(self, _layer: int, _state: DeltaState, _n_tokens: int) -> None:
+        pass
 
 
 def run_layer(decoder: Decoder, layer: Layer, index: int, x: Tensor) -> Tensor:

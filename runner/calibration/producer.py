@@ -196,7 +196,7 @@ class _Work:
         self._by_name = plan.by_name
         with torch.device("meta"):
             self._decoder = build(_config(plan))
-        self._groups = groups_of(cast(Layer, self._decoder.model.layers[0]))  # every layer's are the same
+        self._groups = [groups_of(layer) for layer in self._decoder.layers]
         widest = max(plan.config.hidden_size, plan.config.intermediate_size)
         self._batch = max(1, _BATCH_WEIGHTS[device.type] // (widest * _LENGTH))
 
@@ -216,7 +216,7 @@ class _Work:
         for index in range(self._plan.config.num_layers):
             model = self._layer(index)
             rounded = copy.deepcopy(model)
-            for group in self._groups:
+            for group in self._groups[index]:
                 names = self._names(index, group)
                 yield from self._group(index, group, (model, of_model), (rounded, of_copy))
                 done += sum(self._by_name[name].source_bytes for name in names)
@@ -228,8 +228,9 @@ class _Work:
                     of_copy[span] = run_layer(self._decoder, rounded, index, of_copy[span])
 
     def _in_layers(self) -> list[str]:
-        layers = range(self._plan.config.num_layers)
-        return [name for index in layers for group in self._groups for name in self._names(index, group)]
+        return [
+            name for index, groups in enumerate(self._groups) for group in groups for name in self._names(index, group)
+        ]
 
     def _names(self, index: int, group: Group) -> list[str]:
         return [f"model.layers.{index}.{matrix}.weight" for matrix in group.matrices]

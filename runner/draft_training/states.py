@@ -31,18 +31,9 @@ def observe(decoder: Decoder, ids: Tensor, layers: Sequence[int], dtype: torch.d
 
     dtype: of what a head reads. The target computes in its own.
     """
-    config = decoder.config
     weight = decoder.model.norm.weight
     n_texts, length = ids.shape
-    cache = KvCache(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        n_ctx=length,
-        dtype=weight.dtype,
-        device=weight.device,
-        batch=(n_texts,),
-    )
+    cache = KvCache.of(decoder.config, n_ctx=length, dtype=weight.dtype, device=weight.device, batch=(n_texts,))
     cache.reserve(length)
     final, captured = capture_sequences(decoder, ids, cache, layers, go_on)
     return Seen(captured.to(dtype), decoder.model.embed_tokens(ids).to(dtype), final)

@@ -10,6 +10,7 @@ from runner.model_config.families import SUPPORTED_MODEL_TYPES
 from runner.model_config.parse import parse_model_config
 from runner.model_config.values import (
     Activation,
+    DeltaConfig,
     ExpertsConfig,
     HeadNorm,
     ModelConfig,
@@ -25,6 +26,7 @@ from runner.model_config.values import (
 __all__ = [
     "SUPPORTED_MODEL_TYPES",
     "Activation",
+    "DeltaConfig",
     "ExpertsConfig",
     "HeadNorm",
     "ModelConfig",

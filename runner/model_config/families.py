@@ -19,17 +19,19 @@ class Family:
     defaults: of keys that are missing; None of a head count means "as many as attention heads", of head_dim
     "hidden_size / num_attention_heads". own_keys: what it reads beside the common keys. attention_bias: "key" reads
     the key for q, k, v and o, is_biased being its default; "qkv" always has it on q, k, v alone; "none" never has it.
-    activation, qk_norm, has_sinks, norms, norm_offset, is_joined: see ModelConfig. is_tied: when no key says it.
-    scales_embeddings: by sqrt(hidden_size), rounded. experts: see ExpertKeys. quant_methods: the compressed checkpoints
-    that can be read. fixed: keys that may only have that value.
+    activation, qk_norm, has_sinks, norms, norm_offset, is_joined, is_gated: see ModelConfig. is_tied: when no key says
+    it. scales_embeddings: by sqrt(hidden_size), rounded. experts: see ExpertKeys. has_delta: layers may have a gated
+    delta net (delta.py). quant_methods: the compressed checkpoints that can be read. fixed: keys that may only have
+    that value.
 
     window: which layers see `sliding_window` tokens, that being its default: "all" of them; "upper", those from
     max_window_layers on; "pattern", all but each window_every-th. Where they are among own_keys, layer_types says
     otherwise, and without use_sliding_window no layer has it.
 
     rope, rope_theta: the rotary embedding of a config.json that says nothing of it. local_rope_theta: of the sliding
-    layers where they have their own. rope_names: its older names of kinds. has_partial_rope: reads
-    partial_rotary_factor. original_context: the default of original_max_position_embeddings. unrotated_every: each
+    layers where they have their own. rope_names: its older names of kinds. partial_rotary:
+    the default of partial_rotary_factor; None where it is not read. rope_keys: of that object, what makes no difference
+    here. original_context: the default of original_max_position_embeddings. unrotated_every: each
     such layer is not rotated, unless no_rope_layers or no_rope_layer_interval says otherwise; None where all are.
     """
 
@@ -44,9 +46,11 @@ class Family:
     norms: NormPlacement = "before"
     norm_offset: float = 0.0
     is_joined: bool = False
+    is_gated: bool = False
     is_tied: bool = False
     scales_embeddings: bool = False
     experts: ExpertKeys | None = None
+    has_delta: bool = False
     quant_methods: tuple[str, ...] = ()
     fixed: Mapping[str, object] = field(default_factory=dict)
     rms_norm_eps: float = 1e-6
@@ -57,7 +61,8 @@ class Family:
     rope_theta: float = 10000.0
     local_rope_theta: float | None = None
     rope_names: Mapping[str, RopeKind] = field(default_factory=dict)
-    has_partial_rope: bool = False
+    partial_rotary: float | None = None
+    rope_keys: frozenset[str] = frozenset()
     original_context: int | None = None
     unrotated_every: int | None = None
 
@@ -156,6 +161,20 @@ _SMOLLM3 = _LLAMA | {
     "bos_token_id": 128000,
     "eos_token_id": 128001,
 }
+_QWEN3_5 = _QWEN | {
+    "vocab_size": 248320,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
 _QWEN_KEYS = _names("attention_bias use_sliding_window sliding_window max_window_layers layer_types")
 
 FAMILIES: Mapping[str, Family] = {
@@ -224,6 +243,22 @@ FAMILIES: Mapping[str, Family] = {
             fixed={},
         ),
     ),
+    "qwen3_5_text": Family(
+        architectures=("Qwen3_5ForCausalLM",),
+        defaults=_QWEN3_5,
+        own_keys=_names(
+            "attention_bias layer_types full_attention_interval linear_num_key_heads linear_num_value_heads "
+            "linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim attn_output_gate mamba_ssm_dtype"
+        ),
+        attention_bias="key",
+        qk_norm="head",
+        norm_offset=1.0,
+        is_gated=True,
+        has_delta=True,
+        fixed={"attn_output_gate": True, "mamba_ssm_dtype": "float32"},
+        partial_rotary=0.25,
+        rope_keys=_names("mrope_section mrope_interleaved"),  # which of a token's three positions, equal in text
+    ),
     "gpt_oss": Family(
         architectures=("GptOssForCausalLM",),
         defaults=_GPT_OSS,
@@ -289,7 +324,7 @@ FAMILIES: Mapping[str, Family] = {
         window="all",
         sliding_window=None,
         rope_names={"su": "longrope", "yarn": "longrope"},
-        has_partial_rope=True,
+        partial_rotary=1.0,
         original_context=4096,
     ),
     "olmo2": Family(
@@ -339,7 +374,7 @@ INERT_KEYS = _names(
     "output_hidden_states attn_implementation _attn_implementation _attn_implementation_autoset "
     "_flash_attn_2_enabled output_router_logits router_aux_loss_coef "
     # Heads that draft for the model, whose tensors are set aside (quant/draft_tensors.py).
-    "num_nextn_predict_layers mtp_num_hidden_layers "
+    "num_nextn_predict_layers mtp_num_hidden_layers mtp_use_dedicated_embeddings "
     # Labels of classification heads; a causal model has none.
     "id2label label2id num_labels problem_type task_specific_params "
     # Padding of batches, and defaults of sampling: the tokenizer's and the sampler's business.

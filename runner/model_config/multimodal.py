@@ -12,7 +12,10 @@ from runner.model_config.families import INERT_KEYS
 from runner.model_config.fields import invalid, is_off, strings, unsupported
 
 # The model_type of the whole: what its architecture is called, and the model_type of its text model.
-_WHOLES: Final = {"gemma3": ("Gemma3ForConditionalGeneration", "gemma3_text")}
+_WHOLES: Final = {
+    "gemma3": ("Gemma3ForConditionalGeneration", "gemma3_text"),
+    "qwen3_5": ("Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
+}
 # What the whole says of its text model too, and says last.
 _SHARED: Final = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "quantization_config")
 _OF_IMAGES: Final = frozenset(
@@ -25,6 +28,9 @@ _OF_IMAGES: Final = frozenset(
         "boi_token_id",
         "eoi_token_id",
         "image_token_id",
+        "video_token_id",
+        "vision_start_token_id",
+        "vision_end_token_id",
     ]
 )
 

@@ -1,6 +1,7 @@
 """config.json to ModelConfig, by the rules of transformers for each model_type; what we do not compute is refused.
 
-Rotary embeddings are rope.py's, windows windows.py's and experts experts.py's; the tables are in families.py.
+Rotary embeddings are rope.py's, windows windows.py's, delta nets delta.py's and experts experts.py's; the tables are in
+families.py.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from runner.errors import BadModelFile, UnsupportedModel
+from runner.model_config.delta import parse_delta
 from runner.model_config.experts import parse_experts
 from runner.model_config.families import COMMON_KEYS, FAMILIES, INERT_KEYS, SUPPORTED_MODEL_TYPES, Family
 from runner.model_config.fields import (
@@ -92,6 +94,8 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
         norms=family.norms,
         norm_offset=family.norm_offset,
         is_joined=family.is_joined,
+        is_gated=family.is_gated,
+        delta=parse_delta(config, family, num_layers),
         embedding_factor=embedding_factor / branch_factor,
         rounds_embedding_factor=family.scales_embeddings,
         logit_factor=1 / _multiplier(config, family, "logits_scaling"),

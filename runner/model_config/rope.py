@@ -81,7 +81,7 @@ class _Reader:
         outer_theta: the key of its base outside of the object, where older configs have it.
         """
         for key, value in rope.items():
-            if key not in ROPE_KEYS and not is_off(value):
+            if key not in ROPE_KEYS | self._family.rope_keys and not is_off(value):
                 raise unsupported(f"{name}.{key}", value)
         if "rope_theta" in rope:
             theta = number(rope, "rope_theta", default_theta, 1.0, 1e15)
@@ -104,18 +104,17 @@ class _Reader:
 
     def _dim(self, name: str, rope: Mapping[str, Any]) -> int:
         """The elements of a head that are turned."""
-        key = "partial_rotary_factor"
-        for source, shown in ((rope, f"{name}.{key}"), (self._config, key)):
-            if source.get(key) in (None, 1):
-                continue
-            if not self._family.has_partial_rope:
+        key, default = "partial_rotary_factor", self._family.partial_rotary
+        source, shown = (rope, f"{name}.{key}") if rope.get(key) is not None else (self._config, key)
+        if default is None:
+            if source.get(key) not in (None, 1):
                 raise unsupported(shown, source[key])
-            share = number(source, key, None, 0.0, 1.0)
-            dim = int(self._head_dim * share)
-            if dim < 2 or dim % 2:
-                raise invalid(shown, share, f"It must turn an even number of a head's {self._head_dim} elements.")
-            return dim
-        return self._head_dim
+            return self._head_dim
+        share = number(source, key, default, 0.0, 1.0)
+        dim = int(self._head_dim * share)
+        if dim < 2 or dim % 2:
+            raise invalid(shown, share, f"It must turn an even number of a head's {self._head_dim} elements.")
+        return dim
 
     def _original(self, rope: Mapping[str, Any]) -> int:
         """The context of pretraining: transformers gives the key outside of the object priority over the one inside."""

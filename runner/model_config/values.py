@@ -72,6 +72,36 @@ class ExpertsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeltaConfig:
+    """The gated delta net (arXiv:2412.06464) that the layers `layers` have in place of attention.
+
+    A value head keeps a matrix [key_dim, value_dim]; a key head, with its query, serves value_heads / key_heads of
+    them. taps: tokens that the convolution before it sees, the last one included.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    layers: tuple[int, ...]
+
+    @property
+    def keys_size(self) -> int:
+        """Keys of a token, and as many elements of queries."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values_size(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """What the convolution mixes: queries, keys and values."""
+        return 2 * self.keys_size + self.values_size
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """A decoder of the Llama family: RMSNorm, rotary positions, grouped-query attention, gated MLPs or experts.
 
@@ -81,6 +111,9 @@ class ModelConfig:
     learned logit without a value in its softmax (gpt-oss). attention_scale: of the scores; None for 1 / sqrt(head_dim).
     rotary_dim: elements of a head that are turned; None for all. local_rope_theta: of the sliding layers where their
     rotary embedding is another one. unrotated_layers: those whose heads are not turned at all (SmolLM3).
+
+    is_gated: q_proj also gives each head a gate, whose sigmoid its mixture of values is multiplied by (Qwen3.5). delta:
+    what some layers have in place of attention.
 
     experts: what some layers have in place of the MLP; activation: of the MLP. norms: whether a layer's branches have
     an RMSNorm before them, after them or both; norm_offset: what is added to the weights of all norms (1 in Gemma).
@@ -122,6 +155,8 @@ class ModelConfig:
     norms: NormPlacement = "before"
     norm_offset: float = 0.0
     is_joined: bool = False
+    is_gated: bool = False
+    delta: DeltaConfig | None = None
     embedding_factor: float = 1.0
     rounds_embedding_factor: bool = False
     logit_factor: float = 1.0
@@ -130,6 +165,24 @@ class ModelConfig:
     def num_norms(self) -> int:
         """RMSNorms of hidden_size in a layer."""
         return 4 if self.norms == "around" else 2
+
+    @property
+    def queries_size(self) -> int:
+        """Rows of q_proj."""
+        return self.num_heads * self.head_dim * (2 if self.is_gated else 1)
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers that have attention, and keep keys and values."""
+        return tuple(layer for layer in range(self.num_layers) if not self.has_delta(layer))
+
+    def has_delta(self, layer: int) -> bool:
+        """Whether this layer has a gated delta net in place of attention."""
+        return self.delta is not None and layer in self.delta.layers
+
+    def kept_at(self, layer: int) -> int:
+        """Where what this layer keeps of the past lies: its number among the layers that keep the same."""
+        return sum(self.has_delta(before) == self.has_delta(layer) for before in range(layer))
 
     @property
     def ropes(self) -> dict[RopeName, Rope]:
@@ -158,8 +211,8 @@ def num_parameters(config: ModelConfig) -> int:
     """Weights of the model, exactly; tied embeddings are counted once."""
     hidden, intermediate = config.hidden_size, config.intermediate_size
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    attention = hidden * (2 * q_size + 2 * kv_size)
-    attention += (q_size + 2 * kv_size) if config.attention_bias else 0
+    attention = hidden * (config.queries_size + q_size + 2 * kv_size)
+    attention += (config.queries_size + 2 * kv_size) if config.attention_bias else 0
     attention += hidden if config.attention_output_bias else 0
     attention += {"none": 0, "head": 2 * config.head_dim, "row": q_size + kv_size}[config.qk_norm]
     attention += config.num_heads if config.has_sinks else 0
@@ -167,7 +220,17 @@ def num_parameters(config: ModelConfig) -> int:
     sparse = config.experts.layers if config.experts else ()
     mlps = (config.num_layers - len(sparse)) * mlp + len(sparse) * _mixture(config)
     embeddings = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
-    return embeddings + config.num_layers * (attention + config.num_norms * hidden) + mlps + hidden
+    mixers = len(config.attention_layers) * attention + _delta_nets(config)
+    return embeddings + mixers + config.num_layers * config.num_norms * hidden + mlps + hidden
+
+
+def _delta_nets(config: ModelConfig) -> int:
+    """Weights of all gated delta nets: four projections in, one out, the convolution, decays, and the norm."""
+    delta, hidden = config.delta, config.hidden_size
+    if delta is None:
+        return 0
+    one = hidden * (delta.channels + 2 * delta.values_size + 2 * delta.value_heads)
+    return len(delta.layers) * (one + delta.channels * delta.taps + 2 * delta.value_heads + delta.value_dim)
 
 
 def _mixture(config: ModelConfig) -> int:

@@ -15,7 +15,7 @@ T = TypeVar("T")
 # What goes before the text model's names, in two ways that occur, and what takes its place.
 _PREFIXES: Final = (("language_model.", ""), ("model.language_model.", "model."))
 _OF_IMAGES: Final = tuple(
-    f"{model}{part}" for model in ("", "model.") for part in ("vision_tower.", "multi_modal_projector.")
+    f"{model}{part}" for model in ("", "model.") for part in ("vision_tower.", "multi_modal_projector.", "visual.")
 )
 
 

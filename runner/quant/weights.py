@@ -36,7 +36,7 @@ EMBEDDINGS: Final = "model.embed_tokens.weight"
 OUTPUT: Final = "lm_head.weight"
 # The GGUF types that the native backend runs: those whose dense form is not much larger than the file.
 PLAIN_GGUF_TYPES: Final = frozenset({"F32", "F16", "BF16", "Q8_0"})
-_PART_OF_MULTIMODAL: Final = frozenset({"gemma3_text"})
+_PART_OF_MULTIMODAL: Final = frozenset({"gemma3_text", "qwen3_5_text"})
 _ROPE_TABLE: Final = "rope_freqs.weight"  # llama3's divisors as llama.cpp wants them; ours follow from config.json
 
 

@@ -16,6 +16,7 @@ from typing import Final
 from runner.backends.base import Backend, LoadProgress
 from runner.config import LoadOptions
 from runner.errors import RunnerError
+from runner.model_config import ModelConfig
 from runner.types import CancelToken, ReadyModel
 
 # How often a thread on a CPU looks whether the others are done, before it lets go of its core, which one of them may be
@@ -35,9 +36,10 @@ def refusal(model: ReadyModel, options: LoadOptions) -> str | None:
     if options.kv_type == "q8_0" and (options.n_gpu_layers == 0 or not _has_kernels()):
         return "its KV cache on a CPU is f16, bf16 or f32. Choose one with --kv-type, or use --backend llamacpp."
     try:
-        return _refused_layers(_check(model), options.n_gpu_layers)
+        config = _check(model)
     except RunnerError as error:
         return f"{error.message} {error.hint}".rstrip()
+    return _refused_delta(config, options) or _refused_layers(config.num_layers, options.n_gpu_layers)
 
 
 def load(model: ReadyModel, options: LoadOptions, on_progress: LoadProgress, cancel: CancelToken) -> Backend:
@@ -81,8 +83,8 @@ def import_torch(*, for_gpu: bool) -> None:
             gc.enable()
 
 
-def _check(model: ReadyModel) -> int:
-    """The number of layers of a model whose configuration, tensor names and types this backend can run."""
+def _check(model: ReadyModel) -> ModelConfig:
+    """The configuration of a model, if this backend can run that, its tensors' names and their types."""
     from runner.backends.native.model_files import read_config, tokenizer_path
     from runner.quant.mq.manifest import read_manifest
     from runner.quant.weights import open_weights
@@ -93,7 +95,17 @@ def _check(model: ReadyModel) -> int:
         read_manifest(model.directory)  # the parts are compared with it when it is loaded: that takes torch
     else:
         open_weights(model, config)
-    return config.num_layers
+    return config
+
+
+def _refused_delta(config: ModelConfig, options: LoadOptions) -> str | None:
+    """The kernels have no delta net yet."""
+    if config.delta is None or options.n_gpu_layers == 0 or not _has_kernels():
+        return None
+    return (
+        f"on a GPU it does not run {config.model_type} yet, whose layers have a gated delta net. Use -ngl 0, or a GGUF "
+        "of the model with --backend llamacpp."
+    )
 
 
 def _has_kernels() -> bool:

@@ -142,8 +142,7 @@ class NativeBackend(Backend):
     ) -> Generator[Prefill, None, Callable[[], int]]:
         """Compute what of `prompt` the cache lacks; returns what gives the token after it, or raises bad_logits."""
         # The last token is computed in any case: its logits are not kept.
-        cached = min(common_prefix(self._held, prompt), len(prompt) - 1)
-        self.keep(cached)
+        cached = self.keep(min(common_prefix(self._held, prompt), len(prompt) - 1))
         yield Prefill(cached, len(prompt), cached)
         done = cached
         while len(prompt) - done > self._chunk:
@@ -195,11 +194,15 @@ class NativeBackend(Backend):
         return self._held
 
     def keep(self, length: int) -> int:
-        self._execution.cache.truncate(length)
+        kept = self._execution.cache.truncate(length)
+        self._forget(kept)
+        return kept
+
+    def _forget(self, length: int) -> None:
+        """No ids from position `length` on are in the KV cache."""
         del self._held[length:]
         if self._follower is not None:
             self._follower.keep(length)
-        return length
 
     def extend(self, tokens: Sequence[int], cancel: CancelToken) -> NDArray[np.float32] | None:
         try:
@@ -461,8 +464,9 @@ class _Stretch:
     def close(self) -> None:
         self._tokens.close()
         cache = self._backend._execution.cache
-        cache.truncate(min(cache.length, len(self._history)))  # not all that a step emitted may have been taken
-        self._hold(cache.length)
+        kept = cache.truncate(min(cache.length, len(self._history)))  # not all that a step emitted may have been taken
+        self._backend._forget(kept)
+        self._hold(kept)
 
     def _hold(self, length: int) -> None:
         """The first `length` tokens of the history are in the cache."""

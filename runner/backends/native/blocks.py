@@ -1,4 +1,5 @@
-"""The blocks that architectures are composed of: norm, attention, gated MLP, layer, decoder.
+"""The blocks that architectures are composed of: norm, attention, gated MLP, layer, decoder; and
+those of delta_net.py and moe.py.
 
 Each is a module whose parameters have the names of Hugging Face checkpoints. Which model uses which block, and with
 what, is said in architectures/; where the weights come from is the loader's business.
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from runner.backends.native.attend import attend
+from runner.backends.native.delta_net import DeltaNet
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.linear import Linear
 from runner.backends.native.rope import inverse_frequencies, rotate, rotations
@@ -47,7 +49,8 @@ class Mixing(Checkpointed, Protocol):
     def start(self) -> int | Tensor: ...
 
     def mix(self, attention: Attention, x: Tensor, layer: int) -> Tensor:
-        """The heads' mixtures of values [..., T, H * D] for x [..., T, in_features], whose keys and values it keeps."""
+        """The heads' mixtures of values [..., T, H * D] for x [..., T, in_features], whose keys and values it keeps:
+        gated, where the attention is. layer: its number among the layers that keep keys and values."""
         ...
 
 
@@ -66,11 +69,18 @@ class Pass:
 
     def mix(self, attention: Attention, x: Tensor, layer: int) -> Tensor:
         """See Mixing."""
-        q, k, v = attention.heads(x, *self.rotations[attention.rope])
+        q, k, v, gate = attention.heads(x, *self.rotations[attention.rope])
         keys, values = self.cache.put(layer, k, v)
         scale, window = attention.scale, attention.window
         mixed = attend(q, keys.to(q.dtype), values.to(q.dtype), self.start, window, scale, attention.sinks)
-        return mixed.transpose(-3, -2).flatten(-2)
+        mixed = mixed.transpose(-3, -2).flatten(-2)
+        return mixed if gate is None else mixed * gate.sigmoid()
+
+    def recur(self, net: DeltaNet, x: Tensor, layer: int) -> Tensor:
+        """See Recurring."""
+        found, after = net.outputs(x, self.cache.state(layer), self.checkpoint)
+        self.cache.put_state(layer, after, x.shape[-2])
+        return found
 
 
 class RmsNorm(nn.Module):
@@ -108,7 +118,9 @@ class Attention(nn.Module):
     or on all heads of q and on all of k ("row"). window: tokens that a token sees, itself included; None for all.
     sinks: a logit of each head, [H], that takes part in its softmax and has no value. scale: of the scores,
     1 / sqrt(head_dim) unless it is given. rope: which of the model's rotations it turns by. is_joined: q, k and v are
-    the rows of one matrix, qkv_proj. in_features: of what q, k and v read; hidden_size unless it is given.
+    the rows of one matrix, qkv_proj. is_gated: q_proj gives [H, 2, D], of each head the query and a
+    gate, whose sigmoid its mixture of values is multiplied by. in_features: of what q, k and v read; hidden_size unless
+    it is given.
     """
 
     def __init__(
@@ -123,16 +135,19 @@ class Attention(nn.Module):
         scale: float | None = None,
         rope: RopeName = "global",
         is_joined: bool = False,
+        is_gated: bool = False,
         in_features: int | None = None,
     ) -> None:
         super().__init__()
+        assert not (is_joined and is_gated)
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         width = config.hidden_size if in_features is None else in_features
         self.is_joined = is_joined
+        self.is_gated = is_gated
         if is_joined:
             self.qkv_proj = Linear(width, q_size + 2 * kv_size, bias=bias)
         else:
-            self.q_proj = Linear(width, q_size, bias=bias)
+            self.q_proj = Linear(width, 2 * q_size if is_gated else q_size, bias=bias)
             self.k_proj = Linear(width, kv_size, bias=bias)
             self.v_proj = Linear(width, kv_size, bias=bias)
         self.o_proj = Linear(q_size, config.hidden_size, bias=output_bias)
@@ -152,22 +167,26 @@ class Attention(nn.Module):
         """x: [..., T, in_features] -> [..., T, hidden]; K and V of the T tokens go into the cache."""
         return self.o_proj(run.mix(self, x, layer))  # type: ignore[no-any-return]
 
-    def heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q [..., H, T, D], k and v [..., G, T, D] of x, normed, q and k turned by cos and sin [T, R/2]."""
+    def heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """q [..., H, T, D], k and v [..., G, T, D] of x, normed, q and k turned by cos and sin [T, R/2]; the gate
+        [..., T, H * D], or None."""
         q, k, v = self.projections(x)
+        gate = None
+        if self.is_gated:
+            q, gate = (part.flatten(-2) for part in q.view(*q.shape[:-1], self.num_heads, 2, -1).unbind(-2))
         if self.norm == "row":
             q, k = self._normed(q, k)
         q, k, v = (part.view(*part.shape[:-1], -1, self.head_dim).transpose(-3, -2) for part in (q, k, v))
         if self.norm == "head":
             q, k = self._normed(q, k)
-        return rotate(q, cos, sin), rotate(k, cos, sin), v
+        return rotate(q, cos, sin), rotate(k, cos, sin), v, gate
 
     def output(self, mixed: Tensor) -> Tensor:
         """The heads' mixtures of values [..., H, T, D] through the output projection: [..., T, hidden]."""
         return self.o_proj(mixed.transpose(-3, -2).flatten(-2))  # type: ignore[no-any-return]
 
     def projections(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q [..., T, H * D], k and v [..., T, G * D]."""
+        """q [..., T, H * D], or twice that where it is gated, k and v [..., T, G * D]."""
         if not self.is_joined:
             return self.q_proj(x), self.k_proj(x), self.v_proj(x)
         kv_size = self.num_kv_heads * self.head_dim
@@ -238,22 +257,27 @@ LAYER_NORMS: Final[Mapping[NormPlacement, LayerNorms]] = {
 class Layer(nn.Module):
     """x + after(attention(before(x))), then the same with the MLP: the layer of every architecture here.
 
-    mlp: a GatedMlp, or a module with its forward. Which norms there are, and their offset, is in `config`.
+    attention: checkpoints call it self_attn, and a delta net in its place linear_attn. mlp: a GatedMlp, or a module
+    with its forward. Which norms there are, and their offset, is in `config`.
     """
 
-    def __init__(self, config: ModelConfig, *, attention: Attention, mlp: nn.Module) -> None:
+    def __init__(self, config: ModelConfig, *, attention: Attention | DeltaNet, mlp: nn.Module) -> None:
         super().__init__()
         self.norms = LAYER_NORMS[config.norms]
-        self.self_attn = attention
+        self.self_attn = attention if isinstance(attention, Attention) else None
+        self.linear_attn = attention if isinstance(attention, DeltaNet) else None
         self.mlp = mlp
         for name in dataclasses.astuple(self.norms):
             if name is not None:
                 self.add_module(name, RmsNorm(config.hidden_size, config.rms_norm_eps, config.norm_offset))
 
     def forward(self, x: Tensor, layer: int, run: Mixing) -> Tensor:
+        """layer: its number among the layers that keep the same of the past (ModelConfig.kept_at)."""
         norms = self.norms
+        attention = self.linear_attn if self.self_attn is None else self.self_attn
+        assert attention is not None
         run.checkpoint()
-        x = x + self._normed(norms.after_attention, self.self_attn(self._normed(norms.before_attention, x), layer, run))
+        x = x + self._normed(norms.after_attention, attention(self._normed(norms.before_attention, x), layer, run))
         run.checkpoint()
         return x + self._normed(norms.after_mlp, self.mlp(self._normed(norms.before_mlp, x), run))
 
@@ -311,11 +335,12 @@ class Decoder(nn.Module):
         batch: [B, T] gives [B, T, hidden], with a cache made for B. tap: see Tap.
         """
         run = self.start_pass(cache, tokens.shape[-1], tokens.device, checkpoint)
+        cache.begin(tokens.shape[-1])
         x = self.model.embed_tokens(tokens)
         for index, layer in enumerate(self.model.layers):
             if tap is not None:
                 tap(index, x)
-            x = layer(x, index, run)
+            x = layer(x, self.config.kept_at(index), run)
         if tap is not None:
             tap(len(self.model.layers), x)
         cache.advance(tokens.shape[-1])

@@ -153,8 +153,9 @@ class PlainExecution:
         if self._device.type != "cpu":
             return max(0, torch.cuda.memory_reserved(self._device) - self.weights_bytes - self.cache.nbytes)
         config = self._decoder.config
-        q_size = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-        row = 4 * config.hidden_size + 2 * config.intermediate_size + 2 * q_size
+        qkv = config.queries_size + 2 * config.num_kv_heads * config.head_dim
+        mixed = 0 if config.delta is None else 2 * config.delta.channels + 2 * config.delta.values_size
+        row = 4 * config.hidden_size + 2 * config.intermediate_size + 2 * max(qkv, mixed)
         return 4 * (self._chunk * row + config.vocab_size)
 
     def extend(self, tokens: Sequence[int], wanted: Wanted, checkpoint: Callable[[], None]) -> Tensor:

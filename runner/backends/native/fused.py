@@ -146,6 +146,7 @@ class FusedLayer:
         self.after_attention = read_norm(reader, module, name, norms.after_attention)
         self.before_mlp = read_norm(reader, module, name, norms.before_mlp)
         self.after_mlp = read_norm(reader, module, name, norms.after_mlp)
+        assert module.self_attn is not None
         self.attention = FusedAttention(module.self_attn, f"{name}.self_attn", reader)
         self.mlp = _mlp(module.mlp, f"{name}.mlp", reader)
 

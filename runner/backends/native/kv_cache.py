@@ -1,4 +1,5 @@
-"""Keys and values of a sequence, one pair of tensors a layer, grown by blocks as the sequence grows.
+"""What a model keeps of a sequence: keys and values, one pair of tensors a layer of attention, grown by blocks as the
+sequence grows, and beside them the states of layers that have a delta net (delta_state.py).
 
 It knows positions and nothing of tokens: which ids lie at them is the backend's to remember.
 """
@@ -10,6 +11,9 @@ import math
 import torch
 from torch import Tensor
 
+from runner.backends.native.delta_state import DeltaState, DeltaStates
+from runner.model_config import ModelConfig
+
 BLOCK = 256  # tokens; the unit of allocation
 _SCALE = torch.float32
 
@@ -18,7 +22,7 @@ class KvCache:
     """`length` positions of K and V, each [*batch, G, capacity, D] a layer; capacity never passes `n_ctx`.
 
     dtype: int8 adds a scale for each head's row, which the kernels write and read; `put` is for the other types.
-    batch: () for one sequence, (B,) for B sequences that have one length.
+    batch: () for one sequence, (B,) for B sequences that have one length. states: of the layers that keep none of them.
 
     Growing by half (in whole blocks) keeps the copies of a long chat linear in its length, and a short chat in a long
     context small.
@@ -34,13 +38,16 @@ class KvCache:
         dtype: torch.dtype,
         device: torch.device,
         batch: tuple[int, ...] = (),
+        states: DeltaStates | None = None,
     ) -> None:
         self.length = 0
+        self.states = states
         self.n_ctx = n_ctx
         self.capacity = 0
         self.num_layers = num_layers
         row_bytes = head_dim * dtype.itemsize + (_SCALE.itemsize if dtype == torch.int8 else 0)
-        self.bytes_per_token = math.prod(batch) * 2 * num_layers * num_kv_heads * row_bytes
+        self._bytes_of_one = 2 * num_layers * num_kv_heads * row_bytes
+        self.bytes_per_token = math.prod(batch) * self._bytes_of_one
         self._parts: dict[str, list[Tensor]] = {
             name: [torch.empty(*batch, num_kv_heads, 0, head_dim, dtype=dtype, device=device)] * num_layers
             for name in ("keys", "values")
@@ -51,9 +58,33 @@ class KvCache:
                 for name in ("key_scale", "value_scale")
             }
 
+    @classmethod
+    def of(
+        cls,
+        config: ModelConfig,
+        *,
+        n_ctx: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        kv_dtype: torch.dtype | None = None,
+        batch: tuple[int, ...] = (),
+    ) -> KvCache:
+        """Of a whole model, which computes in `dtype`. kv_dtype: of keys and values, the same unless it is given."""
+        delta = config.delta
+        return cls(
+            num_layers=len(config.attention_layers),
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            n_ctx=n_ctx,
+            dtype=dtype if kv_dtype is None else kv_dtype,
+            device=device,
+            batch=batch,
+            states=None if delta is None else DeltaStates(delta, dtype=dtype, device=device, batch=batch),
+        )
+
     @property
     def nbytes(self) -> int:
-        return self.capacity * self.bytes_per_token
+        return self.capacity * self.bytes_per_token + (0 if self.states is None else self.states.nbytes)
 
     def reserve(self, length: int) -> None:
         """Make room for `length` positions in all; what is held stays. Raises as torch does when memory is short."""
@@ -95,25 +126,49 @@ class KvCache:
         all_values[..., self.length : end, :] = values
         return all_keys[..., :end, :], all_values[..., :end, :]
 
+    def state(self, layer: int) -> DeltaState | None:
+        """The state of a delta net after `length` positions; None after none. layer: its number among these."""
+        assert self.states is not None
+        return self.states.read(layer, self.length)
+
+    def put_state(self, layer: int, state: DeltaState, n_tokens: int) -> None:
+        """Write the state of a delta net after `n_tokens` more positions, which count with `advance`, as in `put`."""
+        assert self.states is not None
+        self.states.write(layer, self.length + n_tokens, state)
+
+    def begin(self, n_tokens: int) -> None:
+        """A pass over `n_tokens` positions begins; one that is cut off may leave no state of them."""
+        if self.states is not None:
+            self.states.begin(self.length, n_tokens)
+
     def advance(self, n_tokens: int) -> None:
         assert self.length + n_tokens <= self.capacity
         self.length += n_tokens
+        if self.states is not None:
+            self.states.hold(self.length)
 
-    def truncate(self, length: int) -> None:
-        """Forget all positions from `length` on; the memory stays for what comes next."""
+    def truncate(self, length: int) -> int:
+        """Forget all positions from `length` on; the memory stays for what comes next.
+
+        Returns how many are left: 0 where no state is held to go on from there.
+        """
         assert 0 <= length <= self.length
-        self.length = length
+        self.length = length if self.states is None else self.states.keep(length)
+        return self.length
 
     def select(self, sequences: Tensor) -> None:
         """Keep these sequences of a batch, by their indices, and forget the others."""
-        (batch,) = self._parts["keys"][0].shape[:1]
-        self.bytes_per_token = self.bytes_per_token // batch * len(sequences)
+        self.bytes_per_token = len(sequences) * self._bytes_of_one
         for tensors in self._parts.values():
             for layer, tensor in enumerate(tensors):
                 tensors[layer] = tensor[sequences]
+        if self.states is not None:
+            self.states.select(sequences)
 
     def release(self) -> None:
         """Give the memory back; nothing is held then."""
         self.length = self.capacity = 0
         for tensors in self._parts.values():
             tensors[:] = [tensor[..., :0, :].clone() for tensor in tensors]
+        if self.states is not None:
+            self.states.release()

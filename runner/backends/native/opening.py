@@ -89,13 +89,8 @@ def _execution(
     cancel: CancelToken,
 ) -> Execution:
     """The model on its device: by the kernels on a GPU, by the plain modules on a CPU."""
-    cache = KvCache(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        n_ctx=need.n_ctx,
-        dtype=placement.kv_dtype,
-        device=placement.device,
+    cache = KvCache.of(
+        config, n_ctx=need.n_ctx, dtype=placement.dtype, device=placement.device, kv_dtype=placement.kv_dtype
     )
     before = torch.cuda.memory_reserved(placement.device) if placement.is_gpu else 0
     if placement.has_kernels:
@@ -150,4 +145,5 @@ def _model_info(
         bos_token=name(tokenizer.bos_id),
         eos_token=name(tokenizer.eos_id),
         note="" if placement.is_gpu else _CPU_NOTE,
+        can_go_back=config.delta is None,
     )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import psutil
 import torch
 
+from runner.backends.native.delta_state import state_bytes
 from runner.config import LoadOptions
 from runner.errors import DoesNotFit, UnsuitedOptions
 from runner.machine import default_threads
@@ -51,15 +52,20 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """Bytes that a model takes at `n_ctx` tokens of context."""
+    """Bytes that a model takes at `n_ctx` tokens of context. state_bytes: of delta nets, whatever the context."""
 
     weights_bytes: int
     kv_bytes_per_token: int
     n_ctx: int
+    state_bytes: int = 0
+
+    @property
+    def cache_bytes(self) -> int:
+        return self.state_bytes + self.kv_bytes_per_token * self.n_ctx
 
     @property
     def total_bytes(self) -> int:
-        return self.weights_bytes + self.kv_bytes_per_token * self.n_ctx
+        return self.weights_bytes + self.cache_bytes
 
 
 def place(options: LoadOptions) -> Placement:
@@ -106,14 +112,19 @@ def prefill_chunk(config: ModelConfig, placement: Placement, options: LoadOption
     """
     if placement.is_gpu:
         return options.chunk(is_native_gpu=True)
-    largest = config.hidden_size * max(config.intermediate_size, config.num_heads * config.head_dim)
+    channels = 0 if config.delta is None else config.delta.channels
+    largest = config.hidden_size * max(config.intermediate_size, config.queries_size, channels)
     return max(1, min(options.chunk(), int(_FLOP_BETWEEN_CHECKS / (2 * largest))))
 
 
 def needs(config: ModelConfig, weights: Weights, placement: Placement, n_ctx: int) -> Needs:
     row = config.head_dim * placement.kv_dtype.itemsize + (4 if placement.kv_dtype == torch.int8 else 0)
-    per_token = 2 * config.num_layers * config.num_kv_heads * row
-    return Needs(weights_bytes=_weights_bytes(weights, placement), kv_bytes_per_token=per_token, n_ctx=n_ctx)
+    return Needs(
+        weights_bytes=_weights_bytes(weights, placement),
+        kv_bytes_per_token=2 * len(config.attention_layers) * config.num_kv_heads * row,
+        n_ctx=n_ctx,
+        state_bytes=state_bytes(config.delta, placement.dtype),
+    )
 
 
 def _weights_bytes(weights: Weights, placement: Placement) -> int:
@@ -161,22 +172,22 @@ def first_capacity(need: Needs, free: int) -> int:
     A cache that grows moves, and the graphs that were recorded with it are lost. Attention looks at all of its splits,
     so that much more would cost short answers time.
     """
-    affordable = int(_SHARE_OF_FREE * free / need.kv_bytes_per_token)
+    affordable = int(_SHARE_OF_FREE * free / max(1, need.kv_bytes_per_token))
     return min(need.n_ctx, _FIRST_CAPACITY, affordable)
 
 
 def what_would_fit(need: Needs, free: int) -> str:
-    n_ctx = (free - need.weights_bytes) // need.kv_bytes_per_token // 256 * 256
+    n_ctx = (free - need.weights_bytes - need.state_bytes) // max(1, need.kv_bytes_per_token) // 256 * 256
     if n_ctx >= 512:
         return f"A context of {min(n_ctx, need.n_ctx)} tokens would fit: -c {min(n_ctx, need.n_ctx)}."
     return "Use a smaller model, or a quantized GGUF of this one with --backend llamacpp."
 
 
 def _what_was_asked(need: Needs, placement: Placement, free: int) -> str:
-    kv = need.kv_bytes_per_token * need.n_ctx
     kind = "" if placement.has_kernels else f" as {str(placement.dtype).removeprefix('torch.')}"
     return (
-        f"The weights{kind} take {_gib(need.weights_bytes)} and the KV cache for {need.n_ctx} tokens {_gib(kv)}; "
+        f"The weights{kind} take {_gib(need.weights_bytes)} and the KV cache for {need.n_ctx} tokens "
+        f"{_gib(need.cache_bytes)}; "
         f"{placement.name} has {_gib(free)} free."
     )
 

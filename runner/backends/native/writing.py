@@ -14,6 +14,7 @@ from torch import Tensor
 
 from runner.backends.base import Tokenizer
 from runner.backends.native.blocks import Decoder, go_on
+from runner.backends.native.delta_state import state_bytes
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.loader import load_model
 from runner.errors import DoesNotFit, UnsupportedModel
@@ -64,7 +65,8 @@ def batch_size(config: ModelConfig, length: int, device: torch.device) -> int:
     """
     if device.type == "cpu":
         return 64
-    per_sequence = 4 * config.num_layers * config.num_kv_heads * config.head_dim * length
+    per_sequence = 4 * len(config.attention_layers) * config.num_kv_heads * config.head_dim * length
+    per_sequence += state_bytes(config.delta, torch.bfloat16, n_slots=1)
     return max(1, min(256, int(torch.cuda.mem_get_info(device)[1] / 10 / per_sequence)))
 
 
@@ -127,16 +129,7 @@ def _laid_out(starts: Sequence[Sequence[int]], length: int, device: torch.device
 
 
 def _cache(decoder: Decoder, batch: int, length: int, like: Tensor) -> KvCache:
-    config = decoder.config
-    cache = KvCache(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        n_ctx=length,
-        dtype=like.dtype,
-        device=like.device,
-        batch=(batch,),
-    )
+    cache = KvCache.of(decoder.config, n_ctx=length, dtype=like.dtype, device=like.device, batch=(batch,))
     cache.reserve(length)
     return cache
 

@@ -210,15 +210,7 @@ def trained(model: Path, text: Sequence[int], steps: int) -> Eagle3Head:
         config, open_weights(ready(model), config), torch.device("cpu"), purpose="To test", hint="none"
     )
     tokens = torch.tensor([text])
-    cache = KvCache(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        n_ctx=1024,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-        batch=(1,),
-    )
+    cache = KvCache.of(config, n_ctx=1024, dtype=torch.float32, device=torch.device("cpu"), batch=(1,))
     cache.reserve(len(text))
     with torch.no_grad():
         _, captured = capture_sequences(decoder, tokens, cache, head.config.captured(config.num_layers), go_on)

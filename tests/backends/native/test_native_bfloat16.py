@@ -37,14 +37,7 @@ def ours(directory: Path, config: ModelConfig) -> Tensor:
     decoder = load_model(
         config, weights, dtype=torch.bfloat16, device=CPU, on_progress=lambda _: None, cancel=CancelToken()
     )
-    cache = KvCache(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        n_ctx=64,
-        dtype=torch.bfloat16,
-        device=CPU,
-    )
+    cache = KvCache.of(config, n_ctx=64, dtype=torch.bfloat16, device=CPU)
     cache.reserve(len(IDS))
     return decoder.logits(decoder(torch.tensor(IDS), cache, lambda: None))
 

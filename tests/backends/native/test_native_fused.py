@@ -63,14 +63,7 @@ MODELS = (
 
 
 def cache(config: ModelConfig, dtype: torch.dtype = torch.float32, n_ctx: int = 64) -> KvCache:
-    return KvCache(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        n_ctx=n_ctx,
-        dtype=dtype,
-        device=DEVICE,
-    )
+    return KvCache.of(config, n_ctx=n_ctx, dtype=torch.float32, device=DEVICE, kv_dtype=dtype)
 
 
 def plain(config: ModelConfig, weights: Weights) -> PlainExecution:

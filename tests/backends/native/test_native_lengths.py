@@ -56,9 +56,9 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     write_directory(directory, config_of(request.param, 2) | sizes, "mq4", is_hashed=False)
     device, config = torch.device("cuda"), read_config(directory)
     kind = {"dtype": torch.float32, "device": device}
-    weights, heads = PackedWeights(directory), {"num_kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
+    weights = PackedWeights(directory)
     decoder = load_model(config, weights, on_progress=lambda _: None, cancel=CancelToken(), **kind)
-    cache = KvCache(num_layers=config.num_layers, n_ctx=N_CTX, **heads, **kind)
+    cache = KvCache.of(config, n_ctx=N_CTX, **kind)
     fused = fused_execution(directory, N_CTX)
     yield Pair(
         fused=fused,

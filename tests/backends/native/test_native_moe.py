@@ -54,14 +54,7 @@ def decoder(directory: Path, dtype: torch.dtype) -> Any:
     )
 
     def logits(ids: list[int]) -> np.ndarray[Any, Any]:
-        cache = KvCache(
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            n_ctx=256,
-            dtype=dtype,
-            device=torch.device("cpu"),
-        )
+        cache = KvCache.of(config, n_ctx=256, dtype=dtype, device=torch.device("cpu"))
         cache.reserve(len(ids))
         with torch.inference_mode():
             rows: np.ndarray[Any, Any] = model.logits(model(torch.tensor(ids), cache, lambda: None)).numpy()

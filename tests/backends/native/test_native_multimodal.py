@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    PreTrainedModel,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+)
 
 from runner.backends import choose, native
 from runner.config import LoadOptions
@@ -36,15 +42,41 @@ VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "n
 VISION |= {"image_size": 28, "patch_size": 14}
 
 
-@pytest.fixture
-def whole(tmp_path: Path) -> tuple[Path, Gemma3ForConditionalGeneration]:
-    config = Gemma3Config(text_config=TEXT, vision_config=VISION, mm_tokens_per_image=4, eos_token_id=[258, 256])
-    torch.manual_seed(7)
-    model = Gemma3ForConditionalGeneration(config).eval()
+QWEN_TEXT = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 76,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "max_position_embeddings": 128,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "initializer_range": 0.2,
+    "eos_token_id": 258,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 99.0, "mrope_section": [1, 1, 1]},
+}
+QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48}
+QWEN_VISION |= {"patch_size": 4, "num_position_embeddings": 16}
+
+
+def randomized(model: PreTrainedModel) -> PreTrainedModel:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model.eval()
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> tuple[Path, Gemma3ForConditionalGeneration]:
+    config = Gemma3Config(text_config=TEXT, vision_config=VISION, mm_tokens_per_image=4, eos_token_id=[258, 256])
+    torch.manual_seed(7)
+    model = randomized(Gemma3ForConditionalGeneration(config))
     return save(model, tmp_path), model
 
 
@@ -95,3 +127,24 @@ def test_a_text_model_of_another_kind_is_refused_by_its_key(
     reason = native.refusal(ready(directory), LoadOptions())
     assert reason is not None
     assert "final_logit_softcapping = 30.0" in reason
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_qwen3_5_is_read_as_its_text_model(is_tied: bool, tmp_path: Path) -> None:
+    text = QWEN_TEXT | {"tie_word_embeddings": is_tied}
+    config = Qwen3_5Config(text_config=text, vision_config=QWEN_VISION, tie_word_embeddings=is_tied)
+    torch.manual_seed(7)
+    model = randomized(Qwen3_5ForConditionalGeneration(config))
+    path = save(model, tmp_path) / "model.safetensors"
+    tensors = load_file(path)
+    assert any(name.startswith("model.visual.") for name in tensors)
+    save_file({**tensors, "mtp.fc.weight": torch.zeros(2, 2)}, path, {"format": "pt"})  # a head that is set aside
+    with torch.inference_mode():
+        expected = model(input_ids=torch.tensor([IDS])).logits[0].float().numpy()
+    backend = load(ready(tmp_path))
+    found = np.stack([entry.values for entry in backend.score(IDS)])
+    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
+    text_parameters = sum(parameter.numel() for parameter in model.model.language_model.parameters())
+    text_parameters += 0 if is_tied else model.lm_head.weight.numel()
+    assert backend.info.num_parameters == text_parameters
+    assert backend.info.architecture == "qwen3_5_text"

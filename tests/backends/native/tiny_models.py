@@ -41,6 +41,14 @@ _LLAMA3 = {
 _EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
 _GPT_OSS = {"num_local_experts": 7, "num_experts_per_tok": 3, "sliding_window": 6, "pad_token_id": None}
 _GEMMA = {"head_dim": 18, "pad_token_id": 0, "query_pre_attn_scalar": 30, "sliding_window": 6}
+_QWEN3_5 = {
+    "head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
 _GRANITE = {"embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 3.0}
 _LOCAL_ROPE = {"rope_type": "default", "rope_theta": 50.0}
 _LONGROPE = {
@@ -70,6 +78,25 @@ TINY: Mapping[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("qwen3", {"head_dim": 18, "tie_word_embeddings": True}),
     "qwen3-biases": ("qwen3", {"head_dim": 10, "attention_bias": True}),
+    "qwen3-5": ("qwen3_5_text", {**_QWEN3_5, "tie_word_embeddings": True}),
+    "qwen3-5-biases-untied-wide-rope": (
+        "qwen3_5_text",
+        {
+            **_QWEN3_5,
+            "layer_types": None,
+            "full_attention_interval": 2,
+            "linear_conv_kernel_dim": 3,
+            "rms_norm_eps": 0.01,
+            "attention_bias": True,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 99.0,
+                "partial_rotary_factor": 0.5,
+                "mrope_interleaved": True,
+                "mrope_section": [3, 2, 1],
+            },
+        },
+    ),
     "gemma3": ("gemma3_text", {**_GEMMA, "sliding_window_pattern": 3}),
     "gemma3-global-rope-scaled-in-first-layer": (
         "gemma3_text",

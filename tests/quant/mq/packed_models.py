@@ -54,14 +54,7 @@ def logits(config: ModelConfig, weights: Weights) -> NDArray[np.float64]:
         on_progress=lambda _: None,
         cancel=CancelToken(),
     )
-    cache = KvCache(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        n_ctx=128,
-        dtype=torch.float64,
-        device=torch.device("cpu"),
-    )
+    cache = KvCache.of(config, n_ctx=128, dtype=torch.float64, device=torch.device("cpu"))
     cache.reserve(len(IDS))
     with torch.inference_mode():
         hidden = model(torch.tensor(IDS), cache, lambda: None)

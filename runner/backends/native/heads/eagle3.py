@@ -167,7 +167,7 @@ class Eagle3Head(nn.Module):
             rotation = self._rotary(step, n_rows, states.device)
             layer = self.midlayer
             joined, residual = layer.joined(states[:, :n_rows], embeddings[:, 1 + step :])
-            q, k, v = layer.self_attn.heads(joined, *rotation)
+            q, k, v, _ = layer.self_attn.heads(joined, *rotation)
             chain = [(keys[..., :n_rows, :], values[..., :n_rows, :]) for keys, values in (*chain, (k, v))]
             mixed = _attend_chain(q, chain, layer.self_attn.scale)
             x = layer.finished(residual, layer.self_attn.output(mixed), _Unchecked())

@@ -1,0 +1,109 @@
+"""What the delta nets of a model keep of a sequence: of each layer a few states, each of them that of another length.
+
+A state has no positions that could be cut off: to go back is to have kept an earlier one. The state after p tokens lies
+in slot p % SLOTS, so a step of one token reads one slot and writes the next by its position alone, and the last four
+tokens can be taken back. It knows positions and nothing of tokens or of the mathematics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from runner.model_config import DeltaConfig
+
+SLOTS: Final = 5
+
+
+@dataclass(frozen=True)
+class DeltaState:
+    """The state of one layer: its matrices [*batch, Hv, Dk, Dv] float32, and the last inputs of its convolution
+    [*batch, taps - 1, C]."""
+
+    matrices: Tensor
+    past: Tensor
+
+
+class DeltaStates:
+    """matrices, past: of each layer, [slots, ...] (see DeltaState); what is in them counts as `positions` says.
+
+    positions: how many tokens the state in each slot comes after; None where it is spoilt or was never written. After 0
+    tokens all is zero, which lies nowhere: no slot is read then. dtype: of `past`, what the model computes in. batch:
+    () for one sequence, (B,) for B of one length, of which none goes back: they have one slot.
+    """
+
+    def __init__(
+        self,
+        config: DeltaConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        batch: tuple[int, ...] = (),
+    ) -> None:
+        self.n_slots = 1 if batch else SLOTS
+        self.positions: list[int | None] = [None] * self.n_slots
+        matrices = (self.n_slots, *batch, config.value_heads, config.key_dim, config.value_dim)
+        past = (self.n_slots, *batch, config.taps - 1, config.channels)
+        self.matrices = [torch.zeros(matrices, dtype=torch.float32, device=device) for _ in config.layers]
+        self.past = [torch.zeros(past, dtype=dtype, device=device) for _ in config.layers]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (*self.matrices, *self.past))
+
+    def read(self, layer: int, length: int) -> DeltaState | None:
+        """The state of a layer after `length` tokens, as views; None after 0."""
+        if length == 0:
+            return None
+        slot = self.slot(length)
+        return DeltaState(self.matrices[layer][slot], self.past[layer][slot])
+
+    def write(self, layer: int, length: int, state: DeltaState) -> None:
+        """Put the state of a layer after `length` tokens where it belongs; it is known once all layers are (`hold`)."""
+        slot = self.slot(length)
+        self.matrices[layer][slot] = state.matrices
+        self.past[layer][slot] = state.past
+
+    def slot(self, length: int) -> int:
+        return length % self.n_slots
+
+    def begin(self, start: int, n_tokens: int) -> None:
+        """A pass over `n_tokens` tokens after `start` others begins, which writes the state after the last of them."""
+        assert self.has(start)
+        self.positions[self.slot(start + n_tokens)] = None
+
+    def hold(self, length: int) -> None:
+        """That state is there, in all layers."""
+        self.positions[self.slot(length)] = length
+
+    def has(self, length: int) -> bool:
+        return length == 0 or self.positions[self.slot(length)] == length
+
+    def keep(self, length: int) -> int:
+        """Go back to the first `length` tokens: how many it is gone back to, 0 where that state is not held."""
+        kept = length if self.has(length) else 0
+        self.positions = [at if at is not None and at <= kept else None for at in self.positions]
+        return kept
+
+    def select(self, sequences: Tensor) -> None:
+        """Keep these sequences of a batch, by their indices, and forget the others."""
+        for tensors in (self.matrices, self.past):
+            tensors[:] = [tensor[:, sequences] for tensor in tensors]
+
+    def release(self) -> None:
+        """Give the memory back; nothing is held then."""
+        self.positions = [None] * self.n_slots
+        for tensors in (self.matrices, self.past):
+            tensors[:] = [tensor[:0].clone() for tensor in tensors]
+
+
+def state_bytes(config: DeltaConfig | None, dtype: torch.dtype, *, n_slots: int = SLOTS) -> int:
+    """What the states of one sequence take."""
+    if config is None:
+        return 0
+    matrices = torch.float32.itemsize * config.value_heads * config.key_dim * config.value_dim
+    past = dtype.itemsize * (config.taps - 1) * config.channels
+    return len(config.layers) * n_slots * (matrices + past)

@@ -1,0 +1,216 @@
+"""Models whose layers keep a state: what of a text can be gone back to, and that all else is begun anew.
+
+That their logits are transformers' is shown in test_native_logits.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from runner.backends import native
+from runner.backends.base import Prefill
+from runner.backends.native.backend import NativeBackend
+from runner.backends.native.blocks import go_on
+from runner.backends.native.delta_state import SLOTS, DeltaState, DeltaStates, state_bytes
+from runner.backends.native.kv_cache import KvCache
+from runner.backends.native.writing import write_batch
+from runner.config import LoadOptions
+from runner.model_config import DeltaConfig
+from runner.types import CancelToken
+from tests.backends.conformance import prefills, take
+from tests.backends.native.test_native_logits import relative_error
+from tests.backends.native.tiny_models import VOCAB, load, make, ready, save
+
+CPU = torch.device("cpu")
+IDS = [int(token) for token in np.random.default_rng(4).integers(0, VOCAB, 60)]
+DELTA = DeltaConfig(key_heads=1, value_heads=2, key_dim=2, value_dim=3, taps=4, layers=(0, 2))
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return save(make("qwen3-5"), tmp_path)
+
+
+@pytest.fixture
+def backend(tiny: Path) -> NativeBackend:
+    return load(ready(tiny), batch_size=10)  # two times SLOTS: the slot that such a pass reads is the one it writes
+
+
+def last(backend: NativeBackend, ids: Sequence[int]) -> np.ndarray:
+    found = backend.extend(ids, CancelToken())
+    assert found is not None
+    return found.copy()
+
+
+def states(length: int) -> DeltaStates:
+    """Of a text that was read token by token."""
+    found = DeltaStates(DELTA, dtype=torch.float32, device=CPU)
+    for start in range(length):
+        step(found, start, 1)
+    return found
+
+
+def step(found: DeltaStates, start: int, n_tokens: int) -> None:
+    """A pass that leaves the number of tokens in the state, as far as a test can tell states apart."""
+    found.begin(start, n_tokens)
+    for layer in range(len(DELTA.layers)):
+        matrices = torch.full((2, 2, 3), float(start + n_tokens))
+        found.write(layer, start + n_tokens, DeltaState(matrices, torch.zeros(3, 10)))
+    found.hold(start + n_tokens)
+
+
+def number(found: DeltaStates, length: int) -> float:
+    state = found.read(1, length)
+    assert state is not None
+    return float(state.matrices[0, 0, 0])
+
+
+def test_the_last_four_tokens_can_be_taken_back_and_no_more() -> None:
+    for back in range(SLOTS):
+        found = states(12)
+        assert found.keep(12 - back) == 12 - back
+        assert number(found, 12 - back) == 12 - back
+    assert states(12).keep(12 - SLOTS) == 0
+    assert states(12).keep(0) == 0
+
+
+def test_before_the_first_token_there_is_no_state_to_read() -> None:
+    found = states(3)
+    assert found.keep(0) == 0
+    assert found.read(0, 0) is None
+    assert found.positions == [None] * SLOTS
+
+
+def test_a_pass_over_many_tokens_leaves_the_state_after_the_last_and_those_before_the_first() -> None:
+    found = states(6)
+    step(found, 6, 7)
+    assert [length for length in range(1, 14) if found.has(length)] == [2, 4, 5, 6, 13]
+
+
+def test_what_was_taken_back_is_no_state_of_what_is_written_in_its_place() -> None:
+    found = states(10)
+    assert found.keep(8) == 8
+    step(found, 8, 3)  # over position 10, whose slot still has what came after 10 other tokens
+    assert found.keep(10) == 0
+
+
+def test_a_pass_that_was_cut_off_spoils_the_state_that_it_would_have_written_alone() -> None:
+    found = states(7)
+    found.begin(7, 3)
+    assert found.keep(7) == 7
+    found = states(7)
+    found.begin(7, SLOTS)  # which would have written where it reads
+    assert found.keep(7) == 0
+
+
+def test_the_memory_is_what_the_arithmetic_says() -> None:
+    found = DeltaStates(DELTA, dtype=torch.bfloat16, device=CPU)
+    assert found.nbytes == state_bytes(DELTA, torch.bfloat16) == 2 * SLOTS * (4 * 12 + 2 * 3 * 10)
+    found.release()
+    assert found.nbytes == 0
+
+
+def test_a_text_that_goes_on_after_tokens_were_taken_back_is_that_of_a_cold_start(backend: NativeBackend) -> None:
+    cold = load(backend._model)
+    last(backend, IDS[:20])
+    for token in IDS[20:26]:
+        last(backend, [token])
+    for length in (26, 24, 22):
+        assert backend.keep(length) == length
+        more = [7, 8, 9] if length == 22 else []
+        if more:
+            assert relative_error(last(backend, more), last(cold, [*IDS[:22], *more])) < 1e-5
+    assert backend.held == [*IDS[:22], 7, 8, 9]
+
+
+def test_what_cannot_be_gone_back_to_is_begun_anew_and_says_so(backend: NativeBackend) -> None:
+    last(backend, IDS[:30])
+    assert backend.keep(20) == 0
+    assert backend.held == []
+    assert relative_error(last(backend, IDS[:20]), last(load(backend._model), IDS[:20])) < 1e-5
+
+
+def test_a_chat_goes_on_and_an_edited_message_begins_anew(backend: NativeBackend) -> None:
+    answer = take(backend, IDS[:21], 6)
+    longer = [*IDS[:21], *answer, *IDS[30:41]]
+    assert prefills(backend, longer)[0] == Prefill(26, len(longer), 26)  # all that was computed: not the last token
+    edited = [*IDS[:10], *IDS[40:50]]
+    assert prefills(backend, edited)[0] == Prefill(0, len(edited), 0)
+    assert take(backend, edited, 8) == take(load(backend._model), edited, 8)
+
+
+def test_an_answer_that_is_made_again_is_the_same(backend: NativeBackend) -> None:
+    once = take(backend, IDS[:33], 12)
+    assert take(backend, IDS[:33], 12) == once
+
+
+@pytest.mark.parametrize("n_products", [1, 7, 30])
+@pytest.mark.parametrize("n_held", [0, 10, 13])
+def test_a_cancelled_prefill_leaves_nothing_that_is_taken_for_a_state(
+    backend: NativeBackend, n_products: int, n_held: int
+) -> None:
+    class After(CancelToken):
+        """Is set once that many products were computed."""
+
+        looks = 0
+
+        @property
+        def is_cancelled(self) -> bool:
+            self.looks += 1
+            return self.looks > n_products
+
+    if n_held:
+        last(backend, IDS[:n_held])
+    assert backend.extend(IDS[n_held : n_held + 10], After()) is None
+    assert take(backend, IDS[:35], 8) == take(load(backend._model), IDS[:35], 8)
+
+
+def test_it_says_that_it_cannot_go_back(backend: NativeBackend) -> None:
+    assert not backend.info.can_go_back
+
+
+def test_its_memory_has_the_states(backend: NativeBackend) -> None:
+    delta = backend._config.delta
+    assert delta is not None
+    before = backend.memory().kv_cache_bytes
+    last(backend, IDS[:5])
+    assert before - backend._execution.cache.capacity * 2 * 2 * 24 * 4 == state_bytes(delta, torch.float32)
+    assert backend._need.state_bytes == state_bytes(delta, torch.float32)
+
+
+def test_texts_written_at_once_are_those_that_are_written_alone(backend: NativeBackend) -> None:
+    decoder = backend._execution._decoder
+    starts = [IDS[:9], IDS[20:33], IDS[40:45]]
+    with torch.inference_mode():
+        greedy = [0.0] * len(starts)
+        together = write_batch(decoder, starts, 24, vocab_size=VOCAB, seed=0, temperatures=greedy)
+    for row, start in zip(together.tolist(), starts, strict=True):
+        assert row == [*start, *take(backend, start, 24 - len(start))]
+
+
+def test_sequences_of_a_batch_keep_their_states_when_others_are_left_out(backend: NativeBackend) -> None:
+    decoder = backend._execution._decoder
+    ids = torch.tensor([IDS[:12], IDS[20:32], IDS[40:52]])
+    cache = KvCache.of(decoder.config, n_ctx=16, dtype=torch.float32, device=CPU, batch=(3,))
+    cache.reserve(16)
+    with torch.inference_mode():
+        whole = decoder.logits(decoder(ids, cache, go_on))[:, -1]
+        cache.truncate(0)
+        decoder(ids[:, :8], cache, go_on)
+        cache.select(torch.tensor([2, 0]))
+        found = decoder.logits(decoder(ids[[2, 0], 8:], cache, go_on))[:, -1]
+    assert relative_error(found.numpy(), whole[[2, 0]].numpy()) < 1e-5
+
+
+def test_on_a_gpu_it_is_refused_with_what_runs_it(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_has_kernels", lambda: True)
+    reason = native.refusal(ready(tiny), LoadOptions())
+    assert reason is not None
+    assert "qwen3_5_text" in reason
+    assert "-ngl 0" in reason
+    assert native.refusal(ready(tiny), LoadOptions(n_gpu_layers=0)) is None
