@@ -1,4 +1,4 @@
-"""Conversations with the real engine in its child process, on the scripted backend."""
+"""Conversations with the real engine in its child process, on the scripted backend, or with a model of states."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from runner.errors import ContextOverflow, EngineDied
 from runner.events import Finished, Progress, TextDelta
 from runner.paths import user_paths
 from runner.store import Store
+from tests.backends.native.tiny_models import make, save
 
 
 @pytest.fixture
@@ -113,3 +114,31 @@ def test_a_message_that_does_not_fit_the_context_is_handed_back(
     assert conversation.unsent == "word " * 400
     list(conversation.send("short"))
     assert [content for content, _ in kept(conversation, store)] == ["q", "one", "short", "two"]
+
+
+def test_a_model_that_cannot_go_back_answers_again_and_is_asked_otherwise(
+    engine: EngineProcess, store: Store, tmp_path: Path
+) -> None:
+    """Its layers keep a state, which is none of an earlier text."""
+    model = save(make("qwen3-5", max_position_embeddings=1024), tmp_path / "qwen")
+    turn = "<|begin|>{{ message.role }}: {{ message.content }}<|end|>"
+    template = "{% for message in messages %}" + turn + "{% endfor %}<|begin|>assistant: "
+    (model / "chat_template.jinja").write_text(template)
+
+    def begun() -> Conversation:
+        for _ in engine.load(str(model), LoadOptions(n_gpu_layers=0, n_threads=1)):
+            pass
+        params = SamplingParams(temperature=0, max_tokens=12)
+        conversation = Conversation(engine, model=str(model), store=store, params=params)
+        list(conversation.send("Tell me about cats."))
+        return conversation
+
+    conversation = begun()
+    list(conversation.send("And of dogs?"))
+    once = conversation.last_answer
+    list(conversation.regenerate())
+    assert conversation.last_answer == once
+    list(conversation.edit_last("And of horses?"))
+    fresh = begun()
+    list(fresh.send("And of horses?"))
+    assert conversation.last_answer == fresh.last_answer != once

@@ -187,6 +187,18 @@ def test_a_model_that_cannot_go_back_is_run_without_and_says_so(
     engine.close()
 
 
+def test_a_model_with_delta_nets_is_run_without_and_drafts_for_none(engine: Engine, tmp_path: Path) -> None:
+    model = tiny_models.save(tiny_models.make("qwen3-5"), tmp_path / "qwen")
+    (tmp_path / "head").mkdir()
+    for asked in ({}, {"speculation": "suffix"}, {"speculation": "mtp"}, {"speculation": "eagle3", "draft": "head"}):
+        given = {"draft": str(tmp_path / "head")} if "draft" in asked else {}
+        loaded, _ = load(engine, model, n_gpu_layers=0, **asked | given)
+        assert loaded.speculation.startswith("off: this model cannot go back"), asked
+    with pytest.raises(UnsuitedOptions, match="cannot draft: its recurrent layers"):
+        load(engine, "demo", draft=str(model), n_gpu_layers=0)
+    engine.close()
+
+
 @pytest.mark.parametrize("backend", ["llamacpp", "native"])
 def test_an_answer_that_quotes_a_file_is_drafted_from_it(engine: Engine, tmp_path: Path, backend: str) -> None:
     params = SamplingParams(temperature=0.8, seed=5, max_tokens=80)

@@ -10,6 +10,7 @@ from gguf import GGUFWriter
 from safetensors.numpy import save_file
 
 from runner.backends import llamacpp
+from runner.backends.native.delta_state import SLOTS
 from runner.config import LoadOptions
 from runner.errors import BadModelFile, DoesNotFit
 from runner.events import Notice
@@ -99,6 +100,8 @@ def test_kv_cache_by_kind_of_layer() -> None:
     assert parts["window"].size_bytes == parts["full"].size_bytes  # llama.cpp keeps windows whole
     assert parts["window"].window == 512
     assert parts["state"].size_bytes == 4 * 1000  # float32, whatever the KV type
+    ours = {part.kind: part for part in estimate(facts, LoadOptions(), machine(64), "native").kv_parts}
+    assert ours["state"].size_bytes == SLOTS * 4 * 1000
     assert parts["shared"].size_bytes == 0
 
 

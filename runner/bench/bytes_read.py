@@ -86,5 +86,4 @@ def kv_bytes_per_position(model: ReadyModel, options: LoadOptions, info: ModelIn
     n_gpu_layers = options.n_gpu_layers if info.n_gpu_layers else 0
     wanted = dataclasses.replace(options, ctx_size=_BLOCK, n_gpu_layers=n_gpu_layers)
     fit = estimate(facts, wanted, devices(), info.backend)
-    states = sum(cache.state_bytes for cache in facts.shape.caches)
-    return (fit.estimated.kv_cache_bytes - states) / _BLOCK
+    return sum(part.size_bytes for part in fit.kv_parts if part.kind != "state") / _BLOCK

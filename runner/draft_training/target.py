@@ -55,13 +55,21 @@ class TargetFiles:
 
 
 def open_target(model: ReadyModel) -> TargetFiles:
-    """Read the headers of a model's files. Raises UnsupportedModel for one that the native backend does not run."""
+    """Read the headers of a model's files.
+
+    Raises UnsupportedModel for one that the native backend does not run, or that nothing can draft for.
+    """
     if model.format not in ("safetensors", "gguf", "packed"):
         raise UnsupportedModel(
             f"{model.name} is {model.format}, and a drafter is trained on the native backend's models.",
             hint="Give a model in safetensors, a packed one, or a GGUF with its Hugging Face files beside it.",
         )
     config = read_config(model.directory)
+    if config.delta is not None:
+        raise UnsupportedModel(
+            f"Nothing can draft for {model.name}: it cannot go back, as its recurrent layers keep no earlier state.",
+            hint="Train a head for a model with attention alone.",
+        )
     try:
         weights = PackedWeights(model.directory) if model.format == "packed" else open_weights(model, config)
     except UnsupportedModel as error:

@@ -74,21 +74,23 @@ class KvPart:
 
 @dataclass(frozen=True, kw_only=True)
 class _Ways:
-    """How a backend holds a model. ctx_block: the context is rounded up to a multiple. gpus: kinds that it uses."""
+    """How a backend holds a model. ctx_block: the context is rounded up to a multiple. states: how many of each layer
+    that has one. gpus: kinds that it uses."""
 
     ctx_block: int
     keeps_windows_whole: bool
     splits: bool
+    states: int
     gpus: tuple[str, ...]
 
 
 # llama.cpp: measured with llama-cpp-python 0.3.36. Its default is swa_full, by which layers with a window have cells
 # for all of the context: it lets the cache be cut anywhere. Recurrent states are float32 whatever --kv-type says.
-# native: its cache has one length for all layers.
+# native: its cache has one length for all layers, and states are those of five lengths (delta_state.py).
 _WAYS: Final[Mapping[BackendName, _Ways]] = {
-    "llamacpp": _Ways(ctx_block=256, keeps_windows_whole=True, splits=True, gpus=("cuda", "rocm", "metal")),
-    "native": _Ways(ctx_block=1, keeps_windows_whole=True, splits=False, gpus=("cuda", "rocm")),
-    "fake": _Ways(ctx_block=1, keeps_windows_whole=False, splits=False, gpus=()),
+    "llamacpp": _Ways(ctx_block=256, keeps_windows_whole=True, splits=True, states=1, gpus=("cuda", "rocm", "metal")),
+    "native": _Ways(ctx_block=1, keeps_windows_whole=True, splits=False, states=5, gpus=("cuda", "rocm")),
+    "fake": _Ways(ctx_block=1, keeps_windows_whole=False, splits=False, states=1, gpus=()),
 }
 
 
@@ -139,7 +141,7 @@ def _need(
     ways = _WAYS[backend]
     cells = -(-n_ctx // ways.ctx_block) * ways.ctx_block
     per_element = _KV_BYTES[_kv_type(options, backend, on_gpu=on_gpu)]
-    parts = _kv_parts(facts.shape, cells, per_element, is_window_whole=ways.keeps_windows_whole)
+    parts = _kv_parts(facts.shape, cells, per_element, ways)
     workspace = {"llamacpp": _llamacpp_workspace, "native": _native_workspace}.get(backend)
     chunk = min(options.chunk(is_native_gpu=backend == "native" and on_gpu), n_ctx)  # no prompt is longer
     need = MemoryUse(
@@ -175,20 +177,19 @@ def held_bytes(
     return (2 if on_gpu else 4) * num_parameters
 
 
-def _kv_parts(shape: Shape, cells: int, per_element: float, *, is_window_whole: bool) -> tuple[KvPart, ...]:
+def _kv_parts(shape: Shape, cells: int, per_element: float, ways: _Ways) -> tuple[KvPart, ...]:
     sizes: dict[tuple[CacheKind, int], list[int]] = {}
     for cache in shape.caches:
-        sizes.setdefault((cache.kind, cache.window), []).append(
-            _cache_bytes(cache, cells, per_element, is_window_whole=is_window_whole)
-        )
+        sizes.setdefault((cache.kind, cache.window), []).append(_cache_bytes(cache, cells, per_element, ways))
     return tuple(
         KvPart(kind=kind, num_layers=len(of_layers), window=window, size_bytes=sum(of_layers))
         for (kind, window), of_layers in sizes.items()
     )
 
 
-def _cache_bytes(cache: LayerCache, cells: int, per_element: float, *, is_window_whole: bool) -> int:
-    return round(cache.elements(cells, is_window_whole=is_window_whole) * per_element) + cache.state_bytes
+def _cache_bytes(cache: LayerCache, cells: int, per_element: float, ways: _Ways) -> int:
+    of_tokens = cache.elements(cells, is_window_whole=ways.keeps_windows_whole) * per_element
+    return round(of_tokens) + ways.states * cache.state_bytes
 
 
 def _llamacpp_workspace(shape: Shape, batch_size: int, cells: int, _on_gpu: bool) -> int:

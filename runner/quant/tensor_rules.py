@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from runner.errors import BadModelFile, UnsupportedModel
 from runner.model_config import ModelConfig
 
-Size = Literal["vocab", "hidden", "intermediate", "gate_up", "queries", "keys", "qkv", "head", "heads"]
+OfAttention = Literal["query_rows", "queries", "keys", "qkv", "head", "heads"]
+OfDelta = Literal["channels", "one", "taps", "values", "value_heads", "value_head"]  # of a gated delta net
+Size = Literal["vocab", "hidden", "intermediate", "gate_up"] | OfAttention | OfDelta
 Condition = Callable[[ModelConfig], bool]
 
 
@@ -65,6 +67,11 @@ class TensorRule:
     @property
     def is_per_layer(self) -> bool:
         return "{layer}" in self.source
+
+    def is_in(self, layer: int, config: ModelConfig) -> bool:
+        """Whether that layer has it, which has attention or a delta net."""
+        has_delta = config.has_delta(layer)
+        return (".self_attn." if has_delta else ".linear_attn.") not in self.source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,11 +144,21 @@ def tensors_of(architecture: Architecture, config: ModelConfig) -> tuple[Planned
         "intermediate": config.intermediate_size,
         "gate_up": 2 * config.intermediate_size,
         "qkv": (config.num_heads + 2 * config.num_kv_heads) * config.head_dim,
+        "query_rows": config.queries_size,
         "queries": config.num_heads * config.head_dim,
         "keys": config.num_kv_heads * config.head_dim,
         "head": config.head_dim,
         "heads": config.num_heads,
     }
+    if (delta := config.delta) is not None:
+        sizes |= {
+            "channels": delta.channels,
+            "one": 1,
+            "taps": delta.taps,
+            "values": delta.values_size,
+            "value_heads": delta.value_heads,
+            "value_head": delta.value_dim,
+        }
 
     def planned(rule: TensorRule, layer: int | None) -> PlannedTensor:
         turned = rule.rotary and architecture.interleaved_rotary
@@ -155,7 +172,10 @@ def tensors_of(architecture: Architecture, config: ModelConfig) -> tuple[Planned
 
     rules = [rule for rule in architecture.rules if rule.when(config)]
     whole = [planned(rule, None) for rule in rules if not rule.is_per_layer]
-    layers = [planned(rule, layer) for layer in range(config.num_layers) for rule in rules if rule.is_per_layer]
+    of_layers = [rule for rule in rules if rule.is_per_layer]
+    layers = [
+        planned(rule, layer) for layer in range(config.num_layers) for rule in of_layers if rule.is_in(layer, config)
+    ]
     return (*whole, *layers)
 
 

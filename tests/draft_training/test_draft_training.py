@@ -381,6 +381,14 @@ def test_a_model_without_a_chat_template_is_given_the_prompts_as_they_stand(tmp_
     assert [found.condition for found in report.measured] == ["as trained"]
 
 
+def test_a_model_that_cannot_go_back_is_no_target(tmp_path: Path) -> None:
+    from runner.draft_training.target import open_target
+
+    with pytest.raises(UnsupportedModel, match="cannot go back") as refused:
+        open_target(ready(save(make("qwen3-5"), tmp_path)))
+    assert "attention alone" in refused.value.hint
+
+
 def test_a_script_is_no_target(tmp_path: Path) -> None:
     from runner.draft_training.target import open_target
 

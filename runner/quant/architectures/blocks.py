@@ -52,7 +52,7 @@ ATTENTION: Final = (
     TensorRule(
         source=_LAYER + "self_attn.q_proj.weight",
         target=_BLOCK + "attn_q.weight",
-        shape=("queries", "hidden"),
+        shape=("query_rows", "hidden"),
         rotary=True,
     ),
     TensorRule(
@@ -76,7 +76,7 @@ QKV_BIASES: Final = (
     TensorRule(
         source=_LAYER + "self_attn.q_proj.bias",
         target=_BLOCK + "attn_q.bias",
-        shape=("queries",),
+        shape=("query_rows",),
         rotary=True,
         when=attention_bias,
     ),
@@ -115,6 +115,20 @@ SINKS: Final = (
     TensorRule(
         source=_LAYER + "self_attn.sinks", target=_BLOCK + "attn_sinks.weight", shape=("heads",), when=has_sinks
     ),
+)
+
+_DELTA: Final = _LAYER + "linear_attn."
+
+DELTA_NET: Final = (
+    TensorRule(source=_DELTA + "in_proj_qkv.weight", target=_BLOCK + "attn_qkv.weight", shape=("channels", "hidden")),
+    TensorRule(source=_DELTA + "in_proj_z.weight", target=_BLOCK + "attn_gate.weight", shape=("values", "hidden")),
+    TensorRule(source=_DELTA + "in_proj_b.weight", target=_BLOCK + "ssm_beta.weight", shape=("value_heads", "hidden")),
+    TensorRule(source=_DELTA + "in_proj_a.weight", target=_BLOCK + "ssm_alpha.weight", shape=("value_heads", "hidden")),
+    TensorRule(source=_DELTA + "conv1d.weight", target=_BLOCK + "ssm_conv1d.weight", shape=("channels", "one", "taps")),
+    TensorRule(source=_DELTA + "A_log", target=_BLOCK + "ssm_a", shape=("value_heads",)),
+    TensorRule(source=_DELTA + "dt_bias", target=_BLOCK + "ssm_dt.bias", shape=("value_heads",)),
+    TensorRule(source=_DELTA + "norm.weight", target=_BLOCK + "ssm_norm.weight", shape=("value_head",)),
+    TensorRule(source=_DELTA + "out_proj.weight", target=_BLOCK + "ssm_out.weight", shape=("hidden", "values")),
 )
 
 GATED_MLP: Final = (

@@ -40,6 +40,12 @@ def in_basis(weights: Weights, config: ModelConfig, rotation: Rotation) -> Weigh
             "gains belong to the unrotated stream.",
             hint="Use --rotation online.",
         )
+    if rotation == "folded" and config.is_gated:
+        raise UsageError(
+            f"The rotations of a {config.model_type} model cannot be folded: gates multiply what its heads give, "
+            "between the two matrices that a rotation of it would be part of.",
+            hint="Use --rotation online.",
+        )
     return weights if rotation == "online" else FoldedWeights(weights, config)
 
 

@@ -18,15 +18,19 @@ from runner.quant.mq.recipe import Recipe, Rule
 
 _NUMBER_OF_EXPERT: Final = re.compile(r"\.experts\.\d+\.")
 _EVERYWHERE: Final = "self_attn.v_proj"  # small with grouped queries, and the most sensitive of all
-# By layer, the first and the last ones before those between them.
+# By layer, the first and the last ones before those between them. Those of delta nets were not measured: each stands
+# after what it does the same as.
 _BY_LAYER: Final = (
     "mlp.down_proj",
     "self_attn.o_proj",
+    "linear_attn.out_proj",
     "self_attn.qkv_proj",
     "self_attn.k_proj",
+    "linear_attn.in_proj_qkv",
     "mlp.gate_proj",
     "mlp.gate_up_proj",
     "self_attn.q_proj",
+    "linear_attn.in_proj_z",
 )
 
 

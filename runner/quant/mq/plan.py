@@ -203,6 +203,7 @@ def _rules(config: ModelConfig) -> tuple[TensorRule, ...]:
         *blocks.OUTPUT_BIAS,
         *{"none": (), "head": blocks.QK_NORMS, "row": blocks.QK_ROW_NORMS}[config.qk_norm],
         *blocks.SINKS,
+        *blocks.DELTA_NET,
         *(blocks.JOINED_MLP if config.is_joined else (*blocks.GATED_MLP, *blocks.MLP_BIASES)),
     )
 

@@ -47,7 +47,7 @@ _QWEN3_5 = {
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 32,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "full_attention_interval": 2,
 }
 _GRANITE = {"embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 3.0}
 _LOCAL_ROPE = {"rope_type": "default", "rope_theta": 50.0}
@@ -83,8 +83,7 @@ TINY: Mapping[str, tuple[str, dict[str, Any]]] = {
         "qwen3_5_text",
         {
             **_QWEN3_5,
-            "layer_types": None,
-            "full_attention_interval": 2,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
             "linear_conv_kernel_dim": 3,
             "rms_norm_eps": 0.01,
             "attention_bias": True,

@@ -52,7 +52,7 @@ def replaced(source: Path, directory: Path, **tensors: torch.Tensor) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama-biases", "qwen2", "qwen3", "mistral", "phi3", "gemma3", "olmo2", "smollm3", "granite"]
+    "name", ["llama-biases", "qwen2", "qwen3", "mistral", "phi3", "gemma3", "olmo2", "smollm3", "granite", "qwen3-5"]
 )
 def test_eight_bits_give_nearly_the_logits_of_the_source_in_every_rotation_that_it_has(
     tmp_path: Path, name: str
@@ -60,7 +60,7 @@ def test_eight_bits_give_nearly_the_logits_of_the_source_in_every_rotation_that_
     directory = tiny(tmp_path / "source", name, tie_word_embeddings=True)
     weights, config = opened(directory)
     wanted = logits(config, weights)
-    for rotation in ("online", "folded") if config.norms == "before" else ("online",):
+    for rotation in ("online", "folded") if config.norms == "before" and not config.is_gated else ("online",):
         made = packed(directory, tmp_path / rotation, "mq8", rotation=rotation)
         _, new_config = opened_config(made.path)
         found = logits(new_config, PackedWeights(made.path))
