@@ -120,11 +120,18 @@ def multiply_with_sums(
 
 def normed(stream: Stream, before: Norm | None, w: Matrix, dtype: torch.dtype) -> tuple[Rows, Squares | None]:
     """norm(h), or h without one, as a product with w wants it; see activations."""
-    assert before is None or stream.eps == before.eps
-    gain, squares = (None, None) if before is None else (before.gain, stream.squares)
+    gain, squares = norm_of(stream, before)
     if stream.ready is not None:
         return stream.ready, squares
     return activations(stream.h, gain, w, dtype, squares)
+
+
+def norm_of(stream: Stream, before: Norm | None) -> tuple[Tensor | None, Squares | None]:
+    """The gain, and the squares of the stream, that a norm before a product takes."""
+    if before is None:
+        return None, None
+    assert stream.eps == before.eps
+    return before.gain, stream.squares
 
 
 def dtype_of(w: Matrix, dtype: torch.dtype) -> torch.dtype:

@@ -57,7 +57,7 @@ def extended(execution: Any, *parts: Sequence[int]) -> Tensor:
 
 @pytest.mark.parametrize("name", ["qwen3-5", "qwen3-5-biases-untied-wide-rope"])
 def test_they_are_what_their_modules_compute(tmp_path: Path, name: str) -> None:
-    config, weights = made(tmp_path, name, **(LAYERS if name == "qwen3-5" else {}))
+    config, weights = made(tmp_path, name, **LAYERS)
     reference, kernels = plain(config, weights), fused(config, weights)
     for tokens in (PROMPT, [9, 12], [33], MORE[:SLOTS], MORE[:1]):
         wanted = reference.extend(tokens, "all", go_on)
