@@ -391,7 +391,7 @@ def variants() -> Iterator[Variant]:
     for name, hk, hv, d in (("d128", 16, 32, 128), ("d64", 4, 4, 64)):
         sizes = {"HK": hk, "HV": hv, "DK": d, "DV": d, "SLOTS": 5, "PAST": 3}
         read = {
-            "mixed": "*bf16", "a": "*bf16", "b": "*bf16", "taps": "*fp32", "fading": "*fp32", "bias": "*fp32",
+            "mixed": "*bf16", "a": "*fp32", "b": "*fp32", "taps": "*fp32", "fading": "*fp32", "bias": "*fp32",
             "past": "*bf16", "start": "*i32",
         }  # fmt: skip
         made = {"q": "*fp32", "k": "*fp32", "v": "*fp32", "gates": "*fp32", "n_rows": "i32", "stride": "i32:16"}
