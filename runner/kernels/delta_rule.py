@@ -24,7 +24,7 @@ from torch.nn import functional
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels.compile import Variant
-from runner.kernels.values import OPTIONS, cdiv, has_pdl, pdl_option
+from runner.kernels.values import OPTIONS, cdiv, has_pdl, is_nvidia, pdl_option
 
 _EPS: Final = 1e-6  # of the queries' and the keys' lengths
 
@@ -128,9 +128,12 @@ def delta_rows_ref(
 
 @triton.jit
 def _held(states, position, slot, h, at, HV: tl.constexpr, SIZE: tl.constexpr):
-    """The state of head h at a position, at its elements `at`; 0 where nothing came before, whatever lies there."""
+    """The state of head h at a position, at its elements `at`; 0 where nothing came before, whatever lies there.
+
+    It is read before the kernel waits, and so are the past inputs: from L2, since L1 may hold older ones.
+    """
     state = states + (slot * HV + h).to(tl.int64) * SIZE
-    return tl.load(state + at, mask=at < tl.minimum(position, 1) * SIZE, other=0.0)
+    return tl.load(state + at, mask=at < tl.minimum(position, 1) * SIZE, other=0.0, cache_modifier=".cg")
 
 
 @triton.jit
@@ -141,7 +144,8 @@ def _of_past(past, taps, m, c, before, n_past, C: tl.constexpr, PAST: tl.constex
     """
     total = tl.zeros(c.shape, tl.float32)
     for i in tl.static_range(PAST):
-        x = tl.load(past + (before * PAST + m + i) * C + c, mask=m + i + 0 * c < n_past, other=0.0)
+        at = past + (before * PAST + m + i) * C + c
+        x = tl.load(at, mask=m + i + 0 * c < n_past, other=0.0, cache_modifier=".cg")
         total += x.to(tl.float32) * tl.load(taps + i * C + c)
     return total
 
@@ -377,13 +381,13 @@ def delta_rows(
     )  # fmt: skip
     _delta_rows[grid](
         q, k, v, gates, mixed, mixed.stride(0), slots.states, slots.past, start, count, out, n_rows,
-        BLOCK=_BLOCK, STAGES=_STAGES, **sizes, **options,
+        BLOCK=_BLOCK, STAGES=_STAGES if is_nvidia(mixed) else 1, **sizes, **options,
     )  # fmt: skip
     return out
 
 
 # A warp with 8 columns has 32 numbers of a head of 128 a lane, and of 32 heads four programs run on a multiprocessor,
-# one on each of its schedulers.
+# one on each of its schedulers. Rows are asked for some ahead; Triton 3.6 fails to compile that for AMD.
 _BLOCK, _WARPS, _STAGES, _ROWS = 8, 1, 4, 2
 
 
@@ -400,13 +404,14 @@ def variants() -> Iterator[Variant]:
         for operation, kernel, signature, constants in (
             ("row", _delta_row, {**read, **state}, {"BLOCK": _BLOCK, "SCALE": d**-0.5}),
             ("prepare", _prepare, {**read, **made, "gate_stride": "i32:16"}, {"ROWS": _ROWS, "SCALE": d**-0.5}),
-            ("rows", _delta_rows, {**made, **state, "count": count}, {"BLOCK": _BLOCK, "STAGES": _STAGES}),
+            ("rows", _delta_rows, {**made, **state, "count": count}, {"BLOCK": _BLOCK, "STAGES": 1}),
         ):
             yield Variant(
                 name=f"delta_{operation} {name}",
                 kernel=kernel,
                 signature=signature,
                 constants={**sizes, **constants},
+                nvidia_constants={"STAGES": _STAGES} if operation == "rows" else {},
                 num_warps=_WARPS,
                 has_pdl=True,
                 is_decode=operation == "row",

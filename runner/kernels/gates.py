@@ -71,8 +71,12 @@ def gated_ref(x: Tensor, gate: Gate) -> Tensor:
 
 @triton.jit
 def gate_of_span(gate, stride, row, k, is_column):
-    """What a span is gated by: the gates at columns k [2, 128] of a row, float32."""
-    return tl.load(gate + row.to(tl.int64) * stride + k, mask=is_column, other=0.0).to(tl.float32)
+    """What a span is gated by: the gates at columns k [2, 128] of a row, float32.
+
+    They are read before the kernel waits: from L2, since L1 may hold older ones.
+    """
+    at = gate + row.to(tl.int64) * stride + k
+    return tl.load(at, mask=is_column, other=0.0, cache_modifier=".cg").to(tl.float32)
 
 
 @triton.jit
