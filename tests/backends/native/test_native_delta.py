@@ -12,19 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from runner.backends import native
 from runner.backends.base import Prefill
 from runner.backends.native.backend import NativeBackend
 from runner.backends.native.blocks import go_on
 from runner.backends.native.delta_state import SLOTS, DeltaState, DeltaStates, state_bytes
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.writing import write_batch
-from runner.config import LoadOptions
 from runner.model_config import DeltaConfig
 from runner.types import CancelToken
 from tests.backends.conformance import prefills, take
 from tests.backends.native.test_native_logits import relative_error
-from tests.backends.native.tiny_models import TINY, VOCAB, load, make, ready, save
+from tests.backends.native.tiny_models import VOCAB, load, make, ready, save
 
 CPU = torch.device("cpu")
 IDS = [int(token) for token in np.random.default_rng(4).integers(0, VOCAB, 60)]
@@ -205,14 +203,3 @@ def test_sequences_of_a_batch_keep_their_states_when_others_are_left_out(backend
         cache.select(torch.tensor([2, 0]))
         found = decoder.logits(decoder(ids[[2, 0], 8:], cache, go_on))[:, -1]
     assert relative_error(found.numpy(), whole[[2, 0]].numpy()) < 1e-5
-
-
-@pytest.mark.parametrize("name", ["qwen3-5", "qwen3-5-moe"])
-def test_on_a_gpu_it_is_refused_with_what_runs_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = save(make(name), tmp_path)
-    monkeypatch.setattr(native, "_has_kernels", lambda: True)
-    reason = native.refusal(ready(directory), LoadOptions())
-    assert reason is not None
-    assert f"{TINY[name][0]} yet" in reason
-    assert "-ngl 0" in reason
-    assert native.refusal(ready(directory), LoadOptions(n_gpu_layers=0)) is None
