@@ -73,6 +73,11 @@ class ExpertsConfig:
     layers: tuple[int, ...]
     shared_size: int | None = None
 
+    @property
+    def width_of_token(self) -> int:
+        """intermediate_size of all that one token takes."""
+        return self.per_token * self.intermediate_size + (self.shared_size or 0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaConfig:

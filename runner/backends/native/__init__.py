@@ -110,8 +110,11 @@ def _without_kernels(config: ModelConfig) -> str | None:
                 "the heads of a gated delta net must have 16, 32, 64, 128 or 256 elements, and this model's keys have "
                 f"{delta.key_dim} and its values {delta.value_dim}"
             )
-    if (experts := config.experts) is not None and experts.shared_size is not None:
-        return f"it does not run {config.model_type} yet, where every token takes a shared expert"
+    if (experts := config.experts) is not None and experts.shared_size not in (None, experts.intermediate_size):
+        return (
+            "the expert that every token takes must be as wide as the others, and in this model it has "
+            f"{experts.shared_size} columns and they {experts.intermediate_size}"
+        )
     return None
 
 

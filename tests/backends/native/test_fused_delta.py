@@ -55,7 +55,7 @@ def extended(execution: Any, *parts: Sequence[int]) -> Tensor:
     return torch.cat([execution.extend(part, "all", go_on) for part in parts])
 
 
-@pytest.mark.parametrize("name", ["qwen3-5", "qwen3-5-biases-untied-wide-rope"])
+@pytest.mark.parametrize("name", ["qwen3-5", "qwen3-5-biases-untied-wide-rope", "qwen3-5-moe"])
 def test_they_are_what_their_modules_compute(tmp_path: Path, name: str) -> None:
     config, weights = made(tmp_path, name, **LAYERS)
     reference, kernels = plain(config, weights), fused(config, weights)

@@ -292,7 +292,10 @@ def test_stacks_of_a_model_that_names_its_experts_are_refused(tmp_path: Path) ->
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # rows that fill a block hold anything, and sums of it overflow
 @pytest.mark.parametrize("layout", ["planes", "fragments"])
-@pytest.mark.parametrize(("name", "format_of_gate"), [("qwen3-moe", "mq4"), ("gpt-oss", "mq6")])
+@pytest.mark.parametrize(
+    ("name", "format_of_gate"),
+    [("qwen3-moe", "mq4"), ("gpt-oss", "mq6"), ("qwen3-5-moe", "mq4"), ("qwen3-5-moe", "mq6")],
+)
 def test_packed_experts_stay_packed_and_give_what_their_values_do(
     name: str, format_of_gate: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,7 +304,8 @@ def test_packed_experts_stay_packed_and_give_what_their_values_do(
     if layout == "fragments":
         monkeypatch.setattr(stream, "best_layout", lambda w, pair: to_fragments(w, pair) if can_be_fragments(w) else w)
     k = 64 if layout == "fragments" else 32
-    count = {"num_experts": 3, "moe_intermediate_size": k} if name == "qwen3-moe" else {"num_local_experts": 3}
+    count = {"num_experts": 3, "moe_intermediate_size": k} if name != "gpt-oss" else {"num_local_experts": 3}
+    count |= {"shared_expert_intermediate_size": k} if name == "qwen3-5-moe" else {}
     small = {"hidden_size": k, "intermediate_size": k, "head_dim": 8, "num_hidden_layers": 1, "vocab_size": 61}
     save(make(name, **small, **count, num_experts_per_tok=2, bos_token_id=1, eos_token_id=2), tmp_path / "source")
     recipe = recipe_of("mq4")
@@ -321,14 +325,31 @@ def test_packed_experts_stay_packed_and_give_what_their_values_do(
         assert difference(kernels.extend(tokens, "all", lambda: None), wanted) < tolerance
 
 
-def test_experts_of_one_layer_in_different_formats_are_refused_with_the_remedy(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "expert"), [("qwen3-moe", "experts.1"), ("qwen3-5-moe", "shared_expert")])
+def test_experts_of_one_layer_in_different_formats_are_refused_with_the_remedy(
+    name: str, expert: str, tmp_path: Path
+) -> None:
     small = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "num_hidden_layers": 1, "num_experts": 3}
-    save(make("qwen3-moe", **small, moe_intermediate_size=32, num_experts_per_tok=2), tmp_path / "source")
+    small |= {"shared_expert_intermediate_size": 32} if name == "qwen3-5-moe" else {}
+    save(make(name, **small, moe_intermediate_size=32, num_experts_per_tok=2), tmp_path / "source")
     recipe = recipe_of("mq4")
-    rule = Rule(tensors="*.experts.1.down_proj.weight", format="mq6")
+    rule = Rule(tensors=f"*.{expert}.down_proj.weight", format="mq6")
     recipe = replace(recipe, rules=(*recipe.rules[:-1], rule, recipe.rules[-1]))
     packed, cpu = tmp_path / "packed", torch.device("cpu")
     quantize_packed(tmp_path / "source", recipe, packed, device=cpu, on_stage=lambda *_: None)
     with pytest.raises(UnsupportedModel, match="down_proj in different formats") as caught:
         fused(read_config(packed), PackedWeights(packed))
     assert "-ngl 0" in caught.value.hint
+
+
+@pytest.mark.parametrize(("width", "is_refused"), [(20, False), (28, True)])
+def test_a_shared_expert_of_another_width_is_refused_on_a_gpu_with_a_remedy(
+    width: int, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ready(save(make("qwen3-5-moe", shared_expert_intermediate_size=width), tmp_path))
+    assert native.refusal(model, LoadOptions(n_gpu_layers=0)) is None
+    monkeypatch.setattr(native, "_has_kernels", lambda: True)
+    reason = native.refusal(model, LoadOptions())
+    assert (reason is not None) == is_refused
+    if reason is not None:
+        assert "it has 28 columns and they 20. Use -ngl 0" in reason
