@@ -165,6 +165,9 @@ def test_a_cancelled_prefill_leaves_nothing_that_is_taken_for_a_state(
     if n_held:
         last(backend, IDS[:n_held])
     assert backend.extend(IDS[n_held : n_held + 10], After()) is None
+    held = len(backend.held)
+    assert held in (0, n_held)
+    assert relative_error(last(backend, IDS[held:30]), last(load(backend._model), IDS[:30])) < 1e-5
     assert take(backend, IDS[:35], 8) == take(load(backend._model), IDS[:35], 8)
 
 
