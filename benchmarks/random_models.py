@@ -230,14 +230,7 @@ def fused_execution(directory: Path, n_ctx: int, kv_dtype: torch.dtype | None = 
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     config, weights = read_config(directory), PackedWeights(directory)
     reader = MatrixReader(weights, dtype=dtype, device=device, on_progress=lambda _: None, cancel=CancelToken())
-    cache = KvCache(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        n_ctx=n_ctx,
-        dtype=kv_dtype or dtype,
-        device=device,
-    )
+    cache = KvCache.of(config, n_ctx=n_ctx, dtype=dtype, device=device, kv_dtype=kv_dtype)
     return FusedExecution(FusedDecoder(unfilled(config, weights), reader), cache)
 
 

@@ -8,6 +8,13 @@ _LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "rms_nor
 _QWEN = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "rms_norm_eps": 1e-6, "head_dim": 128}
 _QWEN_SIZES = {"vocab_size": 151936, "rope_theta": 1e6, "max_position_embeddings": 40960}
 _MOE = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}
+_QWEN3_5 = (
+    {"model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], "rms_norm_eps": 1e-6, "head_dim": 256}
+    | {"vocab_size": 248320, "max_position_embeddings": 262144, "full_attention_interval": 4}
+    | {"linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    | {"linear_conv_kernel_dim": 4}
+    | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}}
+)
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": _LLAMA
@@ -111,6 +118,15 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48}
     | {"num_attention_heads": 32, "num_key_value_heads": 4, "norm_topk_prob": True}
     | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+    "qwen3.5-0.8b": _QWEN3_5
+    | {"hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24, "tie_word_embeddings": True}
+    | {"num_attention_heads": 8, "num_key_value_heads": 2, "linear_num_value_heads": 16},
+    "qwen3.5-4b": _QWEN3_5
+    | {"hidden_size": 2560, "intermediate_size": 9216, "num_hidden_layers": 32, "tie_word_embeddings": True}
+    | {"num_attention_heads": 16, "num_key_value_heads": 4, "linear_num_value_heads": 32},
+    "qwen3.5-9b": _QWEN3_5
+    | {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32}
+    | {"num_attention_heads": 16, "num_key_value_heads": 4, "linear_num_value_heads": 32},
     # As large as the demo model, whose tokenizer fits it: for trying a benchmark out.
     "demo": _QWEN
     | {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 6, "head_dim": 64}

@@ -10,7 +10,7 @@ the block size that the next ones want.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -24,6 +24,7 @@ from runner.kernels.butterflies import rotated_span, rotation_signs, signs_of_sp
 from runner.kernels.compile import Variant
 from runner.kernels.epilogues import p_rstd
 from runner.kernels.fragments import activation_rows
+from runner.kernels.gates import Gate, GatedRows, gate_fragments, gated_ref
 from runner.kernels.gemv_tiles import is_small
 from runner.kernels.rotate import (
     SPAN,
@@ -220,7 +221,8 @@ def _launch(
 
 
 def try_rotation(rotation: int, device: torch.device) -> bool:
-    """Whether rows for weights of this rotation come out right, of this kernel and of those of rotate.py and splits.py.
+    """Whether rows for weights of this rotation come out right, of this kernel and of those of rotate.py, splits.py and
+    gates.py.
 
     All count on which lane has what (butterflies.py), which a compiler decides.
     """
@@ -238,6 +240,12 @@ def try_rotation(rotation: int, device: torch.device) -> bool:
     pairs.append(
         (activation_rows(moved(combined, cpu)), activation_rows(quantize_fragments_ref(h_ref, None, rotation, 1)))
     )
+    gate = Gate(values=h_ref, gain=gain_ref[:SPAN], eps=1e-6)
+    gated = gate_fragments(
+        GatedRows(x=h, gate=replace(gate, values=h, gain=gain[:SPAN]), dtype=torch.float32), rotation, 1
+    )
+    gated_rows = activation_rows(quantize_fragments_ref(gated_ref(h_ref, gate), None, rotation, 1))
+    pairs.append((activation_rows(moved(gated, cpu)), gated_rows))
     # The stream, and what a product reads.
     for x, by, x_ref, by_ref in ((h, gain, h_ref, gain_ref), (h.bfloat16(), None, h_ref.bfloat16(), None)):
         wanted = rotate_rows_ref(x_ref, by_ref, rotation, torch.float32)

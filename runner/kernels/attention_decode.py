@@ -125,14 +125,13 @@ def _attend_split(
     qkv, sums, cos, sin, q_gain, k_gain, eps, keys, values, key_scale, value_scale, start, tops, totals, mixes,
     scale, n_rows, window, capacity, n_splits,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
-    HAS_SUMS: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROW: tl.constexpr,
+    HAS_SUMS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROW: tl.constexpr,
     QUERIES: tl.constexpr, HEADS: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr, TYPE: tl.constexpr,
     LENGTH: tl.constexpr, EXACT: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     PER_GROUP: tl.constexpr = H // G
     PARTS: tl.constexpr = (PER_GROUP + HEADS - 1) // HEADS
     AT_A_TIME: tl.constexpr = QUERIES // HEADS
-    WIDTH: tl.constexpr = (H + 2 * G) * D
     first_m = tl.program_id(0) * AT_A_TIME
     last_m = tl.minimum(first_m + AT_A_TIME, n_rows) - 1
     g = tl.program_id(1) // PARTS
@@ -234,8 +233,8 @@ def attend_rows(
         cache.keys, cache.values, cache.key_scale, cache.value_scale, start,
         tops, totals, mixes, scale * LOG2_E.value, n_rows, reach, cache.capacity, n_splits,
         H=num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=norm,
-        HAS_SUMS=heads.sums is not None, ROWS=_rows(n_rows, norm, block_d, cache.is_int8), BLOCK_D=block_d,
-        BLOCK_ROW=_BLOCK_ROW, **shape, LENGTH=length, NVIDIA=nvidia, PDL=pdl,
+        HAS_SUMS=heads.sums is not None, WIDTH=heads.width, ROWS=_rows(n_rows, norm, block_d, cache.is_int8),
+        BLOCK_D=block_d, BLOCK_ROW=_BLOCK_ROW, **shape, LENGTH=length, NVIDIA=nvidia, PDL=pdl,
         num_warps=_warps(block_d), num_stages=_STAGES,
         **register_option(_most_registers(block_d, cache.is_int8) if nvidia else None), **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
@@ -315,6 +314,7 @@ def variants() -> Iterator[Variant]:
         ("bf16 d128 norm of rows, their sums there, M=16", "*bf16", "row", (32, 32, 128, 64), 16),
         ("bf16 d256 norm of heads", "*bf16", "head", (4, 1, 256, 128), 1),
         ("bf16 d256 norm of heads M=16", "*bf16", "head", (4, 1, 256, 128), 16),
+        ("bf16 d256 partly rotated, before gates", "*bf16", "head", (16, 4, 256, 32), 1),
         ("int8 d128", "*i8", "none", (32, 8, 128, 64), 1),
         ("int8 d128 norm of heads", "*i8", "head", (16, 8, 128, 64), 1),
     ):
@@ -331,8 +331,9 @@ def variants() -> Iterator[Variant]:
             },
             constants={
                 "H": h, "G": g, "D": d, "HALF": half, "NORM": norm, "HAS_SUMS": has_sums,
+                "WIDTH": (h + 2 * g + h * ("gates" in name)) * d,
                 "ROWS": _rows(m, norm, block_d, form == "*i8"), "BLOCK_D": block_d, "BLOCK_ROW": _BLOCK_ROW,
-                "LENGTH": 64 if norm == "head" and d == 256 else 0, "NVIDIA": False,
+                "LENGTH": 64 if half == 128 else 0, "NVIDIA": False,
                 **_shape(h // g, block_d, None),
             },
             nvidia_constants={"NVIDIA": True, **_shape(h // g, block_d, torch.bfloat16)},

@@ -31,12 +31,12 @@ HeadNorm = Literal["none", "head", "row"]
 class Heads:
     """What queries, keys and values of M rows are made of, for H query heads of D elements and G kv heads.
 
-    qkv: [M, (H + 2 G) * D], contiguous: the heads of q, of k, of v; place_heads takes it in parts too, but for norm
-    "row". cos, sin: [M, R/2] float32, R <= D even: the first R elements of each head of q and k are rotated in pairs
-    (i, i + R/2) (arXiv:2104.09864); R = 0 rotates nothing.
+    qkv: [M, W], contiguous: the heads of q, of k, of v, and behind these (H + 2 G) * D columns what others read, if
+    anything; place_heads takes it in parts too, but for norm "row". cos, sin: [M, R/2] float32, R <= D even: the first
+    R elements of each head of q and k are rotated in pairs (i, i + R/2) (arXiv:2104.09864); R = 0 rotates nothing.
     q_gain, k_gain: float32 [D] for norm "head", [H * D] and [G * D] for "row", None for "none". eps: the norms'.
-    sums: for norm "row" the squares of every 16 columns of qkv, float32 [M, (H + 2 G) * D / 16], where the product left
-    them and D is a multiple of 16; None where they are still to be made, as place_heads makes them in any case.
+    sums: for norm "row" the squares of every 16 columns of qkv, float32 [M, W / 16], where the product left them and D
+    is a multiple of 16; None where they are still to be made, as place_heads makes them in any case.
     """
 
     qkv: Tensor | Parts
@@ -49,17 +49,22 @@ class Heads:
     eps: float = 0.0
     sums: Tensor | None = None
 
+    @property
+    def width(self) -> int:
+        """W."""
+        return (self.qkv.values if isinstance(self.qkv, Parts) else self.qkv).shape[-1]
+
     def check(self, cache: LayerCache, start: Tensor) -> None:
         """Assert the shapes that the kernels rely on, with this cache and the position of the first row."""
         n_rows, half = self.cos.shape
         n_all, d = self.num_heads + 2 * cache.num_kv_heads, cache.head_dim
         if isinstance(self.qkv, Parts):
             assert self.norm != "row"
-            assert (len(self.qkv.values), self.qkv.values.shape[2]) == (n_rows, n_all * d)
             qkv = self.qkv.values
         else:
-            assert self.qkv.shape == (n_rows, n_all * d), (self.qkv.shape, n_rows, n_all, d)
             qkv = self.qkv
+        assert len(qkv) == n_rows, (qkv.shape, n_rows)
+        assert self.width >= n_all * d, (qkv.shape, n_all, d)
         assert 2 * half <= d, (half, d)
         assert self.sin.shape == self.cos.shape
         assert start.shape == (1,)
@@ -71,7 +76,7 @@ class Heads:
         if self.sums is not None:
             assert self.norm == "row"
             assert d % COLUMNS_OF_SUM == 0
-            assert self.sums.shape == (n_rows, n_all * d // COLUMNS_OF_SUM)
+            assert self.sums.shape == (n_rows, self.width // COLUMNS_OF_SUM)
             assert self.sums.is_contiguous()
 
 
@@ -83,7 +88,7 @@ def place_heads_ref(heads: Heads, cache: LayerCache, start: int) -> Tensor:
     """See place_heads; computed in the dtype of qkv, and `start` is a number."""
     sizes = [heads.num_heads * cache.head_dim, *[cache.num_kv_heads * cache.head_dim] * 2]
     qkv = put_together_ref(heads.qkv) if isinstance(heads.qkv, Parts) else heads.qkv
-    q, k, v = qkv.split(sizes, dim=1)
+    q, k, v = qkv[:, : sum(sizes)].split(sizes, dim=1)
     q, k = (
         _turned_ref(_normed_ref(x, gain, heads.norm, heads.eps, cache.head_dim), heads.cos, heads.sin)
         for x, gain in ((q, heads.q_gain), (k, heads.k_gain))
@@ -257,11 +262,12 @@ def _begin(norm, m, ok, NORMED: tl.constexpr, PDL: tl.constexpr):
 def _place_heads(
     qkv, norm, bias, cos, sin, q_gain, k_gain, start, q, keys, values, key_scale, value_scale, n_rows, capacity, eps,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, PARTS: tl.constexpr,
-    NORMED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_ROW: tl.constexpr, PDL: tl.constexpr,
+    NORMED: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_ROW: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """PARTS: of the product, 0 if it is whole. norm: of a product in parts, the squares, 1 / size and eps, and NORMED
-    how many squares, and the power of 2 for them; 0: there is none. bias: of one in parts, or None."""
-    WIDTH: tl.constexpr = (H + 2 * G) * D
+    """WIDTH: of a row of qkv. PARTS: of the product, 0 if it is whole. norm: of a product in parts, the squares,
+    1 / size and eps, and NORMED how many squares, and the power of 2 for them; 0: there is none. bias: of one in parts,
+    or None."""
     m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     n = tl.program_id(1)
     ok = m < n_rows
@@ -319,7 +325,7 @@ def place_heads(heads: Heads, cache: LayerCache, start: Tensor) -> Tensor:
         qkv, norm, bias, heads.cos, heads.sin, heads.q_gain, heads.k_gain, start, q,
         cache.keys, cache.values, cache.key_scale, cache.value_scale, n_rows, cache.capacity, heads.eps,
         H=heads.num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=heads.norm, PARTS=n_parts,
-        NORMED=(n_squares, next_power_of_2(max(1, n_squares))), ROWS=_ROWS,
+        NORMED=(n_squares, next_power_of_2(max(1, n_squares))), WIDTH=heads.width, ROWS=_ROWS,
         BLOCK=next_power_of_2(d), BLOCK_ROW=_BLOCK_ROW, PDL=pdl, num_warps=_WARPS,
         **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
@@ -352,7 +358,7 @@ def variants() -> Iterator[Variant]:
             },
             constants={
                 **dict(zip(("H", "G", "D", "HALF"), heads, strict=True)), "NORM": norm, "PARTS": n_parts,
-                "NORMED": (16, 16) if n_parts else (0, 1), "ROWS": _ROWS,
+                "NORMED": (16, 16) if n_parts else (0, 1), "WIDTH": (heads[0] + 2 * heads[1]) * heads[2], "ROWS": _ROWS,
                 "BLOCK": next_power_of_2(heads[2]), "BLOCK_ROW": _BLOCK_ROW,
             },
             has_pdl=True,

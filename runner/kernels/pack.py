@@ -54,6 +54,14 @@ def rows_of(w: Matrix, start: int, stop: int) -> Matrix:
     )
 
 
+def chosen_rows(w: Matrix, rows: Tensor) -> Matrix:
+    """These rows of a matrix [N, K], packed ones in planes, by their numbers on its device."""
+    if isinstance(w, Tensor):
+        return w[rows]
+    assert w.layout == "planes"
+    return dataclasses.replace(w, packed=w.packed[rows], scale=w.scale[rows], row_scale=w.row_scale[rows])
+
+
 def concatenate(matrices: Sequence[PackedMatrix]) -> PackedMatrix:
     """The rows of all of them as one matrix; they have one format, one rotation and one K."""
     first = matrices[0]

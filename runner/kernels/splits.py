@@ -3,8 +3,9 @@
 Where those of decoding begin and which of them a row sees follows from positions alone, and a row's are added up one
 after the other: so a row has the same bits whatever M and the capacity are. Those of prompts are as
 attention_prefill.py cuts them. A program is a span of 256 columns of one row, as in rotate.py: for packed weights it
-rotates and rounds what it has put together, which so is no kernel of its own. It knows nothing of queries and keys. The
-reference is attention.attend_ref, and for int8 quantize_fragments_ref or quantize_blocks_ref after it.
+rotates and rounds what it has put together, which so is no kernel of its own; where attention is gated (gates.py), it
+multiplies it by that first. It knows nothing of queries and keys. The reference is attention.attend_ref, and for int8
+quantize_fragments_ref or quantize_blocks_ref after it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels.butterflies import rotated_span, rotation_signs, signs_of_span, span_places
 from runner.kernels.compile import Variant
+from runner.kernels.gates import Gate, gate_of_span
 from runner.kernels.rotate import SPAN, empty_blocks, empty_fragments, store_blocks, store_fragments
 from runner.kernels.values import (
     MOST_ROWS,
@@ -48,7 +50,7 @@ class Splits:
     see is undefined (but see splits_of_whole_rows). start: int32 [1], the first row's position. window: how many
     positions a row sees, NO_WINDOW for all. length: of a window's splits (length_of_splits), or WHOLE_ROWS: each row
     has all of them, and start, window and capacity say nothing. capacity: of the cache. sinks: [H] logits without a
-    value, or None. dtype: of the model's activations.
+    value, or None. dtype: of the model's activations. gate: what they are multiplied by once put together, by sigmoid.
     """
 
     tops: Tensor
@@ -60,6 +62,7 @@ class Splits:
     capacity: int
     sinks: Tensor | None
     dtype: torch.dtype
+    gate: Gate | None = None
 
     def __len__(self) -> int:
         return len(self.tops)
@@ -261,25 +264,37 @@ def _places_of(start, row, window, capacity, n_splits, LENGTH: tl.constexpr):
         return split_of(first, LENGTH) - at_first, split_of(last, LENGTH) - at_first
 
 
+@triton.jit
+def _gates_of(gate, stride, row, k, K: tl.constexpr):
+    """What a span is multiplied by; the gates are older than attention, which let this kernel begin."""
+    if gate is None:
+        return 1.0
+    else:
+        return tl.sigmoid(gate_of_span(gate, stride, row, k, k < K))
+
+
 @triton.jit(do_not_specialize=["window", "capacity", "n_splits"])
 def _combine(
-    tops, totals, mixes, sinks, start, out, window, capacity, n_splits,
+    tops, totals, mixes, sinks, start, gate, out, window, capacity, n_splits, gate_stride,
     H: tl.constexpr, D: tl.constexpr, LENGTH: tl.constexpr, FEW: tl.constexpr, MANY: tl.constexpr,
     NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     span, row = tl.program_id(0), tl.program_id(1)
     first, last = _places_of(start, row, window, capacity, n_splits, LENGTH)
     k = span * 256 + span_places()
+    gates = _gates_of(gate, gate_stride, row, k, H * D)
     if PDL:
         gdc_launch_dependents()  # at once: see docs/KERNELS.md, "When the next kernel begins"
         gdc_wait()
     v = _combined_span(tops, totals, mixes, sinks, row, first, last, n_splits, H, D, FEW, MANY, NVIDIA)
+    if gate is not None:
+        v *= gates
     tl.store(out + row.to(tl.int64) * (H * D) + k, v.to(out.dtype.element_ty), mask=k < H * D)
 
 
 @triton.jit(do_not_specialize=["window", "capacity", "n_splits", "n_scales"])
 def _combine_int8(
-    tops, totals, mixes, sinks, start, signs, words, notes, window, capacity, n_splits, n_scales,
+    tops, totals, mixes, sinks, start, gate, signs, words, notes, window, capacity, n_splits, n_scales, gate_stride,
     H: tl.constexpr, D: tl.constexpr, LENGTH: tl.constexpr, FEW: tl.constexpr, MANY: tl.constexpr,
     SIZE: tl.constexpr, ZERO: tl.constexpr, COLUMNS: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -289,10 +304,13 @@ def _combine_int8(
     first, last = _places_of(start, row, window, capacity, n_splits, LENGTH)
     places = span_places()
     signs_there = signs_of_span(signs, places, SIZE, NVIDIA)
+    gates = _gates_of(gate, gate_stride, row, span * 256 + places, H * D)
     if PDL:
         gdc_launch_dependents()  # at once: see docs/KERNELS.md, "When the next kernel begins"
         gdc_wait()
     v = _combined_span(tops, totals, mixes, sinks, row, first, last, n_splits, H, D, FEW, MANY, NVIDIA)
+    if gate is not None:
+        v *= gates
     v = rotated_span(v, signs, signs_there, places, SIZE, NVIDIA)
     if COLUMNS > 0:
         store_fragments(v, places, span, row, H * D, 1.0, words, notes, ZERO, COLUMNS)
@@ -308,10 +326,11 @@ def combine(splits: Splits) -> Tensor:
     """The heads' mixtures [M, H * D] in the model's dtype."""
     n_rows, heads, n_splits, d = splits.mixes.shape
     out = torch.empty(n_rows, splits.width, dtype=splits.dtype, device=splits.mixes.device)
+    gate, gate_stride = _gate_of(splits)
     n_spans, pdl = cdiv(splits.width, SPAN), has_pdl(out)
     _combine[(n_spans, n_rows)](
-        splits.tops, splits.totals, splits.mixes, splits.sinks, splits.start, out,
-        splits.window, splits.capacity, n_splits, H=heads, D=d, LENGTH=splits.length,
+        splits.tops, splits.totals, splits.mixes, splits.sinks, splits.start, gate, out,
+        splits.window, splits.capacity, n_splits, gate_stride, H=heads, D=d, LENGTH=splits.length,
         **_at_once(out), NVIDIA=is_nvidia(out), PDL=pdl,
         num_warps=_warps(n_spans * n_rows), **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
@@ -337,15 +356,25 @@ def _launch_combine_int8(
 ) -> None:
     n_rows, heads, n_splits, d = splits.mixes.shape
     assert splits.width % rotation == 0, (splits.width, rotation)
+    gate, gate_stride = _gate_of(splits)
     n_spans, pdl = cdiv(splits.width, SPAN), has_pdl(notes)
     _combine_int8[(n_spans, n_rows)](
-        splits.tops, splits.totals, splits.mixes, splits.sinks, splits.start,
+        splits.tops, splits.totals, splits.mixes, splits.sinks, splits.start, gate,
         rotation_signs(rotation, notes.device), words.view(torch.int8), notes,
-        splits.window, splits.capacity, n_splits, n_scales, H=heads, D=d, LENGTH=splits.length,
+        splits.window, splits.capacity, n_splits, n_scales, gate_stride, H=heads, D=d, LENGTH=splits.length,
         **_at_once(notes), SIZE=rotation, ZERO=zero,
         COLUMNS=columns, NVIDIA=is_nvidia(notes), PDL=pdl, num_warps=_warps(n_spans * n_rows),
         **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
+
+
+def _gate_of(splits: Splits) -> tuple[Tensor | None, int]:
+    """The gates, and how far apart their rows lie."""
+    if splits.gate is None:
+        return None, 0
+    assert splits.gate.gain is None
+    splits.gate.check(len(splits), splits.width)
+    return splits.gate.values, splits.gate.values.stride(0)
 
 
 # H100, mq4, us of a step after 16, 200, 1000 and 4096 tokens, with one warp and with two: 16 layers of Llama-3.1-8B
@@ -368,16 +397,18 @@ def _at_once(tensor: Tensor) -> dict[str, int]:
 
 def variants() -> Iterator[Variant]:
     partial = {"tops": "*fp32", "totals": "*fp32", "mixes": "*fp32"}
-    sizes = {"window": "i32", "capacity": "i32", "n_splits": "i32"}
+    sizes = {"window": "i32", "capacity": "i32", "n_splits": "i32", "gate_stride": "i32:16"}
     out = {"out": "*bf16"}
     rows = {"signs": "*fp32", "words": "*i8", "notes": "*fp32", "n_scales": "i32"}
     for name, kernel, (h, d), sinks, length, ends, more in (
         ("combine d128", _combine, (32, 128), None, 0, out, {}),
         ("combine d64 with sinks", _combine, (64, 64), "*bf16", 0, out, {}),
         ("combine d128, whole rows", _combine, (32, 128), None, WHOLE_ROWS, out, {}),
+        ("combine d256, gated", _combine, (16, 256), None, 0, out, {}),
         ("combine_fragments d128", _combine_int8, (32, 128), None, 0, rows, {"ZERO": 0, "COLUMNS": 1}),
         ("combine_fragments d128 M=8", _combine_int8, (32, 128), None, 0, rows, {"ZERO": 0, "COLUMNS": 8}),
         ("combine_fragments d64 M=8", _combine_int8, (32, 64), None, 0, rows, {"ZERO": 8, "COLUMNS": 8}),
+        ("combine_fragments d256, gated", _combine_int8, (16, 256), None, 0, rows, {"ZERO": 0, "COLUMNS": 1}),
         (
             "combine_blocks d128, whole rows",
             _combine_int8,
@@ -393,10 +424,13 @@ def variants() -> Iterator[Variant]:
         yield Variant(
             name=name,
             kernel=kernel,
-            signature={"sinks": sinks, "start": "*i32" if is_decode else None, **partial, **sizes, **ends},
+            signature={
+                "sinks": sinks, "start": "*i32" if is_decode else None, "gate": "*bf16" if "gated" in name else None,
+                **partial, **sizes, **ends,
+            },
             constants={"H": h, "D": d, "LENGTH": length, "FEW": _FEW, "MANY": _MANY, "NVIDIA": False, **size, **more},
             nvidia_constants={"NVIDIA": True},
             has_pdl=True,
             is_decode=is_decode,
             num_warps=_warps(h * d // SPAN * more.get("COLUMNS", 1)) if is_decode else 1,
-        )
+        )  # fmt: skip

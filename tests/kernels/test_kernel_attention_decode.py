@@ -54,7 +54,7 @@ def at(start: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """qkv of M rows: H query heads and G kv heads of D elements, R of them rotated."""
+    """qkv of M rows: H query heads and G kv heads of D elements, R of them rotated; and `behind` columns of others."""
 
     h: int
     g: int
@@ -64,10 +64,11 @@ class Case:
     norm: HeadNorm = "none"
     dtype: torch.dtype = torch.float32
     has_sums: bool = False
+    behind: int = 0
 
     @property
     def qkv(self) -> Tensor:
-        return random(self.m, (self.h + 2 * self.g) * self.d, seed=11, dtype=self.dtype)
+        return random(self.m, (self.h + 2 * self.g) * self.d + self.behind, seed=11, dtype=self.dtype)
 
     @property
     def sums(self) -> Tensor | None:
@@ -222,6 +223,20 @@ def test_it_norms_rotates_and_keeps_heads_as_place_heads_does(
     check_attention(found, exact(q, placed, start, window=window, sinks=None, scale=0.3), sums=4e-6)
     for one, other in zip(vars(after).values(), vars(placed).values(), strict=True):
         assert one is None or torch.allclose(one.float(), other.float(), rtol=1e-6, atol=2e-6, equal_nan=True)
+
+
+def test_columns_behind_the_heads_change_nothing() -> None:
+    """Gates of a head, of which attention reads none; the norm and the rotation of 6 elements as above."""
+    wide = Case(h=6, g=2, d=18, r=6, m=4, norm="head", behind=108)
+    narrow = Heads(**{**vars(wide.heads()), "qkv": wide.qkv[:, :-108].contiguous()})
+    caches = [emptied(filled("float32", 2, 254, 263, 18), 254) for _ in range(2)]
+    found, wanted = (
+        combine(attend_rows(heads, cache, at(254), window=None, sinks=None, scale=0.3))
+        for heads, cache in zip((wide.heads(), narrow), caches, strict=True)
+    )
+    assert torch.equal(found, wanted)
+    assert torch.equal(caches[0].keys[:, :258], caches[1].keys[:, :258])
+    assert torch.equal(caches[0].values[:, :258], caches[1].values[:, :258])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])

@@ -21,7 +21,7 @@ UNTOUCHED = 77
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """H query heads and G kv heads of D elements, R of them rotated, for M rows."""
+    """H query heads and G kv heads of D elements, R of them rotated, for M rows. behind: columns that others read."""
 
     h: int
     g: int
@@ -29,10 +29,11 @@ class Case:
     r: int
     m: int = 3
     norm: HeadNorm = "none"
+    behind: int = 0
 
     @property
     def qkv(self) -> Tensor:
-        return random(self.m, (self.h + 2 * self.g) * self.d)
+        return random(self.m, (self.h + 2 * self.g) * self.d + self.behind)
 
     @property
     def angles(self) -> tuple[Tensor, Tensor]:
@@ -77,6 +78,7 @@ CASES = [
     Case(h=2, g=2, d=96, r=0, norm="row"),
     Case(h=2, g=1, d=18, r=0),
     Case(h=6, g=2, d=18, r=16, m=17, norm="head"),
+    Case(h=6, g=2, d=18, r=6, norm="head", behind=108),
 ]
 
 

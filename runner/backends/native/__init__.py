@@ -99,12 +99,17 @@ def _check(model: ReadyModel) -> ModelConfig:
 
 
 def _refused_delta(config: ModelConfig, options: LoadOptions) -> str | None:
-    """The kernels have no delta net yet."""
+    """The kernels take some sizes of heads of a delta net alone."""
     if config.delta is None or options.n_gpu_layers == 0 or not _has_kernels():
         return None
+    from runner.kernels.delta_rule import takes_dims
+
+    key_dim, value_dim = config.delta.key_dim, config.delta.value_dim
+    if takes_dims(key_dim, value_dim):
+        return None
     return (
-        f"on a GPU it does not run {config.model_type} yet, whose layers have a gated delta net. Use -ngl 0, or a GGUF "
-        "of the model with --backend llamacpp."
+        "on a GPU the heads of a gated delta net must have 16, 32, 64, 128 or 256 elements, and this model's keys have "
+        f"{key_dim} and its values {value_dim}. Use -ngl 0, or a GGUF of the model with --backend llamacpp."
     )
 
 

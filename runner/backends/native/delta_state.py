@@ -67,6 +67,11 @@ class DeltaStates:
         self.matrices[layer][slot] = state.matrices
         self.past[layer][slot] = state.past
 
+    def tensors_of(self, length: int) -> list[Tensor]:
+        """All that is kept of the first `length` tokens, as views."""
+        slot = self.slot(length)
+        return [tensor[slot] for tensor in (*self.matrices, *self.past)]
+
     def slot(self, length: int) -> int:
         return length % self.n_slots
 

@@ -7,8 +7,8 @@ quantized on their way to packed weights. It knows nothing of graphs, of samplin
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,12 @@ from torch.nn import functional
 
 from runner.backends.native.blocks import Attention, Decoder, GatedMlp, Layer, Tap
 from runner.backends.native.capture import Interior
+from runner.backends.native.fused_delta import FusedDeltaNet
 from runner.backends.native.fused_moe import FusedMoE
 from runner.backends.native.matrices import MatrixReader
 from runner.backends.native.moe import MoE
 from runner.backends.native.stream import (
+    Mixed,
     Norm,
     Stream,
     activations,
@@ -31,6 +33,7 @@ from runner.backends.native.stream import (
     multiply_in_parts,
     multiply_with_sums,
     normed,
+    read_gated,
     read_norm,
     read_product,
     reader_of,
@@ -40,7 +43,9 @@ from runner.kernels.angles import angles
 from runner.kernels.attention_decode import attend_rows
 from runner.kernels.attention_prefill import attend_prompt
 from runner.kernels.carveout import divide_alike
+from runner.kernels.delta_rule import DeltaSlots
 from runner.kernels.embedding import embed
+from runner.kernels.gates import Gate, GatedRows
 from runner.kernels.heads import COLUMNS_OF_SUM, Heads, place_heads
 from runner.kernels.kv_layer import LayerCache
 from runner.kernels.matmul import Activation, Logits, gate_ref, linear_gated, linear_logits
@@ -51,13 +56,16 @@ from runner.model_config import RopeName
 
 @dataclass(frozen=True, kw_only=True)
 class FusedPass:
-    """What the layers of one pass share. caches: a layer each. start: the position of the first row, int32 [1] on the
-    device; first: the same as a number, None where a graph records the pass for every position. checkpoint: see
-    blocks.Pass."""
+    """What the layers of one pass share. caches: of each layer that keeps keys and values; slots: of each that keeps
+    states. start: the position of the first row, int32 [1] on the device; first: the same as a number, None where a
+    graph records the pass for every position. count: how many rows are none that fill the pass up, int32 [1] on the
+    device; None: all. checkpoint: see blocks.Pass."""
 
-    caches: list[LayerCache]
+    caches: Sequence[LayerCache]
+    slots: Sequence[DeltaSlots]
     start: Tensor
     first: int | None
+    count: Tensor | None
     rotations: dict[RopeName, tuple[Tensor, Tensor]]
     checkpoint: Callable[[], None]
 
@@ -69,21 +77,21 @@ class FusedAttention:
         self.module = module
         self.dtype = reader.dtype
         names = ["qkv_proj"] if module.is_joined else ["q_proj", "k_proj", "v_proj"]
-        self.qkv = read_product(reader, name, names)
+        self.qkv = read_gated(reader, name, module) if module.is_gated else read_product(reader, name, names)
         self.o = read_product(reader, name, ["o_proj"])
         self.q_gain = read_norm(reader, module, name, "q_norm" if module.q_norm is not None else None)
         self.k_gain = read_norm(reader, module, name, "k_norm" if module.k_norm is not None else None)
         self.sinks = reader.vector(f"{name}.sinks") if module.sinks is not None else None
 
-    def mix(self, stream: Stream, before: Norm | None, layer: int, run: FusedPass) -> Tensor | Splits:
-        """The heads' mixture [M, H * D] of the rows' values, before the output product; or its splits."""
+    def mix(self, stream: Stream, before: Norm | None, layer: int, run: FusedPass) -> Mixed:
+        """The heads' mixture [M, H * D] of the rows' values, before the output product."""
         module, cache = self.module, run.caches[layer]
         qkv: Tensor | Parts
         sums = None
         is_few = len(stream.h) <= MOST_ROWS
         if module.norm == "row" and module.head_dim % COLUMNS_OF_SUM == 0:
             qkv, sums = multiply_with_sums(stream, before, self.qkv, self.dtype)
-        elif is_few or module.norm == "row":
+        elif is_few or module.norm == "row" or module.is_gated:
             qkv = multiply(stream, before, self.qkv, self.dtype)
         else:
             qkv = multiply_in_parts(stream, before, self.qkv, self.dtype)
@@ -100,17 +108,29 @@ class FusedAttention:
             eps=0.0 if self.q_gain is None else self.q_gain.eps,
             sums=sums,
         )
+        mixed: Tensor | Splits
         if is_few:
-            return attend_rows(heads, cache, run.start, window=module.window, sinks=self.sinks, scale=module.scale)
-        return attend_prompt(
-            place_heads(heads, cache, run.start),
-            cache,
-            run.start,
-            first=run.first,
-            window=module.window,
-            sinks=self.sinks,
-            scale=module.scale,
-        )
+            mixed = attend_rows(heads, cache, run.start, window=module.window, sinks=self.sinks, scale=module.scale)
+        else:
+            mixed = attend_prompt(
+                place_heads(heads, cache, run.start),
+                cache,
+                run.start,
+                first=run.first,
+                window=module.window,
+                sinks=self.sinks,
+                scale=module.scale,
+            )
+        return self._gated(mixed, qkv) if module.is_gated else mixed
+
+    def _gated(self, mixed: Tensor | Splits, qkv: Tensor | Parts) -> Mixed:
+        """The mixture with its gates, which lie behind the heads of q, k and v."""
+        assert isinstance(qkv, Tensor)
+        module = self.module
+        gate = Gate(values=qkv[:, (module.num_heads + 2 * module.num_kv_heads) * module.head_dim :])
+        if isinstance(mixed, Splits):
+            return replace(mixed, gate=gate)
+        return GatedRows(x=mixed, gate=gate, dtype=self.dtype)
 
 
 class FusedMlp:
@@ -136,18 +156,18 @@ class FusedMlp:
 
 
 class FusedLayer:
-    """See blocks.Layer."""
+    """See blocks.Layer. kept_at: its number among the layers that keep the same of the past (ModelConfig.kept_at)."""
 
-    def __init__(self, module: Layer, index: int, name: str, reader: MatrixReader) -> None:
+    def __init__(self, module: Layer, index: int, kept_at: int, name: str, reader: MatrixReader) -> None:
         self.index = index
+        self.kept_at = kept_at
         self.dtype = reader.dtype
         norms = module.norms
         self.before_attention = read_norm(reader, module, name, norms.before_attention)
         self.after_attention = read_norm(reader, module, name, norms.after_attention)
         self.before_mlp = read_norm(reader, module, name, norms.before_mlp)
         self.after_mlp = read_norm(reader, module, name, norms.after_mlp)
-        assert module.self_attn is not None
-        self.attention = FusedAttention(module.self_attn, f"{name}.self_attn", reader)
+        self.attention = _attention(module, name, reader)
         self.mlp = _mlp(module.mlp, f"{name}.mlp", reader)
 
     @property
@@ -158,7 +178,7 @@ class FusedLayer:
     def __call__(self, stream: Stream, run: FusedPass, reader: Reader | None) -> Stream:
         """reader: who reads the stream after this layer."""
         run.checkpoint()
-        mixed = self.attention.mix(stream, self.before_attention, self.index, run)
+        mixed = self.attention.mix(stream, self.before_attention, self.kept_at, run)
         mlp = None if isinstance(self.mlp, FusedMoE) else reader_of(self.mlp.gate_up, self.before_mlp)
         stream = add_branch(stream, mixed, self.attention.o, self.after_attention, self.dtype, mlp)
         run.checkpoint()
@@ -167,6 +187,13 @@ class FusedLayer:
         gated = self.mlp.gated(stream, self.before_mlp)
         run.checkpoint()
         return add_branch(stream, gated, self.mlp.down, self.after_mlp, self.dtype, reader)
+
+
+def _attention(module: Layer, name: str, reader: MatrixReader) -> FusedAttention | FusedDeltaNet:
+    if module.linear_attn is not None:
+        return FusedDeltaNet(module.linear_attn, f"{name}.linear_attn", reader)
+    assert module.self_attn is not None
+    return FusedAttention(module.self_attn, f"{name}.self_attn", reader)
 
 
 def _mlp(module: nn.Module, name: str, reader: MatrixReader) -> FusedMlp | FusedMoE:
@@ -196,7 +223,8 @@ class FusedDecoder:
         self.embedding = laid_out(reader.matrix("model.embed_tokens.weight"))
         self.factor = decoder.model.embed_tokens.factor(reader.dtype)
         self.layers = [
-            FusedLayer(layer, index, f"model.layers.{index}", reader) for index, layer in enumerate(decoder.layers)
+            FusedLayer(layer, index, config.kept_at(index), f"model.layers.{index}", reader)
+            for index, layer in enumerate(decoder.layers)
         ]
         self.has_experts = any(isinstance(layer.mlp, FusedMoE) for layer in self.layers)
         norm = read_norm(reader, decoder.model, "model", "norm")
@@ -209,24 +237,28 @@ class FusedDecoder:
     def hidden(
         self,
         tokens: Tensor,
-        caches: list[LayerCache],
+        caches: Sequence[LayerCache],
         start: Tensor,
         *,
+        slots: Sequence[DeltaSlots] = (),
         first: int | None,
+        count: Tensor | None = None,
         n_ctx: int,
         checkpoint: Callable[[], None],
         tap: Tap | None = None,
     ) -> Stream:
         """The final residual stream of `tokens` [M] int64, at positions from `start` on; the caches hold them then.
 
-        first: `start` as a number, if the pass is for that position alone. n_ctx: see Decoder.frequencies. tap: see
+        slots, first, count: see FusedPass. n_ctx: see Decoder.frequencies. tap: see
         blocks.Tap; it hears the stream itself, which is float32 and changes in place.
         """
         ropes = self.decoder.config.ropes
         run = FusedPass(
             caches=caches,
+            slots=slots,
             start=start,
             first=first,
+            count=count,
             rotations={
                 name: angles(start, len(tokens), frequencies, ropes[name].attention_factor)
                 for name, frequencies in self.decoder.frequencies(n_ctx, self.device).items()
@@ -260,11 +292,14 @@ class FusedDecoder:
         It follows from the kind of the GPU and from no clock: the bits of a prompt follow from it.
         """
         config, experts = self.decoder.config, self.decoder.config.experts
-        heads = config.num_heads * config.head_dim
+        heads, n_layers = config.num_heads * config.head_dim, config.num_layers
         width = config.intermediate_size if experts is None else experts.per_token * experts.intermediate_size
-        matrices = 2 * heads + 2 * config.num_kv_heads * config.head_dim + 3 * width
-        most = _FLOP_BEHIND_LAUNCHES if is_hopper(self.norm.gain) else _FLOP_ELSEWHERE
-        return 2 * n_rows * (config.hidden_size * matrices + 2 * heads * first) < most
+        n_attention = len(config.attention_layers)
+        mixers = n_attention * (config.queries_size + heads + 2 * config.num_kv_heads * config.head_dim)
+        if config.delta is not None:
+            mixers += len(config.delta.layers) * (config.delta.channels + 2 * config.delta.values_size)
+        flop = 2 * n_rows * (config.hidden_size * (mixers + 3 * n_layers * width) + 2 * heads * first * n_attention)
+        return flop < n_layers * (_FLOP_BEHIND_LAUNCHES if is_hopper(self.norm.gain) else _FLOP_ELSEWHERE)
 
     def interior(self) -> Interior:
         """See Interior: the same weights, each step on its own."""

@@ -30,6 +30,7 @@ from runner.backends.native.step_inputs import StepInputs
 from runner.backends.native.stream import Stream
 from runner.config import SamplingParams
 from runner.kernels.advance import advance
+from runner.kernels.delta_rule import DeltaSlots
 from runner.kernels.early_launch import launch_early
 from runner.kernels.greedy import greedy_from_tiles
 from runner.kernels.kv_layer import LayerCache
@@ -48,7 +49,8 @@ class FusedExecution:
         self.cache = cache
         # As many rows as a step may have: scoring then measures the arithmetic of decoding.
         self.score_rows = MOST_ROWS
-        self.strides: Sequence[int] = STRIDES
+        # Who verifies a draft must be able to go back.
+        self.strides: Sequence[int] = STRIDES if cache.states is None else ()
         self.overlaps = True
         self._reserved_before = reserved_before
         self._decoder: FusedDecoder | None = decoder
@@ -56,6 +58,7 @@ class FusedExecution:
         self._inputs = StepInputs(device)
         self._tokens, self._start, self._position = self._inputs.tokens, self._inputs.start, self._inputs.position
         self._count = torch.ones(1, dtype=torch.int64, device=device)  # rows of a chain's step that are not filling
+        self._prompt_count = torch.ones(1, dtype=torch.int32, device=device)  # the same of a prompt
         self._place = torch.zeros(1, dtype=torch.int32, device=device)  # for launch_early
         self._guesses = Guesses(device)
         self._prompt_ids: Tensor | None = None
@@ -83,13 +86,16 @@ class FusedExecution:
 
     def extend(self, tokens: Sequence[int], wanted: Wanted, checkpoint: Callable[[], None]) -> Tensor:
         n_tokens, first = len(tokens), self.cache.length
+        self.cache.begin(n_tokens)
         with torch.inference_mode():
             ids = self._sent(tokens)
             if n_tokens <= MOST_ROWS:
                 checkpoint()
                 n_rows = self._rows_for(n_tokens)
                 self._tokens[:n_tokens].copy_(ids)
-                logits: Tensor = self._run(("rows", n_rows), (), lambda: self._rows(n_rows))[:n_tokens].clone()
+                logits: Tensor = self._run(("rows", n_rows), self._overwritten(), lambda: self._rows(n_rows))[
+                    :n_tokens
+                ].clone()
                 rows = {"none": logits[:0], "last": logits[-1:], "all": logits}[wanted]
             else:
                 stream = self._affordable_prompt(ids, first, checkpoint)
@@ -111,6 +117,7 @@ class FusedExecution:
                 self._text.put(first, self._sent(tokens))  # which keeps what an earlier answer said from there on
             chosen = self.choices(tokens, params)
             return None if chosen is None else lambda: chosen()[-1]
+        self.cache.begin(n_tokens)
         with torch.inference_mode():
             ids = self._sent(tokens)
             stream = self._affordable_prompt(ids, first, checkpoint)
@@ -134,7 +141,7 @@ class FusedExecution:
         try:
             return self._prompt(tokens, first, checkpoint)
         except torch.OutOfMemoryError:
-            if not self._graphs.nbytes:
+            if not self._graphs.nbytes or self._overwritten():
                 raise
         self._graphs.forget()
         torch.cuda.empty_cache()
@@ -146,6 +153,8 @@ class FusedExecution:
         Those passes are filled up whether a graph replays them or not: the bits of a row depend on the number of rows.
         """
         decoder, n_tokens = self._opened(), len(tokens)
+        if self.cache.states is not None:
+            self._prompt_count.fill_(n_tokens)
         n_rows = filled_up_prompt(n_tokens, self.cache.n_ctx - first)
         if n_rows is None or not decoder.waits_for_launches(n_rows, first):
             self._reserve(first + n_tokens)
@@ -178,12 +187,13 @@ class FusedExecution:
         if len(tokens) > MOST_ROWS or not is_supported(params):
             return None
         n_tokens, is_greedy = len(tokens), params.temperature == 0
+        self.cache.begin(n_tokens)
         with torch.inference_mode():
             n_rows = self._rows_for(n_tokens)
             self._begin_at(tokens, params)
             self._text.lose(self.cache.length)
             key = ("greedy rows" if is_greedy else "sampled rows", n_rows)
-            chosen: Tensor = self._run(key, (), lambda: self._chosen(n_rows, is_greedy))
+            chosen: Tensor = self._run(key, self._overwritten(), lambda: self._chosen(n_rows, is_greedy))
             self.cache.advance(n_tokens)
         return chosen[:n_tokens].tolist  # the one wait of a step
 
@@ -191,13 +201,21 @@ class FusedExecution:
         """The rows of a step of so many tokens, which the cache has room for then: few numbers are worth a graph each.
 
         What fills a step up is whatever was in it before: its rows see those before them, and none sees theirs. With
-        experts they would cost what other tokens do, and a step is as long as its tokens.
+        experts they would cost what other tokens do, and states they would change: then a step is as long as its
+        tokens.
         """
         held = self.cache.length
         room = self.cache.n_ctx - held
-        n_rows = n_tokens if self._opened().has_experts else filled_up(n_tokens, room)
+        is_exact = self._opened().has_experts or self.cache.states is not None
+        n_rows = n_tokens if is_exact else filled_up(n_tokens, room)
         self._reserve(held + n_rows)
         return n_rows
+
+    def _overwritten(self) -> list[Tensor]:
+        """The states that the pass which has begun reads and writes over: after a multiple of so many tokens as there
+        are slots. Whoever runs it twice must put them back."""
+        states, held = self.cache.states, self.cache.length
+        return [] if states is None or states.has(held) else states.tensors_of(held)
 
     def decode(self, token: int, params: SamplingParams, cancel: CancelToken, /) -> DecodeLoop | None:
         if not is_supported(params):
@@ -214,6 +232,7 @@ class FusedExecution:
         return is_supported(params)
 
     def chain(self, tokens: Sequence[int], params: SamplingParams, n: int, /) -> list[tuple[int, float]]:
+        assert self.cache.states is None, "who drafts goes back"
         n_tokens, held, is_greedy = len(tokens), self.cache.length, params.temperature == 0
         with torch.inference_mode():
             self._reserve(held + n_tokens + n - 1)
@@ -238,7 +257,7 @@ class FusedExecution:
             self._request(SamplingParams(seed=0))
             launch_early(self._place)
             for is_greedy in (True, False):
-                for n_drafted in (0, *STRIDES):
+                for n_drafted in (0, *self.strides):
                     self._step(1 + n_drafted, is_greedy)
             for n_rows in counts:
                 if n_rows <= MOST_ROWS:  # what chooses from their logits depends on no number of rows
@@ -304,6 +323,7 @@ class FusedExecution:
         n_rows: more than one for a draft that the step makes itself; the cache's length is then what it may become.
         """
         self._reserve(self.cache.length + n_rows)
+        self.cache.begin(n_rows)
         state = (self._tokens, self._start, self._position, self._inputs.turn)
         self._run(("decode", n_rows, is_greedy), state, lambda: self._step(n_rows, is_greedy))
         self.cache.advance(n_rows)
@@ -359,9 +379,18 @@ class FusedExecution:
     def _hidden(
         self, tokens: Tensor, first: int | None, checkpoint: Callable[[], None], tap: Tap | None = None
     ) -> Stream:
-        caches = [LayerCache(**self.cache.layer(index)) for index in range(self.cache.num_layers)]
+        cache = self.cache
+        kept = () if cache.states is None else zip(cache.states.matrices, cache.states.past, strict=True)
         return self._opened().hidden(
-            tokens, caches, self._start, first=first, n_ctx=self.cache.n_ctx, checkpoint=checkpoint, tap=tap
+            tokens,
+            [LayerCache(**cache.layer(index)) for index in range(cache.num_layers)],
+            self._start,
+            slots=[DeltaSlots(states=states, past=past) for states, past in kept],
+            first=first,
+            count=self._prompt_count if len(tokens) > MOST_ROWS else None,
+            n_ctx=cache.n_ctx,
+            checkpoint=checkpoint,
+            tap=tap,
         )
 
     def _long_tap(self, n_tokens: int) -> Tap | None:
@@ -373,7 +402,7 @@ class _Steps:
 
     def __init__(self, execution: FusedExecution, is_greedy: bool) -> None:
         # Who captures reads one row a step.
-        self.can_draft = execution._capture is None
+        self.can_draft = execution._capture is None and bool(execution.strides)
         self._execution = execution
         self._is_greedy = is_greedy
         self._n_first = execution.cache.length

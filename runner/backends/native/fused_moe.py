@@ -13,7 +13,7 @@ from torch import Tensor
 
 from runner.backends.native.matrices import MatrixReader, Product, join
 from runner.backends.native.moe import MoE
-from runner.backends.native.stream import Norm, Stream, laid_out, multiply, read_product
+from runner.backends.native.stream import Norm, Stream, laid_out, multiply, norm_of, read_product
 from runner.errors import UnsupportedModel
 from runner.kernels.add_parts import rotates
 from runner.kernels.fragment_products import ZEROS
@@ -25,7 +25,7 @@ from runner.kernels.moe_matmul import Dispatch, MoeRows, dispatch, moe_linear, m
 from runner.kernels.moe_route import rounds_in_lanes, route, route_and_round
 from runner.kernels.moe_router import router_logits
 from runner.kernels.rotate import quantize_fragments, quantize_rows, rotate_rows
-from runner.kernels.values import MOST_ROWS, Matrix, PackedMatrix, Squares, is_nvidia
+from runner.kernels.values import MOST_ROWS, Matrix, PackedMatrix, is_nvidia
 
 
 class FusedMoE:
@@ -63,7 +63,7 @@ class FusedMoE:
         if len(h) > MOST_ROWS or not isinstance(router, Tensor):
             weights, experts = route(multiply(stream, before, self.router, torch.float32), k, kind)
             return dispatch(weights, experts, module.num_experts), ready
-        gain, squares = _norm_of(stream, before)
+        gain, squares = norm_of(stream, before)
         logits = router_logits(h, router, gain=gain, squares=squares, bias=self.router.biases[0])
         if self.rounding is None:
             weights, experts = route(logits, k, kind)
@@ -76,7 +76,7 @@ class FusedMoE:
 
     def _gated(self, stream: Stream, before: Norm | None, to: Dispatch, ready: MoeRows | None) -> Tensor:
         """act(gate) * up of all pairs of a token and an expert, [M * k, I]. ready: see _chosen."""
-        gain, squares = _norm_of(stream, before)
+        gain, squares = norm_of(stream, before)
         if ready is not None:
             squares = None
 
@@ -123,14 +123,6 @@ def _rounding_of(w: Matrix) -> _Rounding | None:
 
 def _in_lanes(rotation: int, device: torch.device) -> bool:
     return rotates(rotation, device) and rounds_in_lanes(rotation, device)
-
-
-def _norm_of(stream: Stream, before: Norm | None) -> tuple[Tensor | None, Squares | None]:
-    """The gain, and the squares of the stream, that a norm before a product takes."""
-    if before is None:
-        return None, None
-    assert stream.eps == before.eps
-    return before.gain, stream.squares
 
 
 def _stacks(reader: MatrixReader, name: str, module: MoE, members: list[str]) -> list[tuple[Matrix, Tensor | None]]:

@@ -10,15 +10,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from runner.backends.native.blocks import RmsNorm
-from runner.backends.native.matrices import MatrixReader, Product
+from runner.backends.native.blocks import Attention, RmsNorm
+from runner.backends.native.matrices import MatrixReader, Product, join
 from runner.kernels.add_norm import add_normed
 from runner.kernels.add_parts import Reader, add_normed_for
 from runner.kernels.fragment_products import ZEROS
+from runner.kernels.gates import GatedRows, gate_blocks, gate_fragments, gate_rows
 from runner.kernels.gemm_fragments import most_decoded_rows
 from runner.kernels.gemm_int8 import takes_int8
 from runner.kernels.layouts import best_layout
 from runner.kernels.matmul import Rows, linear, linear_parts, linear_residual, linear_residual_for, linear_squares
+from runner.kernels.pack import chosen_rows
 from runner.kernels.rotate import quantize_blocks, quantize_fragments, quantize_rows, rotate_rows
 from runner.kernels.splits import Splits, combine, combine_blocks, combine_fragments
 from runner.kernels.values import FEW_ROWS, Int8Blocks, Int8Fragments, Matrix, Parts, Squares
@@ -46,19 +48,24 @@ class Norm:
     eps: float
 
 
+Mixed = Tensor | Splits | GatedRows
+"""What an output product reads: rows [M, K]; attention's splits, which are still to be put together; or rows that are
+still to be gated."""
+
+
 def activations(
-    x: Tensor | Splits, gain: Tensor | None, w: Matrix, dtype: torch.dtype, squares: Squares | None = None
+    x: Mixed, gain: Tensor | None, w: Matrix, dtype: torch.dtype, squares: Squares | None = None
 ) -> tuple[Rows, Squares | None]:
     """x [M, K], times the gain, as a product with w wants it, and what of the norm is left for the product to do.
 
-    x: or attention's splits, which have no gain. squares: of the rows of x, if a norm stands before the product.
+    x: none but a tensor has a gain. squares: of the rows of x, if a norm stands before the product.
     """
-    if isinstance(x, Splits):
+    if not isinstance(x, Tensor):
         if not isinstance(w, Tensor) and takes_int8(w, len(x)):
-            return combine_blocks(x, w.rotation), None
+            return _as_blocks(x, w.rotation), None
         if not isinstance(w, Tensor) and w.layout == "fragments" and len(x) <= FEW_ROWS:
-            return combine_fragments(x, w.rotation, ZEROS[w.format]), None
-        x = combine(x)
+            return _as_fragments(x, w.rotation, ZEROS[w.format]), None
+        x = combine(x) if isinstance(x, Splits) else gate_rows(x)
     if isinstance(w, Tensor):
         return x if gain is None and x.dtype == dtype else rotate_rows(x, gain, 1, dtype), squares
     if takes_int8(w, len(x)):
@@ -68,6 +75,14 @@ def activations(
     if w.layout == "fragments":
         return quantize_fragments(x, gain, w.rotation, ZEROS[w.format], squares), None
     return quantize_rows(x, gain, w.rotation), squares
+
+
+def _as_blocks(x: Splits | GatedRows, rotation: int) -> Int8Blocks:
+    return combine_blocks(x, rotation) if isinstance(x, Splits) else gate_blocks(x, rotation)
+
+
+def _as_fragments(x: Splits | GatedRows, rotation: int, zero: int) -> Int8Fragments:
+    return combine_fragments(x, rotation, zero) if isinstance(x, Splits) else gate_fragments(x, rotation, zero)
 
 
 def multiply(stream: Stream, before: Norm | None, product: Product, dtype: torch.dtype) -> Tensor:
@@ -105,11 +120,18 @@ def multiply_with_sums(
 
 def normed(stream: Stream, before: Norm | None, w: Matrix, dtype: torch.dtype) -> tuple[Rows, Squares | None]:
     """norm(h), or h without one, as a product with w wants it; see activations."""
-    assert before is None or stream.eps == before.eps
-    gain, squares = (None, None) if before is None else (before.gain, stream.squares)
+    gain, squares = norm_of(stream, before)
     if stream.ready is not None:
         return stream.ready, squares
     return activations(stream.h, gain, w, dtype, squares)
+
+
+def norm_of(stream: Stream, before: Norm | None) -> tuple[Tensor | None, Squares | None]:
+    """The gain, and the squares of the stream, that a norm before a product takes."""
+    if before is None:
+        return None, None
+    assert stream.eps == before.eps
+    return before.gain, stream.squares
 
 
 def dtype_of(w: Matrix, dtype: torch.dtype) -> torch.dtype:
@@ -118,7 +140,7 @@ def dtype_of(w: Matrix, dtype: torch.dtype) -> torch.dtype:
 
 def add_branch(
     stream: Stream,
-    x: Tensor | Splits,
+    x: Mixed,
     product: Product,
     after: Norm | None,
     dtype: torch.dtype,
@@ -168,6 +190,30 @@ def read_product(reader: MatrixReader, name: str, members: list[str], *, is_pair
         parts=tuple(laid_out(w, w.shape[0] // 2 if is_paired and is_one else 0) for w in product.parts),
         biases=product.biases,
     )
+
+
+def read_gated(reader: MatrixReader, name: str, module: Attention) -> Product:
+    """The product of a gated attention: queries, keys, values, and behind them the gates of all heads.
+
+    q_proj has [H, 2, D] rows, of each head the queries and the gates.
+    """
+    read = [
+        reader.product([f"{name}.{member}.weight"], [f"{name}.{member}.bias"])
+        for member in ("q_proj", "k_proj", "v_proj")
+    ]
+    (q,), (q_bias,) = read[0].parts, read[0].biases
+    rows = torch.arange(q.shape[0], device=reader.device).view(module.num_heads, 2, module.head_dim)
+    queries, gates = (rows[:, i].flatten() for i in range(2))
+    joined = join(
+        [chosen_rows(q, queries), read[1].parts[0], read[2].parts[0], chosen_rows(q, gates)],
+        [
+            None if q_bias is None else q_bias[queries],
+            read[1].biases[0],
+            read[2].biases[0],
+            None if q_bias is None else q_bias[gates],
+        ],
+    )
+    return Product(parts=tuple(laid_out(w) for w in joined.parts), biases=joined.biases)
 
 
 def laid_out(w: Matrix, pair: int = 0) -> Matrix:

@@ -1,0 +1,418 @@
+"""The gated delta rule (arXiv:2412.06464): a layer that remembers a sequence in one matrix a head, whatever its length.
+
+From the product with a layer's weights to what its heads answer: a short convolution over the rows, its queries and
+keys brought to length 1, and then row after row: the state fades, the key's old value in it is replaced by the new one,
+and the query reads it. What follows, a norm and a gate, is gates.py's. A program is one warp with a few columns of one
+head's state, which are independent of all others: it keeps them in registers from the first row to the last one.
+
+There are S slots, and the state after p tokens lies in slot p % S: so the device finds it by the position alone, and
+the last S - 1 positions can be gone back to. One row is a kernel; of more rows what needs no state is made before, all
+rows at once, by the same functions in the same lanes: a row has the same bits in a pass of any length. All is float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from runner.kernels.compile import Variant
+from runner.kernels.values import OPTIONS, cdiv, has_pdl, is_nvidia, pdl_option
+
+_EPS: Final = 1e-6  # of the queries' and the keys' lengths
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaSlots:
+    """What a layer keeps of a sequence, in S slots: what was after p tokens in slot p % S; after none no slot is read.
+
+    states: [S, Hv, Dk, Dv] float32, Dk and Dv powers of 2 from 16 to 256. past: [S, T - 1, C], the last inputs of the
+    convolution, of which a row sees T.
+    """
+
+    states: Tensor
+    past: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaWeights:
+    """taps: [T, C] float32, of the convolution, the last for a row itself. fading: [Hv] float32, -exp(A_log).
+    bias: [Hv] float32, what is added to a."""
+
+    taps: Tensor
+    fading: Tensor
+    bias: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaRows:
+    """What M rows of a layer are made of, for Hk key heads of Dk elements and Hv value heads of Dv.
+
+    mixed: [M, C], C = 2 Hk Dk + Hv Dv: queries, keys and values before the convolution. a, b: [M, Hv], how fast a head
+    forgets and how much of a new value it takes. Rows may lie further apart than they are long, those of a and b alike.
+    """
+
+    mixed: Tensor
+    a: Tensor
+    b: Tensor
+    num_key_heads: int
+
+    def check(self, weights: DeltaWeights, slots: DeltaSlots, start: Tensor, count: Tensor | None) -> None:
+        """Assert the shapes that the kernels rely on."""
+        n_slots, heads, dk, dv = slots.states.shape
+        (n_rows, width), (n_taps, _) = self.mixed.shape, weights.taps.shape
+        assert takes_dims(dk, dv), (dk, dv)
+        assert heads % self.num_key_heads == 0
+        assert width == 2 * self.num_key_heads * dk + heads * dv, (width, self.num_key_heads, heads, dk, dv)
+        assert slots.past.shape == (n_slots, n_taps - 1, width)
+        assert slots.past.dtype == self.mixed.dtype
+        assert n_slots >= n_taps - 1  # see _keep_inputs
+        assert self.a.shape == self.b.shape == (n_rows, heads)
+        assert self.a.stride() == self.b.stride()
+        assert self.a.dtype == self.b.dtype
+        assert self.mixed.stride(1) == self.a.stride(1) == 1
+        assert weights.taps.shape == (n_taps, width)
+        assert weights.fading.shape == weights.bias.shape == (heads,)
+        assert all(one.is_contiguous() for one in (slots.states, slots.past, weights.taps))
+        for number in (start,) if count is None else (start, count):
+            assert number.shape == (1,)
+            assert number.dtype == torch.int32
+
+
+def takes_dims(key_dim: int, value_dim: int) -> bool:
+    """Whether there are kernels for heads of these sizes."""
+    return all(d & (d - 1) == 0 and 16 <= d <= 256 for d in (key_dim, value_dim))
+
+
+def delta_rows_ref(
+    rows: DeltaRows, weights: DeltaWeights, slots: DeltaSlots, start: int, count: int | None = None
+) -> Tensor:
+    """See delta_rows; computed in the dtype of mixed, and the numbers are numbers."""
+    n_slots, heads, dk, dv = slots.states.shape
+    dtype, n = rows.mixed.dtype, len(rows.mixed) if count is None else count
+    before, after = start % n_slots, (start + n) % n_slots
+    past = slots.past[before].to(dtype) if start else rows.mixed.new_zeros(len(weights.taps) - 1, rows.mixed.shape[1])
+    held = slots.states[before].to(dtype) if start else rows.mixed.new_zeros(heads, dk, dv)
+    inputs = torch.cat((past, rows.mixed[:n]))
+    convolved = functional.silu(
+        torch.stack([inputs[i : i + n] * weights.taps[i].to(dtype) for i in range(len(weights.taps))]).sum(0)
+    )
+    of_keys = rows.num_key_heads * dk
+    q, k, v = convolved.split([of_keys, of_keys, heads * dv], dim=1)
+    q, k = (
+        (x * (x.square().sum(2, keepdim=True) + _EPS).rsqrt()).repeat_interleave(heads // rows.num_key_heads, 1)
+        for x in (one.unflatten(1, (-1, dk)) for one in (q, k))
+    )
+    decay = (weights.fading.to(dtype) * functional.softplus(rows.a.to(dtype) + weights.bias.to(dtype))).exp()
+    share, v = rows.b.to(dtype).sigmoid(), v.unflatten(1, (-1, dv))
+    found = rows.mixed.new_zeros(len(rows.mixed), heads, dv)
+    for m in range(n):
+        held = held * decay[m, :, None, None]
+        change = (v[m] - (k[m, :, :, None] * held).sum(1)) * share[m, :, None]
+        held = held + k[m, :, :, None] * change[:, None, :]
+        found[m] = (q[m, :, :, None] * held).sum(1) * dk**-0.5
+    slots.states[after] = held.to(slots.states.dtype)
+    slots.past[after] = inputs[n:].to(slots.past.dtype)
+    return found.flatten(1)
+
+
+# --- what a row is made of -------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _held(states, position, slot, h, at, HV: tl.constexpr, SIZE: tl.constexpr):
+    """The state of head h at a position, at its elements `at`; 0 where nothing came before, whatever lies there.
+
+    It is read before the kernel waits, and so are the past inputs: from L2, since L1 may hold older ones.
+    """
+    state = states + (slot * HV + h).to(tl.int64) * SIZE
+    return tl.load(state + at, mask=at < tl.minimum(position, 1) * SIZE, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def _of_past(past, taps, m, c, before, n_past, C: tl.constexpr, PAST: tl.constexpr):
+    """What rows before this pass give to the convolution of row m, channels c: it is there before the product is.
+
+    n_past: inputs in the slot, PAST, or 0 where nothing came before.
+    """
+    total = tl.zeros(c.shape, tl.float32)
+    for i in tl.static_range(PAST):
+        at = past + (before * PAST + m + i) * C + c
+        x = tl.load(at, mask=m + i + 0 * c < n_past, other=0.0, cache_modifier=".cg")
+        total += x.to(tl.float32) * tl.load(taps + i * C + c)
+    return total
+
+
+@triton.jit
+def _convolved(total, mixed, stride, taps, m, c, C: tl.constexpr, PAST: tl.constexpr):
+    """silu of the convolution of row m, channels c; total: _of_past."""
+    for i in tl.static_range(PAST + 1):
+        r = m - PAST + i
+        x = tl.load(mixed + r.to(tl.int64) * stride + c, mask=r + 0 * c >= 0, other=0.0)
+        total += x.to(tl.float32) * tl.load(taps + i * C + c)
+    return total * tl.sigmoid(total)
+
+
+@triton.jit
+def _of_length_1(x):
+    return x * tl.rsqrt(tl.sum(x * x, 0) + _EPS_OF_LENGTH)
+
+
+_EPS_OF_LENGTH = tl.constexpr(_EPS)
+
+
+@triton.jit
+def _decay(a, fading, bias):
+    """What is left of a head's state, from 0 to 1."""
+    x = a.to(tl.float32) + bias
+    return tl.exp(fading * (tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))))
+
+
+@triton.jit
+def _updated(state, q, k, v, decay, share):
+    """The state [Dk, B] after a row, and what it answers [B]. q, k: [Dk]; v, and decay and share, which are one number
+    each: [B].
+
+    Both sums are over the state as it was, so that neither waits for the other: q (d S + k u) = d q S + (q k) u.
+    """
+    of_key = tl.sum(k[:, None] * state, 0)
+    of_query = tl.sum(q[:, None] * state, 0)
+    both = tl.sum(q * k, 0)
+    change = (v - decay * of_key) * share
+    zeros = tl.zeros(state.shape, tl.float32)
+    state = tl.fma(k[:, None] + zeros, change[None, :] + zeros, state * decay[None, :])
+    return state, decay * of_query + both * change
+
+
+@triton.jit
+def _keep_inputs(mixed, stride, past, before, after, c, n, n_past, C: tl.constexpr, PAST: tl.constexpr):
+    """The last inputs of channels c after n rows into their slot. What lies in it is never read here: the slot is
+    another one, or there are at least as many rows as slots, and all of the inputs are new ones."""
+    for i in tl.static_range(PAST):
+        r = n - PAST + i
+        is_new = r + 0 * c >= 0
+        new = tl.load(mixed + r.to(tl.int64) * stride + c, mask=is_new, other=0.0)
+        old = tl.load(past + (before * PAST + n + i) * C + c, mask=n + i + 0 * c < n_past, other=0.0)
+        tl.store(past + (after * PAST + i) * C + c, tl.where(is_new, new, old))
+
+
+@triton.jit
+def _keep_inputs_of(
+    mixed, stride, past, before, after, n, n_past, h, j, HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr,
+    DV: tl.constexpr, C: tl.constexpr, PAST: tl.constexpr,
+):  # fmt: skip
+    """Those of a program: of its columns j of values, and of the first program of a key head its queries and keys."""
+    _keep_inputs(mixed, stride, past, before, after, 2 * HK * DK + h * DV + j, n, n_past, C, PAST)
+    if (tl.program_id(0) == 0) & (h % (HV // HK) == 0):
+        c = h // (HV // HK) * DK + tl.arange(0, DK)
+        _keep_inputs(mixed, stride, past, before, after, c, n, n_past, C, PAST)
+        _keep_inputs(mixed, stride, past, before, after, HK * DK + c, n, n_past, C, PAST)
+
+
+# --- kernels ---------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _delta_row(
+    mixed, a, b, taps, fading, bias, states, past, start, out,
+    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, SLOTS: tl.constexpr,
+    PAST: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One row, for BLOCK columns of a head."""
+    C: tl.constexpr = 2 * HK * DK + HV * DV
+    h = tl.program_id(1)
+    g = h // (HV // HK)
+    i = tl.arange(0, DK)
+    j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    position = tl.load(start)
+    before, after, n_past = position % SLOTS, (position + 1) % SLOTS, tl.minimum(position, 1) * PAST
+    # The position is older than the step, and state and past are of the step before.
+    at = i[:, None] * DV + j[None, :]
+    state = _held(states, position, before, h, at, HV, DK * DV)
+    first = position * 0
+    q = _of_past(past, taps, first, g * DK + i, before, n_past, C, PAST)
+    k = _of_past(past, taps, first, HK * DK + g * DK + i, before, n_past, C, PAST)
+    v = _of_past(past, taps, first, 2 * HK * DK + h * DV + j, before, n_past, C, PAST)
+    head_fading, head_bias = tl.load(fading + h), tl.load(bias + h)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    head_a, head_b = tl.load(a + h), tl.load(b + h)
+    q = _of_length_1(_convolved(q, mixed, 0, taps, first, g * DK + i, C, PAST)) * SCALE
+    k = _of_length_1(_convolved(k, mixed, 0, taps, first, HK * DK + g * DK + i, C, PAST))
+    v = _convolved(v, mixed, 0, taps, first, 2 * HK * DK + h * DV + j, C, PAST)
+    ones = tl.full((BLOCK,), 1.0, tl.float32)
+    decay, share = ones * _decay(head_a, head_fading, head_bias), ones * tl.sigmoid(head_b.to(tl.float32))
+    state, answer = _updated(state, q, k, v, decay, share)
+    tl.store(out + h * DV + j, answer)
+    tl.store(states + (after * HV + h).to(tl.int64) * (DK * DV) + at, state)
+    _keep_inputs_of(mixed, 0, past, before, after, first + 1, n_past, h, j, HK, HV, DK, DV, C, PAST)
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def _prepare(
+    mixed, stride, a, b, gate_stride, taps, fading, bias, past, start, q, k, v, gates, n_rows,
+    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, SLOTS: tl.constexpr,
+    PAST: tl.constexpr, ROWS: tl.constexpr, SCALE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """What rows need no state for: queries and keys [M, Hk, Dk], values [M, Hv, Dv], gates [M, 2, Hv]: decay and share.
+
+    A program is a head of q, of k or of v, of ROWS rows.
+    """
+    C: tl.constexpr = 2 * HK * DK + HV * DV
+    n = tl.program_id(1)
+    position = tl.load(start)
+    before, n_past = position % SLOTS, tl.minimum(position, 1) * PAST
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    for offset in tl.static_range(ROWS):
+        m = tl.program_id(0) * ROWS + offset
+        if m < n_rows:
+            if n < 2 * HK:
+                c = n * DK + tl.arange(0, DK)
+                x = _of_past(past, taps, m, c, before, n_past, C, PAST)
+                x = _of_length_1(_convolved(x, mixed, stride, taps, m, c, C, PAST))
+                if n < HK:
+                    tl.store(q + m.to(tl.int64) * (HK * DK) + c, x * SCALE)
+                else:
+                    tl.store(k + m.to(tl.int64) * (HK * DK) + c - HK * DK, x)
+            else:
+                h = n - 2 * HK
+                j = h * DV + tl.arange(0, DV)
+                c = 2 * HK * DK + j
+                x = _of_past(past, taps, m, c, before, n_past, C, PAST)
+                x = _convolved(x, mixed, stride, taps, m, c, C, PAST)
+                tl.store(v + m.to(tl.int64) * (HV * DV) + j, x)
+                at = m.to(tl.int64) * gate_stride + h
+                place = gates + m.to(tl.int64) * (2 * HV) + h
+                tl.store(place, _decay(tl.load(a + at), tl.load(fading + h), tl.load(bias + h)))
+                tl.store(place + HV, tl.sigmoid(tl.load(b + at).to(tl.float32)))
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def _delta_rows(
+    q, k, v, gates, mixed, stride, states, past, start, count, out, n_rows,
+    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, SLOTS: tl.constexpr,
+    PAST: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Rows that are prepared, one after the other, for BLOCK columns of a head."""
+    C: tl.constexpr = 2 * HK * DK + HV * DV
+    h = tl.program_id(1)
+    g = h // (HV // HK)
+    i = tl.arange(0, DK)
+    j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    position = tl.load(start)
+    n = n_rows
+    if count is not None:
+        n = tl.load(count)
+    before, after, n_past = position % SLOTS, (position + n) % SLOTS, tl.minimum(position, 1) * PAST
+    at = i[:, None] * DV + j[None, :]
+    state = _held(states, position, before, h, at, HV, DK * DV)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    q_at, k_at, v_at = q + g * DK + i, k + g * DK + i, v + h * DV + j
+    decay_at, share_at, out_at = gates + h + 0 * j, gates + HV + h + 0 * j, out + h * DV + j
+    for _ in tl.range(0, n, num_stages=STAGES):
+        state, answer = _updated(
+            state, tl.load(q_at), tl.load(k_at), tl.load(v_at), tl.load(decay_at), tl.load(share_at)
+        )
+        tl.store(out_at, answer)
+        q_at += HK * DK
+        k_at += HK * DK
+        v_at += HV * DV
+        decay_at += 2 * HV
+        share_at += 2 * HV
+        out_at += HV * DV
+    for _ in range(n, n_rows):  # what fills a pass up
+        tl.store(out_at, tl.zeros((BLOCK,), tl.float32))
+        out_at += HV * DV
+    tl.store(states + (after * HV + h).to(tl.int64) * (DK * DV) + at, state)
+    _keep_inputs_of(mixed, stride, past, before, after, n, n_past, h, j, HK, HV, DK, DV, C, PAST)
+
+
+# --- launchers -------------------------------------------------------------------------------------------------------
+
+
+def delta_rows(
+    rows: DeltaRows, weights: DeltaWeights, slots: DeltaSlots, start: Tensor, count: Tensor | None = None
+) -> Tensor:
+    """What the heads answer to M rows, [M, Hv * Dv] float32, before their norm and gate; the state after them is kept.
+
+    start: int32 [1], on the device, the position of the first row: the state before it lies in slot start % S, and
+    that after the rows goes to slot (start + M) % S. count: int32 [1], on the device: only so many rows, at least
+    one, count, and the slot is that after them; those that follow leave the state alone and are answered with 0.
+    """
+    rows.check(weights, slots, start, count)
+    n_slots, heads, dk, dv = slots.states.shape
+    n_rows, mixed = len(rows.mixed), rows.mixed
+    out = torch.empty(n_rows, heads * dv, dtype=torch.float32, device=mixed.device)
+    pdl = has_pdl(mixed)
+    sizes = {
+        "HK": rows.num_key_heads,
+        "HV": heads,
+        "DK": dk,
+        "DV": dv,
+        "SLOTS": n_slots,
+        "PAST": slots.past.shape[1],
+        "PDL": pdl,
+    }
+    options = {"num_warps": _WARPS, **pdl_option(pdl), **OPTIONS}
+    grid = (dv // _BLOCK, heads)
+    if n_rows == 1:
+        _delta_row[grid](
+            mixed, rows.a, rows.b, weights.taps, weights.fading, weights.bias, slots.states, slots.past, start, out,
+            BLOCK=_BLOCK, SCALE=dk**-0.5, **sizes, **options,
+        )  # fmt: skip
+        return out
+    q, k = (torch.empty(n_rows, rows.num_key_heads * dk, dtype=torch.float32, device=mixed.device) for _ in "qk")
+    v, gates = torch.empty_like(out), torch.empty(n_rows, 2 * heads, dtype=torch.float32, device=mixed.device)
+    _prepare[(cdiv(n_rows, _ROWS), 2 * rows.num_key_heads + heads)](
+        mixed, mixed.stride(0), rows.a, rows.b, rows.a.stride(0), weights.taps, weights.fading, weights.bias,
+        slots.past, start, q, k, v, gates, n_rows, ROWS=_ROWS, SCALE=dk**-0.5, **sizes, **options,
+    )  # fmt: skip
+    _delta_rows[grid](
+        q, k, v, gates, mixed, mixed.stride(0), slots.states, slots.past, start, count, out, n_rows,
+        BLOCK=_BLOCK, STAGES=_STAGES if is_nvidia(mixed) else 1, **sizes, **options,
+    )  # fmt: skip
+    return out
+
+
+# A warp with 8 columns has 32 numbers of a head of 128 a lane, and of 32 heads four programs run on a multiprocessor,
+# one on each of its schedulers. Rows are asked for some ahead; Triton 3.6 fails to compile that for AMD.
+_BLOCK, _WARPS, _STAGES, _ROWS = 8, 1, 4, 2
+
+
+def variants() -> Iterator[Variant]:
+    for name, hk, hv, d in (("d128", 16, 32, 128), ("d64", 4, 4, 64)):
+        sizes = {"HK": hk, "HV": hv, "DK": d, "DV": d, "SLOTS": 5, "PAST": 3}
+        read = {
+            "mixed": "*bf16", "a": "*fp32", "b": "*fp32", "taps": "*fp32", "fading": "*fp32", "bias": "*fp32",
+            "past": "*bf16", "start": "*i32",
+        }  # fmt: skip
+        made = {"q": "*fp32", "k": "*fp32", "v": "*fp32", "gates": "*fp32", "n_rows": "i32", "stride": "i32:16"}
+        state = {"mixed": "*bf16", "states": "*fp32", "past": "*bf16", "start": "*i32", "out": "*fp32"}
+        count = "*i32" if d == 128 else None
+        for operation, kernel, signature, constants in (
+            ("row", _delta_row, {**read, **state}, {"BLOCK": _BLOCK, "SCALE": d**-0.5}),
+            ("prepare", _prepare, {**read, **made, "gate_stride": "i32:16"}, {"ROWS": _ROWS, "SCALE": d**-0.5}),
+            ("rows", _delta_rows, {**made, **state, "count": count}, {"BLOCK": _BLOCK, "STAGES": 1}),
+        ):
+            yield Variant(
+                name=f"delta_{operation} {name}",
+                kernel=kernel,
+                signature=signature,
+                constants={**sizes, **constants},
+                nvidia_constants={"STAGES": _STAGES} if operation == "rows" else {},
+                num_warps=_WARPS,
+                has_pdl=True,
+                is_decode=operation == "row",
+            )

@@ -1,0 +1,254 @@
+"""Gated delta nets and gated attention by the kernels: what the plain modules compute, and the same however it is cut.
+
+Without a GPU the kernels run in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_native_fused import GREEDY, PROMPT, Replaying, difference, fused, go_on, made, plain
+from tiny_models import make, ready, save
+from torch import Tensor
+
+from runner.backends import native
+from runner.backends.native import stream
+from runner.backends.native.delta_state import SLOTS
+from runner.backends.native.fused import FusedAttention, FusedLayer
+from runner.backends.native.fused_delta import FusedDeltaNet
+from runner.backends.native.fused_execution import FusedExecution
+from runner.backends.native.graphs import Graphs
+from runner.backends.native.model_files import read_config
+from runner.config import LoadOptions, SamplingParams
+from runner.kernels.fragments import can_be_fragments, to_fragments
+from runner.kernels.int8_weights import FORMATS_AS_INT8
+from runner.kernels.values import MOST_ROWS, PackedMatrix
+from runner.model_config import ModelConfig
+from runner.quant.mq.packed_weights import PackedWeights
+from runner.quant.mq.quantize import quantize_packed
+from runner.quant.mq.recipe import recipe_of
+from runner.quant.weights import Weights
+from runner.sampling import sample
+from runner.types import CancelToken
+
+LAYERS = {"layer_types": ["linear_attention", "full_attention"]}
+MORE = [17, 4, 40, 22, 8, 31, 6, 50, 2, 12]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelConfig, Weights]:
+    return made(tmp_path_factory.mktemp("tiny"), "qwen3-5", **LAYERS)
+
+
+def packed(directory: Path, recipe: str, **more: object) -> tuple[ModelConfig, Weights]:
+    source, target = directory / "source", directory / "packed"
+    made(source, "qwen3-5", **{**LAYERS, "hidden_size": 64, "intermediate_size": 96, "head_dim": 32, **more})
+    quantize_packed(source, recipe_of(recipe), target, device=torch.device("cpu"), on_stage=lambda *_: None)
+    return read_config(target), PackedWeights(target)
+
+
+def extended(execution: Any, *parts: Sequence[int]) -> Tensor:
+    return torch.cat([execution.extend(part, "all", go_on) for part in parts])
+
+
+@pytest.mark.parametrize("name", ["qwen3-5", "qwen3-5-biases-untied-wide-rope"])
+def test_they_are_what_their_modules_compute(tmp_path: Path, name: str) -> None:
+    config, weights = made(tmp_path, name, **LAYERS)
+    reference, kernels = plain(config, weights), fused(config, weights)
+    for tokens in (PROMPT, [9, 12], [33], MORE[:SLOTS], MORE[:1]):
+        wanted = reference.extend(tokens, "all", go_on)
+        assert difference(kernels.extend(tokens, "all", go_on), wanted) < 2e-5
+    assert kernels.cache.length == len(PROMPT) + 4 + SLOTS
+
+
+@pytest.mark.parametrize("recipe", ["mq4", "mq8"])
+def test_packed_weights_stay_packed_and_give_what_their_values_do(
+    tmp_path: Path, recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "FEW_ROWS", MOST_ROWS)  # so that the prompt is a long one
+    monkeypatch.setattr(stream, "takes_int8", lambda *_: False)
+    config, weights = packed(tmp_path, recipe)
+    reference, kernels = plain(config, weights), fused(config, weights)
+    assert kernels.weights_bytes < reference.weights_bytes / 2
+    wanted = reference.extend(PROMPT, "all", go_on)
+    assert difference(kernels.extend(PROMPT, "all", go_on), wanted) < 2e-5  # prefill keeps its activations
+    wanted = reference.extend([9], "last", go_on)
+    assert difference(kernels.extend([9], "last", go_on), wanted) < 0.05  # decoding rounds them to int8
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # rows that fill a block hold anything, and sums of it overflow
+def test_weights_in_fragments_give_what_they_give_in_planes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # 256: the stream is handed on from product to product. 80 rows of values and gates: 16 times what there is.
+    config, weights = packed(
+        tmp_path, "mq4-uniform", hidden_size=256, intermediate_size=64, linear_num_value_heads=8, num_key_value_heads=6
+    )
+    in_planes = fused(config, weights)
+    monkeypatch.setattr(stream, "best_layout", lambda w, pair: to_fragments(w, pair) if can_be_fragments(w) else w)
+    in_fragments = fused(config, weights)
+    for layer in in_fragments._opened().layers:
+        parts = (*layer.attention.qkv.parts, *layer.attention.o.parts)
+        assert [part.layout for part in parts if isinstance(part, PackedMatrix)] == ["fragments"] * 2
+    wanted, found = (extended(execution, PROMPT[:3]) for execution in (in_planes, in_fragments))
+    assert difference(found, wanted) < 0.05  # activations are rounded in groups of 64 instead of 32
+    in_fragments.cache.truncate(0)
+    rows = extended(in_fragments, PROMPT[:1], PROMPT[1:2], PROMPT[2:3])
+    assert torch.equal(rows, found)  # a row has the same bits in every batch
+    monkeypatch.setattr(stream, "takes_int8", lambda w, _: w.largest is not None and w.format in FORMATS_AS_INT8)
+    in_fragments._graphs.forget()
+    in_fragments.cache.truncate(0)
+    wanted = extended(plain(config, weights), PROMPT[:3])
+    assert 1e-4 < difference(extended(in_fragments, PROMPT[:3]), wanted) < 0.05
+
+
+def test_rows_of_q_proj_are_put_apart_into_queries_and_gates(tmp_path: Path) -> None:
+    config, weights = packed(tmp_path, "mq8")
+    layers = fused(config, weights)._opened().layers
+    assert isinstance(layers[0].attention, FusedDeltaNet)
+    attention = layers[1].attention
+    assert isinstance(attention, FusedAttention)
+    heads, kv_heads, d = config.num_heads, config.num_kv_heads, config.head_dim
+    assert [part.shape for part in attention.qkv.parts] == [((2 * heads + 2 * kv_heads) * d, config.hidden_size)]
+
+
+@pytest.mark.parametrize("cuts", [[1] * 10, [5, 5], [2, 8], [4, 1, 5]])
+def test_a_text_has_the_same_bits_however_it_is_cut(tiny: tuple[ModelConfig, Weights], cuts: list[int]) -> None:
+    together, apart = fused(*tiny), fused(*tiny)
+    for execution in (together, apart):
+        execution.extend(PROMPT, "none", go_on)
+    ends = [sum(cuts[: i + 1]) for i in range(len(cuts))]
+    parts = [MORE[end - cut : end] for end, cut in zip(ends, cuts, strict=True)]
+    assert torch.equal(extended(apart, *parts), extended(together, MORE))
+
+
+@pytest.mark.parametrize("back", range(1, SLOTS))
+def test_going_back_a_few_tokens_leaves_what_was_before_them(tiny: tuple[ModelConfig, Weights], back: int) -> None:
+    kernels, fresh = fused(*tiny), fused(*tiny)
+    extended(kernels, PROMPT, *([token] for token in MORE[:6]))
+    kept = len(PROMPT) + 6 - back
+    assert kernels.cache.truncate(kept) == kept
+    extended(fresh, PROMPT, *([token] for token in MORE[: 6 - back]))
+    for tokens in ([44], [3, 20, 9]):
+        assert torch.equal(extended(kernels, tokens), extended(fresh, tokens))
+
+
+def test_going_back_further_begins_anew(tiny: tuple[ModelConfig, Weights]) -> None:
+    kernels = fused(*tiny)
+    first = extended(kernels, PROMPT)
+    extended(kernels, MORE)
+    assert kernels.cache.truncate(3) == 0
+    assert torch.equal(extended(kernels, PROMPT), first)
+
+
+@pytest.mark.parametrize("n_tokens", [20, 21])  # one leaves its state where it began with one
+def test_a_prompt_is_filled_up_and_replayed_and_gives_what_it_gives_alone(
+    tiny: tuple[ModelConfig, Weights], n_tokens: int
+) -> None:
+    reference, filled = plain(*tiny), fused(*tiny, n_ctx=128)
+    graphs = filled._graphs = Replaying(torch.device("cpu"))
+    for part in (PROMPT, [3 + i % 50 for i in range(n_tokens)], [40 - i for i in range(n_tokens)], [7], [8, 9]):
+        found, wanted = (execution.extend(part, "all", go_on) for execution in (filled, reference))
+        assert difference(found, wanted) < 2e-5
+    assert list(graphs._noted) == [("prompt", 32, 0), ("prompt", 32, None)]
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=1.2, seed=7)])
+def test_the_loop_on_the_device_gives_the_tokens_that_the_host_would_and_leaves_their_state(
+    tiny: tuple[ModelConfig, Weights], params: SamplingParams
+) -> None:
+    reference, kernels = plain(*tiny), fused(*tiny)
+    kernels.extend(PROMPT, "none", go_on)
+    logits = reference.extend(PROMPT, "last", go_on)
+    history = [*PROMPT, int(logits[0].argmax())]
+    decoded = kernels.decode(history[-1], params, CancelToken())
+    assert decoded is not None
+    assert not decoded.lengths  # who drafts goes back
+    for _ in range(3):
+        logits = reference.extend(history[-1:], "last", go_on)
+        wanted = sample(logits[0].cpu().numpy(), params, history, len(history))
+        assert next(decoded) == ((wanted,), ())
+        history.append(wanted)
+    decoded.close()
+    assert kernels.cache.length == len(history)  # and none of the steps that ran ahead
+    reference.extend(history[-1:], "none", go_on)
+    wanted = reference.extend(MORE, "all", go_on)
+    assert difference(kernels.extend(MORE, "all", go_on), wanted) < 2e-5
+
+
+class Recording(Graphs):
+    """Graphs where there is no GPU: what is recorded has run before, as there."""
+
+    def run(self, _key: Hashable, state: Sequence[Tensor], step: Callable[[], Any]) -> Any:
+        with torch.inference_mode():
+            kept = [tensor.clone() for tensor in state]
+            step()
+            for tensor, value in zip(state, kept, strict=True):
+                tensor.copy_(value)
+            return step()
+
+
+@pytest.mark.parametrize("n_tokens", [1, 3, SLOTS, 2 * SLOTS])
+def test_a_step_that_is_recorded_leaves_the_state_of_one_run(tiny: tuple[ModelConfig, Weights], n_tokens: int) -> None:
+    recorded, once = fused(*tiny), fused(*tiny)
+    recorded._graphs = Recording(torch.device("cpu"))
+    for execution in (recorded, once):
+        execution.extend(PROMPT, "none", go_on)
+    assert torch.equal(extended(recorded, MORE[:n_tokens]), extended(once, MORE[:n_tokens]))
+    assert all(execution.choices(MORE[:n_tokens], GREEDY) is not None for execution in (recorded, once))
+    assert torch.equal(extended(recorded, [9]), extended(once, [9]))
+
+
+def failing_once(execution: FusedExecution, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its second layer the memory runs out, once; graphs hold some."""
+    called, n_calls = FusedLayer.__call__, 0
+
+    def call(layer: FusedLayer, *arguments: Any) -> Any:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == 2:
+            raise torch.OutOfMemoryError
+        return called(layer, *arguments)
+
+    monkeypatch.setattr(FusedLayer, "__call__", call)
+    execution._graphs.nbytes = 1
+
+
+def test_a_prompt_for_which_memory_ran_out_is_tried_again_with_the_state_that_it_began_with(
+    tiny: tuple[ModelConfig, Weights], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels, fresh = fused(*tiny), fused(*tiny)
+    for execution in (kernels, fresh):
+        execution.extend(PROMPT, "none", go_on)
+    prompt = [3 + i % 50 for i in range(18)]
+    wanted = extended(fresh, prompt)
+    with monkeypatch.context() as patch:
+        failing_once(kernels, patch)
+        assert torch.equal(extended(kernels, prompt), wanted)
+
+
+def test_and_is_not_where_it_has_written_over_that_one(
+    tiny: tuple[ModelConfig, Weights], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = fused(*tiny)
+    first = extended(kernels, PROMPT)
+    with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+        failing_once(kernels, patch)
+        extended(kernels, [3 + i % 50 for i in range(4 * SLOTS)])
+    assert kernels.cache.truncate(len(PROMPT)) == 0
+    assert torch.equal(extended(kernels, PROMPT), first)
+
+
+@pytest.mark.parametrize(("dim", "is_refused"), [(16, False), (24, True)])
+def test_heads_that_no_kernel_takes_are_refused_on_a_gpu_with_a_remedy(
+    tmp_path: Path, dim: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ready(save(make("qwen3-5", linear_key_head_dim=dim), tmp_path))
+    assert native.refusal(model, LoadOptions(n_gpu_layers=0)) is None
+    monkeypatch.setattr(native, "_has_kernels", lambda: True)
+    reason = native.refusal(model, LoadOptions())
+    assert (reason is not None) == is_refused
+    if reason is not None:
+        assert "this model's keys have 24 and its values 32. Use -ngl 0" in reason

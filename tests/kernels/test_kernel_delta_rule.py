@@ -1,0 +1,147 @@
+"""The gated delta rule, against its reference in float64: in passes of any length, from slot to slot."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from kernel_data import DEVICE, close, random
+from torch import Tensor
+
+from runner.kernels.delta_rule import DeltaRows, DeltaSlots, DeltaWeights, delta_rows, delta_rows_ref
+
+SLOTS, TAPS = 5, 4
+# Hk, Hv, Dk, Dv
+SHAPES = [(1, 2, 16, 16), (2, 2, 32, 16), (1, 3, 16, 64)]
+SHAPE = SHAPES[0]
+
+
+def at(position: int) -> Tensor:
+    return torch.tensor([position], dtype=torch.int32, device=DEVICE)
+
+
+def weights_of(shape: tuple[int, int, int, int]) -> DeltaWeights:
+    hk, hv, dk, dv = shape
+    width = 2 * hk * dk + hv * dv
+    return DeltaWeights(
+        taps=0.5 * random(TAPS, width, seed=5), fading=-random(hv, seed=6).exp(), bias=random(hv, seed=7)
+    )
+
+
+def rows_of(shape: tuple[int, int, int, int], m: int, dtype: torch.dtype = torch.float32) -> DeltaRows:
+    """Columns of one product, as a layer has them: others lie between."""
+    hk, hv, dk, dv = shape
+    width = 2 * hk * dk + hv * dv
+    product = (2 * random(m, width + 48 + 2 * hv, seed=3)).to(dtype)
+    b, a = product[:, width + 48 : width + 48 + hv], product[:, width + 48 + hv :]
+    return DeltaRows(mixed=product[:, :width], a=a, b=b, num_key_heads=hk)
+
+
+def part(rows: DeltaRows, first: int, last: int) -> DeltaRows:
+    return dataclasses.replace(rows, mixed=rows.mixed[first:last], a=rows.a[first:last], b=rows.b[first:last])
+
+
+def state_of(shape: tuple[int, int, int, int], dtype: torch.dtype = torch.float32) -> DeltaSlots:
+    hk, hv, dk, dv = shape
+    return DeltaSlots(
+        states=random(SLOTS, hv, dk, dv, seed=8),
+        past=random(SLOTS, TAPS - 1, 2 * hk * dk + hv * dv, seed=9).to(dtype),
+    )
+
+
+def empty(shape: tuple[int, int, int, int]) -> DeltaSlots:
+    """Slots that nothing may read."""
+    like = state_of(shape)
+    return DeltaSlots(states=torch.full_like(like.states, float("nan")), past=torch.full_like(like.past, float("nan")))
+
+
+def exact(state: DeltaSlots) -> DeltaSlots:
+    return DeltaSlots(states=state.states.double(), past=state.past.double())
+
+
+def check_alike(
+    rows: DeltaRows, weights: DeltaWeights, state: DeltaSlots, start: int, count: int | None = None
+) -> None:
+    wanted_state = exact(state)
+    wide = dataclasses.replace(rows, mixed=rows.mixed.double())
+    wanted = delta_rows_ref(wide, weights, wanted_state, start, count)
+    found = delta_rows(rows, weights, state, at(start), None if count is None else at(count))
+    assert found.dtype == torch.float32
+    close(found, wanted, 5e-6)
+    after = (start + (len(rows.mixed) if count is None else count)) % SLOTS
+    close(state.states[after], wanted_state.states[after], 5e-6)
+    assert torch.equal(state.past[after].double(), wanted_state.past[after])
+    others = [slot for slot in range(SLOTS) if slot != after]
+    assert torch.equal(state.states[others].double(), wanted_state.states[others])
+    assert torch.equal(state.past[others].double(), wanted_state.past[others])
+
+
+@pytest.mark.parametrize("start", [1, 3, 12])
+@pytest.mark.parametrize("m", [1, 2, 3, 5, 7, 20])
+def test_it_is_the_reference_in_float64_and_writes_one_slot(m: int, start: int) -> None:
+    check_alike(rows_of(SHAPE, m), weights_of(SHAPE), state_of(SHAPE), start)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("m", [1, 4])
+def test_of_any_heads(shape: tuple[int, int, int, int], m: int) -> None:
+    check_alike(rows_of(shape, m), weights_of(shape), state_of(shape), 6)
+
+
+def test_of_rows_of_16_bits() -> None:
+    dtype = torch.bfloat16
+    for m in (1, 6):
+        check_alike(rows_of(SHAPE, m, dtype), weights_of(SHAPE), state_of(SHAPE, dtype), 2)
+
+
+@pytest.mark.parametrize("m", [1, 2, 5, 20])
+def test_the_first_row_of_a_sequence_reads_no_slot(m: int) -> None:
+    rows, weights, state = rows_of(SHAPE, m), weights_of(SHAPE), empty(SHAPE)
+    wanted = delta_rows_ref(dataclasses.replace(rows, mixed=rows.mixed.double()), weights, exact(empty(SHAPE)), 0)
+    close(delta_rows(rows, weights, state, at(0)), wanted, 5e-6)
+    assert bool(state.states[m % SLOTS].isfinite().all() & state.past[m % SLOTS].isfinite().all())
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 17, 20])
+def test_rows_that_fill_a_pass_up_leave_the_state_alone(count: int) -> None:
+    rows, weights, state = rows_of(SHAPE, 20), weights_of(SHAPE), state_of(SHAPE)
+    rows.mixed[count:] = torch.inf  # whatever is in them
+    found = delta_rows(rows, weights, state, at(3), at(count))
+    alone = state_of(SHAPE)
+    assert torch.equal(found[:count], delta_rows(part(rows, 0, count), weights, alone, at(3)))
+    assert torch.equal(state.states, alone.states)
+    assert torch.equal(state.past, alone.past)
+    assert not found[count:].any()
+
+
+@pytest.mark.parametrize("cuts", [[1] * 16, [2] * 8, [4] * 4, [8, 8], [1, 15], [5, 1, 10], [3, 13]])
+def test_a_row_has_the_same_bits_however_the_rows_are_cut(cuts: list[int]) -> None:
+    rows, weights = rows_of(SHAPE, 16), weights_of(SHAPE)
+    together, state = empty(SHAPE), empty(SHAPE)
+    wanted = delta_rows(rows, weights, together, at(0))
+    found, first = [], 0
+    for m in cuts:
+        found.append(delta_rows(part(rows, first, first + m), weights, state, at(first)))
+        first += m
+    assert torch.equal(torch.cat(found), wanted)
+    assert torch.equal(state.states[16 % SLOTS], together.states[16 % SLOTS])
+    assert torch.equal(state.past[16 % SLOTS], together.past[16 % SLOTS])
+
+
+def test_going_back_four_rows_finds_the_state_that_was_there() -> None:
+    rows, weights, state = rows_of(SHAPE, 10), weights_of(SHAPE), empty(SHAPE)
+    answers = [delta_rows(part(rows, m, m + 1), weights, state, at(m)) for m in range(10)]
+    for back in (1, 2, 3, 4):
+        again = DeltaSlots(states=state.states.clone(), past=state.past.clone())
+        for m in range(10 - back, 10):
+            assert torch.equal(delta_rows(part(rows, m, m + 1), weights, again, at(m)), answers[m])
+
+
+def test_a_head_that_forgets_at_once_and_one_that_never_does() -> None:
+    """Gates at the ends of their range: nothing overflows."""
+    rows, weights, state = rows_of(SHAPE, 3), weights_of(SHAPE), state_of(SHAPE)
+    rows.a[:, 0], rows.a[:, 1] = 3e4, -3e4
+    rows.b[:, 0], rows.b[:, 1] = -3e4, 3e4
+    check_alike(rows, weights, state, 2)
+    assert bool(state.states[0].isfinite().all())
