@@ -8,6 +8,11 @@ _LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "rms_nor
 _QWEN = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "rms_norm_eps": 1e-6, "head_dim": 128}
 _QWEN_SIZES = {"vocab_size": 151936, "rope_theta": 1e6, "max_position_embeddings": 40960}
 _MOE = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}
+_MINISTRAL = (
+    {"model_type": "ministral3", "architectures": ["Ministral3ForCausalLM"], "rms_norm_eps": 1e-5}
+    | {"vocab_size": 131072, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+    | {"max_position_embeddings": 262144, "sliding_window": None}
+)  # its rope is the default
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": _LLAMA
@@ -97,6 +102,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
     | {"num_attention_heads": 32, "num_key_value_heads": 8, "sliding_window": 4096}
     | {"rope_theta": 10000.0, "max_position_embeddings": 32768},
+    # The text models of Ministral 3.
+    "ministral-3-3b": _MINISTRAL
+    | {"hidden_size": 3072, "intermediate_size": 9216, "num_hidden_layers": 26, "tie_word_embeddings": True},
+    "ministral-3-8b": _MINISTRAL | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 34},
     "phi-3-mini": {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "rms_norm_eps": 1e-5}
     | {"vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32}
     | {"num_attention_heads": 32, "num_key_value_heads": 32, "sliding_window": 2047}

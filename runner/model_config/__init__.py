@@ -7,6 +7,7 @@ name. Nothing here reads a file or knows of tensors, devices or backends.
 from __future__ import annotations
 
 from runner.model_config.families import SUPPORTED_MODEL_TYPES
+from runner.model_config.multimodal import PARTS_OF_WHOLES
 from runner.model_config.parse import parse_model_config
 from runner.model_config.values import (
     Activation,
@@ -14,6 +15,7 @@ from runner.model_config.values import (
     HeadNorm,
     ModelConfig,
     NormPlacement,
+    QueryGrowth,
     Rope,
     RopeKind,
     RopeName,
@@ -23,12 +25,14 @@ from runner.model_config.values import (
 )
 
 __all__ = [
+    "PARTS_OF_WHOLES",
     "SUPPORTED_MODEL_TYPES",
     "Activation",
     "ExpertsConfig",
     "HeadNorm",
     "ModelConfig",
     "NormPlacement",
+    "QueryGrowth",
     "Rope",
     "RopeKind",
     "RopeName",

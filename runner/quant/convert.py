@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +29,7 @@ from runner.quant.json_file import read_json
 from runner.quant.safetensors_file import Checkpoint, to_f32
 from runner.quant.sentencepiece_vocabulary import is_sentencepiece, read_from_json, read_from_model
 from runner.quant.tensor_rules import Architecture, PlannedTensor, plan
+from runner.quant.text_tensors import of_text_model
 from runner.quant.vocabulary import Vocabulary
 
 OnProgress = Callable[[int, int], None]
@@ -75,7 +77,7 @@ def read_source(directory: Path, *, name: str | None = None, weights: Tensors | 
     config = parse_model_config(read_json(directory / "config.json"))
     architecture = architecture_of(config.model_type)
     _check_rotation(architecture, config)
-    checkpoint = weights or without_heads(Checkpoint.open(directory))
+    checkpoint = weights or _own_tensors(directory, config)
     tensors = plan(architecture, config, checkpoint.shapes)
     _check_tied_copy(checkpoint, config)
     return Source(
@@ -87,6 +89,12 @@ def read_source(directory: Path, *, name: str | None = None, weights: Tensors | 
         tensors=tensors,
         vocabulary=read_vocabulary(directory, config.vocab_size),
     )
+
+
+def _own_tensors(directory: Path, config: ModelConfig) -> Checkpoint:
+    """The model's tensors alone, without heads that draft for it and what sees images."""
+    found = of_text_model(Checkpoint.open(directory).tensors, config.model_type)
+    return without_heads(Checkpoint(MappingProxyType(dict(found))))
 
 
 def _check_rotation(architecture: Architecture, config: ModelConfig) -> None:
@@ -245,5 +253,6 @@ def _check_tied_copy(checkpoint: Tensors, config: ModelConfig) -> None:
     ):
         raise BadModelFile(
             "config.json ties the embeddings, but the checkpoint's 'lm_head.weight' differs from them.",
-            hint="Set tie_word_embeddings to false in config.json if the output matrix is meant to be used.",
+            hint="Set tie_word_embeddings to false in config.json (in text_config, where it has one) if the output "
+            "matrix is meant to be used.",
         )

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Final, TypeVar
 
 from runner.errors import BadModelFile
+from runner.model_config import PARTS_OF_WHOLES
 
 T = TypeVar("T")
 
@@ -19,11 +20,13 @@ _OF_IMAGES: Final = tuple(
 )
 
 
-def of_text_model(tensors: Mapping[str, T]) -> dict[str, T]:
+def of_text_model(tensors: Mapping[str, T], model_type: str) -> Mapping[str, T]:
     """`tensors` without those of the vision part, renamed; a text model's own are given back as they are.
 
-    Raises BadModelFile when two have one name then.
+    model_type: the text model's. Raises BadModelFile when two have one name then.
     """
+    if model_type not in PARTS_OF_WHOLES:
+        return tensors
     found: dict[str, T] = {}
     for name, tensor in tensors.items():
         if name.startswith(_OF_IMAGES):

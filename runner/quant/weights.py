@@ -36,7 +36,6 @@ EMBEDDINGS: Final = "model.embed_tokens.weight"
 OUTPUT: Final = "lm_head.weight"
 # The GGUF types that the native backend runs: those whose dense form is not much larger than the file.
 PLAIN_GGUF_TYPES: Final = frozenset({"F32", "F16", "BF16", "Q8_0"})
-_PART_OF_MULTIMODAL: Final = frozenset({"gemma3_text"})
 _ROPE_TABLE: Final = "rope_freqs.weight"  # llama3's divisors as llama.cpp wants them; ours follow from config.json
 
 
@@ -121,10 +120,9 @@ class SafetensorsWeights:
             if twice := sorted(tensors.keys() & shard.keys()):
                 raise BadModelFile(f"Tensor {twice[0]!r} is in two files, {path.name} being the second.")
             tensors.update(shard)
-        if config.model_type in _PART_OF_MULTIMODAL:
-            tensors = of_text_model(tensors)
-        heads = head_names(tensors.keys())
-        tensors = {name: tensor for name, tensor in tensors.items() if name not in heads}
+        own = of_text_model(tensors, config.model_type)
+        heads = head_names(own.keys())
+        tensors = {name: tensor for name, tensor in own.items() if name not in heads}
         self._checkpoint = Checkpoint(MappingProxyType(tensors))
         self._copy_is_checked = False
         stacked = config.experts if config.model_type == "gpt_oss" else None
@@ -181,7 +179,8 @@ class SafetensorsWeights:
         if not np.array_equal(self._checkpoint.raw(OUTPUT), self._checkpoint.raw(EMBEDDINGS)):
             raise BadModelFile(
                 f"config.json ties the embeddings, but the checkpoint's {OUTPUT!r} differs from them.",
-                hint="Set tie_word_embeddings to false in config.json if the output matrix is meant to be used.",
+                hint="Set tie_word_embeddings to false in config.json (in text_config, where it has one) if the output "
+                "matrix is meant to be used.",
             )
 
 

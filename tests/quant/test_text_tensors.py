@@ -23,14 +23,18 @@ NEWER = {
 
 @pytest.mark.parametrize("tensors", [OLDER, NEWER])
 def test_the_text_models_tensors_have_its_own_names_and_those_of_images_go(tensors: dict[str, int]) -> None:
-    assert of_text_model(tensors) == {"model.embed_tokens.weight": 1, "lm_head.weight": 2}
+    assert of_text_model(tensors, "gemma3_text") == {"model.embed_tokens.weight": 1, "lm_head.weight": 2}
 
 
 def test_a_text_model_alone_stays_as_it_is() -> None:
     tensors = {"model.embed_tokens.weight": 1, "model.layers.0.mlp.up_proj.weight": 2, "something.else": 3}
-    assert of_text_model(tensors) == tensors
+    assert of_text_model(tensors, "gemma3_text") == tensors
+
+
+def test_a_model_that_is_part_of_none_keeps_what_it_has() -> None:
+    assert of_text_model(OLDER, "llama") == OLDER
 
 
 def test_two_tensors_of_one_name_are_refused() -> None:
     with pytest.raises(BadModelFile, match=r"model\.embed_tokens\.weight"):
-        of_text_model({**OLDER, **NEWER})
+        of_text_model({**OLDER, **NEWER}, "gemma3_text")

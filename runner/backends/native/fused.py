@@ -99,6 +99,7 @@ class FusedAttention:
             norm=module.norm,
             eps=0.0 if self.q_gain is None else self.q_gain.eps,
             sums=sums,
+            growth=None if module.growth is None else (module.growth.beta, module.growth.span),
         )
         if is_few:
             return attend_rows(heads, cache, run.start, window=module.window, sinks=self.sinks, scale=module.scale)

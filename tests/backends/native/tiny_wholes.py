@@ -1,0 +1,69 @@
+"""Random tiny multimodal models, made by transformers; tiny_models.save saves them."""
+
+from __future__ import annotations
+
+import torch
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+    PreTrainedModel,
+)
+
+from tests.backends.native.tiny_models import VOCAB
+
+WHOLES = ("gemma3", "mistral3-mistral", "mistral3-ministral3", "mistral3-ministral3-tied")
+TEXT = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+}
+GEMMA3 = {
+    "sliding_window": 6,
+    "sliding_window_pattern": 2,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}
+MISTRAL = {"model_type": "mistral", "sliding_window": None, "rope_theta": 99.0}
+MINISTRAL3 = {
+    "model_type": "ministral3",
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 100.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 8,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.2,
+    },
+}
+VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+VISION |= {"image_size": 28, "patch_size": 14}
+
+
+def make_whole(name: str) -> PreTrainedModel:
+    """The one of WHOLES of that name in float32, all its weights random, norms too."""
+    torch.manual_seed(7)
+    model = _whole(name).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def _whole(name: str) -> PreTrainedModel:
+    if name == "gemma3":
+        text, more = TEXT | GEMMA3, {"mm_tokens_per_image": 4, "eos_token_id": [258, 256]}
+        return Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=VISION, **more))
+    text = TEXT | (MISTRAL if name == "mistral3-mistral" else MINISTRAL3)
+    text["tie_word_embeddings"] = tied = name.endswith("tied")
+    config = Mistral3Config(text_config=text, vision_config=VISION | {"head_dim": 8}, tie_word_embeddings=tied)
+    return Mistral3ForConditionalGeneration(config)
