@@ -93,7 +93,7 @@ def test_rows_that_no_blocks_of_256_fill_have_the_types_that_llama_cpp_falls_bac
 
 
 @pytest.mark.parametrize(
-    "name", ["gemma-3-4b", "mistral-7b", "olmo-2-1b", "phi-3-mini", "smollm3-3b", "granite-3.3-2b"]
+    "name", ["gemma-3-4b", "mistral-7b", "olmo-2-1b", "phi-3-mini", "smollm3-3b", "granite-3.3-2b", "ministral-3-3b"]
 )
 def test_a_shape_that_is_not_quite_llamas_is_one_that_llama_cpp_runs(tmp_path: Path, name: str) -> None:
     shape = config_of(name, 6) | {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 256}

@@ -98,7 +98,7 @@ def _own_tensors(directory: Path, config: ModelConfig) -> Checkpoint:
 
 
 def _check_rotation(architecture: Architecture, config: ModelConfig) -> None:
-    """llama.cpp's graph of an architecture has fixed which layers are rotated, and whether there are divisors."""
+    """llama.cpp's graph of an architecture has fixed which layers are rotated, and what scales their frequencies."""
     hint = "Run it with --backend native, or quantize it to mq4."
     every = architecture.unrotated_every
     if every is not None and config.unrotated_layers != tuple(range(every - 1, config.num_layers, every)):
@@ -109,6 +109,14 @@ def _check_rotation(architecture: Architecture, config: ModelConfig) -> None:
         )
     if rope_factors(config) is not None and not architecture.has_llama3_rope:
         raise UnsupportedModel(f"llama.cpp has no llama3 rope scaling for {config.model_type} models.", hint=hint)
+    scaling = config.rope_scaling
+    if scaling is not None and scaling.kind == "longrope":
+        raise UnsupportedModel(f"A GGUF of a {config.model_type} model with longrope cannot be made here.", hint=hint)
+    if scaling is not None and scaling.beta_slow != 1 and not architecture.has_beta_slow:
+        raise UnsupportedModel(
+            f"llama.cpp takes beta_slow to be 1 in {config.model_type} models; config.json has {scaling.beta_slow:g}.",
+            hint=hint,
+        )
 
 
 def read_vocabulary(directory: Path, vocab_size: int) -> Vocabulary:

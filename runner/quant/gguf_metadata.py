@@ -14,7 +14,7 @@ import numpy as np
 from gguf import GGUFWriter, Keys, RopeScalingType
 from numpy.typing import NDArray
 
-from runner.model_config import ModelConfig, RopeScaling
+from runner.model_config import ModelConfig, QueryGrowth, RopeScaling
 from runner.quant.vocabulary import SpecialTokens, Vocabulary
 
 QUANTIZATION_VERSION: Final = 2
@@ -39,8 +39,17 @@ def write_model(writer: GGUFWriter, config: ModelConfig, *, name: str) -> None:
     writer.add_rope_freq_base(config.rope_theta)
     if config.rope_scaling is not None:
         _write_rope_scaling(writer, config.rope_scaling)
+    if config.query_growth is not None:
+        _write_growth(writer, config.query_growth, config.rope_scaling)
     if config.model_type == "granite":
         _write_factors(writer, config)
+
+
+def _write_growth(writer: GGUFWriter, growth: QueryGrowth, scaling: RopeScaling | None) -> None:
+    """Its span is where YaRN has its original context, whether there is YaRN or not."""
+    writer.add_attn_temperature_scale(growth.beta)
+    if scaling is None or scaling.kind != "yarn":
+        writer.add_rope_scaling_orig_ctx_len(growth.span)
 
 
 def _write_factors(writer: GGUFWriter, config: ModelConfig) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from transformers import (
     Gemma3Config,
@@ -48,10 +50,10 @@ VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "n
 VISION |= {"image_size": 28, "patch_size": 14}
 
 
-def make_whole(name: str) -> PreTrainedModel:
-    """The one of WHOLES of that name in float32, all its weights random, norms too."""
+def make_whole(name: str, **more: Any) -> PreTrainedModel:
+    """The one of WHOLES of that name in float32, all its weights random, norms too; more: of its text model."""
     torch.manual_seed(7)
-    model = _whole(name).eval()
+    model = _whole(name, TEXT | more).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
@@ -59,11 +61,11 @@ def make_whole(name: str) -> PreTrainedModel:
     return model
 
 
-def _whole(name: str) -> PreTrainedModel:
+def _whole(name: str, text: dict[str, Any]) -> PreTrainedModel:
     if name == "gemma3":
-        text, more = TEXT | GEMMA3, {"mm_tokens_per_image": 4, "eos_token_id": [258, 256]}
-        return Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=VISION, **more))
-    text = TEXT | (MISTRAL if name == "mistral3-mistral" else MINISTRAL3)
+        own = {"mm_tokens_per_image": 4, "eos_token_id": [258, 256]}
+        return Gemma3ForConditionalGeneration(Gemma3Config(text_config=text | GEMMA3, vision_config=VISION, **own))
+    text |= MISTRAL if name == "mistral3-mistral" else MINISTRAL3
     text["tie_word_embeddings"] = tied = name.endswith("tied")
     config = Mistral3Config(text_config=text, vision_config=VISION | {"head_dim": 8}, tie_word_embeddings=tied)
     return Mistral3ForConditionalGeneration(config)
