@@ -463,8 +463,27 @@ def test_the_text_model_of_mistrals_wholes_says_first_whether_embeddings_are_tie
     assert num_parameters(parsed) == config_shape(config).num_parameters
 
 
-def test_weights_in_fp8_are_refused_with_where_others_are() -> None:
-    fp8 = {"activation_scheme": "static", "quant_method": "fp8", "weight_block_size": None}
-    with pytest.raises(UnsupportedModel, match="quantization_config = fp8") as caught:
-        parse_model_config({**MISTRAL_SMALL, "text_config": MINISTRAL3, "quantization_config": fp8})
-    assert "name ends in -BF16" in caught.value.hint
+FP8 = {"activation_scheme": "static", "quant_method": "fp8", "weight_block_size": None}
+
+
+def test_weights_in_fp8_are_read_where_each_matrix_has_one_scale() -> None:
+    whole = {**MISTRAL_SMALL, "text_config": MINISTRAL3, "quantization_config": FP8}
+    assert parse_model_config(whole) == ministral3()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"quantization_config": FP8}, "quantization_config = fp8"),
+        ({"text_config": MINISTRAL3, "quantization_config": "fp8"}, "quantization_config = fp8"),
+        (
+            {"text_config": MINISTRAL3, "quantization_config": FP8 | {"weight_block_size": [128, 128]}},
+            "quantization_config.weight_block_size = [128, 128]",
+        ),
+    ],
+)
+def test_other_compressed_weights_are_refused_with_where_others_are(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        parse_model_config({**MISTRAL_SMALL, **changes})
+    assert words in caught.value.message
+    assert "BF16 version" in caught.value.hint

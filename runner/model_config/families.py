@@ -193,6 +193,7 @@ FAMILIES: Mapping[str, Family] = {
         defaults=_MINISTRAL3,
         own_keys=_names("sliding_window"),
         attention_bias="none",
+        quant_methods=("fp8",),
         rms_norm_eps=1e-5,
         window="all",
         sliding_window=None,

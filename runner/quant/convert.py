@@ -24,6 +24,7 @@ from runner.quant.byte_level_bpe import is_byte_level, read_byte_level_bpe
 from runner.quant.draft_tensors import without_heads
 from runner.quant.file_records import FileRecord
 from runner.quant.formats import Format, encode_rows, encoded_bytes, row_spans, type_of
+from runner.quant.fp8 import FP8
 from runner.quant.gguf_metadata import QUANTIZATION_VERSION, rope_factors, write_model, write_vocabulary
 from runner.quant.json_file import read_json
 from runner.quant.safetensors_file import Checkpoint, to_f32
@@ -94,6 +95,11 @@ def read_source(directory: Path, *, name: str | None = None, weights: Tensors | 
 def _own_tensors(directory: Path, config: ModelConfig) -> Checkpoint:
     """The model's tensors alone, without heads that draft for it and what sees images."""
     found = of_text_model(Checkpoint.open(directory).tensors, config.model_type)
+    if any(tensor.dtype == FP8 for tensor in found.values()):
+        raise UnsupportedModel(
+            "These weights are FP8, of which no GGUF is made here.",
+            hint="Quantize them to mq4 and the like, or start from the model's BF16 version.",
+        )
     return without_heads(Checkpoint(MappingProxyType(dict(found))))
 
 
