@@ -14,6 +14,8 @@ from safetensors.numpy import save_file
 from runner.bench.bytes_read import kv_bytes_per_position, stored_weights, weights_read
 from runner.config import LoadOptions
 from runner.types import MemoryUse, ModelInfo, ReadyModel
+from tests.backends.native import tiny_models
+from tests.backends.native.tiny_wholes import make_whole
 
 CONFIG = {
     "model_type": "qwen3_moe",
@@ -80,6 +82,14 @@ def test_of_untied_embeddings_one_row_is_read(tmp_path: Path) -> None:
     del names["lm_head.weight"]
     tied = stored_weights(checkpoint(tmp_path, names, tie_word_embeddings=True))
     assert tied.read_bytes == tied.total_bytes
+
+
+def test_of_a_multimodal_checkpoint_the_text_model_is_read(tmp_path: Path) -> None:
+    model = make_whole("mistral3-mistral")
+    read = stored_weights(tiny_models.ready(tiny_models.save(model, tmp_path)))
+    embeddings = 4 * model.lm_head.weight.numel()
+    n_text = sum(parameter.numel() for parameter in (*model.model.language_model.parameters(), model.lm_head.weight))
+    assert (read.total_bytes, read.read_bytes) == (4 * n_text, 4 * n_text - embeddings)
 
 
 def test_of_experts_the_chosen_ones_are_read(tmp_path: Path) -> None:

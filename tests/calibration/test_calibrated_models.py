@@ -51,6 +51,7 @@ def make(source: Path, output: Path, text: Path | None = None, **more: Any) -> P
         ("qwen3-5", "online"),
         ("smollm3", "online"),
         ("granite", "folded"),
+        ("ministral3", "folded"),
     ],
 )
 def test_calibration_brings_the_model_nearer_to_its_source(tmp_path: Path, name: str, rotation: str) -> None:

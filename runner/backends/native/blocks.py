@@ -20,8 +20,8 @@ from runner.backends.native.attend import attend
 from runner.backends.native.delta_net import DeltaNet
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.linear import Linear
-from runner.backends.native.rope import inverse_frequencies, rotate, rotations
-from runner.model_config import Activation, HeadNorm, ModelConfig, NormPlacement, RopeName
+from runner.backends.native.rope import grown, inverse_frequencies, rotate, rotations
+from runner.model_config import Activation, HeadNorm, ModelConfig, NormPlacement, QueryGrowth, RopeName
 
 Tap = Callable[[int, Tensor], None]
 """Hears the residual stream [..., T, hidden] before each layer and after the last, and how many layers it has passed.
@@ -70,6 +70,8 @@ class Pass:
     def mix(self, attention: Attention, x: Tensor, layer: int) -> Tensor:
         """See Mixing."""
         q, k, v, gate = attention.heads(x, *self.rotations[attention.rope])
+        if attention.growth is not None:
+            q = grown(q, self.start, attention.growth)
         keys, values = self.cache.put(layer, k, v)
         scale, window = attention.scale, attention.window
         mixed = attend(q, keys.to(q.dtype), values.to(q.dtype), self.start, window, scale, attention.sinks)
@@ -117,10 +119,10 @@ class Attention(nn.Module):
     bias: on q, k and v; output_bias: on o. norm: an RmsNorm before the rotation, on each head of q and of k ("head"),
     or on all heads of q and on all of k ("row"). window: tokens that a token sees, itself included; None for all.
     sinks: a logit of each head, [H], that takes part in its softmax and has no value. scale: of the scores,
-    1 / sqrt(head_dim) unless it is given. rope: which of the model's rotations it turns by. is_joined: q, k and v are
-    the rows of one matrix, qkv_proj. is_gated: q_proj gives [H, 2, D], of each head the query and a
-    gate, whose sigmoid its mixture of values is multiplied by. in_features: of what q, k and v read; hidden_size unless
-    it is given.
+    1 / sqrt(head_dim) unless it is given. growth: of queries with their position. rope: which of the model's rotations
+    it turns by. is_joined: q, k and v are the rows of one matrix, qkv_proj. is_gated: q_proj gives [H, 2, D], of each
+    head the query and a gate, whose sigmoid its mixture of values is multiplied by. in_features: of what q, k and v
+    read; hidden_size unless it is given.
     """
 
     def __init__(
@@ -133,6 +135,7 @@ class Attention(nn.Module):
         window: int | None = None,
         sinks: bool = False,
         scale: float | None = None,
+        growth: QueryGrowth | None = None,
         rope: RopeName = "global",
         is_joined: bool = False,
         is_gated: bool = False,
@@ -161,6 +164,7 @@ class Attention(nn.Module):
         self.head_dim = config.head_dim
         self.window = window
         self.scale = config.head_dim**-0.5 if scale is None else scale
+        self.growth = growth
         self.rope = rope
 
     def forward(self, x: Tensor, layer: int, run: Mixing) -> Tensor:
