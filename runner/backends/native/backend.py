@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -171,7 +171,7 @@ class NativeBackend(Backend):
     def _last_choice(self, tokens: Sequence[int], params: SamplingParams, cancel: CancelToken) -> int | None:
         """See Execution.last_choice; waits for it. Raises _Cancelled, DoesNotFit."""
         assert self._is_open, "the backend is closed"
-        with self._memory_errors():
+        with self._passing():
             chosen = self._execution.last_choice(tokens, params, self._checkpoint(cancel, len(tokens)))
             if chosen is None:
                 return None
@@ -334,13 +334,23 @@ class NativeBackend(Backend):
         tokens = self._execution.decode(history[-1], params, cancel)
         return None if tokens is None else _Stretch(self, tokens, history)
 
+    @contextmanager
+    def _passing(self) -> Iterator[None]:
+        """A pass that may be cut off: what it has spoilt of what is held is forgotten then."""
+        try:
+            with self._memory_errors():
+                yield
+        except BaseException:
+            self.keep(len(self._held))
+            raise
+
     def _memory_errors(self) -> AbstractContextManager[None]:
         return memory_errors(self._need, self._placement)
 
     def _extend(self, tokens: Sequence[int], wanted: Wanted, cancel: CancelToken) -> NDArray[np.float32]:
         """The logits [n, V] that are wanted of `tokens`; the cache holds them then. Raises _Cancelled, DoesNotFit."""
         assert self._is_open, "the backend is closed"
-        with self._memory_errors():
+        with self._passing():
             logits = self._execution.extend(tokens, wanted, self._checkpoint(cancel, len(tokens)))
             rows: NDArray[np.float32] = logits.cpu().numpy()
             self._hold(tokens)

@@ -1,5 +1,5 @@
-"""The blocks that architectures are composed of: norm, attention, gated MLP, layer, decoder; and
-those of delta_net.py and moe.py.
+"""The blocks that architectures are composed of: norm, attention, gated MLP, layer, decoder. What some layers have in
+place of attention is in delta_net.py, and in place of the MLP in moe.py.
 
 Each is a module whose parameters have the names of Hugging Face checkpoints. Which model uses which block, and with
 what, is said in architectures/; where the weights come from is the loader's business.
@@ -49,8 +49,10 @@ class Mixing(Checkpointed, Protocol):
     def start(self) -> int | Tensor: ...
 
     def mix(self, attention: Attention, x: Tensor, layer: int) -> Tensor:
-        """The heads' mixtures of values [..., T, H * D] for x [..., T, in_features], whose keys and values it keeps:
-        gated, where the attention is. layer: its number among the layers that keep keys and values."""
+        """The heads' mixtures of values [..., T, H * D] for x [..., T, in_features], whose keys and values it keeps.
+
+        They are gated, where the attention is. layer: its number among the layers that keep keys and values.
+        """
         ...
 
 
@@ -327,6 +329,7 @@ class Decoder(nn.Module):
         self.model = Trunk(config, layers)
         self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
         self._frequencies: dict[RopeName, Tensor] = {}
+        self._kept_at = [config.kept_at(index) for index in range(len(layers))]
 
     @property
     def layers(self) -> list[Layer]:
@@ -344,7 +347,7 @@ class Decoder(nn.Module):
         for index, layer in enumerate(self.model.layers):
             if tap is not None:
                 tap(index, x)
-            x = layer(x, self.config.kept_at(index), run)
+            x = layer(x, self._kept_at[index], run)
         if tap is not None:
             tap(len(self.model.layers), x)
         cache.advance(tokens.shape[-1])

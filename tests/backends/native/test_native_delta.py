@@ -18,7 +18,7 @@ from runner.backends.native.backend import NativeBackend
 from runner.backends.native.blocks import go_on
 from runner.backends.native.delta_state import SLOTS, DeltaState, DeltaStates, state_bytes
 from runner.backends.native.kv_cache import KvCache
-from runner.backends.native.writing import write_batch
+from runner.backends.native.writing import batch_size, write_batch
 from runner.config import LoadOptions
 from runner.model_config import DeltaConfig
 from runner.types import CancelToken
@@ -167,6 +167,9 @@ def test_a_cancelled_prefill_leaves_nothing_that_is_taken_for_a_state(
     if n_held:
         last(backend, IDS[:n_held])
     assert backend.extend(IDS[n_held : n_held + 10], After()) is None
+    held = len(backend.held)
+    assert held in (0, n_held)
+    assert relative_error(last(backend, IDS[held:30]), last(load(backend._model), IDS[:30])) < 1e-5
     assert take(backend, IDS[:35], 8) == take(load(backend._model), IDS[:35], 8)
 
 
@@ -193,11 +196,23 @@ def test_texts_written_at_once_are_those_that_are_written_alone(backend: NativeB
         assert row == [*start, *take(backend, start, 24 - len(start))]
 
 
+def test_as_many_texts_are_written_at_once_as_have_room_for_their_states(
+    backend: NativeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = backend._config
+    of_one = 2 * 2 * 2 * 24 * 64 + state_bytes(config.delta, torch.bfloat16, n_slots=1)  # keys and values of a layer
+    for count in (1, 7, 30):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, count=count: (0, 10 * count * of_one + 9))
+        assert batch_size(config, 64, torch.device("cuda")) == count
+
+
 def test_sequences_of_a_batch_keep_their_states_when_others_are_left_out(backend: NativeBackend) -> None:
     decoder = backend._execution._decoder
     ids = torch.tensor([IDS[:12], IDS[20:32], IDS[40:52]])
     cache = KvCache.of(decoder.config, n_ctx=16, dtype=torch.float32, device=CPU, batch=(3,))
     cache.reserve(16)
+    assert cache.states is not None
+    assert cache.states.nbytes == 3 * state_bytes(decoder.config.delta, torch.float32, n_slots=1)
     with torch.inference_mode():
         whole = decoder.logits(decoder(ids, cache, go_on))[:, -1]
         cache.truncate(0)
