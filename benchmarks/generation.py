@@ -167,7 +167,7 @@ def run_ahead(execution: FusedExecution, depth: int, count: int) -> float:
     elapsed = time.perf_counter() - started
     execution._mailbox.forget()
     tokens.close()
-    execution.cache.truncate(depth)
+    execution.cache.truncate(min(depth, execution.cache.length))  # of states the loop keeps none that is so far back
     return elapsed
 
 

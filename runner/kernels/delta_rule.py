@@ -287,10 +287,9 @@ def _prepare(
             else:
                 h = n - 2 * HK
                 j = h * DV + tl.arange(0, DV)
-                c = 2 * HK * DK + j
-                x = _of_past(past, taps, m, c, before, n_past, C, PAST)
-                x = _convolved(x, mixed, stride, taps, m, c, C, PAST)
-                tl.store(v + m.to(tl.int64) * (HV * DV) + j, x)
+                of_v = _of_past(past, taps, m, 2 * HK * DK + j, before, n_past, C, PAST)
+                of_v = _convolved(of_v, mixed, stride, taps, m, 2 * HK * DK + j, C, PAST)
+                tl.store(v + m.to(tl.int64) * (HV * DV) + j, of_v)
                 at = m.to(tl.int64) * gate_stride + h
                 place = gates + m.to(tl.int64) * (2 * HV) + h
                 tl.store(place, _decay(tl.load(a + at), tl.load(fading + h), tl.load(bias + h)))

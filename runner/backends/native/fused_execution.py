@@ -141,7 +141,10 @@ class FusedExecution:
         try:
             return self._prompt(tokens, first, checkpoint)
         except torch.OutOfMemoryError:
-            if not self._graphs.nbytes or self._overwritten():
+            if not self._graphs.nbytes:
+                raise
+            if self._overwritten():
+                self._graphs.forget()  # the next one has the memory, and begins anew
                 raise
         self._graphs.forget()
         torch.cuda.empty_cache()

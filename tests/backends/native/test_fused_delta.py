@@ -237,6 +237,7 @@ def test_and_is_not_where_it_has_written_over_that_one(
     with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
         failing_once(kernels, patch)
         extended(kernels, [3 + i % 50 for i in range(4 * SLOTS)])
+    assert not kernels.graphs_bytes
     assert kernels.cache.truncate(len(PROMPT)) == 0
     assert torch.equal(extended(kernels, PROMPT), first)
 

@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from runner.backends import native
 from runner.backends.base import Prefill
 from runner.backends.native.backend import NativeBackend
 from runner.backends.native.blocks import go_on
 from runner.backends.native.delta_state import SLOTS, DeltaState, DeltaStates, state_bytes
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.writing import batch_size, write_batch
-from runner.config import LoadOptions
 from runner.model_config import DeltaConfig
 from runner.types import CancelToken
 from tests.backends.conformance import prefills, take
@@ -220,12 +218,3 @@ def test_sequences_of_a_batch_keep_their_states_when_others_are_left_out(backend
         cache.select(torch.tensor([2, 0]))
         found = decoder.logits(decoder(ids[[2, 0], 8:], cache, go_on))[:, -1]
     assert relative_error(found.numpy(), whole[[2, 0]].numpy()) < 1e-5
-
-
-def test_on_a_gpu_it_is_refused_with_what_runs_it(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "_has_kernels", lambda: True)
-    reason = native.refusal(ready(tiny), LoadOptions())
-    assert reason is not None
-    assert "qwen3_5_text" in reason
-    assert "-ngl 0" in reason
-    assert native.refusal(ready(tiny), LoadOptions(n_gpu_layers=0)) is None

@@ -22,7 +22,7 @@ from runner.quant.mq.quantize import quantize_packed
 from runner.quant.mq.recipe import recipe_of
 from runner.types import CancelToken, ReadyModel
 from tests.backends.conformance import GREEDY, N_CTX, BackendConformance, prefills, take
-from tests.backends.native.tiny_models import ready
+from tests.backends.native.tiny_models import make, ready, save
 
 pytestmark = pytest.mark.gpu
 PROMPT = [int(token) for token in np.random.default_rng(9).integers(300, 8000, 60)]
@@ -44,11 +44,26 @@ def demo() -> ReadyModel:
 @pytest.fixture(scope="module")
 def packed(demo: ReadyModel, tmp_path_factory: pytest.TempPathFactory) -> ReadyModel:
     """The demo model as MQ4."""
-    directory = tmp_path_factory.mktemp("packed") / "demo-mq4"
-    quantize_packed(demo.directory, recipe_of("mq4"), directory, on_stage=lambda *_: None)
+    return as_mq4(demo.directory, tmp_path_factory.mktemp("packed"))
+
+
+@pytest.fixture(scope="module")
+def delta(tmp_path_factory: pytest.TempPathFactory) -> ReadyModel:
+    """A model as large whose layers have gated delta nets and gated attention, as MQ4: noise."""
+    directory = tmp_path_factory.mktemp("delta")
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+    heads |= {"linear_num_key_heads": 2, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 8192, "max_position_embeddings": 2048}
+    source = save(make("qwen3-5", num_hidden_layers=4, **heads, **sizes), directory / "source")
+    return as_mq4(source, directory)
+
+
+def as_mq4(source: Path, parent: Path) -> ReadyModel:
+    directory = parent / "mq4"
+    quantize_packed(source, recipe_of("mq4"), directory, on_stage=lambda *_: None)
     (weights,) = directory.glob("*.safetensors")
     return ReadyModel(
-        name="demo-mq4", format="packed", weights=(weights,), directory=directory, size_bytes=weights.stat().st_size
+        name="mq4", format="packed", weights=(weights,), directory=directory, size_bytes=weights.stat().st_size
     )
 
 
@@ -85,7 +100,7 @@ class TestNativePackedOnAGpu(ConformanceOnAGpu):
         backend.close()
 
 
-@pytest.fixture(params=["demo", "packed"])
+@pytest.fixture(params=["demo", "packed", "delta"])
 def model(request: pytest.FixtureRequest) -> ReadyModel:
     found: ReadyModel = request.getfixturevalue(request.param)
     return found
