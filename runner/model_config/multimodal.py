@@ -45,6 +45,12 @@ _OF_IMAGES: Final = frozenset(
 )
 
 
+def text_model_type(model_type: str) -> str:
+    """The model_type of a multimodal model's text model, where its config.json names none; any other as it is."""
+    _, found = _WHOLES.get(model_type, ("", (model_type,)))
+    return found[0]
+
+
 def text_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The text model's config of a multimodal one, else `config` itself.
 

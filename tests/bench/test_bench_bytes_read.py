@@ -92,6 +92,15 @@ def test_of_a_multimodal_checkpoint_the_text_model_is_read(tmp_path: Path) -> No
     assert (read.total_bytes, read.read_bytes) == (4 * n_text, 4 * n_text - embeddings)
 
 
+def test_what_sees_and_what_drafts_is_not_read(tmp_path: Path) -> None:
+    names = {"model.language_model.embed_tokens.weight": (32, 8), "model.language_model.norm.weight": (8,)}
+    text = stored_weights(checkpoint(tmp_path, names, model_type="mistral", tie_word_embeddings=True))
+    assert text.read_bytes == text.total_bytes == 2 * (32 * 8 + 8)
+    more = {"model.visual.blocks.0.weight": (64, 8), "mtp.fc.weight": (8, 16), "lm_head.weight": (32, 8)}
+    untied = stored_weights(checkpoint(tmp_path, names | more, model_type="mistral", tie_word_embeddings=False))
+    assert (untied.total_bytes, untied.read_bytes) == (2 * (2 * 32 * 8 + 8), 2 * (32 * 8 + 8))
+
+
 def test_of_experts_the_chosen_ones_are_read(tmp_path: Path) -> None:
     names = {f"model.layers.0.mlp.experts.{n}.up_proj.weight": (4, 8) for n in range(4)}
     stored = stored_weights(checkpoint(tmp_path, {**names, "model.norm.weight": (8,)}, tie_word_embeddings=True))

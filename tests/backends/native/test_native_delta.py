@@ -5,14 +5,14 @@ That their logits are transformers' is shown in test_native_logits.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from runner.backends.base import Prefill
+from runner.backends.base import Backend, Prefill
 from runner.backends.native.backend import NativeBackend
 from runner.backends.native.blocks import go_on
 from runner.backends.native.delta_state import SLOTS, DeltaState, DeltaStates, state_bytes
@@ -20,7 +20,7 @@ from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.writing import batch_size, write_batch
 from runner.model_config import DeltaConfig
 from runner.types import CancelToken
-from tests.backends.conformance import prefills, take
+from tests.backends.conformance import N_CTX, ConformanceWithoutDrafts, prefills, take
 from tests.backends.native.test_native_logits import relative_error
 from tests.backends.native.tiny_models import VOCAB, load, make, ready, save
 
@@ -37,6 +37,14 @@ def tiny(tmp_path: Path) -> Path:
 @pytest.fixture
 def backend(tiny: Path) -> NativeBackend:
     return load(ready(tiny), batch_size=10)  # two times SLOTS: the slot that such a pass reads is the one it writes
+
+
+class TestNativeDelta(ConformanceWithoutDrafts):
+    @pytest.fixture
+    def backend(self, tmp_path: Path) -> Iterator[Backend]:
+        backend = load(ready(save(make("qwen3-5", max_position_embeddings=1024), tmp_path)), ctx_size=N_CTX)
+        yield backend
+        backend.close()
 
 
 def last(backend: NativeBackend, ids: Sequence[int]) -> np.ndarray:
