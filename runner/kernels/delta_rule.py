@@ -2,12 +2,13 @@
 
 From the product with a layer's weights to what its heads answer: a short convolution over the rows, its queries and
 keys brought to length 1, and then row after row: the state fades, the key's old value in it is replaced by the new one,
-and the query reads it. What follows, a norm and a gate, is gates.py's. A program is one warp with a few columns of one
-head's state, which are independent of all others: it keeps them in registers from the first row to the last one.
+and the query reads it. What follows, a norm and a gate, is gates.py's; rows of prompts are delta_chunks.py's. A program
+is one warp with a few columns of one head's state, which are independent of all others: it keeps them in registers from
+the first row to the last one.
 
 There are S slots, and the state after p tokens lies in slot p % S: so the device finds it by the position alone, and
 the last S - 1 positions can be gone back to. One row is a kernel; of more rows what needs no state is made before, all
-rows at once, by the same functions in the same lanes: a row has the same bits in a pass of any length. All is float32.
+rows at once, by the same functions in the same lanes: a row has the same bits whatever M is. All is float32.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def delta_rows_ref(
 
 
 @triton.jit
-def _held(states, position, slot, h, at, HV: tl.constexpr, SIZE: tl.constexpr):
+def held(states, position, slot, h, at, HV: tl.constexpr, SIZE: tl.constexpr):
     """The state of head h at a position, at its elements `at`; 0 where nothing came before, whatever lies there.
 
     It is read before the kernel waits, and so are the past inputs: from L2, since L1 may hold older ones.
@@ -169,10 +170,10 @@ _EPS_OF_LENGTH = tl.constexpr(_EPS)
 
 
 @triton.jit
-def _decay(a, fading, bias):
-    """What is left of a head's state, from 0 to 1."""
+def _log_decay(a, fading, bias):
+    """The logarithm of what is left of a head's state: fading * softplus(a + bias)."""
     x = a.to(tl.float32) + bias
-    return tl.exp(fading * (tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))))
+    return fading * (tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x))))
 
 
 @triton.jit
@@ -204,7 +205,7 @@ def _keep_inputs(mixed, stride, past, before, after, c, n, n_past, C: tl.constex
 
 
 @triton.jit
-def _keep_inputs_of(
+def keep_inputs_of(
     mixed, stride, past, before, after, n, n_past, h, j, HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr,
     DV: tl.constexpr, C: tl.constexpr, PAST: tl.constexpr,
 ):  # fmt: skip
@@ -235,7 +236,7 @@ def _delta_row(
     before, after, n_past = position % SLOTS, (position + 1) % SLOTS, tl.minimum(position, 1) * PAST
     # The position is older than the step, and state and past are of the step before.
     at = i[:, None] * DV + j[None, :]
-    state = _held(states, position, before, h, at, HV, DK * DV)
+    state = held(states, position, before, h, at, HV, DK * DV)
     first = position * 0
     q = _of_past(past, taps, first, g * DK + i, before, n_past, C, PAST)
     k = _of_past(past, taps, first, HK * DK + g * DK + i, before, n_past, C, PAST)
@@ -249,11 +250,12 @@ def _delta_row(
     k = _of_length_1(_convolved(k, mixed, 0, taps, first, HK * DK + g * DK + i, C, PAST))
     v = _convolved(v, mixed, 0, taps, first, 2 * HK * DK + h * DV + j, C, PAST)
     ones = tl.full((BLOCK,), 1.0, tl.float32)
-    decay, share = ones * _decay(head_a, head_fading, head_bias), ones * tl.sigmoid(head_b.to(tl.float32))
+    decay = tl.exp(ones * _log_decay(head_a, head_fading, head_bias))
+    share = ones * tl.sigmoid(head_b.to(tl.float32))
     state, answer = _updated(state, q, k, v, decay, share)
     tl.store(out + h * DV + j, answer)
     tl.store(states + (after * HV + h).to(tl.int64) * (DK * DV) + at, state)
-    _keep_inputs_of(mixed, 0, past, before, after, first + 1, n_past, h, j, HK, HV, DK, DV, C, PAST)
+    keep_inputs_of(mixed, 0, past, before, after, first + 1, n_past, h, j, HK, HV, DK, DV, C, PAST)
 
 
 @triton.jit(do_not_specialize=["n_rows"])
@@ -262,10 +264,7 @@ def _prepare(
     HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, SLOTS: tl.constexpr,
     PAST: tl.constexpr, ROWS: tl.constexpr, SCALE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """What rows need no state for: queries and keys [M, Hk, Dk], values [M, Hv, Dv], gates [M, 2, Hv]: decay and share.
-
-    A program is a head of q, of k or of v, of ROWS rows.
-    """
+    """See Prepared. A program is a head of q, of k or of v, of ROWS rows."""
     C: tl.constexpr = 2 * HK * DK + HV * DV
     n = tl.program_id(1)
     position = tl.load(start)
@@ -292,7 +291,7 @@ def _prepare(
                 tl.store(v + m.to(tl.int64) * (HV * DV) + j, of_v)
                 at = m.to(tl.int64) * gate_stride + h
                 place = gates + m.to(tl.int64) * (2 * HV) + h
-                tl.store(place, _decay(tl.load(a + at), tl.load(fading + h), tl.load(bias + h)))
+                tl.store(place, _log_decay(tl.load(a + at), tl.load(fading + h), tl.load(bias + h)))
                 tl.store(place + HV, tl.sigmoid(tl.load(b + at).to(tl.float32)))
 
 
@@ -314,7 +313,7 @@ def _delta_rows(
         n = tl.load(count)
     before, after, n_past = position % SLOTS, (position + n) % SLOTS, tl.minimum(position, 1) * PAST
     at = i[:, None] * DV + j[None, :]
-    state = _held(states, position, before, h, at, HV, DK * DV)
+    state = held(states, position, before, h, at, HV, DK * DV)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -322,7 +321,7 @@ def _delta_rows(
     decay_at, share_at, out_at = gates + h + 0 * j, gates + HV + h + 0 * j, out + h * DV + j
     for _ in tl.range(0, n, num_stages=STAGES):
         state, answer = _updated(
-            state, tl.load(q_at), tl.load(k_at), tl.load(v_at), tl.load(decay_at), tl.load(share_at)
+            state, tl.load(q_at), tl.load(k_at), tl.load(v_at), tl.exp(tl.load(decay_at)), tl.load(share_at)
         )
         tl.store(out_at, answer)
         q_at += HK * DK
@@ -335,7 +334,7 @@ def _delta_rows(
         tl.store(out_at, tl.zeros((BLOCK,), tl.float32))
         out_at += HV * DV
     tl.store(states + (after * HV + h).to(tl.int64) * (DK * DV) + at, state)
-    _keep_inputs_of(mixed, stride, past, before, after, n, n_past, h, j, HK, HV, DK, DV, C, PAST)
+    keep_inputs_of(mixed, stride, past, before, after, n, n_past, h, j, HK, HV, DK, DV, C, PAST)
 
 
 # --- launchers -------------------------------------------------------------------------------------------------------
@@ -347,63 +346,87 @@ def delta_rows(
     """What the heads answer to M rows, [M, Hv * Dv] float32, before their norm and gate; the state after them is kept.
 
     start: int32 [1], on the device, the position of the first row: the state before it lies in slot start % S, and
-    that after the rows goes to slot (start + M) % S. count: int32 [1], on the device: only so many rows, at least
-    one, count, and the slot is that after them; those that follow leave the state alone and are answered with 0.
+    that after the rows goes to slot (start + M) % S. count: int32 [1], on the device: only so many rows count, at least
+    one, and the state that is kept is that after them; those that follow leave it alone and are answered with 0.
     """
     rows.check(weights, slots, start, count)
-    n_slots, heads, dk, dv = slots.states.shape
+    heads, dk, dv = slots.states.shape[1:]
     n_rows, mixed = len(rows.mixed), rows.mixed
     out = torch.empty(n_rows, heads * dv, dtype=torch.float32, device=mixed.device)
-    pdl = has_pdl(mixed)
-    sizes = {
-        "HK": rows.num_key_heads,
-        "HV": heads,
-        "DK": dk,
-        "DV": dv,
-        "SLOTS": n_slots,
-        "PAST": slots.past.shape[1],
-        "PDL": pdl,
-    }
+    sizes, pdl = sizes_of(rows, slots), has_pdl(mixed)
     options = {"num_warps": _WARPS, **pdl_option(pdl), **OPTIONS}
-    grid = (dv // _BLOCK, heads)
-    if n_rows == 1:
-        _delta_row[grid](
+    if n_rows == 1 and count is None:
+        _delta_row[(dv // _BLOCK, heads)](
             mixed, rows.a, rows.b, weights.taps, weights.fading, weights.bias, slots.states, slots.past, start, out,
-            BLOCK=_BLOCK, SCALE=dk**-0.5, **sizes, **options,
+            BLOCK=_BLOCK, SCALE=dk**-0.5, PDL=pdl, **sizes, **options,
         )  # fmt: skip
         return out
-    q, k = (torch.empty(n_rows, rows.num_key_heads * dk, dtype=torch.float32, device=mixed.device) for _ in "qk")
-    v, gates = torch.empty_like(out), torch.empty(n_rows, 2 * heads, dtype=torch.float32, device=mixed.device)
-    _prepare[(cdiv(n_rows, _ROWS), 2 * rows.num_key_heads + heads)](
-        mixed, mixed.stride(0), rows.a, rows.b, rows.a.stride(0), weights.taps, weights.fading, weights.bias,
-        slots.past, start, q, k, v, gates, n_rows, ROWS=_ROWS, SCALE=dk**-0.5, **sizes, **options,
-    )  # fmt: skip
-    _delta_rows[grid](
-        q, k, v, gates, mixed, mixed.stride(0), slots.states, slots.past, start, count, out, n_rows,
-        BLOCK=_BLOCK, STAGES=_STAGES if is_nvidia(mixed) else 1, **sizes, **options,
+    made = prepared(rows, weights, slots, start)
+    _delta_rows[(dv // _BLOCK, heads)](
+        made.q, made.k, made.v, made.gates, mixed, mixed.stride(0), slots.states, slots.past, start, count, out,
+        n_rows, BLOCK=_BLOCK, STAGES=_STAGES if is_nvidia(mixed) else 1, PDL=pdl, **sizes, **options,
     )  # fmt: skip
     return out
 
 
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What M rows need no state for, all float32: q, k [M, Hk * Dk], queries and keys, the ones of length 1 / sqrt(Dk),
+    the others of 1; v [M, Hv * Dv], values; gates [M, 2 * Hv], of each head the logarithm of what is left of its state,
+    and of each the share of a new value that it takes."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gates: Tensor
+
+
+def prepared(rows: DeltaRows, weights: DeltaWeights, slots: DeltaSlots, start: Tensor) -> Prepared:
+    """Of rows from position `start` on."""
+    heads, dk, dv = slots.states.shape[1:]
+    n_rows, n_keys, mixed, pdl = len(rows.mixed), rows.num_key_heads, rows.mixed, has_pdl(rows.mixed)
+    widths = (n_keys * dk, n_keys * dk, heads * dv, 2 * heads)
+    q, k, v, gates = (torch.empty(n_rows, width, dtype=torch.float32, device=mixed.device) for width in widths)
+    _prepare[(cdiv(n_rows, _ROWS), 2 * n_keys + heads)](
+        mixed, mixed.stride(0), rows.a, rows.b, rows.a.stride(0), weights.taps, weights.fading, weights.bias,
+        slots.past, start, q, k, v, gates, n_rows, ROWS=_ROWS, SCALE=dk**-0.5, PDL=pdl, **sizes_of(rows, slots),
+        num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
+    )  # fmt: skip
+    return Prepared(q=q, k=k, v=v, gates=gates)
+
+
+def sizes_of(rows: DeltaRows, slots: DeltaSlots) -> dict[str, int]:
+    """What all kernels of a layer are compiled for."""
+    n_slots, heads, dk, dv = slots.states.shape
+    return {
+        "HK": rows.num_key_heads, "HV": heads, "DK": dk, "DV": dv, "SLOTS": n_slots, "PAST": slots.past.shape[1]
+    }  # fmt: skip
+
+
 # A warp with 8 columns has 32 numbers of a head of 128 a lane, and of 32 heads four programs run on a multiprocessor,
-# one on each of its schedulers. Rows are asked for some ahead; Triton 3.6 fails to compile that for AMD.
+# one on each of its schedulers. Rows are asked for some ahead; Triton 3.6 fails to compile that for AMD. A row takes
+# 0.67 us there (H200), most of which a warp waits for itself.
 _BLOCK, _WARPS, _STAGES, _ROWS = 8, 1, 4, 2
 
 
 def variants() -> Iterator[Variant]:
-    for name, hk, hv, d in (("d128", 16, 32, 128), ("d64", 4, 4, 64)):
-        sizes = {"HK": hk, "HV": hv, "DK": d, "DV": d, "SLOTS": 5, "PAST": 3}
+    for name, hk, hv, dk, dv in (("d128", 16, 32, 128, 128), ("d64 d32", 4, 4, 64, 32)):
+        sizes = {"HK": hk, "HV": hv, "DK": dk, "DV": dv, "SLOTS": 5, "PAST": 3}
         read = {
             "mixed": "*bf16", "a": "*fp32", "b": "*fp32", "taps": "*fp32", "fading": "*fp32", "bias": "*fp32",
             "past": "*bf16", "start": "*i32",
         }  # fmt: skip
         made = {"q": "*fp32", "k": "*fp32", "v": "*fp32", "gates": "*fp32", "n_rows": "i32", "stride": "i32:16"}
         state = {"mixed": "*bf16", "states": "*fp32", "past": "*bf16", "start": "*i32", "out": "*fp32"}
-        count = "*i32" if d == 128 else None
         for operation, kernel, signature, constants in (
-            ("row", _delta_row, {**read, **state}, {"BLOCK": _BLOCK, "SCALE": d**-0.5}),
-            ("prepare", _prepare, {**read, **made, "gate_stride": "i32:16"}, {"ROWS": _ROWS, "SCALE": d**-0.5}),
-            ("rows", _delta_rows, {**made, **state, "count": count}, {"BLOCK": _BLOCK, "STAGES": 1}),
+            ("row", _delta_row, {**read, **state}, {"BLOCK": _BLOCK, "SCALE": dk**-0.5}),
+            ("prepare", _prepare, {**read, **made, "gate_stride": "i32:16"}, {"ROWS": _ROWS, "SCALE": dk**-0.5}),
+            (
+                "rows",
+                _delta_rows,
+                {**made, **state, "count": "*i32" if dk == 128 else None},
+                {"BLOCK": _BLOCK, "STAGES": 1},
+            ),
         ):
             yield Variant(
                 name=f"delta_{operation} {name}",

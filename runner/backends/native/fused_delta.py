@@ -15,6 +15,7 @@ from torch import Tensor
 from runner.backends.native.delta_net import DeltaNet
 from runner.backends.native.matrices import MatrixReader
 from runner.backends.native.stream import Norm, Stream, multiply, norm_of, read_product
+from runner.kernels.delta_chunks import delta_prompt
 from runner.kernels.delta_rule import DeltaRows, DeltaSlots, DeltaWeights, delta_rows
 from runner.kernels.gates import Gate, GatedRows
 from runner.kernels.moe_router import router_logits
@@ -62,7 +63,11 @@ class FusedDeltaNet:
         mixed, z = multiply(stream, before, self.qkv, self.dtype).tensor_split([config.channels], dim=1)
         run.checkpoint()
         rows = DeltaRows(mixed=mixed, a=a, b=b, num_key_heads=config.key_heads)
-        answers = delta_rows(rows, self.weights, run.slots[layer], run.start, run.count)
+        slots = run.slots[layer]
+        if run.count is None:
+            answers = delta_rows(rows, self.weights, slots, run.start)
+        else:
+            answers = delta_prompt(rows, self.weights, slots, run.start, run.count)
         return GatedRows(x=answers, gate=Gate(values=z, gain=self.gain, eps=self.eps), dtype=self.dtype)
 
     def _gates(self, stream: Stream, before: Norm | None) -> Tensor:
