@@ -39,8 +39,8 @@ MIXES = {
 _BASES = {"q4_k_m": Type.Q4_K, "q4_0": Type.Q4_0, "q8_0": Type.Q8_0}
 _OF_ODD_ROWS = {Type.Q4_K: Type.Q5_0, Type.Q6_K: Type.Q8_0}  # that blocks of 256 do not fill
 _GGUF_NAMES = {
-    "gemma3_text": "gemma3", "granite": "granite", "llama": "llama", "mistral": "llama", "olmo2": "olmo2",
-    "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_5_moe_text": "qwen35moe",
+    "gemma3_text": "gemma3", "granite": "granite", "llama": "llama", "ministral3": "mistral3", "mistral": "llama",
+    "olmo2": "olmo2", "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_5_moe_text": "qwen35moe",
     "qwen3_5_text": "qwen35", "qwen3_moe": "qwen3moe", "smollm3": "smollm3",
 }  # fmt: skip
 _NORMS = {

@@ -15,6 +15,11 @@ _QWEN3_5 = (
     | {"linear_conv_kernel_dim": 4}
     | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}}
 )
+_MINISTRAL = (
+    {"model_type": "ministral3", "architectures": ["Ministral3ForCausalLM"], "rms_norm_eps": 1e-5}
+    | {"vocab_size": 131072, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+    | {"max_position_embeddings": 262144, "sliding_window": None}
+)  # its rope is the default
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": _LLAMA
@@ -104,6 +109,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
     | {"num_attention_heads": 32, "num_key_value_heads": 8, "sliding_window": 4096}
     | {"rope_theta": 10000.0, "max_position_embeddings": 32768},
+    # The text models of Ministral 3.
+    "ministral-3-3b": _MINISTRAL
+    | {"hidden_size": 3072, "intermediate_size": 9216, "num_hidden_layers": 26, "tie_word_embeddings": True},
+    "ministral-3-8b": _MINISTRAL | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 34},
     "phi-3-mini": {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "rms_norm_eps": 1e-5}
     | {"vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32}
     | {"num_attention_heads": 32, "num_key_value_heads": 32, "sliding_window": 2047}

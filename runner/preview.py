@@ -35,7 +35,7 @@ from runner.fit.facts import CONFIG
 from runner.fit_history import read_history
 from runner.hub_cache import snapshots
 from runner.machine import devices
-from runner.model_config import parse_model_config
+from runner.model_config import parse_model_config, text_model_type
 from runner.model_files import WEIGHT_SUFFIXES, Choice
 from runner.paths import Paths, user_paths
 from runner.prepare import listed, locate, ready, title
@@ -155,7 +155,7 @@ def preview(spec: ModelSpec, options: LoadOptions, *, offline: bool, paths: Path
 def _in_own_bits(spec: ModelSpec, registry: Registry, facts: ModelFacts) -> str:
     """How to have a model of the registry in four bits of the native backend, where a GPU for its kernels is here."""
     known = registry.known_repo(spec.repo) if spec.repo else None
-    if known is None or not known.repo or known.architecture not in ARCHITECTURES:
+    if known is None or not known.repo or text_model_type(known.architecture) not in ARCHITECTURES:
         return ""
     gpu = gpu_for_kernels()
     if gpu is None or facts.num_parameters * _PACKED_BYTES > gpu.free_bytes:

@@ -21,7 +21,7 @@ from runner.hub.listing import RemoteFile
 from runner.hub_cache import Snapshot, cached_repos, first_hop, repo_directory, snapshots
 from runner.hub_parts import Part, leftovers
 from runner.inventory import has_weights, is_meant, known_groups
-from runner.model_config.families import SUPPORTED_MODEL_TYPES
+from runner.model_config import SUPPORTED_MODEL_TYPES, text_model_type
 from runner.model_files import CONFIG, INDEX, SIDE_FILES, WEIGHT_SUFFIXES, intended_groups, lacking_files
 from runner.quant.json_file import read_json_if_there
 from runner.quant.mq.manifest import read_files
@@ -237,7 +237,7 @@ def _is_language_model(directory: Path, there: frozenset[str]) -> bool:
     Other tools keep models of images, adapters and the like in the same cache, which have other files beside them.
     """
     if CONFIG in there and (model_type := _model_type(directory / CONFIG)) is not None:
-        return model_type in SUPPORTED_MODEL_TYPES
+        return text_model_type(model_type) in SUPPORTED_MODEL_TYPES
     return _ADAPTER_CONFIG not in there and not there.isdisjoint(set(SIDE_FILES) - {CONFIG})
 
 

@@ -1,4 +1,5 @@
-"""What is special about the config.json of Gemma 3, Phi-3, OLMo 2, SmolLM3, Granite, Qwen3.5, and a multimodal one."""
+"""What is special about the config.json of Gemma 3, Phi-3, OLMo 2, SmolLM3, Granite, Qwen3.5 and Ministral 3, and of
+multimodal models."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ import pytest
 from transformers import AutoConfig, SmolLM3Config
 
 from runner.errors import BadModelFile, UnsupportedModel
-from runner.model_config import ExpertsConfig, ModelConfig, parse_model_config
+from runner.model_config import ExpertsConfig, ModelConfig, QueryGrowth, num_parameters, parse_model_config
+from runner.model_config.shapes import config_shape
 
 GEMMA: dict[str, Any] = {"model_type": "gemma3_text", "num_hidden_layers": 7, "sliding_window": 512}
 PHI: dict[str, Any] = {"model_type": "phi3", "hidden_size": 96, "num_attention_heads": 6}
@@ -397,6 +399,76 @@ def test_experts_that_transformers_would_not_compute_are_refused_by_name(changes
         moe(**changes)
 
 
+# --- Ministral 3 ------------------------------------------------------------------------------------------------------
+
+# As the hub has the text model of mistralai/Ministral-3-8B-Base-2512.
+MINISTRAL3: dict[str, Any] = {
+    "attention_dropout": 0.0,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 262144,
+    "model_type": "ministral3",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 34,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_parameters": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 16.0,
+        "llama_4_scaling_beta": 0.1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 16384,
+        "rope_theta": 1000000.0,
+        "rope_type": "yarn",
+        "type": "yarn",
+    },
+    "sliding_window": None,
+    "use_cache": True,
+    "vocab_size": 131072,
+}
+
+
+def ministral3(**rope: Any) -> ModelConfig:
+    return parse_model_config({**MINISTRAL3, "rope_parameters": {**MINISTRAL3["rope_parameters"], **rope}})
+
+
+def test_queries_of_ministral_3_grow_by_its_original_context() -> None:
+    config = ministral3()
+    assert config.query_growth == QueryGrowth(beta=0.1, span=16384)
+    assert config == parse_model_config({"model_type": "ministral3"})
+    assert (config.rope_theta, config.sliding_window, config.tie_word_embeddings) == (1e6, None, False)
+    assert config.rope_scaling is not None
+    assert (config.rope_scaling.kind, config.rope_scaling.attention_factor) == ("yarn", 1.0)
+    assert num_parameters(config) == 8_489_553_920
+
+
+def test_queries_that_do_not_grow_are_not_multiplied() -> None:
+    assert ministral3(llama_4_scaling_beta=0.0).query_growth is None  # Devstral 2
+    assert ministral3(llama_4_scaling_beta=None).query_growth is None
+    assert parse_model_config({"model_type": "mistral"}).query_growth is None
+
+
+def test_growth_goes_with_any_rotation_and_its_span_is_the_whole_context_where_none_is_named() -> None:
+    rope = {"rope_theta": 7.0, "llama_4_scaling_beta": 0.3, "max_position_embeddings": 9}
+    config = parse_model_config({"model_type": "ministral3", "max_position_embeddings": 99, "rope_parameters": rope})
+    assert (config.rope_scaling, config.query_growth) == (None, QueryGrowth(beta=0.3, span=99))
+
+
+@pytest.mark.parametrize("beta", [-0.1, "0.1", True])
+def test_growth_that_makes_no_sense_is_refused(beta: object) -> None:
+    with pytest.raises(BadModelFile, match="llama_4_scaling_beta"):
+        ministral3(llama_4_scaling_beta=beta)
+
+
+def test_growth_in_a_family_that_has_none_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match=r"rope_parameters\.llama_4_scaling_beta = 0\.1"):
+        parse_model_config({**MINISTRAL3, "model_type": "mistral"})
+
+
 # --- multimodal models -----------------------------------------------------------------------------------------------
 
 # As the hub has google/gemma-3-27b-it.
@@ -453,3 +525,92 @@ def test_a_multimodal_model_of_another_kind_is_refused_by_name(changes: dict[str
 def test_a_multimodal_model_without_its_text_model_is_refused(text: object) -> None:
     with pytest.raises(BadModelFile, match="text_config"):
         parse_model_config({**WHOLE, "text_config": text})
+
+
+# As the hub has mistralai/Mistral-Small-3.1-24B-Instruct-2503.
+MISTRAL_SMALL: dict[str, Any] = {
+    "architectures": ["Mistral3ForConditionalGeneration"],
+    "image_token_index": 10,
+    "model_type": "mistral3",
+    "multimodal_projector_bias": False,
+    "projector_hidden_act": "gelu",
+    "spatial_merge_size": 2,
+    "text_config": {
+        "attention_dropout": 0.0,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 5120,
+        "initializer_range": 0.02,
+        "intermediate_size": 32768,
+        "max_position_embeddings": 131072,
+        "model_type": "mistral",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 1000000000.0,
+        "sliding_window": None,
+        "use_cache": True,
+        "vocab_size": 131072,
+    },
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.50.0.dev0",
+    "vision_config": {"hidden_size": 1024, "model_type": "pixtral"},
+    "vision_feature_layer": -1,
+}
+
+
+def test_of_mistrals_wholes_either_text_model_is_read() -> None:
+    small = parse_model_config(MISTRAL_SMALL)
+    assert small == parse_model_config(MISTRAL_SMALL["text_config"])
+    assert (small.model_type, small.rope_theta, num_parameters(small)) == ("mistral", 1e9, 23_572_403_200)
+    unnamed = {key: value for key, value in MISTRAL_SMALL["text_config"].items() if key != "model_type"}
+    assert parse_model_config({**MISTRAL_SMALL, "text_config": unnamed}) == small
+    assert parse_model_config({**MISTRAL_SMALL, "text_config": MINISTRAL3}) == ministral3()
+
+
+@pytest.mark.parametrize(
+    ("whole", "text", "is_tied"),
+    [
+        (None, None, False),
+        (True, None, True),
+        (False, None, False),
+        (None, True, True),
+        (True, True, True),
+        (True, False, False),  # as transformers 5 writes it of every model that is not tied
+    ],
+)
+def test_the_text_model_of_mistrals_wholes_says_first_whether_embeddings_are_tied(
+    whole: bool | None, text: bool | None, is_tied: bool
+) -> None:
+    config = {**MISTRAL_SMALL, "tie_word_embeddings": whole}
+    config["text_config"] = {**MISTRAL_SMALL["text_config"], "tie_word_embeddings": text}
+    parsed = parse_model_config(config)
+    assert parsed.tie_word_embeddings == is_tied
+    assert num_parameters(parsed) == config_shape(config).num_parameters
+
+
+FP8 = {"activation_scheme": "static", "quant_method": "fp8", "weight_block_size": None}
+
+
+def test_weights_in_fp8_are_read_where_each_matrix_has_one_scale() -> None:
+    whole = {**MISTRAL_SMALL, "text_config": MINISTRAL3, "quantization_config": FP8}
+    assert parse_model_config(whole) == ministral3()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"quantization_config": FP8}, "quantization_config = fp8"),
+        ({"text_config": MINISTRAL3, "quantization_config": "fp8"}, "quantization_config = fp8"),
+        (
+            {"text_config": MINISTRAL3, "quantization_config": FP8 | {"weight_block_size": [128, 128]}},
+            "quantization_config.weight_block_size = [128, 128]",
+        ),
+    ],
+)
+def test_other_compressed_weights_are_refused_with_where_others_are(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        parse_model_config({**MISTRAL_SMALL, **changes})
+    assert words in caught.value.message
+    assert "BF16 version" in caught.value.hint

@@ -186,6 +186,13 @@ def test_what_other_tools_keep_in_the_cache_is_not_taken_for_a_language_model(
     assert cached("tiny/other") == ()
 
 
+def test_a_multimodal_model_whose_text_model_runs_is_taken_for_a_language_model(server: Hub) -> None:
+    weights = server.repos[SHARDS].files[shard(1)]
+    server.repos["tiny/seeing"] = Repo({"model.safetensors": weights, "config.json": b'{"model_type": "qwen3_5"}'})
+    fetch_all("tiny/seeing")
+    assert problems(cached("tiny/seeing")) == {"tokenizer.json": "missing"}
+
+
 def without_weights(snapshot: Path) -> None:
     for path in snapshot.glob("*.safetensors"):
         path.resolve().unlink()

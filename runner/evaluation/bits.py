@@ -13,6 +13,7 @@ from runner.model_config import num_parameters, parse_model_config
 from runner.quant.gguf_file import GgufTensor, read_header
 from runner.quant.json_file import read_json
 from runner.quant.safetensors_file import read_header as read_safetensors_header
+from runner.quant.text_tensors import of_text_model
 from runner.types import ReadyModel
 
 _GGUF_ENDS = frozenset({"token_embd.weight", "output.weight"})
@@ -51,6 +52,7 @@ def _of_gguf(tensors: list[GgufTensor]) -> BitsPerWeight:
 def _of_checkpoint(sizes: Mapping[str, int], plain_config: Mapping[str, object]) -> BitsPerWeight:
     """sizes: bytes by tensor name; a packed matrix is several tensors with the matrix's name in front."""
     config = parse_model_config(plain_config)
+    sizes = of_text_model(sizes, config.model_type)
     n_ends = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
     end_bytes = sum(
         size for name, size in sizes.items() if any(name.startswith(f"{module}.") for module in _CHECKPOINT_ENDS)

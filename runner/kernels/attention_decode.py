@@ -26,7 +26,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels.attention import TYPES, multiplied_in, tile_positions
 from runner.kernels.compile import Variant
-from runner.kernels.heads import Heads, append, heads_and_partners, rstd_of_rows, turned, turns_of
+from runner.kernels.heads import Heads, append, grown, heads_and_partners, rstd_of_rows, turned, turns_of
 from runner.kernels.kv_layer import LayerCache
 from runner.kernels.splits import (
     LOG2_E,
@@ -123,7 +123,7 @@ def _fold_tile(
 @triton.jit(do_not_specialize=["n_rows", "window", "capacity", "n_splits"])
 def _attend_split(
     qkv, sums, cos, sin, q_gain, k_gain, eps, keys, values, key_scale, value_scale, start, tops, totals, mixes,
-    scale, n_rows, window, capacity, n_splits,
+    scale, n_rows, window, capacity, n_splits, beta, span,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
     HAS_SUMS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROW: tl.constexpr,
     QUERIES: tl.constexpr, HEADS: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr, TYPE: tl.constexpr,
@@ -153,6 +153,7 @@ def _attend_split(
     is_seen = (n <= last_m) & (position >= first) & (position <= last)
     q_gain_at = (g * PER_GROUP + i) * D if NORM == "row" else 0 * i
     q_turns = turns_of(cos + m * HALF, sin + m * HALF, is_head, q_gain, q_gain_at, D, HALF, NORM, BLOCK_D)
+    q_turns = grown(q_turns, new + m, beta, span)
     k_gain_at = g * D + 0 * n if NORM == "row" else 0 * n
     k_turns = turns_of(cos + n * HALF, sin + n * HALF, is_seen, k_gain, k_gain_at, D, HALF, NORM, BLOCK_D)
     # All so far was written by kernels before the one before this one, which have ended (docs/KERNELS.md).
@@ -224,6 +225,7 @@ def attend_rows(
     mixes = torch.empty(n_rows, num_heads, n_splits, d, dtype=torch.float32, device=qkv.device)
     per_group = num_heads // cache.num_kv_heads
     block_d = max(16, next_power_of_2(d))
+    beta, span = heads.growth or (None, None)
     pdl, nvidia = has_pdl(qkv), is_nvidia(qkv)
     shape = _shape(per_group, block_d, _multiplied_in(qkv, cache))
     n_blocks, n_parts = cdiv(n_rows, shape["QUERIES"] // shape["HEADS"]), cdiv(per_group, shape["HEADS"])
@@ -231,7 +233,7 @@ def attend_rows(
     _attend_split[(n_blocks, cache.num_kv_heads * n_parts, n_splits)](
         qkv, qkv if heads.sums is None else heads.sums, heads.cos, heads.sin, heads.q_gain, heads.k_gain, heads.eps,
         cache.keys, cache.values, cache.key_scale, cache.value_scale, start,
-        tops, totals, mixes, scale * LOG2_E.value, n_rows, reach, cache.capacity, n_splits,
+        tops, totals, mixes, scale * LOG2_E.value, n_rows, reach, cache.capacity, n_splits, beta, span,
         H=num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=norm,
         HAS_SUMS=heads.sums is not None, WIDTH=heads.width, ROWS=_rows(n_rows, norm, block_d, cache.is_int8),
         BLOCK_D=block_d, BLOCK_ROW=_BLOCK_ROW, **shape, LENGTH=length, NVIDIA=nvidia, PDL=pdl,
@@ -315,12 +317,13 @@ def variants() -> Iterator[Variant]:
         ("bf16 d256 norm of heads", "*bf16", "head", (4, 1, 256, 128), 1),
         ("bf16 d256 norm of heads M=16", "*bf16", "head", (4, 1, 256, 128), 16),
         ("bf16 d256 partly rotated, before gates", "*bf16", "head", (16, 4, 256, 32), 1),
+        ("bf16 d128 that grow", "*bf16", "none", (32, 8, 128, 64), 1),
         ("int8 d128", "*i8", "none", (32, 8, 128, 64), 1),
         ("int8 d128 norm of heads", "*i8", "head", (16, 8, 128, 64), 1),
     ):
         block_d, gain = next_power_of_2(d), None if norm == "none" else "*fp32"
         optional = dict.fromkeys(scales, "*fp32" if form == "*i8" else None)
-        has_sums = "sums" in name
+        has_sums, grows = "sums" in name, name.endswith("that grow")
         yield Variant(
             name=f"attention_decode {name}",
             kernel=_attend_split,
@@ -328,6 +331,7 @@ def variants() -> Iterator[Variant]:
                 "qkv": "*bf16", "sums": "*fp32" if has_sums else "*bf16", "cos": "*fp32", "sin": "*fp32",
                 "q_gain": gain, "k_gain": gain, "eps": "fp32", "keys": form, "values": form,
                 "scale": "fp32", "n_rows": "i32", **partial, **sizes, **optional,
+                "beta": "fp32" if grows else None, "span": "i32" if grows else None,
             },
             constants={
                 "H": h, "G": g, "D": d, "HALF": half, "NORM": norm, "HAS_SUMS": has_sums,

@@ -1,8 +1,8 @@
 """From the product with the q, k and v weights to queries, and to keys and values in their places in the cache.
 
-Per head: an RMS norm where the model has one, the rotary positions, one rounding. What that is for a few heads at once
-are functions that attention_decode.py calls too; place_heads is for prompts. A program of it is one head of a few rows,
-none of which sees the others. It knows no weights and computes no angles.
+Per head: an RMS norm where the model has one, the rotary positions, for queries what they grow by, one rounding. What
+that is for a few heads at once are functions that attention_decode.py calls too; place_heads is for prompts. A program
+of it is one head of a few rows, none of which sees the others. It knows no weights and computes no angles.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Heads:
     q_gain, k_gain: float32 [D] for norm "head", [H * D] and [G * D] for "row", None for "none". eps: the norms'.
     sums: for norm "row" the squares of every 16 columns of qkv, float32 [M, W / 16], where the product left them and D
     is a multiple of 16; None where they are still to be made, as place_heads makes them in any case.
+    growth: (beta, span): queries of position p are multiplied by 1 + beta * ln(1 + floor(p / span)) (Llama 4).
     """
 
     qkv: Tensor | Parts
@@ -48,6 +49,7 @@ class Heads:
     norm: HeadNorm = "none"
     eps: float = 0.0
     sums: Tensor | None = None
+    growth: tuple[float, int] | None = None
 
     @property
     def width(self) -> int:
@@ -93,6 +95,10 @@ def place_heads_ref(heads: Heads, cache: LayerCache, start: int) -> Tensor:
         _turned_ref(_normed_ref(x, gain, heads.norm, heads.eps, cache.head_dim), heads.cos, heads.sin)
         for x, gain in ((q, heads.q_gain), (k, heads.k_gain))
     )
+    if heads.growth is not None:
+        beta, span = heads.growth
+        positions = torch.arange(start, start + len(q), device=q.device)
+        q = q * (1 + beta * torch.log1p((positions // span).to(q.dtype)))[:, None, None]
     v = v.unflatten(1, (-1, cache.head_dim))
     write_ref(cache, start, k.transpose(0, 1), v.transpose(0, 1))
     return q
@@ -174,6 +180,16 @@ def turns_of(cos, sin, ok, gain, gain_at, D: tl.constexpr, HALF: tl.constexpr, N
         if HALF > 0:
             of_partner *= tl.load(gains + partner, mask=is_turned, other=0.0)
     return of_own, of_partner
+
+
+@triton.jit
+def grown(turns, position, beta, span):
+    """turns_of queries at position [R], so that they are multiplied by what they grow by; see Heads."""
+    if beta is None:
+        return turns
+    else:
+        factor = (1.0 + beta * tl.log(1.0 + (position // span).to(tl.float32)))[:, None]
+        return turns[0] * factor, turns[1] * factor
 
 
 @triton.jit
@@ -261,6 +277,7 @@ def _begin(norm, m, ok, NORMED: tl.constexpr, PDL: tl.constexpr):
 @triton.jit(do_not_specialize=["n_rows", "capacity"])
 def _place_heads(
     qkv, norm, bias, cos, sin, q_gain, k_gain, start, q, keys, values, key_scale, value_scale, n_rows, capacity, eps,
+    beta, span,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, PARTS: tl.constexpr,
     NORMED: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_ROW: tl.constexpr,
     PDL: tl.constexpr,
@@ -281,7 +298,7 @@ def _place_heads(
     TYPE: tl.constexpr = q.dtype.element_ty
     if n < H:
         gain_at = n * D + 0 * m if NORM == "row" else 0 * m
-        turns = turns_of(m_cos, m_sin, ok, q_gain, gain_at, D, HALF, NORM, BLOCK)
+        turns = grown(turns_of(m_cos, m_sin, ok, q_gain, gain_at, D, HALF, NORM, BLOCK), position, beta, span)
         factor = _begin(norm, m, ok, NORMED, PDL)
         rstd = rstd_of_rows(row, row, ok, 1, H * D, eps, NORM, False, BLOCK_ROW)
         loaded = heads_and_partners(head, ok, D, HALF, BLOCK, bias, factor, TYPE, PARTS, WIDTH)
@@ -320,10 +337,11 @@ def place_heads(heads: Heads, cache: LayerCache, start: Tensor) -> Tensor:
     norm, n_squares = (qkv, 0.0, 0.0), 0
     if squares is not None:
         norm, n_squares = (squares.parts, 1.0 / squares.size, squares.eps), squares.parts.shape[1]
+    beta, span = heads.growth or (None, None)
     q = torch.empty(n_rows, heads.num_heads, d, dtype=dtype, device=qkv.device)
     _place_heads[(cdiv(n_rows, _ROWS), heads.num_heads + 2 * cache.num_kv_heads)](
         qkv, norm, bias, heads.cos, heads.sin, heads.q_gain, heads.k_gain, start, q,
-        cache.keys, cache.values, cache.key_scale, cache.value_scale, n_rows, cache.capacity, heads.eps,
+        cache.keys, cache.values, cache.key_scale, cache.value_scale, n_rows, cache.capacity, heads.eps, beta, span,
         H=heads.num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=heads.norm, PARTS=n_parts,
         NORMED=(n_squares, next_power_of_2(max(1, n_squares))), WIDTH=heads.width, ROWS=_ROWS,
         BLOCK=next_power_of_2(d), BLOCK_ROW=_BLOCK_ROW, PDL=pdl, num_warps=_WARPS,
@@ -345,8 +363,10 @@ def variants() -> Iterator[Variant]:
         ("bf16 d128 norm of rows", "row", (32, 32, 128, 64), "*bf16", 0),
         ("int8 d96 partial", "none", (24, 8, 96, 36), "*i8", 0),
         ("bf16 d128 not rotated", "none", (32, 8, 128, 0), "*bf16", 0),
+        ("bf16 d128 that grow", "none", (32, 8, 128, 64), "*bf16", 0),
     ):
         gain, scale = "*fp32" if norm != "none" else None, "*fp32" if form == "*i8" else None
+        grows = name.endswith("that grow")
         yield Variant(
             name=f"place_heads {name}",
             kernel=_place_heads,
@@ -355,6 +375,7 @@ def variants() -> Iterator[Variant]:
                 "cos": "*fp32", "sin": "*fp32", "q_gain": gain, "k_gain": gain, "start": "*i32", "q": "*bf16",
                 "keys": form, "values": form, "key_scale": scale, "value_scale": scale,
                 "n_rows": "i32", "capacity": "i32", "eps": "fp32",
+                "beta": "fp32" if grows else None, "span": "i32" if grows else None,
             },
             constants={
                 **dict(zip(("H", "G", "D", "HALF"), heads, strict=True)), "NORM": norm, "PARTS": n_parts,

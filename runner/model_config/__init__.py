@@ -7,7 +7,7 @@ name. Nothing here reads a file or knows of tensors, devices or backends.
 from __future__ import annotations
 
 from runner.model_config.families import SUPPORTED_MODEL_TYPES
-from runner.model_config.multimodal import PARTS_OF_WHOLES
+from runner.model_config.multimodal import PARTS_OF_WHOLES, text_model_type
 from runner.model_config.parse import parse_model_config
 from runner.model_config.values import (
     Activation,
@@ -16,6 +16,7 @@ from runner.model_config.values import (
     HeadNorm,
     ModelConfig,
     NormPlacement,
+    QueryGrowth,
     Rope,
     RopeKind,
     RopeName,
@@ -33,6 +34,7 @@ __all__ = [
     "HeadNorm",
     "ModelConfig",
     "NormPlacement",
+    "QueryGrowth",
     "Rope",
     "RopeKind",
     "RopeName",
@@ -40,4 +42,5 @@ __all__ = [
     "Routing",
     "num_parameters",
     "parse_model_config",
+    "text_model_type",
 ]

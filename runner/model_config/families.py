@@ -29,10 +29,11 @@ class Family:
     otherwise, and without use_sliding_window no layer has it.
 
     rope, rope_theta: the rotary embedding of a config.json that says nothing of it. local_rope_theta: of the sliding
-    layers where they have their own. rope_names: its older names of kinds. partial_rotary:
-    the default of partial_rotary_factor; None where it is not read. rope_keys: of that object, what makes no difference
-    here. original_context: the default of original_max_position_embeddings. unrotated_every: each
-    such layer is not rotated, unless no_rope_layers or no_rope_layer_interval says otherwise; None where all are.
+    layers where they have their own. rope_names: its older names of kinds. partial_rotary: the default of
+    partial_rotary_factor; None where it is not read. rope_keys: of that object, what makes no difference here.
+    original_context: the default of original_max_position_embeddings. has_query_growth: the rope has
+    llama_4_scaling_beta. unrotated_every: each such layer is not rotated, unless no_rope_layers or
+    no_rope_layer_interval says otherwise; None where all are.
     """
 
     architectures: tuple[str, ...]
@@ -64,6 +65,7 @@ class Family:
     partial_rotary: float | None = None
     rope_keys: frozenset[str] = frozenset()
     original_context: int | None = None
+    has_query_growth: bool = False
     unrotated_every: int | None = None
 
 
@@ -103,6 +105,12 @@ _LLAMA = {
     "eos_token_id": 2,
 }
 _MISTRAL = _LLAMA | {"intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072}
+_MINISTRAL3 = _MISTRAL | {
+    "vocab_size": 131072,
+    "num_hidden_layers": 34,
+    "head_dim": 128,
+    "max_position_embeddings": 262144,
+}
 _QWEN = _LLAMA | {
     "vocab_size": 151936,
     "intermediate_size": 22016,
@@ -225,6 +233,26 @@ FAMILIES: Mapping[str, Family] = {
         own_keys=_names("sliding_window"),
         attention_bias="none",
         window="all",
+    ),
+    "ministral3": Family(
+        architectures=("Ministral3ForCausalLM",),
+        defaults=_MINISTRAL3,
+        own_keys=_names("sliding_window"),
+        attention_bias="none",
+        quant_methods=("fp8",),
+        rms_norm_eps=1e-5,
+        window="all",
+        sliding_window=None,
+        rope={
+            "rope_type": "yarn",
+            "rope_theta": 1000000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16384,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+        has_query_growth=True,
     ),
     "qwen2": Family(
         architectures=("Qwen2ForCausalLM",),
@@ -419,3 +447,5 @@ ROPE_KEYS = _names(
     "rope_type type rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings "
     "attention_factor beta_fast beta_slow mscale mscale_all_dim partial_rotary_factor truncate short_factor long_factor"
 )
+# Beside those where queries grow; what the context is, other keys say.
+GROWTH_KEYS = _names("llama_4_scaling_beta max_position_embeddings")

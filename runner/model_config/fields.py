@@ -66,5 +66,5 @@ def invalid(key: str, value: object, hint: str) -> BadModelFile:
     return BadModelFile(f"config.json: {key} = {_shown(value)} is not valid.", hint=hint)
 
 
-def unsupported(key: str, value: object) -> UnsupportedModel:
-    return UnsupportedModel(f"config.json: {key} = {_shown(value)} is not supported.", hint=OTHER_BACKEND)
+def unsupported(key: str, value: object, hint: str = OTHER_BACKEND) -> UnsupportedModel:
+    return UnsupportedModel(f"config.json: {key} = {_shown(value)} is not supported.", hint=hint)

@@ -24,7 +24,7 @@ from runner.model_config.fields import (
     unsupported,
 )
 from runner.model_config.multimodal import text_model
-from runner.model_config.rope import parse_ropes, parse_unrotated
+from runner.model_config.rope import parse_query_growth, parse_ropes, parse_unrotated
 from runner.model_config.values import Activation, ModelConfig
 from runner.model_config.windows import parse_window
 
@@ -33,6 +33,10 @@ _ACTIVATIONS: Final[Mapping[Activation, tuple[str, ...]]] = {
     "silu": ("silu", "swish"),
     "gelu_tanh": ("gelu_pytorch_tanh",),
 }
+
+_UNCOMPRESSED: Final = (
+    "These weights are compressed: use the model's BF16 version, which may be a repository of its own."
+)
 
 
 def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
@@ -90,6 +94,7 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
         local_rope_theta=ropes["local"].theta if "local" in ropes else None,
         unrotated_layers=parse_unrotated(config, family, num_layers),
         attention_scale=_attention_scale(config, family, head_dim),
+        query_growth=parse_query_growth(config, family, max_positions),
         activation=family.activation,
         norms=family.norms,
         norm_offset=family.norm_offset,
@@ -127,14 +132,24 @@ def _refuse_unsupported(config: Mapping[str, Any], family: Family) -> None:
     for key, value in family.fixed.items():
         if config.get(key, value) != value:
             raise unsupported(key, config[key])
-    if quantization := config.get("quantization_config"):
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else quantization
-        if method not in family.quant_methods:
-            raise unsupported("quantization_config", method)
+    _refuse_compression(config, family)
     known = COMMON_KEYS | INERT_KEYS | family.own_keys
     for key, value in config.items():
         if (key not in known or (key == "auto_map" and not _is_own_code(value, family))) and not is_off(value):
             raise unsupported(key, value)
+
+
+def _refuse_compression(config: Mapping[str, Any], family: Family) -> None:
+    key, hint = "quantization_config", f"{_UNCOMPRESSED} {OTHER_BACKEND}"
+    found = config.get(key)
+    if not found:
+        return
+    if not isinstance(found, Mapping):
+        raise unsupported(key, found, hint)
+    if found.get("quant_method") not in family.quant_methods:
+        raise unsupported(key, found.get("quant_method", "unknown"), hint)
+    if found.get("weight_block_size") is not None:  # a matrix of FP8 has one scale
+        raise unsupported(f"{key}.weight_block_size", found["weight_block_size"], hint)
 
 
 def _is_own_code(auto_map: object, family: Family) -> bool:

@@ -9,9 +9,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final, cast, get_args
 
-from runner.model_config.families import ROPE_KEYS, Family
+from runner.model_config.families import GROWTH_KEYS, ROPE_KEYS, Family
 from runner.model_config.fields import flag, integer_or_none, invalid, is_off, number, numbers, unsupported
-from runner.model_config.values import Rope, RopeKind, RopeName, RopeScaling
+from runner.model_config.values import QueryGrowth, Rope, RopeKind, RopeName, RopeScaling
 
 _KINDS: Final = get_args(RopeKind)
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"  # the layer types that rope_parameters are keyed by
@@ -27,9 +27,17 @@ def parse_ropes(
     read = _Reader(config, family, head_dim, max_position_embeddings)
     if family.local_rope_theta is not None:
         return _two(read, config, family.rope_theta, family.local_rope_theta)
-    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-    found = _object(name, config.get(name) or family.rope or {})
+    name, found = _found(config, family)
     return {"global": read.rope(name, found, "rope_theta", family.rope_theta)}
+
+
+def parse_query_growth(config: Mapping[str, Any], family: Family, max_position_embeddings: int) -> QueryGrowth | None:
+    """How queries grow with their position. Raises BadModelFile for values that make no sense."""
+    if not family.has_query_growth:
+        return None
+    _, rope = _found(config, family)
+    beta = number(rope, "llama_4_scaling_beta", 0.0, 0.0, 1e3)
+    return QueryGrowth(beta=beta, span=_original(config, family, rope, max_position_embeddings)) if beta else None
 
 
 def parse_unrotated(config: Mapping[str, Any], family: Family, num_layers: int) -> tuple[int, ...]:
@@ -62,6 +70,19 @@ def _two(read: _Reader, config: Mapping[str, Any], theta: float, local_theta: fl
     return {"global": read.rope(name, everywhere, "rope_theta", theta), "local": local}
 
 
+def _found(config: Mapping[str, Any], family: Family) -> tuple[str, Mapping[str, Any]]:
+    """What a config calls its one rotary embedding, and the object, or the family's."""
+    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    return name, _object(name, config.get(name) or family.rope or {})
+
+
+def _original(config: Mapping[str, Any], family: Family, rope: Mapping[str, Any], max_positions: int) -> int:
+    """The context of pretraining: transformers gives the key outside of the object priority over the one inside."""
+    key = "original_max_position_embeddings"
+    outer = integer_or_none(config, key, family.original_context)
+    return outer or integer_or_none(rope, key, None) or max_positions
+
+
 def _object(name: str, value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise invalid(name, value, "It must be an object.")
@@ -74,6 +95,7 @@ class _Reader:
     def __init__(self, config: Mapping[str, Any], family: Family, head_dim: int, max_position_embeddings: int) -> None:
         self._config, self._family = config, family
         self._head_dim, self._max_positions = head_dim, max_position_embeddings
+        self._known = ROPE_KEYS | family.rope_keys | (GROWTH_KEYS if family.has_query_growth else frozenset())
 
     def rope(self, name: str, rope: Mapping[str, Any], outer_theta: str, default_theta: float) -> Rope:
         """The embedding of the object `rope`, which the config calls `name`.
@@ -81,7 +103,7 @@ class _Reader:
         outer_theta: the key of its base outside of the object, where older configs have it.
         """
         for key, value in rope.items():
-            if key not in ROPE_KEYS | self._family.rope_keys and not is_off(value):
+            if key not in self._known and not is_off(value):
                 raise unsupported(f"{name}.{key}", value)
         if "rope_theta" in rope:
             theta = number(rope, "rope_theta", default_theta, 1.0, 1e15)
@@ -91,7 +113,8 @@ class _Reader:
         kind = self._kind(name, rope)
         if kind is None:
             return Rope(theta=theta, scaling=None, dim=dim)
-        return Rope(theta=theta, scaling=_scaling(kind, rope, self._original(rope), self._max_positions, dim), dim=dim)
+        original = _original(self._config, self._family, rope, self._max_positions)
+        return Rope(theta=theta, scaling=_scaling(kind, rope, original, self._max_positions, dim), dim=dim)
 
     def _kind(self, name: str, rope: Mapping[str, Any]) -> RopeKind | None:
         found: Any = rope.get("rope_type", rope.get("type")) or "default"
@@ -115,12 +138,6 @@ class _Reader:
         if dim < 2 or dim % 2:
             raise invalid(shown, share, f"It must turn an even number of a head's {self._head_dim} elements.")
         return dim
-
-    def _original(self, rope: Mapping[str, Any]) -> int:
-        """The context of pretraining: transformers gives the key outside of the object priority over the one inside."""
-        key = "original_max_position_embeddings"
-        outer = integer_or_none(self._config, key, self._family.original_context)
-        return outer or integer_or_none(rope, key, None) or self._max_positions
 
 
 def _scaling(kind: RopeKind, rope: Mapping[str, Any], original: int, max_positions: int, dim: int) -> RopeScaling:

@@ -52,6 +52,14 @@ class Rope:
 
 
 @dataclass(frozen=True, kw_only=True)
+class QueryGrowth:
+    """Queries at position p are multiplied by 1 + beta * ln(1 + floor(p / span)) (Llama 4, Ministral 3)."""
+
+    beta: float
+    span: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExpertsConfig:
     """The mixture of experts that the layers `layers` have in place of their MLP.
 
@@ -118,7 +126,8 @@ class ModelConfig:
     `sliding_layers` sees that many tokens, itself included; None when every layer sees all. has_sinks: each head has a
     learned logit without a value in its softmax (gpt-oss). attention_scale: of the scores; None for 1 / sqrt(head_dim).
     rotary_dim: elements of a head that are turned; None for all. local_rope_theta: of the sliding layers where their
-    rotary embedding is another one. unrotated_layers: those whose heads are not turned at all (SmolLM3).
+    rotary embedding is another one. unrotated_layers: those whose heads are not turned at all (SmolLM3). query_growth:
+    of the queries of all layers; None where they have the same size at every position.
 
     is_gated: q_proj also gives each head a gate, whose sigmoid its mixture of values is multiplied by (Qwen3.5). delta:
     what some layers have in place of attention.
@@ -159,6 +168,7 @@ class ModelConfig:
     local_rope_theta: float | None = None
     unrotated_layers: tuple[int, ...] = ()
     attention_scale: float | None = None
+    query_growth: QueryGrowth | None = None
     activation: Activation = "silu"
     norms: NormPlacement = "before"
     norm_offset: float = 0.0

@@ -24,6 +24,7 @@ from runner.quant.byte_level_bpe import is_byte_level, read_byte_level_bpe
 from runner.quant.draft_tensors import without_heads
 from runner.quant.file_records import FileRecord
 from runner.quant.formats import Format, encode_rows, encoded_bytes, row_spans, type_of
+from runner.quant.fp8 import FP8
 from runner.quant.gguf_metadata import (
     NOT_BY_LLAMA_CPP,
     QUANTIZATION_VERSION,
@@ -102,11 +103,16 @@ def read_source(directory: Path, *, name: str | None = None, weights: Tensors | 
 def _own_tensors(directory: Path, config: ModelConfig) -> Checkpoint:
     """The model's tensors alone, without heads that draft for it and what sees images."""
     found = of_text_model(Checkpoint.open(directory).tensors, config.model_type)
+    if any(tensor.dtype == FP8 for tensor in found.values()):
+        raise UnsupportedModel(
+            "These weights are FP8, of which no GGUF is made here.",
+            hint="Quantize them to mq4 and the like, or start from the model's BF16 version.",
+        )
     return without_heads(Checkpoint(MappingProxyType(dict(found))))
 
 
 def _check_rotation(architecture: Architecture, config: ModelConfig) -> None:
-    """llama.cpp's graph of an architecture has fixed which layers are rotated, and whether there are divisors."""
+    """llama.cpp's graph of an architecture has fixed which layers are rotated, and what scales their frequencies."""
     every = architecture.unrotated_every
     if every is not None and config.unrotated_layers != tuple(range(every - 1, config.num_layers, every)):
         raise UnsupportedModel(
@@ -117,6 +123,16 @@ def _check_rotation(architecture: Architecture, config: ModelConfig) -> None:
     if rope_factors(config) is not None and not architecture.has_llama3_rope:
         raise UnsupportedModel(
             f"llama.cpp has no llama3 rope scaling for {config.model_type} models.", hint=NOT_BY_LLAMA_CPP
+        )
+    scaling = config.rope_scaling
+    if scaling is not None and scaling.kind == "longrope":
+        raise UnsupportedModel(
+            f"A GGUF of a {config.model_type} model with longrope cannot be made here.", hint=NOT_BY_LLAMA_CPP
+        )
+    if scaling is not None and scaling.beta_slow != 1 and not architecture.has_beta_slow:
+        raise UnsupportedModel(
+            f"llama.cpp takes beta_slow to be 1 in {config.model_type} models; config.json has {scaling.beta_slow:g}.",
+            hint=NOT_BY_LLAMA_CPP,
         )
 
 
@@ -279,5 +295,6 @@ def _check_tied_copy(checkpoint: Tensors, config: ModelConfig) -> None:
     ):
         raise BadModelFile(
             "config.json ties the embeddings, but the checkpoint's 'lm_head.weight' differs from them.",
-            hint="Set tie_word_embeddings to false in config.json if the output matrix is meant to be used.",
+            hint="Set tie_word_embeddings to false in config.json (in text_config, where it has one) if the output "
+            "matrix is meant to be used.",
         )

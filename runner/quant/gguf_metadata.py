@@ -15,7 +15,7 @@ from gguf import GGUFWriter, Keys, RopeScalingType
 from numpy.typing import NDArray
 
 from runner.errors import UnsupportedModel
-from runner.model_config import DeltaConfig, ModelConfig, RopeScaling
+from runner.model_config import DeltaConfig, ModelConfig, QueryGrowth, RopeScaling
 from runner.quant.vocabulary import SpecialTokens, Vocabulary
 
 QUANTIZATION_VERSION: Final = 2
@@ -41,6 +41,8 @@ def write_model(writer: GGUFWriter, config: ModelConfig, *, name: str) -> None:
     writer.add_rope_freq_base(config.rope_theta)
     if config.rope_scaling is not None:
         _write_rope_scaling(writer, config.rope_scaling)
+    if config.query_growth is not None:
+        _write_growth(writer, config.query_growth, config.rope_scaling)
     if config.model_type == "granite":
         _write_factors(writer, config)
     if config.delta is not None:
@@ -75,6 +77,13 @@ def attention_interval(config: ModelConfig) -> int:
             hint=NOT_BY_LLAMA_CPP,
         )
     return every
+
+
+def _write_growth(writer: GGUFWriter, growth: QueryGrowth, scaling: RopeScaling | None) -> None:
+    """Its span is where YaRN has its original context, whether there is YaRN or not."""
+    writer.add_attn_temperature_scale(growth.beta)
+    if scaling is None or scaling.kind != "yarn":
+        writer.add_rope_scaling_orig_ctx_len(growth.span)
 
 
 def _write_factors(writer: GGUFWriter, config: ModelConfig) -> None:

@@ -95,14 +95,16 @@ class Architecture:
 
     model_type: as in config.json. gguf_name: llama.cpp's name of the graph. interleaved_rotary: that graph turns
     neighbouring elements of a head as pairs, while checkpoints pair element i with i + head_dim / 2. has_llama3_rope:
-    it takes the divisors of Llama 3.1's rope scaling, a tensor. unrotated_every: it does not turn each such layer's;
-    None where it turns all. has_delta_nets: in all layers but each n-th, which has attention.
+    it takes the divisors of Llama 3.1's rope scaling, a tensor. has_beta_slow: it takes YaRN's beta_slow, which is 1
+    else. unrotated_every: it does not turn each such layer's; None where it turns all. has_delta_nets: in all layers
+    but each n-th, which has attention.
     """
 
     model_type: str
     gguf_name: str
     interleaved_rotary: bool
     has_llama3_rope: bool = False
+    has_beta_slow: bool = True
     unrotated_every: int | None = None
     has_delta_nets: bool = False
     rules: tuple[TensorRule, ...]

@@ -22,6 +22,9 @@ from runner.model_config import ModelConfig
 from runner.quant.architectures import ARCHITECTURES, architecture_of
 from runner.quant.draft_tensors import head_names
 from runner.quant.expert_stacks import LAYOUTS, MXFP4, Part, expert_parts, is_stack, read_part, stored_part
+from runner.quant.fp8 import FP8, scale_of
+from runner.quant.fp8 import decode as decode_fp8
+from runner.quant.fp8 import matrices_of as fp8_matrices_of
 from runner.quant.ggml_types import GGML_TYPES, GgmlType, decode
 from runner.quant.gguf_file import GgufHeader, GgufTensor, parts_of
 from runner.quant.gguf_file import read_header as read_gguf_header
@@ -127,16 +130,18 @@ class SafetensorsWeights:
         self._copy_is_checked = False
         experts, layout = config.experts, LAYOUTS.get(config.model_type)
         self._experts = expert_parts(self._checkpoint, experts.count, layout) if experts and layout else {}
+        fp8 = fp8_matrices_of(tensors)
+        self._fp8_scales = fp8.scales
         found: dict[str, StoredTensor | Part] = {
             name: tensor
             for name, tensor in tensors.items()
-            if not is_derived(name, config) and not (layout and is_stack(name))
+            if not is_derived(name, config) and not (layout and is_stack(name)) and name not in fp8.set_aside
         }
         found |= self._experts
         self.shapes: Mapping[str, tuple[int, ...]] = {name: tensor.shape for name, tensor in found.items()}
         self.types: Mapping[str, str] = {name: tensor.dtype for name, tensor in found.items()}
         for name, dtype in self.types.items():
-            if dtype not in FLOAT_TYPES and dtype != MXFP4:
+            if dtype not in FLOAT_TYPES and dtype != MXFP4 and name not in fp8.scales:
                 raise UnsupportedModel(
                     f"Tensor {name!r} is stored as {dtype}.",
                     hint="Use the model's F32, F16 or BF16 version, or a GGUF of it with --backend llamacpp.",
@@ -147,7 +152,7 @@ class SafetensorsWeights:
         self.quantization = _commonest(self.types, self.shapes)
 
     def read(self, name: str) -> NDArray[Any]:
-        if name in self._experts:
+        if name in self._experts or name in self._fp8_scales:
             return self.read_rows(name, 0, self.shapes[name][0])
         raw = self._raw(name)
         return raw.astype(np.float32) if raw.dtype == np.float64 else raw
@@ -156,7 +161,7 @@ class SafetensorsWeights:
         """Where the values of one tensor lie as `read` gives them, None where it does more than to read them."""
         if name in self._experts:
             return stored_part(self._checkpoint, name, self._experts[name])
-        if self.types[name] == "F64":
+        if self.types[name] in ("F64", FP8):
             return None
         if name == EMBEDDINGS and OUTPUT not in self.shapes and OUTPUT in self._checkpoint.tensors:
             return None  # they are compared
@@ -165,6 +170,8 @@ class SafetensorsWeights:
     def read_rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
         if name in self._experts:
             return read_part(self._checkpoint, self._experts[name], start, stop)
+        if scale := self._fp8_scales.get(name):
+            return decode_fp8(self._raw(name)[start:stop], scale_of(self._checkpoint, scale))
         rows = np.array(self._raw(name)[start:stop])
         return rows.astype(np.float32) if rows.dtype == np.float64 else rows
 
@@ -181,7 +188,8 @@ class SafetensorsWeights:
         if not np.array_equal(self._checkpoint.raw(OUTPUT), self._checkpoint.raw(EMBEDDINGS)):
             raise BadModelFile(
                 f"config.json ties the embeddings, but the checkpoint's {OUTPUT!r} differs from them.",
-                hint="Set tie_word_embeddings to false in config.json if the output matrix is meant to be used.",
+                hint="Set tie_word_embeddings to false in config.json (in text_config, where it has one) if the output "
+                "matrix is meant to be used.",
             )
 
 

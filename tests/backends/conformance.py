@@ -198,8 +198,8 @@ def eager(drafter: Drafter) -> Speculator:
     return Speculator(drafter, LONGEST_DRAFT, control=EagerController(LONGEST_DRAFT))
 
 
-class BackendConformance:
-    """Subclass it, name the class Test..., and define the fixture `backend`."""
+class ConformanceWithoutDrafts:
+    """What a backend must do for a model that cannot go back (ModelInfo.can_go_back) too, for which nothing drafts."""
 
     text = "Once upon a time there was a small boat."
 
@@ -346,7 +346,70 @@ class BackendConformance:
         backend.close()
         backend.close()
 
-    # --- speculation -----------------------------------------------------------------------------------------------
+    # --- grammars --------------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALIZED], ids=["greedy", "sampled", "penalized"])
+    def test_an_answer_keeps_to_its_grammar_and_ends_with_it(
+        self, backend: Backend, prompt: list[int], params: SamplingParams
+    ) -> None:
+        free = take(backend, prompt, 12, params)
+        forget(backend)
+        tokens = take(backend, prompt, 120, params, constraint=keeping_to(SHORT, backend, prompt))
+        value = json.loads(answer_text(backend, tokens))
+        assert list(value) == ["name", "ok", "of"]
+        assert isinstance(value["ok"], bool)
+        assert len(value["name"]) <= 5
+        assert 1 <= len(value["of"]) <= 2
+        assert set(value["of"]) <= {"red", "blue", 7}
+        forget(backend)
+        assert take(backend, prompt, 12, params) == free, "nothing of it stays"
+
+    def test_a_cancelled_answer_by_a_grammar_goes_on_where_it_stopped(
+        self, backend: Backend, prompt: list[int]
+    ) -> None:
+        constraint = keeping_to(SHORT, backend, prompt)
+        text = take(backend, prompt, 24, constraint=constraint)
+        forget(backend)
+        cancel, written = CancelToken(), list[int]()
+        for step in backend.generate(prompt, GREEDY, cancel, None, constraint):
+            if isinstance(step, Step):
+                written.append(step.token)
+                if len(written) == 5:
+                    cancel.cancel()
+        assert 5 <= len(written) <= 7
+        assert written == text[: len(written)]
+        again = [*prompt, *written]
+        resumed = take(backend, again, 8, constraint=constraint)
+        forget(backend)
+        assert take(backend, prompt, len(written), constraint=constraint) == written
+        assert resumed == take(backend, again, 8, constraint=constraint)
+
+    def test_the_cache_can_be_cut_and_gone_on_from_as_a_draft_model_is(
+        self, backend: Backend, prompt: list[int]
+    ) -> None:
+        cancel = CancelToken()
+        rows = {entry.position: entry.values.copy() for entry in backend.score(prompt)}
+        backend.keep(0)
+        for cut in (1, 3, len(prompt) - 1):
+            assert backend.keep(min(cut, len(backend.held))) == len(backend.held)
+            row = backend.extend(prompt[len(backend.held) : cut + 1], cancel)
+            assert row is not None
+            assert list(backend.held) == prompt[: cut + 1]
+            assert np.abs(row - rows[cut]).max() <= 2e-2
+        cancel.cancel()
+        assert backend.extend(prompt[:2], cancel) is None
+
+    def test_a_step_is_timed_for_every_number_of_tokens_and_leaves_nothing(
+        self, backend: Backend, prompt: list[int]
+    ) -> None:
+        text = take(backend, prompt, 6)
+        assert all(backend.step_s(n) > 0 for n in (1, 2, LONGEST_DRAFT + 1))
+        assert not backend.held
+        assert take(backend, prompt, 6) == text
+
+
+class BackendConformance(ConformanceWithoutDrafts):
+    """Subclass it, name the class Test..., and define the fixture `backend`."""
 
     @pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALIZED], ids=["greedy", "sampled", "penalized"])
     def test_the_text_does_not_depend_on_the_drafter(
@@ -475,24 +538,6 @@ class BackendConformance:
             assert take(backend, prompt, 40, params, speculator) == text
             assert speculator.record.n_accepted > 20
 
-    # --- grammars --------------------------------------------------------------------------------------------------
-
-    @pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALIZED], ids=["greedy", "sampled", "penalized"])
-    def test_an_answer_keeps_to_its_grammar_and_ends_with_it(
-        self, backend: Backend, prompt: list[int], params: SamplingParams
-    ) -> None:
-        free = take(backend, prompt, 12, params)
-        forget(backend)
-        tokens = take(backend, prompt, 120, params, constraint=keeping_to(SHORT, backend, prompt))
-        value = json.loads(answer_text(backend, tokens))
-        assert list(value) == ["name", "ok", "of"]
-        assert isinstance(value["ok"], bool)
-        assert len(value["name"]) <= 5
-        assert 1 <= len(value["of"]) <= 2
-        assert set(value["of"]) <= {"red", "blue", 7}
-        forget(backend)
-        assert take(backend, prompt, 12, params) == free, "nothing of it stays"
-
     @pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALIZED], ids=["greedy", "sampled", "penalized"])
     def test_by_a_grammar_too_the_text_does_not_depend_on_the_drafter(
         self, backend: Backend, prompt: list[int], params: SamplingParams
@@ -518,46 +563,3 @@ class BackendConformance:
         for step in steps:
             assert constraint.allowed(sequence)[step.token]
             sequence.append(step.token)
-
-    def test_a_cancelled_answer_by_a_grammar_goes_on_where_it_stopped(
-        self, backend: Backend, prompt: list[int]
-    ) -> None:
-        constraint = keeping_to(SHORT, backend, prompt)
-        text = take(backend, prompt, 24, constraint=constraint)
-        forget(backend)
-        cancel, written = CancelToken(), list[int]()
-        for step in backend.generate(prompt, GREEDY, cancel, None, constraint):
-            if isinstance(step, Step):
-                written.append(step.token)
-                if len(written) == 5:
-                    cancel.cancel()
-        assert 5 <= len(written) <= 7
-        assert written == text[: len(written)]
-        again = [*prompt, *written]
-        resumed = take(backend, again, 8, constraint=constraint)
-        forget(backend)
-        assert take(backend, prompt, len(written), constraint=constraint) == written
-        assert resumed == take(backend, again, 8, constraint=constraint)
-
-    def test_the_cache_can_be_cut_and_gone_on_from_as_a_draft_model_is(
-        self, backend: Backend, prompt: list[int]
-    ) -> None:
-        cancel = CancelToken()
-        rows = {entry.position: entry.values.copy() for entry in backend.score(prompt)}
-        backend.keep(0)
-        for cut in (1, 3, len(prompt) - 1):
-            assert backend.keep(min(cut, len(backend.held))) == len(backend.held)
-            row = backend.extend(prompt[len(backend.held) : cut + 1], cancel)
-            assert row is not None
-            assert list(backend.held) == prompt[: cut + 1]
-            assert np.abs(row - rows[cut]).max() <= 2e-2
-        cancel.cancel()
-        assert backend.extend(prompt[:2], cancel) is None
-
-    def test_a_step_is_timed_for_every_number_of_tokens_and_leaves_nothing(
-        self, backend: Backend, prompt: list[int]
-    ) -> None:
-        text = take(backend, prompt, 6)
-        assert all(backend.step_s(n) > 0 for n in (1, 2, LONGEST_DRAFT + 1))
-        assert not backend.held
-        assert take(backend, prompt, 6) == text

@@ -14,6 +14,8 @@ from safetensors.numpy import save_file
 from runner.bench.bytes_read import kv_bytes_per_position, stored_weights, weights_read
 from runner.config import LoadOptions
 from runner.types import MemoryUse, ModelInfo, ReadyModel
+from tests.backends.native import tiny_models
+from tests.backends.native.tiny_wholes import make_whole
 
 CONFIG = {
     "model_type": "qwen3_moe",
@@ -80,6 +82,24 @@ def test_of_untied_embeddings_one_row_is_read(tmp_path: Path) -> None:
     del names["lm_head.weight"]
     tied = stored_weights(checkpoint(tmp_path, names, tie_word_embeddings=True))
     assert tied.read_bytes == tied.total_bytes
+
+
+def test_of_a_multimodal_checkpoint_the_text_model_is_read(tmp_path: Path) -> None:
+    model = make_whole("mistral3-mistral")
+    read = stored_weights(tiny_models.ready(tiny_models.save(model, tmp_path)))
+    embeddings = 4 * model.lm_head.weight.numel()
+    n_text = sum(parameter.numel() for parameter in (*model.model.language_model.parameters(), model.lm_head.weight))
+    assert (read.total_bytes, read.read_bytes) == (4 * n_text, 4 * n_text - embeddings)
+
+
+def test_what_sees_and_what_drafts_is_not_read(tmp_path: Path) -> None:
+    names = {"model.language_model.embed_tokens.weight": (32, 8), "model.language_model.norm.weight": (8,)}
+    config = {"model_type": "mistral"} | dict.fromkeys(key for key in CONFIG if "expert" in key or "moe" in key)
+    text = stored_weights(checkpoint(tmp_path, names, tie_word_embeddings=True, **config))
+    assert text.read_bytes == text.total_bytes == 2 * (32 * 8 + 8)
+    more = {"model.visual.blocks.0.weight": (64, 8), "mtp.fc.weight": (8, 16), "lm_head.weight": (32, 8)}
+    untied = stored_weights(checkpoint(tmp_path, names | more, tie_word_embeddings=False, **config))
+    assert (untied.total_bytes, untied.read_bytes) == (2 * (2 * 32 * 8 + 8), 2 * (32 * 8 + 8))
 
 
 def test_of_experts_the_chosen_ones_are_read(tmp_path: Path) -> None:

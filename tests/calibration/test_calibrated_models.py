@@ -51,6 +51,7 @@ def make(source: Path, output: Path, text: Path | None = None, **more: Any) -> P
         ("qwen3-5", "online"),
         ("smollm3", "online"),
         ("granite", "folded"),
+        ("ministral3", "folded"),
     ],
 )
 def test_calibration_brings_the_model_nearer_to_its_source(tmp_path: Path, name: str, rotation: str) -> None:
@@ -59,6 +60,15 @@ def test_calibration_brings_the_model_nearer_to_its_source(tmp_path: Path, name:
     made = make(source, tmp_path / "calibrated", rotation=rotation)
     assert made.rotation == rotation
     assert divergence(source, tmp_path / "calibrated") < divergence(source, tmp_path / "plain")
+
+
+def test_matrices_of_delta_nets_are_calibrated_as_those_of_attention_are(tmp_path: Path) -> None:
+    source = tiny(tmp_path / "source", "qwen3-5", num_hidden_layers=2)
+    plain, made = packed(source, tmp_path / "plain", "mq4"), make(source, tmp_path / "calibrated")
+    differ = {name for name, one in made.tensors.items() if one.sha256 != plain.tensors[name].sha256}
+    in_layers = {name for name, one in made.tensors.items() if one.format == "mq4"}
+    assert differ == in_layers
+    assert {f"model.layers.0.linear_attn.{name}.weight" for name in ("in_proj_qkv", "in_proj_z", "out_proj")} < differ
 
 
 def test_a_text_of_the_users_own_serves_and_is_named(tmp_path: Path) -> None:

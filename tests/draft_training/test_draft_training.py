@@ -109,7 +109,7 @@ def test_what_was_measured_is_what_the_saved_head_does(
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("name", ["qwen3", "gemma3", "granite", "smollm3"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "granite", "smollm3", "ministral3"])
 def test_a_head_begins_with_its_targets_output(tmp_path: Path, name: str) -> None:
     """And with the norm before it, whatever that adds to its weights or multiplies them by."""
     decoder = opened(tiny_target(tmp_path / "model", name)).load(CPU, 0, lambda _: None)

@@ -11,12 +11,18 @@ from runner.evaluation.bits import BitsPerWeight, _of_gguf, bits_per_weight
 from runner.quant.gguf_file import read_header
 from runner.types import ReadyModel
 from tests.backends.native import tiny_models
+from tests.backends.native.tiny_wholes import make_whole
 
 
 def test_a_checkpoint_in_float32_has_32_bits(tmp_path: Path) -> None:
     for name in ("qwen3", "llama-untied-one-kv-head"):
         directory = tiny_models.save(tiny_models.make(name), tmp_path / name)
         assert bits_per_weight(tiny_models.ready(directory)) == BitsPerWeight(total=32.0, body=32.0)
+
+
+def test_of_a_multimodal_checkpoint_the_text_model_counts(tmp_path: Path) -> None:
+    directory = tiny_models.save(make_whole("mistral3-mistral"), tmp_path)
+    assert bits_per_weight(tiny_models.ready(directory)) == BitsPerWeight(total=32.0, body=32.0)
 
 
 def test_tables_of_the_rotary_embedding_are_no_weights(demo_directory: Path) -> None:

@@ -65,6 +65,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     has_sums: bool = False
     behind: int = 0
+    growth: tuple[float, int] | None = None
 
     @property
     def qkv(self) -> Tensor:
@@ -94,7 +95,8 @@ class Case:
     def heads(self, rows: slice = slice(None)) -> Heads:
         cos, sin = (angles[rows].contiguous() for angles in self.angles)
         sums = None if self.sums is None else self.sums[rows].contiguous()
-        return Heads(qkv=self.qkv[rows].contiguous(), num_heads=self.h, cos=cos, sin=sin, sums=sums, **self.gains)
+        qkv = self.qkv[rows].contiguous()
+        return Heads(qkv=qkv, num_heads=self.h, cos=cos, sin=sin, sums=sums, growth=self.growth, **self.gains)
 
 
 def emptied(cache: LayerCache, start: int) -> LayerCache:
@@ -200,23 +202,26 @@ def test_large_scores_do_not_overflow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("h", "g", "d", "r", "norm", "kept", "start", "window", "has_sums"),
+    ("h", "g", "d", "r", "norm", "kept", "start", "window", "has_sums", "growth"),
     [
-        (6, 2, 18, 18, "none", "float32", 5, None, False),
-        (4, 4, 12, 12, "head", "float32", 254, None, False),
-        (3, 1, 64, 32, "head", "float32", 0, 2, False),
-        (4, 4, 18, 18, "row", "float32", 300, 40, False),
-        (9, 3, 80, 20, "row", "float32", 3, None, False),
-        (9, 3, 80, 20, "row", "float32", 3, None, True),
-        (4, 4, 16, 16, "row", "float32", 300, 40, True),
-        (2, 1, 256, 256, "head", "float32", 254, None, False),
-        (6, 2, 18, 16, "head", "int8", 255, None, False),
+        (6, 2, 18, 18, "none", "float32", 5, None, False, None),
+        (6, 2, 18, 18, "none", "float32", 5, None, False, (0.7, 2)),
+        (4, 4, 18, 16, "row", "float32", 300, 40, False, (0.7, 43)),
+        (4, 4, 12, 12, "head", "float32", 254, None, False, None),
+        (3, 1, 64, 32, "head", "float32", 0, 2, False, None),
+        (4, 4, 18, 18, "row", "float32", 300, 40, False, None),
+        (9, 3, 80, 20, "row", "float32", 3, None, False, None),
+        (9, 3, 80, 20, "row", "float32", 3, None, True, None),
+        (4, 4, 16, 16, "row", "float32", 300, 40, True, None),
+        (2, 1, 256, 256, "head", "float32", 254, None, False, None),
+        (6, 2, 18, 16, "head", "int8", 255, None, False, None),
     ],
 )
 def test_it_norms_rotates_and_keeps_heads_as_place_heads_does(
-    h: int, g: int, d: int, r: int, norm: HeadNorm, kept: str, start: int, window: int | None, has_sums: bool
-) -> None:
-    case = Case(h=h, g=g, d=d, r=r, m=4, norm=norm, has_sums=has_sums)
+    h: int, g: int, d: int, r: int, norm: HeadNorm, kept: str, start: int, window: int | None, has_sums: bool,
+    growth: tuple[float, int] | None,
+) -> None:  # fmt: skip
+    case = Case(h=h, g=g, d=d, r=r, m=4, norm=norm, has_sums=has_sums, growth=growth)
     after, placed = (emptied(filled(kept, g, start, start + 9, d), start) for _ in range(2))
     q = place_heads(case.heads(), placed, at(start))
     found = case.attend(after, start, window=window)
@@ -253,24 +258,25 @@ def test_nothing_is_put_beyond_the_capacity(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("norm", "kept", "window", "d", "has_sums"),
+    ("norm", "kept", "window", "d", "has_sums", "growth"),
     [
-        ("none", "float32", None, 18, False),
-        ("head", "int8", 40, 18, False),
-        ("row", "float32", None, 18, False),
-        ("head", "bfloat16", None, 64, False),
-        ("head", "bfloat16", None, 128, False),
-        ("row", "bfloat16", None, 128, False),
-        ("row", "bfloat16", None, 128, True),
-        ("head", "int8", None, 128, False),
+        ("none", "float32", None, 18, False, None),
+        ("none", "bfloat16", None, 128, False, (0.7, 17)),
+        ("head", "int8", 40, 18, False, None),
+        ("row", "float32", None, 18, False, None),
+        ("head", "bfloat16", None, 64, False, None),
+        ("head", "bfloat16", None, 128, False, None),
+        ("row", "bfloat16", None, 128, False, None),
+        ("row", "bfloat16", None, 128, True, None),
+        ("head", "int8", None, 128, False, None),
     ],
 )
 def test_a_row_has_the_same_bits_whatever_the_number_of_rows(
-    norm: HeadNorm, kept: str, window: int | None, d: int, has_sums: bool
+    norm: HeadNorm, kept: str, window: int | None, d: int, has_sums: bool, growth: tuple[float, int] | None
 ) -> None:
     start = 250 if d == 18 else 58  # the rows' last positions lie in two splits
     dtype = torch.float32 if d == 18 else torch.bfloat16
-    case = Case(h=3, g=1, d=d, r=d, m=16, norm=norm, dtype=dtype, has_sums=has_sums)
+    case = Case(h=3, g=1, d=d, r=d, m=16, norm=norm, dtype=dtype, has_sums=has_sums, growth=growth)
     before = emptied(filled(kept, 1, start, 512, d), start)
     sinks, after = random(3), emptied(before, start)
     every = case.attend(after, start, window=window, sinks=sinks)

@@ -30,6 +30,7 @@ class Case:
     m: int = 3
     norm: HeadNorm = "none"
     behind: int = 0
+    growth: tuple[float, int] | None = None
 
     @property
     def qkv(self) -> Tensor:
@@ -59,6 +60,7 @@ class Case:
             k_gain=k_gain,
             norm=self.norm,
             eps=1e-5,
+            growth=self.growth,
         )
 
     def run(self, cache: LayerCache, start: int, qkv: Tensor, rows: slice = slice(None)) -> Tensor:
@@ -79,6 +81,8 @@ CASES = [
     Case(h=2, g=1, d=18, r=0),
     Case(h=6, g=2, d=18, r=16, m=17, norm="head"),
     Case(h=6, g=2, d=18, r=6, norm="head", behind=108),
+    Case(h=6, g=2, d=18, r=16, m=17, growth=(0.7, 4)),
+    Case(h=3, g=1, d=18, r=0, norm="row", growth=(0.7, 4)),
 ]
 
 

@@ -21,6 +21,7 @@ from runner.quant.tensor_rules import tensors_of
 CONFIGS = {
     "granite": transformers.GraniteConfig,
     "llama": transformers.LlamaConfig,
+    "ministral3": transformers.Ministral3Config,
     "mistral": transformers.MistralConfig,
     "qwen2": transformers.Qwen2Config,
     "qwen3": transformers.Qwen3Config,

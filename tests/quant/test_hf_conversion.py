@@ -25,6 +25,7 @@ from runner.quant.convert import convert, read_source
 from runner.quant.formats import format_of
 from runner.quant.gguf_file import read_header
 from runner.quant.quantize import checkpoint_warnings
+from tests.backends.native.tiny_wholes import make_whole
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -41,6 +42,7 @@ YARN_ROPE = {
     "original_max_position_embeddings": 128,
 }
 GRANITE = {"embedding_multiplier": 6.0, "attention_multiplier": 0.1, "residual_multiplier": 0.4, "logits_scaling": 0.5}
+GROWING = YARN_ROPE | {"original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.2}
 SMOLLM3 = {"num_hidden_layers": 5, "pad_token_id": 0}  # the fourth is not rotated
 ONE_TO_ONE = {"linear_num_value_heads": 2, "tie_word_embeddings": True}
 EVERY_SECOND = {"layer_types": ["linear_attention", "full_attention"] * 2, "linear_conv_kernel_dim": 3}
@@ -68,6 +70,26 @@ MODELS: list[tuple[str, str, dict[str, Any]]] = [
     ("granite, yarn", "granite", GRANITE | {"rope_parameters": YARN_ROPE}),
     ("granite, llama 3.1 rope", "granite", GRANITE | {"rope_parameters": LLAMA3_ROPE}),
     ("mistral, llama 3.1 rope", "mistral", {"sliding_window": None, "rope_parameters": LLAMA3_ROPE}),
+    ("ministral3", "ministral3", {"rope_parameters": GROWING | {"mscale": 1.0, "mscale_all_dim": 1.0}}),
+    ("ministral3, tied", "ministral3", {"rope_parameters": GROWING, "tie_word_embeddings": True}),
+    (
+        "ministral3, all options",
+        "ministral3",
+        {"rope_parameters": GROWING | {"attention_factor": 1.3, "beta_fast": 16.0}},
+    ),
+    ("ministral3 that does not grow", "ministral3", {"rope_parameters": YARN_ROPE | {"llama_4_scaling_beta": 0.0}}),
+    ("ministral3, llama 3.1 rope", "ministral3", {"rope_parameters": LLAMA3_ROPE | {"llama_4_scaling_beta": 0.3}}),
+    (
+        "ministral3, plain rope",
+        "ministral3",
+        {
+            "rope_parameters": {
+                "rope_theta": 10000.0,
+                "original_max_position_embeddings": 9,
+                "llama_4_scaling_beta": 0.3,
+            }
+        },
+    ),
     ("smollm3", "smollm3", SMOLLM3),
     ("smollm3, yarn", "smollm3", SMOLLM3 | {"rope_parameters": YARN_ROPE, "tie_word_embeddings": False}),
 ]
@@ -205,6 +227,38 @@ def add_a_head(path: Path) -> None:
     """A tensor of the head that drafts, which published checkpoints have."""
     tensors = torch_load(path)
     torch_save(tensors | {"mtp.fc.weight": torch.zeros(64, 128)}, path, metadata={"format": "pt"})
+
+
+LONGROPE = YARN_ROPE | {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "rope", "words"),
+    [
+        ("ministral3", GROWING | {"beta_slow": 2.0}, "beta_slow to be 1"),
+        ("llama", LONGROPE, "with longrope cannot be made"),
+    ],
+)
+def test_scalings_that_llama_cpp_would_compute_otherwise_are_refused(
+    tmp_path: Path, demo_directory: Path, monkeypatch: pytest.MonkeyPatch, model_type: str, rope: Any, words: str
+) -> None:
+    model = random_model(tmp_path, demo_directory, model_type, rope_parameters=rope)
+    with pytest.raises(UnsupportedModel, match=words) as refused:
+        read_source(tmp_path)
+    assert "--backend native" in refused.value.hint
+    monkeypatch.setattr("runner.quant.convert._check_rotation", lambda *_: None)
+    tokens = some_tokens(150)
+    found = oracle.logits(converted(tmp_path), tokens)
+    assert np.abs(found - transformers_logits(model, tokens)).max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["mistral3-mistral", "mistral3-ministral3-tied"])
+def test_of_a_multimodal_model_the_text_model_is_converted(tmp_path: Path, demo_directory: Path, name: str) -> None:
+    model = make_whole(name, vocab_size=8192, initializer_range=0.08)
+    model.save_pretrained(tmp_path)
+    copy_tokenizer(demo_directory, tmp_path)
+    tokens = some_tokens(100)
+    assert np.abs(oracle.logits(converted(tmp_path), tokens) - transformers_logits(model, tokens)).max() < TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["f16", "q8_0", "q4_0"])

@@ -1,5 +1,5 @@
-"""The blocks that architectures are composed of: norm, attention, gated MLP, layer, decoder; and
-those of delta_net.py and moe.py.
+"""The blocks that architectures are composed of: norm, attention, gated MLP, layer, decoder. What some layers have in
+place of attention is in delta_net.py, and in place of the MLP in moe.py.
 
 Each is a module whose parameters have the names of Hugging Face checkpoints. Which model uses which block, and with
 what, is said in architectures/; where the weights come from is the loader's business.
@@ -20,8 +20,8 @@ from runner.backends.native.attend import attend
 from runner.backends.native.delta_net import DeltaNet
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.linear import Linear
-from runner.backends.native.rope import inverse_frequencies, rotate, rotations
-from runner.model_config import Activation, HeadNorm, ModelConfig, NormPlacement, RopeName
+from runner.backends.native.rope import grown, inverse_frequencies, rotate, rotations
+from runner.model_config import Activation, HeadNorm, ModelConfig, NormPlacement, QueryGrowth, RopeName
 
 Tap = Callable[[int, Tensor], None]
 """Hears the residual stream [..., T, hidden] before each layer and after the last, and how many layers it has passed.
@@ -49,8 +49,10 @@ class Mixing(Checkpointed, Protocol):
     def start(self) -> int | Tensor: ...
 
     def mix(self, attention: Attention, x: Tensor, layer: int) -> Tensor:
-        """The heads' mixtures of values [..., T, H * D] for x [..., T, in_features], whose keys and values it keeps:
-        gated, where the attention is. layer: its number among the layers that keep keys and values."""
+        """The heads' mixtures of values [..., T, H * D] for x [..., T, in_features], whose keys and values it keeps.
+
+        They are gated, where the attention is. layer: its number among the layers that keep keys and values.
+        """
         ...
 
 
@@ -70,6 +72,8 @@ class Pass:
     def mix(self, attention: Attention, x: Tensor, layer: int) -> Tensor:
         """See Mixing."""
         q, k, v, gate = attention.heads(x, *self.rotations[attention.rope])
+        if attention.growth is not None:
+            q = grown(q, self.start, attention.growth)
         keys, values = self.cache.put(layer, k, v)
         scale, window = attention.scale, attention.window
         mixed = attend(q, keys.to(q.dtype), values.to(q.dtype), self.start, window, scale, attention.sinks)
@@ -117,10 +121,10 @@ class Attention(nn.Module):
     bias: on q, k and v; output_bias: on o. norm: an RmsNorm before the rotation, on each head of q and of k ("head"),
     or on all heads of q and on all of k ("row"). window: tokens that a token sees, itself included; None for all.
     sinks: a logit of each head, [H], that takes part in its softmax and has no value. scale: of the scores,
-    1 / sqrt(head_dim) unless it is given. rope: which of the model's rotations it turns by. is_joined: q, k and v are
-    the rows of one matrix, qkv_proj. is_gated: q_proj gives [H, 2, D], of each head the query and a
-    gate, whose sigmoid its mixture of values is multiplied by. in_features: of what q, k and v read; hidden_size unless
-    it is given.
+    1 / sqrt(head_dim) unless it is given. growth: of queries with their position. rope: which of the model's rotations
+    it turns by. is_joined: q, k and v are the rows of one matrix, qkv_proj. is_gated: q_proj gives [H, 2, D], of each
+    head the query and a gate, whose sigmoid its mixture of values is multiplied by. in_features: of what q, k and v
+    read; hidden_size unless it is given.
     """
 
     def __init__(
@@ -133,6 +137,7 @@ class Attention(nn.Module):
         window: int | None = None,
         sinks: bool = False,
         scale: float | None = None,
+        growth: QueryGrowth | None = None,
         rope: RopeName = "global",
         is_joined: bool = False,
         is_gated: bool = False,
@@ -161,6 +166,7 @@ class Attention(nn.Module):
         self.head_dim = config.head_dim
         self.window = window
         self.scale = config.head_dim**-0.5 if scale is None else scale
+        self.growth = growth
         self.rope = rope
 
     def forward(self, x: Tensor, layer: int, run: Mixing) -> Tensor:
@@ -330,6 +336,7 @@ class Decoder(nn.Module):
         self.model = Trunk(config, layers)
         self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
         self._frequencies: dict[RopeName, Tensor] = {}
+        self._kept_at = [config.kept_at(index) for index in range(len(layers))]
 
     @property
     def layers(self) -> list[Layer]:
@@ -347,7 +354,7 @@ class Decoder(nn.Module):
         for index, layer in enumerate(self.model.layers):
             if tap is not None:
                 tap(index, x)
-            x = layer(x, self.config.kept_at(index), run)
+            x = layer(x, self._kept_at[index], run)
         if tap is not None:
             tap(len(self.model.layers), x)
         cache.advance(tokens.shape[-1])

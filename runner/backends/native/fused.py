@@ -107,6 +107,7 @@ class FusedAttention:
             norm=module.norm,
             eps=0.0 if self.q_gain is None else self.q_gain.eps,
             sums=sums,
+            growth=None if module.growth is None else (module.growth.beta, module.growth.span),
         )
         mixed: Tensor | Splits
         if is_few:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -20,8 +20,13 @@ from runner.backends.native.blocks import Decoder
 from runner.backends.native.places import Place, places_of
 from runner.errors import BadModelFile, UnsupportedModel, loading_cancelled
 from runner.model_config import ModelConfig
-from runner.quant.weights import Weights
+from runner.quant.weights import OUTPUT, Weights
 from runner.types import CancelToken
+
+_TIED: Final = (
+    "If its embeddings are the output matrix too, set tie_word_embeddings to true in config.json (in text_config, if "
+    "there is one); else fetch the model again."
+)
 
 
 def load_model(
@@ -83,7 +88,9 @@ def _check_names(model: Decoder, places: Mapping[str, Place], weights: Weights) 
     if missing := sorted(wanted.keys() - weights.shapes.keys()):
         raise BadModelFile(
             f"{weights.where} lacks {_some(missing)}.",
-            hint="Fetch the model again; if it is complete, its config.json does not belong to it.",
+            hint=_TIED
+            if missing == [OUTPUT]
+            else "Fetch the model again; if it is complete, its config.json does not belong to it.",
         )
     if extra := sorted(weights.shapes.keys() - wanted.keys()):
         raise UnsupportedModel(

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from runner.model_config import Rope, RopeScaling
+from runner.model_config import QueryGrowth, Rope, RopeScaling
 
 
 def inverse_frequencies(rope: Rope, n_ctx: int) -> Tensor:
@@ -48,6 +48,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = cos.shape[-1]
     first, second, rest = x.float().tensor_split((half, 2 * half), dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(x.dtype)
+
+
+def grown(q: Tensor, start: int | Tensor, growth: QueryGrowth) -> Tensor:
+    """Queries [..., T, D] of the positions from `start` on, multiplied as `growth` says; q's dtype is kept."""
+    positions = torch.arange(q.shape[-2], device=q.device) + start
+    factors = 1 + growth.beta * torch.log1p((positions // growth.span).float())
+    return (q.float() * factors[:, None]).to(q.dtype)
 
 
 def _llama3(plain: Tensor, scaling: RopeScaling) -> Tensor:

@@ -10,13 +10,13 @@ from types import MappingProxyType
 from typing import Final
 
 from runner.errors import UnsupportedModel
-from runner.quant.architectures import granite, llama, mistral, qwen2, qwen3, qwen3_5_text, smollm3
+from runner.quant.architectures import granite, llama, ministral3, mistral, qwen2, qwen3, qwen3_5_text, smollm3
 from runner.quant.tensor_rules import Architecture
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
     {
         module.ARCHITECTURE.model_type: module.ARCHITECTURE
-        for module in (granite, llama, mistral, qwen2, qwen3, qwen3_5_text, smollm3)
+        for module in (granite, llama, ministral3, mistral, qwen2, qwen3, qwen3_5_text, smollm3)
     }
 )
 

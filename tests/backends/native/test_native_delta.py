@@ -5,22 +5,22 @@ That their logits are transformers' is shown in test_native_logits.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from runner.backends.base import Prefill
+from runner.backends.base import Backend, Prefill
 from runner.backends.native.backend import NativeBackend
 from runner.backends.native.blocks import go_on
 from runner.backends.native.delta_state import SLOTS, DeltaState, DeltaStates, state_bytes
 from runner.backends.native.kv_cache import KvCache
-from runner.backends.native.writing import write_batch
+from runner.backends.native.writing import batch_size, write_batch
 from runner.model_config import DeltaConfig
 from runner.types import CancelToken
-from tests.backends.conformance import prefills, take
+from tests.backends.conformance import N_CTX, ConformanceWithoutDrafts, prefills, take
 from tests.backends.native.test_native_logits import relative_error
 from tests.backends.native.tiny_models import VOCAB, load, make, ready, save
 
@@ -37,6 +37,14 @@ def tiny(tmp_path: Path) -> Path:
 @pytest.fixture
 def backend(tiny: Path) -> NativeBackend:
     return load(ready(tiny), batch_size=10)  # two times SLOTS: the slot that such a pass reads is the one it writes
+
+
+class TestNativeDelta(ConformanceWithoutDrafts):
+    @pytest.fixture
+    def backend(self, tmp_path: Path) -> Iterator[Backend]:
+        backend = load(ready(save(make("qwen3-5", max_position_embeddings=1024), tmp_path)), ctx_size=N_CTX)
+        yield backend
+        backend.close()
 
 
 def last(backend: NativeBackend, ids: Sequence[int]) -> np.ndarray:
@@ -194,11 +202,23 @@ def test_texts_written_at_once_are_those_that_are_written_alone(backend: NativeB
         assert row == [*start, *take(backend, start, 24 - len(start))]
 
 
+def test_as_many_texts_are_written_at_once_as_have_room_for_their_states(
+    backend: NativeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = backend._config
+    of_one = 2 * 2 * 2 * 24 * 64 + state_bytes(config.delta, torch.bfloat16, n_slots=1)  # keys and values of a layer
+    for count in (1, 7, 30):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, count=count: (0, 10 * count * of_one + 9))
+        assert batch_size(config, 64, torch.device("cuda")) == count
+
+
 def test_sequences_of_a_batch_keep_their_states_when_others_are_left_out(backend: NativeBackend) -> None:
     decoder = backend._execution._decoder
     ids = torch.tensor([IDS[:12], IDS[20:32], IDS[40:52]])
     cache = KvCache.of(decoder.config, n_ctx=16, dtype=torch.float32, device=CPU, batch=(3,))
     cache.reserve(16)
+    assert cache.states is not None
+    assert cache.states.nbytes == 3 * state_bytes(decoder.config.delta, torch.float32, n_slots=1)
     with torch.inference_mode():
         whole = decoder.logits(decoder(ids, cache, go_on))[:, -1]
         cache.truncate(0)

@@ -57,6 +57,7 @@ MODELS = (
     "olmo2",
     "smollm3",
     "granite",
+    "ministral3",
     "qwen3-moe",
     "gpt-oss",
 )

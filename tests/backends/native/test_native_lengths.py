@@ -28,9 +28,13 @@ pytestmark = pytest.mark.gpu
 N_CTX = 4096
 SHAPES = (
     "llama-3.1-8b", "qwen3-0.6b", "qwen3-14b", "qwen2.5-7b", "qwen2.5-0.5b", "gemma-3-1b", "gemma-3-4b", "phi-3-mini",
-    "olmo-2-1b", "qwen3-30b-a3b", "smollm3-3b", "granite-3.3-2b",
+    "olmo-2-1b", "qwen3-30b-a3b", "smollm3-3b", "granite-3.3-2b", "qwen3.5-4b",
 )  # fmt: skip
-OF_TWO_LAYERS: dict[str, dict[str, int]] = {"smollm3-3b": {"no_rope_layer_interval": 2}}  # so that one is not rotated
+# So that one of two is not rotated, and one has a delta net.
+OF_TWO_LAYERS: dict[str, dict[str, int]] = {
+    "smollm3-3b": {"no_rope_layer_interval": 2},
+    "qwen3.5-4b": {"full_attention_interval": 2},
+}
 # After so many tokens, a prompt of so many: around the numbers of rows that graphs, blocks and tiles end at.
 PASSES = (
     *[(0, n) for n in (1, 2, 3, 5, 8, 9, 15, 16, 17, 20, 31, 32, 33, 47, 50, 63, 64, 65, 96, 100, 127, 128, 129, 191)],

@@ -63,7 +63,7 @@ def test_logits_and_greedy_ids_equal_transformers(name: str, tmp_path: Path) -> 
 
 
 CHUNKED = ("llama-tied", "mistral-window", "qwen2-window-in-upper-layers", "qwen3")
-CHUNKED += ("gemma3", "phi3-partial-rope-and-window", "phi3-long-rope", "olmo2", "smollm3", "qwen3-5")
+CHUNKED += ("gemma3", "phi3-partial-rope-and-window", "phi3-long-rope", "olmo2", "smollm3", "ministral3", "qwen3-5")
 
 
 @pytest.mark.parametrize("name", CHUNKED)
@@ -83,8 +83,9 @@ def test_a_prefix_that_is_reused_gives_the_ids_of_a_cold_start(name: str, tmp_pa
     assert take(warm, [*IDS[:25], 3, 4, 5], 8) == take(cold, [*IDS[:25], 3, 4, 5], 8)
 
 
-def test_beyond_the_first_block_of_the_cache_logits_still_equal_transformers(tmp_path: Path) -> None:
-    model = make("qwen3", max_position_embeddings=1024)
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-5"])
+def test_beyond_the_first_block_of_the_cache_logits_still_equal_transformers(name: str, tmp_path: Path) -> None:
+    model = make(name, max_position_embeddings=1024)
     ids = [int(token) for token in np.random.default_rng(5).integers(0, VOCAB, 700)]
     backend = load(ready(save(model, tmp_path)), batch_size=96)
     assert relative_error(scores(backend, ids), reference(model, ids)) < 1e-4

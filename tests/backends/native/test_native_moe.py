@@ -220,6 +220,15 @@ def test_damaged_experts_of_qwen_are_refused_by_name(
         load(ready(directory))
 
 
+def test_stacks_in_fp8_are_refused_though_a_scale_is_beside_them(tmp_path: Path) -> None:
+    directory = save(make("qwen3-5-moe"), tmp_path)
+    stack_experts(directory)
+    name = "model.layers.1.mlp.experts.down_proj"
+    edit(directory, {name: torch.ones(7, 48, 20).to(torch.float8_e4m3fn), f"{name}_scale_inv": torch.ones(())})
+    with pytest.raises(UnsupportedModel, match="is stored as F8_E4M3"):
+        load(ready(directory))
+
+
 # --- gpt-oss as it is published --------------------------------------------------------------------------------------
 
 

@@ -3,98 +3,42 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (
-    Gemma3Config,
-    Gemma3ForConditionalGeneration,
-    PreTrainedModel,
-    Qwen3_5Config,
-    Qwen3_5ForConditionalGeneration,
-    Qwen3_5MoeConfig,
-    Qwen3_5MoeForConditionalGeneration,
-)
+from transformers import PreTrainedModel
 
 from runner.backends import choose, native
 from runner.config import LoadOptions
-from runner.errors import UnsupportedModel
+from runner.errors import BadModelFile, UnsupportedModel
 from tests.backends.native.tiny_models import VOCAB, load, ready, save, stack_experts
+from tests.backends.native.tiny_wholes import WHOLES, make_whole
+from tests.quant.mq.packed_models import packed
 
 IDS = [int(token) for token in np.random.default_rng(3).integers(0, VOCAB, 41)]
-TEXT = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 76,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 18,
-    "max_position_embeddings": 128,
-    "sliding_window": 6,
-    "sliding_window_pattern": 2,
-    "initializer_range": 0.2,
-    "pad_token_id": 0,
-    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
-}
-VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-VISION |= {"image_size": 28, "patch_size": 14}
 
 
-QWEN_TEXT = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 76,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 24,
-    "max_position_embeddings": 128,
-    "full_attention_interval": 2,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 32,
-    "initializer_range": 0.2,
-    "eos_token_id": 258,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 99.0, "mrope_section": [1, 1, 1]},
-}
-EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
-QWEN_MOE_TEXT = {**QWEN_TEXT, **EXPERTS, "shared_expert_intermediate_size": 20}
-QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48}
-QWEN_VISION |= {"patch_size": 4, "num_position_embeddings": 16}
-
-
-def randomized(model: PreTrainedModel) -> PreTrainedModel:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model.eval()
-
-
-@pytest.fixture
-def whole(tmp_path: Path) -> tuple[Path, Gemma3ForConditionalGeneration]:
-    config = Gemma3Config(text_config=TEXT, vision_config=VISION, mm_tokens_per_image=4, eos_token_id=[258, 256])
-    torch.manual_seed(7)
-    model = randomized(Gemma3ForConditionalGeneration(config))
+@pytest.fixture(params=WHOLES)
+def whole(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, PreTrainedModel]:
+    model = make_whole(request.param)
     return save(model, tmp_path), model
 
 
 def newer_names(directory: Path) -> None:
     """Name the tensors as transformers has them in memory."""
     path = directory / "model.safetensors"
-    tensors = {name.replace("language_model.model.", "language_model."): one for name, one in load_file(path).items()}
-    save_file({f"model.{name}": one for name, one in tensors.items()}, path, {"format": "pt"})
+    tensors = {f"model.{name}": one for name, one in load_file(path).items()}
+    for old, new in (("language_model.model.", "language_model."), ("model.language_model.lm_head.", "lm_head.")):
+        tensors = {name.replace(old, new): one for name, one in tensors.items()}
+    save_file(tensors, path, {"format": "pt"})
 
 
 @pytest.mark.parametrize("naming", ["older", "newer"])
-def test_its_logits_are_those_of_the_whole_model(
-    naming: str, whole: tuple[Path, Gemma3ForConditionalGeneration]
-) -> None:
+def test_its_logits_are_those_of_the_whole_model(naming: str, whole: tuple[Path, PreTrainedModel]) -> None:
     directory, model = whole
     if naming == "newer":
         newer_names(directory)
@@ -103,17 +47,18 @@ def test_its_logits_are_those_of_the_whole_model(
     backend = load(ready(directory))
     found = np.stack([entry.values for entry in backend.score(IDS)])
     assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
-    text_parameters = sum(parameter.numel() for parameter in model.model.language_model.parameters())
+    of_text = {*model.model.language_model.parameters(), *model.lm_head.parameters()}
+    text_parameters = sum(parameter.numel() for parameter in of_text)
     assert backend.info.num_parameters == text_parameters
     assert backend.memory().weights_bytes == 4 * text_parameters
 
 
-def test_it_goes_to_the_native_backend(whole: tuple[Path, Gemma3ForConditionalGeneration]) -> None:
+def test_it_goes_to_the_native_backend(whole: tuple[Path, PreTrainedModel]) -> None:
     choice = choose(ready(whole[0]), LoadOptions())
     assert (choice.name, choice.refused) == ("native", ())
 
 
-def test_a_tensor_of_neither_part_is_refused_by_name(whole: tuple[Path, Gemma3ForConditionalGeneration]) -> None:
+def test_a_tensor_of_neither_part_is_refused_by_name(whole: tuple[Path, PreTrainedModel]) -> None:
     directory, _ = whole
     path = directory / "model.safetensors"
     save_file({**load_file(path), "audio_tower.weight": torch.zeros(2)}, path, {"format": "pt"})
@@ -122,7 +67,7 @@ def test_a_tensor_of_neither_part_is_refused_by_name(whole: tuple[Path, Gemma3Fo
 
 
 def test_a_text_model_of_another_kind_is_refused_by_its_key(
-    whole: tuple[Path, Gemma3ForConditionalGeneration],
+    whole: tuple[Path, PreTrainedModel],
 ) -> None:
     directory, _ = whole
     config = json.loads((directory / "config.json").read_text())
@@ -133,19 +78,35 @@ def test_a_text_model_of_another_kind_is_refused_by_its_key(
     assert "final_logit_softcapping = 30.0" in reason
 
 
-@pytest.mark.parametrize("has_experts", [False, True])
+def test_embeddings_that_a_checkpoint_has_alone_come_with_how_to_tie_them(tmp_path: Path) -> None:
+    directory = save(make_whole("mistral3-ministral3-tied"), tmp_path)
+    config = json.loads((directory / "config.json").read_text())
+    config["text_config"]["tie_word_embeddings"] = False
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadModelFile, match=r"lacks 'lm_head\.weight'") as caught:
+        load(ready(directory))
+    assert "set tie_word_embeddings to true" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", WHOLES)
+def test_a_packed_model_of_it_is_its_text_model(name: str, tmp_path: Path) -> None:
+    model = make_whole(name)
+    source = save(model, tmp_path / "source", max_shard_size="50KB")
+    made = packed(source, tmp_path / "made", "mq8")
+    assert made.bpw < 10
+    with torch.inference_mode():
+        expected = model(input_ids=torch.tensor([IDS])).logits[0].float().numpy()
+    backend = load(replace(ready(made.path), format="packed"))
+    found = np.stack([entry.values for entry in backend.score(IDS)])
+    assert np.square(found - expected).mean() < 0.01 * np.square(expected).mean()
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
 @pytest.mark.parametrize("is_tied", [False, True])
-def test_qwen3_5_is_read_as_its_text_model(is_tied: bool, has_experts: bool, tmp_path: Path) -> None:
-    torch.manual_seed(7)
-    tied = {"tie_word_embeddings": is_tied}
-    if has_experts:
-        experts = Qwen3_5MoeConfig(text_config=QWEN_MOE_TEXT | tied, vision_config=QWEN_VISION, **tied)
-        model = randomized(Qwen3_5MoeForConditionalGeneration(experts))
-    else:
-        dense = Qwen3_5Config(text_config=QWEN_TEXT | tied, vision_config=QWEN_VISION, **tied)
-        model = randomized(Qwen3_5ForConditionalGeneration(dense))
+def test_qwen3_5_is_read_as_its_text_model(name: str, is_tied: bool, tmp_path: Path) -> None:
+    model = make_whole(name, tie_word_embeddings=is_tied)
     path = save(model, tmp_path) / "model.safetensors"
-    if has_experts:
+    if name == "qwen3_5_moe":
         stack_experts(tmp_path)
     tensors = load_file(path)
     assert any(name.startswith("model.visual.") for name in tensors)
@@ -158,4 +119,4 @@ def test_qwen3_5_is_read_as_its_text_model(is_tied: bool, has_experts: bool, tmp
     text_parameters = sum(parameter.numel() for parameter in model.model.language_model.parameters())
     text_parameters += 0 if is_tied else model.lm_head.weight.numel()
     assert backend.info.num_parameters == text_parameters
-    assert backend.info.architecture == ("qwen3_5_moe_text" if has_experts else "qwen3_5_text")
+    assert backend.info.architecture == f"{name}_text"

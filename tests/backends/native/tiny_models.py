@@ -60,6 +60,8 @@ _LONGROPE = {
     "long_factor": [2.0, 3.5, 6.0],
 }
 _YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 32}
+_GROWING = {**_YARN, "original_max_position_embeddings": 8, "mscale": 1.0, "mscale_all_dim": 1.0}
+_GROWING |= {"llama_4_scaling_beta": 0.2}
 
 # By name: the model_type and what is special about it.
 TINY: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -72,6 +74,20 @@ TINY: Mapping[str, tuple[str, dict[str, Any]]] = {
     "llama-yarn-rope": ("llama", {"rope_parameters": _YARN}),
     "mistral-window": ("mistral", {"sliding_window": 7, "head_dim": 12}),
     "mistral": ("mistral", {"sliding_window": None}),
+    "ministral3": ("ministral3", {"head_dim": 18, "rope_parameters": _GROWING}),
+    "ministral3-window-tied-plain-rope": (
+        "ministral3",
+        {
+            "head_dim": 12,
+            "sliding_window": 7,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_theta": 99.0,
+                "original_max_position_embeddings": 5,
+                "llama_4_scaling_beta": 0.4,
+            },
+        },
+    ),
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2-window-in-upper-layers": (
         "qwen2",

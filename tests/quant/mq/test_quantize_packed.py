@@ -52,7 +52,20 @@ def replaced(source: Path, directory: Path, **tensors: torch.Tensor) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama-biases", "qwen2", "qwen3", "mistral", "phi3", "gemma3", "olmo2", "smollm3", "granite", "qwen3-5"]
+    "name",
+    [
+        "llama-biases",
+        "qwen2",
+        "qwen3",
+        "mistral",
+        "phi3",
+        "gemma3",
+        "olmo2",
+        "smollm3",
+        "granite",
+        "ministral3",
+        "qwen3-5",
+    ],
 )
 def test_eight_bits_give_nearly_the_logits_of_the_source_in_every_rotation_that_it_has(
     tmp_path: Path, name: str

@@ -20,6 +20,7 @@ ARCHITECTURES = (
     "granite",
     "llama",
     "mimo",
+    "ministral3",
     "mistral",
     "olmo2",
     "phi3",
