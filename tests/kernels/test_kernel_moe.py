@@ -310,6 +310,7 @@ def test_pairs_of_rows_of_an_expert_are_gated(kind: str, activation: Activation,
         *(("mq4 fragments", *case) for case in zip(FEW_TILES, (True, False, False), strict=True)),
         *((f"{form} fragments", FEW_TILES[1], False) for form in ("mq4-uniform", "mq6")),
         ("mq4 fragments", MANY_TILES[0], True),
+        ("mq4 fragments", (2, 11, 9, 32, 64), False),  # eight and a shared one
     ],
     ids=str,
 )

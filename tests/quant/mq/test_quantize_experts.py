@@ -118,13 +118,16 @@ def test_experts_whose_rows_are_no_whole_groups_are_kept_and_told(tmp_path: Path
 def test_a_budget_raises_the_shared_expert_with_the_others(tmp_path: Path) -> None:
     weights, config = opened(source_of("qwen3-5-moe", tmp_path / "source"))
     plan = make_plan(config, weights, recipe_of("mq4"), "online")
-    richer = make_plan(config, weights, spend(plan, plan.bpw_body + 0.5), "online").by_name
-    of_layers = [
-        {richer[f"model.layers.{layer}.mlp.{one}.down_proj.weight"].format for one in ("experts.3", "shared_expert")}
-        for layer in range(3)
-    ]
-    assert of_layers[0] == {"mq6"}
-    assert all(len(formats) == 1 for formats in of_layers)
+    for more in (0.25, 0.5, 0.75, 1.0):
+        richer = make_plan(config, weights, spend(plan, plan.bpw_body + more), "online")
+        assert richer.bpw_body <= plan.bpw_body + more
+        mlps = [f"model.layers.{layer}.mlp" for layer in range(3)]
+        of_layers = [
+            {richer.by_name[f"{mlp}.{one}.down_proj.weight"].format for one in ("experts.3", "shared_expert")}
+            for mlp in mlps
+        ]
+        assert of_layers[0] == {"mq6"}
+        assert all(len(formats) == 1 for formats in of_layers)
 
 
 def test_a_budget_raises_the_experts_of_a_layer_together(tmp_path: Path) -> None:
