@@ -199,7 +199,9 @@ def measure(
     except SystemExit:  # whoever read it went away: the exit code still says what was found
         pass
     if not run.rows:
-        raise RunnerError("Nothing was measured: every test was left out.", hint="Give other -p, -n, -d or -c.")
+        hint = "What was skipped says why; `runner bench` without --speculation measures the model itself."
+        hint = hint if request.genres else "Give other -p, -n, -d or -c."
+        raise RunnerError("Nothing was measured: every test was left out.", hint=hint)
     is_slower = baseline is not None and bench_reports.compare_with_baseline(run, before, fail_below, paths)
     if plot is not None:
         bench_reports.write_plot(run, plot, kept_as=run.id if is_kept else "")

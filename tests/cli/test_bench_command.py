@@ -21,6 +21,7 @@ from runner.bench.store import read_history
 from runner.cli.app import main
 from runner.cli.bench_live import Live
 from runner.paths import user_paths
+from tests.backends.cache_gguf import write_mamba
 from tests.bench.bench_records import row
 from tests.disk_limits import fill, small_disk
 
@@ -103,6 +104,16 @@ def test_a_run_that_measured_nothing_fails_and_is_no_baseline(
         assert "Nothing was measured" in err
         assert "Kept as" not in err
         assert "slower" not in out + err
+
+
+def test_of_a_model_for_which_nothing_drafts_the_bench_says_so_and_what_measures_it(
+    tmp_path: Path, demo_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mamba = write_mamba(tmp_path / "mamba.gguf", demo_directory)
+    assert main(["bench", str(mamba), "--speculation", "-n", "4", "-r", "1", "--genres", "code"]) == 1
+    out, err = capsys.readouterr()
+    assert "cannot go back" in out + err
+    assert "without --speculation" in err
 
 
 def test_quiet_prints_the_report_alone(script: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
