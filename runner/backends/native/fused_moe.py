@@ -39,7 +39,9 @@ class FusedMoE:
     def __init__(self, module: MoE, name: str, reader: MatrixReader) -> None:
         self.module = module
         self.dtype = reader.dtype
-        self.is_shared = module.shared_expert is not None  # as wide as the others: who chose this backend saw to it
+        shared = module.shared_expert
+        assert shared is None or shared.down_proj.weight.shape[1] == module.intermediate_size  # else it is refused
+        self.is_shared = shared is not None
         self.per_token = module.experts_per_token + self.is_shared
         scores, experts = [str(module.router_name)], [f"experts.{expert}" for expert in range(module.num_experts)]
         if self.is_shared:
