@@ -40,10 +40,13 @@ _BASES = {"q4_k_m": Type.Q4_K, "q4_0": Type.Q4_0, "q8_0": Type.Q8_0}
 _OF_ODD_ROWS = {Type.Q4_K: Type.Q5_0, Type.Q6_K: Type.Q8_0}  # that blocks of 256 do not fill
 _GGUF_NAMES = {
     "gemma3_text": "gemma3", "granite": "granite", "llama": "llama", "ministral3": "mistral3", "mistral": "llama",
-    "olmo2": "olmo2", "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_5_text": "qwen35",
-    "qwen3_moe": "qwen3moe", "smollm3": "smollm3",
+    "olmo2": "olmo2", "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_5_text": "qwen35", "qwen3_moe": "qwen3moe", "smollm3": "smollm3",
 }  # fmt: skip
-_NORMS = {"gemma3_text": blocks.NORMS_AROUND, "olmo2": blocks.NORMS_AFTER, "qwen3_5_text": blocks.NORMS_AS_CALLED}
+_NORMS = {
+    "gemma3_text": blocks.NORMS_AROUND, "olmo2": blocks.NORMS_AFTER,
+    "qwen3_5_moe_text": blocks.NORMS_AS_CALLED, "qwen3_5_text": blocks.NORMS_AS_CALLED,
+}  # fmt: skip
 _POOL_BYTES = 16 << 20  # of random blocks, which large tensors repeat
 
 
@@ -84,6 +87,10 @@ def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         found[f"{block}gate_inp.weight"] = (count, hidden)
         found |= {f"{block}{name}_exps.weight": (count, width, hidden) for name in ("gate", "up")}
         found[f"{block}down_exps.weight"] = (count, hidden, width)
+        if (shared := experts.shared_size) is not None:
+            found[f"{block}gate_inp_shexp.weight"] = (hidden,)
+            found |= {f"{block}{name}_shexp.weight": (shared, hidden) for name in ("gate", "up")}
+            found[f"{block}down_shexp.weight"] = (hidden, shared)
     return found
 
 
@@ -171,6 +178,8 @@ def write_gguf(target: Path, shape: Mapping[str, Any], mix: str) -> int:
             writer.add_expert_count(config.experts.count)
             writer.add_expert_used_count(config.experts.per_token)
             writer.add_expert_feed_forward_length(config.experts.intermediate_size)
+            if config.experts.shared_size is not None:
+                writer.add_expert_shared_feed_forward_length(config.experts.shared_size)
         if config.sliding_window is not None:
             writer.add_sliding_window(config.sliding_window)
         writer.add_file_type(int(MIXES[mix]))

@@ -136,6 +136,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3.5-9b": _QWEN3_5
     | {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32}
     | {"num_attention_heads": 16, "num_key_value_heads": 4, "linear_num_value_heads": 32},
+    "qwen3.5-35b-a3b": _QWEN3_5
+    | {"model_type": "qwen3_5_moe_text", "architectures": ["Qwen3_5MoeForCausalLM"]}
+    | {"hidden_size": 2048, "num_hidden_layers": 40, "linear_num_value_heads": 32}
+    | {"num_attention_heads": 16, "num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8}
+    | {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512},
     # As large as the demo model, whose tokenizer fits it: for trying a benchmark out.
     "demo": _QWEN
     | {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 6, "head_dim": 64}

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoConfig, SmolLM3Config
 
 from runner.errors import BadModelFile, UnsupportedModel
-from runner.model_config import ModelConfig, QueryGrowth, num_parameters, parse_model_config
+from runner.model_config import ExpertsConfig, ModelConfig, QueryGrowth, num_parameters, parse_model_config
 from runner.model_config.shapes import config_shape
 
 GEMMA: dict[str, Any] = {"model_type": "gemma3_text", "num_hidden_layers": 7, "sliding_window": 512}
@@ -353,6 +353,50 @@ def test_what_qwen_could_ask_for_and_is_not_there_is_refused_by_name(changes: di
 def test_delta_nets_that_make_no_sense_are_refused(key: str, value: object) -> None:
     with pytest.raises(BadModelFile, match=key):
         qwen(**{key: value})
+
+
+def moe(**changes: Any) -> ModelConfig:
+    return parse_model_config({"model_type": "qwen3_5_moe_text"} | changes)
+
+
+def test_what_qwen_with_experts_does_not_say_is_as_transformers_has_it() -> None:
+    config, theirs = moe(), AutoConfig.for_model("qwen3_5_moe_text")
+    assert config.experts == ExpertsConfig(
+        count=theirs.num_experts,
+        per_token=theirs.num_experts_per_tok,
+        intermediate_size=theirs.moe_intermediate_size,
+        routing="topk_softmax",
+        activation="silu",
+        has_bias=False,
+        router="gate",
+        layers=tuple(range(40)),
+        shared_size=theirs.shared_expert_intermediate_size,
+    )
+    assert (config.hidden_size, config.num_layers) == (theirs.hidden_size, theirs.num_hidden_layers)
+    assert (config.num_heads, config.num_kv_heads) == (theirs.num_attention_heads, theirs.num_key_value_heads)
+    assert (config.is_gated, config.norm_offset, config.delta) == (True, 1.0, qwen(num_hidden_layers=40).delta)
+
+
+def test_the_shared_expert_has_a_width_of_its_own() -> None:
+    experts = moe(shared_expert_intermediate_size=640, moe_intermediate_size=128).experts
+    assert experts is not None
+    assert (experts.intermediate_size, experts.shared_size) == (128, 640)
+    with pytest.raises(BadModelFile, match="shared_expert_intermediate_size"):
+        moe(shared_expert_intermediate_size=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"norm_topk_prob": False}, "norm_topk_prob = False"),
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step = 2"),
+        ({"mlp_only_layers": [1]}, r"mlp_only_layers = \[1\]"),
+    ],
+)
+def test_experts_that_transformers_would_not_compute_are_refused_by_name(changes: dict[str, Any], words: str) -> None:
+    assert moe(norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[]) == moe()
+    with pytest.raises(UnsupportedModel, match=words):
+        moe(**changes)
 
 
 # --- Ministral 3 ------------------------------------------------------------------------------------------------------

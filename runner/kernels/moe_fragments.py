@@ -249,7 +249,8 @@ _MOST_REGISTERS, _MOST_SLOTS = 128, 16  # a warp a slot: all registers of a mult
 
 def variants() -> Iterator[Variant]:
     for form, k, n_pairs in (
-        ("mq4", 0, 32), ("mq4", 8, 12), ("mq4", 4, 45), ("mq4-uniform", 8, 12), ("mq6", 0, 32), ("mq6", 4, 45),
+        ("mq4", 0, 32), ("mq4", 8, 12), ("mq4", 4, 45), ("mq4", 16, 8), ("mq4-uniform", 8, 12), ("mq6", 0, 32),
+        ("mq6", 4, 45),
     ):  # fmt: skip
         operands = {
             "packed": "*i32", "high": "*i16" if form == "mq6" else "*i32", "scale": "*u8", "row_scale": "*fp32",

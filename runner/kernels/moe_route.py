@@ -1,7 +1,9 @@
 """Which experts each row takes, and with what weight: a softmax over the router's logits and its k largest.
 
-A program is a row. Where a step of few rows is routed, other programs of the same launch round the rows for the
-experts' products meanwhile (rotate.py). It knows neither who computes logits nor what an expert is.
+Where there is a shared expert, every row takes it besides: it is the last one, in a slot behind the others, and weighs
+the sigmoid of the last logit, which the softmax does not see. A program is a row. Where a step of few rows is routed,
+other programs of the same launch round the rows for the experts' products meanwhile (rotate.py). It knows neither who
+computes logits nor what an expert is.
 """
 
 from __future__ import annotations
@@ -39,8 +41,12 @@ Routing = Literal["softmax_topk", "topk_softmax"]
 the first by their sum gives."""
 
 
-def route_ref(logits: Tensor, k: int, kind: Routing) -> tuple[Tensor, Tensor]:
+def route_ref(logits: Tensor, k: int, kind: Routing, *, is_shared: bool = False) -> tuple[Tensor, Tensor]:
     """See route."""
+    if is_shared:
+        weights, experts = route_ref(logits[:, :-1], k, kind)
+        last = torch.full_like(experts[:, :1], logits.shape[1] - 1)
+        return torch.cat([weights, logits[:, -1:].sigmoid()], 1), torch.cat([experts, last], 1)
     by_size = logits.sort(dim=1, descending=True, stable=True)
     values, experts = by_size.values[:, :k], by_size.indices[:, :k].int()
     if kind == "topk_softmax":
@@ -50,14 +56,16 @@ def route_ref(logits: Tensor, k: int, kind: Routing) -> tuple[Tensor, Tensor]:
 
 @triton.jit
 def _choose(
-    row, logits, weights, experts, E, k, OVER_CHOSEN: tl.constexpr, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr
+    row, logits, weights, experts, E, k,
+    OVER_CHOSEN: tl.constexpr, SHARED: tl.constexpr, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr,
 ):  # fmt: skip
-    """The k largest of a row's logits, one after the other, and their shares.
+    """The k largest of a row's E logits, one after the other, and their shares.
 
-    OVER_CHOSEN: the softmax is over the chosen alone. EXPERTS, CHOSEN: powers of two, E and k or more.
+    OVER_CHOSEN: the softmax is over the chosen alone. SHARED: 1 where a shared expert, whose logit is behind those of
+    the others, is in a slot behind theirs, else 0. EXPERTS, CHOSEN: powers of two, E and k or more.
     """
     e = tl.arange(0, EXPERTS)
-    z = tl.load(logits + row * E + e, mask=e < E, other=-float("inf"))
+    z = tl.load(logits + row * (E + SHARED) + e, mask=e < E, other=-float("inf"))
     # A NaN is chosen last, and no number that is no expert ever is. Maxima of int32 are one instruction for a warp.
     left = tl.where(e < E, ordered_bits(tl.where(z == z, z, -float("inf"))), -2147483648)
     slot = tl.arange(0, CHOSEN)
@@ -72,21 +80,28 @@ def _choose(
     first = tl.max(chosen, 0)
     share = tl.exp(chosen - first)
     total = tl.sum(share, 0) if OVER_CHOSEN else tl.sum(tl.exp(z - first), 0)
-    tl.store(weights + row * k + slot, tl.div_rn(share, total), mask=slot < k)
-    tl.store(experts + row * k + slot, numbers, mask=slot < k)
+    tl.store(weights + row * (k + SHARED) + slot, tl.div_rn(share, total), mask=slot < k)
+    tl.store(experts + row * (k + SHARED) + slot, numbers, mask=slot < k)
+    if SHARED:
+        score = tl.load(logits + row * (E + SHARED) + E)
+        tl.store(weights + row * (k + SHARED) + k, tl.div_rn(1.0, 1.0 + tl.exp(-score)))
+        tl.store(experts + row * (k + SHARED) + k, E)
 
 
 @triton.jit
-def _route(logits, weights, experts, E, k, OVER_CHOSEN: tl.constexpr, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr):
-    _choose(tl.program_id(0), logits, weights, experts, E, k, OVER_CHOSEN, EXPERTS, CHOSEN)
+def _route(
+    logits, weights, experts, E, k,
+    OVER_CHOSEN: tl.constexpr, SHARED: tl.constexpr, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr,
+):  # fmt: skip
+    _choose(tl.program_id(0), logits, weights, experts, E, k, OVER_CHOSEN, SHARED, EXPERTS, CHOSEN)
 
 
 @triton.jit
 def _route_and_round(
     logits, weights, experts, E, k, h, gain, signs, parts, words, scale, K, inverse_size, eps,
-    OVER_CHOSEN: tl.constexpr, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, HAS_GAIN: tl.constexpr,
-    PARTS: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr, ZERO: tl.constexpr, NVIDIA: tl.constexpr,
-    PDL: tl.constexpr,
+    OVER_CHOSEN: tl.constexpr, SHARED: tl.constexpr, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr,
+    HAS_GAIN: tl.constexpr, PARTS: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr, ZERO: tl.constexpr,
+    NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """ZERO: that of Int8Fragments, each row apart, whose notes `scale` are; None for the scales of Int8Rows."""
     program, row = tl.program_id(0), tl.program_id(1)
@@ -94,7 +109,7 @@ def _route_and_round(
         if PDL:
             gdc_wait()
             gdc_launch_dependents()
-        _choose(row, logits, weights, experts, E, k, OVER_CHOSEN, EXPERTS, CHOSEN)
+        _choose(row, logits, weights, experts, E, k, OVER_CHOSEN, SHARED, EXPERTS, CHOSEN)
     else:
         span = program - 1
         places = span_places()
@@ -118,15 +133,17 @@ def _route_and_round(
             store_rows(v, span, row, K, factor, words, scale)
 
 
-def route(logits: Tensor, k: int, kind: Routing) -> tuple[Tensor, Tensor]:
+def route(logits: Tensor, k: int, kind: Routing, *, is_shared: bool = False) -> tuple[Tensor, Tensor]:
     """The weights [M, k] float32 and the numbers [M, k] int32 of the k experts with the largest logits, largest first.
 
-    logits: [M, E] float32, contiguous. Of equal logits the lower number comes first.
+    logits: [M, E] float32, contiguous. Of equal logits the lower number comes first. is_shared: the last expert is a
+    shared one, in a slot of its own behind the k of the others.
     """
-    weights, experts = _chosen(logits, k)
+    weights, experts = _chosen(logits, k, is_shared)
     _route[(len(logits),)](
-        logits, weights, experts, logits.shape[1], k, **_options(logits, k, kind), num_warps=_WARPS, **OPTIONS
-    )
+        logits, weights, experts, logits.shape[1] - is_shared, k,
+        **_options(logits, k, kind, is_shared), num_warps=_WARPS, **OPTIONS,
+    )  # fmt: skip
     return weights, experts
 
 
@@ -136,6 +153,7 @@ def route_and_round(
     kind: Routing,
     h: Tensor,
     *,
+    is_shared: bool = False,
     gain: Tensor | None,
     squares: Squares | None,
     rotation: int,
@@ -151,17 +169,17 @@ def route_and_round(
     (n_rows, length), n_parts = h.shape, 0 if squares is None else squares.parts.shape[1]
     assert h.is_contiguous()
     assert length % max(GROUP, rotation) == 0
-    weights, experts = _chosen(logits, k)
+    weights, experts = _chosen(logits, k, is_shared)
     if zero is None:
         words, scale = empty_rows(n_rows, length, h.device)
     else:
         words, scale = empty_fragments(n_rows, length, h.device, apart=True)
     pdl = has_pdl(h)
     _route_and_round[(1 + cdiv(length, SPAN), n_rows)](
-        logits, weights, experts, logits.shape[1], k, h, h if gain is None else gain,
+        logits, weights, experts, logits.shape[1] - is_shared, k, h, h if gain is None else gain,
         rotation_signs(rotation, h.device), h if squares is None else squares.parts, words.view(torch.int8), scale,
         length, 0.0 if squares is None else 1.0 / squares.size, 0.0 if squares is None else squares.eps,
-        **_options(logits, k, kind), HAS_GAIN=gain is not None, PARTS=n_parts,
+        **_options(logits, k, kind, is_shared), HAS_GAIN=gain is not None, PARTS=n_parts,
         PADDED=next_power_of_2(max(1, n_parts)), SIZE=rotation, ZERO=zero,
         NVIDIA=in_lanes and is_nvidia(h), PDL=pdl, num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
@@ -170,20 +188,21 @@ def route_and_round(
     return weights, experts, Int8Fragments(words=words, notes=scale, num_rows=n_rows, zero=zero)
 
 
-def _chosen(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _chosen(logits: Tensor, k: int, is_shared: bool) -> tuple[Tensor, Tensor]:
     """Room for the weights and the numbers of the chosen."""
-    n_rows, n_experts = logits.shape
+    n_rows, n_slots = len(logits), k + is_shared
     assert logits.dtype == torch.float32
     assert logits.is_contiguous()
-    assert 1 <= k <= n_experts
-    weights = torch.empty(n_rows, k, dtype=torch.float32, device=logits.device)
-    return weights, torch.empty(n_rows, k, dtype=torch.int32, device=logits.device)
+    assert 1 <= k <= logits.shape[1] - is_shared
+    weights = torch.empty(n_rows, n_slots, dtype=torch.float32, device=logits.device)
+    return weights, torch.empty(n_rows, n_slots, dtype=torch.int32, device=logits.device)
 
 
-def _options(logits: Tensor, k: int, kind: Routing) -> dict[str, int]:
+def _options(logits: Tensor, k: int, kind: Routing, is_shared: bool) -> dict[str, int]:
     return {
         "OVER_CHOSEN": kind == "topk_softmax",
-        "EXPERTS": next_power_of_2(logits.shape[1]),
+        "SHARED": int(is_shared),
+        "EXPERTS": next_power_of_2(logits.shape[1] - is_shared),
         "CHOSEN": next_power_of_2(k),
     }
 
@@ -211,18 +230,24 @@ _WARPS = 1  # maxima over a warp need no barrier, and butterflies none
 
 
 def variants() -> Iterator[Variant]:
-    for n_experts, k, over_chosen in ((128, 8, True), (32, 4, True), (64, 8, False)):
+    for n_experts, k, over_chosen, shared in (
+        (128, 8, True, 0),
+        (32, 4, True, 0),
+        (64, 8, False, 0),
+        (256, 8, True, 1),
+    ):
         yield Variant(
-            name=f"moe_route {k} of {n_experts}",
+            name=f"moe_route {k} of {n_experts}{' and a shared one' if shared else ''}",
             kernel=_route,
             signature={"logits": "*fp32", "weights": "*fp32", "experts": "*i32", "E": "i32:16", "k": "i32"},
-            constants={"OVER_CHOSEN": over_chosen, "EXPERTS": n_experts, "CHOSEN": k},
+            constants={"OVER_CHOSEN": over_chosen, "SHARED": shared, "EXPERTS": n_experts, "CHOSEN": k},
             num_warps=_WARPS,
             is_decode=False,
         )
-    for zero in (None, 0):
+    for n_experts, shared, zero in ((128, 0, None), (128, 0, 0), (256, 1, 0)):
+        to = "" if zero is None else " to fragments"
         yield Variant(
-            name=f"moe_route 8 of 128, rows rounded{'' if zero is None else ' to fragments'}",
+            name=f"moe_route 8 of {n_experts}{' and a shared one' if shared else ''}, rows rounded{to}",
             kernel=_route_and_round,
             signature={
                 "logits": "*fp32", "weights": "*fp32", "experts": "*i32", "E": "i32:16", "k": "i32", "h": "*fp32",
@@ -230,8 +255,8 @@ def variants() -> Iterator[Variant]:
                 "inverse_size": "fp32", "eps": "fp32",
             },
             constants={
-                "OVER_CHOSEN": True, "EXPERTS": 128, "CHOSEN": 8, "HAS_GAIN": True, "PARTS": 128, "PADDED": 128,
-                "SIZE": 256, "ZERO": zero, "NVIDIA": False,
+                "OVER_CHOSEN": True, "SHARED": shared, "EXPERTS": n_experts, "CHOSEN": 8, "HAS_GAIN": True,
+                "PARTS": 128, "PADDED": 128, "SIZE": 256, "ZERO": zero, "NVIDIA": False,
             },
             nvidia_constants={"NVIDIA": True},
             num_warps=_WARPS,

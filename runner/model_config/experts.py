@@ -35,20 +35,25 @@ def parse_experts(config: Mapping[str, Any], family: Family, num_layers: int) ->
         raise invalid(
             "num_experts_per_tok", per_token, f"It must be a whole number from 1 to {keys.count[0]} = {count}."
         )
-    width = integer_or_none(config, keys.width, family.defaults[keys.width], 1, 2**20)
-    if width is None:
-        raise invalid(keys.width, width, "It must be a whole number.")
     is_over_chosen = keys.routing == "topk_softmax" or flag(config, "norm_topk_prob")
     return ExpertsConfig(
         count=count,
         per_token=per_token,
-        intermediate_size=width,
+        intermediate_size=_width(config, family, keys.width),
         routing="topk_softmax" if is_over_chosen else "softmax_topk",
         activation=keys.activation,
         has_bias=keys.has_bias,
         router=keys.router,
         layers=layers,
+        shared_size=_width(config, family, keys.shared_width) if keys.shared_width else None,
     )
+
+
+def _width(config: Mapping[str, Any], family: Family, key: str) -> int:
+    value = integer_or_none(config, key, family.defaults[key], 1, 2**20)
+    if value is None:
+        raise invalid(key, value, "It must be a whole number.")
+    return value
 
 
 def _count(config: Mapping[str, Any], family: Family, keys: ExpertKeys) -> int:

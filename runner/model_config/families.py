@@ -6,7 +6,7 @@ It knows nothing of how values are read and checked.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from runner.model_config.values import Activation, HeadNorm, NormPlacement, RopeKind
@@ -74,7 +74,7 @@ class ExpertKeys:
     """How a family spells its mixture of experts, and what it fixes for it (see ExpertsConfig).
 
     count: the names of the number of experts; least: the least number that makes sense. width: the name of the size of
-    one. fixed: keys that may only have that value.
+    one; shared_width: of that of the shared one, "" where there is none. fixed: keys that may only have that value.
     """
 
     count: tuple[str, ...]
@@ -85,6 +85,7 @@ class ExpertKeys:
     has_bias: bool
     router: Literal["gate", "router"]
     fixed: Mapping[str, float]
+    shared_width: str = ""
 
 
 def _names(text: str) -> frozenset[str]:
@@ -183,7 +184,33 @@ _QWEN3_5 = _QWEN | {
     "linear_value_head_dim": 128,
     "linear_conv_kernel_dim": 4,
 }
+_QWEN3_5_MOE = _QWEN3_5 | {
+    "hidden_size": 2048,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
 _QWEN_KEYS = _names("attention_bias use_sliding_window sliding_window max_window_layers layer_types")
+
+_QWEN3_5_DENSE = Family(
+    architectures=("Qwen3_5ForCausalLM",),
+    defaults=_QWEN3_5,
+    own_keys=_names(
+        "attention_bias layer_types full_attention_interval linear_num_key_heads linear_num_value_heads "
+        "linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim attn_output_gate mamba_ssm_dtype"
+    ),
+    attention_bias="key",
+    qk_norm="head",
+    norm_offset=1.0,
+    is_gated=True,
+    has_delta=True,
+    fixed={"attn_output_gate": True, "mamba_ssm_dtype": "float32"},
+    partial_rotary=0.25,
+    rope_keys=_names("mrope_section mrope_interleaved"),  # which of a token's three positions, equal in text
+)
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(
@@ -271,21 +298,27 @@ FAMILIES: Mapping[str, Family] = {
             fixed={},
         ),
     ),
-    "qwen3_5_text": Family(
-        architectures=("Qwen3_5ForCausalLM",),
-        defaults=_QWEN3_5,
-        own_keys=_names(
-            "attention_bias layer_types full_attention_interval linear_num_key_heads linear_num_value_heads "
-            "linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim attn_output_gate mamba_ssm_dtype"
+    "qwen3_5_text": _QWEN3_5_DENSE,
+    "qwen3_5_moe_text": replace(
+        _QWEN3_5_DENSE,
+        architectures=("Qwen3_5MoeForCausalLM",),
+        defaults=_QWEN3_5_MOE,
+        own_keys=_QWEN3_5_DENSE.own_keys
+        | _names(
+            "num_experts num_experts_per_tok moe_intermediate_size shared_expert_intermediate_size norm_topk_prob "
+            "decoder_sparse_step"
         ),
-        attention_bias="key",
-        qk_norm="head",
-        norm_offset=1.0,
-        is_gated=True,
-        has_delta=True,
-        fixed={"attn_output_gate": True, "mamba_ssm_dtype": "float32"},
-        partial_rotary=0.25,
-        rope_keys=_names("mrope_section mrope_interleaved"),  # which of a token's three positions, equal in text
+        experts=ExpertKeys(
+            count=("num_experts",),
+            least=1,
+            width="moe_intermediate_size",
+            routing="topk_softmax",
+            activation="silu",
+            has_bias=False,
+            router="gate",
+            fixed={"norm_topk_prob": True, "decoder_sparse_step": 1},
+            shared_width="shared_expert_intermediate_size",
+        ),
     ),
     "gpt_oss": Family(
         architectures=("GptOssForCausalLM",),

@@ -17,6 +17,7 @@ _WHOLES: Final = {
     "gemma3": ("Gemma3ForConditionalGeneration", ("gemma3_text",)),
     "mistral3": ("Mistral3ForConditionalGeneration", ("mistral", "ministral3")),
     "qwen3_5": ("Qwen3_5ForConditionalGeneration", ("qwen3_5_text",)),
+    "qwen3_5_moe": ("Qwen3_5MoeForConditionalGeneration", ("qwen3_5_moe_text",)),
 }
 PARTS_OF_WHOLES: Final = frozenset(model_type for _, names in _WHOLES.values() for model_type in names)
 """The model_types that may be the text model of a multimodal one."""

@@ -67,6 +67,8 @@ class ExpertsConfig:
     token weighs its experts by their shares of a softmax over all ("softmax_topk"), or over the chosen alone
     ("topk_softmax"), which is what dividing the former by their sum gives. activation: silu(gate) * up, or gpt-oss's
     clamped form of it. has_bias: on the router and on the experts' matrices. router: what checkpoints call it.
+    shared_size: intermediate_size of one more expert, which every token takes besides, weighed by the sigmoid of a
+    score of its own; None where there is none.
     """
 
     count: int
@@ -77,6 +79,12 @@ class ExpertsConfig:
     has_bias: bool
     router: Literal["gate", "router"]
     layers: tuple[int, ...]
+    shared_size: int | None = None
+
+    @property
+    def width_of_token(self) -> int:
+        """intermediate_size of all that one token takes."""
+        return self.per_token * self.intermediate_size + (self.shared_size or 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,9 +252,10 @@ def _delta_nets(config: ModelConfig) -> int:
 
 
 def _mixture(config: ModelConfig) -> int:
-    """Weights of the router and of all experts of a layer."""
+    """Weights of the router and of all experts of a layer, with the shared one's score."""
     experts, hidden = config.experts, config.hidden_size
     if experts is None:
         return 0
     width, bias = experts.intermediate_size, int(experts.has_bias)
-    return experts.count * (hidden + bias + 3 * hidden * width + bias * (2 * width + hidden))
+    shared = 0 if experts.shared_size is None else hidden + 3 * hidden * experts.shared_size
+    return shared + experts.count * (hidden + bias + 3 * hidden * width + bias * (2 * width + hidden))

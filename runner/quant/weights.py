@@ -21,7 +21,7 @@ from runner.errors import BadModelFile, UnsupportedModel
 from runner.model_config import ModelConfig
 from runner.quant.architectures import ARCHITECTURES, architecture_of
 from runner.quant.draft_tensors import head_names
-from runner.quant.expert_stacks import MXFP4, Part, expert_parts, is_stack, read_part
+from runner.quant.expert_stacks import LAYOUTS, MXFP4, Part, expert_parts, is_stack, read_part, stored_part
 from runner.quant.fp8 import FP8, scale_of
 from runner.quant.fp8 import decode as decode_fp8
 from runner.quant.fp8 import matrices_of as fp8_matrices_of
@@ -128,20 +128,20 @@ class SafetensorsWeights:
         tensors = {name: tensor for name, tensor in own.items() if name not in heads}
         self._checkpoint = Checkpoint(MappingProxyType(tensors))
         self._copy_is_checked = False
-        stacked = config.experts if config.model_type == "gpt_oss" else None
-        self._experts = expert_parts(self._checkpoint, stacked.count) if stacked else {}
+        experts, layout = config.experts, LAYOUTS.get(config.model_type)
+        self._experts = expert_parts(self._checkpoint, experts.count, layout) if experts and layout else {}
         fp8 = fp8_matrices_of(tensors)
         self._fp8_scales = fp8.scales
         found: dict[str, StoredTensor | Part] = {
             name: tensor
             for name, tensor in tensors.items()
-            if not is_derived(name, config) and not (stacked and is_stack(name)) and name not in fp8.set_aside
+            if not is_derived(name, config) and not (layout and is_stack(name)) and name not in fp8.set_aside
         }
         found |= self._experts
         self.shapes: Mapping[str, tuple[int, ...]] = {name: tensor.shape for name, tensor in found.items()}
         self.types: Mapping[str, str] = {name: tensor.dtype for name, tensor in found.items()}
         for name, dtype in self.types.items():
-            if dtype not in FLOAT_TYPES and dtype not in (MXFP4, FP8):
+            if dtype not in FLOAT_TYPES and dtype != MXFP4 and name not in fp8.scales:
                 raise UnsupportedModel(
                     f"Tensor {name!r} is stored as {dtype}.",
                     hint="Use the model's F32, F16 or BF16 version, or a GGUF of it with --backend llamacpp.",
@@ -159,7 +159,9 @@ class SafetensorsWeights:
 
     def stored(self, name: str) -> StoredTensor | None:
         """Where the values of one tensor lie as `read` gives them, None where it does more than to read them."""
-        if name in self._experts or self.types[name] in ("F64", FP8):
+        if name in self._experts:
+            return stored_part(self._checkpoint, name, self._experts[name])
+        if self.types[name] in ("F64", FP8):
             return None
         if name == EMBEDDINGS and OUTPUT not in self.shapes and OUTPUT in self._checkpoint.tensors:
             return None  # they are compared

@@ -103,6 +103,23 @@ def test_routing_equals_its_reference_in_float64(kind: Routing, m: int, e: int, 
     close(weights, wanted)
 
 
+@pytest.mark.parametrize("kind", ["softmax_topk", "topk_softmax"])
+@pytest.mark.parametrize(("m", "e", "k"), [(1, 1, 1), (5, 128, 8), (18, 13, 3)])
+def test_a_shared_expert_is_taken_besides_and_changes_nothing_of_the_others(
+    kind: Routing, m: int, e: int, k: int
+) -> None:
+    logits = random(m, e + 1) * 4
+    logits[:, -1] += 20 * (torch.arange(m, device=DEVICE) % 3 - 1)  # the largest of all, the smallest, and neither
+    weights, experts = route(logits, k, kind, is_shared=True)
+    wanted, numbers = route_ref(logits.double(), k, kind, is_shared=True)
+    assert torch.equal(experts, numbers)
+    close(weights, wanted)
+    assert experts[:, k].tolist() == [e] * m
+    close(weights[:, k], logits[:, e].double().sigmoid())
+    for found, alone in zip((weights, experts), route(logits[:, :e].contiguous(), k, kind), strict=True):
+        assert torch.equal(found[:, :k], alone)
+
+
 def test_equal_logits_go_to_the_lower_experts_and_others_are_never_chosen() -> None:
     logits = torch.tensor([[2.0, 1.0, 2.0, 2.0, 1.0], [0.0, -torch.inf, -torch.inf, -torch.inf, -torch.inf]])
     weights, experts = route(logits.to(DEVICE), 4, "softmax_topk")
@@ -155,18 +172,23 @@ def test_rows_are_rounded_beside_the_choice_as_they_are_alone(length: int, rotat
 
 @pytest.mark.parametrize(("length", "rotation"), [(512, 256), (64, 1)])
 @pytest.mark.parametrize("has_norm", [False, True])
-def test_rows_are_rounded_to_fragments_beside_the_choice(length: int, rotation: int, has_norm: bool) -> None:
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_rows_are_rounded_to_fragments_beside_the_choice(
+    length: int, rotation: int, is_shared: bool, has_norm: bool
+) -> None:
     logits, h, gain = random(3, 12) * 4, random(3, length, seed=2), random(length, seed=3) if has_norm else None
     squares = Squares(parts=random(3, 5, seed=4).square(), size=length, eps=1e-5) if has_norm else None
     weights, experts, rows = route_and_round(
-        logits, 4, "softmax_topk", h, gain=gain, squares=squares, rotation=rotation, zero=15, in_lanes=False
-    )
+        logits, 4, "softmax_topk", h,
+        is_shared=is_shared, gain=gain, squares=squares, rotation=rotation, zero=15, in_lanes=False,
+    )  # fmt: skip
     assert isinstance(rows, Int8Fragments)
-    for found, wanted in zip((weights, experts), route(logits, 4, "softmax_topk"), strict=True):
+    alone = route(logits, 4, "softmax_topk", is_shared=is_shared)
+    for found, wanted in zip((weights, experts), alone, strict=True):
         assert torch.equal(found, wanted)
-    alone = quantize_fragments(h, gain, rotation, 15, squares, apart=True)
-    assert torch.equal(rows.words, alone.words)
-    assert torch.equal(rows.notes[..., :3], alone.notes[..., :3])
+    rounded = quantize_fragments(h, gain, rotation, 15, squares, apart=True)
+    assert torch.equal(rows.words, rounded.words)
+    assert torch.equal(rows.notes[..., :3], rounded.notes[..., :3])
     assert (rows.num_rows, rows.zero) == (3, 15)
 
 
@@ -288,6 +310,7 @@ def test_pairs_of_rows_of_an_expert_are_gated(kind: str, activation: Activation,
         *(("mq4 fragments", *case) for case in zip(FEW_TILES, (True, False, False), strict=True)),
         *((f"{form} fragments", FEW_TILES[1], False) for form in ("mq4-uniform", "mq6")),
         ("mq4 fragments", MANY_TILES[0], True),
+        ("mq4 fragments", (2, 11, 9, 32, 64), False),  # eight and a shared one
     ],
     ids=str,
 )

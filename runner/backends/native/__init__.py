@@ -39,7 +39,9 @@ def refusal(model: ReadyModel, options: LoadOptions) -> str | None:
         config = _check(model)
     except RunnerError as error:
         return f"{error.message} {error.hint}".rstrip()
-    return _refused_delta(config, options) or _refused_layers(config.num_layers, options.n_gpu_layers)
+    if options.n_gpu_layers != 0 and _has_kernels() and (reason := _without_kernels(config)):
+        return f"on a GPU {reason}. Use -ngl 0, or a GGUF of the model with --backend llamacpp."
+    return _refused_layers(config.num_layers, options.n_gpu_layers)
 
 
 def load(model: ReadyModel, options: LoadOptions, on_progress: LoadProgress, cancel: CancelToken) -> Backend:
@@ -98,19 +100,22 @@ def _check(model: ReadyModel) -> ModelConfig:
     return config
 
 
-def _refused_delta(config: ModelConfig, options: LoadOptions) -> str | None:
-    """The kernels take some sizes of heads of a delta net alone."""
-    if config.delta is None or options.n_gpu_layers == 0 or not _has_kernels():
-        return None
-    from runner.kernels.delta_rule import takes_dims
+def _without_kernels(config: ModelConfig) -> str | None:
+    """What of a model no kernel computes: some sizes of a delta net's heads, and of a shared expert."""
+    if (delta := config.delta) is not None:
+        from runner.kernels.delta_rule import takes_dims
 
-    key_dim, value_dim = config.delta.key_dim, config.delta.value_dim
-    if takes_dims(key_dim, value_dim):
-        return None
-    return (
-        "on a GPU the heads of a gated delta net must have 16, 32, 64, 128 or 256 elements, and this model's keys have "
-        f"{key_dim} and its values {value_dim}. Use -ngl 0, or a GGUF of the model with --backend llamacpp."
-    )
+        if not takes_dims(delta.key_dim, delta.value_dim):
+            return (
+                "the heads of a gated delta net must have 16, 32, 64, 128 or 256 elements, and this model's keys have "
+                f"{delta.key_dim} and its values {delta.value_dim}"
+            )
+    if (experts := config.experts) is not None and experts.shared_size not in (None, experts.intermediate_size):
+        return (
+            "the expert that every token takes must be as wide as the others, and in this model it has "
+            f"{experts.shared_size} columns and they {experts.intermediate_size}"
+        )
+    return None
 
 
 def _has_kernels() -> bool:

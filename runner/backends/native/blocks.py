@@ -209,21 +209,28 @@ class GatedMlp(nn.Module):
     """down(act(gate(x)) * up(x)) (SwiGLU and GEGLU, arXiv:2002.05202).
 
     activation: "silu", or "gelu_tanh", gelu by its tanh formula. is_joined: gate and up are the rows of one matrix,
-    gate_up_proj.
+    gate_up_proj. width: intermediate_size unless it is given.
     """
 
     def __init__(
-        self, config: ModelConfig, *, bias: bool = False, activation: Activation = "silu", is_joined: bool = False
+        self,
+        config: ModelConfig,
+        *,
+        bias: bool = False,
+        activation: Activation = "silu",
+        is_joined: bool = False,
+        width: int | None = None,
     ) -> None:
         super().__init__()
         self.activation = activation
         self.is_joined = is_joined
+        hidden, width = config.hidden_size, config.intermediate_size if width is None else width
         if is_joined:
-            self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, bias=bias)
+            self.gate_up_proj = Linear(hidden, 2 * width, bias=bias)
         else:
-            self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=bias)
-            self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=bias)
-        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=bias)
+            self.gate_proj = Linear(hidden, width, bias=bias)
+            self.up_proj = Linear(hidden, width, bias=bias)
+        self.down_proj = Linear(width, hidden, bias=bias)
 
     def forward(self, x: Tensor, run: Checkpointed) -> Tensor:
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1) if self.is_joined else (self.gate_proj(x), None)

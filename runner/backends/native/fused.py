@@ -294,7 +294,7 @@ class FusedDecoder:
         """
         config, experts = self.decoder.config, self.decoder.config.experts
         heads, n_layers = config.num_heads * config.head_dim, config.num_layers
-        width = config.intermediate_size if experts is None else experts.per_token * experts.intermediate_size
+        width = config.intermediate_size if experts is None else experts.width_of_token
         n_attention = len(config.attention_layers)
         mixers = n_attention * (config.queries_size + heads + 2 * config.num_kv_heads * config.head_dim)
         if config.delta is not None:

@@ -1,7 +1,7 @@
 """A mixture of experts as the kernels compute it: see moe.MoE, and fused.py for what the rest of a layer does.
 
 The experts' matrices are stacked, in the format that they are stored in; which experts a token takes is decided and
-read on the device. It knows nothing of layers.
+read on the device. A shared expert, which all tokens take, is the last of the stack. It knows nothing of layers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from runner.kernels.values import MOST_ROWS, Matrix, PackedMatrix, is_nvidia
 
 
 class FusedMoE:
-    """See moe.MoE. gate_up: one stack of both, or two where their formats differ.
+    """See moe.MoE. gate_up: one stack of both, or two where their formats differ. num_experts, per_token: with the
+    shared one, whose gate is the router's last row.
 
     rounding: of what gate and up read in a step of few tokens; None where they are dense, or want two. in_lanes: see
     quantize_rows. in_blocks: whether moe_blocks.py is for these matrices at all.
@@ -38,14 +39,53 @@ class FusedMoE:
     def __init__(self, module: MoE, name: str, reader: MatrixReader) -> None:
         self.module = module
         self.dtype = reader.dtype
-        self.router = read_product(reader, name, [module.router_name])
-        self.gate_up = _stacks(reader, name, module, ["gate_proj", "up_proj"])
-        (self.down,) = _stacks(reader, name, module, ["down_proj"])
+        shared = module.shared_expert
+        assert shared is None or shared.down_proj.weight.shape[1] == module.intermediate_size  # else it is refused
+        self.is_shared = shared is not None
+        self.per_token = module.experts_per_token + self.is_shared
+        scores, experts = [str(module.router_name)], [f"experts.{expert}" for expert in range(module.num_experts)]
+        if self.is_shared:
+            scores.append("shared_expert_gate")
+            experts.append("shared_expert")
+        self.num_experts = len(experts)
+        self.router = read_product(reader, name, scores)
+        self.gate_up = self._stacks(reader, name, experts, ["gate_proj", "up_proj"])
+        (self.down,) = self._stacks(reader, name, experts, ["down_proj"])
         roundings = {_rounding_of(w) for w, _ in self.gate_up}
         self.rounding = roundings.pop() if len(roundings) == 1 else None
         self.in_blocks = all(multiplies_in_blocks(w) for w, _ in (*self.gate_up, self.down))
         packed = [w for w, _ in (*self.gate_up, self.down) if isinstance(w, PackedMatrix)]
         self.in_lanes = all(is_nvidia(w.packed) and _in_lanes(w.rotation, w.packed.device) for w in packed)
+
+    def _stacks(
+        self, reader: MatrixReader, name: str, experts: list[str], members: list[str]
+    ) -> list[tuple[Matrix, Tensor | None]]:
+        """The members' matrices of all experts as [E * N, K] and biases [E, N]: together if their formats agree.
+
+        Raises UnsupportedModel where a member's own formats differ from expert to expert.
+        """
+        names = [f"{name}.{expert}.{member}" for expert in experts for member in members]
+        read = reader.product([f"{one}.weight" for one in names], [f"{one}.bias" for one in names])
+        if len(read.parts) == 1:
+            return [self._stack(read, len(members))]
+        found = []
+        for i, member in enumerate(members):
+            alone = join(read.parts[i :: len(members)], read.biases[i :: len(members)])
+            if len(alone.parts) > 1:
+                raise UnsupportedModel(
+                    f"The experts of {name} have {member} in different formats.",
+                    hint="Quantize the model again with one format for all experts of a layer, or run it with -ngl 0.",
+                )
+            found.append(self._stack(alone, 1))
+        return found
+
+    def _stack(self, product: Product, num_members: int) -> tuple[Matrix, Tensor | None]:
+        """The one matrix of all experts, as the device multiplies it fastest where their members are of whole tiles."""
+        ((w,), (bias,)) = product.parts, product.biases
+        are_tiles = w.shape[0] % (TILE * self.num_experts * num_members) == 0
+        if isinstance(w, PackedMatrix) and are_tiles and multiplies_experts(w, self.per_token):
+            w = laid_out(w)
+        return w, None if bias is None else bias.view(self.num_experts, -1)
 
     def add_to(self, stream: Stream, before: Norm | None) -> Stream:
         """The stream after h += sum over a token's experts of weight * down(act(gate) * up)."""
@@ -58,21 +98,22 @@ class FusedMoE:
 
     def _chosen(self, stream: Stream, before: Norm | None) -> tuple[Dispatch, MoeRows | None]:
         """The experts of each row; and the rows as gate and up want them, normed, where they come with that."""
-        module, h, router = self.module, stream.h, self.router.parts[0]
-        ready, k, kind = None, module.experts_per_token, module.routing
-        if len(h) > MOST_ROWS or not isinstance(router, Tensor):
-            weights, experts = route(multiply(stream, before, self.router, torch.float32), k, kind)
-            return dispatch(weights, experts, module.num_experts), ready
+        h, router, ready = stream.h, self.router.parts[0], None
+        k, kind, shared = self.module.experts_per_token, self.module.routing, self.is_shared
+        if len(h) > MOST_ROWS or not isinstance(router, Tensor) or len(self.router.parts) > 1:
+            logits = multiply(stream, before, self.router, torch.float32)
+            weights, experts = route(logits, k, kind, is_shared=shared)
+            return dispatch(weights, experts, self.num_experts), ready
         gain, squares = norm_of(stream, before)
         logits = router_logits(h, router, gain=gain, squares=squares, bias=self.router.biases[0])
         if self.rounding is None:
-            weights, experts = route(logits, k, kind)
+            weights, experts = route(logits, k, kind, is_shared=shared)
         else:
             weights, experts, ready = route_and_round(
-                logits, k, kind, h, gain=gain, squares=squares,
+                logits, k, kind, h, is_shared=shared, gain=gain, squares=squares,
                 rotation=self.rounding.rotation, zero=self.rounding.zero, in_lanes=self.in_lanes,
             )  # fmt: skip
-        return dispatch(weights, experts, module.num_experts), ready
+        return dispatch(weights, experts, self.num_experts), ready
 
     def _gated(self, stream: Stream, before: Norm | None, to: Dispatch, ready: MoeRows | None) -> Tensor:
         """act(gate) * up of all pairs of a token and an expert, [M * k, I]. ready: see _chosen."""
@@ -98,8 +139,8 @@ class FusedMoE:
         """x, times the gain, as a product of so many tokens with the experts' matrices wants it."""
         if isinstance(w, Tensor):
             return rotate_rows(x, gain, 1, self.dtype) if gain is not None or x.dtype != self.dtype else x
-        is_few, module = n_tokens <= MOST_ROWS, self.module
-        in_blocks = self.in_blocks and takes_blocks(w, n_tokens, module.experts_per_token, module.num_experts)
+        is_few = n_tokens <= MOST_ROWS
+        in_blocks = self.in_blocks and takes_blocks(w, n_tokens, self.per_token, self.num_experts)
         if in_blocks or (is_few and w.layout == "fragments"):
             return quantize_fragments(x, gain, w.rotation, ZEROS[w.format], apart=True)
         if is_few:
@@ -123,33 +164,3 @@ def _rounding_of(w: Matrix) -> _Rounding | None:
 
 def _in_lanes(rotation: int, device: torch.device) -> bool:
     return rotates(rotation, device) and rounds_in_lanes(rotation, device)
-
-
-def _stacks(reader: MatrixReader, name: str, module: MoE, members: list[str]) -> list[tuple[Matrix, Tensor | None]]:
-    """The members' matrices of all experts as [E * N, K] and biases [E, N]: together if their formats agree.
-
-    Raises UnsupportedModel where a member's own formats differ from expert to expert.
-    """
-    names = [f"{name}.experts.{expert}.{member}" for expert in range(module.num_experts) for member in members]
-    read = reader.product([f"{one}.weight" for one in names], [f"{one}.bias" for one in names])
-    if len(read.parts) == 1:
-        return [_stack(read, module, len(members))]
-    found = []
-    for i, member in enumerate(members):
-        alone = join(read.parts[i :: len(members)], read.biases[i :: len(members)])
-        if len(alone.parts) > 1:
-            raise UnsupportedModel(
-                f"The experts of {name} have {member} in different formats.",
-                hint="Quantize the model again with one format for all experts of a layer, or run it with -ngl 0.",
-            )
-        found.append(_stack(alone, module, 1))
-    return found
-
-
-def _stack(product: Product, module: MoE, num_members: int) -> tuple[Matrix, Tensor | None]:
-    """The one matrix of all experts, as the device multiplies it fastest where their members are of whole tiles."""
-    ((w,), (bias,)) = product.parts, product.biases
-    are_tiles = w.shape[0] % (TILE * module.num_experts * num_members) == 0
-    if isinstance(w, PackedMatrix) and are_tiles and multiplies_experts(w, module.experts_per_token):
-        w = laid_out(w)
-    return w, None if bias is None else bias.view(module.num_experts, -1)

@@ -1,5 +1,5 @@
 """The mixture of experts that some layers have in place of an MLP: a router, and many gated MLPs of which a token
-takes few.
+takes few; and, in some models, one more that every token takes.
 
 The experts' matrices are stacked, so that a kernel can take them all; checkpoints name them one by one. Which model
 uses it, and with what, is said in architectures/.
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from runner.backends.native.blocks import Pass
+from runner.backends.native.blocks import GatedMlp, Pass
 from runner.backends.native.linear import Linear
 from runner.backends.native.places import Place
-from runner.model_config import ExpertsConfig, Routing
+from runner.model_config import ModelConfig, Routing
 
 
 class MoE(nn.Module):
@@ -25,11 +25,14 @@ class MoE(nn.Module):
 
     gate_up: [E, 2 I, hidden], an expert's gate rows and then its up rows; down: [E, hidden, I]; their biases [E, 2 I]
     and [E, hidden], or None. router: the experts' scores of a token; router_name: what checkpoints call it. routing,
-    activation: see ExpertsConfig.
+    activation: see ExpertsConfig. shared_expert: what every token takes besides, times the sigmoid of
+    shared_expert_gate; None where there is none.
     """
 
-    def __init__(self, hidden_size: int, experts: ExpertsConfig) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        experts, hidden_size = config.experts, config.hidden_size
+        assert experts is not None
         count, width = experts.count, experts.intermediate_size
         self.num_experts = count
         self.experts_per_token = experts.per_token
@@ -42,6 +45,9 @@ class MoE(nn.Module):
         self.gate_up_bias = _parameter(count, 2 * width) if experts.has_bias else None
         self.down = _parameter(count, hidden_size, width)
         self.down_bias = _parameter(count, hidden_size) if experts.has_bias else None
+        shared = experts.shared_size
+        self.shared_expert = None if shared is None else GatedMlp(config, width=shared)
+        self.shared_expert_gate = None if shared is None else Linear(hidden_size, 1)
 
     def places(self) -> Mapping[str, Place]:
         """See HasStacks."""
@@ -68,6 +74,8 @@ class MoE(nn.Module):
             tokens, slots = torch.where(experts == expert)
             y = self._one(expert, flat[tokens]).to(wide)
             total.index_add_(0, tokens, y * weights[tokens, slots, None])
+        if self.shared_expert is not None and self.shared_expert_gate is not None:
+            total += self.shared_expert_gate(flat).to(wide).sigmoid() * self.shared_expert(flat, run).to(wide)
         return total.to(x.dtype).view(x.shape)
 
     def _one(self, expert: int, x: Tensor) -> Tensor:

@@ -34,13 +34,20 @@ def _of_layer(prefix: str, hidden: int, experts: ExpertsConfig) -> dict[str, Sha
     if experts.has_bias:
         found[f"{prefix}{experts.router}.bias"] = (count,)
     for expert in range(count):
-        for matrix, shape in (
-            ("gate_proj", (width, hidden)),
-            ("up_proj", (width, hidden)),
-            ("down_proj", (hidden, width)),
-        ):
-            name = f"{prefix}experts.{expert}.{matrix}"
+        for name, shape in _of_expert(f"{prefix}experts.{expert}.", hidden, width).items():
             found[f"{name}.weight"] = shape
             if experts.has_bias:
                 found[f"{name}.bias"] = shape[:1]
+    if experts.shared_size is not None:
+        found[f"{prefix}shared_expert_gate.weight"] = (1, hidden)
+        shared = _of_expert(f"{prefix}shared_expert.", hidden, experts.shared_size)
+        found |= {f"{name}.weight": shape for name, shape in shared.items()}
     return found
+
+
+def _of_expert(prefix: str, hidden: int, width: int) -> dict[str, Shape]:
+    return {
+        f"{prefix}gate_proj": (width, hidden),
+        f"{prefix}up_proj": (width, hidden),
+        f"{prefix}down_proj": (hidden, width),
+    }

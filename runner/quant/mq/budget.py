@@ -16,7 +16,8 @@ from runner.quant.mq.formats import MQ6
 from runner.quant.mq.plan import PackedPlan, TensorPlan
 from runner.quant.mq.recipe import Recipe, Rule
 
-_NUMBER_OF_EXPERT: Final = re.compile(r"\.experts\.\d+\.")
+_EXPERT: Final = re.compile(r"\.(?:experts\.\d+|shared_expert)\.")
+_ALL_EXPERTS: Final = ".*expert*."
 _EVERYWHERE: Final = "self_attn.v_proj"  # small with grouped queries, and the most sensitive of all
 # By layer, the first and the last ones before those between them. Those of delta nets were not measured: each stands
 # after what it does the same as.
@@ -68,11 +69,11 @@ def _more_bits(recipe: Recipe, tensor: TensorPlan) -> int:
 def _candidates(plan: PackedPlan) -> Iterator[tuple[str, list[str]]]:
     """What may be raised, best first: a pattern of names, and the names of the matrices that it means.
 
-    The experts of a layer are raised together.
+    The experts of a layer are raised together, the shared one with them: kernels have them in one format.
     """
     by_pattern: dict[str, list[str]] = {}
     for tensor in plan.body:
-        pattern = _NUMBER_OF_EXPERT.sub(".experts.*.", tensor.name)
+        pattern = _EXPERT.sub(_ALL_EXPERTS, tensor.name)
         if pattern.endswith(f".{_EVERYWHERE}.weight"):
             pattern = f"model.layers.*.{_EVERYWHERE}.weight"
         by_pattern.setdefault(pattern, []).append(tensor.name)
@@ -81,7 +82,7 @@ def _candidates(plan: PackedPlan) -> Iterator[tuple[str, list[str]]]:
     for matrix in _BY_LAYER:
         for index in layers:
             name = f"model.layers.{index}.{matrix}.weight"
-            wanted.append(name if name in by_pattern else name.replace(".mlp.", ".mlp.experts.*."))
+            wanted.append(name if name in by_pattern else name.replace(".mlp.", f".mlp{_ALL_EXPERTS}"))
     yield from ((pattern, by_pattern[pattern]) for pattern in wanted if pattern in by_pattern)
 
 

@@ -39,9 +39,12 @@ LAYERS = {"layer_types": ["linear_attention", "full_attention"]}
 MORE = [17, 4, 40, 22, 8, 31, 6, 50, 2, 12]
 
 
+WITH_EXPERTS_TOO = pytest.mark.parametrize("tiny", ["qwen3-5", "qwen3-5-moe"], indirect=True)
+
+
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelConfig, Weights]:
-    return made(tmp_path_factory.mktemp("tiny"), "qwen3-5", **LAYERS)
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelConfig, Weights]:
+    return made(tmp_path_factory.mktemp("tiny"), getattr(request, "param", "qwen3-5"), **LAYERS)
 
 
 def packed(directory: Path, recipe: str, **more: object) -> tuple[ModelConfig, Weights]:
@@ -55,7 +58,7 @@ def extended(execution: Any, *parts: Sequence[int]) -> Tensor:
     return torch.cat([execution.extend(part, "all", go_on) for part in parts])
 
 
-@pytest.mark.parametrize("name", ["qwen3-5", "qwen3-5-biases-untied-wide-rope"])
+@pytest.mark.parametrize("name", ["qwen3-5", "qwen3-5-biases-untied-wide-rope", "qwen3-5-moe"])
 def test_they_are_what_their_modules_compute(tmp_path: Path, name: str) -> None:
     config, weights = made(tmp_path, name, **LAYERS)
     reference, kernels = plain(config, weights), fused(config, weights)
@@ -114,6 +117,7 @@ def test_rows_of_q_proj_are_put_apart_into_queries_and_gates(tmp_path: Path) -> 
     assert [part.shape for part in attention.qkv.parts] == [((2 * heads + 2 * kv_heads) * d, config.hidden_size)]
 
 
+@WITH_EXPERTS_TOO
 @pytest.mark.parametrize("cuts", [[1] * 10, [5, 5], [2, 8], [4, 1, 5]])
 def test_a_text_has_the_same_bits_however_it_is_cut(tiny: tuple[ModelConfig, Weights], cuts: list[int]) -> None:
     together, apart = fused(*tiny), fused(*tiny)
@@ -143,6 +147,7 @@ def test_going_back_further_begins_anew(tiny: tuple[ModelConfig, Weights]) -> No
     assert torch.equal(extended(kernels, PROMPT), first)
 
 
+@WITH_EXPERTS_TOO
 @pytest.mark.parametrize("n_tokens", [20, 21])  # one leaves its state where it began with one
 def test_a_prompt_is_filled_up_and_replayed_and_gives_what_it_gives_alone(
     tiny: tuple[ModelConfig, Weights], n_tokens: int
@@ -155,6 +160,7 @@ def test_a_prompt_is_filled_up_and_replayed_and_gives_what_it_gives_alone(
     assert list(graphs._noted) == [("prompt", 32, 0), ("prompt", 32, None)]
 
 
+@WITH_EXPERTS_TOO
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=1.2, seed=7)])
 def test_the_loop_on_the_device_gives_the_tokens_that_the_host_would_and_leaves_their_state(
     tiny: tuple[ModelConfig, Weights], params: SamplingParams

@@ -42,7 +42,11 @@ def ours(directory: Path, config: ModelConfig) -> Tensor:
     return decoder.logits(decoder(torch.tensor(IDS), cache, lambda: None))
 
 
-@pytest.mark.parametrize("name", TINY)
+# In these, bfloat16 sends tokens to other experts, in transformers as here: test_native_moe.py compares the others.
+OF_OTHER_EXPERTS = {name for name in TINY if name.startswith("qwen3-5-moe")}
+
+
+@pytest.mark.parametrize("name", [name for name in TINY if name not in OF_OTHER_EXPERTS])
 @torch.inference_mode()
 def test_bfloat16_is_as_near_to_float32_as_transformers_is_and_chooses_the_same_ids(name: str, tmp_path: Path) -> None:
     """Both round to 8 bits after every product, in different places, so errors are of one size and not equal.

@@ -31,14 +31,14 @@ from runner.kernels.values import MOST_ROWS, PackedMatrix
 from runner.quant.mq.packed_weights import PackedWeights
 from runner.quant.mq.quantize import quantize_packed
 from runner.quant.mq.recipe import Rule, recipe_of
-from runner.quant.weights import open_weights
+from runner.quant.weights import SafetensorsWeights, open_weights
 from runner.types import CancelToken
 from tests.backends.conformance import take
 from tests.backends.native.test_native_fused import PROMPT, difference, fused, plain
 from tests.backends.native.test_native_logits import IDS, greedy, reference, relative_error, scores
-from tests.backends.native.tiny_models import load, make, ready, save
+from tests.backends.native.tiny_models import load, make, ready, save, stack_experts
 
-MOES = ["qwen3-moe", "qwen3-moe-in-some-layers", "qwen3-moe-window", "gpt-oss", "gpt-oss-plain-rope"]
+MOES = ["qwen3-moe", "qwen3-moe-in-some-layers", "qwen3-moe-window", "gpt-oss", "gpt-oss-plain-rope", "qwen3-5-moe"]
 
 
 def decoder(directory: Path, dtype: torch.dtype) -> Any:
@@ -68,11 +68,11 @@ def decoder(directory: Path, dtype: torch.dtype) -> Any:
 def test_chunked_prefill_of_experts_equals_one_shot(name: str, batch_size: int, tmp_path: Path) -> None:
     directory = save(make(name), tmp_path)
     whole, chunked = load(ready(directory), batch_size=64), load(ready(directory), batch_size=batch_size)
-    assert relative_error(scores(chunked, IDS), scores(whole, IDS)) < 1e-5
+    assert relative_error(scores(chunked, IDS), scores(whole, IDS)) < 5e-5  # what rounds a state stays in all of it
     assert take(chunked, IDS, 8) == take(whole, IDS, 8)
 
 
-@pytest.mark.parametrize("name", ["qwen3-moe", "gpt-oss"])
+@pytest.mark.parametrize("name", ["qwen3-moe", "gpt-oss", "qwen3-5-moe"])
 def test_in_bfloat16_the_greedy_ids_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """Where the float32 logits of the first and the second differ by 15 % of the largest: bfloat16 has 8 bits, three
     layers of it are off by 2 % mostly, and by 15 % where a token takes another expert, in transformers as here."""
@@ -168,6 +168,67 @@ def test_missing_extra_and_misshapen_experts_are_refused_by_name(
         load(ready(directory))
 
 
+# --- Qwen3.5 as it is published --------------------------------------------------------------------------------------
+
+
+def test_stacked_experts_are_those_that_are_named_one_by_one(tmp_path: Path) -> None:
+    model = make("qwen3-5-moe")
+    named, stacked = save(model, tmp_path / "named"), save(model, tmp_path / "stacked")
+    stack_experts(stacked)
+    config = read_config(stacked)
+    wanted, found = (open_weights(ready(directory), config) for directory in (named, stacked))
+    stored = load_file(stacked / "model.safetensors")
+    for index, layer in enumerate(model.model.layers):
+        for stack in ("gate_up_proj", "down_proj"):
+            assert torch.equal(stored[f"model.layers.{index}.mlp.experts.{stack}"], getattr(layer.mlp.experts, stack))
+    assert isinstance(found, SafetensorsWeights)
+    assert (found.shapes, found.types, found.bits) == (wanted.shapes, wanted.types, wanted.bits)
+    for name, shape in wanted.shapes.items():
+        values = wanted.read(name)
+        assert np.array_equal(found.read(name), values)
+        assert np.array_equal(found.read_rows(name, 1, shape[0]), values[1:])
+        place = found.stored(name)
+        assert place is not None
+        there = np.fromfile(place.path, np.float32, place.nbytes // 4, offset=place.offset)
+        assert np.array_equal(there.reshape(place.shape), values)
+    assert relative_error(scores(load(ready(stacked)), IDS), reference(model, IDS)) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("experts.gate_up_proj", torch.zeros(6, 40, 48), "has 6 experts, not 7"),
+        ("experts.gate_up_proj", torch.zeros(7, 48, 40), r"gate_proj\.weight' of .* has shape \[24, 40\]"),
+        ("experts.down_proj", torch.zeros(7, 48), r"has shape \[7, 48\]"),
+        ("experts.2.down_proj.weight", torch.zeros(48, 20), "is in the checkpoint twice"),
+        (
+            "experts.gate_up_proj_bias",
+            torch.zeros(7, 40),
+            r"does not: 'model\.layers\.1\.mlp\.experts\.0\.gate_proj\.bias",
+        ),
+        ("shared_expert.up_proj.weight", None, r"lacks 'model\.layers\.1\.mlp\.shared_expert\.up_proj\.weight'"),
+        ("shared_expert_gate.weight", torch.zeros(48), r"shared_expert_gate\.weight' of .* has shape \[48\]"),
+    ],
+)
+def test_damaged_experts_of_qwen_are_refused_by_name(
+    name: str, value: Tensor | None, words: str, tmp_path: Path
+) -> None:
+    directory = save(make("qwen3-5-moe"), tmp_path)
+    stack_experts(directory)
+    edit(directory, {f"model.layers.1.mlp.{name}": value})
+    with pytest.raises((BadModelFile, UnsupportedModel), match=words):
+        load(ready(directory))
+
+
+def test_stacks_in_fp8_are_refused_though_a_scale_is_beside_them(tmp_path: Path) -> None:
+    directory = save(make("qwen3-5-moe"), tmp_path)
+    stack_experts(directory)
+    name = "model.layers.1.mlp.experts.down_proj"
+    edit(directory, {name: torch.ones(7, 48, 20).to(torch.float8_e4m3fn), f"{name}_scale_inv": torch.ones(())})
+    with pytest.raises(UnsupportedModel, match="is stored as F8_E4M3"):
+        load(ready(directory))
+
+
 # --- gpt-oss as it is published --------------------------------------------------------------------------------------
 
 
@@ -240,7 +301,10 @@ def test_stacks_of_a_model_that_names_its_experts_are_refused(tmp_path: Path) ->
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # rows that fill a block hold anything, and sums of it overflow
 @pytest.mark.parametrize("layout", ["planes", "fragments"])
-@pytest.mark.parametrize(("name", "format_of_gate"), [("qwen3-moe", "mq4"), ("gpt-oss", "mq6")])
+@pytest.mark.parametrize(
+    ("name", "format_of_gate"),
+    [("qwen3-moe", "mq4"), ("gpt-oss", "mq6"), ("qwen3-5-moe", "mq4"), ("qwen3-5-moe", "mq6")],
+)
 def test_packed_experts_stay_packed_and_give_what_their_values_do(
     name: str, format_of_gate: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,7 +313,8 @@ def test_packed_experts_stay_packed_and_give_what_their_values_do(
     if layout == "fragments":
         monkeypatch.setattr(stream, "best_layout", lambda w, pair: to_fragments(w, pair) if can_be_fragments(w) else w)
     k = 64 if layout == "fragments" else 32
-    count = {"num_experts": 3, "moe_intermediate_size": k} if name == "qwen3-moe" else {"num_local_experts": 3}
+    count = {"num_experts": 3, "moe_intermediate_size": k} if name != "gpt-oss" else {"num_local_experts": 3}
+    count |= {"shared_expert_intermediate_size": k} if name == "qwen3-5-moe" else {}
     small = {"hidden_size": k, "intermediate_size": k, "head_dim": 8, "num_hidden_layers": 1, "vocab_size": 61}
     save(make(name, **small, **count, num_experts_per_tok=2, bos_token_id=1, eos_token_id=2), tmp_path / "source")
     recipe = recipe_of("mq4")
@@ -269,14 +334,31 @@ def test_packed_experts_stay_packed_and_give_what_their_values_do(
         assert difference(kernels.extend(tokens, "all", lambda: None), wanted) < tolerance
 
 
-def test_experts_of_one_layer_in_different_formats_are_refused_with_the_remedy(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "expert"), [("qwen3-moe", "experts.1"), ("qwen3-5-moe", "shared_expert")])
+def test_experts_of_one_layer_in_different_formats_are_refused_with_the_remedy(
+    name: str, expert: str, tmp_path: Path
+) -> None:
     small = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "num_hidden_layers": 1, "num_experts": 3}
-    save(make("qwen3-moe", **small, moe_intermediate_size=32, num_experts_per_tok=2), tmp_path / "source")
+    small |= {"shared_expert_intermediate_size": 32} if name == "qwen3-5-moe" else {}
+    save(make(name, **small, moe_intermediate_size=32, num_experts_per_tok=2), tmp_path / "source")
     recipe = recipe_of("mq4")
-    rule = Rule(tensors="*.experts.1.down_proj.weight", format="mq6")
+    rule = Rule(tensors=f"*.{expert}.down_proj.weight", format="mq6")
     recipe = replace(recipe, rules=(*recipe.rules[:-1], rule, recipe.rules[-1]))
     packed, cpu = tmp_path / "packed", torch.device("cpu")
     quantize_packed(tmp_path / "source", recipe, packed, device=cpu, on_stage=lambda *_: None)
     with pytest.raises(UnsupportedModel, match="down_proj in different formats") as caught:
         fused(read_config(packed), PackedWeights(packed))
     assert "-ngl 0" in caught.value.hint
+
+
+@pytest.mark.parametrize(("width", "is_refused"), [(20, False), (28, True)])
+def test_a_shared_expert_of_another_width_is_refused_on_a_gpu_with_a_remedy(
+    width: int, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ready(save(make("qwen3-5-moe", shared_expert_intermediate_size=width), tmp_path))
+    assert native.refusal(model, LoadOptions(n_gpu_layers=0)) is None
+    monkeypatch.setattr(native, "_has_kernels", lambda: True)
+    reason = native.refusal(model, LoadOptions())
+    assert (reason is not None) == is_refused
+    if reason is not None:
+        assert "it has 28 columns and they 20. Use -ngl 0" in reason

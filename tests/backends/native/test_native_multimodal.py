@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from runner.backends import choose, native
 from runner.config import LoadOptions
 from runner.errors import BadModelFile, UnsupportedModel
-from tests.backends.native.tiny_models import VOCAB, load, ready, save
+from tests.backends.native.tiny_models import VOCAB, load, ready, save, stack_experts
 from tests.backends.native.tiny_wholes import WHOLES, make_whole
 from tests.quant.mq.packed_models import packed
 
@@ -101,10 +101,13 @@ def test_a_packed_model_of_it_is_its_text_model(name: str, tmp_path: Path) -> No
     assert np.square(found - expected).mean() < 0.01 * np.square(expected).mean()
 
 
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
 @pytest.mark.parametrize("is_tied", [False, True])
-def test_qwen3_5_is_read_as_its_text_model(is_tied: bool, tmp_path: Path) -> None:
-    model = make_whole("qwen3_5", tie_word_embeddings=is_tied)
+def test_qwen3_5_is_read_as_its_text_model(name: str, is_tied: bool, tmp_path: Path) -> None:
+    model = make_whole(name, tie_word_embeddings=is_tied)
     path = save(model, tmp_path) / "model.safetensors"
+    if name == "qwen3_5_moe":
+        stack_experts(tmp_path)
     tensors = load_file(path)
     assert any(name.startswith("model.visual.") for name in tensors)
     save_file({**tensors, "mtp.fc.weight": torch.zeros(2, 2)}, path, {"format": "pt"})  # a head that is set aside
@@ -116,4 +119,4 @@ def test_qwen3_5_is_read_as_its_text_model(is_tied: bool, tmp_path: Path) -> Non
     text_parameters = sum(parameter.numel() for parameter in model.model.language_model.parameters())
     text_parameters += 0 if is_tied else model.lm_head.weight.numel()
     assert backend.info.num_parameters == text_parameters
-    assert backend.info.architecture == "qwen3_5_text"
+    assert backend.info.architecture == f"{name}_text"

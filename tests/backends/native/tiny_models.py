@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -112,6 +113,17 @@ TINY: Mapping[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "qwen3-5-moe": ("qwen3_5_moe_text", {**_QWEN3_5, **_EXPERTS, "shared_expert_intermediate_size": 20}),
+    "qwen3-5-moe-biases-tied-wide-shared-expert": (
+        "qwen3_5_moe_text",
+        {
+            **_QWEN3_5,
+            **_EXPERTS,
+            "shared_expert_intermediate_size": 28,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
     "gemma3": ("gemma3_text", {**_GEMMA, "sliding_window_pattern": 3}),
     "gemma3-global-rope-scaled-in-first-layer": (
         "gemma3_text",
@@ -196,6 +208,26 @@ def save(model: PreTrainedModel, directory: Path, **options: Any) -> Path:
         json.dumps({"bos_token": "<|begin|>", "eos_token": "<|end|>", "add_bos_token": False})
     )
     return directory
+
+
+def stack_experts(directory: Path) -> None:
+    """Store the experts of a saved model as Qwen3.5's are published: stacked, the rows of gate before those of up."""
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    stacks: dict[str, list[torch.Tensor]] = {}
+    for name in sorted((name for name in tensors if ".mlp.experts." in name), key=_expert_of):
+        mlp, _, _ = name.partition("experts.")
+        stack = "down_proj" if "down_proj" in name else "gate_up_proj"
+        stacks.setdefault(f"{mlp}experts.{stack}", []).append(tensors.pop(name))
+    for name, parts in stacks.items():
+        count = len(parts) if name.endswith("down_proj") else len(parts) // 2
+        tensors[name] = torch.cat(parts).view(count, -1, parts[0].shape[1])
+    save_file(tensors, path, {"format": "pt"})
+
+
+def _expert_of(name: str) -> tuple[int, str]:
+    expert, _, matrix = name.partition(".mlp.experts.")[2].partition(".")
+    return int(expert), matrix  # gate_proj before up_proj
 
 
 def byte_tokenizer() -> Tokenizer:

@@ -13,6 +13,8 @@ from transformers import (
     PreTrainedModel,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
 )
 
 from tests.backends.native.tiny_models import VOCAB
@@ -60,16 +62,21 @@ QWEN3_5 = {
     "eos_token_id": 258,
     "rope_parameters": {"rope_type": "default", "rope_theta": 99.0, "mrope_section": [1, 1, 1]},
 }
-QWEN3_5_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48}
+QWEN3_5_MOE = QWEN3_5 | {"num_experts": 7, "num_experts_per_tok": 3}
+QWEN3_5_MOE |= {"moe_intermediate_size": 20, "shared_expert_intermediate_size": 20}
+QWEN3_5_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
 QWEN3_5_VISION |= {"patch_size": 4, "num_position_embeddings": 16}
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 VISION |= {"image_size": 28, "patch_size": 14}
 
 
 def make_whole(name: str, **more: Any) -> PreTrainedModel:
-    """The one of WHOLES of that name, or "qwen3_5", in float32, all its weights random; more: of its text model."""
+    """The one of WHOLES of that name, "qwen3_5" or "qwen3_5_moe", in float32, all its weights random.
+
+    more: of its text model.
+    """
     torch.manual_seed(7)
-    model = _whole(name, TEXT | more).eval()
+    model = _whole(name, more).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
@@ -77,15 +84,19 @@ def make_whole(name: str, **more: Any) -> PreTrainedModel:
     return model
 
 
-def _whole(name: str, text: dict[str, Any]) -> PreTrainedModel:
+def _whole(name: str, more: dict[str, Any]) -> PreTrainedModel:
     if name == "gemma3":
+        text = TEXT | GEMMA3 | more
         own = {"mm_tokens_per_image": 4, "eos_token_id": [258, 256]}
-        return Gemma3ForConditionalGeneration(Gemma3Config(text_config=text | GEMMA3, vision_config=VISION, **own))
-    if name == "qwen3_5":
-        tied = bool(text.get("tie_word_embeddings"))
-        config = Qwen3_5Config(text_config=text | QWEN3_5, vision_config=QWEN3_5_VISION, tie_word_embeddings=tied)
-        return Qwen3_5ForConditionalGeneration(config)
-    text |= MISTRAL if name == "mistral3-mistral" else MINISTRAL3
+        return Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=VISION, **own))
+    if name.startswith("qwen3_5"):
+        text = TEXT | (QWEN3_5_MOE if name == "qwen3_5_moe" else QWEN3_5) | more
+        vision, tied = QWEN3_5_VISION | {"out_hidden_size": text["hidden_size"]}, bool(text.get("tie_word_embeddings"))
+        of_whole = {"text_config": text, "vision_config": vision, "tie_word_embeddings": tied}
+        if name == "qwen3_5_moe":
+            return Qwen3_5MoeForConditionalGeneration(Qwen3_5MoeConfig(**of_whole))
+        return Qwen3_5ForConditionalGeneration(Qwen3_5Config(**of_whole))
+    text = TEXT | (MISTRAL if name == "mistral3-mistral" else MINISTRAL3) | more
     text["tie_word_embeddings"] = tied = name.endswith("tied")
     config = Mistral3Config(text_config=text, vision_config=VISION | {"head_dim": 8}, tie_word_embeddings=tied)
     return Mistral3ForConditionalGeneration(config)

@@ -25,13 +25,16 @@ from runner.quant.mq.packed_weights import PackedWeights
 from runner.quant.mq.plan import make_plan
 from runner.quant.mq.recipe import recipe_of
 from runner.quant.packed_files import WEIGHTS_NAME
+from tests.backends.native.tiny_models import stack_experts
 
 WIDTH = {"moe_intermediate_size": 64}
 EXPERT = "model.layers.1.mlp.experts.3"
+SHARED = "model.layers.1.mlp.shared_expert"
 
 
 def source_of(name: str, directory: Path, **more: Any) -> Path:
-    return tiny(directory, name, **(more if name.startswith("gpt") else WIDTH | more))
+    widths = WIDTH | ({"shared_expert_intermediate_size": 64} if name.startswith("qwen3-5") else {})
+    return tiny(directory, name, **(more if name.startswith("gpt") else widths | more))
 
 
 def relative(found: NDArray[np.float64], wanted: NDArray[np.float64]) -> float:
@@ -70,6 +73,28 @@ def test_each_matrix_of_an_expert_is_a_tensor_and_the_router_is_kept(tmp_path: P
     assert sum(".experts." in name for name in found) == 3 * 7 * 3
 
 
+@pytest.mark.parametrize("is_stacked", [False, True])
+def test_the_shared_expert_is_packed_as_the_others_are_and_its_gate_is_kept(is_stacked: bool, tmp_path: Path) -> None:
+    source = source_of("qwen3-5-moe", tmp_path / "source")
+    num_parameters = sum(value.numel() for value in load_file(source / WEIGHTS_NAME).values())
+    if is_stacked:
+        stack_experts(source)
+    weights, config = opened(source)
+    made = packed(source, tmp_path / "out", "mq4")
+    assert made.num_parameters == num_parameters
+    found = {name: (one.format, one.shape, one.input_rotation) for name, one in made.tensors.items()}
+    for matrix in ("gate_proj", "up_proj", "down_proj"):
+        assert found[f"{SHARED}.{matrix}.weight"] == found[f"{EXPERT}.{matrix}.weight"] == ("mq4", (64, 64), 64)
+    assert found[f"{SHARED}_gate.weight"] == ("bf16", (1, 64), 1)
+    assert found["model.layers.1.mlp.gate.weight"] == ("bf16", (7, 64), 1)
+    assert found["model.layers.0.linear_attn.in_proj_a.weight"] == ("bf16", (4, 64), 1)
+    assert not any("are kept" in note for note in made.warnings)
+    eight = packed(source, tmp_path / "eight", "mq8")
+    wanted, nearly = logits(config, weights), logits(config_of(eight.path), PackedWeights(eight.path))
+    rows = np.sqrt(np.square(nearly - wanted).mean(1) / np.square(wanted).mean(1))
+    assert 0 < np.median(rows) < 0.1  # a token that takes another expert is off by more
+
+
 def test_the_router_of_a_folded_model_keeps_its_precision(tmp_path: Path) -> None:
     made = packed(source_of("gpt-oss", tmp_path / "source"), tmp_path / "out", "mq4", rotation="folded")
     found = {name: (one.format, one.input_rotation) for name, one in made.tensors.items()}
@@ -88,6 +113,21 @@ def test_experts_whose_rows_are_no_whole_groups_are_kept_and_told(tmp_path: Path
     assert made.tensors[f"{EXPERT}.down_proj.weight"].format == "bf16"
     assert made.tensors[f"{EXPERT}.up_proj.weight"].format == "mq8"
     assert any("down_proj.weight and 20 more: mq8 needs rows that are multiples of 32" in note for note in notes)
+
+
+def test_a_budget_raises_the_shared_expert_with_the_others(tmp_path: Path) -> None:
+    weights, config = opened(source_of("qwen3-5-moe", tmp_path / "source"))
+    plan = make_plan(config, weights, recipe_of("mq4"), "online")
+    for more in (0.25, 0.5, 0.75, 1.0):
+        richer = make_plan(config, weights, spend(plan, plan.bpw_body + more), "online")
+        assert richer.bpw_body <= plan.bpw_body + more
+        mlps = [f"model.layers.{layer}.mlp" for layer in range(3)]
+        of_layers = [
+            {richer.by_name[f"{mlp}.{one}.down_proj.weight"].format for one in ("experts.3", "shared_expert")}
+            for mlp in mlps
+        ]
+        assert of_layers[0] == {"mq6"}
+        assert all(len(formats) == 1 for formats in of_layers)
 
 
 def test_a_budget_raises_the_experts_of_a_layer_together(tmp_path: Path) -> None:
@@ -119,10 +159,11 @@ def test_sources_whose_experts_are_not_those_of_the_config_are_refused(
         packed(source, tmp_path / "out")
 
 
+@pytest.mark.parametrize("name", ["qwen3-moe", "qwen3-5-moe"])
 def test_calibration_that_was_asked_for_is_refused_and_else_left_out_with_a_word(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = source_of("qwen3-moe", tmp_path / "source", num_hidden_layers=1)
+    source = source_of(name, tmp_path / "source", num_hidden_layers=1)
     with pytest.raises(UnsupportedModel, match="has experts") as caught:
         packed(source, tmp_path / "out", "mq4", make_producer=calibrated(None, 1024))
     assert "--no-calibrate" in caught.value.hint

@@ -26,6 +26,7 @@ ARCHITECTURES = (
     "phi3",
     "qwen2",
     "qwen3",
+    "qwen3_5_moe_text",
     "qwen3_5_text",
     "qwen3_moe",
     "smollm3",

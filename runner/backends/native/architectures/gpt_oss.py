@@ -19,5 +19,4 @@ def _layer(config: ModelConfig, index: int) -> Layer:
         window=config.window(index),
         sinks=config.has_sinks,
     )
-    assert config.experts is not None
-    return Layer(config, attention=attention, mlp=MoE(config.hidden_size, config.experts))
+    return Layer(config, attention=attention, mlp=MoE(config))

@@ -12,11 +12,12 @@ def build(config: ModelConfig) -> Decoder:
 
 
 def _layer(config: ModelConfig, index: int) -> Layer:
-    attention = DeltaNet(config) if config.has_delta(index) else _attention(config)
-    return Layer(config, attention=attention, mlp=GatedMlp(config))
+    return Layer(config, attention=attention(config, index), mlp=GatedMlp(config))
 
 
-def _attention(config: ModelConfig) -> Attention:
+def attention(config: ModelConfig, index: int) -> Attention | DeltaNet:
+    if config.has_delta(index):
+        return DeltaNet(config)
     return Attention(
         config,
         bias=config.attention_bias,

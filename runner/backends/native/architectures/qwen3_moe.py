@@ -25,4 +25,4 @@ def _layer(config: ModelConfig, index: int) -> Layer:
 def _mlp(config: ModelConfig, index: int) -> GatedMlp | MoE:
     if config.experts is None or index not in config.experts.layers:
         return GatedMlp(config)
-    return MoE(config.hidden_size, config.experts)
+    return MoE(config)
