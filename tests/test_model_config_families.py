@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, SmolLM3Config
 
+from runner.backends.native.delta_state import SLOTS
 from runner.errors import BadModelFile, UnsupportedModel
 from runner.model_config import ModelConfig, QueryGrowth, num_parameters, parse_model_config
 from runner.model_config.shapes import config_shape
@@ -353,6 +354,14 @@ def test_what_qwen_could_ask_for_and_is_not_there_is_refused_by_name(changes: di
 def test_delta_nets_that_make_no_sense_are_refused(key: str, value: object) -> None:
     with pytest.raises(BadModelFile, match=key):
         qwen(**{key: value})
+
+
+def test_a_convolution_that_sees_more_tokens_than_states_are_kept_is_refused() -> None:
+    config = qwen(linear_conv_kernel_dim=SLOTS + 1)
+    assert config.delta is not None
+    assert config.delta.taps == SLOTS + 1
+    with pytest.raises(UnsupportedModel, match="linear_conv_kernel_dim = 7 is not supported"):
+        qwen(linear_conv_kernel_dim=SLOTS + 2)
 
 
 # --- Ministral 3 ------------------------------------------------------------------------------------------------------
