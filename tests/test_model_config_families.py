@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, SmolLM3Config
 
+from runner.backends.native.delta_state import SLOTS
 from runner.errors import BadModelFile, UnsupportedModel
 from runner.model_config import ExpertsConfig, ModelConfig, QueryGrowth, num_parameters, parse_model_config
 from runner.model_config.shapes import config_shape
@@ -397,6 +398,14 @@ def test_experts_that_transformers_would_not_compute_are_refused_by_name(changes
     assert moe(norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[]) == moe()
     with pytest.raises(UnsupportedModel, match=words):
         moe(**changes)
+
+
+def test_a_convolution_that_sees_more_tokens_than_states_are_kept_is_refused() -> None:
+    config = qwen(linear_conv_kernel_dim=SLOTS + 1)
+    assert config.delta is not None
+    assert config.delta.taps == SLOTS + 1
+    with pytest.raises(UnsupportedModel, match="linear_conv_kernel_dim = 7 is not supported"):
+        qwen(linear_conv_kernel_dim=SLOTS + 2)
 
 
 # --- Ministral 3 ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from runner.config import LoadOptions
 from runner.fit import estimate, read_facts
 from runner.machine import devices
 from runner.model_config import parse_model_config
-from runner.quant.draft_tensors import head_names
 from runner.quant.gguf_file import GgufHeader, read_header
 from runner.quant.json_file import read_json
 from runner.quant.safetensors_file import read_header as read_safetensors
@@ -61,8 +60,8 @@ def _of_checkpoint(sizes: Mapping[str, int], plain_config: Mapping[str, object])
 
     What is no text model's, and heads that draft, are not loaded.
     """
-    config, heads = parse_model_config(plain_config), head_names(sizes.keys())
-    sizes = of_text_model({name: size for name, size in sizes.items() if name not in heads}, config.model_type)
+    config = parse_model_config(plain_config)
+    sizes = of_text_model(sizes, config.model_type)
     is_tied = config.tie_word_embeddings and not any(name.startswith("lm_head.") for name in sizes)
     embeddings = set[str]() if is_tied else {name for name in sizes if name.startswith("model.embed_tokens.")}
     experts = {name for name in sizes if ".mlp.experts." in name}

@@ -13,13 +13,14 @@ from runner.model_config.fields import integer_or_none, invalid, strings, unsupp
 from runner.model_config.values import DeltaConfig
 
 _DELTA, _ATTENTION = "linear_attention", "full_attention"  # what layer_types calls them
-_MOST_TAPS: Final = 64
+_MOST_TAPS: Final = 6  # one more than a GPU keeps states of a sequence (kernels/delta_rule.py)
 
 
 def parse_delta(config: Mapping[str, Any], family: Family, num_layers: int) -> DeltaConfig | None:
     """The delta nets of a config.json's contents; None for a model, or a family, without them.
 
-    Raises UnsupportedModel for other types of layers, and BadModelFile for values that make no sense.
+    Raises UnsupportedModel for other types of layers and for long convolutions, BadModelFile for values that make no
+    sense.
     """
     layers = _layers(config, family, num_layers) if family.has_delta else ()
     if not layers:
@@ -35,12 +36,15 @@ def parse_delta(config: Mapping[str, Any], family: Family, num_layers: int) -> D
     if value_heads % key_heads:
         hint = f"It must be a multiple of linear_num_key_heads = {key_heads}."
         raise invalid("linear_num_value_heads", value_heads, hint)
+    taps = whole("linear_conv_kernel_dim", 2**12)
+    if taps > _MOST_TAPS:
+        raise unsupported("linear_conv_kernel_dim", taps)
     return DeltaConfig(
         key_heads=key_heads,
         value_heads=value_heads,
         key_dim=whole("linear_key_head_dim", 2**12),
         value_dim=whole("linear_value_head_dim", 2**12),
-        taps=whole("linear_conv_kernel_dim", _MOST_TAPS),
+        taps=taps,
         layers=layers,
     )
 

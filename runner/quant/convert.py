@@ -21,7 +21,6 @@ from runner.errors import BadModelFile, UnsupportedModel
 from runner.model_config import ModelConfig, parse_model_config
 from runner.quant.architectures import architecture_of
 from runner.quant.byte_level_bpe import is_byte_level, read_byte_level_bpe
-from runner.quant.draft_tensors import without_heads
 from runner.quant.file_records import FileRecord
 from runner.quant.formats import Format, encode_rows, encoded_bytes, row_spans, type_of
 from runner.quant.fp8 import FP8
@@ -108,7 +107,7 @@ def _own_tensors(directory: Path, config: ModelConfig) -> Checkpoint:
             "These weights are FP8, of which no GGUF is made here.",
             hint="Quantize them to mq4 and the like, or start from the model's BF16 version.",
         )
-    return without_heads(Checkpoint(MappingProxyType(dict(found))))
+    return Checkpoint(MappingProxyType(found))
 
 
 def _check_rotation(architecture: Architecture, config: ModelConfig) -> None:

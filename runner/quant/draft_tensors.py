@@ -29,12 +29,6 @@ def head_names(names: Collection[str]) -> frozenset[str]:
     return frozenset(name for name in names if name.startswith((*_PREFIXES, *layers)))
 
 
-def without_heads(checkpoint: Checkpoint) -> Checkpoint:
-    """The model's own tensors."""
-    heads = head_names(checkpoint.tensors.keys())
-    return Checkpoint(MappingProxyType({name: one for name, one in checkpoint.tensors.items() if name not in heads}))
-
-
 def heads_alone(checkpoint: Checkpoint) -> Checkpoint:
     """The tensors of the heads, none where there is no head."""
     heads = head_names(checkpoint.tensors.keys())

@@ -1,6 +1,7 @@
-"""The tensors of a multimodal checkpoint's text model, by the names that they have where it stands alone.
+"""Which tensors of a checkpoint are its text model's own, by the names that they have where that stands alone.
 
-It knows names alone; which models are multimodal is model_config's to say.
+It knows names alone; which models are multimodal is model_config's to say, and what a head that drafts is called
+draft_tensors.py's.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Final, TypeVar
 
 from runner.errors import BadModelFile
 from runner.model_config import PARTS_OF_WHOLES
+from runner.quant.draft_tensors import head_names
 
 T = TypeVar("T")
 
@@ -20,13 +22,17 @@ _OF_IMAGES: Final = tuple(
 )
 
 
-def of_text_model(tensors: Mapping[str, T], model_type: str) -> Mapping[str, T]:
-    """`tensors` without those of the vision part, renamed; a text model's own are given back as they are.
+def of_text_model(tensors: Mapping[str, T], model_type: str) -> dict[str, T]:
+    """`tensors` without those of the vision part, renamed, and without those of a head that drafts.
 
     model_type: the text model's. Raises BadModelFile when two have one name then.
     """
-    if model_type not in PARTS_OF_WHOLES:
-        return tensors
+    named = _named_alone(tensors) if model_type in PARTS_OF_WHOLES else tensors
+    heads = head_names(named.keys())
+    return {name: tensor for name, tensor in named.items() if name not in heads}
+
+
+def _named_alone(tensors: Mapping[str, T]) -> dict[str, T]:
     found: dict[str, T] = {}
     for name, tensor in tensors.items():
         if name.startswith(_OF_IMAGES):

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from runner.errors import BadModelFile, UnsupportedModel
 from runner.model_config import ModelConfig
 from runner.quant.architectures import ARCHITECTURES, architecture_of
-from runner.quant.draft_tensors import head_names
 from runner.quant.expert_stacks import LAYOUTS, MXFP4, Part, expert_parts, is_stack, read_part, stored_part
 from runner.quant.fp8 import FP8, scale_of
 from runner.quant.fp8 import decode as decode_fp8
@@ -113,7 +112,7 @@ def is_decodable(kind: str) -> bool:
 
 
 class SafetensorsWeights:
-    """One or more .safetensors files, without the tensors of a head that drafts (draft_tensors.py)."""
+    """One or more .safetensors files: the text model's own tensors of them (text_tensors.py)."""
 
     def __init__(self, paths: tuple[Path, ...], config: ModelConfig) -> None:
         self.where = paths[0].name if len(paths) == 1 else called(paths[0].parent)
@@ -123,9 +122,7 @@ class SafetensorsWeights:
             if twice := sorted(tensors.keys() & shard.keys()):
                 raise BadModelFile(f"Tensor {twice[0]!r} is in two files, {path.name} being the second.")
             tensors.update(shard)
-        own = of_text_model(tensors, config.model_type)
-        heads = head_names(own.keys())
-        tensors = {name: tensor for name, tensor in own.items() if name not in heads}
+        tensors = of_text_model(tensors, config.model_type)
         self._checkpoint = Checkpoint(MappingProxyType(tensors))
         self._copy_is_checked = False
         experts, layout = config.experts, LAYOUTS.get(config.model_type)

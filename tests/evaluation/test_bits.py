@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from runner.evaluation.bits import BitsPerWeight, _of_gguf, bits_per_weight
 from runner.quant.gguf_file import read_header
@@ -22,6 +24,13 @@ def test_a_checkpoint_in_float32_has_32_bits(tmp_path: Path) -> None:
 
 def test_of_a_multimodal_checkpoint_the_text_model_counts(tmp_path: Path) -> None:
     directory = tiny_models.save(make_whole("mistral3-mistral"), tmp_path)
+    assert bits_per_weight(tiny_models.ready(directory)) == BitsPerWeight(total=32.0, body=32.0)
+
+
+def test_a_head_that_drafts_is_not_counted(tmp_path: Path) -> None:
+    directory = tiny_models.save(tiny_models.make("qwen3"), tmp_path)
+    path = directory / "model.safetensors"
+    save_file({**load_file(path), "mtp.fc.weight": torch.zeros(64, 128)}, path, {"format": "pt"})
     assert bits_per_weight(tiny_models.ready(directory)) == BitsPerWeight(total=32.0, body=32.0)
 
 

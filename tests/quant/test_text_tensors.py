@@ -38,3 +38,8 @@ def test_a_model_that_is_part_of_none_keeps_what_it_has() -> None:
 def test_two_tensors_of_one_name_are_refused() -> None:
     with pytest.raises(BadModelFile, match=r"model\.embed_tokens\.weight"):
         of_text_model({**OLDER, **NEWER}, "gemma3_text")
+
+
+@pytest.mark.parametrize("model_type", ["gemma3_text", "llama"])
+def test_a_head_that_drafts_is_no_part_of_a_model(model_type: str) -> None:
+    assert of_text_model({"mtp.fc.weight": 1, "model.norm.weight": 2}, model_type) == {"model.norm.weight": 2}

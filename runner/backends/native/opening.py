@@ -89,10 +89,10 @@ def _execution(
     cancel: CancelToken,
 ) -> Execution:
     """The model on its device: by the kernels on a GPU, by the plain modules on a CPU."""
+    before = torch.cuda.memory_reserved(placement.device) if placement.is_gpu else 0  # the cache has states at once
     cache = KvCache.of(
         config, n_ctx=need.n_ctx, dtype=placement.dtype, device=placement.device, kv_dtype=placement.kv_dtype
     )
-    before = torch.cuda.memory_reserved(placement.device) if placement.is_gpu else 0
     if placement.has_kernels:
         from runner.backends.native.fused import FusedDecoder
         from runner.backends.native.fused_execution import FusedExecution

@@ -196,7 +196,7 @@ class Recording(Graphs):
             return step()
 
 
-@pytest.mark.parametrize("n_tokens", [1, 3, SLOTS, 2 * SLOTS])
+@pytest.mark.parametrize("n_tokens", [1, SLOTS])  # a kernel of its own, and a state that is written over
 def test_a_step_that_is_recorded_leaves_the_state_of_one_run(tiny: tuple[ModelConfig, Weights], n_tokens: int) -> None:
     recorded, once = fused(*tiny), fused(*tiny)
     recorded._graphs = Recording(torch.device("cpu"))

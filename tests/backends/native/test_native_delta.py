@@ -13,11 +13,14 @@ import pytest
 import torch
 
 from runner.backends.base import Backend, Prefill
+from runner.backends.native import opening
 from runner.backends.native.backend import NativeBackend
 from runner.backends.native.blocks import go_on
 from runner.backends.native.delta_state import SLOTS, DeltaState, DeltaStates, state_bytes
 from runner.backends.native.kv_cache import KvCache
+from runner.backends.native.placement import Placement
 from runner.backends.native.writing import batch_size, write_batch
+from runner.config import LoadOptions
 from runner.model_config import DeltaConfig
 from runner.types import CancelToken
 from tests.backends.conformance import N_CTX, ConformanceWithoutDrafts, prefills, take
@@ -190,6 +193,26 @@ def test_its_memory_has_the_states(backend: NativeBackend) -> None:
     last(backend, IDS[:5])
     assert before - backend._execution.cache.capacity * 2 * 2 * 24 * 4 == state_bytes(delta, torch.float32)
     assert backend._need.state_bytes == state_bytes(delta, torch.float32)
+
+
+def test_on_a_gpu_the_states_are_not_taken_for_memory_of_others(
+    backend: NativeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Made(Exception):
+        """The cache is there, and takes memory."""
+
+    def made(*_: object, **__: object) -> KvCache:
+        raise Made
+
+    looked = list[torch.device]()
+    monkeypatch.setattr(torch.cuda, "memory_reserved", looked.append)
+    monkeypatch.setattr(KvCache, "of", made)
+    gpu = torch.device("cuda")
+    placement = Placement(device=gpu, dtype=torch.bfloat16, kv_dtype=torch.bfloat16, name="GPU", has_kernels=True)
+    nothing = (LoadOptions(), lambda _: None, CancelToken())
+    with pytest.raises(Made):
+        opening._execution(backend._config, None, placement, backend._need, *nothing)  # type: ignore[arg-type]
+    assert looked == [gpu]
 
 
 def test_texts_written_at_once_are_those_that_are_written_alone(backend: NativeBackend) -> None:
