@@ -34,7 +34,7 @@ _EPS: Final = 1e-6  # of the queries' and the keys' lengths
 class DeltaSlots:
     """What a layer keeps of a sequence, in S slots: what was after p tokens in slot p % S; after none no slot is read.
 
-    states: [S, Hv, Dk, Dv] float32, Dk and Dv powers of 2 from 16 to 256. past: [S, T - 1, C], the last inputs of the
+    states: [S, Hv, Dk, Dv] float32, Dk and Dv powers of 2 from 16 to 128. past: [S, T - 1, C], the last inputs of the
     convolution, of which a row sees T.
     """
 
@@ -89,7 +89,7 @@ class DeltaRows:
 
 def takes_dims(key_dim: int, value_dim: int) -> bool:
     """Whether there are kernels for heads of these sizes."""
-    return all(d & (d - 1) == 0 and 16 <= d <= 256 for d in (key_dim, value_dim))
+    return all(d & (d - 1) == 0 and 16 <= d <= 128 for d in (key_dim, value_dim))
 
 
 def delta_rows_ref(

@@ -107,7 +107,7 @@ def _without_kernels(config: ModelConfig) -> str | None:
 
         if not takes_dims(delta.key_dim, delta.value_dim):
             return (
-                "the heads of a gated delta net must have 16, 32, 64, 128 or 256 elements, and this model's keys have "
+                "the heads of a gated delta net must have 16, 32, 64 or 128 elements, and this model's keys have "
                 f"{delta.key_dim} and its values {delta.value_dim}"
             )
     if (experts := config.experts) is not None and experts.shared_size not in (None, experts.intermediate_size):

@@ -248,7 +248,7 @@ def test_and_is_not_where_it_has_written_over_that_one(
     assert torch.equal(extended(kernels, PROMPT), first)
 
 
-@pytest.mark.parametrize(("dim", "is_refused"), [(16, False), (24, True)])
+@pytest.mark.parametrize(("dim", "is_refused"), [(16, False), (24, True), (128, False), (256, True)])
 def test_heads_that_no_kernel_takes_are_refused_on_a_gpu_with_a_remedy(
     tmp_path: Path, dim: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,4 +258,4 @@ def test_heads_that_no_kernel_takes_are_refused_on_a_gpu_with_a_remedy(
     reason = native.refusal(model, LoadOptions())
     assert (reason is not None) == is_refused
     if reason is not None:
-        assert "this model's keys have 24 and its values 32. Use -ngl 0" in reason
+        assert f"this model's keys have {dim} and its values 32. Use -ngl 0" in reason
