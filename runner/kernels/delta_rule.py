@@ -25,6 +25,7 @@ from torch.nn import functional
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels.compile import Variant
+from runner.kernels.delta_sizes import takes_dims
 from runner.kernels.values import OPTIONS, cdiv, has_pdl, is_nvidia, pdl_option
 
 _EPS: Final = 1e-6  # of the queries' and the keys' lengths
@@ -85,11 +86,6 @@ class DeltaRows:
         for number in (start,) if count is None else (start, count):
             assert number.shape == (1,)
             assert number.dtype == torch.int32
-
-
-def takes_dims(key_dim: int, value_dim: int) -> bool:
-    """Whether there are kernels for heads of these sizes."""
-    return all(d & (d - 1) == 0 and 16 <= d <= 128 for d in (key_dim, value_dim))
 
 
 def delta_rows_ref(

@@ -39,7 +39,7 @@ def refusal(model: ReadyModel, options: LoadOptions) -> str | None:
         config = _check(model)
     except RunnerError as error:
         return f"{error.message} {error.hint}".rstrip()
-    if options.n_gpu_layers != 0 and _has_kernels() and (reason := _without_kernels(config)):
+    if options.n_gpu_layers != 0 and (reason := _without_kernels(config)) and _has_kernels():
         return f"on a GPU {reason}. Use -ngl 0, or a GGUF of the model with --backend llamacpp."
     return _refused_layers(config.num_layers, options.n_gpu_layers)
 
@@ -103,7 +103,7 @@ def _check(model: ReadyModel) -> ModelConfig:
 def _without_kernels(config: ModelConfig) -> str | None:
     """What of a model no kernel computes: some sizes of a delta net's heads, and of a shared expert."""
     if (delta := config.delta) is not None:
-        from runner.kernels.delta_rule import takes_dims
+        from runner.kernels.delta_sizes import takes_dims
 
         if not takes_dims(delta.key_dim, delta.value_dim):
             return (
