@@ -1,4 +1,4 @@
-"""Which heads of a gated delta net there are kernels for: apart, so that asking for it imports neither torch nor Triton."""
+"""Which heads of a gated delta net there are kernels for: asking for it imports neither torch nor Triton."""
 
 from __future__ import annotations
 
