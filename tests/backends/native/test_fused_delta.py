@@ -118,7 +118,7 @@ def test_rows_of_q_proj_are_put_apart_into_queries_and_gates(tmp_path: Path) -> 
 
 
 @WITH_EXPERTS_TOO
-@pytest.mark.parametrize("cuts", [[1] * 10, [5, 5], [2, 8], [4, 1, 5]])
+@pytest.mark.parametrize("cuts", [[1] * 10, [5, 5], [4, 1, 5]])
 def test_a_text_has_the_same_bits_however_it_is_cut(tiny: tuple[ModelConfig, Weights], cuts: list[int]) -> None:
     together, apart = fused(*tiny), fused(*tiny)
     for execution in (together, apart):
@@ -128,7 +128,7 @@ def test_a_text_has_the_same_bits_however_it_is_cut(tiny: tuple[ModelConfig, Wei
     assert torch.equal(extended(apart, *parts), extended(together, MORE))
 
 
-@pytest.mark.parametrize("back", range(1, SLOTS))
+@pytest.mark.parametrize("back", [1, SLOTS - 1])
 def test_going_back_a_few_tokens_leaves_what_was_before_them(tiny: tuple[ModelConfig, Weights], back: int) -> None:
     kernels, fresh = fused(*tiny), fused(*tiny)
     extended(kernels, PROMPT, *([token] for token in MORE[:6]))
