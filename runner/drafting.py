@@ -72,7 +72,7 @@ def open_drafting(
     load_texts: gives the ids of the files of `choice`, as draft_files.quotable does. Raises UnsuitedOptions when the
     drafter that was asked for cannot draft for this model, and what loading raises.
     """
-    if choice.drafter is not None and not target.info.can_go_back:
+    if choice.drafter is not None and not target.info.longest_draft:
         return Drafting(DraftChoice(drafter=None, reason=NO_WAY_BACK))
     choice = unless_inexact(choice, options, is_exact=target.info.is_batch_exact)
     try:
@@ -81,7 +81,7 @@ def open_drafting(
         raise UnsuitedOptions(error.message, hint=error.hint) from error
     if drafter is None:
         return Drafting(choice)
-    speculator = Speculator(drafter, options.draft_max)
+    speculator = Speculator(drafter, min(options.draft_max, target.info.longest_draft, drafter.longest_draft))
     try:
         speculator.calibrate(target.stride_s if drafter.is_quoting else target.step_s)
     except BaseException:
@@ -140,7 +140,7 @@ def draft_options(options: LoadOptions, target: ModelInfo, draft: ModelFacts) ->
 def _check(draft: Backend, target: Backend, *, is_copy: bool) -> None:
     """Raise UnsupportedModel when a loaded model cannot draft for another."""
     ours, theirs = draft.info, target.info
-    if not ours.can_go_back:
+    if not ours.longest_draft:
         raise UnsupportedModel(
             f"{ours.name} cannot draft: its recurrent layers keep no earlier state.",
             hint=f"Choose a model with attention alone; {_WITHOUT}",

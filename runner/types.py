@@ -83,7 +83,7 @@ class ModelInfo:
     context_length: what the model was trained for; n_ctx: what is allocated now (tokens).
     quantization: the name of the weight format, e.g. "Q8_0", "BF16", "MQ4".
     device: where it runs, for people: "CPU (2 threads)", "NVIDIA H200". note: what its user should know of that, a
-    sentence or two, or nothing. can_go_back: its KV cache can be cut anywhere, which speculation needs.
+    sentence or two, or nothing. longest_draft: tokens that its cache can give up again, 0 where it cannot go back.
     is_batch_exact: a step of several tokens rounds each as a step of that token alone does, so that drafts change no
     text. (llama.cpp on a CPU with several threads counts as such, though long texts may differ there.)
     """
@@ -103,8 +103,8 @@ class ModelInfo:
     chat_template: str | None
     bos_token: str
     eos_token: str
+    longest_draft: int
     note: str = ""
-    can_go_back: bool = True
     is_batch_exact: bool = True
 
 

@@ -187,15 +187,20 @@ def test_a_model_that_cannot_go_back_is_run_without_and_says_so(
     engine.close()
 
 
-def test_a_model_with_delta_nets_is_run_without_and_drafts_for_none(engine: Engine, tmp_path: Path) -> None:
-    model = tiny_models.save(tiny_models.make("qwen3-5"), tmp_path / "qwen")
-    (tmp_path / "head").mkdir()
-    for asked in ({}, {"speculation": "suffix"}, {"speculation": "mtp"}, {"speculation": "eagle3", "draft": "head"}):
-        given = {"draft": str(tmp_path / "head")} if "draft" in asked else {}
-        loaded, _ = load(engine, model, n_gpu_layers=0, **asked | given)
-        assert loaded.speculation.startswith("off: this model cannot go back"), asked
-    with pytest.raises(UnsuitedOptions, match="cannot draft: its recurrent layers"):
-        load(engine, "demo", draft=str(model), n_gpu_layers=0)
+def test_drafts_for_and_by_a_model_with_delta_nets_are_as_long_as_it_can_go_back(
+    engine: Engine, tmp_path: Path
+) -> None:
+    model = str(tiny_models.save(tiny_models.make("qwen3-5"), tmp_path / "qwen"))
+    for asked in ({}, {"speculation": "model", "draft": model}):
+        loaded, _ = load(engine, model, n_gpu_layers=0, **asked)
+        assert loaded.speculation.startswith(asked.get("speculation", "suffix")), asked
+        speculator = engine.drafting.speculator
+        assert speculator is not None
+        assert speculator._draft_max == loaded.info.longest_draft == 5
+    other = str(tiny_models.save(tiny_models.make("qwen3"), tmp_path / "other"))
+    load(engine, other, n_gpu_layers=0, speculation="model", draft=model)
+    assert engine.drafting.speculator is not None
+    assert engine.drafting.speculator._draft_max == 5
     engine.close()
 
 

@@ -404,7 +404,7 @@ def test_a_convolution_that_sees_more_tokens_than_states_are_kept_is_refused() -
     config = qwen(linear_conv_kernel_dim=SLOTS + 1)
     assert config.delta is not None
     assert config.delta.taps == SLOTS + 1
-    with pytest.raises(UnsupportedModel, match="linear_conv_kernel_dim = 7 is not supported"):
+    with pytest.raises(UnsupportedModel, match="linear_conv_kernel_dim = 14 is not supported"):
         qwen(linear_conv_kernel_dim=SLOTS + 2)
 
 

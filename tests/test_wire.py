@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner import errors, events
-from runner.config import ChatOptions, Grammar, LoadOptions, SamplingParams
+from runner.config import LONGEST_DRAFT, ChatOptions, Grammar, LoadOptions, SamplingParams
 from runner.errors import RunnerError, error_class
 from runner.events import Finished, Loaded, Notice, Progress, ReasoningDelta, Stats, TextDelta
 from runner.telemetry import Timings
@@ -37,6 +37,7 @@ INFO = ModelInfo(
     chat_template=None,
     bos_token="",
     eos_token="<|im_end|>",
+    longest_draft=LONGEST_DRAFT,
 )
 TIMINGS = Timings(prompt_tokens=9, cached_tokens=3, completion_tokens=2, ttft_s=0.1, prefill_s=0.1, decode_s=1 / 3)
 EVENTS = [

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from runner.backends.base import Backend, LoadProgress, Logits, Prefill, Step, check_prompt, common_prefix, step_of
 from runner.backends.vocabulary import pieces
-from runner.config import DEFAULT_CTX, LoadOptions, SamplingParams, build
+from runner.config import DEFAULT_CTX, LONGEST_DRAFT, LoadOptions, SamplingParams, build
 from runner.errors import BadModelFile, RunnerError, UsageError, loading_cancelled
 from runner.sampling import Constraint
 from runner.speculative.rounds import decode
@@ -154,6 +154,7 @@ class FakeBackend(Backend):
             chat_template=model.chat_template or script.chat_template,
             bos_token="",
             eos_token=_SPECIAL[1],
+            longest_draft=LONGEST_DRAFT,
         )
 
     def generate(

@@ -6,7 +6,7 @@ nothing of rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,7 +83,10 @@ class _Stub:
     def state(self, _layer: int) -> None:
         """None came before."""
 
-    def put_state(self, _layer: int, _state: DeltaState, _n_tokens: int) -> None:
+    def n_states(self, _n_tokens: int) -> int:
+        return 0
+
+    def put_states(self, _layer: int, _states: Sequence[DeltaState], _n_tokens: int) -> None:
         pass
 
 

@@ -86,10 +86,10 @@ class _Ways:
 
 # llama.cpp: measured with llama-cpp-python 0.3.36. Its default is swa_full, by which layers with a window have cells
 # for all of the context: it lets the cache be cut anywhere. Recurrent states are float32 whatever --kv-type says.
-# native: its cache has one length for all layers, and states are those of five lengths (delta_state.py).
+# native: its cache has one length for all layers, and states are those of twelve lengths (delta_state.py).
 _WAYS: Final[Mapping[BackendName, _Ways]] = {
     "llamacpp": _Ways(ctx_block=256, keeps_windows_whole=True, splits=True, states=1, gpus=("cuda", "rocm", "metal")),
-    "native": _Ways(ctx_block=1, keeps_windows_whole=True, splits=False, states=5, gpus=("cuda", "rocm")),
+    "native": _Ways(ctx_block=1, keeps_windows_whole=True, splits=False, states=12, gpus=("cuda", "rocm")),
     "fake": _Ways(ctx_block=1, keeps_windows_whole=False, splits=False, states=1, gpus=()),
 }
 

@@ -6,9 +6,11 @@ and the query reads it. What follows, a norm and a gate, is gates.py's; rows of 
 is one warp with a few columns of one head's state, which are independent of all others: it keeps them in registers from
 the first row to the last one.
 
-There are S slots, and the state after p tokens lies in slot p % S: so the device finds it by the position alone, and
-the last S - 1 positions can be gone back to. One row is a kernel; of more rows what needs no state is made before, all
-rows at once, by the same functions in the same lanes: a row has the same bits whatever M is. All is float32.
+There are S slots, and the state after p tokens lies in slot p % S: so the device finds it by the position alone. Of a
+step's rows, which may be guesses, the state after each is kept, so that the last S - 1 positions can be gone back to;
+of a pass that is filled up, a prompt's, the last state alone. One row is a kernel; of more rows what needs no state is
+made before, all rows at once, by the same functions in the same lanes: a row has the same bits whatever M is. All is
+float32.
 """
 
 from __future__ import annotations
@@ -94,7 +96,7 @@ def delta_rows_ref(
     """See delta_rows; computed in the dtype of mixed, and the numbers are numbers."""
     n_slots, heads, dk, dv = slots.states.shape
     dtype, n = rows.mixed.dtype, len(rows.mixed) if count is None else count
-    before, after = start % n_slots, (start + n) % n_slots
+    before = start % n_slots
     past = slots.past[before].to(dtype) if start else rows.mixed.new_zeros(len(weights.taps) - 1, rows.mixed.shape[1])
     held = slots.states[before].to(dtype) if start else rows.mixed.new_zeros(heads, dk, dv)
     inputs = torch.cat((past, rows.mixed[:n]))
@@ -115,8 +117,10 @@ def delta_rows_ref(
         change = (v[m] - (k[m, :, :, None] * held).sum(1)) * share[m, :, None]
         held = held + k[m, :, :, None] * change[:, None, :]
         found[m] = (q[m, :, :, None] * held).sum(1) * dk**-0.5
-    slots.states[after] = held.to(slots.states.dtype)
-    slots.past[after] = inputs[n:].to(slots.past.dtype)
+        if count is None or m == n - 1:
+            after = (start + m + 1) % n_slots
+            slots.states[after] = held.to(slots.states.dtype)
+            slots.past[after] = inputs[m + 1 : m + len(weights.taps)].to(slots.past.dtype)
     return found.flatten(1)
 
 
@@ -217,6 +221,46 @@ def keep_inputs_of(
 
 
 @triton.jit
+def _taps(taps, c, C: tl.constexpr, PAST: tl.constexpr):
+    """All taps of channels c."""
+    found = ()
+    for i in tl.static_range(PAST + 1):
+        found = found + (tl.load(taps + i * C + c),)  # type: ignore[assignment]  # noqa: RUF005
+    return found
+
+
+@triton.jit
+def _inputs(past, c, before, n_past, C: tl.constexpr, PAST: tl.constexpr):
+    """The inputs of channels c before one row; 0 where there were none."""
+    found = ()
+    for i in tl.static_range(PAST):
+        at = past + (before * PAST + i) * C + c
+        x = tl.load(at, mask=i + 0 * c < n_past, other=0.0, cache_modifier=".cg")
+        found = found + (x,)  # type: ignore[assignment]  # noqa: RUF005
+    return found
+
+
+@triton.jit
+def _convolved_row(x, inputs, weights, PAST: tl.constexpr):
+    """silu of the convolution of one row x, in the order of _of_past and _convolved, whose other addends are 0."""
+    total = tl.zeros(x.shape, tl.float32)
+    for i in tl.static_range(PAST):
+        total += inputs[i].to(tl.float32) * weights[i]
+    total += x.to(tl.float32) * weights[PAST]
+    return total * tl.sigmoid(total)
+
+
+@triton.jit
+def _keep_row(x, inputs, past, c, is_kept, after, C: tl.constexpr, PAST: tl.constexpr):
+    """_keep_inputs of one row x, from what has been read."""
+    for i in tl.static_range(PAST):
+        kept = x
+        if i + 1 < PAST:
+            kept = inputs[i + 1]
+        tl.store(past + (after * PAST + i) * C + c, kept, mask=0 * c < is_kept)
+
+
+@triton.jit
 def _delta_row(
     mixed, a, b, taps, fading, bias, states, past, start, out,
     HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, SLOTS: tl.constexpr,
@@ -228,39 +272,47 @@ def _delta_row(
     g = h // (HV // HK)
     i = tl.arange(0, DK)
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    of_q, of_k, of_v = g * DK + i, HK * DK + g * DK + i, 2 * HK * DK + h * DV + j
     position = tl.load(start)
+    taps_q, taps_k, taps_v = _taps(taps, of_q, C, PAST), _taps(taps, of_k, C, PAST), _taps(taps, of_v, C, PAST)
+    head_fading, head_bias = tl.load(fading + h), tl.load(bias + h)
     before, after, n_past = position % SLOTS, (position + 1) % SLOTS, tl.minimum(position, 1) * PAST
     # The position is older than the step, and state and past are of the step before.
     at = i[:, None] * DV + j[None, :]
     state = held(states, position, before, h, at, HV, DK * DV)
-    first = position * 0
-    q = _of_past(past, taps, first, g * DK + i, before, n_past, C, PAST)
-    k = _of_past(past, taps, first, HK * DK + g * DK + i, before, n_past, C, PAST)
-    v = _of_past(past, taps, first, 2 * HK * DK + h * DV + j, before, n_past, C, PAST)
-    head_fading, head_bias = tl.load(fading + h), tl.load(bias + h)
+    past_q = _inputs(past, of_q, before, n_past, C, PAST)
+    past_k = _inputs(past, of_k, before, n_past, C, PAST)
+    past_v = _inputs(past, of_v, before, n_past, C, PAST)
     if PDL:
         gdc_wait()
-        gdc_launch_dependents()
+    # All that the kernel before has made, at once: nothing of it is waited for before all of it is asked for.
+    row_q, row_k, row_v = tl.load(mixed + of_q), tl.load(mixed + of_k), tl.load(mixed + of_v)
     head_a, head_b = tl.load(a + h), tl.load(b + h)
-    q = _of_length_1(_convolved(q, mixed, 0, taps, first, g * DK + i, C, PAST)) * SCALE
-    k = _of_length_1(_convolved(k, mixed, 0, taps, first, HK * DK + g * DK + i, C, PAST))
-    v = _convolved(v, mixed, 0, taps, first, 2 * HK * DK + h * DV + j, C, PAST)
+    if PDL:
+        gdc_launch_dependents()
+    q = _of_length_1(_convolved_row(row_q, past_q, taps_q, PAST)) * SCALE
+    k = _of_length_1(_convolved_row(row_k, past_k, taps_k, PAST))
+    v = _convolved_row(row_v, past_v, taps_v, PAST)
     ones = tl.full((BLOCK,), 1.0, tl.float32)
     decay = tl.exp(ones * _log_decay(head_a, head_fading, head_bias))
     share = ones * tl.sigmoid(head_b.to(tl.float32))
     state, answer = _updated(state, q, k, v, decay, share)
     tl.store(out + h * DV + j, answer)
     tl.store(states + (after * HV + h).to(tl.int64) * (DK * DV) + at, state)
-    keep_inputs_of(mixed, 0, past, before, after, first + 1, n_past, h, j, HK, HV, DK, DV, C, PAST)
+    is_first = tl.where((tl.program_id(0) == 0) & (h % (HV // HK) == 0), 1, 0)  # of a key head
+    _keep_row(row_v, past_v, past, of_v, 1, after, C, PAST)
+    _keep_row(row_q, past_q, past, of_q, is_first, after, C, PAST)
+    _keep_row(row_k, past_k, past, of_k, is_first, after, C, PAST)
 
 
 @triton.jit(do_not_specialize=["n_rows"])
 def _prepare(
     mixed, stride, a, b, gate_stride, taps, fading, bias, past, start, q, k, v, gates, n_rows,
     HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, SLOTS: tl.constexpr,
-    PAST: tl.constexpr, ROWS: tl.constexpr, SCALE: tl.constexpr, PDL: tl.constexpr,
+    PAST: tl.constexpr, ROWS: tl.constexpr, SCALE: tl.constexpr, IS_STEP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """See Prepared. A program is a head of q, of k or of v, of ROWS rows."""
+    """See Prepared. A program is a head of q, of k or of v, of ROWS rows. IS_STEP: the last inputs after each row go to
+    its slot, unless a later row has the same, or it is read here (see _delta_rows)."""
     C: tl.constexpr = 2 * HK * DK + HV * DV
     n = tl.program_id(1)
     position = tl.load(start)
@@ -271,8 +323,13 @@ def _prepare(
     for offset in tl.static_range(ROWS):
         m = tl.program_id(0) * ROWS + offset
         if m < n_rows:
+            slot = (position + m + 1) % SLOTS
+            is_kept = (m + SLOTS >= n_rows) & (slot != before)
             if n < 2 * HK:
                 c = n * DK + tl.arange(0, DK)
+                if IS_STEP:  # noqa: SIM102
+                    if is_kept:
+                        _keep_inputs(mixed, stride, past, before, slot, c, m + 1, n_past, C, PAST)
                 x = _of_past(past, taps, m, c, before, n_past, C, PAST)
                 x = _of_length_1(_convolved(x, mixed, stride, taps, m, c, C, PAST))
                 if n < HK:
@@ -282,6 +339,9 @@ def _prepare(
             else:
                 h = n - 2 * HK
                 j = h * DV + tl.arange(0, DV)
+                if IS_STEP:  # noqa: SIM102
+                    if is_kept:
+                        _keep_inputs(mixed, stride, past, before, slot, 2 * HK * DK + j, m + 1, n_past, C, PAST)
                 of_v = _of_past(past, taps, m, 2 * HK * DK + j, before, n_past, C, PAST)
                 of_v = _convolved(of_v, mixed, stride, taps, m, 2 * HK * DK + j, C, PAST)
                 tl.store(v + m.to(tl.int64) * (HV * DV) + j, of_v)
@@ -297,7 +357,8 @@ def _delta_rows(
     HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, SLOTS: tl.constexpr,
     PAST: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Rows that are prepared, one after the other, for BLOCK columns of a head."""
+    """Prepared rows, one after the other, for BLOCK columns of a head. Without `count` each leaves its state, and the
+    row whose slot _prepare read its last inputs."""
     C: tl.constexpr = 2 * HK * DK + HV * DV
     h = tl.program_id(1)
     g = h // (HV // HK)
@@ -307,7 +368,7 @@ def _delta_rows(
     n = n_rows
     if count is not None:
         n = tl.load(count)
-    before, after, n_past = position % SLOTS, (position + n) % SLOTS, tl.minimum(position, 1) * PAST
+    before, n_past = position % SLOTS, tl.minimum(position, 1) * PAST
     at = i[:, None] * DV + j[None, :]
     state = held(states, position, before, h, at, HV, DK * DV)
     if PDL:
@@ -315,22 +376,30 @@ def _delta_rows(
         gdc_launch_dependents()
     q_at, k_at, v_at = q + g * DK + i, k + g * DK + i, v + h * DV + j
     decay_at, share_at, out_at = gates + h + 0 * j, gates + HV + h + 0 * j, out + h * DV + j
-    for _ in tl.range(0, n, num_stages=STAGES):
+    for m in tl.range(0, n, num_stages=STAGES):
         state, answer = _updated(
             state, tl.load(q_at), tl.load(k_at), tl.load(v_at), tl.exp(tl.load(decay_at)), tl.load(share_at)
         )
         tl.store(out_at, answer)
+        if count is None:
+            slot = (position + m + 1) % SLOTS
+            tl.store(states + (slot * HV + h).to(tl.int64) * (DK * DV) + at, state)
         q_at += HK * DK
         k_at += HK * DK
         v_at += HV * DV
         decay_at += 2 * HV
         share_at += 2 * HV
         out_at += HV * DV
-    for _ in range(n, n_rows):  # what fills a pass up
-        tl.store(out_at, tl.zeros((BLOCK,), tl.float32))
-        out_at += HV * DV
-    tl.store(states + (after * HV + h).to(tl.int64) * (DK * DV) + at, state)
-    keep_inputs_of(mixed, stride, past, before, after, n, n_past, h, j, HK, HV, DK, DV, C, PAST)
+    if count is None:
+        if n >= SLOTS:
+            keep_inputs_of(mixed, stride, past, before, before, n - n % SLOTS, n_past, h, j, HK, HV, DK, DV, C, PAST)
+    else:
+        for _ in range(n, n_rows):  # what fills a pass up
+            tl.store(out_at, tl.zeros((BLOCK,), tl.float32))
+            out_at += HV * DV
+        slot = (position + n) % SLOTS
+        tl.store(states + (slot * HV + h).to(tl.int64) * (DK * DV) + at, state)
+        keep_inputs_of(mixed, stride, past, before, slot, n, n_past, h, j, HK, HV, DK, DV, C, PAST)
 
 
 # --- launchers -------------------------------------------------------------------------------------------------------
@@ -339,11 +408,11 @@ def _delta_rows(
 def delta_rows(
     rows: DeltaRows, weights: DeltaWeights, slots: DeltaSlots, start: Tensor, count: Tensor | None = None
 ) -> Tensor:
-    """What the heads answer to M rows, [M, Hv * Dv] float32, before their norm and gate; the state after them is kept.
+    """What the heads answer to M rows, [M, Hv * Dv] float32, before their norm and gate; the states are kept.
 
     start: int32 [1], on the device, the position of the first row: the state before it lies in slot start % S, and
-    that after the rows goes to slot (start + M) % S. count: int32 [1], on the device: only so many rows count, at least
-    one, and the state that is kept is that after them; those that follow leave it alone and are answered with 0.
+    that after row m goes to slot (start + m + 1) % S. count: int32 [1], on the device: only so many rows count, at
+    least one, and the state after them alone is kept; those that follow leave it alone and are answered with 0.
     """
     rows.check(weights, slots, start, count)
     heads, dk, dv = slots.states.shape[1:]
@@ -357,7 +426,7 @@ def delta_rows(
             BLOCK=_BLOCK, SCALE=dk**-0.5, PDL=pdl, **sizes, **options,
         )  # fmt: skip
         return out
-    made = prepared(rows, weights, slots, start)
+    made = prepared(rows, weights, slots, start, is_step=count is None)
     _delta_rows[(dv // _BLOCK, heads)](
         made.q, made.k, made.v, made.gates, mixed, mixed.stride(0), slots.states, slots.past, start, count, out,
         n_rows, BLOCK=_BLOCK, STAGES=_STAGES if is_nvidia(mixed) else 1, PDL=pdl, **sizes, **options,
@@ -377,16 +446,18 @@ class Prepared:
     gates: Tensor
 
 
-def prepared(rows: DeltaRows, weights: DeltaWeights, slots: DeltaSlots, start: Tensor) -> Prepared:
-    """Of rows from position `start` on."""
+def prepared(
+    rows: DeltaRows, weights: DeltaWeights, slots: DeltaSlots, start: Tensor, *, is_step: bool = False
+) -> Prepared:
+    """Of rows from position `start` on. is_step: the last inputs after each row are kept."""
     heads, dk, dv = slots.states.shape[1:]
     n_rows, n_keys, mixed, pdl = len(rows.mixed), rows.num_key_heads, rows.mixed, has_pdl(rows.mixed)
     widths = (n_keys * dk, n_keys * dk, heads * dv, 2 * heads)
     q, k, v, gates = (torch.empty(n_rows, width, dtype=torch.float32, device=mixed.device) for width in widths)
     _prepare[(cdiv(n_rows, _ROWS), 2 * n_keys + heads)](
         mixed, mixed.stride(0), rows.a, rows.b, rows.a.stride(0), weights.taps, weights.fading, weights.bias,
-        slots.past, start, q, k, v, gates, n_rows, ROWS=_ROWS, SCALE=dk**-0.5, PDL=pdl, **sizes_of(rows, slots),
-        num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
+        slots.past, start, q, k, v, gates, n_rows, ROWS=_ROWS, SCALE=dk**-0.5, IS_STEP=is_step, PDL=pdl,
+        **sizes_of(rows, slots), num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return Prepared(q=q, k=k, v=v, gates=gates)
 
@@ -407,7 +478,7 @@ _BLOCK, _WARPS, _STAGES, _ROWS = 8, 1, 4, 2
 
 def variants() -> Iterator[Variant]:
     for name, hk, hv, dk, dv in (("d128", 16, 32, 128, 128), ("d64 d32", 4, 4, 64, 32)):
-        sizes = {"HK": hk, "HV": hv, "DK": dk, "DV": dv, "SLOTS": 5, "PAST": 3}
+        sizes = {"HK": hk, "HV": hv, "DK": dk, "DV": dv, "SLOTS": 12, "PAST": 3}
         read = {
             "mixed": "*bf16", "a": "*fp32", "b": "*fp32", "taps": "*fp32", "fading": "*fp32", "bias": "*fp32",
             "past": "*bf16", "start": "*i32",
@@ -416,11 +487,16 @@ def variants() -> Iterator[Variant]:
         state = {"mixed": "*bf16", "states": "*fp32", "past": "*bf16", "start": "*i32", "out": "*fp32"}
         for operation, kernel, signature, constants in (
             ("row", _delta_row, {**read, **state}, {"BLOCK": _BLOCK, "SCALE": dk**-0.5}),
-            ("prepare", _prepare, {**read, **made, "gate_stride": "i32:16"}, {"ROWS": _ROWS, "SCALE": dk**-0.5}),
+            (
+                "prepare",
+                _prepare,
+                {**read, **made, "gate_stride": "i32:16"},
+                {"ROWS": _ROWS, "SCALE": dk**-0.5, "IS_STEP": dk == 128},
+            ),
             (
                 "rows",
                 _delta_rows,
-                {**made, **state, "count": "*i32" if dk == 128 else None},
+                {**made, **state, "count": "*i32" if dk == 64 else None},
                 {"BLOCK": _BLOCK, "STAGES": 1},
             ),
         ):

@@ -13,7 +13,7 @@ from runner.model_config.fields import integer_or_none, invalid, strings, unsupp
 from runner.model_config.values import DeltaConfig
 
 _DELTA, _ATTENTION = "linear_attention", "full_attention"  # what layer_types calls them
-_MOST_TAPS: Final = 6  # one more than a GPU keeps states of a sequence (kernels/delta_rule.py)
+_MOST_TAPS: Final = 13  # one more than a GPU keeps states of a sequence (kernels/delta_rule.py)
 
 
 def parse_delta(config: Mapping[str, Any], family: Family, num_layers: int) -> DeltaConfig | None:

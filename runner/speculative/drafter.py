@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import Literal, Protocol
 
-from runner.config import SamplingParams
+from runner.config import LONGEST_DRAFT, SamplingParams
 
 Clock = Callable[[], float]
 DrafterName = Literal["suffix", "model", "self", "mtp", "eagle3", "scripted"]
@@ -75,8 +75,8 @@ class Drafter(Protocol):
 
     n_buckets: how many buckets it uses. is_host_only: drafting costs no time of the device that runs the target.
     is_quoting: it guesses what followed before in the history itself: a target that can look for that itself need not
-    wait for it (see rounds.Stretch). n_given: tokens of texts that it was given to quote. nbytes: memory that it holds
-    on the target's device.
+    wait for it (see rounds.Stretch). n_given: tokens of texts that it was given to quote. longest_draft: tokens that it
+    can guess and forget again. nbytes: memory that it holds on the target's device.
     """
 
     name: DrafterName
@@ -84,6 +84,7 @@ class Drafter(Protocol):
     is_host_only: bool
     is_quoting: bool = False
     n_given: int = 0
+    longest_draft: int = LONGEST_DRAFT
 
     @property
     def nbytes(self) -> int: ...

@@ -77,7 +77,7 @@ class ChainedModel(DraftModel, Protocol):
 
 
 class ModelDrafter(Drafter):
-    """See Drafter. It owns `model`, which must be able to cut its cache anywhere."""
+    """See Drafter. It owns `model`, which must be able to go back by a draft (ModelInfo.longest_draft)."""
 
     n_buckets = len(CONFIDENCES) + 1
     is_host_only = False
@@ -85,6 +85,7 @@ class ModelDrafter(Drafter):
 
     def __init__(self, model: DraftModel, name: Literal["model", "self"] = "model") -> None:
         self.name: DrafterName = name
+        self.longest_draft = model.info.longest_draft
         self._model = model
         self._chained = model if isinstance(model, ChainedModel) else None
         self._cancel = CancelToken()

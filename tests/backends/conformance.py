@@ -193,13 +193,14 @@ GUESSES: dict[str, Guess] = {
 }
 
 
-def eager(drafter: Drafter) -> Speculator:
+def eager(backend: Backend, drafter: Drafter) -> Speculator:
     """A speculator that verifies whatever it is given."""
-    return Speculator(drafter, LONGEST_DRAFT, control=EagerController(LONGEST_DRAFT))
+    longest = backend.info.longest_draft
+    return Speculator(drafter, longest, control=EagerController(longest))
 
 
 class ConformanceWithoutDrafts:
-    """What a backend must do for a model that cannot go back (ModelInfo.can_go_back) too, for which nothing drafts."""
+    """What a backend must do for a model that cannot go back too (ModelInfo.longest_draft is 0)."""
 
     text = "Once upon a time there was a small boat."
 
@@ -418,7 +419,7 @@ class BackendConformance(ConformanceWithoutDrafts):
         text = take(backend, prompt, 40, params)
         for name, guess in GUESSES.items():
             forget(backend)
-            speculator = eager(Knowing(text, len(prompt), guess))
+            speculator = eager(backend, Knowing(text, len(prompt), guess))
             assert take(backend, prompt, 24, params, speculator) == text[:24], name
 
     @pytest.mark.parametrize("n_drafted", [16, 40])
@@ -428,7 +429,7 @@ class BackendConformance(ConformanceWithoutDrafts):
         text = take(backend, prompt, 40)
         for buckets in ((0,) * n_drafted, (0, 5, *(0,) * (n_drafted - 2)), (0,), ()):
             forget(backend)
-            speculator = eager(Heedless(text, len(prompt), n_drafted, buckets))
+            speculator = eager(backend, Heedless(text, len(prompt), n_drafted, buckets))
             assert take(backend, prompt, 24, speculator=speculator) == text[:24], buckets
 
     def test_drafts_of_other_integers_and_beside_the_vocabulary_change_nothing(
@@ -441,7 +442,7 @@ class BackendConformance(ConformanceWithoutDrafts):
         ]
         for guess in guesses:
             forget(backend)
-            assert take(backend, prompt, 24, speculator=eager(Knowing(text, len(prompt), guess))) == text[:24]
+            assert take(backend, prompt, 24, speculator=eager(backend, Knowing(text, len(prompt), guess))) == text[:24]
 
     def test_a_drafter_that_fails_ends_its_drafts_and_not_the_text(
         self, backend: Backend, prompt: list[int], caplog: pytest.LogCaptureFixture
@@ -450,7 +451,7 @@ class BackendConformance(ConformanceWithoutDrafts):
         for error, fail in FAILURES:
             forget(backend)
             caplog.clear()
-            speculator = eager(Broken(text, len(prompt), fail))
+            speculator = eager(backend, Broken(text, len(prompt), fail))
             assert take(backend, prompt, 24, speculator=speculator) == text[:24], error
             record = speculator.record
             assert (record.n_accepted, record.state) == (3, "off"), error
@@ -463,7 +464,7 @@ class BackendConformance(ConformanceWithoutDrafts):
     def test_right_drafts_are_accepted_and_say_so(self, backend: Backend, prompt: list[int]) -> None:
         text = take(backend, prompt, 40)
         forget(backend)
-        speculator = eager(Knowing(text, len(prompt), lambda coming, _at: coming[:4]))
+        speculator = eager(backend, Knowing(text, len(prompt), lambda coming, _at: coming[:4]))
         steps = first_steps(backend, prompt, 16, GREEDY, speculator)
         assert [step.token for step in steps] == text[:16]
         assert [step.is_drafted for step in steps] == [False, *[True, True, True, True, False] * 3]
@@ -479,7 +480,7 @@ class BackendConformance(ConformanceWithoutDrafts):
         text = take(backend, long, 100)
         assert len(text) == 21
         forget(backend)
-        speculator = eager(Knowing([*text, *text], len(long), GUESSES[guess]))
+        speculator = eager(backend, Knowing([*text, *text], len(long), GUESSES[guess]))
         assert take(backend, long, 100, speculator=speculator) == text
 
     def test_what_was_drafted_does_not_stay_in_the_cache(self, backend: Backend, prompt: list[int]) -> None:
@@ -490,7 +491,7 @@ class BackendConformance(ConformanceWithoutDrafts):
             assert take(backend, prompt, n, SAMPLED) == text[:n], name
             expected = take(backend, longer, 8, SAMPLED)
             forget(backend)
-            speculator = eager(Knowing(text, len(prompt), GUESSES[name]))
+            speculator = eager(backend, Knowing(text, len(prompt), GUESSES[name]))
             assert take(backend, prompt, n, SAMPLED, speculator) == text[:n], name
             # A step that had begun before the last token was taken may have computed that.
             assert list(backend.held) in ([*prompt, *text[: n - 1]], [*prompt, *text[:n]]), name
@@ -501,7 +502,7 @@ class BackendConformance(ConformanceWithoutDrafts):
         for name, guess in GUESSES.items():
             cancel, written = CancelToken(), list[int]()
             forget(backend)
-            for step in backend.generate(prompt, GREEDY, cancel, eager(Knowing(text, len(prompt), guess))):
+            for step in backend.generate(prompt, GREEDY, cancel, eager(backend, Knowing(text, len(prompt), guess))):
                 if isinstance(step, Step):
                     written.append(step.token)
                     if len(written) >= 7:
@@ -509,7 +510,9 @@ class BackendConformance(ConformanceWithoutDrafts):
             assert 7 <= len(written) < 7 + 16, name
             assert written == text[: len(written)], name
             again = [*prompt, *written]
-            resumed = take(backend, again, 8, speculator=eager(Knowing(text[len(written) :], len(again), guess)))
+            resumed = take(
+                backend, again, 8, speculator=eager(backend, Knowing(text[len(written) :], len(again), guess))
+            )
             forget(backend)
             assert take(backend, prompt, len(written)) == written, name
             assert resumed == take(backend, again, 8), name
@@ -521,7 +524,7 @@ class BackendConformance(ConformanceWithoutDrafts):
         repeating = (prompt * 4)[:60]
         text = take(backend, repeating, 40, params)
         forget(backend)
-        speculator = eager(SuffixDrafter())
+        speculator = eager(backend, SuffixDrafter())
         assert take(backend, repeating, 40, params, speculator) == text
 
     @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -534,7 +537,7 @@ class BackendConformance(ConformanceWithoutDrafts):
         for _ in range(2):
             forget(backend)
             backend.forget_texts()  # but those
-            speculator = eager(SuffixDrafter(given))
+            speculator = eager(backend, SuffixDrafter(given))
             assert take(backend, prompt, 40, params, speculator) == text
             assert speculator.record.n_accepted > 20
 
@@ -547,7 +550,7 @@ class BackendConformance(ConformanceWithoutDrafts):
         n = text.index(next(token for token in text if token in backend.tokenizer.stop_ids)) + 1
         for name, guess in GUESSES.items():
             forget(backend)
-            speculator = eager(Knowing(text, len(prompt), guess))
+            speculator = eager(backend, Knowing(text, len(prompt), guess))
             assert take(backend, prompt, n, params, speculator, constraint) == text[:n], name
 
     def test_what_a_grammar_forbids_is_not_accepted_from_a_drafter(self, backend: Backend, prompt: list[int]) -> None:
@@ -556,7 +559,7 @@ class BackendConformance(ConformanceWithoutDrafts):
         forget(backend)
         kept = take(backend, prompt, 24, constraint=constraint)
         forget(backend)
-        speculator = eager(Knowing(free, len(prompt), lambda coming, _at: coming[:4]))
+        speculator = eager(backend, Knowing(free, len(prompt), lambda coming, _at: coming[:4]))
         steps = first_steps(backend, prompt, 24, GREEDY, speculator, constraint)
         assert [step.token for step in steps] == kept
         sequence = list(prompt)

@@ -16,7 +16,7 @@ import pytest
 from runner.backends import choose, llamacpp
 from runner.backends.base import Backend, Prefill, Step
 from runner.backends.llamacpp.backend import LlamaCppBackend
-from runner.config import LoadOptions, SamplingParams
+from runner.config import LONGEST_DRAFT, LoadOptions, SamplingParams
 from runner.errors import (
     BackendUnavailable,
     BadModelFile,
@@ -332,7 +332,7 @@ def test_a_second_copy_in_this_process_drafts_every_token(demo_directory: Path, 
     draft = load(demo_directory / "demo-q8_0.gguf", ctx_size=256)
     assert target.memory() == before, "llama.cpp has one log for both"
     assert draft.memory().kv_cache_bytes == before.kv_cache_bytes // 2
-    speculator = eager(ModelDrafter(draft))
+    speculator = eager(target, ModelDrafter(draft))
     speculator.begin(prompt)
     assert take(target, prompt, 40, params, speculator) == text
     assert speculator.record.acceptance_rate == 1
@@ -344,14 +344,14 @@ def test_a_draft_is_longer_than_the_chunks_of_a_prompt(demo_directory: Path) -> 
     backend = load(demo_directory / "demo-q8_0.gguf", batch_size=3)
     prompt = backend.tokenizer.encode("Once upon a time there was a small boat.")
     text = take(backend, prompt, 40)
-    speculator = eager(Knowing(text, len(prompt), lambda coming, _at: coming[:15]))
+    speculator = eager(backend, Knowing(text, len(prompt), lambda coming, _at: coming[:15]))
     assert take(backend, prompt, 33, speculator=speculator) == text[:33]
     assert speculator.record.acceptance_length == 16
 
 
 def test_recurrent_layers_cannot_go_back(tmp_path: Path, demo_directory: Path) -> None:
     backend = load(write_mamba(tmp_path / "mamba.gguf", demo_directory))
-    assert not backend.info.can_go_back
+    assert not backend.info.longest_draft
     text = take(backend, [10, 11, 12], 8)
     assert backend.keep(5) == 0
     assert take(backend, [10, 11, 12], 8) == text
@@ -359,12 +359,12 @@ def test_recurrent_layers_cannot_go_back(tmp_path: Path, demo_directory: Path) -
 
 def test_a_window_is_kept_whole_so_that_drafts_can_be_taken_back(tmp_path: Path, demo_directory: Path) -> None:
     backend = load(write_gemma3(tmp_path / "gemma.gguf", demo_directory))
-    assert backend.info.can_go_back
+    assert backend.info.longest_draft == LONGEST_DRAFT
     prompt = [10 + 7 * i for i in range(3 * WINDOW)]
     text = take(backend, prompt, 3 * WINDOW, SAMPLED)
     assert len(set(text)) > WINDOW
     for name, guess in GUESSES.items():
-        speculator = eager(Knowing(text, len(prompt), guess))
+        speculator = eager(backend, Knowing(text, len(prompt), guess))
         assert take(backend, prompt, 2 * WINDOW, SAMPLED, speculator) == text[: 2 * WINDOW], name
 
 
@@ -376,7 +376,7 @@ def test_cancel_ends_drafting_within_200_ms(demo_directory: Path) -> None:
     drafter.attend(cancel)
     timed = TimedCancel(cancel, 0.05)
     timed.start()
-    speculator = eager(drafter)
+    speculator = eager(target, drafter)
     speculator.begin(prompt)  # the draft model reads the prompt, which takes longer than that
     assert len(drafter._model.held) < len(prompt)
     assert not [step for step in target.generate(prompt, GREEDY, cancel, speculator) if isinstance(step, Step)]
@@ -387,6 +387,6 @@ def test_cancel_ends_drafting_within_200_ms(demo_directory: Path) -> None:
 def test_a_suffix_found_in_the_prompt_saves_steps(demo: Backend) -> None:
     prompt = demo.tokenizer.encode("the cat sat on the mat and the dog sat on the rug. " * 4)
     text = take(demo, prompt, 40)
-    speculator = eager(SuffixDrafter())
+    speculator = eager(demo, SuffixDrafter())
     assert take(demo, prompt, 40, speculator=speculator) == text
     assert speculator.record.n_accepted > 0

@@ -12,7 +12,7 @@ from gguf import GGUFReader, GGUFWriter
 from safetensors.numpy import save_file
 
 from runner.bench.bytes_read import kv_bytes_per_position, stored_weights, weights_read
-from runner.config import LoadOptions
+from runner.config import LONGEST_DRAFT, LoadOptions
 from runner.types import MemoryUse, ModelInfo, ReadyModel
 from tests.backends.native import tiny_models
 from tests.backends.native.tiny_wholes import make_whole
@@ -65,6 +65,7 @@ def info(backend: Any, *, n_gpu_layers: int = 0) -> ModelInfo:
         chat_template=None,
         bos_token="",
         eos_token="",
+        longest_draft=LONGEST_DRAFT,
     )
 
 

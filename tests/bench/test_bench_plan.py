@@ -18,7 +18,7 @@ from runner.bench.plan import (
     wanted_tests,
 )
 from runner.bench.request import BenchRequest
-from runner.config import LoadOptions
+from runner.config import LONGEST_DRAFT, LoadOptions
 from runner.errors import UsageError
 from runner.types import ModelInfo
 
@@ -44,6 +44,7 @@ def info(*, context_length: int = 32768, n_ctx: int = 8192) -> ModelInfo:
         chat_template=None,
         bos_token="",
         eos_token="",
+        longest_draft=LONGEST_DRAFT,
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from runner.config import LONGEST_DRAFT
 from runner.events import ChatEvent, Finished, FinishReason, Loaded, Notice, Progress, ReasoningDelta, TextDelta
 from runner.server.refusal import Refusal
 from runner.server.replies import Reply
@@ -29,6 +30,7 @@ LOADED = Loaded(
         chat_template=None,
         bos_token="",
         eos_token="",
+        longest_draft=LONGEST_DRAFT,
     ),
     memory=MemoryUse(weights_bytes=0, kv_cache_bytes=0, workspace_bytes=0),
     reason="",

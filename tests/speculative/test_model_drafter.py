@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from runner.config import SamplingParams
+from runner.config import LONGEST_DRAFT, SamplingParams
 from runner.errors import BadModelFile
 from runner.sampling import sample
 from runner.speculative.control import EagerController
@@ -41,6 +41,7 @@ def info(n_ctx: int, vocab_size: int = V) -> ModelInfo:
         chat_template=None,
         bos_token="",
         eos_token="",
+        longest_draft=LONGEST_DRAFT,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from runner.config import LONGEST_DRAFT
 from runner.events import Loaded
 from runner.fit import Fit
 from runner.machine import DeviceReadings, GpuActivity, GpuProcess
@@ -69,6 +70,7 @@ def loaded(
         chat_template=None,
         bos_token="",
         eos_token="",
+        longest_draft=LONGEST_DRAFT,
         note=note,
     )
     return Loaded(info=info, memory=memory, reason=reason, load_s=3.2, sampling={})

@@ -104,7 +104,7 @@ class LlamaCppBackend(Backend):
             chat_template=model.chat_template or (template.decode("utf-8", "replace") if template else None),
             bos_token=self._name(self.tokenizer.bos_id),
             eos_token=self._name(header.metadata.get("tokenizer.ggml.eos_token_id")),
-            can_go_back=_can_go_back(self._model),
+            longest_draft=LONGEST_DRAFT if _can_go_back(self._model) else 0,
             is_batch_exact=n_gpu_layers == 0,
         )
 

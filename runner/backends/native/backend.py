@@ -233,7 +233,7 @@ class NativeBackend(Backend):
             tokens = tokens[-1:]
         if cancel.is_cancelled:
             return ()
-        with self._memory_errors():
+        with self._passing():
             guesses = self._execution.chain(tokens, params, n)
             self._hold([*tokens, *(token for token, _ in guesses[:-1])])
         if any(token < 0 for token, _ in guesses):
@@ -323,7 +323,7 @@ class NativeBackend(Backend):
     def _choices(self, tokens: Sequence[int], params: SamplingParams) -> Callable[[], list[int]] | None:
         """See Execution.choices. Raises DoesNotFit."""
         assert self._is_open, "the backend is closed"
-        with self._memory_errors():
+        with self._passing():
             chosen = self._execution.choices(tokens, params)
             if chosen is not None:
                 self._hold(tokens)

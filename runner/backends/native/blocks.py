@@ -82,8 +82,9 @@ class Pass:
 
     def recur(self, net: DeltaNet, x: Tensor, layer: int) -> Tensor:
         """See Recurring."""
-        found, after = net.outputs(x, self.cache.state(layer), self.checkpoint)
-        self.cache.put_state(layer, after, x.shape[-2])
+        n_tokens = x.shape[-2]
+        found, states = net.outputs(x, self.cache.state(layer), self.cache.n_states(n_tokens), self.checkpoint)
+        self.cache.put_states(layer, states, n_tokens)
         return found
 
 

@@ -22,7 +22,7 @@ _EPS = 1e-6  # of the norms of queries and keys
 
 
 class Recurring(Protocol):
-    """What a delta net needs of a pass: that it goes on from the state before, and keeps the one after."""
+    """What a delta net needs of a pass: that it goes on from the state before, and keeps those after."""
 
     def recur(self, net: DeltaNet, x: Tensor, layer: int) -> Tensor:
         """The value heads' outputs [..., T, Hv * Dv] for x [..., T, hidden]."""
@@ -91,9 +91,10 @@ class DeltaNet(nn.Module):
         return self.out_proj(run.recur(self, x, layer))  # type: ignore[no-any-return]
 
     def outputs(
-        self, x: Tensor, before: DeltaState | None, checkpoint: Callable[[], None]
-    ) -> tuple[Tensor, DeltaState]:
-        """The value heads' outputs [..., T, Hv * Dv] for x [..., T, hidden], and the state after the last token.
+        self, x: Tensor, before: DeltaState | None, n_kept: int, checkpoint: Callable[[], None]
+    ) -> tuple[Tensor, list[DeltaState]]:
+        """The value heads' outputs [..., T, Hv * Dv] for x [..., T, hidden], and the states after the last n_kept
+        tokens.
 
         before: None where no token came before. checkpoint: see Pass.
         """
@@ -105,9 +106,12 @@ class DeltaNet(nn.Module):
         beta = self.in_proj_b(x).to(v.dtype).sigmoid()
         fading = self.A_log.to(v.dtype).exp() * functional.softplus(self.in_proj_a(x).to(v.dtype) + self.dt_bias)
         checkpoint()
-        y, matrices = delta_rule(q, k, v, (-fading).exp(), beta, before.matrices.to(v.dtype), checkpoint)
+        y, kept = delta_rule(q, k, v, (-fading).exp(), beta, before.matrices.to(v.dtype), n_kept, checkpoint)
         gated = self.norm(y, _heads_of(z, self.config.value_heads))
-        return gated.flatten(-2), DeltaState(matrices=matrices, past=inputs[..., x.shape[-2] :, :])
+        n_tokens, n_past = x.shape[-2], self.config.taps - 1
+        pasts = [inputs[..., n : n + n_past, :] for n in range(n_tokens - n_kept + 1, n_tokens + 1)]
+        states = [DeltaState(matrices=matrices, past=past) for matrices, past in zip(kept, pasts, strict=True)]
+        return gated.flatten(-2), states
 
     def _beginning(self, mixed: Tensor) -> DeltaState:
         """The state before the first token."""
@@ -137,22 +141,32 @@ def normed(x: Tensor) -> Tensor:
 
 
 def delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, kept: Tensor, beta: Tensor, matrices: Tensor, checkpoint: Callable[[], None]
-) -> tuple[Tensor, Tensor]:
-    """What T tokens ask of the matrices, one after another: [..., T, H, Dv], and the matrices [..., H, Dk, Dv] then.
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    left: Tensor,
+    beta: Tensor,
+    matrices: Tensor,
+    n_kept: int,
+    checkpoint: Callable[[], None],
+) -> tuple[Tensor, list[Tensor]]:
+    """What T tokens ask of the matrices, one after another: [..., T, H, Dv], and the matrices [..., H, Dk, Dv] after
+    each of the last n_kept.
 
-    q, k: [..., T, H, Dk]; v: [..., T, H, Dv]; kept: what a token leaves of them, and beta, [..., T, H].
+    q, k: [..., T, H, Dk]; v: [..., T, H, Dv]; left: what a token leaves of them, and beta, [..., T, H].
     """
-    matrices = matrices.clone()
-    found = torch.empty_like(v)
-    for token in range(v.shape[-3]):
+    n_tokens = v.shape[-3]
+    matrices, found, kept = matrices.clone(), torch.empty_like(v), list[Tensor]()
+    for token in range(n_tokens):
         checkpoint()
         key = k[..., token, :, :]
-        matrices *= kept[..., token, :, None, None]
+        matrices *= left[..., token, :, None, None]
         change = (v[..., token, :, :] - _asked(matrices, key)) * beta[..., token, :, None]
         matrices += key.unsqueeze(-1) * change.unsqueeze(-2)
         found[..., token, :, :] = _asked(matrices, q[..., token, :, :])
-    return found, matrices
+        if token >= n_tokens - n_kept:
+            kept.append(matrices.clone())
+    return found, kept
 
 
 def _asked(matrices: Tensor, key: Tensor) -> Tensor:

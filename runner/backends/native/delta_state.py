@@ -1,21 +1,27 @@
 """What the delta nets of a model keep of a sequence: of each layer a few states, each of them that of another length.
 
 A state has no positions that could be cut off: to go back is to have kept an earlier one. The state after p tokens lies
-in slot p % SLOTS, so a step of one token reads one slot and writes the next by its position alone, and the last four
-tokens can be taken back. It knows positions and nothing of tokens or of the mathematics.
+in slot p % SLOTS, so a step of one token reads one slot and writes the next by its position alone. A step of a few
+tokens, which may be guesses, leaves the state after each of them, a prompt that after its last. It knows positions and
+nothing of tokens or of the mathematics.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from runner.kernels.values import MOST_ROWS
 from runner.model_config import DeltaConfig
 
-SLOTS: Final = 5
+LONGEST_DRAFT: Final = 5
+"""Tokens of a draft: each more takes two more states."""
+# Of a step with the longest draft the first token alone may be taken, when the next such step has run already.
+SLOTS: Final = 2 * (LONGEST_DRAFT + 1)
 
 
 @dataclass(frozen=True)
@@ -61,11 +67,13 @@ class DeltaStates:
         slot = self.slot(length)
         return DeltaState(self.matrices[layer][slot], self.past[layer][slot])
 
-    def write(self, layer: int, length: int, state: DeltaState) -> None:
-        """Put the state of a layer after `length` tokens where it belongs; it is known once all layers are (`hold`)."""
-        slot = self.slot(length)
-        self.matrices[layer][slot] = state.matrices
-        self.past[layer][slot] = state.past
+    def write(self, layer: int, length: int, states: Sequence[DeltaState]) -> None:
+        """Put the last states of a layer up to that after `length` tokens where they belong; they are known once those
+        of all layers are (`hold`)."""
+        for before, state in enumerate(reversed(states)):
+            slot = self.slot(length - before)
+            self.matrices[layer][slot] = state.matrices
+            self.past[layer][slot] = state.past
 
     def tensors_of(self, length: int) -> list[Tensor]:
         """All that is kept of the first `length` tokens, as views."""
@@ -75,14 +83,22 @@ class DeltaStates:
     def slot(self, length: int) -> int:
         return length % self.n_slots
 
-    def begin(self, start: int, n_tokens: int) -> None:
-        """A pass over `n_tokens` tokens after `start` others begins, which writes the state after the last of them."""
-        assert self.has(start)
-        self.positions[self.slot(start + n_tokens)] = None
+    def n_written(self, n_tokens: int) -> int:
+        """The states that a pass over so many tokens leaves: those after the last of them."""
+        return min(n_tokens, self.n_slots) if n_tokens <= MOST_ROWS else 1
 
-    def hold(self, length: int) -> None:
-        """That state is there, in all layers."""
-        self.positions[self.slot(length)] = length
+    def begin(self, start: int, n_tokens: int) -> None:
+        """A pass over `n_tokens` tokens after `start` others begins, which writes over what its states' slots held."""
+        assert self.has(start)
+        self._mark(start + n_tokens, n_tokens, None)
+
+    def hold(self, length: int, n_tokens: int) -> None:
+        """The pass is over, and the states that it leaves are there, in all layers. length: with its tokens."""
+        self._mark(length, n_tokens, length)
+
+    def _mark(self, end: int, n_tokens: int, last: int | None) -> None:
+        for before in range(self.n_written(n_tokens)):
+            self.positions[self.slot(end - before)] = None if last is None else last - before
 
     def has(self, length: int) -> bool:
         return length == 0 or self.positions[self.slot(length)] == length

@@ -235,17 +235,17 @@ class FusedExecution:
         return is_supported(params)
 
     def chain(self, tokens: Sequence[int], params: SamplingParams, n: int, /) -> list[tuple[int, float]]:
-        assert self.cache.states is None, "who drafts goes back"
         n_tokens, held, is_greedy = len(tokens), self.cache.length, params.temperature == 0
         with torch.inference_mode():
             self._reserve(held + n_tokens + n - 1)
             n_rows = self._rows_for(n_tokens)
             self._begin_at([*tokens, *[0] * (n_rows - n_tokens)], params)
             self._count.fill_(n_tokens)
-            for rows in (n_rows, *[1] * (n - 1)):
-                state = (self._tokens, self._start, self._position, self._count)
+            for rows, count in ((n_rows, n_tokens), *[(1, 1)] * (n - 1)):
+                self.cache.begin(count)
+                state = (self._tokens, self._start, self._position, self._count, *self._overwritten())
                 self._run(("chain", rows, is_greedy), state, functools.partial(self._link, rows, is_greedy))
-            self.cache.advance(n_tokens + n - 1)
+                self.cache.advance(count)
             return self._guesses.read(held + n_tokens, n)
 
     def rehearse(self, row_counts: Sequence[int]) -> None:

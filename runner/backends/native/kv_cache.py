@@ -7,6 +7,7 @@ It knows positions and nothing of tokens: which ids lie at them is the backend's
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -131,10 +132,16 @@ class KvCache:
         assert self.states is not None
         return self.states.read(layer, self.length)
 
-    def put_state(self, layer: int, state: DeltaState, n_tokens: int) -> None:
-        """Write the state of a delta net after `n_tokens` more positions, which count with `advance`, as in `put`."""
+    def n_states(self, n_tokens: int) -> int:
+        """How many states of a delta net are kept of a pass over so many positions: those after its last ones."""
         assert self.states is not None
-        self.states.write(layer, self.length + n_tokens, state)
+        return self.states.n_written(n_tokens)
+
+    def put_states(self, layer: int, states: Sequence[DeltaState], n_tokens: int) -> None:
+        """Write these, the last of which is that after `n_tokens` more positions; they count with `advance`, as in
+        `put`."""
+        assert self.states is not None
+        self.states.write(layer, self.length + n_tokens, states)
 
     def begin(self, n_tokens: int) -> None:
         """A pass over `n_tokens` positions begins; one that is cut off may leave no state of them."""
@@ -145,7 +152,7 @@ class KvCache:
         assert self.length + n_tokens <= self.capacity
         self.length += n_tokens
         if self.states is not None:
-            self.states.hold(self.length)
+            self.states.hold(self.length, n_tokens)
 
     def truncate(self, length: int) -> int:
         """Forget all positions from `length` on; the memory stays for what comes next.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from runner.backends.base import Began, LoadProgress
+from runner.backends.native import delta_state
 from runner.backends.native.backend import NativeBackend
 from runner.backends.native.execution import Execution, PlainExecution
 from runner.backends.native.kv_cache import KvCache
@@ -28,7 +29,7 @@ from runner.backends.native.placement import (
 from runner.backends.native.places import places_of
 from runner.backends.native.tokenizer import HuggingFaceTokenizer
 from runner.backends.native.warm_up import Rehearsing, compile_kernels, compile_trials
-from runner.config import LoadOptions
+from runner.config import LONGEST_DRAFT, LoadOptions
 from runner.kernels.cache_keys import hash_callees_first
 from runner.kernels.fragments import FORMATS_IN_FRAGMENTS
 from runner.model_config import ModelConfig, num_parameters
@@ -145,5 +146,5 @@ def _model_info(
         bos_token=name(tokenizer.bos_id),
         eos_token=name(tokenizer.eos_id),
         note="" if placement.is_gpu else _CPU_NOTE,
-        can_go_back=config.delta is None,
+        longest_draft=LONGEST_DRAFT if config.delta is None else delta_state.LONGEST_DRAFT,
     )

@@ -36,7 +36,7 @@ from runner.sampling import sample
 from runner.types import CancelToken
 
 LAYERS = {"layer_types": ["linear_attention", "full_attention"]}
-MORE = [17, 4, 40, 22, 8, 31, 6, 50, 2, 12]
+MORE = [17, 4, 40, 22, 8, 31, 6, 50, 2, 12, 9, 3, 28, 5]
 
 
 WITH_EXPERTS_TOO = pytest.mark.parametrize("tiny", ["qwen3-5", "qwen3-5-moe"], indirect=True)
@@ -118,23 +118,26 @@ def test_rows_of_q_proj_are_put_apart_into_queries_and_gates(tmp_path: Path) -> 
 
 
 @WITH_EXPERTS_TOO
-@pytest.mark.parametrize("cuts", [[1] * 10, [5, 5], [4, 1, 5]])
+@pytest.mark.parametrize("cuts", [[1] * 10, [7, 7], [4, 1, 9]])
 def test_a_text_has_the_same_bits_however_it_is_cut(tiny: tuple[ModelConfig, Weights], cuts: list[int]) -> None:
     together, apart = fused(*tiny), fused(*tiny)
     for execution in (together, apart):
         execution.extend(PROMPT, "none", go_on)
     ends = [sum(cuts[: i + 1]) for i in range(len(cuts))]
     parts = [MORE[end - cut : end] for end, cut in zip(ends, cuts, strict=True)]
-    assert torch.equal(extended(apart, *parts), extended(together, MORE))
+    assert torch.equal(extended(apart, *parts), extended(together, MORE[: ends[-1]]))
 
 
-@pytest.mark.parametrize("back", [1, SLOTS - 1])
-def test_going_back_a_few_tokens_leaves_what_was_before_them(tiny: tuple[ModelConfig, Weights], back: int) -> None:
-    kernels, fresh = fused(*tiny), fused(*tiny)
-    extended(kernels, PROMPT, *([token] for token in MORE[:6]))
-    kept = len(PROMPT) + 6 - back
+@pytest.mark.parametrize(("cuts", "back"), [([1] * 6, 1), ([1] * 6, 5), ([8], 1), ([3, 8], SLOTS - 1)])
+def test_going_back_a_few_tokens_leaves_what_was_before_them(
+    tiny: tuple[ModelConfig, Weights], cuts: list[int], back: int
+) -> None:
+    kernels, fresh, n = fused(*tiny), fused(*tiny), sum(cuts)
+    ends = [sum(cuts[: i + 1]) for i in range(len(cuts))]
+    extended(kernels, PROMPT, *(MORE[end - cut : end] for end, cut in zip(ends, cuts, strict=True)))
+    kept = len(PROMPT) + n - back
     assert kernels.cache.truncate(kept) == kept
-    extended(fresh, PROMPT, *([token] for token in MORE[: 6 - back]))
+    extended(fresh, PROMPT, *([token] for token in MORE[: n - back]))
     for tokens in ([44], [3, 20, 9]):
         assert torch.equal(extended(kernels, tokens), extended(fresh, tokens))
 
@@ -148,11 +151,11 @@ def test_going_back_further_begins_anew(tiny: tuple[ModelConfig, Weights]) -> No
 
 
 @WITH_EXPERTS_TOO
-@pytest.mark.parametrize("n_tokens", [20, 21])  # one leaves its state where it began with one
+@pytest.mark.parametrize("n_tokens", [2 * SLOTS, 21])  # one leaves its state where it began with one
 def test_a_prompt_is_filled_up_and_replayed_and_gives_what_it_gives_alone(
     tiny: tuple[ModelConfig, Weights], n_tokens: int
 ) -> None:
-    reference, filled = plain(*tiny), fused(*tiny, n_ctx=128)
+    reference, filled = plain(*tiny, n_ctx=128), fused(*tiny, n_ctx=128)
     graphs = filled._graphs = Replaying(torch.device("cpu"))
     for part in (PROMPT, [3 + i % 50 for i in range(n_tokens)], [40 - i for i in range(n_tokens)], [7], [8, 9]):
         found, wanted = (execution.extend(part, "all", go_on) for execution in (filled, reference))
@@ -171,7 +174,7 @@ def test_the_loop_on_the_device_gives_the_tokens_that_the_host_would_and_leaves_
     history = [*PROMPT, int(logits[0].argmax())]
     decoded = kernels.decode(history[-1], params, CancelToken())
     assert decoded is not None
-    assert not decoded.lengths  # who drafts goes back
+    assert not decoded.lengths  # the host drafts: how far a step on the device went it would know too late
     for _ in range(3):
         logits = reference.extend(history[-1:], "last", go_on)
         wanted = sample(logits[0].cpu().numpy(), params, history, len(history))
@@ -182,6 +185,21 @@ def test_the_loop_on_the_device_gives_the_tokens_that_the_host_would_and_leaves_
     reference.extend(history[-1:], "none", go_on)
     wanted = reference.extend(MORE, "all", go_on)
     assert difference(kernels.extend(MORE, "all", go_on), wanted) < 2e-5
+
+
+def test_a_chain_of_guesses_is_what_steps_write_and_can_be_taken_back(tiny: tuple[ModelConfig, Weights]) -> None:
+    kernels, fresh = fused(*tiny), fused(*tiny)
+    for execution in (kernels, fresh):
+        execution.extend(PROMPT, "none", go_on)
+    guessed = [token for token, _ in kernels.chain(MORE[:3], GREEDY, 4)]
+    choose, wanted = fresh.choices(MORE[:3], GREEDY), list[int]()
+    while choose is not None:
+        wanted.append(choose()[-1])
+        choose = fresh.choices(wanted[-1:], GREEDY) if len(wanted) < 4 else None
+    assert guessed == wanted
+    kept = len(PROMPT) + 4
+    assert kernels.cache.truncate(kept) == fresh.cache.truncate(kept) == kept
+    assert torch.equal(extended(kernels, [7, 9]), extended(fresh, [7, 9]))
 
 
 class Recording(Graphs):
@@ -242,7 +260,7 @@ def test_and_is_not_where_it_has_written_over_that_one(
     first = extended(kernels, PROMPT)
     with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
         failing_once(kernels, patch)
-        extended(kernels, [3 + i % 50 for i in range(4 * SLOTS)])
+        extended(kernels, [3 + i % 50 for i in range(2 * SLOTS)])
     assert not kernels.graphs_bytes
     assert kernels.cache.truncate(len(PROMPT)) == 0
     assert torch.equal(extended(kernels, PROMPT), first)

@@ -282,7 +282,7 @@ def test_sampling_depends_on_the_seed_and_on_nothing_else(tiny: Path) -> None:
 def test_a_second_model_drafts_in_greedy_and_in_sampled_text(tiny: Path, params: SamplingParams) -> None:
     target = load(ready(tiny))
     text = take(target, PROMPT, 40, params)
-    speculator = eager(ModelDrafter(load(ready(tiny), ctx_size=len(PROMPT) + 30)))
+    speculator = eager(target, ModelDrafter(load(ready(tiny), ctx_size=len(PROMPT) + 30)))
     speculator.begin(PROMPT)
     assert take(target, PROMPT, 40, params, speculator) == text
     record = speculator.record

@@ -20,10 +20,11 @@ from runner.backends.native.delta_state import SLOTS, DeltaState, DeltaStates, s
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.placement import Placement
 from runner.backends.native.writing import batch_size, write_batch
-from runner.config import LoadOptions
+from runner.config import LONGEST_DRAFT, LoadOptions
+from runner.kernels.values import MOST_ROWS
 from runner.model_config import DeltaConfig
 from runner.types import CancelToken
-from tests.backends.conformance import N_CTX, ConformanceWithoutDrafts, prefills, take
+from tests.backends.conformance import N_CTX, BackendConformance, prefills, take
 from tests.backends.native.test_native_logits import relative_error
 from tests.backends.native.tiny_models import VOCAB, load, make, ready, save
 
@@ -39,10 +40,10 @@ def tiny(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def backend(tiny: Path) -> NativeBackend:
-    return load(ready(tiny), batch_size=10)  # two times SLOTS: the slot that such a pass reads is the one it writes
+    return load(ready(tiny), batch_size=2 * SLOTS)  # the slot that such a pass reads is the one it writes
 
 
-class TestNativeDelta(ConformanceWithoutDrafts):
+class TestNativeDelta(BackendConformance):
     @pytest.fixture
     def backend(self, tmp_path: Path) -> Iterator[Backend]:
         backend = load(ready(save(make("qwen3-5", max_position_embeddings=1024), tmp_path)), ctx_size=N_CTX)
@@ -65,12 +66,14 @@ def states(length: int) -> DeltaStates:
 
 
 def step(found: DeltaStates, start: int, n_tokens: int) -> None:
-    """A pass that leaves the number of tokens in the state, as far as a test can tell states apart."""
+    """A pass that leaves the number of tokens in the states, as far as a test can tell states apart."""
     found.begin(start, n_tokens)
+    end = start + n_tokens
+    lengths = range(end - found.n_written(n_tokens) + 1, end + 1)
     for layer in range(len(DELTA.layers)):
-        matrices = torch.full((2, 2, 3), float(start + n_tokens))
-        found.write(layer, start + n_tokens, DeltaState(matrices, torch.zeros(3, 10)))
-    found.hold(start + n_tokens)
+        kept = [DeltaState(torch.full((2, 2, 3), float(length)), torch.zeros(3, 10)) for length in lengths]
+        found.write(layer, end, kept)
+    found.hold(end, n_tokens)
 
 
 def number(found: DeltaStates, length: int) -> float:
@@ -79,13 +82,22 @@ def number(found: DeltaStates, length: int) -> float:
     return float(state.matrices[0, 0, 0])
 
 
-def test_the_last_four_tokens_can_be_taken_back_and_no_more() -> None:
+@pytest.mark.parametrize("n_last", [1, 5, SLOTS - 1, SLOTS, MOST_ROWS])
+def test_the_last_tokens_can_be_taken_back_and_no_more(n_last: int) -> None:
+    """However many of them a step had."""
+
+    def read() -> DeltaStates:
+        found = states(20)
+        step(found, 20, n_last)
+        return found
+
+    end = 20 + n_last
     for back in range(SLOTS):
-        found = states(12)
-        assert found.keep(12 - back) == 12 - back
-        assert number(found, 12 - back) == 12 - back
-    assert states(12).keep(12 - SLOTS) == 0
-    assert states(12).keep(0) == 0
+        found = read()
+        assert found.keep(end - back) == end - back
+        assert number(found, end - back) == end - back
+    assert read().keep(end - SLOTS) == 0
+    assert read().keep(0) == 0
 
 
 def test_before_the_first_token_there_is_no_state_to_read() -> None:
@@ -96,25 +108,34 @@ def test_before_the_first_token_there_is_no_state_to_read() -> None:
 
 
 def test_a_pass_over_many_tokens_leaves_the_state_after_the_last_and_those_before_the_first() -> None:
-    found = states(6)
-    step(found, 6, 7)
-    assert [length for length in range(1, 14) if found.has(length)] == [2, 4, 5, 6, 13]
+    found = states(14)
+    step(found, 14, 18)
+    assert [length for length in range(1, 33) if found.has(length)] == [3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 32]
 
 
 def test_what_was_taken_back_is_no_state_of_what_is_written_in_its_place() -> None:
     found = states(10)
     assert found.keep(8) == 8
-    step(found, 8, 3)  # over position 10, whose slot still has what came after 10 other tokens
+    step(found, 8, 18)  # over position 10, whose slot still has what came after 10 other tokens
     assert found.keep(10) == 0
 
 
 def test_a_pass_that_was_cut_off_spoils_the_state_that_it_would_have_written_alone() -> None:
     found = states(7)
-    found.begin(7, 3)
+    found.begin(7, 20)
+    assert [length for length in range(1, 8) if not found.has(length)] == [27 - 2 * SLOTS]
     assert found.keep(7) == 7
     found = states(7)
-    found.begin(7, SLOTS)  # which would have written where it reads
+    found.begin(7, 2 * SLOTS)  # which would have written where it reads
     assert found.keep(7) == 0
+
+
+@pytest.mark.parametrize(("n_tokens", "is_kept"), [(3, True), (SLOTS - 1, True), (SLOTS, False)])
+def test_a_step_that_was_cut_off_spoils_what_it_would_have_written(n_tokens: int, is_kept: bool) -> None:
+    found = states(SLOTS)
+    found.begin(SLOTS, n_tokens)
+    assert [length for length in range(1, SLOTS) if found.has(length)] == list(range(n_tokens + 1, SLOTS))
+    assert found.keep(SLOTS) == is_kept * SLOTS
 
 
 def test_the_memory_is_what_the_arithmetic_says() -> None:
@@ -159,7 +180,7 @@ def test_an_answer_that_is_made_again_is_the_same(backend: NativeBackend) -> Non
 
 
 @pytest.mark.parametrize("n_products", [1, 7, 30])
-@pytest.mark.parametrize("n_held", [0, 10, 13])
+@pytest.mark.parametrize("n_held", [0, 20, 31])
 def test_a_cancelled_prefill_leaves_nothing_that_is_taken_for_a_state(
     backend: NativeBackend, n_products: int, n_held: int
 ) -> None:
@@ -175,15 +196,19 @@ def test_a_cancelled_prefill_leaves_nothing_that_is_taken_for_a_state(
 
     if n_held:
         last(backend, IDS[:n_held])
-    assert backend.extend(IDS[n_held : n_held + 10], After()) is None
+    assert backend.extend(IDS[n_held : n_held + 2 * SLOTS], After()) is None
     held = len(backend.held)
     assert held in (0, n_held)
-    assert relative_error(last(backend, IDS[held:30]), last(load(backend._model), IDS[:30])) < 1e-5
-    assert take(backend, IDS[:35], 8) == take(load(backend._model), IDS[:35], 8)
+    assert relative_error(last(backend, IDS[held:40]), last(load(backend._model), IDS[:40])) < 1e-5
+    assert take(backend, IDS[:45], 8) == take(load(backend._model), IDS[:45], 8)
 
 
-def test_it_says_that_it_cannot_go_back(backend: NativeBackend) -> None:
-    assert not backend.info.can_go_back
+def test_drafts_are_as_long_as_can_be_taken_back(backend: NativeBackend) -> None:
+    longest = backend.info.longest_draft
+    assert longest < LONGEST_DRAFT
+    last(backend, IDS[:20])
+    last(backend, IDS[20 : 21 + longest])
+    assert backend.keep(20) == 20, "of a draft and the token before it nothing may be wanted"
 
 
 def test_its_memory_has_the_states(backend: NativeBackend) -> None:

@@ -67,11 +67,11 @@ def cache(config: ModelConfig, dtype: torch.dtype = torch.float32, n_ctx: int = 
     return KvCache.of(config, n_ctx=n_ctx, dtype=torch.float32, device=DEVICE, kv_dtype=dtype)
 
 
-def plain(config: ModelConfig, weights: Weights) -> PlainExecution:
+def plain(config: ModelConfig, weights: Weights, n_ctx: int = 64) -> PlainExecution:
     decoder = load_model(
         config, weights, dtype=torch.float32, device=DEVICE, on_progress=lambda _: None, cancel=CancelToken()
     )
-    return PlainExecution(decoder, cache(config), DEVICE, 64)
+    return PlainExecution(decoder, cache(config, n_ctx=n_ctx), DEVICE, 64)
 
 
 def fused(

@@ -100,6 +100,16 @@ class TestNativePackedOnAGpu(ConformanceOnAGpu):
         backend.close()
 
 
+class TestNativeDeltaOnAGpu(ConformanceOnAGpu):
+    """Gated delta nets, whose states after drafts are found again."""
+
+    @pytest.fixture
+    def backend(self, delta: ReadyModel) -> Iterator[Backend]:
+        backend = opened(delta)
+        yield backend
+        backend.close()
+
+
 @pytest.fixture(params=["demo", "packed", "delta"])
 def model(request: pytest.FixtureRequest) -> ReadyModel:
     found: ReadyModel = request.getfixturevalue(request.param)
