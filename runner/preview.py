@@ -178,9 +178,9 @@ def _drafting(
     offline: bool,
 ) -> tuple[DraftChoice, ModelFacts | None]:
     """What would draft, and the facts of the model that does; a drafter that cannot be had is an answer too."""
-    can_go_back = all(cache.kind != "state" for cache in found.facts.shape.caches)
     try:
-        choice = choose_drafter(options, spec, registry, found.directory, heads, can_go_back=can_go_back)
+        shape = found.facts.shape
+        choice = choose_drafter(options, spec, registry, found.directory, heads, can_go_back=shape.can_go_back)
         draft = _found(registry.resolve(choice.source), options, offline=offline) if choice.is_model else None
         differing = _differing(draft, found) if draft is not None else ""
     except RunnerError as error:

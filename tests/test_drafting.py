@@ -189,11 +189,12 @@ def test_a_model_that_cannot_go_back_is_run_without_and_says_so(
 
 def test_a_model_with_delta_nets_is_run_without_and_drafts_for_none(engine: Engine, tmp_path: Path) -> None:
     model = tiny_models.save(tiny_models.make("qwen3-5"), tmp_path / "qwen")
-    (tmp_path / "head").mkdir()
-    for asked in ({}, {"speculation": "suffix"}, {"speculation": "mtp"}, {"speculation": "eagle3", "draft": "head"}):
-        given = {"draft": str(tmp_path / "head")} if "draft" in asked else {}
-        loaded, _ = load(engine, model, n_gpu_layers=0, **asked | given)
+    for asked in ("auto", "suffix", "mtp", "eagle3", "model", "self"):
+        loaded, notices = load(engine, model, n_gpu_layers=0, speculation=asked, draft="nowhere")
         assert loaded.speculation.startswith("off: this model cannot go back"), asked
+        # And nothing else is said: of a drafter that would be of no use it does not matter that it is not there.
+        warnings = [notice.text for notice in notices if notice.level == "warning"]
+        assert ["cannot go back" in text for text in warnings] == [True], asked
     with pytest.raises(UnsuitedOptions, match="cannot draft: its recurrent layers"):
         load(engine, "demo", draft=str(model), n_gpu_layers=0)
     engine.close()

@@ -57,6 +57,11 @@ class Shape:
     def num_layers(self) -> int:
         return len(self.caches)
 
+    @property
+    def can_go_back(self) -> bool:
+        """Whether tokens can be taken back, by all that files tell: a fixed state cannot be cut."""
+        return all(cache.kind != "state" for cache in self.caches)
+
 
 NO_SHAPE = Shape(
     architecture="", num_parameters=0, num_active_parameters=0, context_length=0, hidden_size=0, vocab_size=0
