@@ -136,9 +136,9 @@ def test_looks_in_vain_are_paid_by_a_hundredth_of_the_time(takes: float, waited:
 
 
 def test_what_is_saved_for_looks_in_vain_is_one_plain_step_and_a_draft_that_stands_leaves_it() -> None:
-    told = Told(4.0)
+    told = Told()
     told.plain(1000)
-    told.rounds(1)
+    assert told.rounds(1, length=1) == [1]
     assert [told.in_vain(0.3) for _ in range(6)] == [True] * 4 + [False] * 2
 
 
@@ -267,6 +267,7 @@ def test_a_look_is_in_vain_if_it_found_nothing_or_what_it_found_is_only_compared
 def test_a_draft_that_stands_pays_what_is_owed_for_looks() -> None:
     told = Told(1.4)
     told.rounds(20, length=2)
+    told.balance = INITIAL_ALLOWANCE - 0.1
     assert told.in_vain(2.0)
     told.balance = 2.1
     told.over(told.look(guess(2)) or NO_DRAFT)
@@ -384,6 +385,7 @@ def test_only_what_follows_a_draft_that_was_right_and_late_is_asked_for_again_at
 def test_that_draft_is_asked_for_whatever_is_owed_for_looks() -> None:
     told = Told(1.4)
     told.rounds(20, length=2)
+    told.balance = INITIAL_ALLOWANCE - 0.1
     assert told.in_vain(2.0)
     told.balance = 2.1
     assert told.look(guess(2), takes=0.6) == guess(2)  # drafts have earned it
