@@ -187,8 +187,9 @@ def convert(
 ) -> FileRecord:
     """Write `source` to `output` in a format made here; returns its size and hash, taken on its way to the disk.
 
-    is_kept: of a file that is to be read once and removed there is no hash. on_progress gets (bytes written, bytes in all). Raises OSError when the file cannot be written, BadModelFile for a
-    weight that is NaN or infinite, UnsupportedModel for one that the format cannot hold.
+    is_kept: of a file that is to be read once and removed there is no hash. on_progress gets (bytes written, bytes in
+    all). Raises OSError when the file cannot be written, BadModelFile for a weight that is NaN or infinite,
+    UnsupportedModel for one that the format cannot hold.
     """
     types = {tensor.target: type_of(tensor, chosen) for tensor in source.tensors}
     _write_header(source, chosen, types, output)
