@@ -32,7 +32,7 @@ from runner.events import (
     Notice,
     Progress,
 )
-from runner.fit import Alternative, alternatives, check_fit, plan, read_facts, record_of
+from runner.fit import Alternative, ModelFacts, alternatives, check_fit, plan, read_facts, record_of
 from runner.fit_history import read_history, record_load
 from runner.grammar import Grammars
 from runner.machine import devices
@@ -104,7 +104,10 @@ class Engine(EngineSurface):
             registry = Registry.load_for(self._paths)
             spec = registry.resolve(model)
             files = ready(spec, offline=offline, on_event=emit, cancel=cancel)
-            choice, draft = choose_drafter(options, spec, registry, files.directory, self._paths.drafts), None
+            facts, draft = read_facts(files), None
+            # Of a model for which nothing drafts, no drafter is looked for, fetched or made room for.
+            can_go_back, heads = _can_go_back(files, facts, options), self._paths.drafts
+            choice = choose_drafter(options, spec, registry, files.directory, heads, can_go_back=can_go_back)
             texts = read_draft_files(choice.files, emit)
             if choice.is_model:
                 draft = ready(registry.resolve(choice.source), offline=offline, on_event=emit, cancel=cancel)
@@ -113,7 +116,7 @@ class Engine(EngineSurface):
                 gc.collect()  # a load that failed left its weights in the cycles of a traceback
             self._has_tried = True
             context = FitContext(self._paths.fit_history, lambda: alternatives(spec, registry))
-            backend, reason = load_backend(files, options, emit, cancel, context, on_stage, draft=draft)
+            backend, reason = load_backend(files, facts, options, emit, cancel, context, on_stage, draft=draft)
             on_stage("drafter")
             drafting = _open_drafting(choice, draft, texts, backend, options, emit, cancel)
             self._backend, self._drafting = backend, drafting
@@ -194,7 +197,8 @@ def _open_drafting(
 
     def load_draft() -> Backend:
         assert draft is not None, "the choice has no model"
-        return load_backend(draft, draft_options(options, backend.info, read_facts(draft)), emit_of_draft, cancel)[0]
+        facts = read_facts(draft)
+        return load_backend(draft, facts, draft_options(options, backend.info, facts), emit_of_draft, cancel)[0]
 
     def emit_of_draft(event: LoadEvent) -> None:
         if not (isinstance(event, Notice) and event.level == "info"):  # which the target has said already
@@ -224,8 +228,14 @@ class FitContext:
     others: Callable[[], Sequence[Alternative]]
 
 
+def _can_go_back(files: ReadyModel, facts: ModelFacts, options: LoadOptions) -> bool:
+    """Whether tokens can be taken back. Of layers that keep a state the native backend keeps some earlier ones."""
+    return facts.shape.can_go_back or choose(files, options).name == "native"
+
+
 def load_backend(
     files: ReadyModel,
+    facts: ModelFacts,
     options: LoadOptions,
     emit: Callable[[LoadEvent], None],
     cancel: CancelToken,
@@ -236,15 +246,15 @@ def load_backend(
 ) -> tuple[Backend, str]:
     """Choose, check that it fits, load. Returns the backend and the reason for it. on_stage hears what begins.
 
-    With a context the estimate is corrected by earlier loads, and this load is added to them. draft: a model that will
-    be loaded beside it, which there must be room for.
+    facts: what read_facts gives of `files`. With a context the estimate is corrected by earlier loads, and this load is
+    added to them. draft: a model that will be loaded beside it, which there must be room for.
     """
     on_stage("choice")
     choice = choose(files, options)
     if choice.is_fallback:
         emit(Notice("warning", f"Using the {choice.name} backend: {choice.reason}"))
     on_stage("estimate")
-    machine, facts = devices(), read_facts(files)
+    machine = devices()
     records = read_history(context.history) if context else ()
     made = plan(facts, options, machine, choice.name, records, emit, draft=read_facts(draft) if draft else None)
     # native knows its types and its allocator and checks itself, but not what will be loaded beside it.

@@ -178,8 +178,8 @@ def _drafting(
     offline: bool,
 ) -> tuple[DraftChoice, ModelFacts | None]:
     """What would draft, and the facts of the model that does; a drafter that cannot be had is an answer too."""
-    can_go_back = backend == "native" or all(cache.kind != "state" for cache in found.facts.shape.caches)
     try:
+        can_go_back = backend == "native" or found.facts.shape.can_go_back
         choice = choose_drafter(options, spec, registry, found.directory, heads, can_go_back=can_go_back)
         draft = _found(registry.resolve(choice.source), options, offline=offline) if choice.is_model else None
         differing = _differing(draft, found) if draft is not None else ""

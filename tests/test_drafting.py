@@ -180,8 +180,11 @@ def test_a_model_that_cannot_go_back_is_run_without_and_says_so(
     assert loaded.speculation.startswith("off: this model cannot go back")
     assert not notices
     assert answer(engine, SamplingParams(temperature=0, max_tokens=4))[1].speculation is None
-    loaded, notices = load(engine, mamba, speculation="suffix")
-    assert ["cannot go back" in notice.text for notice in notices] == [True]
+    for asked in ("suffix", "mtp", "eagle3", "model", "self"):
+        loaded, notices = load(engine, mamba, speculation=asked, draft="nowhere")
+        assert loaded.speculation.startswith("off: this model cannot go back"), asked
+        # And nothing else is said: of a drafter that would be of no use it does not matter that it is not there.
+        assert ["cannot go back" in notice.text for notice in notices] == [True], asked
     with pytest.raises(UnsuitedOptions, match="cannot draft: its recurrent layers"):
         load(engine, "demo", draft=str(mamba))
     engine.close()

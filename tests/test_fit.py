@@ -91,7 +91,7 @@ def test_kv_cache_by_kind_of_layer() -> None:
     caches = (
         LayerCache(kind="full", width=100),
         LayerCache(kind="window", width=100, window=512),
-        LayerCache(kind="state", state_size=1000),
+        LayerCache(kind="state", state_size=1000, past_size=30),
         LayerCache(kind="shared"),
     )
     facts = dataclasses.replace(Q4, shape=dataclasses.replace(QWEN3_8B, caches=caches))
@@ -99,9 +99,10 @@ def test_kv_cache_by_kind_of_layer() -> None:
     assert parts["full"].size_bytes == 2 * 100 * 4096
     assert parts["window"].size_bytes == parts["full"].size_bytes  # llama.cpp keeps windows whole
     assert parts["window"].window == 512
-    assert parts["state"].size_bytes == 4 * 1000  # float32, whatever the KV type
-    ours = {part.kind: part for part in estimate(facts, LoadOptions(), machine(64), "native").kv_parts}
-    assert ours["state"].size_bytes == SLOTS * 4 * 1000
+    assert parts["state"].size_bytes == 4 * 1030  # float32, whatever the KV type
+    for devices, of_past in ((machine(64), 4), (machine(64, 40), 2)):  # in the type that it computes in
+        ours = {part.kind: part for part in estimate(facts, LoadOptions(), devices, "native").kv_parts}
+        assert ours["state"].size_bytes == SLOTS * (4 * 1000 + of_past * 30)
     assert parts["shared"].size_bytes == 0
 
 

@@ -95,7 +95,9 @@ def test_what_the_native_backend_runs_is_counted_alike(name: str, shared_data: P
     assert (shape.num_active_parameters < shape.num_parameters) == (parsed.experts is not None)
     of_token = 2 * len(parsed.attention_layers) * parsed.num_kv_heads * parsed.head_dim
     assert sum(cache.width for cache in shape.caches) == of_token
-    assert sum(cache.state_bytes for cache in shape.caches) == state_bytes(parsed.delta, torch.float32, n_slots=1)
+    for dtype in (torch.float32, torch.bfloat16):
+        kept = sum(cache.state_bytes(dtype.itemsize) for cache in shape.caches)
+        assert kept == state_bytes(parsed.delta, dtype, n_slots=1)
     assert (shape.context_length, shape.vocab_size) == (parsed.max_position_embeddings, parsed.vocab_size)
 
 
@@ -140,8 +142,8 @@ def test_a_window_stops_growing_and_a_state_never_grows() -> None:
     window = LayerCache(kind="window", width=10, window=512)
     assert [window.elements(n) for n in (100, 512, 8192)] == [1000, 5120, 5120]
     assert window.elements(8192, is_window_whole=True) == 81920
-    state = LayerCache(kind="state", state_size=100)
-    assert (state.elements(8192), state.state_bytes) == (0, 400)
+    state = LayerCache(kind="state", state_size=100, past_size=10)
+    assert (state.elements(8192), state.state_bytes(4), state.state_bytes(2)) == (0, 440, 420)
 
 
 def test_layers_that_share_the_cache_of_another_keep_nothing() -> None:

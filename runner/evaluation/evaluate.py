@@ -35,6 +35,7 @@ from runner.evaluation.report import (
 from runner.evaluation.vocabulary import shared_size
 from runner.evaluation.windows import TextWindows, cut
 from runner.events import LoadEvent, Notice
+from runner.fit import read_facts
 from runner.machine import devices
 from runner.paths import Paths
 from runner.prepare import ready
@@ -165,7 +166,7 @@ class _Evaluation:
         options = request.options if role == "model" else request.reference_options
         options = replace(options, ctx_size=request.windowing.size, warmup=False)
         with _of(role, files.name):
-            backend, reason = load_backend(files, options, self._emit, CancelToken())
+            backend, reason = load_backend(files, read_facts(files), options, self._emit, CancelToken())
             facts = _facts(files, backend, reason)
         try:
             if request.windowing.size > backend.info.context_length:

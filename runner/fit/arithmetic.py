@@ -16,7 +16,7 @@ from runner.config import KvType, LoadOptions
 from runner.events import Notice
 from runner.fit.facts import ModelFacts, default_context
 from runner.fit_history import NO_CORRECTION, Correction
-from runner.model_config.shape import CacheKind, LayerCache, Shape
+from runner.model_config.shape import CacheKind, Shape
 from runner.types import BackendName, Device, MemoryUse, WeightsFormat
 
 _KV_BYTES: Final[Mapping[KvType, float]] = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}
@@ -75,22 +75,27 @@ class KvPart:
 @dataclass(frozen=True, kw_only=True)
 class _Ways:
     """How a backend holds a model. ctx_block: the context is rounded up to a multiple. states: how many of each layer
-    that has one. gpus: kinds that it uses."""
+    that has one. past_on_gpu: bytes there of an element of a convolution's past. gpus: kinds that it uses."""
 
     ctx_block: int
     keeps_windows_whole: bool
     splits: bool
     states: int
+    past_on_gpu: int
     gpus: tuple[str, ...]
 
 
 # llama.cpp: measured with llama-cpp-python 0.3.36. Its default is swa_full, by which layers with a window have cells
 # for all of the context: it lets the cache be cut anywhere. Recurrent states are float32 whatever --kv-type says.
-# native: its cache has one length for all layers, and states are those of twelve lengths (delta_state.py).
+# native: its cache has one length for all layers, and states are those of 12 lengths, the past of their convolutions in
+# the type that it computes in (delta_state.py, which is not imported: it would import torch).
+_GPUS: Final = ("cuda", "rocm")
 _WAYS: Final[Mapping[BackendName, _Ways]] = {
-    "llamacpp": _Ways(ctx_block=256, keeps_windows_whole=True, splits=True, states=1, gpus=("cuda", "rocm", "metal")),
-    "native": _Ways(ctx_block=1, keeps_windows_whole=True, splits=False, states=12, gpus=("cuda", "rocm")),
-    "fake": _Ways(ctx_block=1, keeps_windows_whole=False, splits=False, states=1, gpus=()),
+    "llamacpp": _Ways(
+        ctx_block=256, keeps_windows_whole=True, splits=True, states=1, past_on_gpu=4, gpus=(*_GPUS, "metal")
+    ),
+    "native": _Ways(ctx_block=1, keeps_windows_whole=True, splits=False, states=12, past_on_gpu=2, gpus=_GPUS),
+    "fake": _Ways(ctx_block=1, keeps_windows_whole=False, splits=False, states=1, past_on_gpu=4, gpus=()),
 }
 
 
@@ -141,7 +146,7 @@ def _need(
     ways = _WAYS[backend]
     cells = -(-n_ctx // ways.ctx_block) * ways.ctx_block
     per_element = _KV_BYTES[_kv_type(options, backend, on_gpu=on_gpu)]
-    parts = _kv_parts(facts.shape, cells, per_element, ways)
+    parts = _kv_parts(facts.shape, cells, per_element, ways, past_bytes=ways.past_on_gpu if on_gpu else 4)
     workspace = {"llamacpp": _llamacpp_workspace, "native": _native_workspace}.get(backend)
     chunk = min(options.chunk(is_native_gpu=backend == "native" and on_gpu), n_ctx)  # no prompt is longer
     need = MemoryUse(
@@ -177,19 +182,17 @@ def held_bytes(
     return (2 if on_gpu else 4) * num_parameters
 
 
-def _kv_parts(shape: Shape, cells: int, per_element: float, ways: _Ways) -> tuple[KvPart, ...]:
+def _kv_parts(shape: Shape, cells: int, per_element: float, ways: _Ways, *, past_bytes: int) -> tuple[KvPart, ...]:
     sizes: dict[tuple[CacheKind, int], list[int]] = {}
     for cache in shape.caches:
-        sizes.setdefault((cache.kind, cache.window), []).append(_cache_bytes(cache, cells, per_element, ways))
+        sizes.setdefault((cache.kind, cache.window), []).append(
+            round(cache.elements(cells, is_window_whole=ways.keeps_windows_whole) * per_element)
+            + ways.states * cache.state_bytes(past_bytes)
+        )
     return tuple(
         KvPart(kind=kind, num_layers=len(of_layers), window=window, size_bytes=sum(of_layers))
         for (kind, window), of_layers in sizes.items()
     )
-
-
-def _cache_bytes(cache: LayerCache, cells: int, per_element: float, ways: _Ways) -> int:
-    of_tokens = cache.elements(cells, is_window_whole=ways.keeps_windows_whole) * per_element
-    return round(of_tokens) + ways.states * cache.state_bytes
 
 
 def _llamacpp_workspace(shape: Shape, batch_size: int, cells: int, _on_gpu: bool) -> int:

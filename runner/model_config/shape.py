@@ -17,22 +17,24 @@ class LayerCache:
     """What one layer keeps of the past.
 
     full: K and V of every token. window: K and V of the last `window` tokens. state: a fixed state (linear attention
-    and other recurrences), in float32. shared: nothing of its own, it reads an earlier layer's. width: elements of K
-    and V together a token. state_size: elements of the state.
+    and other recurrences). shared: nothing of its own, it reads an earlier layer's. width: elements of K and V together
+    a token. state_size: elements of the state, which is in float32. past_size: of the last inputs of a convolution
+    beside it, which each backend keeps in a type of its own.
     """
 
     kind: CacheKind
     width: int = 0
     window: int = 0
     state_size: int = 0
+    past_size: int = 0
 
     def elements(self, n_ctx: int, *, is_window_whole: bool = False) -> int:
         """Elements of K and V at `n_ctx` tokens; is_window_whole: as a backend that keeps all tokens anyway."""
         return self.width * (min(n_ctx, self.window) if self.kind == "window" and not is_window_whole else n_ctx)
 
-    @property
-    def state_bytes(self) -> int:
-        return 4 * self.state_size
+    def state_bytes(self, past_bytes: int) -> int:
+        """Of one state. past_bytes: of an element of the convolution's past."""
+        return 4 * self.state_size + past_bytes * self.past_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,11 @@ class Shape:
     @property
     def num_layers(self) -> int:
         return len(self.caches)
+
+    @property
+    def can_go_back(self) -> bool:
+        """Whether tokens can be taken back, by all that files tell: a fixed state cannot be cut."""
+        return all(cache.kind != "state" for cache in self.caches)
 
 
 NO_SHAPE = Shape(

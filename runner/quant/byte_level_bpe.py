@@ -64,7 +64,7 @@ def read_byte_level_bpe(directory: Path, tokenizer: Mapping[str, Any], vocab_siz
 def _merges(value: object) -> list[str]:
     """Merges in GGUF's form, from "a b" strings or [a, b] pairs; a space inside a part is written as Ġ."""
     if not isinstance(value, list) or not value:
-        raise BadModelFile("tokenizer.json has no merges.")
+        raise BadModelFile("tokenizer.json has no merges.", hint="Fetch the model's tokenizer files again.")
     if all(isinstance(merge, str) for merge in value):
         return value
     try:

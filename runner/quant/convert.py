@@ -182,15 +182,18 @@ def _read_vocabulary(directory: Path, vocab_size: int) -> Vocabulary:
     )
 
 
-def convert(source: Source, chosen: Format, output: Path, on_progress: OnProgress) -> FileRecord:
+def convert(
+    source: Source, chosen: Format, output: Path, on_progress: OnProgress, *, is_kept: bool = True
+) -> FileRecord:
     """Write `source` to `output` in a format made here; returns its size and hash, taken on its way to the disk.
 
-    on_progress gets (bytes written, bytes in all). Raises OSError when the file cannot be written, BadModelFile for a
-    weight that is NaN or infinite, UnsupportedModel for one that the format cannot hold.
+    is_kept: of a file that is to be read once and removed there is no hash. on_progress gets (bytes written, bytes in
+    all). Raises OSError when the file cannot be written, BadModelFile for a weight that is NaN or infinite,
+    UnsupportedModel for one that the format cannot hold.
     """
     types = {tensor.target: type_of(tensor, chosen) for tensor in source.tensors}
     _write_header(source, chosen, types, output)
-    written = _Appended(output)
+    written = _Appended(output, is_hashed=is_kept)
     with written.file:
         if (factors := rope_factors(source.config)) is not None:
             written.add(factors)
@@ -200,7 +203,7 @@ def convert(source: Source, chosen: Format, output: Path, on_progress: OnProgres
             written.add(encoded)
             done += encoded.size
             on_progress(done, total)
-    return FileRecord(size_bytes=output.stat().st_size, sha256=written.digest.hexdigest())
+    return FileRecord(size_bytes=output.stat().st_size, sha256=written.digest.hexdigest() if is_kept else "")
 
 
 def _write_header(source: Source, chosen: Format, types: Mapping[str, GGMLQuantizationType], output: Path) -> None:
@@ -225,11 +228,14 @@ def _write_header(source: Source, chosen: Format, types: Mapping[str, GGMLQuanti
 
 
 class _Appended:
-    """Tensors behind the header that is in a file, each filled up to the alignment, and the hash of all of it."""
+    """Tensors behind the header that is in a file, each filled up to the alignment, and the hash of all of it.
 
-    def __init__(self, path: Path) -> None:
+    is_hashed: whether that is wanted; it takes as long as many disks write.
+    """
+
+    def __init__(self, path: Path, *, is_hashed: bool) -> None:
         header = path.read_bytes()
-        self.digest = hashlib.sha256(header)
+        self.digest, self._is_hashed = hashlib.sha256(header), is_hashed
         self.file = path.open("ab")
         self._put(bytes(-len(header) % GGUF_DEFAULT_ALIGNMENT))
 
@@ -239,7 +245,8 @@ class _Appended:
 
     def _put(self, data: bytes | memoryview) -> None:
         self.file.write(data)
-        self.digest.update(data)
+        if self._is_hashed:
+            self.digest.update(data)
 
 
 def _encode(checkpoint: Tensors, tensor: PlannedTensor, stored: GGMLQuantizationType) -> NDArray[np.uint8]:

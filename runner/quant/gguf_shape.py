@@ -89,13 +89,13 @@ def _of_layer(header: GgufHeader, key: str, index: int, default: int | None = No
 def _cache(header: GgufHeader, index: int, n_layers: int) -> LayerCache:
     if index >= n_layers - _whole(header, "attention.shared_kv_layers", 0, default=0):
         return LayerCache(kind="shared")
-    state = _state_size(header)
+    state, past = _state_sizes(header)
     heads = _of_layer(header, "attention.head_count", index, 0 if state else None)
     kv_heads = _of_layer(header, "attention.head_count_kv", index, heads)
     every = _whole(header, "full_attention_interval", 0, default=0)
     is_recurrent = (index + 1) % every != 0 if every else kv_heads == 0
     if state and is_recurrent:
-        return LayerCache(kind="state", state_size=state)
+        return LayerCache(kind="state", state_size=state, past_size=past)
     window = _window(header, index)
     width = kv_heads * (
         _head_size(header, "key", index, heads, window) + _head_size(header, "value", index, heads, window)
@@ -121,8 +121,8 @@ def _window(header: GgufHeader, index: int) -> int:
     return window if (index + 1) % every else 0
 
 
-def _state_size(header: GgufHeader) -> int:
-    """Elements of a recurrent layer's state: the matrix of each head and the past of its convolution."""
+def _state_sizes(header: GgufHeader) -> tuple[int, int]:
+    """Elements of a recurrent layer's state, the matrix of each head, and of the past of its convolution."""
     inner, state = _whole(header, "ssm.inner_size", 0, default=0), _whole(header, "ssm.state_size", 0, default=0)
     groups, kernel = _whole(header, "ssm.group_count", 0, default=0), _whole(header, "ssm.conv_kernel", 0, default=0)
-    return state * inner + max(0, kernel - 1) * (inner + 2 * groups * state)
+    return state * inner, max(0, kernel - 1) * (inner + 2 * groups * state)

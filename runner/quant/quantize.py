@@ -241,7 +241,7 @@ def _make(plan: _Plan, chosen: Format, weights: Path, lock: int, on_stage: OnSta
     if not chosen.by_llama_cpp:
         return convert(plan.checkpoint, chosen, weights, converting)
     between = weights.with_name("intermediate.gguf")
-    convert(plan.checkpoint, lossless_format(plan.checkpoint), between, converting)
+    convert(plan.checkpoint, lossless_format(plan.checkpoint), between, converting, is_kept=False)
     quantize_gguf(between, weights, int(chosen.file_type), quantizing, lock=lock)
     between.unlink()
     return None

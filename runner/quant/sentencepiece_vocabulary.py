@@ -153,7 +153,7 @@ def _type(text: str, number: int, added: Mapping[int, AddedToken], unk: object) 
 def _scores(pieces: Mapping[str, int], merges: object) -> dict[str, float]:
     """Scores by merge rank: a piece that is merged earlier scores higher, as SentencePiece numbers its BPE."""
     if not isinstance(merges, list):
-        raise BadModelFile("tokenizer.json has no merges.")
+        raise BadModelFile("tokenizer.json has no merges.", hint="Fetch the model's tokenizer files again.")
     scores: dict[str, float] = {}
     for rank, merge in enumerate(merges):
         parts = merge.split(" ") if isinstance(merge, str) else merge

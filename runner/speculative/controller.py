@@ -274,7 +274,7 @@ class Controller(Control):
         if len(proposed):
             compared = Shadow(proposed)
             self._outlook.compare(compared, done.tokens)
-            if not n_drafted and compared.n_right == n_tokens:
+            if compared.n_right == n_tokens:  # of a draft that was verified it is one token less
                 self._next_grace = min(spent, _MOST_GRACE)
         if gate is not None:
             self._outlook.guessing.learn(gate.n_asked, min(guess_s, unhidden_s))

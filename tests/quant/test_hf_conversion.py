@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tokenizers import Tokenizer
 from runner.errors import BadModelFile, UnsupportedModel
 from runner.quant.architectures import ARCHITECTURES
 from runner.quant.convert import convert, read_source
+from runner.quant.file_records import record_of
 from runner.quant.formats import format_of
 from runner.quant.gguf_file import read_header
 from runner.quant.quantize import checkpoint_warnings
@@ -375,10 +377,12 @@ def test_the_shipped_demo_is_what_the_converter_makes(shared_data: Path, demo_di
 
 
 def test_two_conversions_give_the_same_bytes(demo_source: Path, tmp_path: Path) -> None:
-    source = read_source(demo_source)
-    for name in ("one.gguf", "two.gguf"):
-        convert(source, format_of("q8_0"), tmp_path / name, lambda _done, _total: None)
-    assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "two.gguf").read_bytes()
+    source, one, two = read_source(demo_source), tmp_path / "one.gguf", tmp_path / "two.gguf"
+    record = convert(source, format_of("q8_0"), one, lambda _done, _total: None)
+    unkept = convert(source, format_of("q8_0"), two, lambda _done, _total: None, is_kept=False)
+    assert one.read_bytes() == two.read_bytes()
+    assert record == record_of(one)
+    assert unkept == replace(record, sha256="")  # what is not kept is not hashed
 
 
 def test_memory_stays_below_twice_the_largest_tensor(tmp_path: Path, demo_directory: Path) -> None:

@@ -321,3 +321,17 @@ def test_what_a_device_hid_is_no_loss_in_the_record() -> None:
         speculator.draft([0], PARAMS, 0, V)
         speculator.learn(Round(Draft(), 0, (1,), 0.2e-3, 0.8e-3, 0.0, is_ahead=True))
     assert speculator.record.gain == pytest.approx(1, abs=0.01)
+
+
+def test_the_first_draft_of_an_answer_comes_after_two_steps_however_short_they_are() -> None:
+    """Which it is compared with; later, many short ones are learnt of at once."""
+    speculator = Speculator(Scripted(lambda _: [0] * 8), 15, clock=lambda: 0.0)
+    speculator.calibrate(lambda _: 1e-4)
+    for _ in range(2):
+        speculator.begin()
+        drafted = []
+        for _ in range(4):
+            draft = speculator.draft((0,), PARAMS, 15, V)
+            drafted.append(len(draft) > 0)
+            speculator.learn(Round(draft, len(draft), (0,) * (len(draft) + 1), 0.0, 1e-4, 0.0))
+        assert drafted == [False, False, True, True]

@@ -100,5 +100,5 @@ def _linear_attention(read: Reader) -> tuple[int, LayerCache]:
     convolved = 2 * keys + values
     weights = hidden * (convolved + values + 2 * n_values) + values * hidden
     weights += convolved * kernel + 2 * n_values + value_dim
-    state = n_values * key_dim * value_dim + max(0, kernel - 1) * convolved
-    return weights, LayerCache(kind="state", state_size=state)
+    past = max(0, kernel - 1) * convolved
+    return weights, LayerCache(kind="state", state_size=n_values * key_dim * value_dim, past_size=past)

@@ -27,6 +27,7 @@ def architecture_of(model_type: str) -> Architecture:
     if found is None:
         raise UnsupportedModel(
             f"Models of type {model_type!r} cannot be converted to GGUF.",
-            hint=f"Types that can: {', '.join(sorted(ARCHITECTURES))}. For others, look for a ready GGUF.",
+            hint=f"Types that can: {', '.join(sorted(ARCHITECTURES))}. For others, look for a ready GGUF, or try mq4, "
+            "which the native backend reads.",
         )
     return found
