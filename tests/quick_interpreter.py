@@ -26,6 +26,7 @@ def quicken(interpreter: ModuleType) -> None:
         _check_sizes_once(interpreter)
         _look_types_up_once(interpreter)
         _describe_types_once(interpreter.tl.core)
+        _cast_plain_numbers_at_once(interpreter)
         _unwrap_nothing_in_what_holds_nothing(interpreter.tl.core)
         _leave_alike_operands_as_they_are(interpreter.tl.core, interpreter.tl.semantic.TritonSemantic)
         _leave_unread_checks_out(interpreter)
@@ -101,21 +102,24 @@ def _compute_alike_operands_at_once(interpreter: ModuleType) -> None:
 def _quick_operator(interpreter: ModuleType, slow: Any, compute: Any, kinds: set[str]) -> Any:
     tensor, handle_type = interpreter.tl.core.tensor, interpreter.TensorHandle
     operand = interpreter.interpreter_semantic.number_like
-    known: dict[tuple[str, str], tuple[Any, int, dict[str, Any]] | None] = {}
+    known: dict[tuple[str, str], tuple[np.dtype[Any], np.dtype[Any], int, Any, dict[str, Any]] | None] = {}
 
     def learn(left: Any, right: Any) -> Any:
         """The result, found slowly, and for what follows how it is found at once."""
         found = slow(left, right)
-        name, width = left.type.scalar.name, 0
-        if name in kinds and name == right.type.scalar.name:
+        name, other, width = left.type.scalar.name, right.type.scalar.name, 0
+        if name in kinds and (
+            name == other or ({name, other} == {"int32", "int64"} and compute not in _SHIFTS.values())
+        ):
             dtype = np.dtype(_ALIKE[name])
-        elif compute is np.add and left.type.scalar.is_ptr() and right.type.scalar.name in ("int32", "int64"):
+        elif compute is np.add and left.type.scalar.is_ptr() and other in ("int32", "int64"):
             dtype, width = np.dtype(np.uint64), max(1, left.type.scalar.element_ty.primitive_bitwidth // 8)
         else:
             known[left.type.name, right.type.name] = None
             return found
         shared = {name: value for name, value in vars(found).items() if name != "handle"}
-        known[left.type.name, right.type.name] = dtype, width, shared
+        kind = None if width or name == other else found.handle.dtype  # else it is that of the left operand
+        known[left.type.name, right.type.name] = dtype, np.dtype(_ALIKE[other]), width, kind, shared
         return found
 
     def operator(self: Any, other: Any) -> Any:
@@ -128,17 +132,12 @@ def _quick_operator(interpreter: ModuleType, slow: Any, compute: Any, kinds: set
             return learn(self, other)
         how = known[key]
         left, right = self.handle, other.handle
-        if how is None or left.data.dtype is not how[0]:
+        if how is None or left.data.dtype is not how[0] or right.data.dtype is not how[1]:
             return slow(self, other)
-        dtype, width, shared = how
-        if width:
-            data = left.data + width * right.data.astype(dtype)
-        elif right.data.dtype is dtype:
-            data = compute(left.data, right.data)
-        else:
-            return slow(self, other)
+        dtype, _, width, kind, shared = how
+        data = left.data + width * right.data.astype(dtype) if width else compute(left.data, right.data)
         handle, value = object.__new__(handle_type), object.__new__(tensor)
-        handle.__dict__ = {"data": data, "dtype": left.dtype if width else left.dtype.scalar, "attr": {}}
+        handle.__dict__ = {"data": data, "dtype": kind or (left.dtype if width else left.dtype.scalar), "attr": {}}
         value.__dict__ = {**shared, "handle": handle}
         return value
 
@@ -200,6 +199,7 @@ def _describe_types_once(core: ModuleType) -> None:
     alike = core.dtype.__eq__
     types: dict[tuple[str, tuple[int, ...]], dict[str, Any]] = {}
     values: dict[str, dict[str, Any]] = {}
+    blocks: dict[tuple[str, tuple[int, ...]], Any] = {}
     yes = core.constexpr(True)
 
     def describe_once(self: Any, element_ty: Any, shape: Any) -> None:
@@ -215,10 +215,40 @@ def _describe_types_once(core: ModuleType) -> None:
             values[type.name] = {name: value for name, value in vars(self).items() if name != "handle"}
         vars(self).update(values[type.name], handle=handle)
 
+    def with_element_once(self: Any, kind: Any) -> Any:
+        key = kind.name, self.shape
+        if key not in blocks:
+            blocks[key] = core.block_type(kind, self.shape)
+        return blocks[key]
+
+    core.block_type.with_element_ty = with_element_once
+    core.block_type.to_ir = lambda self, _builder: self  # what it gives is a type like this one
     core.block_type.__init__ = describe_once
     core.tensor.__init__ = make_alike
     core.tuple.__eq__ = lambda self, other: yes if self is other else equal(self, other)
     core.dtype.__eq__ = lambda self, other: self is other or alike(self, other)
+
+
+_SIGNED = {"int8": np.int8, "int32": np.int32, "int64": np.int64, "fp32": np.float32}
+
+
+def _cast_plain_numbers_at_once(interpreter: ModuleType) -> None:
+    """Which kind of cast it is, and whether it is one, is found out by asking two types everything that they may be."""
+    core, semantic, handle_type = interpreter.tl.core, interpreter.tl.semantic.TritonSemantic, interpreter.TensorHandle
+    slow = semantic.cast
+
+    def cast(self: Any, value: Any, kind: Any, rounding: Any = None) -> Any:
+        type_, wanted = value.type, kind.scalar
+        name = type_.scalar.name
+        if name == wanted.name:
+            return value
+        if rounding is not None or wanted.name not in _SIGNED or not (name in _SIGNED or name == "int1"):
+            return slow(self, value, kind, rounding)
+        handle = handle_type(value.handle.data.astype(_SIGNED[wanted.name]), wanted)
+        return core.tensor(handle, type_.with_element_ty(wanted) if type_.is_block() else wanted)
+
+    cast.slow = slow  # type: ignore[attr-defined]
+    semantic.cast = cast
 
 
 def _unwrap_nothing_in_what_holds_nothing(core: ModuleType) -> None:
@@ -267,19 +297,23 @@ def _leave_alike_operands_as_they_are(core: ModuleType, semantic: Any) -> None:
     def stays(tensor: Any, number: Any) -> bool:
         """Whether a number takes the tensor's type, whatever the operation."""
         if type(number) is int:
-            return tensor.type.scalar.name in ("fp32", "int32") and -(2**31) <= number < 2**31
+            return tensor.type.scalar.name in stay and -(2**31) <= number < 2**31
         return type(number) is float and tensor.type.scalar.name == "fp32"
 
-    def constant(self: Any, number: float, like: Any) -> Any:
+    def constant(self: Any, number: float, like: Any, kind: Any = None) -> Any:
         """One tensor for each number, type and shape: nothing changes what a tensor holds."""
         key = like.type.name, number if type(number) is int else repr(number)  # 0.0 equals -0.0, and NaN nothing
         if key not in constants:
-            constants[key] = spread(self, like, self.scalar_constant(number, dtype=like.type.scalar))[1]
+            constants[key] = spread(self, like, self.scalar_constant(number, dtype=kind or like.type.scalar))[1]
         return constants[key]
 
     def number_like(self: Any, like: Any, number: Any) -> Any:
-        """The number as a tensor, where it takes the other's type; else itself."""
-        return constant(self, number, like) if stays(like, number) else number
+        """The number as a tensor, where it takes the other's type, or is added to a pointer; else itself."""
+        if stays(like, number):
+            return constant(self, number, like)
+        if type(number) is int and like.type.scalar.is_ptr() and -(2**31) <= number < 2**31:
+            return constant(self, number, like, core.int32)
+        return number
 
     semantic.broadcast_impl_value = spread_unlike
     semantic.binary_op_type_checking_impl = check_unlike

@@ -91,3 +91,12 @@ def test_axes_are_added_as_they_are_slowly(slices: Any, values: dict[tuple[str, 
     quick = tl.tensor.__getitem__
     for value in values.values():
         assert [told(quick, value, slices) for _ in range(2)] == [told(quick.slow, value, slices)] * 2
+
+
+def test_casts_give_what_they_give_slowly(values: dict[tuple[str, tuple[int, ...]], Any]) -> None:
+    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    semantic = interpreter.interpreter_semantic
+    kinds = (tl.float32, tl.float16, tl.bfloat16, tl.int8, tl.uint8, tl.int32, tl.int64, tl.int1)
+    for value, kind in itertools.product(values.values(), kinds):
+        wanted = told(semantic.cast.slow, semantic, value, kind)
+        assert told(semantic.cast, value, kind) == wanted, (value, kind)

@@ -6,6 +6,7 @@ file knows nothing of kernels.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -158,10 +159,12 @@ def _serve(connection: Connection) -> None:
             return
         os.truncate(2, 0)
         answer: tuple[bool, Any]
+        gc.disable()  # all of an item's work is in use until it is done: looking for garbage in it is in vain
         try:
             answer = True, work(item)
         except Exception as error:
             answer = False, f"{type(error).__name__}: {error}"
+        gc.enable()
         connection.send(answer)
 
 

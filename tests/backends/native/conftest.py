@@ -11,4 +11,5 @@ import pytest
 def fewer_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's interpreter takes milliseconds a program, however little it computes. What is computed is the same."""
     if os.environ.get("TRITON_INTERPRET"):
-        monkeypatch.setattr("runner.kernels.gemv_dense._BN", 16)
+        for columns in ("gemv_dense._BN", "moe_gemv._BN_DENSE", "moe_gemv._BN_SUM"):
+            monkeypatch.setattr(f"runner.kernels.{columns}", 32)
