@@ -65,11 +65,6 @@ def open_target(model: ReadyModel) -> TargetFiles:
             hint="Give a model in safetensors, a packed one, or a GGUF with its Hugging Face files beside it.",
         )
     config = read_config(model.directory)
-    if config.delta is not None:
-        raise UnsupportedModel(
-            f"Nothing can draft for {model.name}: it cannot go back, as its recurrent layers keep no earlier state.",
-            hint="Train a head for a model with attention alone.",
-        )
     try:
         weights = PackedWeights(model.directory) if model.format == "packed" else open_weights(model, config)
     except UnsupportedModel as error:

@@ -38,7 +38,7 @@ def test_four_bits_are_the_default_and_the_model_is_found_by_its_name(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
-    assert main(["quantize", "demo", "-q", "--calibration-tokens", "256"]) == 0
+    assert main(["quantize", "demo", "-q", "--calibration-tokens", "64"]) == 0
     out = capsys.readouterr()
     path = Path(out.out.strip())
     assert path == user_paths().models / "demo-mq4"

@@ -177,10 +177,7 @@ class Attention(nn.Module):
     def heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """q [..., H, T, D], k and v [..., G, T, D] of x, normed, q and k turned by cos and sin [T, R/2]; the gate
         [..., T, H * D], or None."""
-        q, k, v = self.projections(x)
-        gate = None
-        if self.is_gated:
-            q, gate = (part.flatten(-2) for part in q.view(*q.shape[:-1], self.num_heads, 2, -1).unbind(-2))
+        q, k, v, gate = self.projections(x)
         if self.norm == "row":
             q, k = self._normed(q, k)
         q, k, v = (part.view(*part.shape[:-1], -1, self.head_dim).transpose(-3, -2) for part in (q, k, v))
@@ -192,13 +189,17 @@ class Attention(nn.Module):
         """The heads' mixtures of values [..., H, T, D] through the output projection: [..., T, hidden]."""
         return self.o_proj(mixed.transpose(-3, -2).flatten(-2))  # type: ignore[no-any-return]
 
-    def projections(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q [..., T, H * D], or twice that where it is gated, k and v [..., T, G * D]."""
-        if not self.is_joined:
-            return self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        kv_size = self.num_kv_heads * self.head_dim
-        q, k, v = self.qkv_proj(x).split([self.num_heads * self.head_dim, kv_size, kv_size], dim=-1)
-        return q, k, v
+    def projections(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """q [..., T, H * D], k and v [..., T, G * D], and the gate [..., T, H * D], or None."""
+        if self.is_joined:
+            kv_size = self.num_kv_heads * self.head_dim
+            q, k, v = self.qkv_proj(x).split([self.num_heads * self.head_dim, kv_size, kv_size], dim=-1)
+            return q, k, v, None
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if not self.is_gated:
+            return q, k, v, None
+        q, gate = (part.flatten(-2) for part in q.view(*q.shape[:-1], self.num_heads, 2, -1).unbind(-2))
+        return q, k, v, gate
 
     def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         assert self.q_norm is not None

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from test_heads_drafter import GREEDY, PENALIZED, PROMPT, SAMPLED
+from test_heads_mtp import with_head
 from tiny_heads import Always, Limit, eagle3_head, take
 from tiny_models import load, make, ready, save
 
@@ -82,10 +83,10 @@ def opened(backend: NativeBackend, head: Path) -> HeadDrafter:
     return drafter
 
 
-def on_the_host(model: Path, head: Path, history: list[int]) -> HeadDrafter:
-    """A drafter without a chain that has heard all of `history` but its last token."""
+def on_the_host(model: Path, head: Path | None, history: list[int]) -> HeadDrafter:
+    """A drafter without a chain that has heard all of `history` but its last token. head: None for the model's own."""
     backend = load(ready(model), batch_size=64, ctx_size=64)
-    drafter = backend.head_drafter("eagle3", head)
+    drafter = backend.head_drafter("mtp" if head is None else "eagle3", head)
     drafter._chain = None
     backend.extend(history[:-1], CancelToken())
     return drafter
@@ -105,6 +106,17 @@ def test_a_chain_guesses_what_the_host_would(
     assert all(abs(a - b) <= 1 for a, b in zip(found.buckets, wanted.buckets, strict=True))
     # And again after the same text, where no row is new.
     assert drafter.propose(history, params, Limit(3)).tokens == wanted.tokens
+
+
+@pytest.mark.usefixtures("backend")
+def test_a_checkpoints_head_whose_attention_is_gated_guesses_what_the_host_would(tmp_path: Path) -> None:
+    gated = load(with_head(tmp_path, "mtp of Qwen3.5"), batch_size=16, ctx_size=64)
+    drafter = gated.head_drafter("mtp", None)
+    assert isinstance(drafter._chain, HeadChain)
+    history = [*FEW, *take(gated, FEW, 2, SAMPLED, Always(drafter, 1))]
+    found = drafter.propose(history, SAMPLED, Limit(3))
+    assert found.tokens == on_the_host(tmp_path, None, history).propose(history, SAMPLED, Limit(3)).tokens
+    assert len(found) == 3
 
 
 def test_drafts_do_not_change_the_text_and_guesses_never_stay(

@@ -58,8 +58,9 @@ class DevicePass:
 
     def mix(self, attention: Attention, x: Tensor, _layer: int) -> Tensor:
         cos, sin = self.rotations[attention.rope]
+        q, k, v, gate = attention.projections(x)
         heads = Heads(
-            qkv=torch.cat(attention.projections(x), -1),
+            qkv=torch.cat((q, k, v), -1),
             num_heads=attention.num_heads,
             cos=cos,
             sin=sin,
@@ -68,7 +69,7 @@ class DevicePass:
             norm=attention.norm,
             eps=0.0 if attention.q_norm is None else attention.q_norm.eps,
         )
-        return combine(
+        mixed = combine(
             attend_rows(
                 heads,
                 self.cache,
@@ -78,6 +79,7 @@ class DevicePass:
                 scale=attention.scale,
             )
         )
+        return mixed if gate is None else mixed * gate.sigmoid()
 
 
 def can_be_chained(head: torch.nn.Module) -> bool:
