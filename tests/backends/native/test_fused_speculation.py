@@ -164,8 +164,8 @@ class Scripted:
         pass
 
 
-def speculator(guess: Guess) -> Speculator:
-    return Speculator(Scripted(guess), LONGEST_DRAFT, control=EagerController(LONGEST_DRAFT))
+def speculator(guess: Guess, longest: int = LONGEST_DRAFT) -> Speculator:
+    return Speculator(Scripted(guess), longest, control=EagerController(longest))
 
 
 def opened(smallest: Smallest, n_ctx: int = N_CTX) -> NativeBackend:
@@ -249,6 +249,23 @@ def test_the_text_is_that_of_plain_decoding(
     tokens = written(backend, PARAMS[sampling], N_CTX, speculator(guess))  # to the end of the context
     assert [*PROMPT, *tokens] == text
     assert is_in_step(backend, text, len(tokens))
+
+
+def test_of_layers_that_keep_a_state_what_was_taken_is_held_wherever_an_answer_stops(tmp_path: Path) -> None:
+    """Though the step after it has run, and most of the one before it was not taken."""
+    shape = SMALLEST | {"layer_types": ["linear_attention"]}
+    made(tmp_path / "readable", "qwen3-5", **{**shape, "vocab_size": tiny_models.VOCAB})
+    made(tmp_path, "qwen3-5", **shape)
+    config, n_ctx = read_config(tmp_path), 28
+    backend = opened((tmp_path, config, open_weights(tiny_models.ready(tmp_path), config)), n_ctx)
+    text = [*PROMPT, *written(backend, PARAMS["sampled"], n_ctx)]
+    assert len(text) == n_ctx
+    longest = backend.info.longest_draft
+    for guess in (right(text, longest), half_right(text)):
+        for n in (2, longest + 2, n_ctx):
+            tokens = written(backend, PARAMS["sampled"], n, speculator(guess, longest))
+            assert [*PROMPT, *tokens] == text[: len(PROMPT) + n]
+            assert is_in_step(backend, text, len(tokens))
 
 
 class Every(Constraint):
