@@ -19,7 +19,7 @@ from runner.backends.base import Backend
 from runner.bench.genre_meter import Pair, PairMeter, all_written
 from runner.bench.measure import written
 from runner.bench.speculated import together
-from runner.config import LONGEST_DRAFT, SamplingParams
+from runner.config import SamplingParams
 from runner.draft_choice import DraftChoice
 from runner.drafting import Drafting
 from runner.speculative.control import EagerController
@@ -120,7 +120,7 @@ def _gain_cells(row: dict[str, Any]) -> list[str]:
 
 def scripted(backend: Backend, drafter: ScriptedDrafter) -> Drafting:
     """A scripted drafter under the controller that everybody has."""
-    speculator = Speculator(drafter, LONGEST_DRAFT)
+    speculator = Speculator(drafter, backend.info.longest_draft)
     speculator.calibrate(backend.step_s)
     return Drafting(_DRAFTS, speculator)
 
@@ -139,11 +139,12 @@ def show_steps(backend: Backend, model: str, report: Report) -> float:
     return times[1]
 
 
-def eager(drafting: Drafting, draft_max: int) -> Drafting:
+def eager(drafting: Drafting) -> Drafting:
     """The same drafter, every guess of which is verified: for what is to be exact, not fast."""
-    assert drafting.speculator is not None, drafting.choice.reason
-    control = EagerController(draft_max)
-    return Drafting(drafting.choice, Speculator(drafting.speculator.drafter, draft_max, control=control))
+    speculator = drafting.speculator
+    assert speculator is not None, drafting.choice.reason
+    control = EagerController(speculator.draft_max)
+    return Drafting(drafting.choice, Speculator(speculator.drafter, speculator.draft_max, control=control))
 
 
 def followed(

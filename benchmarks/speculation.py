@@ -213,7 +213,7 @@ def prompts(asked: argparse.Namespace, report: Report) -> int:
         sys.exit(f"speculation.py: error: {error}")
     with loaded(asked, asked.spec[0]) as engine:
         backend = engine.backend
-        drafting = eager(engine.drafting, asked.draft_max) if asked.eager else engine.drafting
+        drafting = eager(engine.drafting) if asked.eager else engine.drafting
         meter = PairMeter(backend, drafting)
         rows = Rows(report, "category", "temperature", "drafter")
         for temperature in asked.temp:

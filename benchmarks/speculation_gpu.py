@@ -37,7 +37,7 @@ from runner.backends.base import Prefill
 from runner.backends.native import load
 from runner.backends.native.backend import NativeBackend
 from runner.backends.native.fused_execution import FusedExecution
-from runner.config import LONGEST_DRAFT, LoadOptions, SamplingParams
+from runner.config import LoadOptions, SamplingParams
 from runner.kernels.values import MOST_ROWS
 from runner.speculative.control import EagerController
 from runner.speculative.drafter import NO_DRAFT, Draft, Drafter, Gate
@@ -100,11 +100,12 @@ class Way:
 def ways(backend: NativeBackend, draft: NativeBackend | None, copy: NativeBackend | None) -> Iterator[Way]:
     yield Way(name="plain", begin=lambda _tokens, _n_prompt: None)
 
-    in_vain = Speculator(InVain(), LONGEST_DRAFT)
+    in_vain = Speculator(InVain(), backend.info.longest_draft)
     in_vain.calibrate(backend.step_s)
     yield Way(name="in vain", begin=lambda _tokens, _n_prompt: in_vain)
     for name, (k, rights) in TRACES.items():
-        yield Way(name=name, begin=_scripted(k, rights, backend.info.vocab_size, None))
+        if k <= backend.info.longest_draft:
+            yield Way(name=name, begin=_scripted(k, rights, backend.info.vocab_size, None))
     for name, (k, rights) in MODEL_TRACES.items() if draft is not None else ():
         yield Way(name=name, begin=_scripted(k, rights, backend.info.vocab_size, ModelDrafter(draft)))
     if copy is not None:
@@ -122,8 +123,7 @@ def _scripted(
         script = ScriptedDrafter(lambda _done: Guess((0,) * k, next(turns)), 1, vocab_size)
         script.follow(tokens, n_prompt)
         drafter = script if model is None else InItsTime(model, script)
-        longest = LONGEST_DRAFT if model is None else k
-        return Speculator(drafter, longest, control=EagerController(longest))
+        return Speculator(drafter, k, control=EagerController(k))
 
     return begin
 

@@ -17,7 +17,7 @@ import pytest
 from both_ways import eager
 
 from runner.backends.native.backend import NativeBackend
-from runner.config import LONGEST_DRAFT, LoadOptions, SamplingParams
+from runner.config import LoadOptions, SamplingParams
 from runner.draft_choice import unused
 from runner.draft_files import quotable, read_draft_files
 from runner.engine import Engine
@@ -199,11 +199,11 @@ def test_drafts_for_and_by_a_model_with_delta_nets_are_as_long_as_it_can_go_back
         assert loaded.speculation.startswith(asked.get("speculation", "suffix")), asked
         speculator = engine.drafting.speculator
         assert speculator is not None
-        assert speculator._draft_max == loaded.info.longest_draft == 5
+        assert speculator.draft_max == loaded.info.longest_draft == 5
     other = str(tiny_models.save(tiny_models.make("qwen3"), tmp_path / "other"))
     load(engine, other, n_gpu_layers=0, speculation="model", draft=model)
     assert engine.drafting.speculator is not None
-    assert engine.drafting.speculator._draft_max == 5
+    assert engine.drafting.speculator.draft_max == 5
     engine.close()
 
 
@@ -217,7 +217,7 @@ def test_an_answer_that_quotes_a_file_is_drafted_from_it(engine: Engine, tmp_pat
     path.write_text(text)
     for files in ((), (str(path),)):
         load(engine, "demo", ctx_size=512, backend=backend, n_gpu_layers=0, draft_file=files)
-        engine._drafting = eager(engine.drafting, LONGEST_DRAFT)
+        engine._drafting = eager(engine.drafting)
         told, finished = answer(engine, params, question)
         assert told == text
         record = finished.speculation

@@ -14,7 +14,7 @@ import pytest
 import speculation_adversity
 import speculation_early
 import speculation_overhead
-from both_ways import Found
+from both_ways import Found, eager, scripted
 from prompt_files import FilePrompt, read_prompts
 from scripted_drafts import Guess, ScriptedDrafter, adversaries, suffix_script
 
@@ -24,6 +24,7 @@ from runner.bench.request import GENRES
 from runner.config import LONGEST_DRAFT, SamplingParams
 from runner.speculative.record import SpeculationRecord
 from runner.telemetry import Timings
+from tests.backends.native import tiny_models
 from tests.bench.test_bench_plan import info
 
 PROGRAM = Path(__file__).parent.parent / "benchmarks" / "speculation.py"
@@ -50,6 +51,15 @@ def test_no_adversary_proposes_more_than_is_ever_verified() -> None:
         guesses = [one.script(done) for done in range(300)]
         assert all(0 <= guess.n_right <= LONGEST_DRAFT >= len(guess.buckets) for guess in guesses)
         assert max(bucket for guess in guesses for bucket in guess.buckets) < one.n_buckets
+
+
+def test_drafts_of_scripts_and_eager_ones_are_no_longer_than_the_model_can_take_back(tmp_path: Path) -> None:
+    backend = tiny_models.load(tiny_models.ready(tiny_models.save(tiny_models.make("qwen3-5"), tmp_path)))
+    drafting = scripted(backend, ScriptedDrafter(lambda _done: Guess((0,) * LONGEST_DRAFT, 1), 1, vocab_size=10))
+    for one in (drafting, eager(drafting)):
+        assert one.speculator is not None
+        assert one.speculator.draft_max == backend.info.longest_draft < LONGEST_DRAFT
+    backend.close()
 
 
 def test_real_code_is_guessed_better_than_real_prose() -> None:

@@ -57,7 +57,7 @@ class TargetFiles:
 def open_target(model: ReadyModel) -> TargetFiles:
     """Read the headers of a model's files.
 
-    Raises UnsupportedModel for one that the native backend does not run, or that nothing can draft for.
+    Raises UnsupportedModel for one that the native backend does not run.
     """
     if model.format not in ("safetensors", "gguf", "packed"):
         raise UnsupportedModel(

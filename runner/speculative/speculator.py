@@ -43,7 +43,7 @@ class Speculator:
         clock: Clock | None = None,
     ) -> None:
         self.drafter = drafter
-        self._draft_max = draft_max
+        self.draft_max = draft_max
         self._clock = clock or clock_for(drafter)
         self._control = control or Controller(drafter, draft_max, self._clock)
         self._guess_s = 0.0
@@ -75,7 +75,7 @@ class Speculator:
             for _ in range(3):
                 self._read(range(_REHEARSED))
                 self.drafter.close()  # which leaves it as it was made
-        scratch = Speculator(self.drafter, self._draft_max, clock=self._clock)
+        scratch = Speculator(self.drafter, self.draft_max, clock=self._clock)
         plain_s = self._control.steps.plain_s or 1e-3
         scratch._control.steps.calibrate(lambda _: plain_s)
         for _ in range(_REHEARSED):
@@ -141,7 +141,7 @@ class Speculator:
             if passed.last.is_ahead:  # a device hides more of this and of a look beside two steps than beside one
                 self._n_waiting = 0
                 return NO_DRAFT
-        gate = self._control.gate(min(room, self._draft_max))
+        gate = self._control.gate(min(room, self.draft_max))
         if gate is None:
             self._n_waiting = min(self._control.wait or self._lasting(_PASSED_S, 1, _LEAST_PASSED), self._n_passing)
             return NO_DRAFT
@@ -150,7 +150,7 @@ class Speculator:
         # That was in this round, and not before the next that is passed by.
         self._own_s, self._passing_s = self._own_s + self._passing_s, 0.0
         began = self._clock()
-        guess = self._guess(history, params, gate, min(room, self._draft_max), vocab_size)
+        guess = self._guess(history, params, gate, min(room, self.draft_max), vocab_size)
         draft = self._control.cut(guess)
         self._guess_s = self._clock() - began
         return draft

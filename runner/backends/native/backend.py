@@ -419,6 +419,8 @@ class _Steps:
         if self._cancel.is_cancelled:
             return None
         tokens = [history[-1], *draft]
+        # Not where a longer draft was verified than can be taken back (ModelInfo.longest_draft).
+        assert len(self._backend.held) == len(history) - 1, "the cache lacks more than the last token"
         chosen = self._backend._choices(tokens, params) if self._constraint is None else None
         if chosen is not None:
             return self._numbers(chosen)

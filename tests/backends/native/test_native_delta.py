@@ -23,8 +23,10 @@ from runner.backends.native.writing import batch_size, write_batch
 from runner.config import LONGEST_DRAFT, LoadOptions
 from runner.kernels.values import MOST_ROWS
 from runner.model_config import DeltaConfig
+from runner.speculative.control import EagerController
+from runner.speculative.speculator import Speculator
 from runner.types import CancelToken
-from tests.backends.conformance import N_CTX, BackendConformance, prefills, take
+from tests.backends.conformance import N_CTX, BackendConformance, Knowing, prefills, take
 from tests.backends.native.test_native_logits import relative_error
 from tests.backends.native.tiny_models import VOCAB, load, make, ready, save
 
@@ -209,6 +211,14 @@ def test_drafts_are_as_long_as_can_be_taken_back(backend: NativeBackend) -> None
     last(backend, IDS[:20])
     last(backend, IDS[20 : 21 + longest])
     assert backend.keep(20) == 20, "of a draft and the token before it nothing may be wanted"
+
+
+def test_after_a_draft_that_cannot_be_taken_back_there_is_an_error_and_no_other_text(backend: NativeBackend) -> None:
+    text = [*IDS[:20], *take(backend, IDS[:20], 20)]
+    wrong = Knowing(text, 20, lambda coming, _at: [(coming[0] + 1) % VOCAB] * LONGEST_DRAFT)
+    longer = Speculator(wrong, LONGEST_DRAFT, control=EagerController(LONGEST_DRAFT))
+    with pytest.raises(AssertionError, match="the cache lacks more than the last token"):
+        take(backend, IDS[:20], 20, speculator=longer)
 
 
 def test_its_memory_has_the_states(backend: NativeBackend) -> None:

@@ -40,7 +40,7 @@ class MtpHead(nn.Module):
         self.is_hidden_first = is_hidden_first
         self.masks_first = masks_first
         self._vocab_size = config.vocab_size
-        assert layer.self_attn is not None  # no target that has delta nets has a head
+        assert layer.self_attn is not None  # a layer after the last is no delta net: see mtp_files
         self._rope = layer.self_attn.rope
         self._rotary = RotaryRows(config.ropes[self._rope], config.max_position_embeddings)
         self._interior: Interior | None = None
