@@ -106,6 +106,15 @@ def trust(told: Told) -> Told:
     return told
 
 
+def owing() -> Told:
+    """It trusts its drafts, and owes for looks in vain."""
+    told = Told(1.4)
+    told.rounds(20, length=2)
+    told.balance = INITIAL_ALLOWANCE - 0.1
+    assert told.in_vain(2.0)
+    return told
+
+
 def trusting(t: float | list[float]) -> Told:
     return trust(Told(t))
 
@@ -161,10 +170,7 @@ def test_where_drafts_double_the_speed_looks_in_vain_are_paid_by_that(t: float, 
 
 
 def test_what_is_owed_for_looks_is_waited_for_no_longer_than_until_drafts_have_earned_one() -> None:
-    told = Told(1.4)
-    told.rounds(20, length=2)
-    told.balance = INITIAL_ALLOWANCE - 0.1
-    assert told.in_vain(2.0)
+    told = owing()
     told.balance = INITIAL_ALLOWANCE
     assert told.tokens_until_asked() == 32  # where a hundredth of the time would be 140 tokens
 
@@ -265,10 +271,7 @@ def test_a_look_is_in_vain_if_it_found_nothing_or_what_it_found_is_only_compared
 
 
 def test_a_draft_that_stands_pays_what_is_owed_for_looks() -> None:
-    told = Told(1.4)
-    told.rounds(20, length=2)
-    told.balance = INITIAL_ALLOWANCE - 0.1
-    assert told.in_vain(2.0)
+    told = owing()
     told.balance = 2.1
     told.over(told.look(guess(2)) or NO_DRAFT)
     told.balance = INITIAL_ALLOWANCE
@@ -383,10 +386,7 @@ def test_only_what_follows_a_draft_that_was_right_and_late_is_asked_for_again_at
 
 
 def test_that_draft_is_asked_for_whatever_is_owed_for_looks() -> None:
-    told = Told(1.4)
-    told.rounds(20, length=2)
-    told.balance = INITIAL_ALLOWANCE - 0.1
-    assert told.in_vain(2.0)
+    told = owing()
     told.balance = 2.1
     assert told.look(guess(2), takes=0.6) == guess(2)  # drafts have earned it
     told.over(looked=0.6, is_ahead=True)
