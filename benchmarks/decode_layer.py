@@ -8,7 +8,7 @@ The step is the engine's own, replayed from its CUDA graph on a model of that sh
 profiler says when each kernel began and ended. Rows are the kernels of a layer in their order (medians over all layers
 and steps), then those outside of layers. A gap is the time from the end of the kernel before; with programmatic
 dependent launch a kernel begins before that, and the gap is negative. What the profiler itself costs is in the gaps:
-"without profiler" is the same step timed by the clock.
+"without profiler" is the same step timed by the clock. Where layers are of several kinds, "layer" is a group of them.
 """
 
 from __future__ import annotations
@@ -80,6 +80,18 @@ def period(names: Sequence[str], repeats: int) -> tuple[int, int]:
     return 0, 0
 
 
+def layers_of(names: Sequence[str], num_layers: int) -> tuple[int, int, int]:
+    """Where the layers begin, the kernels of a group of them that are not alike, and how many such groups there are:
+    with three gated delta nets for each attention a fourth of the layers."""
+    for divisor in range(1, num_layers // 3 + 1):
+        # The last group may lack what a layer does for the one behind it.
+        for groups in (num_layers // divisor, num_layers // divisor - 1):
+            first, length = period(names, groups)
+            if length:
+                return first, length, groups
+    return 0, 0, 0
+
+
 def steps_of(kernels: Sequence[Kernel], n_steps: int) -> list[list[Kernel]]:
     """The kernels of each step. Raises ValueError where the steps are not all alike."""
     in_order = sorted(kernels, key=lambda kernel: kernel.start_us)
@@ -95,8 +107,8 @@ def analyse(kernels: Sequence[Kernel], n_steps: int, num_layers: int) -> Step:
     steps = steps_of(kernels, n_steps)
     ends = [step[-1].end_us for step in steps]
     names = [kernel.name for kernel in steps[0]]
-    first, length = period(names, num_layers)
-    inside = range(first, first + length * num_layers)
+    first, length, groups = layers_of(names, num_layers)
+    inside = range(first, first + length * groups)
     total = statistics.median(b[0].start_us - a[0].start_us for a, b in pairwise(steps[1:]))
 
     def row(place: str, places: Sequence[int]) -> Row:
@@ -116,7 +128,7 @@ def analyse(kernels: Sequence[Kernel], n_steps: int, num_layers: int) -> Step:
             share=share,
         )
 
-    rows = [row("layer", range(first + i, first + length * num_layers, length)) for i in range(length)]
+    rows = [row("layer", range(first + i, first + length * groups, length)) for i in range(length)]
     rows += [row("once", [at]) for at in range(len(names)) if at not in inside]
     busy = statistics.median(_covered(step) for step in steps[1:])
     return Step(rows=tuple(rows), kernels=len(names), us=total, busy_us=busy)
@@ -131,8 +143,8 @@ def _covered(kernels: Sequence[Kernel]) -> float:
     return covered
 
 
-def profiled(directory: Path, n_rows: int, depth: int, n_steps: int) -> tuple[list[Kernel], float, int]:
-    """The kernels of the steps, a step's time without the profiler in seconds, and the number of layers."""
+def profiled(directory: Path, n_rows: int, depth: int, n_steps: int) -> tuple[list[Kernel], float]:
+    """The kernels of the steps, and a step's time without the profiler in seconds."""
     execution = fused_execution(directory, depth + 2 * n_steps + n_rows + 320)
     if n_rows == 1:
         seconds = device_step_s(execution, depth)
@@ -151,9 +163,8 @@ def profiled(directory: Path, n_rows: int, depth: int, n_steps: int) -> tuple[li
         for event in found.events()
         if event.device_type == DeviceType.CUDA and not event.name.startswith(("Memcpy", "Memset"))
     ]
-    n_layers = execution.cache.num_layers
     execution.release()
-    return kernels, seconds, n_layers
+    return kernels, seconds
 
 
 def last_steps(kernels: Sequence[Kernel], n_steps: int) -> list[Kernel]:
@@ -206,10 +217,11 @@ def main() -> None:
     for shape in asked.shape:
         for recipe in asked.format:
             config = config_of(shape, asked.layers)
+            num_layers = config["num_hidden_layers"]
             with workplace(asked.work, about_bytes(config)) as work:
                 write_directory(work / "model", config, recipe, is_hashed=False)
                 for n_rows in asked.rows:
-                    kernels, seconds, num_layers = profiled(work / "model", n_rows, asked.depth, asked.steps)
+                    kernels, seconds = profiled(work / "model", n_rows, asked.depth, asked.steps)
                     step = analyse(last_steps(kernels, asked.steps), asked.steps, num_layers)
                     print(f"{shape}, {recipe}, {n_rows} tokens after {asked.depth}\n")
                     show(step, seconds, num_layers)

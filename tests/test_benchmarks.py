@@ -228,6 +228,19 @@ def test_a_profile_becomes_the_kernels_of_a_layer_and_those_outside() -> None:
     assert step.rows[0].share == pytest.approx(30 / 200)
 
 
+def test_layers_of_two_kinds_are_told_by_the_group() -> None:
+    names = ["embed", *["gemv", "delta", "gemv", "delta", "gemv", "attend"] * 4, "head"]
+    kernels = [
+        Kernel(name=name, start_us=100 * s + i, end_us=100 * s + i + 0.5)
+        for s in range(3)
+        for i, name in enumerate(names)
+    ]
+    step = decode_layer.analyse(kernels, n_steps=3, num_layers=12)
+    assert [(row.place, row.name, row.calls) for row in step.rows] == [
+        *[("layer", name, 4) for name in names[1:7]], ("once", "embed", 1), ("once", "head", 1)
+    ]  # fmt: skip
+
+
 def test_what_ran_before_the_steps_is_left_out() -> None:
     prelude = [Kernel(name="fill", start_us=-99, end_us=-98), *step_kernels(-90, layers=2)[:3]]
     steps = [kernel for i in range(3) for kernel in step_kernels(300.0 * i, layers=2)]

@@ -49,14 +49,24 @@ def _tile(rows, m, ok, WIDTH: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _inverse(a, CHUNK: tl.constexpr):
-    """(I + a)^-1 of a [CHUNK, CHUNK], which has nothing on its diagonal or above: row after row."""
+def _inverse(a, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
+    """(I + a)^-1 of a [CHUNK, CHUNK], which has nothing on its diagonal or above.
+
+    Row after row of both halves on the diagonal at once, D; with what is below them, O, the whole is D - D O D.
+    """
+    HALF: tl.constexpr = CHUNK // 2
     row, column = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
+    is_inside = row // HALF == column // HALF
+    inside = tl.where(is_inside, a, 0.0)
     found = tl.where(row == column, 1.0, 0.0)
-    for i in range(1, CHUNK):
-        of_row = tl.sum(tl.where(row == i, a, 0.0), 0)
-        found -= tl.where(row == i, tl.sum(of_row[:, None] * found, 0)[None, :], 0.0)
-    return found
+    for i in range(1, HALF):
+        is_row = row % HALF == i
+        of_row = tl.sum(tl.where(is_row, inside, 0.0), 0)
+        found -= tl.where(is_row & is_inside, tl.sum(of_row[:, None] * found, 0)[None, :], 0.0)
+    # As near as float32: an error of TF32's would go into all rows behind.
+    THRICE: tl.constexpr = "tf32x3" if PRECISION == "tf32" else PRECISION
+    below = tl.dot(found, a - inside, input_precision=THRICE)
+    return found - tl.dot(below, found, input_precision=THRICE)
 
 
 @triton.jit(do_not_specialize=["n_rows"])
@@ -68,7 +78,7 @@ def _solve_chunks(
     """Of a chunk and a head: U in place of v, W [M, Hv, Dk] and P [M, Hv, CHUNK].
 
     P is done before the system is solved, and k asked for once more behind it: while that goes on, registers have room
-    for neither q nor k. (With both, 1 KB a thread was spilled: 121 us for 512 rows of 32 heads in place of 41, H200.)
+    for neither q nor k. (With both, by eight warps, a thread spilled 1 KB: 512 rows of 32 heads took 121 us for 41.)
     """
     h = tl.program_id(1)
     g = h // (HV // HK)
@@ -90,7 +100,7 @@ def _solve_chunks(
     of_v, of_k = tl.arange(0, DV)[None, :], tl.arange(0, DK)[None, :]
     within = tl.dot(_tile(q + g * DK, m, ok, HK * DK, DK), of_keys, input_precision=PRECISION) * fading
     tl.store(p + row * CHUNK + i[None, :], within, mask=is_row & (i >= 0)[None, :])
-    solved = _inverse(tl.where(i[:, None] > i[None, :], system, 0.0), CHUNK)
+    solved = _inverse(tl.where(i[:, None] > i[None, :], system, 0.0), CHUNK, PRECISION)
     u = tl.dot(solved, _tile(v + h * DV, m, ok, HV * DV, DV) * share[:, None], input_precision=PRECISION)
     tl.store(v + row * DV + of_v, u, mask=is_row & (of_v >= 0))
     keys = _tile(k + g * DK, m, ok, HK * DK, DK)
@@ -149,20 +159,20 @@ def delta_prompt(rows: DeltaRows, weights: DeltaWeights, slots: DeltaSlots, star
     block = min(_BLOCK, dv)
     common = {
         "CHUNK": _CHUNK, "PRECISION": "tf32" if is_nvidia(mixed) and mixed.dtype != torch.float32 else "ieee",
-        "PDL": pdl, "num_warps": _WARPS, "num_stages": _STAGES, **pdl_option(pdl), **OPTIONS,
+        "PDL": pdl, "num_stages": _STAGES, **pdl_option(pdl), **OPTIONS,
     }  # fmt: skip
     _solve_chunks[(cdiv(n_rows, _CHUNK), heads)](
         made.q, made.k, made.v, made.gates, count, w, p, n_rows,
-        HK=sizes["HK"], HV=heads, DK=dk, DV=dv, **common,
+        HK=sizes["HK"], HV=heads, DK=dk, DV=dv, num_warps=_SOLVE_WARPS, **common,
     )  # fmt: skip
     _delta_chunks[(dv // block, heads)](
         made.q, made.k, made.v, made.gates, w, p, mixed, mixed.stride(0), slots.states, slots.past, start, count, out,
-        n_rows, BLOCK=block, **sizes, **common,
+        n_rows, BLOCK=block, num_warps=_WARPS, **sizes, **common,
     )  # fmt: skip
     return out
 
 
-_CHUNK, _BLOCK, _WARPS, _STAGES = 32, 32, 8, 2
+_CHUNK, _BLOCK, _SOLVE_WARPS, _WARPS, _STAGES = 32, 32, 4, 8, 2
 
 
 def variants() -> Iterator[Variant]:
@@ -174,16 +184,16 @@ def variants() -> Iterator[Variant]:
     for name, hk, hv, dk, dv in (("d128", 16, 32, 128, 128), ("d64 d32", 4, 4, 64, 32)):
         sizes = {"HK": hk, "HV": hv, "DK": dk, "DV": dv, "CHUNK": _CHUNK, "PRECISION": "tf32"}
         more = {"SLOTS": 12, "PAST": 3, "BLOCK": min(_BLOCK, dv)}
-        for operation, kernel, signature, constants in (
-            ("solve", _solve_chunks, {**made, "v": "*fp32"}, sizes),
-            ("chunks", _delta_chunks, {**made, **rest}, {**sizes, **more}),
+        for operation, kernel, signature, constants, num_warps in (
+            ("solve", _solve_chunks, {**made, "v": "*fp32"}, sizes, _SOLVE_WARPS),
+            ("chunks", _delta_chunks, {**made, **rest}, {**sizes, **more}, _WARPS),
         ):
             yield Variant(
                 name=f"delta_{operation} {name}",
                 kernel=kernel,
                 signature=signature,
                 constants=constants,
-                num_warps=_WARPS,
+                num_warps=num_warps,
                 num_stages=_STAGES,
                 is_nvidia_only=True,
                 has_pdl=True,

@@ -8,9 +8,8 @@ the first row to the last one.
 
 There are S slots, and the state after p tokens lies in slot p % S: so the device finds it by the position alone. Of a
 step's rows, which may be guesses, the state after each is kept, so that the last S - 1 positions can be gone back to;
-of a pass that is filled up, a prompt's, the last state alone. One row is a kernel; of more rows what needs no state is
-made before, all rows at once, by the same functions in the same lanes: a row has the same bits whatever M is. All is
-float32.
+of a pass that is filled up, a prompt's, the last state alone. A step is one kernel, in which a row has the same bits
+whatever M is; of a prompt's rows what needs no state is made before, all rows at once. All is float32.
 """
 
 from __future__ import annotations
@@ -242,7 +241,7 @@ def _inputs(past, c, before, n_past, C: tl.constexpr, PAST: tl.constexpr):
 
 @triton.jit
 def _convolved_row(x, inputs, weights, PAST: tl.constexpr):
-    """silu of the convolution of one row x, in the order of _of_past and _convolved, whose other addends are 0."""
+    """silu of the convolution of one row x."""
     total = tl.zeros(x.shape, tl.float32)
     for i in tl.static_range(PAST):
         total += inputs[i].to(tl.float32) * weights[i]
@@ -251,68 +250,85 @@ def _convolved_row(x, inputs, weights, PAST: tl.constexpr):
 
 
 @triton.jit
-def _keep_row(x, inputs, past, c, is_kept, after, C: tl.constexpr, PAST: tl.constexpr):
-    """_keep_inputs of one row x, from what has been read."""
-    for i in tl.static_range(PAST):
-        kept = x
-        if i + 1 < PAST:
-            kept = inputs[i + 1]
-        tl.store(past + (after * PAST + i) * C + c, kept, mask=0 * c < is_kept)
+def _next_inputs(x, inputs, PAST: tl.constexpr):
+    """The inputs before the row that follows x."""
+    found = ()
+    for i in tl.static_range(1, PAST):
+        found = found + (inputs[i],)  # type: ignore[assignment]  # noqa: RUF005
+    return found + (x,)  # noqa: RUF005
 
 
 @triton.jit
-def _delta_row(
-    mixed, a, b, taps, fading, bias, states, past, start, out,
+def _keep_row(inputs, past, c, is_kept, slot, C: tl.constexpr, PAST: tl.constexpr):
+    """The inputs of channels c after a row into its slot."""
+    for i in tl.static_range(PAST):
+        tl.store(past + (slot * PAST + i) * C + c, inputs[i], mask=0 * c < is_kept)
+
+
+@triton.jit(do_not_specialize=["first", "n_rows"])
+def _delta_step(
+    mixed, stride, a, b, gate_stride, taps, fading, bias, states, past, start, out, first, n_rows,
     HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, SLOTS: tl.constexpr,
     PAST: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row, for BLOCK columns of a head."""
+    """Fewer rows than slots, one after the other, for BLOCK columns of a head. Each leaves its state and its inputs."""
     C: tl.constexpr = 2 * HK * DK + HV * DV
     h = tl.program_id(1)
     g = h // (HV // HK)
     i = tl.arange(0, DK)
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     of_q, of_k, of_v = g * DK + i, HK * DK + g * DK + i, 2 * HK * DK + h * DV + j
-    position = tl.load(start)
+    position = tl.load(start) + first
+    end = position + n_rows
     taps_q, taps_k, taps_v = _taps(taps, of_q, C, PAST), _taps(taps, of_k, C, PAST), _taps(taps, of_v, C, PAST)
     head_fading, head_bias = tl.load(fading + h), tl.load(bias + h)
-    before, after, n_past = position % SLOTS, (position + 1) % SLOTS, tl.minimum(position, 1) * PAST
+    before, n_past = position % SLOTS, tl.minimum(position, 1) * PAST
     # The position is older than the step, and state and past are of the step before.
     at = i[:, None] * DV + j[None, :]
     state = held(states, position, before, h, at, HV, DK * DV)
     past_q = _inputs(past, of_q, before, n_past, C, PAST)
     past_k = _inputs(past, of_k, before, n_past, C, PAST)
     past_v = _inputs(past, of_v, before, n_past, C, PAST)
+    is_first = tl.where((tl.program_id(0) == 0) & (h % (HV // HK) == 0), 1, 0)  # of a key head
+    ones = tl.full((BLOCK,), 1.0, tl.float32)
     if PDL:
         gdc_wait()
-    # All that the kernel before has made, at once: nothing of it is waited for before all of it is asked for.
+    # All that the kernel before has made of a row, at once, and while the row before it is computed.
     row_q, row_k, row_v = tl.load(mixed + of_q), tl.load(mixed + of_k), tl.load(mixed + of_v)
     head_a, head_b = tl.load(a + h), tl.load(b + h)
     if PDL:
         gdc_launch_dependents()
-    q = _of_length_1(_convolved_row(row_q, past_q, taps_q, PAST)) * SCALE
-    k = _of_length_1(_convolved_row(row_k, past_k, taps_k, PAST))
-    v = _convolved_row(row_v, past_v, taps_v, PAST)
-    ones = tl.full((BLOCK,), 1.0, tl.float32)
-    decay = tl.exp(ones * _log_decay(head_a, head_fading, head_bias))
-    share = ones * tl.sigmoid(head_b.to(tl.float32))
-    state, answer = _updated(state, q, k, v, decay, share)
-    tl.store(out + h * DV + j, answer)
-    tl.store(states + (after * HV + h).to(tl.int64) * (DK * DV) + at, state)
-    is_first = tl.where((tl.program_id(0) == 0) & (h % (HV // HK) == 0), 1, 0)  # of a key head
-    _keep_row(row_v, past_v, past, of_v, 1, after, C, PAST)
-    _keep_row(row_q, past_q, past, of_q, is_first, after, C, PAST)
-    _keep_row(row_k, past_k, past, of_k, is_first, after, C, PAST)
+    for m in range(n_rows):
+        after = position + m + 1
+        row, gate = mixed + (m + 1) * stride, (m + 1) * gate_stride + h
+        next_q = tl.load(row + of_q, mask=after + 0 * of_q < end)
+        next_k = tl.load(row + of_k, mask=after + 0 * of_k < end)
+        next_v = tl.load(row + of_v, mask=after + 0 * of_v < end)
+        next_a, next_b = tl.load(a + gate, mask=after < end), tl.load(b + gate, mask=after < end)
+        q = _of_length_1(_convolved_row(row_q, past_q, taps_q, PAST)) * SCALE
+        k = _of_length_1(_convolved_row(row_k, past_k, taps_k, PAST))
+        v = _convolved_row(row_v, past_v, taps_v, PAST)
+        decay = tl.exp(ones * _log_decay(head_a, head_fading, head_bias))
+        share = ones * tl.sigmoid(head_b.to(tl.float32))
+        state, answer = _updated(state, q, k, v, decay, share)
+        tl.store(out + (m * HV + h) * DV + j, answer)
+        slot = after % SLOTS
+        tl.store(states + (slot * HV + h).to(tl.int64) * (DK * DV) + at, state)
+        past_q, past_k = _next_inputs(row_q, past_q, PAST), _next_inputs(row_k, past_k, PAST)
+        past_v = _next_inputs(row_v, past_v, PAST)
+        _keep_row(past_v, past, of_v, 1, slot, C, PAST)
+        _keep_row(past_q, past, of_q, is_first, slot, C, PAST)
+        _keep_row(past_k, past, of_k, is_first, slot, C, PAST)
+        row_q, row_k, row_v, head_a, head_b = next_q, next_k, next_v, next_a, next_b
 
 
 @triton.jit(do_not_specialize=["n_rows"])
 def _prepare(
     mixed, stride, a, b, gate_stride, taps, fading, bias, past, start, q, k, v, gates, n_rows,
     HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, SLOTS: tl.constexpr,
-    PAST: tl.constexpr, ROWS: tl.constexpr, SCALE: tl.constexpr, IS_STEP: tl.constexpr, PDL: tl.constexpr,
+    PAST: tl.constexpr, ROWS: tl.constexpr, SCALE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """See Prepared. A program is a head of q, of k or of v, of ROWS rows. IS_STEP: the last inputs after each row go to
-    its slot, unless a later row has the same, or it is read here (see _delta_rows)."""
+    """See Prepared. A program is a head of q, of k or of v, of ROWS rows."""
     C: tl.constexpr = 2 * HK * DK + HV * DV
     n = tl.program_id(1)
     position = tl.load(start)
@@ -323,13 +339,8 @@ def _prepare(
     for offset in tl.static_range(ROWS):
         m = tl.program_id(0) * ROWS + offset
         if m < n_rows:
-            slot = (position + m + 1) % SLOTS
-            is_kept = (m + SLOTS >= n_rows) & (slot != before)
             if n < 2 * HK:
                 c = n * DK + tl.arange(0, DK)
-                if IS_STEP:  # noqa: SIM102
-                    if is_kept:
-                        _keep_inputs(mixed, stride, past, before, slot, c, m + 1, n_past, C, PAST)
                 x = _of_past(past, taps, m, c, before, n_past, C, PAST)
                 x = _of_length_1(_convolved(x, mixed, stride, taps, m, c, C, PAST))
                 if n < HK:
@@ -339,9 +350,6 @@ def _prepare(
             else:
                 h = n - 2 * HK
                 j = h * DV + tl.arange(0, DV)
-                if IS_STEP:  # noqa: SIM102
-                    if is_kept:
-                        _keep_inputs(mixed, stride, past, before, slot, 2 * HK * DK + j, m + 1, n_past, C, PAST)
                 of_v = _of_past(past, taps, m, 2 * HK * DK + j, before, n_past, C, PAST)
                 of_v = _convolved(of_v, mixed, stride, taps, m, 2 * HK * DK + j, C, PAST)
                 tl.store(v + m.to(tl.int64) * (HV * DV) + j, of_v)
@@ -357,18 +365,14 @@ def _delta_rows(
     HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, SLOTS: tl.constexpr,
     PAST: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Prepared rows, one after the other, for BLOCK columns of a head. Without `count` each leaves its state, and the
-    row whose slot _prepare read its last inputs."""
+    """Prepared rows, one after the other, for BLOCK columns of a head."""
     C: tl.constexpr = 2 * HK * DK + HV * DV
     h = tl.program_id(1)
     g = h // (HV // HK)
     i = tl.arange(0, DK)
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    position = tl.load(start)
-    n = n_rows
-    if count is not None:
-        n = tl.load(count)
-    before, n_past = position % SLOTS, tl.minimum(position, 1) * PAST
+    position, n = tl.load(start), tl.load(count)
+    before, after, n_past = position % SLOTS, (position + n) % SLOTS, tl.minimum(position, 1) * PAST
     at = i[:, None] * DV + j[None, :]
     state = held(states, position, before, h, at, HV, DK * DV)
     if PDL:
@@ -376,60 +380,60 @@ def _delta_rows(
         gdc_launch_dependents()
     q_at, k_at, v_at = q + g * DK + i, k + g * DK + i, v + h * DV + j
     decay_at, share_at, out_at = gates + h + 0 * j, gates + HV + h + 0 * j, out + h * DV + j
-    for m in tl.range(0, n, num_stages=STAGES):
+    for _ in tl.range(0, n, num_stages=STAGES):
         state, answer = _updated(
             state, tl.load(q_at), tl.load(k_at), tl.load(v_at), tl.exp(tl.load(decay_at)), tl.load(share_at)
         )
         tl.store(out_at, answer)
-        if count is None:
-            slot = (position + m + 1) % SLOTS
-            tl.store(states + (slot * HV + h).to(tl.int64) * (DK * DV) + at, state)
         q_at += HK * DK
         k_at += HK * DK
         v_at += HV * DV
         decay_at += 2 * HV
         share_at += 2 * HV
         out_at += HV * DV
-    if count is None:
-        if n >= SLOTS:
-            keep_inputs_of(mixed, stride, past, before, before, n - n % SLOTS, n_past, h, j, HK, HV, DK, DV, C, PAST)
-    else:
-        for _ in range(n, n_rows):  # what fills a pass up
-            tl.store(out_at, tl.zeros((BLOCK,), tl.float32))
-            out_at += HV * DV
-        slot = (position + n) % SLOTS
-        tl.store(states + (slot * HV + h).to(tl.int64) * (DK * DV) + at, state)
-        keep_inputs_of(mixed, stride, past, before, slot, n, n_past, h, j, HK, HV, DK, DV, C, PAST)
+    for _ in range(n, n_rows):  # what fills a pass up
+        tl.store(out_at, tl.zeros((BLOCK,), tl.float32))
+        out_at += HV * DV
+    tl.store(states + (after * HV + h).to(tl.int64) * (DK * DV) + at, state)
+    keep_inputs_of(mixed, stride, past, before, after, n, n_past, h, j, HK, HV, DK, DV, C, PAST)
 
 
 # --- launchers -------------------------------------------------------------------------------------------------------
 
 
-def delta_rows(
-    rows: DeltaRows, weights: DeltaWeights, slots: DeltaSlots, start: Tensor, count: Tensor | None = None
-) -> Tensor:
+def delta_step(rows: DeltaRows, weights: DeltaWeights, slots: DeltaSlots, start: Tensor) -> Tensor:
     """What the heads answer to M rows, [M, Hv * Dv] float32, before their norm and gate; the states are kept.
 
     start: int32 [1], on the device, the position of the first row: the state before it lies in slot start % S, and
-    that after row m goes to slot (start + m + 1) % S. count: int32 [1], on the device: only so many rows count, at
-    least one, and the state after them alone is kept; those that follow leave it alone and are answered with 0.
+    that after row m goes to slot (start + m + 1) % S.
     """
-    rows.check(weights, slots, start, count)
-    heads, dk, dv = slots.states.shape[1:]
-    n_rows, mixed = len(rows.mixed), rows.mixed
+    rows.check(weights, slots, start, None)
+    n_slots, heads, dk, dv = slots.states.shape
+    n_rows, mixed, a, b = len(rows.mixed), rows.mixed, rows.a, rows.b
     out = torch.empty(n_rows, heads * dv, dtype=torch.float32, device=mixed.device)
-    sizes, pdl = sizes_of(rows, slots), has_pdl(mixed)
-    options = {"num_warps": _WARPS, **pdl_option(pdl), **OPTIONS}
-    if n_rows == 1 and count is None:
-        _delta_row[(dv // _BLOCK, heads)](
-            mixed, rows.a, rows.b, weights.taps, weights.fading, weights.bias, slots.states, slots.past, start, out,
-            BLOCK=_BLOCK, SCALE=dk**-0.5, PDL=pdl, **sizes, **options,
+    for first in range(0, n_rows, n_slots - 1):  # a slot that is read is not written
+        pdl = has_pdl(mixed) and first == 0
+        _delta_step[(dv // _BLOCK, heads)](
+            mixed[first:], mixed.stride(0), a[first:], b[first:], a.stride(0), weights.taps, weights.fading,
+            weights.bias, slots.states, slots.past, start, out[first:], first, min(n_rows - first, n_slots - 1),
+            BLOCK=_BLOCK, SCALE=dk**-0.5, PDL=pdl, num_warps=_WARPS, **sizes_of(rows, slots), **pdl_option(pdl),
+            **OPTIONS,
         )  # fmt: skip
-        return out
-    made = prepared(rows, weights, slots, start, is_step=count is None)
+    return out
+
+
+def delta_rows(rows: DeltaRows, weights: DeltaWeights, slots: DeltaSlots, start: Tensor, count: Tensor) -> Tensor:
+    """delta_step of a pass that is filled up. count: int32 [1], on the device: only so many rows count, at least one,
+    and the state after them alone is kept; those that follow leave it alone and are answered with 0."""
+    rows.check(weights, slots, start, count)
+    heads, _, dv = slots.states.shape[1:]
+    n_rows, mixed, pdl = len(rows.mixed), rows.mixed, has_pdl(rows.mixed)
+    out = torch.empty(n_rows, heads * dv, dtype=torch.float32, device=mixed.device)
+    made = prepared(rows, weights, slots, start)
     _delta_rows[(dv // _BLOCK, heads)](
         made.q, made.k, made.v, made.gates, mixed, mixed.stride(0), slots.states, slots.past, start, count, out,
-        n_rows, BLOCK=_BLOCK, STAGES=_STAGES if is_nvidia(mixed) else 1, PDL=pdl, **sizes, **options,
+        n_rows, BLOCK=_BLOCK, STAGES=_STAGES if is_nvidia(mixed) else 1, PDL=pdl, num_warps=_WARPS,
+        **sizes_of(rows, slots), **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return out
 
@@ -446,17 +450,15 @@ class Prepared:
     gates: Tensor
 
 
-def prepared(
-    rows: DeltaRows, weights: DeltaWeights, slots: DeltaSlots, start: Tensor, *, is_step: bool = False
-) -> Prepared:
-    """Of rows from position `start` on. is_step: the last inputs after each row are kept."""
+def prepared(rows: DeltaRows, weights: DeltaWeights, slots: DeltaSlots, start: Tensor) -> Prepared:
+    """Of rows from position `start` on."""
     heads, dk, dv = slots.states.shape[1:]
     n_rows, n_keys, mixed, pdl = len(rows.mixed), rows.num_key_heads, rows.mixed, has_pdl(rows.mixed)
     widths = (n_keys * dk, n_keys * dk, heads * dv, 2 * heads)
     q, k, v, gates = (torch.empty(n_rows, width, dtype=torch.float32, device=mixed.device) for width in widths)
     _prepare[(cdiv(n_rows, _ROWS), 2 * n_keys + heads)](
         mixed, mixed.stride(0), rows.a, rows.b, rows.a.stride(0), weights.taps, weights.fading, weights.bias,
-        slots.past, start, q, k, v, gates, n_rows, ROWS=_ROWS, SCALE=dk**-0.5, IS_STEP=is_step, PDL=pdl,
+        slots.past, start, q, k, v, gates, n_rows, ROWS=_ROWS, SCALE=dk**-0.5, PDL=pdl,
         **sizes_of(rows, slots), num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return Prepared(q=q, k=k, v=v, gates=gates)
@@ -485,20 +487,11 @@ def variants() -> Iterator[Variant]:
         }  # fmt: skip
         made = {"q": "*fp32", "k": "*fp32", "v": "*fp32", "gates": "*fp32", "n_rows": "i32", "stride": "i32:16"}
         state = {"mixed": "*bf16", "states": "*fp32", "past": "*bf16", "start": "*i32", "out": "*fp32"}
+        of_rows = {"gate_stride": "i32:16", "stride": "i32:16", "n_rows": "i32"}
         for operation, kernel, signature, constants in (
-            ("row", _delta_row, {**read, **state}, {"BLOCK": _BLOCK, "SCALE": dk**-0.5}),
-            (
-                "prepare",
-                _prepare,
-                {**read, **made, "gate_stride": "i32:16"},
-                {"ROWS": _ROWS, "SCALE": dk**-0.5, "IS_STEP": dk == 128},
-            ),
-            (
-                "rows",
-                _delta_rows,
-                {**made, **state, "count": "*i32" if dk == 64 else None},
-                {"BLOCK": _BLOCK, "STAGES": 1},
-            ),
+            ("step", _delta_step, {**read, **state, **of_rows, "first": "i32"}, {"BLOCK": _BLOCK, "SCALE": dk**-0.5}),
+            ("prepare", _prepare, {**read, **made, "gate_stride": "i32:16"}, {"ROWS": _ROWS, "SCALE": dk**-0.5}),
+            ("rows", _delta_rows, {**made, **state, "count": "*i32"}, {"BLOCK": _BLOCK, "STAGES": 1}),
         ):
             yield Variant(
                 name=f"delta_{operation} {name}",
@@ -508,5 +501,5 @@ def variants() -> Iterator[Variant]:
                 nvidia_constants={"STAGES": _STAGES} if operation == "rows" else {},
                 num_warps=_WARPS,
                 has_pdl=True,
-                is_decode=operation == "row",
+                is_decode=operation == "step",
             )

@@ -203,6 +203,7 @@ class ConformanceWithoutDrafts:
     """What a backend must do for a model that cannot go back too (ModelInfo.longest_draft is 0)."""
 
     text = "Once upon a time there was a small boat."
+    rounding = 2e-2  # how far two rows' logits may lie apart that were computed in passes of other lengths
 
     @pytest.fixture
     def prompt(self, backend: Backend) -> list[int]:
@@ -254,7 +255,7 @@ class ConformanceWithoutDrafts:
         assert sorted(logits) == list(range(len(prompt) + len(tokens)))
         for i, token in enumerate(tokens):
             values = logits[len(prompt) + i - 1]
-            assert values[token] >= values.max() - 2e-2, "beyond what the order of summation explains"
+            assert values[token] >= values.max() - self.rounding
 
     def test_greedy_repeats_itself(self, backend: Backend, prompt: list[int]) -> None:
         assert take(backend, prompt, 16) == take(backend, prompt, 16)
@@ -396,7 +397,7 @@ class ConformanceWithoutDrafts:
             row = backend.extend(prompt[len(backend.held) : cut + 1], cancel)
             assert row is not None
             assert list(backend.held) == prompt[: cut + 1]
-            assert np.abs(row - rows[cut]).max() <= 2e-2
+            assert np.abs(row - rows[cut]).max() <= self.rounding
         cancel.cancel()
         assert backend.extend(prompt[:2], cancel) is None
 

@@ -11,7 +11,7 @@ from kernel_data import DEVICE, close, random
 from torch import Tensor
 
 from runner.kernels.delta_chunks import delta_prompt
-from runner.kernels.delta_rule import DeltaRows, DeltaSlots, DeltaWeights, delta_rows, delta_rows_ref
+from runner.kernels.delta_rule import DeltaRows, DeltaSlots, DeltaWeights, delta_rows, delta_rows_ref, delta_step
 from runner.kernels.values import MOST_ROWS
 
 SLOTS, TAPS = 5, 4
@@ -66,7 +66,7 @@ def exact(state: DeltaSlots) -> DeltaSlots:
 def run(rows: DeltaRows, weights: DeltaWeights, state: DeltaSlots, start: int) -> Tensor:
     """As many rows as a step has one after the other, all others by chunks."""
     if len(rows.mixed) <= MOST_ROWS:
-        return delta_rows(rows, weights, state, at(start))
+        return delta_step(rows, weights, state, at(start))
     return delta_prompt(rows, weights, state, at(start), at(len(rows.mixed)))
 
 
@@ -126,22 +126,23 @@ def test_rows_that_fill_a_pass_up_leave_the_state_alone(count: int, operation: C
     assert not found[count:].any()
 
 
-def test_keys_that_are_all_alike_and_never_fade_are_solved() -> None:
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 5e-6), (torch.bfloat16, 4e-3)])
+def test_keys_that_are_all_alike_and_never_fade_are_solved(dtype: torch.dtype, size: float) -> None:
     """What every row changes, all rows of a chunk after it change again."""
-    rows, weights, state = rows_of(SHAPE, 64), weights_of(SHAPE), state_of(SHAPE)
+    rows, weights, state = rows_of(SHAPE, 64, dtype), weights_of(SHAPE), state_of(SHAPE, dtype)
     rows.mixed[:, :32] = rows.mixed[0, :32]
     rows.a[:], rows.b[:] = -3e4, 3e4
-    check_alike(rows, weights, state, 2)
+    check_alike(rows, weights, state, 2, size=size)
 
 
 @pytest.mark.parametrize("cuts", [[1] * 16, [2] * 8, [4] * 4, [8, 8], [1, 15], [5, 1, 10], [3, 13]])
 def test_a_row_has_the_same_bits_however_the_rows_are_cut(cuts: list[int]) -> None:
     rows, weights = rows_of(SHAPE, 16), weights_of(SHAPE)
     together, state = empty(SHAPE), empty(SHAPE)
-    wanted = delta_rows(rows, weights, together, at(0))
+    wanted = delta_step(rows, weights, together, at(0))
     found, first = [], 0
     for m in cuts:
-        found.append(delta_rows(part(rows, first, first + m), weights, state, at(first)))
+        found.append(delta_step(part(rows, first, first + m), weights, state, at(first)))
         first += m
     assert torch.equal(torch.cat(found), wanted)
     assert torch.equal(state.states, together.states)
@@ -153,12 +154,12 @@ def test_going_back_four_rows_finds_the_state_that_was_there(cuts: list[int]) ->
     rows, weights, state = rows_of(SHAPE, 10), weights_of(SHAPE), empty(SHAPE)
     answers, first = list[Tensor](), 0
     for m in cuts:
-        answers += delta_rows(part(rows, first, first + m), weights, state, at(first)).split(1)
+        answers += delta_step(part(rows, first, first + m), weights, state, at(first)).split(1)
         first += m
     for back in (1, 2, 3, 4):
         again = DeltaSlots(states=state.states.clone(), past=state.past.clone())
         for m in range(10 - back, 10):
-            assert torch.equal(delta_rows(part(rows, m, m + 1), weights, again, at(m)), answers[m])
+            assert torch.equal(delta_step(part(rows, m, m + 1), weights, again, at(m)), answers[m])
 
 
 def test_a_head_that_forgets_at_once_and_one_that_never_does() -> None:

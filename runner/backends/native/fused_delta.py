@@ -16,7 +16,7 @@ from runner.backends.native.delta_net import DeltaNet
 from runner.backends.native.matrices import MatrixReader
 from runner.backends.native.stream import Norm, Stream, multiply, norm_of, read_product
 from runner.kernels.delta_chunks import delta_prompt
-from runner.kernels.delta_rule import DeltaRows, DeltaSlots, DeltaWeights, delta_rows
+from runner.kernels.delta_rule import DeltaRows, DeltaSlots, DeltaWeights, delta_step
 from runner.kernels.gates import Gate, GatedRows
 from runner.kernels.moe_router import router_logits
 from runner.kernels.values import MOST_ROWS
@@ -65,7 +65,7 @@ class FusedDeltaNet:
         rows = DeltaRows(mixed=mixed, a=a, b=b, num_key_heads=config.key_heads)
         slots = run.slots[layer]
         if run.count is None:
-            answers = delta_rows(rows, self.weights, slots, run.start)
+            answers = delta_step(rows, self.weights, slots, run.start)
         else:
             answers = delta_prompt(rows, self.weights, slots, run.start, run.count)
         return GatedRows(x=answers, gate=Gate(values=z, gain=self.gain, eps=self.eps), dtype=self.dtype)
