@@ -16,6 +16,7 @@ from runner.backends.base import Backend
 from runner.backends.native.backend import NativeBackend
 from runner.backends.native.execution import Execution, Wanted
 from runner.backends.native.fused_execution import FusedExecution
+from runner.config import SamplingParams
 from runner.kernels.matmul import Logits
 from runner.kernels.values import MOST_ROWS
 
@@ -29,13 +30,16 @@ class Dictation:
         assert isinstance(backend, NativeBackend)
         execution = backend._execution
         device = execution.cache.layer(0)["keys"].device
-        self._ids = torch.zeros(backend.info.n_ctx + 2 * MOST_ROWS, dtype=torch.int64, device=device)
+        self._told = [0] * (backend.info.n_ctx + 2 * MOST_ROWS)
+        self._ids = torch.tensor(self._told, device=device)
         self._dictate_logits(execution)
         if isinstance(execution, FusedExecution):
             self._dictate_choices(execution)
+            self._dictate_last_choice(execution)
 
     def put(self, first: int, ids: Sequence[int]) -> None:
         """`ids` are written at the positions from `first` on."""
+        self._told[first : first + len(ids)] = ids
         self._ids[first : first + len(ids)] = torch.tensor(ids, device=self._ids.device)
 
     def _dictate_logits(self, execution: Execution) -> None:
@@ -61,3 +65,23 @@ class Dictation:
 
         execution._choose = dictated  # type: ignore[method-assign]
         execution._graphs.forget()
+
+    def _dictate_last_choice(self, execution: FusedExecution) -> None:
+        """The token after a prompt, whose position the device does not know where it takes the likeliest."""
+        last_choice = execution.last_choice
+
+        def dictated(
+            tokens: Sequence[int], params: SamplingParams, checkpoint: Callable[[], None], /
+        ) -> Callable[[], int] | None:
+            token = self._told[execution.cache.length + len(tokens)]
+            chosen = last_choice(tokens, params, checkpoint)
+            if chosen is None:
+                return None
+
+            def waited() -> int:
+                chosen()
+                return token
+
+            return waited
+
+        execution.last_choice = dictated  # type: ignore[method-assign]

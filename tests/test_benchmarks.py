@@ -31,6 +31,7 @@ from runner.backends import llamacpp
 from runner.backends.native.fused_execution import FusedExecution
 from runner.config import LoadOptions, SamplingParams
 from runner.kernels import gemv_fragments, gemv_tiles
+from runner.kernels.values import MOST_ROWS
 from runner.model_config import parse_model_config
 from runner.quant.formats import FORMATS
 from runner.quant.gguf_file import read_header
@@ -39,6 +40,7 @@ from runner.quant.mq.manifest import read_manifest
 from runner.quant.mq.packed_weights import PackedWeights
 from runner.quant.quantize import quantize_model
 from runner.types import CancelToken, ReadyModel
+from tests.backends.native import tiny_models
 
 SMALL = config_of("tiny", 1) | {"vocab_size": 16, "hidden_size": 32, "intermediate_size": 32}
 SMALL |= {"num_attention_heads": 1, "num_key_value_heads": 1}
@@ -210,6 +212,15 @@ def test_passes_are_timed_after_what_the_cache_holds_and_leave_it(execution: Fus
     generation.fill(execution, 1)
     assert 0 < generation.pass_s(execution, 2, rounds=1, queued=1) < 10
     assert execution.cache.length == 1
+
+
+def test_steps_of_a_delta_net_are_timed_after_what_the_cache_holds_though_its_states_are_gone(tmp_path: Path) -> None:
+    backend = tiny_models.load(tiny_models.ready(tiny_models.save(tiny_models.make("qwen3-5"), tmp_path)), warmup=False)
+    cache = backend._execution.cache
+    generation.fill(backend._execution, 20)
+    assert 0 < generation.rows_step(backend._execution, MOST_ROWS, rounds=1, queued=2) < 10
+    assert cache.length == 20
+    backend.close()
 
 
 def test_a_profile_becomes_the_kernels_of_a_layer_and_those_outside() -> None:

@@ -28,6 +28,7 @@ from runner.config import LONGEST_DRAFT, SamplingParams
 from runner.errors import BadModelFile
 from runner.kernels.fragments import can_be_fragments, to_fragments
 from runner.kernels.repeats import draft_repeats_ref
+from runner.kernels.values import MOST_ROWS
 from runner.model_config import ModelConfig
 from runner.quant.mq.packed_weights import PackedWeights
 from runner.quant.mq.quantize import quantize_packed
@@ -185,11 +186,12 @@ def written(
     drafting: Speculator | None = None,
     constraint: Constraint | None = None,
     *,
+    prompt: Sequence[int] = PROMPT,
     cancel_at: int = 0,
 ) -> list[int]:
-    """The first n tokens after PROMPT, or all; cancel_at: the request is cancelled after so many."""
+    """The first n tokens after the prompt, or all; cancel_at: the request is cancelled after so many."""
     cancel, tokens = CancelToken(), []
-    steps = backend.generate(PROMPT, params, cancel, drafting, constraint)
+    steps = backend.generate(prompt, params, cancel, drafting, constraint)
     for step in steps:
         if isinstance(step, Prefill):
             continue
@@ -482,7 +484,11 @@ def test_logits_that_are_no_numbers_are_an_error_where_they_are_read(smallest: S
 @pytest.mark.parametrize("sampling", PARAMS)
 def test_a_model_writes_what_it_is_told_and_drafts_are_of_that(smallest: Smallest, sampling: str) -> None:
     backend, told = opened(smallest, n_ctx=32), [4, 8, 15, 4, 8, 15] * 4
-    Dictation(backend).put(len(PROMPT), told)
+    dictation = Dictation(backend)
+    dictation.put(MOST_ROWS + 1, [6])
+    assert written(backend, PARAMS[sampling], 1, prompt=[*TOKENS, 1]) == [6]  # which no step reads
+    backend.keep(0)
+    dictation.put(len(PROMPT), told)
     assert written(backend, PARAMS[sampling], 20) == told[:20]
     backend.keep(0)
     drafting = Speculator(SuffixDrafter(), LONGEST_DRAFT, control=EagerController(LONGEST_DRAFT))
