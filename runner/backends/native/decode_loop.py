@@ -19,19 +19,16 @@ from runner.sampling import bad_logits
 from runner.speculative.rounds import Stride
 from runner.types import CancelToken
 
-STRIDES: Final = (3, 7, 15)
-"""Tokens that a step may draft by itself: few numbers of rows are worth a graph each."""
-
 _SLOTS: Final = 2  # a step that the host waits for, and the one after it
 
 
 class Steps(Protocol):
     """The device's part: each step begins where the one before it ends, and what it emits goes to the mailbox.
 
-    can_draft: whether steps may draft by themselves.
+    lengths: how many tokens a step may draft by itself; none if it cannot.
     """
 
-    can_draft: bool
+    lengths: Sequence[int]
 
     def begin(self, n_rows: int) -> None:
         """Begin a step for the token that lies on the device and a draft of n_rows - 1 tokens, which it makes itself.
@@ -84,7 +81,7 @@ class DecodeLoop:
         if min(taken.tokens) < 0:  # what was chosen before it stands
             self._is_bad = True
             taken = taken._replace(tokens=taken.tokens[: taken.tokens.index(-1)])
-        self._cache.truncate(self._cache.length - (n_rows - len(taken.tokens)))
+        self._cache.fall_short(n_rows - len(taken.tokens), sum(self._rows))
         if not taken.tokens:
             raise bad_logits()
         self._n_known += len(taken.tokens)
@@ -101,7 +98,7 @@ class DecodeLoop:
 
     @property
     def lengths(self) -> Sequence[int]:
-        return STRIDES if self._steps.can_draft else ()
+        return self._steps.lengths
 
     def draft(self, n_tokens: int, text: Sequence[int]) -> None:
         assert not n_tokens or n_tokens in self.lengths

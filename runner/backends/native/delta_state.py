@@ -100,6 +100,14 @@ class DeltaStates:
         for before in range(self.n_written(n_tokens)):
             self.positions[self.slot(end - before)] = None if last is None else last - before
 
+    def fall_short(self, end: int, n_lost: int, n_behind: int) -> None:
+        """A step ended after `end` tokens, `n_lost` earlier than `hold` was told, and so the step of `n_behind` tokens
+        that is held behind it began there."""
+        for length in range(end + 1, end + n_lost + n_behind + 1):
+            self.positions[self.slot(length)] = None
+        for length in range(end + 1, end + n_behind + 1):
+            self.positions[self.slot(length)] = length
+
     def has(self, length: int) -> bool:
         return length == 0 or self.positions[self.slot(length)] == length
 

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from runner.backends.native.blocks import Tap, go_on
 from runner.backends.native.capture import Capture, Interior
-from runner.backends.native.decode_loop import STRIDES, DecodeLoop, Mailbox
+from runner.backends.native.decode_loop import DecodeLoop, Mailbox
+from runner.backends.native.delta_state import LONGEST_DRAFT
 from runner.backends.native.device_text import DeviceText
 from runner.backends.native.execution import Wanted
 from runner.backends.native.fused import FusedDecoder
@@ -40,6 +41,10 @@ from runner.kernels.sampling import Choice, choose, is_supported
 from runner.kernels.values import MOST_ROWS
 from runner.types import CancelToken
 
+_STRIDES: Final = (3, 7, 15)
+"""Tokens that a step may draft by itself: few numbers of rows are worth a graph each."""
+_STRIDES_OF_STATES: Final = (3, LONGEST_DRAFT)  # of two such steps the first one's first token may be gone back to
+
 
 class FusedExecution:
     """See Execution. reserved_before: what torch held on the device before the model was loaded."""
@@ -49,8 +54,7 @@ class FusedExecution:
         self.cache = cache
         # As many rows as a step may have: scoring then measures the arithmetic of decoding.
         self.score_rows = MOST_ROWS
-        # Who verifies a draft must be able to go back.
-        self.strides: Sequence[int] = STRIDES if cache.states is None else ()
+        self.strides: Sequence[int] = _STRIDES if cache.states is None else _STRIDES_OF_STATES
         self.overlaps = True
         self._reserved_before = reserved_before
         self._decoder: FusedDecoder | None = decoder
@@ -405,7 +409,7 @@ class _Steps:
 
     def __init__(self, execution: FusedExecution, is_greedy: bool) -> None:
         # Who captures reads one row a step.
-        self.can_draft = execution._capture is None and bool(execution.strides)
+        self.lengths = execution.strides if execution._capture is None else ()
         self._execution = execution
         self._is_greedy = is_greedy
         self._n_first = execution.cache.length

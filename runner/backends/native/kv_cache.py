@@ -154,6 +154,13 @@ class KvCache:
         if self.states is not None:
             self.states.hold(self.length, n_tokens)
 
+    def fall_short(self, n_lost: int, n_behind: int) -> None:
+        """`n_lost` of the positions before the last `n_behind` are none, and these follow on those before them: guesses
+        of a step that did not stand, and the step that began before that was known."""
+        self.length -= n_lost
+        if self.states is not None:
+            self.states.fall_short(self.length - n_behind, n_lost, n_behind)
+
     def truncate(self, length: int) -> int:
         """Forget all positions from `length` on; the memory stays for what comes next.
 

@@ -178,7 +178,6 @@ def test_the_loop_on_the_device_gives_the_tokens_that_the_host_would_and_leaves_
     history = [*FEW, int(logits[0].argmax())]
     decoded = kernels.decode(history[-1], params, CancelToken())
     assert decoded is not None
-    assert not decoded.lengths  # the host drafts: how far a step on the device went it would know too late
     for _ in range(3):
         logits = reference.extend(history[-1:], "last", go_on)
         wanted = sample(logits[0].cpu().numpy(), params, history, len(history))
@@ -189,6 +188,42 @@ def test_the_loop_on_the_device_gives_the_tokens_that_the_host_would_and_leaves_
     reference.extend(history[-1:], "none", go_on)
     wanted = reference.extend(MORE, "all", go_on)
     assert difference(kernels.extend(MORE, "all", go_on), wanted) < 2e-5
+
+
+@pytest.mark.parametrize("n_drafted", [3, 5])
+def test_steps_that_draft_by_themselves_write_what_plain_ones_do_and_leave_their_states(
+    tiny: tuple[ModelConfig, Weights], n_drafted: int
+) -> None:
+    drafting, alone = fused(*tiny), fused(*tiny)
+    for execution in (drafting, alone):
+        execution.extend(FEW, "none", go_on)
+    text = [*FEW, 9]
+    plain = alone.decode(text[-1], GREEDY, CancelToken())
+    assert plain is not None
+    while len(text) < len(FEW) + 16:
+        text += next(plain).tokens
+    plain.close()
+    n = len(FEW) + 4
+    drafting.give_texts([[*text[:n], 60, 59, 58, *text[n:]]])  # some of it stands, and some does not
+    decoded = drafting.decode(text[len(FEW)], GREEDY, CancelToken())
+    assert decoded is not None
+    assert tuple(decoded.lengths) == (3, 5)
+    known, stood = len(FEW) + 1, set()
+    decoded.draft(n_drafted, text[:known])
+    while known < len(FEW) + 9:
+        stride = next(decoded)
+        assert list(stride.tokens) == text[known : known + len(stride.tokens)]
+        known += len(stride.tokens)
+        stood.add(len(stride.tokens))
+    decoded.close()
+    assert len(stood) > 1
+    assert drafting.cache.length == known
+    for kept in (known, known - 1):
+        assert drafting.cache.truncate(kept) == kept
+        fresh = fused(*tiny)
+        extended(fresh, FEW, text[len(FEW) : kept])
+        assert torch.equal(extended(drafting, MORE[:2]), extended(fresh, MORE[:2]))
+        drafting.cache.truncate(kept)
 
 
 def test_a_chain_of_guesses_is_what_steps_write_and_can_be_taken_back(tiny: tuple[ModelConfig, Weights]) -> None:

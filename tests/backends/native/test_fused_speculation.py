@@ -268,6 +268,15 @@ def test_of_layers_that_keep_a_state_what_was_taken_is_held_wherever_an_answer_s
             tokens = written(backend, PARAMS["sampled"], n, speculator(guess, longest))
             assert [*PROMPT, *tokens] == text[: len(PROMPT) + n]
             assert is_in_step(backend, text, len(tokens))
+    backend.give_texts([text])  # so that all stands of what steps draft by themselves
+    accepted = set()
+    for n in (1, 2, 3, 7, 8):
+        drafting = Speculator(Quoting(lambda _: [0]), longest, control=WishingMuch(longest))
+        tokens = written(backend, PARAMS["sampled"], n, drafting)
+        assert [*PROMPT, *tokens] == text[: len(PROMPT) + n]
+        assert is_in_step(backend, text, n)
+        accepted.add(drafting.record.n_accepted)
+    assert max(accepted) >= longest
 
 
 class Every(Constraint):
@@ -305,6 +314,13 @@ class Wishing(EagerController):
 
     def wish(self, is_known: bool, lengths: Sequence[int]) -> Wish:
         return Wish(lengths[0] if is_known else 0, 0)
+
+
+class WishingMuch(Wishing):
+    """As many as they draft at most."""
+
+    def wish(self, is_known: bool, lengths: Sequence[int]) -> Wish:
+        return super().wish(is_known, lengths[::-1])
 
 
 def wishing(guess: Guess) -> Speculator:
