@@ -38,6 +38,11 @@ class Drafting:
         return self.speculator.drafter.nbytes if self.speculator else 0
 
     @property
+    def draft_max(self) -> int:
+        """Tokens of a draft at most: what was asked for, or what can be taken back; 0 where nothing drafts."""
+        return self.speculator.draft_max if self.speculator else 0
+
+    @property
     def record(self) -> SpeculationRecord | None:
         """What it did since `begin`."""
         return self.speculator.record if self.speculator else None

@@ -125,6 +125,7 @@ class Engine(EngineSurface):
                 memory=dataclasses.replace(backend.memory(), draft_bytes=drafting.nbytes),
                 reason=reason,
                 speculation=drafting.choice.words,
+                draft_max=drafting.draft_max,
                 load_s=self._clock() - started,
                 sampling=dict(files.sampling),
                 stages=stages.end(self._clock()),
