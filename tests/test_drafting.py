@@ -213,8 +213,11 @@ def test_a_draft_model_that_cannot_go_back_is_refused_before_anything_is_loaded(
 
 
 def test_drafts_for_and_by_a_model_with_delta_nets_are_as_long_as_it_can_go_back(
-    engine: Engine, tmp_path: Path
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    timed: list[int] = []
+    step_s = NativeBackend.step_s
+    monkeypatch.setattr(NativeBackend, "step_s", lambda self, n: timed.append(n) or step_s(self, n))
     model = str(tiny_models.save(tiny_models.make("qwen3-5"), tmp_path / "qwen"))
     for asked in ({}, {"speculation": "model", "draft": model}):
         loaded, _ = load(engine, model, n_gpu_layers=0, **asked)
@@ -222,6 +225,8 @@ def test_drafts_for_and_by_a_model_with_delta_nets_are_as_long_as_it_can_go_back
         speculator = engine.drafting.speculator
         assert speculator is not None
         assert speculator.draft_max == loaded.info.longest_draft == 5
+        assert set(timed) <= {1, 2, 4, 6}, "of steps that no draft needs nobody wants to know the time"
+        timed.clear()
     other = str(tiny_models.save(tiny_models.make("qwen3"), tmp_path / "other"))
     load(engine, other, n_gpu_layers=0, speculation="model", draft=model)
     assert engine.drafting.speculator is not None
