@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from runner.config import LoadOptions
-from runner.errors import UsageError
+from runner.errors import UnsuitedOptions, UsageError
 from runner.events import Notice
 from runner.quant.half_made import finished
 from runner.registry import ModelSpec, Registry
@@ -84,6 +84,14 @@ def choose_drafter(
         return DraftChoice(drafter="mtp", reason="the head that comes with the model drafts")
     reason = "it was asked for" if asked == "suffix" else "it needs no memory"
     return DraftChoice(drafter="suffix", reason=reason, suggestion=spec.draft, files=options.draft_file)
+
+
+def cannot_draft(name: str) -> UnsuitedOptions:
+    """The refusal of a draft model that cannot go back: each draft that is wrong has to be taken back."""
+    return UnsuitedOptions(
+        f"{name} cannot draft: its recurrent layers keep no earlier state.",
+        hint="Choose a model with attention alone; --spec suffix needs no draft model.",
+    )
 
 
 def unless_inexact(choice: DraftChoice, options: LoadOptions, *, is_exact: bool) -> DraftChoice:

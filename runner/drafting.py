@@ -14,7 +14,7 @@ from typing import Final, Literal
 from runner.backends.base import Backend
 from runner.backends.vocabulary import mismatch, pieces
 from runner.config import LoadOptions
-from runner.draft_choice import NO_WAY_BACK, SAME_FAMILY, DraftChoice, unless_inexact
+from runner.draft_choice import NO_WAY_BACK, SAME_FAMILY, DraftChoice, cannot_draft, unless_inexact
 from runner.errors import BadModelFile, DoesNotFit, UnsuitedOptions, UnsupportedModel
 from runner.fit.facts import ModelFacts, default_context
 from runner.speculative.drafter import Drafter
@@ -23,8 +23,6 @@ from runner.speculative.record import SpeculationRecord
 from runner.speculative.speculator import Speculator
 from runner.speculative.suffix import SuffixDrafter
 from runner.types import CancelToken, ModelInfo
-
-_WITHOUT = "--spec suffix needs no draft model."
 
 
 class Drafting:
@@ -38,6 +36,11 @@ class Drafting:
     def nbytes(self) -> int:
         """Memory that the drafter holds."""
         return self.speculator.drafter.nbytes if self.speculator else 0
+
+    @property
+    def draft_max(self) -> int:
+        """Tokens of a draft at most: what was asked for, or what can be taken back; 0 where nothing drafts."""
+        return self.speculator.draft_max if self.speculator else 0
 
     @property
     def record(self) -> SpeculationRecord | None:
@@ -116,7 +119,7 @@ def _model_drafter(name: Literal["model", "self"], target: Backend, load_model: 
     except DoesNotFit as error:
         raise DoesNotFit(
             f"The draft model does not fit beside {target.info.name}. {error.message}",
-            hint=f"Choose a smaller draft model; {_WITHOUT}",
+            hint="Choose a smaller draft model; --spec suffix needs no draft model.",
         ) from error
     drafter = ModelDrafter(draft, name)
     try:
@@ -138,13 +141,13 @@ def draft_options(options: LoadOptions, target: ModelInfo, draft: ModelFacts) ->
 
 
 def _check(draft: Backend, target: Backend, *, is_copy: bool) -> None:
-    """Raise UnsupportedModel when a loaded model cannot draft for another."""
+    """Raise UnsupportedModel or UnsuitedOptions when a loaded model cannot draft for another.
+
+    That it cannot go back is mostly seen before, in its files (engine.py); not of every architecture do they say it.
+    """
     ours, theirs = draft.info, target.info
     if not ours.longest_draft:
-        raise UnsupportedModel(
-            f"{ours.name} cannot draft: its recurrent layers keep no earlier state.",
-            hint=f"Choose a model with attention alone; {_WITHOUT}",
-        )
+        raise cannot_draft(ours.name)
     if is_copy and (ours.architecture, ours.num_layers) != (theirs.architecture, theirs.num_layers):
         raise UnsupportedModel(
             f"{ours.name} is no copy of {theirs.name}: they have {ours.num_layers} and {theirs.num_layers} layers.",

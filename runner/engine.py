@@ -21,7 +21,7 @@ from runner.answering import Answer
 from runner.backends import backend_module, choose
 from runner.backends.base import Backend, Began, Compiling
 from runner.config import ChatOptions, LoadOptions, SamplingParams
-from runner.draft_choice import DraftChoice, choose_drafter, unused
+from runner.draft_choice import DraftChoice, cannot_draft, choose_drafter, unused
 from runner.draft_files import quotable, read_draft_files
 from runner.drafting import NO_DRAFTING, Drafting, draft_options, open_drafting
 from runner.errors import UsageError, loading_cancelled
@@ -104,19 +104,19 @@ class Engine(EngineSurface):
             registry = Registry.load_for(self._paths)
             spec = registry.resolve(model)
             files = ready(spec, offline=offline, on_event=emit, cancel=cancel)
-            facts, draft = read_facts(files), None
+            facts = read_facts(files)
             # Of a model for which nothing drafts, no drafter is looked for, fetched or made room for.
             can_go_back, heads = _can_go_back(files, facts, options), self._paths.drafts
             choice = choose_drafter(options, spec, registry, files.directory, heads, can_go_back=can_go_back)
             texts = read_draft_files(choice.files, emit)
-            if choice.is_model:
-                draft = ready(registry.resolve(choice.source), offline=offline, on_event=emit, cancel=cancel)
+            draft = _draft_model(choice, registry, options, emit, cancel, offline=offline)
             self.unload()
             if self._has_tried:
                 gc.collect()  # a load that failed left its weights in the cycles of a traceback
             self._has_tried = True
             context = FitContext(self._paths.fit_history, lambda: alternatives(spec, registry))
-            backend, reason = load_backend(files, facts, options, emit, cancel, context, on_stage, draft=draft)
+            beside = None if draft is None else draft.facts
+            backend, reason = load_backend(files, facts, options, emit, cancel, context, on_stage, draft=beside)
             on_stage("drafter")
             drafting = _open_drafting(choice, draft, texts, backend, options, emit, cancel)
             self._backend, self._drafting = backend, drafting
@@ -125,6 +125,7 @@ class Engine(EngineSurface):
                 memory=dataclasses.replace(backend.memory(), draft_bytes=drafting.nbytes),
                 reason=reason,
                 speculation=drafting.choice.words,
+                draft_max=drafting.draft_max,
                 load_s=self._clock() - started,
                 sampling=dict(files.sampling),
                 stages=stages.end(self._clock()),
@@ -181,9 +182,36 @@ class Engine(EngineSurface):
         self.unload()
 
 
+@dataclasses.dataclass(frozen=True)
+class _DraftModel:
+    """A model that is to draft: its files, ready to load, and what they say of it."""
+
+    files: ReadyModel
+    facts: ModelFacts
+
+
+def _draft_model(
+    choice: DraftChoice,
+    registry: Registry,
+    options: LoadOptions,
+    emit: Callable[[LoadEvent], None],
+    cancel: CancelToken,
+    *,
+    offline: bool,
+) -> _DraftModel | None:
+    """The model of `choice`, where it has one. Raises UnsuitedOptions where it cannot go back, and what ready does."""
+    if not choice.is_model:
+        return None
+    files = ready(registry.resolve(choice.source), offline=offline, on_event=emit, cancel=cancel)
+    facts = read_facts(files)
+    if not _can_go_back(files, facts, options):
+        raise cannot_draft(files.name)
+    return _DraftModel(files, facts)
+
+
 def _open_drafting(
     choice: DraftChoice,
-    draft: ReadyModel | None,
+    draft: _DraftModel | None,
     texts: Sequence[str],
     backend: Backend,
     options: LoadOptions,
@@ -192,13 +220,13 @@ def _open_drafting(
 ) -> Drafting:
     """The speculation of a backend, which is closed when that fails.
 
-    draft: the files of the model that drafts. texts: what drafts may quote.
+    draft: the model that drafts. texts: what drafts may quote.
     """
 
     def load_draft() -> Backend:
         assert draft is not None, "the choice has no model"
-        facts = read_facts(draft)
-        return load_backend(draft, facts, draft_options(options, backend.info, facts), emit_of_draft, cancel)[0]
+        of_draft = draft_options(options, backend.info, draft.facts)
+        return load_backend(draft.files, draft.facts, of_draft, emit_of_draft, cancel)[0]
 
     def emit_of_draft(event: LoadEvent) -> None:
         if not (isinstance(event, Notice) and event.level == "info"):  # which the target has said already
@@ -242,12 +270,12 @@ def load_backend(
     context: FitContext | None = None,
     on_stage: Callable[[str], None] = lambda _: None,
     *,
-    draft: ReadyModel | None = None,
+    draft: ModelFacts | None = None,
 ) -> tuple[Backend, str]:
     """Choose, check that it fits, load. Returns the backend and the reason for it. on_stage hears what begins.
 
     facts: what read_facts gives of `files`. With a context the estimate is corrected by earlier loads, and this load is
-    added to them. draft: a model that will be loaded beside it, which there must be room for.
+    added to them. draft: of a model that will be loaded beside it, which there must be room for.
     """
     on_stage("choice")
     choice = choose(files, options)
@@ -256,7 +284,7 @@ def load_backend(
     on_stage("estimate")
     machine = devices()
     records = read_history(context.history) if context else ()
-    made = plan(facts, options, machine, choice.name, records, emit, draft=read_facts(draft) if draft else None)
+    made = plan(facts, options, machine, choice.name, records, emit, draft=draft)
     # native knows its types and its allocator and checks itself, but not what will be loaded beside it.
     if (choice.name == "llamacpp" or draft is not None) and not options.force:
         check_fit(files.name, facts, made, machine, context.others if context else tuple)

@@ -40,7 +40,7 @@ class Loaded:
     """The model is ready. `reason` says why this backend was chosen. sampling: the model's own defaults.
 
     stages: seconds by what was done in them, in order. speculation: what drafts for it, or "off", and why: "suffix: it
-    needs no memory".
+    needs no memory". draft_max: tokens of its drafts at most, 0 where nothing drafts.
     """
 
     info: ModelInfo
@@ -50,6 +50,7 @@ class Loaded:
     sampling: dict[str, float | int]
     stages: dict[str, float] = field(default_factory=dict)
     speculation: str = ""
+    draft_max: int = 0
 
 
 @dataclass(frozen=True)

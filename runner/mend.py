@@ -25,7 +25,7 @@ from runner.verify import Finding
 from runner.weight_headers import MAKE_AGAIN
 
 # Of a file that was made here, or that somebody put where it is.
-NOT_FETCHED: Final = f"{MAKE_AGAIN}, or copy it from where it came"
+NOT_FETCHED: Final = f"{MAKE_AGAIN}, a drafter with `runner draft train MODEL --force`, or copy it from where it came"
 
 OnProgress = Callable[[hub.FetchState], None]
 

@@ -16,7 +16,7 @@ from runner.backends.native.architectures import ARCHITECTURES
 from runner.backends.native.preference import gpu_for_kernels
 from runner.backends.vocabulary import mismatch
 from runner.config import LoadOptions
-from runner.draft_choice import SAME_FAMILY, DraftChoice, choose_drafter, unless_inexact, unused
+from runner.draft_choice import SAME_FAMILY, DraftChoice, cannot_draft, choose_drafter, unless_inexact, unused
 from runner.draft_files import missing_files
 from runner.errors import BusyError, RunnerError
 from runner.events import Notice
@@ -111,6 +111,16 @@ class _Found:
     listed: dict[str, int]
     model: ReadyModel | None
 
+    @property
+    def backend(self) -> BackendName:
+        """The one that would run it; where none would, the one for its files."""
+        return self.backing.name or ("llamacpp" if self.facts.format == "gguf" else "native")
+
+    @property
+    def can_go_back(self) -> bool:
+        """Whether tokens can be taken back. Of layers that keep a state the native backend keeps some earlier ones."""
+        return self.backend == "native" or self.facts.shape.can_go_back
+
 
 def preview(spec: ModelSpec, options: LoadOptions, *, offline: bool, paths: Paths | None = None) -> Preview:
     """What `spec` would take here with `options`; from the hub's headers where its files are not here.
@@ -122,8 +132,8 @@ def preview(spec: ModelSpec, options: LoadOptions, *, offline: bool, paths: Path
     registry = Registry.load_for(paths)
     found = _found(spec, options, offline=offline)
     facts, machine, notices = found.facts, devices(), list[Notice]()
-    backend = found.backing.name or ("llamacpp" if facts.format == "gguf" else "native")
-    drafting, draft = _drafting(spec, options, registry, found, paths.drafts, backend, offline=offline)
+    backend = found.backend
+    drafting, draft = _drafting(spec, options, registry, found, paths.drafts, offline=offline)
     notices += [*unused(options, drafting), *missing_files(drafting.files)]
     made = plan(facts, options, machine, backend, read_history(paths.fit_history), notices.append, draft=draft)
     is_exact = backend != "llamacpp" or made.options.n_gpu_layers == 0
@@ -173,23 +183,23 @@ def _drafting(
     registry: Registry,
     found: _Found,
     heads: Path,
-    backend: BackendName,
     *,
     offline: bool,
 ) -> tuple[DraftChoice, ModelFacts | None]:
     """What would draft, and the facts of the model that does; a drafter that cannot be had is an answer too."""
     try:
-        can_go_back = backend == "native" or found.facts.shape.can_go_back
-        choice = choose_drafter(options, spec, registry, found.directory, heads, can_go_back=can_go_back)
+        choice = choose_drafter(options, spec, registry, found.directory, heads, can_go_back=found.can_go_back)
         draft = _found(registry.resolve(choice.source), options, offline=offline) if choice.is_model else None
+        if draft is not None and not draft.can_go_back:
+            raise cannot_draft(choice.source)
         differing = _differing(draft, found) if draft is not None else ""
     except RunnerError as error:
         return DraftChoice(drafter=None, reason=f"{error.message} {error.hint}".strip(), is_refused=True), None
     if differing:
         reason = f"{choice.source} cannot draft for {title(spec)}: {differing} {SAME_FAMILY}"
         return DraftChoice(drafter=None, reason=reason, is_refused=True), None
-    if choice.drafter in ("mtp", "eagle3") and backend != "native":
-        reason = f"the {backend} backend has no {choice.drafter} drafter, --backend native has"
+    if choice.drafter in ("mtp", "eagle3") and found.backend != "native":
+        reason = f"the {found.backend} backend has no {choice.drafter} drafter, --backend native has"
         return DraftChoice(drafter=None, reason=reason), None
     return choice, None if draft is None else draft.facts
 

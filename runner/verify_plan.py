@@ -1,9 +1,9 @@
 """What to check of a model, and what each file should be.
 
 A blob of the Hugging Face cache is named after its hash: SHA-256 for large files, git's SHA-1 for small ones. Models
-made here have theirs in runner.json; of those that earlier versions made, and of files, headers may have to do. Where a
-name tells nothing, the hub's listing is asked for, through a function that is given. It reads names, headers and the
-JSON that says which files belong together, no weights; checking is verify.py's.
+and drafters made here have theirs in runner.json; of those of earlier versions, and of files, headers may have to do.
+Where a name tells nothing, the hub's listing is asked for, through a function that is given. It reads names, headers
+and the JSON that says which files belong together, no weights; checking is verify.py's.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from runner.hub_parts import Part, leftovers
 from runner.inventory import has_weights, is_meant, known_groups
 from runner.model_config import SUPPORTED_MODEL_TYPES, text_model_type
 from runner.model_files import CONFIG, INDEX, SIDE_FILES, WEIGHT_SUFFIXES, intended_groups, lacking_files
+from runner.quant.half_made import finished
 from runner.quant.json_file import read_json_if_there
 from runner.quant.mq.manifest import read_files
 from runner.quant.packed_files import MANIFEST_NAME, is_packed
@@ -40,10 +41,11 @@ _MOST_DAMAGED = 1_000_000  # bytes of a damaged config.json that are looked thro
 AskHub = Callable[[str, str], Mapping[str, Expected]]
 
 
-def plan_everything(registry: Registry, ask_hub: AskHub) -> Plan:
-    """What to check of all models on this machine: in the cache, made here, and shipped with runner.
+def plan_everything(registry: Registry, drafts: Path, ask_hub: AskHub) -> Plan:
+    """What to check of all models on this machine: in the cache, made here, and shipped with runner; and of drafters.
 
-    Those that may not be read are left out: `inventory.unreadable` has them.
+    drafts: the directory of those that were trained here. What may not be read is left out: `inventory.unreadable`
+    has it.
     """
     plan = Plan((), ())
     for spec in (*registry.specs, *registry.made()):
@@ -52,6 +54,9 @@ def plan_everything(registry: Registry, ask_hub: AskHub) -> Plan:
             continue
         if spec.origin == "made" or (spec.path / MANIFEST_NAME).exists():
             plan += plan_directory(spec.name, spec.path)
+    for name, path in finished(drafts).items():
+        if closed(path) is None:
+            plan += plan_directory(name, path)
     for repo, directory in cached_repos():
         plan += plan_cached(repo, directory, None, ask_hub)
     return plan
@@ -283,7 +288,7 @@ def expected_of(blob_name: str) -> Expected | None:
 
 
 def plan_directory(model: str, path: Path) -> Plan:
-    """What to check of a model that has a runner.json: the files it lists, with their sizes and hashes.
+    """What to check of a model or a drafter that has a runner.json: the files it lists, with their sizes and hashes.
 
     Without one, its headers tell some damage. path: the directory of the model, or one file, which is checked alone.
     Raises RunnerError where it may not be read.

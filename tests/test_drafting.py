@@ -16,10 +16,12 @@ from types import SimpleNamespace
 import pytest
 from both_ways import eager
 
+from runner.backends import llamacpp
 from runner.backends.native.backend import NativeBackend
 from runner.config import LoadOptions, SamplingParams
-from runner.draft_choice import unused
+from runner.draft_choice import DraftChoice, unused
 from runner.draft_files import quotable, read_draft_files
+from runner.drafting import open_drafting
 from runner.engine import Engine
 from runner.errors import DoesNotFit, RunnerError, UnsuitedOptions, UsageError
 from runner.events import Finished, Loaded, Notice, TextDelta
@@ -185,14 +187,37 @@ def test_a_model_that_cannot_go_back_is_run_without_and_says_so(
         assert loaded.speculation.startswith("off: this model cannot go back"), asked
         # And nothing else is said: of a drafter that would be of no use it does not matter that it is not there.
         assert ["cannot go back" in notice.text for notice in notices] == [True], asked
+    engine.close()
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_draft_model_that_cannot_go_back_is_refused_before_anything_is_loaded(
+    engine: Engine, tmp_path: Path, demo_directory: Path
+) -> None:
+    mamba = write_mamba(tmp_path / "mamba.gguf", demo_directory)
+    loaded, _ = load(engine, "demo", backend="llamacpp", ctx_size=512)
+    for asked in ("auto", "model", "self"):
+        with pytest.raises(UnsuitedOptions, match="cannot draft: its recurrent layers") as caught:
+            load(engine, "demo", draft=str(mamba), speculation=asked)
+        assert "--spec suffix" in caught.value.hint
+    assert engine.loaded == loaded, "the model before it was let go"
     with pytest.raises(UnsuitedOptions, match="cannot draft: its recurrent layers"):
-        load(engine, "demo", draft=str(mamba))
+        # As of an architecture whose files do not say it.
+        open_drafting(
+            DraftChoice(drafter="model", reason="", source=str(mamba)),
+            engine.backend,
+            LoadOptions(),
+            lambda: llamacpp.load(tiny_models.ready(tmp_path, mamba), LoadOptions(), lambda _: None, CancelToken()),
+        )
     engine.close()
 
 
 def test_drafts_for_and_by_a_model_with_delta_nets_are_as_long_as_it_can_go_back(
-    engine: Engine, tmp_path: Path
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    timed: list[int] = []
+    step_s = NativeBackend.step_s
+    monkeypatch.setattr(NativeBackend, "step_s", lambda self, n: timed.append(n) or step_s(self, n))
     model = str(tiny_models.save(tiny_models.make("qwen3-5"), tmp_path / "qwen"))
     for asked in ({}, {"speculation": "model", "draft": model}):
         loaded, _ = load(engine, model, n_gpu_layers=0, **asked)
@@ -200,6 +225,8 @@ def test_drafts_for_and_by_a_model_with_delta_nets_are_as_long_as_it_can_go_back
         speculator = engine.drafting.speculator
         assert speculator is not None
         assert speculator.draft_max == loaded.info.longest_draft == 5
+        assert set(timed) <= {1, 2, 4, 6}, "of steps that no draft needs nobody wants to know the time"
+        timed.clear()
     other = str(tiny_models.save(tiny_models.make("qwen3"), tmp_path / "other"))
     load(engine, other, n_gpu_layers=0, speculation="model", draft=model)
     assert engine.drafting.speculator is not None

@@ -13,6 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from runner.errors import BadModelFile, UnsupportedModel
 from runner.model_config import SUPPORTED_MODEL_TYPES, ModelConfig, RopeScaling, num_parameters, parse_model_config
+from runner.model_config.families import FAMILIES
+from runner.model_config.shapes import config_shape
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -206,6 +208,18 @@ def test_sliding_windows_follow_the_rules_of_each_model_type() -> None:
     mixed = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
     config = parse_model_config({**qwen, "use_sliding_window": True, "layer_types": mixed})
     assert config.sliding_layers == (0, 3)
+
+
+@pytest.mark.parametrize(
+    "model_type", [name for name, family in FAMILIES.items() if "use_sliding_window" in family.own_keys]
+)
+def test_a_window_whose_use_is_null_is_not_used(model_type: str) -> None:
+    config = {"model_type": model_type, "num_hidden_layers": 4, "sliding_window": 10}
+    null, off = ({**config, "use_sliding_window": value} for value in (None, False))
+    assert parse_model_config(null) == parse_model_config(off)
+    assert parse_model_config(null).window(3) is None
+    assert config_shape(null) == config_shape(off)
+    assert {cache.kind for cache in config_shape(null).caches} == {"full"}
 
 
 def test_experts_are_read_as_each_family_spells_them() -> None:

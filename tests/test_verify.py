@@ -16,6 +16,7 @@ from runner import hub
 from runner.errors import RunnerError, UsageError
 from runner.hub_cache import repo_directory, snapshots
 from runner.mend import listed_hashes
+from runner.paths import user_paths
 from runner.registry import Registry
 from runner.types import CancelToken
 from runner.verify import Finding, check
@@ -35,7 +36,7 @@ def test_sound_files_have_no_findings_and_every_byte_is_counted(server: Hub) -> 
     fetch_all(GGUF)
     fetch_all(SHARDS)
     server.requests.clear()
-    plan = plan_everything(Registry.load_for(), nobody)
+    plan = plan_everything(Registry.load_for(), user_paths().drafts, nobody)
     seen: list[tuple[int, int]] = []
     assert check(plan, lambda done, total: seen.append((done, total)), CancelToken()) == ()
     size = sum(len(data) for repo in server.repos.values() for data in repo.files.values())
@@ -203,7 +204,7 @@ def test_weights_that_are_all_gone_are_missed_by_the_index_and_fetched(server: H
     snapshot = fetch_all(SHARDS)
     without_weights(snapshot)
     server.requests.clear()
-    findings = found(plan_everything(Registry.load_for(), nobody))
+    findings = found(plan_everything(Registry.load_for(), user_paths().drafts, nobody))
     assert problems(findings) == {shard(number): "missing" for number in (1, 2, 3)}
     assert server.requests == []
     assert all(one.is_mended for one in repaired(findings))
@@ -225,7 +226,7 @@ def test_weights_that_no_index_names_are_missed_of_a_model_that_is_asked_for(ser
     server.repos["tiny/whole"] = Repo({"model.safetensors": files[shard(1)], **side})
     snapshot = fetch_all("tiny/whole")
     without_weights(snapshot)
-    (noted,) = found(plan_everything(Registry.load_for(), nobody))
+    (noted,) = found(plan_everything(Registry.load_for(), user_paths().drafts, nobody))
     assert (noted.model, noted.name, noted.problem, noted.is_damage) == ("tiny/whole", "", "no weights", False)
     findings = found(plan_of(Registry.load_for().resolve("tiny/whole"), nobody))
     assert problems(findings) == {"": "missing"}

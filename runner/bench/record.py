@@ -133,6 +133,7 @@ class BenchBackend:
     version: of the package and the library, such as "0.3.34". memory: by part, at its peak. process_peak_bytes: the
     most main memory that its process held. load_s: until it was loaded, of its first process, and load_stages what that
     went into, in seconds; first_token_s: from the start of that process to the first text of the first answer.
+    draft_max: tokens of its drafts at most, which may be fewer than were asked for; None where nothing drafted.
     note: what its user should know of how it ran.
     """
 
@@ -146,6 +147,7 @@ class BenchBackend:
     load_s: float | None = None
     load_stages: dict[str, float] = field(default_factory=dict)
     first_token_s: float | None = None
+    draft_max: int | None = None
     note: str = ""
     rows: tuple[BenchRow, ...] = ()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from runner.bench.figures import INVALID, doubt, figure, label, percent, with_unit
-from runner.bench.record import NOT_REACHED, BenchBackend, BenchMachine, BenchOptions, BenchRow, BenchRun
+from runner.bench.record import NOT_REACHED, BenchBackend, BenchMachine, BenchRow, BenchRun
 from runner.bench.speculation_text import (
     acceptance_cell,
     drafter_cell,
@@ -140,19 +140,21 @@ def _options(run: BenchRun) -> str:
         _counted(options.repetitions, "repetition"),
         "" if options.budget_s is None else f"fewer beyond {duration(options.budget_s)} of measuring",
         "random weights" if options.is_random else "",
-        _drafting(options),
+        _drafting(run),
         f"prompts md5 {run.prompts_md5[:12]}" if run.prompts_md5 else "",
     ]
     return " · ".join(part for part in parts if part)
 
 
-def _drafting(options: BenchOptions) -> str:
-    """What drafted, as it was asked for; nothing where prefill and decode were measured."""
+def _drafting(run: BenchRun) -> str:
+    """What drafted; nothing where prefill and decode were measured. How long drafts were runs before did not tell."""
+    options = run.options
     if not options.genres:
         return ""
     model = f" with {options.draft}" if options.draft else ""
     files = f", {_counted(len(options.draft_file), 'file')} to quote" if options.draft_file else ""
-    return f"speculation {options.speculation}{model}{files}, drafts of {options.draft_max} tokens at most"
+    longest = {str(one.draft_max) for one in run.backends if one.draft_max} or {str(options.draft_max)}
+    return f"speculation {options.speculation}{model}{files}, drafts of {' or '.join(longest)} tokens at most"
 
 
 def _counted(number: int, noun: str) -> str:

@@ -163,6 +163,13 @@ class Side:
             self._load_s, self._load_stages = load_s, dict(loaded.stages)
         self.remember(Vitals(memory=loaded.memory, peak_bytes=None))
 
+    def note_drafts(self, asked: int) -> None:
+        """Say so where drafts are shorter than was asked for."""
+        assert self.loaded is not None
+        if 0 < self.loaded.draft_max < asked:
+            most = self.loaded.draft_max
+            self.note(f"Drafts have {most} tokens at most, not the {asked} of --draft-max: no more can be taken back.")
+
     def answered(self, seconds: float) -> None:
         """A process gave its first text, so long after it was started."""
         self._first_token_s = seconds if self._first_token_s is None else self._first_token_s
@@ -233,6 +240,7 @@ class Side:
             load_s=self._load_s,
             load_stages=self._load_stages,
             first_token_s=self._first_token_s,
+            draft_max=self.loaded.draft_max or None,
             note=" ".join(self._notes),
             rows=tuple(tally.row(bandwidth) for tally in tuple(self._tallies.values()) if not tally.is_empty),
         )

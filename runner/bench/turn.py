@@ -76,6 +76,7 @@ class Turn:
         for event in self._process.load(self._of.request.model, self._of.options, offline=self._of.request.offline):
             if isinstance(event, Loaded):
                 self._side.started(event, time.perf_counter() - self._started)
+                self._side.note_drafts(self._of.options.draft_max)
             elif not isinstance(event, Notice):
                 yield event
             elif event.level == "warning":

@@ -29,7 +29,7 @@ def verify(
         list[str] | None,
         typer.Argument(
             metavar="MODEL...",
-            help="As `runner ls` names them. [default: all]",
+            help="As `runner ls` names them; drafters as `runner du` does. [default: all]",
             show_default=False,
             autocompletion=completing.models_here,
         ),
@@ -48,7 +48,7 @@ def verify(
         bool, typer.Option("--json", help="One JSON object, runner.verify/1; progress as NDJSON on stderr.")
     ] = False,
 ) -> None:
-    """Check that the files of models are there and have the right hashes, and mend what is damaged.
+    """Check that the files of models and drafters are there and have the right hashes, and mend what is damaged.
 
     Nearly all of it needs no network. Exit code 5 means that something is wrong, and was not repaired.
     """
@@ -93,16 +93,18 @@ def _plan(models: Sequence[str], is_offline: bool) -> Plan:
     from runner.mend import listed_hashes
     from runner.paths import user_paths
     from runner.registry import Registry
+    from runner.removal import named
     from runner.verify import Plan
     from runner.verify_plan import plan_everything, plan_of
 
-    registry = Registry.load_for(user_paths())
+    paths = user_paths()
+    registry = Registry.load_for(paths)
     ask = _refuse if is_offline else listed_hashes
     if not models:
-        return plan_everything(registry, ask)
+        return plan_everything(registry, paths.drafts, ask)
     plan = Plan((), ())
     for model in dict.fromkeys(models):
-        plan += plan_of(registry.resolve(model), ask)
+        plan += plan_of(named(model, registry, paths.drafts), ask)
     return plan
 
 

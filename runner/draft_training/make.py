@@ -39,14 +39,17 @@ from runner.draft_training.settings import TrainingSettings
 from runner.draft_training.states import training_dtype
 from runner.draft_training.train import Material, Trained, Training, commonest, new_head
 from runner.errors import DoesNotFit, RunnerError, UnsupportedModel, UsageError
-from runner.quant.packed_files import WEIGHTS_NAME
+from runner.model_files import CONFIG
+from runner.quant.file_records import files_json, record_of
+from runner.quant.packed_files import MANIFEST_NAME, WEIGHTS_NAME
 from runner.quant.work_directory import Parts, WorkDirectory, sync
 from runner.types import CancelToken, Message
 from runner.wire import to_plain
 
 _WATCHED_NAME: Final = "watched.jsonl"
+_FINISHED: Final = (WEIGHTS_NAME, CONFIG, REPORT_NAME, CORPUS_NAME)
 DRAFT_PARTS: Final = Parts(
-    names=frozenset({WEIGHTS_NAME, REPORT_NAME, CORPUS_NAME, _WATCHED_NAME, CHECKPOINT_NAME, WRITING_NAME}),
+    names=frozenset({*_FINISHED, MANIFEST_NAME, _WATCHED_NAME, CHECKPOINT_NAME, WRITING_NAME}),
     signs=frozenset({REPORT_NAME}),
     spent=frozenset({_WATCHED_NAME, CHECKPOINT_NAME, WRITING_NAME}),
 )
@@ -82,6 +85,7 @@ def train_draft(
             (work.path / REPORT_NAME).write_text("{}\n")  # says whose files these are
         _take_up_text(job, work.path, made_from)
         report = _Making(job, work.path, made_from, on_stage, on_note, cancel).run(20 * head_size)
+        work.write_manifest(files_json({name: record_of(work.path / name) for name in _FINISHED}))
         work.place()
     return report
 
@@ -154,7 +158,7 @@ class _Making:
             training_s=round(trained - written, 1),
         )
         (self._path / REPORT_NAME).write_text(json.dumps(report_json(report), indent=1) + "\n")
-        for name in (WEIGHTS_NAME, "config.json", REPORT_NAME):
+        for name in _FINISHED:
             sync(self._path / name)
         return report
 

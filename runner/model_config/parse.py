@@ -130,8 +130,9 @@ def _refuse_unsupported(config: Mapping[str, Any], family: Family) -> None:
         if key in config and config[key] not in _ACTIVATIONS[family.activation]:
             raise unsupported(key, config[key])
     for key, value in family.fixed.items():
-        if config.get(key, value) != value:
-            raise unsupported(key, config[key])
+        found = config.get(key, value)
+        if found != value and not (value is False and is_off(found)):
+            raise unsupported(key, found)
     _refuse_compression(config, family)
     known = COMMON_KEYS | INERT_KEYS | family.own_keys
     for key, value in config.items():

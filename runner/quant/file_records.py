@@ -1,7 +1,8 @@
 """What the files of a model that was made here should be, by size and hash, as its runner.json says.
 
-Of a packed model that is a part of the manifest (mq/manifest.py, which reads both kinds); beside a GGUF it is all there
-is. The last entry of a runner.json is the hash of the rest of it, so that a flipped bit in it is found too.
+Of a packed model that is a part of the manifest (mq/manifest.py, which reads both kinds); beside a GGUF, and a head
+that was trained, it is all there is. The last entry of a runner.json is the hash of the rest of it, so that a flipped
+bit in it is found too.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def record_of(path: Path, on_read: Callable[[int, int], None] = lambda _done, _t
 
 
 def files_json(files: Mapping[str, FileRecord]) -> str:
-    """The text of the runner.json beside a GGUF."""
+    """The text of the runner.json beside a GGUF or a head."""
     return sealed({"schema": FILES_SCHEMA, "files": to_plain(files)})
 
 

@@ -90,11 +90,11 @@ def _cache(header: GgufHeader, index: int, n_layers: int) -> LayerCache:
     if index >= n_layers - _whole(header, "attention.shared_kv_layers", 0, default=0):
         return LayerCache(kind="shared")
     state, past = _state_sizes(header)
-    heads = _of_layer(header, "attention.head_count", index, 0 if state else None)
+    heads = _of_layer(header, "attention.head_count", index, 0 if state or past else None)
     kv_heads = _of_layer(header, "attention.head_count_kv", index, heads)
     every = _whole(header, "full_attention_interval", 0, default=0)
     is_recurrent = (index + 1) % every != 0 if every else kv_heads == 0
-    if state and is_recurrent:
+    if (state or past) and is_recurrent:
         return LayerCache(kind="state", state_size=state, past_size=past)
     window = _window(header, index)
     width = kv_heads * (
@@ -122,7 +122,15 @@ def _window(header: GgufHeader, index: int) -> int:
 
 
 def _state_sizes(header: GgufHeader) -> tuple[int, int]:
-    """Elements of a recurrent layer's state, the matrix of each head, and of the past of its convolution."""
+    """Elements of a recurrent layer's state, the matrix of each head, and of the past of its convolution.
+
+    LFM2 has a convolution alone; what RWKV keeps of the tokens before is counted as one's past.
+    """
+    width = _whole(header, "embedding_length", 0)
+    if taps := _whole(header, "shortconv.l_cache", 0, default=0):
+        return 0, (taps - 1) * width
+    if head := _whole(header, "wkv.head_size", 0, default=0):
+        return head * width, _whole(header, "token_shift_count", 0, default=0) * width
     inner, state = _whole(header, "ssm.inner_size", 0, default=0), _whole(header, "ssm.state_size", 0, default=0)
     groups, kernel = _whole(header, "ssm.group_count", 0, default=0), _whole(header, "ssm.conv_kernel", 0, default=0)
     return state * inner, max(0, kernel - 1) * (inner + 2 * groups * state)

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from runner.config import LONGEST_DRAFT
-from runner.speculative.costs import StepCosts
+from runner.speculative.costs import LEAST_STRIDE, StepCosts
 from runner.speculative.drafter import Draft, Gate
 from runner.speculative.record import Passed, Round, SpeculationState
 from runner.speculative.strides import Wish
@@ -81,7 +80,7 @@ class EagerController(Control):
     reason = "every guess is verified, whatever it costs"
 
     def __init__(self, draft_max: int) -> None:
-        self.steps = StepCosts(max(draft_max, LONGEST_DRAFT) + 1)  # a target may draft more by itself
+        self.steps = StepCosts(max(draft_max, LEAST_STRIDE) + 1)
         self._draft_max = draft_max
 
     def begin(self) -> None:

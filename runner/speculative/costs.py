@@ -12,8 +12,10 @@ from typing import Final
 from runner.speculative.load_times import LoadTimes, StepSeconds
 from runner.speculative.plain_steps import PlainSteps
 
-CALIBRATED: Final = (2, 4, 8, 16)
-"""Numbers of tokens whose step is measured at load, beside 1."""
+LEAST_STRIDE: Final = 3
+"""Tokens that a step drafts at least which drafts by itself (rounds.Stretch), whatever is asked for."""
+
+_CALIBRATED: Final = (2, 4, 8)  # numbers of tokens whose step is measured at load, between 1 and the most
 
 _REPEATS = 3
 _STALL = 3.0  # a step that takes so many times what it should was held up by something else
@@ -88,8 +90,8 @@ class StepCosts:
         self._plain.seconds = timed.least(1)
         if self.plain_s <= 0:
             return
-        for n_tokens in CALIBRATED:
-            if n_tokens > self._most or not timed.has_room(2 * self.worst[n_tokens] * self.plain_s):
+        for n_tokens in (*(n for n in _CALIBRATED if n < self._most), self._most):
+            if not timed.has_room(2 * self.worst[n_tokens] * self.plain_s):
                 break
             timed.add(n_tokens, _REPEATS)
             timed.add(1, _REPEATS)

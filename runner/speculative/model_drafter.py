@@ -30,7 +30,9 @@ log = logging.getLogger(__name__)
 CONFIDENCES: Final = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)
 """Where one bucket ends and the next begins: the probability that the draft model gives to what it drafts."""
 
-_USUAL_READS: Final = (1, 2, 4)  # tokens that a target writes between two drafts which the draft model did not
+# Tokens that a target writes between two drafts which the draft model did not: one or two after a draft, more after
+# plain steps. A device may fill a step up, or record each number.
+_USUAL_READS: Final = range(1, 9)
 _LONG_READ: Final = 64  # tokens to read before a draft: as many are not worth a round's wait
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from runner.config import LONGEST_DRAFT
 from runner.speculative.acceptance import Acceptance, Length, best_length, shortest_length
-from runner.speculative.costs import DraftCosts, StepCosts
+from runner.speculative.costs import LEAST_STRIDE, DraftCosts, StepCosts
 from runner.speculative.drafter import Draft, Drafter
 from runner.speculative.history import common_prefix
 
@@ -31,7 +30,7 @@ class Outlook:
     """What is expected of drafts of one drafter, of at most `draft_max` tokens."""
 
     def __init__(self, drafter: Drafter, draft_max: int) -> None:
-        self.steps = StepCosts(max(draft_max, LONGEST_DRAFT) + 1)  # a target may draft more by itself
+        self.steps = StepCosts(max(draft_max, LEAST_STRIDE) + 1)
         self.guessing = DraftCosts(drafter.is_host_only)
         prior = _FREE_PRIOR if drafter.is_host_only else _PAID_PRIOR
         self.acceptance = Acceptance(drafter.n_buckets, draft_max, prior)

@@ -12,6 +12,7 @@ from runner.bench.process import BenchProcess
 from runner.bench.run import Bench
 from runner.bench.turn import Turn
 from runner.cli.app import main
+from tests.backends.native import tiny_models
 
 CHECKOUT = Path(__file__).parent.parent.parent
 SHORT = ["bench", "demo", "--speculation", "--genres", "maths,code", "-n", "12", "-r", "2", "-t", "1", "--offline"]
@@ -87,6 +88,22 @@ def test_speculation_that_changes_a_text_makes_the_row_invalid(
     for row in backend["rows"]:
         assert row["invalid"].startswith("prompt 1: tokens with speculation differ from those without, from token 3 on")
         assert (row["samples"], row["speculation"], row["cold"]) == ([], None, None)
+
+
+def test_drafts_that_are_shorter_than_asked_for_are_told_as_long_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(tiny_models.save(tiny_models.make("qwen3-5", max_position_embeddings=2048), tmp_path / "qwen"))
+    short = ["bench", model, "--speculation", "--genres", "code", "-n", "4", "-r", "2", "-t", "1", "-ngl", "0"]
+    for asked, used in ((9, 5), (4, 4)):
+        assert main([*short, "--random-weights", "--draft-max", str(asked), "--json"]) == 0
+        run = measured(capsys)
+        (backend,) = run["backends"]
+        assert (run["options"]["draft_max"], backend["draft_max"]) == (asked, used)
+        assert main(["bench", "show", "last"]) == 0
+        report = " ".join(capsys.readouterr().out.split())
+        assert f"drafts of {used} tokens at most" in report
+        assert report.count("not the 9 of --draft-max: no more can be taken back.") == (asked > used)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -60,6 +61,35 @@ def test_a_head_is_trained_and_shown(model: Path, questions: Path, capsys: pytes
     assert (plain["settings"]["variant"], plain["steps"]) == ("normed", 3)
     assert train(model, questions) == 2
     assert "exists already" in capsys.readouterr().err
+
+
+def test_a_flipped_bit_in_any_file_of_a_head_is_found(
+    model: Path, questions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(model, questions, "-q") == 0
+    head = user_paths().drafts / "tiny-normed"
+    assert main(["verify", "tiny-normed"]) == 0
+    assert "Checked 4 files" in capsys.readouterr().err
+    for path in sorted(head.iterdir()):
+        sound = path.read_bytes()
+        path.write_bytes(sound[:-9] + bytes([sound[-9] ^ 1]) + sound[-8:])
+        for asked in ([], ["tiny-normed"], [str(head)]):
+            assert main(["verify", *asked]) == 5
+            out, err = capsys.readouterr()
+            assert f"{path.name}: {'unreadable' if path.name == 'runner.json' else 'wrong contents'}" in out
+            assert "runner draft train MODEL --force" in err
+        path.write_bytes(sound)
+    copied = shutil.copytree(head, tmp_path / "copied")
+    assert main(["verify", "tiny-normed", str(copied)]) == 0
+    assert "Checked 8 files" in capsys.readouterr().err
+    (copied / "corpus.jsonl").unlink()
+    assert main(["verify", str(copied)]) == 5
+    assert "corpus.jsonl: missing" in capsys.readouterr().out
+    (head / "runner.json").unlink()  # as heads of earlier versions
+    assert main(["verify", "tiny-normed"]) == 0
+    assert "not checked" in capsys.readouterr().out
+    assert train(model, questions, "-q", "--force") == 0
+    assert main(["verify", "tiny-normed"]) == 0
 
 
 def test_both_variants_on_one_text_as_json(

@@ -123,3 +123,15 @@ def test_a_model_that_cannot_go_back_is_seen_in_its_header(
 ) -> None:
     rows, _ = explain(capsys, str(write_mamba(tmp_path / "mamba.gguf", demo_directory)))
     assert rows["speculation"].strip().startswith("off: this model cannot go back")
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_draft_model_that_cannot_go_back_is_seen_in_its_header(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, demo_directory: Path
+) -> None:
+    rows, _ = explain(capsys, "demo", "--draft", str(write_mamba(tmp_path / "mamba.gguf", demo_directory)))
+    said = rows["speculation"].strip()
+    assert said.startswith("off: ")
+    assert "mamba.gguf cannot draft: its recurrent layers keep no earlier state." in said
+    assert "--spec suffix needs no draft model" in said
+    assert "draft" not in rows

@@ -83,6 +83,14 @@ def test_a_file_may_give_its_pattern_its_heads_and_its_sharing_by_layer(tmp_path
     )
 
 
+def test_convolutions_and_shifts_of_tokens_cannot_be_cut(tmp_path: Path) -> None:
+    lfm2 = shape(write(tmp_path / "l.gguf", **{"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2, 0, 2]}))
+    assert lfm2.caches == (LayerCache(kind="state", past_size=2 * 64), LayerCache(kind="full", width=2 * 2 * 16)) * 2
+    rwkv = shape(write(tmp_path / "r.gguf", **{"attention.head_count": 0, "wkv.head_size": 16, "token_shift_count": 2}))
+    assert rwkv.caches == (LayerCache(kind="state", state_size=16 * 64, past_size=2 * 64),) * 4
+    assert [found.can_go_back for found in (lfm2, rwkv)] == [False, False]
+
+
 def test_experts_that_are_not_used_are_not_active(tmp_path: Path) -> None:
     found = shape(write(tmp_path / "x.gguf", expert_count=8, expert_used_count=2))
     assert (found.num_parameters, found.num_active_parameters) == (1024 + 64, 256 + 64)

@@ -92,7 +92,7 @@ def flip(path: Path, at: int) -> None:
 def test_what_was_made_is_sound_and_stays_so_wherever_it_is_put(model: Path, tmp_path: Path) -> None:
     assert {target.name for target in plan().targets} == set(os.listdir(model)) - {"runner.json"}
     assert verified() == ()
-    assert found(plan_everything(Registry.load_for(), nobody)) == ()
+    assert found(plan_everything(Registry.load_for(), user_paths().drafts, nobody)) == ()
     copied = shutil.copytree(model, tmp_path / "copied")
     for path in (copied, weights_of(copied)):
         assert plan(path).targets

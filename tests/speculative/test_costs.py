@@ -89,7 +89,7 @@ def test_only_what_a_draft_can_need_is_measured() -> None:
     target = Slow(1e-3)
     costs = StepCosts(5)
     costs.calibrate(target.step_s)
-    assert max(target.calls) == 4
+    assert set(target.calls) == {1, 2, 4, 5}
     assert len(costs.likely) == len(costs.worst) == 6
 
 

@@ -88,11 +88,15 @@ class Toy:
 
 
 class ChainedToy(Toy):
-    """The same, which writes by itself where nothing is penalized; chains: how many tokens were asked for at once."""
+    """The same, which writes by itself where nothing is penalized.
+
+    chains: how many tokens were asked for at once. begun: the numbers that were read before, by how they are chosen.
+    """
 
     def __init__(self, n_ctx: int = 200, vocab_size: int = V, blur: float = 0.0) -> None:
         super().__init__(n_ctx, vocab_size, blur)
         self.chains: list[int] = []
+        self.begun: set[tuple[int, bool]] = set()
 
     def can_chain(self, params: SamplingParams) -> bool:
         return params.repeat_penalty == 1 and params.frequency_penalty == 0
@@ -101,6 +105,7 @@ class ChainedToy(Toy):
         self, tokens: Sequence[int], params: SamplingParams, n: int, cancel: CancelToken
     ) -> list[tuple[int, float]]:
         self.chains.append(n)
+        self.begun.add((len(tokens), params.temperature == 0))
         found: list[tuple[int, float]] = []
         row = self.extend(tokens, cancel)
         while row is not None:
@@ -229,7 +234,7 @@ def test_a_chain_is_warmed_up_with_what_a_device_records_and_forgets_it() -> Non
     drafter = ModelDrafter(model)
     drafter.warm_up()
     assert model.chains == [*[2] * (len(model.chains) - 1), 1], "drafts of each kind, and a prompt that is read"
-    assert len(model.chains) > 2
+    assert model.begun >= {(n, is_greedy) for n in range(1, 9) for is_greedy in (True, False)}
     assert len(drafter.propose([1, 2, 3], GREEDY, Most(2))) == 2
     assert list(model.held[:3]) == [1, 2, 3]
     plain = Toy()

@@ -33,7 +33,7 @@ Right = Callable[[int, bool], int]
 
 def strides(t: dict[int, float] = FLAT, draft_max: int = 15) -> tuple[Strides, LossAccount, Outlook]:
     outlook, account = Outlook(SuffixDrafter(), draft_max), LossAccount()
-    outlook.steps.calibrate(lambda n: t[n] * PLAIN_S)
+    outlook.steps.calibrate(lambda n: t[min(rows for rows in t if rows >= n)] * PLAIN_S)
     account.most = account.balance + 2 * outlook.worst_loss
     return Strides(outlook, account, draft_max), account, outlook
 

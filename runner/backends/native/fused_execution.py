@@ -39,11 +39,15 @@ from runner.kernels.matmul import Logits
 from runner.kernels.repeats import draft_repeats
 from runner.kernels.sampling import Choice, choose, is_supported
 from runner.kernels.values import MOST_ROWS
+from runner.speculative.costs import LEAST_STRIDE
 from runner.types import CancelToken
 
-_STRIDES: Final = (3, 7, 15)
+_STRIDES: Final = (LEAST_STRIDE, 7, 15)
 """Tokens that a step may draft by itself: few numbers of rows are worth a graph each."""
-_STRIDES_OF_STATES: Final = (3, LONGEST_DRAFT)  # of two such steps the first one's first token may be gone back to
+_STRIDES_OF_STATES: Final = (
+    LEAST_STRIDE,
+    LONGEST_DRAFT,
+)  # of two such steps the first one's first token may be gone back to
 
 
 class FusedExecution:

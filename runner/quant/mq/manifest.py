@@ -1,8 +1,8 @@
 """runner.json, the manifest of a packed model: what every tensor is stored as, what it was made from, and checksums.
 
 Written last, so that a directory with one is whole. Reading checks every key, type and size before any is believed; the
-shorter one beside a GGUF (file_records.py) is read here too. It imports no torch: whether stored parts are those of
-their format is checked when they are opened (packed_weights.py).
+shorter one beside a GGUF or a head (file_records.py) is read here too. It imports no torch: whether stored parts are
+those of their format is checked when they are opened (packed_weights.py).
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def read_files(path: Path) -> Mapping[str, FileRecord]:
-    """The files that a runner.json lists, of a packed model or beside a GGUF; none for one that is somebody else's.
+    """The files that a runner.json lists, of a packed model, a GGUF or a head; none for one that is somebody else's.
 
     Raises as `read_manifest` does.
     """
@@ -210,7 +210,7 @@ def _read_manifest(plain: dict[str, Any]) -> Manifest:
 
 
 def _files_alone(plain: dict[str, Any]) -> Mapping[str, FileRecord]:
-    """What is in the runner.json beside a GGUF."""
+    """What is in the runner.json beside a GGUF or a head."""
     fields = _Fields("it", plain)
     fields.take("schema", _is_text)
     files = fields.items("files", _file, is_plain_file_name)

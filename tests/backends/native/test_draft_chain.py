@@ -5,8 +5,10 @@ Without a GPU the kernels run in Triton's interpreter, half a second a row: mode
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_models
@@ -18,6 +20,7 @@ from tiny_heads import take
 from runner.backends.native import kv_cache
 from runner.backends.native.backend import NativeBackend
 from runner.backends.native.fused_execution import FusedExecution
+from runner.backends.native.graphs import Graphs
 from runner.backends.native.model_files import read_config
 from runner.config import SamplingParams
 from runner.errors import BadModelFile
@@ -140,6 +143,38 @@ def test_after_a_wrong_guess_it_is_where_one_is_that_never_made_it(smallest: Sma
     assert list(draft.held) == [*history, found.tokens[0]]
     draft.keep(0)
     assert drafter.propose(history, params, Most(2)) == found
+    draft.close()
+
+
+class Recording(Graphs):
+    """Replays nothing, and knows which steps would have been recorded."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.keys: set[Hashable] = set()
+
+    def run(self, key: Hashable, state: Sequence[torch.Tensor], step: Callable[[], Any]) -> Any:
+        self.keys.add(key)
+        return super().run(key, state, step)
+
+
+@pytest.mark.parametrize("layer", ["full_attention", "linear_attention"])
+def test_what_is_read_between_drafts_is_recorded_at_load(tmp_path: Path, layer: str) -> None:
+    """Steps of layers that keep a state are not filled up: each number of tokens has a graph of its own."""
+    shape = SMALLEST | {"layer_types": [layer]}
+    made(tmp_path / "readable", "qwen3-5", **{**shape, "vocab_size": tiny_models.VOCAB})
+    made(tmp_path, "qwen3-5", **shape)
+    config = read_config(tmp_path)
+    draft = opened((tmp_path, config, open_weights(tiny_models.ready(tmp_path), config)), n_ctx=80)
+    recording = execution_of(draft)._graphs = Recording()
+    drafter = ModelDrafter(draft)
+    drafter.warm_up()
+    recorded = set(recording.keys)
+    for params in PARAMS.values():
+        for n in (3, 5, 6, 8):
+            draft.keep(0)
+            assert drafter.propose([1] * n, params, Most(2)).tokens
+            assert recording.keys == recorded, n
     draft.close()
 
 
