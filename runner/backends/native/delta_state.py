@@ -100,11 +100,10 @@ class DeltaStates:
         for before in range(self.n_written(n_tokens)):
             self.positions[self.slot(end - before)] = None if last is None else last - before
 
-    def fall_short(self, end: int, n_lost: int, n_behind: int) -> None:
-        """A step ended after `end` tokens, `n_lost` earlier than `hold` was told, and so the step of `n_behind` tokens
-        that is held behind it began there."""
-        for length in range(end + 1, end + n_lost + n_behind + 1):
-            self.positions[self.slot(length)] = None
+    def fall_short(self, end: int, n_behind: int) -> None:
+        """A step ended after `end` tokens, earlier than `hold` was told, and so the step of `n_behind` tokens that is
+        held behind it began there."""
+        self._forget_after(end)
         for length in range(end + 1, end + n_behind + 1):
             self.positions[self.slot(length)] = length
 
@@ -114,8 +113,11 @@ class DeltaStates:
     def keep(self, length: int) -> int:
         """Go back to the first `length` tokens: how many it is gone back to, 0 where that state is not held."""
         kept = length if self.has(length) else 0
-        self.positions = [at if at is not None and at <= kept else None for at in self.positions]
+        self._forget_after(kept)
         return kept
+
+    def _forget_after(self, length: int) -> None:
+        self.positions = [at if at is not None and at <= length else None for at in self.positions]
 
     def select(self, sequences: Tensor) -> None:
         """Keep these sequences of a batch, by their indices, and forget the others."""

@@ -159,7 +159,7 @@ class KvCache:
         of a step that did not stand, and the step that began before that was known."""
         self.length -= n_lost
         if self.states is not None:
-            self.states.fall_short(self.length - n_behind, n_lost, n_behind)
+            self.states.fall_short(self.length - n_behind, n_behind)
 
     def truncate(self, length: int) -> int:
         """Forget all positions from `length` on; the memory stays for what comes next.

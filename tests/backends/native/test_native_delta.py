@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from runner.backends.base import Backend, Prefill
 from runner.backends.native import opening
 from runner.backends.native.backend import NativeBackend
 from runner.backends.native.blocks import go_on
+from runner.backends.native.decode_loop import DecodeLoop
 from runner.backends.native.delta_state import SLOTS, DeltaState, DeltaStates, state_bytes
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.placement import Placement
@@ -24,6 +26,7 @@ from runner.config import LONGEST_DRAFT, LoadOptions
 from runner.kernels.values import MOST_ROWS
 from runner.model_config import DeltaConfig
 from runner.speculative.control import EagerController
+from runner.speculative.rounds import Stride
 from runner.speculative.speculator import Speculator
 from runner.types import CancelToken
 from tests.backends.conformance import N_CTX, BackendConformance, Knowing, prefills, take
@@ -138,6 +141,66 @@ def test_a_step_that_was_cut_off_spoils_what_it_would_have_written(n_tokens: int
     found.begin(SLOTS, n_tokens)
     assert [length for length in range(1, SLOTS) if found.has(length)] == list(range(n_tokens + 1, SLOTS))
     assert found.keep(SLOTS) == is_kept * SLOTS
+
+
+class Device:
+    """Steps that draft by themselves, as a decode loop has them, of which chance says how much stands. slots: which
+    state lies in each, as what it comes after, or 0 where that is no text."""
+
+    lengths = (3, 5)
+
+    def __init__(self, cache: KvCache, chance: Random) -> None:
+        self.cache, self.chance = cache, chance
+        self.slots, self.position = [0] * SLOTS, 0
+        self.emitted: list[int] = []  # how many tokens each step that was not taken
+
+    def begin(self, n_rows: int) -> None:
+        self.cache.begin(n_rows)
+        self.cache.advance(n_rows)
+        assert not self.position or self.slots[self.position % SLOTS] == self.position, "what a step reads"
+        n_emitted = self.chance.randint(1, n_rows)
+        for row in range(n_rows):
+            self.slots[(self.position + row + 1) % SLOTS] = self.position + row + 1 if row < n_emitted else 0
+        self.position += n_emitted
+        self.emitted.append(n_emitted)
+
+    def take(self, _n_rows: int) -> Stride:
+        return Stride((1,) * self.emitted.pop(0))
+
+    def forget(self) -> None:
+        self.emitted.clear()
+
+    def expect(self) -> None:
+        pass
+
+    def fill(self, text: Sequence[int]) -> None:
+        pass
+
+    def end(self, n_known: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_counts_as_held_is_there_however_far_steps_went_that_drafted_by_themselves(seed: int) -> None:
+    chance, found = Random(seed), DeltaStates(DELTA, dtype=torch.float32, device=CPU)
+    cache = KvCache(
+        num_layers=1, num_kv_heads=1, head_dim=1, n_ctx=256, dtype=torch.float32, device=CPU, states=found
+    )  # fmt: skip
+    cache.reserve(256)
+    device = Device(cache, chance)
+    while cache.length < 200:
+        device.position = known = cache.length
+        loop = DecodeLoop(device, device, cache, CancelToken())  # type: ignore[arg-type]
+        first = last = known + 1  # tokens before those of the last step that is over, and after them
+        for _ in range(chance.randint(1, 6)):
+            loop.draft(chance.choice((0, *device.lengths)), [])
+            first, last = last, last + len(next(loop).tokens)
+        loop.close()
+        assert cache.length == last
+        held = [length for length in range(1, last + 1) if found.has(length)]
+        assert [device.slots[length % SLOTS] for length in held] == held
+        assert held[-1 - last + first :] == list(range(first, last + 1)), "an answer may end anywhere in the last step"
+        cache.truncate(chance.randint(first, last))
 
 
 def test_the_memory_is_what_the_arithmetic_says() -> None:
