@@ -24,6 +24,7 @@ from runner.cli.command import App
 from runner.errors import RunnerError, UsageError, nearest_hint
 
 _log = logging.getLogger(__name__)
+_WRONG_USAGE: Any = typer.BadParameter.__base__  # what Typer says of a command line; it has no public name
 
 
 @dataclass(frozen=True)
@@ -194,12 +195,28 @@ def _report_crash(error: Exception, arguments: Sequence[str]) -> int:
     return render.fail(RunnerError(message, hint=hint))
 
 
-def _run(arguments: list[str]) -> None:
+def _usage_error(error: Any, arguments: Sequence[str]) -> RunnerError:
+    """What Typer says, as this program says it."""
+    message = error.format_message().rstrip(".")
+    command = "runner" if not arguments or arguments[0] not in COMMANDS else f"runner {arguments[0]}"
+    if error.ctx is not None:
+        command = error.ctx.command_path
+    return UsageError(f"{message}.", hint=f"`{command} --help` says what there is.")
+
+
+def _run(arguments: list[str]) -> int:
+    """Gives the exit code."""
     try:
-        app(arguments, prog_name="runner")
+        code = app(arguments, prog_name="runner", standalone_mode=False)
+    except _WRONG_USAGE as error:
+        if error.ctx is not None and error.message == error.ctx.get_help():  # of a command that needs one of its own
+            render.narrate(error.message)
+            return 2
+        raise _usage_error(error, arguments) from error
     except OSError:
         render.check_output()
         raise
+    return code if isinstance(code, int) else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -212,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if os.environ.get("_RUNNER_COMPLETE") == "complete_bash":
         bash_words.put_together(os.environ)
     try:
-        _run(given)
+        return _run(given)
     except RunnerError as error:
         return render.fail(error)
     except KeyboardInterrupt:
@@ -221,4 +238,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return done.code if isinstance(done.code, int) else 0 if done.code is None else 1
     except Exception as error:
         return _report_crash(error, given)
-    return 0

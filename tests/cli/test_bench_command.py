@@ -194,7 +194,7 @@ def test_usage_errors_name_the_command_as_it_is_called(
 ) -> None:
     assert main(["bench", *arguments]) == 2
     err = capsys.readouterr().err
-    assert "Usage: runner bench [OPTIONS] [MODEL]" in err
+    assert "`runner bench --help`" in err
     assert "measure" not in err
 
 
