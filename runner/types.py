@@ -137,6 +137,11 @@ class Device:
     total_bytes: int
     free_bytes: int
 
+    @property
+    def has_own_memory(self) -> bool:
+        """Whether its memory is another than the machine's main memory: Apple's GPU works in that."""
+        return self.kind not in ("cpu", "metal")
+
 
 class CancelToken:
     """Asks a running generation to stop. Set once, from any thread; never reset: one token a request.

@@ -227,6 +227,15 @@ def test_a_gpu_and_ram_hold_a_model_together() -> None:
     assert 0 < fitting(huge, LoadOptions(n_gpu_layers=20), machine(30, 16)).n_gpu_layers < 36
 
 
+def test_memory_that_a_gpu_shares_with_the_machine_counts_once() -> None:
+    """Apple's: what has no room on the GPU has none in RAM either."""
+    gpu, ram = machine(8, 8)
+    apple = (dataclasses.replace(gpu, kind="metal"), ram)
+    assert fitting(Q4, LoadOptions(ctx_size=4096), apple).ram_bytes == 0
+    error = refusal(dataclasses.replace(Q4, weights_bytes=10 * GIB), LoadOptions(ctx_size=4096, n_gpu_layers=20), apple)
+    assert "7.75 GiB are free" in error.message
+
+
 def test_what_a_gpu_has_no_room_for_may_fit_on_the_cpu() -> None:
     original, devices = dataclasses.replace(Q4, format="safetensors"), machine(60, 8)
     made = plan(original, LoadOptions(ctx_size=512), devices, "native", (), lambda _: None)

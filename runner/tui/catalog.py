@@ -122,7 +122,7 @@ def rooms(machine: Sequence[Device], bandwidths: Mapping[str, float], *, gguf_on
             backend=backend,
             on_gpu=device is not memory,
             free_bytes=device.free_bytes,
-            ram_bytes=memory.free_bytes if device is not memory and backend == "llamacpp" else 0,
+            ram_bytes=memory.free_bytes if device.has_own_memory and backend == "llamacpp" else 0,
             bandwidth_bytes_s=bandwidths.get(device.name),
         )
 
