@@ -228,11 +228,14 @@ def test_a_gpu_and_ram_hold_a_model_together() -> None:
 
 
 def test_memory_that_a_gpu_shares_with_the_machine_counts_once() -> None:
-    """Apple's: what has no room on the GPU has none in RAM either."""
+    """Where a GPU works in main memory, what has no room on it has none in RAM either."""
     gpu, ram = machine(8, 8)
-    apple = (dataclasses.replace(gpu, kind="metal"), ram)
-    assert fitting(Q4, LoadOptions(ctx_size=4096), apple).ram_bytes == 0
-    error = refusal(dataclasses.replace(Q4, weights_bytes=10 * GIB), LoadOptions(ctx_size=4096, n_gpu_layers=20), apple)
+    shared, options = (
+        (dataclasses.replace(gpu, is_in_main_memory=True), ram),
+        LoadOptions(ctx_size=4096, n_gpu_layers=20),
+    )
+    assert fitting(Q4, options, shared).ram_bytes == 0
+    error = refusal(dataclasses.replace(Q4, weights_bytes=10 * GIB), options, shared)
     assert "7.75 GiB are free" in error.message
 
 

@@ -122,7 +122,7 @@ def estimate(
         of_draft, _ = _need(draft, options, min(n_ctx, default_context(draft.shape)), backend, on_gpu=on_gpu)
         draft_bytes = of_draft.total_bytes
     available = device.free_bytes - (_SPARE if on_gpu else 0)
-    is_split = device.has_own_memory and _WAYS[backend].splits
+    is_split = on_gpu and _WAYS[backend].splits and not device.is_in_main_memory
     return Fit(
         device=device,
         backend=backend,
