@@ -41,6 +41,14 @@ def test_what_is_judged_in_the_middle_of_a_draft_counts_there() -> None:
     assert chances[3] > chances[0] > chances[4]
 
 
+def test_tokens_after_a_wrong_one_are_not_judged() -> None:
+    whole, judged = Acceptance(2, 4, 0.5), Acceptance(2, 4, 0.5)
+    whole.learn(0, (0, 0, 0, 1), 1)
+    judged.learn(0, (0, 0), 1)
+    for buckets in ((0,) * 4, (1,) * 4, (judged.any_bucket,) * 4):
+        assert whole.chances(buckets) == judged.chances(buckets)
+
+
 def test_averages_follow_a_text_that_changes() -> None:
     acceptance = Acceptance(1, 15, 0.5)
     for _ in range(500):
@@ -156,6 +164,8 @@ def test_the_shortest_length_that_pays() -> None:
     assert shortest_length([0.9] * 4, [1.0, 2.0, 2.2, 2.4, 2.6], 1.0) == 2  # 1 + 0.9 < 2.0, 1 + 0.9 + 0.81 > 2.2
     assert shortest_length([0.1] * 4, [1.0, 2.0, 2.2, 2.4, 2.6], 1.0) == 0
     assert shortest_length([], [1.0], 1.0) == 0
+    assert shortest_length([0.9], [1.0, 1.8], 1.0) == 1
+    assert shortest_length([0.5], [1.5, 1.9], 1.0) == 1  # half a plain step is gone in any case
 
 
 @given(

@@ -12,13 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import psutil
 import torch
 
 from runner.backends.native.delta_state import state_bytes
 from runner.config import LoadOptions
 from runner.errors import DoesNotFit, UnsuitedOptions
-from runner.machine import default_threads
+from runner.machine import default_threads, main_memory
 from runner.model_config import ModelConfig
 from runner.quant.weights import Weights
 
@@ -161,7 +160,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def free_bytes(placement: Placement) -> int:
     if not placement.is_gpu:
-        return int(psutil.virtual_memory().available)
+        return main_memory().free_bytes
     unused_by_torch = torch.cuda.memory_reserved(placement.device) - torch.cuda.memory_allocated(placement.device)
     return int(torch.cuda.mem_get_info(placement.device)[0]) + unused_by_torch
 
