@@ -319,6 +319,15 @@ def test_plain_steps_among_drafts_are_measured_but_for_those_that_follow_one() -
     assert outlook.steps.plain_s == 2 * PLAIN_S
 
 
+def test_after_many_drafts_a_plain_step_is_taken_to_compare_with() -> None:
+    model, account, _ = ready()
+    for _ in range(64):
+        account.balance = 9.0
+        assert model.wish(True, (3,)).n_tokens == 3
+        drafted(model, 7, 3)
+    assert model.wish(True, (3,)) == Wish(0, 0)
+
+
 def test_a_step_that_was_held_up_counts_as_three_times_what_it_should_take_at_most() -> None:
     model, account, _ = ready()
     account.balance = 5.0
