@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from runner.backends import llamacpp
 from runner.backends.native.delta_state import SLOTS
-from runner.config import LoadOptions
+from runner.config import KvType, LoadOptions
 from runner.errors import BadModelFile, DoesNotFit
 from runner.events import Notice
 from runner.fit import (
@@ -27,6 +27,7 @@ from runner.fit import (
     remedy,
 )
 from runner.fit.facts import NO_FACTS
+from runner.kernels import gemm
 from runner.model_config.shape import LayerCache, Shape
 from runner.paths import builtin
 from runner.registry import Registry
@@ -122,6 +123,56 @@ def test_a_gpu_takes_all_layers_some_or_none() -> None:
     assert layers(24) == 36
     assert 8 < layers(4) < 28
     assert layers(0.3) == 0
+
+
+def test_the_gpu_with_most_free_memory_is_taken() -> None:
+    gpus = [dataclasses.replace(machine(8, gib)[0], index=index) for index, gib in enumerate((4, 24, 8))]
+    fit = estimate(Q4, LoadOptions(ctx_size=4096), (*gpus, *machine(8)))
+    assert fit.device.index == 1
+    assert fit.available_bytes == 24 * GIB - 256 * 2**20  # less what drivers take
+    assert fit.others_bytes == (80 - 24) * GIB
+    assert fit.room_bytes == fit.available_bytes + 8 * GIB
+    assert estimate(Q4, LoadOptions(n_gpu_layers=0), (*gpus, *machine(8))).room_bytes == 8 * GIB
+
+
+def test_a_draft_has_no_longer_context_than_its_own_and_takes_room_for_layers() -> None:
+    draft = dataclasses.replace(Q4, weights_bytes=GIB, shape=dataclasses.replace(QWEN3_8B, context_length=512))
+    alone = estimate(Q4, LoadOptions(ctx_size=4096), machine(32, 5))
+    beside = estimate(Q4, LoadOptions(ctx_size=4096), machine(32, 5), draft=draft)
+    assert beside.draft_bytes == estimate(draft, LoadOptions(ctx_size=512), machine(32, 5)).total_bytes
+    assert 0 < beside.n_gpu_layers < alone.n_gpu_layers < 36
+
+
+def test_layers_go_to_a_gpu_as_far_as_it_has_room_beside_the_workspace() -> None:
+    fit = estimate(Q4, LoadOptions(ctx_size=4096), machine(32, 5))
+    each = (fit.need.weights_bytes + fit.need.kv_cache_bytes) / 36
+    free = fit.available_bytes - fit.need.workspace_bytes
+    assert fit.n_gpu_layers * each <= free < (fit.n_gpu_layers + 1) * each
+    gpu = machine(32, 5)[:1]
+    assert gpu_layers_that_fit(Q4, LoadOptions(ctx_size=4096), gpu) == fit.n_gpu_layers
+    whole = fit.total_bytes / GIB + 0.25  # what drivers take
+    assert gpu_layers_that_fit(Q4, LoadOptions(ctx_size=4096), machine(1, whole)[:1]) == 37
+    assert gpu_layers_that_fit(Q4, LoadOptions(ctx_size=4096), machine(1, whole - 0.01)[:1]) < 36
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "more"), [(128, gemm.BLOCK_BYTES + 4 * 128 * 51326), (2048, 2 * gemm.BLOCK_BYTES)]
+)
+def test_on_a_gpu_native_needs_room_for_a_matrix_and_its_product_as_far_as_they_are_not_cut(
+    batch_size: int, more: int
+) -> None:
+    """A layer of this model has 210 million weights, 51326 for each of 4096 inputs."""
+    options = LoadOptions(ctx_size=4096, batch_size=batch_size)
+    on_cpu, on_gpu = (estimate(Q4, options, machine(64, *gpu), "native").need for gpu in ((), (40,)))
+    assert on_cpu.workspace_bytes == 4 * (batch_size * 14 * 4096 + 151936)
+    assert on_gpu.workspace_bytes - on_cpu.workspace_bytes == more
+
+
+@pytest.mark.parametrize(("kv_type", "on_cpu", "on_gpu"), [("f16", "f32", "bf16"), ("q8_0", "q8_0", "q8_0")])
+def test_native_keeps_f16_in_the_type_that_it_computes_in(kv_type: KvType, on_cpu: KvType, on_gpu: KvType) -> None:
+    for devices, expected in ((machine(64), on_cpu), (machine(64, 40), on_gpu)):
+        assert estimate(Q4, LoadOptions(kv_type=kv_type), devices, "native").kv_type == expected
+        assert estimate(Q4, LoadOptions(kv_type=kv_type), devices).kv_type == kv_type
 
 
 def test_native_holds_weights_in_its_own_types() -> None:
@@ -248,6 +299,18 @@ def test_what_a_gpu_has_no_room_for_may_fit_on_the_cpu() -> None:
     on_cpu = LoadOptions(ctx_size=512, n_gpu_layers=0)
     check_fit("m", original, plan(original, on_cpu, devices, "native", (), lambda _: None), devices)
     assert not remedy(original, made, machine(8, 8)).is_for_cpu
+
+
+def test_a_draft_model_is_left_out_where_the_model_alone_fits() -> None:
+    devices, options = machine(7), LoadOptions(ctx_size=2048)
+    for draft_bytes, is_enough in ((3 * GIB, True), (GIB // 4, False)):
+        model = Q4 if is_enough else dataclasses.replace(Q4, weights_bytes=8 * GIB)
+        draft = dataclasses.replace(Q4, weights_bytes=draft_bytes)
+        made = plan(model, options, devices, "llamacpp", (), lambda _: None, draft=draft)
+        assert not made.fit.is_fitting
+        assert remedy(model, made, devices).is_without_draft == is_enough
+    made = plan(model, options, devices, "llamacpp", (), lambda _: None)
+    assert not remedy(model, made, devices).is_without_draft
 
 
 def test_nothing_is_suggested_that_needs_more_than_there_is() -> None:
