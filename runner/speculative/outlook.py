@@ -31,7 +31,7 @@ class Outlook:
     """What is expected of drafts of one drafter, of at most `draft_max` tokens."""
 
     def __init__(self, drafter: Drafter, draft_max: int) -> None:
-        self.steps = StepCosts(LONGEST_DRAFT + 1)  # a target may draft more by itself than draft_max
+        self.steps = StepCosts(max(draft_max, LONGEST_DRAFT) + 1)  # a target may draft more by itself
         self.guessing = DraftCosts(drafter.is_host_only)
         prior = _FREE_PRIOR if drafter.is_host_only else _PAID_PRIOR
         self.acceptance = Acceptance(drafter.n_buckets, draft_max, prior)
