@@ -372,8 +372,13 @@ def test_tokens_of_a_draft_come_before_those_of_the_steps_that_begin_after_it() 
     history = [*prompt, *plain(prompt, params, 1)]
     target = Late(64, prompt)
     target.guess = GUESSES["right"](params)
-    tokens = [token for token, _, _ in decode(target, params, history, quoting(right(params, 3)))]
+    tokens, ahead, n_rounds = [], [], 0
+    for token, index, _ in decode(target, params, history, quoting(right(params, 3))):
+        tokens.append(token)
+        n_rounds += index == 0
+        ahead.append(target.n_steps - n_rounds)
     assert tokens == history[4:] == plain(prompt, params, 61)[1:]
+    assert max(ahead) == 2  # they have begun when its tokens are taken
 
 
 @pytest.mark.parametrize("length", [1, 4])
@@ -523,6 +528,15 @@ def test_where_steps_cannot_draft_the_drafts_of_one_who_quotes_are_verified() ->
     list(decode(target, params, history, speculator))
     assert history[3:] == plain(prompt, params, 61)
     assert target.n_steps == 8
+
+
+def test_where_nothing_is_quoted_and_steps_cannot_draft_they_are_plain_ones() -> None:
+    params, prompt = PARAMS["greedy"], [1, 2, 3]
+    history = [*prompt, *plain(prompt, params, 1)]
+    target = PipelinedTarget(64, prompt)
+    list(decode(target, params, history, quoting(lambda _: [])))
+    assert history[3:] == plain(prompt, params, 61)
+    assert (target.n_steps, target.n_dropped) == (60, 0)
 
 
 def test_a_step_that_has_begun_when_a_draft_is_wanted_still_counts() -> None:

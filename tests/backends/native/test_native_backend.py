@@ -259,8 +259,12 @@ def test_an_allocation_that_fails_says_what_was_asked(tiny: Path, monkeypatch: p
     # A real failure of torch's allocator: more than any machine's address space.
     impossible = 2**60
     monkeypatch.setattr(backend._execution.cache, "reserve", lambda _: torch.empty(impossible))
-    with pytest.raises(DoesNotFit, match=r"Out of memory\..*KV cache for 2048 tokens"):
+    per_token = 2 * 3 * 2 * 18 * 4
+    free = 1100 * per_token - backend.memory().kv_cache_bytes  # beside what it holds
+    monkeypatch.setattr("runner.backends.native.backend.free_bytes", lambda _: free)
+    with pytest.raises(DoesNotFit, match=r"Out of memory\..*KV cache for 2048 tokens") as caught:
         take(backend, PROMPT, 5)
+    assert caught.value.hint == "A context of 1024 tokens would fit: -c 1024."
     monkeypatch.undo()
     assert take(backend, PROMPT, 5) == expected
 

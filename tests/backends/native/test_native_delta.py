@@ -115,6 +115,13 @@ def test_a_pass_over_many_tokens_leaves_the_state_after_the_last_and_those_befor
     assert [length for length in range(1, 33) if found.has(length)] == [3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 32]
 
 
+def test_nothing_is_held_of_what_was_given_back() -> None:
+    found = states(5)
+    found.release()
+    assert found.nbytes == 0
+    assert [length for length in range(1, 6) if found.has(length)] == []
+
+
 def test_what_was_taken_back_is_no_state_of_what_is_written_in_its_place() -> None:
     found = states(10)
     assert found.keep(8) == 8
