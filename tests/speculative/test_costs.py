@@ -524,3 +524,7 @@ def test_what_guessing_costs_follows_what_it_takes_and_is_a_guess_while_plain_st
     assert costs.token(0.0) == 0.3
     costs.learn_reading(100, 1e-3)
     assert costs.call(0.0, 100) == 0.0
+    free = DraftCosts(is_host_only=True)
+    for expected in (0.2, 0.2 + 0.2 * 0.8):
+        free.learn(3, 1e-3)
+        assert free.call(1e-3, 0) == pytest.approx(expected)
