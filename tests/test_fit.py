@@ -250,6 +250,8 @@ def test_plans_beside_a_load_make_a_record(demo: ReadyModel) -> None:
     assert record.estimated == made.fit.estimated
     assert (record.key.backend, record.key.device, record.key.architecture) == ("native", "cpu", "qwen3")
     assert record.key.quantization == "Q8_0"
+    made = plan(read_facts(demo), LoadOptions(n_gpu_layers=0), machine(8), "llamacpp", (), lambda _: None)
+    assert record_of(made, used).actual == used
 
 
 # --- what does not fit -----------------------------------------------------------------------------------------------
@@ -412,7 +414,7 @@ def test_a_gpu_that_llama_cpp_cannot_use_is_said(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("runner.fit.arithmetic.probe", lambda: probe)
     notices: list[Notice] = []
     made = plan(read_facts(demo), LoadOptions(), machine(8, 8), "llamacpp", (), notices.append)
-    assert made.fit.device.kind == "cpu"
+    assert made.fit.device.kind == made.key.device == "cpu"  # whose earlier loads count
     assert made.options.n_gpu_layers == 0
     assert "GGML_CUDA=on" in notices[0].hint
 
