@@ -125,6 +125,7 @@ def test_a_gpu_takes_all_layers_some_or_none() -> None:
     assert layers(24) == 36
     assert 8 < layers(4) < 28
     assert layers(0.3) == 0
+    assert estimate(Q4, LoadOptions(), machine(32)).n_gpu_layers == 0
 
 
 def test_the_gpu_with_most_free_memory_is_taken() -> None:
