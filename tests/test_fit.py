@@ -298,7 +298,7 @@ def test_another_model_is_named_only_where_nothing_else_helps_and_with_room_for_
     small = Alternative(name="small", size_bytes=GIB, is_same=False, is_exact=True)
     others = (
         small,
-        dataclasses.replace(small, name="larger", size_bytes=4 * GIB),
+        dataclasses.replace(small, name="larger", size_bytes=int(3.6 * GIB)),
         dataclasses.replace(small, name="m:Q6_K", size_bytes=int(4.3 * GIB), is_same=True),
         dataclasses.replace(small, name="m:Q2_K", size_bytes=3 * GIB, is_same=True),
     )
@@ -306,7 +306,8 @@ def test_another_model_is_named_only_where_nothing_else_helps_and_with_room_for_
     only_small = refusal(Q4, long, machine(4.5), *others).hint  # m:Q2_K would fit with another context alone
     assert only_small.startswith("small (1.00 GiB) would fit. --force")
     assert refusal(Q4, short, machine(4.5), *others).hint.startswith("m:Q2_K (3.00 GiB) would fit. --force")
-    assert "small" not in refusal(Q4, long, machine(7), *others).hint  # a smaller context would
+    assert "small" not in refusal(Q4, long, machine(7), small).hint  # a smaller context would
+    assert "draft" not in refusal(Q4, long, machine(7)).message
     original = dataclasses.replace(Q4, format="safetensors")
     made = plan(original, LoadOptions(ctx_size=512), machine(60, 8), "native", (), lambda _: None)
     assert str(remedy(original, made, machine(60, 8), (small,))) == "It would fit on the CPU: -ngl 0."

@@ -1,12 +1,15 @@
-"""What a native model takes, and what would fit where it does not: arithmetic alone."""
+"""What a native model takes, and what would fit where it does not."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.placement import (
     Needs,
     Placement,
@@ -14,9 +17,14 @@ from runner.backends.native.placement import (
     first_capacity,
     is_out_of_memory,
     memory_errors,
+    needs,
     what_would_fit,
 )
 from runner.errors import DoesNotFit
+from runner.model_config import parse_model_config
+from runner.quant.json_file import read_json
+from runner.quant.weights import open_weights
+from tests.backends.native.tiny_models import make, ready, save
 
 GIB = 2**30
 CPU = Placement(
@@ -28,6 +36,22 @@ NEED = Needs(weights_bytes=4 * GIB, kv_bytes_per_token=GIB // 1024, n_ctx=8192, 
 def test_all_is_needed_that_the_whole_context_takes() -> None:
     assert NEED.cache_bytes == 8.5 * GIB
     assert NEED.total_bytes == 12.5 * GIB
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_what_is_needed_is_what_weights_and_cache_take(kv_dtype: torch.dtype, tmp_path: Path) -> None:
+    model = make("qwen3-5")
+    directory = save(model, tmp_path)
+    config = parse_model_config(read_json(directory / "config.json"))
+    for dtype in (torch.float32, torch.bfloat16):
+        placement = replace(CPU, dtype=dtype, kv_dtype=kv_dtype)
+        need = needs(config, open_weights(ready(directory), config), placement, 300)
+        cache = KvCache.of(config, n_ctx=512, dtype=dtype, kv_dtype=kv_dtype, device=CPU.device)
+        assert need.state_bytes == cache.nbytes > 0
+        cache.reserve(256)
+        assert need.kv_bytes_per_token * 256 == cache.nbytes - need.state_bytes
+        assert need.cache_bytes == need.kv_bytes_per_token * 300 + need.state_bytes
+        assert need.weights_bytes == sum(dtype.itemsize * weight.numel() for weight in set(model.parameters()))
 
 
 @pytest.mark.parametrize(
