@@ -129,13 +129,17 @@ class MemoryUse:
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """A GPU, or the machine's main memory as kind "cpu". Bytes and names as the driver reports them."""
+    """A GPU, or the machine's main memory as kind "cpu". Bytes and names as the driver reports them.
+
+    is_in_main_memory: a GPU that works there, so that its bytes and those of main memory are the same ones.
+    """
 
     kind: Literal["cpu", "cuda", "rocm", "metal"]
     index: int
     name: str
     total_bytes: int
     free_bytes: int
+    is_in_main_memory: bool = False
 
 
 class CancelToken:

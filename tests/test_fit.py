@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from runner.backends import llamacpp
 from runner.backends.native.delta_state import SLOTS
-from runner.config import LoadOptions
+from runner.config import KvType, LoadOptions
 from runner.errors import BadModelFile, DoesNotFit
 from runner.events import Notice
 from runner.fit import (
@@ -24,10 +24,12 @@ from runner.fit import (
     gpu_layers_that_fit,
     plan,
     read_facts,
+    record_of,
     remedy,
 )
 from runner.fit.facts import NO_FACTS
-from runner.model_config.shape import LayerCache, Shape
+from runner.kernels import gemm
+from runner.model_config.shape import NO_SHAPE, LayerCache, Shape
 from runner.paths import builtin
 from runner.registry import Registry
 from runner.types import BackendName, CancelToken, Device, MemoryUse, ReadyModel
@@ -103,6 +105,7 @@ def test_kv_cache_by_kind_of_layer() -> None:
     for devices, of_past in ((machine(64), 4), (machine(64, 40), 2)):  # in the type that it computes in
         ours = {part.kind: part for part in estimate(facts, LoadOptions(), devices, "native").kv_parts}
         assert ours["state"].size_bytes == SLOTS * (4 * 1000 + of_past * 30)
+        assert ours["window"].size_bytes == ours["full"].size_bytes  # and so does native
     assert parts["shared"].size_bytes == 0
 
 
@@ -122,6 +125,76 @@ def test_a_gpu_takes_all_layers_some_or_none() -> None:
     assert layers(24) == 36
     assert 8 < layers(4) < 28
     assert layers(0.3) == 0
+    assert estimate(Q4, LoadOptions(), machine(32)).n_gpu_layers == 0
+
+
+def test_the_gpu_with_most_free_memory_is_taken() -> None:
+    gpus = [dataclasses.replace(machine(8, gib)[0], index=index) for index, gib in enumerate((4, 24, 8))]
+    fit = estimate(Q4, LoadOptions(ctx_size=4096), (*gpus, *machine(8)))
+    assert fit.device.index == 1
+    assert fit.available_bytes == 24 * GIB - 256 * 2**20  # less what drivers take
+    assert fit.others_bytes == (80 - 24) * GIB
+    assert fit.room_bytes == fit.available_bytes + 8 * GIB
+    assert estimate(Q4, LoadOptions(n_gpu_layers=0), (*gpus, *machine(8))).room_bytes == 8 * GIB
+
+
+def test_a_draft_has_no_longer_context_than_its_own_and_takes_room_for_layers() -> None:
+    draft = dataclasses.replace(Q4, weights_bytes=GIB, shape=dataclasses.replace(QWEN3_8B, context_length=512))
+    alone = estimate(Q4, LoadOptions(ctx_size=4096), machine(32, 5))
+    beside = estimate(Q4, LoadOptions(ctx_size=4096), machine(32, 5), draft=draft)
+    assert beside.draft_bytes == estimate(draft, LoadOptions(ctx_size=512), machine(32, 5)).total_bytes
+    assert 0 < beside.n_gpu_layers < alone.n_gpu_layers < 36
+
+
+def test_layers_go_to_a_gpu_as_far_as_it_has_room_beside_the_workspace() -> None:
+    fit = estimate(Q4, LoadOptions(ctx_size=4096), machine(32, 5))
+    each = (fit.need.weights_bytes + fit.need.kv_cache_bytes) / 36
+    free = fit.available_bytes - fit.need.workspace_bytes
+    assert fit.n_gpu_layers * each <= free < (fit.n_gpu_layers + 1) * each
+    gpu = machine(32, 5)[:1]
+    assert gpu_layers_that_fit(Q4, LoadOptions(ctx_size=4096), gpu) == fit.n_gpu_layers
+    whole = fit.total_bytes / GIB + 0.25  # what drivers take
+    assert gpu_layers_that_fit(Q4, LoadOptions(ctx_size=4096), machine(1, whole)[:1]) == 37
+    assert gpu_layers_that_fit(Q4, LoadOptions(ctx_size=4096), machine(1, whole - 0.01)[:1]) < 36
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "more"), [(128, gemm.BLOCK_BYTES + 4 * 128 * 51326), (2048, 2 * gemm.BLOCK_BYTES)]
+)
+def test_on_a_gpu_native_needs_room_for_a_matrix_and_its_product_as_far_as_they_are_not_cut(
+    batch_size: int, more: int
+) -> None:
+    """A layer of this model has 210 million weights, 51326 for each of 4096 inputs."""
+    options = LoadOptions(ctx_size=4096, batch_size=batch_size)
+    on_cpu, on_gpu = (estimate(Q4, options, machine(64, *gpu), "native").need for gpu in ((), (40,)))
+    assert on_cpu.workspace_bytes == 4 * (batch_size * 14 * 4096 + 151936)
+    assert on_gpu.workspace_bytes - on_cpu.workspace_bytes == more
+
+
+def test_prompts_are_cut_as_the_backend_cuts_them_here() -> None:
+    for devices, backend, is_native_gpu in (
+        (machine(64), "native", False),
+        (machine(64, 40), "native", True),
+        (machine(64, 40), "llamacpp", False),
+    ):
+        by_default, said = LoadOptions(), LoadOptions(batch_size=LoadOptions().chunk(is_native_gpu=is_native_gpu))
+        needs = [estimate(Q4, options, devices, backend).need.workspace_bytes for options in (by_default, said)]
+        assert needs[0] == needs[1]
+
+
+def test_what_a_header_does_not_tell_is_taken_as_the_files_have_it() -> None:
+    unknown = dataclasses.replace(Q4, shape=NO_SHAPE, num_parameters=0)
+    for backend in ("native", "llamacpp"):
+        fit = estimate(unknown, LoadOptions(), machine(64, 40), backend)
+        assert fit.need.weights_bytes == Q4.weights_bytes
+        assert fit.n_gpu_layers == fit.num_layers == 0
+
+
+@pytest.mark.parametrize(("kv_type", "on_cpu", "on_gpu"), [("f16", "f32", "bf16"), ("q8_0", "q8_0", "q8_0")])
+def test_native_keeps_f16_in_the_type_that_it_computes_in(kv_type: KvType, on_cpu: KvType, on_gpu: KvType) -> None:
+    for devices, expected in ((machine(64), on_cpu), (machine(64, 40), on_gpu)):
+        assert estimate(Q4, LoadOptions(kv_type=kv_type), devices, "native").kv_type == expected
+        assert estimate(Q4, LoadOptions(kv_type=kv_type), devices).kv_type == kv_type
 
 
 def test_native_holds_weights_in_its_own_types() -> None:
@@ -171,8 +244,6 @@ def test_the_estimate_agrees_with_what_llama_cpp_allocates(
 
 
 def test_plans_beside_a_load_make_a_record(demo: ReadyModel) -> None:
-    from runner.fit import record_of
-
     made = plan(read_facts(demo), LoadOptions(), machine(8), "native", (), lambda _: None)
     used = MemoryUse(weights_bytes=7, kv_cache_bytes=8, workspace_bytes=9)
     record = record_of(made, used)
@@ -180,6 +251,8 @@ def test_plans_beside_a_load_make_a_record(demo: ReadyModel) -> None:
     assert record.estimated == made.fit.estimated
     assert (record.key.backend, record.key.device, record.key.architecture) == ("native", "cpu", "qwen3")
     assert record.key.quantization == "Q8_0"
+    made = plan(read_facts(demo), LoadOptions(n_gpu_layers=0), machine(8), "llamacpp", (), lambda _: None)
+    assert record_of(made, used).actual == used
 
 
 # --- what does not fit -----------------------------------------------------------------------------------------------
@@ -221,10 +294,67 @@ def test_weights_that_are_too_large_name_another_quantization_or_another_model()
     assert "smaller model" in refusal(Q4, options, machine(0.2), *others).hint
 
 
+def test_another_model_is_named_only_where_nothing_else_helps_and_with_room_for_its_cache() -> None:
+    small = Alternative(name="small", size_bytes=GIB, is_same=False, is_exact=True)
+    others = (
+        small,
+        dataclasses.replace(small, name="larger", size_bytes=int(3.6 * GIB)),
+        dataclasses.replace(small, name="m:Q6_K", size_bytes=int(4.3 * GIB), is_same=True),
+        dataclasses.replace(small, name="m:Q2_K", size_bytes=3 * GIB, is_same=True),
+    )
+    long, short = LoadOptions(ctx_size=40960), LoadOptions(ctx_size=2048)
+    only_small = refusal(Q4, long, machine(4.5), *others).hint  # m:Q2_K would fit with another context alone
+    assert only_small.startswith("small (1.00 GiB) would fit. --force")
+    assert refusal(Q4, short, machine(4.5), *others).hint.startswith("m:Q2_K (3.00 GiB) would fit. --force")
+    assert "small" not in refusal(Q4, long, machine(7), small).hint  # a smaller context would
+    assert "draft" not in refusal(Q4, long, machine(7)).message
+    original = dataclasses.replace(Q4, format="safetensors")
+    made = plan(original, LoadOptions(ctx_size=512), machine(60, 8), "native", (), lambda _: None)
+    assert str(remedy(original, made, machine(60, 8), (small,))) == "It would fit on the CPU: -ngl 0."
+
+
+@pytest.mark.parametrize(
+    ("asked", "room_gib", "found"), [(1024, 4.1, 768), (768, 3.1, 512), (600, 3.1, 512), (512, 2.9, 0), (768, 2.9, 0)]
+)
+def test_the_context_that_is_named_is_the_largest_that_fits_below_what_was_asked(
+    asked: int, room_gib: float, found: int
+) -> None:
+    """256 tokens take a GiB here, and so do the weights."""
+    shape = dataclasses.replace(
+        QWEN3_8B, hidden_size=1, vocab_size=1, caches=(LayerCache(kind="full", width=2 * 2**20),)
+    )
+    facts = dataclasses.replace(Q4, shape=shape, weights_bytes=GIB)
+    made = plan(facts, LoadOptions(ctx_size=asked), machine(room_gib), "llamacpp", (), lambda _: None)
+    assert not made.fit.is_fitting
+    assert remedy(facts, made, machine(room_gib)).n_ctx == found
+
+
+def test_what_earlier_loads_took_is_no_reason_to_go_to_the_cpu_where_the_model_is_there_already() -> None:
+    devices, options = machine(7), LoadOptions(ctx_size=2048)
+    before = plan(Q4, options, devices, "llamacpp", (), lambda _: None)
+    assert before.fit.is_fitting
+    twice = dataclasses.replace(before.fit.estimated, weights_bytes=2 * before.fit.estimated.weights_bytes)
+    made = plan(Q4, options, devices, "llamacpp", (record_of(before, twice),) * 5, lambda _: None)
+    assert not made.fit.is_fitting
+    assert not remedy(Q4, made, devices).is_for_cpu
+
+
 def test_a_gpu_and_ram_hold_a_model_together() -> None:
     huge = dataclasses.replace(Q4, weights_bytes=40 * GIB)
     refusal(huge, LoadOptions(n_gpu_layers=20), machine(8, 16))
     assert 0 < fitting(huge, LoadOptions(n_gpu_layers=20), machine(30, 16)).n_gpu_layers < 36
+
+
+def test_memory_that_a_gpu_shares_with_the_machine_counts_once() -> None:
+    """Where a GPU works in main memory, what has no room on it has none in RAM either."""
+    gpu, ram = machine(8, 8)
+    shared, options = (
+        (dataclasses.replace(gpu, is_in_main_memory=True), ram),
+        LoadOptions(ctx_size=4096, n_gpu_layers=20),
+    )
+    assert fitting(Q4, options, shared).ram_bytes == 0
+    error = refusal(dataclasses.replace(Q4, weights_bytes=10 * GIB), options, shared)
+    assert "7.75 GiB are free" in error.message
 
 
 def test_what_a_gpu_has_no_room_for_may_fit_on_the_cpu() -> None:
@@ -236,6 +366,22 @@ def test_what_a_gpu_has_no_room_for_may_fit_on_the_cpu() -> None:
     on_cpu = LoadOptions(ctx_size=512, n_gpu_layers=0)
     check_fit("m", original, plan(original, on_cpu, devices, "native", (), lambda _: None), devices)
     assert not remedy(original, made, machine(8, 8)).is_for_cpu
+
+
+def test_a_draft_model_is_left_out_where_the_model_alone_fits() -> None:
+    devices, options = machine(7), LoadOptions(ctx_size=2048)
+    for draft_bytes, is_enough in ((3 * GIB, True), (GIB // 4, False)):
+        model = Q4 if is_enough else dataclasses.replace(Q4, weights_bytes=8 * GIB)
+        draft = dataclasses.replace(Q4, weights_bytes=draft_bytes)
+        made = plan(model, options, devices, "llamacpp", (), lambda _: None, draft=draft)
+        assert not made.fit.is_fitting
+        found = remedy(model, made, devices)
+        assert found.is_without_draft == is_enough
+        assert ("It would fit without a draft model: --spec suffix." in str(found)) == is_enough
+        with pytest.raises(DoesNotFit, match=rf"workspace .* GiB, draft {made.fit.draft_bytes / GIB:.2f} GiB\)"):
+            check_fit("m", model, made, devices)
+    made = plan(model, options, devices, "llamacpp", (), lambda _: None)
+    assert not remedy(model, made, devices).is_without_draft
 
 
 def test_nothing_is_suggested_that_needs_more_than_there_is() -> None:
@@ -270,9 +416,25 @@ def test_a_gpu_that_llama_cpp_cannot_use_is_said(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("runner.fit.arithmetic.probe", lambda: probe)
     notices: list[Notice] = []
     made = plan(read_facts(demo), LoadOptions(), machine(8, 8), "llamacpp", (), notices.append)
-    assert made.fit.device.kind == "cpu"
+    assert made.fit.device.kind == made.key.device == "cpu"  # whose earlier loads count
     assert made.options.n_gpu_layers == 0
     assert "GGML_CUDA=on" in notices[0].hint
+
+
+def test_layers_of_a_gguf_go_to_a_gpu_that_llama_cpp_can_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = llamacpp.Probe(version="0.0.0", gpu_offload=True, error=None)
+    monkeypatch.setattr("runner.fit.arithmetic.probe", lambda: probe)
+
+    def layers(options: LoadOptions, devices: tuple[Device, ...]) -> object:
+        made = plan(Q4, options, devices, "llamacpp", (), lambda _: None)
+        assert made.fit.device.kind == ("cuda" if made.options.n_gpu_layers else "cpu")
+        return made.options.n_gpu_layers
+
+    auto = LoadOptions(ctx_size=4096)
+    assert layers(auto, machine(32, 24)) == 37
+    assert 0 < layers(auto, machine(32, 5)) < 36
+    assert layers(auto, machine(32, 0.5)) == layers(auto, machine(32)) == 0
+    assert layers(dataclasses.replace(auto, n_gpu_layers=7), machine(32, 24)) == 7
 
 
 # --- facts -----------------------------------------------------------------------------------------------------------

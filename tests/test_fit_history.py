@@ -63,6 +63,11 @@ def test_an_estimate_is_corrected_by_the_median_of_the_last_loads() -> None:
     assert learned.apply(ESTIMATED).kv_cache_bytes == 100
 
 
+def test_each_part_is_corrected_by_its_own_factor() -> None:
+    learned = correction([record(1.2, 1.5, 0.6)], KEY)
+    assert learned.apply(ESTIMATED) == MemoryUse(weights_bytes=1200, kv_cache_bytes=150, workspace_bytes=6)
+
+
 def test_one_odd_load_does_not_decide() -> None:
     assert correction([record(), record(), record(workspace=1.9)], KEY).workspace_bytes == 1.0
 

@@ -292,6 +292,7 @@ def test_nvidia_gpus_are_read_through_nvml(tmp_path: Path) -> None:
     discrete, shared, memory = devices({}, tmp_path)
     assert discrete == Device(kind="cuda", index=0, name="NVIDIA L4", total_bytes=100, free_bytes=60)
     assert (shared.name, shared.total_bytes) == ("NVIDIA GB10", psutil.virtual_memory().total)
+    assert (discrete.is_in_main_memory, shared.is_in_main_memory) == (False, True)
     assert memory.kind == "cpu"
     now = readings(discrete)
     assert (now.used_bytes, now.total_bytes, now.utilization) == (40, 100, 0.25)

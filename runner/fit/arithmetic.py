@@ -31,7 +31,8 @@ class Fit:
     need: by part, corrected; estimated: the same as the formulas have it. kv_parts: need's KV cache by kind of layer.
     draft_bytes: all that the draft model takes. available_bytes: free on `device` now, less what drivers
     take. others_bytes: what other processes hold there. ram_bytes: free main memory for the layers that a GPU has no
-    room for; 0 where the backend does not split a model. n_loads: how many earlier loads the correction comes from.
+    room for; 0 where the backend does not split a model, or the GPU works in main memory itself. n_loads: how many
+    earlier loads the correction comes from.
     """
 
     device: Device
@@ -121,7 +122,7 @@ def estimate(
         of_draft, _ = _need(draft, options, min(n_ctx, default_context(draft.shape)), backend, on_gpu=on_gpu)
         draft_bytes = of_draft.total_bytes
     available = device.free_bytes - (_SPARE if on_gpu else 0)
-    is_split = on_gpu and _WAYS[backend].splits
+    is_split = on_gpu and _WAYS[backend].splits and not device.is_in_main_memory
     return Fit(
         device=device,
         backend=backend,

@@ -7,7 +7,7 @@ has only its main memory, and a reading that nobody gives is None. It knows no m
 from runner.machine.activity import GpuActivity, GpuProcess, driver_version, gpu_activity
 from runner.machine.cgroup import Limits, cgroup_limits
 from runner.machine.cpu import CpuInfo, cache_bytes, cpu_info, default_threads
-from runner.machine.gpu import DeviceReadings, cuda_capability, devices, process_memory_bytes, readings
+from runner.machine.gpu import DeviceReadings, cuda_capability, devices, main_memory, process_memory_bytes, readings
 from runner.machine.memory import peak_bytes
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "devices",
     "driver_version",
     "gpu_activity",
+    "main_memory",
     "peak_bytes",
     "process_memory_bytes",
     "readings",

@@ -47,7 +47,7 @@ def devices(environ: Mapping[str, str] | None = None, drm: Path = DRM) -> tuple[
         *_nvidia(environ.get("CUDA_VISIBLE_DEVICES")),
         *_amd(drm, environ.get("HIP_VISIBLE_DEVICES")),
         *_apple(),
-        _main_memory(),
+        main_memory(),
     )
 
 
@@ -58,7 +58,7 @@ def readings(device: Device, drm: Path = DRM) -> DeviceReadings:
     if device.kind == "rocm":
         cards = _amd_cards(drm)
         return _amd_readings(cards[device.index]) if device.index < len(cards) else DeviceReadings()
-    memory = _main_memory()
+    memory = main_memory()
     return DeviceReadings(
         used_bytes=memory.total_bytes - memory.free_bytes,
         total_bytes=memory.total_bytes,
@@ -85,8 +85,8 @@ def process_memory_bytes(pid: int) -> int | None:
 # --- main memory, Apple ----------------------------------------------------------------------------------------------
 
 
-def _main_memory() -> Device:
-    """Main memory, or the part of it that control groups leave to this process."""
+def main_memory() -> Device:
+    """Main memory as kind "cpu", or the part of it that control groups leave to this process."""
     memory, limits = psutil.virtual_memory(), cgroup_limits()
     total, free = int(memory.total), int(memory.available)
     if limits.memory_bytes is not None and limits.memory_left_bytes is not None:
@@ -104,6 +104,7 @@ def _apple() -> Iterator[Device]:
             name=cpu_info().model,
             total_bytes=int(memory.total),
             free_bytes=int(memory.available),
+            is_in_main_memory=True,
         )
 
 
@@ -168,6 +169,7 @@ def _nvidia(visible: str | None) -> Iterator[Device]:
             name=str(ask_nvml(binding.nvmlDeviceGetName, handle) or "NVIDIA GPU"),
             total_bytes=int(shared.total if memory is None else memory.total),
             free_bytes=int(shared.available if memory is None else memory.free),
+            is_in_main_memory=memory is None,
         )
 
 

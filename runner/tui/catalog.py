@@ -118,11 +118,12 @@ def rooms(machine: Sequence[Device], bandwidths: Mapping[str, float], *, gguf_on
 
     def room(backend: BackendName, *, on_gpu: bool) -> Room:
         device = best if on_gpu and best is not None else memory
+        is_split = device is not memory and backend == "llamacpp" and not device.is_in_main_memory
         return Room(
             backend=backend,
             on_gpu=device is not memory,
             free_bytes=device.free_bytes,
-            ram_bytes=memory.free_bytes if device is not memory and backend == "llamacpp" else 0,
+            ram_bytes=memory.free_bytes if is_split else 0,
             bandwidth_bytes_s=bandwidths.get(device.name),
         )
 

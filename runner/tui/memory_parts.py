@@ -163,7 +163,7 @@ def _clamped(parts: Sequence[Part], total: int) -> list[Part]:
 def _note(one: DeviceSample, sample: MachineSample, loaded: Loaded | None, held: int | None) -> str:
     if one.device.kind == "cpu":
         return "no GPU: main memory" if len(sample.devices) == 1 else "the model is in main memory"
-    if one.device.kind == "metal":
+    if one.device.is_in_main_memory:
         return "the GPU works in main memory"
     if loaded is None:
         return ""

@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from runner.calibration.producer import CalibratedProducer, calibrated
 from runner.errors import BadModelFile, DoesNotFit, UnsupportedModel, UsageError
+from runner.machine import Limits
 from runner.model_config import parse_model_config
 from runner.quant.json_file import read_json
 from runner.quant.mq.packed_weights import PackedWeights
@@ -259,7 +259,8 @@ def test_a_file_beside_the_weights_that_changes_starts_over(tmp_path: Path, name
 def test_a_model_too_large_to_write_is_calibrated_on_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, text = tiny(tmp_path / "source", num_hidden_layers=1), tmp_path / "mine.txt"
     text.write_text("All work and no play makes Jack a dull boy. " * 100)
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=100_000))
+    limits = Limits(memory_bytes=200_000, memory_left_bytes=100_000)  # of a container
+    monkeypatch.setattr("runner.machine.gpu.cgroup_limits", lambda: limits)
     with pytest.raises(DoesNotFit, match="whole model") as caught:
         make(source, tmp_path / "out")
     assert "--calibrate FILE" in caught.value.hint

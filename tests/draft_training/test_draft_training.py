@@ -393,7 +393,7 @@ def test_a_script_is_no_target(tmp_path: Path) -> None:
 def test_memory_that_is_short_is_told_before_the_model_is_loaded(
     tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=100_000))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=200_000, available=100_000))
     with pytest.raises(DoesNotFit, match="To train a drafter"):
         trained(job(directory, tmp_path / "out", settings=LESS))
 

@@ -41,6 +41,14 @@ def test_what_is_judged_in_the_middle_of_a_draft_counts_there() -> None:
     assert chances[3] > chances[0] > chances[4]
 
 
+def test_tokens_after_a_wrong_one_are_not_judged() -> None:
+    whole, judged = Acceptance(2, 4, 0.5), Acceptance(2, 4, 0.5)
+    whole.learn(0, (0, 0, 0, 1), 1)
+    judged.learn(0, (0, 0), 1)
+    for buckets in ((0,) * 4, (1,) * 4, (judged.any_bucket,) * 4):
+        assert whole.chances(buckets) == judged.chances(buckets)
+
+
 def test_averages_follow_a_text_that_changes() -> None:
     acceptance = Acceptance(1, 15, 0.5)
     for _ in range(500):
@@ -130,11 +138,34 @@ def test_a_short_answer_survives_a_surprise_only_as_far_as_three_percent_of_it()
     assert not account.survives(2.7)
 
 
+def test_a_longer_answer_survives_three_percent_of_all_of_it_and_the_next_one_owes_nothing_of_that() -> None:
+    account = LossAccount()
+    account.enter(600, 600.0)
+    account.enter(400, 401.0)
+    assert account.survives(27.8)
+    assert not account.survives(27.9)
+    account.begin()
+    assert account.survives(3.6)
+    assert not account.survives(3.7)
+
+
+def test_an_account_is_full_as_soon_as_no_more_can_be_earned() -> None:
+    account = LossAccount()
+    assert not account.is_full
+    account.enter(1, 1.5)
+    assert not account.is_full
+    account.most = account.balance = 2.0
+    account.enter(1, 1.0)
+    assert account.is_full
+
+
 def test_the_shortest_length_that_pays() -> None:
     assert shortest_length([0.9] * 4, [1.0, 1.2, 1.4, 1.6, 1.8], 1.0) == 1
     assert shortest_length([0.9] * 4, [1.0, 2.0, 2.2, 2.4, 2.6], 1.0) == 2  # 1 + 0.9 < 2.0, 1 + 0.9 + 0.81 > 2.2
     assert shortest_length([0.1] * 4, [1.0, 2.0, 2.2, 2.4, 2.6], 1.0) == 0
     assert shortest_length([], [1.0], 1.0) == 0
+    assert shortest_length([0.9], [1.0, 1.8], 1.0) == 1
+    assert shortest_length([0.5], [1.5, 1.9], 1.0) == 1  # half a plain step is gone in any case
 
 
 @given(

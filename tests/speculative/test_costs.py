@@ -219,6 +219,7 @@ def test_plain_steps_that_are_slow_at_load_for_a_while_are_measured_again() -> N
 
     costs = StepCosts(16)
     costs.calibrate(step_s)
+    assert costs.plain_s == 1e-3
     assert costs.likely[8] == pytest.approx(1.4)
 
 
@@ -375,3 +376,155 @@ def test_tokens_that_were_ready_before_they_were_waited_for_do_not_make_a_step_s
     for _ in range(20):
         costs.learn_plain(1e-6, is_ahead=True)
     assert costs.plain_s == pytest.approx(0.0025)
+
+
+@pytest.mark.parametrize(("is_ahead", "plain_s"), [(True, 0.0025), (False, 1e-6)])
+def test_nor_where_nothing_was_asked_unless_a_whole_step_took_as_little(is_ahead: bool, plain_s: float) -> None:
+    costs = StepCosts(4)
+    costs.calibrate(lambda n_tokens: 0.01 * n_tokens)
+    for _ in range(20):
+        costs.learn_passed(8, 1e-6, 1e-6, is_ahead=is_ahead)
+    assert costs.plain_s == pytest.approx(plain_s)
+
+
+def test_a_whole_step_for_a_draft_shows_that_a_plain_one_takes_less_than_it_seemed() -> None:
+    costs = calibrated({n: 200 * seconds for n, seconds in TABLE.items()})
+    costs.learn_step(8, 1.4e-3)
+    assert costs.plain_s == 1.4e-3
+
+
+def test_before_a_plain_step_is_known_a_draft_counts_as_its_tokens_and_the_step_after_it_as_no_quiet_one() -> None:
+    costs = StepCosts(16)
+    assert (costs.plain_s, costs.is_fresh) == (0.0, False)
+    assert costs.learn_step(8, 5e-3) == 8.0
+    costs.learn_plain(9e-3)
+    assert costs.plain_s == 0.0
+    costs.learn_plain(1e-3)
+    assert costs.plain_s == 1e-3
+
+
+# --- how t(M) follows live rounds ------------------------------------------------------------------------------------
+
+
+def test_more_than_was_measured_seems_to_cost_what_a_token_did_so_far() -> None:
+    costs = StepCosts(16)
+    costs.calibrate(Slow(0.04).step_s)
+    assert costs.likely[16] == pytest.approx(1 + 15 * (2**0.25 - 1))
+    costs = StepCosts(16)
+    costs.calibrate(Slow(0.3).step_s)
+    assert [costs.likely[n] for n in (1, 2, 16)] == pytest.approx([1.0, 1.1, 2.5])  # of none yet: a guess
+
+
+def test_one_short_plain_step_does_not_make_all_others_dear() -> None:
+    costs = calibrated()
+    costs.learn_plain(0.5e-3)
+    assert costs.likely[8] == pytest.approx(1.4)
+    costs.learn_plain(0.5e-3)
+    assert costs.likely[8] == pytest.approx(2.8)
+
+
+def test_plain_steps_that_become_shorter_change_no_length_that_rounds_told_of() -> None:
+    costs = calibrated()
+    for _ in range(40):
+        costs.learn_step(8, 2e-3)
+    warm(costs, 0.8e-3)
+    assert costs.likely[8] == pytest.approx(2.0, rel=0.01)
+    assert costs.likely[4] > 1.4
+
+
+def test_plain_steps_that_grow_in_an_answer_make_the_worst_dearer_as_they_do() -> None:
+    costs = warm(calibrated())
+    assert costs.worst[8] == pytest.approx(1.4)
+    for _ in range(9):
+        costs.learn_plain(2e-3)
+    assert costs.worst[8] == pytest.approx((1.4 + 8 * 1.0) / 2)
+
+
+def deeper() -> StepCosts:
+    """All steps take twice as long as at load, and many rounds told of that."""
+    costs = warm(calibrated(), 2e-3)
+    for n, seconds in [*TABLE.items()][1:] * 40:
+        costs.learn_step(n, 2 * seconds)
+    return costs
+
+
+def test_what_was_measured_beside_a_longer_plain_step_has_that_in_it() -> None:
+    costs = deeper()
+    assert costs.worst[8] == pytest.approx(costs.likely[8], rel=0.01)
+    costs.begin()  # half as in this answer, half as at load
+    warm(costs, 2e-3)
+    assert costs.worst[8] == pytest.approx((1.4 * 3 + 8 * 1) / 4, rel=0.05)
+
+
+def test_a_plain_step_that_became_shorter_has_not_grown() -> None:
+    costs = deeper()
+    for _ in range(9):
+        costs.learn_plain(1.9e-3)
+    assert costs.plain_s == 1.9e-3
+    assert costs.worst[8] == pytest.approx(costs.likely[8], rel=0.01)
+
+
+@pytest.mark.parametrize(("share", "worst"), [(0.0, 1.94), (0.25, 5.38), (0.5, 9.46), (1.0, 16.0)])
+def test_rounds_show_which_part_of_what_a_plain_step_grew_by_is_each_tokens(share: float, worst: float) -> None:
+    """By one millisecond, and then to eight: from there on by as much of it again for each of 16 tokens."""
+    costs = warm(calibrated(), 2e-3)
+    for _ in range(6):
+        costs.learn_step(8, (1.4 + 1 + 7 * share) * 1e-3)
+    for _ in range(9):
+        costs.learn_plain(8e-3)
+    assert costs.worst[16] == pytest.approx(worst, rel=0.02)
+    assert all(likely <= worst for likely, worst in zip(costs.likely, costs.worst, strict=True))
+
+
+def test_a_first_round_changes_none_of_which_others_told() -> None:
+    costs = warm(calibrated())
+    costs.learn_step(8, 2.8e-3)
+    costs.learn_step(4, 1.9e-3)  # dearer than the 1.8 that it seemed to be since
+    assert costs.likely[8] == pytest.approx(2.1)
+    assert costs.likely[2] == pytest.approx(1.1 * 1.5 * (1 + 0.5 * (1.9 / 1.8 - 1)))
+
+
+def test_a_stall_is_one_by_what_a_length_seems_to_cost_or_at_worst_where_nothing_told_of_it() -> None:
+    costs = warm(calibrated())
+    assert costs.learn_step(8, 1.0) == pytest.approx(3 * 1.4)
+    assert costs.learn_step(8, 1.0) == pytest.approx(3 * (1.4 + 4.2) / 2)
+    costs = warm(StepCosts(16))
+    assert costs.learn_step(8, 1.0) == pytest.approx(3 * 8)
+
+
+@pytest.mark.parametrize("n", [1, 10])
+def test_a_surprise_is_forgotten_by_a_part_with_each_plain_step_however_many_are_told_at_once(n: int) -> None:
+    one_by_one, at_once = warm(calibrated()), warm(calibrated())
+    for costs in (one_by_one, at_once):
+        costs.learn_step(8, 2.8e-3)  # 4/3 of what it seems to take now
+    for _ in range(n):
+        one_by_one.learn_plain(1e-3)
+    at_once.learn_passed(n, 1e-3, 1e-3)
+    for costs in (one_by_one, at_once):
+        assert costs.worst[8] / costs.likely[8] == pytest.approx(1 + 0.97**n / 3)
+
+
+def test_a_round_as_expected_forgets_more_of_a_surprise() -> None:
+    costs = warm(calibrated())
+    costs.learn_step(8, 2.8e-3)
+    costs.learn_step(16, costs.likely[16] * 1e-3)
+    assert costs.worst[16] / costs.likely[16] == pytest.approx(1 + 0.6 / 3)
+
+
+# --- guessing --------------------------------------------------------------------------------------------------------
+
+
+def test_what_guessing_costs_follows_what_it_takes_and_is_a_guess_while_plain_steps_are_unknown() -> None:
+    costs = DraftCosts(is_host_only=False)
+    costs.learn(4, 2e-3)
+    costs.learn(0, 5e-3)
+    assert costs.token(1e-3) == pytest.approx(0.5)
+    costs.learn(4, 4e-3)
+    assert costs.token(1e-3) == pytest.approx(0.5 + 0.2 * 0.5)
+    assert costs.token(0.0) == 0.3
+    costs.learn_reading(100, 1e-3)
+    assert costs.call(0.0, 100) == 0.0
+    free = DraftCosts(is_host_only=True)
+    for expected in (0.2, 0.2 + 0.2 * 0.8):
+        free.learn(3, 1e-3)
+        assert free.call(1e-3, 0) == pytest.approx(expected)

@@ -57,20 +57,24 @@ class TableTarget:
 
 
 class PipelinedTarget(TableTarget):
-    """Begins a plain step before the token before it is taken. is_cancelled: nothing more is given out."""
+    """Begins a plain step before the token before it is taken. is_cancelled: nothing more is given out. is_lent: to
+    steps of a stretch, which nobody closed or took all of."""
 
     overlaps = True
-    is_cancelled = False
+    is_cancelled = is_lent = False
     n_dropped = 0
     guess: Callable[[Sequence[int]], Sequence[int]] | None = None  # what its steps draft by themselves
 
     def choices(self, draft: Sequence[int], params: SamplingParams, history: Sequence[int]) -> Iterator[int] | None:
+        assert not self.is_lent
         if self.is_cancelled:
             return None
         return super().choices(draft, params, history)
 
-    def stretch(self, params: SamplingParams, history: Sequence[int]) -> OneAhead:
+    def stretch(self, params: SamplingParams, history: Sequence[int]) -> OneAhead | None:
+        assert not self.is_lent
         assert self.held == list(history[:-1]) or self.is_cancelled
+        self.is_lent = True
         return OneAhead(self, params, history)
 
 
@@ -88,10 +92,10 @@ class OneAhead:
         return self
 
     def __next__(self) -> Stride:
-        if self._target.is_cancelled:
-            raise StopIteration
-        self.begin()
-        if not self._begun:
+        if not self._target.is_cancelled:
+            self.begin()
+        if self._target.is_cancelled or not self._begun:
+            self._target.is_lent = False
             raise StopIteration
         return self._begun.pop(0)
 
@@ -127,8 +131,8 @@ class OneAhead:
         self._is_finishing = True
 
     def close(self) -> None:
+        self._target.is_lent = False
         self._target.n_dropped += len(self._begun)
-        self._begun.clear()
         self._begun.clear()
         del self._target.held[len(self._history) :]
 
@@ -307,6 +311,90 @@ def test_the_text_does_not_depend_on_what_steps_draft_by_themselves(sampling: st
         assert len(rounds) <= 10
 
 
+class Asking(EagerController):
+    """Wishes for three tokens and for seven in turns, each wish of a kind of its own."""
+
+    wishes: tuple[Wish, ...] = ()
+
+    def wish(self, _is_known: bool, lengths: Sequence[int]) -> Wish:
+        wish = Wish(lengths[len(self.wishes) % 2], len(self.wishes))
+        self.wishes += (wish,)
+        return wish
+
+
+def test_a_step_drafts_what_was_wished_for_when_it_began_two_steps_before_it_is_taken() -> None:
+    params, prompt = PARAMS["greedy"], [1, 2, 3]
+    history = [*prompt, *plain(prompt, params, 1)]
+    target = PipelinedTarget(64, prompt)
+    target.guess = GUESSES["right"](params)
+    control, ticks = Asking(15), iter(range(10_000))
+    speculator = Speculator(Quoting(WISHES["always"]), 15, control=control, clock=lambda: 0.0)
+    emitted = list(decode(target, params, history, speculator, lambda: float(next(ticks))))
+    rounds = [done for _, index, done in emitted if index == 0]
+    begun = [control.wishes[0], *control.wishes][: len(rounds)]
+    assert [done.draft.buckets[0] for done in rounds[:-1]] == [wish.kind for wish in begun[:-1]]
+    assert [len(done.draft) for done in rounds[:-2]] == [wish.n_tokens for wish in begun[:-2]]  # there is room for all
+    assert all(done.n_accepted == len(done.draft) == len(done.tokens) - 1 for done in rounds)
+    assert [done.is_ahead for done in rounds] == [False] + [True] * (len(rounds) - 1)
+    assert {(done.draft_s, done.verify_s, done.sample_s) for done in rounds} == {(0.0, 1.0, 0.0)}  # all that passed
+
+
+def test_steps_that_draft_by_themselves_end_when_they_are_cancelled() -> None:
+    params, prompt = PARAMS["greedy"], [1, 2, 3]
+    history = [*prompt, *plain(prompt, params, 1)]
+    target = PipelinedTarget(64, prompt)
+    target.guess = GUESSES["right"](params)
+    rounds = decode(target, params, history, quoting(WISHES["always"]))
+    next(rounds)
+    target.is_cancelled = True
+    list(rounds)
+    assert history[3:] == plain(prompt, params, len(history) - 3)
+    assert len(history) <= 4 + 8  # the step that was taken
+
+
+def test_the_drafts_of_one_who_does_not_quote_are_verified_where_steps_could_draft_by_themselves() -> None:
+    params, prompt = PARAMS["greedy"], [1, 2, 3]
+    history = [*prompt, *plain(prompt, params, 1)]
+    target = PipelinedTarget(64, prompt)
+    target.guess = GUESSES["wrong"](params)
+    list(decode(target, params, history, eager(right(params, 7))))
+    assert target.n_steps == 8
+
+
+def test_tokens_of_a_draft_come_before_those_of_the_steps_that_begin_after_it() -> None:
+    """Some of the first steps need the host; the others draft by themselves."""
+
+    class Late(PipelinedTarget):
+        def stretch(self, params: SamplingParams, history: Sequence[int]) -> OneAhead | None:
+            return super().stretch(params, history) if len(history) > 10 else None
+
+    params, prompt = PARAMS["greedy"], [1, 2, 3]
+    history = [*prompt, *plain(prompt, params, 1)]
+    target = Late(64, prompt)
+    target.guess = GUESSES["right"](params)
+    tokens, ahead, n_rounds = [], [], 0
+    for token, index, _ in decode(target, params, history, quoting(right(params, 3))):
+        tokens.append(token)
+        n_rounds += index == 0
+        ahead.append(target.n_steps - n_rounds)
+    assert tokens == history[4:] == plain(prompt, params, 61)[1:]
+    assert max(ahead) == 2  # they have begun when its tokens are taken
+
+
+@pytest.mark.parametrize("length", [1, 4])
+def test_the_next_step_has_begun_when_the_tokens_of_a_draft_are_taken(length: int) -> None:
+    params, prompt = PARAMS["greedy"], [1, 2, 3]
+    history = [*prompt, *plain(prompt, params, 1)]
+    target = PipelinedTarget(64, prompt)
+    n_rounds, ahead = 0, []
+    for _, index, done in decode(target, params, history, eager(now_and_then(params, length, 10))):
+        n_rounds += index == 0
+        if done.draft and index == 0 and len(history) < target.n_ctx:
+            ahead.append(target.n_steps - n_rounds)
+    assert len(ahead) >= 5
+    assert min(ahead) >= 1
+
+
 @pytest.mark.parametrize("n", range(1, 20))
 def test_closing_within_what_a_step_drafted_by_itself_cuts_the_cache(n: int) -> None:
     params, prompt = PARAMS["sampled"], [1, 2, 3]
@@ -393,6 +481,24 @@ def test_a_choice_that_fails_takes_nothing_with_it_that_was_chosen_before(
     assert target.held == history[:-1]
 
 
+def test_a_choice_that_failed_once_is_told_though_the_next_step_could_make_it() -> None:
+    class FailingOnce(TableTarget):
+        has_failed = False
+
+        def choices(self, draft, params, history):
+            for at, token in enumerate(super().choices(draft, params, history), len(history)):
+                if at == 10 and not self.has_failed:
+                    self.has_failed = True
+                    raise MemoryError("no room")
+                yield token
+
+    params, prompt = PARAMS["greedy"], [1, 2, 3]
+    history = [*prompt, *plain(prompt, params, 1)]
+    with pytest.raises(MemoryError):
+        list(decode(FailingOnce(64, prompt), params, history, eager(right(params, 7))))
+    assert history[3:] == plain(prompt, params, 7)
+
+
 def test_choosing_is_no_part_of_the_step_where_it_is_waited_for() -> None:
     class Choosing(TableTarget):
         def choices(self, draft, params, history):
@@ -422,6 +528,15 @@ def test_where_steps_cannot_draft_the_drafts_of_one_who_quotes_are_verified() ->
     list(decode(target, params, history, speculator))
     assert history[3:] == plain(prompt, params, 61)
     assert target.n_steps == 8
+
+
+def test_where_nothing_is_quoted_and_steps_cannot_draft_they_are_plain_ones() -> None:
+    params, prompt = PARAMS["greedy"], [1, 2, 3]
+    history = [*prompt, *plain(prompt, params, 1)]
+    target = PipelinedTarget(64, prompt)
+    list(decode(target, params, history, quoting(lambda _: [])))
+    assert history[3:] == plain(prompt, params, 61)
+    assert (target.n_steps, target.n_dropped) == (60, 0)
 
 
 def test_a_step_that_has_begun_when_a_draft_is_wanted_still_counts() -> None:

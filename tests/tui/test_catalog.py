@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -119,6 +120,8 @@ def test_gguf_goes_to_the_gpu_only_where_llama_cpp_can_use_it() -> None:
     assert (with_gpu.gguf.on_gpu, with_gpu.gguf.ram_bytes, with_gpu.gguf.bandwidth_bytes_s) == (True, 30 * GIB, 1e12)
     assert (without.gguf.on_gpu, without.gguf.free_bytes, without.gguf.ram_bytes) == (False, 30 * GIB, 0)
     assert (without.native.on_gpu, without.native.ram_bytes) == (True, 0)
+    shared = rooms_of((dataclasses.replace(gpu(), is_in_main_memory=True), memory()), {}, gguf_on_gpu=True)
+    assert (shared.gguf.on_gpu, shared.gguf.ram_bytes) == (True, 0)
 
 
 def test_the_expected_rate_is_bandwidth_over_the_bytes_a_token_reads() -> None:

@@ -33,7 +33,7 @@ from runner.backends.native.execution import Execution, Wanted
 from runner.backends.native.heads.drafter import HeadDrafter
 from runner.backends.native.heads.open import HeadName, open_head
 from runner.backends.native.pacing import paced
-from runner.backends.native.placement import Needs, Placement, memory_errors, prefill_chunk
+from runner.backends.native.placement import Needs, Placement, free_bytes, memory_errors, prefill_chunk
 from runner.backends.native.tokenizer import HuggingFaceTokenizer
 from runner.config import LoadOptions, SamplingParams
 from runner.kernels.values import MOST_ROWS
@@ -345,7 +345,12 @@ class NativeBackend(Backend):
             raise
 
     def _memory_errors(self) -> AbstractContextManager[None]:
-        return memory_errors(self._need, self._placement)
+        return memory_errors(self._need, self._placement, self._room)
+
+    def _room(self) -> int:
+        """Bytes that there are for the model: what is free, and what its weights and its cache take already."""
+        held = self.memory()
+        return free_bytes(self._placement) + held.weights_bytes + held.kv_cache_bytes
 
     def _extend(self, tokens: Sequence[int], wanted: Wanted, cancel: CancelToken) -> NDArray[np.float32]:
         """The logits [n, V] that are wanted of `tokens`; the cache holds them then. Raises _Cancelled, DoesNotFit."""

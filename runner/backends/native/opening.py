@@ -56,7 +56,8 @@ def open_backend(
         check_fit(need, placement)
     if placement.has_kernels:
         hash_callees_first()
-    with memory_errors(need, placement):
+    room = free_bytes(placement)
+    with memory_errors(need, placement, lambda: room):
         if placement.has_kernels and options.warmup and (kinds := _packed_kinds(weights)):
             has_experts = config.experts is not None
             compile_trials(kinds, placement.device, on_progress, cancel, has_experts=has_experts)

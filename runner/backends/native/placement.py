@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import psutil
 import torch
 
 from runner.backends.native.delta_state import state_bytes
 from runner.config import LoadOptions
 from runner.errors import DoesNotFit, UnsuitedOptions
-from runner.machine import default_threads
+from runner.machine import default_threads, main_memory
 from runner.model_config import ModelConfig
 from runner.quant.weights import Weights
 
@@ -142,14 +141,15 @@ def check_fit(need: Needs, placement: Placement) -> None:
     free = free_bytes(placement)
     if need.total_bytes > free:
         raise DoesNotFit(
-            _what_was_asked(need, placement, free), hint=what_would_fit(need, free) + " --force tries anyway."
+            _what_was_asked(need, placement, f"{_gib(free)} free"),
+            hint=what_would_fit(need, free) + " --force tries anyway.",
         )
 
 
-def out_of_memory(need: Needs, placement: Placement) -> DoesNotFit:
-    """The error for an allocation that failed, with what was asked for and what would fit."""
-    free = free_bytes(placement)
-    return DoesNotFit(f"Out of memory. {_what_was_asked(need, placement, free)}", hint=what_would_fit(need, free))
+def out_of_memory(need: Needs, placement: Placement, room: int) -> DoesNotFit:
+    """The error for an allocation that failed, with what was asked for and what would fit. room: see memory_errors."""
+    asked = _what_was_asked(need, placement, f"{_gib(room)} for them")
+    return DoesNotFit(f"Out of memory. {asked}", hint=what_would_fit(need, room))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -161,7 +161,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def free_bytes(placement: Placement) -> int:
     if not placement.is_gpu:
-        return int(psutil.virtual_memory().available)
+        return main_memory().free_bytes
     unused_by_torch = torch.cuda.memory_reserved(placement.device) - torch.cuda.memory_allocated(placement.device)
     return int(torch.cuda.mem_get_info(placement.device)[0]) + unused_by_torch
 
@@ -176,19 +176,18 @@ def first_capacity(need: Needs, free: int) -> int:
     return min(need.n_ctx, _FIRST_CAPACITY, affordable)
 
 
-def what_would_fit(need: Needs, free: int) -> str:
-    n_ctx = (free - need.weights_bytes - need.state_bytes) // max(1, need.kv_bytes_per_token) // 256 * 256
+def what_would_fit(need: Needs, room: int) -> str:
+    n_ctx = (room - need.weights_bytes - need.state_bytes) // max(1, need.kv_bytes_per_token) // 256 * 256
     if n_ctx >= 512:
         return f"A context of {min(n_ctx, need.n_ctx)} tokens would fit: -c {min(n_ctx, need.n_ctx)}."
     return "Use a smaller model, or a quantized GGUF of this one with --backend llamacpp."
 
 
-def _what_was_asked(need: Needs, placement: Placement, free: int) -> str:
+def _what_was_asked(need: Needs, placement: Placement, there_is: str) -> str:
     kind = "" if placement.has_kernels else f" as {str(placement.dtype).removeprefix('torch.')}"
     return (
         f"The weights{kind} take {_gib(need.weights_bytes)} and the KV cache for {need.n_ctx} tokens "
-        f"{_gib(need.cache_bytes)}; "
-        f"{placement.name} has {_gib(free)} free."
+        f"{_gib(need.cache_bytes)}; {placement.name} has {there_is}."
     )
 
 
@@ -197,8 +196,9 @@ def _gib(n_bytes: int) -> str:
 
 
 @contextmanager
-def memory_errors(need: Needs, placement: Placement) -> Iterator[None]:
-    """Turns a failed allocation into DoesNotFit."""
+def memory_errors(need: Needs, placement: Placement, room: Callable[[], int]) -> Iterator[None]:
+    """Turns a failed allocation into DoesNotFit. room: bytes that there are for `need`, what it holds of them already
+    included; asked for then."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -206,4 +206,4 @@ def memory_errors(need: Needs, placement: Placement) -> Iterator[None]:
             raise
         if placement.is_gpu:
             torch.cuda.empty_cache()
-        raise out_of_memory(need, placement) from error
+        raise out_of_memory(need, placement, room()) from error

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 
-import psutil
 import torch
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from runner.backends.native.delta_state import state_bytes
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.loader import load_model
 from runner.errors import DoesNotFit, UnsupportedModel
+from runner.machine import main_memory
 from runner.model_config import ModelConfig
 from runner.quant.weights import Weights
 from runner.types import CancelToken
@@ -43,7 +43,7 @@ def load_writer(
     """
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     needed = sum(math.prod(shape) for shape in weights.shapes.values()) * dtype.itemsize + spare_bytes
-    free = psutil.virtual_memory().available if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    free = main_memory().free_bytes if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     if needed > free:
         raise DoesNotFit(
             f"{purpose} the whole model is loaded, which takes {needed / 2**30:.1f} GiB; "

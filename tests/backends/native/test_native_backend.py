@@ -17,6 +17,7 @@ from runner.backends.base import Backend, Prefill, Step
 from runner.backends.native import placement
 from runner.config import LoadOptions, SamplingParams
 from runner.errors import DoesNotFit, RunnerError, UnsuitedOptions, UnsupportedModel
+from runner.machine import Limits
 from runner.speculative.model_drafter import ModelDrafter
 from runner.types import CancelToken
 from tests.backends.cancelling import TimedCancel
@@ -258,8 +259,12 @@ def test_an_allocation_that_fails_says_what_was_asked(tiny: Path, monkeypatch: p
     # A real failure of torch's allocator: more than any machine's address space.
     impossible = 2**60
     monkeypatch.setattr(backend._execution.cache, "reserve", lambda _: torch.empty(impossible))
-    with pytest.raises(DoesNotFit, match=r"Out of memory\..*KV cache for 2048 tokens"):
+    per_token = 2 * 3 * 2 * 18 * 4
+    free = 1100 * per_token - backend.memory().kv_cache_bytes  # beside what it holds
+    monkeypatch.setattr("runner.backends.native.backend.free_bytes", lambda _: free)
+    with pytest.raises(DoesNotFit, match=r"Out of memory\..*KV cache for 2048 tokens") as caught:
         take(backend, PROMPT, 5)
+    assert caught.value.hint == "A context of 1024 tokens would fit: -c 1024."
     monkeypatch.undo()
     assert take(backend, PROMPT, 5) == expected
 
@@ -267,6 +272,13 @@ def test_an_allocation_that_fails_says_what_was_asked(tiny: Path, monkeypatch: p
 def test_free_memory_of_the_cpu_is_the_machines(tiny: Path) -> None:
     found = placement.free_bytes(load(ready(tiny))._placement)
     assert 0 < found <= psutil.virtual_memory().total
+
+
+def test_free_memory_in_a_container_is_what_is_left_to_it(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = Limits(memory_bytes=200_000, memory_left_bytes=100_000)
+    monkeypatch.setattr("runner.machine.gpu.cgroup_limits", lambda: limits)
+    with pytest.raises(DoesNotFit, match=r"0\.00 GiB free"):
+        load(ready(tiny))
 
 
 def test_sampling_depends_on_the_seed_and_on_nothing_else(tiny: Path) -> None:

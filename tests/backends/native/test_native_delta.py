@@ -18,6 +18,7 @@ from runner.backends.native import opening
 from runner.backends.native.backend import NativeBackend
 from runner.backends.native.blocks import go_on
 from runner.backends.native.decode_loop import DecodeLoop
+from runner.backends.native.delta_net import Convolution, delta_rule, normed
 from runner.backends.native.delta_state import SLOTS, DeltaState, DeltaStates, state_bytes
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.placement import Placement
@@ -116,6 +117,31 @@ def test_a_pass_over_many_tokens_leaves_the_state_after_the_last_and_those_befor
     found = states(14)
     step(found, 14, 18)
     assert [length for length in range(1, 33) if found.has(length)] == [3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 32]
+
+
+def test_a_key_of_nothing_stands_for_nothing() -> None:
+    assert normed(torch.zeros(3, 4)).tolist() == [[0.0] * 4] * 3
+
+
+def test_a_prompt_can_be_cancelled_at_each_of_its_tokens() -> None:
+    seen: list[int] = []
+    ones = torch.ones(5, 2, 3)
+    delta_rule(ones, ones, ones, torch.ones(5, 2), torch.ones(5, 2), torch.zeros(2, 3, 3), 1, lambda: seen.append(1))
+    assert len(seen) == 5
+
+
+def test_the_inputs_of_a_convolution_are_added_up_in_float32() -> None:
+    convolution = Convolution(1, 3)
+    convolution.weight.fill_(1.0)
+    inputs = torch.tensor([[256.0], [1.0], [1.0]], dtype=torch.bfloat16)  # 257 has no bfloat16
+    assert convolution(inputs).tolist() == [[258.0]]
+
+
+def test_nothing_is_held_of_what_was_given_back() -> None:
+    found = states(5)
+    found.release()
+    assert found.nbytes == 0
+    assert [length for length in range(1, 6) if found.has(length)] == []
 
 
 def test_what_was_taken_back_is_no_state_of_what_is_written_in_its_place() -> None:

@@ -1,0 +1,118 @@
+"""What a native model takes, and what would fit where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from runner.backends.native.kv_cache import KvCache
+from runner.backends.native.placement import (
+    Needs,
+    Placement,
+    check_fit,
+    first_capacity,
+    is_out_of_memory,
+    memory_errors,
+    needs,
+    what_would_fit,
+)
+from runner.errors import DoesNotFit
+from runner.model_config import parse_model_config
+from runner.quant.json_file import read_json
+from runner.quant.weights import open_weights
+from tests.backends.native.tiny_models import make, ready, save
+
+GIB = 2**30
+CPU = Placement(
+    device=torch.device("cpu"), dtype=torch.float32, kv_dtype=torch.float32, name="CPU (2 threads)", has_kernels=False
+)
+NEED = Needs(weights_bytes=4 * GIB, kv_bytes_per_token=GIB // 1024, n_ctx=8192, state_bytes=GIB // 2)
+
+
+def test_all_is_needed_that_the_whole_context_takes() -> None:
+    assert NEED.cache_bytes == 8.5 * GIB
+    assert NEED.total_bytes == 12.5 * GIB
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_what_is_needed_is_what_weights_and_cache_take(kv_dtype: torch.dtype, tmp_path: Path) -> None:
+    model = make("qwen3-5")
+    directory = save(model, tmp_path)
+    config = parse_model_config(read_json(directory / "config.json"))
+    for dtype in (torch.float32, torch.bfloat16):
+        placement = replace(CPU, dtype=dtype, kv_dtype=kv_dtype)
+        need = needs(config, open_weights(ready(directory), config), placement, 300)
+        cache = KvCache.of(config, n_ctx=512, dtype=dtype, kv_dtype=kv_dtype, device=CPU.device)
+        assert need.state_bytes == cache.nbytes > 0
+        cache.reserve(256)
+        assert need.kv_bytes_per_token * 256 == cache.nbytes - need.state_bytes
+        assert need.cache_bytes == need.kv_bytes_per_token * 300 + need.state_bytes
+        assert need.weights_bytes == sum(dtype.itemsize * weight.numel() for weight in set(model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("room_gib", "n_ctx"), [(0.0, None), (4.99, None), (5.0, 512), (5.49, 768), (12.0, 7680), (99.0, 8192)]
+)
+def test_the_context_that_would_fit_is_what_weights_and_states_leave_room_for(
+    room_gib: float, n_ctx: int | None
+) -> None:
+    said = what_would_fit(NEED, round(room_gib * GIB))
+    assert said == (
+        "Use a smaller model, or a quantized GGUF of this one with --backend llamacpp."
+        if n_ctx is None
+        else f"A context of {n_ctx} tokens would fit: -c {n_ctx}."
+    )
+
+
+@pytest.mark.parametrize(("free_gib", "n_ctx", "capacity"), [(1.0, 8192, 102), (100.0, 8192, 4096), (100.0, 512, 512)])
+def test_a_cache_has_room_from_the_start_for_what_a_tenth_of_the_free_memory_holds(
+    free_gib: float, n_ctx: int, capacity: int
+) -> None:
+    need = Needs(weights_bytes=0, kv_bytes_per_token=GIB // 1024, n_ctx=n_ctx)
+    assert first_capacity(need, round(free_gib * GIB)) == capacity
+
+
+@pytest.mark.parametrize("free_gib", [12.5, 12.49])
+def test_what_fits_exactly_is_loaded(free_gib: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.backends.native.placement.free_bytes", lambda _: round(free_gib * GIB))
+    if free_gib >= 12.5:
+        check_fit(NEED, CPU)
+        return
+    with pytest.raises(DoesNotFit) as refused:
+        check_fit(NEED, CPU)
+    assert refused.value.message == (
+        "The weights as float32 take 4.00 GiB and the KV cache for 8192 tokens 8.50 GiB; "
+        "CPU (2 threads) has 12.49 GiB free."
+    )
+    assert refused.value.hint == "A context of 7936 tokens would fit: -c 7936. --force tries anyway."
+
+
+def too_much() -> None:
+    torch.empty(2**60)
+
+
+def other() -> None:
+    raise RuntimeError("of another kind")
+
+
+@pytest.mark.parametrize(("fails", "told"), [(too_much, DoesNotFit), (other, RuntimeError)])
+def test_an_allocation_that_fails_is_told_with_the_room_that_there_is_and_nothing_else_is(
+    fails: Callable[[], None], told: type[Exception]
+) -> None:
+    with pytest.raises(told) as raised, memory_errors(NEED, CPU, lambda: 6 * GIB):
+        fails()
+    if isinstance(raised.value, DoesNotFit):
+        assert raised.value.message.endswith("CPU (2 threads) has 6.00 GiB for them.")
+        assert raised.value.hint == "A context of 1536 tokens would fit: -c 1536."
+
+
+def test_failed_allocations_are_known_by_their_class_or_by_torchs_words() -> None:
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(torch.OutOfMemoryError())
+    assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"))
+    assert not is_out_of_memory(ValueError("DefaultCPUAllocator"))
+    assert not is_out_of_memory(RuntimeError("shapes do not match"))
