@@ -25,7 +25,8 @@ Wanted = Literal["none", "last", "all"]
 class Execution(Protocol):
     """cache: its length is what was computed. score_rows: positions that `score` computes at once. strides: how many
     tokens the steps of `decode` can draft by themselves, smallest first; none where they cannot. overlaps: a step goes
-    on while the host does something else.
+    on while the host does something else. is_exact: a step has as many rows as tokens, each number of which is recorded
+    apart.
 
     weights_bytes, graphs_bytes: as allocated. workspace_bytes: all else that the device holds for it.
     """
@@ -34,6 +35,7 @@ class Execution(Protocol):
     score_rows: int
     strides: Sequence[int]
     overlaps: bool
+    is_exact: bool
 
     @property
     def weights_bytes(self) -> int: ...
@@ -131,7 +133,7 @@ class PlainExecution:
         self.cache = cache
         self.score_rows = 64
         self.strides: Sequence[int] = ()
-        self.overlaps = False
+        self.overlaps = self.is_exact = False
         self._decoder: Decoder | None = decoder
         self._device = device
         self._chunk = chunk

@@ -59,6 +59,7 @@ class FusedExecution:
         # As many rows as a step may have: scoring then measures the arithmetic of decoding.
         self.score_rows = MOST_ROWS
         self.strides: Sequence[int] = _STRIDES if cache.states is None else _STRIDES_OF_STATES
+        self.is_exact = decoder.has_experts or cache.states is not None
         self.overlaps = True
         self._reserved_before = reserved_before
         self._decoder: FusedDecoder | None = decoder
@@ -217,8 +218,7 @@ class FusedExecution:
         """
         held = self.cache.length
         room = self.cache.n_ctx - held
-        is_exact = self._opened().has_experts or self.cache.states is not None
-        n_rows = n_tokens if is_exact else filled_up(n_tokens, room)
+        n_rows = n_tokens if self.is_exact else filled_up(n_tokens, room)
         self._reserve(held + n_rows)
         return n_rows
 

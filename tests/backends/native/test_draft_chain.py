@@ -178,6 +178,25 @@ def test_what_is_read_between_drafts_is_recorded_at_load(tmp_path: Path, layer: 
     draft.close()
 
 
+def test_drafts_of_any_length_are_verified_by_steps_that_were_recorded_at_load(tmp_path: Path) -> None:
+    shape = SMALLEST | {"layer_types": ["linear_attention"]}
+    made(tmp_path / "readable", "qwen3-5", **{**shape, "vocab_size": tiny_models.VOCAB})
+    made(tmp_path, "qwen3-5", **shape)
+    config = read_config(tmp_path)
+    target = opened((tmp_path, config, open_weights(tiny_models.ready(tmp_path), config)), n_ctx=24)
+    recording = execution_of(target)._graphs = Recording()
+    target.step_s(target.info.longest_draft + 1)
+    recorded = set(recording.keys)
+    for params in PARAMS.values():
+        for n in range(2, target.info.longest_draft + 2):
+            target.keep(0)
+            chosen = target._choices([1] * n, params)
+            assert chosen is not None
+            assert len(chosen()) == n
+    assert recording.keys == recorded
+    target.close()
+
+
 def test_what_the_device_cannot_choose_is_left_to_the_host(smallest: Smallest) -> None:
     draft = opened(smallest)
     assert draft.can_chain(PARAMS["sampled"])
