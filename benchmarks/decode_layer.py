@@ -82,14 +82,11 @@ def period(names: Sequence[str], repeats: int) -> tuple[int, int]:
 
 def layers_of(names: Sequence[str], num_layers: int) -> tuple[int, int, int]:
     """Where the layers begin, the kernels of a group of them that are not alike, and how many such groups there are:
-    with three gated delta nets for each attention a fourth of the layers."""
-    for divisor in range(1, num_layers // 3 + 1):
-        # The last group may lack what a layer does for the one behind it.
-        for groups in (num_layers // divisor, num_layers // divisor - 1):
-            first, length = period(names, groups)
-            if length:
-                return first, length, groups
-    return 0, 0, 0
+    with three gated delta nets for each attention a fourth of the layers. Of all ways the one that leaves least out."""
+    # The last group may lack what a layer does for the one behind it.
+    counts = {num_layers // size - lacking for size in range(1, num_layers // 2 + 1) for lacking in (0, 1)}
+    ways = [(*period(names, groups), groups) for groups in sorted(counts - {1}, reverse=True)]
+    return max(ways, key=lambda way: way[1] * way[2], default=(0, 0, 0))
 
 
 def steps_of(kernels: Sequence[Kernel], n_steps: int) -> list[list[Kernel]]:

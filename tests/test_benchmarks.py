@@ -239,6 +239,13 @@ def test_a_profile_becomes_the_kernels_of_a_layer_and_those_outside() -> None:
     assert step.rows[0].share == pytest.approx(30 / 200)
 
 
+@pytest.mark.parametrize("groups", [[3, 3], [3, 3, 3], [1, 1]])
+def test_of_all_groups_of_layers_those_are_told_that_leave_least_out(groups: list[int]) -> None:
+    names = ["embed", *[name for n in groups for name in [*["gemv", "delta"] * n, "gemv", "attend"]], "head"]
+    size = groups[0] + 1
+    assert decode_layer.layers_of(names, size * len(groups)) == (1, 2 * size, len(groups))
+
+
 def test_layers_of_two_kinds_are_told_by_the_group() -> None:
     names = ["embed", *["gemv", "delta", "gemv", "delta", "gemv", "attend"] * 4, "head"]
     kernels = [

@@ -92,7 +92,7 @@ class DeltaRows:
 def delta_rows_ref(
     rows: DeltaRows, weights: DeltaWeights, slots: DeltaSlots, start: int, count: int | None = None
 ) -> Tensor:
-    """See delta_rows; computed in the dtype of mixed, and the numbers are numbers."""
+    """See delta_step and, with a count, delta_rows; computed in the dtype of mixed, and the numbers are numbers."""
     n_slots, heads, dk, dv = slots.states.shape
     dtype, n = rows.mixed.dtype, len(rows.mixed) if count is None else count
     before = start % n_slots

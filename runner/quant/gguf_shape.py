@@ -130,7 +130,7 @@ def _state_sizes(header: GgufHeader) -> tuple[int, int]:
     if taps := _whole(header, "shortconv.l_cache", 0, default=0):
         return 0, (taps - 1) * width
     if head := _whole(header, "wkv.head_size", 0, default=0):
-        return head * width, _whole(header, "token_shift_count", 0, default=0) * width
+        return head * width, _whole(header, "token_shift_count", 0, default=2) * width  # as llama.cpp takes it
     inner, state = _whole(header, "ssm.inner_size", 0, default=0), _whole(header, "ssm.state_size", 0, default=0)
     groups, kernel = _whole(header, "ssm.group_count", 0, default=0), _whole(header, "ssm.conv_kernel", 0, default=0)
     return state * inner, max(0, kernel - 1) * (inner + 2 * groups * state)

@@ -70,12 +70,12 @@ class DecodeLoop:
         if self._is_closed or self._cancel.is_cancelled:
             self.close()
             raise StopIteration
+        if self._is_bad:
+            raise bad_logits()  # before a step begins: the device is further than the cache's length says
         self.begin()
         if not self._rows:
             self.close()
             raise StopIteration
-        if self._is_bad:
-            raise bad_logits()
         n_rows = self._rows.popleft()
         taken = self._mailbox.take(n_rows)
         if min(taken.tokens) < 0:  # what was chosen before it stands

@@ -104,8 +104,7 @@ class DeltaStates:
         """A step ended after `end` tokens, earlier than `hold` was told, and so the step of `n_behind` tokens that is
         held behind it began there."""
         self._forget_after(end)
-        for length in range(end + 1, end + n_behind + 1):
-            self.positions[self.slot(length)] = length
+        self.hold(end + n_behind, n_behind)
 
     def has(self, length: int) -> bool:
         return length == 0 or self.positions[self.slot(length)] == length

@@ -44,10 +44,8 @@ from runner.types import CancelToken
 
 _STRIDES: Final = (LEAST_STRIDE, 7, 15)
 """Tokens that a step may draft by itself: few numbers of rows are worth a graph each."""
-_STRIDES_OF_STATES: Final = (
-    LEAST_STRIDE,
-    LONGEST_DRAFT,
-)  # of two such steps the first one's first token may be gone back to
+# Two such steps may be under way, and the first token of the first one be all that is taken.
+_STRIDES_OF_STATES: Final = (LEAST_STRIDE, LONGEST_DRAFT)
 
 
 class FusedExecution:

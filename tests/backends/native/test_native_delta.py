@@ -24,6 +24,7 @@ from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.placement import Placement
 from runner.backends.native.writing import batch_size, write_batch
 from runner.config import LONGEST_DRAFT, LoadOptions
+from runner.errors import BadModelFile
 from runner.kernels.values import MOST_ROWS
 from runner.model_config import DeltaConfig
 from runner.speculative.control import EagerController
@@ -227,6 +228,21 @@ def test_what_counts_as_held_is_there_however_far_steps_went_that_drafted_by_the
         assert [device.slots[length % SLOTS] for length in held] == held
         assert held[-1 - last + first :] == list(range(first, last + 1)), "an answer may end anywhere in the last step"
         cache.truncate(chance.randint(first, last))
+
+
+def test_behind_a_token_that_could_not_be_chosen_no_step_begins() -> None:
+    """It would begin one position further than there is room for."""
+    cache = KvCache(num_layers=1, num_kv_heads=1, head_dim=1, n_ctx=64, dtype=torch.float32, device=CPU)
+    cache.reserve(64)
+    device = Device(cache, Random(0))
+    device.take = lambda _: Stride((1, -1))  # type: ignore[method-assign]
+    loop = DecodeLoop(device, device, cache, CancelToken())  # type: ignore[arg-type]
+    loop.draft(3, [])
+    assert next(loop).tokens == (1,)
+    with pytest.raises(BadModelFile, match="no token can be chosen"):
+        next(loop)
+    assert len(device.emitted) == 2
+    loop.close()
 
 
 def test_the_memory_is_what_the_arithmetic_says() -> None:
