@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import re
 import sys
@@ -44,6 +45,15 @@ from tests.backends.native import tiny_models
 
 SMALL = config_of("tiny", 1) | {"vocab_size": 16, "hidden_size": 32, "intermediate_size": 32}
 SMALL |= {"num_attention_heads": 1, "num_key_value_heads": 1}
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in BENCHMARKS.glob("*.py")))
+def test_every_benchmark_finds_what_it_takes_from_the_program(name: str) -> None:
+    """No type checker reads them."""
+    importlib.import_module(name)
+
 
 # --- models that are made --------------------------------------------------------------------------------------------
 

@@ -16,8 +16,12 @@ from runner.backends.native.kv_cache import KvCache
 from runner.kernels.advance import SLOT_SIZE
 from runner.kernels.values import MOST_ROWS
 from runner.sampling import bad_logits
+from runner.speculative.costs import LEAST_STRIDE
 from runner.speculative.rounds import Stride
 from runner.types import CancelToken
+
+STRIDES: Final = (LEAST_STRIDE, 7, 15)
+"""Tokens that a step may draft by itself: few numbers of rows are worth a graph each."""
 
 _SLOTS: Final = 2  # a step that the host waits for, and the one after it
 

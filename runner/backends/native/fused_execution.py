@@ -19,7 +19,7 @@ from torch import Tensor
 
 from runner.backends.native.blocks import Tap, go_on
 from runner.backends.native.capture import Capture, Interior
-from runner.backends.native.decode_loop import DecodeLoop, Mailbox
+from runner.backends.native.decode_loop import STRIDES, DecodeLoop, Mailbox
 from runner.backends.native.delta_state import LONGEST_DRAFT
 from runner.backends.native.device_text import DeviceText
 from runner.backends.native.execution import Wanted
@@ -42,8 +42,6 @@ from runner.kernels.values import MOST_ROWS
 from runner.speculative.costs import LEAST_STRIDE
 from runner.types import CancelToken
 
-_STRIDES: Final = (LEAST_STRIDE, 7, 15)
-"""Tokens that a step may draft by itself: few numbers of rows are worth a graph each."""
 # Two such steps may be under way, and the first token of the first one be all that is taken.
 _STRIDES_OF_STATES: Final = (LEAST_STRIDE, LONGEST_DRAFT)
 
@@ -56,7 +54,7 @@ class FusedExecution:
         self.cache = cache
         # As many rows as a step may have: scoring then measures the arithmetic of decoding.
         self.score_rows = MOST_ROWS
-        self.strides: Sequence[int] = _STRIDES if cache.states is None else _STRIDES_OF_STATES
+        self.strides: Sequence[int] = STRIDES if cache.states is None else _STRIDES_OF_STATES
         self.is_exact = decoder.has_experts or cache.states is not None
         self.overlaps = True
         self._reserved_before = reserved_before
