@@ -473,8 +473,8 @@ def sizes_of(rows: DeltaRows, slots: DeltaSlots) -> dict[str, int]:
 
 
 # A warp with 8 columns has 32 numbers of a head of 128 a lane, and of 32 heads four programs run on a multiprocessor,
-# one on each of its schedulers. Rows are asked for some ahead; Triton 3.6 fails to compile that for AMD. A row takes
-# 0.67 us there (H200), most of which a warp waits for itself.
+# one on each of its schedulers. Prepared rows are asked for STAGES ahead; Triton 3.6 fails to compile that for AMD. One
+# takes 0.67 us (H200), most of which a warp waits for itself, and a row of a step, which it prepares too, 1.5.
 _BLOCK, _WARPS, _STAGES, _ROWS = 8, 1, 4, 2
 
 

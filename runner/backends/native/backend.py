@@ -302,8 +302,9 @@ class NativeBackend(Backend):
         return drafter
 
     def _leave(self) -> None:
-        """Nobody reads hidden states any more."""
+        """Nobody reads hidden states any more, and what was recorded is recorded anew."""
         self._follower = None
+        self._recorded.clear()
         self._verified.clear()
         if self._is_open:
             self._execution.capture(())
