@@ -16,7 +16,8 @@ _LATEST = 7  # steps, of whose lower third the plain step is
 _STALE_STEPS = 64  # after so many steps of other kinds, the last quiet ones say little
 _STEADY_WEIGHT = 0.02  # of a step in what is to be told from noise
 _LEAST_SEEN = 6  # steps, to tell it at all
-_LARGEST_EXCESS = 0.5  # plain steps; more is noise
+_LARGEST_EXCESS = 0.5  # plain steps; more is noise,
+_LARGEST_REFILL = 4.0  # but for a step that fills a pipeline again: 0.4 ms of the host, 4 steps of the demo on an H200
 _SURELY_LESS = 0.8  # times a plain step: no noise
 
 _Kind = Literal["quiet", "asked", "after asking", "after draft"]
@@ -35,7 +36,7 @@ class PlainSteps:
         self._follows: _Kind = "quiet"
         self._n_handed = 1
         self._quiet: deque[float] = deque(maxlen=_LATEST)
-        self._excess: dict[_Kind, _SteadyMean] = {kind: _SteadyMean() for kind in _KINDS}
+        self._excess = {kind: _SteadyMean(_largest_excess(kind)) for kind in _KINDS}
         self._beyond_quiet: dict[_Kind, float] = {}  # of the kinds that were asked for since the last step
 
     def begin(self) -> None:
@@ -91,13 +92,15 @@ class PlainSteps:
         if not self._quiet or self.seconds <= 0:
             return 1.0
         more, found, quiet = seconds / self.seconds - 1, self._excess[kind], self._excess["quiet"]
-        found.add(more)
+        is_callers = kind == "after draft" and self._n_handed > 1  # who took the tokens: see counted
+        if not is_callers:
+            found.add(more)
         self._beyond_quiet.clear()
         if kind == "quiet":
             return 1.0
         if kind == "after draft" and not (found.is_known and quiet.is_known):
             # Each draft brings one: what it takes is not to be found out for nothing, nor while none is quiet.
-            return 1.0 + min(max(more - quiet.mean, 0.0), _LARGEST_EXCESS)
+            return 1.0 + min(max(more - quiet.mean, 0.0), _LARGEST_EXCESS if is_callers else _LARGEST_REFILL)
         return 1.0 + self._beyond(kind)
 
     def pass_by(self, n_steps: int, first_s: float, last_s: float) -> float:
@@ -149,17 +152,23 @@ def lower(seconds: Iterable[float]) -> float:
     return found[(len(found) - 1) // 3]
 
 
-class _SteadyMean:
-    """A slow moving average in which no single value counts for much, and how sure it is."""
+def _largest_excess(kind: _Kind) -> float:
+    """Plain steps by which one of that kind may be longer than a quiet one, and it is no noise."""
+    return _LARGEST_REFILL if kind == "after draft" else _LARGEST_EXCESS
 
-    def __init__(self) -> None:
+
+class _SteadyMean:
+    """A slow moving average in which no single value counts for much, and how sure it is. most: a value counts as."""
+
+    def __init__(self, most: float) -> None:
+        self._most = most
         self.mean = 0.0
         self._n = 0
         self._square = 0.0  # mean squared distance
 
     def add(self, value: float) -> None:
         self._n += 1
-        off = min(max(value, -_LARGEST_EXCESS), _LARGEST_EXCESS) - self.mean
+        off = min(max(value, -self._most), self._most) - self.mean
         weight = max(_STEADY_WEIGHT, 1 / self._n)
         self.mean += weight * off
         self._square += weight * ((1 - weight) * off * off - self._square)

@@ -105,9 +105,19 @@ def test_a_step_for_which_a_drafter_was_asked_counts_as_a_quiet_one_until_its_ki
     assert counted[-1] == pytest.approx(1.25)
 
 
-def test_of_a_step_after_a_draft_half_a_plain_step_counts_at_most_and_never_less_than_one() -> None:
-    assert after_draft(quiet(), 9.0) == 1.5
+def test_of_a_step_after_a_draft_four_plain_steps_count_at_most_and_never_less_than_one() -> None:
+    assert after_draft(quiet(), 3.7) == pytest.approx(3.7)
+    assert after_draft(quiet(), 9.0) == 5.0
     assert after_draft(quiet(), 0.5) == 1.0
+
+
+def test_what_fills_a_pipeline_again_is_known_whole_and_what_a_caller_took_is_no_part_of_it() -> None:
+    steps = quiet(8)
+    for n_handed, seconds in ((1, 3.5), (8, 9.0)) * 8:
+        steps.learn_draft(n_handed)
+        steps.learn(seconds, is_asked=False)
+        steps.learn(1.0, is_asked=False)
+    assert steps.refill == pytest.approx(2.5)
 
 
 def test_of_a_step_after_a_draft_what_quiet_ones_are_longer_by_does_not_count() -> None:
