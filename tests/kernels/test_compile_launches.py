@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import pytest
 from checkout import python
 
 from runner.kernels.cache_keys import mend
+from runner.kernels.compile.launches import build_launcher
 
 KEYS = """
 import importlib, json, pkgutil, sys
@@ -80,3 +83,23 @@ def test_launches_that_were_compiled_in_other_processes_are_found_by_triton(tmp_
         "after": [True, True],
         "found": [True, True],
     }
+
+
+@pytest.mark.parametrize("launcher", ["CudaLauncher", "HIPLauncher"])
+def test_what_launches_a_kernel_is_built_with_it_where_triton_has_it_written_in_c(launcher: str) -> None:
+    built: list[tuple[str, str]] = []
+    driver = SimpleNamespace(**{launcher: lambda source, metadata: built.append((source, metadata))})
+    kernel = SimpleNamespace(src="source", metadata="metadata")
+    build_launcher(driver, kernel)
+    assert not built  # Triton 3.9 has one, which is compiled already, for all
+    driver.make_launcher = None
+    build_launcher(driver, kernel)
+    assert built == [("source", "metadata")]
+
+
+def test_triton_has_the_launchers_that_are_asked_for() -> None:
+    from triton.backends.amd.driver import HIPLauncher
+    from triton.backends.nvidia.driver import CudaLauncher
+
+    for launcher in (HIPLauncher, CudaLauncher):
+        assert launcher.__init__.__code__.co_varnames[:3] == ("self", "src", "metadata")

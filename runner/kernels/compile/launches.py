@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -20,7 +21,10 @@ from runner.errors import RunnerError
 from runner.kernels.cache_keys import hash_callees_first
 from runner.kernels.compile.spread import Failure, spread
 
+log = logging.getLogger(__name__)
+
 _LIMIT_S: Final = 120.0
+_DRIVERS: Final = {"cuda": "nvidia", "hip": "amd"}  # Triton's packages by its backends
 _ONE_AT_A_TIME: Final = threading.Lock()  # what is changed of Triton is changed for the whole process
 
 
@@ -155,8 +159,24 @@ def compile_launch(launch: Launch) -> float:
     hash_callees_first()
     started = time.perf_counter()
     source, target = _source_and_target(launch)
-    triton.compile(source, target=target, options=launch.options)
+    kernel = triton.compile(source, target=target, options=launch.options)
+    driver = importlib.import_module(f"triton.backends.{_DRIVERS[target.backend]}.driver")
+    try:
+        build_launcher(driver, kernel)
+    except Exception:  # no driver, no compiler: whoever launches it will say so
+        log.debug("no launcher for %s", launch.kernel.name, exc_info=True)
     return time.perf_counter() - started
+
+
+def build_launcher(driver: Any, kernel: Any) -> None:
+    """Have the C that launches a compiled kernel put into Triton's cache too, where its version has such C.
+
+    Triton 3.6 writes a module in C for each signature (3.9 does not) and has it compiled where a kernel of that one is
+    first launched: one after the other, and in the middle of an answer. driver: Triton's module for the GPU's maker.
+    """
+    if hasattr(driver, "make_launcher"):
+        launcher = driver.HIPLauncher if hasattr(driver, "HIPLauncher") else driver.CudaLauncher
+        launcher(kernel.src, kernel.metadata)
 
 
 def is_compiled(launch: Launch) -> bool:
