@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 DEFAULT_CTX = 8192
 LONGEST_DRAFT = 15  # a step takes 16 tokens at once
+LONGEST_STATE_DRAFT = 5  # where layers keep states, in the native engine: each token takes two more (delta_state.py)
 LARGEST_GRAMMAR = 1024 * 1024  # characters
 GRAMMAR_NAMES: Mapping[GrammarKind, str] = {
     "json_schema": "JSON schema",

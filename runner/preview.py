@@ -15,8 +15,8 @@ from runner.backends import backend_module, choose
 from runner.backends.native.architectures import ARCHITECTURES
 from runner.backends.native.preference import gpu_for_kernels
 from runner.backends.vocabulary import mismatch
-from runner.config import LoadOptions
-from runner.draft_choice import SAME_FAMILY, DraftChoice, cannot_draft, choose_drafter, unless_inexact, unused
+from runner.config import LONGEST_DRAFT, LONGEST_STATE_DRAFT, LoadOptions
+from runner.draft_choice import SAME_FAMILY, DraftChoice, cannot_draft, choose_drafter, limited, unless_inexact, unused
 from runner.draft_files import missing_files
 from runner.errors import BusyError, RunnerError
 from runner.events import Notice
@@ -117,9 +117,11 @@ class _Found:
         return self.backing.name or ("llamacpp" if self.facts.format == "gguf" else "native")
 
     @property
-    def can_go_back(self) -> bool:
-        """Whether tokens can be taken back. Of layers that keep a state the native backend keeps some earlier ones."""
-        return self.backend == "native" or self.facts.shape.can_go_back
+    def longest_draft(self) -> int:
+        """Tokens that can be taken back, 0: none. Of layers that keep a state the native backend keeps earlier ones."""
+        if self.facts.shape.can_go_back:
+            return LONGEST_DRAFT
+        return LONGEST_STATE_DRAFT if self.backend == "native" else 0
 
 
 def preview(spec: ModelSpec, options: LoadOptions, *, offline: bool, paths: Paths | None = None) -> Preview:
@@ -188,9 +190,10 @@ def _drafting(
 ) -> tuple[DraftChoice, ModelFacts | None]:
     """What would draft, and the facts of the model that does; a drafter that cannot be had is an answer too."""
     try:
-        choice = choose_drafter(options, spec, registry, found.directory, heads, can_go_back=found.can_go_back)
+        can_go_back = found.longest_draft > 0
+        choice = choose_drafter(options, spec, registry, found.directory, heads, can_go_back=can_go_back)
         draft = _found(registry.resolve(choice.source), options, offline=offline) if choice.is_model else None
-        if draft is not None and not draft.can_go_back:
+        if draft is not None and not draft.longest_draft:
             raise cannot_draft(choice.source)
         differing = _differing(draft, found) if draft is not None else ""
     except RunnerError as error:
@@ -201,7 +204,8 @@ def _drafting(
     if choice.drafter in ("mtp", "eagle3") and found.backend != "native":
         reason = f"the {found.backend} backend has no {choice.drafter} drafter, --backend native has"
         return DraftChoice(drafter=None, reason=reason), None
-    return choice, None if draft is None else draft.facts
+    longest = min(found.longest_draft, LONGEST_DRAFT if draft is None else draft.longest_draft)
+    return limited(choice, options.draft_max, longest), None if draft is None else draft.facts
 
 
 def _differing(draft: _Found, target: _Found) -> str:

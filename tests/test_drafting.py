@@ -26,6 +26,8 @@ from runner.engine import Engine
 from runner.errors import DoesNotFit, RunnerError, UnsuitedOptions, UsageError
 from runner.events import Finished, Loaded, Notice, TextDelta
 from runner.paths import user_paths
+from runner.preview import preview
+from runner.registry import Registry
 from runner.speculative.rounds import decode
 from runner.speculative.suffix import MOST_GIVEN
 from runner.status_text import speculation_summary
@@ -228,10 +230,31 @@ def test_drafts_for_and_by_a_model_with_delta_nets_are_as_long_as_it_can_go_back
         assert set(timed) <= {1, 2, 4, 6}, "of steps that no draft needs nobody wants to know the time"
         timed.clear()
     other = str(tiny_models.save(tiny_models.make("qwen3"), tmp_path / "other"))
-    load(engine, other, n_gpu_layers=0, speculation="model", draft=model)
+    loaded, _ = load(engine, other, n_gpu_layers=0, speculation="model", draft=model)
     assert engine.drafting.speculator is not None
     assert engine.drafting.speculator.draft_max == 5
+    assert loaded.speculation.endswith("drafts have 5 tokens at most, no more can be taken back")
     engine.close()
+
+
+@pytest.mark.parametrize(("asked", "is_told", "is_noticed"), [(10, True, True), (15, True, False), (5, False, False)])
+def test_drafts_that_are_shorter_than_asked_for_are_told(
+    engine: Engine, tmp_path: Path, asked: int, is_told: bool, is_noticed: bool
+) -> None:
+    """By what a chat shows; and at once where somebody chose a length."""
+    model = str(tiny_models.save(tiny_models.make("qwen3-5"), tmp_path / "qwen"))
+    loaded, notices = load(engine, model, n_gpu_layers=0, draft_max=asked)
+    engine.close()
+    told = [notice.text for notice in notices if "--draft-max" in notice.text]
+    assert loaded.speculation == "suffix: it needs no memory" + (
+        "; drafts have 5 tokens at most, no more can be taken back" if is_told else ""
+    )
+    assert told == (
+        ["Drafts have 5 tokens at most, not the 10 of --draft-max: no more can be taken back."] * is_noticed
+    )
+    seen = preview(Registry.load_for().resolve(model), LoadOptions(n_gpu_layers=0, draft_max=asked), offline=True)
+    assert seen.drafting.words == loaded.speculation
+    assert [notice.text for notice in seen.notices] == told
 
 
 @pytest.mark.parametrize("backend", ["llamacpp", "native"])
