@@ -57,7 +57,7 @@ class EngineSurface(Protocol):
         """Get `model` ready (fetching it if need be) and load it in place of the one before; Loaded comes last.
 
         Closing the iterator before that cancels. Raises RunnerErrors. The one before is let go once the other is
-        ready: what is misspelt or cannot be fetched leaves it loaded.
+        ready: what is misspelt, cannot be fetched, or is run by no backend leaves it loaded.
         """
         ...
 
@@ -110,6 +110,8 @@ class Engine(EngineSurface):
             choice = choose_drafter(options, spec, registry, files.directory, heads, can_go_back=can_go_back)
             texts = read_draft_files(choice.files, emit)
             draft = _draft_model(choice, registry, options, emit, cancel, offline=offline)
+            if self._backend is not None:
+                choose(files, options)  # again once the memory of the one before is free, which the choice goes by
             self.unload()
             if self._has_tried:
                 gc.collect()  # a load that failed left its weights in the cycles of a traceback

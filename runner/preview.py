@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -265,6 +265,7 @@ def _on_the_hub(spec: ModelSpec, options: LoadOptions) -> _Found:
     with hub.RemoteReader(listing) as reader:
         if choice.format == "gguf":
             facts = gguf_facts([gguf_header(reader, listing.file(name)) for name in choice.weights])
+            model = replace(model, architecture=facts.shape.architecture)
             backing = _backing(model, options, "llamacpp", None)
         else:
             config = json_object(reader, listing.file(CONFIG))
