@@ -38,7 +38,7 @@ from runner.grammar import Grammars
 from runner.machine import devices
 from runner.paths import Paths
 from runner.prepare import ready
-from runner.registry import Registry
+from runner.registry import ModelSpec, Registry
 from runner.status_text import load_summary
 from runner.telemetry import Stages
 from runner.types import CancelToken, Message, ModelInfo, ReadyModel
@@ -109,7 +109,7 @@ class Engine(EngineSurface):
             can_go_back, heads = _can_go_back(files, facts, options), self._paths.drafts
             choice = choose_drafter(options, spec, registry, files.directory, heads, can_go_back=can_go_back)
             texts = read_draft_files(choice.files, emit)
-            draft = _draft_model(choice, registry, options, emit, cancel, offline=offline)
+            draft = _draft_model(choice, spec, registry, options, emit, cancel, offline=offline)
             if self._backend is not None:
                 choose(files, options)  # again once the memory of the one before is free, which the choice goes by
             self.unload()
@@ -194,6 +194,7 @@ class _DraftModel:
 
 def _draft_model(
     choice: DraftChoice,
+    target: ModelSpec,
     registry: Registry,
     options: LoadOptions,
     emit: Callable[[LoadEvent], None],
@@ -201,10 +202,18 @@ def _draft_model(
     *,
     offline: bool,
 ) -> _DraftModel | None:
-    """The model of `choice`, where it has one. Raises UnsuitedOptions where it cannot go back, and what ready does."""
+    """The model of `choice`, where it has one. Raises UnsuitedOptions where it cannot go back, and what ready does.
+
+    Where it has to be fetched, it is refused before that for what its headers tell.
+    """
     if not choice.is_model:
         return None
-    files = ready(registry.resolve(choice.source), offline=offline, on_event=emit, cancel=cancel)
+    spec = registry.resolve(choice.source)
+    if not offline:
+        from runner.preview import check_remote_draft  # which most loads do without
+
+        check_remote_draft(spec, target, options)
+    files = ready(spec, offline=offline, on_event=emit, cancel=cancel)
     facts = read_facts(files)
     if not _can_go_back(files, facts, options):
         raise cannot_draft(files.name)
