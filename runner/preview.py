@@ -208,22 +208,24 @@ def _drafting(
     return limited(choice, options.draft_max, longest), None if draft is None else draft.facts
 
 
-def check_remote_draft(draft: ModelSpec, target: ModelSpec, options: LoadOptions) -> None:
-    """Refuse a draft model that is still to be fetched where its headers tell that it cannot draft for `target`.
+def remote_draft(draft: ModelSpec, target: ModelSpec, options: LoadOptions) -> ModelFacts | None:
+    """The facts of a draft model that is still to be fetched, which is refused where it cannot draft for `target`.
 
-    What they do not tell is left to the load. `target` is here. Raises UnsuitedOptions, and as `listed` does.
+    None where it is here, or its headers do not tell: that is left to the load. `target` is here. Raises
+    UnsuitedOptions, and as `listed` does.
     """
     if _is_here(draft):
-        return
+        return None
     listing, choice = listed(draft)
     try:
         found = _on_the_hub(draft, options, listing, choice)
     except RunnerError:
-        return
+        return None
     is_for_native = options.backend == "auto" and CONFIG in choice.side and choice.format == "gguf"
     if is_for_native and (found.backing.name is None or gpu_for_kernels() is not None):
-        return  # which may take it once it is here, has a tokenizer of its own, and goes back where llama.cpp does not
+        return None  # it may be the one to run it then, has another tokenizer, and goes back where llama.cpp does not
     _check_draft(title(draft), found, title(target), _here(target, options))
+    return found.facts
 
 
 def _check_draft(name: str, draft: _Found, target_name: str, target: _Found) -> None:

@@ -30,7 +30,7 @@ from runner.errors import DoesNotFit, RunnerError, UnsuitedOptions, UsageError
 from runner.events import Finished, Loaded, Notice, TextDelta
 from runner.hub_cache import snapshots
 from runner.paths import user_paths
-from runner.preview import check_remote_draft, preview
+from runner.preview import preview, remote_draft
 from runner.registry import Registry
 from runner.remote_headers import GGUF_START_BYTES
 from runner.speculative.rounds import decode
@@ -209,6 +209,22 @@ def test_safetensors_on_the_hub_are_refused_by_their_tokenizer(server: Hub, engi
 
 
 @pytest.mark.usefixtures("no_gpu")
+def test_a_draft_model_on_the_hub_that_does_not_fit_is_not_fetched(
+    server: Hub, engine: Engine, demo_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.repos["who/demo"] = Repo({"demo-q8_0.gguf": with_weights(demo_directory / "demo-q8_0.gguf")})
+    monkeypatch.setattr("runner.engine.devices", lambda: [small_machine()])
+    with pytest.raises(DoesNotFit, match="draft 0.06 GiB"):
+        load(engine, "demo", draft="who/demo")
+    assert not snapshots("who/demo", "main")
+    load(engine, "demo")
+    with pytest.raises(DoesNotFit, match="draft 0.06 GiB"):
+        load(engine, "demo", draft="who/demo")
+    assert snapshots("who/demo", "main"), "what the model before it holds is free once it is let go"
+    engine.close()
+
+
+@pytest.mark.usefixtures("no_gpu")
 def test_a_draft_model_that_the_native_backend_may_take_is_not_refused_for_what_llama_cpp_cannot(
     server: Hub, tmp_path: Path, demo_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +235,7 @@ def test_a_draft_model_that_the_native_backend_may_take_is_not_refused_for_what_
     for name, found, is_refused in (("alone", gpu, True), ("both", None, True), ("both", gpu, False)):
         monkeypatch.setattr("runner.preview.gpu_for_kernels", lambda found=found: found)
         with pytest.raises(UnsuitedOptions) if is_refused else nullcontext():
-            check_remote_draft(resolve(f"who/{name}"), resolve("demo"), LoadOptions())
+            remote_draft(resolve(f"who/{name}"), resolve("demo"), LoadOptions())
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -410,14 +426,15 @@ def test_a_backend_without_heads_says_which_has_them(engine: Engine, tmp_path: P
     assert "--backend native" in caught.value.hint
 
 
+def small_machine() -> Device:
+    """One for the demo, which takes 54 MiB, and for no other one to draft, with which it takes 110."""
+    return Device(kind="cpu", index=0, name="small", total_bytes=2**30, free_bytes=80 * 2**20)
+
+
 def test_a_draft_model_that_does_not_fit_is_refused_before_anything_is_loaded(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free = 80 * 2**20  # the demo takes 54 MiB, with another one to draft 110
-    monkeypatch.setattr(
-        "runner.engine.devices",
-        lambda: [Device(kind="cpu", index=0, name="small", total_bytes=2**30, free_bytes=free)],
-    )
+    monkeypatch.setattr("runner.engine.devices", lambda: [small_machine()])
     load(engine, "demo")
     with pytest.raises(DoesNotFit, match="draft") as caught:
         load(engine, "demo", draft="demo")
