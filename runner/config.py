@@ -24,7 +24,9 @@ Think = Literal["auto", "on", "off", "low", "medium", "high"]
 T = TypeVar("T")
 
 DEFAULT_CTX = 8192
+BACKENDS = ("auto", "native", "llamacpp")  # that users are told of; "fake", whose answers are a script's, is for tests
 LONGEST_DRAFT = 15  # a step takes 16 tokens at once
+LONGEST_STATE_DRAFT = 5  # where layers keep states, in the native engine: each token takes two more (delta_state.py)
 LARGEST_GRAMMAR = 1024 * 1024  # characters
 GRAMMAR_NAMES: Mapping[GrammarKind, str] = {
     "json_schema": "JSON schema",
@@ -33,9 +35,13 @@ GRAMMAR_NAMES: Mapping[GrammarKind, str] = {
 }
 
 
-def _one_of(owner: str, name: str, value: object, allowed: tuple[object, ...]) -> None:
+def _one_of(
+    owner: str, name: str, value: object, allowed: tuple[object, ...], told: tuple[object, ...] | None = None
+) -> None:
+    """told: what of `allowed` a user is to be told of, where that is not all."""
     if value not in allowed:
-        raise UsageError(f"{owner}: {name} is {value!r}.", hint=f"It must be one of: {', '.join(map(str, allowed))}.")
+        hint = f"It must be one of: {', '.join(map(str, told or allowed))}."
+        raise UsageError(f"{owner}: {name} is {value!r}.", hint=hint)
 
 
 def _in_range(owner: str, name: str, value: float, low: float, high: float) -> None:
@@ -89,7 +95,7 @@ class LoadOptions:
             raise UsageError("load options: draft is empty.", hint="Name the model or the head that drafts.")
         _whole("load options", "draft_max", self.draft_max, 1, LONGEST_DRAFT)
         _texts("load options", "draft_file", self.draft_file, "Give the paths of text files, none of them empty.")
-        _one_of("load options", "backend", self.backend, get_args(BackendChoice))
+        _one_of("load options", "backend", self.backend, get_args(BackendChoice), BACKENDS)
         _one_of("load options", "kv_type", self.kv_type, get_args(KvType))
         if self.ctx_size is not None:
             _whole("load options", "ctx_size", self.ctx_size, 16, 2**26)

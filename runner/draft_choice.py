@@ -6,11 +6,11 @@ loaded, is drafting.py's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from runner.config import LoadOptions
+from runner.config import LONGEST_DRAFT, LoadOptions
 from runner.errors import UnsuitedOptions, UsageError
 from runner.events import Notice
 from runner.quant.half_made import finished
@@ -28,7 +28,8 @@ class DraftChoice:
     """drafter: None for none. source: the model, or the directory of the head, that it is made of, or "".
 
     suggestion: a model that is known to draft for the target and is not used. files: texts that drafts may quote.
-    is_refused: what was asked for cannot be had, and the reason says what can.
+    at_most: tokens of its drafts, where no more can be taken back though more were asked for, else 0. is_refused: what
+    was asked for cannot be had, and the reason says what can.
     """
 
     drafter: DrafterName | None
@@ -36,6 +37,7 @@ class DraftChoice:
     source: str = ""
     suggestion: str = ""
     files: tuple[str, ...] = ()
+    at_most: int = 0
     is_refused: bool = False
 
     @property
@@ -48,7 +50,8 @@ class DraftChoice:
         """For people: "suffix: it needs no memory"."""
         n = len(self.files)
         files = f", and may quote {'a file' if n == 1 else f'{n} files'}" if n else ""
-        return f"{self.drafter or 'off'}: {self.reason}{files}"
+        limit = f"; drafts have {self.at_most} tokens at most, no more can be taken back" if self.at_most else ""
+        return f"{self.drafter or 'off'}: {self.reason}{files}{limit}"
 
 
 def choose_drafter(
@@ -106,8 +109,18 @@ def unless_inexact(choice: DraftChoice, options: LoadOptions, *, is_exact: bool)
     return DraftChoice(drafter=None, reason=reason, suggestion=choice.suggestion)
 
 
+def limited(choice: DraftChoice, asked: int, longest: int) -> DraftChoice:
+    """`choice`, where of drafts of `asked` tokens no more than `longest` can be taken back."""
+    return replace(choice, at_most=longest) if choice.drafter is not None and longest < asked else choice
+
+
+def shorter(asked: int, longest: int) -> str:
+    """The same for people."""
+    return f"Drafts have {longest} tokens at most, not the {asked} of --draft-max: no more can be taken back."
+
+
 def unused(options: LoadOptions, choice: DraftChoice) -> list[Notice]:
-    """What there is to say of a model or a head, and of files, that the chosen drafter has no use for."""
+    """What was asked for and the chosen drafter has no use for: a model or a head, files, longer drafts."""
     notices = []
     if options.draft and not choice.source:
         why = choice.reason.removesuffix(".") if choice.drafter is None else f"{choice.drafter} drafts"
@@ -117,6 +130,8 @@ def unused(options: LoadOptions, choice: DraftChoice) -> list[Notice]:
     if options.draft_file and not choice.files:
         hint = "Only suffix quotes files: --spec suffix." if choice.drafter is not None else ""
         notices.append(Notice("warning", f"No draft quotes the files of --draft-file: {choice.reason}.", hint))
+    if choice.at_most and options.draft_max != LONGEST_DRAFT:
+        notices.append(Notice("info", shorter(options.draft_max, choice.at_most)))
     return notices
 
 

@@ -14,7 +14,7 @@ from typing import Final, Literal
 from runner.backends.base import Backend
 from runner.backends.vocabulary import mismatch, pieces
 from runner.config import LoadOptions
-from runner.draft_choice import NO_WAY_BACK, SAME_FAMILY, DraftChoice, cannot_draft, unless_inexact
+from runner.draft_choice import NO_WAY_BACK, SAME_FAMILY, DraftChoice, cannot_draft, limited, unless_inexact
 from runner.errors import BadModelFile, DoesNotFit, UnsuitedOptions, UnsupportedModel
 from runner.fit.facts import ModelFacts, default_context
 from runner.speculative.drafter import Drafter
@@ -84,13 +84,14 @@ def open_drafting(
         raise UnsuitedOptions(error.message, hint=error.hint) from error
     if drafter is None:
         return Drafting(choice)
-    speculator = Speculator(drafter, min(options.draft_max, target.info.longest_draft, drafter.longest_draft))
+    longest = min(target.info.longest_draft, drafter.longest_draft)
+    speculator = Speculator(drafter, min(options.draft_max, longest))
     try:
         speculator.calibrate(target.stride_s if drafter.is_quoting else target.step_s)
     except BaseException:
         speculator.close()
         raise
-    return Drafting(choice, speculator)
+    return Drafting(limited(choice, options.draft_max, longest), speculator)
 
 
 def _drafter(

@@ -32,16 +32,16 @@ from runner.events import (
     Notice,
     Progress,
 )
-from runner.fit import Alternative, ModelFacts, alternatives, check_fit, plan, read_facts, record_of
+from runner.fit import Alternative, ModelFacts, Plan, alternatives, check_fit, plan, read_facts, record_of
 from runner.fit_history import read_history, record_load
 from runner.grammar import Grammars
 from runner.machine import devices
 from runner.paths import Paths
 from runner.prepare import ready
-from runner.registry import Registry
+from runner.registry import ModelSpec, Registry
 from runner.status_text import load_summary
 from runner.telemetry import Stages
-from runner.types import CancelToken, Message, ModelInfo, ReadyModel
+from runner.types import BackendName, CancelToken, Message, ModelInfo, ReadyModel
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class EngineSurface(Protocol):
         """Get `model` ready (fetching it if need be) and load it in place of the one before; Loaded comes last.
 
         Closing the iterator before that cancels. Raises RunnerErrors. The one before is let go once the other is
-        ready: what is misspelt or cannot be fetched leaves it loaded.
+        ready: what is misspelt, cannot be fetched, or is run by no backend leaves it loaded.
         """
         ...
 
@@ -109,12 +109,17 @@ class Engine(EngineSurface):
             can_go_back, heads = _can_go_back(files, facts, options), self._paths.drafts
             choice = choose_drafter(options, spec, registry, files.directory, heads, can_go_back=can_go_back)
             texts = read_draft_files(choice.files, emit)
+            context = FitContext(self._paths.fit_history, lambda: alternatives(spec, registry))
+            if choice.is_model and not offline:
+                room = None if self._has_tried else context  # what an earlier load holds is free by then
+                _check_remote_draft(registry.resolve(choice.source), spec, files, facts, options, room)
             draft = _draft_model(choice, registry, options, emit, cancel, offline=offline)
+            if self._backend is not None:
+                choose(files, options)  # again once the memory of the one before is free, which the choice goes by
             self.unload()
             if self._has_tried:
                 gc.collect()  # a load that failed left its weights in the cycles of a traceback
             self._has_tried = True
-            context = FitContext(self._paths.fit_history, lambda: alternatives(spec, registry))
             beside = None if draft is None else draft.facts
             backend, reason = load_backend(files, facts, options, emit, cancel, context, on_stage, draft=beside)
             on_stage("drafter")
@@ -209,6 +214,22 @@ def _draft_model(
     return _DraftModel(files, facts)
 
 
+def _check_remote_draft(
+    draft: ModelSpec,
+    target: ModelSpec,
+    files: ReadyModel,
+    facts: ModelFacts,
+    options: LoadOptions,
+    room: FitContext | None,
+) -> None:
+    """Refuse a draft model before it is fetched, for what its headers tell. room: None where it cannot be told now."""
+    from runner.preview import remote_draft  # which most loads do without
+
+    beside = remote_draft(draft, target, options)
+    if beside is not None and room is not None:
+        _planned(files, facts, options, choose(files, options).name, lambda _: None, room, beside)
+
+
 def _open_drafting(
     choice: DraftChoice,
     draft: _DraftModel | None,
@@ -282,12 +303,7 @@ def load_backend(
     if choice.is_fallback:
         emit(Notice("warning", f"Using the {choice.name} backend: {choice.reason}"))
     on_stage("estimate")
-    machine = devices()
-    records = read_history(context.history) if context else ()
-    made = plan(facts, options, machine, choice.name, records, emit, draft=draft)
-    # native knows its types and its allocator and checks itself, but not what will be loaded beside it.
-    if (choice.name == "llamacpp" or draft is not None) and not options.force:
-        check_fit(files.name, facts, made, machine, context.others if context else tuple)
+    made = _planned(files, facts, options, choice.name, emit, context, draft)
     on_stage("backend")
     percent = -1
 
@@ -307,6 +323,25 @@ def load_backend(
     if context:
         record_load(context.history, record_of(made, backend.memory()))
     return backend, choice.reason
+
+
+def _planned(
+    files: ReadyModel,
+    facts: ModelFacts,
+    options: LoadOptions,
+    backend: BackendName,
+    emit: Callable[[Notice], None],
+    context: FitContext | None,
+    draft: ModelFacts | None,
+) -> Plan:
+    """How it is to be loaded. Raises DoesNotFit, unless that is forced."""
+    machine = devices()
+    records = read_history(context.history) if context else ()
+    made = plan(facts, options, machine, backend, records, emit, draft=draft)
+    # native knows its types and its allocator and checks itself, but not what will be loaded beside it.
+    if (backend == "llamacpp" or draft is not None) and not options.force:
+        check_fit(files.name, facts, made, machine, context.others if context else tuple)
+    return made
 
 
 def _events_of(work: Callable[[Callable[[LoadEvent], None]], None], cancel: CancelToken) -> Iterator[LoadEvent]:

@@ -299,11 +299,13 @@ def _fetch(spec: ModelSpec, on_event: OnEvent, cancel: CancelToken) -> Located:
 def _describe(spec: ModelSpec, located: Located, on_event: OnEvent) -> ReadyModel:
     """Check the headers of all weights and read what the engine needs of the files beside them."""
     from_weights: dict[str, float | int] = {}
+    architecture = ""
     if located.choice.format == "gguf":
         from runner.quant.gguf_file import read_header as read_gguf
 
         headers = [read_gguf(path) for path in located.weights]
         from_weights = gguf_sampling(headers[0].metadata)
+        architecture = headers[0].architecture
     else:
         for path in located.weights:
             check_header(path)
@@ -321,6 +323,7 @@ def _describe(spec: ModelSpec, located: Located, on_event: OnEvent) -> ReadyMode
         weights=located.weights,
         directory=directory,
         size_bytes=located.size_bytes,
+        architecture=architecture,
         sampling={**from_weights, **from_config},
         stop_ids=stop_ids(read_json_if_there(directory / SAMPLING)),
     )

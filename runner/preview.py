@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -15,10 +15,10 @@ from runner.backends import backend_module, choose
 from runner.backends.native.architectures import ARCHITECTURES
 from runner.backends.native.preference import gpu_for_kernels
 from runner.backends.vocabulary import mismatch
-from runner.config import LoadOptions
-from runner.draft_choice import SAME_FAMILY, DraftChoice, cannot_draft, choose_drafter, unless_inexact, unused
+from runner.config import LONGEST_DRAFT, LONGEST_STATE_DRAFT, LoadOptions
+from runner.draft_choice import SAME_FAMILY, DraftChoice, cannot_draft, choose_drafter, limited, unless_inexact, unused
 from runner.draft_files import missing_files
-from runner.errors import BusyError, RunnerError
+from runner.errors import BusyError, RunnerError, UnsuitedOptions
 from runner.events import Notice
 from runner.fit import (
     Fit,
@@ -42,6 +42,7 @@ from runner.prepare import listed, locate, ready, title
 from runner.quant.packed_files import MANIFEST_NAME
 from runner.registry import SCRIPT_SUFFIX, ModelSpec, Registry
 from runner.remote_headers import gguf_header, json_object, safetensors_header
+from runner.remote_vocabulary import gguf_vocabulary, safetensors_vocabulary
 from runner.types import BackendName, CancelToken, ReadyModel, WeightsFormat
 
 # Headers of more shards than this are not read one by one: config.json tells the number of weights as well.
@@ -100,7 +101,8 @@ class Preview:
 class _Found:
     """What is known of the files, here or on the hub. listed: sizes of all files of the repository.
 
-    directory: where they are, or the name of the repository. model: None where they are not here.
+    directory: where they are, or the name of the repository. model: None where they are not here. listing: of the hub,
+    where they are not. start: how a GGUF there begins, its whole header.
     """
 
     facts: ModelFacts
@@ -110,6 +112,8 @@ class _Found:
     download_bytes: int
     listed: dict[str, int]
     model: ReadyModel | None
+    listing: hub.Listing | None = None
+    start: bytes = b""
 
     @property
     def backend(self) -> BackendName:
@@ -117,9 +121,11 @@ class _Found:
         return self.backing.name or ("llamacpp" if self.facts.format == "gguf" else "native")
 
     @property
-    def can_go_back(self) -> bool:
-        """Whether tokens can be taken back. Of layers that keep a state the native backend keeps some earlier ones."""
-        return self.backend == "native" or self.facts.shape.can_go_back
+    def longest_draft(self) -> int:
+        """Tokens that can be taken back, 0: none. Of layers that keep a state the native backend keeps earlier ones."""
+        if self.facts.shape.can_go_back:
+            return LONGEST_DRAFT
+        return LONGEST_STATE_DRAFT if self.backend == "native" else 0
 
 
 def preview(spec: ModelSpec, options: LoadOptions, *, offline: bool, paths: Paths | None = None) -> Preview:
@@ -188,42 +194,79 @@ def _drafting(
 ) -> tuple[DraftChoice, ModelFacts | None]:
     """What would draft, and the facts of the model that does; a drafter that cannot be had is an answer too."""
     try:
-        choice = choose_drafter(options, spec, registry, found.directory, heads, can_go_back=found.can_go_back)
+        can_go_back = found.longest_draft > 0
+        choice = choose_drafter(options, spec, registry, found.directory, heads, can_go_back=can_go_back)
         draft = _found(registry.resolve(choice.source), options, offline=offline) if choice.is_model else None
-        if draft is not None and not draft.can_go_back:
-            raise cannot_draft(choice.source)
-        differing = _differing(draft, found) if draft is not None else ""
+        if draft is not None:
+            _check_draft(choice.source, draft, title(spec), found)
     except RunnerError as error:
         return DraftChoice(drafter=None, reason=f"{error.message} {error.hint}".strip(), is_refused=True), None
-    if differing:
-        reason = f"{choice.source} cannot draft for {title(spec)}: {differing} {SAME_FAMILY}"
-        return DraftChoice(drafter=None, reason=reason, is_refused=True), None
     if choice.drafter in ("mtp", "eagle3") and found.backend != "native":
         reason = f"the {found.backend} backend has no {choice.drafter} drafter, --backend native has"
         return DraftChoice(drafter=None, reason=reason), None
-    return choice, None if draft is None else draft.facts
+    longest = min(found.longest_draft, LONGEST_DRAFT if draft is None else draft.longest_draft)
+    return limited(choice, options.draft_max, longest), None if draft is None else draft.facts
 
 
-def _differing(draft: _Found, target: _Found) -> str:
-    """How the vocabularies of two models differ, where the files of both are here and would be run."""
-    words = [
-        backend_module(one.backing.name).vocabulary(one.model)
-        for one in (draft, target)
-        if one.model is not None and one.backing.name is not None
-    ]
-    return mismatch(*words) if len(words) == 2 else ""
+def remote_draft(draft: ModelSpec, target: ModelSpec, options: LoadOptions) -> ModelFacts | None:
+    """The facts of a draft model that is still to be fetched, which is refused where it cannot draft for `target`.
+
+    None where it is here, or its headers do not tell: that is left to the load. `target` is here. Raises
+    UnsuitedOptions, and as `listed` does.
+    """
+    if _is_here(draft):
+        return None
+    listing, choice = listed(draft)
+    try:
+        found = _on_the_hub(draft, options, listing, choice)
+    except RunnerError:
+        return None
+    is_for_native = options.backend == "auto" and CONFIG in choice.side and choice.format == "gguf"
+    if is_for_native and (found.backing.name is None or gpu_for_kernels() is not None):
+        return None  # it may be the one to run it then, has another tokenizer, and goes back where llama.cpp does not
+    _check_draft(title(draft), found, title(target), _here(target, options))
+    return found.facts
+
+
+def _check_draft(name: str, draft: _Found, target_name: str, target: _Found) -> None:
+    """Raise UnsuitedOptions where headers and vocabularies tell that the one cannot draft for the other."""
+    if not draft.longest_draft:
+        raise cannot_draft(name)
+    drafted = _vocabulary(draft)
+    written = _vocabulary(target) if drafted else ()
+    if drafted and written and (differing := mismatch(drafted, written)):
+        raise UnsuitedOptions(f"{name} cannot draft for {target_name}: {differing}", hint=SAME_FAMILY)
+
+
+def _vocabulary(one: _Found) -> tuple[str, ...]:
+    """What its ids stand for; () where no backend would run it, or the hub does not tell."""
+    if one.backing.name is None:
+        return ()
+    if one.model is not None:
+        return backend_module(one.backing.name).vocabulary(one.model)
+    assert one.listing is not None, "what is not here was found there"
+    try:
+        if one.backing.name == "llamacpp":
+            return gguf_vocabulary(one.start, one.files[0][1])
+        return safetensors_vocabulary(one.listing) if one.facts.format != "gguf" else ()
+    except (RunnerError, OSError):
+        return ()
+
+
+def _is_here(spec: ModelSpec) -> bool:
+    is_script = spec.path is not None and spec.path.name.endswith(SCRIPT_SUFFIX)
+    return spec.origin == "fake" or is_script or locate(spec) is not None
 
 
 def _found(spec: ModelSpec, options: LoadOptions, *, offline: bool) -> _Found:
-    is_script = spec.path is not None and spec.path.name.endswith(SCRIPT_SUFFIX)
-    if spec.origin == "fake" or is_script or locate(spec) is not None:
+    if _is_here(spec):
         return _here(spec, options)
     if offline:
         raise BusyError(
             f"{title(spec)} is not on this machine, and --offline forbids asking the hub for its headers.",
             hint="Leave --offline out; `runner show` says what the registry knows.",
         )
-    return _on_the_hub(spec, options)
+    return _on_the_hub(spec, options, *listed(spec))
 
 
 def _here(spec: ModelSpec, options: LoadOptions) -> _Found:
@@ -252,15 +295,17 @@ def _none(error: RunnerError) -> Backing:
 # --- on the hub ------------------------------------------------------------------------------------------------------
 
 
-def _on_the_hub(spec: ModelSpec, options: LoadOptions) -> _Found:
+def _on_the_hub(spec: ModelSpec, options: LoadOptions, listing: hub.Listing, choice: Choice) -> _Found:
     repo, revision = spec.source
-    listing, choice = listed(spec)
+    start = b""
     sizes = {file.name: file.size_bytes for file in listing.files}
     here = next((set(one.names) for one in snapshots(repo, revision) if one.commit == listing.commit), set[str]())
     model = ReadyModel(name=title(spec), format=choice.format, weights=(), directory=Path(repo), size_bytes=0)
     with hub.RemoteReader(listing) as reader:
         if choice.format == "gguf":
-            facts = gguf_facts([gguf_header(reader, listing.file(name)) for name in choice.weights])
+            headers, starts = zip(*(gguf_header(reader, listing.file(name)) for name in choice.weights), strict=True)
+            facts, start = gguf_facts(headers), starts[0]
+            model = replace(model, architecture=facts.shape.architecture)
             backing = _backing(model, options, "llamacpp", None)
         else:
             config = json_object(reader, listing.file(CONFIG))
@@ -274,6 +319,8 @@ def _on_the_hub(spec: ModelSpec, options: LoadOptions) -> _Found:
         download_bytes=sum(sizes[name] for name in choice.names if name not in here),
         listed=sizes,
         model=None,
+        listing=listing,
+        start=start,
     )
 
 

@@ -25,8 +25,8 @@ MAX_JSON_BYTES: Final = 4 * 2**20
 _AVOID: Final = "It is not what its name says: do not use this repository."
 
 
-def gguf_header(reader: hub.RemoteReader, file: hub.RemoteFile) -> GgufHeader:
-    """The checked header of one GGUF file: more of the file is read until it is whole.
+def gguf_header(reader: hub.RemoteReader, file: hub.RemoteFile) -> tuple[GgufHeader, bytes]:
+    """The checked header of one GGUF file, and what was read of it: more and more, until the header is whole.
 
     Raises BadModelFile for a malformed one, and what hub.read_range raises.
     """
@@ -35,7 +35,7 @@ def gguf_header(reader: hub.RemoteReader, file: hub.RemoteFile) -> GgufHeader:
     while True:
         start += _read(reader, file, len(start), wanted - len(start))
         try:
-            return parse_gguf(Path(file.name), start, file.size_bytes)
+            return parse_gguf(Path(file.name), start, file.size_bytes), start
         except NotHere as more:
             if more.wanted > MAX_GGUF_BYTES:
                 raise _too_large(file, MAX_GGUF_BYTES) from more

@@ -60,6 +60,7 @@ class ReadyModel:
 
     weights: one GGUF (the first part of a split one), one or more safetensors shards, the model.safetensors of a packed
     model, whose runner.json is beside it, or a fake script.
+    architecture: what the header of a GGUF names, "" where that is not known.
     directory: where config.json, tokenizer.json, tokenizer_config.json and generation_config.json are, if anywhere.
     sampling: the model's own sampling defaults, by SamplingParams field name.
     stop_ids: tokens that end an answer, as generation_config.json lists them; a GGUF has room for three.
@@ -71,6 +72,7 @@ class ReadyModel:
     weights: tuple[Path, ...]
     directory: Path
     size_bytes: int
+    architecture: str = ""
     sampling: Mapping[str, float | int] = field(default_factory=dict)
     stop_ids: tuple[int, ...] = ()
     chat_template: str | None = None

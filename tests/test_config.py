@@ -16,7 +16,14 @@ from runner.types import BackendName
 
 def test_every_backend_and_every_drafter_can_be_asked_for() -> None:
     assert set(get_args(BackendChoice)) == {"auto", *get_args(BackendName)}
+    assert LoadOptions(backend="fake").backend == "fake"
     assert set(get_args(Speculation)) == {"off", "auto", *get_args(DrafterName)} - {"scripted"}  # benchmarks' alone
+
+
+def test_who_mistypes_a_backend_is_told_of_those_that_run_models() -> None:
+    with pytest.raises(UsageError) as caught:
+        LoadOptions(backend="lama")  # type: ignore[arg-type]
+    assert caught.value.hint == "It must be one of: auto, native, llamacpp."
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,16 @@ import random
 import string
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from both_ways import eager
+from hub_server import Fault, Hub, Repo, serving
+from tiny_files import read_tree
 
 from runner.backends import llamacpp
 from runner.backends.native.backend import NativeBackend
@@ -25,7 +28,11 @@ from runner.drafting import open_drafting
 from runner.engine import Engine
 from runner.errors import DoesNotFit, RunnerError, UnsuitedOptions, UsageError
 from runner.events import Finished, Loaded, Notice, TextDelta
+from runner.hub_cache import snapshots
 from runner.paths import user_paths
+from runner.preview import preview, remote_draft
+from runner.registry import Registry
+from runner.remote_headers import GGUF_START_BYTES
 from runner.speculative.rounds import decode
 from runner.speculative.suffix import MOST_GIVEN
 from runner.status_text import speculation_summary
@@ -150,6 +157,102 @@ def test_another_vocabulary_is_refused_with_the_token_that_differs(engine: Engin
     assert engine.loaded is None
 
 
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with serving(Hub()) as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        yield running
+
+
+def with_weights(path: Path) -> bytes:
+    """A GGUF with some megabytes behind all that it needs."""
+    return path.read_bytes() + bytes(8 * 2**20)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_draft_model_on_the_hub_is_refused_by_its_headers_before_it_is_fetched(
+    server: Hub, engine: Engine, tmp_path: Path, shared_data: Path, demo_directory: Path
+) -> None:
+    stories = shared_data / "stories260K" / "gguf" / "stories260K-f32.gguf"
+    mamba = write_mamba(tmp_path / "mamba.gguf", demo_directory)
+    server.repos["who/stories"] = Repo({"stories-f32.gguf": with_weights(stories)})
+    server.repos["who/mamba"] = Repo({"mamba-f32.gguf": with_weights(mamba)})
+    loaded, _ = load(engine, "demo", backend="llamacpp", ctx_size=512)
+    for name, words in (
+        ("who/stories", r"who/stories cannot draft for demo: their vocabularies differ\. Token \d+ is"),
+        ("who/mamba", "who/mamba cannot draft: its recurrent layers"),
+    ):
+        with pytest.raises(UnsuitedOptions, match=words) as caught:
+            load(engine, "demo", draft=name)
+        assert "--spec suffix" in caught.value.hint
+        seen = preview(Registry.load_for().resolve("demo"), LoadOptions(draft=name), offline=False)
+        assert seen.drafting.reason == f"{caught.value.message} {caught.value.hint}"
+    assert engine.loaded == loaded
+    assert max(body.sent_bytes for body in server.bodies) <= GGUF_START_BYTES
+    assert not snapshots("who/stories", "main")
+    engine.close()
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_safetensors_on_the_hub_are_refused_by_their_tokenizer(server: Hub, engine: Engine, tmp_path: Path) -> None:
+    model = tiny_models.save(tiny_models.make("qwen3"), tmp_path / "model")
+    other = read_tree(model)
+    other["tokenizer.json"] = other["tokenizer.json"].replace(b'"a":', b'"\xc3\xbf\xc3\xbf":')
+    assert other["tokenizer.json"] != (model / "tokenizer.json").read_bytes()
+    server.repos["who/same"], server.repos["who/other"] = Repo(read_tree(model)), Repo(other)
+    with pytest.raises(UnsuitedOptions, match=r"who/other:safetensors cannot draft for .*vocabularies differ"):
+        load(engine, model, n_gpu_layers=0, draft="who/other:safetensors")
+    assert not snapshots("who/other", "main")
+    loaded, _ = load(engine, model, n_gpu_layers=0, draft="who/same:safetensors")
+    assert loaded.speculation == "model: who/same:safetensors drafts"
+    engine.close()
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_draft_model_on_the_hub_that_does_not_fit_is_not_fetched(
+    server: Hub, engine: Engine, demo_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.repos["who/demo"] = Repo({"demo-q8_0.gguf": with_weights(demo_directory / "demo-q8_0.gguf")})
+    monkeypatch.setattr("runner.engine.devices", lambda: [small_machine()])
+    with pytest.raises(DoesNotFit, match="draft 0.06 GiB"):
+        load(engine, "demo", draft="who/demo")
+    assert not snapshots("who/demo", "main")
+    load(engine, "demo")
+    with pytest.raises(DoesNotFit, match="draft 0.06 GiB"):
+        load(engine, "demo", draft="who/demo")
+    assert snapshots("who/demo", "main"), "what the model before it holds is free once it is let go"
+    engine.close()
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_draft_model_that_the_native_backend_may_take_is_not_refused_for_what_llama_cpp_cannot(
+    server: Hub, tmp_path: Path, demo_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mamba = write_mamba(tmp_path / "mamba.gguf", demo_directory).read_bytes()
+    server.repos["who/alone"] = Repo({"mamba-f32.gguf": mamba})
+    server.repos["who/both"] = Repo({"mamba-f32.gguf": mamba, "config.json": b"{}"})
+    resolve, gpu = Registry.load_for().resolve, Device(kind="cuda", index=0, name="a", total_bytes=9, free_bytes=9)
+    for name, found, is_refused in (("alone", gpu, True), ("both", None, True), ("both", gpu, False)):
+        monkeypatch.setattr("runner.preview.gpu_for_kernels", lambda found=found: found)
+        with pytest.raises(UnsuitedOptions) if is_refused else nullcontext():
+            remote_draft(resolve(f"who/{name}"), resolve("demo"), LoadOptions())
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_what_the_hub_does_not_tell_of_a_draft_model_is_left_to_the_load(
+    server: Hub, engine: Engine, demo_directory: Path
+) -> None:
+    server.repos["who/demo"] = Repo({"demo-q8_0.gguf": (demo_directory / "demo-q8_0.gguf").read_bytes()})
+    server.faults = [Fault("gzip", name="demo-q8_0.gguf")]
+    loaded, _ = load(engine, "demo", ctx_size=512, draft="who/demo")
+    assert server.faults[0].times == 0, "its header was asked for"
+    assert loaded.speculation == "model: who/demo drafts"
+    n_asked = len(server.requests)
+    load(engine, "demo", ctx_size=512, draft="who/demo")
+    assert len(server.requests) == n_asked, "of a model that is here nobody is asked"
+    engine.close()
+
+
 def test_a_copy_must_be_one(engine: Engine, tmp_path: Path) -> None:
     wide = tiny_models.save(tiny_models.make("qwen3", num_hidden_layers=3), tmp_path / "wide")
     narrow = tiny_models.save(tiny_models.make("qwen3", num_hidden_layers=2), tmp_path / "narrow")
@@ -228,10 +331,31 @@ def test_drafts_for_and_by_a_model_with_delta_nets_are_as_long_as_it_can_go_back
         assert set(timed) <= {1, 2, 4, 6}, "of steps that no draft needs nobody wants to know the time"
         timed.clear()
     other = str(tiny_models.save(tiny_models.make("qwen3"), tmp_path / "other"))
-    load(engine, other, n_gpu_layers=0, speculation="model", draft=model)
+    loaded, _ = load(engine, other, n_gpu_layers=0, speculation="model", draft=model)
     assert engine.drafting.speculator is not None
     assert engine.drafting.speculator.draft_max == 5
+    assert loaded.speculation.endswith("drafts have 5 tokens at most, no more can be taken back")
     engine.close()
+
+
+@pytest.mark.parametrize(("asked", "is_told", "is_noticed"), [(10, True, True), (15, True, False), (5, False, False)])
+def test_drafts_that_are_shorter_than_asked_for_are_told(
+    engine: Engine, tmp_path: Path, asked: int, is_told: bool, is_noticed: bool
+) -> None:
+    """By what a chat shows; and at once where somebody chose a length."""
+    model = str(tiny_models.save(tiny_models.make("qwen3-5"), tmp_path / "qwen"))
+    loaded, notices = load(engine, model, n_gpu_layers=0, draft_max=asked)
+    engine.close()
+    told = [notice.text for notice in notices if "--draft-max" in notice.text]
+    assert loaded.speculation == "suffix: it needs no memory" + (
+        "; drafts have 5 tokens at most, no more can be taken back" if is_told else ""
+    )
+    assert told == (
+        ["Drafts have 5 tokens at most, not the 10 of --draft-max: no more can be taken back."] * is_noticed
+    )
+    seen = preview(Registry.load_for().resolve(model), LoadOptions(n_gpu_layers=0, draft_max=asked), offline=True)
+    assert seen.drafting.words == loaded.speculation
+    assert [notice.text for notice in seen.notices] == told
 
 
 @pytest.mark.parametrize("backend", ["llamacpp", "native"])
@@ -302,14 +426,15 @@ def test_a_backend_without_heads_says_which_has_them(engine: Engine, tmp_path: P
     assert "--backend native" in caught.value.hint
 
 
+def small_machine() -> Device:
+    """One for the demo, which takes 54 MiB, and for no other one to draft, with which it takes 110."""
+    return Device(kind="cpu", index=0, name="small", total_bytes=2**30, free_bytes=80 * 2**20)
+
+
 def test_a_draft_model_that_does_not_fit_is_refused_before_anything_is_loaded(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free = 80 * 2**20  # the demo takes 54 MiB, with another one to draft 110
-    monkeypatch.setattr(
-        "runner.engine.devices",
-        lambda: [Device(kind="cpu", index=0, name="small", total_bytes=2**30, free_bytes=free)],
-    )
+    monkeypatch.setattr("runner.engine.devices", lambda: [small_machine()])
     load(engine, "demo")
     with pytest.raises(DoesNotFit, match="draft") as caught:
         load(engine, "demo", draft="demo")

@@ -23,7 +23,7 @@ from runner.backends.base import Began, Compiling
 from runner.config import ChatOptions, Grammar, LoadOptions, SamplingParams
 from runner.engine import Engine, EngineSurface
 from runner.engine_process import EngineProcess
-from runner.errors import ContextOverflow, RunnerError, UnknownModel, UsageError
+from runner.errors import ContextOverflow, RunnerError, UnknownModel, UnsupportedModel, UsageError
 from runner.events import ChatEvent, Finished, Loaded, Notice, Progress, ReasoningDelta, Stats, TextDelta
 from runner.paths import user_paths
 from runner.types import Message
@@ -337,6 +337,18 @@ def test_live_numbers_come_while_the_answer_streams(engine: EngineSurface, scrip
     assert last.completion_tokens > 40
     assert last.decode_tok_s is not None
     assert (last.completion_tokens - 1) / whole_s < last.decode_tok_s <= 100  # a token takes 10 ms, or more
+
+
+def test_a_model_that_no_backend_runs_leaves_the_one_before_loaded(
+    engine: EngineSurface, script: Callable[..., str], tmp_path: Path, demo_directory: Path
+) -> None:
+    before = load(engine, script(replies=["abc"]))
+    data = (demo_directory / "demo-q8_0.gguf").read_bytes()
+    (path := tmp_path / "new.gguf").write_bytes(data.replace(b"qwen3", b"qwen9"))
+    with pytest.raises(UnsupportedModel, match="does not know the architecture 'qwen9'"):
+        load(engine, str(path))
+    assert engine.loaded == before
+    assert text_of(list(engine.chat(user("x"), GREEDY))) == "abc"
 
 
 def test_errors_keep_their_class_message_and_hint(engine: EngineSurface, script: Callable[..., str]) -> None:

@@ -303,7 +303,7 @@ def test_another_model_is_named_only_where_nothing_else_helps_and_with_room_for_
         dataclasses.replace(small, name="m:Q2_K", size_bytes=3 * GIB, is_same=True),
     )
     long, short = LoadOptions(ctx_size=40960), LoadOptions(ctx_size=2048)
-    only_small = refusal(Q4, long, machine(4.5), *others).hint  # m:Q2_K would fit with another context alone
+    only_small = refusal(Q4, long, machine(2.5), *others).hint  # m:Q2_K would not with any context
     assert only_small.startswith("small (1.00 GiB) would fit. --force")
     assert refusal(Q4, short, machine(4.5), *others).hint.startswith("m:Q2_K (3.00 GiB) would fit. --force")
     assert "small" not in refusal(Q4, long, machine(7), small).hint  # a smaller context would
@@ -311,6 +311,39 @@ def test_another_model_is_named_only_where_nothing_else_helps_and_with_room_for_
     original = dataclasses.replace(Q4, format="safetensors")
     made = plan(original, LoadOptions(ctx_size=512), machine(60, 8), "native", (), lambda _: None)
     assert str(remedy(original, made, machine(60, 8), (small,))) == "It would fit on the CPU: -ngl 0."
+
+
+@pytest.mark.parametrize(
+    ("room_gib", "quant", "n_ctx"),
+    [
+        (5.6, "m:Q3_K_M", 1024),  # it leaves half, and m:Q2_K would leave more
+        (4.6, "m:Q2_K", 1024),
+        (4.1, "m:Q3_K_M", 768),  # none leaves half: of those that leave most the finest
+        (3.6, "m:Q2_K", 768),
+        (2.1, "", 0),
+    ],
+)
+def test_a_smaller_quantization_and_a_smaller_context_are_named_where_both_are_needed(
+    room_gib: float, quant: str, n_ctx: int
+) -> None:
+    """256 tokens take a GiB here, and the weights eight."""
+    shape = dataclasses.replace(
+        QWEN3_8B, hidden_size=1, vocab_size=1, caches=(LayerCache(kind="full", width=2 * 2**20),)
+    )
+    facts, options = dataclasses.replace(Q4, shape=shape, weights_bytes=8 * GIB), LoadOptions(ctx_size=2048)
+    others = tuple(
+        Alternative(name=name, size_bytes=size, is_same=name.startswith("m:"), is_exact=True)
+        for name, size in (("m:Q4_K_S", 4 * GIB), ("m:Q3_K_M", GIB), ("m:Q2_K", GIB // 2), ("small", GIB // 4))
+    )
+    made = plan(facts, options, machine(room_gib), "llamacpp", (), lambda _: None)
+    found = remedy(facts, made, machine(room_gib), others)
+    assert (found.quant.name if found.quant else "", found.quant_ctx) == (quant, n_ctx)
+    if found.quant:
+        assert str(found).endswith(f"would fit with a context of {n_ctx} tokens: -c {n_ctx}.")
+        smaller = dataclasses.replace(facts, weights_bytes=found.quant.size_bytes)
+        fitting(smaller, LoadOptions(ctx_size=n_ctx), machine(room_gib))
+        refusal(smaller, LoadOptions(ctx_size=n_ctx + 256), machine(room_gib))
+        refusal(facts, LoadOptions(ctx_size=n_ctx), machine(room_gib))
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,13 @@ def test_an_unknown_family_is_estimated_by_its_headers_and_says_so(server: Hub) 
     assert "brand_new: model type not supported" in found.backing.reason
 
 
+def test_a_remote_gguf_that_llama_cpp_does_not_know_says_so(server: Hub, vocabulary: Path) -> None:
+    server.repos["who/new"] = Repo({"new-Q8_0.gguf": vocabulary.read_bytes().replace(b"qwen3", b"qwen9")})
+    found = seen("who/new")
+    assert found.backing.name is None
+    assert "does not know the architecture 'qwen9'" in found.backing.reason
+
+
 def test_a_vision_model_says_what_is_not_counted(server: Hub) -> None:
     text = {**CONFIG, "model_type": "gemma3_text"}
     whole = {"model_type": "gemma3", "text_config": text, "vision_config": {"depth": 2}}

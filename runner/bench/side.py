@@ -13,6 +13,7 @@ from runner.bench.plan import BenchTest, Plan
 from runner.bench.record import NOT_REACHED, BenchBackend, BenchRow, SkippedTest, without_numbers
 from runner.bench.speculated import Speculated, together
 from runner.bench.tasks import GenreSample, Sample, Vitals
+from runner.draft_choice import shorter
 from runner.errors import RunnerError
 from runner.events import Loaded
 from runner.speculative.record import SpeculationRecord
@@ -167,8 +168,7 @@ class Side:
         """Say so where drafts are shorter than was asked for."""
         assert self.loaded is not None
         if 0 < self.loaded.draft_max < asked:
-            most = self.loaded.draft_max
-            self.note(f"Drafts have {most} tokens at most, not the {asked} of --draft-max: no more can be taken back.")
+            self.note(shorter(asked, self.loaded.draft_max))
 
     def answered(self, seconds: float) -> None:
         """A process gave its first text, so long after it was started."""

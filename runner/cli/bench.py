@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from runner.cli import bench_earlier, bench_reports, options, render
 from runner.cli.app import new_app
 from runner.cli.command import Command
+from runner.config import BACKENDS, BackendChoice
 from runner.errors import RunnerError, UnknownModel, UsageError, nearest_hint
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 _MEASURE = "measure"
 _FORMATS_ELSEWHERE = {"--csv": "csv", "--md": "md", "--markdown": "md", "--jsonl": "jsonl"}
-_KNOWN_BACKENDS = tuple(name for name in options.BACKENDS if name != "auto")
+_BACKENDS = tuple(name for name in BACKENDS if name != "auto")
 
 
 class _MeasureUnlessNamed(TyperGroup):
@@ -102,7 +103,7 @@ def measure(
             "--backend",
             metavar="NAME,..",
             help="These alone, in this order: native, llamacpp; every one that can run when left out.",
-            autocompletion=lambda: list(_KNOWN_BACKENDS),
+            autocompletion=lambda: list(_BACKENDS),
         ),
     ] = None,
     ctx_size: options.CtxSize = None,
@@ -274,8 +275,8 @@ def _backends(text: str | None) -> tuple[BackendName, ...]:
     if names == ["auto"]:
         return ()
     for name in names:
-        if name not in _KNOWN_BACKENDS:
-            raise UsageError(f"There is no backend {name!r}.", hint=nearest_hint(name, _KNOWN_BACKENDS))
+        if name not in get_args(BackendChoice) or name == "auto":
+            raise UsageError(f"There is no backend {name!r}.", hint=nearest_hint(name, _BACKENDS))
     return cast("tuple[BackendName, ...]", tuple(dict.fromkeys(names)))
 
 

@@ -13,6 +13,7 @@ import typer
 
 from runner.cli import completing, options, render
 from runner.cli.interrupt import stopping
+from runner.config import BACKENDS
 from runner.errors import UsageError
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def evaluate(
     backend: options.Backend = None,
     reference_backend: Annotated[
         str | None,
-        typer.Option("--reference-backend", metavar="|".join(options.BACKENDS), help="What runs the reference."),
+        typer.Option("--reference-backend", metavar="|".join(BACKENDS), help="What runs the reference."),
     ] = None,
     n_gpu_layers: options.GpuLayers = None,
     kv_type: options.KvType = None,

@@ -14,10 +14,9 @@ import typer
 
 from runner import config
 from runner.cli import completing
-from runner.config import LONGEST_DRAFT, Grammar
+from runner.config import BACKENDS, LONGEST_DRAFT, Grammar
 from runner.errors import UsageError
 
-BACKENDS: tuple[str, ...] = get_args(config.BackendChoice)
 _RATE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 KV_TYPES: tuple[str, ...] = get_args(config.KvType)
 SPECULATIONS: tuple[str, ...] = get_args(config.Speculation)

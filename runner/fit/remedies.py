@@ -26,12 +26,16 @@ _MORE_BYTES: Final = 512 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """What would fit: the model without its draft, a context in tokens (0: none does), main memory, another one."""
+    """What would fit: the model without its draft, a context in tokens (0: none does), main memory, another one.
+
+    quant_ctx: tokens of context with which `quant` does, where nothing of these is enough by itself, else 0.
+    """
 
     is_without_draft: bool = False
     n_ctx: int = 0
     is_for_cpu: bool = False
     quant: Alternative | None = None
+    quant_ctx: int = 0
     model: Alternative | None = None
 
     def __str__(self) -> str:
@@ -44,7 +48,8 @@ class Remedy:
         if self.is_for_cpu:
             found.append("It would fit on the CPU: -ngl 0.")
         if self.quant:
-            found.append(f"{_named(self.quant)} would fit.")
+            context = f" with a context of {self.quant_ctx} tokens: -c {self.quant_ctx}" if self.quant_ctx else ""
+            found.append(f"{_named(self.quant)} would fit{context}.")
         if self.model and not (self.n_ctx or self.is_for_cpu or self.quant):
             found.append(f"{_named(self.model)} would fit.")
         return " ".join(found) or "Choose a smaller quantization or a smaller model."
@@ -59,10 +64,9 @@ def remedy(facts: ModelFacts, made: Plan, machine: Sequence[Device], others: Ite
     """What would fit instead of the plan that was made for `facts`. The largest that fits is named."""
     fit = made.fit
 
-    def fits_with(n_ctx: int) -> bool:
-        smaller = dataclasses.replace(made.options, ctx_size=n_ctx)
-        changed = estimate(facts, smaller, machine, fit.backend, draft=made.draft, correction=made.learned)
-        return changed.is_fitting
+    def largest_with(weights_bytes: int) -> int:
+        """The largest context that fits beside so many bytes of weights."""
+        return _largest(lambda n_ctx: _room_for_weights(facts, made, machine, n_ctx) >= weights_bytes, fit.n_ctx)
 
     on_cpu = dataclasses.replace(made.options, n_gpu_layers=0)
     has_cpu = fit.device.kind != "cpu" and any(device.kind == "cpu" for device in machine)
@@ -70,13 +74,26 @@ def remedy(facts: ModelFacts, made: Plan, machine: Sequence[Device], others: Ite
     others = tuple(others)
     quants = [one for one in others if one.is_same and one.size_bytes + beside <= fit.room_bytes]
     models = [one for one in others if not one.is_same and rough_bytes(one.size_bytes) <= fit.room_bytes]
-    return Remedy(
+    alone = Remedy(
         is_without_draft=made.draft is not None and fit.total_bytes - fit.draft_bytes <= fit.room_bytes,
-        n_ctx=_largest(fits_with, fit.n_ctx),
+        n_ctx=largest_with(fit.need.weights_bytes),
         is_for_cpu=has_cpu and estimate(facts, on_cpu, machine, fit.backend, draft=made.draft).is_fitting,
         quant=max(quants, key=lambda one: one.size_bytes, default=None),
         model=max(models, key=lambda one: one.size_bytes, default=None),
     )
+    if alone.is_without_draft or alone.n_ctx or alone.is_for_cpu or alone.quant:
+        return alone
+    contexts = {one: n_ctx for one in others if one.is_same and (n_ctx := largest_with(one.size_bytes))}
+    # The finest that leaves half of what was asked for; where none does, what leaves most.
+    best = max(contexts, key=lambda one: (min(contexts[one], fit.n_ctx // 2), one.size_bytes), default=None)
+    return alone if best is None else dataclasses.replace(alone, quant=best, quant_ctx=contexts[best])
+
+
+def _room_for_weights(facts: ModelFacts, made: Plan, machine: Sequence[Device], n_ctx: int) -> int:
+    """Bytes that a context of so many tokens would leave for the weights."""
+    options = dataclasses.replace(made.options, ctx_size=n_ctx)
+    fit = estimate(facts, options, machine, made.fit.backend, draft=made.draft, correction=made.learned)
+    return fit.room_bytes - (fit.total_bytes - fit.need.weights_bytes)
 
 
 def rough_bytes(size_bytes: int) -> int:

@@ -123,7 +123,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(key="system", kind="text", default="", flag="--system", help="The system prompt of new chats."),
     *_fields(
         LoadOptions,
-        ("backend", "text", "--backend", "What runs the model: auto, native, llamacpp or fake."),
+        ("backend", "text", "--backend", "What runs the model: auto, native or llamacpp."),
         ("ctx_size", "integer", "--ctx-size", "Tokens of context; unset, the model's own up to 8192."),
         ("n_gpu_layers", "layers", "--n-gpu-layers", "Layers on the GPU: auto, all or a number; 0 is the CPU."),
         ("kv_type", "text", "--kv-type", "Type of the KV cache: f16, bf16, f32 or q8_0."),

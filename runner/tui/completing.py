@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from runner import set_values
 from runner.chat_commands import COMMANDS, PAGES, PATH_COMMANDS, THINK_LEVELS, is_command
-from runner.config import BackendChoice, KvType, OverflowPolicy, Think
+from runner.config import BACKENDS, KvType, OverflowPolicy, Think
 from runner.message_files import OPEN_MENTION, READ_NONE
 from runner.settings import SETTINGS
 
@@ -23,7 +23,7 @@ _MOST_PATHS = 200
 _SET_WORDS: dict[str, tuple[str, ...]] = {
     "overflow": get_args(OverflowPolicy),
     "think": get_args(Think),
-    "backend": get_args(BackendChoice),
+    "backend": BACKENDS,
     "kv_type": get_args(KvType),
     "n_gpu_layers": ("auto", "all"),
 }

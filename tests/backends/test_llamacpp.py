@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -198,6 +199,23 @@ def test_a_damaged_file_is_refused_with_its_name(tmp_path: Path, demo_directory:
         path.write_bytes(damaged)
         with pytest.raises(BadModelFile, match=name):
             load(path)
+
+
+@pytest.mark.parametrize(("architecture", "is_known"), [("qwen3", True), ("mamba", True), ("brand-new", False)])
+def test_an_architecture_that_llama_cpp_does_not_know_is_refused_before_a_load(
+    architecture: str, is_known: bool, demo_directory: Path
+) -> None:
+    model = dataclasses.replace(gguf_model(demo_directory / "demo-q8_0.gguf"), architecture=architecture)
+    refused = llamacpp.refusal(model, LoadOptions())
+    assert refused is None if is_known else f"does not know the architecture '{architecture}'" in (refused or "")
+
+
+def test_where_llama_cpp_cannot_be_asked_an_architecture_is_left_to_the_load(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, demo_directory: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    model = dataclasses.replace(gguf_model(demo_directory / "demo-q8_0.gguf"), architecture="brand-newer")
+    assert llamacpp.refusal(model, LoadOptions()) is None
 
 
 def test_a_file_without_a_tokenizer_is_refused(tmp_path: Path) -> None:

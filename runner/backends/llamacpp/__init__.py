@@ -54,7 +54,18 @@ def refusal(model: ReadyModel, options: LoadOptions) -> str | None:
         return f"{found.error}. {INSTALL_HINT}"
     if options.n_gpu_layers not in ("auto", 0) and not found.gpu_offload:
         return f"The installed llama-cpp-python {found.version} has no GPU support. {GPU_HINT}"
+    if model.architecture and not _knows(model.architecture):
+        return (
+            f"the installed llama-cpp-python {found.version} does not know the architecture {model.architecture!r}. "
+            "A newer one may (pip install --upgrade llama-cpp-python)."
+        )
     return None
+
+
+def _knows(architecture: str) -> bool:
+    from runner.backends.llamacpp.library import knows
+
+    return knows(architecture)
 
 
 def load(model: ReadyModel, options: LoadOptions, on_progress: LoadProgress, cancel: CancelToken) -> Backend:

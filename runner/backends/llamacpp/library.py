@@ -10,9 +10,12 @@ import ctypes
 import logging
 import os
 import re
+import struct
 import sys
 from collections import deque
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import llama_cpp
@@ -27,6 +30,7 @@ from runner.types import CancelToken
 log = logging.getLogger(__name__)
 
 _BUFFER_SIZE = re.compile(r"(\w+) buffer size *= *([\d.]+) MiB")
+_GGUF_STRING = 8  # of its types of values
 _ERROR = 4  # of ggml_log_level: none 0, debug 1, info 2, warn 3, error 4, continuation 5
 # What llama.cpp warns of is seldom news to a user, and what it calls an error is raised with its words, or is a cancel:
 # as a warning it would be on the terminal of a program that sets up no logging.
@@ -93,6 +97,35 @@ _KV_TYPES: dict[KvType, int] = {
     "bf16": 30,  # GGML_TYPE_BF16, which llama_cpp has no name for
     "q8_0": llama_cpp.GGML_TYPE_Q8_0,
 }
+
+
+@cache
+def knows(architecture: str) -> bool:
+    """Whether llama.cpp runs models of that architecture; where it cannot be asked, it is taken to.
+
+    It has no list of them. So it is given a GGUF that has this name and nothing else, and what it misses first tells.
+    """
+    n_tensors, n_entries = 0, 1
+    header = struct.pack("<4sIQQ", b"GGUF", 3, n_tensors, n_entries)
+    entry = _gguf_text("general.architecture") + struct.pack("<I", _GGUF_STRING) + _gguf_text(architecture)
+    log.info("asking llama.cpp whether it knows %r, with a file that it cannot load", architecture)
+    messages = library_log()
+    messages.errors.clear()
+    params = llama_cpp.llama_model_default_params()
+    params.vocab_only, params.n_gpu_layers = True, 0
+    try:
+        with TemporaryDirectory() as directory:
+            path = Path(directory) / "name.gguf"
+            path.write_bytes(header + entry)
+            llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
+    except OSError:
+        return True
+    return not any("unknown model architecture" in error for error in messages.errors)
+
+
+def _gguf_text(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
 
 
 def model_params() -> Any:

@@ -15,13 +15,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from runner.config import LONGEST_STATE_DRAFT
 from runner.kernels.values import MOST_ROWS
 from runner.model_config import DeltaConfig
 
-LONGEST_DRAFT: Final = 5
-"""Tokens of a draft: each more takes two more states."""
 # Of a step with the longest draft the first token alone may be taken, when the next such step has run already.
-SLOTS: Final = 2 * (LONGEST_DRAFT + 1)
+SLOTS: Final = 2 * (LONGEST_STATE_DRAFT + 1)
 
 
 @dataclass(frozen=True)

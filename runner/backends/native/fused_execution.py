@@ -20,7 +20,6 @@ from torch import Tensor
 from runner.backends.native.blocks import Tap, go_on
 from runner.backends.native.capture import Capture, Interior
 from runner.backends.native.decode_loop import STRIDES, DecodeLoop, Mailbox
-from runner.backends.native.delta_state import LONGEST_DRAFT
 from runner.backends.native.device_text import DeviceText
 from runner.backends.native.execution import Wanted
 from runner.backends.native.fused import FusedDecoder
@@ -29,7 +28,7 @@ from runner.backends.native.guesses import Guesses
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.step_inputs import StepInputs
 from runner.backends.native.stream import Stream
-from runner.config import SamplingParams
+from runner.config import LONGEST_STATE_DRAFT, SamplingParams
 from runner.kernels.advance import advance
 from runner.kernels.delta_rule import DeltaSlots
 from runner.kernels.early_launch import launch_early
@@ -43,7 +42,7 @@ from runner.speculative.costs import LEAST_STRIDE
 from runner.types import CancelToken
 
 # Two such steps may be under way, and the first token of the first one be all that is taken.
-_STRIDES_OF_STATES: Final = (LEAST_STRIDE, LONGEST_DRAFT)
+_STRIDES_OF_STATES: Final = (LEAST_STRIDE, LONGEST_STATE_DRAFT)
 
 
 class FusedExecution:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 
 from runner.backends.base import Began, LoadProgress
-from runner.backends.native import delta_state
 from runner.backends.native.backend import NativeBackend
 from runner.backends.native.execution import Execution, PlainExecution
 from runner.backends.native.kv_cache import KvCache
@@ -29,7 +28,7 @@ from runner.backends.native.placement import (
 from runner.backends.native.places import places_of
 from runner.backends.native.tokenizer import HuggingFaceTokenizer
 from runner.backends.native.warm_up import Rehearsing, compile_kernels, compile_trials
-from runner.config import LONGEST_DRAFT, LoadOptions
+from runner.config import LONGEST_DRAFT, LONGEST_STATE_DRAFT, LoadOptions
 from runner.kernels.cache_keys import hash_callees_first
 from runner.kernels.fragments import FORMATS_IN_FRAGMENTS
 from runner.model_config import ModelConfig, num_parameters
@@ -147,5 +146,5 @@ def _model_info(
         bos_token=name(tokenizer.bos_id),
         eos_token=name(tokenizer.eos_id),
         note="" if placement.is_gpu else _CPU_NOTE,
-        longest_draft=LONGEST_DRAFT if config.delta is None else delta_state.LONGEST_DRAFT,
+        longest_draft=LONGEST_DRAFT if config.delta is None else LONGEST_STATE_DRAFT,
     )
