@@ -126,6 +126,35 @@ def test_up_and_down_are_history_on_the_first_and_last_line_alone(tmp_path: Path
     play(tmp_path, keys)
 
 
+def test_up_before_the_history_has_been_read_goes_back_once_it_is_unless_something_was_typed(tmp_path: Path) -> None:
+    async def keys(app: PromptApp, pilot: Pilot[None]) -> None:
+        await pilot.press("up")
+        app.box.prompt.set_history(["oldest", "newest"])
+        assert app.box.prompt.text == "newest"
+
+    async def typing(app: PromptApp, pilot: Pilot[None]) -> None:
+        await pilot.press("up", "a")
+        app.box.prompt.set_history(["oldest"])
+        assert app.box.prompt.text == "a"
+        await pilot.press("up", "down")
+        assert app.box.prompt.text == "a"
+
+    play(tmp_path, keys)
+    play(tmp_path, typing)
+
+
+def test_what_was_sent_before_the_history_has_been_read_is_its_newest(tmp_path: Path) -> None:
+    async def keys(app: PromptApp, pilot: Pilot[None]) -> None:
+        app.box.prompt.remember("now")
+        app.box.prompt.set_history(["before"])
+        await pilot.press("up")
+        assert app.box.prompt.text == "now"
+        await pilot.press("up")
+        assert app.box.prompt.text == "before"
+
+    play(tmp_path, keys)
+
+
 def test_a_recalled_text_that_was_changed_is_what_is_being_typed(tmp_path: Path) -> None:
     async def keys(app: PromptApp, pilot: Pilot[None]) -> None:
         app.box.prompt.set_history(["first", "second"])

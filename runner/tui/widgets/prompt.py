@@ -74,6 +74,7 @@ class Prompt(TextArea, inherit_bindings=False):
         self.cursor_blink = False  # a blinking cursor is drawn for ever, over every connection
         self.has_list = False
         self._history: list[str] = []
+        self._is_read = self._is_awaited = False  # whether the history came, and whether Up was pressed before
         self._recalled: int | None = None  # the place in the history that is shown
         self._unfinished = ""  # what was being typed when the history was entered
 
@@ -86,9 +87,13 @@ class Prompt(TextArea, inherit_bindings=False):
         self._recalled = None
 
     def set_history(self, entries: Sequence[str]) -> None:
-        """What Up goes back through, the oldest first."""
-        self._history = list(entries)
+        """What Up goes back through, the oldest first; what was sent before it came is the newest of it."""
+        sent, self._history, self._is_read = self._history, list(entries), True
+        for text in sent:
+            self.remember(text)
         self._recalled = None
+        if self._is_awaited:
+            self._recall(-1)
 
     def remember(self, text: str) -> bool:
         """A text that Up brings back from now on; whether it is another one than the newest."""
@@ -173,6 +178,7 @@ class Prompt(TextArea, inherit_bindings=False):
     def _recall(self, step: int) -> None:
         """Go back or forth in the history; past its end is what was being typed."""
         if self._recalled is None:
+            self._is_awaited = step < 0 and not self._history and not self._is_read
             if step > 0 or not self._history:
                 return
             self._unfinished = self.text
@@ -189,6 +195,7 @@ class Prompt(TextArea, inherit_bindings=False):
 
     def on_text_area_changed(self, event: TextArea.Changed) -> None:
         event.stop()
+        self._is_awaited = False
         if self._recalled is not None and self.text != self._history[self._recalled]:
             self._recalled = None  # it was changed: now it is what is being typed
         self.post_message(self.Moved())
