@@ -214,6 +214,8 @@ class Turn:
             tally.describe(n_prompt=found.n_prompt)
             if found.is_raw:
                 tally.note("without a chat template: it has none")
+            if self._of.request.is_random:
+                tally.note("to the first token that has text, which of random weights may be a late one")
             if not number:
                 self._side.answered(time.perf_counter() - self._started)
 

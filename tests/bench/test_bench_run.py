@@ -305,6 +305,8 @@ def test_an_answer_without_text_is_no_time_to_the_first_text(script: Script) -> 
     of_random_weights, _ = bench(dataclasses.replace(silent, is_random=True))
     assert not of_random_weights.is_invalid
     assert [skipped.test for skipped in of_random_weights.skipped] == ["ttft"]
+    talking, _ = bench(dataclasses.replace(request(script(), repetitions=1), is_random=True))
+    assert "first token that has text" in next(row.note for row in talking.rows if row.test == "ttft")
 
 
 # --- cancelling ------------------------------------------------------------------------------------------------------
