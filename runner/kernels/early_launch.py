@@ -1,11 +1,10 @@
 """A launch of a kernel that may begin early, for its own sake: the steps that follow, by a graph, run faster.
 
-On an H200 (driver 580) a decode step whose kernels may begin early has two speeds by its graph, 3 % apart, and keeps the
-one that it has: in the slower each kernel that is not hidden behind another begins 0.9 us later. One launch of any such
-kernel outside of a graph, while the device is idle and before the step's inputs are copied, puts it into the faster;
-where the device is busy it may do the opposite, and one that may not begin early does nothing. Why is not known
-(docs/LOG.md, 2026-11-25 and 2026-11-29). There is nothing to compute, and
-so no reference.
+On an H200 (driver 580) a decode step whose kernels may begin early has two speeds by its graph, 3 % apart, and keeps
+the one that it has: in the slower each kernel that is not hidden behind another begins 0.9 us later. One launch of any
+such kernel outside of a graph, while the device is idle and before the step's inputs are copied, puts it into the
+faster; where the device is busy it may do the opposite, and one that may not begin early does nothing. Why is not
+known (docs/LOG.md, 2026-11-25 and 2026-11-29). There is nothing to compute, and so no reference.
 """
 
 from __future__ import annotations
