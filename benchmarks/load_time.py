@@ -6,6 +6,7 @@
 Each run is a fresh process, the file being in the page cache. "warm" runs find compiled kernels; "empty" ones, the
 first ever on a machine, begin with an empty TRITON_CACHE_DIR. All find the bytecode of packages, which pip writes when
 it installs them; where it is missing, as on images that set PYTHONDONTWRITEBYTECODE, it is made before the first run.
+A longer prompt (--prompts 16 40) goes through kernels of which loading launches none.
 --make writes a model of that shape with random weights first (in memory where that has room); --keep DIR leaves it
 there, whole, for `runner run`, `chat` and `bench`.
 
@@ -32,10 +33,10 @@ from pathlib import Path
 from workplace import workplace
 
 STAGES = ("interpreter", "imports", "files", "weights", "kernels", "prefill", "first token")
-N_PROMPT = 16
+N_PROMPT = 16  # tokens, where nothing else is said
 
 
-def child(directory: Path, n_ctx: int, entered: float) -> dict[str, float]:
+def child(directory: Path, n_ctx: int, n_prompt: int, entered: float) -> dict[str, float]:
     """The moments, in seconds of the wall clock, at which each stage ended. It is what a fresh process does."""
     from runner.backends.base import Prefill
     from runner.backends.native import import_torch, load
@@ -64,7 +65,7 @@ def child(directory: Path, n_ctx: int, entered: float) -> dict[str, float]:
     )
     backend = load(model, LoadOptions(backend="native", ctx_size=n_ctx), on_progress, CancelToken())
     ended["kernels"] = time.time()
-    steps = backend.generate(list(range(N_PROMPT)), SamplingParams(temperature=0, seed=0), CancelToken())
+    steps = backend.generate(list(range(n_prompt)), SamplingParams(temperature=0, seed=0), CancelToken())
     for step in steps:
         ended["prefill" if isinstance(step, Prefill) else "first token"] = time.time()
         if not isinstance(step, Prefill):
@@ -74,11 +75,11 @@ def child(directory: Path, n_ctx: int, entered: float) -> dict[str, float]:
     return ended
 
 
-def run(directory: Path, n_ctx: int, environment: Mapping[str, str]) -> dict[str, float]:
+def run(directory: Path, n_ctx: int, n_prompt: int, environment: Mapping[str, str]) -> dict[str, float]:
     """Seconds of each stage in a fresh process."""
     started = time.time()
     done = subprocess.run(
-        [sys.executable, __file__, str(directory), "--ctx-size", str(n_ctx), "--child"],
+        [sys.executable, __file__, str(directory), "--ctx-size", str(n_ctx), "--prompts", str(n_prompt), "--child"],
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
@@ -137,22 +138,32 @@ def measure(directory: Path, asked: argparse.Namespace) -> None:
     report = Report("load_time", where, asked.json)
     read_once(directory)
     size = (directory / "model.safetensors").stat().st_size
-    table = Table(["model               ", "kernels", *(f"{stage:11}" for stage in STAGES), "all s  "])
+    table = Table(["model               ", "prompt", "kernels", *(f"{stage:11}" for stage in STAGES), "all s  "])
     with tempfile.TemporaryDirectory(prefix="runner-load-") as work:
         environment = (
             dict(os.environ) if (is_there := has_bytecode("torch")) else with_bytecode(Path(work) / "bytecode")
         )
-        environment["TRITON_CACHE_DIR"] = str(Path(work) / "kernels")
-        for cache in ("empty", *["warm"] * asked.repeats):
-            stages = run(directory, asked.ctx_size, environment)
+        runs = [(n, cache) for n in asked.prompts for cache in ("empty", *["warm"] * asked.repeats)]
+        for n_prompt, cache in runs:
+            if cache == "empty":
+                environment["TRITON_CACHE_DIR"] = str(Path(work) / f"kernels-{n_prompt}")
+            stages = run(directory, asked.ctx_size, n_prompt, environment)
             cells = [f"{stages[stage]:.2f}" for stage in STAGES]
-            table.print([directory.name, cache, *cells, f"{sum(stages.values()):.2f}"])
-            row = {"model": directory.name, "size_bytes": size, "cache": cache, "stages_s": stages}
+            table.print([directory.name, str(n_prompt), cache, *cells, f"{sum(stages.values()):.2f}"])
+            row = {
+                "model": directory.name,
+                "size_bytes": size,
+                "n_prompt": n_prompt,
+                "cache": cache,
+                "stages_s": stages,
+            }
             row |= {"bytecode": "installed" if is_there else "made before"}
             report.add(row)
-    warm = [sum(row["stages_s"].values()) for row in report.rows if row["cache"] == "warm"]
-    if warm:
-        print(f"\nwarm, to the first token: {statistics.median(warm):.2f} s (median of {len(warm)})")
+    print()
+    for n_prompt in asked.prompts:
+        mine = [row for row in report.rows if row["cache"] == "warm" and row["n_prompt"] == n_prompt]
+        if warm := [sum(row["stages_s"].values()) for row in mine]:
+            print(f"warm, {n_prompt} tokens, to the first: {statistics.median(warm):.2f} s (median of {len(warm)})")
 
 
 def parse() -> argparse.Namespace:
@@ -163,6 +174,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, help="fewer than the shape has")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="where the made model stays")
     parser.add_argument("--ctx-size", type=int, default=2048)
+    parser.add_argument("--prompts", type=int, nargs="+", default=[N_PROMPT], metavar="N", help="tokens of the prompt")
     parser.add_argument("--repeats", type=int, default=3, help="with compiled kernels")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append a line of JSON for each run")
     parser.add_argument("--commit", help="what the rows say was measured; default: git's HEAD")
@@ -186,7 +198,7 @@ def main() -> None:
     entered = time.time()
     asked = parse()
     if asked.child:
-        print(json.dumps(child(asked.model, asked.ctx_size, entered)))
+        print(json.dumps(child(asked.model, asked.ctx_size, asked.prompts[0], entered)))
         return
     with _model(asked) as directory:
         measure(directory, asked)

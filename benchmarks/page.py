@@ -27,7 +27,7 @@ _KEYS = {
     "matmul": ("shape", "matrix", "m", "way"),
     "decode_layer": ("shape", "layers", "format", "rows", "depth"),
     "models": ("shape", "layers", "engine", "test"),
-    "load_time": ("model",),
+    "load_time": ("model", "n_prompt"),
     "speculation": ("kind", "model", "backend", "drafter", "adversary", "genre", "category", "temperature"),
 }
 Row = dict[str, Any]
@@ -246,12 +246,12 @@ def _ratio(ours: Row | None, theirs: Row | None) -> str:
 def load_time(rows: list[Row]) -> str:
     """A row a process, seconds of each stage."""
     stages = list(rows[0]["stages_s"])
-    lines = [_head("model", "GB", "kernels", *stages, "all")]
+    lines = [_head("model", "GB", "prompt", "kernels", *stages, "all")]
     for row in rows:
         seconds = row["stages_s"]
         cells = [f"{seconds[stage]:.2f}" for stage in stages]
         size = f"{row['size_bytes'] / 1e9:.2f}"
-        lines.append(_line(row["model"], size, row["cache"], *cells, f"{sum(seconds.values()):.2f}"))
+        lines.append(_line(row["model"], size, row["n_prompt"], row["cache"], *cells, f"{sum(seconds.values()):.2f}"))
     return "\n".join(lines)
 
 

@@ -52,11 +52,11 @@ def test_models_are_measured_beside_llama_cpp_python(tmp_path: Path) -> None:
 
 def test_loading_is_timed_stage_by_stage_and_the_made_model_stays(tmp_path: Path) -> None:
     out, kept = tmp_path / "rows.jsonl", tmp_path / "made"
-    arguments = ["--make", "demo-moe", "--keep", str(kept), "--ctx-size", "64", "--repeats", "1", "--json", str(out)]
-    done = run("load_time.py", *arguments)
+    arguments = ["--make", "demo-moe", "--keep", str(kept), "--ctx-size", "64", "--repeats", "1", "--prompts", "20"]
+    done = run("load_time.py", *arguments, "--json", str(out))
     assert done.returncode == 0, done.stderr
     empty, warm = rows_of(out)
-    assert (empty["cache"], warm["cache"]) == ("empty", "warm")
+    assert [(row["cache"], row["n_prompt"]) for row in (empty, warm)] == [("empty", 20), ("warm", 20)]
     assert all(seconds >= 0 for seconds in warm["stages_s"].values())
     assert warm["stages_s"]["imports"] > 0.1
     command = [sys.executable, "-c", "import sys; from runner.cli.app import main; sys.exit(main())"]
