@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any, get_args
 
 import pytest
@@ -104,6 +105,21 @@ def test_a_wrong_value_is_refused_by_its_name(where: str, key: str, value: objec
 def test_what_is_no_object_is_refused(value: object) -> None:
     with pytest.raises(UsageError, match="Not a saved chat"):
         from_json(value)
+
+
+def test_a_time_without_a_zone_is_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        session, _ = from_json(with_value("chat", "created_at", "1970-01-02T00:00:00"))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert session.created_at == 86400
+
+
+def test_a_title_of_accents_alone_is_cut_to_nothing() -> None:
+    assert title_from("\u0301" * (TITLE_LENGTH + 1)) == "…"
 
 
 def test_markdown_has_every_part_of_a_chat() -> None:
