@@ -300,6 +300,15 @@ def test_a_hyphen_may_be_escaped() -> None:
     assert not matcher(gbnf(r"root ::= [a\-c]")).take(ord("b")), "no range"
 
 
+def test_a_hyphen_behind_a_range_is_itself() -> None:
+    allowed = matcher(gbnf("root ::= [a-c-e]")).allowed()
+    assert [chr(byte) for byte in range(128) if allowed[byte]] == ["-", "a", "b", "c", "e"]
+
+
+def test_characters_beside_those_that_are_none_are_characters() -> None:
+    assert accepts(gbnf(r'root ::= "\ud7ff\ue000"'), "\ud7ff\ue000")
+
+
 def test_a_list_of_thousands_of_words_is_a_grammar() -> None:
     found = matcher(gbnf("root ::= " + " | ".join(f'"w{i}"' for i in range(5000))))
     assert all(found.take(byte) for byte in b"w4999")
@@ -427,8 +436,10 @@ def test_a_model_that_cannot_end_an_answer_is_refused() -> None:
         (Grammar(kind="json_schema", text='{"const": NaN}'), "NaN is no number"),
         (gbnf('root ::= "yes" |\n  [a-z'), r"line 2"),
         (gbnf('root ::= "a" other\nthird ::= "b"'), r"no rule other \(line 1\)"),
+        (gbnf('root ::= "a"\nthird ::= other'), r"no rule other \(line 2\)"),
         (gbnf('answer ::= "yes"'), "root"),
         (gbnf(r'root ::= "\ud800"'), "is no character"),
+        (gbnf(r'root ::= "\udfff"'), "is no character"),
         (gbnf("root ::= [z-a]"), "z-a in .* is no range"),
         (gbnf("root ::= " + "(" * 100_000), "nested too deeply"),
         (lark('start: "yes" | no\n'), r"no.*line 1, column 8"),
