@@ -23,6 +23,7 @@ from runner.fit import (
     alternatives,
     check_fit,
     estimate,
+    gguf_facts,
     gpu_layers_that_fit,
     plan,
     read_facts,
@@ -34,6 +35,7 @@ from runner.fit.facts import NO_FACTS
 from runner.kernels import gemm
 from runner.model_config.shape import NO_SHAPE, LayerCache, Shape
 from runner.paths import builtin
+from runner.quant.gguf_file import read_header
 from runner.quant.safetensors_file import StoredTensor
 from runner.registry import Registry
 from runner.types import BackendName, CancelToken, Device, MemoryUse, ReadyModel
@@ -475,7 +477,9 @@ def test_files_with_less_than_their_config_describes_are_said_to_be_doubtful(tmp
     assert read_facts(hf_directory(tmp_path, LLAMA)).shape.notes == ()
     config = LLAMA | {"vocab_size": 16}  # 632 weights, or 504 where the embeddings are tied: the files hold 516
     assert read_facts(hf_directory(tmp_path, config)).shape.notes == ()
-    (note,) = read_facts(hf_directory(tmp_path, config | {"num_hidden_layers": 9})).shape.notes
+    facts = read_facts(hf_directory(tmp_path, config | {"num_hidden_layers": 9}))
+    assert facts.num_parameters == 516
+    (note,) = facts.shape.notes
     assert note.startswith("The files hold 516 weights and config.json describes 3,576: ")
 
 
@@ -506,13 +510,14 @@ def test_weights_of_other_parts_count_for_bits_a_weight_and_not_for_the_text_mod
     assert (of_first_shard.weights_bytes, of_first_shard.bpw) == (10**6, 8 * 10**6 / 504)
 
 
-@pytest.mark.parametrize("quantizer", [None, {"quant_method": "gptq"}, {"bits": 4}, "gptq"])
+@pytest.mark.parametrize(
+    "quantizer", [None, {"quant_method": "gptq"}, {"quant_method": 5}, {"quant_method": ""}, {"bits": 4}, "gptq"]
+)
 def test_codes_are_no_weights_to_count(quantizer: object) -> None:
     config = LLAMA | {"num_hidden_layers": 9}
     for tensors in (stored(I32_codes=(40,), F16_scales=(8,)), stored(F16_codes=(88,))):
         facts = safetensors_facts(config | {"quantization_config": quantizer}, tensors)
-        is_told = isinstance(quantizer, dict) and "quant_method" in quantizer
-        assert facts.quantization == ("GPTQ" if is_told else tensors[0].dtype)
+        assert facts.quantization == ("GPTQ" if quantizer == {"quant_method": "gptq"} else tensors[0].dtype)
         if quantizer or len(tensors) > 1:
             assert (facts.num_parameters, facts.shape.notes) == (facts.shape.num_parameters, ())
 
@@ -526,6 +531,17 @@ def test_a_gguf_with_a_vocabulary_alone_is_no_model(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(BadModelFile, match=r"vocab\.gguf has no weights"):
         read_facts(gguf(tmp_path / "vocab.gguf"))
+
+
+def test_a_part_without_weights_is_the_beginning_of_those_with_some(demo: ReadyModel) -> None:
+    (header,) = [read_header(path) for path in demo.weights]
+    first = dataclasses.replace(header, tensors=())
+    assert gguf_facts([first, header]) == read_facts(demo)
+
+
+@pytest.mark.parametrize("form", [None, 5, ""])
+def test_a_manifest_that_names_no_format_leaves_the_type_of_the_tensors(form: object) -> None:
+    assert safetensors_facts(LLAMA, stored(F16_a=(8,)), {"format": form, "schema": "x"}).quantization == "F16"
 
 
 def test_weights_of_an_unknown_family_are_counted_in_the_headers(tmp_path: Path) -> None:
