@@ -86,6 +86,8 @@ def wrong(change: dict[str, object]) -> bytes:
         wrong({"format": "zip"}),
         wrong({"surprise": 1}),
         wrong({"machine": None}),
+        wrong({"machine": {**run_to_json(run())["machine"], "versions": {"runner": 5}}}),
+        wrong({"machine": {**run_to_json(run())["machine"], "versions": ["runner"]}}),
         wrong({"backends": [{"name": "native", "rows": [{"samples": [-1.0]}]}]}),
         wrong({"notes": 7}),
         wrong({"num_parameters": 10**400}),
@@ -221,7 +223,7 @@ def test_a_run_that_has_no_numbers_of_a_row_is_compared_with_only_where_none_has
     refusing = run(backend(row()), refused("llamacpp", "no memory"), id="refusing")
     for bad in (invalid, refusing):
         assert last_like([good, bad], now) is good
-        assert last_like([bad], now) is bad  # that it lacks them is said
+        assert last_like([dataclasses.replace(bad, id="earlier"), bad], now) is bad  # that it lacks them is said
         assert last_like([good, bad], dataclasses.replace(bad, id="now")) is bad  # nor has the new one any
 
 
