@@ -44,7 +44,7 @@ def test_a_part_with_an_unreadable_sidecar_is_counted_and_belongs_to_nothing(tex
     (blobs / "abc.runner-part").write_bytes(b"12345")
     (blobs / "abc.runner-part.json").write_text(text)
     (part,) = leftovers(repo_directory(GGUF)).parts
-    assert (part.name, part.size_bytes, part.done_bytes, part.is_resumable) == ("", 0, 5, False)
+    assert (part.name, part.commit, part.size_bytes, part.done_bytes, part.is_resumable) == ("", "", 0, 5, False)
 
 
 def test_what_other_tools_left_is_counted_and_deleted_too() -> None:
@@ -141,6 +141,7 @@ def test_the_parts_of_some_files_are_those_alone(blobs: Path) -> None:
     assert (left.partial_bytes, left.set_aside_bytes) == (8, 3)
     some = left.of_files(["two", "three"])
     assert ([part.etag for part in some.parts], some.set_aside) == (["bb"], ())
+    assert some
     assert not left.of_files(["three"])
 
 
@@ -194,6 +195,18 @@ def test_only_locks_of_what_is_asked_for_are_in_the_way(blobs: Path) -> None:
             refuse_while_fetched(blobs.parent, ["bb", "aa"])
     with filelock.FileLock(locks / "bb.txt"):
         refuse_while_fetched(blobs.parent)
+
+
+def test_where_nothing_can_be_locked_nothing_is_in_the_way(blobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    locks = lock_directory(blobs.parent)
+    locks.mkdir(parents=True)
+    (locks / "aa.lock").write_text("")
+
+    def refuse(_lock: filelock.FileLock) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(filelock.FileLock, "_acquire", refuse)
+    refuse_while_fetched(blobs.parent)
 
 
 def test_a_damaged_file_that_is_no_link_is_set_aside_where_there_were_no_blobs() -> None:
