@@ -59,15 +59,16 @@ class Transfer:
         """Fetch what is missing. Raises RunnerError after too many tries that brought nothing, OSError of the disk."""
         tries = Tries(self._remote.tuning, self._mark)
         farthest = self._part.length
-        while self._part.length < self._file.size_bytes:
+        while (before := self._part.length) < self._file.size_bytes:
             try:
                 await self._request()
             except TryAgain as again:
-                if self._part.length > farthest:
-                    farthest, self._n_contradictions = self._part.length, 0
+                if self._part.length > before:
                     tries.succeeded()
                 else:
                     self._location = None  # another place may have it
+                if self._part.length > farthest:  # not merely what had come before the file was begun again
+                    farthest, self._n_contradictions = self._part.length, 0
                 await tries.failed(again)
 
     async def _request(self) -> None:
