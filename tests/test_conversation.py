@@ -171,6 +171,23 @@ def test_closing_the_iterator_keeps_what_arrived(store: Store) -> None:
     assert engine_of(conversation).closed == 1
 
 
+def test_a_thought_that_was_stopped_is_kept_and_is_no_answer(store: Store) -> None:
+    params, options = SamplingParams(temperature=0.5), ChatOptions(think="on")
+    conversation = talk(store, ["first"], [ReasoningDelta("well"), "never"], params=params, options=options, system="")
+    assert (conversation.params, conversation.options, conversation.system) == (params, options, None)
+    list(conversation.send("one"))
+    answer = conversation.send("two")
+    while not isinstance(next(answer), ReasoningDelta):
+        pass
+    answer.close()  # type: ignore[attr-defined]
+    assert kept(conversation, store)[-1] == ("", "cancelled")
+    assert conversation.turns[-1].reasoning == "well"
+    assert [message.content for message in conversation.messages] == ["one", "first", "two"]
+    conversation.undo()
+    conversation.send("three")
+    assert (conversation.last_answer, conversation.title) == ("first", "one")
+
+
 def test_a_new_message_ends_an_answer_that_was_left_open(store: Store) -> None:
     conversation = talk(store, ["par", "never"], ["done"])
     left_open = conversation.send("one")
