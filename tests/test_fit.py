@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from runner import __version__
 from runner.backends import llamacpp
 from runner.backends.native.delta_state import SLOTS
-from runner.config import KvType, LoadOptions
+from runner.config import DEFAULT_CTX, KvType, LoadOptions
 from runner.errors import BadModelFile, DoesNotFit
 from runner.events import Notice
 from runner.fit import (
@@ -31,7 +31,7 @@ from runner.fit import (
     remedy,
     safetensors_facts,
 )
-from runner.fit.facts import NO_FACTS
+from runner.fit.facts import NO_FACTS, default_context
 from runner.kernels import gemm
 from runner.model_config.shape import NO_SHAPE, LayerCache, Shape
 from runner.paths import builtin
@@ -565,4 +565,5 @@ def test_a_script_takes_nothing() -> None:
     model = ReadyModel(name="x", format="script", weights=(), directory=Path(), size_bytes=0)
     assert read_facts(model) == NO_FACTS
     assert NO_FACTS.bpw == 0
+    assert default_context(NO_FACTS.shape) == DEFAULT_CTX
     assert estimate(NO_FACTS, LoadOptions(), machine(1), "fake").total_bytes == 0
