@@ -430,6 +430,12 @@ def test_a_model_that_cannot_end_an_answer_is_refused() -> None:
         (schema({"not": {"type": "string"}}), "not"),
         (schema({"type": "object", "unevaluatedProperties": False}), "unevaluatedProperties"),
         (schema({"anyOf": [{"prefixItems": [{}], "additionalItems": False}]}), "additionalItems beside prefixItems"),
+        (schema({"anyOf": [{}, {"prefixItems": [], "additionalItems": {}}]}), "additionalItems beside prefixItems"),
+        (
+            schema({"properties": {"a": {"prefixItems": [], "additionalItems": {}}}}),
+            "additionalItems beside prefixItems",
+        ),
+        (schema({"properties": [1]}), "."),
         (schema({"$ref": "#/$defs/nobody"}), "nobody"),
         (schema({"$ref": "https://example.com/schema.json"}), "example.com"),
         (schema({"type": "integer", "minimum": 3, "maximum": 2}), "minimum"),
@@ -456,6 +462,11 @@ def test_a_grammar_that_means_nothing_is_refused_with_what_and_where(grammar: Gr
         assert "\n" not in caught.value.message
         assert len(caught.value.message) < 400
         assert caught.value.hint
+
+
+def test_an_array_may_be_described_in_either_dialect() -> None:
+    check(schema({"type": "array", "prefixItems": [{"type": "string"}], "items": False}))
+    check(schema({"type": "array", "items": [{"type": "string"}], "additionalItems": False}))
 
 
 def test_names_and_values_are_no_dialect() -> None:
