@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import filelock
 import pytest
@@ -415,6 +416,18 @@ def test_mending_that_is_cancelled_says_so_and_what_was_set_aside_stays(server: 
         mend(cached(GGUF), on_progress=lambda _: None, cancel=cancel, options=hub.FetchOptions())
     assert path.with_name(f"{path.name}.corrupt-1").read_bytes() == b"damaged"
     assert server.fetched()
+
+
+@pytest.mark.usefixtures("server")
+def test_where_there_is_no_room_to_fetch_it_is_said_where_the_damaged_file_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch_all(GGUF)
+    path = blob(GGUF, WEIGHTS)
+    path.write_bytes(b"damaged")
+    findings = cached(GGUF)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    (mended,) = repaired(findings)
+    assert (mended.is_mended, mended.set_aside) == (False, path.with_name(f"{path.name}.corrupt-1"))
+    assert "free" in mended.detail
 
 
 @pytest.mark.usefixtures("server")
