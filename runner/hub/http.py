@@ -1,4 +1,4 @@
-"""The HTTP edge of the hub: addresses, the token and where it may go, proxies, timeouts, what a redirect means.
+"""The HTTP edge of the hub: addresses, the token and where it may go, proxies, timeouts, redirects, statuses.
 
 One place makes the clients, and one rule says who sees the token: the hub's own origin, never the host that a redirect
 leads to. It knows nothing of files on this machine, and it does not retry.
