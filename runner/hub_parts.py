@@ -178,7 +178,7 @@ def quarantine(blob: Path, blobs: Path) -> Path | None:
     """
     cache = blobs.parent.parent.resolve()
     try:
-        real: Path | None = blob.resolve(strict=True)
+        real: Path | None = Path(os.path.realpath(blob, strict=True))
     except OSError:
         real = None
     if real is not None and not real.is_relative_to(cache):

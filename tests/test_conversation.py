@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -171,12 +171,58 @@ def test_closing_the_iterator_keeps_what_arrived(store: Store) -> None:
     assert engine_of(conversation).closed == 1
 
 
+def test_a_thought_that_was_stopped_is_kept_and_is_no_answer(store: Store) -> None:
+    params, options = SamplingParams(temperature=0.5), ChatOptions(think="on")
+    conversation = talk(store, ["first"], [ReasoningDelta("well"), "never"], params=params, options=options, system="")
+    assert (conversation.params, conversation.options, conversation.system) == (params, options, None)
+    list(conversation.send("one"))
+    answer = conversation.send("two")
+    while not isinstance(next(answer), ReasoningDelta):
+        pass
+    answer.close()  # type: ignore[attr-defined]
+    assert kept(conversation, store)[-1] == ("", "cancelled")
+    assert conversation.turns[-1].reasoning == "well"
+    assert [message.content for message in conversation.messages] == ["one", "first", "two"]
+    conversation.undo()
+    conversation.send("three")
+    assert (conversation.last_answer, conversation.title) == ("first", "one")
+
+
 def test_a_new_message_ends_an_answer_that_was_left_open(store: Store) -> None:
     conversation = talk(store, ["par", "never"], ["done"])
     left_open = conversation.send("one")
     until_text(left_open)
     list(conversation.send("two"))
     assert [state for _, state in kept(conversation, store)] == ["complete", "cancelled", "complete", "complete"]
+    assert list(left_open) == []
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda conversation, _: conversation.undo(),
+        lambda conversation, _: conversation.clear(),
+        lambda conversation, _: conversation.edit_last("other"),
+        lambda conversation, _: conversation.regenerate(),
+        lambda conversation, _: conversation.set_system("s"),
+        lambda conversation, _: conversation.rename("title"),
+        lambda conversation, _: conversation.configure(options=ChatOptions(think="off")),
+        lambda conversation, _: conversation.use(Scripted(), "other"),
+        lambda conversation, _: conversation.resume(conversation.session_id),
+        lambda conversation, saved: conversation.load(saved),
+    ],
+)
+def test_every_operation_ends_an_answer_that_was_left_open(
+    store: Store, tmp_path: Path, operation: Callable[[Conversation, Path], object]
+) -> None:
+    conversation = talk(store, ["a"], ["half", " and more"])
+    list(conversation.send("one"))
+    engine, saved = engine_of(conversation), conversation.save(tmp_path / "chat.json")
+    left_open = conversation.send("two")
+    while not isinstance(next(left_open), TextDelta):
+        pass
+    operation(conversation, saved)
+    assert engine.closed == 2
     assert list(left_open) == []
 
 
@@ -223,6 +269,16 @@ def test_a_message_that_the_engine_refuses_is_handed_back(store: Store, error: E
     list(conversation.send("less"))
     assert conversation.unsent == ""
     assert len(kept(conversation, store)) == 4
+
+
+@pytest.mark.parametrize("operation", ["clear", "regenerate"])
+def test_what_was_handed_back_is_forgotten_with_what_it_was_said_in(operation: str) -> None:
+    conversation = talk(None, ["fine"], [ContextOverflow("too long")], ["other"])
+    list(conversation.send("one"))
+    with pytest.raises(ContextOverflow):
+        list(conversation.send("too much"))
+    getattr(conversation, operation)()
+    assert conversation.unsent == ""
 
 
 def test_a_refused_first_message_leaves_no_empty_chat_behind(store: Store) -> None:
@@ -353,13 +409,24 @@ def test_changes_of_system_prompt_and_settings_are_kept_at_once(store: Store) ->
     list(conversation.send("q"))
     conversation.set_system("new")
     conversation.configure(params=SamplingParams(temperature=0.0, stop=("x",)), options=ChatOptions(think="off"))
-    conversation.use(Scripted(), "other")
+    conversation.configure(params=SamplingParams(temperature=0.0))
+    assert conversation.options.think == "off"
+    conversation.configure(options=ChatOptions(think="on"))
+    assert conversation.params.temperature == 0.0
+    assert store.get(str(conversation.session_id)).settings["options"]["think"] == "on"
+    conversation.configure(options=ChatOptions(think="off"))
+    conversation.use(Scripted(["b"]), "other")
     session = store.get(str(conversation.session_id))
     assert (session.system, session.model) == ("new", "other")
     assert session.settings["params"]["temperature"] == 0.0
     assert session.settings["options"]["think"] == "off"
     conversation.set_system(None)
     assert store.get(str(conversation.session_id)).system is None
+    list(conversation.send("r"))
+    assert [turn.model for turn in conversation.turns if turn.role == "assistant"] == ["demo", "other"]
+    assert [len(messages) for messages in engine_of(conversation).asked] == [3]
+    conversation.set_system("")
+    assert conversation.system is None
 
 
 def test_a_title_that_another_process_gave_is_not_overwritten(store: Store) -> None:
@@ -382,6 +449,23 @@ def test_a_resumed_chat_goes_on_where_it_was(store: Store) -> None:
     assert [content for content, _ in kept(second, store)] == ["q1", "a1", "q2", "a2"]
     assert len(store.sessions()) == 1
     assert [message.content for message in engine_of(second).asked[0]] == ["s", "q1", "a1", "q2"]
+
+
+def test_a_chat_keeps_the_times_of_its_beginning_and_its_last_turn(store: Store, tmp_path: Path) -> None:
+    times = iter(range(1000, 2000))
+    conversation = talk(store, ["a"], ["b"], now=lambda: float(next(times)))
+    began = conversation.about()
+    assert began.created_at == began.updated_at == 1000
+    list(conversation.send("q"))
+    about = conversation.about()
+    assert (about.id, about.created_at) == (conversation.session_id, 1000)
+    assert about.updated_at == conversation.turns[-1].created_at > 1000
+    loaded = talk(None)
+    loaded.load(conversation.save(tmp_path / "chat.json"))
+    assert (loaded.about().created_at, loaded.about().updated_at) == (1000, about.updated_at)
+    conversation.clear()
+    assert conversation.about().id == ""
+    assert conversation.about().created_at > about.updated_at
 
 
 def test_resume_needs_a_store_and_a_chat(store: Store) -> None:
@@ -594,5 +678,10 @@ def test_copy_takes_the_answer_or_one_of_its_code_blocks() -> None:
     assert conversation.copy() == answer
     assert [conversation.copy(n) for n in (1, 2, 3)] == ["print('a')\n", "two\n", "```\nopen"]
     for n in (0, 4, -1):
-        with pytest.raises(UsageError, match="no code block"):
+        with pytest.raises(UsageError, match=f"no code block {n}"):
             conversation.copy(n)
+    assert conversation.code_blocks == [conversation.copy(n) for n in (1, 2, 3)]
+    plain = talk(None, ["none"])
+    list(plain.send("q"))
+    with pytest.raises(UsageError, match=r"no code block\."):
+        plain.copy(1)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ from fit_models import write_gemma3, write_llama, write_qwen35
 from gguf import GGUFWriter
 from safetensors.numpy import save_file
 
+from runner import __version__
 from runner.backends import llamacpp
 from runner.backends.native.delta_state import SLOTS
-from runner.config import KvType, LoadOptions
+from runner.config import DEFAULT_CTX, KvType, LoadOptions
 from runner.errors import BadModelFile, DoesNotFit
 from runner.events import Notice
 from runner.fit import (
@@ -21,16 +23,20 @@ from runner.fit import (
     alternatives,
     check_fit,
     estimate,
+    gguf_facts,
     gpu_layers_that_fit,
     plan,
     read_facts,
     record_of,
     remedy,
+    safetensors_facts,
 )
-from runner.fit.facts import NO_FACTS
+from runner.fit.facts import NO_FACTS, default_context
 from runner.kernels import gemm
 from runner.model_config.shape import NO_SHAPE, LayerCache, Shape
 from runner.paths import builtin
+from runner.quant.gguf_file import read_header
+from runner.quant.safetensors_file import StoredTensor
 from runner.registry import Registry
 from runner.types import BackendName, CancelToken, Device, MemoryUse, ReadyModel
 
@@ -250,7 +256,7 @@ def test_plans_beside_a_load_make_a_record(demo: ReadyModel) -> None:
     assert record.actual == MemoryUse(weights_bytes=7, kv_cache_bytes=0, workspace_bytes=9)  # its cache has yet to grow
     assert record.estimated == made.fit.estimated
     assert (record.key.backend, record.key.device, record.key.architecture) == ("native", "cpu", "qwen3")
-    assert record.key.quantization == "Q8_0"
+    assert (record.key.quantization, record.key.version) == ("Q8_0", __version__)
     made = plan(read_facts(demo), LoadOptions(n_gpu_layers=0), machine(8), "llamacpp", (), lambda _: None)
     assert record_of(made, used).actual == used
 
@@ -473,6 +479,16 @@ def test_layers_of_a_gguf_go_to_a_gpu_that_llama_cpp_can_use(monkeypatch: pytest
 # --- facts -----------------------------------------------------------------------------------------------------------
 
 
+LLAMA: dict[str, object] = {  # 504 weights
+    "model_type": "llama",
+    "hidden_size": 8,
+    "num_attention_heads": 1,
+    "intermediate_size": 4,
+    "vocab_size": 8,
+    "num_hidden_layers": 1,
+}
+
+
 def hf_directory(directory: Path, config: dict[str, object]) -> ReadyModel:
     import numpy as np
 
@@ -491,13 +507,52 @@ def test_facts_of_a_hugging_face_directory(shared_data: Path, tmp_path: Path) ->
 
 
 def test_files_with_less_than_their_config_describes_are_said_to_be_doubtful(tmp_path: Path) -> None:
-    config = {"model_type": "llama", "hidden_size": 8, "num_attention_heads": 1, "intermediate_size": 4}
-    config |= {"vocab_size": 8, "num_hidden_layers": 1}
+    assert read_facts(hf_directory(tmp_path, LLAMA)).shape.notes == ()
+    config = LLAMA | {"vocab_size": 16}  # 632 weights, or 504 where the embeddings are tied: the files hold 516
     assert read_facts(hf_directory(tmp_path, config)).shape.notes == ()
-    config |= {"vocab_size": 16}  # 632 weights, or 504 where the embeddings are tied: the files hold 516
-    assert read_facts(hf_directory(tmp_path, config)).shape.notes == ()
-    (note,) = read_facts(hf_directory(tmp_path, config | {"num_hidden_layers": 9})).shape.notes
+    facts = read_facts(hf_directory(tmp_path, config | {"num_hidden_layers": 9}))
+    assert facts.num_parameters == 516
+    (note,) = facts.shape.notes
     assert note.startswith("The files hold 516 weights and config.json describes 3,576: ")
+
+
+def stored(**shapes: tuple[int, ...]) -> list[StoredTensor]:
+    """Tensors of the types that they are named after: F16_a is one of F16."""
+    return [
+        StoredTensor(
+            name=name,
+            dtype=name[:3],
+            shape=shape,
+            path=Path(),
+            offset=0,
+            nbytes=math.prod(shape) * int(name[1:3]) // 8,
+        )
+        for name, shape in shapes.items()
+    ]
+
+
+def test_weights_of_other_parts_count_for_bits_a_weight_and_not_for_the_text_model() -> None:
+    tensors = stored(F32_a=(5, 40), F16_a=(300,), F16_b=(350,))
+    facts = safetensors_facts(LLAMA, tensors)
+    assert (facts.num_parameters, facts.stored_parameters, facts.shape.notes) == (504, 850, ())
+    assert facts.weights_bytes == 800 + 600 + 700
+    assert facts.bpw == 8 * 2100 / 850
+    assert facts.quantization == "F16"  # of most bytes, though no tensor of it is the largest
+    of_first_shard = safetensors_facts(LLAMA, tensors, size_bytes=10**6)
+    assert (of_first_shard.num_parameters, of_first_shard.stored_parameters) == (504, 0)
+    assert (of_first_shard.weights_bytes, of_first_shard.bpw) == (10**6, 8 * 10**6 / 504)
+
+
+@pytest.mark.parametrize(
+    "quantizer", [None, {"quant_method": "gptq"}, {"quant_method": 5}, {"quant_method": ""}, {"bits": 4}, "gptq"]
+)
+def test_codes_are_no_weights_to_count(quantizer: object) -> None:
+    config = LLAMA | {"num_hidden_layers": 9}
+    for tensors in (stored(I32_codes=(40,), F16_scales=(8,)), stored(F16_codes=(88,))):
+        facts = safetensors_facts(config | {"quantization_config": quantizer}, tensors)
+        assert facts.quantization == ("GPTQ" if quantizer == {"quant_method": "gptq"} else tensors[0].dtype)
+        if quantizer or len(tensors) > 1:
+            assert (facts.num_parameters, facts.shape.notes) == (facts.shape.num_parameters, ())
 
 
 def test_a_gguf_with_a_vocabulary_alone_is_no_model(tmp_path: Path) -> None:
@@ -509,6 +564,17 @@ def test_a_gguf_with_a_vocabulary_alone_is_no_model(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(BadModelFile, match=r"vocab\.gguf has no weights"):
         read_facts(gguf(tmp_path / "vocab.gguf"))
+
+
+def test_a_part_without_weights_is_the_beginning_of_those_with_some(demo: ReadyModel) -> None:
+    (header,) = [read_header(path) for path in demo.weights]
+    first = dataclasses.replace(header, tensors=())
+    assert gguf_facts([first, header]) == read_facts(demo)
+
+
+@pytest.mark.parametrize("form", [None, 5, ""])
+def test_a_manifest_that_names_no_format_leaves_the_type_of_the_tensors(form: object) -> None:
+    assert safetensors_facts(LLAMA, stored(F16_a=(8,)), {"format": form, "schema": "x"}).quantization == "F16"
 
 
 def test_weights_of_an_unknown_family_are_counted_in_the_headers(tmp_path: Path) -> None:
@@ -531,4 +597,6 @@ def test_packed_weights_are_known_by_their_manifest(tmp_path: Path) -> None:
 def test_a_script_takes_nothing() -> None:
     model = ReadyModel(name="x", format="script", weights=(), directory=Path(), size_bytes=0)
     assert read_facts(model) == NO_FACTS
+    assert NO_FACTS.bpw == 0
+    assert default_context(NO_FACTS.shape) == DEFAULT_CTX
     assert estimate(NO_FACTS, LoadOptions(), machine(1), "fake").total_bytes == 0

@@ -300,6 +300,15 @@ def test_a_hyphen_may_be_escaped() -> None:
     assert not matcher(gbnf(r"root ::= [a\-c]")).take(ord("b")), "no range"
 
 
+def test_a_hyphen_behind_a_range_is_itself() -> None:
+    allowed = matcher(gbnf("root ::= [a-c-e]")).allowed()
+    assert [chr(byte) for byte in range(128) if allowed[byte]] == ["-", "a", "b", "c", "e"]
+
+
+def test_characters_beside_those_that_are_none_are_characters() -> None:
+    assert accepts(gbnf(r'root ::= "\ud7ff\ue000"'), "\ud7ff\ue000")
+
+
 def test_a_list_of_thousands_of_words_is_a_grammar() -> None:
     found = matcher(gbnf("root ::= " + " | ".join(f'"w{i}"' for i in range(5000))))
     assert all(found.take(byte) for byte in b"w4999")
@@ -421,14 +430,22 @@ def test_a_model_that_cannot_end_an_answer_is_refused() -> None:
         (schema({"not": {"type": "string"}}), "not"),
         (schema({"type": "object", "unevaluatedProperties": False}), "unevaluatedProperties"),
         (schema({"anyOf": [{"prefixItems": [{}], "additionalItems": False}]}), "additionalItems beside prefixItems"),
+        (schema({"anyOf": [{}, {"prefixItems": [], "additionalItems": {}}]}), "additionalItems beside prefixItems"),
+        (
+            schema({"properties": {"a": {"prefixItems": [], "additionalItems": {}}}}),
+            "additionalItems beside prefixItems",
+        ),
+        (schema({"properties": [1]}), "."),
         (schema({"$ref": "#/$defs/nobody"}), "nobody"),
         (schema({"$ref": "https://example.com/schema.json"}), "example.com"),
         (schema({"type": "integer", "minimum": 3, "maximum": 2}), "minimum"),
         (Grammar(kind="json_schema", text='{"const": NaN}'), "NaN is no number"),
         (gbnf('root ::= "yes" |\n  [a-z'), r"line 2"),
         (gbnf('root ::= "a" other\nthird ::= "b"'), r"no rule other \(line 1\)"),
+        (gbnf('root ::= "a"\nthird ::= other'), r"no rule other \(line 2\)"),
         (gbnf('answer ::= "yes"'), "root"),
         (gbnf(r'root ::= "\ud800"'), "is no character"),
+        (gbnf(r'root ::= "\udfff"'), "is no character"),
         (gbnf("root ::= [z-a]"), "z-a in .* is no range"),
         (gbnf("root ::= " + "(" * 100_000), "nested too deeply"),
         (lark('start: "yes" | no\n'), r"no.*line 1, column 8"),
@@ -445,6 +462,11 @@ def test_a_grammar_that_means_nothing_is_refused_with_what_and_where(grammar: Gr
         assert "\n" not in caught.value.message
         assert len(caught.value.message) < 400
         assert caught.value.hint
+
+
+def test_an_array_may_be_described_in_either_dialect() -> None:
+    check(schema({"type": "array", "prefixItems": [{"type": "string"}], "items": False}))
+    check(schema({"type": "array", "items": [{"type": "string"}], "additionalItems": False}))
 
 
 def test_names_and_values_are_no_dialect() -> None:

@@ -339,6 +339,14 @@ def test_a_link_stays_a_link(paths: Paths, tmp_path: Path) -> None:
     assert real.read_text() == "# mine\ntop_k = 5\n"
 
 
+def test_a_link_in_a_circle_is_said_and_left(paths: Paths) -> None:
+    paths.config.mkdir(parents=True)
+    paths.settings_file.symlink_to(paths.settings_file.name)
+    with pytest.raises(ConfigError, match="Too many levels of symbolic links"):
+        set_value(paths, "top_k", ["5"])
+    assert paths.settings_file.is_symlink()
+
+
 @pytest.mark.parametrize(
     ("key", "texts"),
     [("top_p", ["2"]), ("tempratur", ["1"]), ("seed", ["1", "2"]), ("seed", []), ("backend", ["cuda"])],

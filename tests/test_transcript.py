@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any, get_args
 
 import pytest
@@ -21,8 +22,9 @@ from runner.transcript import (
     title_from,
     to_json,
     to_markdown,
+    to_messages,
 )
-from runner.types import Role
+from runner.types import Message, Role
 
 times = st.integers(0, 253_402_300_799_000).map(lambda milliseconds: milliseconds / 1000)
 plain = st.recursive(
@@ -92,6 +94,7 @@ def with_value(where: str, key: str, value: object) -> dict[str, Any]:
         ("turn", "seed", True),
         ("turn", "seed", 2**64),
         ("turn", "seed", -1),
+        ("turn", "seed", "1"),
         ("turn", "timings", "fast"),
     ],
 )
@@ -100,10 +103,54 @@ def test_a_wrong_value_is_refused_by_its_name(where: str, key: str, value: objec
         from_json(with_value(where, key, value))
 
 
+def test_what_is_missing_is_said_to_be_and_what_is_wrong_what_it_should_be() -> None:
+    with pytest.raises(UsageError, match="'turns' of the file is missing"):
+        from_json({"schema": "runner.session/1"})
+    with pytest.raises(UsageError, match="'role' of turn 1 is not one of system, user, assistant, tool"):
+        from_json(with_value("turn", "role", "root"))
+
+
+@pytest.mark.parametrize("seed", [0, 2**64 - 1])
+def test_every_seed_can_be_kept(seed: int) -> None:
+    assert from_json(with_value("turn", "seed", seed))[1][0].seed == seed
+
+
 @pytest.mark.parametrize("value", [None, [], "text", 3])
 def test_what_is_no_object_is_refused(value: object) -> None:
     with pytest.raises(UsageError, match="Not a saved chat"):
         from_json(value)
+
+
+def test_a_model_is_asked_with_no_empty_answer_and_no_two_questions_in_a_row() -> None:
+    chat = [
+        Turn(role="user", content="a"),
+        Turn(role="assistant", content="", reasoning="thinking", state="cancelled"),
+        Turn(role="user", content="b"),
+        Turn(role="assistant", content="c", reasoning="why"),
+        Turn(role="user", content=""),
+    ]
+    asked = (
+        Message(role="user", content="a\n\nb"),
+        Message(role="assistant", content="c", reasoning="why"),
+        Message(role="user", content=""),
+    )
+    assert to_messages(None, chat) == asked
+    assert to_messages("s", chat) == (Message(role="system", content="s"), *asked)
+
+
+def test_a_time_without_a_zone_is_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        session, _ = from_json(with_value("chat", "created_at", "1970-01-02T00:00:00"))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert session.created_at == 86400
+
+
+def test_a_title_of_accents_alone_is_cut_to_nothing() -> None:
+    assert title_from("\u0301" * (TITLE_LENGTH + 1)) == "…"
 
 
 def test_markdown_has_every_part_of_a_chat() -> None:

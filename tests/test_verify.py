@@ -6,16 +6,20 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
+import filelock
 import pytest
 from hub_server import Fault, Hub, Repo
 from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, blob, fetch_all, server, shard
 from verified import found, nobody, problems, repaired
 
 from runner import hub
+from runner.closed import MOUNT
 from runner.errors import RunnerError, UsageError
 from runner.hub_cache import repo_directory, snapshots
-from runner.mend import listed_hashes
+from runner.hub_parts import lock_directory
+from runner.mend import NOT_FETCHED, listed_hashes, mend
 from runner.paths import user_paths
 from runner.registry import Registry
 from runner.types import CancelToken
@@ -370,6 +374,60 @@ def test_a_file_that_cannot_be_set_aside_keeps_no_other_from_being_mended(monkey
     mended = {one.finding.name: one for one in repaired(cached(SHARDS))}
     assert (mended[shard(1)].is_mended, mended[shard(2)].is_mended) == (False, True)
     assert "cannot be set aside: Permission denied" in mended[shard(1)].detail
+
+
+@pytest.mark.parametrize("is_unused", [False, True])
+def test_a_damaged_file_that_another_process_fetches_is_left_to_it(server: Hub, is_unused: bool) -> None:
+    fetch_all(GGUF)
+    path = blob(GGUF, WEIGHTS)
+    path.write_bytes(b"damaged")
+    if is_unused:
+        (repo_directory(GGUF) / "snapshots" / server.repos[GGUF].commit / WEIGHTS).unlink()
+    with filelock.FileLock(lock_directory(repo_directory(GGUF)) / f"{path.name}.lock"):
+        left = repaired(cached(GGUF))
+    assert {one.detail for one in left if one.finding.path == path} == {
+        f"Another process is fetching files of {GGUF}. Wait for it to end, or stop it."
+    }
+    assert not any(one.is_mended or one.set_aside for one in left)
+    assert path.read_bytes() == b"damaged"
+
+
+def test_what_is_not_the_hubs_is_left_with_what_can_be_done(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "away")
+    (tmp_path / "file").write_bytes(b"damaged")
+    lost, own = repaired(
+        tuple(
+            Finding(model="m", repo="", name=name, path=tmp_path / name, problem="wrong contents", detail="")
+            for name in ("link", "file")
+        )
+    )
+    assert (lost.is_mended, lost.detail) == (False, MOUNT)
+    assert (own.is_mended, own.detail) == (False, f"it is not the hub's and cannot be fetched: {NOT_FETCHED}")
+    assert (tmp_path / "file").read_bytes() == b"damaged"
+
+
+def test_mending_that_is_cancelled_says_so_and_what_was_set_aside_stays(server: Hub) -> None:
+    fetch_all(GGUF)
+    path = blob(GGUF, WEIGHTS)
+    path.write_bytes(b"damaged")
+    cancel = CancelToken()
+    cancel.cancel()
+    with pytest.raises(RunnerError, match="cancelled"):
+        mend(cached(GGUF), on_progress=lambda _: None, cancel=cancel, options=hub.FetchOptions())
+    assert path.with_name(f"{path.name}.corrupt-1").read_bytes() == b"damaged"
+    assert server.fetched()
+
+
+@pytest.mark.usefixtures("server")
+def test_where_there_is_no_room_to_fetch_it_is_said_where_the_damaged_file_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch_all(GGUF)
+    path = blob(GGUF, WEIGHTS)
+    path.write_bytes(b"damaged")
+    findings = cached(GGUF)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    (mended,) = repaired(findings)
+    assert (mended.is_mended, mended.set_aside) == (False, path.with_name(f"{path.name}.corrupt-1"))
+    assert "free" in mended.detail
 
 
 @pytest.mark.usefixtures("server")

@@ -1,4 +1,4 @@
-"""How many bytes one decoded token reads: the weights that it passes through, and the KV cache up to it.
+"""How many bytes one decoded token reads: weights that it passes through, the KV cache up to it, fixed states.
 
 From headers and from what the loaded model says it holds; nothing is measured here. Activations and the one row of the
 embeddings are left out: they are thousands of times less.
@@ -22,6 +22,7 @@ from runner.quant.text_tensors import of_text_model
 from runner.types import BackendName, MemoryUse, ModelInfo, ReadyModel
 
 _BLOCK: Final = 4096  # a context that every backend allocates as it is
+_PAST_BYTES: Final = 4  # of an element of a convolution's past: a hundredth of its layer's state or less
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,3 +93,8 @@ def kv_bytes_per_position(model: ReadyModel, options: LoadOptions, info: ModelIn
     wanted = dataclasses.replace(options, ctx_size=_BLOCK, n_gpu_layers=n_gpu_layers)
     fit = estimate(facts, wanted, devices(), info.backend)
     return sum(part.size_bytes for part in fit.kv_parts if part.kind != "state") / _BLOCK
+
+
+def state_bytes(model: ReadyModel) -> int:
+    """Bytes of the states that layers have in place of keys and values, however long the text. Raises BadModelFile."""
+    return sum(cache.state_bytes(_PAST_BYTES) for cache in read_facts(model).shape.caches)

@@ -180,10 +180,15 @@ def _count(number: int) -> str:
 
 def last_like(runs: Sequence[BenchRun], run: BenchRun) -> BenchRun | None:
     """The last run before `run` that measured the same: model, options and device. Partial and empty ones are passed
-    over."""
+    over, and those without numbers for a row that `run` has numbers for, as long as another has them."""
     whole = (one for one in reversed(runs) if one.rows and not one.is_partial)
-    like = (one for one in whole if one.id != run.id and _is_like(one, run))
-    return next(like, None)
+    like = [one for one in whole if one.id != run.id and _is_like(one, run)]
+    return next((one for one in like if _measured(run) <= _measured(one)), like[0] if like else None)
+
+
+def _measured(run: BenchRun) -> set[tuple[str, str]]:
+    """Backend and test of the rows that have numbers."""
+    return {(row.backend, row.test) for row in run.rows if row.samples}
 
 
 def _is_like(one: BenchRun, run: BenchRun) -> bool:

@@ -1,4 +1,4 @@
-"""The HTTP edge of the hub: addresses, the token and where it may go, proxies, timeouts, what a redirect means.
+"""The HTTP edge of the hub: addresses, the token and where it may go, proxies, timeouts, redirects, statuses.
 
 One place makes the clients, and one rule says who sees the token: the hub's own origin, never the host that a redirect
 leads to. It knows nothing of files on this machine, and it does not retry.
@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urljoin, urlsplit
 
 from runner import __version__
 from runner.errors import ConfigError
-from runner.hub.errors import Asked
+from runner.hub import errors
+from runner.hub.errors import Asked, TryAgain
 from runner.hub_cache import hub_settings
 
 if TYPE_CHECKING:
@@ -140,6 +142,25 @@ def redirect_target(response: httpx2.Response) -> str:
     except ValueError:
         return ""
     return target if scheme in _DEFAULT_PORTS and host else ""
+
+
+def check_status(response: httpx2.Response, origin: Origin, asked: Asked, name: str) -> None:
+    """Raise for an answer of the hub itself that does not have the file `name`: TryAgain where that may help."""
+    status = response.status_code
+    if status in (200, 206):
+        return
+    if status in REDIRECTS:
+        raise errors.misdirected(asked)
+    refusal = errors.refused(asked, status, response.headers, has_token=bool(origin.authorization), name=name)
+    if status in (408, 425, 429) or status < 400 or status >= 500:
+        raise TryAgain(refusal, errors.retry_after_s(response.headers, datetime.now(UTC)))
+    raise refusal
+
+
+def is_page(headers: Mapping[str, str], name: str) -> bool:
+    """Whether a body is for a browser and not the file `name`: of a proxy, a login, an address that has expired."""
+    is_html = headers.get("content-type", "").strip().lower().startswith("text/html")
+    return is_html and not name.lower().endswith((".html", ".htm"))
 
 
 def normal_etag(headers: Mapping[str, str]) -> str:

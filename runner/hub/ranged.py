@@ -6,7 +6,6 @@ It writes nothing to the cache and knows no file format.
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from runner.hub import errors
@@ -15,9 +14,11 @@ from runner.hub.http import (
     MAX_REDIRECTS,
     Tuning,
     asked_of,
+    check_status,
     client_options,
     content_range,
     encoding_of,
+    is_page,
     origin,
     redirect_target,
 )
@@ -130,8 +131,7 @@ class RemoteReader:
         if start > MAX_SKIPPED_BYTES:
             raise errors.broken_off(self._asked, name, "the server sends whole files only")
         # The whole file from its start: what was asked for is in it. It is read so far and no further.
-        size = self._listing.file(name).size_bytes
-        return self._take(response.iter_raw(), name, start, min(length, size - start) if size else length)
+        return self._take(response.iter_raw(), name, start, length)
 
     def _take(self, chunks: Iterator[bytes], name: str, skip: int, length: int) -> bytes:
         body = bytearray()
@@ -147,13 +147,11 @@ class RemoteReader:
         if status in (200, 206):
             if encoding := encoding_of(headers):
                 raise errors.compressed(self._asked, name, encoding)
+            if is_page(headers, name):
+                raise TryAgain(errors.not_a_hub(self._asked, name))
             return
-        if status == 416:
-            return
-        url = str(response.request.url)
-        refusal = errors.refused(self._asked, status, headers, has_token=bool(self._origin.authorization), name=name)
-        if status == 429 or status >= 500:
-            raise TryAgain(refusal, errors.retry_after_s(headers, datetime.now(UTC)))
-        if not self._origin.is_own(url) or name in self._addresses:  # a signed address that has expired
+        is_kept = not self._origin.is_own(str(response.request.url)) or name in self._addresses
+        if is_kept and 400 <= status < 500 and status not in (408, 416, 429):  # a signed address that has expired
             raise TryAgain(errors.broken_off(self._asked, name, f"{status} from where the hub keeps it"))
-        raise refusal
+        if status != 416:
+            check_status(response, self._origin, self._asked, name)

@@ -10,16 +10,15 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from runner.hub import errors
 from runner.hub.errors import TryAgain
 from runner.hub.http import (
     MAX_REDIRECTS,
-    REDIRECTS,
     Origin,
     Tuning,
+    check_status,
     encoding_of,
     normal_etag,
     plain_etag,
@@ -113,17 +112,8 @@ class Remote:
             raise errors.broken_off(self.asked, name, f"a redirect cannot be followed ({error})") from error
 
     def check_status(self, response: httpx2.Response, name: str) -> None:
-        """Raise for an answer of the hub itself that does not have the file `name`: TryAgain where that may help."""
-        status = response.status_code
-        if status in (200, 206):
-            return
-        if status in REDIRECTS:
-            raise errors.misdirected(self.asked)
-        has_token = bool(self.origin.authorization)
-        refusal = errors.refused(self.asked, status, response.headers, has_token=has_token, name=name)
-        if status in (408, 425, 429) or status < 400 or status >= 500:
-            raise TryAgain(refusal, errors.retry_after_s(response.headers, datetime.now(UTC)))
-        raise refusal
+        """`http.check_status`, for this hub."""
+        check_status(response, self.origin, self.asked, name)
 
 
 class Tries:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, NoReturn
 
 from runner.errors import RunnerError
@@ -20,6 +19,7 @@ from runner.hub.http import (
     MAX_REDIRECTS,
     content_range,
     encoding_of,
+    is_page,
     normal_etag,
     plain_etag,
     redirect_target,
@@ -41,7 +41,6 @@ AHEAD_S = 0.1
 MIN_AHEAD_BYTES = 64 * 2**10
 # An answer that ends in good order after so little is more likely somebody's note than the beginning of the file.
 MAX_NOTE_BYTES = 64 * 2**10
-_PAGES = (".html", ".htm")
 
 
 class Transfer:
@@ -60,15 +59,16 @@ class Transfer:
         """Fetch what is missing. Raises RunnerError after too many tries that brought nothing, OSError of the disk."""
         tries = Tries(self._remote.tuning, self._mark)
         farthest = self._part.length
-        while self._part.length < self._file.size_bytes:
+        while (before := self._part.length) < self._file.size_bytes:
             try:
                 await self._request()
             except TryAgain as again:
-                if self._part.length > farthest:
-                    farthest, self._n_contradictions = self._part.length, 0
+                if self._part.length > before:
                     tries.succeeded()
                 else:
                     self._location = None  # another place may have it
+                if self._part.length > farthest:  # not merely what had come before the file was begun again
+                    farthest, self._n_contradictions = self._part.length, 0
                 await tries.failed(again)
 
     async def _request(self) -> None:
@@ -118,7 +118,7 @@ class Transfer:
         if status in (200, 206):
             if encoding := encoding_of(response.headers):
                 raise errors.compressed(self._remote.asked, self._file.name, encoding)
-            if _is_page(response.headers) and not self._file.name.lower().endswith(_PAGES):
+            if is_page(response.headers, self._file.name):
                 self._location = None
                 raise TryAgain(errors.not_a_hub(self._remote.asked, self._file.name))
             # Where the bytes come from elsewhere, their ETag is of that place and says nothing.
@@ -210,11 +210,6 @@ class _Writer:
             writing, self._writing = self._writing, None
             self._mark.done_bytes = self._part.length
             writing.result()
-
-
-def _is_page(headers: Mapping[str, str]) -> bool:
-    """Whether a body is for a browser: of a proxy, a login, an address that has expired."""
-    return headers.get("content-type", "").strip().lower().startswith("text/html")
 
 
 def _receive_ahead(response: httpx2.Response, n_bytes: int) -> None:

@@ -342,9 +342,9 @@ def _lock(descriptor: int, partial: Path) -> None:
 
 def _holds(place: Path, source: Path) -> bool:
     """Whether the source or one of its files is `place`, or lies in it."""
-    place = place.resolve()
+    place = Path(os.path.realpath(place))  # as Path.resolve, which raises for a circle of links
     files = [source, *(source.iterdir() if source.is_dir() else ())]
-    return any(place in (file, *file.parents) for file in (file.resolve() for file in files))
+    return any(place in (file, *file.parents) for file in (Path(os.path.realpath(file)) for file in files))
 
 
 def sync(path: Path) -> None:

@@ -58,10 +58,15 @@ def _alone(path: Path) -> Iterator[None]:
     """
     with ExitStack() as held:
         with suppress(OSError):  # no directory, which the write tells of; or a file system without locks
-            descriptor = os.open(private_directory(path.resolve().parent), os.O_RDONLY)
+            descriptor = os.open(private_directory(_target(path).parent), os.O_RDONLY)
             held.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+
+
+def _target(path: Path) -> Path:
+    """The file itself: a link into somebody's dotfiles stays a link. One that goes in a circle is what it is."""
+    return Path(os.path.realpath(path))
 
 
 def _document(path: Path) -> Any:
@@ -75,7 +80,7 @@ def _document(path: Path) -> Any:
 
 
 def _write(path: Path, text: str) -> None:
-    target = path.resolve()  # a link into somebody's dotfiles stays a link
+    target = _target(path)
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
         contents = text.encode()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from runner.bench.bytes_read import kv_bytes_per_position, stored_weights, weights_read
+from runner.bench.bytes_read import kv_bytes_per_position, state_bytes, stored_weights, weights_read
 from runner.bench.record import BenchRun
 from runner.bench.store import read_history as read_benchmarks
 from runner.config import LoadOptions
@@ -101,7 +101,7 @@ def _yardstick(paths: Paths, files: ReadyModel, loaded: Loaded, options: LoadOpt
         return Yardstick(unknown="a script reads no weights")
     bandwidth = measured_bandwidth(read_benchmarks(paths.bench_history).runs, device)
     return Yardstick(
-        token_bytes=weights_read(stored_weights(files), info.backend, loaded.memory),
+        token_bytes=weights_read(stored_weights(files), info.backend, loaded.memory) + state_bytes(files),
         position_bytes=kv_bytes_per_position(files, options, info),
         bandwidth_bytes_s=bandwidth or 0.0,
         unknown="" if bandwidth else RUN_BENCH,

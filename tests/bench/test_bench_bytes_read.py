@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fit_models import write_qwen35
 from gguf import GGUFReader, GGUFWriter
 from safetensors.numpy import save_file
 
-from runner.bench.bytes_read import kv_bytes_per_position, stored_weights, weights_read
+from runner.bench.bytes_read import kv_bytes_per_position, state_bytes, stored_weights, weights_read
 from runner.config import LONGEST_DRAFT, LoadOptions
 from runner.types import MemoryUse, ModelInfo, ReadyModel
 from tests.backends.native import tiny_models
@@ -147,8 +148,20 @@ def test_each_position_of_the_context_adds_its_keys_and_values(
     assert per_position == 6 * 2 * 4 * 64 * size  # layers, K and V, heads, their size
 
 
+def test_states_are_read_whole_and_once_whatever_the_backend_keeps_of_them(
+    demo_directory: Path, tmp_path: Path
+) -> None:
+    path = write_qwen35(tmp_path / "qwen35.gguf", demo_directory / "demo-q8_0.gguf", num_layers=8)
+    model = ReadyModel(name="m", format="gguf", weights=(path,), directory=tmp_path, size_bytes=1)
+    keys = values = 16
+    past = 3 * (2 * 2 * keys + 4 * values)  # a convolution over 4 tokens, of queries, keys and values
+    assert state_bytes(model) == 6 * 4 * (4 * keys * values + past)
+    assert state_bytes(demo(demo_directory)) == 0
+
+
 def test_a_script_reads_nothing(tmp_path: Path) -> None:
     script = ReadyModel(name="s", format="script", weights=(), directory=tmp_path, size_bytes=0)
     assert stored_weights(script).read_bytes == 0
     assert stored_weights(script).share == 0.0
     assert kv_bytes_per_position(script, LoadOptions(), info("fake")) == 0.0
+    assert state_bytes(script) == 0

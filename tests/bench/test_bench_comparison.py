@@ -73,6 +73,29 @@ def test_rows_without_a_counterpart_say_why() -> None:
     }
 
 
+def test_rows_that_cannot_be_compared_say_why() -> None:
+    none, some = row(samples=()), row()
+    for before, after in ((none, some), (some, none), (none, none)):
+        found = only(before, after)
+        assert (found.missing, found.verdict) == ("one of the runs has no samples of it", "none")
+    found = only(dataclasses.replace(some, unit="ms"), some)
+    assert (found.missing, found.speed) == ("its unit is another", None)
+
+
+def test_it_is_noted_where_either_side_is_of_one_process() -> None:
+    one, two = row(samples=STEADY, segments=(5, 0)), row(samples=STEADY, segments=(3, 2))
+    assert only(one, two).is_one_process
+    assert only(two, one).is_one_process
+    assert not only(two, two).is_one_process
+    assert not only(row(samples=(), segments=(), invalid="no"), one).is_one_process  # there is no interval
+
+
+def test_the_rows_of_a_test_stand_together() -> None:
+    both = run(backend(row("pp512"), row("tg128")), backend(row("pp512"), row("tg128"), name="llamacpp"))
+    order = [(one.test, one.backend) for one in compare_runs(both, both).rows]
+    assert order == [(test, name) for test in ("pp512", "tg128") for name in ("native", "llamacpp")]
+
+
 def test_a_run_is_the_same_as_itself() -> None:
     comparison = compare_runs(full_run(), full_run())
     assert comparison.differences == ()

@@ -18,6 +18,7 @@ CHECK = SelfCheck(perplexity=20.0, n_scored=95, n_ids=24, n_agreeing=24)
 
 def test_a_sound_sample_passes() -> None:
     assert sample_fault(DECODE, SAMPLE, 9) is None
+    assert sample_fault(DECODE, dataclasses.replace(SAMPLE, token_ids=(0, 0, 8, 8)), 9) is None
     assert sample_fault(PREFILL, dataclasses.replace(SAMPLE, token_ids=(5,)), 9) is None
 
 
@@ -25,6 +26,7 @@ def test_a_sound_sample_passes() -> None:
     ("change", "words"),
     [
         ({"n_tokens": 2}, "2 tokens were decoded in place of 3"),
+        ({"n_tokens": 4}, "4 tokens were decoded in place of 3"),
         ({"token_ids": (5, 9, 7, 8)}, "token 9 was written, and the vocabulary has 9"),
         ({"token_ids": (5, -1, 7, 8)}, "token -1"),
         ({"token_ids": ()}, "no token was written"),
@@ -34,12 +36,19 @@ def test_a_sound_sample_passes() -> None:
     ],
 )
 def test_a_sample_of_something_else_does_not_count(change: dict[str, object], words: str) -> None:
-    assert words in (sample_fault(DECODE, dataclasses.replace(SAMPLE, **change), 9) or "")
+    fault = sample_fault(DECODE, dataclasses.replace(SAMPLE, **change), 9) or ""
+    assert words in fault
+    assert "KV cache" not in fault
 
 
 def test_a_prompt_that_was_in_the_cache_was_not_prefilled() -> None:
     fault = sample_fault(PREFILL, dataclasses.replace(SAMPLE, n_tokens=1), 9)
     assert fault == "1 prompt tokens were computed in place of 3; the rest came from the KV cache"
+    for n_tokens in (0, 4):
+        fault = sample_fault(PREFILL, dataclasses.replace(SAMPLE, n_tokens=n_tokens), 9)
+        assert fault == f"{n_tokens} prompt tokens were computed in place of 3"
+    fault = sample_fault(PREFILL, dataclasses.replace(SAMPLE, n_tokens=1, token_ids=()), 9)  # it was stopped
+    assert fault == "1 prompt tokens were computed in place of 3"
 
 
 def test_greedy_repetitions_must_agree() -> None:
@@ -53,6 +62,7 @@ def test_greedy_repetitions_must_agree() -> None:
 def test_a_model_that_computes_nonsense_does_not_count() -> None:
     assert check_fault(CHECK, 8000, is_random=False) is None
     assert "not numbers" in (check_fault(dataclasses.replace(CHECK, perplexity=None), 8000, is_random=True) or "")
+    assert check_fault(dataclasses.replace(CHECK, n_agreeing=12, perplexity=12000.0), 8000, is_random=False) is None
     contradictory = dataclasses.replace(CHECK, n_agreeing=11)
     assert "11 of 24" in (check_fault(contradictory, 8000, is_random=True) or "")
     for wrong in (dataclasses.replace(CHECK, perplexity=None), contradictory):

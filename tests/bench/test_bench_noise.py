@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.bench.noise import Samples, ratio_of
+from runner.bench.noise import Ratio, Samples, ratio_of
 
 
 def samples(*values: float, segments: tuple[int, ...] | None = None) -> Samples:
@@ -60,6 +60,37 @@ def test_processes_that_disagree_widen_the_interval() -> None:
         samples(102.0, 102.1, 102.2, 102.3, segments=(4,)), samples(100.0, 100.1, 100.2, 100.3, segments=(4,))
     )
     assert in_one.is_beyond_noise
+
+
+def test_few_degrees_of_freedom_have_their_own_quantiles() -> None:
+    two = ratio_of(samples(math.e, math.exp(3)), samples(1.0, 1.0))  # logarithms 1 and 3: all variance is of one side
+    assert two.high is not None
+    assert math.log(two.high / two.value) == pytest.approx(
+        12.7062, rel=1e-5
+    )  # of one degree; the error of the mean is 1
+    four = ratio_of(samples(math.e, math.exp(3)), samples(math.e, math.exp(3)))
+    assert four.high is not None
+    assert math.log(four.high) == pytest.approx(4.30265 * math.sqrt(2), rel=1e-5)
+
+
+def test_processes_count_by_their_samples() -> None:
+    """Logarithms 0 and 0.4 of two processes, whose variance is 0.08; means with weights 3/4 and 1/4 have 5/8 of it."""
+    one = samples(1.0, 1.0, 1.0, math.exp(0.4), segments=(3, 0, 1))
+    ratio = ratio_of(one, one)
+    assert ratio.high is not None
+    assert math.log(ratio.high) == pytest.approx(4.30265 * math.sqrt(2 * 0.08 * 5 / 8), rel=1e-5)
+
+
+def test_where_processes_agree_better_than_their_samples_the_samples_count() -> None:
+    before, after = (100.0, 120.0, 100.0, 120.0), (105.0, 126.0, 105.0, 126.0)
+    apart, together = (ratio_of(*(samples(*one, segments=of) for one in (after, before))) for of in ((2, 2), (4,)))
+    assert apart == together
+    assert not apart.is_beyond_noise
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.0, 1.2), (0.8, 1.0)])
+def test_an_interval_that_ends_at_no_difference_is_within_noise(low: float, high: float) -> None:
+    assert not Ratio(value=(low + high) / 2, low=low, high=high).is_beyond_noise
 
 
 @pytest.mark.parametrize("between", [0.0, 0.02, 0.08])

@@ -156,6 +156,9 @@ def test_tokens_must_be_the_same_both_ways() -> None:
     assert (genre_fault(sample(drafted=(1, 2, 4)), "native") or "").endswith("from token 3 on")
     assert "from token 3 on" in (genre_fault(sample(drafted=(1, 2)), "native") or "")
     assert genre_fault(sample(seconds=0.0), "native") == "the clock did not advance"
+    for way in ("plain", "speculative"):
+        still = dataclasses.replace(sample(), **{way: Written(ids=((9, 9), (1, 2, 3)), n_tokens=3, seconds=0.0)})
+        assert genre_fault(still, "native") == "the clock did not advance"
     assert "first token" in (genre_fault(sample(plain=(), drafted=()), "native") or "")
 
 

@@ -16,10 +16,10 @@ import pytest
 
 from runner.bench import store
 from runner.bench.formats import run_json
-from runner.bench.record import SCHEMA, run_to_json
+from runner.bench.record import SCHEMA, run_to_json, without_numbers
 from runner.bench.store import History, append_run, find_run, last_like, read_history, read_run
 from runner.errors import BusyError, RunnerError, UsageError
-from tests.bench.bench_records import backend, full_run, machine, options, row, run
+from tests.bench.bench_records import backend, full_run, machine, options, refused, row, run
 
 ADD = """
 import sys
@@ -86,6 +86,8 @@ def wrong(change: dict[str, object]) -> bytes:
         wrong({"format": "zip"}),
         wrong({"surprise": 1}),
         wrong({"machine": None}),
+        wrong({"machine": {**run_to_json(run())["machine"], "versions": {"runner": 5}}}),
+        wrong({"machine": {**run_to_json(run())["machine"], "versions": ["runner"]}}),
         wrong({"backends": [{"name": "native", "rows": [{"samples": [-1.0]}]}]}),
         wrong({"notes": 7}),
         wrong({"num_parameters": 10**400}),
@@ -213,6 +215,16 @@ def test_the_last_run_like_one_is_of_the_same_files_options_and_device(other: di
     like, unlike, now = run(id="like"), run(id="unlike", **other), run(id="now")
     assert last_like([like, unlike], now) is like
     assert last_like([unlike], now) is None
+
+
+def test_a_run_that_has_no_numbers_of_a_row_is_compared_with_only_where_none_has() -> None:
+    good, now = run(backend(row(), row("pp512")), id="good"), run(backend(row(), row("pp512")), id="now")
+    invalid = run(backend(row(), without_numbers(row("pp512"), "it wrote no token")), id="invalid")
+    refusing = run(backend(row()), refused("llamacpp", "no memory"), id="refusing")
+    for bad in (invalid, refusing):
+        assert last_like([good, bad], now) is good
+        assert last_like([dataclasses.replace(bad, id="earlier"), bad], now) is bad  # that it lacks them is said
+        assert last_like([good, bad], dataclasses.replace(bad, id="now")) is bad  # nor has the new one any
 
 
 def test_versions_and_speeds_may_differ_between_runs_that_are_alike() -> None:

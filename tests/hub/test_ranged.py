@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from fetching import IMPATIENT, QUICK, REPO, noise
 from hub_server import Fault, Hub
 
 from runner import hub
-from runner.errors import BadModelFile, BusyError, UsageError
+from runner.errors import BadModelFile, BusyError, RunnerError, UsageError
 from runner.hub import ranged
+from runner.hub.http import MAX_REDIRECTS
 
 DATA = noise(50_000)
 
@@ -61,6 +63,7 @@ def test_an_address_that_has_expired_is_asked_for_again(server: Hub, listing: hu
         reader.read("big.gguf", 0, 10)
         server.faults = [Fault("status", status=403)]
         assert reader.read("big.gguf", 10, 10) == DATA[10:20]
+    assert len([path for _, path in server.requests if "/resolve/" in path]) == 2
 
 
 @pytest.mark.parametrize(
@@ -70,15 +73,41 @@ def test_an_address_that_has_expired_is_asked_for_again(server: Hub, listing: hu
         Fault("stall", at=5),
         Fault("status", status=503),
         Fault("status", status=429, headers={"Retry-After": "0"}),
+        Fault("status", status=408),
         Fault("wrong range", at=7),
+        Fault("wrong range", at=-50),  # as many bytes as were asked for, and others
+        Fault("shorter", at=49_880, headers={"Content-Range": "bytes 100-149/50000"}),
         Fault("headers", headers={"Content-Range": ""}),
-        Fault("circle"),
+        Fault("circle", times=MAX_REDIRECTS),
+        Fault("page", at=300),
     ],
-    ids=lambda fault: fault.kind + str(fault.status or ""),
+    ids=lambda fault: fault.kind + str(fault.status or fault.at or ""),
 )
 def test_what_fails_once_is_tried_again(server: Hub, listing: hub.Listing, fault: Fault) -> None:
     server.faults = [replace(fault)]
     assert read(listing, 100, 50) == DATA[100:150]
+
+
+def test_a_part_that_comes_in_two_is_joined(server: Hub, listing: hub.Listing) -> None:
+    server.faults = [Fault("shorter", at=49_880)]
+    assert read(listing, 100, 50) == DATA[100:150]
+    assert server.ranges() == ["bytes=100-149", "bytes=120-149"]
+
+
+def test_before_each_new_try_there_is_a_wait_as_long_as_the_server_says(
+    server: Hub, listing: hub.Listing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(ranged, "time", SimpleNamespace(sleep=waits.append))
+    longest = {"Retry-After": str(int(QUICK.wait_max_s))}
+    server.faults = [Fault("status", status=429, headers=longest), Fault("status", status=503, times=2)]
+    assert read(listing, 100, 50) == DATA[100:150]
+    assert waits == [QUICK.wait_max_s, QUICK.backoff(2), QUICK.backoff(3)]
+    server.requests.clear()
+    server.faults = [Fault("status", status=503, times=None)]
+    with pytest.raises(BusyError, match="503"):
+        read(listing, 100, 50)
+    assert len(server.requests) == QUICK.max_tries
 
 
 def test_a_server_without_ranges_is_read_up_to_the_part_and_no_further(server: Hub, listing: hub.Listing) -> None:
@@ -93,6 +122,7 @@ def test_a_server_without_ranges_is_not_read_through_for_a_part_far_behind(
 ) -> None:
     monkeypatch.setattr(ranged, "MAX_SKIPPED_BYTES", 1000)
     server.faults = [Fault("whole", times=None)]
+    assert read(listing, 1000, 24) == DATA[1000:1024]
     with pytest.raises(BusyError, match="whole files only"):
         read(listing, 1001, 24)
 
@@ -119,6 +149,11 @@ def test_refusals_are_those_of_a_fetch(server: Hub, listing: hub.Listing) -> Non
         hub.read_range(listing, "../x", 0, 1)
     with pytest.raises(ValueError, match="no part of a file"):
         read(listing, -1, 1)
+    server.faults = [Fault("status", status=302, headers={"Location": "file:///etc/passwd"}, times=None)]
+    with pytest.raises(RunnerError, match="no address"):
+        read(listing, 0, 1)
     server.repos[REPO].is_gated = True
+    server.requests.clear()
     with pytest.raises(UsageError, match="gated"):
         read(listing, 0, 1)
+    assert len(server.requests) == 1  # asking again would not help

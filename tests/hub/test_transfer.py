@@ -232,6 +232,16 @@ def test_an_answer_that_contradicts_the_part_once_costs_no_byte(
     assert blob_names() == [ETAG]
 
 
+def test_drops_after_a_new_beginning_are_survived_while_bytes_arrive(big: Hub) -> None:
+    big.faults = [
+        Fault("drop", at=190_000),
+        Fault("wrong range", at=7, times=2),
+        Fault("drop", at=20_000, times=2 * QUICK.max_tries),
+    ]
+    fetch_big()
+    assert big.ranges()[3:5] == ["", "bytes=20000-"]
+
+
 def test_a_file_that_is_shorter_than_listed_ends_in_an_error(big: Hub) -> None:
     big.faults = [Fault("shorter", at=10, times=None)]
     with pytest.raises(BusyError, match="199990 bytes of 200000"):

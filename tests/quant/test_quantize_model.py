@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from runner.cli.app import main
-from runner.errors import BadModelFile, BusyError, DoesNotFit, UnsupportedModel, UsageError
+from runner.errors import BadModelFile, BusyError, DoesNotFit, RunnerError, UnsupportedModel, UsageError
 from runner.model_config import parse_model_config
 from runner.quant.convert import read_source
 from runner.quant.formats import FORMATS, format_of
@@ -269,6 +269,11 @@ class TestExistingOutput:
         with pytest.raises(UsageError, match="has what is read"):
             made(kept, "q4_0", tmp_path / "out")
         assert kept.exists()
+
+    def test_a_circle_of_links_is_no_place_for_a_model(self, demo_directory: Path, tmp_path: Path) -> None:
+        (tmp_path / "circle").symlink_to("circle")
+        with pytest.raises(RunnerError, match="Too many levels of symbolic links"):
+            made(demo_directory, "q4_0", tmp_path / "circle" / "out")
 
     def test_models_that_somebody_keeps_there_are_not_deleted(self, demo_source: Path, tmp_path: Path) -> None:
         (tmp_path / "models").mkdir()

@@ -90,6 +90,8 @@ def test_values_come_first_and_then_down_projections_from_the_edges() -> None:
     assert raised[-1:] == [31]
     assert recipe.format_for("model.layers.16.mlp.down_proj.weight") == "mq4"
     assert recipe.format_for("lm_head.weight") == "mq6"
+    its_own = recipe_of("mq4").rules
+    assert tuple(rule for rule in recipe.rules if rule in its_own) == its_own
 
 
 @pytest.mark.parametrize("bpw", [4.2, -1.0, float("nan")])
