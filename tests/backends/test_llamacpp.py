@@ -210,6 +210,14 @@ def test_an_architecture_that_llama_cpp_does_not_know_is_refused_before_a_load(
     assert refused is None if is_known else f"does not know the architecture '{architecture}'" in (refused or "")
 
 
+def test_an_architecture_with_an_endless_name_is_refused_at_once(demo_directory: Path) -> None:
+    """llama.cpp logs the name, and what it logs is searched for the sizes of buffers."""
+    model = dataclasses.replace(gguf_model(demo_directory / "demo-q8_0.gguf"), architecture="x" * 2**15)
+    started = time.monotonic()
+    assert "does not know the architecture" in (llamacpp.refusal(model, LoadOptions()) or "")
+    assert time.monotonic() - started < 5
+
+
 def test_where_llama_cpp_cannot_be_asked_an_architecture_is_left_to_the_load(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, demo_directory: Path
 ) -> None:
