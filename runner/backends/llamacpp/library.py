@@ -110,7 +110,6 @@ def knows(architecture: str) -> bool:
     entry = _gguf_text("general.architecture") + struct.pack("<I", _GGUF_STRING) + _gguf_text(architecture)
     log.info("asking llama.cpp whether it knows %r, with a file that it cannot load", architecture)
     messages = library_log()
-    messages.errors.clear()
     params = llama_cpp.llama_model_default_params()
     params.vocab_only, params.n_gpu_layers = True, 0
     no_devices = (ctypes.c_void_p * 1)()  # ends at once; without a list each GPU is opened, and asked for its memory
@@ -122,7 +121,8 @@ def knows(architecture: str) -> bool:
             llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
     except OSError:
         return True
-    return not any("unknown model architecture" in error for error in messages.errors)
+    unknown = f"unknown model architecture: '{architecture}'"  # by its name: other threads may ask, or load a model
+    return not any(unknown in error for error in tuple(messages.errors))
 
 
 def _gguf_text(text: str) -> bytes:
