@@ -112,10 +112,10 @@ class Engine(EngineSurface):
             context = FitContext(self._paths.fit_history, lambda: alternatives(spec, registry))
             if choice.is_model and not offline:
                 room = None if self._has_tried else context  # what an earlier load holds is free by then
-                _check_remote_draft(registry.resolve(choice.source), spec, files, facts, options, room)
+                _check_remote_draft(registry.resolve(choice.source), spec, files, facts, options, cancel, room)
             draft = _draft_model(choice, registry, options, emit, cancel, offline=offline)
             if self._backend is not None:
-                choose(files, options)  # again once the memory of the one before is free, which the choice goes by
+                choose(files, options)  # whether any runs it; which one is asked again once that one's memory is free
             self.unload()
             if self._has_tried:
                 gc.collect()  # a load that failed left its weights in the cycles of a traceback
@@ -220,12 +220,13 @@ def _check_remote_draft(
     files: ReadyModel,
     facts: ModelFacts,
     options: LoadOptions,
+    cancel: CancelToken,
     room: FitContext | None,
 ) -> None:
     """Refuse a draft model before it is fetched, for what its headers tell. room: None where it cannot be told now."""
     from runner.preview import remote_draft  # which most loads do without
 
-    beside = remote_draft(draft, target, options)
+    beside = remote_draft(draft, target, options, cancel)
     if beside is not None and room is not None:
         _planned(files, facts, options, choose(files, options).name, lambda _: None, room, beside)
 

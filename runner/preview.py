@@ -102,7 +102,8 @@ class _Found:
     """What is known of the files, here or on the hub. listed: sizes of all files of the repository.
 
     directory: where they are, or the name of the repository. model: None where they are not here. listing: of the hub,
-    where they are not. start: how a GGUF there begins, its whole header.
+    where they are not. start: how a GGUF there begins, its whole header. is_sure: that `backing` is the one: of a GGUF
+    there with a config.json beside it the native backend may be, which has another tokenizer and goes back further.
     """
 
     facts: ModelFacts
@@ -114,6 +115,7 @@ class _Found:
     model: ReadyModel | None
     listing: hub.Listing | None = None
     start: bytes = b""
+    is_sure: bool = True
 
     @property
     def backend(self) -> BackendName:
@@ -198,7 +200,7 @@ def _drafting(
         choice = choose_drafter(options, spec, registry, found.directory, heads, can_go_back=can_go_back)
         draft = _found(registry.resolve(choice.source), options, offline=offline) if choice.is_model else None
         if draft is not None:
-            _check_draft(choice.source, draft, title(spec), found)
+            _check_draft(choice.source, draft, title(spec), found, CancelToken())
     except RunnerError as error:
         return DraftChoice(drafter=None, reason=f"{error.message} {error.hint}".strip(), is_refused=True), None
     if choice.drafter in ("mtp", "eagle3") and found.backend != "native":
@@ -208,37 +210,40 @@ def _drafting(
     return limited(choice, options.draft_max, longest), None if draft is None else draft.facts
 
 
-def remote_draft(draft: ModelSpec, target: ModelSpec, options: LoadOptions) -> ModelFacts | None:
+def remote_draft(draft: ModelSpec, target: ModelSpec, options: LoadOptions, cancel: CancelToken) -> ModelFacts | None:
     """The facts of a draft model that is still to be fetched, which is refused where it cannot draft for `target`.
 
-    None where it is here, or its headers do not tell: that is left to the load. `target` is here. Raises
-    UnsuitedOptions, and as `listed` does.
+    None where it is here, or its headers do not tell: that is left to the load, and so is saying that it was cancelled.
+    `target` is here. Raises UnsuitedOptions, and as `listed` does.
     """
     if _is_here(draft):
         return None
     listing, choice = listed(draft)
     try:
-        found = _on_the_hub(draft, options, listing, choice)
+        found = _on_the_hub(draft, options, listing, choice, cancel)
     except RunnerError:
         return None
-    is_for_native = options.backend == "auto" and CONFIG in choice.side and choice.format == "gguf"
-    if is_for_native and (found.backing.name is None or gpu_for_kernels() is not None):
-        return None  # it may be the one to run it then, has another tokenizer, and goes back where llama.cpp does not
-    _check_draft(title(draft), found, title(target), _here(target, options))
-    return found.facts
+    _check_draft(title(draft), found, title(target), _here(target, options), cancel)
+    return found.facts if found.is_sure else None
 
 
-def _check_draft(name: str, draft: _Found, target_name: str, target: _Found) -> None:
+def _check_draft(name: str, draft: _Found, target_name: str, target: _Found, cancel: CancelToken) -> None:
     """Raise UnsuitedOptions where headers and vocabularies tell that the one cannot draft for the other."""
+    if not draft.is_sure:
+        return
+    if draft.backing.name is None:
+        raise UnsuitedOptions(
+            f"{name} cannot draft: {draft.backing.reason}", hint="Choose another; --spec suffix needs none."
+        )
     if not draft.longest_draft:
         raise cannot_draft(name)
-    drafted = _vocabulary(draft)
-    written = _vocabulary(target) if drafted else ()
+    drafted = _vocabulary(draft, cancel)
+    written = _vocabulary(target, cancel) if drafted else ()
     if drafted and written and (differing := mismatch(drafted, written)):
         raise UnsuitedOptions(f"{name} cannot draft for {target_name}: {differing}", hint=SAME_FAMILY)
 
 
-def _vocabulary(one: _Found) -> tuple[str, ...]:
+def _vocabulary(one: _Found, cancel: CancelToken) -> tuple[str, ...]:
     """What its ids stand for; () where no backend would run it, or the hub does not tell."""
     if one.backing.name is None:
         return ()
@@ -248,7 +253,7 @@ def _vocabulary(one: _Found) -> tuple[str, ...]:
     try:
         if one.backing.name == "llamacpp":
             return gguf_vocabulary(one.start, one.files[0][1])
-        return safetensors_vocabulary(one.listing) if one.facts.format != "gguf" else ()
+        return safetensors_vocabulary(one.listing, cancel) if one.facts.format != "gguf" else ()
     except (RunnerError, OSError):
         return ()
 
@@ -266,7 +271,7 @@ def _found(spec: ModelSpec, options: LoadOptions, *, offline: bool) -> _Found:
             f"{title(spec)} is not on this machine, and --offline forbids asking the hub for its headers.",
             hint="Leave --offline out; `runner show` says what the registry knows.",
         )
-    return _on_the_hub(spec, options, *listed(spec))
+    return _on_the_hub(spec, options, *listed(spec), CancelToken())
 
 
 def _here(spec: ModelSpec, options: LoadOptions) -> _Found:
@@ -295,13 +300,15 @@ def _none(error: RunnerError) -> Backing:
 # --- on the hub ------------------------------------------------------------------------------------------------------
 
 
-def _on_the_hub(spec: ModelSpec, options: LoadOptions, listing: hub.Listing, choice: Choice) -> _Found:
+def _on_the_hub(
+    spec: ModelSpec, options: LoadOptions, listing: hub.Listing, choice: Choice, cancel: CancelToken
+) -> _Found:
     repo, revision = spec.source
     start = b""
     sizes = {file.name: file.size_bytes for file in listing.files}
     here = next((set(one.names) for one in snapshots(repo, revision) if one.commit == listing.commit), set[str]())
     model = ReadyModel(name=title(spec), format=choice.format, weights=(), directory=Path(repo), size_bytes=0)
-    with hub.RemoteReader(listing) as reader:
+    with hub.RemoteReader(listing, cancel=cancel) as reader:
         if choice.format == "gguf":
             headers, starts = zip(*(gguf_header(reader, listing.file(name)) for name in choice.weights), strict=True)
             facts, start = gguf_facts(headers), starts[0]
@@ -311,6 +318,7 @@ def _on_the_hub(spec: ModelSpec, options: LoadOptions, listing: hub.Listing, cho
             config = json_object(reader, listing.file(CONFIG))
             facts = _safetensors_facts(reader, listing, choice, config)
             backing = _backing(model, options, "native", _native_refusal(config))
+    is_for_both = options.backend == "auto" and choice.format == "gguf" and CONFIG in choice.side
     return _Found(
         facts=facts,
         directory=Path(repo),
@@ -321,6 +329,7 @@ def _on_the_hub(spec: ModelSpec, options: LoadOptions, listing: hub.Listing, cho
         model=None,
         listing=listing,
         start=start,
+        is_sure=not (is_for_both and (backing.name is None or gpu_for_kernels() is not None)),
     )
 
 

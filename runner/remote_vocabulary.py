@@ -13,7 +13,7 @@ from typing import Final
 from runner import hub
 from runner.backends import backend_module
 from runner.errors import BadModelFile
-from runner.types import BackendName, ReadyModel, WeightsFormat
+from runner.types import BackendName, CancelToken, ReadyModel, WeightsFormat
 
 _FILES: Final = ("config.json", "tokenizer.json")
 _MOST_BYTES: Final = 64 * 2**20  # twice the largest tokenizer.json of the usual repositories
@@ -29,9 +29,9 @@ def gguf_vocabulary(start: bytes, size_bytes: int) -> tuple[str, ...]:
         return _vocabulary("llamacpp", "gguf", Path(directory), (path,))
 
 
-def safetensors_vocabulary(listing: hub.Listing) -> tuple[str, ...]:
+def safetensors_vocabulary(listing: hub.Listing, cancel: CancelToken) -> tuple[str, ...]:
     """The same of a repository with safetensors. Raises what reading from the hub and the native backend raise too."""
-    with TemporaryDirectory() as directory, hub.RemoteReader(listing) as reader:
+    with TemporaryDirectory() as directory, hub.RemoteReader(listing, cancel=cancel) as reader:
         for name in _FILES:
             size = listing.file(name).size_bytes
             if size > _MOST_BYTES:

@@ -6,6 +6,7 @@ import gc
 import json
 import random
 import string
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ import pytest
 from both_ways import eager
 from hub_server import Fault, Hub, Repo, serving
 from tiny_files import read_tree
+from waiting import wait_for
 
 from runner.backends import llamacpp
 from runner.backends.native.backend import NativeBackend
@@ -177,10 +179,12 @@ def test_a_draft_model_on_the_hub_is_refused_by_its_headers_before_it_is_fetched
     mamba = write_mamba(tmp_path / "mamba.gguf", demo_directory)
     server.repos["who/stories"] = Repo({"stories-f32.gguf": with_weights(stories)})
     server.repos["who/mamba"] = Repo({"mamba-f32.gguf": with_weights(mamba)})
+    server.repos["who/new"] = Repo({"new-f32.gguf": with_weights(stories).replace(b"llama", b"llemo")})
     loaded, _ = load(engine, "demo", backend="llamacpp", ctx_size=512)
     for name, words in (
         ("who/stories", r"who/stories cannot draft for demo: their vocabularies differ\. Token \d+ is"),
         ("who/mamba", "who/mamba cannot draft: its recurrent layers"),
+        ("who/new", "who/new cannot draft: llamacpp: .* does not know the architecture 'llemo'"),
     ):
         with pytest.raises(UnsuitedOptions, match=words) as caught:
             load(engine, "demo", draft=name)
@@ -206,6 +210,29 @@ def test_safetensors_on_the_hub_are_refused_by_their_tokenizer(server: Hub, engi
     loaded, _ = load(engine, model, n_gpu_layers=0, draft="who/same:safetensors")
     assert loaded.speculation == "model: who/same:safetensors drafts"
     engine.close()
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_load_that_is_cancelled_while_a_draft_model_is_looked_at_ends_at_once(
+    server: Hub, engine: Engine, tmp_path: Path
+) -> None:
+    model = tiny_models.save(tiny_models.make("qwen3"), tmp_path / "model")
+    files = read_tree(model)
+    files["tokenizer.json"] += b" " * 2**20
+    server.repos["who/slow"] = Repo(files)
+    server.bytes_s = 2**18
+    loading = engine.load(str(model), LoadOptions(n_gpu_layers=0, draft="who/slow:safetensors"))
+
+    def cancel() -> None:
+        wait_for(lambda: server.sent_bytes("tokenizer.json"))
+        engine.cancel()
+
+    canceller = threading.Thread(target=cancel)
+    canceller.start()
+    with pytest.raises(RunnerError, match="cancelled"):
+        list(loading)
+    canceller.join()
+    assert server.sent_bytes("tokenizer.json") < 2**20 / 2
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -235,7 +262,7 @@ def test_a_draft_model_that_the_native_backend_may_take_is_not_refused_for_what_
     for name, found, is_refused in (("alone", gpu, True), ("both", None, True), ("both", gpu, False)):
         monkeypatch.setattr("runner.preview.gpu_for_kernels", lambda found=found: found)
         with pytest.raises(UnsuitedOptions) if is_refused else nullcontext():
-            remote_draft(resolve(f"who/{name}"), resolve("demo"), LoadOptions())
+            remote_draft(resolve(f"who/{name}"), resolve("demo"), LoadOptions(), CancelToken())
 
 
 @pytest.mark.usefixtures("no_gpu")

@@ -38,6 +38,11 @@ def fit_rows(preview: Preview) -> list[tuple[str, str]]:
     return rows + [("note", note) for note in preview.notes]
 
 
+def not_run_rows(preview: Preview) -> list[tuple[str, str]]:
+    """That no backend would run it, and why; nothing where one does."""
+    return [] if preview.backing.name is not None else [("backend", f"none: {preview.backing.reason}")]
+
+
 def model_rows(preview: Preview) -> list[tuple[str, str]]:
     """What the model is: its size in weights and bytes, and what is still to be fetched."""
     rows = [("model", preview.name)]
@@ -84,7 +89,7 @@ def show_estimate(name: str, options: LoadOptions, paths: Paths, *, offline: boo
     if as_json:
         render.emit_json("runner.estimate/1", estimate_payload(seen))
     else:
-        print_rows([*model_rows(seen), *fit_rows(seen)])
+        print_rows([*model_rows(seen), *not_run_rows(seen), *fit_rows(seen)])
 
 
 def _format(preview: Preview) -> str:

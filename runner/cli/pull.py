@@ -87,7 +87,7 @@ def _from_hub(spec: ModelSpec) -> ModelSpec:
 def _print_estimates(
     specs: Iterable[ModelSpec], load_options: LoadOptions, paths: Paths, offline: bool, *, as_json: bool
 ) -> None:
-    from runner.cli.fit_text import estimate_payload, fit_rows, model_rows, print_rows
+    from runner.cli.fit_text import estimate_payload, fit_rows, model_rows, not_run_rows, print_rows
     from runner.preview import preview
 
     for spec in specs:
@@ -95,7 +95,7 @@ def _print_estimates(
         if as_json:
             render.emit_ndjson("runner.estimate/1", [estimate_payload(seen)])
         else:
-            print_rows([*model_rows(seen), *fit_rows(seen)])
+            print_rows([*model_rows(seen), *not_run_rows(seen), *fit_rows(seen)])
 
 
 class _Puller:

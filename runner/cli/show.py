@@ -228,9 +228,9 @@ def _selected(value: object) -> str | None:
 
 
 def _print_facts(facts: Mapping[str, Any], seen: Preview | None) -> None:
-    from runner.cli.fit_text import fit_rows
+    from runner.cli.fit_text import fit_rows, not_run_rows
 
-    estimated = fit_rows(seen) if seen is not None and seen.format != "script" else []
+    estimated = [*not_run_rows(seen), *fit_rows(seen)] if seen is not None and seen.format != "script" else []
     rows = [[label, text] for label, text in (*_lines(facts), *estimated) if text]
     render.table(["name", facts["name"]], rows)
 

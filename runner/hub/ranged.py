@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     import httpx2
 
+    from runner.types import CancelToken
+
 # A header is small: when a server ignores Range, more than this is not read only to be thrown away.
 MAX_SKIPPED_BYTES = 64 * 2**20
 # Somebody waits for the answer, and nothing is lost when there is none.
@@ -47,12 +49,16 @@ def read_range(listing: Listing, name: str, start: int, length: int, *, tuning: 
 
 
 class RemoteReader:
-    """Reads parts of the files of one listing over connections that it keeps until it is closed."""
+    """Reads parts of the files of one listing over connections that it keeps until it is closed.
 
-    def __init__(self, listing: Listing, *, tuning: Tuning | None = None) -> None:
+    cancel: ends a read with RunnerError as the next bytes come, and before each request.
+    """
+
+    def __init__(self, listing: Listing, *, tuning: Tuning | None = None, cancel: CancelToken | None = None) -> None:
         import httpx2
 
         self._listing = listing
+        self._cancel = cancel
         self._tuning = tuning or READING
         self._asked = asked_of(listing.repo, listing.revision)
         if hub_settings().is_offline:
@@ -90,6 +96,7 @@ class RemoteReader:
         """One request, again while that may help."""
         failures = 0
         while True:
+            self._end_if_cancelled()
             try:
                 return self._read_once(name, start, length)
             except TryAgain as again:
@@ -136,10 +143,15 @@ class RemoteReader:
     def _take(self, chunks: Iterator[bytes], name: str, skip: int, length: int) -> bytes:
         body = bytearray()
         for chunk in chunks:
+            self._end_if_cancelled()
             body += chunk
             if len(body) >= skip + length:
                 return bytes(body[skip : skip + length])
         raise TryAgain(errors.broken_off(self._asked, name, "the answer is shorter than promised"))
+
+    def _end_if_cancelled(self) -> None:
+        if self._cancel is not None and self._cancel.is_cancelled:
+            raise errors.cancelled()
 
     def _check(self, response: httpx2.Response, name: str) -> None:
         """Raise for an answer that is not the bytes that were asked for."""

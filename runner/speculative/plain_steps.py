@@ -92,7 +92,8 @@ class PlainSteps:
         if not self._quiet or self.seconds <= 0:
             return 1.0
         more, found, quiet = seconds / self.seconds - 1, self._excess[kind], self._excess["quiet"]
-        is_callers = kind == "after draft" and self._n_handed > 1  # who took the tokens: see counted
+        # The caller took what the draft brought meanwhile: that is no part of what its kind takes (see counted).
+        is_callers = kind == "after draft" and self._n_handed > 1
         if not is_callers:
             found.add(more)
         self._beyond_quiet.clear()

@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gguf
@@ -208,6 +209,26 @@ def test_an_architecture_that_llama_cpp_does_not_know_is_refused_before_a_load(
     model = dataclasses.replace(gguf_model(demo_directory / "demo-q8_0.gguf"), architecture=architecture)
     refused = llamacpp.refusal(model, LoadOptions())
     assert refused is None if is_known else f"does not know the architecture '{architecture}'" in (refused or "")
+
+
+def test_an_architecture_with_an_endless_name_is_refused_at_once(demo_directory: Path) -> None:
+    """llama.cpp logs the name, and what it logs is searched for the sizes of buffers."""
+    model = dataclasses.replace(gguf_model(demo_directory / "demo-q8_0.gguf"), architecture="x" * 2**15)
+    started = time.monotonic()
+    assert "does not know the architecture" in (llamacpp.refusal(model, LoadOptions()) or "")
+    assert time.monotonic() - started < 5
+
+
+def test_what_other_threads_ask_of_llama_cpp_makes_no_architecture_unknown() -> None:
+    from runner.backends.llamacpp.library import knows
+
+    def ask(name: str) -> bool:
+        return knows.__wrapped__(name)
+
+    names = ["qwen3", "brand-newest"] * 100
+    with ThreadPoolExecutor(6) as threads:
+        answers = dict.fromkeys(zip(names, threads.map(ask, names), strict=True))
+    assert ("qwen3", False) not in answers
 
 
 def test_where_llama_cpp_cannot_be_asked_an_architecture_is_left_to_the_load(

@@ -155,6 +155,18 @@ def test_show_of_a_model_on_the_hub_has_its_estimate(
     assert "it fits" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", [["show"], ["explain"], ["pull", "--estimate-only"], ["run", "--estimate-only"]])
+def test_what_no_backend_runs_is_told_with_the_estimate(
+    command: list[str], server: Hub, capsys: pytest.CaptureFixture[str], demo_directory: Path
+) -> None:
+    data = (demo_directory / "demo-q8_0.gguf").read_bytes()
+    server.repos["who/new"] = Repo({"new-Q8_0.gguf": data.replace(b"qwen3", b"qwen9")})
+    assert main([*command, "who/new"]) == 0
+    (told,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("backend "))
+    assert "none: llamacpp: " in told
+    assert "does not know the architecture 'qwen9'" in told
+
+
 def test_show_without_a_connection_has_the_registrys_word(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["show", "qwen3-8b", "--offline"], ["show", "qwen3-8b"]):
         assert main(arguments) == 0

@@ -29,7 +29,7 @@ from runner.types import CancelToken
 
 log = logging.getLogger(__name__)
 
-_BUFFER_SIZE = re.compile(r"(\w+) buffer size *= *([\d.]+) MiB")
+_BUFFER_SIZE = re.compile(r"\b(\w+) buffer size *= *([\d.]+) MiB")
 _GGUF_STRING = 8  # of its types of values
 _ERROR = 4  # of ggml_log_level: none 0, debug 1, info 2, warn 3, error 4, continuation 5
 # What llama.cpp warns of is seldom news to a user, and what it calls an error is raised with its words, or is a cancel:
@@ -110,9 +110,10 @@ def knows(architecture: str) -> bool:
     entry = _gguf_text("general.architecture") + struct.pack("<I", _GGUF_STRING) + _gguf_text(architecture)
     log.info("asking llama.cpp whether it knows %r, with a file that it cannot load", architecture)
     messages = library_log()
-    messages.errors.clear()
     params = llama_cpp.llama_model_default_params()
     params.vocab_only, params.n_gpu_layers = True, 0
+    no_devices = (ctypes.c_void_p * 1)()  # ends at once; without a list each GPU is opened, and asked for its memory
+    params.devices = ctypes.addressof(no_devices)
     try:
         with TemporaryDirectory() as directory:
             path = Path(directory) / "name.gguf"
@@ -120,7 +121,8 @@ def knows(architecture: str) -> bool:
             llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
     except OSError:
         return True
-    return not any("unknown model architecture" in error for error in messages.errors)
+    unknown = f"unknown model architecture: '{architecture}'"  # by its name: other threads may ask, or load a model
+    return not any(unknown in error for error in tuple(messages.errors))
 
 
 def _gguf_text(text: str) -> bytes:

@@ -19,7 +19,7 @@ def read_config(directory: Path) -> ModelConfig:
     if not path.is_file():
         raise UnsupportedModel(
             f"There is no config.json in {directory}.",
-            hint="Put the model's Hugging Face files beside the weights, or use --backend llamacpp for a GGUF alone.",
+            hint="Put the model's Hugging Face files beside the weights.",
         )
     return parse_model_config(read_json(path))
 
