@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import ConfigError, UnknownModel, UsageError
+from runner.model_files import choose
 from runner.paths import builtin, user_paths
 from runner.registry import ModelSpec, Registry, check_repo, quant_of
 
@@ -135,6 +136,14 @@ def test_a_known_repository_brings_what_is_known_of_the_model(registry: Registry
     gguf, original = registry.resolve("Qwen/Qwen3-8B-GGUF:Q2_K"), registry.resolve("Qwen/Qwen3-8B")
     assert (gguf.family, gguf.context, gguf.chosen_quant) == ("Qwen3", 40960, "Q2_K")
     assert (original.wants_safetensors, original.repo) == (True, "Qwen/Qwen3-8B")
+    assert registry.resolve("Qwen/Qwen3-8B:safetensors").wants_safetensors
+
+
+def test_a_quantization_that_is_asked_of_the_original_weights_is_not_forgotten(registry: Registry) -> None:
+    spec = registry.resolve("Qwen/Qwen3-8B:Q4_K_M")
+    assert (spec.chosen_quant, spec.source) == ("Q4_K_M", ("Qwen/Qwen3-8B", "main"))
+    with pytest.raises(UsageError, match="has no Q4_K_M: it has the original weights"):
+        choose(spec, ["config.json", "tokenizer.json", "model.safetensors"], "Qwen/Qwen3-8B")
 
 
 @pytest.mark.parametrize(
@@ -228,6 +237,20 @@ def test_a_builtin_model_can_be_moved_to_a_repository() -> None:
     assert (spec.path, spec.gguf) == (None, "me/demo-GGUF")
 
 
+def test_a_model_can_be_moved_to_files_of_one_s_own_which_are_no_repository_s() -> None:
+    registry = overlay('[qwen3-8b]\npath = "/weights/x.gguf"\n')
+    spec = registry.resolve("qwen3-8b")
+    assert (spec.path, spec.repos, spec.context) == (Path("/weights/x.gguf"), (), 40960)
+    assert registry.known_repo("Qwen/Qwen3-8B-GGUF") is None
+    with pytest.raises(UsageError, match="no quantization"):
+        registry.resolve("qwen3-8b:Q8_0")
+
+
+def test_an_alias_of_one_s_own_may_have_capitals() -> None:
+    registry = overlay('[mine]\nrepo = "a/b"\naliases = ["MyOwn"]\n')
+    assert {registry.resolve(text).name for text in ("MyOwn", "myown")} == {"mine"}
+
+
 @pytest.mark.parametrize(
     ("text", "said", "hint"),
     [
@@ -241,6 +264,9 @@ def test_a_builtin_model_can_be_moved_to_a_repository() -> None:
         ('[x]\nrepo = "a/../b"', "repo", "owner/repo"),
         ('[x]\ngguf = "a/b"\nquants = ["Q4"]\nfile = "x.gguf"', "{quant}", "quant"),
         ('[x]\ngguf = "a/b"\nquants = ["Q4"]\nfile = "{quant}"\nquant = "Q5"', "not one of its quants", ""),
+        ('[x]\npath = "~no-such-user-here/x"', "path is '~no-such-user-here/x'", "directory"),
+        ('[x]\npath = "a\\u0000b"', "path is 'a\\x00b'", "directory"),
+        ('[x]\npath = ""', "path is ''", "directory"),
         ("[x]\ncontext = 5", "nowhere", "repo, gguf or path"),
         ('["Bad Name"]\nrepo = "a/b"', "cannot be the name", "lower-case"),
         ("x = 5", "not a table", '["x"]'),
