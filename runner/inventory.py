@@ -193,13 +193,23 @@ def _packed_format(manifest: Path) -> str:
 
 def _in_directory(spec: ModelSpec, path: Path) -> list[LocalModel]:
     try:
-        places = {path.name: path} if os.path.isfile(path) else {name: path / name for name in names_in(path)}
+        places = _beside(path) if os.path.isfile(path) else {name: path / name for name in names_in(path)}
     except OSError:
         return [_weightless(spec, path)] if spec.origin == "made" and lost_target(path) is not None else []
     sizes = {name: file_size(place) for name, place in places.items()}
     files = [CachedFile(name, places[name], size) for name, size in sizes.items() if size is not None]
     found = [_local(spec, weights) for weights in _weights(files)]
     return found or ([_weightless(spec, path)] if spec.origin == "made" and not has_weights(sizes) else [])
+
+
+def _beside(path: Path) -> dict[str, Path]:
+    """The files that one of a model's weight files stands for: all parts of a split GGUF, a packed model's manifest."""
+    there = [path.name]
+    with contextlib.suppress(OSError):  # it may be closed, and the file be open
+        there = os.listdir(path.parent)
+    split = next((group.names for group in gguf_groups(there) if path.name in group.names), (path.name,))
+    names = (*split, MANIFEST_NAME) if path.name == WEIGHTS_NAME and MANIFEST_NAME in there else split
+    return {name: path.with_name(name) for name in names}
 
 
 def _local(spec: ModelSpec, weights: _Weights) -> LocalModel:

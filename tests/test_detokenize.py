@@ -433,6 +433,30 @@ def test_a_character_is_drafted_when_every_byte_of_it_was(parts: list[tuple[str,
     assert marks == expected[: len(text)]
 
 
+@given(st.text("aé😀", max_size=6), st.lists(st.tuples(st.integers(1, 5), st.booleans())), st.integers(0, 3))
+def test_so_it_is_where_tokens_end_and_the_answer_is_cut_within_characters(
+    text: str, tokens: list[tuple[int, bool]], n_cut: int
+) -> None:
+    said = text.encode()[: len(text.encode()) - n_cut]
+    pieces, flags = list[bytes](), list[bool]()
+    for size, flag in [*tokens, (len(said), True)]:
+        if said:
+            pieces.append(said[:size])
+            flags.append(flag)
+            said = said[size:]
+    of_bytes = [flag for piece, flag in zip(pieces, flags, strict=True) for _ in piece]
+    expected, at = "", 0
+    for character in text:
+        own = of_bytes[at : at + len(character.encode())]
+        expected += "" if not own else "+" if all(own) else "-"
+        at += len(character.encode())
+    tokenizer = ByteTokenizer()
+    tokenizer.token_bytes = lambda token, special=False: pieces[token]  # type: ignore[method-assign]  # noqa: ARG005
+    stream = AnswerStream(tokenizer, follows_drafts=True)
+    shown, marks = drafted_text(stream, range(len(pieces)), flags)
+    assert (shown, marks) == (b"".join(pieces).decode(errors="replace"), expected)
+
+
 @pytest.mark.parametrize(
     ("markers", "before", "answer"),
     [

@@ -19,7 +19,7 @@ from runner.server.refusal import Refusal
 _LOCAL: Final = ("localhost", "127.0.0.1", "::1")
 _DEFAULT_PORTS: Final[Mapping[str, int]] = {"http": 80, "https": 443}
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^\s/@\[\]:]+)(:\d{1,5})?", re.IGNORECASE)
-_ORIGIN: Final = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\sA-Z]*")  # browsers write a host in lower case
+_ORIGIN: Final = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Access:
                 raise UsageError(f"--allow-host is {name!r}, which is no name of a host.", hint=hint)
         for origin in self.origins:
             if not _ORIGIN.fullmatch(origin):
-                hint = "Such as https://app.example or http://10.0.0.7:3000: in lower case, and no path. * is all."
+                hint = "Such as https://app.example or http://10.0.0.7:3000: a scheme and no path. * is all."
                 raise UsageError(f"--allow-origin is {origin!r}, which is no origin of pages.", hint=hint)
 
     def refusal(self, headers: Mapping[str, str]) -> Refusal | None:

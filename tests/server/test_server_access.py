@@ -66,9 +66,7 @@ def test_a_name_that_no_host_header_has_is_refused_at_once(name: str) -> None:
         Access(host="127.0.0.1", port=8383, names=(name,))
 
 
-@pytest.mark.parametrize(
-    "origin", ["app.example", "https://app.example/", "https://app.example/chat", "https://App.example", "", "**"]
-)
+@pytest.mark.parametrize("origin", ["app.example", "https://app.example/", "https://app.example/chat", "", "**"])
 def test_an_origin_that_no_browser_sends_is_refused_at_once(origin: str) -> None:
     with pytest.raises(UsageError, match="allow-origin"):
         Access(host="127.0.0.1", port=8383, origins=(origin,))
