@@ -136,6 +136,9 @@ def test_a_known_repository_brings_what_is_known_of_the_model(registry: Registry
     gguf, original = registry.resolve("Qwen/Qwen3-8B-GGUF:Q2_K"), registry.resolve("Qwen/Qwen3-8B")
     assert (gguf.family, gguf.context, gguf.chosen_quant) == ("Qwen3", 40960, "Q2_K")
     assert (original.wants_safetensors, original.repo) == (True, "Qwen/Qwen3-8B")
+    plain = registry.resolve("qwen/Qwen3-8B-GGUF")  # its list of files says what there is, not models.toml
+    assert (plain.source, plain.repos) == (("qwen/Qwen3-8B-GGUF", "main"), ("qwen/Qwen3-8B-GGUF",))
+    assert (plain.chosen_quant, plain.file, plain.quants, plain.sizes) == ("", "", (), {})
     assert registry.resolve("Qwen/Qwen3-8B:safetensors").wants_safetensors
 
 
@@ -206,9 +209,10 @@ def test_a_path_of_another_user_or_far_too_long_is_a_usage_error(registry: Regis
 
 def test_models_made_here_are_found_by_name_before_the_registry(registry: Registry) -> None:
     models = user_paths().models
-    for name in ("mine", "qwen3-8b", "half.partial", ".hidden"):
+    for name in ("mine", "qwen3-8b", "half.partial", ".hidden", "Mine:2"):
         (models / name).mkdir(parents=True)
-    assert [spec.name for spec in registry.made()] == ["mine", "qwen3-8b"]
+    assert [spec.name for spec in registry.made()] == ["Mine:2", "mine", "qwen3-8b"]
+    assert registry.resolve("Mine:2").path == models / "Mine:2"
     assert registry.resolve("mine").path == models / "mine"
     assert registry.resolve("qwen3-8b").origin == "made"
     with pytest.raises(UnknownModel):
@@ -260,7 +264,10 @@ def test_an_alias_of_one_s_own_may_have_capitals() -> None:
         ('[x]\nrepo = "a/b"\ncontext = -1', "context is -1", "whole number"),
         ('[x]\nrepo = "a/b"\ngated = 1', "gated is 1", "true or false"),
         ('[x]\nrepo = "a/b"\nquants = "Q4"', "quants is 'Q4'", "list of strings"),
+        ('[x]\nrepo = "a/b"\nquants = ["Q4", 5]', "quants is ['Q4', 5]", "list of strings"),
+        ('[x]\nrepo = "a/b"\naliases = ["y", ""]', "aliases is ['y', '']", "list of strings"),
         ('[x]\nrepo = "a/b"\nsizes = { Q4 = "big" }', "sizes", "table of bytes"),
+        ('[x]\nrepo = "a/b"\nsizes = { Q4 = 5, Q8 = -1 }', "sizes", "table of bytes"),
         ('[x]\nrepo = "a/../b"', "repo", "owner/repo"),
         ('[x]\ngguf = "a/b"\nquants = ["Q4"]\nfile = "x.gguf"', "{quant}", "quant"),
         ('[x]\ngguf = "a/b"\nquants = ["Q4"]\nfile = "{quant}"\nquant = "Q5"', "not one of its quants", ""),
