@@ -81,11 +81,14 @@ def local_models(registry: Registry) -> tuple[LocalModel, ...]:
     Those in the state "complete" can be run without the network.
     """
     found: list[LocalModel] = []
-    for spec in (*registry.specs, *registry.made()):
+    made = registry.made()
+    for spec in (*registry.specs, *made):
         if spec.path is not None:
             found += _in_directory(spec, spec.path)
+    taken = {spec.name for spec in made}  # by these names nothing else is found
     for repo, directory in cached_repos():
-        found += _in_cache(registry, repo, directory)
+        known = registry.known_repo(repo)
+        found += _in_cache(None if known is None or known.name in taken else known, repo, directory)
     return tuple(found)
 
 
@@ -255,8 +258,7 @@ def _was_packed(directory: Path) -> bool:
         return False
 
 
-def _in_cache(registry: Registry, repo: str, directory: Path) -> list[LocalModel]:
-    known = registry.known_repo(repo)
+def _in_cache(known: ModelSpec | None, repo: str, directory: Path) -> list[LocalModel]:
     files = {file.name: file for file in cached_files(repo)}
     whole = [weights for weights in _weights(files.values()) if _can_run(weights, files)]
     found = [weights.model(_cache_name(known, repo, weights), "cache", repo) for weights in whole]

@@ -12,7 +12,14 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.detokenize import AnswerPiece, AnswerStream, Detokenizer, ReasoningSplitter, StopMatcher
+from runner.detokenize import (
+    AnswerPiece,
+    AnswerStream,
+    Detokenizer,
+    ReasoningSplitter,
+    StopMatcher,
+    joined_pieces,
+)
 from runner.detokenize.drafted import joined
 from runner.templates import reasoning_markers
 from runner.types import ReasoningMarkers
@@ -391,6 +398,20 @@ def test_a_stream_of_single_bytes_gives_what_whole_texts_give(parts: list[str], 
 def test_the_pieces_have_a_kind_a_text_and_its_drafted_ranges() -> None:
     (piece,) = AnswerStream(ByteTokenizer()).push(65)
     assert piece == AnswerPiece("text", "A") == ("text", "A", ())
+
+
+def test_what_cannot_open_a_thought_is_shown_at_once_and_line_ends_within_an_answer_stay() -> None:
+    assert ReasoningSplitter(THINK).push("Hello") == [AnswerPiece("text", "Hello")]
+    splitter = ReasoningSplitter(THINK)
+    pieces = [piece for text in ("<think>hm</think>", "\n\n", "a\n", "\n", "b") for piece in splitter.push(text)]
+    assert joined_pieces(pieces) == [AnswerPiece("reasoning", "hm"), AnswerPiece("text", "a\n\nb")]
+
+
+def test_the_beginning_of_a_stop_string_that_never_came_is_shown_at_the_end() -> None:
+    for markers in (None, THINK):
+        stream = AnswerStream(ByteTokenizer(), stops=["###"], markers=markers)
+        pieces = [piece for byte in b"a##" for piece in stream.push(byte)]
+        assert joined_pieces([*pieces, *stream.finish()]) == [AnswerPiece("text", "a##")]
 
 
 # --- drafted characters ---

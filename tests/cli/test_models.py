@@ -117,6 +117,17 @@ def test_ls_has_a_model_of_one_s_own_that_is_named_by_one_of_its_files(tmp_path:
 
 
 @pytest.mark.usefixtures("qwen")
+def test_what_is_cached_of_a_model_whose_name_one_made_here_has_goes_by_its_repository(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_gguf(user_paths().models / "qwen3-8b" / "x-q4_0.gguf")
+    listed = {model["name"]: model["path"] for model in run_json(capsys, "ls")["models"]}
+    names = ["Qwen/Qwen3-8B-GGUF:Q4_K_M", "Qwen/Qwen3-8B-GGUF:Q8_0", "demo", "qwen3-8b"]
+    assert sorted(listed) == names
+    assert [run_json(capsys, "show", name)["files"][0]["path"] for name in names] == [listed[name] for name in names]
+
+
+@pytest.mark.usefixtures("qwen")
 def test_ls_all_adds_the_registry_with_its_state(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "ls", "--all")
     lines = {line.split()[0]: line for line in out.splitlines()}
