@@ -109,14 +109,16 @@ def test_half_trained_drafters_and_replaced_models_are_unfinished() -> None:
         (paths.models / "one" / "m.gguf", 3000),
         (paths.models / "one.old-00000000" / "replaced" / "m.gguf", 2000),
         (paths.models / "two.old-00000000" / "replaced" / "m.gguf", 1000),
+        (paths.models / "m.gguf.partial", 500),
     ):
-        path.parent.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x" * size)
     assert [(use.name, use.kind, use.size_bytes) for use in usage().uses] == [
         ("head.partial", "unfinished", 4000),
         ("one", "made here", 3000),
         ("one.old-00000000", "unfinished", 2000),
         ("two", "made here", 1000),
+        ("m.gguf.partial", "unfinished", 500),
     ]
 
 
