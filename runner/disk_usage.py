@@ -16,7 +16,7 @@ from runner.closed import lost_target
 from runner.hub_cache import cached_repos, has_files, hub_settings
 from runner.hub_parts import leftovers
 from runner.inventory import has_weights
-from runner.quant.half_made import earlier_output, half_made, is_output, output_name
+from runner.quant.half_made import finished, half_made
 from runner.registry import Registry
 
 UseKind = Literal["cache", "made here", "drafter", "unfinished", "other"]
@@ -144,18 +144,9 @@ def _cached(registry: Registry, counter: _Counter, repo: str, directory: Path) -
 
 
 def _finished(counter: _Counter, directory: Path, kind: UseKind) -> list[Use]:
-    try:
-        paths = sorted(path for path in directory.iterdir() if is_output(path))
-    except OSError:  # none were made yet
-        return []
     return [
-        Use(
-            name=path.name if earlier_output(path) is None else output_name(path),
-            kind=kind,
-            path=path,
-            size_bytes=counter.new_bytes([path]),
-        )
-        for path in paths
+        Use(name=name, kind=kind, path=path, size_bytes=counter.new_bytes([path]))
+        for name, path in finished(directory).items()
     ]
 
 

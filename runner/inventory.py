@@ -81,11 +81,14 @@ def local_models(registry: Registry) -> tuple[LocalModel, ...]:
     Those in the state "complete" can be run without the network.
     """
     found: list[LocalModel] = []
-    for spec in (*registry.specs, *registry.made()):
+    made = registry.made()
+    for spec in (*registry.specs, *made):
         if spec.path is not None:
             found += _in_directory(spec, spec.path)
+    taken = {spec.name for spec in made}  # by these names nothing else is found
     for repo, directory in cached_repos():
-        found += _in_cache(registry, repo, directory)
+        known = registry.known_repo(repo)
+        found += _in_cache(None if known is None or known.name in taken else known, repo, directory)
     return tuple(found)
 
 
@@ -193,13 +196,23 @@ def _packed_format(manifest: Path) -> str:
 
 def _in_directory(spec: ModelSpec, path: Path) -> list[LocalModel]:
     try:
-        places = {path.name: path} if os.path.isfile(path) else {name: path / name for name in names_in(path)}
+        places = _beside(path) if os.path.isfile(path) else {name: path / name for name in names_in(path)}
     except OSError:
         return [_weightless(spec, path)] if spec.origin == "made" and lost_target(path) is not None else []
     sizes = {name: file_size(place) for name, place in places.items()}
     files = [CachedFile(name, places[name], size) for name, size in sizes.items() if size is not None]
     found = [_local(spec, weights) for weights in _weights(files)]
     return found or ([_weightless(spec, path)] if spec.origin == "made" and not has_weights(sizes) else [])
+
+
+def _beside(path: Path) -> dict[str, Path]:
+    """The files that one of a model's weight files stands for: all parts of a split GGUF, a packed model's manifest."""
+    there = [path.name]
+    with contextlib.suppress(OSError):  # it may be closed, and the file be open
+        there = os.listdir(path.parent)
+    split = next((group.names for group in gguf_groups(there) if path.name in group.names), (path.name,))
+    names = (*split, MANIFEST_NAME) if path.name == WEIGHTS_NAME and MANIFEST_NAME in there else split
+    return {name: path.with_name(name) for name in names}
 
 
 def _local(spec: ModelSpec, weights: _Weights) -> LocalModel:
@@ -245,8 +258,7 @@ def _was_packed(directory: Path) -> bool:
         return False
 
 
-def _in_cache(registry: Registry, repo: str, directory: Path) -> list[LocalModel]:
-    known = registry.known_repo(repo)
+def _in_cache(known: ModelSpec | None, repo: str, directory: Path) -> list[LocalModel]:
     files = {file.name: file for file in cached_files(repo)}
     whole = [weights for weights in _weights(files.values()) if _can_run(weights, files)]
     found = [weights.model(_cache_name(known, repo, weights), "cache", repo) for weights in whole]

@@ -76,12 +76,18 @@ class Choice:
         return quant_of(self.weights[0])
 
 
+def _part(name: str) -> re.Match[str] | None:
+    """The name of a part of a split file; None for any other, and for a number that no part can have."""
+    match = _PART.fullmatch(name)
+    return match if match and 1 <= int(match["number"]) <= int(match["count"]) else None
+
+
 def _groups(names: Iterable[str], suffix: str) -> tuple[list[FileGroup], dict[str, str]]:
     """Complete sets of that suffix; and of the sets with a part missing the labels, each with how that is told."""
     whole: list[FileGroup] = []
     parts: dict[tuple[str, int], dict[int, str]] = {}
     for name in sorted(names):
-        if match := _PART.fullmatch(name):
+        if match := _part(name):
             if match["suffix"].lower() == suffix:
                 label = match["stem"] + match["suffix"]
                 parts.setdefault((label, int(match["count"])), {})[int(match["number"])] = name
@@ -100,7 +106,7 @@ def needs_index(names: Collection[str]) -> bool:
     """Whether the index has to say which safetensors are the model: no shards are numbered in the usual way."""
     if INDEX not in names:
         return False
-    parts = (_PART.fullmatch(name) for name in names)
+    parts = (_part(name) for name in names)
     return not any(match and match["stem"] + match["suffix"] == WEIGHTS_NAME for match in parts)
 
 
@@ -119,7 +125,7 @@ def intended_groups(names: Iterable[str], indexed: Collection[str] = ()) -> tupl
         if suffix not in WEIGHT_SUFFIXES or (suffix == ".safetensors" and "/" in name):
             continue
         label, parts = name, [name]
-        if match := _PART.fullmatch(name):
+        if match := _part(name):
             label = match["stem"] + match["suffix"]
             count = match["count"]
             parts = [f"{match['stem']}-{n:05d}-of-{count}{match['suffix']}" for n in range(1, int(count) + 1)]
@@ -130,7 +136,7 @@ def intended_groups(names: Iterable[str], indexed: Collection[str] = ()) -> tupl
 
 def part_number(name: str) -> int | None:
     """Which part of a split file that is, from 1; None for a file that is not split."""
-    match = _PART.fullmatch(name)
+    match = _part(name)
     return int(match["number"]) if match else None
 
 

@@ -91,6 +91,8 @@ class ModelSpec:
         return tuple(dict.fromkeys(one for one in (self.gguf, self.repo) if one))
 
 
+# What says where a model's files are on the hub, and which they are.
+_OF_REPOSITORIES = frozenset(("repo", "revision", "gguf", "gguf_revision", "file", "quants", "quant", "sizes"))
 _KEYS = tuple(f.name for f in dataclasses.fields(ModelSpec) if f.name not in ("name", "origin", "asked"))
 _TYPES: Mapping[str, type] = {
     **dict.fromkeys(("parameters", "active", "context"), int),
@@ -151,13 +153,24 @@ def _check_value(path: Path, name: str, key: str, value: Any) -> Any:
         kind = {int: "a whole number", bool: "true or false", list: "a list of strings", dict: "a table of bytes"}
         raise ConfigError(f"{path}: [{name}] {key} is {value!r}.", hint=f"It must be {kind.get(wanted, 'a string')}.")
     if key == "path":
-        return (path.parent / Path(value).expanduser()).absolute()
+        return _own_path(path, name, value)
     if key in ("repo", "gguf") and value:
         try:
             check_repo(value)
         except UsageError as error:
             raise ConfigError(f"{path}: [{name}] {key}: {error.message}", hint=error.hint) from error
     return tuple(value) if wanted is list else value
+
+
+def _own_path(path: Path, name: str, text: str) -> Path:
+    """What a path in the file `path` means, which is relative to it. Raises ConfigError for one that is none."""
+    try:
+        own = Path(text).expanduser()
+    except RuntimeError:  # no such user
+        own = None
+    if own is None or not text or "\x00" in text:
+        raise ConfigError(f"{path}: [{name}] path is {text!r}.", hint="Give a .gguf file, or a directory with a model.")
+    return (path.parent / own).absolute()
 
 
 def _read_models(path: Path) -> dict[str, dict[str, Any]]:
@@ -198,7 +211,7 @@ class Registry:
     def __init__(self, specs: Iterable[ModelSpec], made: Path | None = None) -> None:
         """made: the directory of the models that `runner quantize` made, one directory each."""
         self._specs = {spec.name: spec for spec in specs}
-        self._aliases = {alias: spec.name for spec in self._specs.values() for alias in spec.aliases}
+        self._aliases = {alias.lower(): spec.name for spec in self._specs.values() for alias in spec.aliases}
         self._made = made
 
     @classmethod
@@ -209,7 +222,8 @@ class Registry:
         if user_file is not None and _is_there(user_file):
             for name, table in _read_models(user_file).items():
                 # A model that moves to files of the user's own has no repository, and the other way round.
-                moved = {"path"} if table.keys() & {"repo", "gguf"} else set()
+                moved = _OF_REPOSITORIES if "path" in table else frozenset[str]()
+                moved |= {"path"} if table.keys() & {"repo", "gguf"} else set()
                 base = {key: value for key, value in values.get(name, {}).items() if key not in moved}
                 values[name] = {**base, **table}
                 source[name] = user_file
@@ -285,12 +299,13 @@ class Registry:
         asked = SAFETENSORS if asked.lower() == SAFETENSORS else asked.upper()
         known = self.known_repo(repo)
         base = known or ModelSpec(name=repo)
-        is_original = known is not None and known.repo.lower() == repo.lower() != known.gguf.lower()
+        is_of_original = known is not None and known.repo.lower() == repo.lower() != known.gguf.lower()
+        is_original = is_of_original and asked in ("", SAFETENSORS)  # a quantization is refused where it has none
         return dataclasses.replace(
             base,
             name=text,
             origin="hub",
-            asked=SAFETENSORS if is_original and not asked else asked,
+            asked=SAFETENSORS if is_original else asked,
             # Which of the two a repository holds is seen in its list of files (prepare.py).
             repo=repo,
             gguf="" if is_original else repo,

@@ -12,7 +12,14 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.detokenize import AnswerPiece, AnswerStream, Detokenizer, ReasoningSplitter, StopMatcher
+from runner.detokenize import (
+    AnswerPiece,
+    AnswerStream,
+    Detokenizer,
+    ReasoningSplitter,
+    StopMatcher,
+    joined_pieces,
+)
 from runner.detokenize.drafted import joined
 from runner.templates import reasoning_markers
 from runner.types import ReasoningMarkers
@@ -393,6 +400,20 @@ def test_the_pieces_have_a_kind_a_text_and_its_drafted_ranges() -> None:
     assert piece == AnswerPiece("text", "A") == ("text", "A", ())
 
 
+def test_what_cannot_open_a_thought_is_shown_at_once_and_line_ends_within_an_answer_stay() -> None:
+    assert ReasoningSplitter(THINK).push("Hello") == [AnswerPiece("text", "Hello")]
+    splitter = ReasoningSplitter(THINK)
+    pieces = [piece for text in ("<think>hm</think>", "\n\n", "a\n", "\n", "b") for piece in splitter.push(text)]
+    assert joined_pieces(pieces) == [AnswerPiece("reasoning", "hm"), AnswerPiece("text", "a\n\nb")]
+
+
+def test_the_beginning_of_a_stop_string_that_never_came_is_shown_at_the_end() -> None:
+    for markers in (None, THINK):
+        stream = AnswerStream(ByteTokenizer(), stops=["###"], markers=markers)
+        pieces = [piece for byte in b"a##" for piece in stream.push(byte)]
+        assert joined_pieces([*pieces, *stream.finish()]) == [AnswerPiece("text", "a##")]
+
+
 # --- drafted characters ---
 
 
@@ -431,6 +452,30 @@ def test_a_character_is_drafted_when_every_byte_of_it_was(parts: list[tuple[str,
     stream = AnswerStream(ByteTokenizer(), stops=stops, follows_drafts=True)
     text, marks = drafted_text(stream, ids, flags)
     assert marks == expected[: len(text)]
+
+
+@given(st.text("aé😀", max_size=6), st.lists(st.tuples(st.integers(1, 5), st.booleans())), st.integers(0, 3))
+def test_so_it_is_where_tokens_end_and_the_answer_is_cut_within_characters(
+    text: str, tokens: list[tuple[int, bool]], n_cut: int
+) -> None:
+    said = text.encode()[: len(text.encode()) - n_cut]
+    pieces, flags = list[bytes](), list[bool]()
+    for size, flag in [*tokens, (len(said), True)]:
+        if said:
+            pieces.append(said[:size])
+            flags.append(flag)
+            said = said[size:]
+    of_bytes = [flag for piece, flag in zip(pieces, flags, strict=True) for _ in piece]
+    expected, at = "", 0
+    for character in text:
+        own = of_bytes[at : at + len(character.encode())]
+        expected += "" if not own else "+" if all(own) else "-"
+        at += len(character.encode())
+    tokenizer = ByteTokenizer()
+    tokenizer.token_bytes = lambda token, special=False: pieces[token]  # type: ignore[method-assign]  # noqa: ARG005
+    stream = AnswerStream(tokenizer, follows_drafts=True)
+    shown, marks = drafted_text(stream, range(len(pieces)), flags)
+    assert (shown, marks) == (b"".join(pieces).decode(errors="replace"), expected)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from runner.disk_usage import DiskUsage, disk_usage
+from runner.disk_usage import DiskUsage, disk_usage, drafters
 from runner.hub_cache import hub_settings, repo_directory
 from runner.paths import user_paths
 from runner.registry import Registry
+from runner.removal import drafter, plan_removal
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -108,14 +109,16 @@ def test_half_trained_drafters_and_replaced_models_are_unfinished() -> None:
         (paths.models / "one" / "m.gguf", 3000),
         (paths.models / "one.old-00000000" / "replaced" / "m.gguf", 2000),
         (paths.models / "two.old-00000000" / "replaced" / "m.gguf", 1000),
+        (paths.models / "m.gguf.partial", 500),
     ):
-        path.parent.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x" * size)
     assert [(use.name, use.kind, use.size_bytes) for use in usage().uses] == [
         ("head.partial", "unfinished", 4000),
         ("one", "made here", 3000),
         ("one.old-00000000", "unfinished", 2000),
         ("two", "made here", 1000),
+        ("m.gguf.partial", "unfinished", 500),
     ]
 
 
@@ -125,3 +128,13 @@ def test_drafters_trained_here_are_listed_with_all_their_files() -> None:
     for name, size in (("model.safetensors", 3000), ("corpus.jsonl", 500)):
         (head / name).write_bytes(b"x" * size)
     assert [(use.name, use.kind, use.size_bytes) for use in usage().uses] == [("demo-normed", "drafter", 3500)]
+
+
+def test_a_drafter_that_was_to_be_replaced_when_a_kill_came_is_whole_where_it_is() -> None:
+    drafts = user_paths().drafts
+    earlier = drafts / "head.old-00000000" / "replaced"
+    for directory in (earlier, drafts / ".hidden"):
+        directory.mkdir(parents=True)
+        (directory / "model.safetensors").write_bytes(b"x")
+    assert [(one.use.name, one.use.path, one.is_whole) for one in drafters(drafts)] == [("head", earlier, True)]
+    assert plan_removal(drafter("head", drafts), user_paths().models, drafts)[0].directory == earlier.parent

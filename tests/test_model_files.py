@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runner.errors import BadModelFile, RunnerError, UnsupportedModel, UsageError
-from runner.model_files import choose, gguf_groups, safetensors_weights
+from runner.model_files import choose, gguf_groups, intended_groups, part_number, safetensors_weights
 from runner.registry import ModelSpec, Registry
 
 HF = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "README.md"]
@@ -152,3 +152,10 @@ def test_a_quantization_of_original_weights_points_at_them() -> None:
 def test_a_place_without_weights_is_said_so(names: list[str]) -> None:
     with pytest.raises(RunnerError, match="no GGUF and no safetensors"):
         choose(HUB, names, "r")
+
+
+@pytest.mark.parametrize("name", ["x-00000-of-00000.gguf", "x-00001-of-00000.gguf", "x-00003-of-00002.gguf"])
+def test_a_number_that_no_part_can_have_makes_no_split_file(name: str) -> None:
+    for groups in (gguf_groups([name]), intended_groups([name])):
+        assert [group.names for group in groups] == [(name,)]
+    assert part_number(name) is None

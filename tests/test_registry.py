@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import ConfigError, UnknownModel, UsageError
+from runner.model_files import choose
 from runner.paths import builtin, user_paths
 from runner.registry import ModelSpec, Registry, check_repo, quant_of
 
@@ -135,6 +136,17 @@ def test_a_known_repository_brings_what_is_known_of_the_model(registry: Registry
     gguf, original = registry.resolve("Qwen/Qwen3-8B-GGUF:Q2_K"), registry.resolve("Qwen/Qwen3-8B")
     assert (gguf.family, gguf.context, gguf.chosen_quant) == ("Qwen3", 40960, "Q2_K")
     assert (original.wants_safetensors, original.repo) == (True, "Qwen/Qwen3-8B")
+    plain = registry.resolve("qwen/Qwen3-8B-GGUF")  # its list of files says what there is, not models.toml
+    assert (plain.source, plain.repos) == (("qwen/Qwen3-8B-GGUF", "main"), ("qwen/Qwen3-8B-GGUF",))
+    assert (plain.chosen_quant, plain.file, plain.quants, plain.sizes) == ("", "", (), {})
+    assert registry.resolve("Qwen/Qwen3-8B:safetensors").wants_safetensors
+
+
+def test_a_quantization_that_is_asked_of_the_original_weights_is_not_forgotten(registry: Registry) -> None:
+    spec = registry.resolve("Qwen/Qwen3-8B:Q4_K_M")
+    assert (spec.chosen_quant, spec.source) == ("Q4_K_M", ("Qwen/Qwen3-8B", "main"))
+    with pytest.raises(UsageError, match="has no Q4_K_M: it has the original weights"):
+        choose(spec, ["config.json", "tokenizer.json", "model.safetensors"], "Qwen/Qwen3-8B")
 
 
 @pytest.mark.parametrize(
@@ -197,9 +209,10 @@ def test_a_path_of_another_user_or_far_too_long_is_a_usage_error(registry: Regis
 
 def test_models_made_here_are_found_by_name_before_the_registry(registry: Registry) -> None:
     models = user_paths().models
-    for name in ("mine", "qwen3-8b", "half.partial", ".hidden"):
+    for name in ("mine", "qwen3-8b", "half.partial", ".hidden", "Mine:2"):
         (models / name).mkdir(parents=True)
-    assert [spec.name for spec in registry.made()] == ["mine", "qwen3-8b"]
+    assert [spec.name for spec in registry.made()] == ["Mine:2", "mine", "qwen3-8b"]
+    assert registry.resolve("Mine:2").path == models / "Mine:2"
     assert registry.resolve("mine").path == models / "mine"
     assert registry.resolve("qwen3-8b").origin == "made"
     with pytest.raises(UnknownModel):
@@ -228,6 +241,20 @@ def test_a_builtin_model_can_be_moved_to_a_repository() -> None:
     assert (spec.path, spec.gguf) == (None, "me/demo-GGUF")
 
 
+def test_a_model_can_be_moved_to_files_of_one_s_own_which_are_no_repository_s() -> None:
+    registry = overlay('[qwen3-8b]\npath = "/weights/x.gguf"\n')
+    spec = registry.resolve("qwen3-8b")
+    assert (spec.path, spec.repos, spec.context) == (Path("/weights/x.gguf"), (), 40960)
+    assert registry.known_repo("Qwen/Qwen3-8B-GGUF") is None
+    with pytest.raises(UsageError, match="no quantization"):
+        registry.resolve("qwen3-8b:Q8_0")
+
+
+def test_an_alias_of_one_s_own_may_have_capitals() -> None:
+    registry = overlay('[mine]\nrepo = "a/b"\naliases = ["MyOwn"]\n')
+    assert {registry.resolve(text).name for text in ("MyOwn", "myown")} == {"mine"}
+
+
 @pytest.mark.parametrize(
     ("text", "said", "hint"),
     [
@@ -237,10 +264,16 @@ def test_a_builtin_model_can_be_moved_to_a_repository() -> None:
         ('[x]\nrepo = "a/b"\ncontext = -1', "context is -1", "whole number"),
         ('[x]\nrepo = "a/b"\ngated = 1', "gated is 1", "true or false"),
         ('[x]\nrepo = "a/b"\nquants = "Q4"', "quants is 'Q4'", "list of strings"),
+        ('[x]\nrepo = "a/b"\nquants = ["Q4", 5]', "quants is ['Q4', 5]", "list of strings"),
+        ('[x]\nrepo = "a/b"\naliases = ["y", ""]', "aliases is ['y', '']", "list of strings"),
         ('[x]\nrepo = "a/b"\nsizes = { Q4 = "big" }', "sizes", "table of bytes"),
+        ('[x]\nrepo = "a/b"\nsizes = { Q4 = 5, Q8 = -1 }', "sizes", "table of bytes"),
         ('[x]\nrepo = "a/../b"', "repo", "owner/repo"),
         ('[x]\ngguf = "a/b"\nquants = ["Q4"]\nfile = "x.gguf"', "{quant}", "quant"),
         ('[x]\ngguf = "a/b"\nquants = ["Q4"]\nfile = "{quant}"\nquant = "Q5"', "not one of its quants", ""),
+        ('[x]\npath = "~no-such-user-here/x"', "path is '~no-such-user-here/x'", "directory"),
+        ('[x]\npath = "a\\u0000b"', "path is 'a\\x00b'", "directory"),
+        ('[x]\npath = ""', "path is ''", "directory"),
         ("[x]\ncontext = 5", "nowhere", "repo, gguf or path"),
         ('["Bad Name"]\nrepo = "a/b"', "cannot be the name", "lower-case"),
         ("x = 5", "not a table", '["x"]'),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import filelock
@@ -160,10 +161,12 @@ def test_giving_up_a_download_leaves_the_weights_that_are_whole(server: Hub) -> 
     begin_fetch(GGUF, "llama-Q4_0.gguf", server)
     spec = Registry.load_for().resolve(GGUF)
     assert plan_unfinished(spec, [WEIGHTS]) is None
+    assert plan_unfinished(Registry.load_for().resolve(f"{GGUF}:Q2_K")) is None
     removal = plan_unfinished(spec, ["llama-Q4_0.gguf"])
     assert removal is not None
     assert removal.names == {"llama-Q4_0.gguf"}
-    delete(removal)
+    assert removal == plan_unfinished(Registry.load_for().resolve(f"{GGUF}:Q4_0"))
+    assert delete(removal) == removal.size_bytes > 0
     assert blob(GGUF, WEIGHTS).read_bytes() == server.repos[GGUF].files[WEIGHTS]
     assert not leftovers(repo_directory(GGUF))
 
@@ -175,6 +178,7 @@ def test_bytes_that_another_file_shares_stay_and_are_counted(server: Hub) -> Non
     size = len(server.repos[GGUF].files[WEIGHTS])
     removal = Removal(title="one", size_bytes=size, directory=directory, repo=GGUF, names=frozenset({WEIGHTS}))
     assert shared_bytes(removal) == size
+    assert shared_bytes(replace(removal, names=frozenset({WEIGHTS, "other-Q8_0.gguf"}))) == 0
     assert delete(removal) == 0
     (other,) = removals(GGUF)
     assert shared_bytes(other) == 0

@@ -38,12 +38,12 @@ def finished(directory: Path) -> dict[str, Path]:
     for path in paths:
         if (earlier := earlier_output(path)) is not None:
             found.setdefault(output_name(path), earlier)
-        elif is_output(path) and not path.name.startswith("."):
+        elif _is_output(path) and not path.name.startswith("."):
             found[path.name] = path
     return dict(sorted(found.items()))
 
 
-def is_output(path: Path) -> bool:
+def _is_output(path: Path) -> bool:
     """Whether that is a whole output, or a link to one that is not to be found now."""
     return (path.is_dir() or lost_target(path) is not None) and not is_half_made(path)
 

@@ -242,8 +242,9 @@ def _thinking(fields: Mapping[str, Any]) -> dict[str, Any]:
     if effort is not None and (not isinstance(effort, str) or effort not in _EFFORTS):
         raise _wrong("reasoning_effort", f"reasoning_effort is {_shown(effort)}.", f"One of: {', '.join(_EFFORTS)}.")
     is_wanted = _typed(kwargs, "enable_thinking", bool, "It must be true or false.", None)
-    if is_wanted is False and effort not in (None, "none"):
-        raise _wrong("reasoning_effort", "enable_thinking is false, and yet there is a reasoning_effort.", "Use one.")
+    if None not in (is_wanted, effort) and is_wanted == (effort == "none"):
+        what = f"enable_thinking is {_shown(is_wanted)}, and reasoning_effort is {_shown(effort)}."
+        raise _wrong("reasoning_effort", what, "Use one.")
     if effort is not None:
         return {"think": _EFFORTS[effort]}
     return {} if is_wanted is None else {"think": "on" if is_wanted else "off"}
@@ -253,14 +254,17 @@ def _thinking(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _response_format(value: Any) -> Grammar | None:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return _json_schema(value["schema"]) if value.get("schema") is not None else ANY_JSON
-    named = value.get("json_schema") if kind == "json_schema" else None
-    if isinstance(named, dict) and "schema" in named:
-        return _json_schema(named["schema"])
+    fields = value if isinstance(value, dict) else {}
+    given = [name for name in ("schema", "json_schema") if fields.get(name) is not None]
+    match fields.get("type"), given:
+        case "text", []:
+            return None
+        case "json_object", []:
+            return ANY_JSON
+        case "json_object", ["schema"]:
+            return _json_schema(fields["schema"])
+        case "json_schema", ["json_schema"] if isinstance(named := fields["json_schema"], dict) and "schema" in named:
+            return _json_schema(named["schema"])
     hint = 'Such as {"type": "json_schema", "json_schema": {"name": "cat", "schema": {...}}}, or json_object, or text.'
     raise _wrong("response_format", "response_format cannot be read.", hint)
 

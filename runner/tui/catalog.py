@@ -201,7 +201,7 @@ def with_drafters(rows: Sequence[CatalogRow], drafters: Iterable[Drafter]) -> tu
     names = {row.name for row in rows}
     heads = [
         CatalogRow(
-            name=use.name if use.name not in names else str(use.path.with_name(use.name)),
+            name=use.name if use.name not in names else str(use.path),
             place="here",
             state="complete" if one.is_whole else "damaged",
             kind=use.kind,

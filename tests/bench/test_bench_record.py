@@ -113,6 +113,9 @@ def test_an_invalid_row_has_no_numbers() -> None:
     assert invalid.invalid == "damaged"
     with pytest.raises(ValueError, match="invalid and has numbers"):
         dataclasses.replace(ROW, invalid="damaged")
+    for number in ({"samples": (5.0,), "segments": (1,)}, {"cold": 5.0}, {"bandwidth_share": 0.5}):
+        with pytest.raises(ValueError, match="invalid and has numbers"):
+            dataclasses.replace(invalid, **number)
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
@@ -124,6 +127,8 @@ def test_what_is_no_measurement_is_no_sample(bad: float) -> None:
 def test_every_sample_belongs_to_a_process() -> None:
     with pytest.raises(ValueError, match="belong to no process"):
         dataclasses.replace(ROW, segments=(1, 1))
+    with pytest.raises(ValueError, match="belong to no process"):
+        dataclasses.replace(ROW, segments=(4, -1))
 
 
 def test_a_run_goes_through_json_and_back() -> None:

@@ -13,7 +13,9 @@ from tiny_files import TEMPLATE, read_tree, write_gguf, write_safetensors
 
 from runner.cli.app import main
 from runner.hub_cache import hub_settings
+from runner.inventory import local_models
 from runner.paths import user_paths
+from runner.registry import Registry
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -95,6 +97,34 @@ def test_every_name_that_ls_gives_is_understood_by_show(capsys: pytest.CaptureFi
         shown = run_json(capsys, "show", model["name"])
         assert shown["is_local"], model["name"]
         assert shown["files"][0]["path"] == model["path"]
+
+
+def test_ls_has_a_model_of_one_s_own_that_is_named_by_one_of_its_files(tmp_path: Path) -> None:
+    for name in ("split-00001-of-00002.gguf", "split-00002-of-00002.gguf", "other.gguf", "packed/model.safetensors"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"1234")
+    for name in ("runner.json", "config.json"):
+        (tmp_path / "packed" / name).write_text("{}")
+    paths = user_paths()
+    paths.user_models_file.parent.mkdir(parents=True)
+    files = {"one": "split-00002-of-00002.gguf", "two": "packed/model.safetensors"}
+    paths.user_models_file.write_text(
+        "".join(f'[{name}]\npath = "{tmp_path / file}"\n' for name, file in files.items())
+    )
+    found = {model.name: model for model in local_models(Registry.load_for(paths)) if model.kind == "own file"}
+    assert (found["one"].path.name, found["one"].size_bytes) == ("split-00001-of-00002.gguf", 8)
+    assert found["two"].format == "packed"
+
+
+@pytest.mark.usefixtures("qwen")
+def test_what_is_cached_of_a_model_whose_name_one_made_here_has_goes_by_its_repository(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_gguf(user_paths().models / "qwen3-8b" / "x-q4_0.gguf")
+    listed = {model["name"]: model["path"] for model in run_json(capsys, "ls")["models"]}
+    names = ["Qwen/Qwen3-8B-GGUF:Q4_K_M", "Qwen/Qwen3-8B-GGUF:Q8_0", "demo", "qwen3-8b"]
+    assert sorted(listed) == names
+    assert [run_json(capsys, "show", name)["files"][0]["path"] for name in names] == [listed[name] for name in names]
 
 
 @pytest.mark.usefixtures("qwen")

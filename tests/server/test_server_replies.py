@@ -106,6 +106,19 @@ def test_a_completion_has_text_and_no_message() -> None:
     chunks = [chunk for event in EVENTS for chunk in reply.chunks(event)]
     assert [chunk["choices"][0]["text"] for chunk in chunks] == ["a\x1b", "b", ""]
     assert {chunk["object"] for chunk in chunks} == {"text_completion"}
+    whole = answer(is_chat=False)
+    for event in [Notice("info", "The model was loaded again."), TextDelta("a"), finished()]:
+        whole.take(event)
+    plain = whole.whole()
+    [choice] = plain["choices"]
+    assert (plain["object"], choice["text"], choice["index"], choice["finish_reason"]) == (
+        "text_completion",
+        "a",
+        0,
+        "stop",
+    )
+    assert "message" not in choice
+    assert "warnings" not in plain
 
 
 def test_an_answer_that_was_stopped_is_no_answer() -> None:

@@ -193,6 +193,7 @@ def test_halves_of_surrogate_pairs_are_replaced() -> None:
         ({"stop": []}, {}),
         ({"stop": ""}, {}),
         ({"top_k": -1}, {"top_k": 0}),
+        ({"presence_penalty": -1, "penalty_last_n": -1}, {"presence_penalty": -1, "penalty_last_n": -1}),
         ({"verbosity": "low"}, {}),
         ({"temperature": None, "n": 1, "tools": [], "logprobs": False, "user": "me", "metadata": {"a": 1}}, {}),
     ],
@@ -250,6 +251,7 @@ def test_grammars(fields: dict[str, Any], kind: str, words: str) -> None:
         ({"seed": -2}, "seed", "whole number from 0"),
         ({"stop": [""]}, "stop", "none of them empty"),
         ({"stop": 5}, "stop", "texts"),
+        ({"stop": ["a", 5]}, "stop", "texts"),
         ({"stop": 0}, "stop", "texts"),
         ({"stop": [str(n) for n in range(65)]}, "stop", "It may have 64"),
         ({"top_k": -2}, "top_k", "whole number from 0"),
@@ -269,12 +271,28 @@ def test_grammars(fields: dict[str, Any], kind: str, words: str) -> None:
         ({"model": 5}, "model", "text"),
         ({"reasoning_effort": "very"}, "reasoning_effort", "medium"),
         ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs.x", "enable_thinking"),
+        ({"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"}, "reasoning_effort", '"low"'),
+        ({"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "none"}, "reasoning_effort", '"none"'),
         ({"response_format": {"type": "xml"}}, "response_format", "json_object"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "schema"),
+        ({"response_format": {"type": "json_object", "json_schema": {"schema": {}}}}, "response_format", "schema"),
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format", "schema"),
         ({"json_schema": [], "grammar": "x"}, "json_schema", "no object"),
         ({"json_schema": {}, "grammar": "x"}, "response_format", "several"),
         ({"grammar": ""}, "grammar", "grammar is empty. A GBNF grammar is such as"),
         ({"grammar": " "}, "grammar", "empty"),
+        ({"grammar": ["root"]}, "grammar", "not a text"),
+        ({"messages": [{"role": "assistant"}]}, "messages[0].content", "not a text"),
+        (
+            {"messages": [{"role": "user", "content": "", "reasoning_content": 5}]},
+            "messages[0].reasoning_content",
+            "text",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "text": "a cat"}]}]},
+            "messages[0].content[0]",
+            'of type "image_url"',
+        ),
         ({"messages": []}, "messages", "not a list"),
         ({"messages": ["x"]}, "messages[0]", "no object"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "assistant"),
@@ -304,6 +322,12 @@ def test_prompts_that_are_not_one_text_are_refused() -> None:
     for prompt in (None, [1, 2], ["a", "b"], [], {"a": 1}):
         assert refused(lambda prompt=prompt: read_completion({"prompt": prompt}))["param"] == "prompt"
     assert refused(lambda: read_completion({"prompt": "x", "messages": ASK}))["param"] == "messages"
+
+
+def test_a_request_without_messages_is_refused_and_numbers_that_json_has_not() -> None:
+    assert refused(lambda: read_chat({"messages": None}))["param"] == "messages"
+    for raw in (b'{"temperature": NaN}', b"[-Infinity]"):
+        assert "no number of JSON" in refused(lambda raw=raw: parse(raw))["message"]
 
 
 def test_every_field_is_in_the_documentation() -> None:

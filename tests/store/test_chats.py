@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from runner.errors import StoreError, UsageError
 from runner.store import Store
-from runner.transcript import Turn
+from runner.transcript import LAST_SECOND, Turn
 
 HOSTILE = [
     "",
@@ -369,7 +369,10 @@ def test_a_row_that_is_not_what_was_written_damages_its_chat_alone(
         with pytest.raises(StoreError, match=f"Chat {ill.id} is damaged: its {column}") as caught:
             store.turns(store.get(ill.id).id)
         assert f"runner sessions delete {ill.id}" in caught.value.hint
-        assert {summary.id for summary in store.sessions()} == {well.id, ill.id}
+        listed = {summary.id: summary for summary in store.sessions()}
+        assert listed.keys() == {well.id, ill.id}
+        assert (listed[well.id].created_at, listed[well.id].updated_at) == (well.created_at, well.updated_at)
+        assert all(0 <= time <= LAST_SECOND for time in (listed[ill.id].created_at, listed[ill.id].updated_at))
         assert store.get(well.id) == well
         assert [turn.content for turn in store.turns(well.id)] == ["good morning"]
         assert well.id in [match.session.id for match in store.search("good")]
