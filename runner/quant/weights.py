@@ -84,7 +84,10 @@ def open_source(directory: Path, gguf: Path | None, config: ModelConfig) -> Weig
     A GGUF may have every type that can be decoded without llama.cpp, the K-quants too.
     """
     if gguf is None:
-        return SafetensorsWeights(tuple(_shards_of(Checkpoint.open(directory))), config)
+        shards = _shards_of(Checkpoint.open(directory))
+        if not shards:
+            raise BadModelFile(f"The safetensors of {called(directory)} hold no tensor.", hint="Fetch the model again.")
+        return SafetensorsWeights(tuple(shards), config)
     weights = GgufWeights(gguf, config)
     decodable = {kind for kind in set(weights.types.values()) if is_decodable(kind)}
     weights.require_types(decodable, hint="Quantize the model that the file was made from.")
@@ -290,4 +293,4 @@ def _commonest(types: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) 
     sizes: dict[str, int] = {}
     for name, kind in types.items():
         sizes[kind] = sizes.get(kind, 0) + math.prod(shapes[name])
-    return max(sizes, key=sizes.__getitem__)
+    return max(sizes, key=sizes.__getitem__, default="")

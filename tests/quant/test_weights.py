@@ -7,14 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hf_directories import QWEN35, random_model
+from safetensors.numpy import save_file
 
-from runner.errors import UnsupportedModel
+from runner.backends.native.loader import unfilled
+from runner.errors import BadModelFile, UnsupportedModel
 from runner.model_config import ModelConfig, parse_model_config
 from runner.quant.convert import convert, read_source
 from runner.quant.formats import FORMATS
 from runner.quant.json_file import read_json
 from runner.quant.quantize import quantize_model
-from runner.quant.weights import PLAIN_GGUF_TYPES, GgufWeights, is_decodable, open_source
+from runner.quant.weights import PLAIN_GGUF_TYPES, GgufWeights, SafetensorsWeights, is_decodable, open_source
 
 
 @pytest.fixture(
@@ -63,6 +65,18 @@ def test_types_and_bits_are_those_of_the_file(demo_directory: Path, tmp_path: Pa
     with pytest.raises(UnsupportedModel, match="has type Q") as raised:
         weights.require_types(PLAIN_GGUF_TYPES)
     assert not raised.value.hint  # what can run it is named when a backend is chosen
+
+
+def test_safetensors_without_tensors_are_refused_by_what_they_lack(tmp_path: Path) -> None:
+    """An empty file is sound, and one with the heads that draft for a model alone is too."""
+    path, config = tmp_path / "model.safetensors", parse_model_config({"model_type": "llama", "num_hidden_layers": 1})
+    save_file({}, path)
+    with pytest.raises(BadModelFile, match="no tensor"):
+        open_source(tmp_path, None, config)
+    save_file({"mtp.norm.weight": np.ones(2, np.float32)}, path)
+    for weights in (open_source(tmp_path, None, config), SafetensorsWeights((path,), config)):
+        with pytest.raises(BadModelFile, match=r"lacks 'lm_head\.weight'"):
+            unfilled(config, weights)
 
 
 def test_the_k_quants_can_be_decoded() -> None:
