@@ -94,6 +94,18 @@ def open_source(directory: Path, gguf: Path | None, config: ModelConfig) -> Weig
     return weights
 
 
+def check_count(weights: Weights, config: ModelConfig) -> None:
+    """Raise BadModelFile where there are fewer tensors than layers and matrices of experts, before anything is made of
+    so many: a damaged config.json may ask for thousands of each."""
+    experts = config.experts
+    least = config.num_layers + (3 * experts.count * len(experts.layers) if experts else 0)
+    if len(weights.shapes) < least:
+        raise BadModelFile(
+            f"{weights.where} has {len(weights.shapes)} tensors, and by config.json there are more than {least}.",
+            hint="Fetch the model again; if it is complete, its config.json does not belong to it.",
+        )
+
+
 def files_of(directory: Path) -> tuple[Path, ...]:
     """The safetensors of a model to be quantized: those beside its config.json, and those that its index names."""
     return tuple(sorted({*directory.glob("*.safetensors"), *_shards_of(Checkpoint.open(directory))}))
