@@ -262,9 +262,13 @@ def _read_sharded(directory: Path, index: Path) -> dict[str, StoredTensor]:
 
 
 def _index_shards(index: Path) -> dict[str, set[str]]:
-    if index.stat().st_size > MAX_INDEX_BYTES:
-        raise _bad(index, "is too large for an index")
-    weight_map = _json_object(index, index.read_bytes()).get("weight_map")
+    try:
+        if index.stat().st_size > MAX_INDEX_BYTES:
+            raise _bad(index, "is too large for an index")
+        text = index.read_bytes()
+    except OSError as error:
+        raise BadModelFile(f"{index} cannot be read: {error.strerror or error}.") from error
+    weight_map = _json_object(index, text).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise _bad(index, "has no weight_map")
     shards: dict[str, set[str]] = {}

@@ -195,6 +195,11 @@ class TestDirectories:
         with pytest.raises(BadModelFile, match=r"tensor 'b'"):
             Checkpoint.open(tmp_path)
 
+    def test_an_index_that_cannot_be_read_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "model.safetensors.index.json").symlink_to("/proc/self/mem")  # a file whose first byte is not there
+        with pytest.raises(BadModelFile, match=r"index\.json cannot be read: Input/output error"):
+            Checkpoint.open(tmp_path)
+
     def test_a_missing_shard_is_named(self, tmp_path: Path) -> None:
         self.shards(tmp_path, {"a": "m-00001.safetensors", "b": "m-00003.safetensors"})
         with pytest.raises(BadModelFile, match=r"m-00003\.safetensors is missing"):
