@@ -390,6 +390,8 @@ def test_keys_that_do_not_change_the_mathematics_are_passed_over(changes: dict[s
             {"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}},
             "high_freq_factor",
         ),
+        ({"eos_token_id": [2, True]}, "eos_token_id"),
+        ({"eos_token_id": -1}, "eos_token_id"),
         # What a backend would divide by, or not get an end of.
         ({"rope_theta": 1, "rope_scaling": {"rope_type": "yarn", "factor": 2}}, "rope_theta"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2, "rope_theta": 1}}, "rope_theta"),
