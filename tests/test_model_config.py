@@ -195,6 +195,7 @@ def test_yarn_attention_factor(keys: dict[str, float], factor: float) -> None:
     scaling = parse(rope_scaling={"rope_type": "yarn", "factor": 4.0, **keys}).rope_scaling
     assert scaling is not None
     assert scaling.attention_factor == pytest.approx(factor)
+    assert scaling.truncate
     assert (scaling.beta_fast, scaling.beta_slow, scaling.original_max_position_embeddings) == (32.0, 1.0, 2048)
 
 

@@ -128,14 +128,15 @@ def test_a_tensor_without_values_is_read(tmp_path: Path, kind: int) -> None:
     assert (values.shape, values.dtype) == ((0, 256), np.float32)
 
 
-def test_a_file_type_that_is_no_number_says_nothing(tmp_path: Path) -> None:
+def test_a_file_type_that_is_no_type_says_nothing(tmp_path: Path) -> None:
     numbers = struct.pack("<IQI", U32, 1, 7)
     for file_type in (
         pair("general.file_type", ARRAY, numbers),
         pair("general.file_type", U32, struct.pack("<I", 999)),
     ):
-        content = gguf([file_type], [tensor("a", (32,), 8), tensor("b", (8,), 0, 64)], bytes(96))
-        assert read_header(written(tmp_path / "m.gguf", content)).quantization == "Q8_0"
+        tensors = [tensor("a", (32, 2, 1, 1), 8), tensor("b", (8,), 0, 96), tensor("rope_freqs.weight", (8,), 0, 128)]
+        header = read_header(written(tmp_path / "m.gguf", gguf([file_type], tensors, bytes(160))))
+        assert (header.quantization, header.num_parameters) == ("Q8_0", 64 + 8)  # the table is no weights
 
 
 def test_metadata_of_every_scalar_type_is_read(tmp_path: Path) -> None:
