@@ -38,6 +38,7 @@ EMBEDDINGS: Final = "model.embed_tokens.weight"
 OUTPUT: Final = "lm_head.weight"
 # The GGUF types that the native backend runs: those whose dense form is not much larger than the file.
 PLAIN_GGUF_TYPES: Final = frozenset({"F32", "F16", "BF16", "Q8_0"})
+_MANY: Final = 2**12  # layers and matrices of experts
 _ROPE_TABLE: Final = "rope_freqs.weight"  # llama3's divisors as llama.cpp wants them; ours follow from config.json
 
 
@@ -95,11 +96,11 @@ def open_source(directory: Path, gguf: Path | None, config: ModelConfig) -> Weig
 
 
 def check_count(weights: Weights, config: ModelConfig) -> None:
-    """Raise BadModelFile where there are fewer tensors than layers and matrices of experts, before anything is made of
-    so many: a damaged config.json may ask for thousands of each."""
+    """Raise BadModelFile for thousands of layers and matrices of experts where there are fewer tensors, before anything
+    is made of so many: a damaged config.json may ask for them. Of fewer, whoever builds them tells which lack."""
     experts = config.experts
     least = config.num_layers + (3 * experts.count * len(experts.layers) if experts else 0)
-    if len(weights.shapes) < least:
+    if len(weights.shapes) < least and least >= _MANY:
         raise BadModelFile(
             f"{weights.where} has {len(weights.shapes)} tensors, and by config.json there are more than {least}.",
             hint="Fetch the model again; if it is complete, its config.json does not belong to it.",

@@ -78,17 +78,17 @@ def test_safetensors_without_tensors_are_refused_by_what_they_lack(tmp_path: Pat
         open_source(tmp_path, None, config)
     save_file({"mtp.norm.weight": np.ones(2, np.float32)}, path)
     for weights in (open_source(tmp_path, None, config), SafetensorsWeights((path,), config)):
-        with pytest.raises(BadModelFile, match="has 0 tensors"):
+        with pytest.raises(BadModelFile, match=r"lacks 'lm_head\.weight'"):
             unfilled(config, weights)
 
 
 def test_layers_and_experts_beyond_all_tensors_are_refused_before_they_are_built(tmp_path: Path) -> None:
-    path, options = tmp_path / "model.safetensors", {"num_hidden_layers": 2, "num_experts": 16}
+    path, options = tmp_path / "model.safetensors", {"num_hidden_layers": 2, "num_experts": 1024}
     config = parse_model_config({"model_type": "qwen3_moe", **options})
     save_file({f"model.layers.{n}.x": np.ones(1, np.float32) for n in range(97)}, path)
     weights = SafetensorsWeights((path,), config)
     for check in (partial(unfilled, config, weights), partial(make_plan, config, weights, recipe_of("mq4"), "online")):
-        with pytest.raises(BadModelFile, match=r"has 97 tensors, and by config\.json there are more than 98"):
+        with pytest.raises(BadModelFile, match=r"has 97 tensors, and by config\.json there are more than 6146"):
             check()
 
 
