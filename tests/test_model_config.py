@@ -186,6 +186,8 @@ def test_linear_scaling_under_its_oldest_name() -> None:
     [
         ({}, 0.1 * 1.3862943611 + 1),
         ({"attention_factor": 1.5}, 1.5),
+        ({"mscale": 2.0, "beta_fast": 0, "beta_slow": None}, 0.1 * 1.3862943611 + 1),
+        ({"mscale_all_dim": 2.0}, 0.1 * 1.3862943611 + 1),
         ({"mscale": 2.0, "mscale_all_dim": 1.0}, (0.2 * 1.3862943611 + 1) / (0.1 * 1.3862943611 + 1)),
     ],
 )
@@ -193,6 +195,7 @@ def test_yarn_attention_factor(keys: dict[str, float], factor: float) -> None:
     scaling = parse(rope_scaling={"rope_type": "yarn", "factor": 4.0, **keys}).rope_scaling
     assert scaling is not None
     assert scaling.attention_factor == pytest.approx(factor)
+    assert scaling.truncate
     assert (scaling.beta_fast, scaling.beta_slow, scaling.original_max_position_embeddings) == (32.0, 1.0, 2048)
 
 
@@ -384,6 +387,16 @@ def test_keys_that_do_not_change_the_mathematics_are_passed_over(changes: dict[s
         ({"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0] * 3}}, "long_factor"),
         ({"rope_scaling": {"type": "longrope", "short_factor": [1, 1, 1, 0], "long_factor": [1] * 4}}, "short_factor"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "low_freq_factor"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}},
+            "high_freq_factor",
+        ),
+        ({"eos_token_id": [2, True]}, "eos_token_id"),
+        ({"eos_token_id": -1}, "eos_token_id"),
+        # What a backend would divide by, or not get an end of.
+        ({"rope_theta": 1, "rope_scaling": {"rope_type": "yarn", "factor": 2}}, "rope_theta"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2, "rope_theta": 1}}, "rope_theta"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "beta_slow": 1e-320}}, "beta_slow"),
     ],
 )
 def test_values_that_make_no_sense_are_refused_with_their_key(changes: dict[str, Any], key: str) -> None:

@@ -386,6 +386,23 @@ def test_the_shared_expert_has_a_width_of_its_own() -> None:
         moe(shared_expert_intermediate_size=0)
 
 
+def test_layers_have_experts_or_not_as_is_said() -> None:
+    def layers(**changes: Any) -> tuple[int, ...]:
+        config = {"model_type": "qwen3_moe", "num_hidden_layers": 9, "num_experts": 8, "num_experts_per_tok": 8}
+        experts = parse_model_config(config | changes).experts
+        return () if experts is None else experts.layers
+
+    assert layers() == tuple(range(9))
+    assert layers(decoder_sparse_step=3) == (2, 5, 8)
+    assert layers(decoder_sparse_step=3, mlp_only_layers=[2, 3]) == (5, 8)
+    assert layers(decoder_sparse_step=3, mlp_only_layers=[2, 5, 8]) == layers(num_experts=0) == ()
+    for odd in (2, [True], ["2"]):
+        with pytest.raises(BadModelFile, match="mlp_only_layers"):
+            layers(mlp_only_layers=odd)
+    with pytest.raises(BadModelFile, match="num_experts_per_tok"):
+        layers(num_experts=7)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -176,6 +176,7 @@ def _of_gguf(located: Located) -> dict[str, Any]:
 
 
 def _of_safetensors(located: Located) -> dict[str, Any]:
+    from runner.quant.chat_templates import read_chat_templates
     from runner.quant.json_file import read_json_if_there
     from runner.quant.safetensors_file import read_header
 
@@ -198,7 +199,7 @@ def _of_safetensors(located: Located) -> dict[str, Any]:
         "context_length": context if isinstance(context, int) else 0,
         "quantization": max(sizes, key=lambda dtype: sizes[dtype], default=""),
         "sampling": {},
-        "chat_template": _template_beside(located, read_json_if_there(located.directory / "tokenizer_config.json")),
+        "chat_template": read_chat_templates(located.directory).get("default"),
     }
 
 
@@ -208,14 +209,6 @@ def _of_packed(located: Located) -> dict[str, Any]:
     manifest = read_manifest(located.directory)
     named = {"parameters": manifest.num_parameters, "quantization": manifest.quantization}
     return {**_of_safetensors(located), **named}
-
-
-def _template_beside(located: Located, tokenizer_config: Mapping[str, Any]) -> str | None:
-    """A template in a file of its own wins over the one in tokenizer_config.json, as in transformers."""
-    path = located.directory / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8", errors="replace")
-    return _selected(tokenizer_config.get("chat_template"))
 
 
 def _selected(value: object) -> str | None:

@@ -14,6 +14,7 @@ from runner.model_config.fields import flag, integer_or_none, invalid, is_off, n
 from runner.model_config.values import QueryGrowth, Rope, RopeKind, RopeName, RopeScaling
 
 _KINDS: Final = get_args(RopeKind)
+_LEAST_THETA: Final = 1.001  # YaRN divides by its logarithm
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"  # the layer types that rope_parameters are keyed by
 
 
@@ -106,9 +107,9 @@ class _Reader:
             if key not in self._known and not is_off(value):
                 raise unsupported(f"{name}.{key}", value)
         if "rope_theta" in rope:
-            theta = number(rope, "rope_theta", default_theta, 1.0, 1e15)
+            theta = number(rope, "rope_theta", default_theta, _LEAST_THETA, 1e15)
         else:
-            theta = number(self._config, outer_theta, default_theta, 1.0, 1e15)
+            theta = number(self._config, outer_theta, default_theta, _LEAST_THETA, 1e15)
         dim = self._dim(name, rope)
         kind = self._kind(name, rope)
         if kind is None:
@@ -156,10 +157,15 @@ def _scaling(kind: RopeKind, rope: Mapping[str, Any], original: int, max_positio
         factor=factor,
         original_max_position_embeddings=original,
         attention_factor=_yarn_attention_factor(rope, factor),
-        beta_fast=number(rope, "beta_fast", 32.0, 0.0, 1e6) or 32.0,
-        beta_slow=number(rope, "beta_slow", 1.0, 0.0, 1e6) or 1.0,
+        beta_fast=_turns(rope, "beta_fast", 32.0),
+        beta_slow=_turns(rope, "beta_slow", 1.0),
         truncate=rope.get("truncate") is None or flag(rope, "truncate"),
     )
+
+
+def _turns(rope: Mapping[str, Any], key: str, default: float) -> float:
+    """One of YaRN's bounds; 0 means the default too, as in transformers."""
+    return number(rope, key, None, 1e-6, 1e6) if rope.get(key) else default
 
 
 def _llama3(rope: Mapping[str, Any], factor: float, original: int) -> RopeScaling:

@@ -13,13 +13,13 @@ from gguf import TokenType
 
 from runner.errors import BadModelFile, UnsupportedModel
 from runner.quant import pre_tokenizers
+from runner.quant.chat_templates import read_chat_templates
 from runner.quant.vocabulary import (
     Vocabulary,
     added_tokens,
     around_text,
     fill_ids,
     limits_of,
-    read_chat_templates,
     read_special_tokens,
 )
 

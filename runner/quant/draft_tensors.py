@@ -48,7 +48,9 @@ def write_heads(source: Checkpoint, path: Path) -> None:
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for one in stored:
-            file.write(source.raw(one.name).tobytes())
+            with one.path.open("rb") as held:
+                held.seek(one.offset)
+                file.write(held.read(one.nbytes))
 
 
 def open_heads(model: ReadyModel) -> Checkpoint:

@@ -50,8 +50,11 @@ def files_json(files: Mapping[str, FileRecord]) -> str:
 
 
 def sealed(plain: Mapping[str, Any]) -> str:
-    """The text of a runner.json that says this, and last the hash of the text without that."""
-    text = json.dumps(plain, indent=1, ensure_ascii=False)
+    """The text of a runner.json that says this, and last the hash of the text without that.
+
+    A file's name need not be UTF-8: what is none in it becomes "?".
+    """
+    text = json.dumps(plain, indent=1, ensure_ascii=False).encode("utf-8", "replace").decode()
     return text.removesuffix("\n}") + f',\n "sha256": "{_hash(text)}"\n}}\n'
 
 

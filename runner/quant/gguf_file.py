@@ -154,9 +154,10 @@ class GgufHeader:
         """The values of one tensor as float32, in its shape. Raises UnsupportedModel for a type without a decoder."""
         import numpy as np
 
-        rows = self.read_raw(tensor).reshape(*tensor.shape[:-1], -1) if tensor.num_values else self.read_raw(tensor)
+        if tensor.num_values == 0:
+            return np.empty(tensor.shape, np.float32)
         try:
-            values = decode(rows, tensor.type)
+            values = decode(self.read_raw(tensor).reshape(*tensor.shape[:-1], -1), tensor.type)
         except NotImplementedError as error:
             raise UnsupportedModel(
                 f"Tensor {tensor.name!r} has type {tensor.type.name}, which only llama.cpp reads."

@@ -26,8 +26,9 @@ SINGLE_NAME: Final = "model.safetensors"
 MAX_HEADER_BYTES: Final = 100_000_000  # the limit of the safetensors library itself
 MAX_INDEX_BYTES: Final = 100_000_000
 MAX_DIMENSIONS: Final = 8
+MAX_VALUES: Final = 2**56  # of a shape, its zeros aside: numpy counts their bytes so
 
-# numpy has no bfloat16 and no float8: these come back as their bits.
+# All types of the format that are whole bytes. numpy has no bfloat16 and no float8: these come back as their bits.
 _NUMPY_TYPE: Final[Mapping[str, str]] = MappingProxyType(
     {
         "F64": "<f8",
@@ -43,10 +44,16 @@ _NUMPY_TYPE: Final[Mapping[str, str]] = MappingProxyType(
         "U16": "<u2",
         "U8": "|u1",
         "BOOL": "|b1",
+        "C64": "<c8",
         "F8_E4M3": "|u1",
         "F8_E5M2": "|u1",
+        "F8_E8M0": "|u1",
+        "F8_E4M3FNUZ": "|u1",
+        "F8_E5M2FNUZ": "|u1",
     }
 )
+# The others, which are not read here: bits of a value.
+_PART_OF_BYTE: Final[Mapping[str, int]] = MappingProxyType({"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6})
 FLOAT_TYPES: Final = frozenset({"F64", "F32", "F16", "BF16"})
 
 
@@ -73,7 +80,11 @@ def to_f32(raw: NDArray[Any], dtype: str) -> NDArray[np.float32]:
         return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if dtype in FLOAT_TYPES:
         return np.asarray(raw, dtype=np.float32)
-    raise UnsupportedModel(
+    raise _unreadable(dtype)
+
+
+def _unreadable(dtype: str) -> UnsupportedModel:
+    return UnsupportedModel(
         f"Weights stored as {dtype} cannot be read.",
         hint="Use the F32, F16 or BF16 version of the model, or a ready GGUF of it.",
     )
@@ -117,10 +128,15 @@ class Checkpoint:
         return np.asarray(self.raw(name)[index])
 
     def raw(self, name: str) -> NDArray[Any]:
-        """One tensor, mapped from the file, not copied; BF16 as uint16 bits. Raises KeyError, OSError."""
+        """One tensor, mapped from the file, not copied; BF16 as uint16 bits.
+
+        Raises KeyError, OSError, and UnsupportedModel for a type whose values are parts of bytes.
+        """
         import numpy as np
 
         tensor = self.tensors[name]
+        if tensor.dtype in _PART_OF_BYTE:
+            raise _unreadable(tensor.dtype)
         dtype = np.dtype(_NUMPY_TYPE[tensor.dtype])
         if tensor.nbytes == 0:
             return np.empty(tensor.shape, dtype)
@@ -170,18 +186,25 @@ def _entry(path: Path, name: str, value: object, data_start: int) -> StoredTenso
     if not isinstance(value, dict):
         raise _bad(path, f"describes tensor {name!r} wrongly")
     dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
-    if not isinstance(dtype, str) or dtype not in _NUMPY_TYPE:
+    if not isinstance(dtype, str) or not (bits := _bits(dtype)):
         raise _bad(path, f"gives tensor {name!r} the unknown type {dtype!r}")
-    if not _are_sizes(shape) or len(shape) > MAX_DIMENSIONS:
+    if not _are_sizes(shape) or len(shape) > MAX_DIMENSIONS or math.prod(size or 1 for size in shape) >= MAX_VALUES:
         raise _bad(path, f"gives tensor {name!r} the impossible shape {shape!r}")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise _bad(path, f"gives tensor {name!r} the impossible extent {offsets!r}")
-    nbytes = math.prod(shape) * int(_NUMPY_TYPE[dtype][2:])
+    nbytes, rest = divmod(math.prod(shape) * bits, 8)
+    if rest:
+        raise _bad(path, f"has a part of a byte in tensor {name!r}")
     if offsets[1] - offsets[0] != nbytes:
         raise _bad(path, f"holds {offsets[1] - offsets[0]} bytes of tensor {name!r}, which needs {nbytes}")
     return StoredTensor(
         name=name, dtype=dtype, shape=tuple(shape), path=path, offset=data_start + offsets[0], nbytes=nbytes
     )
+
+
+def _bits(dtype: str) -> int:
+    """Bits of one value; 0 for a type that the format does not have."""
+    return 8 * int(_NUMPY_TYPE[dtype][2:]) if dtype in _NUMPY_TYPE else _PART_OF_BYTE.get(dtype, 0)
 
 
 def _are_sizes(value: Any) -> TypeGuard[list[int]]:
@@ -239,9 +262,13 @@ def _read_sharded(directory: Path, index: Path) -> dict[str, StoredTensor]:
 
 
 def _index_shards(index: Path) -> dict[str, set[str]]:
-    if index.stat().st_size > MAX_INDEX_BYTES:
-        raise _bad(index, "is too large for an index")
-    weight_map = _json_object(index, index.read_bytes()).get("weight_map")
+    try:
+        if index.stat().st_size > MAX_INDEX_BYTES:
+            raise _bad(index, "is too large for an index")
+        text = index.read_bytes()
+    except OSError as error:
+        raise BadModelFile(f"{index} cannot be read: {error.strerror or error}.") from error
+    weight_map = _json_object(index, text).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise _bad(index, "has no weight_map")
     shards: dict[str, set[str]] = {}

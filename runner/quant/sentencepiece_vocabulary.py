@@ -13,6 +13,7 @@ from typing import Any, Final
 from gguf import TokenType
 
 from runner.errors import BackendUnavailable, BadModelFile, UnsupportedModel
+from runner.quant.chat_templates import read_chat_templates
 from runner.quant.json_file import read_json_if_there
 from runner.quant.origin import called
 from runner.quant.vocabulary import (
@@ -23,7 +24,6 @@ from runner.quant.vocabulary import (
     around_text,
     fill_ids,
     limits_of,
-    read_chat_templates,
     read_special_tokens,
 )
 

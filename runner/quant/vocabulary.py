@@ -114,29 +114,6 @@ def read_special_tokens(
     )
 
 
-def read_chat_templates(directory: Path) -> Mapping[str, str]:
-    """The chat templates by name, from chat_template.jinja, chat_template.json or tokenizer_config.json."""
-    named: dict[str, str] = {}
-    value = read_json_if_there(directory / "tokenizer_config.json").get("chat_template")
-    if value is None:
-        value = read_json_if_there(directory / "chat_template.json").get("chat_template")
-    if isinstance(value, str):
-        named["default"] = value
-    elif isinstance(value, list):
-        for entry in value:
-            if (
-                isinstance(entry, dict)
-                and isinstance(entry.get("name"), str)
-                and isinstance(entry.get("template"), str)
-            ):
-                named[entry["name"]] = entry["template"]
-    for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
-        named[path.stem] = path.read_text(encoding="utf-8")
-    if (path := directory / "chat_template.jinja").is_file():
-        named["default"] = path.read_text(encoding="utf-8")
-    return MappingProxyType(named)
-
-
 def added_tokens(tokenizer: Mapping[str, Any]) -> dict[int, AddedToken]:
     """tokenizer.json's added tokens, by id. Raises BadModelFile when they are malformed."""
     found: dict[int, AddedToken] = {}

@@ -38,6 +38,7 @@ EMBEDDINGS: Final = "model.embed_tokens.weight"
 OUTPUT: Final = "lm_head.weight"
 # The GGUF types that the native backend runs: those whose dense form is not much larger than the file.
 PLAIN_GGUF_TYPES: Final = frozenset({"F32", "F16", "BF16", "Q8_0"})
+_MANY: Final = 2**12  # layers and matrices of experts
 _ROPE_TABLE: Final = "rope_freqs.weight"  # llama3's divisors as llama.cpp wants them; ours follow from config.json
 
 
@@ -84,11 +85,26 @@ def open_source(directory: Path, gguf: Path | None, config: ModelConfig) -> Weig
     A GGUF may have every type that can be decoded without llama.cpp, the K-quants too.
     """
     if gguf is None:
-        return SafetensorsWeights(tuple(_shards_of(Checkpoint.open(directory))), config)
+        shards = _shards_of(Checkpoint.open(directory))
+        if not shards:
+            raise BadModelFile(f"The safetensors of {called(directory)} hold no tensor.", hint="Fetch the model again.")
+        return SafetensorsWeights(tuple(shards), config)
     weights = GgufWeights(gguf, config)
     decodable = {kind for kind in set(weights.types.values()) if is_decodable(kind)}
     weights.require_types(decodable, hint="Quantize the model that the file was made from.")
     return weights
+
+
+def check_count(weights: Weights, config: ModelConfig) -> None:
+    """Raise BadModelFile for thousands of layers and matrices of experts where there are fewer tensors, before anything
+    is made of so many: a damaged config.json may ask for them. Of fewer, whoever builds them tells which lack."""
+    experts = config.experts
+    least = config.num_layers + (3 * experts.count * len(experts.layers) if experts else 0)
+    if len(weights.shapes) < least and least >= _MANY:
+        raise BadModelFile(
+            f"{weights.where} has {len(weights.shapes)} tensors, and by config.json there are more than {least}.",
+            hint="Fetch the model again; if it is complete, its config.json does not belong to it.",
+        )
 
 
 def files_of(directory: Path) -> tuple[Path, ...]:
@@ -290,4 +306,4 @@ def _commonest(types: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) 
     sizes: dict[str, int] = {}
     for name, kind in types.items():
         sizes[kind] = sizes.get(kind, 0) + math.prod(shapes[name])
-    return max(sizes, key=sizes.__getitem__)
+    return max(sizes, key=sizes.__getitem__, default="")

@@ -191,7 +191,8 @@ class WorkDirectory:
             except OSError as error:
                 if (full := no_room(error, self.output.parent)) is not None:
                     raise full from error
-                raise RunnerError(f"Making {self.output} failed: {error.strerror or error}.") from error
+                of_which = f" ({error.filename})" if isinstance(error.filename, str) else ""
+                raise RunnerError(f"Making {self.output} failed: {error.strerror or error}{of_which}.") from error
             except (BadModelFile, UnsupportedModel):
                 is_kept = False  # it would fail again
                 raise

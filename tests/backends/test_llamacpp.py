@@ -193,6 +193,17 @@ def test_a_file_that_names_no_bos_has_none(demo: Backend) -> None:
     assert demo.info.eos_token == "<|im_end|>"
 
 
+def test_a_file_that_names_an_eos_beyond_its_tokens_has_none(tmp_path: Path, demo_directory: Path) -> None:
+    """llama.cpp warns of it, and takes another."""
+    data = (demo_directory / "demo-q8_0.gguf").read_bytes()
+    at = data.index(key := b"tokenizer.ggml.eos_token_id") + len(key) + 4
+    path = tmp_path / "demo.gguf"
+    path.write_bytes(data[:at] + b"\xff" * 4 + data[at + 4 :])
+    backend = load(path)
+    assert backend.info.eos_token == ""
+    backend.close()
+
+
 def test_a_damaged_file_is_refused_with_its_name(tmp_path: Path, demo_directory: Path) -> None:
     data = (demo_directory / "demo-q8_0.gguf").read_bytes()
     for name, damaged in {"empty": b"", "cut": data[: len(data) // 2], "other": b"PK\x03\x04" + data[4:]}.items():

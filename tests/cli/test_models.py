@@ -190,6 +190,9 @@ def test_show_of_safetensors_reads_headers_and_configuration(
     shown = run_json(capsys, "show", str(write_safetensors(tmp_path / "m", shards=2)))
     assert (shown["architecture"], shown["parameters"], shown["quantization"]) == ("llama", 64, "F32")
     assert (shown["context_length"], shown["chat_template"]) == (64, TEMPLATE)
+    (tmp_path / "m" / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "m" / "chat_template.json").write_text('{"chat_template": "as older models have it"}')
+    assert run_json(capsys, "show", str(tmp_path / "m"))["chat_template"] == "as older models have it"
     assert shown["sampling"] == {"temperature": 0.6, "top_k": 20, "repeat_penalty": 1.1}
 
 

@@ -57,6 +57,15 @@ def test_heads_are_written_as_they_are_stored(directory: Path) -> None:
     assert open_heads(ready(directory, "safetensors")).shapes == HEAD
 
 
+def test_heads_of_a_type_that_is_not_read_are_written_too(tmp_path: Path) -> None:
+    """At the end of all the work: a model that runs without them is no worse for them."""
+    header = b'{"mtp.fc.weight":{"dtype":"F4","shape":[2,8],"data_offsets":[0,8]}}'
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"12345678")
+    write_heads(Checkpoint.open(tmp_path), tmp_path / HEAD_NAME)
+    assert Checkpoint.open(tmp_path / HEAD_NAME).dtype("mtp.fc.weight") == "F4"
+    assert (tmp_path / HEAD_NAME).read_bytes().endswith(b"12345678")
+
+
 @pytest.mark.parametrize("kind", ["packed", "gguf"])
 def test_files_without_heads_are_refused(directory: Path, kind: str) -> None:
     with pytest.raises(UnsupportedModel, match="no multi-token head"):

@@ -121,6 +121,24 @@ def test_a_large_vocabulary_costs_little_until_it_is_used(tmp_path: Path) -> Non
     assert header.metadata["numbers"][5:8] == [5, 6, 7]
 
 
+@pytest.mark.parametrize("kind", [0, 1, 8, 12, 30])
+def test_a_tensor_without_values_is_read(tmp_path: Path, kind: int) -> None:
+    header = read_header(written(tmp_path / "m.gguf", gguf(tensors=[tensor("a", (256, 0), kind)])))
+    values = header.read_f32(header.tensors[0])
+    assert (values.shape, values.dtype) == ((0, 256), np.float32)
+
+
+def test_a_file_type_that_is_no_type_says_nothing(tmp_path: Path) -> None:
+    numbers = struct.pack("<IQI", U32, 1, 7)
+    for file_type in (
+        pair("general.file_type", ARRAY, numbers),
+        pair("general.file_type", U32, struct.pack("<I", 999)),
+    ):
+        tensors = [tensor("a", (32, 2, 1, 1), 8), tensor("b", (8,), 0, 96), tensor("rope_freqs.weight", (8,), 0, 128)]
+        header = read_header(written(tmp_path / "m.gguf", gguf([file_type], tensors, bytes(160))))
+        assert (header.quantization, header.num_parameters) == ("Q8_0", 64 + 8)  # the table is no weights
+
+
 def test_metadata_of_every_scalar_type_is_read(tmp_path: Path) -> None:
     kinds = {0: ("B", 7), 1: ("b", -7), 2: ("H", 7), 3: ("h", -7), 4: ("I", 7), 5: ("i", -7), 6: ("f", 0.5)}
     kinds |= {7: ("B", 1), 10: ("Q", 2**60), 11: ("q", -(2**60)), 12: ("d", 0.1)}

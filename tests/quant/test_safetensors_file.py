@@ -50,6 +50,25 @@ def test_tensors_of_every_type_come_back_exactly(tmp_path: Path) -> None:
     assert checkpoint.total_bytes == sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
+def test_types_that_are_not_read_are_no_damage(tmp_path: Path) -> None:
+    """A file may have them among others, or be of a model for another program."""
+    tensors = {
+        "scales": torch.zeros(3).to(torch.float8_e8m0fnu),
+        "other float8": torch.zeros(3).to(torch.float8_e4m3fnuz),
+        "another": torch.zeros(3).to(torch.float8_e5m2fnuz),
+        "complex": torch.zeros(3, dtype=torch.complex64),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    header = read_header(tmp_path / "model.safetensors")
+    assert {name: one.nbytes for name, one in header.items()} == {
+        name: tensor.nbytes for name, tensor in tensors.items()
+    }
+    halves = written(tmp_path / "halves.safetensors", {"a": entry("F4", (2, 8), (0, 8))}, bytes(8))
+    with pytest.raises(UnsupportedModel, match="stored as F4"):
+        Checkpoint.open(halves).f32("a")
+    assert read_header(written(halves, {"a": entry("F6_E2M3", (4, 2), (0, 6))}, bytes(6)))["a"].nbytes == 6
+
+
 def test_bfloat16_bits_become_the_same_float32() -> None:
     bits = np.arange(2**16, dtype=np.uint16)
     expected = torch.from_numpy(bits.view(np.int16).copy()).view(torch.bfloat16).float().numpy()
@@ -82,6 +101,8 @@ BAD_HEADERS: dict[str, tuple[Any, bytes, int | None]] = {
     "a shape that is no list": ({"a": entry(shape="22")}, bytes(16), None),
     "too many dimensions": ({"a": entry(shape=(1,) * 9 + (4,))}, bytes(16), None),
     "a product that overflows": ({"a": entry(shape=(2**62, 2**62))}, bytes(16), None),
+    "a shape that no array can have": ({"a": entry(shape=(2**62, 0), offsets=(0, 0))}, b"", None),
+    "half a byte": ({"a": entry("F4", (3,), (0, 1))}, bytes(1), None),
     "offsets the wrong way round": ({"a": entry(offsets=(16, 0))}, bytes(16), None),
     "one offset": ({"a": entry(offsets=(16,))}, bytes(16), None),
     "an extent of the wrong size": ({"a": entry(offsets=(0, 12))}, bytes(16), None),
@@ -172,6 +193,11 @@ class TestDirectories:
     def test_a_shard_name_that_leaves_the_directory_is_refused(self, tmp_path: Path, name: Any) -> None:
         self.shards(tmp_path, {"a": "m-00001.safetensors", "b": name})
         with pytest.raises(BadModelFile, match=r"tensor 'b'"):
+            Checkpoint.open(tmp_path)
+
+    def test_an_index_that_cannot_be_read_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "model.safetensors.index.json").symlink_to("/proc/self/mem")  # a file whose first byte is not there
+        with pytest.raises(BadModelFile, match=r"index\.json cannot be read: Input/output error"):
             Checkpoint.open(tmp_path)
 
     def test_a_missing_shard_is_named(self, tmp_path: Path) -> None:

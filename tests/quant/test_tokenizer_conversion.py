@@ -18,11 +18,12 @@ from tokenizers import Regex, Tokenizer, decoders, models, trainers
 from tokenizers import pre_tokenizers as steps
 
 from runner.errors import BadModelFile, UnsupportedModel
+from runner.quant.chat_templates import read_chat_templates
 from runner.quant.convert import read_vocabulary
 from runner.quant.gguf_file import GgufHeader, read_header
 from runner.quant.gguf_metadata import write_vocabulary
 from runner.quant.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
-from runner.quant.vocabulary import Vocabulary, read_chat_templates
+from runner.quant.vocabulary import Vocabulary
 
 ASSORTED = [
     "",
@@ -269,6 +270,14 @@ class TestChatTemplates:
         (tmp_path / "additional_chat_templates").mkdir()
         (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("C")
         assert read_chat_templates(tmp_path) == {"default": "B", "rag": "C"}
+
+    def test_one_that_cannot_be_read_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+        with pytest.raises(BadModelFile, match=r"chat_template\.jinja cannot be read"):
+            read_chat_templates(tmp_path)
+        (tmp_path / "additional_chat_templates" / "rag.jinja").mkdir(parents=True)
+        with pytest.raises(BadModelFile, match=r"rag\.jinja cannot be read: Is a directory"):
+            read_chat_templates(tmp_path)
 
     def test_they_are_in_the_gguf(self, tmp_path: Path, demo_directory: Path) -> None:
         for name in ("tokenizer.json", "generation_config.json"):

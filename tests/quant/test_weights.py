@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hf_directories import QWEN35, random_model
+from safetensors.numpy import save_file
 
-from runner.errors import UnsupportedModel
+from runner.backends.native.loader import unfilled
+from runner.errors import BadModelFile, UnsupportedModel
 from runner.model_config import ModelConfig, parse_model_config
 from runner.quant.convert import convert, read_source
 from runner.quant.formats import FORMATS
 from runner.quant.json_file import read_json
+from runner.quant.mq.plan import make_plan
+from runner.quant.mq.recipe import recipe_of
 from runner.quant.quantize import quantize_model
-from runner.quant.weights import PLAIN_GGUF_TYPES, GgufWeights, is_decodable, open_source
+from runner.quant.weights import PLAIN_GGUF_TYPES, GgufWeights, SafetensorsWeights, is_decodable, open_source
 
 
 @pytest.fixture(
@@ -63,6 +68,28 @@ def test_types_and_bits_are_those_of_the_file(demo_directory: Path, tmp_path: Pa
     with pytest.raises(UnsupportedModel, match="has type Q") as raised:
         weights.require_types(PLAIN_GGUF_TYPES)
     assert not raised.value.hint  # what can run it is named when a backend is chosen
+
+
+def test_safetensors_without_tensors_are_refused_by_what_they_lack(tmp_path: Path) -> None:
+    """An empty file is sound, and one with the heads that draft for a model alone is too."""
+    path, config = tmp_path / "model.safetensors", parse_model_config({"model_type": "llama", "num_hidden_layers": 1})
+    save_file({}, path)
+    with pytest.raises(BadModelFile, match="no tensor"):
+        open_source(tmp_path, None, config)
+    save_file({"mtp.norm.weight": np.ones(2, np.float32)}, path)
+    for weights in (open_source(tmp_path, None, config), SafetensorsWeights((path,), config)):
+        with pytest.raises(BadModelFile, match=r"lacks 'lm_head\.weight'"):
+            unfilled(config, weights)
+
+
+def test_layers_and_experts_beyond_all_tensors_are_refused_before_they_are_built(tmp_path: Path) -> None:
+    path, options = tmp_path / "model.safetensors", {"num_hidden_layers": 2, "num_experts": 1024}
+    config = parse_model_config({"model_type": "qwen3_moe", **options})
+    save_file({f"model.layers.{n}.x": np.ones(1, np.float32) for n in range(97)}, path)
+    weights = SafetensorsWeights((path,), config)
+    for check in (partial(unfilled, config, weights), partial(make_plan, config, weights, recipe_of("mq4"), "online")):
+        with pytest.raises(BadModelFile, match=r"has 97 tensors, and by config\.json there are more than 6146"):
+            check()
 
 
 def test_the_k_quants_can_be_decoded() -> None:

@@ -103,7 +103,7 @@ class LlamaCppBackend(Backend):
             device=_where(n_gpu_layers, num_layers, self._n_threads),
             chat_template=model.chat_template or (template.decode("utf-8", "replace") if template else None),
             bos_token=self._name(self.tokenizer.bos_id),
-            eos_token=self._name(header.metadata.get("tokenizer.ggml.eos_token_id")),
+            eos_token=self._name(self.tokenizer.eos_id),
             longest_draft=LONGEST_DRAFT if _can_go_back(self._model) else 0,
             is_batch_exact=n_gpu_layers == 0,
         )

@@ -38,16 +38,16 @@ class LlamaCppTokenizer:
     """See Tokenizer in backends/base.py. vocab: a llama_vocab pointer; the model must outlive this object.
 
     metadata: the GGUF file's. stop_ids: tokens that end an answer, beside those that llama.cpp knows of.
-    llama.cpp invents a BOS where a file names none (token 11 for BPE): here there is none.
+    llama.cpp invents a BOS where a file names none of its tokens (token 11 for BPE): here there is none. eos_id: what
+    the file calls its EOS, None likewise.
     """
 
     def __init__(self, vocab: Any, metadata: Mapping[str, Any], stop_ids: Sequence[int] = ()) -> None:
         self._vocab = vocab
         self._bytes: dict[tuple[int, bool], bytes] = {}
         self.vocab_size = int(llama_cpp.llama_vocab_n_tokens(vocab))
-        named = "tokenizer.ggml.bos_token_id" in metadata
-        self.bos_id = int(llama_cpp.llama_vocab_bos(vocab)) if named else None
-        self.add_bos = named and bool(llama_cpp.llama_vocab_get_add_bos(vocab))
+        self.bos_id, self.eos_id = (self._named(metadata, name) for name in ("bos", "eos"))
+        self.add_bos = self.bos_id is not None and bool(llama_cpp.llama_vocab_get_add_bos(vocab))
         is_eog = llama_cpp.llama_vocab_is_eog
         ends = {token for token in range(self.vocab_size) if is_eog(vocab, token)}
         self.stop_ids = frozenset(ends | {token for token in stop_ids if token < self.vocab_size})
@@ -60,6 +60,10 @@ class LlamaCppTokenizer:
         is_sentencepiece = llama_cpp.llama_vocab_type(vocab) == llama_cpp.LLAMA_VOCAB_TYPE_SPM
         adds_space = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
         self.strips_leading_space = is_sentencepiece and adds_space
+
+    def _named(self, metadata: Mapping[str, Any], name: str) -> int | None:
+        value = metadata.get(f"tokenizer.ggml.{name}_token_id")
+        return value if type(value) is int and 0 <= value < self.vocab_size else None
 
     def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
         parts = self._parts(text) if parse_special and len(text) > _PART else [text]

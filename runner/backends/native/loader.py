@@ -20,7 +20,7 @@ from runner.backends.native.blocks import Decoder
 from runner.backends.native.places import Place, places_of
 from runner.errors import BadModelFile, UnsupportedModel, loading_cancelled
 from runner.model_config import ModelConfig
-from runner.quant.weights import OUTPUT, Weights
+from runner.quant.weights import OUTPUT, Weights, check_count
 from runner.types import CancelToken
 
 _TIED: Final = (
@@ -61,6 +61,7 @@ def unfilled(config: ModelConfig, weights: Weights) -> Decoder:
 
     Raises BadModelFile or UnsupportedModel where they have not.
     """
+    check_count(weights, config)
     with torch.device("meta"):
         model = build(config)
     _check_names(model, places_of(model), weights)

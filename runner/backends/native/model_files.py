@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runner.errors import BadModelFile, UnsupportedModel
+from runner.errors import UnsupportedModel
 from runner.model_config import ModelConfig, parse_model_config
+from runner.quant.chat_templates import read_chat_templates
 from runner.quant.json_file import read_json
-from runner.quant.vocabulary import read_chat_templates
 
 
 def read_config(directory: Path) -> ModelConfig:
@@ -37,7 +37,4 @@ def tokenizer_path(directory: Path) -> Path:
 
 def chat_template(directory: Path) -> str | None:
     """The chat template that these files carry, or None. Raises BadModelFile."""
-    try:
-        return read_chat_templates(directory).get("default")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadModelFile(f"The chat template in {directory} cannot be read: {error}.") from error
+    return read_chat_templates(directory).get("default")

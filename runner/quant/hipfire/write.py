@@ -21,6 +21,7 @@ from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from runner.errors import BadModelFile, UnsupportedModel
+from runner.quant.chat_templates import read_chat_templates
 from runner.quant.formats import encode_rows, row_spans
 from runner.quant.hipfire.container import HEADER_BYTES, MAGIC
 from runner.quant.hipfire.tensor_types import F16, F32, HFQ4_G128, MQ4_G256, Q8_0, TYPES, TensorType
@@ -70,10 +71,8 @@ def metadata_of(directory: Path) -> dict[str, Any]:
     """What hipfire keeps of the files beside a model's weights. Raises BadModelFile."""
     config = read_json(directory / "config.json")
     tokenizer_config = read_json_if_there(directory / "tokenizer_config.json")
-    template = directory / "chat_template.jinja"
-    if template.is_file() and not tokenizer_config.get("chat_template"):
-        # hipfire looks for the template in one place alone.
-        tokenizer_config["chat_template"] = template.read_text("utf-8")
+    if template := read_chat_templates(directory).get("default"):
+        tokenizer_config["chat_template"] = template  # hipfire looks for it in one place alone
     read_json(directory / "tokenizer.json")
     return {
         "architecture": config.get("model_type"),

@@ -24,7 +24,7 @@ from runner.quant.mq.recipe import KEEP, Recipe, Rule
 from runner.quant.mq.rotation import LARGEST, rotation_size
 from runner.quant.mq.tensor_format import Part
 from runner.quant.tensor_rules import Architecture, TensorRule, tensors_of
-from runner.quant.weights import EMBEDDINGS, OUTPUT, Weights
+from runner.quant.weights import EMBEDDINGS, OUTPUT, Weights, check_count
 
 PLAIN_TYPES: Final[Mapping[str, torch.dtype]] = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _KEPT_AS: Final[Mapping[str, str]] = {"F64": "f32", "F32": "f32", "F16": "f16", "BF16": "bf16"}
@@ -170,6 +170,7 @@ def _is_idle(rule: Rule, names: tuple[str, ...]) -> bool:
 
 def _names_in_order(config: ModelConfig, weights: Weights, rotation: Rotation) -> tuple[str, ...]:
     """The tensors that a model of this configuration has, in the order of a forward pass, each found in `weights`."""
+    check_count(weights, config)
     decoder = Architecture(model_type=config.model_type, gguf_name="", interleaved_rotary=False, rules=_rules(config))
     wanted = with_experts({tensor.source: tensor.shape for tensor in tensors_of(decoder, config)}, config)
     wanted["model.norm.weight"] = (config.hidden_size,)

@@ -18,6 +18,7 @@ from runner.errors import UsageError, nearest_hint
 
 KEEP: Final = "keep"  # instead of a format: as in the source
 _MAX_FILE_BYTES: Final = 2**20
+_MAX_PATTERN: Final = 512  # as long as the names of tensors: a manifest takes no text without end
 _FILE_HINT: Final = 'Write rules = [{tensors = "model.layers.*.mlp.down_proj.weight", format = "mq6"}, ...].'
 
 
@@ -116,4 +117,6 @@ def _rule(path: Path, entry: Any) -> Rule:
         raise UsageError(f"{path}: a rule is {entry!r}.", hint=_FILE_HINT)
     if not all(isinstance(value, str) and value for value in entry.values()):
         raise UsageError(f"{path}: a rule is {entry!r}.", hint="A pattern and a format, both as text.")
+    if len(entry["tensors"]) > _MAX_PATTERN:
+        raise UsageError(f"{path}: a pattern has {len(entry['tensors'])} letters.", hint=f"At most {_MAX_PATTERN}.")
     return Rule(tensors=entry["tensors"], format=entry["format"])

@@ -219,6 +219,10 @@ def test_the_config_of_a_public_checkpoint_is_read() -> None:
     assert config.captured(36) == (2, 18, 33)
 
 
+def test_how_many_states_are_captured_may_be_left_open() -> None:
+    assert parse_eagle3_config({**PUBLIC, "num_aux_hidden_states": None}).num_captured == 3
+
+
 def test_the_config_of_the_speculators_library_is_read() -> None:
     config = parse_eagle3_config(SPECULATORS)
     assert (config.layer.num_layers, config.draft_vocab_size, config.norm_before_residual) == (1, 23, True)

@@ -281,5 +281,5 @@ def test_a_template_in_a_file_of_its_own_is_put_where_hipfire_looks(tmp_path: Pa
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "chat_template.jinja").write_text("{{ x }}")
     assert metadata_of(tmp_path)["tokenizer_config"] == {"chat_template": "{{ x }}"}
-    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "own"}')
-    assert metadata_of(tmp_path)["tokenizer_config"] == {"chat_template": "own"}
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "another"}')
+    assert metadata_of(tmp_path)["tokenizer_config"] == {"chat_template": "{{ x }}"}

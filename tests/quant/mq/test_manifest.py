@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import subprocess
 import sys
@@ -45,6 +46,14 @@ def test_it_is_read_as_it_was_written(model: Path) -> None:
     assert 0 < (manifest.tensors[UP].weight_error or 0) < 0.02
     assert manifest.tensors["model.norm.weight"].format == "bf16"
     assert manifest.tensors["model.norm.weight"].weight_error is None
+
+
+def test_a_name_that_is_not_utf_8_ends_no_making(model: Path, tmp_path: Path) -> None:
+    """That of a recipe's file, of a text or of a directory of the source's: it is written when all else is done."""
+    manifest = read_manifest(model)
+    odd = dataclasses.replace(manifest, source=dataclasses.replace(manifest.source, repo="a/\udcff"))
+    (tmp_path / MANIFEST_NAME).write_text(to_json(odd), encoding="utf-8")
+    assert read_manifest(tmp_path).source.repo == "a/?"
 
 
 def plain(model: Path) -> dict[str, Any]:

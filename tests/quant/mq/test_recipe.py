@@ -44,6 +44,7 @@ def test_own_rules_come_first_and_the_rest_is_the_recipes(tmp_path: Path) -> Non
         ('rules = [{tensor = "*", format = "mq4"}]', "a rule is"),
         ('rules = [{tensors = "*", format = 4}]', "a rule is"),
         ('rules = ["mq4"]', "a rule is"),
+        (f'rules = [{{tensors = "{"q" * 5000}", format = "mq4"}}]', "5000 letters"),  # no manifest takes that
         ("x = " + "[" * 4000, "cannot be read"),
         ("#" * (2**20 + 1), "too large"),
     ],

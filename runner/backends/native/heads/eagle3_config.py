@@ -130,8 +130,7 @@ def parse_eagle3_config(config: Mapping[str, Any]) -> Eagle3Config:
     _refuse_other_architectures(config)
     layer = _layer_config(config)
     layers = _capture_layers(config)
-    count = integer_or_none(config, "num_aux_hidden_states", len(layers) or 3, 1, _MOST_CAPTURED)
-    assert count is not None
+    count = integer_or_none(config, "num_aux_hidden_states", None, 1, _MOST_CAPTURED) or len(layers) or 3
     if layers and count != len(layers):
         raise invalid("num_aux_hidden_states", count, f"{_LAYER_IDS} names {len(layers)}.")
     if layer.num_layers != 1:
