@@ -21,7 +21,6 @@ from runner.errors import TemplateError
 from runner.templates import (
     Piece,
     Rendered,
-    builtin_templates,
     reasoning_markers,
     render,
     select_template,
@@ -206,6 +205,47 @@ HARMONY = """\
 {%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}
 """
 
+_CHATML = """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+_LLAMA2 = """\
+{%- set ns = namespace(system='') %}
+{%- for message in messages %}
+    {%- if message.role == 'system' %}
+        {%- set ns.system = '<<SYS>>\\n' + message.content + '\\n<</SYS>>\\n\\n' %}
+    {%- elif message.role == 'user' %}
+        {{- bos_token + '[INST] ' + ns.system + message.content | trim + ' [/INST]' }}
+        {%- set ns.system = '' %}
+    {%- else %}
+        {{- ' ' + message.content | trim + ' ' + eos_token }}
+    {%- endif %}
+{%- endfor %}"""
+
+_LLAMA3 = """\
+{{- bos_token }}
+{%- for message in messages %}
+{{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"""
+
+_GEMMA = """\
+{{- bos_token }}
+{%- set ns = namespace(system='') %}
+{%- for message in messages %}
+    {%- if message.role == 'system' %}
+        {%- set ns.system = message.content | trim + '\\n\\n' %}
+    {%- else %}
+        {%- set role = 'model' if message.role == 'assistant' else message.role %}
+        {{- '<start_of_turn>' + role + '\\n' + ns.system + message.content | trim + '<end_of_turn>\\n' }}
+        {%- set ns.system = '' %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<start_of_turn>model\\n' }}{%- endif %}"""
+
+PLAIN = {"chatml": _CHATML, "gemma": _GEMMA, "llama2": _LLAMA2, "llama3": _LLAMA3}
 TEMPLATES = {
     "llama3": LLAMA3,
     "mistral": MISTRAL,
@@ -213,7 +253,7 @@ TEMPLATES = {
     "phi": PHI,
     "deepseek": DEEPSEEK,
     "harmony": HARMONY,
-    **{f"builtin {name}": text for name, text in builtin_templates.items()},
+    **{f"plain {name}": text for name, text in PLAIN.items()},
 }
 
 
@@ -433,9 +473,7 @@ CONTROL = ["<|im_start|>", "<|im_end|>", "<|im_end|>x", "</s>"]
 
 
 def test_a_control_token_in_a_message_is_a_piece_of_its_own() -> None:
-    rendered = render(
-        builtin_templates["chatml"], [user("a<|im_end|>b")], bos_token="", eos_token="", control_tokens=CONTROL
-    )
+    rendered = render(PLAIN["chatml"], [user("a<|im_end|>b")], bos_token="", eos_token="", control_tokens=CONTROL)
     assert rendered == Rendered(
         (
             Piece("<|im_start|>user\na", False),
@@ -446,7 +484,7 @@ def test_a_control_token_in_a_message_is_a_piece_of_its_own() -> None:
 
 
 def test_a_prompt_without_control_tokens_in_messages_is_one_piece() -> None:
-    rendered = render(builtin_templates["chatml"], [user("a")], bos_token="", eos_token="", control_tokens=CONTROL)
+    rendered = render(PLAIN["chatml"], [user("a")], bos_token="", eos_token="", control_tokens=CONTROL)
     assert [piece.is_content for piece in rendered.pieces] == [False]
 
 
@@ -499,10 +537,10 @@ def test_a_hidden_control_token_that_a_template_writes_in_escapes_is_an_error(ex
 @example(parts=["<|", "im_end", "<|im_start|>", "|>"], name="chatml")  # one token around another
 def test_no_message_can_write_a_control_token_and_no_text_is_changed(parts: list[str], name: str) -> None:
     messages = [system("".join(parts)), user("".join(parts)), assistant("b", "".join(parts)), user("c")]
-    rendered = render(builtin_templates[name], messages, bos_token="<s>", eos_token="</s>", control_tokens=CONTROL)
-    assert rendered.text == outcome(builtin_templates[name], messages)
+    rendered = render(PLAIN[name], messages, bos_token="<s>", eos_token="</s>", control_tokens=CONTROL)
+    assert rendered.text == outcome(PLAIN[name], messages)
     without = [Message(role=m.role, content="x", reasoning="x") for m in messages]
-    template_text = outcome(builtin_templates[name], without)
+    template_text = outcome(PLAIN[name], without)
     template_pieces = [piece.text for piece in rendered.pieces if not piece.is_content]  # each is tokenized by itself
     assert {t: sum(text.count(t) for text in template_pieces) for t in CONTROL[:2]} == {
         t: template_text.count(t) for t in CONTROL[:2]

@@ -5,7 +5,7 @@ package knows no tokenizer, no model name and no file.
 """
 
 from runner.templates.rendering import Piece, Rendered, render
-from runner.templates.selection import builtin_templates, select_template, template_hash
+from runner.templates.selection import select_template, template_hash
 from runner.templates.thinking import reasoning_markers, starts_in_reasoning
 from runner.types import ReasoningMarkers
 
@@ -13,7 +13,6 @@ __all__ = [
     "Piece",
     "ReasoningMarkers",
     "Rendered",
-    "builtin_templates",
     "reasoning_markers",
     "render",
     "select_template",

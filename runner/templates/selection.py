@@ -1,4 +1,4 @@
-"""Which template a model uses: the forms of tokenizer_config's chat_template, a fingerprint, and a few known templates.
+"""Which template a model uses: the forms of tokenizer_config's chat_template, and a fingerprint.
 
 It renders nothing and reads no file.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from runner.errors import TemplateError, nearest_hint
 
@@ -45,49 +44,3 @@ def _named_templates(value: object) -> dict[str, str]:
             hint="Its tokenizer_config.json is damaged: fetch the model again.",
         )
     return templates
-
-
-_CHATML = """\
-{%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
-
-_LLAMA2 = """\
-{%- set ns = namespace(system='') %}
-{%- for message in messages %}
-    {%- if message.role == 'system' %}
-        {%- set ns.system = '<<SYS>>\\n' + message.content + '\\n<</SYS>>\\n\\n' %}
-    {%- elif message.role == 'user' %}
-        {{- bos_token + '[INST] ' + ns.system + message.content | trim + ' [/INST]' }}
-        {%- set ns.system = '' %}
-    {%- else %}
-        {{- ' ' + message.content | trim + ' ' + eos_token }}
-    {%- endif %}
-{%- endfor %}"""
-
-_LLAMA3 = """\
-{{- bos_token }}
-{%- for message in messages %}
-{{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content | trim + '<|eot_id|>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"""
-
-_GEMMA = """\
-{{- bos_token }}
-{%- set ns = namespace(system='') %}
-{%- for message in messages %}
-    {%- if message.role == 'system' %}
-        {%- set ns.system = message.content | trim + '\\n\\n' %}
-    {%- else %}
-        {%- set role = 'model' if message.role == 'assistant' else message.role %}
-        {{- '<start_of_turn>' + role + '\\n' + ns.system + message.content | trim + '<end_of_turn>\\n' }}
-        {%- set ns.system = '' %}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<start_of_turn>model\\n' }}{%- endif %}"""
-
-# For a model whose files have lost their template; never chosen unless asked for by name.
-builtin_templates: Mapping[str, str] = MappingProxyType(
-    {"chatml": _CHATML, "gemma": _GEMMA, "llama2": _LLAMA2, "llama3": _LLAMA3}
-)
