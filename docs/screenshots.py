@@ -1,19 +1,22 @@
 """Makes the pictures of the README from the real program: `python docs/screenshots.py`.
 
-It runs the interface without a terminal, with the demo model on this machine, in a home directory of its own, does what
-a user would do, and writes docs/images/*.svg. What they show was really answered and measured.
+It runs the interface without a terminal, with the demo model on this machine, does what a user would do, and writes
+docs/images/*.svg. What they show was really answered and measured. It has a home directory of its own, in which this
+checkout is linked, so that no picture names a path of the machine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import tempfile
 from pathlib import Path
 
 from textual.pilot import Pilot
 
-IMAGES = Path(__file__).parent / "images"
+CHECKOUT = Path(__file__).resolve().parent.parent
+IMAGES = CHECKOUT / "docs" / "images"
 SIZE = (120, 36)
 PATIENCE_S = 180.0
 QUESTIONS = (
@@ -54,10 +57,21 @@ async def chat(pilot: Pilot[int]) -> None:
 
 async def modes(pilot: Pilot[int]) -> None:
     await pilot.press("f2")
+    await pilot.pause(2)  # the headers of the model under the cursor are read
     await picture(pilot, "models")
     await pilot.press("f4")
     await pilot.pause(4)
     await picture(pilot, "doctor")
+
+
+def move_to(home: Path) -> None:
+    """Have `home` for the home directory, with this checkout in it, as which Python finds itself."""
+    os.environ.update(HOME=str(home), RUNNER_TEMPERATURE="0", COLORTERM="truecolor")
+    for name in ("RUNNER_HOME", "HF_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
+        os.environ.pop(name, None)
+    (home / "runner").symlink_to(CHECKOUT)
+    if Path(sys.executable).is_relative_to(CHECKOUT):
+        sys.executable = str(home / "runner" / Path(sys.executable).relative_to(CHECKOUT))
 
 
 async def main() -> None:
@@ -67,9 +81,7 @@ async def main() -> None:
 
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as home:
-        os.environ.update(
-            RUNNER_HOME=home, HF_HOME=str(Path(home) / "hf"), RUNNER_TEMPERATURE="0", COLORTERM="truecolor"
-        )
+        move_to(Path(home))
         app = app_for(user_paths(), load_settings(user_paths()))
         async with app.run_test(size=SIZE) as pilot:
             await pilot.pause(1.5)

@@ -1,4 +1,4 @@
-"""The documents name what there is: every layer of the code, every file of kernels, every format."""
+"""The documents name what there is, every layer of the code, every file of kernels, every format, and no more."""
 
 from __future__ import annotations
 
@@ -32,3 +32,11 @@ def test_the_table_of_kernels_names_every_file() -> None:
     files = {path.name for path in (CHECKOUT / "runner" / "kernels").glob("*.py")} - {"__init__.py"}
     assert len(files) > 30
     assert files - set(re.findall(r"`(\w+\.py)`", page)) == set()
+
+
+def test_no_picture_names_a_path_of_the_machine_that_it_was_made_on() -> None:
+    pictures = list((CHECKOUT / "docs" / "images").glob("*.svg"))
+    assert len(pictures) >= 4
+    texts = [text for path in pictures for text in re.findall(r">([^<]+)</text>", path.read_text())]
+    assert any("~/" in text for text in texts)
+    assert [text for text in texts if re.search(r"(?<![\w~.:/])/\w[\w.-]*/", text)] == []
