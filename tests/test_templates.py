@@ -23,9 +23,7 @@ from runner.templates import (
     Rendered,
     reasoning_markers,
     render,
-    select_template,
     starts_in_reasoning,
-    template_hash,
 )
 from runner.templates.budget import MAX_SECONDS, MAX_WORK, Budget, LimitExceeded
 from runner.templates.sandbox import MAX_NODES, MAX_SOURCE_CHARS
@@ -858,33 +856,3 @@ def test_a_prompt_that_opens_the_thought_is_seen(prompt: str, template: str, exp
     markers = reasoning_markers(template)
     assert markers is not None
     assert starts_in_reasoning(prompt, markers) is expected
-
-
-# --- choosing a template ---
-
-
-def test_each_form_of_chat_template_is_read() -> None:
-    named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
-    assert select_template(None) is None
-    assert select_template("one") == "one"
-    assert select_template(named) == "d"
-    assert select_template(named, "tool_use") == "t"
-    assert select_template({"default": "d", "rag": "r"}, "rag") == "r"
-    assert select_template({"only": "o"}) == "o"
-
-
-@pytest.mark.parametrize("value", [5, [], {}, ["a"], [{"name": "x"}], {"a": 1}, [{"name": "a", "template": "t"}, 3]])
-def test_a_malformed_chat_template_is_refused(value: object) -> None:
-    with pytest.raises(TemplateError, match="is not a template"):
-        select_template(value)
-
-
-def test_an_unknown_template_name_is_refused_with_the_nearest() -> None:
-    with pytest.raises(TemplateError, match="no chat template named 'tools'") as raised:
-        select_template({"default": "d", "tool_use": "t"}, "tools")
-    assert "tool_use" in raised.value.hint
-
-
-def test_the_hash_of_a_template_is_the_start_of_its_sha256() -> None:
-    assert template_hash("") == "e3b0c44298fc"
-    assert template_hash("a") != template_hash("b")

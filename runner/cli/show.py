@@ -6,6 +6,7 @@ shown. It loads no weights.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -141,7 +142,6 @@ def _facts(spec: ModelSpec, located: Located | None) -> dict[str, Any]:
         return facts
     from runner.model_files import SAMPLING
     from runner.prepare import sampling_defaults
-    from runner.templates import template_hash
     from runner.weight_headers import remedies_of
 
     facts["format"] = located.choice.format
@@ -153,7 +153,7 @@ def _facts(spec: ModelSpec, located: Located | None) -> dict[str, Any]:
     facts.update({key: value for key, value in read.items() if value})
     facts["sampling"] = {**read["sampling"], **defaults}
     if facts["chat_template"] is not None:
-        facts["chat_template_hash"] = template_hash(facts["chat_template"])
+        facts["chat_template_hash"] = _fingerprint(facts["chat_template"])
     return facts
 
 
@@ -164,6 +164,7 @@ def _of_gguf(located: Located) -> dict[str, Any]:
     headers = [read_header(path) for path in located.weights]
     first = headers[0]
     context, licence = first.of_architecture("context_length"), first.metadata.get("general.license")
+    template = first.metadata.get("tokenizer.chat_template")
     return {
         "architecture": first.architecture,
         "parameters": sum(header.num_parameters for header in headers),
@@ -171,7 +172,7 @@ def _of_gguf(located: Located) -> dict[str, Any]:
         "quantization": first.quantization,
         "licence": licence if isinstance(licence, str) else "",
         "sampling": gguf_sampling(first.metadata),
-        "chat_template": _selected(first.metadata.get("tokenizer.chat_template")),
+        "chat_template": template if isinstance(template, str) else None,
     }
 
 
@@ -211,10 +212,9 @@ def _of_packed(located: Located) -> dict[str, Any]:
     return {**_of_safetensors(located), **named}
 
 
-def _selected(value: object) -> str | None:
-    from runner.templates import select_template
-
-    return select_template(value)
+def _fingerprint(template: str) -> str:
+    """12 hexadecimal digits of the sha256 of the template's UTF-8 text, so that two set-ups can be compared."""
+    return hashlib.sha256(template.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
 # --- printing --------------------------------------------------------------------------------------------------------

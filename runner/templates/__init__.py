@@ -5,7 +5,6 @@ package knows no tokenizer, no model name and no file.
 """
 
 from runner.templates.rendering import Piece, Rendered, render
-from runner.templates.selection import select_template, template_hash
 from runner.templates.thinking import reasoning_markers, starts_in_reasoning
 from runner.types import ReasoningMarkers
 
@@ -15,7 +14,5 @@ __all__ = [
     "Rendered",
     "reasoning_markers",
     "render",
-    "select_template",
     "starts_in_reasoning",
-    "template_hash",
 ]

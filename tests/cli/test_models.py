@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -181,6 +182,7 @@ def test_show_of_a_model_that_is_here_reads_its_header(capsys: pytest.CaptureFix
     assert (shown["architecture"], shown["context_length"], shown["licence"]) == ("llama", 128, "mit")
     assert (shown["parameters"], shown["quantization"]) == (16 * 64, "F16")
     assert shown["chat_template"] == TEMPLATE
+    assert shown["chat_template_hash"] == hashlib.sha256(TEMPLATE.encode()).hexdigest()[:12]
     assert shown["files"] == [{"path": str(qwen / "Qwen3-8B-Q8_0.gguf"), "size_bytes": shown["size_bytes"]}]
 
 
