@@ -6,7 +6,9 @@
 Each run is a fresh process, the file being in the page cache. "warm" runs find compiled kernels; "empty" ones, the
 first ever on a machine, begin with an empty TRITON_CACHE_DIR. All find the bytecode of packages, which pip writes when
 it installs them; where it is missing, as on images that set PYTHONDONTWRITEBYTECODE, it is made before the first run.
-A longer prompt (--prompts 16 40) goes through kernels of which loading launches none.
+A longer prompt (--prompts 16 40) goes through kernels of which loading launches none. In runs that are "ready"
+(--ready) the model gets ready after loading, as it does in a chat as long as nothing is asked; how long that takes, and
+what graphs hold then, is told apart.
 --make writes a model of that shape with random weights first (in memory where that has room); --keep DIR leaves it
 there, whole, for `runner run`, `chat` and `bench`.
 
@@ -26,8 +28,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import pairwise, product
 from pathlib import Path
 
 from workplace import workplace
@@ -36,8 +40,17 @@ STAGES = ("interpreter", "imports", "files", "weights", "kernels", "prefill", "f
 N_PROMPT = 16  # tokens, where nothing else is said
 
 
-def child(directory: Path, n_ctx: int, n_prompt: int, entered: float) -> dict[str, float]:
-    """The moments, in seconds of the wall clock, at which each stage ended. It is what a fresh process does."""
+@dataclass(frozen=True)
+class Load:
+    """What a process tells of its load: seconds of each stage and of getting ready, and what graphs hold behind it."""
+
+    stages_s: dict[str, float]
+    ready_s: float
+    graphs_bytes: int
+
+
+def child(directory: Path, n_ctx: int, n_prompt: int, moments: Sequence[float], *, gets_ready: bool) -> Load:
+    """What a fresh process does. moments: on the wall clock, when it was started and when its first line ran."""
     from runner.backends.base import Prefill
     from runner.backends.native import import_torch, load
     from runner.config import LoadOptions, SamplingParams
@@ -46,7 +59,7 @@ def child(directory: Path, n_ctx: int, n_prompt: int, entered: float) -> dict[st
     import_torch(for_gpu=True)
     from runner.backends.native import fused_execution as _fused  # noqa: F401 - what load() would import: the kernels
 
-    ended = {"interpreter": entered, "imports": time.time()}
+    ended = {"imports": time.time()}
 
     def on_progress(progress: object) -> None:
         now = time.time()
@@ -65,30 +78,33 @@ def child(directory: Path, n_ctx: int, n_prompt: int, entered: float) -> dict[st
     )
     backend = load(model, LoadOptions(backend="native", ctx_size=n_ctx), on_progress, CancelToken())
     ended["kernels"] = time.time()
+    for _ in backend.get_ready() if gets_ready else ():
+        pass
+    ready_s, graphs_bytes = time.time() - ended["kernels"], backend.memory().graphs_bytes
     steps = backend.generate(list(range(n_prompt)), SamplingParams(temperature=0, seed=0), CancelToken())
     for step in steps:
-        ended["prefill" if isinstance(step, Prefill) else "first token"] = time.time()
+        ended["prefill" if isinstance(step, Prefill) else "first token"] = time.time() - ready_s
         if not isinstance(step, Prefill):
             break
     steps.close()
     backend.close()
-    return ended
+    all_moments = [*moments, *(ended[stage] for stage in STAGES[1:])]
+    stages_s = {stage: after - before for stage, (before, after) in zip(STAGES, pairwise(all_moments), strict=True)}
+    return Load(stages_s=stages_s, ready_s=ready_s, graphs_bytes=graphs_bytes)
 
 
-def run(directory: Path, n_ctx: int, n_prompt: int, environment: Mapping[str, str]) -> dict[str, float]:
-    """Seconds of each stage in a fresh process."""
-    started = time.time()
+def run(directory: Path, asked: argparse.Namespace, n_prompt: int, environment: Mapping[str, str], kind: str) -> Load:
+    """A fresh process."""
+    options = ["--ctx-size", str(asked.ctx_size), "--prompts", str(n_prompt), *(["--ready"] if kind == "ready" else [])]
     done = subprocess.run(
-        [sys.executable, __file__, str(directory), "--ctx-size", str(n_ctx), "--prompts", str(n_prompt), "--child"],
+        [sys.executable, __file__, str(directory), *options, "--child", str(time.time())],
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
     )
     if done.returncode:
         sys.exit(f"the process that loads the model ended with {done.returncode}")
-    ended = json.loads(done.stdout.splitlines()[-1])
-    moments = [started, *(ended[stage] for stage in STAGES)]
-    return {stage: after - before for stage, before, after in zip(STAGES, moments, moments[1:], strict=False)}
+    return Load(**json.loads(done.stdout.splitlines()[-1]))
 
 
 def with_bytecode(folder: Path) -> dict[str, str]:
@@ -138,27 +154,31 @@ def measure(directory: Path, asked: argparse.Namespace) -> None:
     report = Report("load_time", where, asked.json)
     read_once(directory)
     size = (directory / "model.safetensors").stat().st_size
-    table = Table(["model               ", "prompt", "kernels", *(f"{stage:11}" for stage in STAGES), "all s  "])
+    table = Table(
+        [
+            "model               ",
+            "prompt",
+            "kernels",
+            *(f"{stage:11}" for stage in STAGES),
+            "all s  ",
+            "ready s",
+            "graphs MB",
+        ]
+    )
     with tempfile.TemporaryDirectory(prefix="runner-load-") as work:
         environment = (
             dict(os.environ) if (is_there := has_bytecode("torch")) else with_bytecode(Path(work) / "bytecode")
         )
-        runs = [(n, cache) for n in asked.prompts for cache in ("empty", *["warm"] * asked.repeats)]
-        for n_prompt, cache in runs:
-            if cache == "empty":
+        kinds = ("empty", *["warm"] * asked.repeats, *["ready"] * (asked.repeats if asked.ready else 0))
+        for n_prompt, kind in product(asked.prompts, kinds):
+            if kind == "empty":
                 environment["TRITON_CACHE_DIR"] = str(Path(work) / f"kernels-{n_prompt}")
-            stages = run(directory, asked.ctx_size, n_prompt, environment)
-            cells = [f"{stages[stage]:.2f}" for stage in STAGES]
-            table.print([directory.name, str(n_prompt), cache, *cells, f"{sum(stages.values()):.2f}"])
-            row = {
-                "model": directory.name,
-                "size_bytes": size,
-                "n_prompt": n_prompt,
-                "cache": cache,
-                "stages_s": stages,
-            }
-            row |= {"bytecode": "installed" if is_there else "made before"}
-            report.add(row)
+            load = run(directory, asked, n_prompt, environment, kind)
+            cells = [f"{load.stages_s[stage]:.3f}" for stage in STAGES]
+            told = [f"{sum(load.stages_s.values()):.2f}", f"{load.ready_s:.2f}", f"{load.graphs_bytes / 1e6:.0f}"]
+            table.print([directory.name, str(n_prompt), kind, *cells, *told])
+            row = {"model": directory.name, "size_bytes": size, "n_prompt": n_prompt, "cache": kind}
+            report.add(row | asdict(load) | {"bytecode": "installed" if is_there else "made before"})
     print()
     for n_prompt in asked.prompts:
         mine = [row for row in report.rows if row["cache"] == "warm" and row["n_prompt"] == n_prompt]
@@ -176,9 +196,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ctx-size", type=int, default=2048)
     parser.add_argument("--prompts", type=int, nargs="+", default=[N_PROMPT], metavar="N", help="tokens of the prompt")
     parser.add_argument("--repeats", type=int, default=3, help="with compiled kernels")
+    parser.add_argument("--ready", action="store_true", help="as many runs that get ready before the prompt")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append a line of JSON for each run")
     parser.add_argument("--commit", help="what the rows say was measured; default: git's HEAD")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--child", type=float, help=argparse.SUPPRESS)  # when it was started
     asked = parser.parse_args()
     if (asked.model is None) == (asked.make is None):
         parser.error("give a packed model's directory, or --make SHAPE")
@@ -197,8 +218,10 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     entered = time.time()
     asked = parse()
-    if asked.child:
-        print(json.dumps(child(asked.model, asked.ctx_size, asked.prompts[0], entered)))
+    if asked.child is not None:
+        moments = (asked.child, entered)
+        load = child(asked.model, asked.ctx_size, asked.prompts[0], moments, gets_ready=asked.ready)
+        print(json.dumps(asdict(load)))
         return
     with _model(asked) as directory:
         measure(directory, asked)

@@ -160,6 +160,15 @@ class Engine(EngineSurface):
         answer = Answer(backend, self._drafting, self._grammars, params, options, cancel, self._clock)
         yield from answer.events(messages)
 
+    def get_ready(self) -> Iterator[None]:
+        """Go on with what first answers would wait for, a piece at a time; for when nobody asks for anything."""
+        if self._backend is None:
+            return
+        try:
+            yield from self._backend.get_ready()
+        except Exception:  # no memory, most likely: answers do without
+            log.warning("not ready for first answers", exc_info=True)
+
     @property
     def backend(self) -> Backend:
         """What is loaded, for those who measure it. Raises UsageError when nothing is."""

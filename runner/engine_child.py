@@ -1,7 +1,8 @@
 """The engine process itself: reads requests as lines of JSON, runs them on an Engine, writes events as lines of JSON.
 
 Started by engine_process.py as `python -m runner.engine_child PATHS`. It leaves at once when its input ends, which is
-how it learns that its parent has died. It knows nothing of who reads its events.
+how it learns that its parent has died. While nobody asks for anything it gets ready for what may be asked. It knows
+nothing of who reads its events.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.engine import Engine
@@ -32,6 +33,8 @@ from runner.types import CancelToken, Message
 from runner.wire import from_plain, to_plain
 
 log = logging.getLogger(__name__)
+
+_QUIET_S: Final = 0.3  # after a request: who has another one asks for it at once, and would wait for what was begun
 
 
 class Outbox:
@@ -64,8 +67,17 @@ class _Inbox:
     """Reads the parent's messages in a thread: requests are queued, a cancel takes effect at once."""
 
     def __init__(self) -> None:
-        self.requests: queue.SimpleQueue[tuple[dict[str, Any], CancelToken]] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[tuple[dict[str, Any], CancelToken]] = queue.SimpleQueue()
         self._tokens: dict[int, CancelToken] = {}
+
+    def next(self, meanwhile: Iterator[None]) -> tuple[dict[str, Any], CancelToken]:
+        """The next request. What is done `meanwhile`, a piece at a time, goes on until there is one."""
+        with suppress(queue.Empty):
+            return self._requests.get(timeout=_QUIET_S)
+        for _ in meanwhile:
+            with suppress(queue.Empty):
+                return self._requests.get_nowait()
+        return self._requests.get()
 
     def read(self, stream: Any, on_end: Callable[[], None]) -> None:
         """Read to the end of the input. A line that cannot be read ends it as well: nobody knows what was asked."""
@@ -82,7 +94,7 @@ class _Inbox:
                 token.cancel()
             return
         self._tokens = {message["id"]: CancelToken()}
-        self.requests.put((message, self._tokens[message["id"]]))
+        self._requests.put((message, self._tokens[message["id"]]))
 
 
 class Child:
@@ -132,6 +144,10 @@ class Child:
             self.engine.unload()
             return ()
         raise RunnerError(f"The engine does not know the request {message['op']!r}.")
+
+    def get_ready(self) -> Iterator[None]:
+        """What is done while nobody asks for anything, a piece at a time."""
+        return self.engine.get_ready()
 
     def _announce(self, event: Loaded) -> None:
         """Appear in `runner ps`; where no file can be written, the model runs without."""
@@ -189,7 +205,7 @@ def main(make_child: Callable[[Paths, Outbox], Child] = Child) -> None:
     threading.Thread(target=inbox.read, args=(sys.stdin.buffer, leave), name="inbox", daemon=True).start()
     threading.Thread(target=beat, name="heartbeat", daemon=True).start()
     while True:
-        child.run(*inbox.requests.get())
+        child.run(*inbox.next(child.get_ready()))
 
 
 if __name__ == "__main__":

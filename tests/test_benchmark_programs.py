@@ -52,11 +52,25 @@ def test_models_are_measured_beside_llama_cpp_python(tmp_path: Path) -> None:
 
 def test_loading_is_timed_stage_by_stage_and_the_made_model_stays(tmp_path: Path) -> None:
     out, kept = tmp_path / "rows.jsonl", tmp_path / "made"
-    arguments = ["--make", "demo-moe", "--keep", str(kept), "--ctx-size", "64", "--repeats", "1", "--prompts", "20"]
+    arguments = [
+        "--make",
+        "demo-moe",
+        "--keep",
+        str(kept),
+        "--ctx-size",
+        "64",
+        "--repeats",
+        "1",
+        "--prompts",
+        "20",
+        "--ready",
+    ]
     done = run("load_time.py", *arguments, "--json", str(out))
     assert done.returncode == 0, done.stderr
-    empty, warm = rows_of(out)
-    assert [(row["cache"], row["n_prompt"]) for row in (empty, warm)] == [("empty", 20), ("warm", 20)]
+    empty, warm, ready = rows_of(out)
+    assert [(row["cache"], row["n_prompt"]) for row in (empty, warm, ready)] == [
+        ("empty", 20), ("warm", 20), ("ready", 20)
+    ]  # fmt: skip
     assert all(seconds >= 0 for seconds in warm["stages_s"].values())
     assert warm["stages_s"]["imports"] > 0.1
     command = [sys.executable, "-c", "import sys; from runner.cli.app import main; sys.exit(main())"]

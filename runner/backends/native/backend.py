@@ -95,6 +95,31 @@ class NativeBackend(Backend):
                 self.info, note=f"{self.info.note} Here: about {rate:.{0 if rate >= 10 else 1}f} tokens/s."
             )
 
+    def get_ready(self) -> Iterator[None]:
+        """See Backend: pass prompts of the lengths that messages have, so that they are recorded. They are forgotten,
+        and it ends where a text is held, or is heard by a head that drafts."""
+        never = CancelToken()
+        for n_before, n_tokens, params in self._first_messages():
+            if not self._is_open or self._held or self._follower is not None:
+                return
+            self._read([0] * n_before, never)
+            self._last_choice([0] * n_tokens, params, never)
+            self.keep(0)
+            self.forget_texts()
+            yield
+            self._execution.after_answer()
+            yield
+
+    def _first_messages(self) -> Iterator[tuple[int, int, SamplingParams]]:
+        """Tokens before a message, which is computed in another way after some, those of it, and how one is chosen."""
+        lengths = [n_tokens for n_tokens in self._execution.message_lengths if n_tokens + 1 < self.info.n_ctx]
+        for n_before in (0, 1):
+            for n_tokens in lengths:
+                if n_tokens > MOST_ROWS:
+                    yield n_before, n_tokens, _GREEDY
+                elif n_before == 0:  # steps are the same after others, and choose as they go
+                    yield from ((0, n_tokens, params) for params in _STEPS_ON_THE_DEVICE)
+
     def give_texts(self, texts: Sequence[Sequence[int]]) -> None:
         self._execution.give_texts(texts)
 

@@ -26,7 +26,8 @@ class Execution(Protocol):
     """cache: its length is what was computed. score_rows: positions that `score` computes at once. strides: how many
     tokens the steps of `decode` can draft by themselves, smallest first; none where they cannot. overlaps: a step goes
     on while the host does something else. is_exact: a step has as many rows as tokens, each number of which is recorded
-    apart.
+    apart. message_lengths: tokens of prompts of which each kind is recorded after the first one of it, up to a message
+    of a chat.
 
     weights_bytes, graphs_bytes: as allocated. workspace_bytes: all else that the device holds for it.
     """
@@ -36,6 +37,7 @@ class Execution(Protocol):
     strides: Sequence[int]
     overlaps: bool
     is_exact: bool
+    message_lengths: Sequence[int]
 
     @property
     def weights_bytes(self) -> int: ...
@@ -134,6 +136,7 @@ class PlainExecution:
         self.score_rows = 64
         self.strides: Sequence[int] = ()
         self.overlaps = self.is_exact = False
+        self.message_lengths: Sequence[int] = ()
         self._decoder: Decoder | None = decoder
         self._device = device
         self._chunk = chunk

@@ -23,7 +23,7 @@ from runner.backends.native.decode_loop import STRIDES, DecodeLoop, Mailbox
 from runner.backends.native.device_text import DeviceText
 from runner.backends.native.execution import Wanted
 from runner.backends.native.fused import FusedDecoder
-from runner.backends.native.graphs import LONGEST_PROMPT, Graphs, filled_up, filled_up_prompt
+from runner.backends.native.graphs import LONGEST_PROMPT, MESSAGE_ROWS, Graphs, filled_up, filled_up_prompt
 from runner.backends.native.guesses import Guesses
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.step_inputs import StepInputs
@@ -56,6 +56,8 @@ class FusedExecution:
         self.strides: Sequence[int] = STRIDES if cache.states is None else _STRIDES_OF_STATES
         self.is_exact = decoder.has_experts or cache.states is not None
         self.overlaps = True
+        lengths = MESSAGE_ROWS if self.is_exact else (MOST_ROWS, *MESSAGE_ROWS)
+        self.message_lengths: Sequence[int] = [n for n in lengths if decoder.waits_for_launches(n, 0)]
         self._reserved_before = reserved_before
         self._decoder: FusedDecoder | None = decoder
         self._graphs = Graphs(device)
@@ -119,8 +121,8 @@ class FusedExecution:
             checkpoint()
             with torch.inference_mode():
                 self._text.put(first, self._sent(tokens))  # which keeps what an earlier answer said from there on
-            chosen = self.choices(tokens, params)
-            return None if chosen is None else lambda: chosen()[-1]
+            chosen = self._choices(tokens, params, is_prompt=True)
+            return lambda: chosen()[-1]
         self.cache.begin(n_tokens)
         with torch.inference_mode():
             ids = self._sent(tokens)
@@ -174,10 +176,9 @@ class FusedExecution:
         checkpoint()
         if self._capture is not None:
             return self._hidden(prompt, known, checkpoint, self._long_tap(n_tokens))
-        found: Stream | None = self._graphs.replay(key)
-        if found is None:
-            found = self._hidden(prompt, known, checkpoint)
-            self._graphs.note(key, lambda: self._hidden(prompt, known, go_on))
+        found: Stream = self._graphs.run_or_note(
+            key, lambda: self._hidden(prompt, known, checkpoint), lambda: self._hidden(prompt, known, go_on)
+        )
         return found
 
     def _prompt_tokens(self, n_rows: int) -> Tensor:
@@ -193,6 +194,10 @@ class FusedExecution:
     def choices(self, tokens: Sequence[int], params: SamplingParams, /) -> Callable[[], list[int]] | None:
         if len(tokens) > MOST_ROWS or not is_supported(params):
             return None
+        return self._choices(tokens, params, is_prompt=False)
+
+    def _choices(self, tokens: Sequence[int], params: SamplingParams, *, is_prompt: bool) -> Callable[[], list[int]]:
+        """See choices. is_prompt: they are a prompt's rest, and may be the only ones of so many."""
         n_tokens, is_greedy = len(tokens), params.temperature == 0
         self.cache.begin(n_tokens)
         with torch.inference_mode():
@@ -200,7 +205,11 @@ class FusedExecution:
             self._begin_at(tokens, params)
             self._text.lose(self.cache.length)
             key = ("greedy rows" if is_greedy else "sampled rows", n_rows)
-            chosen: Tensor = self._run(key, self._overwritten(), lambda: self._chosen(n_rows, is_greedy))
+            step = functools.partial(self._chosen, n_rows, is_greedy)
+            if is_prompt and self._capture is None:
+                chosen: Tensor = self._graphs.run_or_note(key, step, step)
+            else:
+                chosen = self._run(key, self._overwritten(), step)
             self.cache.advance(n_tokens)
         return chosen[:n_tokens].tolist  # the one wait of a step
 

@@ -1,6 +1,6 @@
 """CUDA graphs: a step is recorded once for each of its shapes, and replayed with one call after that.
 
-Steps of few rows are recorded where they first come; longer passes are noted there, and recorded after an answer.
+Steps of decoding are recorded where they first come; passes of a prompt are noted there, and recorded after an answer.
 A step reads and writes tensors that stay where they are. It knows nothing of what a step computes.
 """
 
@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 _PROMPT_ROWS: Final = (32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
 LONGEST_PROMPT: Final = _PROMPT_ROWS[-1]
 """Tokens of the longest prompt that filled_up_prompt has rows for."""
+MESSAGE_ROWS: Final = tuple(n_rows for n_rows in _PROMPT_ROWS if n_rows <= 256)
+"""The rows of those prompts that are one message of a chat, mostly."""
 
 
 def filled_up(n_rows: int, room: int) -> int:
@@ -62,23 +64,23 @@ class Graphs:
         found[0].replay()
         return found[1]
 
-    def replay(self, key: Hashable) -> Any:
-        """What a recorded step returns, None where it is not recorded: for steps that are recorded later, see note."""
+    def run_or_note(self, key: Hashable, step: Callable[[], Any], recorded: Callable[[], Any]) -> Any:
+        """What step() returns, where it may not come again: it is recorded when the answer is over, as `recorded`."""
         found = self._graphs.get(key)
         if found is None:
-            return None
+            result = step()
+            if self._is_enabled and key not in self._refused:
+                self._noted[key] = recorded
+            return result
         found[0].replay()
         return found[1]
-
-    def note(self, key: Hashable, step: Callable[[], Any]) -> None:
-        """Record this step when an answer is over. It has run already, and reads nothing that it changes."""
-        if self._is_enabled and key not in self._refused:
-            self._noted[key] = step
 
     def record_noted(self) -> None:
         """Record what was noted, as far as there is memory for it."""
         while self._noted:
             key, step = self._noted.popitem()
+            if key in self._graphs:  # which it came to be as another step
+                continue
             try:
                 self._graphs[key] = self._capture(step)
             except RuntimeError:  # as the driver, too, says that there is no memory: the step does without

@@ -22,7 +22,7 @@ from runner.backends.base import Prefill
 from runner.backends.native import kv_cache, stream
 from runner.backends.native.backend import NativeBackend
 from runner.backends.native.fused_execution import FusedExecution
-from runner.backends.native.graphs import Graphs
+from runner.backends.native.graphs import MESSAGE_ROWS, Graphs
 from runner.backends.native.model_files import read_config
 from runner.config import LONGEST_DRAFT, SamplingParams
 from runner.errors import BadModelFile
@@ -492,6 +492,50 @@ def test_logits_that_are_no_numbers_are_an_error_where_they_are_read(smallest: S
         next(steps)
     assert execution.cache.length == len(broken.held)
     broken.close()
+
+
+class Noting(Graphs):
+    """Records nothing; counts what would be."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.recorded: list[Hashable] = []
+
+    def run_or_note(self, key: Hashable, step: Callable[[], Any], recorded: Callable[[], Any]) -> Any:
+        if key not in self.recorded:
+            self._noted[key] = recorded
+        return step()
+
+    def record_noted(self) -> None:
+        self.recorded += self._noted
+        self._noted.clear()
+
+
+def test_who_gets_ready_passes_what_first_messages_would_wait_for_and_holds_nothing_of_it(
+    smallest: Smallest, texts: dict[str, list[int]]
+) -> None:
+    backend = opened(smallest, n_ctx=34)
+    execution = backend._execution
+    assert isinstance(execution, FusedExecution)
+    graphs = execution._graphs = Noting()
+    for _ in backend.get_ready():
+        assert not backend.held
+        assert execution.cache.length == 0
+    shortest = MESSAGE_ROWS[0]  # the context has room for no other
+    ready = [
+        ("sampled rows", MOST_ROWS),
+        ("greedy rows", MOST_ROWS),
+        ("prompt", shortest, 0),
+        ("prompt", shortest, None),
+    ]
+    assert graphs.recorded == ready
+    assert [*PROMPT, *written(backend, PARAMS["sampled"], N_CTX - len(PROMPT))] == texts["sampled"]
+    assert not execution._text.begin.item()  # and drafts do not quote it
+    graphs.recorded.clear()
+    assert not list(backend.get_ready())  # which would cut what is held
+    assert not graphs.recorded
+    backend.close()
+    assert not list(backend.get_ready())
 
 
 # --- what benchmarks of real texts count on ---------------------------------------------------------------------------

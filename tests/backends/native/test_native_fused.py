@@ -277,12 +277,11 @@ def test_a_product_of_few_rows_in_fragments_leaves_the_squares_of_what_it_gives(
 class Replaying(Graphs):
     """Graphs where there is no GPU: a step that was noted is replayed by running it again."""
 
-    def replay(self, key: Hashable) -> Any:
-        step = self._noted.get(key)
-        return None if step is None else step()
-
-    def note(self, key: Hashable, step: Callable[[], Any]) -> None:
-        self._noted[key] = step
+    def run_or_note(self, key: Hashable, step: Callable[[], Any], recorded: Callable[[], Any]) -> Any:
+        if key in self._noted:
+            return self._noted[key]()
+        self._noted[key] = recorded
+        return step()
 
 
 def test_a_prompt_is_filled_up_and_replayed_and_gives_what_it_gives_alone(tiny: tuple[ModelConfig, Weights]) -> None:

@@ -129,7 +129,7 @@ def test_ten_thousand_tokens_are_the_same_with_graphs_and_without(
         with monkeypatch.context() as patch:
             if not is_enabled:
                 patch.setattr(Graphs, "run", lambda _self, _key, _state, step: step())
-                patch.setattr(Graphs, "note", lambda _self, _key, _step: None)
+                patch.setattr(Graphs, "run_or_note", lambda _self, _key, step, _recorded: step())
             backend = opened(model, ctx_size=2048)
             prompts = [PROMPT[start : start + 20] for start in range(0, 30, 6)]
             answers.append([take(backend, prompt, n_each, params) for prompt in prompts])
@@ -160,6 +160,27 @@ def test_a_prompt_that_a_graph_replays_gives_the_bits_that_it_gave_before(model:
     assert all(torch.equal(*pair) for pair in zip(logits(), before, strict=True))
     assert len(execution._graphs._graphs) == n_graphs
     backend.close()
+
+
+def test_first_messages_find_their_graphs_once_the_backend_has_got_ready(model: ReadyModel) -> None:
+    backend = opened(model, ctx_size=512)
+    execution = backend._execution
+    assert isinstance(execution, FusedExecution)
+    messages = [PROMPT[:n] for n in (14, 20, 40)]
+    expected = [take(backend, message, 12) for message in messages]
+    execution._graphs.forget()
+    backend.keep(0)
+    for _ in backend.get_ready():
+        assert not backend.held
+    ready = prompts_recorded(execution)
+    assert [take(backend, message, 12) for message in messages] == expected
+    new = prompts_recorded(execution) - ready
+    assert new == ({("greedy rows", 14)} if execution.is_exact else set())
+    backend.close()
+
+
+def prompts_recorded(execution: FusedExecution) -> set[object]:
+    return {key for key in execution._graphs._graphs if isinstance(key, tuple) and key[0] in ("prompt", "greedy rows")}
 
 
 def test_a_row_has_the_same_bits_in_every_batch_of_up_to_16(model: ReadyModel) -> None:
