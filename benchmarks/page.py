@@ -249,7 +249,7 @@ def load_time(rows: list[Row]) -> str:
     lines = [_head("model", "GB", "prompt", "kernels", *stages, "all")]
     for row in rows:
         seconds = row["stages_s"]
-        cells = [f"{seconds[stage]:.2f}" for stage in stages]
+        cells = [f"{seconds[stage]:.{3 if stage == 'prefill' else 2}f}" for stage in stages]
         size = f"{row['size_bytes'] / 1e9:.2f}"
         lines.append(_line(row["model"], size, row["n_prompt"], row["cache"], *cells, f"{sum(seconds.values()):.2f}"))
     return "\n".join(lines)

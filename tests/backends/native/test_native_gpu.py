@@ -166,14 +166,20 @@ def test_first_messages_find_their_graphs_once_the_backend_has_got_ready(model: 
     backend = opened(model, ctx_size=512)
     execution = backend._execution
     assert isinstance(execution, FusedExecution)
-    messages = [PROMPT[:n] for n in (14, 20, 40)]
-    expected = [take(backend, message, 12) for message in messages]
+
+    def answers() -> list[list[int]]:
+        found = []
+        for n_tokens in (14, 20, 40):
+            found.append(take(backend, PROMPT[:n_tokens], 12))
+            backend.keep(0)
+        return found
+
+    expected = answers()
     execution._graphs.forget()
-    backend.keep(0)
     for _ in backend.get_ready():
         assert not backend.held
     ready = prompts_recorded(execution)
-    assert [take(backend, message, 12) for message in messages] == expected
+    assert answers() == expected
     new = prompts_recorded(execution) - ready
     assert new == ({("greedy rows", 14)} if execution.is_exact else set())
     backend.close()
