@@ -14,6 +14,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -24,7 +25,7 @@ from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.draft_choice import DraftChoice, cannot_draft, choose_drafter, unused
 from runner.draft_files import quotable, read_draft_files
 from runner.drafting import NO_DRAFTING, Drafting, draft_options, open_drafting
-from runner.errors import UsageError, loading_cancelled
+from runner.errors import RunnerError, UsageError, loading_cancelled
 from runner.events import (
     ChatEvent,
     Loaded,
@@ -38,6 +39,7 @@ from runner.grammar import Grammars
 from runner.machine import devices
 from runner.paths import Paths
 from runner.prepare import ready
+from runner.prompt import build_prompt
 from runner.registry import ModelSpec, Registry
 from runner.status_text import load_summary
 from runner.telemetry import Stages
@@ -46,6 +48,7 @@ from runner.types import BackendName, CancelToken, Message, ModelInfo, ReadyMode
 log = logging.getLogger(__name__)
 
 DEFAULT_CHAT_OPTIONS = ChatOptions()
+_ANY_MESSAGE = (Message(role="user", content="Hello."),)  # for which the template is compiled
 
 
 class EngineSurface(Protocol):
@@ -162,10 +165,14 @@ class Engine(EngineSurface):
 
     def get_ready(self) -> Iterator[None]:
         """Go on with what first answers would wait for, a piece at a time; for when nobody asks for anything."""
-        if self._backend is None:
+        backend = self._backend
+        if backend is None:
             return
         try:
-            yield from self._backend.get_ready()
+            with suppress(RunnerError):  # whoever asks is told
+                build_prompt(_ANY_MESSAGE, DEFAULT_CHAT_OPTIONS, backend.info, backend.tokenizer, 1)
+            yield
+            yield from backend.get_ready()
         except Exception:  # no memory, most likely: answers do without
             log.warning("not ready for first answers", exc_info=True)
 

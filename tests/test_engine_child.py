@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,13 @@ from checkout import CHECKOUT
 from waiting import wait_for
 
 from runner.bench.child import BenchChild
-from runner.config import LoadOptions
+from runner.config import LoadOptions, SamplingParams
 from runner.engine import Engine
 from runner.engine_child import Outbox, _Inbox
 from runner.engine_process import EngineProcess
 from runner.paths import user_paths
+from runner.templates.sandbox import compile_template
+from runner.types import Message
 
 
 @pytest.fixture
@@ -69,23 +72,36 @@ def test_a_process_that_measures_does_nothing_while_another_one_is_measured(
 ) -> None:
     child = BenchChild(user_paths(), Outbox(-1, lambda: None))
     list(child.engine.load(script, LoadOptions()))
-    monkeypatch.setattr(child.engine.backend, "get_ready", lambda: pytest.fail("it did"))
+    monkeypatch.setattr(child.engine, "get_ready", lambda: pytest.fail("it did"))
     assert not list(child.get_ready())
 
 
-def test_an_engine_that_cannot_get_ready_answers_all_the_same(
-    script: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def loaded(script: str) -> Iterator[Engine]:
     engine = Engine(user_paths())
-    assert not list(engine.get_ready())  # nothing is loaded
+    assert not list(engine.get_ready())  # nothing is there to get ready
     list(engine.load(script, LoadOptions()))
-    assert not list(engine.get_ready())
+    yield engine
+    engine.close()
 
+
+def test_an_engine_that_has_got_ready_compiles_no_template_for_a_message(loaded: Engine) -> None:
+    compile_template.cache_clear()
+    list(loaded.get_ready())
+    assert compile_template.cache_info().misses == 1
+    list(loaded.chat([Message(role="user", content="x")], SamplingParams(temperature=0)))
+    assert compile_template.cache_info().misses == 1
+
+
+def test_an_engine_that_cannot_get_ready_answers_all_the_same(
+    loaded: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def pieces() -> Iterator[None]:
         yield
         raise MemoryError
 
-    monkeypatch.setattr(engine.backend, "get_ready", pieces)
-    assert list(engine.get_ready()) == [None]
+    monkeypatch.setattr(loaded.backend, "get_ready", pieces)
+    loaded.backend.info = replace(loaded.backend.info, chat_template=None)  # which who asks is told
+    assert not caplog.text
+    assert list(loaded.get_ready()) == [None, None]
     assert "MemoryError" in caplog.text
-    engine.close()
