@@ -32,6 +32,9 @@ class HuggingFaceTokenizer:
             self._tokenizer = HfTokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
             raise BadModelFile(f"{path} is not a tokenizer: {error}.", hint=DAMAGED) from error
+        # What a training cut its texts to, and filled them up to, stays in the file: it is not for texts here.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         every_added = self._tokenizer.get_added_tokens_decoder()
         # Gemma's text models have the tokenizer of their multimodal ones, and no row for its image token.
         ids = {

@@ -153,6 +153,18 @@ def test_lone_surrogates_become_question_marks(demo: HuggingFaceTokenizer) -> No
     assert whole(demo, demo.encode("a\ud800b")) == b"a?b"
 
 
+def test_what_a_training_cut_and_filled_texts_up_to_is_not_done_to_texts_here(tmp_path: Path) -> None:
+    """Files of models that were trained further have its "truncation" and "padding"."""
+    saved = byte_tokenizer()
+    saved.enable_truncation(8)
+    saved.enable_padding(length=20, pad_id=256)
+    saved.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 258}')
+    tokenizer = HuggingFaceTokenizer(tmp_path / "tokenizer.json", 263)
+    for text in ("short", "longer than eight, and than twenty"):
+        assert whole(tokenizer, tokenizer.encode(text), special=True) == text.encode()
+
+
 def test_a_vocabulary_beyond_the_models_is_refused(demo_directory: Path) -> None:
     with pytest.raises(BadModelFile, match="beyond the model's vocabulary"):
         HuggingFaceTokenizer(demo_directory / "tokenizer.json", 8000)

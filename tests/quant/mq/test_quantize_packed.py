@@ -28,6 +28,8 @@ from runner.quant.mq.recipe import KEEP, Recipe, Rule, recipe_of
 from runner.quant.packed_files import JOURNAL_NAME, MANIFEST_NAME, WEIGHTS_NAME
 from runner.quant.quantize import quantize_model
 from runner.quant.work_directory import WorkDirectory
+from tests.backends.native.tiny_models import save
+from tests.backends.native.tiny_wholes import make_whole
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +91,15 @@ def test_a_folded_file_whose_weights_are_kept_gives_the_very_logits(tmp_path: Pa
     made = packed(directory, tmp_path / "out", keep, rotation="folded")
     wanted = logits(config, weights)
     assert np.abs(logits(opened_config(made.path)[1], PackedWeights(made.path)) - wanted).max() < 1e-4
+
+
+def test_the_text_model_of_a_folded_multimodal_one_is_not_tied_any_more(tmp_path: Path) -> None:
+    directory = save(make_whole("mistral3-ministral3-tied"), tmp_path / "source")
+    plain, config = opened_config(packed(directory, tmp_path / "out", "mq8", rotation="folded").path)
+    assert (config.tie_word_embeddings, plain["text_config"]["tie_word_embeddings"]) == (False, False)
+    wanted = logits(*reversed(opened(directory)))
+    found = logits(config, PackedWeights(tmp_path / "out"))
+    assert np.square(found - wanted).mean() < 0.01 * np.square(wanted).mean()
 
 
 def opened_config(directory: Path) -> tuple[dict[str, Any], Any]:
