@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from runner.closed import leads_nowhere, lost_target
+from runner.closed import cannot_read, closed, leads_nowhere, lost_target
 from runner.errors import BadModelFile, BusyError, DoesNotFit, RunnerError, UnsupportedModel, UsageError
 from runner.measures import decimal_size
 from runner.quant.half_made import (
@@ -128,7 +128,8 @@ class WorkDirectory:
         return self.output.name if self.is_file else name
 
     def check_target(self, *, force: bool, source: Path | None = None, one_file: Collection[str] = ()) -> None:
-        """Raise UsageError when the output is there and may not be replaced, RunnerError for a link that leads nowhere.
+        """Raise UsageError when the output is there and may not be replaced, RunnerError for a link that leads nowhere
+        and for what may not be looked into.
 
         Even with `force`, only what a run like this one made is replaced: never what it is made from, and never a
         directory with other files. source: a file, or a directory with its files. one_file: what models of one file
@@ -137,13 +138,15 @@ class WorkDirectory:
         self._settle_earlier()
         if source is not None and _holds(self.path, source):
             raise UsageError(f"{self.path} has what is read, and is emptied first.", hint="Give another path with -o.")
+        if (place := closed(self.output)) is not None:
+            raise cannot_read([place])
         if not self.output.exists() and not self.output.is_symlink():
             return
         if (target := lost_target(self.output)) is not None:
             raise leads_nowhere(self.output, target)
         if not force:
             raise UsageError(f"{self.output} exists already.", hint="Pass --force to replace it, or -o another path.")
-        if self.is_file != self.output.is_file():
+        if not (self.output.is_file() if self.is_file else self.output.is_dir()):
             kind = "directory" if self.output.is_dir() else "file"
             raise UsageError(f"{self.output} is a {kind}.", hint="Give another path with -o.")
         if source is not None and _holds(self.output, source):

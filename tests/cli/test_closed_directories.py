@@ -72,6 +72,17 @@ def test_a_closed_model_made_here_is_told_by_every_command(command: str) -> None
     assert closed.is_dir()
 
 
+@pytest.mark.parametrize("arguments", ["closed", "demo -t q8_0 -o closed/inside/out"])
+def test_quantize_tells_of_a_closed_source_and_of_a_closed_place_for_what_it_makes(
+    arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "closed" / "inside").mkdir(parents=True)
+    done = run_as_plain_user("quantize", *arguments.split(), closed=tmp_path / "closed")
+    assert done.returncode == 1
+    assert "closed cannot be read: permission denied.\nhint: Give yourself access" in done.stderr
+
+
 def test_doctor_tells_of_a_closed_cache_and_ends() -> None:
     cache = hub_settings().cache
     cache.mkdir(parents=True)

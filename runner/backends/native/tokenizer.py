@@ -95,7 +95,9 @@ class HuggingFaceTokenizer:
             raise IndexError(f"token {token} is outside the vocabulary of {self.vocab_size}")
         if (added := self._added.get(token)) is not None:
             text, is_special = added
-            return text.encode() if special or not is_special else b""
+            if is_special:
+                return text.encode() if special else b""
+            return text.encode() if self._is_byte_level else _sentencepiece(text)  # as Gemma adds runs of spaces
         piece = self._texts[token]
         if piece is None:
             return b""
