@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from runner.backends import choose, native
-from runner.backends.base import Backend, Prefill, Step
+from runner.backends.base import Backend, Began, Prefill, Step
 from runner.backends.native import placement
 from runner.config import LoadOptions, SamplingParams
 from runner.errors import DoesNotFit, RunnerError, UnsuitedOptions, UnsupportedModel
@@ -150,6 +150,18 @@ def test_load_reports_progress_up_to_the_end(tiny: Path) -> None:
     assert seen == sorted(seen)
     assert len(seen) > 10
     assert seen[-1] == 1.0
+
+
+def test_a_load_that_is_cancelled_at_its_last_stage_stops(tiny: Path) -> None:
+    """The first tokens of a large model take a CPU seconds."""
+    cancel = CancelToken()
+
+    def stop(progress: object) -> None:
+        if progress == Began("warm-up"):
+            cancel.cancel()
+
+    with pytest.raises(RunnerError, match="cancelled"):
+        native.load(ready(tiny), LoadOptions(n_gpu_layers=0, n_threads=1), stop, cancel)
 
 
 def test_a_cancelled_load_stops(tiny: Path) -> None:
