@@ -145,7 +145,7 @@ class WorkDirectory:
         if (target := lost_target(self.output)) is not None:
             raise leads_nowhere(self.output, target)
         if not force:
-            raise UsageError(f"{self.output} exists already.", hint="Pass --force to replace it, or -o another path.")
+            raise self._is_there()
         if not (self.output.is_file() if self.is_file else self.output.is_dir()):
             kind = "directory" if self.output.is_dir() else "file"
             raise UsageError(f"{self.output} is a {kind}.", hint="Give another path with -o.")
@@ -176,7 +176,8 @@ class WorkDirectory:
         What a killed run left there goes, and so does what a failed run made. resumes: what was left of the parts
         stays there, and so does what this run makes when it is stopped or the disk is full.
 
-        Raises BusyError when another process is making the same output, RunnerError when it cannot be written.
+        Raises BusyError when another process is making the same output, UsageError when one has made it meanwhile,
+        RunnerError when it cannot be written.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -190,6 +191,8 @@ class WorkDirectory:
             self._empty(spared=self._parts.names if resumes else frozenset())
             is_kept = resumes
             try:
+                if not self._replaces and os.path.lexists(self.output):
+                    raise self._is_there()
                 yield descriptor
             except OSError as error:
                 if (full := no_room(error, self.output.parent)) is not None:
@@ -245,6 +248,9 @@ class WorkDirectory:
         for name in self._parts.spent:
             (self.output / name).unlink(missing_ok=True)  # now, and not before: until here, a run could go on
         sync(self.output.parent)
+
+    def _is_there(self) -> UsageError:
+        return UsageError(f"{self.output} exists already.", hint="Pass --force to replace it, or -o another path.")
 
     def _settle_earlier(self) -> None:
         """Clear up after a run that was killed while it replaced the output. Raises BusyError while one does it."""

@@ -367,6 +367,17 @@ def test_two_runs_for_one_output_do_not_meet(demo_source: Path, tmp_path: Path) 
     made(demo_source, "q8_0", tmp_path / "out")
 
 
+@pytest.mark.parametrize("resumes", [False, True])
+def test_what_another_run_has_made_just_now_is_told_before_the_work(resumes: bool, tmp_path: Path) -> None:
+    first, second = (WorkDirectory(tmp_path / "out") for _ in range(2))
+    second.check_target(force=False)
+    with first.opened():
+        first.place()
+    with pytest.raises(UsageError, match="out exists already"), second.opened(resumes=resumes):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 @pytest.mark.parametrize("is_gguf", [False, True])  # which llama.cpp makes another of
 def test_a_limit_on_the_size_of_files_is_told_from_a_full_disk(
     is_gguf: bool, demo_source: Path, demo_directory: Path, tmp_path: Path
