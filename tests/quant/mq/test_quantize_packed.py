@@ -211,6 +211,14 @@ def opened_gguf(directory: Path) -> tuple[Any, Any]:
     return open_source(directory, directory / "demo-q8_0.gguf", config), config
 
 
+def test_other_safetensors_beside_the_models_own_are_no_part_of_it(source: Path, tmp_path: Path) -> None:
+    directory = replaced(source, tmp_path / "source")
+    (directory / "consolidated.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
+    made = packed(directory, tmp_path / "out")
+    assert made.source_bytes == (directory / WEIGHTS_NAME).stat().st_size
+    assert list(read_manifest(made.path).source.files) == [WEIGHTS_NAME]
+
+
 def test_sharded_and_float_sources_give_the_same_as_one_file(source: Path, tmp_path: Path) -> None:
     stored = {name: value.float() for name, value in load_file(source / WEIGHTS_NAME).items()}
     split = tmp_path / "split"
