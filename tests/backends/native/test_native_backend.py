@@ -74,6 +74,7 @@ def test_what_is_imported_is_not_looked_through_for_garbage_and_the_rest_still_i
 )
 def test_threads_do_not_wait_for_long_on_a_core_unless_the_user_says_so(given: dict[str, str], spins: str) -> None:
     program = "from runner.backends import native; native.import_torch(for_gpu=False)"
+    program += "; import sys; assert 'triton' not in sys.modules, 'macOS has none'"
     environ = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     environ |= {"OMP_DISPLAY_ENV": "VERBOSE", **given}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environ, check=True)
