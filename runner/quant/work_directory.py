@@ -123,6 +123,7 @@ class WorkDirectory:
         self.is_file = output.suffix in FILE_SUFFIXES
         self.path = self.output.with_name(self.output.name + PARTIAL_SUFFIX)
         self._replaces = False
+        self._is_placed = False
 
     def weights_name(self, name: str) -> str:
         return self.output.name if self.is_file else name
@@ -203,11 +204,12 @@ class WorkDirectory:
                 is_kept = False  # it would fail again
                 raise
             finally:
-                # After place() nothing is left there; after a failure, half-made files would only take space.
-                if not is_kept:
-                    shutil.rmtree(self.path, ignore_errors=True)
+                if self._is_placed:
+                    pass  # it is the output now, and what is there again is another run's
+                elif not is_kept:
+                    shutil.rmtree(self.path, ignore_errors=True)  # half-made files would only take space
                 else:
-                    with suppress(OSError):  # it has something to go on with, or is the output now
+                    with suppress(OSError):  # it has something to go on with
                         self.path.rmdir()
         finally:
             os.close(descriptor)
@@ -245,6 +247,7 @@ class WorkDirectory:
                 _settle(old, self.output)
         else:
             os.rename(self.path, self.output)
+        self._is_placed = True
         for name in self._parts.spent:
             (self.output / name).unlink(missing_ok=True)  # now, and not before: until here, a run could go on
         sync(self.output.parent)

@@ -390,6 +390,16 @@ def test_what_another_run_has_made_just_now_is_told_before_the_work(resumes: boo
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_a_run_that_is_done_leaves_the_next_ones_directory_alone(tmp_path: Path) -> None:
+    first, second = (WorkDirectory(tmp_path / "out") for _ in range(2))
+    with first.opened():
+        first.place()
+        second.check_target(force=True)
+        with second.opened(resumes=True):
+            (second.path / "journal.jsonl").touch()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.partial"]
+
+
 @pytest.mark.parametrize("is_gguf", [False, True])  # which llama.cpp makes another of
 def test_a_limit_on_the_size_of_files_is_told_from_a_full_disk(
     is_gguf: bool, demo_source: Path, demo_directory: Path, tmp_path: Path
