@@ -17,6 +17,7 @@ import typer
 from runner.cli import completing, options, render
 from runner.cli.interrupt import making_stopped, stopping
 from runner.cli.stages import Stages
+from runner.closed import cannot_read, closed
 from runner.errors import UsageError, nearest_hint
 
 if TYPE_CHECKING:
@@ -210,6 +211,8 @@ def _source_path(text: str, offline: bool | None, *, as_json: bool) -> Path:
     path = Path(text).expanduser()
     if not text:
         raise UsageError("SOURCE is empty.", hint="Name a model, or a file or directory with one.")
+    if (place := closed(path)) is not None:
+        raise cannot_read([place])
     if path.is_dir() and not (path / "config.json").exists():
         raise UsageError(
             f"{path.absolute()} is not the directory of a model.",

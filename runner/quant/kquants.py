@@ -34,7 +34,7 @@ def quantize_gguf(
     child holds it too, so that nobody writes there before it is gone, even when this process is killed. Raises
     RunnerError with llama.cpp's last lines when it fails, OSError when that was for want of room.
     """
-    command = [sys.executable, "-m", "runner.quant.kquants", str(source), str(target), str(file_type)]
+    command = [sys.executable, "-P", "-m", "runner.quant.kquants", str(source), str(target), str(file_type)]
     last: deque[str] = deque(maxlen=_KEPT_LINES)
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, pass_fds=[lock]

@@ -71,11 +71,17 @@ class _Plan:
 def quantize_model(source: Path, chosen: Format, output: Path, *, force: bool, on_stage: OnStage) -> Quantized:
     """Write `source` in the format `chosen` to `output`: a .gguf by that suffix, else a directory ready to load.
 
-    force: replace an output that is there. Raises UsageError when it is there without, DoesNotFit when the disk is too
-    small, UnsupportedModel and BadModelFile as the source deserves, BusyError when another process is making it.
+    force: replace an output that is there. Raises UsageError when it is there without, and for the name of another kind
+    of file, DoesNotFit when the disk is too small, UnsupportedModel and BadModelFile as the source deserves, BusyError
+    when another process is making it.
     """
     started = time.monotonic()
     work, name = WorkDirectory(output), model_name(source)
+    if work.is_file and output.suffix != ".gguf":
+        raise UsageError(
+            f"{output} would be one of hipfire's files, and {chosen.name} makes a GGUF.",
+            hint="Let its name end in .gguf, or leave the suffix out for a directory.",
+        )
     one_file = {f"{name}-{form}.gguf" for form in FORMATS}
     work.check_target(force=force, source=source, one_file=one_file)
     with tempfile.TemporaryDirectory(prefix="runner-") as unpacked:

@@ -89,14 +89,17 @@ def read_special_tokens(
     generation = read_json_if_there(directory / "generation_config.json")
     tokenizer = read_json_if_there(directory / "tokenizer_config.json")
 
+    def id_of(text: str | None) -> int | None:
+        return ids.get(text) if text else None  # a vocabulary may have an empty piece
+
     def role(name: str) -> int | None:
-        named = ids.get(_token_text(tokenizer.get(f"{name}_token")) or "")
+        named = id_of(_token_text(tokenizer.get(f"{name}_token")))
         if named is not None:
             return named
         return _first_id(generation, config, key=f"{name}_token_id", vocab_size=vocab_size)
 
     bos, eos = role("bos"), role("eos")
-    bos = bos if bos is not None else ids.get(first or "")
+    bos = bos if bos is not None else id_of(first)
     end_ids = _end_ids(eos, generation, config, vocab_size=vocab_size)
     if not end_ids:
         raise UnsupportedModel(
@@ -109,8 +112,8 @@ def read_special_tokens(
         unk_id=role("unk"),
         pad_id=role("pad"),
         end_ids=end_ids,
-        add_bos=_adds(tokenizer.get("add_bos_token"), bos, ids.get(first or ""), unasked=adds_bos_unasked),
-        add_eos=_adds(tokenizer.get("add_eos_token"), eos, ids.get(last or ""), unasked=False),
+        add_bos=_adds(tokenizer.get("add_bos_token"), bos, id_of(first), unasked=adds_bos_unasked),
+        add_eos=_adds(tokenizer.get("add_eos_token"), eos, id_of(last), unasked=False),
     )
 
 

@@ -28,6 +28,7 @@ from runner.quant.ggml_types import GGML_TYPES, GgmlType, decode
 from runner.quant.gguf_file import GgufHeader, GgufTensor, parts_of
 from runner.quant.gguf_file import read_header as read_gguf_header
 from runner.quant.origin import called
+from runner.quant.packed_files import HEAD_NAME
 from runner.quant.safetensors_file import FLOAT_TYPES, Checkpoint, StoredTensor
 from runner.quant.safetensors_file import read_header as read_safetensors_header
 from runner.quant.tensor_rules import Architecture, PlannedTensor, is_derived, plan, tensors_of
@@ -108,8 +109,10 @@ def check_count(weights: Weights, config: ModelConfig) -> None:
 
 
 def files_of(directory: Path) -> tuple[Path, ...]:
-    """The safetensors of a model to be quantized: those beside its config.json, and those that its index names."""
-    return tuple(sorted({*directory.glob("*.safetensors"), *_shards_of(Checkpoint.open(directory))}))
+    """The safetensors of a model to be quantized, and of a head beside it. Others that lie there are not the model's:
+    adapters, or the same weights again, as Mistral's consolidated.safetensors are."""
+    head = directory / HEAD_NAME
+    return tuple(sorted({*_shards_of(Checkpoint.open(directory)), *([head] if head.is_file() else [])}))
 
 
 def _shards_of(checkpoint: Checkpoint) -> list[Path]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from runner.closed import leads_nowhere, lost_target
+from runner.closed import cannot_read, closed, leads_nowhere, lost_target
 from runner.errors import BadModelFile, BusyError, DoesNotFit, RunnerError, UnsupportedModel, UsageError
 from runner.measures import decimal_size
 from runner.quant.half_made import (
@@ -123,12 +123,14 @@ class WorkDirectory:
         self.is_file = output.suffix in FILE_SUFFIXES
         self.path = self.output.with_name(self.output.name + PARTIAL_SUFFIX)
         self._replaces = False
+        self._is_placed = False
 
     def weights_name(self, name: str) -> str:
         return self.output.name if self.is_file else name
 
     def check_target(self, *, force: bool, source: Path | None = None, one_file: Collection[str] = ()) -> None:
-        """Raise UsageError when the output is there and may not be replaced, RunnerError for a link that leads nowhere.
+        """Raise UsageError when the output is there and may not be replaced, RunnerError for a link that leads nowhere
+        and for what may not be looked into.
 
         Even with `force`, only what a run like this one made is replaced: never what it is made from, and never a
         directory with other files. source: a file, or a directory with its files. one_file: what models of one file
@@ -137,13 +139,15 @@ class WorkDirectory:
         self._settle_earlier()
         if source is not None and _holds(self.path, source):
             raise UsageError(f"{self.path} has what is read, and is emptied first.", hint="Give another path with -o.")
+        if (place := closed(self.output)) is not None:
+            raise cannot_read([place])
         if not self.output.exists() and not self.output.is_symlink():
             return
         if (target := lost_target(self.output)) is not None:
             raise leads_nowhere(self.output, target)
         if not force:
-            raise UsageError(f"{self.output} exists already.", hint="Pass --force to replace it, or -o another path.")
-        if self.is_file != self.output.is_file():
+            raise self._is_there()
+        if not (self.output.is_file() if self.is_file else self.output.is_dir()):
             kind = "directory" if self.output.is_dir() else "file"
             raise UsageError(f"{self.output} is a {kind}.", hint="Give another path with -o.")
         if source is not None and _holds(self.output, source):
@@ -173,7 +177,8 @@ class WorkDirectory:
         What a killed run left there goes, and so does what a failed run made. resumes: what was left of the parts
         stays there, and so does what this run makes when it is stopped or the disk is full.
 
-        Raises BusyError when another process is making the same output, RunnerError when it cannot be written.
+        Raises BusyError when another process is making the same output, UsageError when one has made it meanwhile,
+        RunnerError when it cannot be written.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -187,6 +192,8 @@ class WorkDirectory:
             self._empty(spared=self._parts.names if resumes else frozenset())
             is_kept = resumes
             try:
+                if not self._replaces and os.path.lexists(self.output):
+                    raise self._is_there()
                 yield descriptor
             except OSError as error:
                 if (full := no_room(error, self.output.parent)) is not None:
@@ -197,11 +204,12 @@ class WorkDirectory:
                 is_kept = False  # it would fail again
                 raise
             finally:
-                # After place() nothing is left there; after a failure, half-made files would only take space.
-                if not is_kept:
-                    shutil.rmtree(self.path, ignore_errors=True)
+                if self._is_placed:
+                    pass  # it is the output now, and what is there again is another run's
+                elif not is_kept:
+                    shutil.rmtree(self.path, ignore_errors=True)  # half-made files would only take space
                 else:
-                    with suppress(OSError):  # it has something to go on with, or is the output now
+                    with suppress(OSError):  # it has something to go on with
                         self.path.rmdir()
         finally:
             os.close(descriptor)
@@ -239,9 +247,13 @@ class WorkDirectory:
                 _settle(old, self.output)
         else:
             os.rename(self.path, self.output)
+        self._is_placed = True
         for name in self._parts.spent:
             (self.output / name).unlink(missing_ok=True)  # now, and not before: until here, a run could go on
         sync(self.output.parent)
+
+    def _is_there(self) -> UsageError:
+        return UsageError(f"{self.output} exists already.", hint="Pass --force to replace it, or -o another path.")
 
     def _settle_earlier(self) -> None:
         """Clear up after a run that was killed while it replaced the output. Raises BusyError while one does it."""

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from plain_user import run_as_plain_user
+from plain_user import python_as_plain_user, run_as_plain_user
 from pulled import GGUF, SHARDS, fetch_all, server
 
 from runner.cli.app import main
@@ -70,6 +70,17 @@ def test_a_closed_model_made_here_is_told_by_every_command(command: str) -> None
     assert done.returncode == 1
     assert done.stderr.endswith("error: " + said(closed))
     assert closed.is_dir()
+
+
+def test_quantize_tells_of_a_closed_source_and_of_a_closed_place_for_what_it_makes(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    (closed / "inside").mkdir(parents=True)
+    assert run_as_plain_user("quantize", str(closed), closed=closed).stderr == "error: " + said(closed)
+    program = (
+        "from pathlib import Path; from runner.quant.work_directory import WorkDirectory\n"
+        f"WorkDirectory(Path({str(closed / 'inside' / 'out')!r})).check_target(force=False)"
+    )
+    assert f"{closed} cannot be read" in python_as_plain_user("-c", program, closed=closed).stderr
 
 
 def test_doctor_tells_of_a_closed_cache_and_ends() -> None:

@@ -240,6 +240,8 @@ def test_the_path_that_is_printed_is_one_that_run_takes(
         (["demo", "--rotation", "sideways"], 2, "online or folded"),
         (["demo", "--format", "q8_0", "--rotation", "folded"], 2, "has no rotation"),
         (["demo", "--format", "mq4", "-o", "x.gguf"], 2, "directory"),
+        (["demo", "--format", "q8_0", "-o", "/dev/null/x.hfq"], 2, "one of hipfire's files"),
+        (["demo", "--format", "q8_0", "-o", "/dev/null", "--force"], 2, "/dev/null is a file"),
         (["demo", "--recipe", "none.toml"], 2, "none.toml"),
         (["demo", "--calibrate", "none.txt"], 2, "none.txt"),
         (["demo", "--calibrate", "none.txt", "--no-calibrate"], 2, "contradicts"),

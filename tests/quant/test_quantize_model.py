@@ -56,8 +56,12 @@ def demo_source(tmp_path_factory: pytest.TempPathFactory, demo_directory: Path) 
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_each_format_loads_and_answers(demo_source: Path, tmp_path: Path, name: str) -> None:
+def test_each_format_loads_and_answers(
+    demo_source: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stages: list[tuple[str, int, int]] = []
+    monkeypatch.chdir(tmp_path)  # no code comes from there: it may be the directory of a model from the hub
+    (tmp_path / "llama_cpp.py").write_text("raise ValueError")
     result = quantize_model(
         demo_source, format_of(name), tmp_path / "out", force=False, on_stage=lambda *stage: stages.append(stage)
     )
@@ -365,6 +369,27 @@ def test_two_runs_for_one_output_do_not_meet(demo_source: Path, tmp_path: Path) 
     with other.opened(), pytest.raises(BusyError, match="Another process"):
         made(demo_source, "q8_0", tmp_path / "out")
     made(demo_source, "q8_0", tmp_path / "out")
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_what_another_run_has_made_just_now_is_told_before_the_work(resumes: bool, tmp_path: Path) -> None:
+    first, second = (WorkDirectory(tmp_path / "out") for _ in range(2))
+    second.check_target(force=False)
+    with first.opened():
+        first.place()
+    with pytest.raises(UsageError, match="out exists already"), second.opened(resumes=resumes):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_run_that_is_done_leaves_the_next_ones_directory_alone(tmp_path: Path) -> None:
+    first, second = (WorkDirectory(tmp_path / "out") for _ in range(2))
+    with first.opened():
+        first.place()
+        second.check_target(force=True)
+        with second.opened(resumes=True):
+            (second.path / "journal.jsonl").touch()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.partial"]
 
 
 @pytest.mark.parametrize("is_gguf", [False, True])  # which llama.cpp makes another of

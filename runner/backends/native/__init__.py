@@ -69,7 +69,7 @@ def import_torch(*, for_gpu: bool) -> None:
     """Import torch and what opens a model with it, which takes a second and more where it was not there yet.
 
     None of that is garbage: looking through it again and again meanwhile would take a tenth of the time. for_gpu: what
-    a GPU needs besides is done meanwhile.
+    a GPU needs besides is done meanwhile, Triton imported where there is one: without a GPU it need not be installed.
     """
     if os.environ.keys().isdisjoint(("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")):  # libgomp reads them as torch brings it
         os.environ["GOMP_SPINCOUNT"] = _SPINS
@@ -80,6 +80,9 @@ def import_torch(*, for_gpu: bool) -> None:
 
         with gpu_prepared() if for_gpu else nullcontext():
             from runner.backends.native import opening as _opening  # noqa: F401
+
+            if for_gpu and _has_kernels():
+                from runner.kernels import trials as _trials  # noqa: F401
     finally:
         if was_enabled:
             gc.enable()

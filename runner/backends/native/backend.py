@@ -36,6 +36,7 @@ from runner.backends.native.pacing import paced
 from runner.backends.native.placement import Needs, Placement, free_bytes, memory_errors, prefill_chunk
 from runner.backends.native.tokenizer import HuggingFaceTokenizer
 from runner.config import LoadOptions, SamplingParams
+from runner.errors import loading_cancelled
 from runner.kernels.values import MOST_ROWS
 from runner.model_config import ModelConfig
 from runner.sampling import Constraint, bad_logits
@@ -81,14 +82,20 @@ class NativeBackend(Backend):
         self._verified: set[int] = set()  # how many tokens those steps have that were: of drafts of the host's
         self._is_open = True
 
-    def warm_up(self) -> None:
+    def warm_up(self, cancel: CancelToken) -> None:
         """Run one token, so that pages, threads, kernels and graphs are ready, and forget it. On a CPU a second one is
-        timed: what is slow is to say how slow."""
-        self._last([0], CancelToken())
+        timed: what is slow is to say how slow. Raises RunnerError when cancelled."""
+        try:
+            self._warm_up(cancel)
+        except _Cancelled:
+            raise loading_cancelled() from None
+
+    def _warm_up(self, cancel: CancelToken) -> None:
+        self._last([0], cancel)
         self._record_steps()
         if not self._placement.is_gpu:
             started = time.perf_counter()
-            self._last([0], CancelToken())
+            self._last([0], cancel)
             rate = 1 / (time.perf_counter() - started)
             self.keep(0)
             self.info = dataclasses.replace(

@@ -70,7 +70,7 @@ def open_backend(
                 traits = {"config": config, "types": tuple(weights.types.items()), "placement": placement, "need": need}
                 compile_kernels(execution, traits, on_progress, cancel)
             on_progress(Began("warm-up"))
-            backend.warm_up()
+            backend.warm_up(cancel)
     return backend
 
 

@@ -32,6 +32,9 @@ class HuggingFaceTokenizer:
             self._tokenizer = HfTokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
             raise BadModelFile(f"{path} is not a tokenizer: {error}.", hint=DAMAGED) from error
+        # What a training cut its texts to, and filled them up to, stays in the file: it is not for texts here.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         every_added = self._tokenizer.get_added_tokens_decoder()
         # Gemma's text models have the tokenizer of their multimodal ones, and no row for its image token.
         ids = {
@@ -92,7 +95,9 @@ class HuggingFaceTokenizer:
             raise IndexError(f"token {token} is outside the vocabulary of {self.vocab_size}")
         if (added := self._added.get(token)) is not None:
             text, is_special = added
-            return text.encode() if special or not is_special else b""
+            if is_special:
+                return text.encode() if special else b""
+            return text.encode() if self._is_byte_level else _sentencepiece(text)  # as Gemma adds runs of spaces
         piece = self._texts[token]
         if piece is None:
             return b""

@@ -28,7 +28,6 @@ from runner.kernels.compile.launches import (
     launches_of,
 )
 from runner.kernels.compile.spread import Failure
-from runner.kernels.trials import go_through
 from runner.kernels.values import FEW_ROWS, MOST_ROWS
 from runner.types import CancelToken
 
@@ -66,6 +65,8 @@ def compile_trials(
     has_experts: bool,
 ) -> None:
     """The same of what is tried before a first matrix of these formats and rotations is laid out: see trials.py."""
+    from runner.kernels.trials import go_through  # imports Triton, which a CPU may do without
+
     traits = {"tried": tuple(kinds), "has experts": has_experts}
     _compile_once(lambda: go_through(kinds, device, has_experts=has_experts), traits, on_progress, cancel)
 

@@ -139,7 +139,7 @@ class PackedFile:
                 data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
                 digest.update(data)
                 write_all(self._file, data, place.offset)
-            os.fdatasync(self._file)
+            _sync(self._file)
             done = _Done(parameters=dict(encoded.parameters), sha256=digest.hexdigest(), weight_error=weight_error)
             line = {
                 "tensor": name,
@@ -193,7 +193,7 @@ class PackedFile:
             os.ftruncate(self._file, 0)
             _reserve(self._file, self._layout.total_bytes)
             write_all(self._file, memoryview(self._layout.header), 0)
-            os.fdatasync(self._file)
+            _sync(self._file)
             append_line(self._journal, {"plan": identity})
 
     def resume(self, identity: str, on_progress: OnProgress) -> bool:
@@ -269,6 +269,11 @@ def _reserve(file: int, size: int) -> None:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 raise
     os.ftruncate(file, size)
+
+
+def _sync(file: int) -> None:
+    """Wait until what was written is on the disk; macOS has the slower call alone."""
+    getattr(os, "fdatasync", os.fsync)(file)
 
 
 def _done_of(line: Mapping[str, Any]) -> _Done | None:

@@ -219,6 +219,10 @@ def _finish(
 
 
 def _change_config(path: Path, changes: Mapping[str, Any]) -> None:
+    """Put `changes` into config.json; of a multimodal model also where it describes its text model, which says some
+    things of itself."""
     config = {**read_json(path), **changes}
+    if isinstance(text := config.get("text_config"), Mapping):
+        config["text_config"] = {**text, **changes}
     path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     sync(path)

@@ -266,6 +266,7 @@ def test_a_quantized_model_keeps_its_head_as_it_was(layout: str, tmp_path: Path)
     found = load_file(model.directory / HEAD_NAME)
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+    assert int.from_bytes((model.directory / HEAD_NAME).read_bytes()[:8], "little") % 8 == 0  # tensors are aligned
     manifest = json.loads((model.directory / "runner.json").read_text())
     assert manifest["files"][HEAD_NAME]["size_bytes"] == (model.directory / HEAD_NAME).stat().st_size
     backend = load(model)

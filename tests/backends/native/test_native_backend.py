@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from runner.backends import choose, native
-from runner.backends.base import Backend, Prefill, Step
+from runner.backends.base import Backend, Began, Prefill, Step
 from runner.backends.native import placement
 from runner.config import LoadOptions, SamplingParams
 from runner.errors import DoesNotFit, RunnerError, UnsuitedOptions, UnsupportedModel
@@ -74,6 +74,7 @@ def test_what_is_imported_is_not_looked_through_for_garbage_and_the_rest_still_i
 )
 def test_threads_do_not_wait_for_long_on_a_core_unless_the_user_says_so(given: dict[str, str], spins: str) -> None:
     program = "from runner.backends import native; native.import_torch(for_gpu=False)"
+    program += "; import sys; assert 'triton' not in sys.modules, 'macOS has none'"
     environ = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     environ |= {"OMP_DISPLAY_ENV": "VERBOSE", **given}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environ, check=True)
@@ -150,6 +151,18 @@ def test_load_reports_progress_up_to_the_end(tiny: Path) -> None:
     assert seen == sorted(seen)
     assert len(seen) > 10
     assert seen[-1] == 1.0
+
+
+def test_a_load_that_is_cancelled_at_its_last_stage_stops(tiny: Path) -> None:
+    """The first tokens of a large model take a CPU seconds."""
+    cancel = CancelToken()
+
+    def stop(progress: object) -> None:
+        if progress == Began("warm-up"):
+            cancel.cancel()
+
+    with pytest.raises(RunnerError, match="cancelled"):
+        native.load(ready(tiny), LoadOptions(n_gpu_layers=0, n_threads=1), stop, cancel)
 
 
 def test_a_cancelled_load_stops(tiny: Path) -> None:

@@ -63,6 +63,9 @@ def test_a_machine_that_cannot_run_the_kernels_has_llama_cpp(gpu: pytest.MonkeyP
         changed.setattr(preference, "cuda_capability", lambda _: (7, 5))
         assert not is_native()
     with gpu.context() as changed:
+        changed.setattr(preference, "cuda_capability", lambda _: (8, 0))  # the least that they are compiled for
+        assert is_native()
+    with gpu.context() as changed:
         changed.setattr(preference, "cuda_capability", lambda _: None)
         assert not is_native()
     with gpu.context() as changed:

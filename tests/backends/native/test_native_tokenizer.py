@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from runner.backends.native.tokenizer import HuggingFaceTokenizer
@@ -131,6 +131,15 @@ def test_stop_ids_are_those_of_generation_config_config_and_tokenizer_config(tmp
     assert tokenizer.eos_id == 258
 
 
+def test_a_role_that_no_file_names_is_not_the_empty_pieces(tmp_path: Path) -> None:
+    description = json.loads(byte_tokenizer().to_str())
+    description["model"]["vocab"][""] = 259
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 258}')
+    tokenizer = HuggingFaceTokenizer(tmp_path / "tokenizer.json", 263)
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.stop_ids) == (None, 258, {258})
+
+
 def test_rows_that_no_token_uses_add_nothing_to_the_text(qwen3: HuggingFaceTokenizer) -> None:
     assert qwen3.token_bytes(151935) == b""
     for outside in (-1, 151936):
@@ -149,8 +158,36 @@ def test_bytes_of_byte_fallback_tokens(stories: HuggingFaceTokenizer) -> None:
     assert b"\xf0" in [stories.token_bytes(token) for token in stories.encode("🙂")]
 
 
+def test_spaces_of_an_added_piece_are_spaces(tmp_path: Path) -> None:
+    """Gemma's files add its runs of spaces, and of line ends, to what the vocabulary has."""
+    pieces = ("<eos>", "▁", "▁▁", "a", *(f"<0x{byte:02X}>" for byte in range(256)))
+    saved = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, [("▁", "▁")], byte_fallback=True))
+    saved.normalizer = normalizers.Replace(" ", "▁")
+    saved.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    saved.add_tokens([AddedToken("▁▁", normalized=False)])
+    saved.add_special_tokens(["<eos>"])
+    saved.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 0}')
+    tokenizer = HuggingFaceTokenizer(tmp_path / "tokenizer.json", len(pieces))
+    ids = tokenizer.encode("a  a\n")
+    assert 2 in ids
+    assert whole(tokenizer, ids) == saved.decode(ids).encode() == b"a  a\n"
+
+
 def test_lone_surrogates_become_question_marks(demo: HuggingFaceTokenizer) -> None:
     assert whole(demo, demo.encode("a\ud800b")) == b"a?b"
+
+
+def test_what_a_training_cut_and_filled_texts_up_to_is_not_done_to_texts_here(tmp_path: Path) -> None:
+    """Files of models that were trained further have its "truncation" and "padding"."""
+    saved = byte_tokenizer()
+    saved.enable_truncation(8)
+    saved.enable_padding(length=20, pad_id=256)
+    saved.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 258}')
+    tokenizer = HuggingFaceTokenizer(tmp_path / "tokenizer.json", 263)
+    for text in ("short", "longer than eight, and than twenty"):
+        assert whole(tokenizer, tokenizer.encode(text), special=True) == text.encode()
 
 
 def test_a_vocabulary_beyond_the_models_is_refused(demo_directory: Path) -> None:

@@ -20,6 +20,7 @@ from disk_limits import fill, small_disk
 from packed_models import logits, opened, packed, tiny
 from safetensors.torch import load_file, save_file
 
+from runner.backends.native.loader import unfilled
 from runner.errors import BadModelFile, BusyError, DoesNotFit, UnsupportedModel, UsageError
 from runner.quant.formats import format_of
 from runner.quant.mq.manifest import read_manifest
@@ -27,7 +28,10 @@ from runner.quant.mq.packed_weights import PackedWeights
 from runner.quant.mq.recipe import KEEP, Recipe, Rule, recipe_of
 from runner.quant.packed_files import JOURNAL_NAME, MANIFEST_NAME, WEIGHTS_NAME
 from runner.quant.quantize import quantize_model
+from runner.quant.weights import OUTPUT
 from runner.quant.work_directory import WorkDirectory
+from tests.backends.native.tiny_models import save
+from tests.backends.native.tiny_wholes import make_whole
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +93,13 @@ def test_a_folded_file_whose_weights_are_kept_gives_the_very_logits(tmp_path: Pa
     made = packed(directory, tmp_path / "out", keep, rotation="folded")
     wanted = logits(config, weights)
     assert np.abs(logits(opened_config(made.path)[1], PackedWeights(made.path)) - wanted).max() < 1e-4
+
+
+def test_the_text_model_of_a_folded_multimodal_one_is_not_tied_any_more(tmp_path: Path) -> None:
+    directory = save(make_whole("mistral3-ministral3-tied"), tmp_path / "source")
+    plain, config = opened_config(packed(directory, tmp_path / "out", "mq8", rotation="folded").path)
+    assert (config.tie_word_embeddings, plain["text_config"]["tie_word_embeddings"]) == (False, False)
+    assert OUTPUT in unfilled(config, PackedWeights(tmp_path / "out")).state_dict()
 
 
 def opened_config(directory: Path) -> tuple[dict[str, Any], Any]:
@@ -198,6 +209,14 @@ def opened_gguf(directory: Path) -> tuple[Any, Any]:
 
     _, config = opened_config(directory)
     return open_source(directory, directory / "demo-q8_0.gguf", config), config
+
+
+def test_other_safetensors_beside_the_models_own_are_no_part_of_it(source: Path, tmp_path: Path) -> None:
+    directory = replaced(source, tmp_path / "source")
+    (directory / "consolidated.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
+    made = packed(directory, tmp_path / "out")
+    assert made.source_bytes == (directory / WEIGHTS_NAME).stat().st_size
+    assert list(read_manifest(made.path).source.files) == [WEIGHTS_NAME]
 
 
 def test_sharded_and_float_sources_give_the_same_as_one_file(source: Path, tmp_path: Path) -> None:
