@@ -6,6 +6,7 @@ It names the output and shows progress; the work is runner.draft_training's.
 from __future__ import annotations
 
 import re
+import shlex
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -201,7 +202,9 @@ def _show_result(model: str, output: Path, report: Report, *, as_json: bool) -> 
     for name, text in _facts(report):
         render.narrate(f"{name:<10} {text}")
     _measured_table(report)
-    render.narrate(f"Use it: runner chat {model} --backend native --spec eagle3 --draft {output}")
+    render.narrate(
+        f"Use it: runner chat {shlex.quote(model)} --backend native --spec eagle3 --draft {shlex.quote(str(output))}"
+    )
     render.data(str(output))
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TextIO
 
 from runner.errors import RunnerError, UsageError
-from runner.measures import binary_size, clip, decimal_size, duration, short_count, text_width, wrap
+from runner.measures import binary_size, clip, decimal_size, duration, short_count, text_width, time_left, wrap
 from runner.safe_text import safe_line, safe_text
 from runner.transfer_rate import TransferRate
 
@@ -407,7 +407,7 @@ class Progress:
         if rate >= 0.5 and self._unit != "%":
             parts.append(f"{self._amount(rate)}/s")
         if rate > 0 and self._total > self._done:
-            parts.append(f"{duration((self._total - self._done) / rate)} left")
+            parts.append(f"{time_left((self._total - self._done) / rate)} left")
         parts += [f"{name.replace('_', ' ')} {value:g}" for name, value in self.figures.items()]
         return "  ".join(parts)
 
