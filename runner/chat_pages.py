@@ -66,6 +66,7 @@ def stats_page(totals: Totals) -> str:
 def info_page(loaded: Loaded, chat: str) -> str:
     """What is loaded, and where and why it runs there. chat: under what the chat is kept."""
     info, memory = loaded.info, loaded.memory
+    trained = f" (trained for {info.context_length})" if info.context_length not in (0, info.n_ctx) else ""
     rows = [
         ("model", info.name),
         ("architecture", info.architecture),
@@ -75,7 +76,7 @@ def info_page(loaded: Loaded, chat: str) -> str:
         ("backend", f"{info.backend}: {loaded.reason}"),
         ("device", info.device),
         ("layers on GPU", f"{info.n_gpu_layers} of {info.num_layers}"),
-        ("context", f"{info.n_ctx} tokens, trained on {info.context_length}"),
+        ("context", f"{info.n_ctx} tokens{trained}"),
         (
             "memory",
             f"{binary_size(memory.total_bytes)}: weights {binary_size(memory.weights_bytes)}, "
