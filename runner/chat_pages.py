@@ -14,7 +14,7 @@ from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.errors import RunnerError
 from runner.events import Finished, Loaded, Notice
 from runner.measures import binary_size, decimal_size, short_count
-from runner.status_text import rate, speculation_summary, summary
+from runner.status_text import rate, speculation_summary, summary, tokens_text
 
 _Event = TypeVar("_Event")
 
@@ -34,16 +34,18 @@ def error_in_chat(error: RunnerError) -> RunnerError:
 
 @dataclass
 class Totals:
-    """What the answers of this chat took together, for /stats."""
+    """What the answers of this chat took together, for /stats. n_timed: tokens that decode_s is of."""
 
     n_answers: int = 0
     completion_tokens: int = 0
+    n_timed: int = 0
     decode_s: float = 0.0
     last: Finished | None = None
 
     def add(self, finished: Finished) -> None:
         self.n_answers += 1
         self.completion_tokens += finished.timings.completion_tokens
+        self.n_timed += max(0, finished.timings.completion_tokens - 1)  # the first one belongs to the prefill
         self.decode_s += finished.timings.decode_s
         self.last = finished
 
@@ -55,16 +57,16 @@ def stats_page(totals: Totals) -> str:
     lines = [f"last answer  {summary(totals.last.timings, totals.last.n_ctx)}", f"seed         {totals.last.seed}"]
     if totals.last.speculation is not None:
         lines.append(f"speculation  {speculation_summary(totals.last.speculation)}")
-    n_timed = totals.completion_tokens - totals.n_answers
-    speed = f" · {rate(n_timed / totals.decode_s)}" if totals.decode_s > 0 and n_timed > 0 else ""
+    speed = f" · {rate(totals.n_timed / totals.decode_s)}" if totals.decode_s > 0 and totals.n_timed > 0 else ""
     answers = f"{totals.n_answers} answer{'' if totals.n_answers == 1 else 's'}"
-    lines.append(f"this chat    {answers} · {totals.completion_tokens} tokens{speed}")
+    lines.append(f"this chat    {answers} · {tokens_text(totals.completion_tokens)}{speed}")
     return "\n".join(lines)
 
 
 def info_page(loaded: Loaded, chat: str) -> str:
     """What is loaded, and where and why it runs there. chat: under what the chat is kept."""
     info, memory = loaded.info, loaded.memory
+    trained = f" (trained for {info.context_length})" if info.context_length not in (0, info.n_ctx) else ""
     rows = [
         ("model", info.name),
         ("architecture", info.architecture),
@@ -74,7 +76,7 @@ def info_page(loaded: Loaded, chat: str) -> str:
         ("backend", f"{info.backend}: {loaded.reason}"),
         ("device", info.device),
         ("layers on GPU", f"{info.n_gpu_layers} of {info.num_layers}"),
-        ("context", f"{info.n_ctx} tokens, trained on {info.context_length}"),
+        ("context", f"{info.n_ctx} tokens{trained}"),
         (
             "memory",
             f"{binary_size(memory.total_bytes)}: weights {binary_size(memory.weights_bytes)}, "

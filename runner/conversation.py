@@ -20,6 +20,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner.attachments import own_words
 from runner.chat_file import read_chat, write_chat
 from runner.config import ChatOptions, SamplingParams
 from runner.errors import BusyError, EngineDied, RunnerError, StoreError, UsageError
@@ -92,9 +93,9 @@ class Conversation:
 
     @property
     def title(self) -> str:
-        """The title that was given, else one made from the first message."""
+        """The title that was given, else one made from the words of the first message."""
         first = next((turn.content for turn in self._turns if turn.role == "user"), "")
-        return self._own_title or title_from(first)
+        return self._own_title or title_from(own_words(first).strip() or first)
 
     @property
     def last_answer(self) -> str:

@@ -6,6 +6,8 @@ loaded, is drafting.py's.
 
 from __future__ import annotations
 
+import os
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -14,6 +16,7 @@ from runner.config import LONGEST_DRAFT, LoadOptions
 from runner.errors import UnsuitedOptions, UsageError
 from runner.events import Notice
 from runner.quant.half_made import finished
+from runner.quant.packed_files import is_packed
 from runner.registry import ModelSpec, Registry
 from runner.speculative.drafter import DrafterName
 
@@ -164,8 +167,11 @@ def _copy(spec: ModelSpec, registry: Registry, source: Path) -> str:
     names = [made_name(source, recipe) for recipe in _COPIES]
     made = {one.name for one in registry.made()}
     if (found := next((name for name in names if name in made), None)) is None:
+        named = shlex.quote(str(spec.path) if spec.origin == "path" else spec.name)
+        way = f"`runner quantize {named} --format mq4` makes one"
+        if source.is_dir() and is_packed(os.listdir(source)):
+            way = "`runner quantize` makes one of the model that this was made from"
         raise UsageError(
-            f"There is no copy of {spec.name} here to draft with.",
-            hint=f"Make one with: runner quantize {spec.name} --format mq4, or name one with --draft.",
+            f"There is no copy of {spec.name} here to draft with.", hint=f"{way}; or name one with --draft."
         )
     return found

@@ -18,6 +18,8 @@ from runner.message_files import path_of
 ANY_JSON: Final = Grammar(kind="json_schema", text='{"type": "object"}')
 _ANY: Final = "json"
 _NONE: Final = ("off", "none")
+_SCHEMA_OR_FILE: Final = "Give the name of a file; a JSON schema may be given itself."
+_FILE: Final = "Give the name of a file with the grammar; a JSON schema is given with --json-schema."
 _GBNF_RULE: Final = re.compile(r"(?m)^\s*[\w-]+\s*::=")
 
 
@@ -28,15 +30,18 @@ def json_schema_of(words: str) -> Grammar:
     """
     if words.strip().lower() == _ANY:
         return ANY_JSON
-    text = words if words.lstrip().startswith("{") else _read(words.strip())
+    text = words if words.lstrip().startswith("{") else _read(words.strip(), _SCHEMA_OR_FILE)
     if not text.lstrip().startswith("{") and _GBNF_RULE.search(text):
         raise UsageError(f"{words.strip()} holds a grammar, which is no JSON schema.", hint="Give it with --grammar.")
     return _checked("json_schema", text)
 
 
-def grammar_file(path: Path) -> Grammar:
-    """The grammar in a file: GBNF where it has a rule such as `root ::= ...`, else Lark. Raises as json_schema_of."""
-    text = _read(str(path))
+def grammar_file(path: Path, hint: str = _FILE) -> Grammar:
+    """The grammar in a file: GBNF where it has a rule such as `root ::= ...`, else Lark. Raises as json_schema_of.
+
+    hint: what may be given in place of what is no file.
+    """
+    text = _read(str(path), hint)
     if text.lstrip().startswith("{"):
         raise UsageError(f"{path} holds JSON, which is no grammar.", hint="Give a JSON schema with --json-schema.")
     return _checked("gbnf" if _GBNF_RULE.search(text) else "lark", text)
@@ -52,7 +57,7 @@ def named(words: str, directory: Path) -> Grammar | None:
     if name.lower() == _ANY:
         return ANY_JSON
     path = path_of(name, directory)
-    return json_schema_of(str(path)) if path.suffix.lower() == ".json" else grammar_file(path)
+    return json_schema_of(str(path)) if path.suffix.lower() == ".json" else grammar_file(path, _SCHEMA_OR_FILE)
 
 
 def _checked(kind: GrammarKind, text: str) -> Grammar:
@@ -61,15 +66,13 @@ def _checked(kind: GrammarKind, text: str) -> Grammar:
     return grammar
 
 
-def _read(name: str) -> str:
+def _read(name: str, hint: str) -> str:
     try:
         with Path(name).expanduser().open("rb") as file:
             raw = file.read(4 * LARGEST_GRAMMAR + 1)  # more bytes are more characters than there may be
     except (OSError, RuntimeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(
-            f"{name} cannot be read: {reason}.", hint="Give the name of a file; a JSON schema may be given itself."
-        ) from error
+        raise UsageError(f"{name} cannot be read: {reason}.", hint=hint) from error
     if len(raw) > 4 * LARGEST_GRAMMAR:
         raise UsageError(
             f"{name} is longer than the {LARGEST_GRAMMAR:,} characters that a grammar may have.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,7 +202,7 @@ def _at_path(spec: ModelSpec, path: Path) -> Located:
     if is_hipfire_file(path):
         raise UnsupportedModel(
             f"{path.name} is one of hipfire's files, which are not run as they are.",
-            hint=f"Make a model of it: runner quantize {path}",
+            hint=f"Make a model of it: runner quantize {shlex.quote(str(path))}",
         )
     raise UsageError(f"{path.name} is no model file.", hint="Give a .gguf file, or a directory with a model.")
 

@@ -86,8 +86,9 @@ def plan_removal(spec: ModelSpec, made: Path, drafts: Path) -> tuple[Removal, ..
             return (Removal(title=name + what, size_bytes=_size_of(directory), directory=directory),)
     if spec.path is not None or spec.origin == "fake":
         raise UsageError(
-            f"{spec.path or spec.name} was neither made nor fetched by runner.",
-            hint="Only models of the kinds 'cache' and 'made here' in `runner ls`, and drafters, are deleted.",
+            f"{spec.path or spec.name} is not among the models that runner keeps.",
+            hint="Only models of the kinds 'cache' and 'made here' in `runner ls`, and drafters, are deleted; what is "
+            "elsewhere, though `runner quantize` wrote it there, is yours to delete.",
         )
     removals = [removal for repo in spec.repos if (removal := _from_cache(spec, repo)) is not None]
     if not removals:

@@ -83,10 +83,13 @@ def _read(name: str, text: str) -> Any:
         return None
     if str in get_args(kind):
         return text
+    is_whole = int in (kind, *get_args(kind))
     try:
-        return int(text) if int in (kind, *get_args(kind)) else float(text)
+        return int(text) if is_whole else float(text)
     except ValueError:
-        raise UsageError(f"{name} cannot be {text!r}.", hint="It is a number.") from None
+        others = "auto, all, or " if name == "n_gpu_layers" else "none, or " if name in _optional() else ""
+        hint = f"It must be {others}a {'whole ' if is_whole else ''}number."
+        raise UsageError(f"{name} cannot be {text!r}.", hint=hint) from None
 
 
 def shown(value: Any) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from runner.events import Loaded, Progress
-from runner.measures import duration, short_count
+from runner.measures import duration, short_count, time_left
 from runner.speculative.record import SpeculationRecord
 from runner.telemetry import Timings
 from runner.wire import to_plain
@@ -38,6 +38,11 @@ def rate(tok_s: float) -> str:
     return f"{tok_s:.0f} tok/s" if tok_s < 10_000 else f"{short_count(round(tok_s))} tok/s"
 
 
+def tokens_text(n: int) -> str:
+    """1 token, 412 tokens."""
+    return "1 token" if n == 1 else f"{n} tokens"
+
+
 def context_used(used: int, n_ctx: int) -> str:
     """1.2k/8.2k."""
     return f"{short_count(used)}/{short_count(n_ctx)}"
@@ -61,7 +66,7 @@ def prefill_status(progress: Progress, elapsed_s: float, first_done: int) -> str
     if total:
         parts.append(f"{100 * done / total:.0f} %")
     if (left_s := time_left_s(progress, elapsed_s, first_done)) is not None:
-        parts.append(f"{duration(left_s)} left")
+        parts.append(f"{time_left(left_s)} left")
     return SEPARATOR.join(parts)
 
 
@@ -75,7 +80,7 @@ def answer_status(timings: Timings, n_ctx: int, speculation: SpeculationRecord |
     if timings.ttft_s is not None:
         parts.append(f"TTFT {duration(timings.ttft_s)}")
     parts.append(f"context {context_used(timings.context_tokens, n_ctx)}")
-    parts.append(f"{timings.completion_tokens} tokens")
+    parts.append(tokens_text(timings.completion_tokens))
     return SEPARATOR.join(parts)
 
 
@@ -89,12 +94,12 @@ def load_summary(loaded: Loaded) -> str:
 def summary(timings: Timings, n_ctx: int) -> str:
     """What a finished answer took, for -v and /stats."""
     cached = f" ({timings.cached_tokens} cached)" if timings.cached_tokens else ""
-    parts = [f"prompt {timings.prompt_tokens} tokens{cached}"]
+    parts = [f"prompt {tokens_text(timings.prompt_tokens)}{cached}"]
     if timings.prefill_tok_s is not None:
         parts.append(f"prefill {rate(timings.prefill_tok_s)}")
     if timings.ttft_s is not None:
         parts.append(f"TTFT {duration(timings.ttft_s)}")
-    parts.append(f"answer {timings.completion_tokens} tokens")
+    parts.append(f"answer {tokens_text(timings.completion_tokens)}")
     if timings.decode_tok_s is not None:
         parts.append(f"decode {rate(timings.decode_tok_s)}")
     if timings.acceptance_rate is not None:
@@ -112,7 +117,7 @@ def speculation_summary(record: SpeculationRecord) -> str:
     """What speculation did for an answer, for -v and /stats: the drafter, how its tokens fared, where the time went."""
     parts = [f"{record.drafter} {record.state}" + (f": {record.reason.rstrip('.')}" if record.reason else "")]
     if record.file_tokens:
-        parts.append(f"{record.file_tokens} token{'s' * (record.file_tokens != 1)} of files to quote")
+        parts.append(f"{tokens_text(record.file_tokens)} of files to quote")
     if record.acceptance_rate is not None:
         parts.append(f"acceptance rate {100 * record.acceptance_rate:.0f} % of {record.n_drafted}")
     if record.acceptance_length is not None:

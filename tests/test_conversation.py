@@ -429,6 +429,16 @@ def test_changes_of_system_prompt_and_settings_are_kept_at_once(store: Store) ->
     assert conversation.system is None
 
 
+def test_the_title_has_the_words_of_a_message_and_not_its_files(store: Store) -> None:
+    for message, title in (
+        ("Sum it up\n\na.txt:\n```\nlong\n```", "Sum it up"),
+        ("a.txt:\n```\nx\n```", "a.txt: ``` x ```"),
+    ):
+        conversation = talk(store, ["a"])
+        list(conversation.send(message))
+        assert conversation.title == title
+
+
 def test_a_title_that_another_process_gave_is_not_overwritten(store: Store) -> None:
     conversation = talk(store, ["a"], ["b"])
     list(conversation.send("q"))

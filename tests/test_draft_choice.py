@@ -92,11 +92,26 @@ def test_a_model_that_cannot_go_back_has_none_whatever_was_asked_for() -> None:
 def test_a_copy_that_quantize_made_here_drafts_for_the_model() -> None:
     with pytest.raises(UsageError, match="no copy") as caught:
         choose(QWEN, Path("a/models--Qwen--Qwen3-8B/snapshots/abc"), speculation="self")
-    assert "runner quantize qwen3-8b --format mq4" in caught.value.hint
+    assert "`runner quantize qwen3-8b --format mq4` makes one" in caught.value.hint
     (user_paths().models / "Qwen3-8B-mq4").mkdir(parents=True)
     choice = choose(QWEN, Path("a/models--Qwen--Qwen3-8B/snapshots/abc"), speculation="self")
     assert (choice.drafter, choice.source, choice.is_model) == ("self", "Qwen3-8B-mq4", True)
     assert choose(QWEN, speculation="self", draft="other").source == "other"
+    assert choose(QWEN, Path("models/Qwen3-8B-mq8"), speculation="self").source == "Qwen3-8B-mq4"
+
+
+def test_the_remedy_for_a_missing_copy_is_a_command_that_makes_one(tmp_path: Path) -> None:
+    directory = tmp_path / "my model"
+    directory.mkdir()
+    spec = Registry.load_for().resolve(str(directory))
+    with pytest.raises(UsageError) as caught:
+        choose(spec, directory, speculation="self")
+    assert f"`runner quantize '{directory}' --format mq4` makes one;" in caught.value.hint
+    for name in ("runner.json", "model.safetensors"):
+        (directory / name).touch()
+    with pytest.raises(UsageError) as caught:
+        choose(spec, directory, speculation="self")
+    assert "makes one of the model that this was made from" in caught.value.hint
 
 
 def test_a_head_is_named_by_its_directory_or_as_it_was_trained_here(tmp_path: Path) -> None:

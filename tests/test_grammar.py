@@ -557,6 +557,17 @@ def test_a_grammar_is_told_by_its_looks_and_its_file(tmp_path: Path) -> None:
     assert named("off", tmp_path) is named("None", tmp_path) is None
 
 
+def test_where_no_file_is_the_remedy_is_one_that_is_taken_there(tmp_path: Path) -> None:
+    for given in ('{"type": "integer"}', 'root ::= "yes"'):
+        with pytest.raises(UsageError, match="cannot be read") as raised:
+            grammar_file(Path(given))
+        assert raised.value.hint.endswith("a JSON schema is given with --json-schema.")
+    for refused in (lambda: named("missing", tmp_path), lambda: json_schema_of("missing")):
+        with pytest.raises(UsageError, match="cannot be read") as raised:
+            refused()
+        assert raised.value.hint.endswith("a JSON schema may be given itself.")
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b'root ::= "\xe9"')
     with pytest.raises(UsageError, match=r"nowhere\.json cannot be read"):

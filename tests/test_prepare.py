@@ -131,10 +131,10 @@ def test_other_files_and_vanished_ones_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(UsageError, match="no model file"):
         prepare(str(tmp_path / "notes.txt"))
-    (tmp_path / "tiny.hfq").write_text("")
+    (tmp_path / "a tiny.hfq").write_text("")
     with pytest.raises(UnsupportedModel, match="hipfire") as caught:
-        prepare(str(tmp_path / "tiny.hfq"))
-    assert "runner quantize" in caught.value.hint
+        prepare(str(tmp_path / "a tiny.hfq"))
+    assert f"runner quantize '{tmp_path}/a tiny.hfq'" in caught.value.hint
     user_paths().user_models_file.parent.mkdir(parents=True)
     user_paths().user_models_file.write_text('[gone]\npath = "gone.bin2"\n')
     with pytest.raises(BadModelFile, match="does not exist"):

@@ -264,7 +264,7 @@ def test_a_drafter_goes_by_its_name_or_its_path_and_a_model_of_that_name_goes_fi
         (removal,) = removals(text)
         assert removal.directory == directory
     elsewhere = trained("head", tmp_path)
-    with pytest.raises(UsageError, match="neither made nor fetched"):
+    with pytest.raises(UsageError, match="not among the models that runner keeps"):
         removals(str(elsewhere))
 
 

@@ -48,9 +48,19 @@ def test_every_default_is_written_as_it_is_shown() -> None:
             assert (value, type(value)) == (field.default, type(field.default)), field.name
 
 
-def test_what_is_no_number_is_refused() -> None:
-    with pytest.raises(UsageError, match="top_k cannot be 'many'"):
-        parsed("top_k", "many")
+@pytest.mark.parametrize(
+    ("name", "text", "hint"),
+    [
+        ("top_k", "1.5", "It must be a whole number."),
+        ("temperature", "0,5", "It must be a number."),
+        ("seed", "new", "It must be none, or a whole number."),
+        ("n_gpu_layers", "half", "It must be auto, all, or a whole number."),
+    ],
+)
+def test_what_is_no_number_is_refused_with_what_it_can_be(name: str, text: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} cannot be '{text}'") as raised:
+        parsed(name, text)
+    assert raised.value.hint == hint
 
 
 def test_values_are_shown_as_they_are_set() -> None:

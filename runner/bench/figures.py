@@ -5,7 +5,9 @@ Pure functions. Four digits are shown: more would be noise. It knows no layout.
 
 from __future__ import annotations
 
-from runner.bench.record import BenchRow
+from runner.bench.record import BenchBackend, BenchRow, BenchRun
+from runner.config import KvType
+from runner.fit import kv_type_of
 from runner.measures import duration
 
 INVALID = "INVALID"
@@ -44,6 +46,20 @@ def label(row: BenchRow) -> str:
 def doubt(row: BenchRow) -> str:
     """Why a row is not to be trusted to the last digit, or nothing: "noisy", or "few" samples."""
     return "noisy" if row.is_noisy else "few" if row.is_few else ""
+
+
+def kv_type(run: BenchRun, backend: BenchBackend) -> KvType:
+    """The type of the KV cache that the backend had, which may be another one than was asked for."""
+    on_gpu = run.machine.kind in ("cuda", "rocm") and run.options.n_gpu_layers != 0
+    return kv_type_of(run.options.kv_type, backend.name, on_gpu=on_gpu)
+
+
+def kv_types(run: BenchRun) -> str:
+    """The type that was asked for, and those of backends that had another one: "f16 (native: f32)"."""
+    asked = run.options.kv_type
+    found = {one.name: kv_type(run, one) for one in run.backends if one.refused is None}
+    others = ", ".join(f"{name}: {held}" for name, held in found.items() if held != asked)
+    return f"{asked} ({others})" if others else asked
 
 
 def percent(share: float | None, decimals: int = 0) -> str:

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from runner.bench.figures import INVALID, figure, label, percent
+from runner.bench.figures import INVALID, figure, kv_type, kv_types, label, percent
 from runner.bench.record import NOT_REACHED, BenchBackend, BenchRow, BenchRun, run_to_json
 from runner.bench.run_table import by_test, notes_of
 from runner.bench.speculation_text import (
@@ -113,8 +113,8 @@ def _flat(run: BenchRun, backend: BenchBackend, row: BenchRow | None) -> dict[st
         "n_batch": options.batch_size,
         "n_ubatch": options.batch_size,
         "n_threads": options.n_threads,
-        "type_k": options.kv_type,
-        "type_v": options.kv_type,
+        "type_k": kv_type(run, backend),
+        "type_v": kv_type(run, backend),
         "n_gpu_layers": options.n_gpu_layers if isinstance(options.n_gpu_layers, int) else None,
         "test_time": run.started_at.replace("+00:00", "Z"),
         "run_id": run.id,
@@ -265,7 +265,7 @@ def _where(run: BenchRun) -> str:
     machine = run.machine
     device = machine.cpu if machine.kind == "cpu" else f"{machine.device}, {machine.cpu}"
     versions = ", ".join(f"{name} {value}" for name, value in machine.versions.items())
-    return f"{device}; {versions}; KV cache {run.options.kv_type}; run {run.id}"
+    return f"{device}; {versions}; KV cache {kv_types(run)}; run {run.id}"
 
 
 def markdown_table(

@@ -24,6 +24,7 @@ _COLUMNS: Final = (
     Column(name="PREFILL", worth=4, is_right=True),
     Column(name="DECODE", worth=3, is_right=True),
     Column(name="TTFT", worth=5, is_right=True),
+    Column(name="LABEL", worth=4),
     Column(name="SPECULATION", worth=4, is_elastic=True),
     Column(name="DEVICE", worth=7, is_elastic=True),
     Column(name="COMMIT", worth=8),
@@ -55,6 +56,7 @@ def _cells(run: BenchRun, backend: BenchBackend) -> Cells:
         "PREFILL": _figure(backend, "pp"),
         "DECODE": _figure(backend, "tg"),
         "TTFT": _figure(backend, "ttft"),
+        "LABEL": _label(backend),
         "SPECULATION": _gains(backend),
         "DEVICE": run.machine.device,
         "COMMIT": run.machine.versions.get("commit", ""),
@@ -65,7 +67,7 @@ def _figure(backend: BenchBackend, kind: str) -> Segment:
     """The first row of that kind, the one at the least depth."""
     if backend.refused is not None:
         return Segment("not reached", "dim") if backend.refused == NOT_REACHED else Segment("refused", "bad")
-    row = next((row for row in backend.rows if row.test.startswith(kind)), None)
+    row = _first(backend, kind)
     if row is None:
         return Segment("")
     size = "" if kind == "ttft" else f"{row.test.removeprefix(kind).replace(' ', '')}: "
@@ -75,6 +77,16 @@ def _figure(backend: BenchBackend, kind: str) -> Segment:
         return Segment("")
     shown = f"{figure(row.mean)} ms" if row.unit == "ms" else figure(row.mean)
     return Segment(f"{size}{shown}", "doubt" if doubt(row) else "")
+
+
+def _first(backend: BenchBackend, kind: str) -> BenchRow | None:
+    return next((row for row in backend.rows if row.test.startswith(kind)), None)
+
+
+def _label(backend: BenchBackend) -> Segment:
+    """Why figures of the line, which are coloured, are to be doubted: "noisy" if one is, else "few"."""
+    found = {doubt(row) for kind in ("pp", "tg", "ttft") if (row := _first(backend, kind)) is not None}
+    return Segment(next((word for word in ("noisy", "few") if word in found), ""), "doubt")
 
 
 def _gains(backend: BenchBackend) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runner.bench.events import BenchStep
+from runner.bench.figures import with_unit
 from runner.bench.record import BenchRow
 from runner.bench.speculation_text import gain_cell
 from runner.events import Progress
@@ -53,8 +54,6 @@ def row_line(row: BenchRow, *, is_complete: bool) -> str:
         return f"{start} INVALID: {row.invalid}"
     if row.mean is None:
         return f"{start} nothing yet"
-    digits = 0 if row.mean >= 1000 else 1 if row.mean >= 10 else 2
-    spread = "" if row.stddev is None else f" ± {row.stddev:.{digits}f}"
     times = "once" if len(row.samples) == 1 else f"{len(row.samples)} times"
     gain = f"  {gain_cell(row)} the plain rate" if row.gains else ""
-    return f"{start} {row.mean:.{digits}f}{spread} {row.unit}{gain}  {times}{'' if is_complete else ' so far'}"
+    return f"{start} {with_unit(row)}{gain}  {times}{'' if is_complete else ' so far'}"

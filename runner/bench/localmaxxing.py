@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-from runner.bench.figures import doubt, figure, with_unit
+from runner.bench.figures import doubt, figure, kv_type, with_unit
 from runner.bench.record import BenchBackend, BenchMachine, BenchRow, BenchRun
 from runner.bench.request import request_like
 from runner.config import LoadOptions
@@ -60,7 +60,7 @@ def localmaxxing_payload(run: BenchRun, *, hf_id: str, backend: str | None = Non
         "hardware": _hardware(run.machine),
         "engineFlags": {
             "commandSnippet": _command(run, hf_id, chosen),
-            "kvCacheDtype": run.options.kv_type,
+            "kvCacheDtype": kv_type(run, chosen),
             "gpuLayers": run.options.n_gpu_layers if isinstance(run.options.n_gpu_layers, int) else None,
             "concurrency": 1,
             "temperature": 0,

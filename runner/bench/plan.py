@@ -167,7 +167,12 @@ def _slow_reason(test: BenchTest, request: BenchRequest, speed: Speed, test_s: f
     seconds = test.depth / speed.prefill_tok_s  # once in each process
     if request.depths is not None or seconds <= test_s:
         return ""
-    return f"reading {test.depth} tokens first would take about {seconds:.0f} s here; -d {test.depth} measures it"
+    return f"reading {test.depth} tokens first would take about {seconds:.0f} s here; {_as_asked('-d', test.depth)}"
+
+
+def _as_asked(option: str, n_tokens: int) -> str:
+    """The remedy in words for each front end: the interface has a field where the command line has an option."""
+    return f"it is measured where its size is asked for ({option} {n_tokens})"
 
 
 def _shrunk(test: BenchTest, request: BenchRequest, speed: Speed, test_s: float) -> tuple[BenchTest, str]:
@@ -186,7 +191,7 @@ def _shrunk(test: BenchTest, request: BenchRequest, speed: Speed, test_s: float)
     seconds = test.tokens_each_time / rate + read_s
     return smaller, (
         f"{smaller.name} in place of {test.name}, which would take about {seconds:.0f} s each time here; "
-        f"{option} {test.n_tokens} measures it"
+        f"{_as_asked(option, test.n_tokens)}"
     )
 
 

@@ -59,7 +59,7 @@ class BenchRequest:
         if self.repetitions is not None and not 1 <= self.repetitions <= 1000:
             raise UsageError(f"-r is {self.repetitions}.", hint="It must be from 1 to 1000 repetitions.")
         if not any((*self.prompts, *self.generations)):
-            raise UsageError("There is nothing to measure.", hint="Give sizes above 0: -p for prefill, -n for decode.")
+            raise UsageError("There is nothing to measure.", hint="Give sizes above 0, such as -p 512 -n 128.")
 
     def _check_genres(self) -> None:
         if self.n_prompt is not None or self.depths is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from runner.bench.figures import INVALID, doubt, figure, label, percent, with_unit
+from runner.bench.figures import INVALID, doubt, figure, kv_types, label, percent, with_unit
 from runner.bench.record import NOT_REACHED, BenchBackend, BenchMachine, BenchRow, BenchRun
 from runner.bench.speculation_text import (
     acceptance_cell,
@@ -132,7 +132,7 @@ def _change(name: str, before: float | None, after: float | None, unit: str, dec
 def _options(run: BenchRun) -> str:
     options = run.options
     parts = [
-        f"KV cache {options.kv_type}",
+        f"KV cache {kv_types(run)}",
         "" if options.ctx_size is None else f"context {options.ctx_size}",
         "" if options.n_gpu_layers == "auto" else f"GPU layers {options.n_gpu_layers}",
         "" if options.n_threads is None else _counted(options.n_threads, "thread"),

@@ -208,7 +208,6 @@ def _make_repl(setup: _Setup, loader: Loader, source: Source, opening: Opening |
 
 def _source(setup: _Setup, opening: Opening | None = None) -> Source:
     """The terminal when there is one, else the pipe."""
-    from runner.chat_commands import COMMANDS
     from runner.cli.terminal import TerminalSource, stdin_source
 
     if not render.can_ask():
@@ -222,7 +221,6 @@ def _source(setup: _Setup, opening: Opening | None = None) -> Source:
 
     return TerminalSource(
         history_file=setup.paths.prompt_history if setup.is_kept else None,
-        commands=[words.name for words in COMMANDS],
         models=model_names,
         work=opening,
     )

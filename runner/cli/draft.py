@@ -6,6 +6,7 @@ It names the output and shows progress; the work is runner.draft_training's.
 from __future__ import annotations
 
 import re
+import shlex
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -194,14 +195,17 @@ def _file_name(model: str) -> str:
 def _show_result(model: str, output: Path, report: Report, *, as_json: bool) -> None:
     from runner.draft_training.report import report_json
 
+    output = output.absolute()
     if as_json:
         plain: dict[str, Any] = {key: value for key, value in report_json(report).items() if key != "schema"}
         render.emit_json("runner.draft/1", {"path": str(output), **plain})
         return
     for name, text in _facts(report):
         render.narrate(f"{name:<10} {text}")
-    _measured_table(report)
-    render.narrate(f"Use it: runner chat {model} --backend native --spec eagle3 --draft {output}")
+    _measured_table(report, is_narration=True)
+    render.narrate(
+        f"Use it: runner chat {shlex.quote(model)} --backend native --spec eagle3 --draft {shlex.quote(str(output))}"
+    )
     render.data(str(output))
 
 
@@ -219,7 +223,7 @@ def _facts(report: Report) -> list[list[str]]:
     ]
 
 
-def _measured_table(report: Report) -> None:
+def _measured_table(report: Report, *, is_narration: bool = False) -> None:
     depth = report.settings.depth
     headers = ["ACCEPTED", *(f"TOKEN {i}" for i in range(1, depth + 1)), "LENGTH", "TOKENS"]
     rows = [
@@ -231,4 +235,4 @@ def _measured_table(report: Report) -> None:
         ]
         for found in report.measured
     ]
-    render.table(headers, rows, right=range(1, depth + 3))
+    render.table(headers, rows, right=range(1, depth + 3), is_narration=is_narration)

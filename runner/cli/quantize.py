@@ -43,7 +43,7 @@ def quantize(
             "--format",
             "-t",
             metavar="FORMAT",
-            help=f"{_FORMAT_HELP} [default: mq4, q4_k_m for a .gguf]",
+            help=f"{_FORMAT_HELP} [default: mq4, or q4_k_m where OUT ends in .gguf]",
             autocompletion=completing.formats,
         ),
     ] = None,
@@ -74,8 +74,10 @@ def quantize(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an output that is there.")] = False,
     offline: options.Offline = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object; progress as NDJSON.")] = False,
+    quiet: options.Quiet = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The result as one JSON object; progress as NDJSON on stderr.")
+    ] = False,
 ) -> None:
     """Make a model smaller, in four bits unless you say otherwise.
 

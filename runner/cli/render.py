@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TextIO
 
 from runner.errors import RunnerError, UsageError
-from runner.measures import binary_size, clip, decimal_size, duration, short_count, text_width, wrap
+from runner.measures import binary_size, clip, decimal_size, duration, short_count, text_width, time_left, wrap
 from runner.safe_text import safe_line, safe_text
 from runner.transfer_rate import TransferRate
 
@@ -265,14 +265,19 @@ def _fit(widths: list[int], total: int) -> list[int]:
     return widths
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
+def table(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = (), *, is_narration: bool = False
+) -> None:
     """Aligned plain columns on stdout, two spaces apart; on a terminal, long cells are cut to its width.
 
-    right: the indices of columns that align right (numbers).
+    right: the indices of columns that align right (numbers). is_narration: on stderr, and not with --quiet.
     """
+    if is_narration and _Mode.quiet:
+        return
+    stream = sys.stderr if is_narration else sys.stdout
     cells = [[safe_line(cell) for cell in row] for row in (headers, *rows)]
     widths = [max(text_width(row[column]) for row in cells) for column in range(len(headers))]
-    if is_terminal():
+    if is_terminal(stream):
         widths = _fit(widths, shutil.get_terminal_size().columns - 1)
     lines = []
     for row in cells:
@@ -282,9 +287,9 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence
             padding = " " * (width - text_width(shown))
             line.append(padding + shown if column in right else shown + padding)
         shown = "  ".join(line).rstrip()
-        lines.append(clip(shown, shutil.get_terminal_size().columns - 1) if is_terminal() else shown)
-    lines[0] = paint(lines[0], "bold")
-    _write(sys.stdout, "\n".join(lines) + "\n")
+        lines.append(clip(shown, shutil.get_terminal_size().columns - 1) if is_terminal(stream) else shown)
+    lines[0] = paint(lines[0], "bold", stream)
+    _write(stream, "\n".join(lines) + "\n")
 
 
 # --- progress ------------------------------------------------------------------------------------------------------
@@ -407,7 +412,7 @@ class Progress:
         if rate >= 0.5 and self._unit != "%":
             parts.append(f"{self._amount(rate)}/s")
         if rate > 0 and self._total > self._done:
-            parts.append(f"{duration((self._total - self._done) / rate)} left")
+            parts.append(f"{time_left((self._total - self._done) / rate)} left")
         parts += [f"{name.replace('_', ' ')} {value:g}" for name, value in self.figures.items()]
         return "  ".join(parts)
 

@@ -62,10 +62,10 @@ def plain_params(model_defaults: Mapping[str, Any], own: Mapping[str, Any]) -> S
 class Repl:
     """One running chat. Its attributes are what slash commands act on.
 
-    has_thoughts: show thoughts. silence: keeps keys from being echoed into an answer. attachments: files that go with
-    the next message. directory: where @paths begin and /export writes. own_params: sampling that the user set, by flag
-    or /set; make_params makes SamplingParams of a model's own defaults and those. editor: see edit_text. opening: the
-    load that the chat began with, until its model is used; None when the model was there before.
+    has_thoughts: show thoughts. silence: keeps keys that are typed meanwhile for the next prompt. attachments: files
+    that go with the next message. directory: where @paths begin and /export writes. own_params: sampling that the user
+    set, by flag or /set; make_params makes SamplingParams of a model's own defaults and those. editor: see edit_text.
+    opening: the load that the chat began with, until its model is used; None when the model was there before.
     """
 
     conversation: Conversation
@@ -99,8 +99,10 @@ class Repl:
         refill = Refill()
         with self._silent:
             while text is not None:
+                self._hush()
                 if self.opening is not None and needs_model(text):
-                    self._wait_for(self.opening)
+                    self.begin_with(self.opening.wait())
+                    self.opening = None
                 if not self.handle(text, is_edit=refill.is_edit):
                     break
                 refill, self.refill = self.refill, Refill()
@@ -108,10 +110,9 @@ class Repl:
                 self._silent.close()
         return self.exit_code
 
-    def _wait_for(self, opening: Opening) -> None:
-        with self.silence():
-            self.begin_with(opening.wait())
-        self.opening = None
+    def _hush(self) -> None:
+        """Until the next prompt is over: an Enter before that would reach it as a line's end, not as Enter."""
+        self._silent.enter_context(self.silence())
 
     def begin_with(self, loaded: Loaded) -> None:
         """Answer with the first model: its own defaults are under what the user set."""
@@ -184,8 +185,6 @@ class Repl:
         view = AnswerView(live, has_thoughts=has_thoughts, is_in_chat=True)
         self.loader.ensure()
         engine = self.loader.engine
-        # Until the next prompt is over: an Enter between the two would reach it as a line's end, not as Enter.
-        self._silent.enter_context(self.silence())
         try:
             with Interruptible(engine, on_first=view.stopping) as interrupted, live:
                 view.show_all(ask())
@@ -233,7 +232,18 @@ class Repl:
 
     def edit_text(self, text: str) -> str | None:
         """`text` as the user changed it in an editor; None when it is to be changed at the prompt."""
-        return self.editor(text) if self.source.is_interactive else None
+        if not self.source.is_interactive:
+            return None
+        self._silent.close()  # the editor wants the terminal's own keys
+        try:
+            return self.editor(text)
+        finally:
+            self._hush()
+
+    def begin_anew(self) -> None:
+        """Another chat is open: files and numbers were the one's before."""
+        self.attachments.clear()
+        self.totals = Totals()
 
     def refill_with(self, text: str, *, is_edit: bool) -> None:
         self.refill = Refill(text, is_edit)

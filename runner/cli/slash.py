@@ -63,7 +63,7 @@ def _exit(_repl: Repl, _argument: str) -> bool:
 
 def _clear(repl: Repl, _argument: str) -> None:
     repl.conversation.clear()
-    repl.attachments.clear()
+    repl.begin_anew()
     render.narrate("A new chat. The one before is kept." if repl.conversation.is_kept else "A new chat.")
 
 
@@ -224,7 +224,7 @@ def _load(repl: Repl, argument: str) -> None:
     if not argument:
         raise UsageError("/load needs the name of a file.", hint="It is: /load PATH.json")
     repl.conversation.load(path_of(argument, repl.directory))
-    repl.attachments.clear()
+    repl.begin_anew()
     render.say(repl.recap())
 
 

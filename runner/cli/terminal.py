@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import io
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TextIO
@@ -21,7 +21,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 
-from runner.chat_commands import PATH_COMMANDS, is_open_block
+from runner.chat_commands import is_open_block
 from runner.cli import render
 from runner.prompt_history import history
 
@@ -48,8 +48,8 @@ class Work(Protocol):
 class TerminalSource:
     """Messages from the terminal. history_file None keeps no history. See Source in repl.py.
 
-    commands: names of slash commands. models: names for /model, asked for when they are completed. work: what goes on
-    meanwhile: what it tells stands above the prompt.
+    models: names for /model, asked for when they are completed. work: what goes on meanwhile: what it tells stands
+    above the prompt.
     """
 
     is_interactive = True
@@ -58,13 +58,12 @@ class TerminalSource:
         self,
         *,
         history_file: Path | None = None,
-        commands: Sequence[str] = (),
         models: Callable[[], Iterable[str]] = tuple,
         work: Work | None = None,
     ) -> None:
         self._work = work
         self._history = history(history_file)
-        self._completer = ChatCompleter(commands, models)
+        self._completer = ChatCompleter(models)
         self._session: PromptSession[str] | None = None
         self._is_refilled = False
 
@@ -189,29 +188,27 @@ def key_bindings(is_refilled: Callable[[], bool] = lambda: False) -> KeyBindings
 
 
 class ChatCompleter(Completer):
-    """Completes slash commands, paths after @ and after those that take one, and model names after /model."""
+    """Completes slash commands and what follows them, and paths after @. models: names for /model."""
 
-    def __init__(self, commands: Sequence[str], models: Callable[[], Iterable[str]]) -> None:
-        self._commands = commands
+    def __init__(self, models: Callable[[], Iterable[str]]) -> None:
         self._models = models
         self._paths = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
-        from runner.message_files import OPEN_MENTION
+        from runner.chat_completing import asked, offers  # with the first Tab: a prompt does not wait for it
 
-        text = document.text_before_cursor
-        if mention := OPEN_MENTION.search(text):
-            yield from self._mentions(mention[1], complete_event)
-        if not text.startswith("/") or "\n" in text:
+        wanted = asked(document.text_before_cursor)
+        if wanted is None:
             return
-        name, space, rest = text.partition(" ")
-        if not space:
-            known = [f"/{command}" for command in self._commands]
-            yield from (Completion(f"{name} ", -len(text), display=name) for name in known if name.startswith(text))
-        elif name[1:] in PATH_COMMANDS:
-            yield from self._paths.get_completions(Document(rest), complete_event)
-        elif name == "/model":
-            yield from (Completion(model, -len(rest)) for model in self._models() if model.startswith(rest))
+        if wanted.kind == "mention":
+            yield from self._mentions(wanted.word, complete_event)
+        elif wanted.kind == "path":
+            yield from self._paths.get_completions(Document(wanted.word), complete_event)
+        else:
+            models = tuple(self._models()) if wanted.kind == "model" else ()
+            for offer in offers(wanted, models):
+                if offer.text.startswith(wanted.word):  # readline's way: what is typed stays as it is
+                    yield Completion(offer.text, -len(wanted.word), display=offer.text.strip())
 
     def _mentions(self, typed: str, complete_event: CompleteEvent) -> Iterator[Completion]:
         """Paths behind an @; those with a space in them in quotation marks."""

@@ -127,7 +127,7 @@ def estimate(
         device=device,
         backend=backend,
         n_ctx=n_ctx,
-        kv_type=_kv_type(options, backend, on_gpu=on_gpu),
+        kv_type=kv_type_of(options.kv_type, backend, on_gpu=on_gpu),
         need=need,
         estimated=estimated,
         kv_parts=parts,
@@ -146,7 +146,7 @@ def _need(
 ) -> tuple[MemoryUse, tuple[KvPart, ...]]:
     ways = _WAYS[backend]
     cells = -(-n_ctx // ways.ctx_block) * ways.ctx_block
-    per_element = _KV_BYTES[_kv_type(options, backend, on_gpu=on_gpu)]
+    per_element = _KV_BYTES[kv_type_of(options.kv_type, backend, on_gpu=on_gpu)]
     parts = _kv_parts(facts.shape, cells, per_element, ways, past_bytes=ways.past_on_gpu if on_gpu else 4)
     workspace = {"llamacpp": _llamacpp_workspace, "native": _native_workspace}.get(backend)
     chunk = min(options.chunk(is_native_gpu=backend == "native" and on_gpu), n_ctx)  # no prompt is longer
@@ -158,11 +158,11 @@ def _need(
     return need, parts
 
 
-def _kv_type(options: LoadOptions, backend: BackendName, *, on_gpu: bool) -> KvType:
+def kv_type_of(asked: KvType, backend: BackendName, *, on_gpu: bool) -> KvType:
     """The type of the KV cache. native takes f16, the default, as the type that its attention computes in."""
-    if backend == "native" and options.kv_type == "f16":
+    if backend == "native" and asked == "f16":
         return "bf16" if on_gpu else "f32"
-    return options.kv_type
+    return asked
 
 
 def _weights_bytes(facts: ModelFacts, backend: BackendName, *, on_gpu: bool) -> int:

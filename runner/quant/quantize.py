@@ -34,7 +34,7 @@ OnStage = Callable[[str, int, int], None]
 
 _SOURCE_TYPES: Final = frozenset({"F32", "F16", "BF16", "Q8_0"})
 _HUB_DIRECTORY: Final = re.compile(r"models--(?:.+--)?(?P<name>.+)")
-_FORMAT_SUFFIX: Final = re.compile(r"[-._](?:f32|f16|bf16|q8_0|mq4|mq6|hfq4|gguf)$", re.IGNORECASE)
+_FORMAT_SUFFIX: Final = re.compile(r"[-._](?:f32|f16|bf16|q8_0|mq4|mq6|mq8|hfq4|gguf)$", re.IGNORECASE)
 _NOT_IN_NAMES: Final = re.compile(r"[^\w.-]|^\.+")
 _SPARE_BYTES: Final = 64 * 2**20  # tokenizer, metadata, copied files
 # Bits a weight of llama.cpp's mixtures, rounded up: for the disk space, before anything is written.
@@ -76,6 +76,7 @@ def quantize_model(source: Path, chosen: Format, output: Path, *, force: bool, o
     when another process is making it.
     """
     started = time.monotonic()
+    refuse_packed(source)
     work, name = WorkDirectory(output), model_name(source)
     if work.is_file and output.suffix != ".gguf":
         raise UsageError(
@@ -138,7 +139,6 @@ def _plan(source: Path, chosen: Format, unpacked: Path) -> _Plan:
     """unpacked: where the files that a hipfire file has inside are put."""
     if not source.exists():
         raise BadModelFile(f"{source} does not exist.", hint="Give a Hugging Face directory or a .gguf file.")
-    refuse_packed(source)
     if is_hipfire_file(source):
         return _plan_hipfire(source, chosen, unpacked)
     gguf = gguf_of(source)

@@ -88,7 +88,9 @@ class Setting:
 
     def _refuse(self, name: str, value: Any, error: type[UsageError]) -> None:
         if self.owner is not None and (hint := objection(self.owner, self.field, value)):
-            raise error(f"{name} is {repr(value).removesuffix('.0')}.", hint=hint)  # 1000, as it was written
+            values = value if isinstance(value, tuple) else (value,)
+            shown = ", ".join(repr(one).removesuffix(".0") for one in values)  # 1000, as it was written
+            raise error(f"{name} is {shown}.", hint=hint)
 
 
 def _has_kind(value: Any, kind: Kind) -> bool:

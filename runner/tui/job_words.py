@@ -37,7 +37,7 @@ def numbers(job: Job) -> list[str]:
     elif job.kind == "pull" and job.stage == "download" and job.done:
         found.append("waiting for data")
     if job.eta_s is not None and job.share is not None and job.share < 1:
-        found.append(time_left(job.eta_s))
+        found.append(f"{time_left(job.eta_s)} left")
     if job.stage and job.stage != "download":
         found.append(job.stage)
     return [one for one in found if one]

@@ -222,6 +222,14 @@ def test_an_architecture_that_llama_cpp_does_not_know_is_refused_before_a_load(
     assert refused is None if is_known else f"does not know the architecture '{architecture}'" in (refused or "")
 
 
+def test_what_is_no_gguf_is_refused_with_what_makes_one(demo_directory: Path) -> None:
+    model = dataclasses.replace(gguf_model(demo_directory / "demo-q8_0.gguf"), directory=Path("/my models/a"))
+    refused = llamacpp.refusal(dataclasses.replace(model, format="safetensors"), LoadOptions())
+    assert (refused or "").endswith("`runner quantize '/my models/a' --format q8_0` makes one of it.")
+    refused = llamacpp.refusal(dataclasses.replace(model, format="packed"), LoadOptions())
+    assert "a GGUF of the model that it was made from" in (refused or "")  # quantize takes no packed model
+
+
 def test_an_architecture_with_an_endless_name_is_refused_at_once(demo_directory: Path) -> None:
     """llama.cpp logs the name, and what it logs is searched for the sizes of buffers."""
     model = dataclasses.replace(gguf_model(demo_directory / "demo-q8_0.gguf"), architecture="x" * 2**15)

@@ -10,6 +10,7 @@ import pytest
 
 from runner.bench.events import BenchStep
 from runner.bench.export_file import SUFFIXES, export_run
+from runner.bench.figures import with_unit
 from runner.bench.formats import csv_text
 from runner.bench.live_text import Place, progress_place, row_line, step_place
 from runner.bench.request import BenchRequest, request_like, token_counts
@@ -93,4 +94,6 @@ def test_a_place_says_where_a_bench_is_and_how_far() -> None:
 
 def test_a_row_on_one_line_says_what_is_known_of_it_now() -> None:
     assert row_line(row("tg128", (50.0, 51.0)), is_complete=False).endswith("tok/s  2 times so far")
+    measured = row("ttft", (9.531, 9.583))
+    assert f" {with_unit(measured)}  2 times" in row_line(measured, is_complete=True)  # as the report has it
     assert json.dumps(row_line(row("tg128", (), segments=()), is_complete=False)).endswith('nothing yet"')

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.bench.figures import kv_types
 from runner.bench.formats import LLAMA_BENCH_COLUMNS, OWN_COLUMNS, csv_text, flat_rows, markdown, run_json
-from runner.bench.record import BenchRun, run_to_json
+from runner.bench.record import BenchMachine, BenchRun, run_to_json
 from runner.safe_text import safe_line
 from tests.bench.bench_records import HOSTILE, backend, full_run, gpu_machine, machine, options, refused, row, run
 
@@ -48,6 +49,22 @@ def test_times_are_of_the_whole_test_and_rates_of_tokens() -> None:
     (at_depth,) = flat_rows(run(backend(row("tg128 @ d4096", (64.0, 64.0)))))
     assert (at_depth["n_gen"], at_depth["n_depth"], at_depth["avg_ns"]) == (128, 4096, 2_000_000_000)
     assert at_depth["stddev_ns"] == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "layers", "held"),
+    [(machine(), "auto", "f32"), (gpu_machine(), "auto", "bf16"), (gpu_machine(), 0, "f32")],
+)
+def test_the_type_of_the_kv_cache_is_the_one_that_the_backend_had(
+    place: BenchMachine, layers: int | str, held: str
+) -> None:
+    rows = backend(row("tg128", (64.0,))), backend(row("tg128", (64.0,)), name="llamacpp")
+    both = run(*rows, machine=place, options=options(n_gpu_layers=layers))
+    assert [(found["type_k"], found["type_v"]) for found in flat_rows(both)] == [(held, held), ("f16", "f16")]
+    assert kv_types(both) == f"f16 (native: {held})"
+    assert f"KV cache f16 (native: {held})" in markdown(both)
+    chosen = run(*rows, machine=place, options=options(n_gpu_layers=layers, kv_type="f32"))
+    assert (flat_rows(chosen)[0]["type_k"], kv_types(chosen)) == ("f32", "f32")
 
 
 def test_a_time_to_the_first_token_is_no_rate() -> None:

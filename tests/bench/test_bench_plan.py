@@ -97,9 +97,9 @@ def test_a_slow_machine_measures_less_and_says_so() -> None:
     plan = plan_tests(PLAIN, info(), slow, TEST_S)
     assert [test.name for test in plan.tests] == ["pp64", "tg16"]
     assert "in place of pp512" in plan.notes["pp64"]
-    assert "-n 128 measures it" in plan.notes["tg16"]
+    assert "it is measured where its size is asked for (-n 128)" in plan.notes["tg16"]
     assert [test.test for test in plan.skipped] == ["tg128 @ d4096"]
-    assert "-d 4096 measures it" in plan.skipped[0].reason
+    assert "it is measured where its size is asked for (-d 4096)" in plan.skipped[0].reason
     assert plan.is_reduced
 
 
@@ -120,7 +120,7 @@ def test_the_second_backend_takes_over_the_sizes_of_the_first() -> None:
     faster = plan_tests(PLAIN, info(), FAST, TEST_S, first)
     a_little_slower = plan_tests(PLAIN, info(), Speed(prefill_tok_s=30.0, decode_tok_s=40.0), TEST_S, first)
     assert faster.tests == a_little_slower.tests == first.tests
-    assert "measures it" in first.notes["pp64"]
+    assert "(-p 512)" in first.notes["pp64"]
     assert faster.notes == {"pp64": "as many tokens as the backend before it, to be compared"}
     assert [test.test for test in faster.skipped] == ["tg128 @ d4096"]
     far_slower = plan_tests(PLAIN, info(), Speed(prefill_tok_s=30.0, decode_tok_s=2.0), TEST_S, first)

@@ -139,6 +139,16 @@ def test_a_history_has_a_line_for_each_backend_and_trends_beneath() -> None:
     assert trend.split() == ["▁▂██", "native", "tg128", "100.5", "142.6", "142.6", "tok/s", "demo", "Q8_0", "4"]
 
 
+@pytest.mark.parametrize(
+    ("samples", "word"), [((50.0, 100.0, 150.0), "noisy"), ((100.0, 101.0), "few"), ((100.0, 101.0, 100.5), "")]
+)
+def test_a_doubtful_figure_of_the_history_is_told_in_a_word_too(samples: tuple[float, ...], word: str) -> None:
+    earlier = run(backend(row("pp512", (3000.0, 3001.0, 3002.0)), row("tg128", samples)))
+    for lines in ([plain(line) for line in history_lines([earlier], None)], history_markdown([earlier]).splitlines()):
+        assert ("LABEL" in lines[0]) == bool(word)
+        assert word in lines[-1]
+
+
 def test_the_best_time_to_the_first_token_is_the_least() -> None:
     runs = [run(backend(row("ttft", (value, value)))) for value in (90.0, 70.0, 80.0)]
     trend = next(line for line in (plain(line) for line in history_lines(runs, None)) if " ttft " in line)

@@ -97,6 +97,7 @@ def test_no_log_leaves_nothing_behind(model: str, pipe: Callable[[str], None]) -
         (["--continue", "--no-log"], "--no-log"),
         (["no-such-model"], "no-such-model"),
         (["demo", "--temp", "-1"], "from 0 to 100"),
+        (["demo", "--stop", ""], "error: --stop is ''."),
         (["demo", "--kv-type", "q3"], "q8_0"),
     ],
 )

@@ -324,8 +324,8 @@ def test_rm_refuses_the_demo_own_files_and_what_is_not_here(
     for model, said in (
         ("demo", "ships with runner"),
         (str(demo_directory), "ships with runner"),
-        (str(own), "neither made nor fetched"),
-        ("fake", "neither made nor fetched"),
+        (str(own), "not among the models that runner keeps"),
+        ("fake", "not among the models that runner keeps"),
         ("qwen3-8b", "not on this machine"),
         ("nobody/nothing", "not on this machine"),
     ):

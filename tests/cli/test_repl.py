@@ -100,7 +100,7 @@ def test_a_message_is_answered_on_stdout_and_kept(chat: Chat) -> None:
     assert [turn.role for turn in chat.store.turns(chat.repl.conversation.session_id or "")] == ["user", "assistant"]
 
 
-def test_keys_stay_silent_from_an_answer_to_the_end_of_the_next_prompt(chat: Chat) -> None:
+def test_keys_stay_silent_from_each_enter_to_the_end_of_the_next_prompt(chat: Chat) -> None:
     n_silent = 0
     seen: list[int] = []
 
@@ -123,8 +123,8 @@ def test_keys_stay_silent_from_an_answer_to_the_end_of_the_next_prompt(chat: Cha
     repl.silence, repl.editor, chat.source.read = silence, edited, read  # type: ignore[method-assign]
     chat.type("hi", "/regen", "/edit", "/help")
     # The first prompt; the one after the answer; the one after /regen; the editor, which the terminal's own keys need;
-    # the prompt after its answer; the one after /help.
-    assert seen == [0, 1, 1, 0, 1, 0]
+    # the prompt after its answer; the one after /help, as after /set and /model, which may load.
+    assert seen == [0, 1, 1, 0, 1, 1]
     assert n_silent == 0
 
 
@@ -427,6 +427,13 @@ def test_thinking_and_stats(chat: Chat) -> None:
     _, err = chat.type("/stats")
     assert "1 answer ·" in err
     assert "tok/s" in err
+
+
+@pytest.mark.parametrize("command", ["/clear", "/load chat.json"])
+def test_another_chat_has_no_numbers_of_the_one_before(chat: Chat, command: str) -> None:
+    chat.start("42").type("q", "/save chat.json")
+    assert "this chat    1 answer" in chat.type("/stats")[1]
+    assert "no answer yet" in chat.type(command, "/stats")[1]
 
 
 def test_speculation_can_be_set_in_the_chat_and_is_among_its_numbers(chat: Chat) -> None:

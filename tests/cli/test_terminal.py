@@ -140,12 +140,17 @@ def test_a_history_that_cannot_be_written_is_no_obstacle(keys: PipeInput, tmp_pa
 def test_completion_of_commands_paths_and_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "notes.txt").write_text("")
     monkeypatch.chdir(tmp_path)
-    completer = ChatCompleter(["regen", "read", "model"], lambda: ["demo", "qwen3"])
+    completer = ChatCompleter(lambda: ["demo", "qwen3", "big-qwen"])
 
     def offered(text: str) -> list[str]:
         return [item.text for item in completer.get_completions(Document(text), CompleteEvent())]
 
-    assert offered("/re") == ["/regen ", "/read "]
+    assert offered("/re") == ["/regen", "/read "]
+    assert offered("/set te") == ["temperature "]
+    assert offered("/set kv_type f") == ["f16", "f32"]
+    assert offered("/set spec s") == ["suffix", "self"]
+    assert offered("/show p") == ["parameters"]
+    assert offered("/think h") == ["high", "hide"]
     assert offered("/read no") == ["tes.txt"]
     assert offered("/model q") == ["qwen3"]
     assert offered("/regen x") == []

@@ -297,8 +297,10 @@ def test_a_packed_model_is_no_source_of_any_format_and_a_gguf_with_hashes_is_one
 ) -> None:
     arguments = ["-t", form, "-q", "-o", str(tmp_path / output)]
     arguments += ["--no-calibrate"] if form == "mq6" else []
+    (tmp_path / output).mkdir()  # which --force would replace: no remedy where nothing can be made
     assert main(["quantize", str(made / "mq4"), *arguments]) == 2
     assert "is a packed model already" in capsys.readouterr().err
+    (tmp_path / output).rmdir()
     assert main(["quantize", str(made / "f16"), *arguments]) == 0
 
 

@@ -374,6 +374,7 @@ def test_a_wish_to_stop_while_the_model_is_unloaded_is_kept(script: str) -> None
         (lambda screen: [setattr(box, "value", False) for box in screen.query(Checkbox)], "No backend is chosen."),
         (lambda screen: setattr(screen.query_one("#bench-decode", Input), "value", "1,,2"), "Decode is '1,,2'"),
         (lambda screen: setattr(screen.query_one("#bench-repeat", Input), "value", "1 2"), "Repeat is '1 2'"),
+        (lambda screen: setattr(screen.query_one("#bench-repeat", Input), "value", "2000"), "Repeat is 2000."),
     ],
 )
 def test_what_makes_no_sense_is_said_and_nothing_is_measured(change: Any, words: str, script: str) -> None:

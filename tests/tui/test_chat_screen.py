@@ -500,7 +500,7 @@ def test_a_wrong_value_and_its_remedy_are_seen_together_in_the_smallest_terminal
 
         def are_seen() -> bool:
             shown = " ".join(line.strip("│ ") for line in seen(on.app).splitlines())
-            return "● temperature       abc ✗ temperature cannot be 'abc'. It is a number." in shown
+            return "● temperature       abc ✗ temperature cannot be 'abc'. It must be a number." in shown
 
         await on.until(are_seen)
 

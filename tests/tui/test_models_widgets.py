@@ -426,6 +426,10 @@ def test_a_job_that_is_asked_for_again_while_it_stops_says_so() -> None:
     run(jobs, body, JobMessage, size=(60, 10))
 
 
+def test_a_job_tells_the_time_that_is_left_as_such() -> None:
+    assert numbers(job()) == ["61 %", "312 MB/s", "4 min 00 s left"]
+
+
 def test_a_download_that_stands_still_says_so() -> None:
     assert numbers(job(rate_bytes_s=None, eta_s=None)) == ["61 %", "waiting for data"]
     assert numbers(job(done=0, rate_bytes_s=None, eta_s=None)) == ["0 %"]

@@ -105,7 +105,7 @@ def test_an_answer_streams_with_progress_a_thought_and_its_end() -> None:
         stage.clock[0] += 1
         transcript.take(Progress("prefill", 1200, 8000, "tokens"))
         await shown(pilot)
-        assert "◐ reading 1.2k/8k tokens · 15 % · 6.8 s left  ━━━━" in screen(stage)[4]
+        assert "◐ reading 1.2k/8k tokens · 15 % · 7 s left  ━━━━" in screen(stage)[4]
         transcript.take(ReasoningDelta("First this.\nThen that."))
         transcript.take(Stats(Timings(completion_tokens=20), 8000))
         stage.clock[0] += 1

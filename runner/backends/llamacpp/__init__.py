@@ -5,6 +5,7 @@ It answers whether llama.cpp is installed, what it can do, and whether it can ru
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from functools import cache
 
@@ -44,10 +45,15 @@ def probe() -> Probe:
 
 def refusal(model: ReadyModel, options: LoadOptions) -> str | None:
     """Why llama.cpp cannot run `model` with `options` here, with the remedy, or None."""
+    if model.format == "packed":
+        return (
+            f"llama.cpp reads GGUF files, and {model.name} is packed for the native backend. "
+            "Take a GGUF of the model that it was made from: `runner quantize` makes one of that, and none of this."
+        )
     if model.format != "gguf":
         return (
             f"llama.cpp reads GGUF files, and {model.name} is {model.format}. "
-            f"Convert it with: runner quantize {model.directory} --format q8_0"
+            f"`runner quantize {shlex.quote(str(model.directory))} --format q8_0` makes one of it."
         )
     found = probe()
     if found.error:

@@ -32,9 +32,9 @@ def make_container(source: Path, output: Path, *, force: bool, on_stage: OnStage
     hipfire's files already.
     """
     started = time.monotonic()
+    refuse_packed(source)
     work = WorkDirectory(output)
     work.check_target(force=force, source=source)
-    refuse_packed(source)
     if is_hipfire_file(source):
         raise UsageError(f"{source} is one of hipfire's files already.", hint="Copy it.")
     directory, weights = _open(source)

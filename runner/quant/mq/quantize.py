@@ -35,7 +35,7 @@ from runner.quant.mq.recipe import RECIPES, Recipe
 from runner.quant.mq.source import PackedSource
 from runner.quant.mq.source import opened as opened_source
 from runner.quant.packed_files import HEAD_NAME, JOURNAL_NAME, WEIGHTS_NAME
-from runner.quant.quantize import Quantized
+from runner.quant.quantize import Quantized, refuse_packed
 from runner.quant.weights import Weights
 from runner.quant.work_directory import COMPANIONS, WorkDirectory, sync
 
@@ -78,6 +78,7 @@ def quantize_packed(
     making the same output. After DoesNotFit, KeyboardInterrupt or a kill the same call goes on where it was.
     """
     started = time.monotonic()
+    refuse_packed(source)
     work = WorkDirectory(output)
     if work.is_file:
         raise UsageError(

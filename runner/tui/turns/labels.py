@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from runner.measures import duration
-from runner.status_text import SEPARATOR, rate
+from runner.status_text import SEPARATOR, rate, tokens_text
 from runner.telemetry import Timings
 from runner.transcript import Turn
 from runner.wire import from_plain
@@ -37,10 +37,6 @@ def numbers_text(timings: Timings) -> str:
     if timings.acceptance_rate is not None:
         parts.append(f"accepted {100 * timings.acceptance_rate:.0f} %")
     return SEPARATOR.join(parts)
-
-
-def tokens_text(n: int) -> str:
-    return "1 token" if n == 1 else f"{n} tokens"
 
 
 def thought_label(turn: Turn) -> str:

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from runner.events import ChatEvent, Notice, Progress, ReasoningDelta, Stats, TextDelta
 from runner.measures import duration
 from runner.safe_text import safe_text
-from runner.status_text import SEPARATOR, prefill_status
+from runner.status_text import SEPARATOR, prefill_status, tokens_text
 from runner.tui.markdown.sections import DRAFTED, WRITTEN, Section, Sections, code_of
-from runner.tui.turns.labels import measured_thought_label, tokens_text
+from runner.tui.turns.labels import measured_thought_label
 from runner.tui.turns.pieces import Code, Note, Piece, Prose, Status, section_pieces
 
 

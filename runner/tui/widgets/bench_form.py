@@ -35,11 +35,12 @@ from runner.types import BackendName
 _BACKENDS: Final[tuple[tuple[BackendName, str], ...]] = (("native", "native"), ("llamacpp", "llama.cpp"))
 # The field's name, what it is called here and on the command line, and its default.
 _SIZES: Final = (
-    ("prefill", "Prefill", ",".join(map(str, DEFAULT_PROMPTS))),
-    ("decode", "Decode", ",".join(map(str, DEFAULT_GEN))),
-    ("depth", "Depth", ",".join(map(str, DEFAULT_DEPTHS))),
-    ("repeat", "Repeat", str(DEFAULT_REPETITIONS)),
+    ("prefill", "Prefill", "-p", ",".join(map(str, DEFAULT_PROMPTS))),
+    ("decode", "Decode", "-n", ",".join(map(str, DEFAULT_GEN))),
+    ("depth", "Depth", "-d", ",".join(map(str, DEFAULT_DEPTHS))),
+    ("repeat", "Repeat", "-r", str(DEFAULT_REPETITIONS)),
 )
+_LABELS: Final = {option: shown for _, shown, option, _ in _SIZES}
 _PLAIN_ONLY: Final = ("prefill", "depth")  # without a meaning for speculation
 
 
@@ -86,7 +87,7 @@ class BenchForm(Vertical):
                 yield Tick(shown, value=True, id=f"bench-{backend}", compact=True)
         yield Tick("speculation, on and off", id="bench-speculation", compact=True)
         with Grid(id="bench-sizes"):
-            for name, shown, default in _SIZES:
+            for name, shown, _, default in _SIZES:
                 yield Label(shown)
                 yield Size(placeholder=default, id=f"bench-{name}", restrict=r"[0-9, ]*", compact=True)
         yield Button("Start", id="bench-start", variant="primary", compact=True)
@@ -142,18 +143,21 @@ class BenchForm(Vertical):
         if is_speculative and load.speculation == "off":
             load = replace(load, speculation="auto")
         plain = {name: None if is_speculative else self._text(name) for name in _PLAIN_ONLY}
-        return BenchRequest(
-            model=self.model,
-            load=load,
-            genres=GENRES if is_speculative else (),
-            n_prompt=token_counts("Prefill", plain["prefill"]),
-            n_gen=token_counts("Decode", self._text("decode")),
-            depths=token_counts("Depth", plain["depth"]),
-            repetitions=None if repeat is None else int(repeat),
-            backends=() if len(chosen) == len(_BACKENDS) else chosen,
-            offline=offline,
-            is_kv_chosen=is_kv_chosen,
-        )
+        try:
+            return BenchRequest(
+                model=self.model,
+                load=load,
+                genres=GENRES if is_speculative else (),
+                n_prompt=token_counts("Prefill", plain["prefill"]),
+                n_gen=token_counts("Decode", self._text("decode")),
+                depths=token_counts("Depth", plain["depth"]),
+                repetitions=None if repeat is None else int(repeat),
+                backends=() if len(chosen) == len(_BACKENDS) else chosen,
+                offline=offline,
+                is_kv_chosen=is_kv_chosen,
+            )
+        except UsageError as error:
+            raise UsageError(_by_fields(error.message), hint=_by_fields(error.hint)) from error
 
     def _text(self, name: str) -> str | None:
         return self.query_one(f"#bench-{name}", Input).value.strip().rstrip(",") or None
@@ -173,3 +177,8 @@ class BenchForm(Vertical):
     def _submitted(self, event: Input.Submitted) -> None:
         event.stop()
         self.post_message(self.Begin())
+
+
+def _by_fields(text: str) -> str:
+    """A message that names options of the command line, by what the fields are called."""
+    return " ".join(_LABELS.get(word, word) for word in text.split(" "))

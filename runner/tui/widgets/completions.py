@@ -16,9 +16,9 @@ from textual.widget import Widget
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
+from runner.chat_completing import Offer
 from runner.measures import text_width
 from runner.safe_text import safe_line
-from runner.tui.completing import Offer
 from runner.tui.content import line
 
 _MOST_ROWS = 8

@@ -17,9 +17,9 @@ from textual.message import Message
 from textual.widgets import Static
 
 from runner.chat_commands import is_command
+from runner.chat_completing import Asked, Offer, asked, offers, path_offers
 from runner.measures import decimal_size
 from runner.message_files import Attachment, Missing, Refused, mentions, read_mentions
-from runner.tui.completing import Asked, Offer, asked, offers, path_offers
 from runner.tui.content import line
 from runner.tui.widgets.completions import Completions
 from runner.tui.widgets.prompt import Prompt

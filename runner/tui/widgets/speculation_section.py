@@ -76,7 +76,8 @@ def details(record: SpeculationRecord, width: int) -> list[Content]:
     if record.drafter_bytes:
         rows.append(Content(f"the drafter holds {binary_size(record.drafter_bytes)}"))
     if record.file_tokens:
-        rows.append(Content(f"{short_count(record.file_tokens)} tokens of files to quote"))
+        tokens = "token" if record.file_tokens == 1 else "tokens"
+        rows.append(Content(f"{short_count(record.file_tokens)} {tokens} of files to quote"))
     return rows
 
 

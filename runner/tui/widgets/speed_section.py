@@ -12,7 +12,7 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.widgets import Digits
 
-from runner.measures import decimal_size, duration, short_count
+from runner.measures import decimal_size, duration, short_count, time_left
 from runner.status_text import STAGES, rate
 from runner.tui.content import line
 from runner.tui.live_numbers import LiveNumbers, Stage
@@ -77,7 +77,7 @@ class _StageLines(LiveSection):
         name = Content(STAGES[stage.progress.stage])
         parts = [] if stage.progress.unit == "%" else [Content(amount(stage))]
         if stage.left_s is not None:
-            parts.append(Content(f"{duration(stage.left_s)} left"))
+            parts.append(Content(f"{time_left(stage.left_s)} left"))
         elif stage.since_s >= 1:
             parts.append(Content(f"for {duration(stage.since_s)}"))
         details = flow(parts, width)[:1] or [Content("")]
@@ -130,7 +130,7 @@ class _Details(LiveSection):
             parts.append(f"prefill {rate(timings.prefill_tok_s)}")
         if timings.decode_tok_s is not None and numbers.speed.now_tok_s is not None:
             parts.append(f"mean {rate(timings.decode_tok_s)}")
-        parts.append(f"{short_count(timings.completion_tokens)} tokens")
+        parts.append(f"{short_count(timings.completion_tokens)} token{'s' * (timings.completion_tokens != 1)}")
         if numbers.speed.now_tok_s is None:
             parts.append(f"in {duration(timings.total_s)}")
         return flow([Content(part) for part in parts], width)

@@ -13,7 +13,7 @@ from textual.content import Content
 from textual.events import Resize
 from textual.widgets import Static
 
-from runner.measures import binary_size, duration
+from runner.measures import binary_size, duration, time_left
 from runner.status_text import context_used, gain, rate
 from runner.tui.content import line
 from runner.tui.job_words import percent
@@ -35,7 +35,7 @@ def status_items(numbers: LiveNumbers, sample: MachineSample | None, jobs: Seque
         share = numbers.stage.share
         items.append(Content(amount(numbers.stage) if share is None else f"{100 * share:.0f} %"))
         if numbers.stage.left_s is not None:
-            items.append(Content(f"{duration(numbers.stage.left_s)} left"))
+            items.append(Content(f"{time_left(numbers.stage.left_s)} left"))
     if numbers.speed is not None:
         timings, tok_s = numbers.speed.timings, numbers.speed.shown_tok_s
         if tok_s is not None:

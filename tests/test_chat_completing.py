@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from runner.chat_commands import COMMANDS, as_message, is_command, parse_command
+from runner.chat_completing import Asked, asked, offers, path_offers
 from runner.errors import UsageError
-from runner.tui.completing import Asked, asked, offers, path_offers
 from runner.tui.slash import FUNCTIONS
 
 

@@ -1,6 +1,6 @@
-"""What can follow what is typed: names and arguments of slash commands, and paths after @ or after a command.
+"""What can follow what is typed in a chat: names and arguments of commands, paths after @ or after a command.
 
-Pure functions of text, but `path_offers`, which lists one directory. It knows no widget.
+Pure functions of text, but `path_offers`, which lists one directory. It knows no front end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from runner import set_values
 from runner.chat_commands import COMMANDS, PAGES, PATH_COMMANDS, THINK_LEVELS, is_command
-from runner.config import BACKENDS, KvType, OverflowPolicy, Think
+from runner.config import BACKENDS, KvType, OverflowPolicy, Speculation, Think
 from runner.message_files import OPEN_MENTION, READ_NONE
 from runner.settings import SETTINGS
 
@@ -26,6 +26,7 @@ _SET_WORDS: dict[str, tuple[str, ...]] = {
     "backend": BACKENDS,
     "kv_type": get_args(KvType),
     "n_gpu_layers": ("auto", "all"),
+    "speculation": get_args(Speculation),
 }
 _HELP = {item.field or item.key: item.help for item in SETTINGS}
 _WORD_HELP = {
