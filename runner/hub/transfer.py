@@ -193,6 +193,8 @@ class _Writer:
     async def add(self, data: bytes) -> None:
         """Take the next bytes of the file; those beyond its size are dropped."""
         data = data[: self._size_bytes - self._n_taken]
+        if data:
+            self._mark.trouble = None  # it gets on
         self._n_taken += len(data)
         self._buffer += data
         if len(self._buffer) >= self._enough:
@@ -209,6 +211,8 @@ class _Writer:
             await asyncio.wait([self._writing])
             writing, self._writing = self._writing, None
             self._mark.done_bytes = self._part.length
+            if writing.exception() is not None:
+                self._buffer.clear()  # what comes behind a gap is of no use
             writing.result()
 
 

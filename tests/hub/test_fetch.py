@@ -18,6 +18,7 @@ from hub_server import Fault, Hub, etag_of
 from runner import hub, hub_cache
 from runner.errors import BadModelFile, BusyError, DoesNotFit, RunnerError, UsageError, VerificationFailed
 from runner.hub import download
+from runner.hub.blobs import RepoFolders
 from runner.hub.errors import of_disk
 from runner.pull import plan_pull, pull
 from runner.registry import Registry
@@ -324,6 +325,35 @@ def test_a_disk_that_fills_up_on_the_way_keeps_what_has_arrived(server: Hub, mon
     assert (directory / "big.gguf").read_bytes() == data
 
 
+def test_nothing_is_written_behind_a_gap(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = noise(200_000)
+    server.repos[REPO].files["big.gguf"] = data
+    write, was_full = os.pwrite, False
+
+    def full_for_a_moment(descriptor: int, piece: bytes, offset: int) -> int:
+        nonlocal was_full
+        if not was_full:
+            was_full = True
+            raise OSError(28, "No space left on device")
+        return write(descriptor, piece, offset)
+
+    monkeypatch.setattr(os, "pwrite", full_for_a_moment)
+    with pytest.raises(DoesNotFit, match="disk is full"):
+        fetch(["big.gguf"])
+    part = hub_cache.repo_directory(REPO) / "blobs" / f"{etag_of('big.gguf', data)}.runner-part"
+    assert data.startswith(part.read_bytes())
+
+
+def test_a_disk_that_does_not_answer_is_not_taken_for_the_server(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(*_: object) -> int:
+        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")  # as network file systems say it
+
+    monkeypatch.setattr(os, "pwrite", hang)
+    with pytest.raises(RunnerError, match="The cache cannot be written"):
+        fetch(["tiny-Q4_0.gguf"])
+    assert server.fetched() == ["tiny-Q4_0.gguf"]
+
+
 def test_each_file_is_fetched_for_itself_where_that_is_asked_for(server: Hub) -> None:
     server.faults = [Fault("status", status=404, name="tiny-Q4_0.gguf", times=None)]
     listing = hub.list_files(REPO)
@@ -345,6 +375,39 @@ def test_files_that_have_not_begun_do_not_try_a_lost_connection_again(server: Hu
     assert failed.keys() == FILES.keys()
     assert len({id(error) for error in failed.values()}) == 1
     assert sum(method == "HEAD" for method, _ in server.requests) == QUICK.max_tries
+
+
+def test_a_file_that_fails_at_once_keeps_no_other_from_being_fetched(server: Hub) -> None:
+    server.faults = [Fault("gzip", name="tiny-Q4_0.gguf")]
+    listing = hub.list_files(REPO)
+    options = hub.FetchOptions(parallel=1, tuning=QUICK)
+    failed = hub.fetch_each(listing, list(FILES), on_progress=lambda _: None, cancel=CancelToken(), options=options)
+    assert list(failed) == ["tiny-Q4_0.gguf"]
+
+
+def test_files_that_are_given_up_end_no_other_that_goes_on_with_its_part(
+    server: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "HEARTBEAT_S", download.TICK_S)
+    first, second, third = "tiny-Q8_0.gguf", "tiny-Q4_0.gguf", "README.md"
+    server.faults = [Fault("drop", at=2000, name=first), Fault("status", status=404, name=first)]
+    with pytest.raises(UsageError):
+        fetch([first])
+    listing, held = hub.list_files(REPO), RepoFolders.of(hub.list_files(REPO)).lock(etag_of(first, FILES[first]))
+    server.faults = [Fault("status", status=503, method="HEAD", name=second, times=None)]
+
+    def let_go(_: hub.FetchState) -> None:
+        if [path.endswith(second) for method, path in server.requests if method == "HEAD"].count(
+            True
+        ) >= QUICK.max_tries:
+            held.release()
+
+    options = hub.FetchOptions(parallel=1, tuning=QUICK)
+    with held:
+        failed = hub.fetch_each(
+            listing, [first, second, third], on_progress=let_go, cancel=CancelToken(), options=options
+        )
+    assert failed.keys() == {second, third}
 
 
 @pytest.mark.usefixtures("server")

@@ -11,6 +11,7 @@ from typing import Literal
 import pytest
 from fetching import FILES, IMPATIENT, QUICK, REPO, blob_names, fetch, noise
 from hub_server import Fault, Hub, etag_of
+from tls_front import tls_front
 
 from runner import hub
 from runner.errors import BusyError, RunnerError, UsageError, VerificationFailed
@@ -63,6 +64,17 @@ def test_a_server_that_stops_sending_is_asked_again(big: Hub) -> None:
     big.faults = [Fault("stall", at=70_000)]
     fetch_big(IMPATIENT)
     assert big.ranges() == ["", "bytes=70000-"]
+
+
+def test_bytes_that_were_changed_under_tls_are_asked_for_again(
+    big: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tls_front(big.url, tmp_path, spoiled_at=100_000) as (url, certificate):
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        fetch_big()
+    assert len(big.ranges()) == 2
+    assert big.ranges()[1] != ""
 
 
 def test_drops_that_bring_nothing_end_in_an_error_and_keep_the_part(big: Hub) -> None:
@@ -393,6 +405,23 @@ def test_what_holds_up_a_file_is_told_until_it_gets_on(big: Hub, method: str) ->
     told = dict.fromkeys((one.reason, one.n_failures) for one in troubles if one is not None)
     assert list(told) == [(f"The hub answered 500 for {REPO}.", number) for number in (1, 2, 3)]
     assert troubles[-1] is None
+
+
+def test_what_held_up_a_file_is_told_no_more_once_it_gets_on(big: Hub) -> None:
+    big.faults = [Fault("status", status=500, times=2)]
+    big.bytes_s, big.most_bytes = 2_000_000, SIZE / 2
+    told, under_way = [], []
+
+    def show(state: hub.FetchState) -> None:
+        told.append(state.trouble)
+        if 0 < state.done_bytes < SIZE:
+            under_way.append(state.trouble)
+            big.let_go()
+
+    options = hub.FetchOptions(tuning=replace(QUICK, backoff_s=0.15, backoff_max_s=0.15))
+    hub.fetch(hub.list_files(REPO), ["big.gguf"], on_progress=show, cancel=CancelToken(), options=options)
+    assert "Trying again" in "".join(told)
+    assert set(under_way) == {""}
 
 
 @pytest.mark.parametrize("etag", ["../../../x", "a/b", ".hidden", "x" * 300, "a b", "COM1:"])
