@@ -50,8 +50,12 @@ class RepoFolders:
         return cls(repo_directory(listing.repo), listing.commit)
 
     @property
+    def snapshots(self) -> Path:
+        return self.root / "snapshots"
+
+    @property
     def snapshot(self) -> Path:
-        return self.root / "snapshots" / self.commit
+        return self.snapshots / self.commit
 
     def link(self, name: str) -> Path:
         return self.snapshot / check_file_name(name)
@@ -99,6 +103,11 @@ def arrived_bytes(blob: Path) -> int:
                 with contextlib.suppress(OSError):
                     sizes.append(entry.stat().st_size)
     return max(sizes)
+
+
+def forget_part(blob: Path) -> None:
+    """Delete what says that the blob, which is whole, is still to be fetched. Raises OSError."""
+    blob.with_name(blob.name + SIDECAR_SUFFIX).unlink(missing_ok=True)
 
 
 def set_aside(path: Path, blob: Path, why: str) -> Path:
@@ -228,7 +237,7 @@ class Part:
         self.close()
         os.replace(self.path, self.blob)
         _sync_directory(self.blob.parent)
-        self._sidecar.unlink(missing_ok=True)
+        forget_part(self.blob)
 
     def close(self) -> None:
         if self._descriptor >= 0:

@@ -128,6 +128,26 @@ def test_what_another_tool_fetched_is_used(server: Hub) -> None:
     assert (directory / "tiny-Q8_0.gguf").read_bytes() == FILES["tiny-Q8_0.gguf"]
 
 
+def test_a_kill_in_the_last_moment_of_a_download_leaves_nothing_once_it_goes_on(server: Hub) -> None:
+    directory, _ = fetch(["tiny-Q4_0.gguf"])
+    blob = (directory / "tiny-Q4_0.gguf").resolve()
+    (directory / "tiny-Q4_0.gguf").unlink()
+    blob.with_name(blob.name + hub_cache.SIDECAR_SUFFIX).write_text('{"name": "tiny-Q4_0.gguf"}')
+    fetch(["tiny-Q4_0.gguf"])
+    assert blob_names() == [blob.name]
+    assert server.fetched() == ["tiny-Q4_0.gguf"]
+
+
+def test_other_tools_do_not_call_damaged_what_is_not_whole_yet(server: Hub) -> None:
+    from huggingface_hub import scan_cache_dir
+
+    server.faults = [Fault("gzip", name="tiny-Q4_0.gguf")]
+    with pytest.raises(BusyError):
+        fetch(["tiny-Q4_0.gguf"])
+    assert blob_names() != []
+    assert scan_cache_dir(hub_cache.hub_settings().cache).warnings == []
+
+
 def test_two_files_with_the_same_contents_are_fetched_once(server: Hub) -> None:
     server.repos[REPO].files["copy.gguf"] = FILES["tiny-Q8_0.gguf"]
     directory, seen = fetch(["tiny-Q8_0.gguf", "copy.gguf"])
