@@ -132,8 +132,17 @@ def link_blob(blob: Path, link: Path, *, is_own: bool) -> None:
         if is_own:
             os.replace(blob, link)
             return
-        shutil.copyfile(blob, fresh)
+        _copy(blob, fresh)
     os.replace(fresh, link)
+
+
+def _copy(blob: Path, to: Path) -> None:
+    """A copy, or nothing where the disk has no room for all of it."""
+    try:
+        shutil.copyfile(blob, to)
+    except OSError:
+        to.unlink(missing_ok=True)
+        raise
 
 
 class Beginning:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from disk_limits import file_size_limit
 from fetching import FILES, QUICK, REPO, blob_names, fetch, noise
 from hub_server import Fault, Hub, etag_of
 
@@ -188,6 +189,19 @@ def test_without_symbolic_links_the_files_are_moved_or_copied(server: Hub, monke
     server.requests.clear()
     fetch(["README.md", "tiny-Q4_0.gguf"])
     assert server.fetched() == []
+
+
+def test_a_copy_that_does_not_fit_leaves_nothing(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    directory, _ = fetch(["tiny-Q8_0.gguf"])
+    (directory / "tiny-Q8_0.gguf").unlink()
+    monkeypatch.setattr(os, "symlink", refuse)
+    with file_size_limit(4096), pytest.raises(DoesNotFit):
+        fetch(["tiny-Q8_0.gguf"])
+    assert blob_names() == [etag_of("tiny-Q8_0.gguf", FILES["tiny-Q8_0.gguf"])]
+    assert server.fetched() == ["tiny-Q8_0.gguf"]
 
 
 def test_a_renamed_repository_is_fetched_under_the_name_that_was_asked_for(server: Hub) -> None:
