@@ -118,7 +118,9 @@ def test_a_rate_limit_is_waited_for_as_long_as_it_says(big: Hub) -> None:
     assert time.monotonic() - began >= 1.0
 
 
-def test_a_rate_limit_that_lasts_too_long_is_an_error_with_the_time(big: Hub) -> None:
+@pytest.mark.parametrize("cdn", [False, True], ids=["hub", "cdn"])
+def test_a_rate_limit_that_lasts_too_long_is_an_error_with_the_time(big: Hub, cdn: bool) -> None:
+    big.cdn = cdn
     big.faults = [Fault("status", status=429, headers={"Retry-After": "4000"})]
     with pytest.raises(BusyError, match="rate limit") as caught:
         fetch(["big.gguf"])
@@ -151,13 +153,20 @@ def test_a_whole_body_with_the_same_etag_is_skipped_to_where_the_part_ends(big: 
     assert big.sent_bytes() == SIZE + 50_000
 
 
+def test_a_server_that_sends_a_piece_at_a_time_is_asked_for_the_next(big: Hub) -> None:
+    big.faults = [Fault("drop", at=50_000), Fault("piece", at=30_000, times=2)]
+    fetch_big()
+    assert big.ranges() == ["", "bytes=50000-", "bytes=80000-", "bytes=110000-"]
+    assert big.sent_bytes() == SIZE
+
+
 @pytest.mark.parametrize("etag", ["", '"d41d8cd98f00b204e9800998ecf8427e-1"'], ids=["no ETag", "another ETag"])
 def test_a_whole_body_of_unknown_kind_is_compared_with_what_is_here(big: Hub, etag: str) -> None:
     big.cdn = True
-    big.faults = [Fault("drop", at=50_000), Fault("whole", headers={"ETag": etag})]
+    big.faults = [Fault("drop", at=150_000), Fault("whole", headers={"ETag": etag})]
     fetch_big()
-    assert big.ranges() == ["", "bytes=50000-"]
-    assert big.sent_bytes() == SIZE + 50_000
+    assert big.ranges() == ["", "bytes=150000-"]
+    assert big.sent_bytes() == SIZE + 150_000
 
 
 def test_a_whole_body_with_another_beginning_starts_the_file_over_the_second_time(big: Hub) -> None:
@@ -203,9 +212,10 @@ def test_a_place_that_does_not_work_is_asked_for_anew(big: Hub, elsewhere: str) 
     fetch_big()
 
 
-def test_a_network_that_wants_a_login_is_told_from_the_hub(big: Hub) -> None:
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+def test_a_network_that_wants_a_login_is_told_from_the_hub(big: Hub, method: str) -> None:
     listing = hub.list_files(REPO)
-    big.faults = [Fault("page", at=4000, method="HEAD", times=None)]
+    big.faults = [Fault("page", at=4000, method=method, times=None)]
     options = hub.FetchOptions(tuning=QUICK)
     with pytest.raises(BusyError, match="no model hub") as caught:
         hub.fetch(listing, ["big.gguf"], on_progress=lambda _state: None, cancel=CancelToken(), options=options)
@@ -220,9 +230,9 @@ def test_a_server_without_ranges_that_always_drops_is_given_up(big: Hub) -> None
     assert len(big.bodies) == QUICK.max_tries
 
 
-@pytest.mark.parametrize("headers", [{"Content-Range": ""}, {"Content-Range": "bytes 5-9/10"}, {"Content-Range": "x"}])
-def test_a_part_of_unknown_place_is_never_appended(big: Hub, headers: dict[str, str]) -> None:
-    big.faults = [Fault("drop", at=50_000), Fault("headers", headers=headers, times=2)]
+@pytest.mark.parametrize("place", ["", "bytes 5-9/10", "x", "bytes 50000-199999/200001"])
+def test_a_part_of_unknown_place_is_never_appended(big: Hub, place: str) -> None:
+    big.faults = [Fault("drop", at=50_000), Fault("headers", headers={"Content-Range": place}, times=2)]
     fetch_big()
     assert big.ranges() == ["", "bytes=50000-", "bytes=50000-", ""]
     assert f"{ETAG}.stale-1" in blob_names()
@@ -242,6 +252,12 @@ def test_an_answer_that_contradicts_the_part_once_costs_no_byte(
     seen = fetch_big()
     assert seen[-1].fetched_bytes == SIZE
     assert blob_names() == [ETAG]
+
+
+def test_contradictions_that_are_far_apart_do_not_add_up(big: Hub) -> None:
+    big.faults = [fault for _ in range(4) for fault in (Fault("drop", at=20_000), Fault("wrong range", at=1))]
+    fetch_big()
+    assert blob_names() == [ETAG]  # it was never begun again
 
 
 def test_drops_after_a_new_beginning_are_survived_while_bytes_arrive(big: Hub) -> None:
@@ -268,7 +284,8 @@ def test_a_range_that_the_server_does_not_have_starts_the_file_over_once(big: Hu
     big.repos[REPO].files["other.gguf"] = noise(SIZE, 5)
     big.faults = [Fault("drop", at=50_000), replace(beyond, times=None)]
     with pytest.raises(BusyError, match="fewer bytes"):
-        fetch(["other.gguf"])
+        fetch(["other.gguf"], tuning=replace(QUICK, max_tries=9))
+    assert big.fetched().count("other.gguf") == 4  # asked again, begun again, and that is that
 
 
 @pytest.mark.parametrize("status", [204, 304, 418, 203])
@@ -325,6 +342,24 @@ def test_a_file_that_changes_while_it_is_fetched_is_an_error_that_says_so(big: H
             hub.fetch(listing, ["big.gguf"], on_progress=lambda _state: None, cancel=CancelToken())
 
 
+def test_a_file_that_has_changed_when_its_address_is_asked_for_again_is_an_error_too(big: Hub) -> None:
+    listing = hub.list_files(REPO)
+    other = {"X-Linked-ETag": f'"{"0" * 64}"'}
+    big.faults = [
+        Fault("drop", at=0),
+        Fault("headers", method="HEAD", headers={}),
+        Fault("headers", method="HEAD", headers=other),
+    ]
+    with pytest.raises(BusyError, match="has changed at the hub"):
+        hub.fetch(
+            listing,
+            ["big.gguf"],
+            on_progress=lambda _: None,
+            cancel=CancelToken(),
+            options=hub.FetchOptions(tuning=QUICK),
+        )
+
+
 @pytest.mark.parametrize("sidecar", ["", "{", "[]", '{"etag": "x"}', "no file"])
 def test_a_part_without_its_sidecar_is_set_aside(big: Hub, sidecar: str) -> None:
     part_file().parent.mkdir(parents=True)
@@ -378,6 +413,13 @@ def test_a_part_that_was_damaged_on_the_disk_is_found_by_the_hash(big: Hub) -> N
 
 
 # --- redirects and refusals ---
+
+
+def test_a_redirect_of_the_bytes_themselves_is_followed(big: Hub) -> None:
+    place = f"{big.cdn_url}/cdn/{ETAG}?Number=1&Name=big.gguf"
+    big.faults = [Fault("status", status=307, headers={"Location": place})]
+    fetch_big()
+    assert [body.path.partition("?")[0] for body in big.bodies] == [f"/cdn/{ETAG}"]
 
 
 @pytest.mark.parametrize("method", ["HEAD", "GET"])
