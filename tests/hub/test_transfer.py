@@ -449,6 +449,21 @@ def test_what_holds_up_a_file_is_told_until_it_gets_on(big: Hub, method: str) ->
     assert troubles[-1] is None
 
 
+def test_a_long_wait_is_told_from_the_first_failure_on(big: Hub) -> None:
+    big.faults = [Fault("status", status=429, headers={"Retry-After": "20"})]
+    cancel, told = CancelToken(), []
+
+    def show(state: hub.FetchState) -> None:
+        if state.trouble:
+            told.append(state.trouble)
+            cancel.cancel()
+
+    options = hub.FetchOptions(tuning=replace(QUICK, wait_max_s=30.0))
+    with pytest.raises(RunnerError, match="cancelled"):
+        hub.fetch(hub.list_files(REPO), ["big.gguf"], on_progress=show, cancel=cancel, options=options)
+    assert told == [f"{big.url} takes no more requests for now (rate limit). Trying again in 20 s."]
+
+
 def test_what_held_up_a_file_is_told_no_more_once_it_gets_on(big: Hub) -> None:
     big.faults = [Fault("status", status=500, times=2)]
     big.bytes_s, big.most_bytes = 2_000_000, SIZE / 2
