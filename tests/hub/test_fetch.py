@@ -271,7 +271,9 @@ def test_a_listing_made_by_hand_cannot_write_outside_the_cache(server: Hub) -> N
     assert server.fetched() == []
 
 
-def test_a_file_of_another_size_than_the_list_says_is_refused(server: Hub) -> None:
+@pytest.mark.parametrize("cdn", [False, True], ids=["hub", "cdn"])
+def test_a_file_of_another_size_than_the_list_says_is_refused(server: Hub, cdn: bool) -> None:
+    server.cdn = cdn
     listing = hub.list_files(REPO)
     wrong = replace(listing, files=(replace(listing.file("tiny-Q4_0.gguf"), size_bytes=2999),))
     with pytest.raises(VerificationFailed, match="3000 bytes, and 2999") as caught:
@@ -280,7 +282,9 @@ def test_a_file_of_another_size_than_the_list_says_is_refused(server: Hub) -> No
     assert server.bodies == []
 
 
-def test_a_list_without_sizes_and_hashes_is_enough(server: Hub) -> None:
+@pytest.mark.parametrize("headers", [{}, {"X-Linked-Size": ""}], ids=["linked size", "length"])
+def test_a_list_without_sizes_and_hashes_is_enough(server: Hub, headers: dict[str, str]) -> None:
+    server.faults = [Fault("headers", method="HEAD", headers=headers)]
     listing = hub.list_files(REPO)
     bare = replace(listing, files=tuple(hub.RemoteFile(file.name, 0) for file in listing.files))
     seen: list[hub.FetchState] = []
