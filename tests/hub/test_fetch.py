@@ -282,7 +282,7 @@ def test_a_file_of_another_size_than_the_list_says_is_refused(server: Hub, cdn: 
     assert server.bodies == []
 
 
-@pytest.mark.parametrize("headers", [{}, {"X-Linked-Size": ""}], ids=["linked size", "length"])
+@pytest.mark.parametrize("headers", [{}, {"X-Linked-Size": "", "X-Linked-ETag": ""}], ids=["linked", "own"])
 def test_a_list_without_sizes_and_hashes_is_enough(server: Hub, headers: dict[str, str]) -> None:
     server.faults = [Fault("headers", method="HEAD", headers=headers)]
     listing = hub.list_files(REPO)

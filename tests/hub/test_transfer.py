@@ -306,6 +306,15 @@ def test_a_body_without_an_etag_is_taken(big: Hub) -> None:
     fetch_big()
 
 
+def test_a_hub_without_etags_is_taken_at_its_list(big: Hub) -> None:
+    big.faults = [
+        Fault("headers", method=method, headers={"ETag": "", "X-Linked-ETag": ""}, times=2)
+        for method in ("HEAD", "GET")
+    ]
+    fetch(["big.gguf", "README.md"])
+    assert blob_names() == sorted([ETAG, etag_of("README.md", FILES["README.md"])])
+
+
 def test_a_compressed_body_is_refused(big: Hub) -> None:
     big.faults = [Fault("gzip")]
     with pytest.raises(BusyError, match="gzip") as caught:
