@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -560,6 +561,26 @@ def test_cancelling_waits_for_nothing(big: Hub, fault: Fault) -> None:
         assert part_file().read_bytes() == DATA[: fault.at]
     big.faults = []
     assert fetch_big()[-1].fetched_bytes == SIZE - fault.at
+
+
+def test_cancelling_does_not_wait_for_the_hash_of_what_is_here(big: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    big.faults = [Fault("drop", at=150_000), Fault("status", status=404)]
+    with pytest.raises(UsageError):
+        fetch(["big.gguf"])
+    cancel, read, n_read = CancelToken(), os.pread, 0
+
+    def slowly(descriptor: int, length: int, offset: int) -> bytes:
+        nonlocal n_read
+        n_read += 1
+        cancel.cancel()
+        time.sleep(0.01)  # 1.5 s in all
+        return read(descriptor, min(length, 1000), offset)
+
+    monkeypatch.setattr(os, "pread", slowly)
+    with pytest.raises(RunnerError, match="The download was cancelled"):
+        hub.fetch(hub.list_files(REPO), ["big.gguf"], on_progress=lambda _: None, cancel=cancel)
+    assert 0 < n_read < 150
+    assert part_file().stat().st_size == 150_000
 
 
 def test_what_the_progress_callback_raises_ends_the_download(big: Hub) -> None:
