@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from runner.server import connections
-from runner.server.serving import _Server, bind
+from runner.server.serving import _room, _Server, bind
 
 IDLE_S = 1
 PATIENT_S = 600  # of a server that closes nothing for silence within a test
@@ -106,6 +107,12 @@ async def trickled(connect: Connect, first: bytes) -> float:
         writer.write(b"T")
         await asyncio.sleep(0.05)
     return time.monotonic() - began
+
+
+@pytest.mark.parametrize(("n_files", "room"), [(resource.RLIM_INFINITY, 288), (1024, 288), (300, 108), (100, 25)])
+def test_there_are_no_more_connections_than_files(monkeypatch: pytest.MonkeyPatch, n_files: int, room: int) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (n_files, n_files))
+    assert _room(32) == room
 
 
 def test_a_connection_that_asks_for_nothing_is_closed_even_if_bytes_trickle() -> None:
