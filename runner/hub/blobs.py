@@ -270,11 +270,14 @@ class Part:
 
     def _write_sidecar(self) -> None:
         fresh = self._sidecar.with_name(self._sidecar.name + ".partial")
-        with fresh.open("w", encoding="utf-8") as stream:
-            json.dump(self._about, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(fresh, self._sidecar)
+        try:
+            with fresh.open("w", encoding="utf-8") as stream:
+                json.dump(self._about, stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(fresh, self._sidecar)
+        finally:
+            fresh.unlink(missing_ok=True)  # on a full disk: nobody else would find it
 
 
 def _sha256(expected: Expected) -> str:

@@ -204,6 +204,14 @@ def test_a_copy_that_does_not_fit_leaves_nothing(server: Hub, monkeypatch: pytes
     assert server.fetched() == ["tiny-Q8_0.gguf"]
 
 
+def test_a_disk_that_is_full_from_the_start_is_left_as_it_was(server: Hub) -> None:
+    listing = hub.list_files(REPO)
+    with file_size_limit(100), pytest.raises(DoesNotFit):
+        hub.fetch(listing, ["tiny-Q8_0.gguf"], on_progress=lambda _: None, cancel=CancelToken())
+    assert blob_names() == []
+    assert server.fetched() == []
+
+
 def test_a_renamed_repository_is_fetched_under_the_name_that_was_asked_for(server: Hub) -> None:
     server.renamed["old/tiny"] = REPO
     directory, _ = fetch(["tiny-Q4_0.gguf"], "old/tiny")
