@@ -333,6 +333,14 @@ def test_a_download_that_does_not_fit_the_disk_is_refused_before_it_starts(
     assert server.fetched() == []
 
 
+def test_what_is_here_but_for_its_link_needs_no_room(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory, _ = fetch(["tiny-Q4_0.gguf"])
+    (directory / "tiny-Q4_0.gguf").unlink()
+    leave_free(monkeypatch, -1)
+    fetch(["tiny-Q4_0.gguf"])
+    assert server.fetched() == ["tiny-Q4_0.gguf"]
+
+
 def test_what_has_arrived_before_needs_no_room(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     from hub_server import Fault
 
@@ -429,6 +437,15 @@ def test_a_file_that_fails_at_once_keeps_no_other_from_being_fetched(server: Hub
     options = hub.FetchOptions(parallel=1, tuning=QUICK)
     failed = hub.fetch_each(listing, list(FILES), on_progress=lambda _: None, cancel=CancelToken(), options=options)
     assert list(failed) == ["tiny-Q4_0.gguf"]
+
+
+@pytest.mark.usefixtures("server")
+def test_a_file_that_cannot_be_written_keeps_no_other_from_being_fetched() -> None:
+    listing = hub.list_files(REPO)
+    (RepoFolders.of(listing).snapshot / "README.md").mkdir(parents=True)
+    failed = hub.fetch_each(listing, list(FILES), on_progress=lambda _: None, cancel=CancelToken())
+    assert list(failed) == ["README.md"]
+    assert "directory in the place of a file" in failed["README.md"].message
 
 
 def test_files_that_are_given_up_end_no_other_that_goes_on_with_its_part(
