@@ -74,8 +74,10 @@ def test_cancelling_a_reader_waits_neither_for_silence_nor_for_the_next_try(
 
 @pytest.mark.usefixtures("server")
 def test_reading_what_may_be_cancelled_leaves_no_thread_behind(listing: hub.Listing) -> None:
+    before = threading.enumerate()
     assert hub.read_range(listing, "big.gguf", 0, 10, cancel=CancelToken()) == DATA[:10]
-    wait_for(lambda: not any("_work" in thread.name for thread in threading.enumerate()), "a thread waits for more")
+    own = [thread for thread in threading.enumerate() if thread not in before and "_work" in thread.name]
+    wait_for(lambda: not any(thread.is_alive() for thread in own), "a thread waits for more")
 
 
 def test_a_reader_asks_once_where_a_file_is(server: Hub, listing: hub.Listing) -> None:
