@@ -230,8 +230,11 @@ def record_ref(repo: str, revision: str, commit: str) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text(commit, encoding="ascii")
-    os.replace(partial, path)
+    try:
+        partial.write_text(commit, encoding="ascii")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)  # on a full disk: other tools take every file there for a revision
 
 
 def remove_files(directory: Path, names: Collection[str] | None) -> int:

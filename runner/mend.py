@@ -108,13 +108,15 @@ def _mend_commit(
 ) -> list[Mended]:
     """Each finding by its own outcome: what cannot be set aside or fetched keeps nothing else from it."""
     try:
-        listing = hub.list_files(repo, commit)
+        listing = hub.list_files(repo, commit, cancel=cancel)
     except RunnerError as error:
+        if cancel.is_cancelled:
+            raise
         return [_left(finding, _words(error)) for finding in findings]
     done, aside, wanted = list[Mended](), dict[Finding, Path | None](), dict[Finding, frozenset[str]]()
     for finding in findings:
         try:
-            if not (names := _at_hub(finding, commit, listing)):
+            if not (names := _at_hub(finding, commit, listing, cancel)):
                 done.append(_left(finding, "the hub no longer has it in that commit"))
                 continue
             aside[finding] = _set_aside(finding)
@@ -139,7 +141,7 @@ def _words(error: RunnerError) -> str:
     return f"{error.message} {error.hint}".strip()
 
 
-def _at_hub(finding: Finding, commit: str, listing: hub.Listing) -> frozenset[str]:
+def _at_hub(finding: Finding, commit: str, listing: hub.Listing, cancel: CancelToken) -> frozenset[str]:
     """What to fetch for a finding; nothing where the commit has no such file any more.
 
     Which tokenizer a model has that is here without one, the listing alone can tell; and which weights, where there are
@@ -147,7 +149,7 @@ def _at_hub(finding: Finding, commit: str, listing: hub.Listing) -> frozenset[st
     """
     if not finding.name:
         whole = ModelSpec(name=finding.repo, origin="hub", repo=finding.repo, gguf=finding.repo)
-        return frozenset(chosen(whole, listing).names)
+        return frozenset(chosen(whole, listing, cancel).names)
     names = frozenset(name for at, name in finding.links if at == commit)
     if finding.links[0][1] in listing.names:
         return names

@@ -225,7 +225,7 @@ def _side_files(directory: Path) -> tuple[str, ...]:
 # --- fetching --------------------------------------------------------------------------------------------------------
 
 
-def listed(spec: ModelSpec) -> tuple[hub.Listing, Choice]:
+def listed(spec: ModelSpec, cancel: CancelToken | None = None) -> tuple[hub.Listing, Choice]:
     """What the hub has now of the repository of `spec`, and the files of it that are the model.
 
     Raises what hub.list_files and `chosen` raise.
@@ -233,28 +233,28 @@ def listed(spec: ModelSpec) -> tuple[hub.Listing, Choice]:
     from runner import hub
 
     repo, revision = _source(spec)
-    listing = hub.list_files(repo, revision)
-    return listing, chosen(spec, listing)
+    listing = hub.list_files(repo, revision, cancel=cancel)
+    return listing, chosen(spec, listing, cancel)
 
 
-def chosen(spec: ModelSpec, listing: hub.Listing) -> Choice:
+def chosen(spec: ModelSpec, listing: hub.Listing, cancel: CancelToken | None = None) -> Choice:
     """The files of a listing that are the model of `spec`.
 
-    Raises what model_files.choose raises, and BadModelFile when the repository lacks weights that its own index names:
-    before they are fetched, not after.
+    Raises what model_files.choose and hub.read_range raise, and BadModelFile when the repository lacks weights that its
+    own index names: before they are fetched, not after.
     """
     repo, shards = listing.repo, None
     if needs_index(listing.names):
-        shards = tensors_of_shards(_index(listing))
+        shards = tensors_of_shards(_index(listing, cancel))
     choice = choose(spec, listing.names, repo, shards or (), are_all=True)
     if INDEX in choice.side:
-        check_index(
-            choice.weights, tensors_of_shards(_index(listing)) if shards is None else shards, listing.names, repo
-        )
+        if shards is None:
+            shards = tensors_of_shards(_index(listing, cancel))
+        check_index(choice.weights, shards, listing.names, repo)
     return choice
 
 
-def _index(listing: hub.Listing) -> Mapping[str, Any]:
+def _index(listing: hub.Listing, cancel: CancelToken | None) -> Mapping[str, Any]:
     """The index of a listing, from the cache or else from the hub; {} for one that no shards could be named by."""
     from runner import hub
 
@@ -265,7 +265,7 @@ def _index(listing: hub.Listing) -> Mapping[str, Any]:
         if file_size(here) == file.size_bytes:
             plain = json.loads(here.read_bytes())
         else:
-            plain = json.loads(hub.read_range(listing, INDEX, 0, file.size_bytes))
+            plain = json.loads(hub.read_range(listing, INDEX, 0, file.size_bytes, cancel=cancel))
     except (OSError, ValueError, RecursionError):  # verify tells of a damaged one, and no weights are read by it
         return {}
     return plain if isinstance(plain, dict) else {}
@@ -275,7 +275,7 @@ def _fetch(spec: ModelSpec, on_event: OnEvent, cancel: CancelToken) -> Located:
     from runner import hub
 
     repo = _source(spec)[0]
-    listing, choice = listed(spec)
+    listing, choice = listed(spec, cancel)
     wanted = set(choice.names)
     size = sum(file.size_bytes for file in listing.files if file.name in wanted)
     label = choice.weights[0] if len(choice.weights) == 1 else f"{len(choice.weights)} files"

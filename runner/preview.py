@@ -218,7 +218,7 @@ def remote_draft(draft: ModelSpec, target: ModelSpec, options: LoadOptions, canc
     """
     if _is_here(draft):
         return None
-    listing, choice = listed(draft)
+    listing, choice = listed(draft, cancel)
     try:
         found = _on_the_hub(draft, options, listing, choice, cancel)
     except RunnerError:

@@ -61,7 +61,7 @@ class PullPlan:
         Not for a model that was begun, or is so small that its headers are much of it and there is memory to spare.
         """
         is_small = self.size_bytes < SMALL_BYTES and self.size_bytes * SPARE_FACTOR < free_bytes
-        return bool(self.missing) and not self.is_begun and not is_small
+        return not self.is_begun and not is_small
 
     @property
     def has_moved(self) -> bool:

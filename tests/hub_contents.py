@@ -18,6 +18,7 @@ FaultKind = Literal[
     "drop whole",  # the same, and ignore Range
     "whole",  # ignore Range and send all of the file with 200
     "wrong range",  # send another part than asked for, from `at` bytes later on
+    "piece",  # send no more than `at` bytes of the part that was asked for, and say so
     "flip",  # flip a bit of the byte at `at`
     "flip whole",  # the same, and ignore Range
     "page",  # a web page of `at` bytes instead, as of a network that wants a login; 0: with no Content-Length

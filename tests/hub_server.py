@@ -195,6 +195,7 @@ class _Handler(BaseHTTPRequestHandler):
             if start >= len(data):
                 self._send(416, b"", {"Content-Range": f"bytes */{len(data)}"})
                 return
+            end = min(end, start + at) if kind == "piece" else end
             headers = {**headers, "Content-Range": f"bytes {start}-{end - 1}/{len(data)}"}
         part = data[start:end]
         if kind == "gzip":

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from disk_limits import file_size_limit
 from hub_server import Hub, Repo, serving
 
 from runner import hub, hub_cache, inventory
@@ -41,6 +42,12 @@ def test_the_places_follow_the_variables_of_huggingface_hub(tmp_path: Path, monk
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert hub_cache.hub_settings().cache == tmp_path / "xdg" / "huggingface" / "hub"
     assert hub_cache.hub_settings().endpoint == "https://huggingface.co"
+
+
+def test_a_note_of_a_commit_that_could_not_be_written_leaves_no_revision_behind() -> None:
+    with file_size_limit(10), pytest.raises(OSError, match="too large"):
+        hub_cache.record_ref(REPO, "main", "c" * 40)
+    assert list((hub_cache.repo_directory(REPO) / "refs").iterdir()) == []
 
 
 def test_a_cache_that_is_not_there_or_has_odd_things_in_it_lists_only_repositories() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -299,6 +302,24 @@ def test_a_cancelled_download_stops_and_leaves_nothing_half_made(server: Hub) ->
         ready(spec, offline=False, on_event=on_event, cancel=cancel)
     assert len(server.fetched()) < len(server.repos[ORIGINAL].files)
     assert list(hub_settings().cache.rglob("*.incomplete")) == []
+
+
+def test_a_hub_that_says_nothing_keeps_nobody_waiting_who_cancels(monkeypatch: pytest.MonkeyPatch) -> None:
+    cancel, connections = CancelToken(), list[socket.socket]()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+
+        def press() -> None:
+            connections.append(silent.accept()[0])
+            cancel.cancel()
+
+        threading.Thread(target=press).start()
+        began = time.monotonic()
+        with pytest.raises(RunnerError, match="cancelled"):
+            ready(Registry.load_for().resolve(GGUF), offline=False, on_event=lambda _: None, cancel=cancel)
+    assert time.monotonic() - began < 5  # the hub is waited for 20 s
+    for connection in connections:
+        connection.close()
 
 
 def test_a_pinned_revision_takes_that_commit_alone(server: Hub) -> None:

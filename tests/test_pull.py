@@ -11,11 +11,11 @@ from pulled import GGUF, SHARDS, WEIGHTS, begin_fetch, fetch_all, server, shard
 
 from runner.config import LoadOptions
 from runner.errors import BadModelFile, UsageError
-from runner.hub import FetchOptions
-from runner.model_files import INDEX
+from runner.hub import FetchOptions, Listing, RemoteFile
+from runner.model_files import INDEX, Choice
 from runner.prepare import ready
 from runner.preview import preview
-from runner.pull import PullPlan, at_revision, here_for_good, plan_pull, pull
+from runner.pull import SMALL_BYTES, SPARE_FACTOR, PullPlan, at_revision, here_for_good, plan_pull, pull
 from runner.registry import Registry
 from runner.types import CancelToken
 
@@ -132,3 +132,38 @@ def test_a_repository_that_lacks_a_shard_is_not_to_be_fetched_again(server: Hub)
 def test_a_revision_that_is_not_there_is_refused() -> None:
     with pytest.raises(UsageError, match="no revision"):
         plan_pull(at_revision(Registry.load_for().resolve(GGUF), "v9"))
+
+
+LARGE, PLENTY = SMALL_BYTES, 10**15
+
+
+@pytest.mark.parametrize(
+    ("size", "free", "missing", "part_bytes", "is_worth"),
+    [
+        (LARGE, PLENTY, ("side.json", "w.gguf"), 0, True),
+        (LARGE, PLENTY, ("side.json", "w.gguf"), 1, False),
+        (LARGE, PLENTY, ("side.json",), 0, False),
+        (LARGE, PLENTY, (), 0, False),
+        (LARGE - 1, PLENTY, ("w.gguf",), 0, False),
+        (LARGE - 1, (LARGE - 1) * SPARE_FACTOR, ("w.gguf",), 0, True),
+    ],
+    ids=["new", "begun", "its weights are here", "all is here", "small", "small, for a small machine"],
+)
+def test_headers_are_read_before_a_model_is_fetched_where_that_may_tell_something(
+    size: int, free: int, missing: tuple[str, ...], part_bytes: int, is_worth: bool
+) -> None:
+    files = (RemoteFile("side.json", 0), RemoteFile("w.gguf", size))
+    plan = PullPlan(
+        name="m",
+        listing=Listing("o/m", "main", "c" * 40, False, files),
+        choice=Choice("gguf", ("w.gguf",), ("side.json",)),
+        before="",
+        missing=tuple(file for file in files if file.name in missing),
+        part_bytes=part_bytes,
+    )
+    assert plan.is_worth_an_estimate(free) is is_worth
+
+
+@pytest.mark.parametrize("text", ["o/m", "o/m:safetensors"])
+def test_another_revision_is_that_of_the_weights_that_are_wanted(text: str) -> None:
+    assert at_revision(Registry.load_for().resolve(text), "v1").source == ("o/m", "v1")

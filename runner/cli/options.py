@@ -187,7 +187,7 @@ def rate_bytes_s(text: str | None) -> int | None:
     """The value of --limit-rate in bytes a second: a number, with k, M or G for powers of 1000. Raises UsageError."""
     if text is None:
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmMgG]?)[bB]?(?:/s)?", text.strip())
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?)\s*([kKmMgG]?)[bB]?(?:/s)?", text.strip())
     rate = round(float(match[1]) * _RATE_UNITS[match[2].lower()]) if match else 0
     if rate < 1:
         raise UsageError(f"--limit-rate is {text!r}.", hint="It must be bytes a second, such as 500k, 10M or 1.5G.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
@@ -24,6 +25,8 @@ from runner.registry import check_repo
 if TYPE_CHECKING:
     import httpx2
 
+    from runner.types import CancelToken
+
 T = TypeVar("T")
 
 ASKING = Tuning(stall_timeout_s=20.0)
@@ -34,15 +37,18 @@ MAX_ANSWER_S = 120.0
 _SEARCHED = ["downloads", "likes", "lastModified", "gated", "safetensors", "gguf", "tags"]
 
 
-def list_files(repo: str, revision: str = "main") -> Listing:
+def list_files(repo: str, revision: str = "main", *, cancel: CancelToken | None = None) -> Listing:
     """Ask the hub what `repo` holds; a renamed repository is followed, and the listing says its new name.
 
     Raises UsageError for no such repository, revision or access, BusyError for no connection, BadModelFile for file
-    names that are not safe to write.
+    names that are not safe to write, RunnerError when cancelled.
     """
+    from runner.hub.loop import beside  # asyncio is loaded when something is asked
+
     path = f"/api/models/{check_repo(repo)}/revision/{quote(check_revision(revision), safe='')}"
     asked = asked_of(repo, revision)
-    return _ask(asked, path, {"blobs": True}, lambda answer: read_listing(answer, repo, revision))
+    ask = partial(_ask, asked, path, {"blobs": True}, lambda answer: read_listing(answer, repo, revision))
+    return beside(ask, cancel)
 
 
 def search(query: str, *, limit: int = 20) -> tuple[Found, ...]:

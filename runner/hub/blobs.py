@@ -50,8 +50,12 @@ class RepoFolders:
         return cls(repo_directory(listing.repo), listing.commit)
 
     @property
+    def snapshots(self) -> Path:
+        return self.root / "snapshots"
+
+    @property
     def snapshot(self) -> Path:
-        return self.root / "snapshots" / self.commit
+        return self.snapshots / self.commit
 
     def link(self, name: str) -> Path:
         return self.snapshot / check_file_name(name)
@@ -101,6 +105,11 @@ def arrived_bytes(blob: Path) -> int:
     return max(sizes)
 
 
+def forget_part(blob: Path) -> None:
+    """Delete what says that the blob, which is whole, is still to be fetched. Raises OSError."""
+    blob.with_name(blob.name + SIDECAR_SUFFIX).unlink(missing_ok=True)
+
+
 def set_aside(path: Path, blob: Path, why: str) -> Path:
     """Rename `path` to `<blob>.<why>-<n>` with the first n that is free, and return that. Raises OSError."""
     aside = free_name(blob.with_name(f"{blob.name}.{why}"))
@@ -123,8 +132,17 @@ def link_blob(blob: Path, link: Path, *, is_own: bool) -> None:
         if is_own:
             os.replace(blob, link)
             return
-        shutil.copyfile(blob, fresh)
+        _copy(blob, fresh)
     os.replace(fresh, link)
+
+
+def _copy(blob: Path, to: Path) -> None:
+    """A copy, or nothing where the disk has no room for all of it."""
+    try:
+        shutil.copyfile(blob, to)
+    except OSError:
+        to.unlink(missing_ok=True)
+        raise
 
 
 class Beginning:
@@ -228,7 +246,7 @@ class Part:
         self.close()
         os.replace(self.path, self.blob)
         _sync_directory(self.blob.parent)
-        self._sidecar.unlink(missing_ok=True)
+        forget_part(self.blob)
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -252,11 +270,14 @@ class Part:
 
     def _write_sidecar(self) -> None:
         fresh = self._sidecar.with_name(self._sidecar.name + ".partial")
-        with fresh.open("w", encoding="utf-8") as stream:
-            json.dump(self._about, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(fresh, self._sidecar)
+        try:
+            with fresh.open("w", encoding="utf-8") as stream:
+                json.dump(self._about, stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(fresh, self._sidecar)
+        finally:
+            fresh.unlink(missing_ok=True)  # on a full disk: nobody else would find it
 
 
 def _sha256(expected: Expected) -> str:

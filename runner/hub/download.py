@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.errors import BusyError, RunnerError, UsageError
+from runner.errors import RunnerError, UsageError
 from runner.hub import errors
 from runner.hub.blobs import RepoFolders, is_whole, part_bytes
-from runner.hub.errors import Asked
+from runner.hub.errors import Asked, TryAgain
 from runner.hub.http import Tuning, asked_of, client_options, origin
 from runner.hub.listing import Listing, RemoteFile, check_file_name
 from runner.hub.progress import FetchState, Marks
@@ -232,10 +232,11 @@ class _Download:
                 raise
             failure = error if isinstance(error, RunnerError) else errors.of_disk(error, hub_settings().cache)
             self.failures[name] = failure
-            if isinstance(failure, BusyError):  # which took its tries: the others would take as many, in vain
+            if isinstance(failure.__cause__, TryAgain):  # it took its tries: the others would take as many, in vain
                 self._give_up_waiting(failure)
         except BaseException:
-            self.stop()
+            if name not in self.failures:  # it was not given up
+                self.stop()
             raise
 
     def _give_up_waiting(self, failure: RunnerError) -> None:

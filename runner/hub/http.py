@@ -139,6 +139,7 @@ def redirect_target(response: httpx2.Response) -> str:
     try:
         target = urljoin(str(response.request.url), location)
         scheme, host, _ = _origin(target)
+        host.encode("idna")  # as the name service is asked, which takes no empty label and none of 64 letters
     except ValueError:
         return ""
     return target if scheme in _DEFAULT_PORTS and host else ""

@@ -1,7 +1,7 @@
-"""An event loop on a thread of its own, which a caller can watch, stop at once, and leave behind.
+"""Work on threads of its own, which a caller can watch, stop at once, and leave behind.
 
-Transfers run there, so that a caller stays in charge while the network, the name service or the disk hang. It knows
-nothing of what runs.
+Transfers run on an event loop there, single questions as they are, so that a caller stays in charge while the network,
+the name service or the disk hang. It knows nothing of what runs.
 """
 
 from __future__ import annotations
@@ -9,11 +9,19 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from runner.hub.errors import cancelled
+
+if TYPE_CHECKING:
+    from runner.types import CancelToken
 
 T = TypeVar("T")
+
+# How often to look whether what runs was cancelled.
+_LOOK_S = 0.05
 
 
 class _DaemonThreads(ThreadPoolExecutor):
@@ -111,3 +119,19 @@ async def in_thread(call: Callable[..., T], *arguments: object) -> T:
         if not future.cancelled():
             future.exception()  # looked at, so that nobody warns of it
         raise
+
+
+def beside(call: Callable[[], T], cancel: CancelToken | None) -> T:
+    """Run a blocking call of the network on a thread of its own, which is left behind when it is cancelled.
+
+    cancel None: nobody can, and it runs here. Raises what the call raises, RunnerError when cancelled.
+    """
+    if cancel is None:
+        return call()
+    threads = _DaemonThreads()
+    future = threads.submit(call)
+    threads.shutdown()
+    while not wait([future], _LOOK_S).done:
+        if cancel.is_cancelled:
+            raise cancelled()
+    return future.result()

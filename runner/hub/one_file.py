@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner.hub import errors
-from runner.hub.blobs import Part, RepoFolders, arrived_bytes, is_whole, link_blob, set_aside
+from runner.hub.blobs import Part, RepoFolders, arrived_bytes, forget_part, is_whole, link_blob, set_aside
 from runner.hub.hashes import expected_hash
 from runner.hub.listing import RemoteFile
 from runner.hub.loop import in_thread
@@ -104,12 +104,14 @@ class OneFile:
         link, size = self._folders.link(self._file.name), self._file.size_bytes
         if is_whole(link, size):  # whoever held the lock before has made it
             return
-        is_new = False
-        if not is_whole(blob, size):
+        is_new = not is_whole(blob, size)
+        if is_new:
             if blob.exists():
                 set_aside(blob, blob, "corrupt")
+            self._folders.snapshots.mkdir(parents=True, exist_ok=True)  # without, other tools call it damaged
             await self._transfer(blob)
-            is_new = True
+        else:
+            forget_part(blob)  # of a download that was killed in its last moment
         link_blob(blob, link, is_own=is_new)
 
     async def _transfer(self, blob: Path) -> None:

@@ -12,6 +12,8 @@ from typing import Literal
 
 from runner.hub.listing import RemoteFile
 
+SHORT_WAIT_S = 5.0
+
 FileStage = Literal["waiting", "attached", "downloading", "done"]
 
 
@@ -25,8 +27,9 @@ class Trouble:
 
     @property
     def text(self) -> str:
-        """In words, from the second failure in a row on: one alone is no news."""
-        return f"{self.reason} Trying again in {max(1, round(self.wait_s))} s." if self.n_failures > 1 else ""
+        """In words, from the second failure in a row on, or when it is waited for: one alone is no news."""
+        is_news = self.n_failures > 1 or self.wait_s > SHORT_WAIT_S
+        return f"{self.reason} Trying again in {max(1, round(self.wait_s))} s." if is_news else ""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ It writes nothing to the cache and knows no file format.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from runner.hub import errors
@@ -39,19 +40,27 @@ MAX_SKIPPED_BYTES = 64 * 2**20
 READING = Tuning(stall_timeout_s=15.0, max_tries=4, wait_max_s=20.0)
 
 
-def read_range(listing: Listing, name: str, start: int, length: int, *, tuning: Tuning | None = None) -> bytes:
+def read_range(
+    listing: Listing,
+    name: str,
+    start: int,
+    length: int,
+    *,
+    tuning: Tuning | None = None,
+    cancel: CancelToken | None = None,
+) -> bytes:
     """`length` bytes of a remote file from `start`, fewer at its end. For many, a RemoteReader is faster.
 
-    Raises UsageError and BusyError as `fetch` does, BadModelFile for an unsafe name.
+    Raises UsageError and BusyError as `fetch` does, BadModelFile for an unsafe name, RunnerError when cancelled.
     """
-    with RemoteReader(listing, tuning=tuning) as reader:
+    with RemoteReader(listing, tuning=tuning, cancel=cancel) as reader:
         return reader.read(name, start, length)
 
 
 class RemoteReader:
     """Reads parts of the files of one listing over connections that it keeps until it is closed.
 
-    cancel: ends a read with RunnerError as the next bytes come, and before each request.
+    cancel: ends a read with RunnerError at once, also while nothing comes.
     """
 
     def __init__(self, listing: Listing, *, tuning: Tuning | None = None, cancel: CancelToken | None = None) -> None:
@@ -80,13 +89,15 @@ class RemoteReader:
 
     def read(self, name: str, start: int, length: int) -> bytes:
         """`length` bytes of the file `name` from `start`, fewer at its end."""
+        from runner.hub.loop import beside
+
         size = self._listing.file(check_file_name(name)).size_bytes
         if start < 0 or length < 0:
             raise ValueError(f"no part of a file: {length} bytes from {start}")
         wanted = max(0, min(length, size - start)) if size else length
         data = b""
         while len(data) < wanted:
-            more = self._read_patiently(name, start + len(data), wanted - len(data))
+            more = beside(partial(self._read_patiently, name, start + len(data), wanted - len(data)), self._cancel)
             if not more:
                 break
             data += more

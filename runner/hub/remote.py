@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -98,15 +99,19 @@ class Remote:
         headers, tuning = self.origin.headers(url, byte_range), self.tuning
         try:
             request = self.client.build_request(method, url, headers=headers)
-            async with asyncio.timeout(tuning.connect_timeout_s + tuning.stall_timeout_s):
-                response = await self.client.send(request, stream=True)
+            try:
+                async with asyncio.timeout(tuning.connect_timeout_s + tuning.stall_timeout_s):
+                    response = await self.client.send(request, stream=True)
+            except TimeoutError as error:
+                raise TryAgain(errors.broken_off(self.asked, name, "the server does not answer")) from error
             try:
                 yield response
             finally:
                 await response.aclose()
-        except TimeoutError as error:
-            raise TryAgain(errors.broken_off(self.asked, name, "the server does not answer")) from error
-        except httpx2.TransportError as error:
+        except (
+            httpx2.TransportError,
+            ssl.SSLError,
+        ) as error:  # httpx2 passes on the latter, of bytes that were changed
             raise TryAgain(errors.lost(self.asked, name, error)) from error
         except (httpx2.InvalidURL, httpx2.HTTPError) as error:
             raise errors.broken_off(self.asked, name, f"a redirect cannot be followed ({error})") from error

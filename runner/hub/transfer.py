@@ -66,7 +66,7 @@ class Transfer:
                 if self._part.length > before:
                     tries.succeeded()
                 else:
-                    self._location = None  # another place may have it
+                    self._location = None  # it may have expired, and another place have it
                 if self._part.length > farthest:  # not merely what had come before the file was begun again
                     farthest, self._n_contradictions = self._part.length, 0
                 await tries.failed(again)
@@ -107,7 +107,7 @@ class Transfer:
                 await self._contradict("the server sends another part than asked for")
         else:
             if (promised := whole_number(headers.get("content-length"))) not in (None, size):
-                self._location = None  # a page of somebody else, most likely: what is here is not touched
+                # A page of somebody else, most likely: what is here is not touched.
                 raise TryAgain(self._broken(f"the server sends {promised} bytes of {size}"))
             skipped = self._part.beginning(is_known=plain_etag(headers.get("etag", "")) == self._etag)
         await self._copy(response, skipped)
@@ -119,20 +119,18 @@ class Transfer:
             if encoding := encoding_of(response.headers):
                 raise errors.compressed(self._remote.asked, self._file.name, encoding)
             if is_page(response.headers, self._file.name):
-                self._location = None
                 raise TryAgain(errors.not_a_hub(self._remote.asked, self._file.name))
             # Where the bytes come from elsewhere, their ETag is of that place and says nothing.
             if is_direct and normal_etag(response.headers) not in ("", self._etag):
                 raise errors.changed(self._remote.asked, self._file.name)
         elif not is_direct and 400 <= status < 500 and status not in (408, 416, 429):
-            self._location = None  # a signed address that has expired
+            # A signed address that has expired.
             raise TryAgain(self._broken(f"{status} from where the hub keeps it"))
         elif status != 416:
             self._remote.check_status(response, self._file.name)
 
     async def _contradict(self, why: str) -> NoReturn:
         """After an answer that contradicts the part file: ask again, then begin again, then the server is wrong."""
-        self._location = None
         self._n_contradictions += 1
         if self._n_contradictions > 2:
             raise self._broken(why)
@@ -193,6 +191,8 @@ class _Writer:
     async def add(self, data: bytes) -> None:
         """Take the next bytes of the file; those beyond its size are dropped."""
         data = data[: self._size_bytes - self._n_taken]
+        if data:
+            self._mark.trouble = None  # it gets on
         self._n_taken += len(data)
         self._buffer += data
         if len(self._buffer) >= self._enough:
@@ -209,6 +209,8 @@ class _Writer:
             await asyncio.wait([self._writing])
             writing, self._writing = self._writing, None
             self._mark.done_bytes = self._part.length
+            if writing.exception() is not None:
+                self._buffer.clear()  # what comes behind a gap is of no use
             writing.result()
 
 

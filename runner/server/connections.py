@@ -1,10 +1,11 @@
 """One connection of the server: uvicorn's, and what it lacks where anyone on the machine may connect.
 
 A connection that asks for nothing is closed, however few bytes it trickles; when there is no room, the one that has
-asked for nothing for longest is. What comes after a request, before its answer is whole, is not read: the connection
-ends with that answer, and a client that leaves meanwhile is noticed. Who is answered before all of a request has come
-may send the rest, of which nothing is kept: to close the connection at once would reset it, and many clients read no
-answer before they have sent everything. It knows nothing of what is asked.
+asked for nothing for longest is. One that is to be closed goes in the end, though its client takes no more of it.
+What comes after a request, before its answer is whole, is not read: the connection ends with that answer, and a client
+that leaves meanwhile is noticed. Who is answered before all of a request has come may send the rest, of which nothing
+is kept: to close the connection at once would reset it, and many clients read no answer before all is sent. It knows
+nothing of what is asked.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _LONGEST_REST: Final = 2**28  # bytes that an answered client may still send, fo
 
 class Connection(H11Protocol):
     """Of uvicorn's configuration, timeout_keep_alive is how many seconds the head of a request may take, the first
-    one's too, and limit_concurrency how many connections there may be.
+    one's too, and the rest of an answer once the connection ends; limit_concurrency is how many there may be.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -35,9 +36,9 @@ class Connection(H11Protocol):
         self._n_rest = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._ending = _Ending(transport, self._has_rest)
+        self._ending = _Ending(transport, self._has_rest, self._set_deadline)
         super().connection_made(self._ending)
-        self._wait_for_request()
+        self._set_deadline()
         if self._room is not None and len(self.connections) > self._room:
             self._make_room()
 
@@ -63,7 +64,7 @@ class Connection(H11Protocol):
             self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
-        self._wait_for_request()
+        self._set_deadline()
         super().on_response_complete()
 
     def shutdown(self) -> None:
@@ -73,8 +74,8 @@ class Connection(H11Protocol):
             super().shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._wait_no_more()
         super().connection_lost(exc)
+        self._wait_no_more()
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -83,7 +84,7 @@ class Connection(H11Protocol):
         """Whether the client is answered and may still be sending the request that it was answered to."""
         return self.cycle is not None and self.cycle.response_complete and self.conn.their_state is h11.SEND_BODY
 
-    def _wait_for_request(self) -> None:
+    def _set_deadline(self) -> None:
         self._wait_no_more()
         self._deadline = self.loop.call_later(self.timeout_keep_alive, self._end)
 
@@ -103,15 +104,22 @@ class Connection(H11Protocol):
 
 
 class _Ending(asyncio.Transport):
-    """A transport that is closed in two steps where `has_rest`: nothing more is sent, and then the client closes it."""
+    """A transport that is closed in two steps where `has_rest`: nothing more is sent, and then the client closes it.
 
-    def __init__(self, transport: asyncio.Transport, has_rest: Callable[[], bool]) -> None:
+    on_close: called as it begins to close.
+    """
+
+    def __init__(
+        self, transport: asyncio.Transport, has_rest: Callable[[], bool], on_close: Callable[[], None]
+    ) -> None:
         super().__init__()
         self._transport = transport
         self._has_rest = has_rest
+        self._on_close = on_close
         self.has_begun = False
 
     def close(self) -> None:
+        self._on_close()
         if self.is_closing() or not self._has_rest():
             self._transport.close()
             return

@@ -12,12 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from disk_limits import file_size_limit
 from fetching import FILES, QUICK, REPO, blob_names, fetch, noise
 from hub_server import Fault, Hub, etag_of
 
 from runner import hub, hub_cache
 from runner.errors import BadModelFile, BusyError, DoesNotFit, RunnerError, UsageError, VerificationFailed
 from runner.hub import download
+from runner.hub.blobs import RepoFolders
 from runner.hub.errors import of_disk
 from runner.pull import plan_pull, pull
 from runner.registry import Registry
@@ -77,11 +79,12 @@ def test_when_everything_is_there_nothing_is_asked(server: Hub) -> None:
     assert [state.done_bytes for state in seen] == [3000]
 
 
-def test_a_blob_without_its_link_is_linked_and_not_fetched(server: Hub) -> None:
+def test_a_blob_without_its_link_is_linked_and_not_fetched(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     directory, _ = fetch(["tiny-Q4_0.gguf", "README.md"])
     (directory / "tiny-Q4_0.gguf").unlink()
     (directory / "README.md").unlink()
     server.requests.clear()
+    leave_free(monkeypatch, -1)  # what a link takes is not asked for
     _, seen = fetch(["tiny-Q4_0.gguf", "README.md"])
     assert server.fetched() == []
     assert (directory / "README.md").read_bytes() == b"hello"
@@ -127,6 +130,26 @@ def test_what_another_tool_fetched_is_used(server: Hub) -> None:
     assert (directory / "tiny-Q8_0.gguf").read_bytes() == FILES["tiny-Q8_0.gguf"]
 
 
+def test_a_kill_in_the_last_moment_of_a_download_leaves_nothing_once_it_goes_on(server: Hub) -> None:
+    directory, _ = fetch(["tiny-Q4_0.gguf"])
+    blob = (directory / "tiny-Q4_0.gguf").resolve()
+    (directory / "tiny-Q4_0.gguf").unlink()
+    blob.with_name(blob.name + hub_cache.SIDECAR_SUFFIX).write_text('{"name": "tiny-Q4_0.gguf"}')
+    fetch(["tiny-Q4_0.gguf"])
+    assert blob_names() == [blob.name]
+    assert server.fetched() == ["tiny-Q4_0.gguf"]
+
+
+def test_other_tools_do_not_call_damaged_what_is_not_whole_yet(server: Hub) -> None:
+    from huggingface_hub import scan_cache_dir
+
+    server.faults = [Fault("gzip", name="tiny-Q4_0.gguf")]
+    with pytest.raises(BusyError):
+        fetch(["tiny-Q4_0.gguf"])
+    assert blob_names() != []
+    assert scan_cache_dir(hub_cache.hub_settings().cache).warnings == []
+
+
 def test_two_files_with_the_same_contents_are_fetched_once(server: Hub) -> None:
     server.repos[REPO].files["copy.gguf"] = FILES["tiny-Q8_0.gguf"]
     directory, seen = fetch(["tiny-Q8_0.gguf", "copy.gguf"])
@@ -166,6 +189,27 @@ def test_without_symbolic_links_the_files_are_moved_or_copied(server: Hub, monke
     assert blob_names() == [etag_of("README.md", FILES["README.md"])]  # it was there before: another link may need it
     server.requests.clear()
     fetch(["README.md", "tiny-Q4_0.gguf"])
+    assert server.fetched() == []
+
+
+def test_a_copy_that_does_not_fit_leaves_nothing(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    directory, _ = fetch(["tiny-Q8_0.gguf"])
+    (directory / "tiny-Q8_0.gguf").unlink()
+    monkeypatch.setattr(os, "symlink", refuse)
+    with file_size_limit(4096), pytest.raises(DoesNotFit):
+        fetch(["tiny-Q8_0.gguf"])
+    assert blob_names() == [etag_of("tiny-Q8_0.gguf", FILES["tiny-Q8_0.gguf"])]
+    assert server.fetched() == ["tiny-Q8_0.gguf"]
+
+
+def test_a_disk_that_is_full_from_the_start_is_left_as_it_was(server: Hub) -> None:
+    listing = hub.list_files(REPO)
+    with file_size_limit(100), pytest.raises(DoesNotFit):
+        hub.fetch(listing, ["tiny-Q8_0.gguf"], on_progress=lambda _: None, cancel=CancelToken())
+    assert blob_names() == []
     assert server.fetched() == []
 
 
@@ -236,7 +280,9 @@ def test_a_listing_made_by_hand_cannot_write_outside_the_cache(server: Hub) -> N
     assert server.fetched() == []
 
 
-def test_a_file_of_another_size_than_the_list_says_is_refused(server: Hub) -> None:
+@pytest.mark.parametrize("cdn", [False, True], ids=["hub", "cdn"])
+def test_a_file_of_another_size_than_the_list_says_is_refused(server: Hub, cdn: bool) -> None:
+    server.cdn = cdn
     listing = hub.list_files(REPO)
     wrong = replace(listing, files=(replace(listing.file("tiny-Q4_0.gguf"), size_bytes=2999),))
     with pytest.raises(VerificationFailed, match="3000 bytes, and 2999") as caught:
@@ -245,7 +291,9 @@ def test_a_file_of_another_size_than_the_list_says_is_refused(server: Hub) -> No
     assert server.bodies == []
 
 
-def test_a_list_without_sizes_and_hashes_is_enough(server: Hub) -> None:
+@pytest.mark.parametrize("headers", [{}, {"X-Linked-Size": "", "X-Linked-ETag": ""}], ids=["linked", "own"])
+def test_a_list_without_sizes_and_hashes_is_enough(server: Hub, headers: dict[str, str]) -> None:
+    server.faults = [Fault("headers", method="HEAD", headers=headers)]
     listing = hub.list_files(REPO)
     bare = replace(listing, files=tuple(hub.RemoteFile(file.name, 0) for file in listing.files))
     seen: list[hub.FetchState] = []
@@ -324,6 +372,35 @@ def test_a_disk_that_fills_up_on_the_way_keeps_what_has_arrived(server: Hub, mon
     assert (directory / "big.gguf").read_bytes() == data
 
 
+def test_nothing_is_written_behind_a_gap(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = noise(200_000)
+    server.repos[REPO].files["big.gguf"] = data
+    write, was_full = os.pwrite, False
+
+    def full_for_a_moment(descriptor: int, piece: bytes, offset: int) -> int:
+        nonlocal was_full
+        if not was_full:
+            was_full = True
+            raise OSError(28, "No space left on device")
+        return write(descriptor, piece, offset)
+
+    monkeypatch.setattr(os, "pwrite", full_for_a_moment)
+    with pytest.raises(DoesNotFit, match="disk is full"):
+        fetch(["big.gguf"])
+    part = hub_cache.repo_directory(REPO) / "blobs" / f"{etag_of('big.gguf', data)}.runner-part"
+    assert data.startswith(part.read_bytes())
+
+
+def test_a_disk_that_does_not_answer_is_not_taken_for_the_server(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(*_: object) -> int:
+        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")  # as network file systems say it
+
+    monkeypatch.setattr(os, "pwrite", hang)
+    with pytest.raises(RunnerError, match="The cache cannot be written"):
+        fetch(["tiny-Q4_0.gguf"])
+    assert server.fetched() == ["tiny-Q4_0.gguf"]
+
+
 def test_each_file_is_fetched_for_itself_where_that_is_asked_for(server: Hub) -> None:
     server.faults = [Fault("status", status=404, name="tiny-Q4_0.gguf", times=None)]
     listing = hub.list_files(REPO)
@@ -345,6 +422,48 @@ def test_files_that_have_not_begun_do_not_try_a_lost_connection_again(server: Hu
     assert failed.keys() == FILES.keys()
     assert len({id(error) for error in failed.values()}) == 1
     assert sum(method == "HEAD" for method, _ in server.requests) == QUICK.max_tries
+
+
+def test_a_file_that_fails_at_once_keeps_no_other_from_being_fetched(server: Hub) -> None:
+    server.faults = [Fault("gzip", name="tiny-Q4_0.gguf")]
+    listing = hub.list_files(REPO)
+    options = hub.FetchOptions(parallel=1, tuning=QUICK)
+    failed = hub.fetch_each(listing, list(FILES), on_progress=lambda _: None, cancel=CancelToken(), options=options)
+    assert list(failed) == ["tiny-Q4_0.gguf"]
+
+
+@pytest.mark.usefixtures("server")
+def test_a_file_that_cannot_be_written_keeps_no_other_from_being_fetched() -> None:
+    listing = hub.list_files(REPO)
+    (RepoFolders.of(listing).snapshot / "README.md").mkdir(parents=True)
+    failed = hub.fetch_each(listing, list(FILES), on_progress=lambda _: None, cancel=CancelToken())
+    assert list(failed) == ["README.md"]
+    assert "directory in the place of a file" in failed["README.md"].message
+
+
+def test_files_that_are_given_up_end_no_other_that_goes_on_with_its_part(
+    server: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "HEARTBEAT_S", download.TICK_S)
+    first, second, third = "tiny-Q8_0.gguf", "tiny-Q4_0.gguf", "README.md"
+    server.faults = [Fault("drop", at=2000, name=first), Fault("status", status=404, name=first)]
+    with pytest.raises(UsageError):
+        fetch([first])
+    listing, held = hub.list_files(REPO), RepoFolders.of(hub.list_files(REPO)).lock(etag_of(first, FILES[first]))
+    server.faults = [Fault("status", status=503, method="HEAD", name=second, times=None)]
+
+    def let_go(_: hub.FetchState) -> None:
+        if [path.endswith(second) for method, path in server.requests if method == "HEAD"].count(
+            True
+        ) >= QUICK.max_tries:
+            held.release()
+
+    options = hub.FetchOptions(parallel=1, tuning=QUICK)
+    with held:
+        failed = hub.fetch_each(
+            listing, [first, second, third], on_progress=let_go, cancel=CancelToken(), options=options
+        )
+    assert failed.keys() == {second, third}
 
 
 @pytest.mark.usefixtures("server")

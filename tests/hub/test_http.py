@@ -15,7 +15,7 @@ from hub_server import Fault, Hub, serving
 from runner import hub
 from runner.errors import BusyError, ConfigError, UsageError
 from runner.hub.errors import retry_after_s
-from runner.hub.http import Origin, content_range, plain_etag, whole_number
+from runner.hub.http import Origin, content_range, encoding_of, is_page, plain_etag, redirect_target, whole_number
 
 FETCH = f"""
 from runner import hub
@@ -208,6 +208,37 @@ def test_an_etag_is_read_without_its_quotes() -> None:
 )
 def test_a_content_range_is_three_numbers_or_nothing(text: str, parts: tuple[int, int, int | None] | None) -> None:
     assert content_range({"content-range": text}) == parts
+
+
+@pytest.mark.parametrize(
+    ("status", "location", "target"),
+    [
+        (302, "/b?c=1", "https://hub.example/b?c=1"),
+        (307, "//cdn.example/b", "https://cdn.example/b"),
+        (302, "", ""),
+        (200, "/b", ""),
+        (304, "/b", ""),
+        (302, "mailto:a@b", ""),
+        (302, "https://x:99999/", ""),
+        (302, "https://" + 64 * "x", ""),
+    ],
+)
+def test_where_a_redirect_leads_is_an_address_or_nothing(status: int, location: str, target: str) -> None:
+    import httpx2
+
+    asked = httpx2.Request("HEAD", "https://hub.example/a/c")
+    assert redirect_target(httpx2.Response(status, headers={"location": location}, request=asked)) == target
+
+
+def test_a_page_is_not_taken_for_a_file_nor_a_file_that_is_one_for_a_page() -> None:
+    page = {"content-type": "Text/HTML; charset=utf-8"}
+    assert [is_page(page, name) for name in ("a.gguf", "a.HTML", "b.htm")] == [True, False, False]
+    assert not is_page({}, "a.gguf")
+
+
+def test_how_a_body_is_compressed() -> None:
+    given = [{}, {"content-encoding": " Identity"}, {"content-encoding": "GZip"}]
+    assert [encoding_of(headers) for headers in given] == ["", "", "gzip"]
 
 
 def test_a_number_of_bytes_is_digits_alone() -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from fetching import IMPATIENT, QUICK, REPO, noise
 from hub_server import Fault, Hub
+from waiting import wait_for
 
 from runner import hub
 from runner.errors import BadModelFile, BusyError, RunnerError, UsageError
 from runner.hub import ranged
 from runner.hub.http import MAX_REDIRECTS
+from runner.types import CancelToken
 
 DATA = noise(50_000)
 
@@ -48,6 +52,32 @@ def test_at_the_end_of_a_file_there_are_fewer_bytes(listing: hub.Listing, start:
 @pytest.mark.usefixtures("server")
 def test_small_files_are_read_too(listing: hub.Listing) -> None:
     assert hub.read_range(listing, "sub/a.json", 0, 100) == b"{}"
+
+
+@pytest.mark.parametrize("fault", [Fault("stall", at=5), Fault("status", status=503, headers={"Retry-After": "15"})])
+def test_cancelling_a_reader_waits_neither_for_silence_nor_for_the_next_try(
+    server: Hub, listing: hub.Listing, fault: Fault
+) -> None:
+    server.faults = [fault]
+    cancel = CancelToken()
+
+    def press() -> None:
+        wait_for(lambda: not server.faults[0].times, "nobody has asked")
+        cancel.cancel()
+
+    threading.Thread(target=press).start()
+    began = time.monotonic()
+    with pytest.raises(RunnerError, match="cancelled"):
+        hub.read_range(listing, "big.gguf", 0, 10, cancel=cancel)
+    assert time.monotonic() - began < 5  # the server's silence is waited for 15 s, and its wish too
+
+
+@pytest.mark.usefixtures("server")
+def test_reading_what_may_be_cancelled_leaves_no_thread_behind(listing: hub.Listing) -> None:
+    before = threading.enumerate()
+    assert hub.read_range(listing, "big.gguf", 0, 10, cancel=CancelToken()) == DATA[:10]
+    own = [thread for thread in threading.enumerate() if thread not in before and "_work" in thread.name]
+    wait_for(lambda: not any(thread.is_alive() for thread in own), "a thread waits for more")
 
 
 def test_a_reader_asks_once_where_a_file_is(server: Hub, listing: hub.Listing) -> None:

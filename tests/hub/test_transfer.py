@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Literal
 import pytest
 from fetching import FILES, IMPATIENT, QUICK, REPO, blob_names, fetch, noise
 from hub_server import Fault, Hub, etag_of
+from tls_front import tls_front
 
 from runner import hub
 from runner.errors import BusyError, RunnerError, UsageError, VerificationFailed
@@ -65,6 +67,17 @@ def test_a_server_that_stops_sending_is_asked_again(big: Hub) -> None:
     assert big.ranges() == ["", "bytes=70000-"]
 
 
+def test_bytes_that_were_changed_under_tls_are_asked_for_again(
+    big: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tls_front(big.url, tmp_path, spoiled_at=100_000) as (url, certificate):
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        fetch_big()
+    assert len(big.ranges()) == 2
+    assert big.ranges()[1] != ""
+
+
 def test_drops_that_bring_nothing_end_in_an_error_and_keep_the_part(big: Hub) -> None:
     big.faults = [Fault("drop", at=60_000), Fault("drop", at=0, times=None)]
     with pytest.raises(BusyError, match="connection was lost") as caught:
@@ -106,7 +119,9 @@ def test_a_rate_limit_is_waited_for_as_long_as_it_says(big: Hub) -> None:
     assert time.monotonic() - began >= 1.0
 
 
-def test_a_rate_limit_that_lasts_too_long_is_an_error_with_the_time(big: Hub) -> None:
+@pytest.mark.parametrize("cdn", [False, True], ids=["hub", "cdn"])
+def test_a_rate_limit_that_lasts_too_long_is_an_error_with_the_time(big: Hub, cdn: bool) -> None:
+    big.cdn = cdn
     big.faults = [Fault("status", status=429, headers={"Retry-After": "4000"})]
     with pytest.raises(BusyError, match="rate limit") as caught:
         fetch(["big.gguf"])
@@ -139,13 +154,20 @@ def test_a_whole_body_with_the_same_etag_is_skipped_to_where_the_part_ends(big: 
     assert big.sent_bytes() == SIZE + 50_000
 
 
+def test_a_server_that_sends_a_piece_at_a_time_is_asked_for_the_next(big: Hub) -> None:
+    big.faults = [Fault("drop", at=50_000), Fault("piece", at=30_000, times=2)]
+    fetch_big()
+    assert big.ranges() == ["", "bytes=50000-", "bytes=80000-", "bytes=110000-"]
+    assert big.sent_bytes() == SIZE
+
+
 @pytest.mark.parametrize("etag", ["", '"d41d8cd98f00b204e9800998ecf8427e-1"'], ids=["no ETag", "another ETag"])
 def test_a_whole_body_of_unknown_kind_is_compared_with_what_is_here(big: Hub, etag: str) -> None:
     big.cdn = True
-    big.faults = [Fault("drop", at=50_000), Fault("whole", headers={"ETag": etag})]
+    big.faults = [Fault("drop", at=150_000), Fault("whole", headers={"ETag": etag})]
     fetch_big()
-    assert big.ranges() == ["", "bytes=50000-"]
-    assert big.sent_bytes() == SIZE + 50_000
+    assert big.ranges() == ["", "bytes=150000-"]
+    assert big.sent_bytes() == SIZE + 150_000
 
 
 def test_a_whole_body_with_another_beginning_starts_the_file_over_the_second_time(big: Hub) -> None:
@@ -191,9 +213,10 @@ def test_a_place_that_does_not_work_is_asked_for_anew(big: Hub, elsewhere: str) 
     fetch_big()
 
 
-def test_a_network_that_wants_a_login_is_told_from_the_hub(big: Hub) -> None:
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+def test_a_network_that_wants_a_login_is_told_from_the_hub(big: Hub, method: str) -> None:
     listing = hub.list_files(REPO)
-    big.faults = [Fault("page", at=4000, method="HEAD", times=None)]
+    big.faults = [Fault("page", at=4000, method=method, times=None)]
     options = hub.FetchOptions(tuning=QUICK)
     with pytest.raises(BusyError, match="no model hub") as caught:
         hub.fetch(listing, ["big.gguf"], on_progress=lambda _state: None, cancel=CancelToken(), options=options)
@@ -208,9 +231,9 @@ def test_a_server_without_ranges_that_always_drops_is_given_up(big: Hub) -> None
     assert len(big.bodies) == QUICK.max_tries
 
 
-@pytest.mark.parametrize("headers", [{"Content-Range": ""}, {"Content-Range": "bytes 5-9/10"}, {"Content-Range": "x"}])
-def test_a_part_of_unknown_place_is_never_appended(big: Hub, headers: dict[str, str]) -> None:
-    big.faults = [Fault("drop", at=50_000), Fault("headers", headers=headers, times=2)]
+@pytest.mark.parametrize("place", ["", "bytes 5-9/10", "x", "bytes 50000-199999/200001"])
+def test_a_part_of_unknown_place_is_never_appended(big: Hub, place: str) -> None:
+    big.faults = [Fault("drop", at=50_000), Fault("headers", headers={"Content-Range": place}, times=2)]
     fetch_big()
     assert big.ranges() == ["", "bytes=50000-", "bytes=50000-", ""]
     assert f"{ETAG}.stale-1" in blob_names()
@@ -230,6 +253,12 @@ def test_an_answer_that_contradicts_the_part_once_costs_no_byte(
     seen = fetch_big()
     assert seen[-1].fetched_bytes == SIZE
     assert blob_names() == [ETAG]
+
+
+def test_contradictions_that_are_far_apart_do_not_add_up(big: Hub) -> None:
+    big.faults = [fault for _ in range(4) for fault in (Fault("drop", at=20_000), Fault("wrong range", at=1))]
+    fetch_big()
+    assert blob_names() == [ETAG]  # it was never begun again
 
 
 def test_drops_after_a_new_beginning_are_survived_while_bytes_arrive(big: Hub) -> None:
@@ -256,7 +285,8 @@ def test_a_range_that_the_server_does_not_have_starts_the_file_over_once(big: Hu
     big.repos[REPO].files["other.gguf"] = noise(SIZE, 5)
     big.faults = [Fault("drop", at=50_000), replace(beyond, times=None)]
     with pytest.raises(BusyError, match="fewer bytes"):
-        fetch(["other.gguf"])
+        fetch(["other.gguf"], tuning=replace(QUICK, max_tries=9))
+    assert big.fetched().count("other.gguf") == 4  # asked again, begun again, and that is that
 
 
 @pytest.mark.parametrize("status", [204, 304, 418, 203])
@@ -275,6 +305,15 @@ def test_a_body_without_an_etag_is_taken(big: Hub) -> None:
     big.cdn = True
     big.faults = [Fault("headers", headers={"ETag": ""})]
     fetch_big()
+
+
+def test_a_hub_without_etags_is_taken_at_its_list(big: Hub) -> None:
+    big.faults = [
+        Fault("headers", method=method, headers={"ETag": "", "X-Linked-ETag": ""}, times=2)
+        for method in ("HEAD", "GET")
+    ]
+    fetch(["big.gguf", "README.md"])
+    assert blob_names() == sorted([ETAG, etag_of("README.md", FILES["README.md"])])
 
 
 def test_a_compressed_body_is_refused(big: Hub) -> None:
@@ -306,11 +345,30 @@ def test_a_file_that_changes_while_it_is_fetched_is_an_error_that_says_so(big: H
     listing = hub.list_files(REPO)
     for fault in (
         Fault("headers", method="HEAD", headers={"X-Linked-ETag": f'"{"0" * 64}"'}),
+        Fault("headers", method="HEAD", headers={"X-Repo-Commit": "0" * 40}),
         Fault("headers", method="GET", headers={"X-Linked-ETag": f'"{"0" * 64}"'}),
     ):
         big.faults = [fault]
         with pytest.raises(BusyError, match="has changed at the hub"):
             hub.fetch(listing, ["big.gguf"], on_progress=lambda _state: None, cancel=CancelToken())
+
+
+def test_a_file_that_has_changed_when_its_address_is_asked_for_again_is_an_error_too(big: Hub) -> None:
+    listing = hub.list_files(REPO)
+    other = {"X-Linked-ETag": f'"{"0" * 64}"'}
+    big.faults = [
+        Fault("drop", at=0),
+        Fault("headers", method="HEAD", headers={}),
+        Fault("headers", method="HEAD", headers=other),
+    ]
+    with pytest.raises(BusyError, match="has changed at the hub"):
+        hub.fetch(
+            listing,
+            ["big.gguf"],
+            on_progress=lambda _: None,
+            cancel=CancelToken(),
+            options=hub.FetchOptions(tuning=QUICK),
+        )
 
 
 @pytest.mark.parametrize("sidecar", ["", "{", "[]", '{"etag": "x"}', "no file"])
@@ -368,6 +426,13 @@ def test_a_part_that_was_damaged_on_the_disk_is_found_by_the_hash(big: Hub) -> N
 # --- redirects and refusals ---
 
 
+def test_a_redirect_of_the_bytes_themselves_is_followed(big: Hub) -> None:
+    place = f"{big.cdn_url}/cdn/{ETAG}?Number=1&Name=big.gguf"
+    big.faults = [Fault("status", status=307, headers={"Location": place})]
+    fetch_big()
+    assert [body.path.partition("?")[0] for body in big.bodies] == [f"/cdn/{ETAG}"]
+
+
 @pytest.mark.parametrize("method", ["HEAD", "GET"])
 def test_a_circle_of_redirects_ends(big: Hub, method: str) -> None:
     big.faults = [Fault("circle", method=method, times=None)]
@@ -376,10 +441,10 @@ def test_a_circle_of_redirects_ends(big: Hub, method: str) -> None:
     assert [request[0] for request in big.requests].count(method) <= MAX_REDIRECTS + 1  # it is not tried again
 
 
-@pytest.mark.parametrize("location", ["file:///etc/passwd", "http://[::bad", "javascript:alert(1)"])
+@pytest.mark.parametrize("location", ["file:///etc/passwd", "http://[::bad", "javascript:alert(1)", "http://a..b/"])
 def test_a_redirect_to_nowhere_is_an_error_at_once(big: Hub, location: str) -> None:
     big.faults = [Fault("status", status=302, headers={"Location": location}, method="HEAD", times=None)]
-    with pytest.raises(RunnerError, match="redirects"):
+    with pytest.raises(RunnerError, match="redirect"):
         fetch(["big.gguf"])
     assert big.bodies == []
     assert [request[0] for request in big.requests].count("HEAD") == 1
@@ -393,6 +458,36 @@ def test_what_holds_up_a_file_is_told_until_it_gets_on(big: Hub, method: str) ->
     told = dict.fromkeys((one.reason, one.n_failures) for one in troubles if one is not None)
     assert list(told) == [(f"The hub answered 500 for {REPO}.", number) for number in (1, 2, 3)]
     assert troubles[-1] is None
+
+
+def test_a_long_wait_is_told_from_the_first_failure_on(big: Hub) -> None:
+    big.faults = [Fault("status", status=429, headers={"Retry-After": "20"})]
+    cancel, told = CancelToken(), []
+
+    def show(state: hub.FetchState) -> None:
+        if state.trouble:
+            told.append(state.trouble)
+            cancel.cancel()
+
+    options = hub.FetchOptions(tuning=replace(QUICK, wait_max_s=30.0))
+    with pytest.raises(RunnerError, match="cancelled"):
+        hub.fetch(hub.list_files(REPO), ["big.gguf"], on_progress=show, cancel=cancel, options=options)
+    assert told == [f"{big.url} takes no more requests for now (rate limit). Trying again in 20 s."]
+
+
+def test_what_held_up_a_file_is_told_no_more_once_it_gets_on(big: Hub) -> None:
+    big.faults = [Fault("status", status=500, times=2)]
+    big.bytes_s, big.most_bytes = 2_000_000, SIZE / 2
+    under_way = []
+
+    def show(state: hub.FetchState) -> None:
+        if 0 < state.done_bytes < SIZE:
+            under_way.append(state.trouble)
+            big.let_go()
+
+    options = hub.FetchOptions(tuning=QUICK)
+    hub.fetch(hub.list_files(REPO), ["big.gguf"], on_progress=show, cancel=CancelToken(), options=options)
+    assert set(under_way) == {""}
 
 
 @pytest.mark.parametrize("etag", ["../../../x", "a/b", ".hidden", "x" * 300, "a b", "COM1:"])
@@ -464,6 +559,26 @@ def test_cancelling_waits_for_nothing(big: Hub, fault: Fault) -> None:
         assert part_file().read_bytes() == DATA[: fault.at]
     big.faults = []
     assert fetch_big()[-1].fetched_bytes == SIZE - fault.at
+
+
+def test_cancelling_does_not_wait_for_the_hash_of_what_is_here(big: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    big.faults = [Fault("drop", at=150_000), Fault("status", status=404)]
+    with pytest.raises(UsageError):
+        fetch(["big.gguf"])
+    cancel, read, n_read = CancelToken(), os.pread, 0
+
+    def slowly(descriptor: int, length: int, offset: int) -> bytes:
+        nonlocal n_read
+        n_read += 1
+        cancel.cancel()
+        time.sleep(0.01)  # 1.5 s in all
+        return read(descriptor, min(length, 1000), offset)
+
+    monkeypatch.setattr(os, "pread", slowly)
+    with pytest.raises(RunnerError, match="The download was cancelled"):
+        hub.fetch(hub.list_files(REPO), ["big.gguf"], on_progress=lambda _: None, cancel=cancel)
+    assert 0 < n_read < 150
+    assert part_file().stat().st_size == 150_000
 
 
 def test_what_the_progress_callback_raises_ends_the_download(big: Hub) -> None:

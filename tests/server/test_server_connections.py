@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 
 from runner.server import connections
-from runner.server.serving import _Server, bind
+from runner.server.serving import _room, _Server, bind
 
 IDLE_S = 1
 PATIENT_S = 600  # of a server that closes nothing for silence within a test
@@ -24,7 +25,7 @@ Connect = Callable[[], Awaitable[Streams]]
 class App:
     """Answers at once, but to /slow when it is let; it knows whose client went away meanwhile.
 
-    Of bodies it reads the first part.
+    To /endless it answers until nobody takes any more of it. Of bodies it reads the first part.
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,14 @@ class App:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.n_begun += 1
         await receive()
+        if scope["path"] == "/endless":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            with suppress(TimeoutError):
+                while True:
+                    await asyncio.wait_for(
+                        send({"type": "http.response.body", "body": bytes(2**20), "more_body": True}), 0.1
+                    )
+            return
         if scope["path"] == "/slow":
             gone, let = asyncio.create_task(receive()), asyncio.create_task(self.is_let.wait())
             done, others = await asyncio.wait({gone, let}, return_when=asyncio.FIRST_COMPLETED)
@@ -47,7 +56,7 @@ class App:
 
 @asynccontextmanager
 async def serving(
-    room: int, idle_s: int = PATIENT_S, *, ends_first: bool = False
+    room: int, idle_s: float = PATIENT_S, *, ends_first: bool = False
 ) -> AsyncIterator[tuple[App, Connect]]:
     """ends_first: the server ends before its clients do."""
     app, listener = App(), bind("127.0.0.1", 0)
@@ -98,6 +107,12 @@ async def trickled(connect: Connect, first: bytes) -> float:
         writer.write(b"T")
         await asyncio.sleep(0.05)
     return time.monotonic() - began
+
+
+@pytest.mark.parametrize(("n_files", "room"), [(resource.RLIM_INFINITY, 288), (1024, 288), (300, 108), (100, 25)])
+def test_there_are_no_more_connections_than_files(monkeypatch: pytest.MonkeyPatch, n_files: int, room: int) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (n_files, n_files))
+    assert _room(32) == room
 
 
 def test_a_connection_that_asks_for_nothing_is_closed_even_if_bytes_trickle() -> None:
@@ -187,6 +202,21 @@ def test_after_a_request_whose_length_is_given_in_two_ways_the_connection_ends()
             writer.write(REQUEST % b"hidden")
             assert await ended(reader) == b""
             assert app.n_begun == 1
+
+    asyncio.run(main())
+
+
+def test_who_takes_nothing_of_an_answer_that_was_given_up_holds_no_place() -> None:
+    async def main() -> None:
+        async with serving(room=1, idle_s=0.1) as (app, connect):
+            _, writer = await connect()
+            writer.transport.pause_reading()
+            writer.write(REQUEST % b"endless")
+            await until(lambda: app.n_begun == 1)
+            while app.n_begun == 1:
+                reader, asker = await connect()
+                asker.write(REQUEST % b"")
+                await ended(reader)
 
     asyncio.run(main())
 

@@ -16,6 +16,7 @@ from runner.errors import RunnerError
 from runner.events import ChatEvent, Finished, Loaded
 from runner.paths import user_paths
 from runner.server.line import AnswerLine, Ticket
+from runner.server.refusal import Refusal
 from runner.types import Message
 
 ASK = [Message(role="user", content="x")]
@@ -59,6 +60,21 @@ async def events(made: Ticket) -> list[ChatEvent]:
 async def until(line: AnswerLine, state: str) -> None:
     while line.state != state:
         await asyncio.sleep(0.01)
+
+
+def test_a_line_without_room_takes_the_one_that_is_answered_at_once(engine: EngineProcess) -> None:
+    async def main() -> None:
+        line = AnswerLine(engine, gone, room=0)
+        line.enter(ticket())
+        with pytest.raises(Refusal) as caught:
+            line.enter(ticket())
+        assert (caught.value.status, caught.value.headers) == (429, {"Retry-After": "1"})
+        line._last_s = 100.0
+        with pytest.raises(Refusal) as caught:
+            line.enter(ticket())
+        assert caught.value.headers == {"Retry-After": "60"}
+
+    asyncio.run(main())
 
 
 def test_a_load_that_would_end_the_thread_is_a_failure_that_is_told(engine: EngineProcess) -> None:

@@ -9,12 +9,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from runner.config import ChatOptions, SamplingParams
 from runner.events import TextDelta
 from runner.server import app
 from runner.server.app import _EventStream, _while_connected
 from runner.server.line import _ROOM, Ticket
+from runner.server.refusal import Refusal
 
 
 def ticket() -> Ticket:
@@ -88,6 +90,21 @@ def test_a_client_that_goes_away_ends_the_work_at_once() -> None:
 
     assert asyncio.run(asyncio.wait_for(_while_connected(gone, work()), 60)) is False
     assert ended == ["work"]
+
+
+@pytest.mark.parametrize(("is_gone", "status"), [(False, 408), (True, 400)])
+def test_a_body_that_does_not_come_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, is_gone: bool, status: int
+) -> None:
+    monkeypatch.setattr(app, "_BODY_S", 0.05)
+
+    async def gone() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")]}
+    with pytest.raises(Refusal) as caught:
+        asyncio.run(asyncio.wait_for(app._body(Request(scope, gone if is_gone else forever)), 60))
+    assert caught.value.status == status
 
 
 def test_a_failure_of_the_work_is_raised() -> None:

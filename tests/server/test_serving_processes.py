@@ -155,8 +155,15 @@ def test_sigterm_ends_everything(start: Callable[..., Served]) -> None:
     assert not psutil.pid_exists(engine.pid)
 
 
-def test_ctrl_c_ends_with_130(start: Callable[..., Served]) -> None:
-    assert start("--quiet").end(signal.SIGINT) == 130
+def test_ctrl_c_ends_with_130_and_a_signal_that_is_ignored_ends_nothing(start: Callable[..., Served]) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        server = start("--quiet")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    server.process.send_signal(signal.SIGHUP)
+    assert server.client.get("/health").status_code == 200
+    assert server.end(signal.SIGINT) == 130
 
 
 @pytest.mark.parametrize("arguments", [(), ("--quiet",)])
