@@ -16,6 +16,7 @@ from runner.config import LONGEST_DRAFT, LoadOptions
 from runner.errors import UnsuitedOptions, UsageError
 from runner.events import Notice
 from runner.quant.half_made import finished
+from runner.quant.json_file import read_json_if_there
 from runner.quant.packed_files import is_packed
 from runner.registry import ModelSpec, Registry
 from runner.speculative.drafter import DrafterName
@@ -24,6 +25,7 @@ NO_WAY_BACK: Final = "this model cannot go back: its recurrent layers keep no ea
 NOT_EXACT: Final = "llama.cpp on a GPU rounds several tokens otherwise than one, and drafts might change the text"
 SAME_FAMILY: Final = "Choose a smaller model of the same family; --spec suffix needs no draft model."
 _COPIES: Final = ("mq4", "mq4-uniform")  # the recipes whose copies draft for a wider one
+_ONLY_HEADS_HAVE: Final = ("draft_vocab_size", "speculators_model_type")  # in config.json: see Eagle3Config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,16 +70,18 @@ def choose_drafter(
 ) -> DraftChoice:
     """What drafts for the model of `spec`, whose files are in `source`. heads: where `runner draft train` puts them.
 
-    "auto" takes the draft model that the user gave, else the text itself; the registry's own suggestion is named,
-    and used only when "model" is asked for. Raises UsageError when what was asked for is made of something that is not
-    named or not there.
+    "auto" takes the draft model or the head that the user gave, else the text itself; the registry's own suggestion is
+    named, and used only when "model" is asked for. Raises UsageError when what was asked for is made of something that
+    is not named or not there, BadModelFile for a config.json that is none.
     """
     asked, draft = options.speculation, options.draft or ""
     if asked == "off":
         return DraftChoice(drafter=None, reason="it was turned off", suggestion=spec.draft)
     if not can_go_back:
         return DraftChoice(drafter=None, reason=NO_WAY_BACK)
-    if asked == "model" or (asked == "auto" and draft):
+    if asked == "auto" and draft:
+        asked = "eagle3" if _is_head(draft, heads) else "model"
+    if asked == "model":
         name = draft or _suggested(spec)
         return DraftChoice(drafter="model", reason=f"{name} drafts", source=name)
     if asked == "self":
@@ -136,6 +140,12 @@ def unused(options: LoadOptions, choice: DraftChoice) -> list[Notice]:
     if choice.at_most and options.draft_max != LONGEST_DRAFT:
         notices.append(Notice("info", shorter(options.draft_max, choice.at_most)))
     return notices
+
+
+def _is_head(draft: str, heads: Path) -> bool:
+    """Whether that names a head that was trained here, or a directory with one. Raises BadModelFile."""
+    config = read_json_if_there(Path(draft).expanduser() / "config.json")
+    return draft in finished(heads) or not config.keys().isdisjoint(_ONLY_HEADS_HAVE)
 
 
 def _head(draft: str, heads: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,19 @@ def test_a_head_is_named_by_its_directory_or_as_it_was_trained_here(tmp_path: Pa
     assert "qwen3-8b-normed" in caught.value.hint
     assert choose(QWEN, speculation="eagle3", draft="qwen3-8b-normed").source == str(trained)
     assert choose(QWEN, speculation="eagle3", draft=str(tmp_path)).source == str(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["draft_vocab_size", "speculators_model_type"])
+def test_a_head_that_is_named_drafts_without_a_word_that_it_is_one(tmp_path: Path, key: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Llama"], key: 1}))
+    choice = choose(QWEN, draft=str(tmp_path))
+    assert (choice.drafter, choice.source) == ("eagle3", str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Llama"]}))
+    assert choose(QWEN, draft=str(tmp_path)).drafter == "model"
+    trained = user_paths().drafts / "qwen3-8b-normed"
+    trained.mkdir(parents=True)
+    assert choose(QWEN, draft="qwen3-8b-normed").source == str(trained)
+    assert choose(QWEN, speculation="model", draft="qwen3-8b-normed").drafter == "model"
 
 
 def test_the_head_that_comes_with_a_model_needs_no_name() -> None:

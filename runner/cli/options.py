@@ -125,8 +125,8 @@ Draft = Annotated[
     typer.Option(
         "--draft",
         metavar="MODEL",
-        help="The model that drafts: a small one of the same family, or a lower quantization of the model itself; with "
-        "--spec eagle3 the head, by its directory or name.",
+        help="The model that drafts: a small one of the same family, or a lower quantization of the model itself; or "
+        "the EAGLE-3 head, by its directory or name.",
         autocompletion=completing.models,
     ),
 ]

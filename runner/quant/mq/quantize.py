@@ -17,6 +17,7 @@ import torch
 
 import runner
 from runner.errors import UsageError
+from runner.machine import default_threads
 from runner.quant.draft_tensors import write_heads
 from runner.quant.file_records import record_of
 from runner.quant.hipfire.producer import ImportProducer, import_recipe
@@ -87,6 +88,8 @@ def quantize_packed(
         )
     work.check_target(force=force, source=source)
     place = device or best_device()
+    if place.type == "cpu":  # more threads than a container grants cores wait for each other
+        torch.set_num_threads(min(torch.get_num_threads(), default_threads()))
     with opened_source(source) as opened:
         weights = in_basis(opened.weights, opened.config, rotation)
         if bpw is not None:

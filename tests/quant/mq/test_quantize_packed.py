@@ -446,3 +446,17 @@ def test_a_small_disk_that_fills_up_while_it_works(source: Path, tmp_path: Path)
         filler.unlink()
         assert (disk / "out.partial" / JOURNAL_NAME).is_file()
         assert hashes(packed(source, disk / "out", "mq4").path) == hashes(packed(source, tmp_path / "o", "mq4").path)
+
+
+def test_rounding_on_a_cpu_takes_no_more_threads_than_a_container_grants_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, source = torch.get_num_threads(), tiny(tmp_path / "source")
+    try:
+        for has, granted, takes in ((3, 2, 2), (1, 2, 1)):
+            torch.set_num_threads(has)
+            monkeypatch.setattr("runner.quant.mq.quantize.default_threads", lambda granted=granted: granted)
+            packed(source, tmp_path / str(has), "mq8")
+            assert torch.get_num_threads() == takes
+    finally:
+        torch.set_num_threads(before)
