@@ -600,7 +600,7 @@ def test_what_a_failed_load_left_is_given_back_by_the_next(
 ) -> None:
     left: list[weakref.ref[object]] = []
 
-    def fail(backend: NativeBackend) -> None:
+    def fail(backend: NativeBackend, _cancel: CancelToken) -> None:
         left.append(weakref.ref(backend._execution))
         raise RunnerError("It broke.")
 
