@@ -84,7 +84,7 @@ def train(
 ) -> None:
     """Train an EAGLE-3 head that drafts for a model, on text that the model writes itself.
 
-    The result is a directory: runner chat MODEL --backend native --spec eagle3 --draft THAT_DIRECTORY. Ctrl+C keeps
+    The result is a directory: runner chat MODEL --backend native --draft THAT_DIRECTORY. Ctrl+C keeps
     what is there, and the same command goes on from it.
     """
     from runner.backends.native.placement import place
@@ -203,9 +203,7 @@ def _show_result(model: str, output: Path, report: Report, *, as_json: bool) -> 
     for name, text in _facts(report):
         render.narrate(f"{name:<10} {text}")
     _measured_table(report, is_narration=True)
-    render.narrate(
-        f"Use it: runner chat {shlex.quote(model)} --backend native --spec eagle3 --draft {shlex.quote(str(output))}"
-    )
+    render.narrate(f"Use it: runner chat {shlex.quote(model)} --backend native --draft {shlex.quote(str(output))}")
     render.data(str(output))
 
 

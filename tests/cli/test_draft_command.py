@@ -47,7 +47,7 @@ def test_a_head_is_trained_and_shown(model: Path, questions: Path, capsys: pytes
     path = user_paths().drafts / "tiny-normed"
     assert out.out == f"{path}\n"  # what a script reads
     assert "as trained" in out.err
-    assert f"--spec eagle3 --draft {path}" in out.err
+    assert f"--backend native --draft {path}" in out.err
     assert "loss" in out.err
     head = load_eagle3(path)
     assert (head.config.norm_output, head.config.draft_vocab_size) == (True, 100)
