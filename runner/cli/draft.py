@@ -84,8 +84,8 @@ def train(
 ) -> None:
     """Train an EAGLE-3 head that drafts for a model, on text that the model writes itself.
 
-    The result is a directory: runner chat MODEL --backend native --draft THAT_DIRECTORY. Ctrl+C keeps
-    what is there, and the same command goes on from it.
+    The result is a directory: runner chat MODEL --backend native --draft THAT_DIRECTORY. Ctrl+C keeps what is there,
+    and the same command goes on from it.
     """
     from runner.backends.native.placement import place
     from runner.cli.interrupt import cancelling, making_stopped
