@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from runner.closed import cannot_read, closed
 from runner.config import LONGEST_DRAFT, LoadOptions
 from runner.errors import UnsuitedOptions, UsageError
 from runner.events import Notice
@@ -72,7 +73,7 @@ def choose_drafter(
 
     "auto" takes the draft model or the head that the user gave, else the text itself; the registry's own suggestion is
     named, and used only when "model" is asked for. Raises UsageError when what was asked for is made of something that
-    is not named or not there, BadModelFile for a config.json that is none.
+    is not named or not there, BadModelFile for a config.json that is none, RunnerError for what may not be looked into.
     """
     asked, draft = options.speculation, options.draft or ""
     if asked == "off":
@@ -162,8 +163,11 @@ def _head(draft: str, heads: Path) -> Path:
         raise UsageError("--spec eagle3 needs a head.", hint=hint)
     try:
         path = trained.get(draft) or Path(draft).expanduser()
-    except RuntimeError:  # no such user
-        path = Path(draft)
+        place = closed(path)
+    except (RuntimeError, ValueError):  # no such user, a NUL
+        path, place = Path(draft), None
+    if place is not None:
+        raise cannot_read([place])
     if not os.path.isdir(path):
         raise UsageError(f"{draft} is no directory with an EAGLE-3 head.", hint=hint)
     return path
