@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from runner.closed import cannot_read, closed
 from runner.config import LONGEST_DRAFT, LoadOptions
 from runner.errors import UnsuitedOptions, UsageError
 from runner.events import Notice
@@ -72,7 +73,7 @@ def choose_drafter(
 
     "auto" takes the draft model or the head that the user gave, else the text itself; the registry's own suggestion is
     named, and used only when "model" is asked for. Raises UsageError when what was asked for is made of something that
-    is not named or not there, BadModelFile for a config.json that is none.
+    is not named or not there, BadModelFile for a config.json that is none, RunnerError for what may not be looked into.
     """
     asked, draft = options.speculation, options.draft or ""
     if asked == "off":
@@ -132,7 +133,7 @@ def unused(options: LoadOptions, choice: DraftChoice) -> list[Notice]:
     if options.draft and not choice.source:
         why = choice.reason.removesuffix(".") if choice.drafter is None else f"{choice.drafter} drafts"
         text = f"{options.draft}, given by --draft, is not used: {why}."
-        hint = "" if choice.is_refused else "A model drafts with --spec auto or model, a head with eagle3."
+        hint = "" if choice.is_refused else "A model drafts with --spec auto or model, a head with auto or eagle3."
         notices.append(Notice("warning", text, hint))
     if options.draft_file and not choice.files:
         hint = "Only suffix quotes files: --spec suffix." if choice.drafter is not None else ""
@@ -144,8 +145,13 @@ def unused(options: LoadOptions, choice: DraftChoice) -> list[Notice]:
 
 def _is_head(draft: str, heads: Path) -> bool:
     """Whether that names a head that was trained here, or a directory with one. Raises BadModelFile."""
-    config = read_json_if_there(Path(draft).expanduser() / "config.json")
-    return draft in finished(heads) or not config.keys().isdisjoint(_ONLY_HEADS_HAVE)
+    if draft in finished(heads):
+        return True
+    try:
+        config = read_json_if_there(Path(draft).expanduser() / "config.json")
+    except (OSError, RuntimeError):  # closed, too long, no such user: who looks for a model there says so
+        return False
+    return not config.keys().isdisjoint(_ONLY_HEADS_HAVE)
 
 
 def _head(draft: str, heads: Path) -> Path:
@@ -155,8 +161,14 @@ def _head(draft: str, heads: Path) -> Path:
     hint = f"{here}`runner draft train MODEL` trains one, and --draft names its directory."
     if not draft:
         raise UsageError("--spec eagle3 needs a head.", hint=hint)
-    path = trained.get(draft) or Path(draft).expanduser()
-    if not path.is_dir():
+    try:
+        path = trained.get(draft) or Path(draft).expanduser()
+        place = closed(path)
+    except (RuntimeError, ValueError):  # no such user, a NUL
+        path, place = Path(draft), None
+    if place is not None:
+        raise cannot_read([place])
+    if not os.path.isdir(path):
         raise UsageError(f"{draft} is no directory with an EAGLE-3 head.", hint=hint)
     return path
 

@@ -205,7 +205,7 @@ def _drafting(
         return DraftChoice(drafter=None, reason=f"{error.message} {error.hint}".strip(), is_refused=True), None
     if choice.drafter in ("mtp", "eagle3") and found.backend != "native":
         reason = f"the {found.backend} backend has no {choice.drafter} drafter, --backend native has"
-        return DraftChoice(drafter=None, reason=reason), None
+        return DraftChoice(drafter=None, reason=reason, is_refused=True), None
     longest = min(found.longest_draft, LONGEST_DRAFT if draft is None else draft.longest_draft)
     return limited(choice, options.draft_max, longest), None if draft is None else draft.facts
 

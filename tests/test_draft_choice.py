@@ -140,6 +140,13 @@ def test_a_head_that_is_named_drafts_without_a_word_that_it_is_one(tmp_path: Pat
     assert choose(QWEN, speculation="model", draft="qwen3-8b-normed").drafter == "model"
 
 
+@pytest.mark.parametrize("name", ["~no-such-user/head", "a" * 300, "a\0b"])
+def test_what_can_be_no_directory_is_left_to_who_looks_for_a_model_of_that_name(name: str) -> None:
+    assert choose(QWEN, draft=name).source == name
+    with pytest.raises(UsageError, match="is no directory with an EAGLE-3 head"):
+        choose(QWEN, speculation="eagle3", draft=name)
+
+
 def test_the_head_that_comes_with_a_model_needs_no_name() -> None:
     choice = choose(QWEN, speculation="mtp")
     assert (choice.drafter, choice.source, choice.is_model) == ("mtp", "", False)

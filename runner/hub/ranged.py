@@ -5,6 +5,7 @@ It writes nothing to the cache and knows no file format.
 
 from __future__ import annotations
 
+import threading
 import time
 from functools import partial
 from typing import TYPE_CHECKING
@@ -75,6 +76,8 @@ class RemoteReader:
         self._origin = origin()
         self._client = httpx2.Client(**client_options(self._tuning))
         self._addresses: dict[str, str] = {}  # where a file really is, by its name
+        self._is_closed = False
+        self._reading = threading.Lock()  # a read that was left behind closes what it still looks at
 
     def __enter__(self) -> RemoteReader:
         return self
@@ -85,7 +88,9 @@ class RemoteReader:
         self.close()
 
     def close(self) -> None:
-        self._client.close()
+        self._is_closed = True
+        if not self._reading.locked():
+            self._client.close()
 
     def read(self, name: str, start: int, length: int) -> bytes:
         """`length` bytes of the file `name` from `start`, fewer at its end."""
@@ -97,11 +102,20 @@ class RemoteReader:
         wanted = max(0, min(length, size - start)) if size else length
         data = b""
         while len(data) < wanted:
-            more = beside(partial(self._read_patiently, name, start + len(data), wanted - len(data)), self._cancel)
+            more = beside(partial(self._read_some, name, start + len(data), wanted - len(data)), self._cancel)
             if not more:
                 break
             data += more
         return data
+
+    def _read_some(self, name: str, start: int, length: int) -> bytes:
+        """See _read_patiently; the reader may be closed meanwhile."""
+        try:
+            with self._reading:
+                return self._read_patiently(name, start, length)
+        finally:
+            if self._is_closed:
+                self._client.close()
 
     def _read_patiently(self, name: str, start: int, length: int) -> bytes:
         """One request, again while that may help."""

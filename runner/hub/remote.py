@@ -108,10 +108,7 @@ class Remote:
                 yield response
             finally:
                 await response.aclose()
-        except (
-            httpx2.TransportError,
-            ssl.SSLError,
-        ) as error:  # httpx2 passes on the latter, of bytes that were changed
+        except (httpx2.TransportError, ssl.SSLError) as error:  # the latter of bytes that were changed on the way
             raise TryAgain(errors.lost(self.asked, name, error)) from error
         except (httpx2.InvalidURL, httpx2.HTTPError) as error:
             raise errors.broken_off(self.asked, name, f"a redirect cannot be followed ({error})") from error

@@ -112,3 +112,13 @@ def test_what_may_not_all_be_deleted_stays_whole() -> None:
     for name in ("mine", SHARDS):
         assert main(["rm", "-y", name]) == 0
     assert [place.exists() for place in (made, repo)] == [False, False]
+
+
+@pytest.mark.parametrize("speculation", ["auto", "eagle3"])
+def test_a_closed_directory_of_what_is_to_draft_is_told(tmp_path: Path, speculation: str) -> None:
+    closed = tmp_path / "drafter"
+    closed.mkdir()
+    (closed / "config.json").touch()
+    done = run_as_plain_user("explain", "demo", "--spec", speculation, "--draft", str(closed), closed=closed)
+    assert done.returncode == 0
+    assert f"off: {closed} cannot be read: permission denied." in " ".join(done.stdout.split())

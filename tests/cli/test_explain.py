@@ -101,9 +101,14 @@ def test_files_that_drafts_may_quote_are_counted(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_a_head_for_a_backend_without_heads_drafts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_head_for_a_backend_without_heads_drafts_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows, _ = explain(capsys, "demo", "--spec", "mtp")
     assert rows["speculation"].strip() == "off: the llamacpp backend has no mtp drafter, --backend native has"
+    (tmp_path / "config.json").write_text('{"draft_vocab_size": 9}')
+    rows, err = explain(capsys, "demo", "--draft", str(tmp_path))
+    why = "the llamacpp backend has no eagle3 drafter, --backend native has"
+    assert rows["speculation"].strip() == f"off: {why}"
+    assert err == f"warning: {tmp_path}, given by --draft, is not used: {why}.\n"  # which is the remedy
 
 
 def test_the_registry_s_draft_model_is_a_suggestion(

@@ -80,6 +80,7 @@ class NativeBackend(Backend):
         self._follower: Follower | None = None
         self._recorded: set[int] = set()  # how many tokens those steps draft by themselves that were recorded at load
         self._verified: set[int] = set()  # how many tokens those steps have that were: of drafts of the host's
+        self._is_asked = False  # whether an answer was ever asked for
         self._is_open = True
 
     def warm_up(self, cancel: CancelToken) -> None:
@@ -104,10 +105,10 @@ class NativeBackend(Backend):
 
     def get_ready(self) -> Iterator[None]:
         """See Backend: pass prompts of the lengths that messages have, so that they are recorded. They are forgotten,
-        and it ends where a text is held, or is heard by a head that drafts."""
+        and it ends where a text is held or was asked for, or is heard by a head that drafts."""
         never = CancelToken()
         for n_before, n_tokens, params in self._first_messages():
-            if not self._is_open or self._held or self._follower is not None:
+            if not self._is_open or self._held or self._is_asked or self._follower is not None:
                 return
             self._read([0] * n_before, never)
             self._last_choice([0] * n_tokens, params, never)
@@ -118,8 +119,12 @@ class NativeBackend(Backend):
             yield
 
     def _first_messages(self) -> Iterator[tuple[int, int, SamplingParams]]:
-        """Tokens before a message, which is computed in another way after some, those of it, and how one is chosen."""
-        lengths = [n_tokens for n_tokens in self._execution.message_lengths if n_tokens + 1 < self.info.n_ctx]
+        """Tokens before a message, which is computed in another way after some, those of it, and how one is chosen.
+
+        All have room in the cache as it is: one that grows loses what was recorded.
+        """
+        room = min(self.info.n_ctx - 1, self._execution.cache.capacity)
+        lengths = [n_tokens for n_tokens in self._execution.message_lengths if n_tokens + 1 <= room]
         for n_before in (0, 1):
             for n_tokens in lengths:
                 if n_tokens > MOST_ROWS:
@@ -155,6 +160,7 @@ class NativeBackend(Backend):
         constraint: Constraint | None = None,
     ) -> Generator[Prefill | Step, None, None]:
         check_prompt(prompt, self.info)
+        self._is_asked = True
         try:
             choose = yield from self._prefill(prompt, params, cancel, constraint)
             if cancel.is_cancelled:

@@ -518,6 +518,8 @@ def test_who_gets_ready_passes_what_first_messages_would_wait_for_and_holds_noth
     execution = backend._execution
     assert isinstance(execution, FusedExecution)
     graphs = execution._graphs = Noting()
+    assert not list(backend.get_ready())  # the cache would move
+    execution.cache.reserve(34)
     for _ in backend.get_ready():
         assert not backend.held
         assert execution.cache.length == 0
@@ -533,6 +535,8 @@ def test_who_gets_ready_passes_what_first_messages_would_wait_for_and_holds_noth
     assert not execution._text.begin.item()  # and drafts do not quote it
     graphs.recorded.clear()
     assert not list(backend.get_ready())  # which would cut what is held
+    backend.keep(0)
+    assert not list(backend.get_ready())  # and drafts may quote what was said
     assert not graphs.recorded
     backend.close()
     assert not list(backend.get_ready())

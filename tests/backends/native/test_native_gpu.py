@@ -163,23 +163,23 @@ def test_a_prompt_that_a_graph_replays_gives_the_bits_that_it_gave_before(model:
 
 
 def test_first_messages_find_their_graphs_once_the_backend_has_got_ready(model: ReadyModel) -> None:
-    backend = opened(model, ctx_size=512)
-    execution = backend._execution
-    assert isinstance(execution, FusedExecution)
-
-    def answers() -> list[list[int]]:
+    def answers(backend: NativeBackend) -> list[list[int]]:
         found = []
         for n_tokens in (14, 20, 40):
             found.append(take(backend, PROMPT[:n_tokens], 12))
             backend.keep(0)
         return found
 
-    expected = answers()
-    execution._graphs.forget()
+    backend = opened(model, ctx_size=512)
+    expected = answers(backend)
+    backend.close()
+    backend = opened(model, ctx_size=512)
+    execution = backend._execution
+    assert isinstance(execution, FusedExecution)
     for _ in backend.get_ready():
         assert not backend.held
     ready = prompts_recorded(execution)
-    assert answers() == expected
+    assert answers(backend) == expected
     new = prompts_recorded(execution) - ready
     assert new == ({("greedy rows", 14)} if execution.is_exact else set())
     backend.close()
