@@ -78,7 +78,7 @@ def child(directory: Path, n_ctx: int, n_prompt: int, moments: Sequence[float], 
     )
     backend = load(model, LoadOptions(backend="native", ctx_size=n_ctx), on_progress, CancelToken())
     ended["kernels"] = time.time()
-    for _ in backend.get_ready() if gets_ready else ():
+    for _ in backend.get_ready(CancelToken()) if gets_ready else ():
         pass
     ready_s, graphs_bytes = time.time() - ended["kernels"], backend.memory().graphs_bytes
     steps = backend.generate(list(range(n_prompt)), SamplingParams(temperature=0, seed=0), CancelToken())

@@ -163,8 +163,8 @@ class Engine(EngineSurface):
         answer = Answer(backend, self._drafting, self._grammars, params, options, cancel, self._clock)
         yield from answer.events(messages)
 
-    def get_ready(self) -> Iterator[None]:
-        """Go on with what first answers would wait for, a piece at a time; for when nobody asks for anything."""
+    def get_ready(self, cancel: CancelToken) -> Iterator[None]:
+        """Go on with what first answers would wait for, a piece at a time, until somebody asks for anything."""
         backend = self._backend
         if backend is None:
             return
@@ -172,7 +172,7 @@ class Engine(EngineSurface):
             with suppress(RunnerError):  # whoever asks is told
                 build_prompt(_ANY_MESSAGE, DEFAULT_CHAT_OPTIONS, backend.info, backend.tokenizer, 1)
             yield
-            yield from backend.get_ready()
+            yield from backend.get_ready(cancel)
         except Exception:  # no memory, most likely: answers do without
             log.warning("not ready for first answers", exc_info=True)
 

@@ -69,12 +69,14 @@ class _Inbox:
     def __init__(self) -> None:
         self._requests: queue.SimpleQueue[tuple[dict[str, Any], CancelToken]] = queue.SimpleQueue()
         self._tokens: dict[int, CancelToken] = {}
+        self._meanwhile = CancelToken()
 
-    def next(self, meanwhile: Iterator[None]) -> tuple[dict[str, Any], CancelToken]:
-        """The next request. What is done `meanwhile`, a piece at a time, goes on until there is one."""
+    def next(self, meanwhile: Callable[[CancelToken], Iterator[None]]) -> tuple[dict[str, Any], CancelToken]:
+        """The next request. What is done `meanwhile`, a piece at a time, is cancelled once there is one."""
+        self._meanwhile = cancel = CancelToken()
         with suppress(queue.Empty):
             return self._requests.get(timeout=_QUIET_S)
-        for _ in meanwhile:
+        for _ in meanwhile(cancel):
             with suppress(queue.Empty):
                 return self._requests.get_nowait()
         return self._requests.get()
@@ -95,6 +97,7 @@ class _Inbox:
             return
         self._tokens = {message["id"]: CancelToken()}
         self._requests.put((message, self._tokens[message["id"]]))
+        self._meanwhile.cancel()
 
 
 class Child:
@@ -145,9 +148,9 @@ class Child:
             return ()
         raise RunnerError(f"The engine does not know the request {message['op']!r}.")
 
-    def get_ready(self) -> Iterator[None]:
+    def get_ready(self, cancel: CancelToken) -> Iterator[None]:
         """What is done while nobody asks for anything, a piece at a time."""
-        return self.engine.get_ready()
+        return self.engine.get_ready(cancel)
 
     def _announce(self, event: Loaded) -> None:
         """Appear in `runner ps`; where no file can be written, the model runs without."""
@@ -205,7 +208,7 @@ def main(make_child: Callable[[Paths, Outbox], Child] = Child) -> None:
     threading.Thread(target=inbox.read, args=(sys.stdin.buffer, leave), name="inbox", daemon=True).start()
     threading.Thread(target=beat, name="heartbeat", daemon=True).start()
     while True:
-        child.run(*inbox.next(child.get_ready()))
+        child.run(*inbox.next(child.get_ready))
 
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from runner.backends.fake import FakeBackend
 from runner.engine_child import main
+from runner.types import CancelToken
 
 
-def _get_ready(_backend: FakeBackend) -> Iterator[None]:
+def _get_ready(_backend: FakeBackend, _cancel: CancelToken) -> Iterator[None]:
     (Path(os.environ["READY_CHILD"]) / "ready").touch()
     yield
 

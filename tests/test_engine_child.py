@@ -19,7 +19,7 @@ from runner.engine_child import Outbox, _Inbox
 from runner.engine_process import EngineProcess
 from runner.paths import user_paths
 from runner.templates.sandbox import compile_template
-from runner.types import Message
+from runner.types import CancelToken, Message
 
 
 @pytest.fixture
@@ -37,25 +37,28 @@ def test_who_has_another_request_at_once_waits_for_nothing_that_is_done_meanwhil
     inbox = _Inbox()
     ask(inbox, 7)
 
-    def meanwhile() -> Iterator[None]:
+    def meanwhile(_cancel: CancelToken) -> Iterator[None]:
         pytest.fail("it was begun")
         yield
 
-    assert inbox.next(meanwhile())[0]["id"] == 7
+    assert inbox.next(meanwhile)[0]["id"] == 7
 
 
 def test_what_is_done_meanwhile_goes_on_until_there_is_a_request() -> None:
     inbox, done = _Inbox(), 0
 
-    def meanwhile() -> Iterator[None]:
+    def meanwhile(cancel: CancelToken) -> Iterator[None]:
         nonlocal done
         for done in range(1, 9):
+            assert not cancel.is_cancelled
             if done == 3:
                 ask(inbox, 7)
+                assert cancel.is_cancelled  # a piece may be long
             yield
 
-    assert inbox.next(meanwhile())[0]["id"] == 7
-    assert done == 3
+    for _ in range(2):
+        assert inbox.next(meanwhile)[0]["id"] == 7
+        assert done == 3
 
 
 def test_a_model_that_is_loaded_gets_ready(tmp_path: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,14 +75,14 @@ def test_a_process_that_measures_does_nothing_while_another_one_is_measured(
 ) -> None:
     child = BenchChild(user_paths(), Outbox(-1, lambda: None))
     list(child.engine.load(script, LoadOptions()))
-    monkeypatch.setattr(child.engine, "get_ready", lambda: pytest.fail("it did"))
-    assert not list(child.get_ready())
+    monkeypatch.setattr(child.engine, "get_ready", lambda _: pytest.fail("it did"))
+    assert not list(child.get_ready(CancelToken()))
 
 
 @pytest.fixture
 def loaded(script: str) -> Iterator[Engine]:
     engine = Engine(user_paths())
-    assert not list(engine.get_ready())  # nothing is there to get ready
+    assert not list(engine.get_ready(CancelToken()))  # nothing is there to get ready
     list(engine.load(script, LoadOptions()))
     yield engine
     engine.close()
@@ -87,7 +90,7 @@ def loaded(script: str) -> Iterator[Engine]:
 
 def test_an_engine_that_has_got_ready_compiles_no_template_for_a_message(loaded: Engine) -> None:
     compile_template.cache_clear()
-    list(loaded.get_ready())
+    list(loaded.get_ready(CancelToken()))
     assert compile_template.cache_info().misses == 1
     list(loaded.chat([Message(role="user", content="x")], SamplingParams(temperature=0)))
     assert compile_template.cache_info().misses == 1
@@ -96,12 +99,12 @@ def test_an_engine_that_has_got_ready_compiles_no_template_for_a_message(loaded:
 def test_an_engine_that_cannot_get_ready_answers_all_the_same(
     loaded: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def pieces() -> Iterator[None]:
+    def pieces(_cancel: CancelToken) -> Iterator[None]:
         yield
         raise MemoryError
 
     monkeypatch.setattr(loaded.backend, "get_ready", pieces)
     loaded.backend.info = replace(loaded.backend.info, chat_template=None)  # which who asks is told
     assert not caplog.text
-    assert list(loaded.get_ready()) == [None, None]
+    assert list(loaded.get_ready(CancelToken())) == [None, None]
     assert "MemoryError" in caplog.text

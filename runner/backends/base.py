@@ -184,11 +184,13 @@ class Backend(Protocol):
             hint="--backend native has; --spec suffix works with every backend.",
         )
 
-    def get_ready(self) -> Iterator[None]:
+    def get_ready(self, cancel: CancelToken) -> Iterator[None]:
         """Do what first answers would wait for, a piece of some 0.1 s at a time, while nobody asks for one.
 
-        What is loaded and held is the same after each piece, and the iterator may be left at any. Raises as generate.
+        What is loaded and held is the same after each piece, and the iterator may be left at any; once `cancel` is set
+        it ends within 200 ms. Raises as generate.
         """
+        del cancel
         return iter(())
 
     def memory(self) -> MemoryUse: ...

@@ -40,7 +40,7 @@ class BenchChild(Child):
         self._meter = self._genres = None
         return super().perform(message, cancel)
 
-    def get_ready(self) -> Iterator[None]:
+    def get_ready(self, _cancel: CancelToken) -> Iterator[None]:
         """Nothing: while one process is asked for nothing another one is measured."""
         return iter(())
 

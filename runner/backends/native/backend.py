@@ -103,17 +103,20 @@ class NativeBackend(Backend):
                 self.info, note=f"{self.info.note} Here: about {rate:.{0 if rate >= 10 else 1}f} tokens/s."
             )
 
-    def get_ready(self) -> Iterator[None]:
+    def get_ready(self, cancel: CancelToken) -> Iterator[None]:
         """See Backend: pass prompts of the lengths that messages have, so that they are recorded. They are forgotten,
         and it ends where a text is held or was asked for, or is heard by a head that drafts."""
-        never = CancelToken()
         for n_before, n_tokens, params in self._first_messages():
             if not self._is_open or self._held or self._is_asked or self._follower is not None:
                 return
-            self._read([0] * n_before, never)
-            self._last_choice([0] * n_tokens, params, never)
-            self.keep(0)
-            self.forget_texts()
+            try:
+                self._read([0] * n_before, cancel)
+                self._last_choice([0] * n_tokens, params, cancel)
+            except _Cancelled:
+                return
+            finally:
+                self.keep(0)
+                self.forget_texts()
             yield
             self._execution.after_answer()
             yield

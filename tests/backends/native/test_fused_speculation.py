@@ -20,7 +20,7 @@ from torch import Tensor
 
 from runner.backends.base import Prefill
 from runner.backends.native import kv_cache, stream
-from runner.backends.native.backend import NativeBackend
+from runner.backends.native.backend import NativeBackend, _Cancelled
 from runner.backends.native.fused_execution import FusedExecution
 from runner.backends.native.graphs import MESSAGE_ROWS, Graphs
 from runner.backends.native.model_files import read_config
@@ -511,6 +511,28 @@ class Noting(Graphs):
         self._noted.clear()
 
 
+def test_who_gets_ready_holds_nothing_of_a_message_that_a_request_comes_in_the_way_of(
+    smallest: Smallest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = opened(smallest)
+
+    def asked(*_arguments: object) -> None:
+        assert backend.held == [0]
+        raise _Cancelled
+
+    monkeypatch.setattr(backend, "_first_messages", lambda: iter([(1, 32, PARAMS["greedy"])]))
+    monkeypatch.setattr(backend._execution, "last_choice", asked)
+    assert not list(backend.get_ready(CancelToken()))
+    assert not backend.held
+    monkeypatch.undo()
+    monkeypatch.setattr(backend, "_first_messages", lambda: iter([(0, 8, PARAMS["greedy"])]))
+    cancel = CancelToken()
+    cancel.cancel()
+    assert not list(backend.get_ready(cancel))
+    assert backend._execution.cache.length == 0
+    backend.close()
+
+
 def test_who_gets_ready_passes_what_first_messages_would_wait_for_and_holds_nothing_of_it(
     smallest: Smallest, texts: dict[str, list[int]]
 ) -> None:
@@ -518,9 +540,9 @@ def test_who_gets_ready_passes_what_first_messages_would_wait_for_and_holds_noth
     execution = backend._execution
     assert isinstance(execution, FusedExecution)
     graphs = execution._graphs = Noting()
-    assert not list(backend.get_ready())  # the cache would move
+    assert not list(backend.get_ready(CancelToken()))  # the cache would move
     execution.cache.reserve(34)
-    for _ in backend.get_ready():
+    for _ in backend.get_ready(CancelToken()):
         assert not backend.held
         assert execution.cache.length == 0
     shortest = MESSAGE_ROWS[0]  # the context has room for no other
@@ -534,12 +556,12 @@ def test_who_gets_ready_passes_what_first_messages_would_wait_for_and_holds_noth
     assert [*PROMPT, *written(backend, PARAMS["sampled"], N_CTX - len(PROMPT))] == texts["sampled"]
     assert not execution._text.begin.item()  # and drafts do not quote it
     graphs.recorded.clear()
-    assert not list(backend.get_ready())  # which would cut what is held
+    assert not list(backend.get_ready(CancelToken()))  # which would cut what is held
     backend.keep(0)
-    assert not list(backend.get_ready())  # and drafts may quote what was said
+    assert not list(backend.get_ready(CancelToken()))  # and drafts may quote what was said
     assert not graphs.recorded
     backend.close()
-    assert not list(backend.get_ready())
+    assert not list(backend.get_ready(CancelToken()))
 
 
 # --- what benchmarks of real texts count on ---------------------------------------------------------------------------

@@ -176,7 +176,7 @@ def test_first_messages_find_their_graphs_once_the_backend_has_got_ready(model: 
     backend = opened(model, ctx_size=512)
     execution = backend._execution
     assert isinstance(execution, FusedExecution)
-    for _ in backend.get_ready():
+    for _ in backend.get_ready(CancelToken()):
         assert not backend.held
     ready = prompts_recorded(execution)
     assert answers(backend) == expected
