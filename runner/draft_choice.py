@@ -35,7 +35,7 @@ class DraftChoice:
 
     suggestion: a model that is known to draft for the target and is not used. files: texts that drafts may quote.
     at_most: tokens of its drafts, where no more can be taken back though more were asked for, else 0. is_refused: what
-    was asked for cannot be had, and the reason says what can.
+    was asked for cannot be had, so that a load fails, and the reason says what can.
     """
 
     drafter: DrafterName | None
@@ -57,7 +57,7 @@ class DraftChoice:
         n = len(self.files)
         files = f", and may quote {'a file' if n == 1 else f'{n} files'}" if n else ""
         limit = f"; drafts have {self.at_most} tokens at most, no more can be taken back" if self.at_most else ""
-        return f"{self.drafter or 'off'}: {self.reason}{files}{limit}"
+        return f"{self.drafter or ('refused' if self.is_refused else 'off')}: {self.reason}{files}{limit}"
 
 
 def choose_drafter(
@@ -129,11 +129,13 @@ def shorter(asked: int, longest: int) -> str:
 
 def unused(options: LoadOptions, choice: DraftChoice) -> list[Notice]:
     """What was asked for and the chosen drafter has no use for: a model or a head, files, longer drafts."""
-    notices = []
+    notices: list[Notice] = []
+    if choice.is_refused:  # then nothing is passed over
+        return notices
     if options.draft and not choice.source:
-        why = choice.reason.removesuffix(".") if choice.drafter is None else f"{choice.drafter} drafts"
+        why = choice.reason if choice.drafter is None else f"{choice.drafter} drafts"
         text = f"{options.draft}, given by --draft, is not used: {why}."
-        hint = "" if choice.is_refused else "A model drafts with --spec auto or model, a head with auto or eagle3."
+        hint = "A model drafts with --spec auto or model, a head with auto or eagle3."
         notices.append(Notice("warning", text, hint))
     if options.draft_file and not choice.files:
         hint = "Only suffix quotes files: --spec suffix." if choice.drafter is not None else ""

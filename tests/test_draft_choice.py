@@ -70,11 +70,9 @@ def test_a_draft_model_that_has_no_part_in_it_is_named() -> None:
         assert "qwen3-1.7b, given by --draft, is not used: " in notice.text
         assert (choice.drafter or choice.reason) in notice.text
         assert "--spec auto" in notice.hint
-    (notice,) = unused(
-        LoadOptions(draft="big"), DraftChoice(drafter=None, reason="It cannot. Choose another.", is_refused=True)
-    )
-    assert notice.text.endswith("is not used: It cannot. Choose another.")
-    assert notice.hint == ""
+    refused = DraftChoice(drafter=None, reason="It cannot. Choose another.", is_refused=True)
+    assert refused.words == "refused: It cannot. Choose another."
+    assert unused(LoadOptions(draft="big", draft_file=("/a",)), refused) == []
     for speculation in ("auto", "model"):
         assert unused(LoadOptions(draft="qwen3-1.7b"), choose(QWEN, speculation=speculation, draft="qwen3-1.7b")) == []
 

@@ -82,7 +82,7 @@ def test_a_draft_model_of_another_vocabulary_is_refused_as_a_load_would(
     said = rows["speculation"]
     assert ".." not in err
     assert "cannot draft for demo: their vocabularies differ. Token" in said
-    assert said.strip().startswith("off:")
+    assert said.strip().startswith("refused:")
 
 
 def test_files_that_drafts_may_quote_are_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -103,12 +103,12 @@ def test_files_that_drafts_may_quote_are_counted(capsys: pytest.CaptureFixture[s
 @pytest.mark.usefixtures("no_gpu")
 def test_a_head_for_a_backend_without_heads_drafts_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows, _ = explain(capsys, "demo", "--spec", "mtp")
-    assert rows["speculation"].strip() == "off: the llamacpp backend has no mtp drafter, --backend native has"
+    assert rows["speculation"].strip() == "refused: the llamacpp backend has no mtp drafter, --backend native has"
     (tmp_path / "config.json").write_text('{"draft_vocab_size": 9}')
     rows, err = explain(capsys, "demo", "--draft", str(tmp_path))
     why = "the llamacpp backend has no eagle3 drafter, --backend native has"
-    assert rows["speculation"].strip() == f"off: {why}"
-    assert err == f"warning: {tmp_path}, given by --draft, is not used: {why}.\n"  # which is the remedy
+    assert rows["speculation"].strip() == f"refused: {why}"
+    assert err == ""
 
 
 def test_the_registry_s_draft_model_is_a_suggestion(
@@ -136,7 +136,7 @@ def test_a_draft_model_that_cannot_go_back_is_seen_in_its_header(
 ) -> None:
     rows, _ = explain(capsys, "demo", "--draft", str(write_mamba(tmp_path / "mamba.gguf", demo_directory)))
     said = rows["speculation"].strip()
-    assert said.startswith("off: ")
+    assert said.startswith("refused: ")
     assert "mamba.gguf cannot draft: its recurrent layers keep no earlier state." in said
     assert "--spec suffix needs no draft model" in said
     assert "draft" not in rows

@@ -175,13 +175,17 @@ def test_a_new_commit_is_fetched_beside_the_old_one_and_preferred(server: Hub) -
     assert sum(hub_cache.taken_bytes(hub_cache.repo_directory(REPO)).values()) == 2700 + 3000 + 7000
 
 
-def test_without_symbolic_links_the_files_are_moved_or_copied(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def refuse_links(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(1, "Operation not permitted")
 
+    monkeypatch.setattr(os, "symlink", refuse)
+
+
+def test_without_symbolic_links_the_files_are_moved_or_copied(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     directory, _ = fetch(["README.md"])
     (directory / "README.md").unlink()
-    monkeypatch.setattr(os, "symlink", refuse)
+    refuse_links(monkeypatch)
     fetch(["README.md", "tiny-Q4_0.gguf"])
     for name in ("README.md", "tiny-Q4_0.gguf"):
         assert not (directory / name).is_symlink()
@@ -193,12 +197,9 @@ def test_without_symbolic_links_the_files_are_moved_or_copied(server: Hub, monke
 
 
 def test_a_copy_that_does_not_fit_leaves_nothing(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(1, "Operation not permitted")
-
     directory, _ = fetch(["tiny-Q8_0.gguf"])
     (directory / "tiny-Q8_0.gguf").unlink()
-    monkeypatch.setattr(os, "symlink", refuse)
+    refuse_links(monkeypatch)
     with file_size_limit(4096), pytest.raises(DoesNotFit):
         fetch(["tiny-Q8_0.gguf"])
     assert blob_names() == [etag_of("tiny-Q8_0.gguf", FILES["tiny-Q8_0.gguf"])]
