@@ -121,4 +121,4 @@ def test_a_closed_directory_of_what_is_to_draft_is_told(tmp_path: Path, speculat
     (closed / "config.json").touch()
     done = run_as_plain_user("explain", "demo", "--spec", speculation, "--draft", str(closed), closed=closed)
     assert done.returncode == 0
-    assert f"off: {closed} cannot be read: permission denied." in " ".join(done.stdout.split())
+    assert f"refused: {closed} cannot be read: permission denied." in " ".join(done.stdout.split())
