@@ -122,6 +122,8 @@ def _mend_commit(
             aside[finding] = _set_aside(finding)
             wanted[finding] = names
         except RunnerError as error:
+            if cancel.is_cancelled:
+                raise
             done.append(_left(finding, _words(error)))
     try:
         failed = hub.fetch_each(

@@ -410,12 +410,29 @@ def test_mending_that_is_cancelled_says_so_and_what_was_set_aside_stays(server: 
     fetch_all(GGUF)
     path = blob(GGUF, WEIGHTS)
     path.write_bytes(b"damaged")
+    server.faults = [Fault("stall", at=1000)]
     cancel = CancelToken()
-    cancel.cancel()
+
+    def press(state: hub.FetchState) -> None:
+        if state.fetched_bytes:
+            cancel.cancel()
+
     with pytest.raises(RunnerError, match="cancelled"):
-        mend(cached(GGUF), on_progress=lambda _: None, cancel=cancel, options=hub.FetchOptions())
+        mend(cached(GGUF), on_progress=press, cancel=cancel, options=hub.FetchOptions())
     assert path.with_name(f"{path.name}.corrupt-1").read_bytes() == b"damaged"
-    assert server.fetched()
+
+
+def test_mending_that_is_cancelled_before_it_begins_leaves_the_damaged_file_where_it_is(server: Hub) -> None:
+    fetch_all(GGUF)
+    path = blob(GGUF, WEIGHTS)
+    path.write_bytes(b"damaged")
+    findings, cancel = cached(GGUF), CancelToken()
+    cancel.cancel()
+    server.requests.clear()
+    with pytest.raises(RunnerError, match="cancelled"):
+        mend(findings, on_progress=lambda _: None, cancel=cancel, options=hub.FetchOptions())
+    assert path.read_bytes() == b"damaged"
+    assert server.fetched() == []
 
 
 @pytest.mark.usefixtures("server")

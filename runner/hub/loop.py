@@ -128,6 +128,8 @@ def beside(call: Callable[[], T], cancel: CancelToken | None) -> T:
     """
     if cancel is None:
         return call()
+    if cancel.is_cancelled:
+        raise cancelled()
     threads = _DaemonThreads()
     future = threads.submit(call)
     threads.shutdown()
