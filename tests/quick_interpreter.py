@@ -280,7 +280,7 @@ def _leave_alike_operands_as_they_are(core: ModuleType, semantic: Any) -> None:
         if sizes == shape:
             return value
         handle = self.builder.create_broadcast(value.handle, shape)
-        return self.make_tensor(handle, core.block_type(value.type.scalar, list(shape)))
+        return self.tensor(handle, core.block_type(value.type.scalar, list(shape)))
 
     def check_unlike(self: Any, left: Any, right: Any, *arguments: Any, **options: Any) -> Any:
         is_left, is_right = isinstance(left, self.tensor), isinstance(right, self.tensor)
