@@ -36,7 +36,7 @@ from runner.fit_history import read_history
 from runner.hub_cache import snapshots
 from runner.machine import devices
 from runner.model_config import parse_model_config, text_model_type
-from runner.model_files import WEIGHT_SUFFIXES, Choice
+from runner.model_files import Choice, weight_bytes
 from runner.paths import Paths, user_paths
 from runner.prepare import listed, locate, ready, title
 from runner.quant.packed_files import MANIFEST_NAME
@@ -94,7 +94,7 @@ class Preview:
     @property
     def size_bytes(self) -> int:
         """Of the weight files."""
-        return sum(size for name, size in self.files if name.lower().endswith(WEIGHT_SUFFIXES))
+        return weight_bytes(self.files)
 
 
 @dataclass(frozen=True, kw_only=True)
