@@ -591,6 +591,14 @@ def test_what_cannot_be_sent_is_offered_again(chat: Chat) -> None:
     assert chat.said == []
 
 
+def test_what_could_not_be_sent_waits_for_the_commands_that_are_its_remedy(chat: Chat) -> None:
+    chat.start("one", n_ctx=64).repl.editor = lambda _text: None
+    _, err = chat.type("short", "/edit", "too long " * 50, "/set overflow drop", "/nonsense", "/new", "short again")
+    assert "There is no command /nonsense" in err
+    assert chat.source.defaults[-5:-1] == ["too long " * 50] * 4
+    assert chat.said == ["short again", "one"]  # in the new chat, where there is no message to change
+
+
 def test_a_pipe_ends_with_the_code_of_its_last_error(chat: Chat) -> None:
     chat.start("ok", n_ctx=64)
     chat.source.is_interactive = False

@@ -345,6 +345,22 @@ def test_what_does_not_fit_the_context_is_said_and_comes_back_into_the_prompt(st
     stage.play(stage.script("Hi.", n_ctx=200), act)
 
 
+def test_what_does_not_fit_goes_along_into_the_new_chat_that_is_its_remedy(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.ask("short")
+        long = "much " * 60
+        await on.type(long)
+        await on.until(lambda: on.chat.box.prompt.text == long, "it did not come back")
+        await on.pilot.press(*"/new", "enter")
+        await on.until(lambda: on.said == [], "it is no new chat")
+        assert on.chat.box.prompt.text == long
+        await on.pilot.press(*"/se", "ctrl+c")
+        assert on.chat.box.prompt.text == long
+
+    stage.play(stage.script("Hi.", n_ctx=200), act)
+
+
 def test_the_context_meter_warns_before_a_message_is_sent(stage: Stage) -> None:
     async def act(on: Stage) -> None:
         await on.ready()

@@ -66,7 +66,7 @@ class AnswerDesk:
         """Send a message, or put it back while an answer is being written. Raises UsageError."""
         chat = self._chat
         if chat.engine.is_busy:
-            chat.box.fill(sent.text, sent.files, is_edit=sent.is_edit)
+            chat.box.give_back(sent)
             chat.tell("The answer before comes first: your text waits here. Esc stops the answer.", "warning")
             return
         text = with_attachments(as_message(sent.text), (*sent.files, *sent.mentioned))
@@ -289,7 +289,7 @@ class AnswerDesk:
             box.prompt.remember(sent.text)
             self._chat.tell("Up brings your message back.")
         else:
-            box.fill(sent.text, sent.files, is_edit=sent.is_edit)
+            box.give_back(sent)
 
 
 def _prompt_of(turns: Sequence[Turn], question: Turn | None) -> Sequence[Turn]:
