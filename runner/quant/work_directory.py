@@ -20,6 +20,7 @@ from typing import Final
 
 from runner.closed import cannot_read, closed, leads_nowhere, lost_target
 from runner.errors import BadModelFile, BusyError, DoesNotFit, RunnerError, UnsupportedModel, UsageError
+from runner.lock_holders import other_process
 from runner.measures import decimal_size
 from runner.quant.half_made import (
     DELETED_NAME,
@@ -146,7 +147,7 @@ class WorkDirectory:
         if (target := lost_target(self.output)) is not None:
             raise leads_nowhere(self.output, target)
         if not force:
-            raise self._is_there()
+            raise UsageError(f"{self.output} exists already.", hint="Pass --force to replace it, or -o another path.")
         if not (self.output.is_file() if self.is_file else self.output.is_dir()):
             kind = "directory" if self.output.is_dir() else "file"
             raise UsageError(f"{self.output} is a {kind}.", hint="Give another path with -o.")
@@ -188,12 +189,15 @@ class WorkDirectory:
                 f"{self.path} cannot be made: {error.strerror}.", hint="Give another path with -o."
             ) from error
         try:
-            _lock(descriptor, self.path)
+            _lock(descriptor, self.path, "Wait for it to end, or give another path with -o.")
             self._empty(spared=self._parts.names if resumes else frozenset())
             is_kept = resumes
             try:
-                if not self._replaces and os.path.lexists(self.output):
-                    raise self._is_there()
+                if not self._replaces and os.path.lexists(self.output):  # nothing was to be replaced when this began
+                    raise UsageError(
+                        f"Another process has just made {self.output}, and it is kept.",
+                        hint="Use that one, or give another path with -o.",
+                    )
                 yield descriptor
             except OSError as error:
                 if (full := no_room(error, self.output.parent)) is not None:
@@ -251,9 +255,6 @@ class WorkDirectory:
         for name in self._parts.spent:
             (self.output / name).unlink(missing_ok=True)  # now, and not before: until here, a run could go on
         sync(self.output.parent)
-
-    def _is_there(self) -> UsageError:
-        return UsageError(f"{self.output} exists already.", hint="Pass --force to replace it, or -o another path.")
 
     def _settle_earlier(self) -> None:
         """Clear up after a run that was killed while it replaced the output. Raises BusyError while one does it."""
@@ -336,13 +337,13 @@ def held(partial: Path) -> Iterator[None]:
         yield
         return
     try:
-        _lock(descriptor, partial)
+        _lock(descriptor, partial, "Wait for it to end.")
         yield
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, partial: Path) -> None:
+def _lock(descriptor: int, partial: Path, hint: str) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Between opening and locking, its maker may have renamed it to the output.
@@ -350,7 +351,7 @@ def _lock(descriptor: int, partial: Path) -> None:
             raise BlockingIOError
     except OSError as error:
         output = partial.with_name(partial.name.removesuffix(PARTIAL_SUFFIX))
-        raise BusyError(f"Another process is making {output}.", hint="Wait for it to end.") from error
+        raise BusyError(f"{other_process(partial)} is making {output}.", hint=hint) from error
 
 
 def _holds(place: Path, source: Path) -> bool:

@@ -366,19 +366,21 @@ class TestReplacing:
 
 def test_two_runs_for_one_output_do_not_meet(demo_source: Path, tmp_path: Path) -> None:
     other = WorkDirectory(tmp_path / "out")
-    with other.opened(), pytest.raises(BusyError, match="Another process"):
-        made(demo_source, "q8_0", tmp_path / "out")
+    with other.opened(), pytest.raises(BusyError, match=r"Another process .*is making .*out") as caught:
+        made(demo_source, "q8_0", tmp_path / "out", force=True)
+    assert caught.value.hint == "Wait for it to end, or give another path with -o."
     made(demo_source, "q8_0", tmp_path / "out")
 
 
-@pytest.mark.parametrize("resumes", [False, True])
-def test_what_another_run_has_made_just_now_is_told_before_the_work(resumes: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("resumes", "force"), [(False, False), (True, True)])
+def test_what_another_run_has_made_just_now_is_told_before_the_work(resumes: bool, force: bool, tmp_path: Path) -> None:
     first, second = (WorkDirectory(tmp_path / "out") for _ in range(2))
-    second.check_target(force=False)
+    second.check_target(force=force)
     with first.opened():
         first.place()
-    with pytest.raises(UsageError, match="out exists already"), second.opened(resumes=resumes):
+    with pytest.raises(UsageError, match=r"has just made .*out") as caught, second.opened(resumes=resumes):
         pass
+    assert caught.value.hint == "Use that one, or give another path with -o."
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
