@@ -121,7 +121,7 @@ class WorkDirectory:
         check_output(output)
         self._parts = parts
         self.output = output.absolute()
-        self.is_file = output.suffix in FILE_SUFFIXES
+        self.is_file = output.suffix.lower() in FILE_SUFFIXES
         self.path = self.output.with_name(self.output.name + PARTIAL_SUFFIX)
         self._replaces = False
         self._is_placed = False
@@ -265,7 +265,7 @@ class WorkDirectory:
 
     def _empty(self, spared: frozenset[str]) -> None:
         """Remove what a killed run left, but what is spared; refuse a directory that is somebody else's."""
-        if others := self._foreign_files(self.path, lambda name: Path(name).suffix in FILE_SUFFIXES):
+        if others := self._foreign_files(self.path, lambda name: Path(name).suffix.lower() in FILE_SUFFIXES):
             raise UsageError(
                 f"{self.path} has files that do not belong to what is made there, such as {others[0]!r}.",
                 hint="Move them away: runner works in that directory.",
@@ -277,7 +277,7 @@ class WorkDirectory:
     def _foreign_files(self, directory: Path, is_one_file: Callable[[str], bool]) -> list[str]:
         """What is there that no run of ours made. is_one_file: whether a model of one file of that name is ours."""
         entries = sorted(directory.iterdir())
-        has_gguf = any(entry.suffix == ".gguf" for entry in entries)
+        has_gguf = any(entry.suffix.lower() == ".gguf" for entry in entries)
         parts = self._parts.names & {MANIFEST_NAME} if has_gguf else self._parts.names  # no run makes weights of both
         is_ours = not self._parts.signs.isdisjoint(entry.name for entry in entries if not _is_theirs(entry))
         ours = {*COMPANIONS, *(parts if is_ours else ())}

@@ -130,10 +130,14 @@ def test_the_result_is_a_directory_that_can_be_loaded(demo_source: Path, tmp_pat
     assert [name for name in files(tmp_path) if name.startswith("out")] == ["out"]
 
 
-def test_a_gguf_output_is_one_file(demo_source: Path, tmp_path: Path) -> None:
-    result = made(demo_source, "q6_k", tmp_path / "sub" / "model.gguf")
-    assert result.weights == result.path == tmp_path / "sub" / "model.gguf"
-    assert files(tmp_path / "sub") == {"model.gguf"}
+@pytest.mark.parametrize("name", ["model.gguf", "MODEL.GGUF"])
+def test_a_gguf_output_is_one_file(demo_source: Path, tmp_path: Path, name: str) -> None:
+    half_made = tmp_path / "sub" / f"{name}.partial" / name  # by a run that was killed
+    half_made.parent.mkdir(parents=True)
+    half_made.write_bytes(b"GGUF")
+    result = made(demo_source, "q6_k", tmp_path / "sub" / name)
+    assert result.weights == result.path == tmp_path / "sub" / name
+    assert files(tmp_path / "sub") == {name}
     assert read_header(result.path).quantization == "Q6_K"
 
 
@@ -177,7 +181,7 @@ class TestFromGguf:
         assert tokenizer.decode(answer) == "The capital of Peru is Lima."
 
     def test_f16_is_no_reason_for_a_warning(self, demo_source: Path, tmp_path: Path) -> None:
-        first = made(demo_source, "f16", tmp_path / "first.gguf")
+        first = made(demo_source, "f16", tmp_path / "FIRST.GGUF")
         assert made(first.path, "q8_0", tmp_path / "second.gguf").warnings == ()
 
     def test_a_k_quant_is_refused(self, demo_directory: Path, tmp_path: Path) -> None:
