@@ -439,7 +439,9 @@ def test_another_chat_has_no_numbers_of_the_one_before(chat: Chat, command: str)
 def test_speculation_can_be_set_in_the_chat_and_is_among_its_numbers(chat: Chat) -> None:
     chat.start("the quick brown fox jumps over the lazy dog; " * 9, step_s=0.004).type("q")
     assert "speculation  suffix on" in chat.type("/stats")[1]
-    assert "speculation    suffix: it needs no memory" in chat.type("/show")[1]
+    shown = chat.type("/show")[1]
+    assert "speculation    suffix: it needs no memory" in shown
+    assert "memory at load " in shown
     assert "speculation is off" in chat.type("/set spec off")[1]
     assert chat.repl.loader.options.speculation == "off"
     chat.type("q")
