@@ -66,7 +66,7 @@ class AnswerDesk:
         """Send a message, or put it back while an answer is being written. Raises UsageError."""
         chat = self._chat
         if chat.engine.is_busy:
-            chat.box.give_back(sent)
+            chat.box.fill(sent.text, sent.files, is_edit=sent.is_edit)
             chat.tell("The answer before comes first: your text waits here. Esc stops the answer.", "warning")
             return
         text = with_attachments(as_message(sent.text), (*sent.files, *sent.mentioned))
