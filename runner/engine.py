@@ -111,7 +111,7 @@ class Engine(EngineSurface):
             # Of a model for which nothing drafts, no drafter is looked for, fetched or made room for.
             can_go_back, heads = _can_go_back(files, facts, options), self._paths.drafts
             choice = choose_drafter(options, spec, registry, files.directory, heads, can_go_back=can_go_back)
-            if self._backend is None or options.backend != "auto":
+            if options.backend != "auto" or not self._holds_gpu():
                 _check_head(choice, files, options)
             texts = read_draft_files(choice.files, emit)
             context = FitContext(self._paths.fit_history, lambda: alternatives(spec, registry))
@@ -190,6 +190,10 @@ class Engine(EngineSurface):
     def drafting(self) -> Drafting:
         """What drafts for it, or why nothing does, for those who measure it."""
         return self._drafting
+
+    def _holds_gpu(self) -> bool:
+        """Whether a GPU will have more room without the model that is loaded, so that another backend may be chosen."""
+        return self._backend is not None and self._backend.info.n_gpu_layers > 0
 
     def cancel(self) -> None:
         self._cancel.cancel()
