@@ -257,7 +257,7 @@ def test_a_question_whose_model_does_not_load_comes_back_with_the_reason(stage: 
         await on.until(lambda: on.chat.box.prompt.text == "hello")
         assert "The model was not loaded" in on.hint
         await on.pilot.press("f6")
-        assert "the defaults (a model has its own, once loaded)" in seen(on.app)
+        assert "differs from the general defaults" in seen(on.app)
 
     stage.play("no-such-model", act)
 

@@ -40,7 +40,7 @@ class SettingsDesk:
         conversation, model = self._chat.engine.conversation, self._chat.engine.model
         typed, defaults = self._now(), self._defaults()
         is_known = self._chat.engine.loaded is not None
-        default_of = f"the defaults of {model}" if is_known else "the defaults (a model has its own, once loaded)"
+        default_of = f"the defaults of {model}" if is_known else "the general defaults"
         panel = SettingsPanel(conversation.system or "", typed, defaults, default_of, is_tinted=self._chat.is_tinted)
         self._chat.app.push_screen(panel, self._take)
 
