@@ -78,9 +78,10 @@ def info_page(loaded: Loaded, chat: str) -> str:
         ("layers on GPU", f"{info.n_gpu_layers} of {info.num_layers}"),
         ("context", f"{info.n_ctx} tokens{trained}"),
         (
-            "memory",
+            "memory at load",
             f"{binary_size(memory.total_bytes)}: weights {binary_size(memory.weights_bytes)}, "
             f"KV {binary_size(memory.kv_cache_bytes)}, workspace {binary_size(memory.workspace_bytes)}"
+            + (f", graphs {binary_size(memory.graphs_bytes)}" if memory.graphs_bytes else "")
             + (f", draft {binary_size(memory.draft_bytes)}" if memory.draft_bytes else ""),
         ),
         ("speculation", loaded.speculation),

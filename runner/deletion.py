@@ -44,7 +44,7 @@ def _delete_made(removal: Removal) -> int:
             directory.unlink(missing_ok=True)
             return 0
         with _undisturbed(directory):
-            return removal.size_bytes if _delete_output(directory) else 0
+            return removal.disk_bytes if _delete_output(directory) else 0
     except OSError as error:
         raise cannot_delete(directory, error) from error
 

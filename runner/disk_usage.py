@@ -24,7 +24,8 @@ UseKind = Literal["cache", "made here", "drafter", "unfinished", "other"]
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """What one model takes. size_bytes: in all, with partial_bytes (downloads) and set_aside_bytes (damaged files).
+    """What one model takes. disk_bytes: all of its files, with partial_bytes (downloads) and set_aside_bytes
+    (damaged files).
 
     kind: "drafter" is a head that was trained here; "unfinished" is a model or a drafter that is half made, or a model
     that was replaced; "other" is what is in the cache and is no model. A file that two of them share counts for the
@@ -34,7 +35,7 @@ class Use:
     name: str
     kind: UseKind
     path: Path
-    size_bytes: int
+    disk_bytes: int
     partial_bytes: int = 0
     set_aside_bytes: int = 0
 
@@ -67,8 +68,8 @@ class DiskUsage:
     disks: tuple[Disk, ...]
 
     @property
-    def size_bytes(self) -> int:
-        return sum(use.size_bytes for use in self.uses)
+    def disk_bytes(self) -> int:
+        return sum(use.disk_bytes for use in self.uses)
 
 
 def disk_usage(registry: Registry, made: Path, drafts: Path) -> DiskUsage:
@@ -82,8 +83,8 @@ def disk_usage(registry: Registry, made: Path, drafts: Path) -> DiskUsage:
     cache = hub_settings().cache
     others = counter.new_bytes([cache])
     if others:
-        uses.append(Use(name="other files in the cache", kind="other", path=cache, size_bytes=others))
-    uses.sort(key=lambda use: (-use.size_bytes, use.name))
+        uses.append(Use(name="other files in the cache", kind="other", path=cache, disk_bytes=others))
+    uses.sort(key=lambda use: (-use.disk_bytes, use.name))
     return DiskUsage(uses=tuple(uses), disks=_disks([cache, made, drafts]))
 
 
@@ -137,7 +138,7 @@ def _cached(registry: Registry, counter: _Counter, repo: str, directory: Path) -
         name=f"{repo} ({known.name})" if known is not None else repo,
         kind="cache",
         path=directory,
-        size_bytes=counter.new_bytes([directory]),
+        disk_bytes=counter.new_bytes([directory]),
         partial_bytes=left.partial_bytes,
         set_aside_bytes=left.set_aside_bytes,
     )
@@ -145,14 +146,14 @@ def _cached(registry: Registry, counter: _Counter, repo: str, directory: Path) -
 
 def _finished(counter: _Counter, directory: Path, kind: UseKind) -> list[Use]:
     return [
-        Use(name=name, kind=kind, path=path, size_bytes=counter.new_bytes([path]))
+        Use(name=name, kind=kind, path=path, disk_bytes=counter.new_bytes([path]))
         for name, path in finished(directory).items()
     ]
 
 
 def _unfinished(counter: _Counter, directory: Path) -> list[Use]:
     return [
-        Use(name=path.name, kind="unfinished", path=path, size_bytes=counter.new_bytes([path]))
+        Use(name=path.name, kind="unfinished", path=path, disk_bytes=counter.new_bytes([path]))
         for path in half_made(directory)
     ]
 

@@ -52,6 +52,11 @@ class DraftChoice:
         return self.drafter in ("model", "self")
 
     @property
+    def is_head(self) -> bool:
+        """Whether the drafter reads the model's hidden states, which not every backend gives."""
+        return self.drafter in ("mtp", "eagle3")
+
+    @property
     def words(self) -> str:
         """For people: "suffix: it needs no memory"."""
         n = len(self.files)

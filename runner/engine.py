@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Protocol
 
 from runner.answering import Answer
-from runner.backends import backend_module, choose
-from runner.backends.base import Backend, Began, Compiling
+from runner.backends import WITH_HEADS, backend_module, choose
+from runner.backends.base import Backend, Began, Compiling, without_heads
 from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.draft_choice import DraftChoice, cannot_draft, choose_drafter, unused
 from runner.draft_files import quotable, read_draft_files
@@ -111,6 +111,8 @@ class Engine(EngineSurface):
             # Of a model for which nothing drafts, no drafter is looked for, fetched or made room for.
             can_go_back, heads = _can_go_back(files, facts, options), self._paths.drafts
             choice = choose_drafter(options, spec, registry, files.directory, heads, can_go_back=can_go_back)
+            if options.backend != "auto" or not self._holds_gpu():
+                _check_head(choice, files, options)
             texts = read_draft_files(choice.files, emit)
             context = FitContext(self._paths.fit_history, lambda: alternatives(spec, registry))
             if choice.is_model and not offline:
@@ -123,6 +125,7 @@ class Engine(EngineSurface):
             if self._has_tried:
                 gc.collect()  # a load that failed left its weights in the cycles of a traceback
             self._has_tried = True
+            _check_head(choice, files, options)
             beside = None if draft is None else draft.facts
             backend, reason = load_backend(files, facts, options, emit, cancel, context, on_stage, draft=beside)
             on_stage("drafter")
@@ -188,6 +191,10 @@ class Engine(EngineSurface):
         """What drafts for it, or why nothing does, for those who measure it."""
         return self._drafting
 
+    def _holds_gpu(self) -> bool:
+        """Whether a GPU will have more room without the model that is loaded, so that another backend may be chosen."""
+        return self._backend is not None and self._backend.info.n_gpu_layers > 0
+
     def cancel(self) -> None:
         self._cancel.cancel()
 
@@ -209,6 +216,12 @@ class _DraftModel:
 
     files: ReadyModel
     facts: ModelFacts
+
+
+def _check_head(choice: DraftChoice, files: ReadyModel, options: LoadOptions) -> None:
+    """Refuse a head before anything is loaded, where the backend that will run the model has none."""
+    if choice.is_head and (backend := choose(files, options).name) not in WITH_HEADS:
+        raise without_heads(backend, str(choice.drafter), choice.source)
 
 
 def _draft_model(

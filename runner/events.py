@@ -39,8 +39,9 @@ class Notice:
 class Loaded:
     """The model is ready. `reason` says why this backend was chosen. sampling: the model's own defaults.
 
-    stages: seconds by what was done in them, in order. speculation: what drafts for it, or "off", and why: "suffix: it
-    needs no memory". draft_max: tokens of its drafts at most, 0 where nothing drafts.
+    memory: as it was then; graphs and a longer cache may be added. stages: seconds by what was done in them, in order.
+    speculation: what drafts for it, or "off", and why: "suffix: it needs no memory". draft_max: tokens of its drafts at
+    most, 0 where nothing drafts.
     """
 
     info: ModelInfo

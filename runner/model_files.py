@@ -76,6 +76,11 @@ class Choice:
         return quant_of(self.weights[0])
 
 
+def weight_bytes(files: Iterable[tuple[str, int]]) -> int:
+    """How much of those files, names and bytes, is weights: what the size of a model means everywhere."""
+    return sum(size for name, size in files if name.lower().endswith(WEIGHT_SUFFIXES))
+
+
 def _part(name: str) -> re.Match[str] | None:
     """The name of a part of a split file; None for any other, and for a number that no part can have."""
     match = _PART.fullmatch(name)

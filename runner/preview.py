@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from runner import hub
-from runner.backends import backend_module, choose
+from runner.backends import WITH_HEADS, backend_module, choose
 from runner.backends.native.architectures import ARCHITECTURES
 from runner.backends.native.preference import gpu_for_kernels
 from runner.backends.vocabulary import mismatch
@@ -36,7 +36,7 @@ from runner.fit_history import read_history
 from runner.hub_cache import snapshots
 from runner.machine import devices
 from runner.model_config import parse_model_config, text_model_type
-from runner.model_files import WEIGHT_SUFFIXES, Choice
+from runner.model_files import Choice, weight_bytes
 from runner.paths import Paths, user_paths
 from runner.prepare import listed, locate, ready, title
 from runner.quant.packed_files import MANIFEST_NAME
@@ -94,7 +94,7 @@ class Preview:
     @property
     def size_bytes(self) -> int:
         """Of the weight files."""
-        return sum(size for name, size in self.files if name.lower().endswith(WEIGHT_SUFFIXES))
+        return weight_bytes(self.files)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +203,7 @@ def _drafting(
             _check_draft(choice.source, draft, title(spec), found, CancelToken())
     except RunnerError as error:
         return DraftChoice(drafter=None, reason=f"{error.message} {error.hint}".strip(), is_refused=True), None
-    if choice.drafter in ("mtp", "eagle3") and found.backend != "native":
+    if choice.is_head and found.backend not in WITH_HEADS:
         reason = f"the {found.backend} backend has no {choice.drafter} drafter, --backend native has"
         return DraftChoice(drafter=None, reason=reason, is_refused=True), None
     longest = min(found.longest_draft, LONGEST_DRAFT if draft is None else draft.longest_draft)

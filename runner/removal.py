@@ -35,12 +35,12 @@ from runner.registry import SAFETENSORS, ModelSpec, Registry
 class Removal:
     """One deletion. directory: of what was made here, whole or half, or of the repository `repo` in the cache.
 
-    names: the files of the repository that go; None means all of the directory. left: the unfinished and damaged files
-    that go with them.
+    disk_bytes: of all that goes. names: the files of the repository that go; None means all of the directory. left: the
+    unfinished and damaged files that go with them.
     """
 
     title: str
-    size_bytes: int
+    disk_bytes: int
     directory: Path
     repo: str = ""
     names: frozenset[str] | None = None
@@ -83,7 +83,7 @@ def plan_removal(spec: ModelSpec, made: Path, drafts: Path) -> tuple[Removal, ..
             directory = place / spec.path.relative_to(place).parts[0]
             if not directory.is_symlink() and (inside := closed(directory)) is not None:
                 raise cannot_read([inside])
-            return (Removal(title=name + what, size_bytes=_size_of(directory), directory=directory),)
+            return (Removal(title=name + what, disk_bytes=_size_of(directory), directory=directory),)
     if spec.path is not None or spec.origin == "fake":
         raise UsageError(
             f"{spec.path or spec.name} is not among the models that runner keeps.",
@@ -120,7 +120,7 @@ def of_half_made(partial: Path) -> Removal:
     state = "half deleted" if is_half_deleted(partial) else "replaced"
     if partial.name.endswith(PARTIAL_SUFFIX):
         state = "unfinished"
-    return Removal(title=f"{output_name(partial)}, {state}", size_bytes=_size_of(partial), directory=partial)
+    return Removal(title=f"{output_name(partial)}, {state}", disk_bytes=_size_of(partial), directory=partial)
 
 
 def _size_of(path: Path) -> int:
@@ -156,7 +156,7 @@ def plan_unfinished(spec: ModelSpec, names: Collection[str] = ()) -> Removal | N
         return None
     size = sum(whole.get(name, 0) for name in doomed) + left.partial_bytes
     return Removal(
-        title=f"{repo}, unfinished", size_bytes=size, directory=directory, repo=repo, names=doomed, left=left
+        title=f"{repo}, unfinished", disk_bytes=size, directory=directory, repo=repo, names=doomed, left=left
     )
 
 
@@ -178,7 +178,7 @@ def shared_bytes(removal: Removal) -> int:
 def _of_leftovers(repo: str, directory: Path, left: Leftovers) -> Removal:
     return Removal(
         title=f"{repo}, {_words(left)}",
-        size_bytes=left.partial_bytes + left.set_aside_bytes,
+        disk_bytes=left.partial_bytes + left.set_aside_bytes,
         directory=directory,
         repo=repo,
         names=frozenset(),
@@ -207,13 +207,13 @@ def _from_cache(spec: ModelSpec, repo: str) -> Removal | None:
         return None
     if len(chosen) == len(groups):
         whole = 0 if directory.is_symlink() else sum(taken_bytes(directory).values())
-        return Removal(title=repo, size_bytes=whole, directory=directory, repo=repo)
+        return Removal(title=repo, disk_bytes=whole, directory=directory, repo=repo)
     doomed = frozenset(name for group in chosen for name in group.names if name in names)
     sizes = {file.name: file.size_bytes for file in cached_files(repo)}
     of_files = left.of_files(doomed)
     return Removal(
         title=f"{repo}, {chosen[0].quant or SAFETENSORS}",
-        size_bytes=sum(sizes.get(name, 0) for name in doomed) + of_files.partial_bytes,
+        disk_bytes=sum(sizes.get(name, 0) for name in doomed) + of_files.partial_bytes,
         directory=directory,
         repo=repo,
         names=doomed,

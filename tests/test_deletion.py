@@ -252,8 +252,8 @@ def test_what_two_deletions_at_once_take_is_counted_once(what: str, monkeypatch:
     monkeypatch.setattr(hub_cache, "_delete_blobs", met(hub_cache._delete_blobs))
     with ThreadPoolExecutor() as pool:
         freed = list(pool.map(delete, [doomed, doomed]))
-    assert sorted(freed) == [0, doomed.size_bytes]
-    assert doomed.size_bytes > 0
+    assert sorted(freed) == [0, doomed.disk_bytes]
+    assert doomed.disk_bytes > 0
     assert not doomed.directory.exists()
 
 
@@ -261,7 +261,7 @@ def test_what_two_deletions_at_once_take_is_counted_once(what: str, monkeypatch:
 def test_downloads_that_are_gone_since_the_plan_are_not_counted(server: Hub) -> None:
     begin_fetch(GGUF, "llama-Q8_0.gguf", server)
     (doomed,) = plan_leftovers(None)
-    assert [delete(doomed), delete(doomed)] == [doomed.size_bytes, 0]
+    assert [delete(doomed), delete(doomed)] == [doomed.disk_bytes, 0]
 
 
 def test_a_deletion_goes_on_where_another_took_the_directory_for_it(
@@ -296,7 +296,7 @@ def test_what_a_replacement_uses_for_a_moment_is_not_deleted_from_under_it(
         if len(renamed) == moment:
             (old,) = models.glob("mine.old-*")
             with pytest.raises(BusyError, match="making"):
-                delete(Removal(title="", size_bytes=0, directory=old))
+                delete(Removal(title="", disk_bytes=0, directory=old))
         renamed.append(source.name)
         rename(source, target)
 

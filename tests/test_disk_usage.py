@@ -34,7 +34,7 @@ def put(repo: str, name: str, size: int, commit: str = COMMIT) -> Path:
 
 def test_a_machine_without_models_takes_nothing_and_has_a_disk() -> None:
     found = usage()
-    assert (found.uses, found.size_bytes) == ((), 0)
+    assert (found.uses, found.disk_bytes) == ((), 0)
     assert 0 < found.disks[0].free_bytes <= found.disks[0].total_bytes
     assert not hub_settings().cache.exists()
 
@@ -61,7 +61,7 @@ def test_a_blob_that_two_commits_link_to_counts_once() -> None:
     other.parent.mkdir()
     other.symlink_to(f"../../blobs/{blob.name}")
     (use,) = usage().uses
-    assert (use.name, use.kind, use.size_bytes) == ("Qwen/Qwen3-8B-GGUF (qwen3-8b)", "cache", 1000)
+    assert (use.name, use.kind, use.disk_bytes) == ("Qwen/Qwen3-8B-GGUF (qwen3-8b)", "cache", 1000)
 
 
 def test_a_file_shared_by_repositories_counts_once_in_all() -> None:
@@ -69,8 +69,8 @@ def test_a_file_shared_by_repositories_counts_once_in_all() -> None:
     second.unlink()
     os.link(first, second)
     found = usage()
-    assert found.size_bytes == 1000
-    assert [(use.name, use.size_bytes) for use in found.uses] == [("a/one", 1000), ("b/two", 0)]
+    assert found.disk_bytes == 1000
+    assert [(use.name, use.disk_bytes) for use in found.uses] == [("a/one", 1000), ("b/two", 0)]
 
 
 def test_partial_downloads_and_damaged_files_are_told_apart() -> None:
@@ -79,7 +79,7 @@ def test_partial_downloads_and_damaged_files_are_told_apart() -> None:
     blob.with_name("f.incomplete").write_bytes(b"x" * 30)
     blob.with_name("g.corrupt-1").write_bytes(b"x" * 7)
     (use,) = usage().uses
-    assert (use.size_bytes, use.partial_bytes, use.set_aside_bytes) == (1337, 330, 7)
+    assert (use.disk_bytes, use.partial_bytes, use.set_aside_bytes) == (1337, 330, 7)
 
 
 def test_models_made_here_unfinished_ones_and_other_things_in_the_cache_are_listed_by_size() -> None:
@@ -93,13 +93,13 @@ def test_models_made_here_unfinished_ones_and_other_things_in_the_cache_are_list
         path.write_bytes(b"x" * size)
     (repo_directory("a/one") / "snapshots" / COMMIT / "gone.gguf").symlink_to("../../blobs/gone")
     found = usage()
-    assert [(use.kind, use.size_bytes) for use in found.uses] == [
+    assert [(use.kind, use.disk_bytes) for use in found.uses] == [
         ("made here", 3000),
         ("unfinished", 2000),
         ("cache", 1000),
         ("other", 500),
     ]
-    assert found.size_bytes == 6500
+    assert found.disk_bytes == 6500
 
 
 def test_half_trained_drafters_and_replaced_models_are_unfinished() -> None:
@@ -113,7 +113,7 @@ def test_half_trained_drafters_and_replaced_models_are_unfinished() -> None:
     ):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x" * size)
-    assert [(use.name, use.kind, use.size_bytes) for use in usage().uses] == [
+    assert [(use.name, use.kind, use.disk_bytes) for use in usage().uses] == [
         ("head.partial", "unfinished", 4000),
         ("one", "made here", 3000),
         ("one.old-00000000", "unfinished", 2000),
@@ -127,7 +127,7 @@ def test_drafters_trained_here_are_listed_with_all_their_files() -> None:
     head.mkdir(parents=True)
     for name, size in (("model.safetensors", 3000), ("corpus.jsonl", 500)):
         (head / name).write_bytes(b"x" * size)
-    assert [(use.name, use.kind, use.size_bytes) for use in usage().uses] == [("demo-normed", "drafter", 3500)]
+    assert [(use.name, use.kind, use.disk_bytes) for use in usage().uses] == [("demo-normed", "drafter", 3500)]
 
 
 def test_a_drafter_that_was_to_be_replaced_when_a_kill_came_is_whole_where_it_is() -> None:

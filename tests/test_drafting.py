@@ -448,9 +448,12 @@ def test_what_of_files_is_not_quoted_is_told(engine: Engine, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["mtp", "eagle3"])
 def test_a_backend_without_heads_says_which_has_them(engine: Engine, tmp_path: Path, name: str) -> None:
-    with pytest.raises(UnsuitedOptions, match=f"llamacpp backend has no {name}") as caught:
-        load(engine, "demo", backend="llamacpp", speculation=name, draft=str(tmp_path))
-    assert "--backend native" in caught.value.hint
+    loaded, _ = load(engine, "demo", n_gpu_layers=0)
+    for backend in ("llamacpp", "auto"):
+        with pytest.raises(UnsuitedOptions, match=f"llamacpp backend has no {name}") as caught:
+            load(engine, "demo", backend=backend, n_gpu_layers=0, speculation=name, draft=str(tmp_path))
+        assert "--backend native" in caught.value.hint
+        assert engine.loaded is loaded  # nothing was loaded to find out, nor given up
 
 
 def small_machine() -> Device:

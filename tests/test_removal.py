@@ -45,7 +45,7 @@ def test_a_model_that_was_only_begun_can_be_deleted_with_its_locks(server: Hub) 
     size = part.stat().st_size
     for text in (GGUF, f"{GGUF}:Q8_0"):
         (removal,) = removals(text)
-        assert removal.size_bytes >= size
+        assert removal.disk_bytes >= size
     delete(removal)
     assert not repo_directory(GGUF).exists()
     assert not lock_directory(repo_directory(GGUF)).exists()
@@ -56,7 +56,7 @@ def test_one_quantization_goes_with_what_was_begun_of_it_and_the_other_stays(ser
     server.repos[GGUF].files["llama-Q4_0.gguf"] = bytes(500_000)
     begin_fetch(GGUF, "llama-Q4_0.gguf", server)
     (removal,) = removals(f"{GGUF}:Q4_0")
-    assert delete(removal) == removal.size_bytes > 0
+    assert delete(removal) == removal.disk_bytes > 0
     assert not leftovers(repo_directory(GGUF))
     assert blob(GGUF, WEIGHTS).read_bytes() == server.repos[GGUF].files[WEIGHTS]
 
@@ -66,7 +66,7 @@ def test_a_damaged_repository_can_be_deleted() -> None:
     fetch_all(SHARDS)
     blob(SHARDS, shard(2)).unlink()
     (removal,) = removals(SHARDS)
-    assert delete(removal) == removal.size_bytes
+    assert delete(removal) == removal.disk_bytes
     assert not repo_directory(SHARDS).exists()
 
 
@@ -113,7 +113,7 @@ def test_leftovers_alone_go_of_one_model_or_of_all(server: Hub) -> None:
     assert (of_shards.title, delete(of_shards)) == (f"{SHARDS}, 1 damaged file", 7)
     (of_gguf,) = plan_leftovers(None)
     assert of_gguf.title == f"{GGUF}, 1 partial download"
-    assert delete(of_gguf) == of_gguf.size_bytes > 0
+    assert delete(of_gguf) == of_gguf.disk_bytes > 0
     assert blob(SHARDS, shard(1)).is_file()
 
 
@@ -138,7 +138,7 @@ def test_what_has_no_weights_goes_by_the_name_of_its_repository(server: Hub) -> 
 def test_a_repository_goes_with_the_last_of_its_leftovers(server: Hub) -> None:
     begin_fetch(GGUF, WEIGHTS, server)
     (removal,) = plan_leftovers(None)
-    assert delete(removal) == removal.size_bytes
+    assert delete(removal) == removal.disk_bytes
     assert not repo_directory(GGUF).exists()
     assert not lock_directory(repo_directory(GGUF)).exists()
 
@@ -166,7 +166,7 @@ def test_giving_up_a_download_leaves_the_weights_that_are_whole(server: Hub) -> 
     assert removal is not None
     assert removal.names == {"llama-Q4_0.gguf"}
     assert removal == plan_unfinished(Registry.load_for().resolve(f"{GGUF}:Q4_0"))
-    assert delete(removal) == removal.size_bytes > 0
+    assert delete(removal) == removal.disk_bytes > 0
     assert blob(GGUF, WEIGHTS).read_bytes() == server.repos[GGUF].files[WEIGHTS]
     assert not leftovers(repo_directory(GGUF))
 
@@ -176,7 +176,7 @@ def test_bytes_that_another_file_shares_stay_and_are_counted(server: Hub) -> Non
     fetch_all(GGUF)
     directory = repo_directory(GGUF)
     size = len(server.repos[GGUF].files[WEIGHTS])
-    removal = Removal(title="one", size_bytes=size, directory=directory, repo=GGUF, names=frozenset({WEIGHTS}))
+    removal = Removal(title="one", disk_bytes=size, directory=directory, repo=GGUF, names=frozenset({WEIGHTS}))
     assert shared_bytes(removal) == size
     assert shared_bytes(replace(removal, names=frozenset({WEIGHTS, "other-Q8_0.gguf"}))) == 0
     assert delete(removal) == 0
@@ -223,7 +223,7 @@ def test_what_a_kill_left_of_a_replacement_is_the_model_or_goes() -> None:
     assert Registry.load_for().resolve("mine").path == earlier
     assert [plan.directory for plan in plan_half_made([made])] == [partial]
     (removal,) = removals("mine")
-    assert (removal.title, removal.size_bytes, removal.directory) == ("mine", 1000, earlier.parent)
+    assert (removal.title, removal.disk_bytes, removal.directory) == ("mine", 1000, earlier.parent)
     partial.rename(made / "mine")
     assert Registry.load_for().resolve("mine").path == made / "mine"
     assert [spec.name for spec in Registry.load_for().made()] == ["mine"]
@@ -281,7 +281,7 @@ def test_a_link_to_a_drafter_goes_and_not_what_it_means(tmp_path: Path) -> None:
     link = user_paths().drafts / "linked"
     link.symlink_to(head)
     (removal,) = removals("linked")
-    assert (removal.size_bytes, delete(removal)) == (0, 0)
+    assert (removal.disk_bytes, delete(removal)) == (0, 0)
     assert (os.path.lexists(link), (head / "model.safetensors").is_file()) == (False, True)
 
 

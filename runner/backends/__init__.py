@@ -22,6 +22,7 @@ _PREFERENCE: dict[WeightsFormat, tuple[tuple[BackendName, str], ...]] = {
     "packed": (("native", "the weights are packed by runner quantize, for the native backend"),),
     "script": (("fake", "the model is a script for the fake backend"),),
 }
+WITH_HEADS: Final[tuple[BackendName, ...]] = ("native",)  # those whose models give their hidden states to a drafter
 CHECKED_BY: Final = "`runner doctor` checks the backends, `runner verify` the model's files."
 
 

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runner.config import LoadOptions, SamplingParams
-from runner.errors import ContextOverflow, UnsupportedModel, UsageError
+from runner.errors import ContextOverflow, UnsuitedOptions, UsageError
 from runner.sampling import Constraint
 from runner.speculative.drafter import Drafter
 from runner.speculative.history import common_prefix as common_prefix  # for those who know backends
 from runner.speculative.record import Round
 from runner.speculative.speculator import Speculator
-from runner.types import CancelToken, MemoryUse, ModelInfo, ReadyModel
+from runner.types import BackendName, CancelToken, MemoryUse, ModelInfo, ReadyModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +177,9 @@ class Backend(Protocol):
     def head_drafter(self, name: Literal["mtp", "eagle3"], directory: Path | None) -> Drafter:
         """The drafter over this model's hidden states whose head is in `directory`, or among the model's own weights.
 
-        Raises UnsupportedModel where there is none for this model, which is what a backend without any does.
+        Raises UnsupportedModel where there is none for this model, UnsuitedOptions where this backend has none at all.
         """
-        raise UnsupportedModel(
-            f"The {self.info.backend} backend has no {name} drafter (asked for: {directory or 'the model itself'}).",
-            hint="--backend native has; --spec suffix works with every backend.",
-        )
+        raise without_heads(self.info.backend, name, str(directory or ""))
 
     def get_ready(self, cancel: CancelToken) -> Iterator[None]:
         """Do what first answers would wait for, a piece of some 0.1 s at a time, while nobody asks for one.
@@ -198,6 +195,14 @@ class Backend(Protocol):
     def close(self) -> None:
         """Give everything back. The object cannot be used again; calling close twice is harmless."""
         ...
+
+
+def without_heads(backend: BackendName, drafter: str, source: str) -> UnsuitedOptions:
+    """The refusal of a drafter over hidden states by a backend that gives none. source: its directory, or ""."""
+    return UnsuitedOptions(
+        f"The {backend} backend has no {drafter} drafter (asked for: {source or 'the model itself'}).",
+        hint="--backend native has; --spec suffix works with every backend.",
+    )
 
 
 class BackendModule(Protocol):

@@ -26,7 +26,7 @@ def du(
     usage = disk_usage(registry, paths.models, paths.drafts)
     closed = warn_of_unreadable(registry, paths)
     if as_json:
-        plain = {**to_plain(usage), "size_bytes": usage.size_bytes, "unreadable": closed}
+        plain = {**to_plain(usage), "disk_bytes": usage.disk_bytes, "unreadable": closed}
         render.emit_json("runner.du/1", plain)
         return
     _print(usage)
@@ -37,13 +37,13 @@ def _print(usage: DiskUsage) -> None:
         return render.decimal_size(value) if value else ""
 
     rows = [
-        [render.decimal_size(use.size_bytes), size(use.partial_bytes), size(use.set_aside_bytes), use.kind, use.name]
+        [render.decimal_size(use.disk_bytes), size(use.partial_bytes), size(use.set_aside_bytes), use.kind, use.name]
         for use in usage.uses
     ]
     partial = sum(use.partial_bytes for use in usage.uses)
     aside = sum(use.set_aside_bytes for use in usage.uses)
-    rows.append([render.decimal_size(usage.size_bytes), size(partial), size(aside), "", "in all"])
-    render.table(["SIZE", "PARTIAL", "SET ASIDE", "KIND", "MODEL"], rows, right=[0, 1, 2])
+    rows.append([render.decimal_size(usage.disk_bytes), size(partial), size(aside), "", "in all"])
+    render.table(["ON DISK", "PARTIAL", "SET ASIDE", "KIND", "MODEL"], rows, right=[0, 1, 2])
     for disk in usage.disks:
         free, total = render.decimal_size(disk.free_bytes), render.decimal_size(disk.total_bytes)
         render.data(f"{free} of {total} are free on the disk of {disk.path}")

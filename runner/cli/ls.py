@@ -32,7 +32,10 @@ def ls(
     every: Annotated[bool, typer.Option("--all", "-a", help="Also the models that can be fetched by name.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, runner.ls/1.")] = False,
 ) -> None:
-    """List the models on this machine."""
+    """List the models on this machine.
+
+    SIZE is that of the weights; `runner du` tells what all files take on the disk.
+    """
     paths = user_paths()
     registry = Registry.load_for(paths)
     models = local_models(registry)

@@ -11,7 +11,7 @@ from runner.cli import options, render
 
 
 def ps(as_json: options.Json = False) -> None:
-    """List the models that are loaded now by your runner processes."""
+    """List the models that are loaded now by your runner processes. MEMORY is what loading took."""
     from runner.paths import user_paths
     from runner.running import running
     from runner.wire import to_plain

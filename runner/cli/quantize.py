@@ -90,7 +90,7 @@ def quantize(
     from runner.quant.work_directory import check_output
 
     render.configure(quiet=quiet)
-    name = (weight_format or ("q4_k_m" if output is not None and output.suffix == ".gguf" else "mq4")).lower()
+    name = (weight_format or ("q4_k_m" if output is not None and output.suffix.lower() == ".gguf" else "mq4")).lower()
     packing = _Packing(rotation, recipe, bpw, calibrate, no_calibrate, calibration_tokens)
     _check_format(name, packing, output)
     if bpw is not None and not math.isfinite(bpw):
@@ -103,7 +103,7 @@ def quantize(
     target = user_paths().models / made_name(path, called) if output is None else output
     units = {"writing text": "tokens"} if name in RECIPES else {"quantizing": "tensors"}
     stages = Stages(units, "bytes", as_json=as_json)
-    is_file = name not in RECIPES or target.suffix in _HIPFIRE_SUFFIXES
+    is_file = name not in RECIPES or target.suffix.lower() in _HIPFIRE_SUFFIXES
     with stopping(making_stopped(target, is_kept=not is_file)), closing(stages):
         if name not in RECIPES:
             made = _make_gguf(path, name, target, stages, force=force)
@@ -137,7 +137,7 @@ def _check_format(name: str, packing: _Packing, output: Path | None) -> None:
 
     if name not in RECIPES and name not in FORMATS:
         raise UsageError(f"Unknown weight format {name!r}.", hint=nearest_hint(name, [*RECIPES, *FORMATS]))
-    is_packed = name in RECIPES and (output is None or output.suffix not in _HIPFIRE_SUFFIXES)
+    is_packed = name in RECIPES and (output is None or output.suffix.lower() not in _HIPFIRE_SUFFIXES)
     if not is_packed and not packing.is_default:
         raise UsageError(
             "A GGUF or a file of hipfire's has no rotation, recipe, budget or calibration to choose.",

@@ -96,17 +96,18 @@ class Repl:
 
     def run_from(self, text: str | None) -> int:
         """`run`, after the first text was read: None when the user left instead."""
-        refill = Refill()
         with self._silent:
             while text is not None:
                 self._hush()
                 if self.opening is not None and needs_model(text):
                     self.begin_with(self.opening.wait())
                     self.opening = None
+                refill = self.refill
+                if not is_command(text):  # a message that a command was typed before waits for it
+                    self.refill = Refill()
                 if not self.handle(text, is_edit=refill.is_edit):
                     break
-                refill, self.refill = self.refill, Refill()
-                text = self.source.read(refill.text)
+                text = self.source.read(self.refill.text)
                 self._silent.close()
         return self.exit_code
 
@@ -241,7 +242,8 @@ class Repl:
             self._hush()
 
     def begin_anew(self) -> None:
-        """Another chat is open: files and numbers were the one's before."""
+        """Another chat is open: files and numbers were the one's before, and what waits changes no message."""
+        self.refill = Refill(self.refill.text)
         self.attachments.clear()
         self.totals = Totals()
 

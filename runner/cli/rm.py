@@ -42,7 +42,7 @@ def rm(
     """Delete a model's files, with what was begun of it; or a drafter's."""
     plans = _plans(models or [], partial, user_paths())
     for plan in plans:
-        render.narrate(f"{plan.title}: {render.decimal_size(plan.size_bytes)}")
+        render.narrate(f"{plan.title}: {render.decimal_size(plan.disk_bytes)} on the disk")
     question = f"Delete {'this' if len(plans) == 1 else 'these'}?"
     if plans and not render.confirm(question, yes):
         render.narrate("Nothing was deleted.")

@@ -15,8 +15,10 @@ from typing import Protocol, TextIO
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import get_app
+from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
+from prompt_toolkit.filters import Condition
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
@@ -45,6 +47,38 @@ class Work(Protocol):
     def bar(self, columns: int) -> str: ...
 
 
+class _Given:
+    """The text that a prompt began with. As long as it is untouched, a slash puts it aside for a command.
+
+    It comes back when the command is deleted again, and after it: the next prompt begins with it too.
+    """
+
+    def __init__(self) -> None:
+        self.begin("")
+
+    def begin(self, text: str) -> None:
+        self.text, self._is_aside = text, False
+
+    def is_untouched(self, buffer: Buffer) -> bool:
+        is_whole = buffer.text == self.text and buffer.cursor_position == len(self.text)
+        return bool(self.text) and is_whole and not self._is_aside
+
+    def give_way(self, buffer: Buffer) -> None:
+        buffer.document = Document("/")
+        self._is_aside = True
+
+    def come_back(self, buffer: Buffer) -> bool:
+        """Put it there again; whether it was aside."""
+        was_aside, self._is_aside = self._is_aside, False
+        if was_aside:
+            buffer.document = Document(self.text)
+        return was_aside
+
+    def on_text_changed(self, buffer: Buffer) -> None:
+        if not buffer.text:
+            self.come_back(buffer)
+
+
 class TerminalSource:
     """Messages from the terminal. history_file None keeps no history. See Source in repl.py.
 
@@ -65,7 +99,7 @@ class TerminalSource:
         self._history = history(history_file)
         self._completer = ChatCompleter(models)
         self._session: PromptSession[str] | None = None
-        self._is_refilled = False
+        self._given = _Given()
 
     def read(self, default: str = "") -> str | None:
         """The next message; None when the user leaves: Ctrl+D, or Ctrl+C twice at an empty prompt.
@@ -74,7 +108,7 @@ class TerminalSource:
         meanwhile, and KeyboardInterrupt when Ctrl+C at an empty prompt ends it.
         """
         session = self._session = self._session or self._make_session()
-        self._is_refilled = bool(default)
+        self._given.begin(default)
         is_leaving = False
         while True:
             try:
@@ -87,7 +121,7 @@ class TerminalSource:
                 if is_leaving:
                     return None
                 is_leaving, default = True, ""
-                self._is_refilled = False
+                self._given.begin("")
                 render.say("(Ctrl+C again or Ctrl+D leaves)")
             else:
                 if self._work is not None and self._work.failure is not None:
@@ -105,10 +139,10 @@ class TerminalSource:
             session.app.create_background_task(_watch(self._work, session))
 
     def _make_session(self) -> PromptSession[str]:
-        return PromptSession(
+        session: PromptSession[str] = PromptSession(
             multiline=True,
             prompt_continuation="  ",
-            key_bindings=key_bindings(lambda: self._is_refilled),
+            key_bindings=key_bindings(self._given),
             history=self._history,
             completer=self._completer,
             complete_while_typing=False,
@@ -116,6 +150,8 @@ class TerminalSource:
             enable_suspend=True,
             output=create_output(always_prefer_tty=True),
         )
+        session.default_buffer.on_text_changed += self._given.on_text_changed
+        return session
 
 
 async def _watch(work: Work, session: PromptSession[str]) -> None:
@@ -155,12 +191,16 @@ class PipeSource:
         return text if text.strip() else None
 
 
-def key_bindings(is_refilled: Callable[[], bool] = lambda: False) -> KeyBindings:
+def key_bindings(given: _Given) -> KeyBindings:
     """Enter sends, unless a \"\"\" block is open; Ctrl+J begins a line; Ctrl+C clears, or leaves an empty prompt.
 
-    is_refilled: whether the prompt began with a text. Clearing that gives the text up: the prompt ends with "".
+    given: the text that the prompt began with. Clearing that gives it up: the prompt ends with "".
     """
     keys = KeyBindings()
+
+    @keys.add("/", filter=Condition(lambda: given.is_untouched(get_app().current_buffer)))
+    def _begin_command(event: KeyPressEvent) -> None:
+        given.give_way(event.current_buffer)
 
     @keys.add("enter")
     def _enter(event: KeyPressEvent) -> None:
@@ -177,7 +217,9 @@ def key_bindings(is_refilled: Callable[[], bool] = lambda: False) -> KeyBindings
     @keys.add("c-c")
     def _clear(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
-        if buffer.text and is_refilled():
+        if given.come_back(buffer):
+            return
+        if buffer.text and given.text:
             event.app.exit(result="")
         elif buffer.text:
             buffer.reset()

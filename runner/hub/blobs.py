@@ -105,6 +105,14 @@ def arrived_bytes(blob: Path) -> int:
     return max(sizes)
 
 
+def last_beat(blob: Path) -> int:
+    """When who fetches a blob last showed to be at work (Part.beat), ns of the file system's time; 0: never."""
+    try:
+        return blob.with_name(blob.name + SIDECAR_SUFFIX).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
 def forget_part(blob: Path) -> None:
     """Delete what says that the blob, which is whole, is still to be fetched. Raises OSError."""
     blob.with_name(blob.name + SIDECAR_SUFFIX).unlink(missing_ok=True)
@@ -225,6 +233,11 @@ class Part:
         """What to skip of a body that comes from the file's start. is_known: it is of this file for certain."""
         digest = "" if self._hash is None else self._hash.hexdigest()
         return Beginning(self.length, None if is_known else self._expected.new(), digest, is_known)
+
+    def beat(self) -> None:
+        """Show those who wait for the blob that it is being worked on: while it is hashed, it does not grow."""
+        with contextlib.suppress(OSError):
+            os.utime(self._sidecar)
 
     def is_right(self) -> bool:
         """Whether it is whole and has the hash that the hub lists."""

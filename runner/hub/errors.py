@@ -191,9 +191,9 @@ def not_a_hub(asked: Asked, name: str) -> BusyError:
     )
 
 
-def held(asked: Asked, name: str) -> BusyError:
+def held(asked: Asked, name: str, who: str) -> BusyError:
     return BusyError(
-        f"Another process holds the download of {name} of {asked.repo}, and it does not get on.",
+        f"{who} holds the download of {name} of {asked.repo}, and it does not get on.",
         hint="End that process, and try again: this one goes on from where it was.",
     )
 

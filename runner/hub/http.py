@@ -33,7 +33,8 @@ class Tuning:
     """How patient a transfer is. stall_timeout_s: without a single byte. max_tries: in a row that bring nothing.
 
     backoff_s doubles with each of them up to backoff_max_s; a Retry-After above wait_max_s is not waited for.
-    attach_timeout_s: how long to wait for another process whose file does not grow.
+    attach_timeout_s: how long to wait for another process that gives no sign of work; one that fetches gives one every
+    beat_s. quiet_s: how long nothing may arrive before that is told.
     """
 
     connect_timeout_s: float = 10.0
@@ -43,6 +44,8 @@ class Tuning:
     backoff_max_s: float = 30.0
     wait_max_s: float = 310.0
     attach_timeout_s: float = 600.0
+    beat_s: float = 5.0
+    quiet_s: float = 10.0
 
     def backoff(self, failures: int) -> float:
         """Seconds to wait after that many failures in a row, from 1."""

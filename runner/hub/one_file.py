@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from runner.hub import errors
-from runner.hub.blobs import Part, RepoFolders, arrived_bytes, forget_part, is_whole, link_blob, set_aside
+from runner.hub.blobs import Part, RepoFolders, arrived_bytes, forget_part, is_whole, last_beat, link_blob, set_aside
 from runner.hub.hashes import expected_hash
 from runner.hub.listing import RemoteFile
 from runner.hub.loop import in_thread
-from runner.hub.progress import Mark
+from runner.hub.progress import Mark, Trouble
 from runner.hub.remote import Location, Remote, locate
 from runner.hub.transfer import Transfer
+from runner.lock_holders import other_process
 
 # How often to look whether another process has let go of a file.
 ATTACHED_POLL_S = 0.1
@@ -51,16 +52,28 @@ class OneFile:
 
     async def _attend(self, etag: str) -> None:
         """Show how far the process is that holds the lock, until it lets go. Raises BusyError when it hangs."""
-        watch = _Watch(self._remote.tuning.attach_timeout_s)
+        tuning, mark, blob = self._remote.tuning, self._mark, self._folders.blob(etag)
+        at_work, growing = _Watch(tuning.attach_timeout_s), _Watch(tuning.quiet_s)
         while True:
-            self._mark.state = "attached"
-            self._mark.done_bytes = await in_thread(arrived_bytes, self._folders.blob(etag))
-            if watch.is_stuck(self._mark.done_bytes):
-                raise errors.held(self._remote.asked, self._file.name)
+            mark.state = "attached"
+            mark.done_bytes = await in_thread(arrived_bytes, blob)
+            beat = await in_thread(last_beat, blob)
+            if at_work.is_stuck((mark.done_bytes, beat)):
+                raise errors.held(self._remote.asked, self._file.name, self._holder(etag))
+            is_quiet = growing.is_stuck(mark.done_bytes)
+            mark.trouble = (mark.trouble or Trouble(self._what_it_waits_for(etag))) if is_quiet else None
             await asyncio.sleep(ATTACHED_POLL_S)
             with self._locked(etag) as is_free:
                 if is_free:
+                    mark.trouble = None
                     return
+
+    def _holder(self, etag: str) -> str:
+        return other_process(Path(self._folders.lock(etag).lock_file))
+
+    def _what_it_waits_for(self, etag: str) -> str:
+        why = "Nothing arrives now: it may be checking what is here, or waiting for the hub."
+        return f"{self._holder(etag)} is fetching {self._file.name}, and is waited for. {why}"
 
     async def _etag(self) -> str:
         """The name of the blob: from the hub's list when the blob is here already, else asked for."""
@@ -123,28 +136,45 @@ class OneFile:
         for _ in range(N_DOWNLOADS):
             part = Part(blob, expected_hash(self._file, location.etag), about)
             try:
-                self._mark.done_bytes = await in_thread(part.open, self._should_stop)
-                await Transfer(self._remote, self._file, location, part, self._mark).run()
-                if part.is_right():
-                    await in_thread(part.finish)
-                    return
-                kept = await in_thread(part.quarantine)
-                self._mark.done_bytes = 0
+                async with _beating(part, self._remote.tuning.beat_s):
+                    self._mark.done_bytes = await in_thread(part.open, self._should_stop)
+                    await Transfer(self._remote, self._file, location, part, self._mark).run()
+                    if part.is_right():
+                        await in_thread(part.finish)
+                        return
+                    kept = await in_thread(part.quarantine)
+                    self._mark.done_bytes = 0
             finally:
                 part.close()
         raise errors.wrong_contents(self._remote.asked, self._file.name, kept)
 
 
+@asynccontextmanager
+async def _beating(part: Part, period_s: float) -> AsyncIterator[None]:
+    """Meanwhile show that `part` is worked on."""
+
+    async def beat() -> None:
+        while True:
+            await asyncio.sleep(period_s)
+            await in_thread(part.beat)
+
+    beats = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        beats.cancel()
+
+
 class _Watch:
-    """Tells a process that works from one that hangs, by whether its file grows."""
+    """Tells a process that works from one that hangs, by whether its signs of work change."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
-        self._last = -1
+        self._last: object = None
         self._since = time.monotonic()
 
-    def is_stuck(self, arrived: int) -> bool:
+    def is_stuck(self, signs: object) -> bool:
         now = time.monotonic()
-        if arrived != self._last:
-            self._last, self._since = arrived, now
+        if signs != self._last:
+            self._last, self._since = signs, now
         return now - self._since > self._patience_s

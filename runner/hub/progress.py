@@ -19,15 +19,20 @@ FileStage = Literal["waiting", "attached", "downloading", "done"]
 
 @dataclass(frozen=True)
 class Trouble:
-    """What holds up a file. reason: a sentence. n_failures: so many tries in a row. wait_s: before the next one."""
+    """What holds up a file. reason: a sentence. n_failures: so many tries in a row. wait_s: before the next one.
+
+    Without any failures it is another process that is waited for.
+    """
 
     reason: str
-    n_failures: int
-    wait_s: float
+    n_failures: int = 0
+    wait_s: float = 0.0
 
     @property
     def text(self) -> str:
         """In words, from the second failure in a row on, or when it is waited for: one alone is no news."""
+        if not self.n_failures:
+            return self.reason
         is_news = self.n_failures > 1 or self.wait_s > SHORT_WAIT_S
         return f"{self.reason} Trying again in {max(1, round(self.wait_s))} s." if is_news else ""
 

@@ -36,7 +36,7 @@ _STRING, _ARRAY, _BOOL = 8, 9, 7
 _SCALARS: Final[Mapping[int, str]] = MappingProxyType(
     {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "B", 10: "Q", 11: "q", 12: "d"}
 )
-_PART: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_PART: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})(?P<rest>-of-(?P<count>\d{5})\.gguf)", re.IGNORECASE)
 
 
 class GgufArray(Sequence[Any]):
@@ -208,7 +208,8 @@ def parts_of(path: Path) -> tuple[Path, ...]:
     count = int(match["count"])
     if not 1 <= int(match["number"]) <= count <= MAX_PARTS:
         raise _bad(path, "has an impossible part number")
-    parts = tuple(path.with_name(f"{match['stem']}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1))
+    names = (f"{match['stem']}-{number:05d}{match['rest']}" for number in range(1, count + 1))
+    parts = tuple(map(path.with_name, names))
     for part in parts:
         if not part.is_file():
             raise BadModelFile(f"{part.name} is missing: the model has {count} parts.", hint="Fetch the missing part.")

@@ -78,7 +78,7 @@ def quantize_model(source: Path, chosen: Format, output: Path, *, force: bool, o
     started = time.monotonic()
     refuse_packed(source)
     work, name = WorkDirectory(output), model_name(source)
-    if work.is_file and output.suffix != ".gguf":
+    if work.is_file and output.suffix.lower() != ".gguf":
         raise UsageError(
             f"{output} would be one of hipfire's files, and {chosen.name} makes a GGUF.",
             hint="Let its name end in .gguf, or leave the suffix out for a directory.",
@@ -118,7 +118,7 @@ def model_name(source: Path) -> str:
 
 def _own_name(source: Path) -> str:
     resolved = source.absolute()
-    if resolved.suffix == ".gguf" or is_hipfire_file(resolved):
+    if resolved.suffix.lower() == ".gguf" or is_hipfire_file(resolved):
         stem = re.sub(r"-\d{5}-of-\d{5}$", "", resolved.stem)
         return _FORMAT_SUFFIX.sub("", stem)
     for part in reversed(resolved.parts):
@@ -171,12 +171,12 @@ def _plan_checkpoint(checkpoint: Source, chosen: Format, warnings: tuple[str, ..
 def gguf_of(source: Path) -> Path | None:
     """The GGUF that `source` is, or holds when it holds no safetensors."""
     if source.is_file():
-        if source.suffix != ".gguf":
+        if source.suffix.lower() != ".gguf":
             raise BadModelFile(f"{source} is not a .gguf file.", hint="Give a Hugging Face directory or a .gguf file.")
         return source
     if any(source.glob("*.safetensors")):
         return None
-    found = sorted(source.glob("*.gguf"))
+    found = sorted(path for path in source.iterdir() if path.suffix.lower() == ".gguf")
     return found[0] if found and set(parts_of(found[0])) == set(found) else None
 
 

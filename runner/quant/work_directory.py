@@ -20,6 +20,7 @@ from typing import Final
 
 from runner.closed import cannot_read, closed, leads_nowhere, lost_target
 from runner.errors import BadModelFile, BusyError, DoesNotFit, RunnerError, UnsupportedModel, UsageError
+from runner.lock_holders import other_process
 from runner.measures import decimal_size
 from runner.quant.half_made import (
     DELETED_NAME,
@@ -120,7 +121,7 @@ class WorkDirectory:
         check_output(output)
         self._parts = parts
         self.output = output.absolute()
-        self.is_file = output.suffix in FILE_SUFFIXES
+        self.is_file = output.suffix.lower() in FILE_SUFFIXES
         self.path = self.output.with_name(self.output.name + PARTIAL_SUFFIX)
         self._replaces = False
         self._is_placed = False
@@ -146,7 +147,7 @@ class WorkDirectory:
         if (target := lost_target(self.output)) is not None:
             raise leads_nowhere(self.output, target)
         if not force:
-            raise self._is_there()
+            raise UsageError(f"{self.output} exists already.", hint="Pass --force to replace it, or -o another path.")
         if not (self.output.is_file() if self.is_file else self.output.is_dir()):
             kind = "directory" if self.output.is_dir() else "file"
             raise UsageError(f"{self.output} is a {kind}.", hint="Give another path with -o.")
@@ -188,12 +189,15 @@ class WorkDirectory:
                 f"{self.path} cannot be made: {error.strerror}.", hint="Give another path with -o."
             ) from error
         try:
-            _lock(descriptor, self.path)
+            _lock(descriptor, self.path, "Wait for it to end, or give another path with -o.")
             self._empty(spared=self._parts.names if resumes else frozenset())
             is_kept = resumes
             try:
-                if not self._replaces and os.path.lexists(self.output):
-                    raise self._is_there()
+                if not self._replaces and os.path.lexists(self.output):  # nothing was to be replaced when this began
+                    raise UsageError(
+                        f"Another process has just made {self.output}, and it is kept.",
+                        hint="Use that one, or give another path with -o.",
+                    )
                 yield descriptor
             except OSError as error:
                 if (full := no_room(error, self.output.parent)) is not None:
@@ -252,9 +256,6 @@ class WorkDirectory:
             (self.output / name).unlink(missing_ok=True)  # now, and not before: until here, a run could go on
         sync(self.output.parent)
 
-    def _is_there(self) -> UsageError:
-        return UsageError(f"{self.output} exists already.", hint="Pass --force to replace it, or -o another path.")
-
     def _settle_earlier(self) -> None:
         """Clear up after a run that was killed while it replaced the output. Raises BusyError while one does it."""
         if olds := olds_of(self.output):
@@ -264,7 +265,7 @@ class WorkDirectory:
 
     def _empty(self, spared: frozenset[str]) -> None:
         """Remove what a killed run left, but what is spared; refuse a directory that is somebody else's."""
-        if others := self._foreign_files(self.path, lambda name: Path(name).suffix in FILE_SUFFIXES):
+        if others := self._foreign_files(self.path, lambda name: Path(name).suffix.lower() in FILE_SUFFIXES):
             raise UsageError(
                 f"{self.path} has files that do not belong to what is made there, such as {others[0]!r}.",
                 hint="Move them away: runner works in that directory.",
@@ -276,7 +277,7 @@ class WorkDirectory:
     def _foreign_files(self, directory: Path, is_one_file: Callable[[str], bool]) -> list[str]:
         """What is there that no run of ours made. is_one_file: whether a model of one file of that name is ours."""
         entries = sorted(directory.iterdir())
-        has_gguf = any(entry.suffix == ".gguf" for entry in entries)
+        has_gguf = any(entry.suffix.lower() == ".gguf" for entry in entries)
         parts = self._parts.names & {MANIFEST_NAME} if has_gguf else self._parts.names  # no run makes weights of both
         is_ours = not self._parts.signs.isdisjoint(entry.name for entry in entries if not _is_theirs(entry))
         ours = {*COMPANIONS, *(parts if is_ours else ())}
@@ -336,13 +337,13 @@ def held(partial: Path) -> Iterator[None]:
         yield
         return
     try:
-        _lock(descriptor, partial)
+        _lock(descriptor, partial, "Wait for it to end.")
         yield
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, partial: Path) -> None:
+def _lock(descriptor: int, partial: Path, hint: str) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Between opening and locking, its maker may have renamed it to the output.
@@ -350,7 +351,7 @@ def _lock(descriptor: int, partial: Path) -> None:
             raise BlockingIOError
     except OSError as error:
         output = partial.with_name(partial.name.removesuffix(PARTIAL_SUFFIX))
-        raise BusyError(f"Another process is making {output}.", hint="Wait for it to end.") from error
+        raise BusyError(f"{other_process(partial)} is making {output}.", hint=hint) from error
 
 
 def _holds(place: Path, source: Path) -> bool:

@@ -207,7 +207,7 @@ def with_drafters(rows: Sequence[CatalogRow], drafters: Iterable[Drafter]) -> tu
             kind=use.kind,
             stored_as="safetensors",
             description="A head that drafts for the model that it was trained for.",
-            size_bytes=use.size_bytes,
+            size_bytes=use.disk_bytes,
             searched=_searched(use.name, use.kind),
             lost_target=str(one.lost_target or ""),
         )

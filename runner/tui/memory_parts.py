@@ -33,9 +33,9 @@ class MemoryView:
 
     title: "VRAM" or "RAM". note: what is to be known of the figures, or nothing. parts: what is held, in the order of
     the bar, none of them empty; with free_bytes they add up to total_bytes. runtime is what this program holds beside
-    the model's parts: libraries, the driver's share, the interpreter.
+    the model's parts at load: libraries, the driver's share, the interpreter, graphs that were recorded since.
     estimated_bytes: what the load was expected to take; actual_bytes: what the backend says it took; held_bytes: what
-    this program's processes hold on the device. None where nobody says.
+    this program's processes hold on the device now. None where nobody says.
     """
 
     title: Literal["VRAM", "RAM"]

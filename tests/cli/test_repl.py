@@ -439,7 +439,9 @@ def test_another_chat_has_no_numbers_of_the_one_before(chat: Chat, command: str)
 def test_speculation_can_be_set_in_the_chat_and_is_among_its_numbers(chat: Chat) -> None:
     chat.start("the quick brown fox jumps over the lazy dog; " * 9, step_s=0.004).type("q")
     assert "speculation  suffix on" in chat.type("/stats")[1]
-    assert "speculation    suffix: it needs no memory" in chat.type("/show")[1]
+    shown = chat.type("/show")[1]
+    assert "speculation    suffix: it needs no memory" in shown
+    assert "memory at load " in shown
     assert "speculation is off" in chat.type("/set spec off")[1]
     assert chat.repl.loader.options.speculation == "off"
     chat.type("q")
@@ -589,6 +591,14 @@ def test_what_cannot_be_sent_is_offered_again(chat: Chat) -> None:
     chat.type("too long " * 50)
     assert chat.source.defaults[-1] == "too long " * 50
     assert chat.said == []
+
+
+def test_what_could_not_be_sent_waits_for_the_commands_that_are_its_remedy(chat: Chat) -> None:
+    chat.start("one", n_ctx=64).repl.editor = lambda _text: None
+    _, err = chat.type("short", "/edit", "too long " * 50, "/set overflow drop", "/nonsense", "/new", "short again")
+    assert "There is no command /nonsense" in err
+    assert chat.source.defaults[-5:-1] == ["too long " * 50] * 4
+    assert chat.said == ["short again", "one"]  # in the new chat, where there is no message to change
 
 
 def test_a_pipe_ends_with_the_code_of_its_last_error(chat: Chat) -> None:

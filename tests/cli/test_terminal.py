@@ -102,6 +102,19 @@ def test_ctrl_c_gives_up_a_text_that_the_prompt_began_with(keys: PipeInput) -> N
     assert source.read() == "right"
 
 
+def test_a_command_typed_at_once_before_a_text_that_the_prompt_began_with_is_not_appended_to_it(
+    keys: PipeInput,
+) -> None:
+    source = TerminalSource()
+    keys.send_text("/set overflow drop" + ENTER)
+    assert source.read("too long") == "/set overflow drop"
+    for given_up in ("/se" + CTRL_C, "/s\x7f\x7f"):
+        keys.send_text(given_up + "!" + ENTER)
+        assert source.read("too long") == "too long!"
+    keys.send_text(" /etc" + ENTER)
+    assert source.read("what is in") == "what is in /etc"
+
+
 def test_up_is_history_only_on_the_first_line(keys: PipeInput) -> None:
     source = TerminalSource()
     keys.send_text("earlier" + ENTER)

@@ -17,6 +17,7 @@ from tiny_files import write_gguf, write_safetensors
 from runner.cli import completing
 from runner.cli.app import main
 from runner.errors import RunnerError
+from runner.model_files import weight_bytes
 from runner.paths import user_paths
 
 __all__ = ["server"]  # the fixture
@@ -219,15 +220,27 @@ def test_du_sums_up_and_says_what_could_be_freed(capsys: pytest.CaptureFixture[s
     code, out, err = run(capsys, "du")
     assert code == 0
     lines = out.splitlines()
-    assert lines[0].split() == ["SIZE", "PARTIAL", "SET", "ASIDE", "KIND", "MODEL"]
+    assert lines[0].split() == ["ON", "DISK", "PARTIAL", "SET", "ASIDE", "KIND", "MODEL"]
     assert {line.split()[-1] for line in lines[1:3]} == {SHARDS, GGUF}
     assert lines[3].endswith("in all")
     assert "are free on the disk of" in lines[4]
     assert "rm --partial" in err
     answer = json.loads(run(capsys, "du", "--json")[1])
     assert answer["schema"] == "runner.du/1"
-    assert answer["size_bytes"] == sum(use["size_bytes"] for use in answer["uses"])
+    assert answer["disk_bytes"] == sum(use["disk_bytes"] for use in answer["uses"])
     assert [use["partial_bytes"] for use in answer["uses"] if use["name"] == GGUF] == [part]
+
+
+def test_the_size_of_a_model_is_that_of_its_weights_and_what_all_files_take_is_called_on_disk(
+    capsys: pytest.CaptureFixture[str], server: Hub
+) -> None:
+    files = {name: len(data) for name, data in server.repos[SHARDS].files.items()}
+    fetch_all(SHARDS)
+    (model,) = [one for one in json.loads(run(capsys, "ls", "--json")[1])["models"] if one["repo"] == SHARDS]
+    (use,) = json.loads(run(capsys, "du", "--json")[1])["uses"]
+    assert model["size_bytes"] == weight_bytes(files.items()) < sum(files.values()) <= use["disk_bytes"]
+    assert run(capsys, "ls")[1].splitlines()[0].split()[:3] == ["MODEL", "QUANT", "SIZE"]
+    assert " on the disk\n" in run(capsys, "rm", "-y", SHARDS)[2]
 
 
 def test_du_on_a_fresh_machine_has_nothing_but_the_disk(capsys: pytest.CaptureFixture[str]) -> None:
@@ -248,7 +261,7 @@ def test_du_shows_what_was_half_made_and_rm_partial_deletes_it(capsys: pytest.Ca
     assert run(capsys, "rm", "-y", "--partial", "one-mq4", "--json")[0] == 0
     assert [path.name for path in user_paths().models.iterdir()] == ["two-mq4.partial"]
     code, _, err = run(capsys, "rm", "-y", "--partial")
-    assert (code, err) == (0, "two-mq4, unfinished: 1.0 kB\nFreed 1.0 kB.\n")
+    assert (code, err) == (0, "two-mq4, unfinished: 1.0 kB on the disk\nFreed 1.0 kB.\n")
     assert list(user_paths().models.iterdir()) == []
 
 
@@ -264,7 +277,7 @@ def test_du_shows_drafters_and_rm_deletes_one(capsys: pytest.CaptureFixture[str]
     ]
     assert ("demo-normed", "a drafter made here") in completing.removable("demo")
     code, _, err = run(capsys, "rm", "-y", "demo-normed")
-    assert (code, err) == (0, "demo-normed, drafter: 1.0 kB\nFreed 1.0 kB.\n")
+    assert (code, err) == (0, "demo-normed, drafter: 1.0 kB on the disk\nFreed 1.0 kB.\n")
     assert [path.name for path in user_paths().drafts.iterdir()] == ["demo-eagle3"]
     model = user_paths().models / "demo-eagle3"
     model.mkdir(parents=True)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
+from threading import Thread
+from time import monotonic
 
 import pytest
 from fetching import QUICK, REPO, blob_names, fetch, noise, start_fetch
@@ -57,6 +61,29 @@ def test_a_download_killed_at_random_moments_fetches_hardly_a_byte_twice(server:
     assert blob_names() == [etag_of("big.gguf", data)]
     assert server.sent_bytes() <= 1.01 * SIZE + 4 * IN_FLIGHT_BYTES
     assert seen[0].done_bytes > 0
+
+
+def test_who_waits_for_a_process_that_is_at_work_goes_on_waiting_though_nothing_arrives(server: Hub) -> None:
+    data = server.repos[REPO].files["big.gguf"] = noise(200_000)
+    server.bytes_s, server.most_bytes = 2_500_000, 50_000  # then the first hears nothing, as while it hashes
+    tuning = replace(QUICK, attach_timeout_s=1.0, beat_s=0.05, quiet_s=0.1)
+    first = Thread(target=fetch, args=(["big.gguf"],), kwargs={"tuning": tuning})
+    first.start()
+    wait_for(lambda: server.sent_bytes() >= server.most_bytes, "the download did not begin")
+    told = list[tuple[float, str]]()
+
+    def show(state: hub.FetchState) -> None:
+        if state.trouble:
+            told.append((monotonic(), state.trouble))
+            if told[-1][0] - told[0][0] > 1.2:
+                server.let_go()
+
+    options = hub.FetchOptions(tuning=tuning)
+    found = hub.fetch(hub.list_files(REPO), ["big.gguf"], on_progress=show, cancel=CancelToken(), options=options)
+    first.join()
+    assert (found / "big.gguf").read_bytes() == data
+    assert {text for _, text in told if re.search(r"^Another process.* is fetching big\.gguf, and is waited for", text)}
+    assert server.sent_bytes() == len(data)
 
 
 def test_an_interrupted_download_loses_nothing(server: Hub) -> None:
@@ -139,7 +166,7 @@ def test_a_lock_of_huggingface_hub_is_respected(server: Hub) -> None:
     data = server.repos[REPO].files["tiny-Q4_0.gguf"]
     lock = repo_directory(REPO).parent / ".locks" / repo_directory(REPO).name / f"{etag_of('x.gguf', data)}.lock"
     lock.parent.mkdir(parents=True)
-    with WeakFileLock(lock), pytest.raises(BusyError, match="Another process holds"):
+    with WeakFileLock(lock), pytest.raises(BusyError, match=r"Another process .*holds"):
         fetch(["tiny-Q4_0.gguf"], tuning=Tuning(attach_timeout_s=0.3))
     assert server.bodies == []
     fetch(["tiny-Q4_0.gguf"])

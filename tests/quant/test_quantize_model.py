@@ -130,10 +130,14 @@ def test_the_result_is_a_directory_that_can_be_loaded(demo_source: Path, tmp_pat
     assert [name for name in files(tmp_path) if name.startswith("out")] == ["out"]
 
 
-def test_a_gguf_output_is_one_file(demo_source: Path, tmp_path: Path) -> None:
-    result = made(demo_source, "q6_k", tmp_path / "sub" / "model.gguf")
-    assert result.weights == result.path == tmp_path / "sub" / "model.gguf"
-    assert files(tmp_path / "sub") == {"model.gguf"}
+@pytest.mark.parametrize("name", ["model.gguf", "MODEL.GGUF"])
+def test_a_gguf_output_is_one_file(demo_source: Path, tmp_path: Path, name: str) -> None:
+    half_made = tmp_path / "sub" / f"{name}.partial" / name  # by a run that was killed
+    half_made.parent.mkdir(parents=True)
+    half_made.write_bytes(b"GGUF")
+    result = made(demo_source, "q6_k", tmp_path / "sub" / name)
+    assert result.weights == result.path == tmp_path / "sub" / name
+    assert files(tmp_path / "sub") == {name}
     assert read_header(result.path).quantization == "Q6_K"
 
 
@@ -177,7 +181,7 @@ class TestFromGguf:
         assert tokenizer.decode(answer) == "The capital of Peru is Lima."
 
     def test_f16_is_no_reason_for_a_warning(self, demo_source: Path, tmp_path: Path) -> None:
-        first = made(demo_source, "f16", tmp_path / "first.gguf")
+        first = made(demo_source, "f16", tmp_path / "FIRST.GGUF")
         assert made(first.path, "q8_0", tmp_path / "second.gguf").warnings == ()
 
     def test_a_k_quant_is_refused(self, demo_directory: Path, tmp_path: Path) -> None:
@@ -366,19 +370,21 @@ class TestReplacing:
 
 def test_two_runs_for_one_output_do_not_meet(demo_source: Path, tmp_path: Path) -> None:
     other = WorkDirectory(tmp_path / "out")
-    with other.opened(), pytest.raises(BusyError, match="Another process"):
-        made(demo_source, "q8_0", tmp_path / "out")
+    with other.opened(), pytest.raises(BusyError, match=r"Another process .*is making .*out") as caught:
+        made(demo_source, "q8_0", tmp_path / "out", force=True)
+    assert caught.value.hint == "Wait for it to end, or give another path with -o."
     made(demo_source, "q8_0", tmp_path / "out")
 
 
-@pytest.mark.parametrize("resumes", [False, True])
-def test_what_another_run_has_made_just_now_is_told_before_the_work(resumes: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("resumes", "force"), [(False, False), (True, True)])
+def test_what_another_run_has_made_just_now_is_told_before_the_work(resumes: bool, force: bool, tmp_path: Path) -> None:
     first, second = (WorkDirectory(tmp_path / "out") for _ in range(2))
-    second.check_target(force=False)
+    second.check_target(force=force)
     with first.opened():
         first.place()
-    with pytest.raises(UsageError, match="out exists already"), second.opened(resumes=resumes):
+    with pytest.raises(UsageError, match=r"has just made .*out") as caught, second.opened(resumes=resumes):
         pass
+    assert caught.value.hint == "Use that one, or give another path with -o."
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 

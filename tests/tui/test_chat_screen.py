@@ -256,6 +256,8 @@ def test_a_question_whose_model_does_not_load_comes_back_with_the_reason(stage: 
         await on.type("hello")
         await on.until(lambda: on.chat.box.prompt.text == "hello")
         assert "The model was not loaded" in on.hint
+        await on.pilot.press("f6")
+        assert "differs from the general defaults" in seen(on.app)
 
     stage.play("no-such-model", act)
 
@@ -341,6 +343,22 @@ def test_what_does_not_fit_the_context_is_said_and_comes_back_into_the_prompt(st
         on.chat.box.fill("short")
         await on.pilot.press("ctrl+r")
         await on.until(lambda: on.said == ["short", "Hi."])
+
+    stage.play(stage.script("Hi.", n_ctx=200), act)
+
+
+def test_what_does_not_fit_goes_along_into_the_new_chat_that_is_its_remedy(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.ask("short")
+        long = "much " * 60
+        await on.type(long)
+        await on.until(lambda: on.chat.box.prompt.text == long, "it did not come back")
+        await on.pilot.press(*"/new", "enter")
+        await on.until(lambda: on.said == [], "it is no new chat")
+        assert on.chat.box.prompt.text == long
+        await on.pilot.press(*"/se", "ctrl+c")
+        assert on.chat.box.prompt.text == long
 
     stage.play(stage.script("Hi.", n_ctx=200), act)
 

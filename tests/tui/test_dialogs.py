@@ -42,7 +42,7 @@ from runner.tui.widgets.key_bar import KeyBar
 
 Dialog = ModalScreen[Any]
 OFFER = Offer(name="m:Q4_K_M", label="Q4_K_M", size_bytes=10**9, is_exact=True, fit=RowFit())
-REMOVAL = Removal(title="m", directory=Path("/m"), size_bytes=10**9)
+REMOVAL = Removal(title="m", directory=Path("/m"), disk_bytes=10**9)
 LONG = "\n".join(f"line {number}" for number in range(40))
 DEFAULTS = {name: CHOICES[name][0] if name in CHOICES else "1" for name in FIELDS}
 

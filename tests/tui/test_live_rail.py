@@ -261,7 +261,7 @@ def test_memory_is_shown_by_part_with_the_estimate() -> None:
             "≡ runtime",
         ):
             assert words in live.text
-        assert "est. 8.2 → actual 8.2 GiB" in live.text
+        assert "est. 8.2 → at load 8.2 GiB" in live.text
         assert "runner holds 9.0 GiB in all" in live.text
         bar = str(live.rail.query_one(MemoryBar).render()).split("\n")[1]
         assert len(bar) == live.rail.query_one(MemoryBar).size.width
@@ -278,7 +278,7 @@ def test_the_estimate_of_the_model_before_is_not_shown_for_the_next() -> None:
         assert "est." in live.text
         await live.load()
         assert "est." not in live.text
-        assert "actual" in live.text
+        assert "at load" in live.text
 
     in_app(body)
 

@@ -423,6 +423,7 @@ def test_two_models_are_compared() -> None:
         assert "demo" in shown
         assert "qwen3-0.6b" in shown
         assert "◀" in shown
+        assert "○ not here" in shown
         await pilot.press("escape", "c", "c")
         assert app.screen is app.models
 

@@ -228,6 +228,7 @@ def test_the_pane_shows_memory_by_part_and_follows_the_slider() -> None:
 
     exact = ask("demo", user_paths(), LoadOptions(), offline=True)
     assert exact is not None
+    exact = dataclasses.replace(exact, files=(*exact.files, ("tokenizer.json", 10**9)))
     assert exact.fit(2048).need.kv_cache_bytes == 4 * exact.fit(512).need.kv_cache_bytes
     pane = FitPane()
 
@@ -241,6 +242,7 @@ def test_the_pane_shows_memory_by_part_and_follows_the_slider() -> None:
         assert "12.0 MiB" in shown
         assert "it fits" in shown
         assert "demo-q8_0.gguf" in shown
+        assert "19.8 MB ·" in shown  # the weights, as in the table
         pane.query_one(ContextSlider).focus()
         await pilot.press("home")
         await pilot.pause()

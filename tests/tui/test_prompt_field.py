@@ -12,6 +12,7 @@ from textual.events import Paste
 from textual.pilot import Pilot
 from textual.widgets import Static
 
+from runner.message_files import Attachment
 from runner.tui.widgets.completions import Completions
 from runner.tui.widgets.prompt import BIG_PASTE
 from runner.tui.widgets.prompt_box import PromptBox
@@ -164,6 +165,27 @@ def test_a_recalled_text_that_was_changed_is_what_is_being_typed(tmp_path: Path)
         assert app.box.prompt.text == "second!"
 
     play(tmp_path, keys)
+
+
+def test_a_command_typed_at_once_is_not_appended_to_a_message_that_was_given_back(tmp_path: Path) -> None:
+    file = Attachment("notes", tmp_path / "notes", "text")
+
+    async def keys(app: PromptApp, pilot: Pilot[None]) -> None:
+        app.box.give_back(PromptBox.Sent("too long", (file,), is_edit=True))
+        await pilot.press(*"/new", "enter")
+        assert (app.box.prompt.text, app.box.files, app.box.is_edit) == ("too long", (file,), True)
+        await pilot.press("slash")
+        await pilot.pause()
+        assert "your message comes back" in str(app.box.border_subtitle)
+        await pilot.press("backspace")
+        await pilot.pause()
+        await pilot.press("!", "slash", "enter")
+
+    app = play(tmp_path, keys)
+    assert [(sent.text, sent.files, sent.is_edit) for sent in app.sent] == [
+        ("/new", (), False),
+        ("too long!/", (file,), True),
+    ]
 
 
 def test_tab_takes_a_completion_and_enter_runs_what_is_whole(tmp_path: Path) -> None:

@@ -289,7 +289,7 @@ class AnswerDesk:
             box.prompt.remember(sent.text)
             self._chat.tell("Up brings your message back.")
         else:
-            box.fill(sent.text, sent.files, is_edit=sent.is_edit)
+            box.give_back(sent)
 
 
 def _prompt_of(turns: Sequence[Turn], question: Turn | None) -> Sequence[Turn]:

@@ -105,7 +105,7 @@ class ChatScreen(ChatSurface):
 
     @on(PromptBox.FileRefused)
     def _file_refused(self, message: PromptBox.FileRefused) -> None:
-        self.box.fill(message.sent.text, message.sent.files, is_edit=message.sent.is_edit)
+        self.box.give_back(message.sent)
         self.fail(message.file.error)
 
     @on(PromptBox.Changed)
@@ -193,6 +193,8 @@ class ChatScreen(ChatSurface):
             self.copy(selected)
         elif self.engine.is_busy:
             self.action_stop()
+        elif self.box.prompt.bring_back():
+            self.tell("Your message is back.")
         elif text := self.box.prompt.text:
             self.box.prompt.remember(text)
             files = self.box.files

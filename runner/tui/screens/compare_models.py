@@ -59,7 +59,7 @@ class Comparison(LiveSection):
         column = max(6, (width - label - 2) // 2)
         rows = [*_row("", (a.name, "bold"), (b.name, "bold"), label, column), Content("")]
         for name, key, number, which in _LINES:
-            shown = [" ".join(BY_KEY[key].cell(row).text.split()) or "no" for row in (a, b)]
+            shown = [_shown(key, row) for row in (a, b)]
             marks = better(number(a), number(b), which)
             cells = [
                 (f"{text} ◀" if won else text, "bold $text-success" if won else "")
@@ -67,6 +67,12 @@ class Comparison(LiveSection):
             ]
             rows += _row(name, cells[0], cells[1], label, column)
         return [*rows, Content(""), *_words(a, width), *_words(b, width)]
+
+
+def _shown(key: str, row: CatalogRow) -> str:
+    """What the table has in that column, with a word where a mark or an empty cell is enough there."""
+    text = " ".join(BY_KEY[key].cell(row).text.split()) or "no"
+    return "○ not here" if key == "state" and text == "○" else text
 
 
 def _row(name: str, a: tuple[str, str], b: tuple[str, str], label: int, column: int) -> Iterator[Content]:

@@ -92,7 +92,7 @@ def _words(removals: Sequence[Removal], shared: int, *, is_loaded: bool) -> Cont
     """What goes, line by line, and the bytes freed."""
     lines = [Content.styled(_LOADED, "$text-warning"), Content("")] if is_loaded else []
     for removal in removals:
-        lines.append(Content.assemble((safe_line(removal.title), "bold"), f"  {decimal_size(removal.size_bytes)}"))
+        lines.append(Content.assemble((safe_line(removal.title), "bold"), f"  {decimal_size(removal.disk_bytes)}"))
         lines.append(line(f"  in {removal.directory}", "$text-muted"))
         names = sorted(removal.names or ())
         lines += [line(f"  {name}", "$text-muted") for name in names[:_MOST_NAMES]]
@@ -103,6 +103,6 @@ def _words(removals: Sequence[Removal], shared: int, *, is_loaded: bool) -> Cont
     if shared:
         said = f"{decimal_size(shared)} of that stay: other files of the cache share them."
         lines += [Content(""), Content.styled(said, "$text-warning")]
-    freed = max(0, sum(removal.size_bytes for removal in removals) - shared)
+    freed = max(0, sum(removal.disk_bytes for removal in removals) - shared)
     lines += [Content(""), Content.assemble("This frees ", (decimal_size(freed), "bold"), ".")]
     return Content("\n").join(lines)

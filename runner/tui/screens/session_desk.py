@@ -20,6 +20,7 @@ from runner.store import Deleted, Match, Store
 from runner.transcript import Session, SessionSummary
 from runner.tui.screens.ask_text import AskText
 from runner.tui.screens.confirm import Confirm
+from runner.tui.widgets.prompt_box import PromptBox
 from runner.tui.widgets.sessions_rail import SessionsRail
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class SessionDesk:
 
     def leave(self) -> None:
         """Keep what is typed in the chat that is left."""
+        self._chat.box.prompt.bring_back()
         draft = (self._chat.box.prompt.text, self._chat.box.files)
         current = self._chat.engine.conversation.session_id
         self._drafts.pop(current, None)
@@ -92,9 +94,15 @@ class SessionDesk:
         self._after_answer("begin a new chat", self._begin)
 
     def _begin(self) -> None:
-        self.leave()
+        box = self._chat.box
+        had_no_room = box.prompt.is_as_given_back
+        unsent = PromptBox.Sent(box.prompt.text, box.files, is_edit=False)
+        if not had_no_room:
+            self.leave()
         self._chat.engine.conversation.clear()
         self._chat.show_conversation()
+        if had_no_room:
+            box.give_back(unsent)
 
     def resume(self, session_id: str) -> None:
         """Go on with a kept chat."""

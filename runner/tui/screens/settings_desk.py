@@ -39,9 +39,9 @@ class SettingsDesk:
         """Show the panel."""
         conversation, model = self._chat.engine.conversation, self._chat.engine.model
         typed, defaults = self._now(), self._defaults()
-        panel = SettingsPanel(
-            conversation.system or "", typed, defaults, f"the defaults of {model}", is_tinted=self._chat.is_tinted
-        )
+        is_known = self._chat.engine.loaded is not None
+        default_of = f"the defaults of {model}" if is_known else "the general defaults"
+        panel = SettingsPanel(conversation.system or "", typed, defaults, default_of, is_tinted=self._chat.is_tinted)
         self._chat.app.push_screen(panel, self._take)
 
     def _now(self) -> dict[str, str]:

@@ -22,6 +22,7 @@ from runner.errors import RunnerError
 from runner.fit import Fit
 from runner.fit.words import kinds_text, verdict_text
 from runner.measures import binary_size, decimal_size, short_count, wrap
+from runner.model_files import weight_bytes
 from runner.safe_text import safe_line
 from runner.tui.catalog import CatalogRow, damage, row_fit
 from runner.tui.catalog_columns import MARKS, fit_text
@@ -204,7 +205,7 @@ def _nothing(width: int) -> list[Content]:
 
 def _about(row: CatalogRow, exact: ExactFit | None, width: int) -> list[Content]:
     parameters = exact.facts.num_parameters if exact is not None else row.parameters
-    size = sum(size for _, size in exact.files) if exact is not None else row.size_bytes
+    size = weight_bytes(exact.files) if exact is not None else row.size_bytes
     about = "" if exact is not None or row.is_size_exact else "about "
     active = exact.facts.shape.num_active_parameters if exact is not None else row.active
     share = f" ({short_count(active)} a token)" if 0 < active < parameters else ""

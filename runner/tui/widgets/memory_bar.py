@@ -54,10 +54,13 @@ def _entry(glyph: str, style: str, name: str, size_bytes: int, width: int) -> Co
 
 
 def expectation(view: MemoryView, width: int) -> list[Content]:
-    """What the load was expected to take, what it took, and what this program really holds."""
+    """What the load was expected to take, what it took, and what this program really holds.
+
+    After a load a backend may take more, as for graphs and a longer cache; the last figure alone has that.
+    """
     if view.actual_bytes is None:
         return []
-    took = f"actual {binary_size(view.actual_bytes)}"
+    took = f"at load {binary_size(view.actual_bytes)}"
     both = took if view.estimated_bytes is None else f"est. {_number(view)} → {took}"
     rows = [Content(both if len(both) <= width else took)]
     if view.held_bytes is not None:

@@ -16,7 +16,7 @@ from textual.events import Key, Paste
 from textual.message import Message
 from textual.widgets import TextArea
 
-from runner.chat_commands import is_open_block
+from runner.chat_commands import is_command, is_open_block
 from runner.safe_text import safe_text
 
 BIG_PASTE = 20_000  # characters: a text area wraps each of them anew at every key
@@ -29,7 +29,8 @@ ListKey = Literal["up", "down", "take", "enter", "close"]
 class Prompt(TextArea, inherit_bindings=False):
     """Enter sends; Ctrl+J, Shift+Enter, Alt+Enter and a backslash at the end begin a line, and so does Enter in \"\"\".
 
-    has_list: a list of completions is open: Up, Down, Tab, Enter and Esc are its keys then.
+    has_list: a list of completions is open: Up, Down, Tab, Enter and Esc are its keys then. A text that was given
+    back is put aside by a slash that is typed at once, for a command, and comes back after it, or when it is deleted.
     """
 
     SCOPED_CSS = False  # its rules ask for classes of the screen, which is outside of it
@@ -77,14 +78,39 @@ class Prompt(TextArea, inherit_bindings=False):
         self._is_read = self._is_awaited = False  # whether the history came, and whether Up was pressed before
         self._recalled: int | None = None  # the place in the history that is shown
         self._unfinished = ""  # what was being typed when the history was entered
+        self._given_back = self._aside = ""
 
     # --- what others do --------------------------------------------------------------------------------------------
 
-    def put(self, text: str) -> None:
-        """Replace what is there; the cursor goes to the end. Control characters are left out."""
+    def put(self, text: str, *, is_given_back: bool = False) -> None:
+        """Replace what is there; the cursor goes to the end. Control characters are left out.
+
+        is_given_back: the user sent it before, and what he types next may be the remedy for what kept it from going.
+        """
+        self._show(text)
+        self._given_back, self._aside = self.text if is_given_back else "", ""
+
+    def _show(self, text: str) -> None:
         self.text = safe_text(text.replace("\r\n", "\n").replace("\r", "\n"))
         self.move_cursor(self.document.end)
         self._recalled = None
+
+    @property
+    def is_as_given_back(self) -> bool:
+        """Whether a text that was given back is there untouched."""
+        return bool(self._given_back) and self.text == self._given_back and self.cursor_at_end_of_text
+
+    @property
+    def has_aside(self) -> bool:
+        """Whether a text waits for the command that is being typed."""
+        return bool(self._aside)
+
+    def bring_back(self) -> bool:
+        """Replace the command that is being typed by the text that waits for it; whether one does."""
+        if self._aside:
+            self.put(self._aside, is_given_back=True)
+            return True
+        return False
 
     def set_history(self, entries: Sequence[str]) -> None:
         """What Up goes back through, the oldest first; what was sent before it came is the newest of it."""
@@ -119,7 +145,10 @@ class Prompt(TextArea, inherit_bindings=False):
     # --- keys ------------------------------------------------------------------------------------------------------
 
     async def _on_key(self, event: Key) -> None:
-        if self.has_list and (key := _LIST_KEYS.get(event.key)):
+        if event.character == "/" and self.is_as_given_back:
+            self._aside = self.text
+            self.clear()
+        elif self.has_list and (key := _LIST_KEYS.get(event.key)):
             event.stop()
             event.prevent_default()
             self.post_message(self.ListKeyPressed(key))
@@ -139,6 +168,8 @@ class Prompt(TextArea, inherit_bindings=False):
         text = self.text
         self.clear()
         self._recalled = None
+        if not is_command(text) or not self.bring_back():
+            self._aside = ""
         self.post_message(self.Sent(text))
 
     def _is_continued(self) -> bool:
@@ -186,9 +217,9 @@ class Prompt(TextArea, inherit_bindings=False):
         else:
             place = max(0, self._recalled + step)
         if place >= len(self._history):
-            self.put(self._unfinished)
+            self._show(self._unfinished)
             return
-        self.put(self._history[place])
+        self._show(self._history[place])
         self._recalled = place
         if step < 0:  # so that Up goes on back, however many lines there are
             self.move_cursor((0, len(self.document[0])))
@@ -196,6 +227,8 @@ class Prompt(TextArea, inherit_bindings=False):
     def on_text_area_changed(self, event: TextArea.Changed) -> None:
         event.stop()
         self._is_awaited = False
+        if not self.text:
+            self.bring_back()
         if self._recalled is not None and self.text != self._history[self._recalled]:
             self._recalled = None  # it was changed: now it is what is being typed
         self.post_message(self.Moved())

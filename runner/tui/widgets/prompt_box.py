@@ -127,6 +127,11 @@ class PromptBox(Vertical):
         self._mark_edit(is_edit)
         self._show_files()
 
+    def give_back(self, sent: PromptBox.Sent) -> None:
+        """Put there what could not be sent. A command that is typed at once is not appended to it: see Prompt."""
+        self.fill(sent.text, sent.files, is_edit=sent.is_edit)
+        self.prompt.put(sent.text, is_given_back=True)
+
     def attach(self, file: Attachment) -> None:
         """Have a text go with the next message."""
         self._files.append(file)
@@ -141,8 +146,14 @@ class PromptBox(Vertical):
         self.is_edit = is_edit
         self.set_class(is_edit, "-editing")
         self.border_title = Content("changing your last message") if is_edit else ""
-        self.border_subtitle = Content("enter replaces it · esc gives up") if is_edit else ""
+        self._say_what_follows()
         self.query_one("#mark", Static).update("✎" if is_edit else "›")
+
+    def _say_what_follows(self) -> None:
+        said = "your message comes back after it" if self.prompt.has_aside else ""
+        if self.is_edit and not said:
+            said = "enter replaces it · esc gives up"
+        self.border_subtitle = Content(said)
 
     # --- sending ---------------------------------------------------------------------------------------------------
 
@@ -179,6 +190,7 @@ class PromptBox(Vertical):
     @on(Prompt.Moved)
     def _look(self, message: Prompt.Moved) -> None:
         message.stop()
+        self._say_what_follows()
         now = self._asked_now()
         if now != self._asked:
             self._asked = now
