@@ -62,9 +62,12 @@ def refused(asked: Asked, status: int, headers: Mapping[str, str], *, has_token:
         )
     if "disabled" in said:
         return UsageError(f"{asked.repo} is disabled at {asked.endpoint}.", hint="Choose another repository.")
-    if status == 403 and code != "RepoNotFound" and not has_token:
+    if status == 404 and not asked.repo:
+        return UsageError(f"{asked.endpoint} has no search for models.", hint="Is HF_ENDPOINT right?")
+    is_refused = status == 403 or (status == 401 and not asked.repo)  # of a repository, 401 is one that is private
+    if is_refused and code != "RepoNotFound" and not has_token:
         return UsageError(
-            f"{asked.endpoint} answers 403 for {asked.repo or 'a search'}: access is refused.",
+            f"{asked.endpoint} answers {status} for {asked.repo or 'a search'}: access is refused.",
             hint=f"A proxy or a firewall may be in between; if the repository is private, {_LOG_IN}.",
         )
     if code != "RepoNotFound" and (status == 403 or (status == 401 and (has_token or "credentials" in said))):

@@ -124,6 +124,21 @@ def test_a_server_in_trouble_is_worth_trying_again(server: Hub) -> None:
     assert caught.value.exit_code == 3
 
 
+@pytest.mark.parametrize(
+    ("status", "said", "remedy"),
+    [
+        (401, "answers 401 for a search: access is refused", "HF_TOKEN"),
+        (403, "answers 403 for a search: access is refused", "HF_TOKEN"),
+        (404, "has no search for models", "HF_ENDPOINT"),
+    ],
+)
+def test_a_search_that_is_refused_is_about_no_repository(server: Hub, status: int, said: str, remedy: str) -> None:
+    server.status = status
+    with pytest.raises(UsageError, match=said) as caught:
+        hub.search("x")
+    assert remedy in caught.value.hint
+
+
 def test_a_rate_limit_is_named(server: Hub) -> None:
     server.status = 429
     with pytest.raises(BusyError, match="rate limit") as caught:
