@@ -122,7 +122,7 @@ def retry_after_s(headers: Mapping[str, str], now: datetime) -> float:
         return float(min(int(text[:9]), 10**6))
     try:
         return max(0.0, (parsedate_to_datetime(text) - now).total_seconds())
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         window = _WINDOW.search(headers.get("ratelimit", ""))
         return float(window[1]) if window else 0.0
 
