@@ -153,6 +153,11 @@ def unreachable(asked: Asked, error: Exception) -> BusyError:
             f"{asked.endpoint} does not answer as https does.",
             hint="Is HF_ENDPOINT right? Some hubs have http:// only.",
         )
+    if _is_kind(error, "ReadTimeout", "ReadError", "RemoteProtocolError"):
+        what = "does not answer" if _is_kind(error, "ReadTimeout") else "hangs up before its answer is whole"
+        return BusyError(
+            f"{asked.endpoint} {what}.", hint="Try again later; --offline uses only what is on this machine."
+        )
     return BusyError(
         f"There is no connection to {asked.endpoint}.",
         hint="Check the network; --offline uses only what is on this machine.",
