@@ -118,6 +118,11 @@ def test_bytes_that_break_parsers_are_a_clear_no(raw: bytes) -> None:
     assert "sys." not in told["message"]  # Python's own advice on numbers
 
 
+def test_where_a_body_stops_being_json_is_said() -> None:
+    told = refused(lambda: read(b'{"messages":\n x}', read_chat))
+    assert (told["code"], "(line 2, column 2)" in told["message"]) == ("invalid_json", True)
+
+
 @pytest.mark.parametrize("field", ["json_schema", "temperature", "zz"])
 def test_whatever_the_depth_there_is_an_answer(field: str) -> None:
     limit = sys.getrecursionlimit()
