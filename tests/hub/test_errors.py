@@ -10,7 +10,7 @@ import pytest
 
 from runner.errors import BusyError, ConfigError, DoesNotFit, RunnerError, UsageError, VerificationFailed
 from runner.hub import errors
-from runner.hub.errors import Asked, TryAgain
+from runner.hub.errors import Asked
 
 HUB = Asked("https://hub.example", "o/m", "v1")
 SEARCH = Asked("https://hub.example")
@@ -134,7 +134,3 @@ def test_of_a_rename_that_fails_the_place_is_where_it_leads_and_without_one_it_i
     assert "refused: /b." in errors.of_disk(OSError(errno.EACCES, "refused", "/a", None, "/b"), PLACE).message
     assert "refused: /models." in errors.of_disk(OSError(errno.EACCES, "refused"), PLACE).message
     assert "cannot be written: odd: /models." in errors.of_disk(OSError("odd"), PLACE).message
-
-
-def test_what_is_to_be_tried_again_is_told_as_its_cause() -> None:
-    assert str(TryAgain(errors.changed(HUB, "a"))) == errors.changed(HUB, "a").message

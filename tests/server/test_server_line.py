@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from waiting import has_ended
+from waiting import has_ended, wait_for
 
 from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.engine_process import EngineProcess
@@ -164,3 +164,25 @@ def test_a_second_signal_waits_for_no_engine_that_does_not_stop(
 
     with closing(line):
         asyncio.run(main())
+
+
+def test_a_line_that_closes_ends_an_engine_that_does_not_stop(
+    engine: EngineProcess, load: Callable[[], Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runner.engine_process._CANCEL_GRACE_S", 600.0)  # after which it would be ended anyway
+    monkeypatch.setattr("runner.server.line._GOODBYE_S", 0.1)
+    line = AnswerLine(engine, load, room=1)
+
+    async def main() -> None:
+        line.start()
+        async with asyncio.timeout(60):
+            await until(line, "ready")
+        pid = engine.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        line.enter(ticket())
+        wait_for(lambda: line._is_asked)
+        await asyncio.to_thread(line.close)
+        wait_for(lambda: has_ended(pid) and not line._thread.is_alive())
+
+    asyncio.run(main())
