@@ -14,6 +14,7 @@ from starlette.requests import Request
 from runner.config import ChatOptions, SamplingParams
 from runner.events import TextDelta
 from runner.server import app
+from runner.server.access import Access
 from runner.server.app import _EventStream, _while_connected
 from runner.server.line import _ROOM, Ticket
 from runner.server.refusal import Refusal
@@ -113,6 +114,28 @@ def test_a_failure_of_the_work_is_raised() -> None:
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(_while_connected(forever, work()))
+
+
+def test_a_fault_of_the_server_is_an_answer_and_is_told_with_its_request() -> None:
+    class Faulty:
+        @property
+        def state(self) -> str:
+            raise ZeroDivisionError
+
+    sent: list[dict[str, Any]] = []
+    served: list[app.Served] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    answering = app.Answering(line=Faulty(), params=None, options=None, names=())  # type: ignore[arg-type]
+    asgi = app.make_app(answering, Access(host="127.0.0.1", port=80), served.append)
+    scope = {"type": "http", "method": "GET", "path": "/health", "headers": [(b"host", b"localhost")]}
+    with pytest.raises(ZeroDivisionError):  # uvicorn's log has it
+        asyncio.run(asgi(scope, forever, send))
+    assert (sent[0]["status"], json.loads(sent[1]["body"])["error"]["code"]) == (500, "failed")
+    assert [(one.method, one.path, one.status) for one in served] == [("GET", "/health", 500)]
+    assert "runner logs" in served[0].error
 
 
 def test_a_stream_that_waits_says_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
