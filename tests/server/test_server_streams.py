@@ -16,7 +16,7 @@ from runner.events import TextDelta
 from runner.server import app
 from runner.server.access import Access
 from runner.server.app import _EventStream, _while_connected
-from runner.server.line import _ROOM, Ticket
+from runner.server.line import _ROOM, AnswerLine, Ticket
 from runner.server.refusal import Refusal
 
 
@@ -114,6 +114,35 @@ def test_a_failure_of_the_work_is_raised() -> None:
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(_while_connected(forever, work()))
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/v1/models", b""),
+        ("GET", "/v1/models/m", b""),
+        ("POST", "/v1/completions", b'{"prompt": "x"}'),
+        ("POST", "/v1/chat/completions", b'{"messages": [{"role": "user", "content": "x"}]}'),
+    ],
+)
+def test_while_the_model_is_loaded_for_the_first_time_clients_are_told_to_come_again(
+    method: str, path: str, body: bytes
+) -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
+
+    line = AnswerLine(None, lambda: None, room=1)  # type: ignore[arg-type, return-value]
+    answering = app.Answering(line=line, params=None, options=None, names=())  # type: ignore[arg-type]
+    asgi = app.make_app(answering, Access(host="127.0.0.1", port=80), lambda _: None)
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    asyncio.run(asgi({"type": "http", "method": method, "path": path, "headers": headers}, receive, send))
+    assert (sent[0]["status"], json.loads(sent[1]["body"])["error"]["code"]) == (503, "loading")
+    assert (b"retry-after", b"1") in sent[0]["headers"]
 
 
 def test_a_fault_of_the_server_is_an_answer_and_is_told_with_its_request() -> None:
