@@ -108,6 +108,10 @@ def test_a_body_that_does_not_come_is_not_waited_for(
     assert caught.value.status == status
 
 
+def test_work_that_is_done_while_its_client_waits_is_done() -> None:
+    assert asyncio.run(_while_connected(forever, asyncio.sleep(0))) is True
+
+
 def test_a_failure_of_the_work_is_raised() -> None:
     async def work() -> None:
         raise ZeroDivisionError
