@@ -108,6 +108,17 @@ def test_a_body_that_does_not_come_is_not_waited_for(
     assert caught.value.status == status
 
 
+@pytest.mark.parametrize(("n_bytes", "status"), [(app.LARGEST_BODY, 408), (app.LARGEST_BODY + 1, 413)])
+def test_a_body_that_is_said_to_be_too_large_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, n_bytes: int, status: int
+) -> None:
+    monkeypatch.setattr(app, "_BODY_S", 0.05)
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % n_bytes)]
+    with pytest.raises(Refusal) as caught:
+        asyncio.run(app._body(Request({"type": "http", "method": "POST", "headers": headers}, forever)))
+    assert caught.value.status == status
+
+
 def test_work_that_is_done_while_its_client_waits_is_done() -> None:
     assert asyncio.run(_while_connected(forever, asyncio.sleep(0))) is True
 
