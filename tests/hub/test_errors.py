@@ -90,7 +90,6 @@ def test_a_file_that_breaks_off_is_kept_as_far_as_it_came(raised: Exception, why
         (errors.unusable_proxy(ValueError("x")), ConfigError, "cannot be used: x", "socksio"),
         (errors.changed(HUB, "a"), BusyError, "a of o/m has changed at the hub", "Try again"),
         (errors.not_a_hub(HUB, "a"), BusyError, "for a of o/m at https://hub.example is no model hub", "HF_ENDPOINT"),
-        (errors.held(HUB, "a"), BusyError, "Another process holds the download of a of o/m", "End that process"),
         (errors.compressed(HUB, "a", "gzip"), BusyError, "https://hub.example compresses a (gzip)", "NO_PROXY"),
         (errors.misdirected(HUB), RunnerError, "redirects o/m to what is no address", "HF_ENDPOINT"),
         (errors.wrong_contents(HUB, "a", PLACE), VerificationFailed, "the last one is /models", "delete models"),
