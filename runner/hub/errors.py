@@ -62,9 +62,12 @@ def refused(asked: Asked, status: int, headers: Mapping[str, str], *, has_token:
         )
     if "disabled" in said:
         return UsageError(f"{asked.repo} is disabled at {asked.endpoint}.", hint="Choose another repository.")
-    if status == 403 and code != "RepoNotFound" and not has_token:
+    if status == 404 and not asked.repo:
+        return UsageError(f"{asked.endpoint} has no search for models.", hint="Is HF_ENDPOINT right?")
+    is_refused = status == 403 or (status == 401 and not asked.repo)  # of a repository, 401 is one that is private
+    if is_refused and code != "RepoNotFound" and not has_token:
         return UsageError(
-            f"{asked.endpoint} answers 403 for {asked.repo or 'a search'}: access is refused.",
+            f"{asked.endpoint} answers {status} for {asked.repo or 'a search'}: access is refused.",
             hint=f"A proxy or a firewall may be in between; if the repository is private, {_LOG_IN}.",
         )
     if code != "RepoNotFound" and (status == 403 or (status == 401 and (has_token or "credentials" in said))):
@@ -119,7 +122,7 @@ def retry_after_s(headers: Mapping[str, str], now: datetime) -> float:
         return float(min(int(text[:9]), 10**6))
     try:
         return max(0.0, (parsedate_to_datetime(text) - now).total_seconds())
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         window = _WINDOW.search(headers.get("ratelimit", ""))
         return float(window[1]) if window else 0.0
 
@@ -149,6 +152,11 @@ def unreachable(asked: Asked, error: Exception) -> BusyError:
         return BusyError(
             f"{asked.endpoint} does not answer as https does.",
             hint="Is HF_ENDPOINT right? Some hubs have http:// only.",
+        )
+    if _is_kind(error, "ReadTimeout", "ReadError", "RemoteProtocolError"):
+        what = "does not answer" if _is_kind(error, "ReadTimeout") else "hangs up before its answer is whole"
+        return BusyError(
+            f"{asked.endpoint} {what}.", hint="Try again later; --offline uses only what is on this machine."
         )
     return BusyError(
         f"There is no connection to {asked.endpoint}.",

@@ -119,7 +119,7 @@ async def _serve(listener: socket.socket, serving: Serving) -> int | None:
     line = AnswerLine(serving.engine, serving.load, room=serving.queue, on_first_load=on_first_load)
     answering = Answering(line=line, params=serving.params, options=serving.options, names=serving.names)
     server = _Server(make_app(answering, serving.access, serving.on_served), _room(serving.queue))
-    with _caught_signals(loop, server, line) as caught:
+    with _caught_signals(loop, server, line, serving.engine) as caught:
         line.start()
         try:
             await server.serve(sockets=[listener])
@@ -166,12 +166,16 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def _caught_signals(loop: asyncio.AbstractEventLoop, server: uvicorn.Server, line: AnswerLine) -> Iterator[list[int]]:
-    """The first signal ends the server in good order, the second one at once."""
+def _caught_signals(
+    loop: asyncio.AbstractEventLoop, server: uvicorn.Server, line: AnswerLine, engine: EngineProcess
+) -> Iterator[list[int]]:
+    """The first signal ends the server in good order, the second one at once, and with it an engine that hangs."""
     caught: list[int] = []
 
     def on_signal(number: int) -> None:
-        server.force_exit = bool(caught)
+        if caught:
+            server.force_exit = True
+            engine.kill()
         caught.append(number)
         server.should_exit = True
         line.stop()

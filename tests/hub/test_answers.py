@@ -74,6 +74,22 @@ def test_a_listing_with_a_value_of_another_kind_is_refused(
         read_listing(changed(path, value), "o/m", "main")
 
 
+@pytest.mark.parametrize("size", [0, 2**53 - 1])
+def test_a_file_may_be_empty_and_as_large_as_json_can_say(size: int) -> None:
+    assert read_listing(changed(("siblings", 0, "size"), size), "o/m", "main").files[0].size_bytes == size
+    with pytest.raises(BadAnswer, match="the size of m"):
+        read_listing(changed(("siblings", 0, "size"), -1 if size == 0 else size + 1), "o/m", "main")
+
+
+@pytest.mark.parametrize("length", [40, 64])
+def test_a_blob_is_named_by_sha_1_or_sha_256(length: int) -> None:
+    assert (
+        read_listing(changed(("siblings", 0, "blobId"), "C" * length), "o/m", "main").files[0].blob_id == "c" * length
+    )
+    with pytest.raises(BadAnswer, match="the hash of m"):
+        read_listing(changed(("siblings", 0, "blobId"), "c" * (length - 1)), "o/m", "main")
+
+
 def test_a_name_with_half_a_character_is_unsafe() -> None:
     with pytest.raises(BadModelFile, match="unsafe name"):
         read_listing(changed(("siblings", 1, "rfilename"), "\ud800.gguf"), "o/m", "main")
@@ -89,6 +105,7 @@ def test_a_search_result_that_says_little_is_shown_all_the_same() -> None:
     assert read_found([{"id": "a/b", "lastModified": "soon", "gguf": {"total": -1}}], 10) == (
         hub.Found("a/b", 0, 0, "", False, 0, ()),
     )
+    assert [found.num_parameters for found in read_found([{"gguf": {"total": n}} for n in (1, 2**53)], 10)] == [1, 0]
 
 
 # --- answers without an end ---

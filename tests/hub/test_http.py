@@ -251,10 +251,15 @@ def test_a_wait_is_a_number_or_a_date() -> None:
         "7": 7.0,
         "Thu, 01 Jan 2026 12:00:30 GMT": 30.0,
         "Thu, 01 Jan 2026 11:00:00 GMT": 0.0,
+        "Thu, 01 Jan 2026 12:00:30 -0000": 0.0,
+        "Thu, 01 Jan 2026 3000300000:00:30 GMT": 0.0,
+        "Thu, 01 Jan 2026 12:00:30 +9999999999": 0.0,
         "soon": 0.0,
+        "-5": 0.0,
         "": 0.0,
     }
     assert {text: retry_after_s({"retry-after": text}, now) for text in waits} == waits
+    assert retry_after_s({"retry-after": "1" * 5000}, now) == 10**6
     assert retry_after_s({"ratelimit": '"api";r=0;t=55'}, now) == 55.0
     assert retry_after_s({"ratelimit": '"api";r=3;t=55'}, now) == 0.0
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+import threading
+from dataclasses import replace
 
 import pytest
 from fetching import FILES, REPO
@@ -11,6 +14,7 @@ from hub_server import Hub, Repo, git_sha1
 
 from runner import hub, hub_cache
 from runner.errors import BadModelFile, BusyError, ConfigError, RunnerError, UsageError
+from runner.hub import api
 from runner.types import CancelToken
 
 
@@ -124,6 +128,21 @@ def test_a_server_in_trouble_is_worth_trying_again(server: Hub) -> None:
     assert caught.value.exit_code == 3
 
 
+@pytest.mark.parametrize(
+    ("status", "said", "remedy"),
+    [
+        (401, "answers 401 for a search: access is refused", "HF_TOKEN"),
+        (403, "answers 403 for a search: access is refused", "HF_TOKEN"),
+        (404, "has no search for models", "HF_ENDPOINT"),
+    ],
+)
+def test_a_search_that_is_refused_is_about_no_repository(server: Hub, status: int, said: str, remedy: str) -> None:
+    server.status = status
+    with pytest.raises(UsageError, match=said) as caught:
+        hub.search("x")
+    assert remedy in caught.value.hint
+
+
 def test_a_rate_limit_is_named(server: Hub) -> None:
     server.status = 429
     with pytest.raises(BusyError, match="rate limit") as caught:
@@ -136,6 +155,25 @@ def test_no_connection_is_worth_trying_again_and_names_offline() -> None:
         with pytest.raises(BusyError, match="no connection") as caught:
             ask()  # port 9 of the test environment: nobody listens
         assert "--offline" in caught.value.hint
+
+
+@pytest.mark.parametrize(("is_silent", "said"), [(True, "does not answer"), (False, "hangs up before")])
+def test_a_hub_that_is_there_and_does_not_answer_is_told_from_no_connection(
+    monkeypatch: pytest.MonkeyPatch, is_silent: bool, said: str
+) -> None:
+    monkeypatch.setattr(api, "ASKING", replace(api.ASKING, stall_timeout_s=0.2))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{listener.getsockname()[1]}")
+
+        def hang_up() -> None:
+            with listener.accept()[0] as connection:
+                connection.recv(1)
+
+        if not is_silent:
+            threading.Thread(target=hang_up, daemon=True).start()
+        with pytest.raises(BusyError, match=said) as caught:
+            hub.list_files(REPO)
+    assert "--offline" in caught.value.hint
 
 
 def test_hf_hub_offline_asks_nothing(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

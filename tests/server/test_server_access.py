@@ -43,6 +43,18 @@ def test_a_name_that_is_not_ours_is_refused(host: str) -> None:
     assert refused(LOCAL, host=host) == "wrong_host"
 
 
+def test_at_the_port_of_http_the_header_has_none() -> None:
+    access = Access(host="127.0.0.1", port=80)
+    for host in ("localhost", "localhost:80", "[::1]"):
+        assert refused(access, host=host) is None
+    assert refused(access, host="localhost:81") == "wrong_host"
+
+
+def test_the_remedy_for_another_name_is_told_where_there_is_one() -> None:
+    messages = [refusal.message for host in ("box.lan", "") if (refusal := LOCAL.refusal({"host": host}))]
+    assert ["--allow-host" in message for message in messages] == [True, False]
+
+
 def test_other_names_are_taken_when_they_were_given() -> None:
     access = Access(host="127.0.0.1", port=8383, names=("Box.lan", "front.example:443"))
     for host in ("box.lan", "box.lan:9", "front.example:443"):
@@ -131,4 +143,5 @@ def test_tokens(header: str, is_right: bool) -> None:
         assert refusal.status == 401
         assert refusal.headers["WWW-Authenticate"] == "Bearer"
         assert "secret" not in refusal.message
+        assert refusal.message.startswith("The token is wrong." if header[7:].strip() else "A token is needed.")
     assert LOCAL.token_refusal({}) is None

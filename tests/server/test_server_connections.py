@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from runner.errors import RunnerError, UsageError
 from runner.server import connections
-from runner.server.serving import _room, _Server, bind
+from runner.server.serving import _room, _Server, bind, is_loopback
 
 IDLE_S = 1
 PATIENT_S = 600  # of a server that closes nothing for silence within a test
@@ -113,6 +114,22 @@ async def trickled(connect: Connect, first: bytes) -> float:
 def test_there_are_no_more_connections_than_files(monkeypatch: pytest.MonkeyPatch, n_files: int, room: int) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (n_files, n_files))
     assert _room(32) == room
+
+
+def test_where_nobody_can_listen_is_said_with_the_flag_to_correct() -> None:
+    with pytest.raises(UsageError, match="which is no address here") as caught:
+        bind("x" * 70, 0)
+    assert "127.0.0.1" in caught.value.hint
+    with pytest.raises(RunnerError, match=r"Cannot listen on 192\.0\.2\.1 port 0: Cannot assign") as refused:
+        bind("192.0.2.1", 0)  # of an example, and of no machine
+    assert refused.value.hint == "Check --host and --port."
+
+
+@pytest.mark.parametrize(("host", "is_own"), [("127.0.0.1", True), ("localhost", True), ("0.0.0.0", False)])
+def test_an_address_of_this_machine_is_told_from_one_that_others_reach(host: str, is_own: bool) -> None:
+    with bind(host, 0) as listener:
+        assert is_loopback(listener) is is_own
+        assert listener.family is socket.AF_INET
 
 
 def test_a_connection_that_asks_for_nothing_is_closed_even_if_bytes_trickle() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from waiting import has_ended, wait_for
 
 from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.engine_process import EngineProcess
@@ -17,6 +20,7 @@ from runner.events import ChatEvent, Finished, Loaded
 from runner.paths import user_paths
 from runner.server.line import AnswerLine, Ticket
 from runner.server.refusal import Refusal
+from runner.server.serving import _caught_signals, _Server
 from runner.types import Message
 
 ASK = [Message(role="user", content="x")]
@@ -131,3 +135,54 @@ def test_an_answer_that_is_whole_when_the_server_stops_stays_whole(
 
     with closing(line):
         assert isinstance(asyncio.run(main())[-1], Finished)
+
+
+def test_a_second_signal_waits_for_no_engine_that_does_not_stop(
+    engine: EngineProcess, load: Callable[[], Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runner.engine_process._CANCEL_GRACE_S", 600.0)  # after which it would be ended anyway
+    line = AnswerLine(engine, load, room=1)
+
+    async def main() -> None:
+        line.start()
+        async with asyncio.timeout(60):
+            await until(line, "ready")
+            pid = engine.pid
+            assert pid is not None
+            with _caught_signals(asyncio.get_running_loop(), _Server(None, 1), line, engine) as caught:  # type: ignore[arg-type]
+                os.kill(pid, signal.SIGSTOP)
+                line.enter(made := ticket())
+                os.kill(os.getpid(), signal.SIGTERM)
+                while len(caught) < 1:
+                    await asyncio.sleep(0.01)
+                assert not has_ended(pid)
+                os.kill(os.getpid(), signal.SIGTERM)
+                while not has_ended(pid):
+                    await asyncio.sleep(0.01)
+            with pytest.raises(Refusal, match="shutting down"):
+                await events(made)
+
+    with closing(line):
+        asyncio.run(main())
+
+
+def test_a_line_that_closes_ends_an_engine_that_does_not_stop(
+    engine: EngineProcess, load: Callable[[], Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runner.engine_process._CANCEL_GRACE_S", 600.0)  # after which it would be ended anyway
+    monkeypatch.setattr("runner.server.line._GOODBYE_S", 0.1)
+    line = AnswerLine(engine, load, room=1)
+
+    async def main() -> None:
+        line.start()
+        async with asyncio.timeout(60):
+            await until(line, "ready")
+        pid = engine.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        line.enter(ticket())
+        wait_for(lambda: line._is_asked)
+        await asyncio.to_thread(line.close)
+        wait_for(lambda: has_ended(pid) and not line._thread.is_alive())
+
+    asyncio.run(main())

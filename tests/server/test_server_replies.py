@@ -87,6 +87,7 @@ def test_chunks_say_what_the_whole_answer_says(has_usage: bool) -> None:
         reply.take(event)
     chunks = [*streamed.opening(), *(chunk for event in EVENTS for chunk in streamed.chunks(event))]
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert {choice["index"] for chunk in chunks for choice in chunk["choices"]} == {0}
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
     assert deltas[0] == {"role": "assistant", "content": ""}
     message = reply.whole()["choices"][0]["message"]

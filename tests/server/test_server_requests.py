@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.config import ChatOptions, SamplingParams
+from runner.config import LARGEST_GRAMMAR, ChatOptions, SamplingParams
 from runner.server.refusal import Refusal
 from runner.server.requests import (
     _CHAT,
@@ -118,6 +118,11 @@ def test_bytes_that_break_parsers_are_a_clear_no(raw: bytes) -> None:
     assert "sys." not in told["message"]  # Python's own advice on numbers
 
 
+def test_where_a_body_stops_being_json_is_said() -> None:
+    told = refused(lambda: read(b'{"messages":\n x}', read_chat))
+    assert (told["code"], "(line 2, column 2)" in told["message"]) == ("invalid_json", True)
+
+
 @pytest.mark.parametrize("field", ["json_schema", "temperature", "zz"])
 def test_whatever_the_depth_there_is_an_answer(field: str) -> None:
     limit = sys.getrecursionlimit()
@@ -194,12 +199,33 @@ def test_halves_of_surrogate_pairs_are_replaced() -> None:
         ({"stop": ""}, {}),
         ({"top_k": -1}, {"top_k": 0}),
         ({"presence_penalty": -1, "penalty_last_n": -1}, {"presence_penalty": -1, "penalty_last_n": -1}),
+        ({"stop": [str(n) for n in range(64)]}, {"stop": tuple(str(n) for n in range(64))}),
         ({"verbosity": "low"}, {}),
         ({"temperature": None, "n": 1, "tools": [], "logprobs": False, "user": "me", "metadata": {"a": 1}}, {}),
     ],
 )
 def test_sampling_fields(fields: dict[str, Any], expected: dict[str, Any]) -> None:
     assert chat(**fields).sampling == expected
+
+
+@pytest.mark.parametrize(
+    ("field", "neutral"),
+    [
+        ("n", 1),
+        ("best_of", 1),
+        ("echo", False),
+        ("suffix", ""),
+        ("functions", []),
+        ("function_call", "auto"),
+        ("tool_choice", "none"),
+        ("logit_bias", {}),
+        ("top_logprobs", 0),
+        ("modalities", ["text"]),
+    ],
+)
+def test_what_is_not_supported_is_taken_where_it_asks_for_nothing(field: str, neutral: object) -> None:
+    assert chat(**{field: neutral}) == chat()
+    assert refused(lambda: chat(**{field: "something"}))["code"] == "unsupported_parameter"
 
 
 @pytest.mark.parametrize(
@@ -268,6 +294,9 @@ def test_grammars(fields: dict[str, Any], kind: str, words: str) -> None:
         ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
         ({"stream": "yes"}, "stream", "true or false"),
         ({"stream_options": {"usage": True}}, "stream_options.usage", "include_usage"),
+        ({"stream_options": []}, "stream_options", "no object"),
+        ({"json_schema": {"const": "x" * LARGEST_GRAMMAR}}, "json_schema", f"At most {LARGEST_GRAMMAR}"),
+        ({"grammar": "x" * (LARGEST_GRAMMAR + 1)}, "grammar", f"At most {LARGEST_GRAMMAR}"),
         ({"model": 5}, "model", "text"),
         ({"reasoning_effort": "very"}, "reasoning_effort", "medium"),
         ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs.x", "enable_thinking"),

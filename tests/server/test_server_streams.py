@@ -14,8 +14,9 @@ from starlette.requests import Request
 from runner.config import ChatOptions, SamplingParams
 from runner.events import TextDelta
 from runner.server import app
+from runner.server.access import Access
 from runner.server.app import _EventStream, _while_connected
-from runner.server.line import _ROOM, Ticket
+from runner.server.line import _ROOM, AnswerLine, Ticket
 from runner.server.refusal import Refusal
 
 
@@ -107,12 +108,78 @@ def test_a_body_that_does_not_come_is_not_waited_for(
     assert caught.value.status == status
 
 
+@pytest.mark.parametrize(("n_bytes", "status"), [(app.LARGEST_BODY, 408), (app.LARGEST_BODY + 1, 413)])
+def test_a_body_that_is_said_to_be_too_large_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, n_bytes: int, status: int
+) -> None:
+    monkeypatch.setattr(app, "_BODY_S", 0.05)
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % n_bytes)]
+    with pytest.raises(Refusal) as caught:
+        asyncio.run(app._body(Request({"type": "http", "method": "POST", "headers": headers}, forever)))
+    assert caught.value.status == status
+
+
+def test_work_that_is_done_while_its_client_waits_is_done() -> None:
+    assert asyncio.run(_while_connected(forever, asyncio.sleep(0))) is True
+
+
 def test_a_failure_of_the_work_is_raised() -> None:
     async def work() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(_while_connected(forever, work()))
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/v1/models", b""),
+        ("GET", "/v1/models/m", b""),
+        ("POST", "/v1/completions", b'{"prompt": "x"}'),
+        ("POST", "/v1/chat/completions", b'{"messages": [{"role": "user", "content": "x"}]}'),
+    ],
+)
+def test_while_the_model_is_loaded_for_the_first_time_clients_are_told_to_come_again(
+    method: str, path: str, body: bytes
+) -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
+
+    line = AnswerLine(None, lambda: None, room=1)  # type: ignore[arg-type, return-value]
+    answering = app.Answering(line=line, params=None, options=None, names=())  # type: ignore[arg-type]
+    asgi = app.make_app(answering, Access(host="127.0.0.1", port=80), lambda _: None)
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    asyncio.run(asgi({"type": "http", "method": method, "path": path, "headers": headers}, receive, send))
+    assert (sent[0]["status"], json.loads(sent[1]["body"])["error"]["code"]) == (503, "loading")
+    assert (b"retry-after", b"1") in sent[0]["headers"]
+
+
+def test_a_fault_of_the_server_is_an_answer_and_is_told_with_its_request() -> None:
+    class Faulty:
+        @property
+        def state(self) -> str:
+            raise ZeroDivisionError
+
+    sent: list[dict[str, Any]] = []
+    served: list[app.Served] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    answering = app.Answering(line=Faulty(), params=None, options=None, names=())  # type: ignore[arg-type]
+    asgi = app.make_app(answering, Access(host="127.0.0.1", port=80), served.append)
+    scope = {"type": "http", "method": "GET", "path": "/health", "headers": [(b"host", b"localhost")]}
+    with pytest.raises(ZeroDivisionError):  # uvicorn's log has it
+        asyncio.run(asgi(scope, forever, send))
+    assert (sent[0]["status"], json.loads(sent[1]["body"])["error"]["code"]) == (500, "failed")
+    assert [(one.method, one.path, one.status) for one in served] == [("GET", "/health", 500)]
+    assert "runner logs" in served[0].error
 
 
 def test_a_stream_that_waits_says_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:

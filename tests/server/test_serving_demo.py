@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -178,6 +179,7 @@ def test_requests_are_narrated_without_what_was_said_and_without_control_charact
     server.client.get("/v1/%1b%5B31m%0aforged")
     lines = server.narration_with("forged")  # it comes after the answer
     assert "POST /v1/chat/completions 200 · " in lines
+    assert re.search(r"GET .*forged 404 · .* · Nothing is there\. There are: ", lines)
     assert "tok/s" in lines
     assert "secret" not in lines
     assert "\x1b" not in lines

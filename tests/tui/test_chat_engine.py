@@ -135,9 +135,12 @@ def test_stopping_keeps_what_came_and_gives_back_what_waits(told: Callable[..., 
         pass
     chat.engine.send("later")
     began = time.monotonic()
+    (pid,) = chat.engine.pids()
+    os.kill(pid, signal.SIGSTOP)
     chat.engine.stop()
     assert chat.engine.state == "stopping"
     assert chat.last(AnswerStopping).state == "stopping"  # said at once: an engine that hangs tells nothing more
+    os.kill(pid, signal.SIGCONT)
     first, second = chat.last(AnswerEnded), chat.last(AnswerEnded)
     assert time.monotonic() - began < 20  # the answer would take 200 s
     assert first.turn.state == "cancelled"
