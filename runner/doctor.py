@@ -18,7 +18,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TextIO
@@ -358,9 +358,8 @@ def database_check(paths: Paths) -> Check:
     if not paths.database.exists():
         return Check(name=name, status="ok", detail="none kept yet")
     try:
-        store = Store(paths.database)
-        count = len(store.sessions())
-        store.close()
+        with closing(Store(paths.database)) as store:
+            count = len(store.sessions())
     except RunnerError as error:
         remedy = error.hint or f"Move {_tilde(paths.database)} away; chats start anew then."
         return Check(name=name, status="error", detail=error.message, remedy=remedy)

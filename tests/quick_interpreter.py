@@ -19,7 +19,7 @@ import numpy as np
 
 
 def quicken(interpreter: ModuleType) -> None:
-    """interpreter: triton.runtime.interpreter. One without what is changed here (3.9 has it) is left as it is."""
+    """interpreter: triton.runtime.interpreter of 3.7 or 3.9. One that lacks what is changed here is left as it is."""
     if hasattr(interpreter, "_LangPatchScope") and not hasattr(interpreter._patch_lang, "is_quick"):
         _patch_language_once(interpreter)
         _call_builtins_at_once(interpreter)

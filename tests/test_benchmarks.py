@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
+import importlib.metadata
 import json
 import re
 import sys
@@ -344,7 +344,7 @@ def test_rows_are_written_one_by_one_each_with_its_origin(tmp_path: Path) -> Non
     assert (first["us"], second["us"]) == (1.5, 2.5)
     assert first["origin"] == second["origin"]
     assert first["origin"]["commit"] == "abc"
-    assert first["origin"]["torch"] == torch.__version__
+    assert first["origin"]["torch"] == importlib.metadata.version("torch")
 
 
 def test_lines_of_benchmarks_without_a_section_are_passed_over(tmp_path: Path) -> None:

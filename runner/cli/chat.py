@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -112,7 +112,7 @@ def _run(setup: _Setup) -> int:
     from runner.engine_process import EngineProcess
 
     setup.settings.sampling_params({}, setup.own_params)  # a wrong value is better said before a model is loaded
-    with _ended_by_signals(), EngineProcess(setup.paths) as engine:
+    with _ended_by_signals(), ExitStack() as at_end, EngineProcess(setup.paths) as engine:
         engine.start()  # it imports what it needs while this process does
         from runner.cli.loading import Loader
 
@@ -120,7 +120,7 @@ def _run(setup: _Setup) -> int:
         loader = Loader(engine, setup.model, setup.load_options, offline=setup.is_offline, is_in_chat=render.can_ask())
         # A terminal that knows no control sequences can show nothing above its prompt: there the model comes first.
         has_live_prompt = render.can_ask() and not render.is_dumb()
-        return (_run_at_prompt if has_live_prompt else _run_with_model)(setup, loader)
+        return (_run_at_prompt if has_live_prompt else _run_with_model)(setup, loader, at_end)
 
 
 def _store(setup: _Setup) -> Store | None:
@@ -137,25 +137,25 @@ def _check_store(setup: _Setup) -> None:
             store.check()
 
 
-def _run_at_prompt(setup: _Setup, loader: Loader) -> int:
+def _run_at_prompt(setup: _Setup, loader: Loader, at_end: ExitStack) -> int:
     from runner.cli.live import silent_keys
     from runner.cli.opening import Opening
 
     with silent_keys():  # what is typed around the first prompt appears in that or in the next one
         opening = Opening(loader, _greet_at_prompt, check=partial(_check_store, setup))
         source = _source(setup, opening)
-        repl = _make_repl(setup, loader, source, opening) if setup.resumed else None
+        repl = _make_repl(setup, loader, at_end, source, opening) if setup.resumed else None
         if repl is not None:
             render.narrate(repl.recap() + "\n")
         text = source.read()  # a new chat's prompt does not wait for what only an answer needs
-        repl = repl or _make_repl(setup, loader, source, opening)
+        repl = repl or _make_repl(setup, loader, at_end, source, opening)
     return repl.run_from(text)
 
 
-def _run_with_model(setup: _Setup, loader: Loader) -> int:
+def _run_with_model(setup: _Setup, loader: Loader, at_end: ExitStack) -> int:
     _check_store(setup)
     loaded = loader.load()
-    repl = _make_repl(setup, loader, _source(setup))
+    repl = _make_repl(setup, loader, at_end, _source(setup))
     repl.begin_with(loaded)
     if setup.resumed:
         render.narrate(repl.recap() + "\n")
@@ -175,15 +175,19 @@ def _greet_at_prompt(loaded: Loaded) -> None:
     threading.Thread(target=import_module, args=["runner.cli.repl"], daemon=True).start()
 
 
-def _make_repl(setup: _Setup, loader: Loader, source: Source, opening: Opening | None = None) -> Repl:
+def _make_repl(
+    setup: _Setup, loader: Loader, at_end: ExitStack, source: Source, opening: Opening | None = None
+) -> Repl:
     from runner.cli.live import silent_keys
     from runner.cli.repl import Repl
     from runner.conversation import Conversation
 
+    if (store := _store(setup)) is not None:
+        at_end.callback(store.close)
     conversation = Conversation(
         loader.engine,
         model=setup.model,
-        store=_store(setup),
+        store=store,
         params=setup.settings.sampling_params({}, setup.own_params),
         options=setup.chat_options,
         system=setup.settings.system if setup.system is None else setup.system,

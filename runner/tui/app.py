@@ -186,6 +186,8 @@ class RunnerApp(KeyOrder[int]):
         self.machine_watch.stop()
         for part in parts:
             part.wait(max(0.0, deadline - monotonic()))
+        if self.services.store is not None:
+            self.services.store.close()  # who writes once more opens it again
         write_remembered(self.services.paths, self._to_remember())
 
     def _to_remember(self) -> Remembered:

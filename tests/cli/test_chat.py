@@ -43,6 +43,7 @@ def test_each_line_of_a_pipe_is_a_message_and_stdout_has_only_answers(
 ) -> None:
     pipe("one\n\ntwo")
     assert main(["chat", model, "-s", "Be brief.", "-c", "512"]) == 0
+    assert not list(user_paths().data.glob("*-wal")), "the database is closed"
     captured = capsys.readouterr()
     assert captured.out == "first\nsecond\n"
     assert "fake: " in captured.err

@@ -57,6 +57,10 @@ class OneScreen(App[Any]):
     def on_mount(self) -> None:
         self.push_screen(self.below(), self._ended)
 
+    def on_unmount(self) -> None:
+        if self.services is not None and self.services.store is not None:
+            self.services.store.close()
+
     def _ended(self, result: Any) -> None:
         self.result = result
 

@@ -55,6 +55,7 @@ def test_a_question_is_answered_kept_counted_and_remembered(stage: Stage) -> Non
         assert on.chat.box.prompt.text == "hello"
 
     stage.play(stage.script("Hi."), act)
+    assert not list(user_paths().data.glob("*-wal")), "the database is closed"
     assert [summary.title for summary in stage.store.sessions()] == ["hello"]
     assert "+hello" in user_paths().prompt_history.read_text()
 

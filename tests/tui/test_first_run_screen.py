@@ -56,6 +56,7 @@ def test_it_is_the_first_run_until_a_chat_is_kept_or_another_model_is_asked_for(
     assert given.store is not None
     given.store.create_session(model="demo", title="a chat")
     assert not is_first_run(given)
+    given.store.close()
 
 
 def test_a_model_made_here_ends_the_first_run() -> None:
