@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from checkout import CHECKOUT, python
 
 from runner.errors import UsageError
 from runner.kernels.compile import TARGETS, Compiled, Variant, all_variants
+from runner.kernels.compile.__main__ import main
 from runner.kernels.compile.compilation import read_amdgcn, read_ptxas
 from runner.kernels.compile.jobs import MAY_SPILL, Job, Outcome
 from runner.kernels.compile.report import BEGIN, END, line, markdown, with_table
@@ -279,3 +281,18 @@ def test_the_table_replaces_what_stood_between_its_marks() -> None:
     assert with_table(written, table) == written
     with pytest.raises(UsageError, match="no place for the table"):
         with_table("# Kernels\n", table)
+
+
+@pytest.mark.parametrize("text", [None, "# Kernels\n"])
+def test_a_page_without_a_place_for_the_table_is_refused_before_anything_is_compiled(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    if text is not None:
+        page.write_text(text)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # the program takes it away
+    monkeypatch.setattr(sys, "argv", ["compile", "--markdown", str(page)])
+    assert main() == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "hint: " in captured.err

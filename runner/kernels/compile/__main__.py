@@ -14,7 +14,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from runner.errors import RunnerError
+from runner.errors import RunnerError, UsageError
 from runner.kernels.compile import report
 from runner.kernels.compile.compilation import Compiled
 from runner.kernels.compile.jobs import compile_jobs, fewer, jobs
@@ -51,6 +51,7 @@ def run(options: argparse.Namespace) -> int:
     os.environ.pop("TRITON_INTERPRET", None)
     narration = sys.stderr if options.markdown == "-" else sys.stdout
     outcomes = []
+    page = None if options.markdown in (None, "-") else read_page(Path(options.markdown))
     wanted = jobs(options.target or list(TARGETS), options.only)
     if options.fewer:
         wanted = fewer(wanted)
@@ -63,21 +64,25 @@ def run(options: argparse.Namespace) -> int:
     outcomes.sort(key=lambda outcome: wanted.index(outcome.job))
     if options.json is not None:
         options.json.write_text(json.dumps(report.values(outcomes), indent=1) + "\n")
-    if options.markdown is not None:
-        write_table(report.markdown(outcomes, version("triton")), options.markdown)
+    table = report.markdown(outcomes, version("triton"))
+    if page is not None:
+        Path(options.markdown).write_text(report.with_table(page, table))
+    elif options.markdown is not None:
+        print(table)
     complaints = [outcome.complaint for outcome in outcomes if outcome.complaint]
     for complaint in complaints:
         print(complaint, file=sys.stderr)
     return 1 if complaints else 0
 
 
-def write_table(table: str, place: str) -> None:
-    """Print the table ("-"), or put it into the page of that name."""
-    if place == "-":
-        print(table)
-    else:
-        page = Path(place)
-        page.write_text(report.with_table(page.read_text(), table))
+def read_page(path: Path) -> str:
+    """A page that a table can be written into, before minutes of compiling. Raises UsageError when it is none."""
+    try:
+        page = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is no page to read: {error}.", hint="One is docs/KERNELS.md.") from error
+    report.with_table(page, "")
+    return page
 
 
 def _cores() -> int:
