@@ -20,7 +20,6 @@ from runner import hub, hub_cache
 from runner.errors import BadModelFile, BusyError, DoesNotFit, RunnerError, UsageError, VerificationFailed
 from runner.hub import download
 from runner.hub.blobs import RepoFolders
-from runner.hub.errors import of_disk
 from runner.pull import plan_pull, pull
 from runner.registry import Registry
 from runner.types import CancelToken
@@ -494,23 +493,6 @@ def test_a_cache_that_cannot_be_reached_is_said_so(tmp_path: Path, monkeypatch: 
     plan = plan_pull(Registry.load_for().resolve(f"{REPO}:Q4_0"))
     with pytest.raises(RunnerError, match="cannot be written"):
         pull(plan, on_progress=lambda _: None, cancel=CancelToken(), options=hub.FetchOptions())
-
-
-@pytest.mark.parametrize(
-    ("number", "kind", "said", "remedy"),
-    [
-        (errno.EFBIG, DoesNotFit, "/big holds no files as large", "another disk with HF_HOME"),
-        (errno.EROFS, RunnerError, "disk of /big is mounted read-only", "HF_HOME"),
-        (errno.EISDIR, RunnerError, "there is a directory in the place of a file, at /big", "Move it away"),
-        (errno.ENOTDIR, RunnerError, "there is a file in the place of a directory, at or above /big", "Move it away"),
-        (errno.EACCES, RunnerError, "cannot be written: Permission denied: /big", "permissions"),
-    ],
-)
-def test_what_a_disk_refuses_has_its_own_remedy(number: int, kind: type[RunnerError], said: str, remedy: str) -> None:
-    error = of_disk(OSError(number, os.strerror(number), "/big"), Path("/cache"))
-    assert type(error) is kind
-    assert said in error.message
-    assert remedy in error.hint
 
 
 @pytest.mark.usefixtures("server")
