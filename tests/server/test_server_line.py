@@ -137,6 +137,16 @@ def test_an_answer_that_is_whole_when_the_server_stops_stays_whole(
         assert isinstance(asyncio.run(main())[-1], Finished)
 
 
+async def suspended(line: AnswerLine, engine: EngineProcess) -> int:
+    """Start the line, and suspend the engine once it is ready: it hears nothing more. Returns its process's id."""
+    line.start()
+    await until(line, "ready")
+    pid = engine.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
 def test_a_second_signal_waits_for_no_engine_that_does_not_stop(
     engine: EngineProcess, load: Callable[[], Loaded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,13 +154,9 @@ def test_a_second_signal_waits_for_no_engine_that_does_not_stop(
     line = AnswerLine(engine, load, room=1)
 
     async def main() -> None:
-        line.start()
         async with asyncio.timeout(60):
-            await until(line, "ready")
-            pid = engine.pid
-            assert pid is not None
+            pid = await suspended(line, engine)
             with _caught_signals(asyncio.get_running_loop(), _Server(None, 1), line, engine) as caught:  # type: ignore[arg-type]
-                os.kill(pid, signal.SIGSTOP)
                 line.enter(made := ticket())
                 os.kill(os.getpid(), signal.SIGTERM)
                 while len(caught) < 1:
@@ -174,12 +180,8 @@ def test_a_line_that_closes_ends_an_engine_that_does_not_stop(
     line = AnswerLine(engine, load, room=1)
 
     async def main() -> None:
-        line.start()
         async with asyncio.timeout(60):
-            await until(line, "ready")
-        pid = engine.pid
-        assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
+            pid = await suspended(line, engine)
         line.enter(ticket())
         wait_for(lambda: line._is_asked)
         await asyncio.to_thread(line.close)
