@@ -54,7 +54,7 @@ def test_small_files_are_read_too(listing: hub.Listing) -> None:
     assert hub.read_range(listing, "sub/a.json", 0, 100) == b"{}"
 
 
-@pytest.mark.parametrize("fault", [Fault("stall", at=5), Fault("status", status=503, headers={"Retry-After": "15"})])
+@pytest.mark.parametrize("fault", [Fault("stall", at=0), Fault("status", status=503, headers={"Retry-After": "15"})])
 def test_cancelling_a_reader_waits_neither_for_silence_nor_for_the_next_try(
     server: Hub, listing: hub.Listing, fault: Fault
 ) -> None:
