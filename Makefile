@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
 WORKERS ?= 3
 
 .PHONY: help install chat test snapshots check lint clean
@@ -43,12 +44,19 @@ chat: install
 # One thread a process, and three processes for two cores: a fifth of their time they wait for others, and a fourth process
 # gains nothing. A file's tests stay in one of them: they share what is costly. Files are taken in the order of their names:
 # the other order, by the number of tests, leaves a few long ones for the end.
+#
+# What fails is run once more with nothing beside it. What fails there too is broken; what passes there depends on how busy
+# the machine is: the run passes, and the test's name stands above its last summary, for it is to be mended.
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	@export OMP_NUM_THREADS=1; \
+	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder || { \
+		test $$? = 1 || exit 1; \
+		echo; echo "What failed, once more with nothing beside it:"; \
+		$(PYTEST) --last-failed --last-failed-no-failures none --maxfail 3; }
 
 # Look at every picture that changed before it is committed.
 snapshots: $(VENV)/.installed-dev
-	SNAPSHOTS=write $(BIN)/python -m pytest -n $(WORKERS) tests/tui/test_snapshots.py
+	SNAPSHOTS=write $(PYTEST) -n $(WORKERS) tests/tui/test_snapshots.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
