@@ -164,11 +164,14 @@ class _Command:
         self, listener: socket.socket, load_options: LoadOptions, defaults: _Defaults, queue: int, *, is_offline: bool
     ) -> int:
         """Serve until a signal comes; returns the exit code."""
+        from concurrent.futures import ThreadPoolExecutor
+
         from runner.cli.loading import Loader
         from runner.engine_process import EngineProcess
         from runner.server import Serving, serve
 
-        with EngineProcess(self._paths) as engine:
+        # Lines wait in a thread of their own: a terminal that is stopped (Ctrl+S), or a pager, stops nobody's answer.
+        with ThreadPoolExecutor(1) as lines, EngineProcess(self._paths) as engine:
             loader = Loader(engine, self._model, load_options, offline=is_offline, as_json=self._as_json)
             serving = Serving(
                 engine=engine,
@@ -179,7 +182,7 @@ class _Command:
                 access=self._access,
                 queue=queue,
                 on_ready=self._on_ready,
-                on_served=self._on_served,
+                on_served=lambda served: lines.submit(_tell, served),
             )
             number = serve(listener, serving)
         return 130 if number == signal.SIGINT else 0
@@ -212,9 +215,10 @@ class _Command:
             about = f"{info.name} · {info.quantization} · context {info.n_ctx}\n{info.backend}: {loaded.reason}"
             render.narrate(f"{about}\nOpenAI's API is at {url}/v1 · Ctrl+C stops the server")
 
-    def _on_served(self, served: Served) -> None:
-        with _UNREAD:
-            render.narrate(_line(served))
+
+def _tell(served: Served) -> None:
+    with _UNREAD:
+        render.narrate(_line(served))
 
 
 def _line(served: Served) -> str:

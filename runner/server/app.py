@@ -65,7 +65,7 @@ class Answering:
     names: tuple[str, ...]
 
 
-def make_app(answering: Answering, access: Access, on_served: Callable[[Served], None]) -> ASGIApp:
+def make_app(answering: Answering, access: Access, on_served: Callable[[Served], object]) -> ASGIApp:
     """The ASGI application. on_served: called on the event loop after each request."""
     started_at = int(time.time())
 
@@ -125,7 +125,7 @@ def _headers(scope: Scope) -> dict[str, str]:
 class _Told:
     """Measures a request, and tells of it when it is over."""
 
-    def __init__(self, app: ASGIApp, on_served: Callable[[Served], None]) -> None:
+    def __init__(self, app: ASGIApp, on_served: Callable[[Served], object]) -> None:
         self._app = app
         self._on_served = on_served
 

@@ -59,7 +59,7 @@ class Serving:
     access: Access
     queue: int
     on_ready: Callable[[Loaded], None]
-    on_served: Callable[[Served], None]
+    on_served: Callable[[Served], object]
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import io
 import json
 import os
 import select
@@ -138,6 +140,23 @@ def test_a_client_that_leaves_while_its_prompt_is_read_makes_room_at_once(
     began = time.monotonic()
     assert server.client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
     assert time.monotonic() - began < 12
+
+
+def test_narration_that_nobody_reads_on_stops_no_answer_and_is_told_later(tmp_path: Path) -> None:
+    narration = tmp_path / "narration"
+    os.mkfifo(narration)
+    with open(os.open(narration, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as reader:
+        fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
+        server = Served(tmp_path, "demo", "--port", "0", errors=narration)
+        paths = [f"/{n}" for n in range(120)]  # more than 100 bytes a line
+        assert {server.client.get(path).status_code for path in paths} == {404}
+        os.set_blocking(reader.fileno(), True)
+        lines = io.TextIOWrapper(reader)
+        server.process.send_signal(signal.SIGTERM)
+        told = [line.split()[1] for line in lines if line.startswith("GET /")]
+        assert server.process.wait(PATIENCE_S) == 0
+    assert told == paths
+    server.close()
 
 
 def test_sigterm_ends_everything(start: Callable[..., Served]) -> None:
