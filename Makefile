@@ -43,12 +43,13 @@ chat: install
 
 # One thread a process, and three processes for two cores: a fifth of their time they wait for others, and a fourth process
 # gains nothing. A file's tests stay in one of them: they share what is costly. Files are taken in the order of their names:
-# the other order, by the number of tests, leaves a few long ones for the end.
+# the other order, by the number of tests, leaves a few long ones for the end. Hundreds of tests start runner anew: what Python
+# has compiled is kept, whatever the environment says.
 #
 # What fails is run once more with nothing beside it. What fails there too is broken; what passes there depends on how busy
 # the machine is: the run passes, and the test's name stands above its last summary, for it is to be mended.
 test: $(VENV)/.installed-dev
-	@export OMP_NUM_THREADS=1; \
+	@export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=; \
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder || { \
 		test $$? = 1 || exit 1; \
 		echo; echo "What failed, once more with nothing beside it:"; \
