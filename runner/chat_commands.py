@@ -63,6 +63,11 @@ def is_command(text: str) -> bool:
     return line.startswith("/") and not line.startswith("//")
 
 
+def is_pasted_command(text: str) -> bool:
+    """Whether a pasted text is meant as a command: one line, not a comment or a path that other lines follow."""
+    return is_command(text) and "\n" not in text.strip()
+
+
 def parse_command(text: str) -> Typed:
     """What a line such as "/set top_k 20" asks for. Raises UsageError for an unknown command or a needless argument."""
     name, _, argument = text.strip()[1:].partition(" ")

@@ -40,6 +40,7 @@ from runner.machine import devices
 from runner.paths import Paths
 from runner.prepare import ready
 from runner.prompt import build_prompt
+from runner.quant.draft_tensors import open_heads
 from runner.registry import ModelSpec, Registry
 from runner.status_text import load_summary
 from runner.telemetry import Stages
@@ -219,7 +220,9 @@ class _DraftModel:
 
 
 def _check_head(choice: DraftChoice, files: ReadyModel, options: LoadOptions) -> None:
-    """Refuse a head before anything is loaded, where the backend that will run the model has none."""
+    """Refuse a head before anything is loaded, where the model's files or the backend that will run it have none."""
+    if choice.drafter == "mtp":
+        open_heads(files)
     if choice.is_head and (backend := choose(files, options).name) not in WITH_HEADS:
         raise without_heads(backend, str(choice.drafter), choice.source)
 

@@ -39,6 +39,7 @@ from runner.model_config import parse_model_config, text_model_type
 from runner.model_files import Choice, weight_bytes
 from runner.paths import Paths, user_paths
 from runner.prepare import listed, locate, ready, title
+from runner.quant.draft_tensors import open_heads, without_head
 from runner.quant.packed_files import MANIFEST_NAME
 from runner.registry import SCRIPT_SUFFIX, ModelSpec, Registry
 from runner.remote_headers import gguf_header, json_object, safetensors_header
@@ -201,6 +202,8 @@ def _drafting(
         draft = _found(registry.resolve(choice.source), options, offline=offline) if choice.is_model else None
         if draft is not None:
             _check_draft(choice.source, draft, title(spec), found, CancelToken())
+        if choice.drafter == "mtp":
+            _check_own_head(found, title(spec))
     except RunnerError as error:
         return DraftChoice(drafter=None, reason=f"{error.message} {error.hint}".strip(), is_refused=True), None
     if choice.is_head and found.backend not in WITH_HEADS:
@@ -208,6 +211,14 @@ def _drafting(
         return DraftChoice(drafter=None, reason=reason, is_refused=True), None
     longest = min(found.longest_draft, LONGEST_DRAFT if draft is None else draft.longest_draft)
     return limited(choice, options.draft_max, longest), None if draft is None else draft.facts
+
+
+def _check_own_head(found: _Found, name: str) -> None:
+    """Raise UnsupportedModel where the files tell that the model came with no head; those on the hub may not."""
+    if found.model is not None:
+        open_heads(found.model)
+    elif found.facts.format == "gguf":
+        raise without_head(name)
 
 
 def remote_draft(draft: ModelSpec, target: ModelSpec, options: LoadOptions, cancel: CancelToken) -> ModelFacts | None:

@@ -33,7 +33,7 @@ _BY_COMMAND = ("grammar",)  # shown with the others, and set by a command of its
 _QUOTED: Final = re.compile(
     r"""(`[^`]*`|“.*”|(?<!\w)'(?:\\.|[^'\\])*'(?!\w)|(?<!\w)"(?:\\.|[^"\\])*"(?!\w))""", re.DOTALL
 )
-_FLAG: Final = re.compile(r"(?<![^\s(])--?([a-z][a-z-]*)(?![\w=/-]|\.\w)( \d+)?")  # no part of a path
+_FLAG: Final = re.compile(r"(?<![^\s(])--?([a-z][a-z-]*)(?![\w=/-]|\.\w)( \d+| all\b)?")  # no part of a path
 _SHORT_FLAGS: Final = {"c": "ctx_size"}
 _COMMAND_FLAGS: Final = {"json-schema": "/grammar", "grammar": "/grammar"}
 _SHELL_FLAGS: Final = {"force": "`runner chat MODEL --force`", "raw": "`runner run MODEL --raw`"}  # no chat takes them

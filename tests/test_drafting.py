@@ -28,7 +28,7 @@ from runner.draft_choice import DraftChoice, unused
 from runner.draft_files import quotable, read_draft_files
 from runner.drafting import open_drafting
 from runner.engine import Engine
-from runner.errors import DoesNotFit, RunnerError, UnsuitedOptions, UsageError
+from runner.errors import DoesNotFit, RunnerError, UnsuitedOptions, UnsupportedModel, UsageError
 from runner.events import Finished, Loaded, Notice, TextDelta
 from runner.hub_cache import snapshots
 from runner.paths import user_paths
@@ -446,13 +446,21 @@ def test_what_of_files_is_not_quoted_is_told(engine: Engine, tmp_path: Path) -> 
     engine.close()
 
 
-@pytest.mark.parametrize("name", ["mtp", "eagle3"])
-def test_a_backend_without_heads_says_which_has_them(engine: Engine, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "why", "hint"),
+    [
+        ("eagle3", "llamacpp backend has no eagle3", "--backend native"),
+        ("mtp", "demo has no multi-token head", "--spec suffix"),  # nor would the native backend find one in a GGUF
+    ],
+)
+def test_a_head_that_cannot_be_had_is_refused_before_anything_is_loaded(
+    engine: Engine, tmp_path: Path, name: str, why: str, hint: str
+) -> None:
     loaded, _ = load(engine, "demo", n_gpu_layers=0)
     for backend in ("llamacpp", "auto"):
-        with pytest.raises(UnsuitedOptions, match=f"llamacpp backend has no {name}") as caught:
+        with pytest.raises((UnsuitedOptions, UnsupportedModel), match=why) as caught:
             load(engine, "demo", backend=backend, n_gpu_layers=0, speculation=name, draft=str(tmp_path))
-        assert "--backend native" in caught.value.hint
+        assert hint in caught.value.hint
         assert engine.loaded is loaded  # nothing was loaded to find out, nor given up
 
 

@@ -74,6 +74,7 @@ def test_values_are_shown_as_they_are_set() -> None:
         ("Load it with a larger context (-c).", "Load it with a larger context (/set ctx_size N)."),
         ("A context of 512 tokens would fit: -c 512.", "A context of 512 tokens would fit: /set ctx_size 512."),
         ("It would fit on the CPU: -ngl 0.", "It would fit on the CPU: /set n_gpu_layers 0."),
+        ("Use -ngl all or -ngl 0.", "Use /set n_gpu_layers all or /set n_gpu_layers 0."),
         ("Use --kv-type f16, or --backend llamacpp.", "Use /set kv_type f16, or /set backend llamacpp."),
         ("It would fit without one: --spec suffix.", "It would fit without one: /set speculation suffix."),
         ("With --backend auto, runner chooses.", "With /set backend auto, runner chooses."),

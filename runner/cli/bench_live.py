@@ -7,7 +7,6 @@ knows no measuring.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from typing import TYPE_CHECKING
 
@@ -72,9 +71,7 @@ class Live:
         """The user asked for an end: say how to insist. May be called from a signal handler."""
         self._is_stopping = True
         if self._is_drawing:
-            shown = render.clip(
-                "stopping · Ctrl+C again ends it without a report", shutil.get_terminal_size().columns - 1
-            )
+            shown = render.clip("stopping · Ctrl+C again ends it without a report", render.terminal_size().columns - 1)
             self._is_drawn = True
             # The buffered stream may be in the middle of a write: it cannot be entered again.
             os.write(sys.stderr.fileno(), f"\r{shown}\x1b[K".encode())
@@ -101,7 +98,7 @@ class Live:
             if render.is_loud():
                 render.emit_progress({"stage": place.text, "done": place.done, "total": place.total})
         elif self._is_drawing:
-            width = shutil.get_terminal_size().columns - 1
+            width = render.terminal_size().columns - 1
             shown = render.clip(safe_line(place.text_for(width)), width)
             render.draw("\r" + render.paint(shown, "dim", sys.stderr) + "\x1b[K")
             self._is_drawn = True

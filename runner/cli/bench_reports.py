@@ -6,7 +6,6 @@ It reads and writes files and prints; what a report says is made in runner.bench
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -218,7 +217,7 @@ def without_schema(plain: dict[str, Any]) -> dict[str, Any]:
 
 def width_of(stream: TextIO) -> int | None:
     """Columns of a terminal, without the last one; None for a pipe, which has room for everything."""
-    return shutil.get_terminal_size().columns - 1 if render.is_terminal(stream) else None
+    return render.terminal_size().columns - 1 if render.is_terminal(stream) else None
 
 
 def draw(lines: Sequence[Line], stream: TextIO | None = None) -> None:

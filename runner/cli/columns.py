@@ -5,7 +5,6 @@ Pure: widths come in, names go out. Drawing is render.py's.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 
 from runner.cli import render
@@ -46,7 +45,7 @@ def print_table(
     """The rows as a table; on a terminal without the columns that it has no room for. right: numbers."""
     columns = tuple(shown)
     if render.is_terminal():
-        room = shutil.get_terminal_size().columns - 1
+        room = render.terminal_size().columns - 1
         columns = fitting(shown, by_worth, rows, room, elastic=frozenset(elastic))
     cells = [[row.get(name, "") for name in columns] for row in rows]
     render.table(columns, cells, right=[index for index, name in enumerate(columns) if name in right])

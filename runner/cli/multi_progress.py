@@ -6,7 +6,6 @@ they come about.
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -119,7 +118,7 @@ class MultiProgress:
         if self._as_json:
             self._write_json()
         elif self._draws():
-            self._draw(self._lines(_width(), shutil.get_terminal_size().lines - 1))
+            self._draw(self._lines(_width(), render.terminal_size().lines - 1))
         else:
             render.narrate(f"{self._label}  {'  '.join(self._numbers())}")
 
@@ -148,7 +147,7 @@ class MultiProgress:
 
     def _draw(self, lines: Sequence[str]) -> None:
         """Put `lines` where the frame before was. A frame that a narrower window has wrapped takes more rows."""
-        columns, rows = shutil.get_terminal_size()
+        columns, rows = render.terminal_size()
         taken = sum(max(1, -(-render.text_width(line) // max(1, columns))) for line in self._frame)
         up = min(taken, rows) - 1
         start = "\r" + (f"\x1b[{up}A" if up > 0 else "")
@@ -198,7 +197,7 @@ class MultiProgress:
 
 
 def _width() -> int:
-    return shutil.get_terminal_size().columns - 1
+    return render.terminal_size().columns - 1
 
 
 def _percent(done: int, total: int) -> int:

@@ -51,6 +51,7 @@ __all__ = [
     "short_count",
     "stream",
     "table",
+    "terminal_size",
     "text_width",
     "warn",
 ]
@@ -89,6 +90,22 @@ def is_terminal(stream: TextIO | None = None) -> bool:
 def can_ask() -> bool:
     """Whether there is a user at stdin: False in a pipe, and when stdin is closed."""
     return sys.stdin is not None and is_terminal(sys.stdin)
+
+
+def terminal_size() -> os.terminal_size:
+    """The terminal's columns and lines: by stderr or stdin where stdout is none, such as in `runner run ... > file`."""
+    return shutil.get_terminal_size(_size_without_stdout())
+
+
+def _size_without_stdout() -> tuple[int, int]:
+    for stream in (sys.__stderr__, sys.__stdin__):
+        try:
+            columns, lines = os.get_terminal_size(stream.fileno()) if stream is not None else (0, 0)
+        except (ValueError, OSError):  # closed, or no terminal
+            continue
+        if columns and lines:
+            return columns, lines
+    return 80, 24
 
 
 def is_dumb() -> bool:
@@ -221,7 +238,7 @@ def murmur(text: str) -> None:
 
 def _wrapped(text: str) -> str:
     """Safe text with its lines broken between words on a terminal; a word that is too long (a path) stays whole."""
-    return wrap(text, shutil.get_terminal_size().columns) if is_terminal(sys.stderr) else text
+    return wrap(text, terminal_size().columns) if is_terminal(sys.stderr) else text
 
 
 def _labelled(label: str, colour: Colour, text: str, hint: str) -> None:
@@ -278,7 +295,7 @@ def table(
     cells = [[safe_line(cell) for cell in row] for row in (headers, *rows)]
     widths = [max(text_width(row[column]) for row in cells) for column in range(len(headers))]
     if is_terminal(stream):
-        widths = _fit(widths, shutil.get_terminal_size().columns - 1)
+        widths = _fit(widths, terminal_size().columns - 1)
     lines = []
     for row in cells:
         line = []
@@ -287,7 +304,7 @@ def table(
             padding = " " * (width - text_width(shown))
             line.append(padding + shown if column in right else shown + padding)
         shown = "  ".join(line).rstrip()
-        lines.append(clip(shown, shutil.get_terminal_size().columns - 1) if is_terminal(stream) else shown)
+        lines.append(clip(shown, terminal_size().columns - 1) if is_terminal(stream) else shown)
     lines[0] = paint(lines[0], "bold", stream)
     _write(stream, "\n".join(lines) + "\n")
 
@@ -380,7 +397,7 @@ class Progress:
         if self._as_json:
             emit_progress(self._state())
         elif self._draws_bar():
-            _write(sys.stderr, "\r" + self.bar(shutil.get_terminal_size().columns - 1) + "\x1b[K")
+            _write(sys.stderr, "\r" + self.bar(terminal_size().columns - 1) + "\x1b[K")
             self._drawn = True
         else:
             _write(sys.stderr, f"{self._label}  {self._numbers()}\n")

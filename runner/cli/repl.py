@@ -6,7 +6,6 @@ of keys, cursors or the database. The slash commands themselves are in slash.py.
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -142,7 +141,7 @@ class Repl:
 
     def _keep_error_in_sight(self) -> None:
         """A prompt that is refilled with many lines would push the error off the screen: history has them as well."""
-        size = shutil.get_terminal_size()
+        size = render.terminal_size()
         n_rows = sum(1 + render.text_width(safe_line(line)) // size.columns for line in self.refill.text.split("\n"))
         if self.source.is_interactive and not self.refill.is_edit and n_rows > size.lines // 2:
             self.refill = Refill()

@@ -20,10 +20,11 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion, Path
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 
-from runner.chat_commands import is_open_block
+from runner.chat_commands import is_open_block, is_pasted_command
 from runner.cli import render
 from runner.prompt_history import history
 
@@ -48,7 +49,7 @@ class Work(Protocol):
 
 
 class _Given:
-    """The text that a prompt began with. As long as it is untouched, a slash puts it aside for a command.
+    """The text that a prompt began with. As long as it is untouched, a slash, or a pasted command, puts it aside.
 
     It comes back when the command is deleted again, and after it: the next prompt begins with it too.
     """
@@ -63,8 +64,8 @@ class _Given:
         is_whole = buffer.text == self.text and buffer.cursor_position == len(self.text)
         return bool(self.text) and is_whole and not self._is_aside
 
-    def give_way(self, buffer: Buffer) -> None:
-        buffer.document = Document("/")
+    def give_way(self, buffer: Buffer, command: str) -> None:
+        buffer.document = Document(command)
         self._is_aside = True
 
     def come_back(self, buffer: Buffer) -> bool:
@@ -200,7 +201,15 @@ def key_bindings(given: _Given) -> KeyBindings:
 
     @keys.add("/", filter=Condition(lambda: given.is_untouched(get_app().current_buffer)))
     def _begin_command(event: KeyPressEvent) -> None:
-        given.give_way(event.current_buffer)
+        given.give_way(event.current_buffer, "/")
+
+    @keys.add(Keys.BracketedPaste)
+    def _paste(event: KeyPressEvent) -> None:
+        pasted, buffer = event.data.replace("\r\n", "\n").replace("\r", "\n"), event.current_buffer
+        if is_pasted_command(pasted) and given.is_untouched(buffer):
+            given.give_way(buffer, pasted)
+        else:
+            buffer.insert_text(pasted)
 
     @keys.add("enter")
     def _enter(event: KeyPressEvent) -> None:

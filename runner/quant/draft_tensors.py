@@ -65,8 +65,12 @@ def open_heads(model: ReadyModel) -> Checkpoint:
     tensors = {name: one for path in files for name, one in read_header(path).items()}
     heads = heads_alone(Checkpoint(MappingProxyType(tensors)))
     if not heads.tensors:
-        raise UnsupportedModel(
-            f"{model.name} has no multi-token head: no tensors of one are in its files.",
-            hint="Few models ship one, and a GGUF none that can be read. --spec suffix needs no head.",
-        )
+        raise without_head(model.name)
     return heads
+
+
+def without_head(name: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{name} has no multi-token head: no tensors of one are in its files.",
+        hint="Few models ship one, and a GGUF none that can be read. --spec suffix needs no head.",
+    )

@@ -54,6 +54,7 @@ def test_history_lists_runs_of_a_model_and_the_last_ones(capsys: Capture) -> Non
     assert main(["bench", "history", "demo", "--limit", "2"]) == 0
     out, err = capsys.readouterr()
     assert [line.split()[0] for line in out.splitlines()[1:]] == ["run-3", "run-4"]
+    assert "in tok/s" in err
     assert "These are the last 2 of 5 runs" in err
     assert main(["bench", "history", "demo", "--limit", "1"]) == 0
     assert "This is the last of 5 runs" in capsys.readouterr().err

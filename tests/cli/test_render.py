@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -40,6 +41,16 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "40")
     render.configure()
+
+
+def test_narration_knows_its_width_where_stdout_is_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("COLUMNS")
+    theirs, ours = os.openpty()
+    with open(theirs, "w"), open(ours, "w") as terminal, open(tmp_path / "out", "w") as out:
+        termios.tcsetwinsize(terminal, (20, 33))
+        monkeypatch.setattr(sys, "__stdout__", out)
+        monkeypatch.setattr(sys, "__stderr__", terminal)
+        assert render.terminal_size() == (33, 20)
 
 
 @pytest.mark.parametrize(

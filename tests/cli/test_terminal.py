@@ -108,6 +108,10 @@ def test_a_command_typed_at_once_before_a_text_that_the_prompt_began_with_is_not
     source = TerminalSource()
     keys.send_text("/set overflow drop" + ENTER)
     assert source.read("too long") == "/set overflow drop"
+    keys.send_text("\x1b[200~/set overflow drop\r\x1b[201~" + ENTER)
+    assert source.read("too long") == "/set overflow drop\n"
+    keys.send_text("\x1b[200~/* a comment */\rint x;\x1b[201~" + ENTER)
+    assert source.read("too long: ") == "too long: /* a comment */\nint x;"
     for given_up in ("/se" + CTRL_C, "/s\x7f\x7f"):
         keys.send_text(given_up + "!" + ENTER)
         assert source.read("too long") == "too long!"

@@ -177,14 +177,14 @@ def test_a_run_of_speculation_says_in_the_list_what_it_gained() -> None:
         for genre, rate in (("code", 220.0), ("prose", 98.0))
     ]
     append_run(user_paths().bench_history, run(backend(genres[0])))
-    append_run(user_paths().bench_history, run(backend(*genres)))
+    append_run(user_paths().bench_history, run(backend(*genres, name="llamacpp")))
     app = bench()
 
     async def body(pilot: Pilot[Any]) -> None:
-        await until(pilot, lambda: "native gain 0.98–2.20x" in seen(app))
-        assert "native gain 2.20x" in seen(app)
+        await until(pilot, lambda: "llamacpp 0.98–2.20x" in seen(app))
+        assert "native 2.20x" in seen(app)
 
-    running(app, body, (120, 60))
+    running(app, body, (80, 24))
 
 
 def test_speculation_is_asked_for_in_place_of_prefill() -> None:

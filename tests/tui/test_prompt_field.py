@@ -174,6 +174,14 @@ def test_a_command_typed_at_once_is_not_appended_to_a_message_that_was_given_bac
         app.box.give_back(PromptBox.Sent("too long", (file,), is_edit=True))
         await pilot.press(*"/new", "enter")
         assert (app.box.prompt.text, app.box.files, app.box.is_edit) == ("too long", (file,), True)
+        app.post_message(events.Paste("/set top_k 5\n"))
+        await pilot.pause()
+        await pilot.press("enter")
+        assert app.box.prompt.text == "too long"
+        app.post_message(events.Paste("\n/* a comment */\nint x;"))
+        await pilot.pause()
+        assert app.box.prompt.text == "too long\n/* a comment */\nint x;"
+        app.box.give_back(PromptBox.Sent("too long", (file,), is_edit=True))
         await pilot.press("slash")
         await pilot.pause()
         assert "your message comes back" in str(app.box.border_subtitle)
@@ -184,6 +192,7 @@ def test_a_command_typed_at_once_is_not_appended_to_a_message_that_was_given_bac
     app = play(tmp_path, keys)
     assert [(sent.text, sent.files, sent.is_edit) for sent in app.sent] == [
         ("/new", (), False),
+        ("/set top_k 5\n", (), False),
         ("too long!/", (file,), True),
     ]
 

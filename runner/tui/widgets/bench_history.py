@@ -121,7 +121,7 @@ def _figures(run: BenchRun) -> Iterator[str]:
 def _gain(backend: BenchBackend) -> str:
     """What speculation gained, from the genre with the least to the one with the most; "" where it was not measured."""
     gains = [row.gain for row in backend.rows if row.gain is not None]
-    return f"gain {'–'.join(dict.fromkeys(f'{gain:.2f}' for gain in (min(gains), max(gains))))}x" if gains else ""
+    return f"{'–'.join(dict.fromkeys(f'{gain:.2f}' for gain in (min(gains), max(gains))))}x" if gains else ""
 
 
 def _decode(backend: BenchBackend) -> str:

@@ -16,7 +16,7 @@ from textual.events import Key, Paste
 from textual.message import Message
 from textual.widgets import TextArea
 
-from runner.chat_commands import is_command, is_open_block
+from runner.chat_commands import is_command, is_open_block, is_pasted_command
 from runner.safe_text import safe_text
 
 BIG_PASTE = 20_000  # characters: a text area wraps each of them anew at every key
@@ -30,7 +30,8 @@ class Prompt(TextArea, inherit_bindings=False):
     """Enter sends; Ctrl+J, Shift+Enter, Alt+Enter and a backslash at the end begin a line, and so does Enter in \"\"\".
 
     has_list: a list of completions is open: Up, Down, Tab, Enter and Esc are its keys then. A text that was given
-    back is put aside by a slash that is typed at once, for a command, and comes back after it, or when it is deleted.
+    back is put aside by a slash that is typed at once, for a command, or by a command that is pasted; it comes back
+    after it, or when it is deleted.
     """
 
     SCOPED_CSS = False  # its rules ask for classes of the screen, which is outside of it
@@ -146,8 +147,7 @@ class Prompt(TextArea, inherit_bindings=False):
 
     async def _on_key(self, event: Key) -> None:
         if event.character == "/" and self.is_as_given_back:
-            self._aside = self.text
-            self.clear()
+            self._put_aside()
         elif self.has_list and (key := _LIST_KEYS.get(event.key)):
             event.stop()
             event.prevent_default()
@@ -162,6 +162,10 @@ class Prompt(TextArea, inherit_bindings=False):
             self.send()
         elif event.key == "backspace" and not self.text:
             self.post_message(self.BackspaceWhenEmpty())
+
+    def _put_aside(self) -> None:
+        self._aside = self.text
+        self.clear()
 
     def send(self) -> None:
         """Give the text away and empty the field."""
@@ -186,7 +190,10 @@ class Prompt(TextArea, inherit_bindings=False):
         text = safe_text(event.text.replace("\r\n", "\n").replace("\r", "\n"))
         if len(text) > BIG_PASTE:
             self.post_message(self.BigPaste(text))
-        elif result := self._replace_via_keyboard(text, *self.selection):
+            return
+        if is_pasted_command(text) and self.is_as_given_back:
+            self._put_aside()
+        if result := self._replace_via_keyboard(text, *self.selection):
             self.move_cursor(result.end_location)
 
     def action_copy(self) -> None:
