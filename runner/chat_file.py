@@ -35,18 +35,23 @@ def write_chat(path: Path, session: Session, turns: Sequence[Turn], *, overwrite
 
 
 def write_new(
-    path: Path, text: str, *, overwrite: bool = False, remedy: str = "Choose another name, or remove it first."
+    path: Path,
+    text: str,
+    *,
+    overwrite: bool = False,
+    is_private: bool = True,
+    remedy: str = "Choose another name, or remove it first.",
 ) -> None:
-    """Write `text` to `path` in one step, with mode 0600. Half a surrogate pair, which is no character, becomes "?".
+    """Write `text` to `path` in one step. Half a surrogate pair, which is no character, becomes "?".
 
-    remedy: the hint where it is there already.
+    is_private: with mode 0600, else as the umask says. remedy: the hint where it is there already.
     """
     beside = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}")
     try:
         if path.exists() and not overwrite:
             raise UsageError(f"{path} is there already.", hint=remedy)
         try:
-            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if is_private else 0o666)
             with open(descriptor, "wb") as file:
                 file.write(text.encode("utf-8", "replace"))
                 file.flush()

@@ -42,5 +42,5 @@ def export_run(run: BenchRun, path: Path) -> Path:
         whole = path.expanduser().absolute()
     except RuntimeError as error:  # ~nobody
         raise UsageError(f"{str(path)!r}: there is no such user.", hint="Give the path in full.") from error
-    write_new(whole, write(run))
+    write_new(whole, write(run), is_private=False)
     return whole

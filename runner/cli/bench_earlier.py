@@ -187,7 +187,7 @@ def export(
     if output is None or str(output) == "-":
         render.data(text)
         return
-    write_new(expanded(output), text + "\n", overwrite=force, remedy="--force replaces it.")
+    write_new(expanded(output), text + "\n", overwrite=force, is_private=False, remedy="--force replaces it.")
     render.narrate(f"Wrote {safe_line(str(output))}; nothing was uploaded.")
 
 

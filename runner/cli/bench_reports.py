@@ -111,7 +111,7 @@ def write_plot(run: BenchRun, plot: Path, *, kept_as: str = "") -> None:
 
     _check_plot(plot)
     try:
-        write_new(expanded(plot), svg_of(run), overwrite=True)
+        write_new(expanded(plot), svg_of(run), overwrite=True, is_private=False)
     except RunnerError as error:
         error.hint = f"`runner bench show {kept_as} --plot FILE` draws it into another file." if kept_as else error.hint
         raise
