@@ -142,7 +142,7 @@ class WorkDirectory:
             raise UsageError(f"{self.path} has what is read, and is emptied first.", hint="Give another path with -o.")
         if (place := closed(self.output)) is not None:
             raise cannot_read([place])
-        if not self.output.exists() and not self.output.is_symlink():
+        if not os.path.lexists(self.output):  # of too long a name it is said as it is made
             return
         if (target := lost_target(self.output)) is not None:
             raise leads_nowhere(self.output, target)
