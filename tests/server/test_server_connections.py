@@ -209,16 +209,16 @@ def test_a_client_that_sent_its_next_request_and_leaves_is_noticed(is_apart: boo
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("is_apart", [False, True])
+@pytest.mark.parametrize(("with_it", "n_apart"), [(REQUEST % b"next", 0), (b"", 20), (REQUEST % b"next", 20)])
 def test_what_comes_before_an_answer_is_whole_is_not_kept_and_the_connection_ends_with_the_answer(
-    is_apart: bool,
+    with_it: bytes, n_apart: int
 ) -> None:
     async def main() -> None:
         async with serving(room=4) as (app, connect):
             reader, writer = await connect()
-            writer.write(REQUEST % b"slow" + (b"" if is_apart else REQUEST % b"next"))
+            writer.write(REQUEST % b"slow" + with_it)
             await until(lambda: app.n_begun == 1)
-            for _ in range(20):
+            for _ in range(n_apart):
                 writer.write(REQUEST % b"next" + bytes(2**16))
                 await writer.drain()
                 asking, asker = await connect()
@@ -227,7 +227,7 @@ def test_what_comes_before_an_answer_is_whole_is_not_kept_and_the_connection_end
             assert len(app.requests[0].conn.trailing_data[0]) < 2**17
             app.is_let.set()
             assert (await ended(reader)).endswith(b"ok")
-            assert app.n_begun == 21
+            assert app.n_begun == 1 + n_apart
 
     asyncio.run(main())
 
