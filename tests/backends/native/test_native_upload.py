@@ -45,6 +45,8 @@ def test_each_extent_has_its_bytes_in_whatever_order_they_are_taken(contents: tu
     for key in order:
         start, end = SPANS[key]
         assert taken(found, key, end - start) == data[start:end]
+    assert not found._bytes_held
+    assert not any(block.arrival for block in found._blocks), "what was taken is kept"
     found.close()
     found.close()
 
