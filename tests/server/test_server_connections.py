@@ -78,7 +78,7 @@ async def serving(
     finally:
         server.should_exit = True
         if ends_first:
-            await task
+            await asyncio.wait_for(task, 60)
         for writer in opened:
             writer.close()
         await task
@@ -340,13 +340,13 @@ def test_who_is_answered_may_send_the_rest_but_not_endlessly(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("headers", [b"", LEAVING])
-def test_a_server_that_ends_waits_for_nobodys_rest(headers: bytes) -> None:
-    async def main() -> float:
+def test_a_server_that_ends_waits_for_nobodys_rest(headers: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.server.serving._GOODBYE_S", PATIENT_S)
+
+    async def main() -> None:
         async with serving(room=4, ends_first=True) as (_, connect):
             reader, writer = await connect()
             writer.write(LONG % (2**20, headers))
             await reader.readuntil(b"ok")
-            began = time.monotonic()
-        return time.monotonic() - began
 
-    assert asyncio.run(main()) < 30  # the client may go on for ten minutes
+    asyncio.run(main())  # the client may go on for ten minutes
