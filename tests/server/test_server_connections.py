@@ -243,6 +243,11 @@ def test_after_a_request_whose_length_is_given_in_two_ways_the_connection_ends()
             await reader.readuntil(b"ok")
             writer.write(REQUEST % b"hidden")
             assert await ended(reader) == b""
+            with pytest.raises(ConnectionError):  # it is closed both ways
+                while True:
+                    writer.write(b"more")
+                    await asyncio.sleep(0.01)
+                    await writer.drain()
             assert app.n_begun == 1
 
     asyncio.run(main())
