@@ -12,6 +12,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -132,7 +133,10 @@ def test_the_result_is_a_directory_that_can_be_loaded(demo_source: Path, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "MODEL.GGUF"])
-def test_a_gguf_output_is_one_file(demo_source: Path, tmp_path: Path, name: str) -> None:
+def test_a_gguf_output_is_one_file(
+    demo_source: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))  # as where the disk of /tmp is full
     half_made = tmp_path / "sub" / f"{name}.partial" / name  # by a run that was killed
     half_made.parent.mkdir(parents=True)
     half_made.write_bytes(b"GGUF")
