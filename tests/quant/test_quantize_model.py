@@ -118,6 +118,9 @@ def test_each_format_of_a_model_with_delta_nets_has_its_weights_and_runs(
 
 def test_the_result_is_a_directory_that_can_be_loaded(demo_source: Path, tmp_path: Path) -> None:
     (demo_source / "LICENSE").write_text("MIT")
+    (tmp_path / "out.partial").mkdir()
+    for name in ("journal.jsonl", "model.safetensors"):  # of a packed model that was to be made there
+        (tmp_path / "out.partial" / name).write_bytes(b"{}")
     result = made(demo_source, "q8_0", tmp_path / "out")
     assert result.path == tmp_path / "out"
     assert files(result.path) == {
@@ -460,6 +463,18 @@ def test_what_there_is_no_room_for_is_said_with_its_reason(error: OSError, said:
         assert f"/out {said}" in found.message
         assert found.message.endswith(": 3 of 4 are done.")
         assert found.hint.endswith("ive the same command again: it goes on.")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"), [(OSError(errno.EIO, "broken", "weights"), "broken (weights)"), (OSError("odd"), "odd")]
+)
+def test_what_a_disk_refuses_is_told_with_its_file_and_nothing_is_left(
+    error: OSError, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RunnerError) as caught, WorkDirectory(tmp_path / "out").opened():
+        raise error
+    assert caught.value.message == f"Making {tmp_path / 'out'} failed: {said}."
+    assert files(tmp_path) == set()
 
 
 def test_too_little_disk_space_is_said_before_anything_is_written(tmp_path: Path, demo_directory: Path) -> None:
