@@ -235,6 +235,9 @@ class TestExistingOutput:
         made(demo_source, "f16", tmp_path / "out", force=True)
         assert {name for name in files(tmp_path / "out") if name.endswith(".gguf")} == {"demo-f16.gguf"}
         assert [name for name in files(tmp_path) if name.startswith("out")] == ["out"]
+        (tmp_path / "out" / "model.safetensors").write_bytes(b"mine")  # no run makes weights of both kinds
+        with pytest.raises(UsageError, match=r"such as 'model\.safetensors'"):
+            made(demo_source, "f16", tmp_path / "out", force=True)
 
     def test_a_file_is_replaced_by_a_file(self, demo_source: Path, tmp_path: Path) -> None:
         (tmp_path / "m.gguf").write_bytes(b"old")
@@ -404,6 +407,23 @@ def test_a_run_that_is_done_leaves_the_next_ones_directory_alone(tmp_path: Path)
         with second.opened(resumes=True):
             (second.path / "journal.jsonl").touch()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.partial"]
+
+
+def test_a_directory_that_its_maker_renamed_before_it_was_locked_is_not_taken_for_the_next_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, real = WorkDirectory(tmp_path / "out"), fcntl.flock
+
+    def late(descriptor: int, operation: int) -> None:
+        work.path.rename(tmp_path / "made")
+        work.path.mkdir()
+        (work.path / "config.json").touch()
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(BusyError), work.opened():
+        pass
+    assert files(work.path) == {"config.json"}
 
 
 @pytest.mark.parametrize("is_gguf", [False, True])  # which llama.cpp makes another of
