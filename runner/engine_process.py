@@ -164,7 +164,7 @@ class EngineProcess:
         self.close()
         self._pending = b""
         try:
-            self._stderr = _temporary_file()
+            self._stderr = temporary_file()
             # A session of its own: the terminal's Ctrl-C is for the front end, which decides what it means.
             self._child = subprocess.Popen(
                 [sys.executable, "-P", "-m", self.child_module, json.dumps(to_plain(self._paths))],
@@ -359,8 +359,8 @@ class EngineProcess:
             return stderr.read().decode("utf-8", "replace").strip()
 
 
-def _temporary_file() -> IO[bytes]:
-    """Where the child's last words go: memory, when there is no directory for temporary files."""
+def temporary_file() -> IO[bytes]:
+    """Where a child's last words go: memory, when there is no directory for temporary files."""
     try:
         return tempfile.TemporaryFile()
     except OSError:

@@ -36,7 +36,13 @@ def edit_text(text: str) -> str | None:
     command = editor()
     if not command:
         return None
-    descriptor, name = tempfile.mkstemp(prefix="runner-", suffix=".md")  # mkstemp makes it 0600
+    try:
+        descriptor, name = tempfile.mkstemp(prefix="runner-", suffix=".md")  # mkstemp makes it 0600
+    except OSError as error:
+        raise RunnerError(
+            f"There is no place for a text to edit: {error.strerror}.",
+            hint="Free some space, or set TMPDIR to a directory on another disk.",
+        ) from error
     path = Path(name)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:

@@ -6,6 +6,7 @@ It names the output and shows progress; the work is runner.quant's.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -210,17 +211,17 @@ def _calibration(name: str, packing: _Packing, on_refusal: Callable[[str], None]
 
 def _source_path(text: str, offline: bool | None, *, as_json: bool) -> Path:
     """A path as it is; of a registry name or a repository the original weights, fetched when they are not here."""
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))  # as Path.expanduser, which raises where there is no such user
     if not text:
         raise UsageError("SOURCE is empty.", hint="Name a model, or a file or directory with one.")
     if (place := closed(path)) is not None:
         raise cannot_read([place])
-    if path.is_dir() and not (path / "config.json").exists():
+    if os.path.isdir(path) and not (path / "config.json").exists():
         raise UsageError(
             f"{path.absolute()} is not the directory of a model.",
             hint="It has no config.json. A GGUF is named by its file.",
         )
-    if path.exists():
+    if os.path.exists(path):
         return path
     from runner.cli.loading import ready_here
     from runner.paths import user_paths

@@ -13,12 +13,12 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, Any
 
+from runner.engine_process import temporary_file
 from runner.errors import EngineDied, RunnerError, error_class
 from runner.evaluation.report import Measuring, Report, Request
 from runner.events import LoadEvent, Notice, Progress
@@ -42,7 +42,7 @@ def evaluate_apart(request: Request, paths: Paths, on_event: Callable[[Evaluatio
 
     Raises the RunnerErrors of the child, EngineDied when it died without one.
     """
-    with tempfile.TemporaryFile() as stderr, _child(stderr) as child:
+    with temporary_file() as stderr, _child(stderr) as child:
         assert child.stdin is not None
         assert child.stdout is not None
         with suppress(BrokenPipeError):  # it is dead already: its output, which has ended, says so

@@ -12,6 +12,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -85,8 +86,8 @@ def quantize_model(source: Path, chosen: Format, output: Path, *, force: bool, o
         )
     one_file = {f"{name}-{form}.gguf" for form in FORMATS}
     work.check_target(force=force, source=source, one_file=one_file)
-    with tempfile.TemporaryDirectory(prefix="runner-") as unpacked:
-        plan = _plan(source, chosen, Path(unpacked))
+    with ExitStack() as held:
+        plan = _plan(source, chosen, held)
         with work.opened() as lock:
             work.require_room(plan.needed_bytes + _SPARE_BYTES)
             weights = work.path / work.weights_name(f"{name}-{chosen.name}.gguf")
@@ -135,12 +136,14 @@ def refuse_packed(source: Path) -> None:
         )
 
 
-def _plan(source: Path, chosen: Format, unpacked: Path) -> _Plan:
-    """unpacked: where the files that a hipfire file has inside are put."""
+def _plan(source: Path, chosen: Format, held: ExitStack) -> _Plan:
+    """held: what the plan needs until it is carried out."""
     if not source.exists():
         raise BadModelFile(f"{source} does not exist.", hint="Give a Hugging Face directory or a .gguf file.")
     if is_hipfire_file(source):
-        return _plan_hipfire(source, chosen, unpacked)
+        # The files that it has inside. Others need no directory for temporary files, whose disk may be full.
+        unpacked = held.enter_context(tempfile.TemporaryDirectory(prefix="runner-"))
+        return _plan_hipfire(source, chosen, Path(unpacked))
     gguf = gguf_of(source)
     if gguf is not None:
         return _plan_gguf(gguf, chosen)

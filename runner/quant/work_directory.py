@@ -142,7 +142,7 @@ class WorkDirectory:
             raise UsageError(f"{self.path} has what is read, and is emptied first.", hint="Give another path with -o.")
         if (place := closed(self.output)) is not None:
             raise cannot_read([place])
-        if not self.output.exists() and not self.output.is_symlink():
+        if not os.path.lexists(self.output):  # of too long a name it is said as it is made
             return
         if (target := lost_target(self.output)) is not None:
             raise leads_nowhere(self.output, target)
@@ -179,7 +179,7 @@ class WorkDirectory:
         stays there, and so does what this run makes when it is stopped or the disk is full.
 
         Raises BusyError when another process is making the same output, UsageError when one has made it meanwhile,
-        RunnerError when it cannot be written.
+        RunnerError when it cannot be written, or emptied.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -265,14 +265,19 @@ class WorkDirectory:
 
     def _empty(self, spared: frozenset[str]) -> None:
         """Remove what a killed run left, but what is spared; refuse a directory that is somebody else's."""
-        if others := self._foreign_files(self.path, lambda name: Path(name).suffix.lower() in FILE_SUFFIXES):
-            raise UsageError(
-                f"{self.path} has files that do not belong to what is made there, such as {others[0]!r}.",
-                hint="Move them away: runner works in that directory.",
-            )
-        for entry in self.path.iterdir():
-            if entry.name not in spared:
-                entry.unlink()
+        try:
+            if others := self._foreign_files(self.path, lambda name: Path(name).suffix.lower() in FILE_SUFFIXES):
+                raise UsageError(
+                    f"{self.path} has files that do not belong to what is made there, such as {others[0]!r}.",
+                    hint="Move them away: runner works in that directory.",
+                )
+            for entry in self.path.iterdir():
+                if entry.name not in spared:
+                    entry.unlink()
+        except OSError as error:  # as where another user's run was killed
+            raise RunnerError(
+                f"{self.path} cannot be emptied: {error.strerror}.", hint="Delete it, or give another path with -o."
+            ) from error
 
     def _foreign_files(self, directory: Path, is_one_file: Callable[[str], bool]) -> list[str]:
         """What is there that no run of ours made. is_one_file: whether a model of one file of that name is ours."""

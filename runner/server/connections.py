@@ -61,7 +61,6 @@ class Connection(H11Protocol):
             self.cycle.keep_alive = False
         if not self.cycle.more_body and self.conn.trailing_data[0]:  # the next request came with this one
             self.cycle.keep_alive = False
-            self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         self._set_deadline()

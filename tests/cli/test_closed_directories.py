@@ -76,11 +76,15 @@ def test_quantize_tells_of_a_closed_source_and_of_a_closed_place_for_what_it_mak
     closed = tmp_path / "closed"
     (closed / "inside").mkdir(parents=True)
     assert run_as_plain_user("quantize", str(closed), closed=closed).stderr == "error: " + said(closed)
-    program = (
-        "from pathlib import Path; from runner.quant.work_directory import WorkDirectory\n"
-        f"WorkDirectory(Path({str(closed / 'inside' / 'out')!r})).check_target(force=False)"
-    )
+    imports = "from pathlib import Path; from runner.quant.work_directory import WorkDirectory\n"
+    program = f"{imports}WorkDirectory(Path({str(closed / 'inside' / 'out')!r})).check_target(force=False)"
     assert f"{closed} cannot be read" in python_as_plain_user("-c", program, closed=closed).stderr
+    left = tmp_path / "out.partial"
+    left.mkdir()
+    (left / "config.json").touch()
+    program = f"{imports}WorkDirectory(Path({str(tmp_path / 'out')!r})).opened().__enter__()"
+    done = python_as_plain_user("-c", program, closed=left, mode=0o555)
+    assert f"{left} cannot be emptied: Permission denied." in done.stderr
 
 
 def test_doctor_tells_of_a_closed_cache_and_ends() -> None:

@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -117,6 +118,7 @@ def test_a_process_that_dies_is_an_error_that_says_how(
         return real([sys.executable, "-c", program], **options)  # type: ignore[call-overload, no-any-return]
 
     monkeypatch.setattr(f"{evaluate_apart.__module__}.subprocess.Popen", popen)
+    monkeypatch.setattr(tempfile, "tempdir", str(story.with_name("missing")))  # as where the disk of /tmp is full
     assert main(["eval", "demo", "--text", str(story)]) == 1
     assert "was ended by SIGABRT" in capsys.readouterr().err
     assert "GGML_ASSERT failed" in user_paths().log_file.read_text()

@@ -235,6 +235,9 @@ def test_the_path_that_is_printed_is_one_that_run_takes(
     [
         (["dmeo"], 2, "demo"),
         (["no/such/directory/at/all"], 2, "There is no file or directory"),
+        (["/" + "x" * 300], 2, "is not a usable path: File name too long"),
+        (["~nobody-of-that-name/x"], 2, "is not a usable path"),
+        (["demo", "--format", "q8_0", "-o", "x" * 300], 1, "cannot be made: File name too long"),
         (["demo", "--format", "q4_k_x"], 2, "q4_k_m"),
         (["demo", "--format", "mq5"], 2, "mq4"),
         (["demo", "--rotation", "sideways"], 2, "online or folded"),

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import stat
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -350,6 +351,9 @@ def test_edit_in_an_editor_sends_what_was_saved(chat: Chat, monkeypatch: pytest.
     assert (chat.tmp_path / "editor.mode").read_text() == "600\n"
     monkeypatch.setenv("VISUAL", "false")
     assert "status 1" in chat.type("/edit")[1]
+    assert chat.said == ["from the editor", "one"]
+    monkeypatch.setattr(tempfile, "tempdir", str(chat.tmp_path / "missing"))  # as where the disk of /tmp is full
+    assert "error: There is no place for a text to edit: No such file or directory." in chat.type("/edit")[1]
     assert chat.said == ["from the editor", "one"]
 
 

@@ -12,6 +12,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -117,6 +118,9 @@ def test_each_format_of_a_model_with_delta_nets_has_its_weights_and_runs(
 
 def test_the_result_is_a_directory_that_can_be_loaded(demo_source: Path, tmp_path: Path) -> None:
     (demo_source / "LICENSE").write_text("MIT")
+    (tmp_path / "out.partial").mkdir()
+    for name in ("journal.jsonl", "model.safetensors"):  # of a packed model that was to be made there
+        (tmp_path / "out.partial" / name).write_bytes(b"{}")
     result = made(demo_source, "q8_0", tmp_path / "out")
     assert result.path == tmp_path / "out"
     assert files(result.path) == {
@@ -132,7 +136,10 @@ def test_the_result_is_a_directory_that_can_be_loaded(demo_source: Path, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "MODEL.GGUF"])
-def test_a_gguf_output_is_one_file(demo_source: Path, tmp_path: Path, name: str) -> None:
+def test_a_gguf_output_is_one_file(
+    demo_source: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))  # as where the disk of /tmp is full
     half_made = tmp_path / "sub" / f"{name}.partial" / name  # by a run that was killed
     half_made.parent.mkdir(parents=True)
     half_made.write_bytes(b"GGUF")
@@ -228,6 +235,9 @@ class TestExistingOutput:
         made(demo_source, "f16", tmp_path / "out", force=True)
         assert {name for name in files(tmp_path / "out") if name.endswith(".gguf")} == {"demo-f16.gguf"}
         assert [name for name in files(tmp_path) if name.startswith("out")] == ["out"]
+        (tmp_path / "out" / "model.safetensors").write_bytes(b"mine")  # no run makes weights of both kinds
+        with pytest.raises(UsageError, match=r"such as 'model\.safetensors'"):
+            made(demo_source, "f16", tmp_path / "out", force=True)
 
     def test_a_file_is_replaced_by_a_file(self, demo_source: Path, tmp_path: Path) -> None:
         (tmp_path / "m.gguf").write_bytes(b"old")
@@ -399,6 +409,23 @@ def test_a_run_that_is_done_leaves_the_next_ones_directory_alone(tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.partial"]
 
 
+def test_a_directory_that_its_maker_renamed_before_it_was_locked_is_not_taken_for_the_next_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, real = WorkDirectory(tmp_path / "out"), fcntl.flock
+
+    def late(descriptor: int, operation: int) -> None:
+        work.path.rename(tmp_path / "made")
+        work.path.mkdir()
+        (work.path / "config.json").touch()
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(BusyError), work.opened():
+        pass
+    assert files(work.path) == {"config.json"}
+
+
 @pytest.mark.parametrize("is_gguf", [False, True])  # which llama.cpp makes another of
 def test_a_limit_on_the_size_of_files_is_told_from_a_full_disk(
     is_gguf: bool, demo_source: Path, demo_directory: Path, tmp_path: Path
@@ -456,6 +483,18 @@ def test_what_there_is_no_room_for_is_said_with_its_reason(error: OSError, said:
         assert f"/out {said}" in found.message
         assert found.message.endswith(": 3 of 4 are done.")
         assert found.hint.endswith("ive the same command again: it goes on.")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"), [(OSError(errno.EIO, "broken", "weights"), "broken (weights)"), (OSError("odd"), "odd")]
+)
+def test_what_a_disk_refuses_is_told_with_its_file_and_nothing_is_left(
+    error: OSError, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RunnerError) as caught, WorkDirectory(tmp_path / "out").opened():
+        raise error
+    assert caught.value.message == f"Making {tmp_path / 'out'} failed: {said}."
+    assert files(tmp_path) == set()
 
 
 def test_too_little_disk_space_is_said_before_anything_is_written(tmp_path: Path, demo_directory: Path) -> None:

@@ -155,9 +155,12 @@ def test_while_the_model_is_loaded_for_the_first_time_clients_are_told_to_come_a
     answering = app.Answering(line=line, params=None, options=None, names=())  # type: ignore[arg-type]
     asgi = app.make_app(answering, Access(host="127.0.0.1", port=80), lambda _: None)
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-    asyncio.run(asgi({"type": "http", "method": method, "path": path, "headers": headers}, receive, send))
+    scope = {"type": "http", "method": method, "path": path, "headers": headers}
+    asyncio.run(asgi(scope, receive, send))
     assert (sent[0]["status"], json.loads(sent[1]["body"])["error"]["code"]) == (503, "loading")
     assert (b"retry-after", b"1") in sent[0]["headers"]
+    asyncio.run(asgi({**scope, "method": "GET", "path": "/health"}, receive, send))
+    assert (sent[2]["status"], json.loads(sent[3]["body"])) == (503, {"status": "loading"})
 
 
 def test_a_fault_of_the_server_is_an_answer_and_is_told_with_its_request() -> None:
@@ -179,6 +182,7 @@ def test_a_fault_of_the_server_is_an_answer_and_is_told_with_its_request() -> No
         asyncio.run(asgi(scope, forever, send))
     assert (sent[0]["status"], json.loads(sent[1]["body"])["error"]["code"]) == (500, "failed")
     assert [(one.method, one.path, one.status) for one in served] == [("GET", "/health", 500)]
+    assert 0 < served[0].took_s < 60
     assert "runner logs" in served[0].error
 
 

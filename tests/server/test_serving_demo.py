@@ -47,6 +47,7 @@ def test_completions_continue_a_text_as_run_raw_does(server: Served) -> None:
     asked = {"prompt": "Once upon a time", "max_tokens": 12, **GREEDY}
     whole = server.client.post("/v1/completions", json=asked).json()
     assert whole["choices"][0]["text"] == run("Once upon a time", "--raw", "-n", "12")
+    assert whole["id"].startswith("cmpl-")
     assert (whole["choices"][0]["finish_reason"], whole["usage"]["completion_tokens"]) == ("length", 12)
     with server.client.stream("POST", "/v1/completions", json={**asked, "stream": True}) as response:
         texts = [chunk["choices"][0]["text"] for chunk in chunks(response)]
@@ -60,7 +61,10 @@ def test_the_numbers_of_an_answer(server: Served) -> None:
     assert whole["timings"]["decode_tok_s"] > 0
     assert whole["timings"]["speculation"]["drafter"] == "suffix"
     with server.stream(QUESTION, **GREEDY, stream_options={"include_usage": True}) as stream:
-        *_, last = stream
+        first, *_, last = stream
+    assert first["id"] == last["id"] != whole["id"]
+    assert whole["id"].startswith("chatcmpl-")
+    assert first["id"].startswith("chatcmpl-")
     assert last["usage"]["completion_tokens"] == usage["completion_tokens"]
     assert last["usage"]["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 1
 
@@ -105,6 +109,7 @@ def test_the_model_is_listed_and_another_is_not_there(server: Served) -> None:
     for path in ("/health/", "/v1/chat/completions/"):
         response = server.client.post(path, json={}) if "chat" in path else server.client.get(path)
         assert (response.status_code, response.json()["error"]["code"]) == (404, "unknown_url")
+        assert response.json()["error"]["message"].startswith("Nothing is there. There are: GET /health, ")
     assert server.ask("x", model="demo", max_tokens=1).status_code == 200
     assert server.ask("x", model="", max_tokens=1).status_code == 200
 
@@ -146,7 +151,9 @@ def test_bodies_that_are_none(server: Served) -> None:
     assert post(good, "application/x-www-form-urlencoded") == (415, "wrong_content_type")
     assert post(good, **{"Content-Encoding": "gzip"}) == (415, "wrong_content_encoding")
     assert server.client.get("/v1/nothing").status_code == 404
-    assert server.client.get("/v1/completions").status_code == 405
+    other_method = server.client.get("/v1/completions")
+    assert (other_method.status_code, other_method.headers["allow"]) == (405, "POST")
+    assert other_method.json()["error"]["message"].startswith("That path takes another method.")
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(server: Served) -> None:

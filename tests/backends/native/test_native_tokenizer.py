@@ -123,12 +123,14 @@ def test_roles_of_tokens_come_from_all_files(
 
 def test_stop_ids_are_those_of_generation_config_config_and_tokenizer_config(tmp_path: Path) -> None:
     byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 256]}')
-    (tmp_path / "config.json").write_text('{"eos_token_id": 4}')
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 256, 263], "bos_token_id": [5, 6]}')
+    (tmp_path / "config.json").write_text('{"eos_token_id": 4, "bos_token_id": 7}')
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "<|end|>"}}')
     tokenizer = HuggingFaceTokenizer(tmp_path / "tokenizer.json", 263)
     assert tokenizer.stop_ids == {3, 4, 256, 258}
-    assert tokenizer.eos_id == 258
+    assert (tokenizer.eos_id, tokenizer.bos_id) == (258, 5)
+    (tmp_path / "generation_config.json").write_text('{"bos_token_id": 263}')  # which is nobody's
+    assert HuggingFaceTokenizer(tmp_path / "tokenizer.json", 263).bos_id == 7
 
 
 def test_a_role_that_no_file_names_is_not_the_empty_pieces(tmp_path: Path) -> None:

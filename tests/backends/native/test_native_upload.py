@@ -45,11 +45,13 @@ def test_each_extent_has_its_bytes_in_whatever_order_they_are_taken(contents: tu
     for key in order:
         start, end = SPANS[key]
         assert taken(found, key, end - start) == data[start:end]
+    assert not found._bytes_held
+    assert not any(block.arrival for block in found._blocks), "what was taken is kept"
     found.close()
     found.close()
 
 
-def test_no_more_is_read_ahead_than_is_allowed(contents: tuple[Path, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_much_is_read_ahead_as_is_allowed(contents: tuple[Path, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     path, _ = contents
     read: list[int] = []
     real = os.preadv
@@ -61,9 +63,11 @@ def test_no_more_is_read_ahead_than_is_allowed(contents: tuple[Path, bytes], mon
     monkeypatch.setattr(os, "preadv", counted)
     extents = {str(i): Extent(path=path, offset=1000 * i, nbytes=1000) for i in range(10)}
     found = Upload(extents, CPU)
-    taken(found, "0", 1000)
+    for i in range(10):
+        taken(found, str(i), 1000)
+        assert sum(block.arrival is not None for block in found._blocks) == min(3, 9 - i)
     found.close()
-    assert 1000 <= sum(read) <= 4000
+    assert sum(read) == 10_000, "each byte is read once"
 
 
 def test_a_file_that_ends_early_is_an_error_where_it_is_missed(contents: tuple[Path, bytes]) -> None:

@@ -431,6 +431,11 @@ def test_a_disk_that_is_too_small_is_told_before_the_work(
     with pytest.raises(DoesNotFit, match="are needed in"):
         packed(source, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+    work = WorkDirectory(tmp_path / "out")
+    with work.opened():
+        work.require_room(150_000, there_bytes=50_000)  # of an earlier run
+        with pytest.raises(DoesNotFit):
+            work.require_room(150_001, there_bytes=50_000)
 
 
 def test_a_small_disk_that_fills_up_while_it_works(source: Path, tmp_path: Path) -> None:
