@@ -105,10 +105,14 @@ PACKED_PARTS: Final = Parts(
 
 
 def check_output(output: Path) -> None:
-    """Raise UsageError for what is no name of something that is to be made, such as "." or "/"."""
+    """Raise UsageError for what is no name of something that is to be made, such as ".", "/" or "model.partial"."""
     if output.name in ("", ".."):
         what = "the working directory" if output == Path() else repr(str(output))
         raise UsageError(f"-o is {what}.", hint="Name a file or a directory that is to be made.")
+    if output.name.endswith(PARTIAL_SUFFIX):  # `rm --partial` would delete it
+        raise UsageError(
+            f"-o is {str(output)!r}: what is half made is called so.", hint=f"Leave out {PARTIAL_SUFFIX} at its end."
+        )
 
 
 class WorkDirectory:

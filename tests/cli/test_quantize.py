@@ -254,6 +254,7 @@ def test_the_path_that_is_printed_is_one_that_run_takes(
         (["demo", "--bpw", "nan"], 2, "--bpw is nan"),
         (["demo", "-o", ""], 2, "--output is empty"),
         (["owner/not-here", "-o", "."], 2, "-o is the working directory"),
+        (["owner/not-here", "-o", "models/mine.partial"], 2, "what is half made is called so"),
         (["owner/not-here", "-o", "/"], 2, "-o is '/'"),
         (["owner/not-here", "-o", "a/.."], 2, "-o is 'a/..'"),
         (["qwen3-0.6b", "--offline"], 3, "--offline"),
