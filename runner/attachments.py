@@ -63,12 +63,6 @@ def own_words(message: str) -> str:
     return _ATTACHED.sub("", message) if "```" in message else message
 
 
-def without_attached(message: str) -> tuple[int, int]:
-    """How many characters of a message are its own words, and how many are attached files."""
-    n_own = len(own_words(message))
-    return n_own, len(message) - n_own
-
-
 def check_size(raw: bytes, origin: str) -> None:
     """Raises UsageError for more than MAX_BYTES."""
     if len(raw) > MAX_BYTES:

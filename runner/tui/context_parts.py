@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from runner.attachments import without_attached
+from runner.attachments import own_words
 from runner.config import OverflowPolicy
 from runner.transcript import Turn
 
 WARN_AT = 0.8
-_TOKENS_A_CHARACTER = 0.28  # English prose and code lie between 0.2 and 0.35, until the engine has counted
+# Until the engine has counted. English prose and code lie between 0.2 and 0.35; a character of Chinese or Japanese has
+# three bytes, and is most of a token.
+_TOKENS_A_BYTE = 0.28
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +58,8 @@ class ContextParts:
 
 
 @dataclass(frozen=True)
-class Characters:
-    """The lengths of what a prompt is made of."""
+class Lengths:
+    """How long what a prompt is made of is, in bytes of UTF-8."""
 
     system: int = 0
     conversation: int = 0
@@ -67,22 +69,24 @@ class Characters:
     def total(self) -> int:
         return self.system + self.conversation + self.attached
 
-    def with_pending(self, typed: int, attached: int) -> Characters:
+    def with_pending(self, typed: int, attached: int) -> Lengths:
         """With what is typed and attached and not sent yet."""
-        return Characters(self.system, self.conversation + typed, self.attached + attached)
+        return Lengths(self.system, self.conversation + typed, self.attached + attached)
 
 
-def characters(system: str | None, turns: Sequence[Turn]) -> Characters:
+def n_bytes(text: str) -> int:
+    """Of a text in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+
+
+def lengths(system: str | None, turns: Sequence[Turn]) -> Lengths:
     """How long the prompt for these turns is, by part."""
-    conversation = attached = 0
-    for turn in turns:
-        words, files = without_attached(turn.content) if turn.role == "user" else (len(turn.content), 0)
-        conversation += words
-        attached += files
-    return Characters(len(system or ""), conversation, attached)
+    words = sum(n_bytes(own_words(turn.content) if turn.role == "user" else turn.content) for turn in turns)
+    whole = sum(n_bytes(turn.content) for turn in turns)
+    return Lengths(n_bytes(system or ""), words, whole - words)
 
 
-def counted(prompt: Characters, prompt_tokens: int, answer_tokens: int, n_ctx: int) -> ContextParts:
+def counted(prompt: Lengths, prompt_tokens: int, answer_tokens: int, n_ctx: int) -> ContextParts:
     """The parts of a prompt whose tokens the engine has counted; the sum is exact, and the parts go by length."""
     each = prompt_tokens / prompt.total if prompt.total else 0.0
     system, attached = round(prompt.system * each), round(prompt.attached * each)
@@ -95,12 +99,12 @@ def counted(prompt: Characters, prompt_tokens: int, answer_tokens: int, n_ctx: i
     )
 
 
-def estimated(prompt: Characters, n_ctx: int, tokens_a_character: float = _TOKENS_A_CHARACTER) -> ContextParts:
+def estimated(prompt: Lengths, n_ctx: int, tokens_a_byte: float = _TOKENS_A_BYTE) -> ContextParts:
     """The parts of a prompt that the engine has not seen."""
     return ContextParts(
-        system=round(prompt.system * tokens_a_character),
-        conversation=round(prompt.conversation * tokens_a_character),
-        attached=round(prompt.attached * tokens_a_character),
+        system=round(prompt.system * tokens_a_byte),
+        conversation=round(prompt.conversation * tokens_a_byte),
+        attached=round(prompt.attached * tokens_a_byte),
         n_ctx=n_ctx,
         is_estimate=prompt.total > 0,
     )
@@ -110,16 +114,16 @@ class ContextCount:
     """Follows one chat: what was counted last, and what has come since."""
 
     def __init__(self) -> None:
-        self._prompt = Characters()
+        self._prompt = Lengths()
         self._prompt_tokens = self._answer_tokens = 0
 
     def begin(self, system: str | None, turns: Sequence[Turn], timings: Mapping[str, Any] | None = None) -> None:
         """The prompt is now made of these. timings: those of the last of the turns, an answer, if they are known."""
         if timings and (n_prompt := _n_tokens(timings, "prompt_tokens")):
-            self._prompt = characters(system, turns[:-1])
+            self._prompt = lengths(system, turns[:-1])
             self.count(n_prompt, _n_tokens(timings, "completion_tokens"))
         else:
-            self._prompt = characters(system, turns)
+            self._prompt = lengths(system, turns)
             self._prompt_tokens = self._answer_tokens = 0
 
     def count(self, prompt_tokens: int, answer_tokens: int) -> None:
@@ -127,15 +131,15 @@ class ContextCount:
         self._prompt_tokens, self._answer_tokens = prompt_tokens, answer_tokens
 
     def parts(self, n_ctx: int, typed: int = 0, attached: int = 0) -> ContextParts:
-        """What fills the context, with so many characters that are typed and attached and not sent yet."""
+        """What fills the context, with so many bytes that are typed and attached and not sent yet."""
         if not self._prompt_tokens:
-            pending = estimated(Characters(0, typed, attached), n_ctx)
+            pending = estimated(Lengths(0, typed, attached), n_ctx)
             return replace(estimated(self._prompt.with_pending(typed, attached), n_ctx), next_message=pending.used)
         known = counted(self._prompt, self._prompt_tokens, self._answer_tokens, n_ctx)
         if not typed and not attached:
             return known
-        each = min(1.0, self._prompt_tokens / self._prompt.total) if self._prompt.total else _TOKENS_A_CHARACTER
-        more = estimated(Characters(0, typed, attached), n_ctx, each)
+        each = min(1.0, self._prompt_tokens / self._prompt.total) if self._prompt.total else _TOKENS_A_BYTE
+        more = estimated(Lengths(0, typed, attached), n_ctx, each)
         return ContextParts(
             system=known.system,
             conversation=known.conversation + more.conversation,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.attachments import attached, without_attached
+from runner.attachments import attached
 from runner.config import LONGEST_DRAFT, ChatOptions, LoadOptions, SamplingParams
 from runner.errors import UsageError
 from runner.measures import text_width
@@ -15,7 +15,7 @@ from runner.paths import user_paths
 from runner.settings import load_settings, set_value
 from runner.transcript import Turn
 from runner.tui.chat_settings import FIELDS, is_changed, read, texts
-from runner.tui.context_parts import ContextCount, ContextParts, cells
+from runner.tui.context_parts import ContextCount, ContextParts, Lengths, cells, lengths
 from runner.tui.screens.settings_desk import Saved, save
 from runner.tui.widgets.context_meter import meter
 
@@ -28,8 +28,14 @@ def question(text: str) -> Turn:
 
 def test_attached_files_are_told_from_words() -> None:
     file = attached(Path("a.py"), "x = '```'\n")
-    assert without_attached(f"look\n\n{file}") == (6, len(file))
-    assert without_attached("no ``` file") == (11, 0)
+    assert lengths(None, [question(f"look\n\n{file}")]) == Lengths(0, 6, len(file))
+    assert lengths("be kind", [question("no ``` file")]) == Lengths(7, 11, 0)
+
+
+def test_a_character_of_more_bytes_is_taken_for_more_of_a_token() -> None:
+    count = ContextCount()
+    count.begin(None, [question("これは日本語の文章です。" * 100)])  # 1200 characters, most of a token each
+    assert 800 < count.parts(2048).conversation < 1200
 
 
 def test_the_parts_of_a_counted_prompt_add_up_to_what_was_counted() -> None:

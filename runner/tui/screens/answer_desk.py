@@ -37,7 +37,7 @@ from runner.tui.widgets.title_bar import TitleBar
 if TYPE_CHECKING:
     from runner.tui.screens.chat_surface import ChatSurface
 
-_COUNTED_WHEN_TYPED = 400  # characters: fewer are noise beside what the context holds
+_COUNTED_WHEN_TYPED = 400  # bytes: fewer are noise beside what the context holds
 
 
 class AnswerDesk:
@@ -155,7 +155,7 @@ class AnswerDesk:
             self._chat.transcript.toggle_thoughts()
 
     def pending(self, typed: int, attached: int) -> None:
-        """So many characters are typed and attached, and not sent."""
+        """So many bytes are typed and attached, and not sent."""
         typed = typed if typed >= _COUNTED_WHEN_TYPED else 0
         if (typed, attached) != (self._typed, self._attached):
             self._typed, self._attached = typed, attached

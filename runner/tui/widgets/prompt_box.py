@@ -21,6 +21,7 @@ from runner.chat_completing import Asked, Offer, asked, offers, path_offers
 from runner.measures import decimal_size
 from runner.message_files import Attachment, Missing, Refused, mentions, read_mentions
 from runner.tui.content import line
+from runner.tui.context_parts import n_bytes
 from runner.tui.widgets.completions import Completions
 from runner.tui.widgets.prompt import Prompt
 
@@ -81,7 +82,7 @@ class PromptBox(Vertical):
 
     @dataclass
     class Changed(Message):
-        """What is typed or attached changed. attached: characters of the files."""
+        """What is typed or attached changed: so many bytes of UTF-8 are."""
 
         typed: int
         attached: int
@@ -312,7 +313,7 @@ class PromptBox(Vertical):
 
     def _tell(self) -> None:
         texts = [one.text for one in (*self._files, *self._mentioned) if isinstance(one, Attachment)]
-        self.post_message(self.Changed(len(self._typed), sum(map(len, texts))))
+        self.post_message(self.Changed(n_bytes(self._typed), sum(map(n_bytes, texts))))
 
 
 def _described(one: Attachment | Refused | Missing) -> Content:
