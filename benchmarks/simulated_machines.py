@@ -21,6 +21,7 @@ from runner.speculative.speculator import Speculator
 
 DRAFT_MAX = 15
 PLAIN_S = 2e-3
+_HELD_UP_S = 0.4
 RIGHT, WRONG = 1, 2  # the text is one token again and again: only whether a guess is right matters
 N_BUCKETS = 3
 
@@ -33,7 +34,7 @@ class Machine:
     after the drafter was asked, which no clock around the drafter sees (it left the processor's caches cold). deciding:
     what learning of an asked round takes. deepens: what each token of a step costs more at a position 1000 further on.
     noise: the relative spread of every duration. stall: how often one takes ten times as long. plain_at_load: how many
-    times as long as it is t(1) seems at load.
+    times as long as it is t(1) seems at load. held_up_at_load: for how many tokens a step takes 0.4 s there.
 
     host: what of t(M) is the host's, where plain steps begin before the one before them is over: its work is hidden
     behind the device then. None: every step is waited for. caller: what is done with each token that is emitted.
@@ -50,6 +51,7 @@ class Machine:
     noise: float = 0.0
     stall: float = 0.0
     plain_at_load: float = 1.0
+    held_up_at_load: int = 0
     host: float | None = None
     caller: float = 0.0
 
@@ -87,6 +89,7 @@ class World:
         self.now = self.spent = 0.0
         self._busy_until = (0.0, 0.0)  # the device, as now and as spent
         self._was_asked = False
+        self._timed: list[int] = []
         self._machine = machine
         self._draw = random.Random(seed)
         self.begin(trace)
@@ -155,6 +158,9 @@ class World:
 
     def step_s(self, n_tokens: int) -> float:
         seems = self._machine.plain_at_load if n_tokens == 1 else 1.0
+        self._timed.append(n_tokens)
+        if n_tokens == self._machine.held_up_at_load and self._timed.count(n_tokens) == 2:  # the first only warms up
+            return _HELD_UP_S
         return seems * self._seconds(self._machine.step(n_tokens))
 
     # --- the drafter -------------------------------------------------------------------------------------------------

@@ -26,6 +26,9 @@ SPOILS: dict[str, Spoil] = {
     "t(1) at load wrong by 0.4 to 3": lambda machine, draw: replace(
         machine, plain_at_load=draw.choice([0.4, 0.6, 0.8, 1.25, 1.5, 2, 2.5, 3])
     ),
+    "a step at load was held up for 0.4 s": lambda machine, draw: replace(
+        machine, held_up_at_load=draw.choice([2, 4, 8])
+    ),
     "asking takes 5 % of a step, the step after it 0 or 5 %": lambda machine, draw: replace(
         machine, draft_call=0.05, draft_token=0.0, unseen=draw.choice([0, 0.05])
     ),

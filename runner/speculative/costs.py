@@ -97,7 +97,8 @@ class StepCosts:
             timed.add(1, _REPEATS)
             self._plain.seconds = timed.typical(1)
             ratios = {n: timed.least(n) / timed.least(1) for n in timed.known if n > 1}
-            self._measured = {n: _Measured(ratio, self.plain_s) for n, ratio in ratios.items()}
+            # What takes several plain steps for each of its tokens was held up: believed, it would never be tried.
+            self._measured = {n: _Measured(ratio, self.plain_s) for n, ratio in ratios.items() if ratio <= _STALL * n}
             self._forget_tables()
         self._loaded = dict(self._measured)
         self._least_s = _READY * self.plain_s

@@ -70,6 +70,21 @@ def test_a_load_that_was_held_up_is_found_out_by_the_first_answer() -> None:
     assert costs.learn_step(8, 4e-3) == pytest.approx(4.0)
 
 
+@pytest.mark.parametrize("held_up", [2, 8])
+def test_a_step_that_something_held_up_at_load_is_left_to_the_rounds(held_up: int) -> None:
+    calls: list[int] = []
+
+    def step_s(n_tokens: int) -> float:
+        calls.append(n_tokens)
+        return 0.49 if n_tokens == held_up and calls.count(n_tokens) == 2 else TABLE[n_tokens]
+
+    costs = StepCosts(16)
+    costs.calibrate(step_s)
+    assert calls.count(held_up) == 2, "after so long a step there is no time for another one"
+    assert costs.likely[held_up] < 2
+    assert costs.worst[held_up] <= held_up
+
+
 def test_what_a_first_call_sets_up_is_not_counted() -> None:
     costs = StepCosts(16)
     costs.calibrate(Slow(1e-3, set_up_s=0.03).step_s)

@@ -193,6 +193,24 @@ def test_a_drafter_is_timed_at_load_and_reads_the_prompt_when_an_answer_begins()
     assert drafter.is_closed
 
 
+def test_a_drafter_that_something_held_up_at_load_is_timed_once_more() -> None:
+    told: list[float] = []
+
+    class HeldUp(Reading):
+        def propose(self, history: Sequence[int], params: SamplingParams, gate: Gate) -> Draft:
+            self.now += 0.3 if len(self.asked) == 1 else 0.0
+            return super().propose(history, params, gate)
+
+    class Noting(EagerController):
+        def learn_guessing(self, n_tokens: int, seconds: float) -> None:
+            assert n_tokens == 3
+            told.append(seconds)
+
+    drafter = HeldUp()
+    Speculator(drafter, 15, control=Noting(15), clock=drafter.clock).calibrate(STEP_S.__getitem__)
+    assert told == [pytest.approx(6e-4)]
+
+
 def test_the_time_that_deciding_takes_is_counted() -> None:
     ticks = iter(range(10**6))
     speculator = Speculator(Scripted(lambda _: []), 15, control=EagerController(15), clock=lambda: next(ticks) * 1e-4)
