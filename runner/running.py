@@ -51,7 +51,10 @@ def entry(directory: Path, pid: int) -> Path:
 def announce(
     directory: Path, *, model: str, backend: str, quantization: str, device: str, n_ctx: int, memory_bytes: int
 ) -> Path:
-    """Write this process's file, replacing an earlier one; returns its path, which `Path.unlink` withdraws."""
+    """Write this process's file, replacing an earlier one; returns its path, which `Path.unlink` withdraws.
+
+    Raises OSError, and leaves nothing behind then.
+    """
     pid = os.getpid()
     engine = RunningEngine(
         pid=pid,
@@ -66,9 +69,13 @@ def announce(
     )
     path = entry(directory, pid)
     partial = directory / f"{pid}.json.partial"
-    with os.fdopen(open_private(partial), "w") as file:
-        json.dump(to_plain(engine), file)
-    partial.replace(path)
+    try:
+        with os.fdopen(open_private(partial), "w") as file:
+            json.dump(to_plain(engine), file)
+        partial.replace(path)
+    except OSError:  # a full disk has room for an empty file
+        partial.unlink(missing_ok=True)
+        raise
     return path
 
 

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from disk_limits import file_size_limit
 
 from runner.errors import RunnerError
 from runner.running import announce, running
@@ -33,6 +34,12 @@ def test_a_list_that_cannot_be_read_is_said_so(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(RunnerError, match="Permission denied") as error:
         list(running(tmp_path))
     assert error.value.hint
+
+
+def test_what_a_full_disk_refuses_leaves_nothing_behind(tmp_path: Path) -> None:
+    with file_size_limit(20), pytest.raises(OSError, match="File too large"):
+        announce(tmp_path, model="demo", backend="fake", quantization="", device="CPU", n_ctx=1, memory_bytes=1)
+    assert not list(tmp_path.iterdir())
 
 
 def test_no_directory_and_a_file_in_its_place_are_no_engines(tmp_path: Path) -> None:
