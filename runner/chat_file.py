@@ -1,7 +1,7 @@
 """Chats in files of the user's own: written as JSON or Markdown by suffix, read back from JSON.
 
-A file appears whole or not at all, with mode 0600, and replaces another only when asked to. It knows nothing of the
-database that chats are usually kept in.
+A file appears whole or not at all, and replaces another only when asked to; a chat's is the user's alone. Other files
+of the user's are written the same way (`write_new`). It knows nothing of the database that chats are usually kept in.
 """
 
 from __future__ import annotations
