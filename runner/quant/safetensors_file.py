@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from runner.errors import BadModelFile, UnsupportedModel
+from runner.garbage import no_garbage_collection
 
 if TYPE_CHECKING:  # a header needs no numpy, which takes 0.05 s to import
     import numpy as np
@@ -54,6 +55,7 @@ _NUMPY_TYPE: Final[Mapping[str, str]] = MappingProxyType(
 )
 # The others, which are not read here: bits of a value.
 _PART_OF_BYTE: Final[Mapping[str, int]] = MappingProxyType({"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6})
+_BITS: Final = {**{name: 8 * int(code[2:]) for name, code in _NUMPY_TYPE.items()}, **_PART_OF_BYTE}  # of a value
 FLOAT_TYPES: Final = frozenset({"F64", "F32", "F16", "BF16"})
 
 
@@ -169,6 +171,7 @@ def header_length(path: Path, start: bytes, size: int) -> int:
     return length
 
 
+@no_garbage_collection()
 def parse_header(path: Path, text: bytes, size: int) -> dict[str, StoredTensor]:
     """The checked contents of a file of `size` bytes, by tensor name, from its header's `text`; `path` names it.
 
@@ -186,9 +189,9 @@ def _entry(path: Path, name: str, value: object, data_start: int) -> StoredTenso
     if not isinstance(value, dict):
         raise _bad(path, f"describes tensor {name!r} wrongly")
     dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
-    if not isinstance(dtype, str) or not (bits := _bits(dtype)):
+    if not isinstance(dtype, str) or not (bits := _BITS.get(dtype)):
         raise _bad(path, f"gives tensor {name!r} the unknown type {dtype!r}")
-    if not _are_sizes(shape) or len(shape) > MAX_DIMENSIONS or math.prod(size or 1 for size in shape) >= MAX_VALUES:
+    if not _are_sizes(shape) or len(shape) > MAX_DIMENSIONS or math.prod(filter(None, shape)) >= MAX_VALUES:
         raise _bad(path, f"gives tensor {name!r} the impossible shape {shape!r}")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise _bad(path, f"gives tensor {name!r} the impossible extent {offsets!r}")
@@ -200,11 +203,6 @@ def _entry(path: Path, name: str, value: object, data_start: int) -> StoredTenso
     return StoredTensor(
         name=name, dtype=dtype, shape=tuple(shape), path=path, offset=data_start + offsets[0], nbytes=nbytes
     )
-
-
-def _bits(dtype: str) -> int:
-    """Bits of one value; 0 for a type that the format does not have."""
-    return 8 * int(_NUMPY_TYPE[dtype][2:]) if dtype in _NUMPY_TYPE else _PART_OF_BYTE.get(dtype, 0)
 
 
 def _are_sizes(value: Any) -> TypeGuard[list[int]]:

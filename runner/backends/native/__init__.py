@@ -7,7 +7,6 @@ Importing this costs nothing: torch comes with opening.py, which `load` imports.
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import os
 from contextlib import nullcontext
@@ -16,6 +15,7 @@ from typing import Final
 from runner.backends.base import Backend, LoadProgress
 from runner.config import LoadOptions
 from runner.errors import RunnerError
+from runner.garbage import no_garbage_collection
 from runner.model_config import ModelConfig
 from runner.types import CancelToken, ReadyModel
 
@@ -52,7 +52,8 @@ def load(model: ReadyModel, options: LoadOptions, on_progress: LoadProgress, can
     import_torch(for_gpu=options.n_gpu_layers != 0)
     from runner.backends.native.opening import open_backend
 
-    return open_backend(model, options, on_progress, cancel)
+    with no_garbage_collection():  # a mixture of experts has 19,000 tensors: looking for some took a second
+        return open_backend(model, options, on_progress, cancel)
 
 
 def vocabulary(model: ReadyModel) -> tuple[str, ...]:
@@ -68,14 +69,12 @@ def vocabulary(model: ReadyModel) -> tuple[str, ...]:
 def import_torch(*, for_gpu: bool) -> None:
     """Import torch and what opens a model with it, which takes a second and more where it was not there yet.
 
-    None of that is garbage: looking through it again and again meanwhile would take a tenth of the time. for_gpu: what
-    a GPU needs besides is done meanwhile, Triton imported where there is one: without a GPU it need not be installed.
+    None of that is garbage: looking for some would take a tenth of the time. for_gpu: what a GPU needs besides is done
+    meanwhile, and Triton imported where one is: without a GPU it need not be installed.
     """
     if os.environ.keys().isdisjoint(("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")):  # libgomp reads them as torch brings it
         os.environ["GOMP_SPINCOUNT"] = _SPINS
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
+    with no_garbage_collection():
         from runner.backends.native.ahead import gpu_prepared
 
         with gpu_prepared() if for_gpu else nullcontext():
@@ -83,9 +82,6 @@ def import_torch(*, for_gpu: bool) -> None:
 
             if for_gpu and _has_kernels():
                 from runner.kernels import trials as _trials  # noqa: F401
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _check(model: ReadyModel) -> ModelConfig:

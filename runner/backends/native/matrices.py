@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from runner.backends.native.loader import to_tensor
-from runner.backends.native.upload import Extent, Stopped, Upload
+from runner.backends.native.upload import Stopped, Upload
 from runner.errors import BadModelFile, loading_cancelled
 from runner.kernels.grids import FORMATS
 from runner.kernels.pack import concatenate, empty_matrix, rows_of
@@ -63,11 +63,7 @@ class MatrixReader:
         self._n_left = self._total = sum(self._left.values())
         self._stored = {name: stored for name in (order or weights.shapes) if (stored := _stored(weights, name))}
         self._upload = Upload(
-            {
-                _key(name, suffix): _extent(part)
-                for name, parts in self._stored.items()
-                for suffix, part in parts.items()
-            },
+            {_key(name, suffix): part for name, parts in self._stored.items() for suffix, part in parts.items()},
             device,
             lambda: cancel.is_cancelled,
         )
@@ -185,10 +181,6 @@ def _stored(weights: Weights, name: str) -> Mapping[str, StoredTensor] | None:
         return weights.stored(name) if record.is_kept or record.format in FORMATS else None
     found = weights.stored(name) if isinstance(weights, SafetensorsWeights) else None
     return None if found is None else {"": found}
-
-
-def _extent(part: StoredTensor) -> Extent:
-    return Extent(path=part.path, offset=part.offset, nbytes=part.nbytes)
 
 
 def _key(name: str, suffix: str) -> str:

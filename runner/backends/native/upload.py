@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -29,13 +29,17 @@ _LARGEST_GAP: Final = 4096  # between two extents that are read as one
 _LOOK_S: Final = 0.05
 
 
-@dataclass(frozen=True, kw_only=True)
-class Extent:
+class Extent(Protocol):
     """`nbytes` bytes at `offset` of a file."""
 
-    path: Path
-    offset: int
-    nbytes: int
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
 
 
 class Stopped(Exception):
@@ -52,7 +56,8 @@ class _Arrived:
 
 @dataclass(kw_only=True)
 class _Block:
-    """A run of a file. n_left: the pieces of it that were not taken. arrival: its bytes, from sent to taken."""
+    """A run of a file. n_left: the pieces of it that were not taken. arrival: its bytes, from sent to taken; data: what
+    came of it, once it was waited for."""
 
     path: Path
     offset: int
@@ -60,6 +65,7 @@ class _Block:
     n_left: int = 0
     is_sent: bool = False
     arrival: Future[_Arrived] | None = None
+    data: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +98,7 @@ class Upload:
         self._readers = ThreadPoolExecutor(_READERS, "read")
 
     def take_into(self, key: str, out: Tensor) -> None:
-        """Put the bytes of an extent into `out`, contiguous, on the device, of as many bytes.
+        """Put the bytes of an extent into `out`, contiguous, on the device, of as many bytes. Always on one stream.
 
         Raises OSError when they cannot be read, Stopped when cancelled, torch.OutOfMemoryError.
         """
@@ -134,6 +140,8 @@ class Upload:
 
     def _arrived(self, block: _Block) -> Tensor:
         """The block, whose bytes are there for everything that the current stream gets from now on."""
+        if block.data is not None:
+            return block.data
         assert block.arrival is not None
         while not wait([block.arrival], _LOOK_S).done:
             if self._is_cancelled():
@@ -142,13 +150,14 @@ class Upload:
         arrived = block.arrival.result()
         if arrived.copied is not None:
             torch.cuda.current_stream(self._device).wait_event(arrived.copied)
+        block.data = arrived.data
         return arrived.data
 
     def _release(self, block: _Block) -> None:
         block.n_left -= 1
         if not block.n_left:
             self._bytes_held -= block.nbytes
-            block.arrival = None
+            block.arrival = block.data = None
 
     # --- in the sender's thread --------------------------------------------------------------------------------------
 
@@ -201,8 +210,10 @@ def _plan(wanted: Mapping[str, Extent]) -> tuple[list[_Block], dict[str, list[_P
 
 def _reaches(block: _Block, path: Path, offset: int) -> bool:
     """Whether what is at `offset` can be the end of the block."""
-    gap = offset - (block.offset + block.nbytes)
-    return block.path == path and 0 <= gap <= _LARGEST_GAP and offset - block.offset < BLOCK_BYTES
+    if block.path is not path and block.path != path:  # to compare two takes as long as all the rest
+        return False
+    at = offset - block.offset
+    return block.nbytes <= at <= block.nbytes + _LARGEST_GAP and at < BLOCK_BYTES
 
 
 class _Staging:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, cast
 
 from runner.errors import BadModelFile, UnsupportedModel
+from runner.garbage import no_garbage_collection
 from runner.quant.file_records import FILES_SCHEMA, FileRecord, sealed, without_seal
 from runner.quant.json_file import DAMAGED
 from runner.quant.mq.recipe import Recipe, Rule
@@ -111,11 +112,13 @@ def to_json(manifest: Manifest) -> str:
     return sealed({"schema": SCHEMA, **to_plain(manifest)})
 
 
+@no_garbage_collection()
 def read_manifest(path: Path) -> Manifest:
     """The checked contents of a runner.json, or of the one in a directory. Raises BadModelFile, UnsupportedModel."""
     return _read_manifest(_read(path / MANIFEST_NAME if path.is_dir() else path))
 
 
+@no_garbage_collection()
 def read_files(path: Path) -> Mapping[str, FileRecord]:
     """The files that a runner.json lists, of a packed model, a GGUF or a head; none for one that is somebody else's.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import torch
@@ -117,6 +118,7 @@ class PackedPlan:
         return max(sizes, key=sizes.__getitem__)
 
 
+@lru_cache(maxsize=1024)  # a mixture of experts has thousands of tensors of two shapes
 def parts_of(form: str, shape: tuple[int, ...]) -> Mapping[str, Part]:
     """The stored parts of a tensor of that shape in the format of that name. Raises BadModelFile for one not known."""
     if form in PLAIN_TYPES:

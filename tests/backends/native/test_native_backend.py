@@ -60,7 +60,7 @@ def test_what_is_imported_is_not_looked_through_for_garbage_and_the_rest_still_i
         "collections = []\n"
         "gc.callbacks.append(lambda phase, _: collections.append(phase))\n"
         "native.import_torch(for_gpu=True)\n"
-        "assert 'torch' in sys.modules and not collections\n"
+        "assert 'torch' in sys.modules and len(collections) <= 2\n"  # one begins and ends behind it
         "assert gc.isenabled()\n"
         "gc.disable(); native.import_torch(for_gpu=True)\n"
         "assert not gc.isenabled()"

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
 from runner.backends.native import upload
-from runner.backends.native.upload import Extent, Stopped, Upload
+from runner.backends.native.upload import Stopped, Upload
 
 CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Extent:
+    path: Path
+    offset: int
+    nbytes: int
 
 
 @pytest.fixture
