@@ -6,7 +6,9 @@ read on the device. A shared expert, which all tokens take, is the last of the s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -26,6 +28,9 @@ from runner.kernels.moe_route import rounds_in_lanes, route, route_and_round
 from runner.kernels.moe_router import router_logits
 from runner.kernels.rotate import quantize_fragments, quantize_rows, rotate_rows
 from runner.kernels.values import MOST_ROWS, Matrix, PackedMatrix, is_nvidia
+
+_GATE_UP: Final = ("gate_proj", "up_proj")
+_DOWN: Final = ("down_proj",)
 
 
 class FusedMoE:
@@ -49,23 +54,21 @@ class FusedMoE:
             experts.append("shared_expert")
         self.num_experts = len(experts)
         self.router = read_product(reader, name, scores)
-        self.gate_up = self._stacks(reader, name, experts, ["gate_proj", "up_proj"])
-        (self.down,) = self._stacks(reader, name, experts, ["down_proj"])
+        # At once, since files have them expert by expert; each is let go of as soon as it is laid out.
+        read = reader.products(*(_names(name, experts, members) for members in (_GATE_UP, _DOWN)))
+        self.gate_up = self._stacks(read.pop(0), name, _GATE_UP)
+        (self.down,) = self._stacks(read.pop(0), name, _DOWN)
         roundings = {_rounding_of(w) for w, _ in self.gate_up}
         self.rounding = roundings.pop() if len(roundings) == 1 else None
         self.in_blocks = all(multiplies_in_blocks(w) for w, _ in (*self.gate_up, self.down))
         packed = [w for w, _ in (*self.gate_up, self.down) if isinstance(w, PackedMatrix)]
         self.in_lanes = all(is_nvidia(w.packed) and _in_lanes(w.rotation, w.packed.device) for w in packed)
 
-    def _stacks(
-        self, reader: MatrixReader, name: str, experts: list[str], members: list[str]
-    ) -> list[tuple[Matrix, Tensor | None]]:
+    def _stacks(self, read: Product, name: str, members: Sequence[str]) -> list[tuple[Matrix, Tensor | None]]:
         """The members' matrices of all experts as [E * N, K] and biases [E, N]: together if their formats agree.
 
         Raises UnsupportedModel where a member's own formats differ from expert to expert.
         """
-        names = [f"{name}.{expert}.{member}" for expert in experts for member in members]
-        read = reader.product([f"{one}.weight" for one in names], [f"{one}.bias" for one in names])
         if len(read.parts) == 1:
             return [self._stack(read, len(members))]
         found = []
@@ -154,6 +157,12 @@ class _Rounding:
 
     rotation: int
     zero: int | None
+
+
+def _names(name: str, experts: Sequence[str], members: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Of the members' weights and biases, expert by expert."""
+    found = [f"{name}.{expert}.{member}" for expert in experts for member in members]
+    return [f"{one}.weight" for one in found], [f"{one}.bias" for one in found]
 
 
 def _rounding_of(w: Matrix) -> _Rounding | None:

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final, Self
 
 import torch
@@ -33,6 +34,14 @@ class _Kind:
     format: str
     rotation: int
     num_columns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Room:
+    """A matrix that is not read yet. places: the names of what it is made of, and where each belongs."""
+
+    matrix: Matrix
+    places: Sequence[tuple[str, Matrix]]
 
 
 class MatrixReader:
@@ -62,6 +71,7 @@ class MatrixReader:
         self._left = {name: math.prod(shape) for name, shape in weights.shapes.items()}
         self._n_left = self._total = sum(self._left.values())
         self._stored = {name: stored for name in (order or weights.shapes) if (stored := _stored(weights, name))}
+        self._turns = {name: turn for turn, name in enumerate(self._stored)}
         self._upload = Upload(
             {_key(name, suffix): part for name, parts in self._stored.items() for suffix, part in parts.items()},
             device,
@@ -79,20 +89,28 @@ class MatrixReader:
 
     def matrix(self, name: str) -> Matrix:
         """A matrix as it is stored if there is a kernel for its format, else dense."""
-        return self._joined([name], self._kind(name))
+        room = self._room([name])
+        self._fill(room.places)
+        return room.matrix
 
     def product(self, names: Sequence[str], biases: Sequence[str]) -> Product:
         """The matrices of those names as what one input is multiplied by, with their biases where there are such.
 
         Matrices of one kind are read into one.
         """
-        kinds = {self._kind(name) for name in names}
-        if len(kinds) == 1:
-            matrix = self._joined(names, kinds.pop())
-            bias = _joined_bias(self._num_rows(names), [self.optional_vector(one) for one in biases])
-            return Product(parts=(matrix,), biases=(bias,))
-        parts = tuple(self.matrix(name) for name in names)
-        return Product(parts=parts, biases=tuple(self.optional_vector(one) for one in biases))
+        return self.products((names, biases))[0]
+
+    def products(self, *wanted: tuple[Sequence[str], Sequence[str]]) -> list[Product]:
+        """Several of them, read at once: what lies between one another's matrices in the file waits for none."""
+        all_rooms = [self._rooms(names) for names, _ in wanted]
+        self._fill([place for rooms in all_rooms for room in rooms for place in room.places])
+        found = []
+        for rooms, (names, biases) in zip(all_rooms, wanted, strict=True):
+            vectors = [self.optional_vector(one) for one in biases]
+            if len(rooms) == 1:
+                vectors = [_joined_bias(self._num_rows(names), vectors)]
+            found.append(Product(parts=tuple(room.matrix for room in rooms), biases=tuple(vectors)))
+        return found
 
     def vector(self, name: str) -> Tensor:
         """A gain, a bias or the like, in float32 whatever the file has."""
@@ -115,9 +133,15 @@ class MatrixReader:
     def _num_rows(self, names: Sequence[str]) -> list[int]:
         return [self._weights.shapes[name][0] for name in names]
 
-    def _joined(self, names: Sequence[str], kind: _Kind) -> Matrix:
-        """The rows of matrices of one kind, in one allocation."""
-        rows = self._num_rows(names)
+    def _rooms(self, names: Sequence[str]) -> list[_Room]:
+        """One for all of them if they are of one kind, else one for each."""
+        if len({self._kind(name) for name in names}) == 1:
+            return [self._room(names)]
+        return [self._room([name]) for name in names]
+
+    def _room(self, names: Sequence[str]) -> _Room:
+        """One allocation for the rows of matrices of one kind."""
+        rows, kind = self._num_rows(names), self._kind(names[0])
         if kind.format:
             assert isinstance(self._weights, PackedWeights)
             matrix: Matrix = empty_matrix(
@@ -125,12 +149,15 @@ class MatrixReader:
             )
         else:
             matrix = torch.empty(sum(rows), kind.num_columns, dtype=self.dtype, device=self.device)
-        start = 0
-        for name, count in zip(names, rows, strict=True):
-            self._read_into(name, rows_of(matrix, start, start + count))
-            start += count
         self.nbytes += matrix.nbytes
-        return matrix
+        ends = list(accumulate(rows))
+        places = [(name, rows_of(matrix, end - count, end)) for name, count, end in zip(names, rows, ends, strict=True)]
+        return _Room(matrix=matrix, places=places)
+
+    def _fill(self, places: Sequence[tuple[str, Matrix]]) -> None:
+        """Read matrices into their places, in the order that was foretold."""
+        for name, out in sorted(places, key=lambda place: self._turns.get(place[0], 0)):
+            self._read_into(name, out)
 
     def _read_into(self, name: str, out: Matrix) -> None:
         """One tensor into its place on the device."""

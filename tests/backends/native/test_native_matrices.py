@@ -59,6 +59,31 @@ def test_packed_matrices_are_joined_as_they_are_stored(packed: PackedWeights) ->
     assert torch.equal(bias, torch.cat([to_tensor(packed.read(name)).float() for name in BIASES]))
 
 
+def test_products_that_are_read_at_once_are_read_in_the_order_that_was_foretold(
+    packed: PackedWeights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[str] = []
+    real = Upload.take_into
+
+    def noted(upload: Upload, key: str, out: torch.Tensor) -> None:
+        taken.append(key.split()[0])
+        real(upload, key, out)
+
+    monkeypatch.setattr(Upload, "take_into", noted)
+    names = [QKV[0], QKV[2]], [QKV[1]]
+    foretold = reading_order(packed.shapes)
+    with MatrixReader(
+        packed, dtype=torch.bfloat16, device=CPU, on_progress=lambda _: None, cancel=CancelToken(), order=foretold
+    ) as found:
+        outer, inner = found.products(*((one, []) for one in names))
+    assert list(dict.fromkeys(taken)) == sorted(QKV, key=foretold.index)
+    for product, wanted in ((outer, names[0]), (inner, names[1])):
+        with reader(packed) as found:
+            alone = found.product(wanted, [])
+        for attribute in ("packed", "scale", "row_scale"):
+            assert torch.equal(getattr(product.parts[0], attribute), getattr(alone.parts[0], attribute))
+
+
 def test_dense_weights_are_converted_on_the_device(tmp_path: Path) -> None:
     _, weights = test_native_fused.made(tmp_path, "qwen3")
     told: list[float] = []
