@@ -54,8 +54,18 @@ def test_each_extent_has_its_bytes_in_whatever_order_they_are_taken(contents: tu
         start, end = SPANS[key]
         assert taken(found, key, end - start) == data[start:end]
     assert not found._bytes_held
-    assert not any(block.arrival for block in found._blocks), "what was taken is kept"
+    assert not any(block.arrival or block.data is not None for block in found._blocks), "what was taken is kept"
     found.close()
+    found.close()
+
+
+def test_what_follows_in_another_file_is_read_from_that(contents: tuple[Path, bytes]) -> None:
+    path, data = contents
+    other = path.with_name("other")
+    other.write_bytes(data[::-1])
+    same = path.parent / "." / path.name  # and not the same object
+    found = Upload({"a": Extent(path, 0, 10), "b": Extent(other, 10, 10), "c": Extent(same, 20, 10)}, CPU)
+    assert [taken(found, key, 10) for key in "abc"] == [data[:10], data[::-1][10:20], data[20:30]]
     found.close()
 
 
