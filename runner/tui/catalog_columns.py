@@ -5,7 +5,7 @@ Pure functions of rows and widths. They know no widget and no theme: a cell name
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -193,11 +193,19 @@ COLUMNS: Final[tuple[Column, ...]] = (
 BY_KEY: Final = {column.key: column for column in COLUMNS}
 
 
-def columns_for(width: int, longest_name: int) -> tuple[tuple[Column, int], ...]:
-    """The columns that have room in `width`, in their order, each with its width; the name takes what it needs."""
+def empty_columns(rows: Sequence[CatalogRow]) -> frozenset[str]:
+    """The keys of the columns that no row has anything in, as speeds have not before the first benchmark."""
+    return frozenset(column.key for column in COLUMNS if all(column.order(row) is None for row in rows))
+
+
+def columns_for(width: int, longest_name: int, empty: Collection[str] = frozenset()) -> tuple[tuple[Column, int], ...]:
+    """The columns that have room in `width`, in their order, each with its width; the name takes what it needs.
+
+    empty: keys of columns that go before all others.
+    """
     least = _LEAST_NARROW_NAME if width < _NARROW else _LEAST_NAME
     kept, left = [BY_KEY["name"]], width - min(longest_name, least)
-    for column in sorted(COLUMNS[1:], key=lambda column: -column.worth):
+    for column in sorted(COLUMNS[1:], key=lambda column: (column.key in empty, -column.worth)):
         if left >= column.width + _GAP:
             kept.append(column)
             left -= column.width + _GAP

@@ -26,7 +26,7 @@ from runner.tui.catalog import (
     rough_fit,
 )
 from runner.tui.catalog import rooms as rooms_of
-from runner.tui.catalog_columns import BY_KEY, COLUMNS, columns_for, fit_text, sorted_rows
+from runner.tui.catalog_columns import BY_KEY, COLUMNS, columns_for, empty_columns, fit_text, sorted_rows
 from runner.tui.catalog_reading import read_catalog
 from runner.tui.model_offers import offers_of
 from runner.tui.quantize_choices import (
@@ -177,6 +177,20 @@ def test_columns_go_by_worth() -> None:
     assert {"state", "quant"} <= keys[2]
     assert {"expected", "parameters", "measured"} <= keys[3]
     assert len(keys[4]) == len(COLUMNS)
+
+
+def test_columns_that_no_row_has_anything_in_make_room_for_others() -> None:
+    rows = [row("a", size_bytes=9, context=4096), row("b", licence="mit")]
+    empty = empty_columns(rows)
+    assert {"expected", "measured"} <= empty
+    assert empty.isdisjoint(("name", "size", "context", "licence", "fit", "state"))
+    keys = [column.key for column, _ in columns_for(92, 22, empty)]
+    assert "context" in keys
+    assert "expected" not in keys
+    assert "expected" in [
+        column.key for column, _ in columns_for(92, 22, empty_columns([*rows, row("c", expected_tok_s=9.0)]))
+    ]
+    assert len(columns_for(160, 22, empty)) == len(COLUMNS)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from textual.strip import Strip
 from runner.measures import clip, text_width
 from runner.safe_text import safe_line
 from runner.tui.catalog import CatalogRow
-from runner.tui.catalog_columns import Cell, Column, columns_for
+from runner.tui.catalog_columns import Cell, Column, columns_for, empty_columns
 
 _GAP = "  "
 _MARGIN = 2  # columns before a row, for the mark of a chosen one
@@ -162,7 +162,8 @@ class ModelTable(ScrollView, can_focus=True):
     def _lay_out(self) -> None:
         longest = max((text_width(safe_line(row.name)) for row in self._rows), default=5)
         width = max(0, self.scrollable_content_region.width - _MARGIN)
-        self._columns = columns_for(width, max(8, longest)) if width else ()  # it is not laid out yet
+        # Without a width it is not laid out yet.
+        self._columns = columns_for(width, max(8, longest), empty_columns(self._rows)) if width else ()
         self.virtual_size = Size(self.scrollable_content_region.width, self.n_lines + 1)
 
     def on_resize(self) -> None:
