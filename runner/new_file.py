@@ -24,7 +24,7 @@ def write_new(
 
     is_private: with mode 0600, else as the umask says. remedy: the hint where it is there already.
     """
-    beside = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}")
+    beside = path.with_name(f".{path.name[:50]}.{secrets.token_hex(4)}")  # a character takes up to four bytes of 255
     try:
         if path.exists() and not overwrite:
             raise UsageError(f"{path} is there already.", hint=remedy)
