@@ -311,6 +311,21 @@ def test_a_client_that_sends_all_of_a_long_request_before_it_reads_gets_its_answ
     asyncio.run(main())
 
 
+def test_who_is_answered_and_sends_a_rest_that_is_malformed_is_done_with() -> None:
+    async def main() -> None:
+        failures: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, failure: failures.append(failure))
+        async with serving(room=4) as (_, connect):
+            reader, writer = await connect()
+            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nT\r\n")
+            await reader.readuntil(b"ok")
+            writer.write(b"no length\r\n")
+            assert await ended(reader) == b""
+        assert failures == []
+
+    asyncio.run(main())
+
+
 async def cut_off(connect: Connect, headers: bytes, piece: bytes, pause_s: float) -> tuple[int, float]:
     """How many bytes a client could send that was answered to its first ones, and for how many seconds."""
     reader, writer = await connect()
