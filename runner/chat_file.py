@@ -1,18 +1,16 @@
 """Chats in files of the user's own: written as JSON or Markdown by suffix, read back from JSON.
 
-A file appears whole or not at all, and replaces another only when asked to; a chat's is the user's alone. Other files
-of the user's are written the same way (`write_new`). It knows nothing of the database that chats are usually kept in.
+They are the user's alone. It knows nothing of the database that chats are usually kept in.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
 from runner.errors import RunnerError, UsageError
+from runner.new_file import write_new
 from runner.transcript import Session, Turn, from_json, to_json, to_markdown
 
 MAX_BYTES = 256 * 1024 * 1024
@@ -32,39 +30,6 @@ def write_chat(path: Path, session: Session, turns: Sequence[Turn], *, overwrite
         raise UsageError(f"{path.name!r} says no format.", hint="Use a name that ends in .json or .md.")
     write_new(path, text, overwrite=overwrite)
     return path
-
-
-def write_new(
-    path: Path,
-    text: str,
-    *,
-    overwrite: bool = False,
-    is_private: bool = True,
-    remedy: str = "Choose another name, or remove it first.",
-) -> None:
-    """Write `text` to `path` in one step. Half a surrogate pair, which is no character, becomes "?".
-
-    is_private: with mode 0600, else as the umask says. remedy: the hint where it is there already.
-    """
-    beside = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}")
-    try:
-        if path.exists() and not overwrite:
-            raise UsageError(f"{path} is there already.", hint=remedy)
-        try:
-            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if is_private else 0o666)
-            with open(descriptor, "wb") as file:
-                file.write(text.encode("utf-8", "replace"))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, path)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise RunnerError(
-            f"{path} cannot be written: {error.strerror or error}.",
-            hint="Give another name, in a directory of your own on a disk with room.",
-        ) from error
 
 
 def read_chat(path: Path) -> tuple[Session, list[Turn]]:

@@ -112,8 +112,8 @@ class Engine(EngineSurface):
             # Of a model for which nothing drafts, no drafter is looked for, fetched or made room for.
             can_go_back, heads = _can_go_back(files, facts, options), self._paths.drafts
             choice = choose_drafter(options, spec, registry, files.directory, heads, can_go_back=can_go_back)
-            if options.backend != "auto" or not self._holds_gpu():
-                _check_head(choice, files, options)
+            # Once the model that is loaded there is gone, a GPU may have room for another backend.
+            _check_head(choice, files, options, is_emptied=self._holds_gpu())
             texts = read_draft_files(choice.files, emit)
             context = FitContext(self._paths.fit_history, lambda: alternatives(spec, registry))
             if choice.is_model and not offline:
@@ -193,7 +193,7 @@ class Engine(EngineSurface):
         return self._drafting
 
     def _holds_gpu(self) -> bool:
-        """Whether a GPU will have more room without the model that is loaded, so that another backend may be chosen."""
+        """Whether a GPU will have more room without the model that is loaded."""
         return self._backend is not None and self._backend.info.n_gpu_layers > 0
 
     def cancel(self) -> None:
@@ -219,11 +219,14 @@ class _DraftModel:
     facts: ModelFacts
 
 
-def _check_head(choice: DraftChoice, files: ReadyModel, options: LoadOptions) -> None:
-    """Refuse a head before anything is loaded, where the model's files or the backend that will run it have none."""
+def _check_head(choice: DraftChoice, files: ReadyModel, options: LoadOptions, *, is_emptied: bool = False) -> None:
+    """Refuse a head before anything is loaded, where the model's files or the backend that will run it have none.
+
+    is_emptied: as if all of a GPU's memory were free.
+    """
     if choice.drafter == "mtp":
         open_heads(files)
-    if choice.is_head and (backend := choose(files, options).name) not in WITH_HEADS:
+    if choice.is_head and (backend := choose(files, options, is_emptied=is_emptied).name) not in WITH_HEADS:
         raise without_heads(backend, str(choice.drafter), choice.source)
 
 

@@ -652,6 +652,8 @@ def test_a_saved_file_loads_as_a_new_chat_with_the_same_turns(store: Store, tmp_
 def test_saving_does_not_replace_a_file_unless_asked(tmp_path: Path) -> None:
     conversation = talk(None, ["a"])
     list(conversation.send("q"))
+    longest = conversation.save(tmp_path / ("\u6587" * 84 + ".md"))  # 255 bytes
+    longest.unlink()
     conversation.save(tmp_path / "chat.md")
     with pytest.raises(UsageError, match="already"):
         conversation.save(tmp_path / "chat.md")

@@ -446,6 +446,7 @@ def test_what_of_files_is_not_quoted_is_told(engine: Engine, tmp_path: Path) -> 
     engine.close()
 
 
+@pytest.mark.parametrize("layers_on_gpu", [0, 6])
 @pytest.mark.parametrize(
     ("name", "why", "hint"),
     [
@@ -454,9 +455,18 @@ def test_what_of_files_is_not_quoted_is_told(engine: Engine, tmp_path: Path) -> 
     ],
 )
 def test_a_head_that_cannot_be_had_is_refused_before_anything_is_loaded(
-    engine: Engine, tmp_path: Path, name: str, why: str, hint: str
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    name: str,
+    why: str,
+    hint: str,
+    layers_on_gpu: int,
 ) -> None:
-    loaded, _ = load(engine, "demo", n_gpu_layers=0)
+    """layers_on_gpu: of the model that is loaded, whose memory comes free with it: that changes nothing here."""
+    monkeypatch.setattr("runner.backends.llamacpp.backend._n_gpu_layers", lambda *_: layers_on_gpu)
+    loaded, _ = load(engine, "demo", backend="llamacpp", ctx_size=512)
+    assert loaded.info.n_gpu_layers == layers_on_gpu
     for backend in ("llamacpp", "auto"):
         with pytest.raises((UnsuitedOptions, UnsupportedModel), match=why) as caught:
             load(engine, "demo", backend=backend, n_gpu_layers=0, speculation=name, draft=str(tmp_path))

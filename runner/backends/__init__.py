@@ -44,14 +44,16 @@ def backend_module(name: BackendName) -> BackendModule:
     return cast(BackendModule, importlib.import_module(f"runner.backends.{name}"))
 
 
-def choose(model: ReadyModel, options: LoadOptions) -> Choice:
+def choose(model: ReadyModel, options: LoadOptions, *, is_emptied: bool = False) -> Choice:
     """The backend for `model`: the one asked for, or for "auto" the best that does not refuse.
+
+    is_emptied: as if all of a GPU's memory were free, which is the most that unloading a model can bring.
 
     Raises BackendUnavailable when the one asked for refuses (it never falls back), UnsupportedModel when all do, and
     UnsuitedOptions in place of either when the model would run there with no option but --backend.
     """
     try:
-        return _chosen(model, options)
+        return _chosen(model, options, is_emptied=is_emptied)
     except (BackendUnavailable, UnsupportedModel) as refused:
         is_unsuited = _runs(model, LoadOptions(backend=options.backend))
         has_other = _runs(model, dataclasses.replace(options, backend="auto"))
@@ -67,7 +69,7 @@ def _runs(model: ReadyModel, options: LoadOptions) -> bool:
     return True
 
 
-def _chosen(model: ReadyModel, options: LoadOptions) -> Choice:
+def _chosen(model: ReadyModel, options: LoadOptions, *, is_emptied: bool = False) -> Choice:
     if options.backend != "auto":
         refusal = backend_module(options.backend).refusal(model, options)
         if refusal:
@@ -76,7 +78,7 @@ def _chosen(model: ReadyModel, options: LoadOptions) -> Choice:
             )
         return Choice(name=options.backend, reason="it was asked for", refused=())
     refused: list[tuple[BackendName, str]] = []
-    for name, reason in _candidates(model, options):
+    for name, reason in _candidates(model, options, is_emptied=is_emptied):
         refusal = backend_module(name).refusal(model, options)
         if refusal is None:
             why = "; ".join(text for _, text in refused)
@@ -86,12 +88,12 @@ def _chosen(model: ReadyModel, options: LoadOptions) -> Choice:
     raise UnsupportedModel(f"No backend can run {model.name}. {reasons}", hint=CHECKED_BY)
 
 
-def _candidates(model: ReadyModel, options: LoadOptions) -> tuple[tuple[BackendName, str], ...]:
+def _candidates(model: ReadyModel, options: LoadOptions, *, is_emptied: bool) -> tuple[tuple[BackendName, str], ...]:
     """The backends that may run it, best first, and why each would be."""
     usual = _PREFERENCE[model.format]
     if model.format != "gguf":
         return usual
     from runner.backends.native.preference import advantage
 
-    reason = advantage(model, options)
+    reason = advantage(model, options, is_emptied=is_emptied)
     return (("native", reason), usual[0]) if reason else usual

@@ -13,8 +13,8 @@ from typing import Final
 from runner.bench.formats import csv_text, markdown, run_json
 from runner.bench.record import BenchRun
 from runner.bench.svg_plot import svg_of
-from runner.chat_file import write_new
 from runner.errors import UsageError
+from runner.new_file import write_new
 
 
 def _json(run: BenchRun) -> str:

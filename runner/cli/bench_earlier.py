@@ -177,7 +177,7 @@ def export(
     No name of a user or a computer is in it, and no path.
     """
     from runner.bench.localmaxxing import localmaxxing_payload
-    from runner.chat_file import write_new
+    from runner.new_file import write_new
 
     if board not in _BOARDS:
         raise UsageError(f"--for is {board!r}.", hint=f"It must be {', '.join(_BOARDS)}.")

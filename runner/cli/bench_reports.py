@@ -107,7 +107,7 @@ def write_plot(run: BenchRun, plot: Path, *, kept_as: str = "") -> None:
     Raises RunnerError when the file cannot be written.
     """
     from runner.bench.svg_plot import svg_of
-    from runner.chat_file import write_new
+    from runner.new_file import write_new
 
     _check_plot(plot)
     try:

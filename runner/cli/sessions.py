@@ -16,10 +16,10 @@ from typing import Annotated, Any
 
 import typer
 
-from runner.chat_file import write_new
 from runner.cli import completing, render
 from runner.cli.app import main, new_app
 from runner.errors import UsageError
+from runner.new_file import write_new
 from runner.paths import user_paths
 from runner.safe_text import safe_line
 from runner.store import Store

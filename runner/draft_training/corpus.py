@@ -215,7 +215,7 @@ def write_corpus(
     when a run was stopped.
     """
     while corpus.n_tokens < n_tokens and not (corpus.n_batches and writer.is_over()):
-        first = corpus.n_batches * writer.batch
+        first = len(corpus.texts)  # earlier batches may have been larger
         chosen = range(first, first + writer.batch)
         before = corpus.n_tokens
         batch = writer.answers(

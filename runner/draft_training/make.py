@@ -209,7 +209,11 @@ class _Making:
             if name == CORPUS_NAME:
                 self._goes_on = job.time_limit_s is not None and self._has_steps_for(corpus)
             if job.text_from is None or name != CORPUS_NAME:
-                hurried = replace(writer, is_over=lambda: self._goes_on or self._time_share() > time_share)
+                hurried = replace(
+                    writer,
+                    batch=_at_once(writer, n_tokens, job.device),
+                    is_over=lambda: self._goes_on or self._time_share() > time_share,
+                )
                 write_corpus(corpus, hurried, asked, n_tokens, job.settings.seed, on_tokens=on_tokens)
             found = _answers(corpus, n_tokens)
         if not found:
@@ -318,6 +322,11 @@ class _Making:
             return lambda: 0.0
         first = self._time_share()
         return lambda: (self._time_share() - first) / max(1e-9, 1 - _MEASURING_SHARE - first)
+
+
+def _at_once(writer: Writer, n_tokens: int, device: torch.device) -> int:
+    """How many answers are written at once: of those that nobody asked for, each costs a processor time, a GPU none."""
+    return min(writer.batch, -(-n_tokens // writer.length)) if device.type == "cpu" else writer.batch
 
 
 def _answers(corpus: Corpus, n_tokens: int) -> list[Text]:

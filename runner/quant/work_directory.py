@@ -164,6 +164,8 @@ class WorkDirectory:
                 f"{self.output} has files that do not belong to what is made there, such as {others[0]!r}.",
                 hint="Give another path with -o: this directory will not be deleted.",
             )
+        if not self.is_file:
+            _check_settable_aside(self.output)
         self._replaces = True
 
     def require_room(self, needed_bytes: int, *, there_bytes: int = 0) -> None:
@@ -324,6 +326,18 @@ def set_aside(path: Path) -> Path:
         old.rmdir()
         raise
     return old
+
+
+def _check_settable_aside(output: Path) -> None:
+    """Raise UsageError for a name that is too long to be made longer, as `place` has to once the work is done."""
+    try:
+        output.with_name(f"{output.name}{OLD_MARK}{'x' * 8}").lstat()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UsageError(
+                f"{output} cannot be replaced: its name is too long to be lengthened while that is done.",
+                hint="Give a shorter name with -o, or rename what is there.",
+            ) from error
 
 
 def _new_old(output: Path) -> Path:

@@ -62,6 +62,12 @@ class Connection(H11Protocol):
         if not self.cycle.more_body and self.conn.trailing_data[0]:  # the next request came with this one
             self.cycle.keep_alive = False
 
+    def send_400_response(self, msg: str) -> None:
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:  # the request is answered, and its rest is malformed
+            self.transport.close()
+
     def on_response_complete(self) -> None:
         self._set_deadline()
         super().on_response_complete()

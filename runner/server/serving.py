@@ -70,13 +70,16 @@ def bind(host: str, port: int) -> socket.socket:
         raise UsageError(f"--host is {host!r}, which is no address here.", hint="Use 127.0.0.1.") from error
     # Clients that are told "localhost" try 127.0.0.1, some of them alone.
     family, kind, protocol, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
-    listener = socket.socket(family, kind, protocol)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(2048)
+        listener = socket.socket(family, kind, protocol)  # of IPv6, as "::1" is, there are none on some machines
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(2048)
+        except OSError:
+            listener.close()
+            raise
     except OSError as error:
-        listener.close()
         if error.errno == errno.EADDRINUSE:
             hint = "Choose another with --port, or --port 0 for any that is free."
             raise RunnerError(f"Port {port} is in use.", hint=hint) from error

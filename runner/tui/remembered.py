@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from runner.chat_file import write_new
 from runner.errors import RunnerError
+from runner.new_file import write_new
 from runner.paths import Paths, private_directory
 
 _log = logging.getLogger(__name__)

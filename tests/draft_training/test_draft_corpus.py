@@ -97,6 +97,13 @@ def test_writing_stops_when_there_is_enough(tmp_path: Path, writer: Writer) -> N
     assert {text.n_prompt for text in texts} == {1, 2, 3, 7}
 
 
+def test_batches_of_another_size_go_on_with_the_next_prompts(tmp_path: Path, writer: Writer) -> None:
+    write(tmp_path / "corpus.jsonl", writer, 100)
+    texts = write(tmp_path / "corpus.jsonl", replace(writer, batch=3), 300)
+    assert [text.ids[: text.n_prompt] for text in texts] == [tuple(PROMPTS[n % 4]) for n in range(len(texts))]
+    assert len(texts) % 4
+
+
 def test_writing_that_has_no_more_time_ends_on_its_way(tmp_path: Path, writer: Writer) -> None:
     with opened(tmp_path / "corpus.jsonl", MADE_FROM, 263) as corpus, torch.inference_mode():
         write_corpus(corpus, replace(writer, is_over=lambda: True), PROMPTS, 10**6, 0, on_tokens=lambda _: None)

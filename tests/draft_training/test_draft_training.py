@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections.abc import Callable, Mapping
@@ -191,11 +192,15 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     tmp_path: Path, directory: Path, whole: tuple[Path, list[Stage]]
 ) -> None:
     """Stopped while it writes, twice while it trains, and while it measures."""
-    begins = training_begins(whole[1])
-    written_again = 2  # a run that goes on looks once for each text
-    for after in (begins // 2, begins + 1, written_again + 1, written_again + 5):
+    for at in (("writing text", 200), ("training", 1), ("training", 3), ("measuring", 2)):
+        cancel = CancelToken()
+
+        def told(stage: Stage, at: tuple[str, int] = at, cancel: CancelToken = cancel) -> None:
+            if stage.name == at[0] and stage.done >= at[1]:
+                cancel.cancel()
+
         with pytest.raises(RunnerError, match="stopped"):
-            trained(job(directory, tmp_path / "out", settings=LESS), cancel=_Stop(after))
+            train_draft(job(directory, tmp_path / "out", settings=LESS), told, lambda _: None, cancel)
     assert (tmp_path / "out.partial").is_dir()
     trained(job(directory, tmp_path / "out", settings=LESS))
     assert weights(tmp_path / "out") == weights(whole[0])
@@ -243,6 +248,16 @@ def test_a_checkpoint_that_is_damaged_is_left_alone(
         path.write_bytes(damage)
     trained(job(directory, tmp_path / "out", settings=LESS))
     assert weights(tmp_path / "out") == weights(whole[0])
+
+
+def test_a_small_trial_writes_little_more_than_it_asks_for(tmp_path: Path, directory: Path) -> None:
+    stages: list[Stage] = []
+    trained(job(directory, tmp_path / "out", settings=LESS, n_tokens=40, steps=1), stages)
+    written = (tmp_path / "out" / CORPUS_NAME).read_text().splitlines()[1:]
+    texts = [ids[n_prompt:] for line in written for n_prompt, ids in json.loads(line)["texts"]]
+    assert 40 <= sum(map(len, texts)) < 40 + 2 * LESS.length  # two at once, which have 64 tokens at most
+    told = {stage.done for stage in stages if stage.name == "writing text"}
+    assert len(told) > 10, "it was all told at once"
 
 
 def test_other_settings_keep_the_text_and_start_the_steps_over(

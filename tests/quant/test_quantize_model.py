@@ -365,6 +365,19 @@ class TestReplacing:
         assert (tmp_path / "out" / "config.json").read_text() == "later"
         assert files(tmp_path) == {"out", other.name}
 
+    def test_a_name_too_long_to_set_the_earlier_one_aside_is_refused_before_the_work(self, tmp_path: Path) -> None:
+        for letters in (121, 122):
+            (tmp_path / ("\u00e9" * letters)).mkdir()  # two bytes each; .old- and eight characters follow
+        longest = WorkDirectory(tmp_path / ("\u00e9" * 121))
+        longest.check_target(force=True)
+        with longest.opened():
+            longest.write_manifest("{}")
+            longest.place()
+        assert files(longest.output) == {"runner.json"}
+        with pytest.raises(UsageError, match="its name is too long") as caught:
+            WorkDirectory(tmp_path / ("\u00e9" * 122)).check_target(force=True)
+        assert "shorter name with -o" in caught.value.hint
+
     def test_what_others_call_like_that_is_not_touched(self, tmp_path: Path) -> None:
         mine = tmp_path / "out.old-20240101"
         mine.mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import resource
 import socket
 import time
@@ -124,6 +125,16 @@ def test_where_nobody_can_listen_is_said_with_the_flag_to_correct() -> None:
     assert "127.0.0.1" in caught.value.hint
     with pytest.raises(RunnerError, match=r"Cannot listen on 192\.0\.2\.1 port 0: Cannot assign") as refused:
         bind("192.0.2.1", 0)  # of an example, and of no machine
+    assert refused.value.hint == "Check --host and --port."
+
+
+def test_an_address_of_a_kind_that_this_machine_has_not_is_said_to_be_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_ipv6(*_: int) -> socket.socket:
+        raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+
+    monkeypatch.setattr("runner.server.serving.socket.socket", without_ipv6)
+    with pytest.raises(RunnerError, match="Cannot listen on ::1 port 0: Address family") as refused:
+        bind("::1", 0)
     assert refused.value.hint == "Check --host and --port."
 
 
@@ -307,6 +318,21 @@ def test_a_client_that_sends_all_of_a_long_request_before_it_reads_gets_its_answ
         async with serving(room=4) as (_, connect):
             _, writer = await connect()
             await asyncio.to_thread(ask, writer.get_extra_info("peername"))
+
+    asyncio.run(main())
+
+
+def test_who_is_answered_and_sends_a_rest_that_is_malformed_is_done_with() -> None:
+    async def main() -> None:
+        failures: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, failure: failures.append(failure))
+        async with serving(room=4) as (_, connect):
+            reader, writer = await connect()
+            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nT\r\n")
+            await reader.readuntil(b"ok")
+            writer.write(b"no length\r\n")
+            assert await ended(reader) == b""
+        assert failures == []
 
     asyncio.run(main())
 

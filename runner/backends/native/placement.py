@@ -10,7 +10,7 @@ import importlib.util
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -147,9 +147,14 @@ def check_fit(need: Needs, placement: Placement) -> None:
 
 
 def out_of_memory(need: Needs, placement: Placement, room: int) -> DoesNotFit:
-    """The error for an allocation that failed, with what was asked for and what would fit. room: see memory_errors."""
+    """The error for an allocation that failed, with what was asked for and what would fit. room: see memory_errors.
+
+    Where there was room for all that is counted, what is not, such as a pass over a prompt, lacked it: half the context
+    leaves some.
+    """
     asked = _what_was_asked(need, placement, f"{_gib(room)} for them")
-    return DoesNotFit(f"Out of memory. {asked}", hint=what_would_fit(need, room))
+    lesser = replace(need, n_ctx=need.n_ctx // 2) if need.total_bytes <= room else need
+    return DoesNotFit(f"Out of memory. {asked}", hint=what_would_fit(lesser, room))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -178,8 +183,8 @@ def first_capacity(need: Needs, free: int) -> int:
 
 def what_would_fit(need: Needs, room: int) -> str:
     n_ctx = (room - need.weights_bytes - need.state_bytes) // max(1, need.kv_bytes_per_token) // 256 * 256
-    if n_ctx >= 512:
-        return f"A context of {min(n_ctx, need.n_ctx)} tokens would fit: -c {min(n_ctx, need.n_ctx)}."
+    if (n_ctx := min(n_ctx, need.n_ctx)) >= 512:
+        return f"A context of {n_ctx} tokens would fit: -c {n_ctx}."
     return "Use a smaller model, or a quantized GGUF of this one with --backend llamacpp."
 
 

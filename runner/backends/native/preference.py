@@ -29,11 +29,16 @@ _FEW_BYTES: Final = {(9, 0): 4 << 30}
 _FEW_BYTES_ELSEWHERE: Final = 256 << 20
 
 
-def advantage(model: ReadyModel, options: LoadOptions) -> str | None:
-    """Why a GGUF is better run by this backend than by llama.cpp, or None where it is not, or cannot be run here."""
+def advantage(model: ReadyModel, options: LoadOptions, *, is_emptied: bool = False) -> str | None:
+    """Why a GGUF is better run by this backend than by llama.cpp, or None where it is not, or cannot be run here.
+
+    is_emptied: as if all of the GPU's memory were free.
+    """
     gpu = gpu_for_kernels() if options.n_gpu_layers in ("auto", "all") else None
     weights_bytes = _bytes_on_gpu(model) if gpu is not None else None
-    if gpu is None or weights_bytes is None or weights_bytes > _SHARE_OF_FREE * gpu.free_bytes:
+    if gpu is None or weights_bytes is None:
+        return None
+    if weights_bytes > _SHARE_OF_FREE * (gpu.total_bytes if is_emptied else gpu.free_bytes):
         return None
     few = _FEW_BYTES.get(cuda_capability(gpu) or (0, 0), _FEW_BYTES_ELSEWHERE)
     if weights_bytes > max(few, 1.05 * model.size_bytes):

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from runner.chat_file import write_new
 from runner.errors import RunnerError
+from runner.new_file import write_new
 from runner.paths import Paths, private_directory
 from runner.tui.jobs.commands import is_fetched_or_begun
 

@@ -78,6 +78,7 @@ def test_a_machine_that_cannot_run_the_kernels_has_llama_cpp(gpu: pytest.MonkeyP
     with gpu.context() as changed:
         changed.setattr(preference, "devices", lambda: (full, RAM))
         assert not is_native()
+        assert choose(demo, LoadOptions(), is_emptied=True).name == "native"
     assert is_native()
 
 

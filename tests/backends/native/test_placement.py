@@ -110,6 +110,19 @@ def test_an_allocation_that_fails_is_told_with_the_room_that_there_is_and_nothin
         assert raised.value.hint == "A context of 1536 tokens would fit: -c 1536."
 
 
+@pytest.mark.parametrize(
+    ("n_ctx", "hint"),
+    [(8192, "-c 4096"), (1024, "-c 512"), (1023, "Use a smaller model")],
+)
+def test_where_an_allocation_fails_though_all_that_is_counted_has_room_half_the_context_is_proposed(
+    n_ctx: int, hint: str
+) -> None:
+    """What fails is not counted, such as a pass over a prompt: the same context would fail again."""
+    with pytest.raises(DoesNotFit) as raised, memory_errors(replace(NEED, n_ctx=n_ctx), CPU, lambda: 99 * GIB):
+        too_much()
+    assert hint in raised.value.hint
+
+
 def test_failed_allocations_are_known_by_their_class_or_by_torchs_words() -> None:
     assert is_out_of_memory(MemoryError())
     assert is_out_of_memory(torch.OutOfMemoryError())

@@ -1,0 +1,45 @@
+"""Files of the user's own: one appears whole or not at all, and replaces another only when asked to.
+
+It knows nothing of what is in them.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from runner.errors import RunnerError, UsageError
+
+
+def write_new(
+    path: Path,
+    text: str,
+    *,
+    overwrite: bool = False,
+    is_private: bool = True,
+    remedy: str = "Choose another name, or remove it first.",
+) -> None:
+    """Write `text` to `path` in one step. Half a surrogate pair, which is no character, becomes "?".
+
+    is_private: with mode 0600, else as the umask says. remedy: the hint where it is there already.
+    """
+    beside = path.with_name(f".{path.name[:50]}.{secrets.token_hex(4)}")  # a character takes up to four bytes of 255
+    try:
+        if path.exists() and not overwrite:
+            raise UsageError(f"{path} is there already.", hint=remedy)
+        try:
+            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if is_private else 0o666)
+            with open(descriptor, "wb") as file:
+                file.write(text.encode("utf-8", "replace"))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise RunnerError(
+            f"{path} cannot be written: {error.strerror or error}.",
+            hint="Give another name, in a directory of your own on a disk with room.",
+        ) from error
