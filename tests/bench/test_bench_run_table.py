@@ -149,6 +149,24 @@ def test_a_doubtful_figure_of_the_history_is_told_in_a_word_too(samples: tuple[f
         assert word in lines[-1]
 
 
+def test_a_narrow_terminal_shows_the_figures_of_a_history_first() -> None:
+    runs = [*steps(*[100] * 30), full_run(is_partial=True)]
+    shown = [plain(line) for line in history_lines(runs, 40)]
+    assert all(text_width(line) <= 40 for line in shown)
+    last = next(line for line in shown if line.startswith("20260131-120000 "))
+    assert last.split() == ["20260131-120000", "native", "128:", "142.6"]
+    trend = next(line for line in shown if "tg128" in line)
+    assert trend.split() == ["▁▁▁▁▁▁▁█", "native", "tg128", "142.6", "tok/s"]
+    alike = [plain(line) for line in history_lines([full_run(), full_run(id="20260131-120000-9999")], 40)]
+    assert {line[:20] for line in alike[1:]} == {"20260131-120000-4f2a", "20260131-120000-9999"}
+
+
+def test_a_partial_run_is_told_as_such() -> None:
+    line = next(plain(line) for line in history_lines([full_run(is_partial=True)], 80) if "native" in plain(line))
+    assert line.startswith("20260131-120000-4f2a  demo")
+    assert line.endswith("partial")
+
+
 def test_the_best_time_to_the_first_token_is_the_least() -> None:
     runs = [run(backend(row("ttft", (value, value)))) for value in (90.0, 70.0, 80.0)]
     trend = next(line for line in (plain(line) for line in history_lines(runs, None)) if " ttft " in line)
