@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from runner.bench.figures import figure, mean_and_spread
+from runner.bench.figures import figure, local_start, mean_and_spread
 from runner.bench.formats import markdown
 from runner.bench.history_table import history_lines, history_markdown
 from runner.bench.record import NOT_REACHED, BenchBackend, BenchRun
@@ -238,3 +240,21 @@ def test_text_is_broken_at_spaces_though_not_before_a_unit() -> None:
         "  a-path-that-is-longer-than-a-line",
         "  x",
     ]
+
+
+@pytest.mark.parametrize(
+    ("started", "shown"),
+    [
+        ("2026-01-31T16:00:00+00:00", "2026-02-01 01:00"),
+        ("then", "then"),
+        ("0001-01-01T00:00:00+23:59", "0001-01-01 00:00"),
+    ],
+)
+def test_people_read_when_a_run_began_by_their_own_clock(
+    started: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        assert local_start(run(backend(row()), started_at=started)) == shown
+    time.tzset()
