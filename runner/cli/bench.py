@@ -5,7 +5,6 @@ It reads the options, shows progress and hands the run on; measuring is runner.b
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
@@ -17,7 +16,7 @@ from runner.cli import bench_earlier, bench_reports, options, render
 from runner.cli.app import new_app
 from runner.cli.command import Command
 from runner.config import BACKENDS, BackendChoice
-from runner.errors import RunnerError, UnknownModel, UsageError, nearest_hint
+from runner.errors import RunnerError, UnknownModel, UsageError, nearest, nearest_hint
 
 if TYPE_CHECKING:
     from runner.bench.record import BenchRun, Genre
@@ -214,7 +213,7 @@ def measure(
 
 def _perhaps_a_command(error: UnknownModel, name: str) -> UnknownModel:
     """The same for a name that is nearly one of the commands, which it may have been meant for."""
-    near = difflib.get_close_matches(name, _EARLIER, n=1)
+    near = nearest(name, _EARLIER)
     meant = f"`runner bench {near[0]}` looks at earlier runs. " if near else ""
     return UnknownModel(error.message, hint=f"{meant}{error.hint}")
 
