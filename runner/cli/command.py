@@ -20,6 +20,7 @@ from runner.measures import wrap
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _TYPERS_LEAST, _LEAST = 50, 20  # columns of help
 _SHORT_FLAGS: Final = len("-h, --help")  # longer ones have a line of their own in a narrow terminal
+_ANY_LENGTH: Final = 1000
 _MAY_BE_BLANK: Final = ("prompt", "system", "stop")  # texts that somebody may mean, an empty one too
 
 
@@ -55,6 +56,14 @@ class Group(TyperGroup):
     """Commands of one name."""
 
     context_class = Context
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Each with the whole first sentence of its help, where Typer cuts what takes more than a line."""
+        found = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        rows = [(name, one.get_short_help_str(_ANY_LENGTH)) for name, one in found.items() if one and not one.hidden]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
 
 
 class Command(TyperCommand):

@@ -136,6 +136,15 @@ def test_what_is_cached_of_a_model_whose_name_one_made_here_has_goes_by_its_repo
     assert [run_json(capsys, "show", name)["files"][0]["path"] for name in names] == [listed[name] for name in names]
 
 
+def test_show_cuts_no_path_and_no_figure_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    with redirect_stdout(FakeTerminal()) as terminal:
+        assert main(["show", "demo"]) == 0
+    shown = terminal.getvalue()
+    assert "…" not in shown
+    assert "/models/demo/demo-q8_0.gguf\n" in shown
+
+
 @pytest.mark.parametrize("columns", [40, 60, 80])
 def test_ls_all_cuts_no_name_that_a_model_goes_by(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
