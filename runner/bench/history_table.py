@@ -6,6 +6,7 @@ Pure: runs and a width come in, lines of styled text go out. It knows no file.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 from runner.bench.figures import INVALID, doubt, figure
@@ -31,14 +32,19 @@ _COLUMNS: Final = (
     Column(name="DEVICE", worth=7, is_elastic=True),
     Column(name="COMMIT", worth=8),
 )
+_ROOMY: Final = 72  # columns below which what speculation gained comes before the model's name, as DECODE does anyway
+_FIGURES_FIRST: Final = tuple(
+    replace(column, worth=2) if column.name == "SPECULATION" else column for column in _COLUMNS
+)
 
 
 def history_lines(runs: Sequence[BenchRun], width: int | None, *, is_ascii: bool = False) -> list[Line]:
     """Runs, the last one last, and the trends of those that measured the same thing."""
     is_narrow = width is not None and width < _NARROW
+    columns = _COLUMNS if width is None or width >= _ROOMY else _FIGURES_FIRST
     n_id = _SECONDS if is_narrow and len({run.id[:_SECONDS] for run in runs}) == len(runs) else None
     rows = [{**_cells(run, backend), "ID": run.id[:n_id]} for run in runs for backend in run.backends]
-    lines = table_lines(_COLUMNS, rows, width)
+    lines = table_lines(columns, rows, width)
     trends = list(_trends(runs, width, _SHORT_TREND if is_narrow else _LONGEST_TREND, is_ascii))
     return [*lines, (), *trends] if trends else lines
 
