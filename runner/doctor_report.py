@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import runner
 from runner.doctor import Check
+from runner.measures import hung
 from runner.safe_text import safe_line
 
 _STATUS_WIDTH, _NAME_WIDTH = 7, 18
@@ -20,12 +21,19 @@ def heading() -> str:
     return f"runner {runner.__version__} on {platform.system()} {platform.machine()}"
 
 
-def check_rest(check: Check) -> str:
-    """A check without its status, aligned: its name and detail, and the remedy on a line of its own."""
-    text = f"  {check.name:{_NAME_WIDTH}s}  {safe_line(check.detail)}"
+def check_rest(check: Check, width: int | None = None) -> str:
+    """A check without its status, aligned: its name and detail, and the remedy on a line of its own.
+
+    width: that of a terminal, at which words are not to be broken.
+    """
+    parts = [(check.name, safe_line(check.detail))]
     if check.remedy:
-        text += f"\n{'':{_STATUS_WIDTH}s}  {'':{_NAME_WIDTH}s}  -> {safe_line(check.remedy)}"
-    return text
+        parts.append(("", f"-> {safe_line(check.remedy)}"))
+    lines = [
+        hung(f"{'':{_STATUS_WIDTH}s}  {name:{_NAME_WIDTH}s}  ", text, width, narrow=_STATUS_WIDTH + 2)
+        for name, text in parts
+    ]
+    return "\n".join(lines)[_STATUS_WIDTH:]
 
 
 def summary(found: Sequence[Check]) -> str:

@@ -24,6 +24,7 @@ probably meant is made here too.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 
 class RunnerError(Exception):
@@ -111,12 +112,24 @@ def error_class(name: str) -> type[RunnerError]:
     return found if isinstance(found, type) and issubclass(found, RunnerError) else RunnerError
 
 
-def nearest_hint(name: str, known: Iterable[str]) -> str:
-    """A hint that names the nearest known names, or lists all of them when none is near."""
+_NEAR: Final = 0.6  # of difflib: two typos in five letters; at 0.5 "nodel" was near to "qwen3-coder"
+_LEAST_PART, _MOST_NEAR = 3, 3
+
+
+def nearest(name: str, known: Iterable[str]) -> list[str]:
+    """Up to three known names that somebody may have meant who wrote `name`: mistyped, in another case, or in part."""
     import difflib
 
+    wanted, by_lower = name.lower(), {one.lower(): one for one in sorted(known)}
+    near = difflib.get_close_matches(wanted, by_lower, n=_MOST_NEAR, cutoff=_NEAR)
+    if not near and len(wanted) >= _LEAST_PART:
+        near = [one for one in by_lower if wanted in one][:_MOST_NEAR]
+    return [by_lower[one] for one in near]
+
+
+def nearest_hint(name: str, known: Iterable[str]) -> str:
+    """A hint that names the nearest known names, or lists all of them when none is near."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    if near:
+    if near := nearest(name, names):
         return "Did you mean " + " or ".join(near) + "?"
     return "Known names: " + ", ".join(names) + "."

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+_LEAST_ROOM = 24  # columns for text beside a label
+
 
 def text_width(text: str) -> int:
     """Terminal columns that one line of safe text takes."""
@@ -39,6 +41,20 @@ def wrap(text: str, width: int) -> str:
             shown = longer
         lines.append(shown)
     return "\n".join(lines)
+
+
+def hung(label: str, text: str, width: int | None, *, narrow: int) -> str:
+    """A label, then safe text broken at spaces, its lines under each other; None: one line.
+
+    narrow: how far the text is indented on lines of its own where there is too little room beside the label.
+    """
+    if width is None:
+        return label + text
+    indent = text_width(label)
+    if width - indent >= _LEAST_ROOM:
+        return label + wrap(text, width - indent).replace("\n", "\n" + " " * indent)
+    lines = [label.rstrip(), *(" " * narrow + line for line in wrap(text, width - narrow).split("\n"))]
+    return "\n".join(lines if lines[0] else lines[1:])
 
 
 def _scaled(value: float, base: float, units: Sequence[str]) -> str:

@@ -7,7 +7,6 @@ what is downloaded (hub) or how files are chosen and checked (prepare.py), and r
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import re
 import tomllib
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from runner.errors import ConfigError, UnknownModel, UsageError, nearest_hint
+from runner.errors import ConfigError, UnknownModel, UsageError, nearest, nearest_hint
 from runner.paths import Paths, builtin, user_paths
 from runner.quant.half_made import finished
 
@@ -320,9 +319,9 @@ class Registry:
         )
 
     def _unknown(self, text: str) -> UnknownModel:
-        name = text.partition(":")[0].lower()
+        name = text.partition(":")[0]
         names = [*self._specs, *self._aliases, *(spec.name for spec in self.made())]
-        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5) or [one for one in names if name in one][:3]
+        near = nearest(name, names)
         hint = f"Did you mean {' or '.join(near)}?" if near else "`runner ls --all` lists the names."
         if os.path.exists(text):
             hint = f"To mean the file or directory of that name, write ./{text}. {hint}"

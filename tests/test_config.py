@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from runner.config import DEFAULT_CTX, BackendChoice, ChatOptions, LoadOptions, SamplingParams, Speculation, build
-from runner.errors import UsageError, nearest_hint
+from runner.errors import UsageError, nearest, nearest_hint
 from runner.speculative.drafter import DrafterName
 from runner.types import BackendName
 
@@ -115,6 +115,24 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
 def test_a_hint_names_the_nearest_or_all() -> None:
     assert nearest_hint("backnd", ["backend", "model"]) == "Did you mean backend?"
     assert nearest_hint("zzz", ["model", "backend"]) == "Known names: backend, model."
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"),
+    [
+        ("qwen3-coddr", ["qwen3-Coder"]),
+        ("QWEN3-CODER-30b", ["qwen3-Coder"]),
+        ("coder", ["qwen3-Coder"]),
+        ("llma", ["llama3"]),
+        ("qwen", ["qwen3-Coder"]),
+        ("od", []),
+        ("nodel", []),
+        ("xyz", []),
+        ("", []),
+    ],
+)
+def test_only_what_is_near_is_proposed(typed: str, near: list[str]) -> None:
+    assert nearest(typed, ["llama3", "qwen3-Coder"]) == near
 
 
 def test_the_context_is_what_was_asked_for_or_the_models_own_up_to_a_default() -> None:

@@ -37,6 +37,7 @@ from runner.doctor import (
     terminal_check,
     torch_check,
 )
+from runner.doctor_report import check_rest
 from runner.machine import CpuInfo
 from runner.measures import decimal_size
 from runner.paths import Paths, user_paths
@@ -334,3 +335,12 @@ def test_the_kernel_cache_that_triton_is_told_to_use_is_looked_at(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "elsewhere"))
     found = next(check for check in checks(user_paths()) if check.name == "Kernel cache")
     assert "elsewhere" in found.detail
+
+
+@pytest.mark.parametrize(("width", "n_lines"), [(None, 2), (80, 2), (60, 3), (40, 4)])
+def test_a_check_breaks_no_word_in_a_narrow_terminal(width: int | None, n_lines: int) -> None:
+    check = Check(name="Data directory", status="error", detail="/home/somebody cannot be written", remedy="Mend it.")
+    lines = ("error  " + check_rest(check, width)).split("\n")
+    assert len(lines) == n_lines
+    assert all(len(line) <= (width or 999) for line in lines)
+    assert " ".join(" ".join(lines).split()) == "error Data directory /home/somebody cannot be written -> Mend it."

@@ -102,9 +102,11 @@ def test_a_part_of_names_hints_at_names_that_contain_it(registry: Registry) -> N
     assert "gpt-oss-20b" in caught.value.hint
 
 
-def test_a_name_like_no_other_hints_at_the_list(registry: Registry) -> None:
+@pytest.mark.parametrize("typed", ["zzzzzzzz", "nodel"])
+def test_a_name_like_no_other_hints_at_the_list(registry: Registry, typed: str) -> None:
     with pytest.raises(UnknownModel) as caught:
-        registry.resolve("zzzzzzzz")
+        registry.resolve(typed)
+    assert "Did you mean" not in caught.value.hint
     assert "runner ls --all" in caught.value.hint
 
 

@@ -5,6 +5,8 @@ Pure functions. Four digits are shown: more would be noise. It knows no layout.
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from runner.bench.record import BenchBackend, BenchRow, BenchRun
 from runner.config import KvType
 from runner.fit import kv_type_of
@@ -21,6 +23,14 @@ def figure(value: float, like: float | None = None) -> str:
 def _decimals(value: float) -> int:
     size = abs(value)
     return 0 if size >= 999.95 else 1 if size >= 99.995 else 2 if size >= 9.9995 else 3
+
+
+def local_start(run: BenchRun) -> str:
+    """When it was started by the clock here: 2026-01-31 13:00. What a file has there that is no time stays as it is."""
+    try:
+        return f"{datetime.fromisoformat(run.started_at).astimezone():%Y-%m-%d %H:%M}"
+    except (ValueError, OverflowError, OSError):
+        return run.started_at[:16].replace("T", " ")
 
 
 def mean_and_spread(row: BenchRow) -> str:

@@ -6,6 +6,7 @@ Pure: runs and a width come in, lines of styled text go out. It knows no file.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 from runner.bench.figures import INVALID, doubt, figure
@@ -16,26 +17,35 @@ from runner.bench.styled import Cells, Column, Line, Segment, cell_text, table_l
 from runner.bench.text_plot import sparkline
 
 _LEAST_OF_A_TREND: Final = 3
+_NARROW: Final = 48  # columns below which ids and trends are shorter, so that figures have room
+_SECONDS: Final = len("20260131-120000")  # of an id: its beginning, which means it wherever an id is asked for
 _COLUMNS: Final = (
     Column(name="ID", worth=0),
-    Column(name="MODEL", worth=1, is_elastic=True),
+    Column(name="MODEL", worth=3, is_elastic=True),
     Column(name="QUANT", worth=6),
     Column(name="BACKEND", worth=2),
     Column(name="PREFILL", worth=4, is_right=True),
-    Column(name="DECODE", worth=3, is_right=True),
+    Column(name="DECODE", worth=1, is_right=True),
     Column(name="TTFT", worth=5, is_right=True),
     Column(name="LABEL", worth=4),
     Column(name="SPECULATION", worth=4, is_elastic=True),
     Column(name="DEVICE", worth=7, is_elastic=True),
     Column(name="COMMIT", worth=8),
 )
+_ROOMY: Final = 72  # columns below which what speculation gained comes before the model's name, as DECODE does anyway
+_FIGURES_FIRST: Final = tuple(
+    replace(column, worth=2) if column.name == "SPECULATION" else column for column in _COLUMNS
+)
 
 
 def history_lines(runs: Sequence[BenchRun], width: int | None, *, is_ascii: bool = False) -> list[Line]:
     """Runs, the last one last, and the trends of those that measured the same thing."""
-    rows = [_cells(run, backend) for run in runs for backend in run.backends]
-    lines = table_lines(_COLUMNS, rows, width)
-    trends = list(_trends(runs, width, is_ascii))
+    is_narrow = width is not None and width < _NARROW
+    columns = _COLUMNS if width is None or width >= _ROOMY else _FIGURES_FIRST
+    n_id = _SECONDS if is_narrow and len({run.id[:_SECONDS] for run in runs}) == len(runs) else None
+    rows = [{**_cells(run, backend), "ID": run.id[:n_id]} for run in runs for backend in run.backends]
+    lines = table_lines(columns, rows, width)
+    trends = list(_trends(runs, width, _SHORT_TREND if is_narrow else _LONGEST_TREND, is_ascii))
     return [*lines, (), *trends] if trends else lines
 
 
@@ -49,14 +59,14 @@ def history_markdown(runs: Sequence[BenchRun]) -> str:
 
 def _cells(run: BenchRun, backend: BenchBackend) -> Cells:
     return {
-        "ID": f"{run.id}{' partial' if run.is_partial else ''}",
+        "ID": run.id,
         "MODEL": run.model,
         "QUANT": run.quantization,
         "BACKEND": backend.name,
         "PREFILL": _figure(backend, "pp"),
         "DECODE": _figure(backend, "tg"),
         "TTFT": _figure(backend, "ttft"),
-        "LABEL": _label(backend),
+        "LABEL": _label(run, backend),
         "SPECULATION": _gains(backend),
         "DEVICE": run.machine.device,
         "COMMIT": run.machine.versions.get("commit", ""),
@@ -83,10 +93,11 @@ def _first(backend: BenchBackend, kind: str) -> BenchRow | None:
     return next((row for row in backend.rows if row.test.startswith(kind)), None)
 
 
-def _label(backend: BenchBackend) -> Segment:
-    """Why figures of the line, which are coloured, are to be doubted: "noisy" if one is, else "few"."""
+def _label(run: BenchRun, backend: BenchBackend) -> Segment:
+    """Why figures of the line, which are coloured, are to be doubted: "noisy" if one is, else "few"; or "partial"."""
     found = {doubt(row) for kind in ("pp", "tg", "ttft") if (row := _first(backend, kind)) is not None}
-    return Segment(next((word for word in ("noisy", "few") if word in found), ""), "doubt")
+    doubted = next((word for word in ("noisy", "few") if word in found), "")
+    return Segment(f"{'partial' if run.is_partial else ''} {doubted}".strip(), "doubt")
 
 
 def _gains(backend: BenchBackend) -> str:
@@ -112,9 +123,9 @@ def trend_series(runs: Sequence[BenchRun]) -> dict[TrendKey, list[BenchRow]]:
     return {key: rows for key, rows in series.items() if len(rows) >= _LEAST_OF_A_TREND}
 
 
-def _trends(runs: Sequence[BenchRun], width: int | None, is_ascii: bool) -> Iterator[Line]:
-    """A sparkline for each series."""
-    rows = [_trend(key, rows, is_ascii) for key, rows in trend_series(runs).items()]
+def _trends(runs: Sequence[BenchRun], width: int | None, longest: int, is_ascii: bool) -> Iterator[Line]:
+    """A sparkline for each series, of its last `longest` runs."""
+    rows = [_trend(key, rows, longest, is_ascii) for key, rows in trend_series(runs).items()]
     if rows:
         yield from table_lines(_TREND_COLUMNS, rows, width)
 
@@ -130,15 +141,15 @@ _TREND_COLUMNS: Final = (
     Column(name="MODEL", worth=7, is_elastic=True),
     Column(name="RUNS", worth=8, is_right=True),
 )
-_LONGEST_TREND: Final = 24
+_LONGEST_TREND, _SHORT_TREND = 24, 8
 
 
-def _trend(key: TrendKey, rows: Sequence[BenchRow], is_ascii: bool) -> Cells:
+def _trend(key: TrendKey, rows: Sequence[BenchRow], longest: int, is_ascii: bool) -> Cells:
     model, quantization, _device, backend, test = key
     means = [row.mean for row in rows if row.mean is not None]
     best = max(means) if rows[0].is_higher_better else min(means)
     return {
-        "TREND": Segment(sparkline(means[-_LONGEST_TREND:], is_ascii=is_ascii), "accent"),
+        "TREND": Segment(sparkline(means[-longest:], is_ascii=is_ascii), "accent"),
         "BACKEND": backend,
         "TEST": test,
         "FIRST": figure(means[0]),

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 import runner
 from runner.cli import bash_words, render
-from runner.cli.command import App
+from runner.cli.command import App, Group
 from runner.errors import RunnerError, UsageError, nearest_hint
 
 _log = logging.getLogger(__name__)
@@ -79,7 +78,7 @@ def _load(name: str) -> Any:
     return typer.main.get_command(target)
 
 
-class LazyCommands(TyperGroup):
+class LazyCommands(Group):
     """The commands of the table above: listed from the table, imported when one of them runs."""
 
     def list_commands(self, _ctx: Any) -> list[str]:

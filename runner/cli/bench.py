@@ -5,19 +5,17 @@ It reads the options, shows progress and hands the run on; measuring is runner.b
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 from runner.cli import bench_earlier, bench_reports, options, render
 from runner.cli.app import new_app
-from runner.cli.command import Command
+from runner.cli.command import Command, Context, Group
 from runner.config import BACKENDS, BackendChoice
-from runner.errors import RunnerError, UnknownModel, UsageError, nearest_hint
+from runner.errors import RunnerError, UnknownModel, UsageError, nearest, nearest_hint
 
 if TYPE_CHECKING:
     from runner.bench.record import BenchRun, Genre
@@ -29,7 +27,7 @@ _FORMATS_ELSEWHERE = {"--csv": "csv", "--md": "md", "--markdown": "md", "--jsonl
 _BACKENDS = tuple(name for name in BACKENDS if name != "auto")
 
 
-class _MeasureUnlessNamed(TyperGroup):
+class _MeasureUnlessNamed(Group):
     """What is no name of a command is a model to measure, or an option of measuring."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
@@ -37,7 +35,7 @@ class _MeasureUnlessNamed(TyperGroup):
         return super().parse_args(ctx, args if is_named else [_MEASURE, *args])
 
 
-class _GroupsContext(TyperCommand.context_class):  # type: ignore[misc, valid-type]
+class _GroupsContext(Context):
     """A context that goes by the group's name."""
 
     @property
@@ -214,7 +212,7 @@ def measure(
 
 def _perhaps_a_command(error: UnknownModel, name: str) -> UnknownModel:
     """The same for a name that is nearly one of the commands, which it may have been meant for."""
-    near = difflib.get_close_matches(name, _EARLIER, n=1)
+    near = nearest(name, _EARLIER)
     meant = f"`runner bench {near[0]}` looks at earlier runs. " if near else ""
     return UnknownModel(error.message, hint=f"{meant}{error.hint}")
 

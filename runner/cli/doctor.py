@@ -46,8 +46,9 @@ def _shown(found: Iterable[Check]) -> Iterable[Check]:
     """Print each check as it comes."""
     from runner.doctor_report import check_rest, heading
 
+    width = render.terminal_size().columns if render.is_terminal() else None
     render.data(f"{heading()}\n")
     for check in found:
         render.control(render.paint(f"{check.status:7s}", _COLOURS[check.status]))  # our own word
-        render.data(check_rest(check))
+        render.data(check_rest(check, width))
         yield check

@@ -12,8 +12,10 @@ import typer
 from runner.cli import render
 from runner.cli.unreadable import warn_of_unreadable
 from runner.disk_usage import DiskUsage, disk_usage
+from runner.measures import wrap
 from runner.paths import user_paths
 from runner.registry import Registry
+from runner.safe_text import safe_line
 from runner.wire import to_plain
 
 
@@ -46,7 +48,8 @@ def _print(usage: DiskUsage) -> None:
     render.table(["ON DISK", "PARTIAL", "SET ASIDE", "KIND", "MODEL"], rows, right=[0, 1, 2])
     for disk in usage.disks:
         free, total = render.decimal_size(disk.free_bytes), render.decimal_size(disk.total_bytes)
-        render.data(f"{free} of {total} are free on the disk of {disk.path}")
+        said = safe_line(f"{free} of {total} are free on the disk of {disk.path}")
+        render.data(wrap(said, render.terminal_size().columns) if render.is_terminal() else said)
     if partial:
         render.narrate("`runner pull` goes on with a partial download.")
     kinds = {

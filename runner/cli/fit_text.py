@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from runner.cli import render
 from runner.fit.words import free_text, kinds_text, trained_text, verdict_text
-from runner.measures import binary_size, decimal_size, short_count
+from runner.measures import binary_size, decimal_size, hung, short_count
+from runner.safe_text import safe_text
 
 if TYPE_CHECKING:
     from runner.config import LoadOptions
@@ -71,10 +72,11 @@ def estimate_payload(preview: Preview) -> dict[str, Any]:
 
 
 def print_rows(rows: list[tuple[str, str]]) -> None:
-    """Names and values on stdout, aligned."""
+    """Names and values on stdout, aligned; on a terminal broken between words."""
     width = max(len(name) for name, _ in rows)
+    columns = render.terminal_size().columns if render.is_terminal() else None
     for name, value in rows:
-        render.data(f"{name:<{width}}  {value}")
+        render.data(hung(f"{name:<{width}}  ", safe_text(value), columns, narrow=2))
 
 
 def show_estimate(name: str, options: LoadOptions, paths: Paths, *, offline: bool, as_json: bool = False) -> None:

@@ -26,6 +26,8 @@ from runner.wire import to_plain
 
 _SHOWN = ("MODEL", "QUANT", "SIZE", "STATE", "KIND", "LAST USED", "WHERE")
 _BY_WORTH = ("MODEL", "STATE", "SIZE", "QUANT", "WHERE", "KIND", "LAST USED")
+_SHOWN_OF_ALL = ("MODEL", "PARAMS", "QUANTS", "CONTEXT", "LICENCE", "ORIGINAL", "STATE")
+_BY_WORTH_OF_ALL = ("MODEL", "STATE", "PARAMS", "QUANTS", "CONTEXT", "LICENCE", "ORIGINAL")
 
 
 def ls(
@@ -124,21 +126,27 @@ def _plain(spec: ModelSpec, models: tuple[LocalModel, ...]) -> dict[str, object]
 
 
 def _table_of_all(registry: Registry, models: tuple[LocalModel, ...]) -> None:
-    rows: list[list[str]] = []
+    rows: list[dict[str, str]] = []
     listed: set[str] = set()
     for spec in registry.specs:
         here = _here(spec, models)
         listed.update(model.name for model in here)
         rows.append(
-            [
-                spec.name,
-                render.short_count(spec.parameters) if spec.parameters else "",
-                " ".join(spec.quants),
-                render.short_count(spec.context) if spec.context else "",
-                spec.licence,
-                "gated" if spec.gated else "",
-                _state(here),
-            ]
+            {
+                "MODEL": spec.name,
+                "PARAMS": render.short_count(spec.parameters) if spec.parameters else "",
+                "QUANTS": " ".join(spec.quants),
+                "CONTEXT": render.short_count(spec.context) if spec.context else "",
+                "LICENCE": spec.licence,
+                "ORIGINAL": "gated" if spec.gated else "",
+                "STATE": _state(here),
+            }
         )
-    rows += [[model.name, "", "", "", "", "", _state([model])] for model in models if model.name not in listed]
-    render.table(["MODEL", "PARAMS", "QUANTS", "CONTEXT", "LICENCE", "ORIGINAL", "STATE"], rows, right=[1, 3])
+    rows += [{"MODEL": model.name, "STATE": _state([model])} for model in models if model.name not in listed]
+    print_table(
+        _SHOWN_OF_ALL,
+        _BY_WORTH_OF_ALL,
+        rows,
+        elastic=["QUANTS", "LICENCE", "STATE"],
+        right=["PARAMS", "CONTEXT"],
+    )

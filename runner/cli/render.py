@@ -274,20 +274,27 @@ def confirm(question: str, yes: bool) -> bool:
 # --- tables --------------------------------------------------------------------------------------------------------
 
 
-def _fit(widths: list[int], total: int) -> list[int]:
-    """Shrink the widest columns until the row fits `total` columns; none below 6."""
+def _fit(widths: list[int], total: int, whole: Sequence[int]) -> list[int]:
+    """Shrink the widest columns until the row fits `total` columns; none below 6, and those of `whole` last."""
     widths = list(widths)
     while sum(widths) + 2 * (len(widths) - 1) > total and max(widths) > 6:
-        widths[widths.index(max(widths))] -= 1
+        others = [index for index, width in enumerate(widths) if width > 6 and index not in whole]
+        widths[max(others or range(len(widths)), key=widths.__getitem__)] -= 1
     return widths
 
 
 def table(
-    headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = (), *, is_narration: bool = False
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Sequence[int] = (),
+    *,
+    whole: Sequence[int] = (),
+    is_narration: bool = False,
 ) -> None:
     """Aligned plain columns on stdout, two spaces apart; on a terminal, long cells are cut to its width.
 
-    right: the indices of columns that align right (numbers). is_narration: on stderr, and not with --quiet.
+    right: the indices of columns that align right (numbers). whole: of those that are cut last. is_narration: on
+    stderr, and not with --quiet.
     """
     if is_narration and _Mode.quiet:
         return
@@ -295,7 +302,7 @@ def table(
     cells = [[safe_line(cell) for cell in row] for row in (headers, *rows)]
     widths = [max(text_width(row[column]) for row in cells) for column in range(len(headers))]
     if is_terminal(stream):
-        widths = _fit(widths, terminal_size().columns - 1)
+        widths = _fit(widths, terminal_size().columns - 1, whole)
     lines = []
     for row in cells:
         line = []

@@ -15,6 +15,7 @@ import typer
 from runner.cli import completing, options, render
 from runner.errors import RunnerError, TemplateError, UsageError
 from runner.registry import ModelSpec, Registry
+from runner.safe_text import safe_line
 
 if TYPE_CHECKING:
     from runner.config import LoadOptions
@@ -221,11 +222,11 @@ def _fingerprint(template: str) -> str:
 
 
 def _print_facts(facts: Mapping[str, Any], seen: Preview | None) -> None:
-    from runner.cli.fit_text import fit_rows, not_run_rows
+    from runner.cli.fit_text import fit_rows, not_run_rows, print_rows
 
     estimated = [*not_run_rows(seen), *fit_rows(seen)] if seen is not None and seen.format != "script" else []
-    rows = [[label, text] for label, text in (*_lines(facts), *estimated) if text]
-    render.table(["name", facts["name"]], rows)
+    rows = [("name", facts["name"]), *_lines(facts), *estimated]
+    print_rows([(label, safe_line(text)) for label, text in rows if text])
 
 
 def _lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

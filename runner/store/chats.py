@@ -6,7 +6,6 @@ threads and processes may use one database. It knows nothing of engines or scree
 
 from __future__ import annotations
 
-import difflib
 import errno
 import os
 import secrets
@@ -20,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from runner.errors import StoreError, UsageError
+from runner.errors import StoreError, UsageError, nearest
 from runner.store.database import as_runner_errors, connect, transaction, truncate_log, wipe_deleted
 from runner.store.rows import (
     MIGRATIONS,
@@ -305,7 +304,7 @@ class Store:
         if not known:
             return UsageError(f"There is no chat {wanted!r}.", hint="No chats are kept yet.")
         names = {name.lower(): session for session in known for name in (session.id, session.title) if name}
-        near = [names[name] for name in difflib.get_close_matches(wanted.lower(), names, n=3, cutoff=0.5)]
+        near = [names[name] for name in nearest(wanted, names)]
         listed = " or ".join(dict.fromkeys(f"{session.id} ({session.title})" for session in near))
         hint = f"Did you mean {listed}?" if near else "`runner sessions list` shows them."
         return UsageError(f"There is no chat {wanted!r}.", hint=hint)

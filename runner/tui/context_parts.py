@@ -17,6 +17,7 @@ WARN_AT = 0.8
 # Until the engine has counted. English prose and code lie between 0.2 and 0.35; a character of Chinese or Japanese has
 # three bytes, and is most of a token.
 _TOKENS_A_BYTE = 0.28
+_TELLING = 400  # bytes of a prompt that tell how many tokens a byte takes: of fewer, most tokens are the template's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +139,8 @@ class ContextCount:
         known = counted(self._prompt, self._prompt_tokens, self._answer_tokens, n_ctx)
         if not typed and not attached:
             return known
-        each = min(1.0, self._prompt_tokens / self._prompt.total) if self._prompt.total else _TOKENS_A_BYTE
+        is_telling = self._prompt.total >= _TELLING
+        each = min(1.0, self._prompt_tokens / self._prompt.total) if is_telling else _TOKENS_A_BYTE
         more = estimated(Lengths(0, typed, attached), n_ctx, each)
         return ContextParts(
             system=known.system,

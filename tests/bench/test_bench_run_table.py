@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from runner.bench.figures import figure, mean_and_spread
+from runner.bench.figures import figure, local_start, mean_and_spread
 from runner.bench.formats import markdown
 from runner.bench.history_table import history_lines, history_markdown
 from runner.bench.record import NOT_REACHED, BenchBackend, BenchRun
@@ -149,6 +151,24 @@ def test_a_doubtful_figure_of_the_history_is_told_in_a_word_too(samples: tuple[f
         assert word in lines[-1]
 
 
+def test_a_narrow_terminal_shows_the_figures_of_a_history_first() -> None:
+    runs = [*steps(*[100] * 30), full_run(is_partial=True)]
+    shown = [plain(line) for line in history_lines(runs, 40)]
+    assert all(text_width(line) <= 40 for line in shown)
+    last = next(line for line in shown if line.startswith("20260131-120000 "))
+    assert last.split() == ["20260131-120000", "native", "128:", "142.6"]
+    trend = next(line for line in shown if "tg128" in line)
+    assert trend.split() == ["▁▁▁▁▁▁▁█", "native", "tg128", "142.6", "tok/s"]
+    alike = [plain(line) for line in history_lines([full_run(), full_run(id="20260131-120000-9999")], 40)]
+    assert {line[:20] for line in alike[1:]} == {"20260131-120000-4f2a", "20260131-120000-9999"}
+
+
+def test_a_partial_run_is_told_as_such() -> None:
+    line = next(plain(line) for line in history_lines([full_run(is_partial=True)], 80) if "native" in plain(line))
+    assert line.startswith("20260131-120000-4f2a  demo")
+    assert line.endswith("partial")
+
+
 def test_the_best_time_to_the_first_token_is_the_least() -> None:
     runs = [run(backend(row("ttft", (value, value)))) for value in (90.0, 70.0, 80.0)]
     trend = next(line for line in (plain(line) for line in history_lines(runs, None)) if " ttft " in line)
@@ -220,3 +240,21 @@ def test_text_is_broken_at_spaces_though_not_before_a_unit() -> None:
         "  a-path-that-is-longer-than-a-line",
         "  x",
     ]
+
+
+@pytest.mark.parametrize(
+    ("started", "shown"),
+    [
+        ("2026-01-31T16:00:00+00:00", "2026-02-01 01:00"),
+        ("then", "then"),
+        ("0001-01-01T00:00:00+23:59", "0001-01-01 00:00"),
+    ],
+)
+def test_people_read_when_a_run_began_by_their_own_clock(
+    started: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        assert local_start(run(backend(row()), started_at=started)) == shown
+    time.tzset()

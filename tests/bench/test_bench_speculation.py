@@ -243,6 +243,13 @@ def test_one_disturbed_repetition_makes_no_gain_and_is_labelled() -> None:
     assert "noisy" not in "\n".join(map(plain, history_lines([genre_run(calm)], None)))
 
 
+@pytest.mark.parametrize("width", [40, 60])
+def test_a_narrow_terminal_shows_gains_before_the_models_name(width: int) -> None:
+    shown = [plain(line) for line in history_lines([genre_run(model="qwen3-30b-a3b-instruct")], width)]
+    assert "code128 2.20x" in shown[1]
+    assert len(shown[1]) <= width
+
+
 def test_where_nothing_was_drafted_the_report_says_so() -> None:
     nothing = SpeculationRecord(drafter="suffix", state="on")
     idle = dataclasses.replace(CODE, speculation=Speculated(plain=(200.0, 240.0), record=nothing))

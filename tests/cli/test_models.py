@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tiny_files import TEMPLATE, read_tree, write_gguf, write_safetensors
 
+from runner.cli import render
 from runner.cli.app import main
 from runner.hub_cache import hub_settings
 from runner.inventory import local_models
@@ -19,6 +22,11 @@ from runner.paths import user_paths
 from runner.registry import Registry
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class FakeTerminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def cached(repo: str, source: Path) -> Path:
@@ -126,6 +134,27 @@ def test_what_is_cached_of_a_model_whose_name_one_made_here_has_goes_by_its_repo
     names = ["Qwen/Qwen3-8B-GGUF:Q4_K_M", "Qwen/Qwen3-8B-GGUF:Q8_0", "demo", "qwen3-8b"]
     assert sorted(listed) == names
     assert [run_json(capsys, "show", name)["files"][0]["path"] for name in names] == [listed[name] for name in names]
+
+
+def test_show_cuts_no_path_and_no_figure_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    with redirect_stdout(FakeTerminal()) as terminal:
+        assert main(["show", "demo"]) == 0
+    shown = terminal.getvalue()
+    assert "…" not in shown
+    assert "/models/demo/demo-q8_0.gguf\n" in shown
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_ls_all_cuts_no_name_that_a_model_goes_by(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    with redirect_stdout(FakeTerminal()) as terminal:
+        assert main(["ls", "--all"]) == 0
+    lines = {line.split()[0]: line for line in terminal.getvalue().splitlines()}
+    assert lines["qwen3-30b-a3b-instruct"].endswith("not here")
+    assert all(render.text_width(line) < columns for line in lines.values())
+    assert ("PARAMS" in lines["MODEL"]) == (columns >= 60)
 
 
 @pytest.mark.usefixtures("qwen")

@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.cli import render
+from runner.cli.fit_text import print_rows
 from runner.errors import DoesNotFit, RunnerError, UsageError
-from runner.measures import wrap
+from runner.measures import hung, wrap
 
 
 class FakeTerminal(io.StringIO):
@@ -323,3 +324,23 @@ def test_a_reader_that_goes_away_ends_the_program_quietly() -> None:
     )
     assert done.stdout.splitlines() == ["line 0", "0"]
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("label", "width", "shown"),
+    [
+        ("device  ", 40, "device  words that are broken between\n        them"),
+        ("a label that is long  ", 40, "a label that is long\n  words that are broken between them"),
+        (" " * 20, 40, "  words that are broken between them"),
+        ("device  ", None, "device  words that are broken between them"),
+    ],
+)
+def test_text_beside_a_label_hangs_under_itself_or_under_the_label(label: str, width: int | None, shown: str) -> None:
+    assert hung(label, "words that are broken between them", width, narrow=2) == shown
+
+
+def test_rows_of_an_estimate_break_no_word_on_a_terminal() -> None:
+    with on_terminal() as terminal:
+        print_rows([("model", "demo"), ("device", "30.1 GiB free of 32.0 GiB, others hold 1.9 GiB")])
+    lines = terminal.getvalue().splitlines()
+    assert lines == ["model   demo", "device  30.1 GiB free of 32.0 GiB,", "        others hold 1.9 GiB"]

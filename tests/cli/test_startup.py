@@ -163,6 +163,17 @@ def test_help_shows_no_type_of_ours_and_cuts_no_line(arguments: list[str], capsy
     assert not re.search(r"[^A-Z\]]\.\.\.", out)  # but behind what may be several
 
 
+@pytest.mark.parametrize("arguments", [[], *([name] for name in COMMANDS), ["draft", "train"], ["bench", "compare"]])
+def test_help_cuts_nothing_in_a_narrow_terminal(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main([*arguments, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if len(line) > 40] == []
+    assert not re.search(r"[^A-Z\]]\.\.\.$", out, re.MULTILINE)
+
+
 def test_version_is_data(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("runner ")

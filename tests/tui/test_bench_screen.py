@@ -181,8 +181,8 @@ def test_a_run_of_speculation_says_in_the_list_what_it_gained() -> None:
     app = bench()
 
     async def body(pilot: Pilot[Any]) -> None:
-        await until(pilot, lambda: "llamacpp 0.98–2.20x" in seen(app))
-        assert "native 2.20x" in seen(app)
+        await until(pilot, lambda: "llamacpp gain 0.98–2.20x" in seen(app))
+        assert "native gain 2.20x" in seen(app)
 
     running(app, body, (80, 24))
 

@@ -7,6 +7,7 @@ import os
 import signal
 import tomllib
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from chat_stage import LONG, Stage, stage
@@ -555,7 +556,7 @@ def test_another_drafter_loads_the_model_again_and_the_tint_is_kept(stage: Stage
         on.app.screen.query_one("#tint", Select).value = "off"
         await on.pilot.click("#apply")
         await on.until(lambda: on.chat.engine.loaded not in (before, None), "it was not loaded again")
-        await on.ready()
+        await on.until(lambda: "The model was loaded again" in on.hint)
         assert on.chat.engine.options.speculation == "off"
         assert on.chat.transcript.has_class("-plain")
         await on.pilot.press("f6", "enter")
@@ -564,6 +565,29 @@ def test_another_drafter_loads_the_model_again_and_the_tint_is_kept(stage: Stage
 
     stage.play(stage.script("Hi."), act)
     assert read_remembered(user_paths()).tint is False
+
+
+def test_of_a_load_with_another_drafter_that_failed_nobody_says_that_it_was_one(stage: Stage) -> None:
+    told: list[str] = []
+
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.ask("one")
+        tell = on.chat.tell
+
+        def note(text: str, level: Literal["info", "warning"] = "info") -> None:
+            told.append(text)
+            tell(text, level)
+
+        on.chat.tell = note  # type: ignore[method-assign]
+        Path(on.chat.engine.model).unlink()
+        await on.pilot.press("f6")
+        on.app.screen.query_one("#speculation", Select).value = "off"
+        await on.pilot.click("#apply")
+        await on.until(lambda: "✗ There is no file" in shown(on))
+
+    stage.play(stage.script("Hi."), act)
+    assert not told
 
 
 def test_what_a_drafter_guessed_reaches_the_transcript_and_the_rail(stage: Stage) -> None:

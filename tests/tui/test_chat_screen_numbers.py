@@ -57,6 +57,16 @@ def test_what_is_not_sent_yet_is_an_estimate_by_what_was_counted_before() -> Non
     assert (parts.conversation, parts.attached, parts.is_estimate) == (200, 200, True)
 
 
+def test_a_short_prompt_does_not_tell_how_many_tokens_a_byte_takes() -> None:
+    count = ContextCount()
+    count.begin(None, [question("hello")])
+    count.count(24, 3)  # most of them are the template's
+    assert count.parts(8192, typed=10_000).next_message == 2800
+    count.begin(None, [question("hello" * 100)])
+    count.count(200, 3)
+    assert count.parts(8192, typed=10_000).next_message == 4000
+
+
 def test_a_kept_answer_brings_its_own_count() -> None:
     count = ContextCount()
     turns = [question("hello"), Turn(role="assistant", content="Hi.")]

@@ -79,6 +79,7 @@ class ChatScreen(ChatSurface):
             self.loading_model = message.model
         self.sides.on_engine(message)
         self.answers.on_engine(message)
+        self.settings.on_engine(message)
         if isinstance(message, (AnswerBegan, AnswerEnded)):
             self.sessions.refresh()
 

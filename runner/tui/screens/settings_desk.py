@@ -15,6 +15,7 @@ from runner.errors import RunnerError
 from runner.paths import Paths
 from runner.settings import Settings, load_settings, set_value, unset_value
 from runner.tui.chat_settings import FIELDS, KEYS, is_changed, texts
+from runner.tui.messages import EngineMessage, LoadEnded
 from runner.tui.screens.settings_panel import Chosen, SettingsPanel
 
 if TYPE_CHECKING:
@@ -34,6 +35,19 @@ class SettingsDesk:
 
     def __init__(self, chat: ChatSurface) -> None:
         self._chat = chat
+        self._loading: LoadOptions | None = None  # what the model is loaded again with, until it is or is not
+
+    def on_engine(self, message: EngineMessage) -> None:
+        """Say that the model was loaded again, once it was."""
+        if isinstance(message, LoadEnded):
+            wanted, self._loading = self._loading, None
+            if (
+                wanted is not None
+                and message.error is None
+                and message.options == wanted
+                and message.loaded is not None
+            ):
+                self._chat.tell("The model was loaded again: speculation is a part of how it is loaded.")
 
     def open(self) -> None:
         """Show the panel."""
@@ -83,6 +97,7 @@ class SettingsDesk:
         is_loaded_again = loading != engine.options and engine.state != "empty"
         if is_loaded_again:
             engine.open(engine.model, loading)
+            self._loading = None if chosen.is_default else loading
         else:
             engine.options = loading
         self._chat.recount()
@@ -90,9 +105,7 @@ class SettingsDesk:
             paths, sampling = self._chat.services.paths, self._sampling()
             now = self._not_from_flags(texts(engine.conversation.params, engine.conversation.options, loading))
             self._chat.in_thread(lambda: save(paths, wanted.system, now, sampling), self._say_saved)
-        elif is_loaded_again:
-            self._chat.tell("The model is loaded again: speculation is a part of how it is loaded.")
-        else:
+        elif not is_loaded_again:
             self._chat.tell("It holds from the next answer on.")
 
     def _say_saved(self, saved: Saved) -> None:

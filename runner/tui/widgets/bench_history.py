@@ -16,7 +16,7 @@ from textual.message import Message
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from runner.bench.figures import INVALID, figure
+from runner.bench.figures import INVALID, figure, local_start
 from runner.bench.record import NOT_REACHED, BenchBackend, BenchRun
 from runner.tui.content import line
 from runner.tui.widgets.gauges import flow
@@ -103,9 +103,8 @@ class BenchHistory(Vertical):
 
 def _option(run: BenchRun, width: int, *, is_marked: bool) -> Content:
     """A line of when and what, and under it how fast each backend decoded, on as many lines as that needs."""
-    date, _, time = run.started_at.partition("T")
     mark = Content.styled("◆ ", "$accent") if is_marked else Content("  ")
-    when = line(f"{date[5:]} {time[:5]}  ", "$option-muted")
+    when = line(f"{local_start(run)[5:]}  ", "$option-muted")
     name = line(f"{run.model} {run.quantization}", "bold")
     figures = flow([line(one) for one in _figures(run)], width - len(_INDENT))
     return Content.assemble(mark, when, name, *(part for one in figures for part in (f"\n{_INDENT}", one)))
@@ -121,7 +120,7 @@ def _figures(run: BenchRun) -> Iterator[str]:
 def _gain(backend: BenchBackend) -> str:
     """What speculation gained, from the genre with the least to the one with the most; "" where it was not measured."""
     gains = [row.gain for row in backend.rows if row.gain is not None]
-    return f"{'–'.join(dict.fromkeys(f'{gain:.2f}' for gain in (min(gains), max(gains))))}x" if gains else ""
+    return f"gain {'–'.join(dict.fromkeys(f'{gain:.2f}' for gain in (min(gains), max(gains))))}x" if gains else ""
 
 
 def _decode(backend: BenchBackend) -> str:

@@ -15,6 +15,7 @@ from textual.widgets import Static
 
 from runner.bench.comparison import RunComparison
 from runner.bench.comparison_table import comparison_lines
+from runner.bench.figures import local_start
 from runner.bench.record import BenchRun
 from runner.bench.run_plot import bandwidth_lines, plot_lines, trend_lines, verdict_lines
 from runner.bench.run_table import run_lines
@@ -112,6 +113,5 @@ def _heading(text: str, width: int) -> Line:
 def _about(run: BenchRun) -> str:
     """Where and when, in a line."""
     partial = ["interrupted: this is what was measured until then"] if run.is_partial else []
-    date, _, time = run.started_at.partition("T")
-    parts = [f"{date} {time[:5]} UTC", run.machine.device, f"{short_count(run.num_parameters)} parameters", *partial]
+    parts = [local_start(run), run.machine.device, f"{short_count(run.num_parameters)} parameters", *partial]
     return " · ".join(parts)
