@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -277,7 +277,7 @@ def test_other_settings_keep_the_text_and_start_the_steps_over(
 def test_a_limit_of_time_ends_training_with_a_whole_head(
     tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = count()  # at the clock: each takes a twentieth of a second
+    looks = itertools.count()  # at the clock: each takes a twentieth of a second
     monkeypatch.setattr(making, "time", SimpleNamespace(monotonic=lambda: next(looks) / 20))
     report = trained(job(directory, tmp_path / "out", settings=LESS, steps=10**6, time_limit_s=2.5))
     assert 0 < report.steps < 10**6
