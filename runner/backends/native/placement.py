@@ -28,6 +28,9 @@ _FLOP_BETWEEN_CHECKS = 3e9
 _FIRST_CAPACITY = 4096  # tokens: 24 splits of attention
 _SHARE_OF_FREE = 0.1  # of what is free once the weights are there
 
+# What an error says that has no class of its own: torch's on a CPU; CUDA's, HIP's and Triton's; and their libraries'.
+_NO_MEMORY = ("DefaultCPUAllocator", "out of memory", "ALLOC_FAILED")
+
 PACKED_ON_DEVICE = frozenset({"mq4", "mq4-uniform", "mq6", "mq8"})  # the formats that have kernels
 
 
@@ -72,7 +75,8 @@ def place(options: LoadOptions) -> Placement:
 
     kv_type "f16", the default, keeps the cache in the type that attention computes in: float32 on the CPU, where
     halves would be converted at every step, bfloat16 on a GPU. "bf16" and "f32" are taken as they are. "q8_0" is int8
-    with a scale for each head's row, which only the kernels read: UnsuitedOptions on a CPU.
+    with a scale for each head's row, which only the kernels read: UnsuitedOptions on a CPU. Raises DoesNotFit where
+    other programs leave a GPU no memory at all.
     """
     use_gpu = options.n_gpu_layers != 0 and torch.cuda.is_available()
     if options.n_gpu_layers not in ("auto", 0) and not use_gpu:
@@ -89,7 +93,7 @@ def place(options: LoadOptions) -> Placement:
         # cuDNN's attention plans anew for every length, which each token changes: 24 tok/s instead of 384
         # (demo model, H200, torch 2.11).
         torch.backends.cuda.enable_cudnn_sdp(False)
-        device = torch.device("cuda", torch.cuda.current_device())
+        device = _opened_gpu()
         return Placement(
             device=device,
             dtype=dtype,
@@ -101,6 +105,21 @@ def place(options: LoadOptions) -> Placement:
     threads = torch.get_num_threads()
     name = f"CPU ({threads} thread{'s' if threads != 1 else ''})"
     return Placement(device=torch.device("cpu"), dtype=dtype, kv_dtype=kv_dtype, name=name, has_kernels=False)
+
+
+def _opened_gpu() -> torch.device:
+    """The current GPU, with the context that this process needs there, some hundred megabytes."""
+    try:
+        device = torch.device("cuda", torch.cuda.current_device())
+        torch.cuda.mem_get_info(device)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise DoesNotFit(
+            "The GPU has no memory left, not even what it takes to use it at all.",
+            hint="End a program that holds some (nvidia-smi or rocm-smi lists them), or use -ngl 0 for the CPU.",
+        ) from error
+    return device
 
 
 def prefill_chunk(config: ModelConfig, placement: Placement, options: LoadOptions) -> int:
@@ -158,10 +177,10 @@ def out_of_memory(need: Needs, placement: Placement, room: int) -> DoesNotFit:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch raised `error` because an allocation failed; on the CPU it has no class of its own for that."""
+    """Whether torch or Triton raised `error` because an allocation failed."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
 
 
 def free_bytes(placement: Placement) -> int:

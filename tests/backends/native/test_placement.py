@@ -18,8 +18,10 @@ from runner.backends.native.placement import (
     is_out_of_memory,
     memory_errors,
     needs,
+    place,
     what_would_fit,
 )
+from runner.config import LoadOptions
 from runner.errors import DoesNotFit
 from runner.model_config import parse_model_config
 from runner.quant.json_file import read_json
@@ -127,5 +129,24 @@ def test_failed_allocations_are_known_by_their_class_or_by_torchs_words() -> Non
     assert is_out_of_memory(MemoryError())
     assert is_out_of_memory(torch.OutOfMemoryError())
     assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"))
+    assert is_out_of_memory(RuntimeError("CUDA error: out of memory"))
+    assert is_out_of_memory(RuntimeError("Triton Error [CUDA]: out of memory"))
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
     assert not is_out_of_memory(ValueError("DefaultCPUAllocator"))
     assert not is_out_of_memory(RuntimeError("shapes do not match"))
+
+
+@pytest.mark.parametrize(("words", "kind"), [("out of memory", DoesNotFit), ("unknown error", RuntimeError)])
+def test_a_gpu_that_others_have_filled_is_told_with_what_to_do(
+    words: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def filled(*_: object) -> None:
+        raise RuntimeError(f"CUDA error: {words}")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", filled)
+    with pytest.raises(kind) as raised:
+        place(LoadOptions())
+    if kind is DoesNotFit:
+        assert "-ngl 0" in str(getattr(raised.value, "hint", ""))
