@@ -101,9 +101,9 @@ def _label(run: BenchRun, backend: BenchBackend) -> Segment:
 
 
 def _gains(backend: BenchBackend) -> str:
-    """What speculation gained on each genre: "code 2.31x, prose 1.00x noisy"."""
+    """What speculation gained on each genre: "2.31x code128, 1.00x prose128 noisy". What is cut off is no figure."""
     return ", ".join(
-        f"{row.test} {INVALID}" if row.gain is None else f"{row.test} {row.gain:.2f}x {doubt(row)}".rstrip()
+        f"{INVALID} {row.test}" if row.gain is None else f"{row.gain:.2f}x {row.test} {doubt(row)}".rstrip()
         for row in backend.rows
         if row.gain is not None or (row.invalid is not None and row.test.startswith(GENRES))
     )

@@ -246,7 +246,7 @@ def test_one_disturbed_repetition_makes_no_gain_and_is_labelled() -> None:
 @pytest.mark.parametrize("width", [40, 60])
 def test_a_narrow_terminal_shows_gains_before_the_models_name(width: int) -> None:
     shown = [plain(line) for line in history_lines([genre_run(model="qwen3-30b-a3b-instruct")], width)]
-    assert "code128 2.20x" in shown[1]
+    assert "2.20x code128" in shown[1]
     assert len(shown[1]) <= width
 
 
@@ -282,7 +282,7 @@ def test_a_run_goes_through_json_and_the_history(tmp_path: Path) -> None:
     kept = read_history(tmp_path / "bench.jsonl")
     assert kept.runs == (one,)
     assert last_like(kept.runs, dataclasses.replace(one, id="later")) == one
-    assert "code128 2.20x" in "\n".join(map(plain, history_lines(kept.runs, None)))
+    assert "2.20x code128" in "\n".join(map(plain, history_lines(kept.runs, None)))
 
 
 def test_runs_of_genres_are_compared_by_their_rate_with_speculation() -> None:
