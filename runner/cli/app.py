@@ -19,7 +19,8 @@ import typer
 
 import runner
 from runner.cli import bash_words, render
-from runner.cli.command import App, Group
+from runner.cli.command import App
+from runner.cli.help_layout import Group
 from runner.errors import RunnerError, UsageError, nearest_hint
 
 _log = logging.getLogger(__name__)

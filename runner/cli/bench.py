@@ -13,7 +13,8 @@ import typer
 
 from runner.cli import bench_earlier, bench_reports, options, render
 from runner.cli.app import new_app
-from runner.cli.command import Command, Context, Group
+from runner.cli.command import Command
+from runner.cli.help_layout import Context, Group
 from runner.config import BACKENDS, BackendChoice
 from runner.errors import RunnerError, UnknownModel, UsageError, nearest, nearest_hint
 
