@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from runner.errors import BadModelFile, UnsupportedModel
 from runner.garbage import no_garbage_collection
+from runner.unchanged import WhileUnchanged
 
 if TYPE_CHECKING:  # a header needs no numpy, which takes 0.05 s to import
     import numpy as np
@@ -109,7 +110,7 @@ class Checkpoint:
         if path.suffix != ".safetensors":
             _refuse_pickle([path])
             raise BadModelFile(f"{path.name} is not a .safetensors file.")
-        return cls(MappingProxyType(read_header(path)))
+        return cls(read_header(path))
 
     @property
     def total_bytes(self) -> int:
@@ -149,7 +150,8 @@ class Checkpoint:
         return to_f32(self.raw(name), self.tensors[name].dtype)
 
 
-def read_header(path: Path) -> dict[str, StoredTensor]:
+@WhileUnchanged
+def read_header(path: Path) -> Mapping[str, StoredTensor]:
     """The checked contents of one .safetensors file, by tensor name. Reads no weights. Raises BadModelFile."""
     try:
         size = path.stat().st_size
@@ -158,7 +160,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             text = file.read(header_length(path, start, size))
     except OSError as error:
         raise BadModelFile(f"{path} cannot be read: {error.strerror or error}.") from error
-    return parse_header(path, text, size)
+    return MappingProxyType(parse_header(path, text, size))
 
 
 def header_length(path: Path, start: bytes, size: int) -> int:
@@ -224,7 +226,7 @@ def _check_extents(path: Path, tensors: Iterable[StoredTensor], data_start: int,
         raise _bad(path, f"has {size - end} bytes after its last tensor")
 
 
-def _read_directory(directory: Path) -> dict[str, StoredTensor]:
+def _read_directory(directory: Path) -> Mapping[str, StoredTensor]:
     index = directory / INDEX_NAME
     if index.is_file():
         return _read_sharded(directory, index)

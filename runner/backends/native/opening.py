@@ -32,7 +32,9 @@ from runner.config import LONGEST_DRAFT, LONGEST_STATE_DRAFT, LoadOptions
 from runner.kernels.cache_keys import hash_callees_first
 from runner.kernels.fragments import FORMATS_IN_FRAGMENTS
 from runner.model_config import ModelConfig, num_parameters
+from runner.quant.mq.manifest import manifest_in
 from runner.quant.mq.packed_weights import PackedWeights
+from runner.quant.safetensors_file import read_header
 from runner.quant.weights import Weights, open_weights
 from runner.types import CancelToken, ModelInfo, ReadyModel
 
@@ -71,6 +73,8 @@ def open_backend(
                 compile_kernels(execution, traits, on_progress, cancel)
             on_progress(Began("warm-up"))
             backend.warm_up(cancel)
+    for kept in (read_header, manifest_in):  # a mixture of experts' would hold 40 MB
+        kept.forget()
     return backend
 
 

@@ -22,6 +22,7 @@ from runner.quant.json_file import DAMAGED
 from runner.quant.mq.recipe import Recipe, Rule
 from runner.quant.packed_files import MANIFEST_NAME, WEIGHTS_NAME
 from runner.quant.safetensors_file import is_plain_file_name
+from runner.unchanged import WhileUnchanged
 from runner.wire import to_plain
 
 SCHEMA: Final = "runner.model/1"
@@ -112,10 +113,16 @@ def to_json(manifest: Manifest) -> str:
     return sealed({"schema": SCHEMA, **to_plain(manifest)})
 
 
-@no_garbage_collection()
 def read_manifest(path: Path) -> Manifest:
     """The checked contents of a runner.json, or of the one in a directory. Raises BadModelFile, UnsupportedModel."""
-    return _read_manifest(_read(path / MANIFEST_NAME if path.is_dir() else path))
+    return manifest_in(path / MANIFEST_NAME if path.is_dir() else path)
+
+
+@WhileUnchanged
+@no_garbage_collection()
+def manifest_in(file: Path) -> Manifest:
+    """See read_manifest."""
+    return _read_manifest(_read(file))
 
 
 @no_garbage_collection()
