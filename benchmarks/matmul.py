@@ -106,9 +106,9 @@ def packed(matrix: Matrix, form: str, seed: int) -> PackedMatrix:
 def in_layout(w: PackedMatrix, matrix: Matrix, layout: str) -> PackedMatrix:
     if layout == "planes":
         return w
-    from runner.kernels.fragments import to_fragments
+    from runner.kernels.lay_out import lay_out
 
-    return to_fragments(w, matrix.n // 2 if matrix.kind == "gated" else 0)
+    return lay_out(w, matrix.n // 2 if matrix.kind == "gated" else 0)
 
 
 def layouts() -> list[str]:

@@ -31,7 +31,6 @@ TILE: Final = 16  # rows of a tile
 BLOCK: Final = 8  # activations' rows that one instruction multiplies
 _MAGNITUDE: Final = 127  # of a scale code: bit 7 is its sign
 _LOW_NIBBLES: Final = 0x0F0F0F0F
-_AT_ONCE: Final = 4 * 2**20  # words that are brought into order at a time
 MAGIC: Final = 12582912.0  # 1.5 * 2^23: the bits of this float plus an integer are those of their sum
 
 
@@ -40,30 +39,30 @@ def can_be_fragments(w: PackedMatrix) -> bool:
     return w.layout == "planes" and w.format in FORMATS_IN_FRAGMENTS and w.shape[1] % (2 * GROUP) == 0
 
 
+def num_tiles(n_rows: int, pair: int) -> int:
+    """T for so many rows; pair: see above, half of them or 0."""
+    assert pair in (0, n_rows // 2)
+    assert not pair or n_rows == 2 * pair
+    return -(-n_rows // TILE) if not pair else -(-pair // BLOCK)
+
+
 def to_fragments(w: PackedMatrix, pair: int = 0) -> PackedMatrix:
     """The same matrix in this layout; pair: see above, half its rows or 0. Rows that fill the last tile are 0.
 
-    Some tiles at a time, since what lies between both takes several times the room of either.
+    What lies between both takes several times the room of either: lay_out.py needs none.
     """
     assert can_be_fragments(w)
-    places = _places(w.shape[0], pair, w.packed.device)
-    n_tiles, n_pairs = len(places) // TILE, w.shape[1] // (2 * GROUP)
-    shape = (n_tiles, n_pairs, BLOCK, 4, 4)
-    packed = torch.empty(shape, dtype=torch.int32, device=places.device)
-    scale = torch.empty(shape[:4], dtype=torch.uint8, device=places.device)
-    largest = torch.empty(n_tiles, TILE, dtype=torch.uint8, device=places.device)
-    high = torch.empty(shape, dtype=torch.int16, device=places.device) if w.format == "mq6" else None
-    step = max(1, _AT_ONCE // (n_pairs * BLOCK * 16))
-    for first in range(0, n_tiles, step):
-        some = slice(first, first + step)
-        tiles, codes = _tiles_in_planes(w, places[first * TILE : (first + step) * TILE])
-        quads = tiles[:, :, :, :4].permute(0, 4, 2, 3, 5, 1).flatten(4)  # t, p, g, j, (e, h)
-        packed[some] = _in_order(quads) if w.format == "mq4" else quads
-        scale[some] = codes.permute(0, 3, 2, 4, 1).flatten(3)
-        largest[some] = (codes & _MAGNITUDE).amax((3, 4)).flatten(1)
-        if high is not None:
-            high[some] = _high_bits(tiles[:, :, :, 4:])
-    return dataclasses.replace(w, layout="fragments", pair=pair, packed=packed, scale=scale, high=high, largest=largest)
+    tiles, codes = _tiles_in_planes(w, _places(w.shape[0], pair, w.packed.device))
+    quads = tiles[:, :, :, :4].permute(0, 4, 2, 3, 5, 1).flatten(4)  # t, p, g, j, (e, h)
+    return dataclasses.replace(
+        w,
+        layout="fragments",
+        pair=pair,
+        packed=(_in_order(quads) if w.format == "mq4" else quads).contiguous(),
+        scale=codes.permute(0, 3, 2, 4, 1).flatten(3).contiguous(),
+        high=_high_bits(tiles[:, :, :, 4:]) if w.format == "mq6" else None,
+        largest=(codes & _MAGNITUDE).amax((3, 4)).flatten(1),
+    )
 
 
 def _tiles_in_planes(w: PackedMatrix, places: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,10 +99,7 @@ def to_planes(w: PackedMatrix) -> PackedMatrix:
 
 def _places(n_rows: int, pair: int, device: torch.device) -> Tensor:
     """The row of each place, n_rows for none."""
-    assert pair in (0, n_rows // 2)
-    assert not pair or n_rows == 2 * pair
-    n_tiles = -(-(pair or n_rows) // (BLOCK if pair else TILE))
-    place = torch.arange(n_tiles * TILE, device=device)
+    place = torch.arange(num_tiles(n_rows, pair) * TILE, device=device)
     if not pair:
         return torch.where(place < n_rows, place, n_rows)
     row = BLOCK * (place // TILE) + place % BLOCK

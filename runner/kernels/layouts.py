@@ -20,6 +20,7 @@ from runner.kernels.gemv_fragments import GemvFragments
 from runner.kernels.gemv_tiles import Tiles
 from runner.kernels.grids import FORMATS, words_of_group
 from runner.kernels.int8_weights import int8_weights_ref
+from runner.kernels.lay_out import lay_out
 from runner.kernels.pack import dequantize_ref
 from runner.kernels.values import (
     FEW_ROWS,
@@ -38,7 +39,7 @@ def best_layout(w: PackedMatrix, pair: int = 0) -> PackedMatrix:
     device = w.packed.device
     if not can_be_fragments(w) or not is_nvidia(w.packed) or not _works(w.format, device):
         return w
-    return to_fragments(w, pair) if rotates(w.rotation, device) else w
+    return lay_out(w, pair) if rotates(w.rotation, device) else w
 
 
 def try_products(form: str, device: torch.device) -> bool:
@@ -49,26 +50,39 @@ def try_products(form: str, device: torch.device) -> bool:
     n_groups = 38  # of two warps: several steps, the last of which is not full
     w = random_matrix(form, n_groups, random)
     x, tiles = torch.randn(16, GROUP * n_groups, generator=random), Tiles(warps=2, depth=1)
-    are_right, firsts = [], []
+    laid_out = lay_out(moved(w, device))
+    are_right, firsts = [_is_in_order(w, laid_out, 0), _is_in_order(w, lay_out(moved(w, device), 24), 24)], []
     for n_rows in (1, 3, 16):
         rows = activations_ref(x[:n_rows], ZEROS[form])
         h, squares = torch.zeros(n_rows, 48, device=device), torch.empty(n_rows, 3, device=device)
         norm = torch.full((n_rows, 3), 0.6, device=device), 0.5, 0.1
-        GemvFragments(x=moved(rows, device), w=moved(to_fragments(w), device), pair=0, tiles=tiles).run(
+        GemvFragments(x=moved(rows, device), w=laid_out, pair=0, tiles=tiles).run(
             epilogues.add_residual, (h, 48, norm, h, squares, 3), (3, 4, False)
         )
         right = activation_rows(rows) @ dequantize_ref(w).T
         are_right.append(bool((h.cpu() - right).norm() < 1e-4 * right.norm()))
         firsts.append(torch.cat((h[0], squares[0])).cpu())
     is_right = all(are_right) and all(torch.equal(one, firsts[0]) for one in firsts)
-    if not is_right or not takes_int8(moved(to_fragments(w), device), FEW_ROWS + 1):
+    if not is_right or not takes_int8(laid_out, FEW_ROWS + 1):
         return is_right
-    return _is_right_in_int8(w, random, device)
+    return _is_right_in_int8(w, laid_out, random)
 
 
-def _is_right_in_int8(w: PackedMatrix, random: torch.Generator, device: torch.device) -> bool:
-    """Whether the product of a prompt of few tokens is what it should be."""
-    n_rows, k = 20, w.shape[1]
+def _is_in_order(w: PackedMatrix, laid_out: PackedMatrix, pair: int) -> bool:
+    """Whether a matrix was brought into the order that is meant. w: where it lies in planes, on the CPU."""
+    right = to_fragments(w, pair)
+    found = moved(laid_out, torch.device("cpu"))
+    assert right.largest is not None
+    assert found.largest is not None
+    pairs = [(right.packed, found.packed), (right.scale, found.scale), (right.largest, found.largest)]
+    if right.high is not None and found.high is not None:
+        pairs.append((right.high, found.high))
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
+def _is_right_in_int8(w: PackedMatrix, laid_out: PackedMatrix, random: torch.Generator) -> bool:
+    """Whether the product of a prompt of few tokens is what it should be. w: where it lies in planes, on the CPU."""
+    n_rows, k, device = 20, w.shape[1], laid_out.packed.device
     n_blocks = -(-k // 256)
     levels = torch.randint(-127, 128, (ROWS_OF_BLOCKS, 256 * n_blocks), dtype=torch.int8, generator=random)
     levels[:, k:] = 0
@@ -77,7 +91,7 @@ def _is_right_in_int8(w: PackedMatrix, random: torch.Generator, device: torch.de
     weights, steps = int8_weights_ref(w)
     right = x.values().double() @ (weights.double() * steps.double()[:, None]).T
     found = torch.empty(n_rows, len(weights), device=device)
-    GemmFragments(x=moved(x, device), w=moved(to_fragments(w), device), pair=0).run(
+    GemmFragments(x=moved(x, device), w=laid_out, pair=0).run(
         epilogues.store, (found, len(weights), (found, 0.0, 0.0), found), (0, 0, False)
     )
     return bool((found.cpu() - right).norm() < 1e-5 * right.norm())

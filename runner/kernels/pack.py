@@ -44,16 +44,6 @@ def empty_matrix(form: GridFormat, shape: tuple[int, int], rotation: int, device
     )
 
 
-def rows_of(w: Matrix, start: int, stop: int) -> Matrix:
-    """Rows start to stop - 1 of a matrix, packed ones in planes; it shares the memory."""
-    if isinstance(w, Tensor):
-        return w[start:stop]
-    assert w.layout == "planes"
-    return dataclasses.replace(
-        w, packed=w.packed[start:stop], scale=w.scale[start:stop], row_scale=w.row_scale[start:stop]
-    )
-
-
 def chosen_rows(w: Matrix, rows: Tensor) -> Matrix:
     """These rows of a matrix [N, K], packed ones in planes, by their numbers on its device."""
     if isinstance(w, Tensor):

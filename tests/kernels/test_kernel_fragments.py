@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_data import packed, random, scrambled
+from kernel_data import DEVICE, packed, random, scrambled
 from torch import Tensor
 
-from runner.kernels import fragments
 from runner.kernels.fragments import (
     BLOCK,
     FORMATS_IN_FRAGMENTS,
@@ -19,7 +18,9 @@ from runner.kernels.fragments import (
     to_fragments,
     to_planes,
 )
+from runner.kernels.lay_out import lay_out
 from runner.kernels.pack import dequantize_ref
+from runner.kernels.values import moved
 
 SHAPES = [(16, 64, 0), (37, 192, 0), (1, 64, 0), (54, 320, 27), (16, 64, 8), (2, 128, 1)]  # N, K, pair
 
@@ -38,17 +39,15 @@ def test_planes_come_back_bit_for_bit(form: str, n: int, k: int, pair: int) -> N
 
 
 @pytest.mark.parametrize("form", FORMATS_IN_FRAGMENTS)
-@pytest.mark.parametrize(("n", "pair"), [(101, 0), (54, 27)])
-def test_a_large_matrix_is_brought_into_order_some_tiles_at_a_time(
-    form: str, n: int, pair: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    planes = scrambled(form, n, 192)
-    at_once = to_fragments(planes, pair)
-    monkeypatch.setattr(fragments, "_AT_ONCE", 2 * 128 * 3 + 5)  # two tiles at a time, and a last one alone or two
-    in_turn = to_fragments(planes, pair)
-    for name in ("packed", "scale", "high"):
-        one, other = getattr(in_turn, name), getattr(at_once, name)
-        assert one is other is None or torch.equal(one, other)
+@pytest.mark.parametrize(("n", "k", "pair"), [*SHAPES, (101, 1088, 0), (54, 576, 27)])
+def test_the_kernel_brings_the_same_bits_into_the_same_order(form: str, n: int, k: int, pair: int) -> None:
+    planes = moved(scrambled(form, n, k, rotation=32), DEVICE)
+    found, wanted = lay_out(planes, pair), to_fragments(planes, pair)
+    assert (found.layout, found.pair, found.shape, found.rotation) == ("fragments", pair, (n, k), 32)
+    for name in ("packed", "scale", "high", "largest", "row_scale"):
+        one, other = getattr(found, name), getattr(wanted, name)
+        assert one is other is None or torch.equal(one, other), name
+        assert one is None or one.dtype == other.dtype
 
 
 @pytest.mark.parametrize("form", FORMATS_IN_FRAGMENTS)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Final, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from runner.backends.native.loader import to_tensor
 from runner.backends.native.upload import Stopped, Upload
 from runner.errors import BadModelFile, loading_cancelled
 from runner.kernels.grids import FORMATS
-from runner.kernels.pack import concatenate, empty_matrix, rows_of
+from runner.kernels.pack import concatenate, empty_matrix
 from runner.kernels.values import Matrix, PackedMatrix
 from runner.quant.mq.packed_weights import PackedWeights
 from runner.quant.safetensors_file import StoredTensor
@@ -37,11 +38,19 @@ class _Kind:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Where a tensor of that name belongs: its parts by suffix, contiguous."""
+
+    name: str
+    parts: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Room:
-    """A matrix that is not read yet. places: the names of what it is made of, and where each belongs."""
+    """A matrix that is not read yet, and the places of what it is made of."""
 
     matrix: Matrix
-    places: Sequence[tuple[str, Matrix]]
+    places: Sequence[_Place]
 
 
 class MatrixReader:
@@ -115,7 +124,7 @@ class MatrixReader:
     def vector(self, name: str) -> Tensor:
         """A gain, a bias or the like, in float32 whatever the file has."""
         found = torch.empty(self._weights.shapes[name], dtype=torch.float32, device=self.device)
-        self._read_into(name, found)
+        self._fill([_Place(name=name, parts={"": found})])
         self.nbytes += found.nbytes
         return found
 
@@ -142,56 +151,65 @@ class MatrixReader:
     def _room(self, names: Sequence[str]) -> _Room:
         """One allocation for the rows of matrices of one kind."""
         rows, kind = self._num_rows(names), self._kind(names[0])
+        shape = (sum(rows), kind.num_columns)
         if kind.format:
-            assert isinstance(self._weights, PackedWeights)
-            matrix: Matrix = empty_matrix(
-                FORMATS[kind.format], (sum(rows), kind.num_columns), kind.rotation, self.device
-            )
+            packed = empty_matrix(FORMATS[kind.format], shape, kind.rotation, self.device)
+            packed.row_scale.copy_(self._row_scales(names, rows), non_blocking=True)  # a wait for all before it
+            matrix: Matrix = packed
+            stored = {"packed": packed.packed, "scale": packed.scale}
         else:
-            matrix = torch.empty(sum(rows), kind.num_columns, dtype=self.dtype, device=self.device)
+            matrix = torch.empty(shape, dtype=self.dtype, device=self.device)
+            stored = {"": matrix}
         self.nbytes += matrix.nbytes
-        ends = list(accumulate(rows))
-        places = [(name, rows_of(matrix, end - count, end)) for name, count, end in zip(names, rows, ends, strict=True)]
+        parts = {suffix: torch.split(part, rows) for suffix, part in stored.items()}
+        places = [
+            _Place(name=name, parts={suffix: part[i] for suffix, part in parts.items()}) for i, name in enumerate(names)
+        ]
         return _Room(matrix=matrix, places=places)
 
-    def _fill(self, places: Sequence[tuple[str, Matrix]]) -> None:
-        """Read matrices into their places, in the order that was foretold."""
-        for name, out in sorted(places, key=lambda place: self._turns.get(place[0], 0)):
-            self._read_into(name, out)
+    def _row_scales(self, names: Sequence[str], rows: Sequence[int]) -> Tensor:
+        assert isinstance(self._weights, PackedWeights)
+        tensors = self._weights.manifest.tensors
+        exponents = np.array([tensors[name].parameters["scale_exponent"] for name in names])
+        return torch.from_numpy(np.ldexp(np.float32(1), exponents).repeat(rows))
 
-    def _read_into(self, name: str, out: Matrix) -> None:
-        """One tensor into its place on the device."""
+    def _fill(self, places: Sequence[_Place]) -> None:
+        """Read tensors into their places, in the order that was foretold."""
+        ordered = sorted(places, key=lambda place: self._turns.get(place.name, 0))
+        raw: dict[str, Tensor] = {}
+        taking = self._upload.take(self._asked(ordered, raw))
+        for place in ordered:
+            with self._reading(place.name):
+                if place.name not in self._stored:
+                    place.parts[""].copy_(to_tensor(self._weights.read(place.name)))
+                    continue
+                for _ in place.parts:
+                    next(taking)
+                if place.name in raw:
+                    place.parts[""].copy_(raw.pop(place.name))
+
+    def _asked(self, places: Iterable[_Place], raw: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """What is to be copied from files, and to where. raw: of other types than their places, by name."""
+        for place in places:
+            for suffix, stored in self._stored.get(place.name, {}).items():
+                out = place.parts[suffix]
+                if (dtype := _DTYPES.get(stored.dtype, out.dtype)) != out.dtype:
+                    out = raw[place.name] = torch.empty(out.shape, dtype=dtype, device=self.device)
+                yield _key(place.name, suffix), out
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        """One tensor, which is there behind it."""
         if self._cancel.is_cancelled:
             raise loading_cancelled()
         try:
-            if isinstance(out, PackedMatrix):
-                self._read_packed(name, out)
-            else:
-                self._read_dense(name, out)
+            yield
         except Stopped as stopped:
             raise loading_cancelled() from stopped
         except OSError as error:
             raise BadModelFile(f"Tensor {name!r} cannot be read: {error}.", hint="Fetch the model again.") from error
         self._n_left -= self._left.pop(name)  # a KeyError here is a layer that reads a tensor twice
         self._on_progress(1 - self._n_left / self._total)
-
-    def _read_packed(self, name: str, out: PackedMatrix) -> None:
-        assert isinstance(self._weights, PackedWeights)
-        for suffix, part in (("packed", out.packed), ("scale", out.scale)):
-            self._upload.take_into(_key(name, suffix), part)
-        out.row_scale.fill_(2.0 ** self._weights.manifest.tensors[name].parameters["scale_exponent"])
-
-    def _read_dense(self, name: str, out: Tensor) -> None:
-        stored = self._stored.get(name)
-        if stored is None:
-            out.copy_(to_tensor(self._weights.read(name)))
-            return
-        raw = out
-        if (dtype := _DTYPES[stored[""].dtype]) != out.dtype:
-            raw = torch.empty(out.shape, dtype=dtype, device=self.device)
-        self._upload.take_into(_key(name, ""), raw)
-        if raw is not out:
-            out.copy_(raw)
 
     def require_all_read(self) -> None:
         assert not self._left, sorted(self._left)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -63,13 +63,14 @@ def test_products_that_are_read_at_once_are_read_in_the_order_that_was_foretold(
     packed: PackedWeights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[str] = []
-    real = Upload.take_into
+    real = Upload.take
 
-    def noted(upload: Upload, key: str, out: torch.Tensor) -> None:
-        taken.append(key.split()[0])
-        real(upload, key, out)
+    def noted(upload: Upload, wanted: Iterable[tuple[str, torch.Tensor]]) -> Iterator[None]:
+        listed = list(wanted)
+        taken.extend(key.split()[0] for key, _ in listed)
+        return real(upload, listed)
 
-    monkeypatch.setattr(Upload, "take_into", noted)
+    monkeypatch.setattr(Upload, "take", noted)
     names = [QKV[0], QKV[2]], [QKV[1]]
     foretold = reading_order(packed.shapes)
     with MatrixReader(

@@ -37,7 +37,7 @@ def contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, byt
 
 def taken(found: Upload, key: str, nbytes: int) -> bytes:
     out = torch.empty(nbytes, dtype=torch.uint8)
-    found.take_into(key, out)
+    assert list(found.take([(key, out)])) == [None]
     return out.numpy().tobytes()
 
 
@@ -118,4 +118,22 @@ def test_waiting_ends_when_the_load_is_cancelled(contents: tuple[Path, bytes], m
     with pytest.raises(Stopped):
         taken(found, "a", 100)
     may_go_on.set()
+    found.close()
+
+
+@pytest.mark.parametrize("many", [1, 10**9], ids=["by one launch", "one by one"])
+def test_pieces_of_a_block_are_there_however_they_are_copied(
+    contents: tuple[Path, bytes], many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, data = contents
+    monkeypatch.setattr(upload, "_MANY", many)
+    spans = [(start, min(start + length, 10_000)) for length in (7, 333, 1200) for start in range(0, 10_000, 1200)]
+    outs = {str(i): torch.empty(end - start, dtype=torch.uint8) for i, (start, end) in enumerate(spans)}
+    found = Upload({str(i): Extent(path, start, end - start) for i, (start, end) in enumerate(spans)}, CPU)
+    taking = found.take(outs.items())
+    for (start, end), out in zip(spans, outs.values(), strict=True):
+        next(taking)
+        assert out.numpy().tobytes() == data[start:end], "what is told to be there is there"
+    assert next(taking, "no more") == "no more"
+    assert not found._bytes_held
     found.close()
