@@ -18,6 +18,7 @@ from runner.machine import (
     devices,
     peak_bytes,
     process_memory_bytes,
+    rated_bandwidth,
     readings,
 )
 from runner.machine.cgroup import Limits
@@ -279,6 +280,9 @@ def nvidia_driver(monkeypatch: pytest.MonkeyPatch):
         nvmlDeviceGetPowerUsage=lambda handle: 71_500 if handle == 0 else no_answer(),
         nvmlDeviceGetTemperature=lambda handle, _: 55 if handle == 0 else no_answer(),
         nvmlDeviceGetClockInfo=lambda handle, _: 1755 if handle == 0 else no_answer(),
+        NVML_CLOCK_MEM=2,
+        nvmlDeviceGetMemoryBusWidth=lambda _: 192,
+        nvmlDeviceGetMaxClockInfo=lambda handle, kind: {2: 6251}[kind] if handle == 0 else no_answer(),
     )
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     monkeypatch.setattr("runner.machine.gpu._NVML_LIBRARY", None)  # this program, which can always be opened
@@ -298,6 +302,7 @@ def test_nvidia_gpus_are_read_through_nvml(tmp_path: Path) -> None:
     assert (now.used_bytes, now.total_bytes, now.utilization) == (40, 100, 0.25)
     assert (now.power_w, now.temperature_c, now.clock_mhz) == (71.5, 55.0, 1755)
     assert readings(shared).power_w is None
+    assert [rated_bandwidth(device) for device in (discrete, shared, memory)] == [pytest.approx(300.048e9), None, None]
     assert [device.kind for device in devices({"CUDA_VISIBLE_DEVICES": ""}, tmp_path)] == ["cpu"]
 
 

@@ -7,7 +7,15 @@ has only its main memory, and a reading that nobody gives is None. It knows no m
 from runner.machine.activity import GpuActivity, GpuProcess, driver_version, gpu_activity
 from runner.machine.cgroup import Limits, cgroup_limits
 from runner.machine.cpu import CpuInfo, cache_bytes, cpu_info, default_threads
-from runner.machine.gpu import DeviceReadings, cuda_capability, devices, main_memory, process_memory_bytes, readings
+from runner.machine.gpu import (
+    DeviceReadings,
+    cuda_capability,
+    devices,
+    main_memory,
+    process_memory_bytes,
+    rated_bandwidth,
+    readings,
+)
 from runner.machine.memory import peak_bytes
 
 __all__ = [
@@ -27,5 +35,6 @@ __all__ = [
     "main_memory",
     "peak_bytes",
     "process_memory_bytes",
+    "rated_bandwidth",
     "readings",
 ]

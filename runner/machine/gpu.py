@@ -74,6 +74,20 @@ def cuda_capability(device: Device) -> tuple[int, int] | None:
     return None if found is None else (int(found[0]), int(found[1]))
 
 
+def rated_bandwidth(device: Device) -> float | None:
+    """Bytes a second that the memory of an NVIDIA GPU gives at most: two bits a cycle on each line of its bus.
+
+    None for others, and where the driver does not say. An H200: 4.9 TB/s, of which a read measures 4.6.
+    """
+    binding = nvml() if device.kind == "cuda" else None
+    handle = None if binding is None else ask_nvml(binding.nvmlDeviceGetHandleByIndex, device.index)
+    if binding is None or handle is None:
+        return None
+    lines = ask_nvml(binding.nvmlDeviceGetMemoryBusWidth, handle)
+    clock_mhz = ask_nvml(binding.nvmlDeviceGetMaxClockInfo, handle, binding.NVML_CLOCK_MEM)
+    return 2 * clock_mhz * 1e6 * lines / 8 if lines and clock_mhz else None
+
+
 def process_memory_bytes(pid: int) -> int | None:
     """Main memory that a process holds (resident, mapped weights included), or None when it is gone."""
     try:

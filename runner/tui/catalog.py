@@ -158,9 +158,9 @@ def row_fit(fit: Fit) -> RowFit:
 
 
 def expected_tok_s(held: int, parameters: int, active: int, fit: RowFit, room: Room) -> float | None:
-    """How fast decoding could be: all that is read for a token, at the speed that the memory was measured at.
+    """How fast decoding could be: all that is read for a token, at the speed that the memory has.
 
-    None without a measurement, and for a model in two memories or none.
+    None where that is not known, and for a model in two memories or none.
     """
     if not held or not room.bandwidth_bytes_s or fit.verdict != "fits":
         return None

@@ -14,7 +14,7 @@ from runner.closed import cannot_read
 from runner.disk_usage import drafters
 from runner.errors import RunnerError
 from runner.inventory import local_models, unreadable
-from runner.machine import devices
+from runner.machine import devices, rated_bandwidth
 from runner.paths import Paths
 from runner.registry import Registry
 from runner.tui.catalog import CatalogRow, Rooms, catalog_rows, found_rows, measured_tok_s, rooms, with_drafters
@@ -42,7 +42,9 @@ def read_catalog(paths: Paths, *, gguf_on_gpu: bool | None = None) -> Catalog:
         runs = read_history(paths.bench_history).runs
     except RunnerError as error:
         runs, problem = (), error
-    bandwidths = {device.name: rate for device in machine if (rate := measured_bandwidth(runs, device))}
+    # A GPU's driver says what its memory gives at most; what a benchmark has read is nearer to what decoding finds.
+    rates = {device.name: measured_bandwidth(runs, device) or rated_bandwidth(device) for device in machine}
+    bandwidths = {name: rate for name, rate in rates.items() if rate is not None}
     where = rooms(machine, bandwidths, gguf_on_gpu=can_offload(machine, paths) if gguf_on_gpu is None else gguf_on_gpu)
     try:
         registry = Registry.load_for(paths)

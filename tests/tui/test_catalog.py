@@ -215,6 +215,20 @@ def test_the_real_catalog_has_every_model_of_the_registry() -> None:
     assert all(one.fit.verdict != "unknown" for one in catalog.rows)
 
 
+@pytest.mark.parametrize(("measured", "bytes_s"), [(None, 4e12), (3e12, 3e12)], ids=["no benchmark", "a benchmark"])
+def test_what_decoding_could_reach_is_told_before_a_benchmark_too(
+    measured: float | None, bytes_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runner.tui.catalog_reading.devices", lambda: (gpu(), memory()))
+    monkeypatch.setattr(
+        "runner.tui.catalog_reading.rated_bandwidth", lambda device: 4e12 if device.kind == "cuda" else None
+    )
+    monkeypatch.setattr("runner.tui.catalog_reading.measured_bandwidth", lambda _, __: measured)
+    catalog = read_catalog(user_paths(), gguf_on_gpu=True)
+    eight = next(one for one in catalog.rows if one.name == "qwen3-8b")
+    assert eight.expected_tok_s == pytest.approx(bytes_s / eight.size_bytes, rel=0.02)
+
+
 def test_a_wrong_file_of_the_users_is_told_and_harms_nothing() -> None:
     path = user_paths().user_models_file
     path.parent.mkdir(parents=True)
