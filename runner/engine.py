@@ -37,6 +37,7 @@ from runner.fit import Alternative, ModelFacts, Plan, alternatives, check_fit, p
 from runner.fit_history import read_history, record_load
 from runner.grammar import Grammars
 from runner.machine import devices
+from runner.own_bits import in_own_bits
 from runner.paths import Paths
 from runner.prepare import ready
 from runner.prompt import build_prompt
@@ -128,6 +129,7 @@ class Engine(EngineSurface):
             self._has_tried = True
             _check_head(choice, files, options)
             beside = None if draft is None else draft.facts
+            faster = in_own_bits(spec, registry, facts.num_parameters) if options.backend == "auto" else ""
             backend, reason = load_backend(files, facts, options, emit, cancel, context, on_stage, draft=beside)
             on_stage("drafter")
             drafting = _open_drafting(choice, draft, texts, backend, options, emit, cancel)
@@ -135,7 +137,7 @@ class Engine(EngineSurface):
             self.loaded = Loaded(
                 info=backend.info,
                 memory=dataclasses.replace(backend.memory(), draft_bytes=drafting.nbytes),
-                reason=reason,
+                reason=f"{reason}; {faster}" if faster and backend.info.backend == "llamacpp" else reason,
                 speculation=drafting.choice.words,
                 draft_max=drafting.draft_max,
                 load_s=self._clock() - started,

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Final
 
 from runner import hub
 from runner.backends import WITH_HEADS, backend_module, choose
-from runner.backends.native.architectures import ARCHITECTURES
 from runner.backends.native.preference import gpu_for_kernels
 from runner.backends.vocabulary import mismatch
 from runner.config import LONGEST_DRAFT, LONGEST_STATE_DRAFT, LoadOptions
@@ -35,8 +34,9 @@ from runner.fit.facts import CONFIG
 from runner.fit_history import read_history
 from runner.hub_cache import snapshots
 from runner.machine import devices
-from runner.model_config import parse_model_config, text_model_type
+from runner.model_config import parse_model_config
 from runner.model_files import Choice, weight_bytes
+from runner.own_bits import in_own_bits
 from runner.paths import Paths, user_paths
 from runner.prepare import listed, locate, ready, title
 from runner.quant.draft_tensors import open_heads, without_head
@@ -48,7 +48,6 @@ from runner.types import BackendName, CancelToken, ReadyModel, WeightsFormat
 
 # Headers of more shards than this are not read one by one: config.json tells the number of weights as well.
 MAX_HEADERS: Final = 16
-_PACKED_BYTES: Final = 0.6  # of a weight in mq4, scales and the output matrix included
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,25 +164,10 @@ def preview(spec: ModelSpec, options: LoadOptions, *, offline: bool, paths: Path
         is_local=found.model is not None,
         facts=facts,
         drafting=unless_inexact(drafting, options, is_exact=is_exact),
-        in_own_bits=_in_own_bits(spec, registry, facts) if backend == "llamacpp" else "",
+        in_own_bits=in_own_bits(spec, registry, facts.num_parameters) if backend == "llamacpp" else "",
         notes=facts.shape.notes,
         notices=tuple(notices),
     )
-
-
-def _in_own_bits(spec: ModelSpec, registry: Registry, facts: ModelFacts) -> str:
-    """How to have a model of the registry in four bits of the native backend, where a GPU for its kernels is here."""
-    known = registry.known_repo(spec.repo) if spec.repo else None
-    if known is None or not known.repo or text_model_type(known.architecture) not in ARCHITECTURES:
-        return ""
-    gpu = gpu_for_kernels()
-    if gpu is None or facts.num_parameters * _PACKED_BYTES > gpu.free_bytes:
-        return ""
-    name = f"{PurePosixPath(known.repo).name}-mq4"
-    if any(one.name == name for one in registry.made()):
-        return f"{name}, made here, is decoded by kernels for this GPU: runner chat {name}"
-    made = f"runner pull {known.name}:safetensors, then runner quantize {known.name}"
-    return f"in four bits of the native backend, by kernels for this GPU: {made}"
 
 
 def _drafting(

@@ -19,6 +19,7 @@ from runner.backends.llamacpp import Probe
 from runner.config import LoadOptions
 from runner.engine import Engine
 from runner.errors import BadModelFile, BusyError, RunnerError, UsageError
+from runner.events import Loaded
 from runner.model_config.shapes import config_shape
 from runner.paths import user_paths
 from runner.prepare import ready
@@ -233,7 +234,7 @@ def test_how_a_model_of_the_registry_is_had_in_our_own_bits_is_told_where_a_gpu_
     server.repos["unsloth/Qwen3-0.6B-GGUF"] = Repo(read_tree(tmp_path / "repo"))
     assert seen("qwen3-0.6b").in_own_bits == ""  # there is no GPU
     gpu = Device(kind="cuda", index=0, name="GPU", total_bytes=24 * GIB, free_bytes=23 * GIB)
-    monkeypatch.setattr("runner.preview.gpu_for_kernels", lambda: gpu)
+    monkeypatch.setattr("runner.own_bits.gpu_for_kernels", lambda: gpu)
     assert "runner pull qwen3-0.6b:safetensors, then runner quantize qwen3-0.6b" in seen("qwen3-0.6b").in_own_bits
     (user_paths().models / "Qwen3-0.6B-mq4").mkdir(parents=True)
     assert seen("qwen3-0.6b").in_own_bits.endswith("runner chat Qwen3-0.6B-mq4")
@@ -241,8 +242,24 @@ def test_how_a_model_of_the_registry_is_had_in_our_own_bits_is_told_where_a_gpu_
     gemma = {"gemma-3-4b-it-Q4_K_M.gguf": (tmp_path / "repo" / "Qwen3-0.6B-Q8_0.gguf").read_bytes()}
     server.repos["ggml-org/gemma-3-4b-it-GGUF"] = Repo(gemma)
     assert "runner quantize gemma-3-4b" in seen("gemma-3-4b").in_own_bits  # by its text model
-    monkeypatch.setattr("runner.preview.gpu_for_kernels", lambda: dataclasses.replace(gpu, free_bytes=1000))
+    monkeypatch.setattr("runner.own_bits.gpu_for_kernels", lambda: dataclasses.replace(gpu, free_bytes=1000))
     assert seen("qwen3-0.6b").in_own_bits == ""
+
+
+def test_who_loads_a_model_by_llama_cpp_beside_a_gpu_for_our_kernels_is_told_what_is_faster(
+    server: Hub, demo_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gguf = (demo_directory / "demo-q8_0.gguf").read_bytes()
+    server.repos["unsloth/Qwen3-0.6B-GGUF"] = Repo({"Qwen3-0.6B-Q8_0.gguf": gguf})
+    gpu = Device(kind="cuda", index=0, name="GPU", total_bytes=24 * GIB, free_bytes=23 * GIB)
+    monkeypatch.setattr("runner.own_bits.gpu_for_kernels", lambda: gpu)
+    engine = Engine(user_paths())
+    for backend, is_told in (("auto", True), ("llamacpp", False)):
+        *_, loaded = engine.load("qwen3-0.6b", LoadOptions(ctx_size=512, n_threads=1, backend=backend))
+        assert isinstance(loaded, Loaded)
+        assert loaded.info.backend == "llamacpp"
+        assert ("; in four bits" in loaded.reason and "runner quantize qwen3-0.6b" in loaded.reason) == is_told
+    engine.close()
 
 
 def test_the_fake_model_takes_nothing() -> None:
