@@ -13,9 +13,9 @@ what graphs hold then, is told apart.
 there, whole, for `runner run`, `chat` and `bench`.
 
 Stages: interpreter (until its first line runs), imports (the packages of the native backend, beside which the device
-itself starts), files (config, headers, tokenizer, and compiling what layouts are tried with), weights (until the last
-one is read), kernels (until loading is done: compiling or reading them, the first token of a warm-up, graphs), prefill
-of 16 tokens, first token.
+itself starts and the tokenizer is opened), files (config, headers, and compiling what layouts are tried with), weights
+(until the last one is read), kernels (until loading is done: compiling or reading them, the first token of a warm-up,
+graphs), prefill of 16 tokens, first token.
 """
 
 from __future__ import annotations
@@ -52,17 +52,15 @@ class Load:
 def child(directory: Path, n_ctx: int, n_prompt: int, moments: Sequence[float], *, gets_ready: bool) -> Load:
     """What a fresh process does. moments: on the wall clock, when it was started and when its first line ran."""
     from runner.backends.base import Prefill
-    from runner.backends.native import import_torch, load
+    from runner.backends.native import load
     from runner.config import LoadOptions, SamplingParams
     from runner.types import CancelToken, ReadyModel
 
-    import_torch(for_gpu=True)
-    from runner.backends.native import fused_execution as _fused  # noqa: F401 - what load() would import: the kernels
-
-    ended = {"imports": time.time()}
+    ended: dict[str, float] = {}
 
     def on_progress(progress: object) -> None:
         now = time.time()
+        ended.setdefault("imports", now)
         if isinstance(progress, (int, float)):  # else it says what begins, or how many kernels are compiled
             ended.setdefault("files", now)
             if progress >= 1:

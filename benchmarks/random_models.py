@@ -2,9 +2,10 @@
 
     python benchmarks/random_models.py llama-3.1-8b mq4 DIR
 
-The directory is whole: `runner run`, `runner chat` and `runner bench` take it, though what it writes is noise. Every
-bit pattern of a word is a weight, so words are random; scales are such that a matrix gives its output the size of its
-input. It knows nothing of how fast anything is.
+The directory is whole: `runner run`, `runner chat` and `runner bench` take it, though what it writes is noise. Its
+tokenizer is the demo's, with as many more tokens as the shape's vocabulary has. Every bit pattern of a word is a
+weight, so words are random; scales are such that a matrix gives its output the size of its input. It knows nothing of
+how fast anything is.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ from runner.quant.mq.tensor_format import Encoded
 from runner.quant.packed_files import MANIFEST_NAME, WEIGHTS_NAME
 from runner.types import CancelToken, ReadyModel
 
-COMPANIONS = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+_TOKENIZER = "tokenizer.json"
+COMPANIONS = ("tokenizer_config.json", "generation_config.json")
 RECIPE_NAMES = ("mq4", "mq4-uniform")
 _CODES = (32, 64)  # of scales: two octaves
 _THREADS = 8
@@ -150,9 +152,27 @@ def write_directory(target: Path, config: Mapping[str, Any], recipe: str, *, is_
     (target / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     for name in COMPANIONS:
         shutil.copyfile(builtin("models") / "demo" / name, target / name)
+    description = json.loads((builtin("models") / "demo" / _TOKENIZER).read_bytes())
+    add_tokens(description["model"], config["vocab_size"])
+    (target / _TOKENIZER).write_text(json.dumps(description, ensure_ascii=False), encoding="utf-8")
     records = _write_tensors(target / WEIGHTS_NAME, plan, layout, device)
     (target / MANIFEST_NAME).write_text(to_json(_manifest(target, plan, records, is_hashed)), encoding="utf-8")
     return layout.total_bytes
+
+
+def add_tokens(bpe: dict[str, Any], size: int) -> None:
+    """Further tokens and merges up to a vocabulary of that size: to open a tokenizer takes as long as it is large."""
+    vocab, merges = bpe["vocab"], bpe["merges"]
+    octets = [token for token in vocab if len(token) == 1]
+    longer = list(octets)
+    for left in longer:
+        for right in octets:
+            if len(vocab) >= size:
+                return
+            if (token := left + right) not in vocab:
+                vocab[token] = len(vocab)
+                merges.append([left, right])
+                longer.append(token)
 
 
 def _write_tensors(path: Path, plan: PackedPlan, layout: Layout, device: torch.device) -> dict[str, TensorRecord]:
@@ -186,7 +206,7 @@ def _write_one(file: int, tensor: TensorPlan, layout: Layout, device: torch.devi
 
 def _manifest(target: Path, plan: PackedPlan, records: Mapping[str, TensorRecord], is_hashed: bool) -> Manifest:
     """What a finished model says of itself."""
-    names = [WEIGHTS_NAME, "config.json", *COMPANIONS]
+    names = [WEIGHTS_NAME, "config.json", _TOKENIZER, *COMPANIONS]
     return Manifest(
         format=plan.main_format,
         bpw=round(plan.bpw, 4),

@@ -14,13 +14,12 @@ from gguf import TokenType
 from runner.errors import BadModelFile, UnsupportedModel
 from runner.quant import pre_tokenizers
 from runner.quant.chat_templates import read_chat_templates
+from runner.quant.special_tokens import around_text, read_special_tokens
 from runner.quant.vocabulary import (
     Vocabulary,
     added_tokens,
-    around_text,
     fill_ids,
     limits_of,
-    read_special_tokens,
 )
 
 

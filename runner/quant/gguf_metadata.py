@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from runner.errors import UnsupportedModel
 from runner.model_config import DeltaConfig, ModelConfig, QueryGrowth, RopeScaling
-from runner.quant.vocabulary import SpecialTokens, Vocabulary
+from runner.quant.special_tokens import SpecialTokens
+from runner.quant.vocabulary import Vocabulary
 
 QUANTIZATION_VERSION: Final = 2
 MAX_NAME: Final = 200

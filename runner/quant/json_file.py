@@ -6,8 +6,10 @@ It knows nothing of what is in them.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from runner.errors import BadModelFile
 
@@ -15,14 +17,23 @@ MAX_JSON_BYTES: Final = 256 * 1024 * 1024  # tokenizer.json of a large vocabular
 DAMAGED: Final = "`runner verify --repair` fetches damaged files again, and says what mends those that it cannot fetch."
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`. Raises BadModelFile when it is missing, too large, or not an object."""
+@contextmanager
+def opened_json(path: Path) -> Iterator[BinaryIO]:
+    """The file, for whoever reads it. Raises BadModelFile when it is missing, too large, or cannot be read."""
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise BadModelFile(f"{path} is too large to be what its name says.", hint=DAMAGED)
-        value = json.loads(path.read_bytes().decode("utf-8"))
+        with path.open("rb") as file:
+            yield file
     except OSError as error:
         raise BadModelFile(f"{path} cannot be read: {error.strerror or error}.", hint=DAMAGED) from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`. Raises BadModelFile when it is missing, too large, or not an object."""
+    try:
+        with opened_json(path) as file:
+            value = json.loads(file.read().decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise BadModelFile(f"{path} is not JSON: {error}.", hint=DAMAGED) from error
     if not isinstance(value, dict):

@@ -16,15 +16,14 @@ from runner.errors import BackendUnavailable, BadModelFile, UnsupportedModel
 from runner.quant.chat_templates import read_chat_templates
 from runner.quant.json_file import read_json_if_there
 from runner.quant.origin import called
+from runner.quant.special_tokens import around_text, read_special_tokens
 from runner.quant.vocabulary import (
     AddedToken,
     Vocabulary,
     added_token,
     added_tokens,
-    around_text,
     fill_ids,
     limits_of,
-    read_special_tokens,
 )
 
 SPACE: Final = "▁"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Final
 
@@ -49,21 +50,23 @@ def load(model: ReadyModel, options: LoadOptions, on_progress: LoadProgress, can
 
     Raises BadModelFile, UnsupportedModel, DoesNotFit, BackendUnavailable, RunnerError when cancelled.
     """
-    import_torch(for_gpu=options.n_gpu_layers != 0)
-    from runner.backends.native.opening import open_backend
+    from runner.backends.native.tokenizer import open_tokenizer
 
-    with no_garbage_collection():  # a mixture of experts has 19,000 tensors: looking for some took a second
-        return open_backend(model, options, on_progress, cancel)
+    with ThreadPoolExecutor(1, "tokenizer") as beside:  # it takes half a second, and holds the interpreter for a fifth
+        tokenizer = beside.submit(open_tokenizer, model.directory)
+        import_torch(for_gpu=options.n_gpu_layers != 0)
+        from runner.backends.native.opening import open_backend
+
+        with no_garbage_collection():  # a mixture of experts has 19,000 tensors: looking for some took a second
+            return open_backend(model, tokenizer, options, on_progress, cancel)
 
 
 def vocabulary(model: ReadyModel) -> tuple[str, ...]:
     """See BackendModule. Raises BadModelFile, UnsupportedModel."""
-    from runner.backends.native.model_files import read_config, tokenizer_path
-    from runner.backends.native.tokenizer import HuggingFaceTokenizer
+    from runner.backends.native.tokenizer import open_tokenizer
     from runner.backends.vocabulary import pieces
 
-    tokenizer = HuggingFaceTokenizer(tokenizer_path(model.directory), read_config(model.directory).vocab_size)
-    return pieces(tokenizer, special=False)
+    return pieces(open_tokenizer(model.directory), special=False)
 
 
 def import_torch(*, for_gpu: bool) -> None:

@@ -6,6 +6,8 @@ is asked for.
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import torch
 
 from runner.backends.base import Began, LoadProgress
@@ -13,7 +15,7 @@ from runner.backends.native.backend import NativeBackend
 from runner.backends.native.execution import Execution, PlainExecution
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.loader import load_model, unfilled
-from runner.backends.native.model_files import chat_template, read_config, tokenizer_path
+from runner.backends.native.model_files import chat_template, read_config
 from runner.backends.native.placement import (
     Needs,
     Placement,
@@ -42,14 +44,18 @@ _CPU_NOTE = "Without a GPU the native backend computes in plain torch: right, bu
 
 
 def open_backend(
-    model: ReadyModel, options: LoadOptions, on_progress: LoadProgress, cancel: CancelToken
+    model: ReadyModel,
+    opening_tokenizer: Future[HuggingFaceTokenizer],
+    options: LoadOptions,
+    on_progress: LoadProgress,
+    cancel: CancelToken,
 ) -> NativeBackend:
-    """Read, check and load `model`."""
+    """Read, check and load `model`, whose tokenizer is being opened."""
     on_progress(Began("headers"))
     config = read_config(model.directory)
     weights = PackedWeights(model.directory) if model.format == "packed" else open_weights(model, config)
     on_progress(Began("tokenizer"))
-    tokenizer = HuggingFaceTokenizer(tokenizer_path(model.directory), config.vocab_size)
+    tokenizer = opening_tokenizer.result()
     on_progress(Began("device"))
     placement = place(options)
     need = needs(config, weights, placement, options.n_ctx(config.max_position_embeddings))

@@ -6,15 +6,17 @@ part of a character. It knows nothing of templates or of weights.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as HfTokenizer
 
+from runner.backends.native.model_files import read_config, tokenizer_path
 from runner.errors import BadModelFile, UnsupportedModel
-from runner.quant.json_file import DAMAGED, read_json
-from runner.quant.vocabulary import around_text, read_special_tokens
+from runner.quant.json_file import DAMAGED, opened_json
+from runner.quant.special_tokens import around_text, read_special_tokens
 
 _SPACE = "\u2581"  # SentencePiece writes a space as this character
 _SENTENCEPIECE_DECODERS = frozenset({"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"})
@@ -27,11 +29,11 @@ class HuggingFaceTokenizer:
     """
 
     def __init__(self, path: Path, vocab_size: int) -> None:
-        description = read_json(path)
-        try:
-            self._tokenizer = HfTokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception
-            raise BadModelFile(f"{path} is not a tokenizer: {error}.", hint=DAMAGED) from error
+        with opened_json(path):  # which tells what hinders better than the library
+            try:
+                self._tokenizer = HfTokenizer.from_file(str(path))
+            except Exception as error:  # the library raises plain Exception
+                raise BadModelFile(f"{path} is not a tokenizer: {error}.", hint=DAMAGED) from error
         # What a training cut its texts to, and filled them up to, stays in the file: it is not for texts here.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -55,13 +57,13 @@ class HuggingFaceTokenizer:
             number: (token.content, bool(token.special)) for number, token in every_added.items() if number < vocab_size
         }
         self.control_tokens = frozenset(text for text, is_special in self._added.values() if is_special)
-        self._read_pieces(description)
-        self._read_special_tokens(path.parent, ids, description)
+        self._read_pieces()
+        self._read_special_tokens(path.parent, ids)
 
-    def _read_pieces(self, description: Mapping[str, Any]) -> None:
-        decoders = _flat(description.get("decoder"), "decoders")
+    def _read_pieces(self) -> None:
+        decoders = _flat(_described(self._tokenizer.decoder), "decoders")
         kinds = {str(decoder.get("type")) for decoder in decoders}
-        before = _flat(description.get("pre_tokenizer"), "pretokenizers")
+        before = _flat(_described(self._tokenizer.pre_tokenizer), "pretokenizers")
         if "ByteLevel" in kinds:
             self._is_byte_level = True
             self.strips_leading_space = any(p.get("type") == "ByteLevel" and p.get("add_prefix_space") for p in before)
@@ -74,8 +76,8 @@ class HuggingFaceTokenizer:
                 hint="Use a GGUF of the model with --backend llamacpp.",
             )
 
-    def _read_special_tokens(self, directory: Path, ids: Mapping[str, int], description: Mapping[str, Any]) -> None:
-        first, last = around_text(description)
+    def _read_special_tokens(self, directory: Path, ids: Mapping[str, int]) -> None:
+        first, last = around_text({"post_processor": _described(self._tokenizer.post_processor)})
         # A SentencePiece model was trained with BOS in front; byte-level ones say so when they were.
         special = read_special_tokens(
             directory, ids, self.vocab_size, first=first, last=last, adds_bos_unasked=not self._is_byte_level
@@ -102,6 +104,16 @@ class HuggingFaceTokenizer:
         if piece is None:
             return b""
         return _byte_level(piece) if self._is_byte_level else _sentencepiece(piece)
+
+
+def open_tokenizer(directory: Path) -> HuggingFaceTokenizer:
+    """That of the model whose files are there. Raises BadModelFile, UnsupportedModel."""
+    return HuggingFaceTokenizer(tokenizer_path(directory), read_config(directory).vocab_size)
+
+
+def _described(part: Any) -> object:
+    """A part of the tokenizer as tokenizer.json has it, or None: the rest of that file, megabytes, need not be read."""
+    return None if part is None else json.loads(part.__getstate__())
 
 
 def _flat(part: object, inner: str) -> list[Mapping[str, Any]]:
