@@ -39,8 +39,7 @@ class WhileUnchanged(Generic[T]):
         if kept is not None and (kept.path, kept.stamp) == (path, stamp):
             return kept.value
         value = self._read(path)
-        is_settled = stamp is not None and stamp == _stamp(path)
-        self._kept = _Kept(path, stamp, value) if stamp is not None and is_settled else None
+        self._kept = _Kept(path, stamp, value) if stamp is not None and stamp == _stamp(path) else None
         return value
 
     def forget(self) -> None:

@@ -239,6 +239,7 @@ def test_how_a_model_of_the_registry_is_had_in_our_own_bits_is_told_where_a_gpu_
     (user_paths().models / "Qwen3-0.6B-mq4").mkdir(parents=True)
     assert seen("qwen3-0.6b").in_own_bits.endswith("runner chat Qwen3-0.6B-mq4")
     assert seen("unsloth/Qwen3-0.6B-GGUF:Q8_0").in_own_bits == seen("qwen3-0.6b").in_own_bits
+    assert seen("demo", LoadOptions(ctx_size=512, backend="llamacpp")).in_own_bits == ""  # no repository is known of it
     gemma = {"gemma-3-4b-it-Q4_K_M.gguf": (tmp_path / "repo" / "Qwen3-0.6B-Q8_0.gguf").read_bytes()}
     server.repos["ggml-org/gemma-3-4b-it-GGUF"] = Repo(gemma)
     assert "runner quantize gemma-3-4b" in seen("gemma-3-4b").in_own_bits  # by its text model
