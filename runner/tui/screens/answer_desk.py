@@ -131,8 +131,7 @@ class AnswerDesk:
         self._chat.transcript.show(turns)
         self._has_refusal = False
         self._chat.show_transcript(bool(turns))
-        last = turns[-1].timings if turns and turns[-1].role == "assistant" else None
-        self._count.begin(conversation.system, turns, last)
+        self._count.resume(conversation.system, turns)
         parts = self.recount()
         self._chat.query_one(TitleBar).show_context(parts.used, parts.n_ctx)
 
