@@ -259,6 +259,8 @@ class AnswerDesk:
         note = self._chat.transcript.note
         if reason == "context":
             hint = "Ctrl+N begins a new chat; /set overflow drop lets the oldest messages go."
+            if self._chat.engine.conversation.options.overflow == "drop":  # they are gone, or it is the only one
+                hint = "/set ctx_size N makes it larger."
             note("The context is full: the answer is cut off.", hint, "warning")
         elif reason == "length":
             note("The answer is cut off at max_tokens.", "/set max_tokens none lifts the limit; F6 shows it.")
