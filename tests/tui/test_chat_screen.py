@@ -335,6 +335,12 @@ def test_editing_replaces_the_last_question_and_escape_gives_it_up(stage: Stage)
         await on.ask("second")
         assert on.said == ["second", "Hi."]
         assert not on.chat.box.is_edit
+        await on.ask("third " * 100)
+        on.chat.action_edit_last()
+        await on.pilot.pause()
+        parts = on.chat.answers.recount()
+        assert parts.next_message
+        assert parts.used < 1.5 * parts.next_message  # and not as much again for the one that it replaces
 
     stage.play(stage.script("Hi."), act)
 

@@ -162,9 +162,12 @@ class AnswerDesk:
 
     def recount(self) -> ContextParts:
         """Show how full the context is."""
-        engine = self._chat.engine
+        engine, count = self._chat.engine, self._count
         n_ctx = engine.loaded.info.n_ctx if engine.loaded is not None else 0
-        parts = self._count.parts(n_ctx, self._typed, self._attached)
+        if self._chat.box.is_edit:  # what is typed comes in place of the last question and its answer
+            count = ContextCount()
+            count.resume(engine.conversation.system, _before_last_question(engine.conversation.turns))
+        parts = count.parts(n_ctx, self._typed, self._attached)
         self._chat.query_one(ContextMeter).show(parts, engine.conversation.options.overflow)
         return parts
 
@@ -306,6 +309,12 @@ def _last_question(turns: Sequence[Turn]) -> int:
         if turns[position].role == "user":
             return position
     raise UsageError("There is no message to edit.", hint="Write one first.")
+
+
+def _before_last_question(turns: Sequence[Turn]) -> Sequence[Turn]:
+    """What stays when the last message is changed; all of them where there is none."""
+    places = [place for place, turn in enumerate(turns) if turn.role == "user"]
+    return turns[: places[-1]] if places else turns
 
 
 def _stage(progress: Progress) -> str:
