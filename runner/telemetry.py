@@ -30,9 +30,10 @@ class Timings:
 
     @property
     def prefill_tok_s(self) -> float | None:
-        """Uncached prompt tokens over prefill_s."""
+        """Uncached prompt tokens over prefill_s. None before the first token: how many were read is not known."""
         computed = self.prompt_tokens - self.cached_tokens
-        return computed / self.prefill_s if self.prefill_s > 0 and computed > 0 else None
+        is_read = self.ttft_s is not None
+        return computed / self.prefill_s if is_read and self.prefill_s > 0 and computed > 0 else None
 
     @property
     def decode_tok_s(self) -> float | None:

@@ -29,6 +29,7 @@ def test_before_the_first_token_there_is_no_ttft_and_the_prefill_goes_on() -> No
     assert timings.ttft_s is None
     assert timings.prefill_s == 0.5
     assert timings.decode_s == 0.0
+    assert timings.prefill_tok_s is None  # a cancelled prompt was read in part: it would be too fast
     assert timings.decode_tok_s is None
     assert timings.completion_tokens == 0
 

@@ -115,17 +115,23 @@ class ContextCount:
     """Follows one chat: what was counted last, and what has come since."""
 
     def __init__(self) -> None:
-        self._prompt = Lengths()
+        self._prompt = self._since = Lengths()
         self._prompt_tokens = self._answer_tokens = 0
 
-    def begin(self, system: str | None, turns: Sequence[Turn], timings: Mapping[str, Any] | None = None) -> None:
-        """The prompt is now made of these. timings: those of the last of the turns, an answer, if they are known."""
-        if timings and (n_prompt := _n_tokens(timings, "prompt_tokens")):
-            self._prompt = lengths(system, turns[:-1])
-            self.count(n_prompt, _n_tokens(timings, "completion_tokens"))
-        else:
-            self._prompt = lengths(system, turns)
-            self._prompt_tokens = self._answer_tokens = 0
+    def begin(self, system: str | None, turns: Sequence[Turn]) -> None:
+        """The prompt is now made of these."""
+        self._prompt, self._since = lengths(system, turns), Lengths()
+        self._prompt_tokens = self._answer_tokens = 0
+
+    def resume(self, system: str | None, turns: Sequence[Turn]) -> None:
+        """The chat is now made of these. What its last answer took is known from when it was given, if at all."""
+        self.begin(system, turns)
+        for place in range(len(turns) - 1, -1, -1):
+            timings = turns[place].timings
+            if turns[place].role == "assistant" and (n_prompt := _n_tokens(timings, "prompt_tokens")):
+                self._prompt, self._since = lengths(system, turns[:place]), lengths(None, turns[place + 1 :])
+                self.count(n_prompt, _n_tokens(timings, "completion_tokens"))
+                return
 
     def count(self, prompt_tokens: int, answer_tokens: int) -> None:
         """What the engine has counted of this prompt and its answer."""
@@ -137,17 +143,17 @@ class ContextCount:
             pending = estimated(Lengths(0, typed, attached), n_ctx)
             return replace(estimated(self._prompt.with_pending(typed, attached), n_ctx), next_message=pending.used)
         known = counted(self._prompt, self._prompt_tokens, self._answer_tokens, n_ctx)
-        if not typed and not attached:
+        if not typed and not attached and not self._since.total:
             return known
         is_telling = self._prompt.total >= _TELLING
         each = min(1.0, self._prompt_tokens / self._prompt.total) if is_telling else _TOKENS_A_BYTE
-        more = estimated(Lengths(0, typed, attached), n_ctx, each)
+        more = estimated(self._since.with_pending(typed, attached), n_ctx, each)
         return ContextParts(
             system=known.system,
             conversation=known.conversation + more.conversation,
             attached=known.attached + more.attached,
             answer=known.answer,
-            next_message=more.used,
+            next_message=estimated(Lengths(0, typed, attached), n_ctx, each).used,
             n_ctx=n_ctx,
             is_estimate=True,
         )

@@ -29,6 +29,7 @@ from textual.events import Key, Paste
 from textual.keys import Keys
 from textual.message import Message
 
+from runner.safe_text import safe_text
 from runner.tui.pacing import ANSWER
 
 _ESC: Final = "\x1b"
@@ -110,10 +111,13 @@ class PasteParser(XTermParser):
 
 
 def _as_text(event: Message) -> Message:
-    """A key that is a character of some script as the paste of it, where a field would not take the key."""
+    """A key that is a character of some script as the paste of it, where a field would not take the key; a paste
+    without what a terminal acts on: fields show what they hold."""
+    if isinstance(event, Paste):
+        return Paste(safe_text(event.text.replace("\r\n", "\n").replace("\r", "\n")))
     if not isinstance(event, Key) or event.is_printable or (event.character or "") < _FIRST_TEXT:
         return event
-    return Paste(event.character or "")
+    return Paste(safe_text(event.character or ""))
 
 
 def _split_held(text: str) -> tuple[str, str]:

@@ -57,7 +57,7 @@ def found(matches: Sequence[Match]) -> Iterator[Row]:
 
 
 def about(session: SessionSummary) -> str:
-    """The line under the list: what there is to know of one chat."""
+    """The line under the list: what there is to know of one chat; the end, which a narrow list cuts, is no figure."""
     questions = (session.n_turns + 1) // 2
     time = datetime.fromtimestamp(session.updated_at)
-    return f"{short_name(session.model)} · {questions} question{'' if questions == 1 else 's'} · {time:%d %b %H:%M}"
+    return f"{time:%d %b %H:%M} · {questions} question{'' if questions == 1 else 's'} · {short_name(session.model)}"

@@ -244,6 +244,11 @@ def test_an_answer_that_is_cut_off_says_why(stage: Stage) -> None:
         await on.ready()
         await on.ask("hello")
         assert "The context is full: the answer is cut off." in shown(on)
+        assert "/set overflow drop" in shown(on)
+        await on.type("/set overflow drop")
+        await on.pilot.press("ctrl+n")
+        await on.ask("hello")
+        assert "/set ctx_size N" in shown(on)
         await on.type("/set max_tokens 3")
         await on.pilot.press("ctrl+n")
         await on.ask("hello")
@@ -330,6 +335,12 @@ def test_editing_replaces_the_last_question_and_escape_gives_it_up(stage: Stage)
         await on.ask("second")
         assert on.said == ["second", "Hi."]
         assert not on.chat.box.is_edit
+        await on.ask("third " * 100)
+        on.chat.action_edit_last()
+        await on.pilot.pause()
+        parts = on.chat.answers.recount()
+        assert parts.next_message
+        assert parts.used < 1.5 * parts.next_message  # and not as much again for the one that it replaces
 
     stage.play(stage.script("Hi."), act)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,10 @@ FULL = ContextParts(system=100, conversation=1500, attached=200, answer=100, n_c
 
 def question(text: str) -> Turn:
     return Turn(role="user", content=text)
+
+
+def answer(timings: dict[str, Any]) -> Turn:
+    return Turn(role="assistant", content="Hi.", timings=timings)
 
 
 def test_attached_files_are_told_from_words() -> None:
@@ -69,12 +74,22 @@ def test_a_short_prompt_does_not_tell_how_many_tokens_a_byte_takes() -> None:
 
 def test_a_kept_answer_brings_its_own_count() -> None:
     count = ContextCount()
-    turns = [question("hello"), Turn(role="assistant", content="Hi.")]
-    count.begin(None, turns, {"prompt_tokens": 12, "completion_tokens": 3})
+    count.resume(None, [question("hello"), answer({"prompt_tokens": 12, "completion_tokens": 3})])
     assert count.parts(100) == ContextParts(conversation=12, answer=3, n_ctx=100)
     for number in ("many", [12], 1e999, 10**400, -12):  # a chat file may hold anything there
-        count.begin(None, turns, {"prompt_tokens": number, "completion_tokens": number})
+        count.resume(None, [question("hello"), answer({"prompt_tokens": number, "completion_tokens": number})])
         assert count.parts(100).is_estimate
+
+
+def test_a_question_that_got_no_answer_is_added_to_what_was_counted_before() -> None:
+    count = ContextCount()
+    turns = [question("w" * 400), answer({"prompt_tokens": 200, "completion_tokens": 30})]
+    count.resume(None, [*turns, question("w" * 100)])
+    assert count.parts(1000) == ContextParts(conversation=250, answer=30, n_ctx=1000, is_estimate=True)
+    assert count.parts(1000, typed=40).next_message == 20
+    count.begin(None, [*turns, question("w" * 100)])
+    count.count(260, 1)
+    assert count.parts(1000) == ContextParts(conversation=260, answer=1, n_ctx=1000)
 
 
 @pytest.mark.parametrize("width", [6, 10, 40])

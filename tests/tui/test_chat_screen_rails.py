@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from datetime import date, datetime
@@ -14,10 +15,11 @@ from runner.measures import text_width
 from runner.transcript import SessionSummary, Turn
 from runner.tui.screens.ask_text import AskText
 from runner.tui.screens.confirm import Confirm
-from runner.tui.session_rows import day_name, grouped
+from runner.tui.session_rows import about, day_name, grouped
 from runner.tui.widgets.context_meter import ContextMeter
 from runner.tui.widgets.empty_chat import EXAMPLES, EmptyChat
 from runner.tui.widgets.hint import Hint
+from runner.tui.widgets.key_bar import KeyBar
 from runner.tui.widgets.models_here import ModelsHere
 from runner.tui.widgets.prompt_box import PromptBox
 from runner.tui.widgets.sessions_rail import SessionList, SessionsRail
@@ -62,6 +64,7 @@ def test_chats_are_grouped_by_day() -> None:
     listed = grouped(chats, date(2026, 3, 14))
     shown = [row.heading if row.session is None else row.session.title for row in listed]
     assert shown == ["Today", "chat 0", "chat 1", "Yesterday", "chat 2"]
+    assert about(dataclasses.replace(chats[0], model="demo")) == "14 Mar 12:00 · 1 question · demo"
 
 
 def test_a_model_that_was_unloaded_is_not_marked_as_loaded(stage: Stage) -> None:
@@ -128,6 +131,8 @@ def test_search_as_you_type_finds_words_of_turns(stage: Stage) -> None:
     async def act(on: Stage) -> None:
         await on.until(lambda: len(rows(on)) == 3)
         on.chat.action_search_chats()
+        await on.until(lambda: on.chat.query_one(SessionsRail).query_one(Input).has_focus)
+        assert "Search" not in [key.label for key in on.chat.query_one(KeyBar)._keys()]  # it would be typed
         await on.pilot.press(*"moon it")
         await on.until(lambda: len(rows(on)) == 1 and "moon it is" in rows(on)[0])
         on.chat.query_one(SessionsRail).query_one(Input).value = ""

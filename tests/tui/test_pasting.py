@@ -10,7 +10,7 @@ from textual.message import Message
 from runner.tui.pacing import ANSWER
 from runner.tui.pasting import PasteParser, install
 
-PASTE = "\x1b[200~one \x1b[31m two\rthree\x1bOQ\x1b[201\x1b four\r\x1b[201~x\x1b[A"
+PASTE = "\x1b[200~one \x1b[31m two\rthree\x1bOQ\x1b[201\x1b \x9b4mfour\u202e\r\n\x1b[201~x\x1b[A"
 
 
 def heard(size: int) -> list[Message]:
@@ -22,7 +22,7 @@ def heard(size: int) -> list[Message]:
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 100])
 def test_no_key_comes_out_of_a_paste_and_keys_after_it_do(size: int) -> None:
     events = heard(size)
-    assert [event.text for event in events if isinstance(event, Paste)] == ["one [31m two\rthreeOQ[201 four\r"]
+    assert [event.text for event in events if isinstance(event, Paste)] == ["one [31m two\nthreeOQ[201 4mfour\n"]
     assert [event.key for event in events if isinstance(event, Key)] == ["x", "up"]
 
 
@@ -90,7 +90,9 @@ def test_a_sequence_whose_esc_comes_before_it_is_one_key_also_on_a_slow_line(
     events = [*parser.feed("\x1b")]
     now += 0.09
     events += parser.feed(f"[200~{pasted}\x1b[201~" if pasted else "[A")
-    assert [event.text if isinstance(event, Paste) else event.key for event in events] == [pasted or "up"]
+    assert [event.text if isinstance(event, Paste) else event.key for event in events] == [
+        pasted.replace("\r", "\n") or "up"
+    ]
 
 
 def test_alt_and_enter_are_no_enter() -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
 from textual import events, on
 from textual.app import App, ComposeResult
 from textual.events import Paste
 from textual.pilot import Pilot
 from textual.widgets import Static
 
+from runner.chat_completing import Asked, Offer, path_offers
 from runner.message_files import Attachment
+from runner.tui.widgets import prompt_box
 from runner.tui.widgets.completions import Completions
 from runner.tui.widgets.prompt import BIG_PASTE
 from runner.tui.widgets.prompt_box import PromptBox
@@ -226,6 +230,30 @@ def test_enter_behind_keys_that_came_at_once_takes_no_completion_of_an_earlier_w
     assert texts(play(tmp_path, keys)) == ["/set top_k 5"]
 
 
+def test_enter_takes_no_completion_of_another_word_while_a_directory_is_being_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_listed = threading.Event()
+
+    def slow_offers(wanted: Asked, directory: Path) -> list[Offer]:
+        is_listed.wait(60)
+        return path_offers(wanted, directory)
+
+    monkeypatch.setattr(prompt_box, "path_offers", slow_offers)
+
+    async def keys(app: PromptApp, pilot: Pilot[None]) -> None:
+        await pilot.press("/", "r")
+        assert app.query_one(Completions).is_open
+        for character in "ead a.txt":  # at once: the list of commands is not closed behind "/read"
+            app.post_message(events.Key({" ": "space", ".": "full_stop"}.get(character, character), character))
+        await pilot.pause()
+        await pilot.press("tab", "enter")
+        assert not app.query_one(Completions).is_open
+        is_listed.set()
+
+    assert texts(play(tmp_path, keys)) == ["/read a.txt"]
+
+
 def test_completions_lie_over_the_transcript_and_within_the_screen(tmp_path: Path) -> None:
     async def keys(app: PromptApp, pilot: Pilot[None]) -> None:
         await pilot.press("/")
@@ -304,10 +332,10 @@ def test_many_pasted_lines_are_one_message_without_control_characters(tmp_path: 
 
 def test_a_paste_that_is_too_long_for_the_field_is_attached_and_backspace_drops_it(tmp_path: Path) -> None:
     async def keys(app: PromptApp, pilot: Pilot[None]) -> None:
-        for _ in range(2):
-            app.box.prompt.post_message(Paste("line\n" * BIG_PASTE))
+        for text in ("line\n" * BIG_PASTE, "line " * BIG_PASTE):
+            app.box.prompt.post_message(Paste(text))
             await pilot.pause()
-        assert [one.name for one in app.box.files] == ["pasted, 20000 lines"] * 2
+        assert [one.name for one in app.box.files] == ["pasted, 20000 lines", "pasted, 1 line"]
         await pilot.press("backspace", "enter")
 
     app = play(tmp_path, keys)

@@ -7,9 +7,10 @@ import asyncio
 from live_samples import loaded
 from model_rows import OneWidget, text_of
 
+from runner.events import Stats
 from runner.telemetry import Timings
 from runner.transcript import Turn
-from runner.tui.messages import AnswerEnded, Lent, LoadEnded, TakenBack, Unloaded
+from runner.tui.messages import AnswerEnded, AnswerStep, Lent, LoadEnded, TakenBack, Unloaded
 from runner.tui.widgets.title_bar import TitleBar
 from runner.wire import to_plain
 
@@ -27,6 +28,10 @@ def test_an_unloaded_model_is_a_name_alone() -> None:
             await pilot.pause()
             assert f"{model.info.name} · {model.info.quantization} · {model.info.backend}" in text_of(app)
             assert "ctx 700/" in text_of(app)
+            step = Stats(Timings(prompt_tokens=750, completion_tokens=10), n_ctx=1000)
+            bar.on_engine(AnswerStep("answering", step))
+            await pilot.pause()
+            assert "ctx 760/1k" in text_of(app)
             bar.on_engine(Unloaded("empty", "A benchmark needs the machine."))
             await pilot.pause()
             assert f"{model.info.name}  " in text_of(app)

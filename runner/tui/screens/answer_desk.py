@@ -131,8 +131,7 @@ class AnswerDesk:
         self._chat.transcript.show(turns)
         self._has_refusal = False
         self._chat.show_transcript(bool(turns))
-        last = turns[-1].timings if turns and turns[-1].role == "assistant" else None
-        self._count.begin(conversation.system, turns, last)
+        self._count.resume(conversation.system, turns)
         parts = self.recount()
         self._chat.query_one(TitleBar).show_context(parts.used, parts.n_ctx)
 
@@ -163,9 +162,12 @@ class AnswerDesk:
 
     def recount(self) -> ContextParts:
         """Show how full the context is."""
-        engine = self._chat.engine
+        engine, count = self._chat.engine, self._count
         n_ctx = engine.loaded.info.n_ctx if engine.loaded is not None else 0
-        parts = self._count.parts(n_ctx, self._typed, self._attached)
+        if self._chat.box.is_edit:  # what is typed comes in place of the last question and its answer
+            count = ContextCount()
+            count.resume(engine.conversation.system, _before_last_question(engine.conversation.turns))
+        parts = count.parts(n_ctx, self._typed, self._attached)
         self._chat.query_one(ContextMeter).show(parts, engine.conversation.options.overflow)
         return parts
 
@@ -260,6 +262,8 @@ class AnswerDesk:
         note = self._chat.transcript.note
         if reason == "context":
             hint = "Ctrl+N begins a new chat; /set overflow drop lets the oldest messages go."
+            if self._chat.engine.conversation.options.overflow == "drop":  # they are gone, or it is the only one
+                hint = "/set ctx_size N makes it larger."
             note("The context is full: the answer is cut off.", hint, "warning")
         elif reason == "length":
             note("The answer is cut off at max_tokens.", "/set max_tokens none lifts the limit; F6 shows it.")
@@ -305,6 +309,12 @@ def _last_question(turns: Sequence[Turn]) -> int:
         if turns[position].role == "user":
             return position
     raise UsageError("There is no message to edit.", hint="Write one first.")
+
+
+def _before_last_question(turns: Sequence[Turn]) -> Sequence[Turn]:
+    """What stays when the last message is changed; all of them where there is none."""
+    places = [place for place, turn in enumerate(turns) if turn.role == "user"]
+    return turns[: places[-1]] if places else turns
 
 
 def _stage(progress: Progress) -> str:

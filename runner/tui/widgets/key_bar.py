@@ -107,8 +107,10 @@ class KeyBar(Footer):
         if self.screen in self.app.screen_stack[:-1]:
             return ()
         found: dict[str, ShownKey] = {}
+        focused = self.screen.focused
+        is_typing = focused is not None and focused.check_consume_key("slash", "/")  # Textual knows no "slash" for text
         for _, binding, is_enabled, tooltip in self.screen.active_bindings.values():
-            if binding.show and binding.action not in found:
+            if binding.show and binding.action not in found and not (is_typing and binding.key == "slash"):
                 found[binding.action] = ShownKey(
                     key=binding.key,
                     shown=self.app.get_key_display(binding),

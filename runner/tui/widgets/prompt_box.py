@@ -95,6 +95,7 @@ class PromptBox(Vertical):
         self._mentioned: tuple[Attachment | Refused | Missing, ...] = ()
         self._named: tuple[str, ...] = ()
         self._asked: Asked | None = None
+        self._offered: Asked | None = None  # what the list is for: of a path it comes later than what is typed
         self._dismissed: Asked | None = None  # what the user closed the list of
         self._typed = ""
         self.is_edit = False
@@ -227,6 +228,7 @@ class PromptBox(Vertical):
             return
         is_only_itself = now is not None and len(found) == 1 and found[0].text.rstrip() == now.typed
         self.query_one(Completions).show([] if is_only_itself else found, self.size.width)
+        self._offered = now
         self.prompt.has_list = self.query_one(Completions).is_open
 
     @on(Prompt.ListKeyPressed)
@@ -235,7 +237,7 @@ class PromptBox(Vertical):
         listed, now = self.query_one(Completions), self._asked
         if message.key in ("up", "down"):
             listed.move(-1 if message.key == "up" else 1)
-        elif message.key == "enter" and now != self._asked_now():  # keys came at once: the list is of an earlier word
+        elif message.key == "enter" and self._offered != self._asked_now():  # keys came at once: it is of another word
             self._close_list()
             self.prompt.send()
         elif message.key == "close" or now is None or listed.marked is None:
@@ -258,8 +260,8 @@ class PromptBox(Vertical):
         self.prompt.focus()
 
     def _take(self, offer: Offer) -> None:
-        if self._asked is not None:
-            self.prompt.replace_before_cursor(self._asked.start, offer.text)
+        if self._offered is not None and self._offered == self._asked_now():
+            self.prompt.replace_before_cursor(self._offered.start, offer.text)
 
     def _close_list(self) -> None:
         self._dismissed = self._asked
@@ -271,7 +273,7 @@ class PromptBox(Vertical):
     def _attach_pasted(self, message: Prompt.BigPaste) -> None:
         message.stop()
         n_lines = len(message.text.splitlines())
-        self.attach(Attachment(f"pasted, {n_lines} lines", _PASTED, message.text))
+        self.attach(Attachment(f"pasted, {n_lines} line{'' if n_lines == 1 else 's'}", _PASTED, message.text))
 
     @on(Prompt.BackspaceWhenEmpty)
     def _drop_file(self, message: Prompt.BackspaceWhenEmpty) -> None:

@@ -11,7 +11,7 @@ from textual.content import Content
 from textual.events import Click
 from textual.widgets import Static
 
-from runner.events import Loaded, Progress
+from runner.events import Loaded, Progress, Stats
 from runner.status_text import SEPARATOR, context_used
 from runner.tui.content import line
 from runner.tui.messages import (
@@ -78,7 +78,7 @@ class TitleBar(Horizontal):
         self._n_ctx = 0
         self._model_name = ""
         self._is_lent = False
-        self._shown: dict[str, str] = {}
+        self._shown: dict[str, Content] = {}
 
     def compose(self) -> ComposeResult:
         yield Static("runner", id="brand")
@@ -111,9 +111,12 @@ class TitleBar(Horizontal):
             self._show_used(0, 0)
         elif isinstance(message, LoadEnded):
             self.show(message.state, message.next_model or message.model, message.loaded, is_lent=self._is_lent)
+        elif isinstance(message, AnswerStep) and isinstance(message.event, Stats):
+            timings = message.event.timings
+            self._show_used(timings.prompt_tokens + timings.completion_tokens, message.event.n_ctx)
         elif isinstance(message, AnswerEnded) and message.state != "empty" and message.turn and message.turn.timings:
-            timings = message.turn.timings
-            self._show_used(timings.get("prompt_tokens", 0) + timings.get("completion_tokens", 0), self._n_ctx)
+            taken = message.turn.timings
+            self._show_used(taken.get("prompt_tokens", 0) + taken.get("completion_tokens", 0), self._n_ctx)
 
     def show_context(self, used: int, n_ctx: int) -> None:
         """Tokens of the context in use, of so many; 0 of 0 when nobody knows."""
@@ -133,10 +136,11 @@ class TitleBar(Horizontal):
         self._update("meter", Content(text))
 
     def _update(self, part: str, content: Content) -> None:
-        """Show a part, if it says something else now: each update lays out the whole screen anew."""
-        if self._shown.get(part) != content.markup:
-            self._shown[part] = content.markup
-            self.query_one(f"#{part}", Static).update(content)
+        """Show a part, if it says something else now: another width of it lays out the whole screen anew."""
+        shown = self._shown.get(part, Content(""))
+        if shown.markup != content.markup:
+            self._shown[part] = content
+            self.query_one(f"#{part}", Static).update(content, layout=shown.cell_length != content.cell_length)
 
 
 def _percent(message: EngineMessage) -> str:
