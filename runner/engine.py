@@ -25,7 +25,7 @@ from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.draft_choice import DraftChoice, cannot_draft, choose_drafter, unused
 from runner.draft_files import quotable, read_draft_files
 from runner.drafting import NO_DRAFTING, Drafting, draft_options, open_drafting
-from runner.errors import RunnerError, UsageError, loading_cancelled
+from runner.errors import RunnerError, UnsuitedOptions, UnsupportedModel, UsageError, loading_cancelled
 from runner.events import (
     ChatEvent,
     Loaded,
@@ -227,7 +227,10 @@ def _check_head(choice: DraftChoice, files: ReadyModel, options: LoadOptions, *,
     is_emptied: as if all of a GPU's memory were free.
     """
     if choice.drafter == "mtp":
-        open_heads(files)
+        try:
+            open_heads(files)
+        except UnsupportedModel as error:  # the model runs without
+            raise UnsuitedOptions(error.message, hint=error.hint) from error
     if choice.is_head and (backend := choose(files, options, is_emptied=is_emptied).name) not in WITH_HEADS:
         raise without_heads(backend, str(choice.drafter), choice.source)
 

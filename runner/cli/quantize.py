@@ -102,7 +102,7 @@ def quantize(
     # With a budget it is another model than the format's own, and may be mostly of a wider format.
     called = name if bpw is None else f"{name}-{bpw:g}"
     target = user_paths().models / made_name(path, called) if output is None else output
-    units = {"writing text": "tokens"} if name in RECIPES else {"quantizing": "tensors"}
+    units = {"writing text": "tokens", "checking": "tensors"} if name in RECIPES else {"quantizing": "tensors"}
     stages = Stages(units, "bytes", as_json=as_json)
     is_file = name not in RECIPES or target.suffix.lower() in _HIPFIRE_SUFFIXES
     with stopping(making_stopped(target, is_kept=not is_file)), closing(stages):
