@@ -236,7 +236,7 @@ def _conclude(findings: Sequence[Finding], mended: Sequence[Mended]) -> None:
         hint = "The lines above say of each why it was not repaired."
     elif any(finding.repo for finding in left):
         names = " ".join(dict.fromkeys(finding.model for finding in left if finding.repo))
-        hint = f"`runner verify {names} --repair` fetches them again."
+        hint = f"`runner verify {names} --repair` fetches {'it' if len(left) == 1 else 'them'} again."
     else:
         are_lost = {lost_target(finding.path) is not None for finding in left}
         of_links = (f"To mend a link: {MOUNT} with `runner rm`.",) if True in are_lost else ()

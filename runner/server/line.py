@@ -125,10 +125,12 @@ class AnswerLine:
                 raise _stopped()
             is_busy = self._answered is not None
             if len(self._waiting) >= self._room + (not is_busy):
-                wait_s = max(1, math.ceil(self._last_s * len(self._waiting)))
+                n_waiting = len(self._waiting)
+                wait_s = max(1, math.ceil(self._last_s * n_waiting))
+                many = "1 request is" if n_waiting == 1 else f"{n_waiting} requests are"
                 raise Refusal(
                     429,
-                    f"{len(self._waiting)} requests are waiting already. Try again later; --queue lets more wait.",
+                    f"{many} waiting already. Try again later; --queue lets more wait.",
                     code="queue_full",
                     headers={"Retry-After": str(min(wait_s, 60))},
                 )

@@ -75,7 +75,7 @@ def test_an_absent_file_exits_5_and_repair_fetches_it(capsys: pytest.CaptureFixt
     (snapshot / shard(2)).unlink()
     code, out, err = run(capsys, "verify", "--offline")
     assert (code, out) == (5, f"{SHARDS}: {shard(2)}: missing: the model needs it, and it is not here\n")
-    assert f"1 file is missing.\nhint: `runner verify {SHARDS} --repair` fetches them again." in err
+    assert f"1 file is missing.\nhint: `runner verify {SHARDS} --repair` fetches it again." in err
     assert run(capsys, "verify", "--repair")[0] == 0
     assert (snapshot / shard(2)).read_bytes() == server.repos[SHARDS].files[shard(2)]
     damage(SHARDS, shard(1))
