@@ -129,7 +129,8 @@ class Engine(EngineSurface):
             self._has_tried = True
             _check_head(choice, files, options)
             beside = None if draft is None else draft.facts
-            faster = in_own_bits(spec, registry, facts.num_parameters) if options.backend == "auto" else ""
+            is_open = options.backend == "auto" and files.format == "gguf"
+            faster = in_own_bits(spec, registry, facts.num_parameters) if is_open else ""
             backend, reason = load_backend(files, facts, options, emit, cancel, context, on_stage, draft=beside)
             on_stage("drafter")
             drafting = _open_drafting(choice, draft, texts, backend, options, emit, cancel)

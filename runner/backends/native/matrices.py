@@ -154,7 +154,8 @@ class MatrixReader:
         shape = (sum(rows), kind.num_columns)
         if kind.format:
             packed = empty_matrix(FORMATS[kind.format], shape, kind.rotation, self.device)
-            packed.row_scale.copy_(self._row_scales(names, rows), non_blocking=True)  # a wait for all before it
+            # It need not wait for all that was asked of the device before.
+            packed.row_scale.copy_(self._row_scales(names, rows), non_blocking=True)
             matrix: Matrix = packed
             stored = {"packed": packed.packed, "scale": packed.scale}
         else:
