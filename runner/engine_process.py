@@ -57,6 +57,7 @@ class EngineProcess:
     def __init__(self, paths: Paths) -> None:
         self._paths = paths
         self._child: subprocess.Popen[bytes] | None = None
+        self._killed: subprocess.Popen[bytes] | None = None  # from here; it may still be ending
         self._stderr: IO[bytes] | None = None
         self._pending = b""
         self._is_sending = False
@@ -79,7 +80,7 @@ class EngineProcess:
 
     def start(self) -> None:
         """Start the child, which `load` does otherwise: the earlier it starts, the sooner it is ready for that."""
-        if self.pid is None:
+        if self.pid is None or self._child is self._killed:
             self._start()
 
     def load(self, model: str, options: LoadOptions, *, offline: bool = False) -> Iterator[LoadEvent]:
@@ -119,6 +120,7 @@ class EngineProcess:
         """End the child at once, whatever it does; the running iterator raises EngineDied."""
         child = self._child
         if child is not None:
+            self._killed = child
             child.kill()
 
     def unload(self) -> None:

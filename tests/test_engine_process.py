@@ -306,3 +306,15 @@ def test_a_killed_child_leaves_no_entry_behind(engine: EngineProcess) -> None:
     with pytest.raises(EngineDied):
         received(engine)
     assert list(user_paths().engines.iterdir()) == []
+
+
+def test_a_child_that_was_killed_after_its_answer_loads_nothing_more(
+    engine: EngineProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill comes at the answer's last words, which were all sent: nobody has heard of it, and it is not dead yet."""
+    load(engine, "demo")
+    engine.kill()
+    assert engine._child is not None
+    monkeypatch.setattr(engine._child, "poll", lambda: None)
+    load(engine, "demo")
+    assert received(engine)

@@ -64,7 +64,7 @@ def likeliest(variant: Variant) -> str:
 
 
 SM_90_ONLY = {"gemm_fragments", "gemm_int8", "int8_weights"}
-NVIDIA_ONLY = {"delta_chunks", "gemv_fragments", "gemv_one_row", "moe_blocks", "moe_fragments"}
+NVIDIA_ONLY = {"delta_chunks", "gemv_fragments", "gemv_one_row", "lay_out", "moe_blocks", "moe_fragments"}
 
 
 @pytest.fixture(scope="module")
