@@ -21,7 +21,7 @@ from runner.kernels import epilogues
 from runner.kernels.compile import Variant
 from runner.kernels.epilogues import columns, p_parts, p_rstd_of, streams
 from runner.kernels.fragment_products import half_tables_of_lanes
-from runner.kernels.gemv_steps import all_steps, begun_steps, row_sums
+from runner.kernels.gemv_steps import all_steps, begun_steps, begun_x, row_sums
 from runner.kernels.gemv_tiles import (
     FEW_REGISTERS,
     MANY_REGISTERS,
@@ -75,8 +75,9 @@ def _gemv_one_row(
         squares = p_parts(norm[0], rows, rows < 1, NORM[0], NORM[1])
     if ADDS:
         before = tl.load(stream + n, mask=n_ok, other=0.0)
+    asked = begun_x(x, notes, p, end, FORMAT, W, DEPTH, STEPS, NVIDIA, PDL, MASKED)
     acc = all_steps(
-        waiting, packed, high, scale, levels, tables, x, notes, p, first, end,
+        waiting, asked, packed, high, scale, levels, tables, x, notes, p, first, end,
         FORMAT, W, W, DEPTH, STEPS, NVIDIA, PDL, MASKED,
     )  # fmt: skip
     total = tl.broadcast_to((row_sums(acc, W, W) * factor)[None, :], (8, 16))

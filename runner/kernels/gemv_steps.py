@@ -252,21 +252,32 @@ def begun_steps(
 
 
 @triton.jit
+def begun_x(
+    x, notes, p, end,
+    FORMAT: tl.constexpr, W: tl.constexpr, DEPTH: tl.constexpr, STEPS: tl.constexpr, NVIDIA: tl.constexpr,
+    PDL: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """What the first steps want of x, asked for, where there are so few that it is not asked for step by step."""
+    asked = ()
+    if STEPS <= 2 * DEPTH:
+        for s in tl.static_range(DEPTH if DEPTH < STEPS else STEPS):
+            asked = asked + (_asked_x(x, notes, p + 4 * W * s, end, FORMAT, NVIDIA, MASKED),)  # type: ignore[assignment]
+        _before_weights(PDL)
+    return asked
+
+
+@triton.jit
 def all_steps(
-    waiting, packed, high, scale, levels, tables, x, notes, p, first, end,
+    waiting, asked, packed, high, scale, levels, tables, x, notes, p, first, end,
     FORMAT: tl.constexpr, V: tl.constexpr, W: tl.constexpr, DEPTH: tl.constexpr, STEPS: tl.constexpr,
     NVIDIA: tl.constexpr, PDL: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The sums [V, 128] of all pairs from `first` to `end`; see row_sums. waiting: begun_steps.
+    """The sums [V, 128] of all pairs from `first` to `end`; see row_sums. waiting: begun_steps; asked: begun_x.
 
     packed, high, scale, x, notes: where the tile and the row of x begin, of all warps or [V, 1].
     """
     acc = tl.zeros((V, 128), tl.float32)
     if STEPS <= 2 * DEPTH:
-        asked = ()
-        for s in tl.static_range(DEPTH if DEPTH < STEPS else STEPS):
-            asked = asked + (_asked_x(x, notes, p + 4 * W * s, end, FORMAT, NVIDIA, MASKED),)  # type: ignore[assignment]
-        _before_weights(PDL)
         for s in tl.static_range(STEPS):
             acc = _step(waiting[s % DEPTH], asked[s % DEPTH], acc, levels, tables, FORMAT, V, NVIDIA)
             if s + DEPTH < STEPS:
