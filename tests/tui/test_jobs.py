@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -23,7 +24,7 @@ from runner.inventory import local_models
 from runner.paths import Paths, user_paths
 from runner.registry import Registry
 from runner.tui.jobs import Job, JobQueue
-from runner.tui.jobs.asked import Asked, keep, kept
+from runner.tui.jobs.asked import Asked, Failure, keep, kept
 from runner.tui.jobs.commands import discard_download
 
 __all__ = ["server"]  # the fixture
@@ -355,21 +356,41 @@ def test_a_download_of_which_nothing_has_come_is_listed_by_the_next_start(server
     assert not list((user_paths().state / "downloads").iterdir())
 
 
-@pytest.mark.parametrize("end", ["cancel", "forget"])
-def test_a_download_that_nobody_wants_any_more_is_not_listed_again(watched: Watched, end: str) -> None:
-    job_id = watched.queue.pull("owner/nothing-there")
-    watched.wait_for(job_id, "failed")  # there is no network
-    assert kept(user_paths()) == (Asked(source="owner/nothing-there"),)
-    if end == "cancel":
+@pytest.mark.parametrize("is_next_start", [False, True])
+def test_a_download_that_nobody_wants_any_more_is_not_listed_again(watched: Watched, is_next_start: bool) -> None:
+    failed = watched.wait_for(watched.queue.pull("owner/nothing-there"), "failed")  # there is no network
+    (asked,) = kept(user_paths())
+    assert asked.failure == Failure(message=failed.message, hint=failed.hint, exit_code=3)
+    queue = watched.queue
+    if is_next_start:
         after = Watched()
         after.queue.find_unfinished()
         after.wait(lambda: bool(after.queue.jobs))
         (job,) = after.queue.jobs
-        after.queue.cancel(job.id)
-        after.wait_for(job.id, "cancelled")
-    else:
-        watched.queue.forget(job_id)
+        assert replace(job, id=failed.id) == failed
+        queue = after.queue
+        failed = job
+    queue.forget(failed.id)
     assert kept(user_paths()) == ()
+
+
+def test_what_failed_in_an_earlier_start_can_be_tried_again(server: Hub, watched: Watched) -> None:
+    server.repos[GGUF].is_gated = True
+    watched.wait_for(watched.queue.pull(GGUF), "failed")
+    server.repos[GGUF].is_gated = False
+    after = Watched()
+    after.queue.find_unfinished()
+    after.wait(lambda: bool(after.queue.jobs))
+    (job,) = after.queue.jobs
+    assert (job.state, job.exit_code) == ("failed", 2)
+    server.bytes_s, server.most_bytes = 1_000_000, server.sent_bytes() + 100_000
+    after.queue.retry(job.id)
+    (note,) = (user_paths().state / "downloads").iterdir()
+    assert "failure" not in note.read_text()  # it is none any more, should this one be killed
+    server.let_go()
+    after.wait_for(job.id, "done")
+    assert kept(user_paths()) == ()
+    after.leave()
 
 
 @pytest.mark.parametrize(
@@ -396,6 +417,15 @@ def test_a_note_of_a_download_that_makes_no_sense_is_passed_over(content: bytes)
     (note,) = (paths.state / "downloads").iterdir()
     note.write_bytes(content)
     assert kept(paths) == ()
+
+
+@pytest.mark.parametrize("failure", ["7", '{"message": 7, "hint": ""}', '{"message": "full"}'])
+def test_a_failure_that_makes_no_sense_is_none(failure: str) -> None:
+    paths = user_paths()
+    keep(paths, Asked(source="owner/repo"))
+    (note,) = (paths.state / "downloads").iterdir()
+    note.write_text(f'{{"source": "owner/repo", "failure": {failure}}}')
+    assert kept(paths) == (Asked(source="owner/repo"),)
 
 
 def test_what_was_made_by_somebody_else_meanwhile_is_not_asked_for_any_more() -> None:

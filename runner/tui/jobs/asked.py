@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,14 +25,24 @@ _LONGEST: Final = 64 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
+class Failure:
+    """How a job failed; see Job."""
+
+    message: str
+    hint: str = ""
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What `runner quantize` is told, or `runner pull`, which has no format."""
+    """What `runner quantize` is told, or `runner pull`, which has no format. failure: None where it has not failed."""
 
     source: str
     weight_format: str = ""
     output: Path = Path()
     calibrate: bool = True
     force: bool = False
+    failure: Failure | None = None
 
     @property
     def is_pull(self) -> bool:
@@ -46,6 +56,8 @@ def keep(paths: Paths, asked: Asked) -> None:
         plain |= {"force": asked.force}
     else:
         plain |= {"format": asked.weight_format, "output": str(asked.output), "calibrate": asked.calibrate}
+    if asked.failure is not None:
+        plain |= {"failure": asdict(asked.failure)}
     file = _file_of(paths, asked)
     try:
         private_directory(file.parent)
@@ -100,9 +112,24 @@ def _meant(plain: Any, *, is_pull: bool) -> Asked:
     texts = [plain[name] for name in (("source",) if is_pull else ("source", "format", "output"))]
     if not all(type(text) is str and text for text in texts) or "\0" in "".join(texts):
         raise ValueError("it is no job")
+    failure = _failure(plain.get("failure"))
     if is_pull:
-        return Asked(source=texts[0], force=plain.get("force") is True)
+        return Asked(source=texts[0], force=plain.get("force") is True, failure=failure)
     source, weight_format, output = texts
     return Asked(
-        source=source, weight_format=weight_format, output=Path(output), calibrate=plain.get("calibrate") is not False
+        source=source,
+        weight_format=weight_format,
+        output=Path(output),
+        calibrate=plain.get("calibrate") is not False,
+        failure=failure,
+    )
+
+
+def _failure(plain: Any) -> Failure | None:
+    """None for what is none: the job is one that waits then."""
+    if not isinstance(plain, dict) or type(plain.get("message")) is not str or type(plain.get("hint")) is not str:
+        return None
+    exit_code = plain.get("exit_code")
+    return Failure(
+        message=plain["message"], hint=plain["hint"], exit_code=exit_code if type(exit_code) is int else None
     )

@@ -16,7 +16,7 @@ from typing import Final, Literal
 from runner.errors import RunnerError
 from runner.measures import decimal_size
 from runner.paths import Paths
-from runner.tui.jobs.asked import Asked, drop, keep, kept
+from runner.tui.jobs.asked import Asked, Failure, drop, keep, kept
 from runner.tui.jobs.child import CommandLine, Ending, wait_for_all
 from runner.tui.jobs.commands import (
     discard_download,
@@ -61,10 +61,18 @@ class _Entry:
     @property
     def asked(self) -> Asked:
         """What the next start is to know of it."""
-        job = self.job
+        job, failure = self.job, None
+        if job.state == "failed":
+            failure = Failure(message=job.message, hint=job.hint, exit_code=job.exit_code)
         if job.kind == "pull":
-            return Asked(source=job.model, force=self.force)
-        return Asked(source=job.model, weight_format=job.weight_format, output=self.output, calibrate=self.calibrate)
+            return Asked(source=job.model, force=self.force, failure=failure)
+        return Asked(
+            source=job.model,
+            weight_format=job.weight_format,
+            output=self.output,
+            calibrate=self.calibrate,
+            failure=failure,
+        )
 
     def update(self, **changes: object) -> None:
         self.job = replace(self.job, **changes)  # type: ignore[arg-type]  # the names are Job's, all in this file
@@ -155,8 +163,8 @@ class JobQueue:
             if entry is None or not entry.job.can_retry:
                 return
             entry.force |= entry.job.exit_code == _DOES_NOT_FIT
-            self._keep(entry)
             self._requeue(entry)
+            self._keep(entry)
         self._tell()
 
     def cancel(self, job_id: str) -> None:
@@ -182,7 +190,7 @@ class JobQueue:
         self._tell()
 
     def find_unfinished(self) -> None:
-        """List what earlier programs left unfinished as paused jobs; the first call alone does.
+        """List what earlier programs left: unfinished as paused jobs, and what failed; the first call alone does.
 
         Looks there on a thread of its own.
         """
@@ -222,12 +230,12 @@ class JobQueue:
 
     def _go_on(self, entry: _Entry) -> None:
         """With one that was asked for again: it is resumed or tried again, once it has stopped if it is about to."""
-        self._keep(entry)
         if entry.job.is_stopping:
             entry.wish = "again"
             entry.update(stage="restarting")
         elif entry.job.can_resume or entry.job.can_retry:
             self._requeue(entry)
+        self._keep(entry)
         self._tell()
 
     def _requeue(self, entry: _Entry) -> None:
@@ -344,6 +352,7 @@ class JobQueue:
         if ending.exit_code == _DOES_NOT_FIT:
             hint = hint.replace("--force fetches it all the same.", "Retry fetches it all the same.")
         entry.settle(state="failed", message=message, hint=hint, exit_code=ending.exit_code)
+        self._keep(entry)
 
     def _give_up(self, entry: _Entry) -> None:
         """One that has no process: it does not run, or what is left of it is being deleted already."""
@@ -387,13 +396,20 @@ class JobQueue:
             outputs = {entry.output for entry in self._entries.values() if entry.job.kind == "quantize"}
             for one in asked:
                 if one.is_pull and one.source not in known:
-                    job = replace(self._new("pull", one.source), state="paused")
+                    job = _left(self._new("pull", one.source), one)
                     self._entries[job.id] = _Entry(job, force=one.force)
                 elif not one.is_pull and one.output not in outputs:
-                    job = replace(self._new("quantize", one.source), state="paused", weight_format=one.weight_format)
+                    job = _left(replace(self._new("quantize", one.source), weight_format=one.weight_format), one)
                     self._entries[job.id] = _Entry(job, calibrate=one.calibrate, output=one.output)
         if found or asked:
             self._tell()
+
+
+def _left(job: Job, asked: Asked) -> Job:
+    """A job of an earlier start: one that failed says why, any other is paused."""
+    if (failure := asked.failure) is None:
+        return replace(job, state="paused")
+    return replace(job, state="failed", message=failure.message, hint=failure.hint, exit_code=failure.exit_code)
 
 
 def _is_done(ending: Ending) -> bool:
