@@ -2,6 +2,7 @@
 
     python benchmarks/models.py [--shape llama-3.1-8b ...] [--format mq4 ...] [--layers N] [--json FILE]
     python benchmarks/models.py --llama-bench DIR [--mix q4_k_m q4_0] [--wheel [DIR]]     # DIR: a build of llama.cpp
+    python benchmarks/models.py --shape gpt-oss-20b --llama-bench DIR --mix mxfp4_moe     # as it is published
     python benchmarks/models.py --shape demo --prompts 32 --depths 0 64 --tokens 16       # on a CPU: does it run?
 
 Where a peer is given the order is ours, peer, ours, in one call. tg128 is greedy decoding of 128 tokens through
@@ -252,7 +253,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("-r", "--repetitions", type=int, default=3, help="of each test in each pass")
     parser.add_argument("--llama-bench", type=Path, metavar="DIR", help="a build of llama.cpp with its libraries")
-    parser.add_argument("--mix", nargs="+", choices=["q4_k_m", "q4_0"], default=["q4_k_m"])
+    parser.add_argument("--mix", nargs="+", choices=["q4_k_m", "q4_0", "mxfp4_moe"], default=["q4_k_m"])
     parser.add_argument("--wheel", nargs="?", const="", metavar="DIR", help="llama-cpp-python; DIR: other libraries")
     parser.add_argument("--work", type=Path, help="where models are made; default: in memory, if there is room")
     add_arguments(parser)

@@ -122,7 +122,7 @@ def _tokens(n_rows: int) -> str:
 
 
 _DEFAULT: Final = "runner mq4"
-_PEER: Final = "llama.cpp q4_k_m"
+_PEERS: Final = ("llama.cpp q4_k_m", "llama.cpp mxfp4_moe")  # the second for what is published in MXFP4 alone
 _LATE: Final = 256  # tokens; before them a context is at its beginning
 
 
@@ -158,12 +158,14 @@ def models(rows: list[Row]) -> str:
 def _at_a_glance(rows: list[Row]) -> str:
     """A line a shape, the fastest first: decoding, decoding as late as was measured, and prompts, beside the peer.
 
-    Decoding is that of the last run that had it at the beginning, and as late as that run went, if it did.
+    That is the first of those that the shape was measured with; a line names the second. Decoding is that of the last
+    run that had it at the beginning, and as late as that run went, if it did.
     """
     lines = []
     for shape in _distinct(rows, "shape"):
         found = _by_test([row for row in rows if row["shape"] == shape])
-        ours, theirs = ({test: row for (test, by), row in found.items() if by == name} for name in (_DEFAULT, _PEER))
+        peer = next((one for one in _PEERS if any(by == one for _, by in found)), _PEERS[0])
+        ours, theirs = ({test: row for (test, by), row in found.items() if by == name} for name in (_DEFAULT, peer))
         decoded = sorted((test for test in ours.keys() & theirs if test.startswith("tg")), key=_place)
         if decoded:
             first = max([test for test in decoded if _depth(test) < _LATE] or decoded[:1], key=lambda t: _date(ours[t]))
@@ -178,8 +180,9 @@ def _at_a_glance(rows: list[Row]) -> str:
             late = [f"{_depth(last)}", *cells[2:]] if last != first else ["", "", ""]
             prompt = _ratio(ours.get("pp512"), theirs.get("pp512"))
             flat = f"{ours['t(8)']['median'] / ours['t(1)']['median']:.2f}" if ours.keys() >= {"t(1)", "t(8)"} else ""
-            lines.append((ours[first]["median"], _line(shape, *cells[:2], *late, prompt, flat)))
-    heads = ("tok/s", f"times {_PEER}", "after tokens", "tok/s", "times", "prompt of 512, times", "t(8) / t(1)")
+            name = shape if peer == _PEERS[0] else f"{shape}, beside {peer}"
+            lines.append((ours[first]["median"], _line(name, *cells[:2], *late, prompt, flat)))
+    heads = ("tok/s", f"times {_PEERS[0]}", "after tokens", "tok/s", "times", "prompt of 512, times", "t(8) / t(1)")
     table = "\n".join([_head("shape", *heads), *(line for _, line in sorted(lines, reverse=True))])
     return f"In short, {_DEFAULT}:\n\n{table}" if lines else ""
 

@@ -35,16 +35,17 @@ MIXES = {
     "q4_k_m": LlamaFileType.MOSTLY_Q4_K_M,
     "q4_0": LlamaFileType.MOSTLY_Q4_0,
     "q8_0": LlamaFileType.MOSTLY_Q8_0,
+    "mxfp4_moe": LlamaFileType.MOSTLY_MXFP4_MOE,  # as gpt-oss is published: experts in MXFP4, all else in Q8_0
 }
-_BASES = {"q4_k_m": Type.Q4_K, "q4_0": Type.Q4_0, "q8_0": Type.Q8_0}
+_BASES = {"q4_k_m": Type.Q4_K, "q4_0": Type.Q4_0, "q8_0": Type.Q8_0, "mxfp4_moe": Type.Q8_0}
 _OF_ODD_ROWS = {Type.Q4_K: Type.Q5_0, Type.Q6_K: Type.Q8_0}  # that blocks of 256 do not fill
 _GGUF_NAMES = {
-    "gemma3_text": "gemma3", "granite": "granite", "llama": "llama", "ministral3": "mistral3", "mistral": "llama",
-    "olmo2": "olmo2", "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_5_moe_text": "qwen35moe",
-    "qwen3_5_text": "qwen35", "qwen3_moe": "qwen3moe", "smollm3": "smollm3",
+    "gemma3_text": "gemma3", "gpt_oss": "gpt-oss", "granite": "granite", "llama": "llama", "ministral3": "mistral3",
+    "mistral": "llama", "olmo2": "olmo2", "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3",
+    "qwen3_5_moe_text": "qwen35moe", "qwen3_5_text": "qwen35", "qwen3_moe": "qwen3moe", "smollm3": "smollm3",
 }  # fmt: skip
 _NORMS = {
-    "gemma3_text": blocks.NORMS_AROUND, "olmo2": blocks.NORMS_AFTER,
+    "gemma3_text": blocks.NORMS_AROUND, "gpt_oss": blocks.NORMS_AS_CALLED, "olmo2": blocks.NORMS_AFTER,
     "qwen3_5_moe_text": blocks.NORMS_AS_CALLED, "qwen3_5_text": blocks.NORMS_AS_CALLED,
 }  # fmt: skip
 _POOL_BYTES = 16 << 20  # of random blocks, which large tensors repeat
@@ -75,7 +76,8 @@ def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     of_heads = {"none": (), "head": blocks.QK_NORMS, "row": blocks.QK_ROW_NORMS}[config.qk_norm]
     norms = _NORMS.get(config.model_type, blocks.NORMS)
     joined = (*blocks.JOINED_ATTENTION, *blocks.JOINED_MLP)
-    products = joined if config.is_joined else (*blocks.ATTENTION, *blocks.QKV_BIASES, *blocks.GATED_MLP)
+    attention = (*blocks.ATTENTION, *blocks.QKV_BIASES, *blocks.OUTPUT_BIAS, *blocks.SINKS)
+    products = joined if config.is_joined else (*attention, *blocks.GATED_MLP)
     rules = (*blocks.EMBEDDINGS, *norms, *of_heads, *products, *blocks.DELTA_NET)
     decoder = Architecture(model_type=config.model_type, gguf_name="", interleaved_rotary=False, rules=rules)
     found = {tensor.target: tensor.gguf_shape for tensor in tensors_of(decoder, config)}
@@ -87,6 +89,10 @@ def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         found[f"{block}gate_inp.weight"] = (count, hidden)
         found |= {f"{block}{name}_exps.weight": (count, width, hidden) for name in ("gate", "up")}
         found[f"{block}down_exps.weight"] = (count, hidden, width)
+        if experts.has_bias:
+            found[f"{block}gate_inp.bias"] = (count,)
+            found |= {f"{block}{name}_exps.bias": (count, width) for name in ("gate", "up")}
+            found[f"{block}down_exps.bias"] = (count, hidden)
         if (shared := experts.shared_size) is not None:
             found[f"{block}gate_inp_shexp.weight"] = (hidden,)
             found |= {f"{block}{name}_shexp.weight": (shared, hidden) for name in ("gate", "up")}
@@ -101,8 +107,10 @@ def _type(name: str, shape: tuple[int, ...], config: ModelConfig, mix: str) -> T
 
 def _wanted(name: str, shape: tuple[int, ...], config: ModelConfig, mix: str) -> Type:
     """The type, if its blocks fill the rows."""
-    if len(shape) == 1 or name.endswith(("ffn_gate_inp.weight", "ssm_conv1d.weight")):
+    if len(shape) == 1 or name.endswith((".bias", "ffn_gate_inp.weight", "ssm_conv1d.weight")):
         return Type.F32
+    if mix == "mxfp4_moe":
+        return Type.MXFP4 if "_exps." in name else Type.Q8_0
     base = _BASES[mix]
     output = "token_embd.weight" if config.tie_word_embeddings else "output.weight"
     if name == output and mix != "q8_0":
@@ -138,6 +146,7 @@ _DEVIATIONS: Mapping[Type, float] = {
     Type.Q6_K: 1367.0,
     Type.Q8_0: 73.9,
 }
+_MXFP4_DEVIATION = 2.93  # of 0, 0.5, 1, 1.5, 2, 3, 4 and 6
 
 
 @cache
@@ -146,7 +155,9 @@ def _pool(kind: Type, k: int) -> NDArray[np.uint8]:
     _, size = GGML_QUANT_SIZES[kind]
     random = np.random.default_rng(int(kind))
     pool = random.integers(0, 256, (_POOL_BYTES // int(size), int(size)), dtype=np.uint8)
-    for place, factor in _SCALES[kind]:
+    if kind == Type.MXFP4:  # a power of two, which the first byte has
+        pool[:, 0] = 127 + round(math.log2(k**-0.5 / _MXFP4_DEVIATION))
+    for place, factor in _SCALES.get(kind, ()):
         scale = np.float16(factor * k**-0.5 / _DEVIATIONS[kind])
         pool[:, place] = np.frombuffer(scale.tobytes(), np.uint8)
     return pool.reshape(-1)

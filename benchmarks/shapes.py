@@ -141,6 +141,13 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"hidden_size": 2048, "num_hidden_layers": 40, "linear_num_value_heads": 32}
     | {"num_attention_heads": 16, "num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8}
     | {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512},
+    "gpt-oss-20b": {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "rms_norm_eps": 1e-5}
+    | {"vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24}
+    | {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "attention_bias": True}
+    | {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128, "swiglu_limit": 7.0}
+    | {"rope_theta": 150000, "max_position_embeddings": 131072}
+    | {"rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}}
+    | {"initial_context_length": 4096},
     # As large as the demo model, whose tokenizer fits it: for trying a benchmark out.
     "demo": _QWEN
     | {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 6, "head_dim": 64}

@@ -140,7 +140,7 @@ def test_rows_that_no_blocks_of_256_fill_have_the_types_that_llama_cpp_falls_bac
     "shape",
     [
         *(config_of(name, 6) for name in ("gemma-3-4b", "mistral-7b", "olmo-2-1b", "phi-3-mini")),
-        *(config_of(name, 6) for name in ("smollm3-3b", "granite-3.3-2b", "ministral-3-3b")),
+        *(config_of(name, 6) for name in ("smollm3-3b", "granite-3.3-2b", "ministral-3-3b", "gpt-oss-20b")),
         DELTA_NETS,
         SHARED_EXPERT,
     ],
@@ -149,7 +149,7 @@ def test_rows_that_no_blocks_of_256_fill_have_the_types_that_llama_cpp_falls_bac
 def test_a_shape_that_is_not_quite_llamas_is_one_that_llama_cpp_runs(tmp_path: Path, shape: dict[str, Any]) -> None:
     shape = shape | SMALL_SIZES | ({"sliding_window": 16} if "sliding_window" in shape else {})
     path = tmp_path / "random.gguf"
-    random_gguf.write_gguf(path, shape, "q4_k_m")
+    random_gguf.write_gguf(path, shape, "mxfp4_moe" if shape["model_type"] == "gpt_oss" else "q4_k_m")
     model = ReadyModel(
         name="random", format="gguf", weights=(path,), directory=tmp_path, size_bytes=path.stat().st_size
     )
@@ -168,11 +168,12 @@ def test_states_of_random_delta_nets_decay() -> None:
     assert all((rate < 0).all() for rate in rates)
 
 
-@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q5_0, Type.Q4_K, Type.Q6_K])
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q5_0, Type.Q4_K, Type.Q6_K, Type.MXFP4])
 def test_random_blocks_give_outputs_of_the_size_of_their_inputs(kind: Type) -> None:
     _, size = random_gguf.GGML_QUANT_SIZES[kind]
     weights = dequantize(random_gguf._pool(kind, 4096)[: 2000 * int(size)].reshape(-1, int(size)), kind)
-    assert weights.std() * 64 == pytest.approx(1, rel=0.05)
+    nearest = 2**0.5 - 1 if kind == Type.MXFP4 else 0  # its scales are powers of two
+    assert weights.std() * 64 == pytest.approx(1, rel=0.05 + nearest)
     assert abs(weights.mean()) < 0.15 * weights.std()
 
 
@@ -383,6 +384,13 @@ def test_all_shapes_stand_in_one_table_at_first() -> None:
     text = page.section("models", rows)
     assert "| 8b | 800 | 2.00 | 4096 | 600 | 3.00 * | 3.00 |  |" in text
     assert "it reads 4.00 to 4.50 TB/s, measured in the same runs. Commits: abc (2026-11-21), def (2026-11-22)." in text
+
+
+def test_a_shape_that_is_published_in_mxfp4_stands_beside_that_and_says_so() -> None:
+    rows = [decoding("runner mq4", "tg128", 800.0), decoding("llama.cpp mxfp4_moe", "tg128", 320.0)]
+    assert "| 8b, beside llama.cpp mxfp4_moe | 800 | 2.50 |  |  |  |  |  |" in page.section("models", rows)
+    rows.append(decoding("llama.cpp q4_k_m", "tg128", 400.0))
+    assert "| 8b | 800 | 2.00 |  |  |  |  |  |" in page.section("models", rows)
 
 
 def test_in_short_a_shape_is_what_its_last_run_had() -> None:
