@@ -10,7 +10,8 @@ captured graph serves every length. Norms, angles, scores, softmax and sums are 
 heads.place_heads_ref and attention.attend_ref.
 
 A warp has a scheduler to itself here, so that what a tile takes is its instructions, one after the other, and its
-barriers: most of what looks odd in _fold_tile saves some.
+barriers: most of what looks odd in _fold_tile saves some. (Fewer still gained nothing for one row: docs/LOG.md,
+2026-11-25.)
 """
 
 from __future__ import annotations
