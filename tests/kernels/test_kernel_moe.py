@@ -46,6 +46,7 @@ FULL = (197, 2, 1, 16, 96)  # blocks that are full
 # The same of experts in fragments, whose rows are whole tiles: of several steps, the last of which is not full; slots
 # that are no power of two; blocks of 16, 32, 64 and 128 pairs, fewer columns than a tile of them and more
 FEW_TILES = ((1, 5, 3, 32, 64), (3, 3, 2, 32, 832), (2, 5, 5, 32, 320))
+LONG_TILES = (2, 2, 1, 32, 4160)  # so many steps that they are a loop
 MANY_TILES = ((17, 3, 2, 32, 64), (33, 4, 2, 320, 128), (66, 4, 2, 32, 64), (197, 2, 1, 32, 64))
 # Experts with more pairs than a program takes at once, few, and none; of one step of columns and of several
 BLOCKS = ((17, 9, 2, 32, 64), (40, 4, 2, 32, 320))
@@ -209,6 +210,7 @@ def test_pairs_are_sorted_by_expert_and_stay_in_order(m: int, e: int, k: int) ->
         *((kind, WIDE) for kind in ("mq4-uniform", "mq6", "mq8")),
         *(("mq4 fragments", shape) for shape in (*FEW_TILES, *MANY_TILES)),
         *((f"{form} fragments", shape) for form in ("mq4-uniform", "mq6") for shape in (FEW_TILES[1], MANY_TILES[1])),
+        *((f"{form} fragments", LONG_TILES) for form in ("mq4", "mq6")),
     ],
     ids=str,
 )
@@ -309,6 +311,7 @@ def test_pairs_of_rows_of_an_expert_are_gated(kind: str, activation: Activation,
         *((f"{form} fragments", FEW_TILES[1], False) for form in ("mq4-uniform", "mq6")),
         ("mq4 fragments", MANY_TILES[0], True),
         ("mq4 fragments", (2, 11, 9, 32, 64), False),  # eight and a shared one
+        ("mq4 fragments", (1, 3, 2, 32, 1664), True),  # so many steps that they are a loop
     ],
     ids=str,
 )
