@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hub_server import Hub, Repo
 from model_rows import text_of
-from pulled import GGUF, WEIGHTS, fetch_all, server
+from pulled import GGUF, SHARDS, WEIGHTS, fetch_all, server
 from textual.app import App
 from textual.content import Content
 from textual.message import Message
@@ -211,6 +211,19 @@ def test_a_model_is_found_on_the_hub_fetched_and_opened(server: Hub) -> None:
         assert app.jobs.jobs == ()
 
     run(body)
+
+
+@pytest.mark.usefixtures("server")
+def test_what_was_left_to_fetch_is_not_told_of_what_is_here() -> None:
+    async def body(app: Models, pilot: Pilot[None]) -> None:
+        await pilot.press("slash", *SHARDS, "enter")
+        await until(pilot, lambda: current(app) == SHARDS and "to fetch from" in text_of(app))
+        app.jobs.pull(SHARDS)
+        await until(pilot, lambda: [job.state for job in app.jobs.jobs] == ["done"])
+        await until(pilot, lambda: "● here" in text_of(app))
+        await until(pilot, lambda: "FILES" in text_of(app) and "to fetch from" not in text_of(app))
+
+    run(body, size=(120, 60))
 
 
 def test_a_gated_model_and_a_hub_that_cannot_be_reached_are_told_with_a_remedy(server: Hub) -> None:
