@@ -20,7 +20,9 @@ from textual.pilot import Pilot
 from textual.widgets import Button, Input, OptionList, Static
 from waiting import PATIENCE_S
 
+from runner.inventory import local_models
 from runner.paths import user_paths
+from runner.registry import Registry
 from runner.settings import load_settings
 from runner.tui import themes
 from runner.tui.actions import actions_of
@@ -209,6 +211,31 @@ def test_a_model_is_found_on_the_hub_fetched_and_opened(server: Hub) -> None:
         await pilot.press("g", "x")
         await pilot.pause()
         assert app.jobs.jobs == ()
+
+    run(body)
+
+
+def test_what_is_fetched_from_the_hub_is_given_up_or_once_paused_deleted_by_its_row(server: Hub) -> None:
+    async def body(app: Models, pilot: Pilot[None]) -> None:
+        await pilot.press("slash", *GGUF, "enter")
+        await until(pilot, lambda: current(app) == GGUF)
+        server.most_bytes = server.sent_bytes() + 700_000
+        app.jobs.pull(f"{GGUF}:Q8_0")
+        await until(pilot, lambda: any(model.state == "partial" for model in local_models(Registry.load_for())))
+        await pilot.press("x")
+        assert "is being fetched: g goes to the downloads" in text_of(app)
+        await pilot.press("g", "space")
+        await until(pilot, lambda: [job.state for job in app.jobs.jobs] == ["paused"])
+        await until(pilot, lambda: [row.state for row in app.models.table.rows if row.repo == GGUF] == ["partial"])
+        app.models.table.select(f"{GGUF}:Q8_0")
+        app.models.table.focus()
+        app.jobs.pull(f"{GGUF}:Q8_0")
+        await pilot.press("x")
+        assert app.screen is app.models
+        app.jobs.pause(app.jobs.jobs[0].id)
+        await until(pilot, lambda: [job.state for job in app.jobs.jobs] == ["paused"])
+        await pilot.press("x")
+        await until(pilot, lambda: isinstance(app.screen, DeleteModel))
 
     run(body)
 
