@@ -150,7 +150,9 @@ def read_chat(body: object) -> Asked:
 def read_completion(body: object) -> Asked:
     """A request to /v1/completions: its prompt goes to the model as it stands. Raises Refusal."""
     fields = _fields(body, _COMPLETION)
-    prompt = fields.get("prompt")
+    if "prompt" not in fields:
+        raise _wrong("prompt", "prompt is missing.", 'Such as: "Once upon a time"')
+    prompt = fields["prompt"]
     if isinstance(prompt, list) and len(prompt) == 1:
         prompt = prompt[0]
     if not isinstance(prompt, str):

@@ -37,7 +37,8 @@ def app_for(paths: Paths, settings: Settings) -> RunnerApp:
     from runner.tui.app import RunnerApp
     from runner.tui.services import Services
 
-    without = "After `runner config set save_chats false`, runner chats without it."
+    # A variable: where the database cannot be written, the settings seldom can.
+    without = "`RUNNER_SAVE_CHATS=false runner` chats without it."
     services = Services(
         paths=paths,
         settings=settings,

@@ -37,7 +37,7 @@ class CatalogView:
         """A new reading; what was known of models whose state has changed is forgotten."""
         before = {row.name: row.state for row in self.catalog.rows} if self.catalog is not None else {}
         for row in catalog.rows:
-            if before.get(row.name, row.state) != row.state:
+            if before.get(row.name, "absent") != row.state:  # what the hub found was no row of the catalog
                 self._exact.pop(row.name, None)
         self.catalog = catalog
         there = {row.repo.lower() for row in catalog.rows}

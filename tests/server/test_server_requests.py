@@ -351,6 +351,7 @@ def test_prompts_that_are_not_one_text_are_refused() -> None:
     for prompt in (None, [1, 2], ["a", "b"], [], {"a": 1}):
         assert refused(lambda prompt=prompt: read_completion({"prompt": prompt}))["param"] == "prompt"
     assert refused(lambda: read_completion({"prompt": "x", "messages": ASK}))["param"] == "messages"
+    assert "prompt is missing" in refused(lambda: read_completion({"max_tokens": 5}))["message"]
 
 
 def test_a_request_without_messages_is_refused_and_numbers_that_json_has_not() -> None:

@@ -1,10 +1,17 @@
-"""What the app does with its parts when it ends."""
+"""What the app makes of its parts, and does with them when it ends."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 import pytest
 from chat_stage import Stage, stage
 
+from runner.errors import RunnerError
+from runner.paths import user_paths
+from runner.settings import load_settings
+from runner.tui import app_for
 from runner.tui.chat_engine import ChatEngine
 from runner.tui.jobs import JobQueue
 from runner.tui.screens.bench import BenchScreen
@@ -48,3 +55,17 @@ def test_all_that_runs_is_asked_to_end_before_any_of_it_is_waited_for(
     assert {name for what, name in told if what == "close"} == names
     assert {name for what, name in told if what == "wait"} == names
     assert left == sorted(left, reverse=True), "one limit for all: who comes later has less of it"
+
+
+def test_where_the_database_cannot_be_written_the_remedy_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").touch()
+    monkeypatch.setenv("RUNNER_HOME", str(tmp_path))
+    store = app_for(user_paths(), load_settings(user_paths())).services.store
+    assert store is not None
+    with pytest.raises(RunnerError) as told:
+        store.create_session(model="demo")
+    (variable,) = re.findall("`(RUNNER_.*)=(.*) runner`", told.value.hint)
+    monkeypatch.setenv(*variable)
+    assert app_for(user_paths(), load_settings(user_paths())).services.store is None

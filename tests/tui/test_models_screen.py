@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hub_server import Hub, Repo
 from model_rows import text_of
-from pulled import GGUF, WEIGHTS, fetch_all, server
+from pulled import GGUF, SHARDS, WEIGHTS, fetch_all, server
 from textual.app import App
 from textual.content import Content
 from textual.message import Message
@@ -20,7 +20,9 @@ from textual.pilot import Pilot
 from textual.widgets import Button, Input, OptionList, Static
 from waiting import PATIENCE_S
 
+from runner.inventory import local_models
 from runner.paths import user_paths
+from runner.registry import Registry
 from runner.settings import load_settings
 from runner.tui import themes
 from runner.tui.actions import actions_of
@@ -211,6 +213,44 @@ def test_a_model_is_found_on_the_hub_fetched_and_opened(server: Hub) -> None:
         assert app.jobs.jobs == ()
 
     run(body)
+
+
+def test_what_is_fetched_from_the_hub_is_given_up_or_once_paused_deleted_by_its_row(server: Hub) -> None:
+    async def body(app: Models, pilot: Pilot[None]) -> None:
+        await pilot.press("slash", *GGUF, "enter")
+        await until(pilot, lambda: current(app) == GGUF)
+        server.most_bytes = server.sent_bytes() + 700_000
+        app.jobs.pull(f"{GGUF}:Q8_0")
+        await until(pilot, lambda: any(model.state == "partial" for model in local_models(Registry.load_for())))
+        await pilot.press("x")
+        assert "is being fetched: g goes to the downloads" in text_of(app)
+        await pilot.press("g", "space")
+        await until(pilot, lambda: [job.state for job in app.jobs.jobs] == ["paused"])
+        await until(pilot, lambda: [row.state for row in app.models.table.rows if row.repo == GGUF] == ["partial"])
+        app.models.table.select(f"{GGUF}:Q8_0")
+        app.models.table.focus()
+        app.jobs.pull(f"{GGUF}:Q8_0")
+        await pilot.press("x")
+        assert app.screen is app.models
+        app.jobs.pause(app.jobs.jobs[0].id)
+        await until(pilot, lambda: [job.state for job in app.jobs.jobs] == ["paused"])
+        await pilot.press("x")
+        await until(pilot, lambda: isinstance(app.screen, DeleteModel))
+
+    run(body)
+
+
+@pytest.mark.usefixtures("server")
+def test_what_was_left_to_fetch_is_not_told_of_what_is_here() -> None:
+    async def body(app: Models, pilot: Pilot[None]) -> None:
+        await pilot.press("slash", *SHARDS, "enter")
+        await until(pilot, lambda: current(app) == SHARDS and "to fetch from" in text_of(app))
+        app.jobs.pull(SHARDS)
+        await until(pilot, lambda: [job.state for job in app.jobs.jobs] == ["done"])
+        await until(pilot, lambda: "● here" in text_of(app))
+        await until(pilot, lambda: "FILES" in text_of(app) and "to fetch from" not in text_of(app))
+
+    run(body, size=(120, 60))
 
 
 def test_a_gated_model_and_a_hub_that_cannot_be_reached_are_told_with_a_remedy(server: Hub) -> None:

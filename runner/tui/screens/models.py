@@ -83,7 +83,7 @@ class ModelsScreen(ModelsReading):
         self._view = CatalogView()
         self._first_marked: CatalogRow | None = None
         self._waiting: Timer | None = None  # while the cursor may only be passing over a row
-        self._ended: frozenset[tuple[str, str]] = frozenset()
+        self._at_rest: frozenset[tuple[str, str]] = frozenset()
 
     def body(self) -> ComposeResult:
         with Horizontal(id="filter-bar"):
@@ -184,10 +184,10 @@ class ModelsScreen(ModelsReading):
         self.table.show_states(
             {job.model: job_words.cell(job) for job in jobs if job.kind == "pull" and not job.can_forget}
         )
-        ended = frozenset((job.id, job.state) for job in jobs if job.can_forget)
-        if ended - self._ended and self._view.catalog is not None:
-            self._read()
-        self._ended = ended
+        at_rest = frozenset((job.id, job.state) for job in jobs if job.can_forget or job.can_resume)
+        if at_rest - self._at_rest and self._view.catalog is not None:
+            self._read()  # what a paused one left is on this machine, too
+        self._at_rest = at_rest
 
     @on(JobMessage)
     def _job_wish(self, message: JobMessage) -> None:
@@ -319,6 +319,9 @@ class ModelsScreen(ModelsReading):
         row = self.table.row
         if row is None:
             return
+        if self._is_fetched(row):
+            self._news(f"{row.name} is being fetched: g goes to the downloads, where x gives it up.")
+            return
         if row.state == "absent":
             self._news(f"{row.name} is not on this machine: there is nothing to delete.")
             return
@@ -337,6 +340,11 @@ class ModelsScreen(ModelsReading):
 
         is_loaded = self._loaded() in (row.name, name)
         self.app.push_screen(DeleteModel(row.name, plan, is_loaded=is_loaded), agreed)
+
+    def _is_fetched(self, row: CatalogRow) -> bool:
+        """Whether a download of it is under way, or waits for its turn."""
+        fetched = {job.model for job in self._jobs.jobs if job.kind == "pull" and job.state in ("queued", "running")}
+        return row.name in fetched or (row.place == "hub" and row.name in {name.partition(":")[0] for name in fetched})
 
     @on(Deleted)
     def _deleted(self, message: Deleted) -> None:
