@@ -261,7 +261,9 @@ def test_a_run_that_cannot_be_kept_is_a_warning(runner_home: Path, capsys: Captu
     user_paths().bench_history.unlink()
     user_paths().bench_history.mkdir()
     bench_reports.keep_run(of(FAST), user_paths())
-    assert "warning: The run is not kept" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "warning: The run is not kept" in err
+    assert "hint: Make room there" in err
     assert runner_home.is_dir()
 
 
