@@ -133,7 +133,8 @@ class Speculator:
     def _fail(self, error: Exception) -> None:
         """A drafter that fails is not asked again in this answer, which goes on as it would without one."""
         log.exception("the %s drafter failed: this answer goes on without drafts", self.drafter.name)
-        self._failure = f"{type(error).__name__}: {error}"
+        name, why = type(error).__name__, " ".join(str(error).split())
+        self._failure = f"{name}: {why}" if why else name
 
     def draft(self, history: Sequence[int], params: SamplingParams, room: int, vocab_size: int) -> Draft:
         """What to verify after `history`, at most `room` tokens of the vocabulary; empty for a plain step."""

@@ -212,6 +212,22 @@ def test_what_a_drafter_reads_at_load_and_of_a_prompt_cannot_be_changed_and_its_
     assert prompts[1] == [4, 5, 6]
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (MemoryError(), "(MemoryError);"),
+        (RuntimeError("No memory.\n  1 GiB\tasked"), "(RuntimeError: No memory. 1 GiB asked);"),
+    ],
+)
+def test_what_a_drafter_fails_with_is_told_on_a_line(error: Exception, told: str) -> None:
+    def fail(_history: Sequence[int]) -> list[int]:
+        raise error
+
+    speculator = Speculator(Scripted(fail), 15, control=EagerController(15))
+    speculator.begin([4, 5, 6])
+    assert told in speculator.record.reason
+
+
 def test_a_drafter_that_something_held_up_at_load_is_timed_once_more() -> None:
     told: list[float] = []
 
