@@ -33,7 +33,7 @@ _COLUMNS = (
     Column(name="BANDWIDTH", worth=5, is_right=True),
     Column(name="RUNS", worth=9, is_right=True),
     Column(name="PLAIN", worth=5, is_right=True),
-    Column(name="GAIN", worth=2, is_right=True),
+    Column(name="GAIN", worth=1, is_right=True),
     Column(name="ACCEPTED", worth=4, is_right=True),
     Column(name="AL", worth=5, is_right=True),
     Column(name="DRAFTER", worth=6),

@@ -53,7 +53,10 @@ def append_run(path: Path, run: BenchRun) -> None:
             f"The run is not kept: another program holds {path}.lock.", hint="End it, or remove that file."
         ) from error
     except OSError as error:
-        raise RunnerError(f"The run is not kept: {path}: {error.strerror or error}.") from error
+        raise RunnerError(
+            f"The run is not kept: {path}: {error.strerror or error}.",
+            hint="Make room there, or check its permissions; what --format json writes can be compared, too.",
+        ) from error
 
 
 def _ends_a_line(descriptor: int) -> bool:

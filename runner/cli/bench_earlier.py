@@ -77,8 +77,13 @@ def history(
 
 
 def _is_of(run: BenchRun, model: str) -> bool:
+    """Whether it is meant by a name as the run has it, or by a path, which a run has of its files alone."""
     name = run.model.lower()
-    return name == model.lower() or name.startswith(f"{model.lower()}:")
+    if name == model.lower() or name.startswith(f"{model.lower()}:"):
+        return True
+    meant = {Path(model).absolute(), Path(model).resolve()}
+    paths = (Path(file.path) for file in run.files)
+    return any(path in meant or path.parent in meant for path in paths)
 
 
 def _show_history(runs: Sequence[BenchRun], form: str) -> None:

@@ -14,6 +14,7 @@ from runner.config import LONGEST_DRAFT, SamplingParams
 from runner.speculative.control import Control, Most
 from runner.speculative.controller import Controller
 from runner.speculative.drafter import NO_DRAFT, Clock, Draft, Drafter, Gate, clock_for, sound
+from runner.speculative.history import ReadOnly
 from runner.speculative.load_times import StepSeconds
 from runner.speculative.record import Passed, Round, SpeculationRecord, SpeculationState
 from runner.speculative.strides import Wish
@@ -72,7 +73,7 @@ class Speculator:
     def _time_guess(self) -> tuple[int, float]:
         """Tokens of a draft, and the seconds that it took."""
         began = self._clock()
-        draft = self.drafter.propose((0,), SamplingParams(temperature=0), Most(_TIMED_TOKENS))
+        draft = self.drafter.propose(ReadOnly([0]), SamplingParams(temperature=0), Most(_TIMED_TOKENS))
         return len(draft), self._clock() - began
 
     def _rehearse(self) -> None:
@@ -107,7 +108,7 @@ class Speculator:
         self._n_waiting = 0
         if prompt:
             began = self._clock()
-            self._read(prompt)
+            self._read(ReadOnly(list(prompt)))
             self._control.learn_reading(len(prompt), self._clock() - began)
 
     def _read(self, history: Sequence[int]) -> None:
@@ -132,7 +133,8 @@ class Speculator:
     def _fail(self, error: Exception) -> None:
         """A drafter that fails is not asked again in this answer, which goes on as it would without one."""
         log.exception("the %s drafter failed: this answer goes on without drafts", self.drafter.name)
-        self._failure = f"{type(error).__name__}: {error}"
+        name, why = type(error).__name__, " ".join(str(error).split())
+        self._failure = f"{name}: {why}" if why else name
 
     def draft(self, history: Sequence[int], params: SamplingParams, room: int, vocab_size: int) -> Draft:
         """What to verify after `history`, at most `room` tokens of the vocabulary; empty for a plain step."""

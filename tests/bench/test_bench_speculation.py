@@ -244,10 +244,15 @@ def test_one_disturbed_repetition_makes_no_gain_and_is_labelled() -> None:
 
 
 @pytest.mark.parametrize("width", [40, 60])
-def test_a_narrow_terminal_shows_gains_before_the_models_name(width: int) -> None:
+def test_a_narrow_terminal_shows_gains_before_the_models_name_and_the_rate(width: int) -> None:
     shown = [plain(line) for line in history_lines([genre_run(model="qwen3-30b-a3b-instruct")], width)]
     assert "2.20x code128" in shown[1]
     assert len(shown[1]) <= width
+    report = "\n".join(
+        plain(line) for line in run_lines(genre_run(dataclasses.replace(CODE, backend="llamacpp")), width)
+    )
+    assert "GAIN" in report
+    assert "2.20 ± 0.28x" in report
 
 
 def test_where_nothing_was_drafted_the_report_says_so() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shlex
@@ -14,7 +15,7 @@ import pexpect
 import pytest
 
 from runner.bench.formats import run_json
-from runner.bench.record import BenchRun, run_from_json
+from runner.bench.record import BenchRun, ModelFile, run_from_json
 from runner.bench.store import append_run, read_history
 from runner.cli import bench_reports
 from runner.cli.app import main
@@ -60,6 +61,18 @@ def test_history_lists_runs_of_a_model_and_the_last_ones(capsys: Capture) -> Non
     assert "This is the last of 5 runs" in capsys.readouterr().err
     assert main(["bench", "history", "Qwen3-8B"]) == 0
     assert "other" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("meant", ["models/small.gguf", "./models", "small.gguf"])
+def test_a_model_that_is_a_path_has_its_history_by_that_path_too(
+    meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    weights = ModelFile(path=str(tmp_path / "models" / "small.gguf"), size_bytes=1, sha256="", how="computed")
+    other = dataclasses.replace(weights, path=str(tmp_path / "others" / "small2.gguf"))
+    keep(of(FAST, id="its", model="small.gguf", files=(weights,)), of(FAST, id="other", files=(other,)))
+    assert main(["bench", "history", meant]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["its"]
 
 
 @pytest.mark.parametrize("form", ["json", "jsonl", "csv", "md"])
@@ -261,7 +274,9 @@ def test_a_run_that_cannot_be_kept_is_a_warning(runner_home: Path, capsys: Captu
     user_paths().bench_history.unlink()
     user_paths().bench_history.mkdir()
     bench_reports.keep_run(of(FAST), user_paths())
-    assert "warning: The run is not kept" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "warning: The run is not kept" in err
+    assert "hint: Make room there" in err
     assert runner_home.is_dir()
 
 

@@ -193,6 +193,41 @@ def test_a_drafter_is_timed_at_load_and_reads_the_prompt_when_an_answer_begins()
     assert drafter.is_closed
 
 
+def test_what_a_drafter_reads_at_load_and_of_a_prompt_cannot_be_changed_and_its_slices_are_lists() -> None:
+    class Meddling(Reading):
+        def propose(self, history: Sequence[int], params: SamplingParams, gate: Gate) -> Draft:
+            with pytest.raises((AttributeError, TypeError)):
+                history.clear()  # type: ignore[attr-defined]
+            assert isinstance(history[-2:], list)
+            return super().propose(history, params, gate)
+
+    drafter = Meddling()
+    speculator = Speculator(drafter, 15, clock=drafter.clock)
+    speculator.calibrate(STEP_S.__getitem__)
+    prompts: tuple[Sequence[int], ...] = ((4, 5, 6), [4, 5, 6])
+    for prompt in prompts:
+        speculator.begin(prompt)
+        assert speculator.record.state != "off", speculator.record.reason
+        assert drafter.asked[-1] == ([4, 5, 6], 0)
+    assert prompts[1] == [4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (MemoryError(), "(MemoryError);"),
+        (RuntimeError("No memory.\n  1 GiB\tasked"), "(RuntimeError: No memory. 1 GiB asked);"),
+    ],
+)
+def test_what_a_drafter_fails_with_is_told_on_a_line(error: Exception, told: str) -> None:
+    def fail(_history: Sequence[int]) -> list[int]:
+        raise error
+
+    speculator = Speculator(Scripted(fail), 15, control=EagerController(15))
+    speculator.begin([4, 5, 6])
+    assert told in speculator.record.reason
+
+
 def test_a_drafter_that_something_held_up_at_load_is_timed_once_more() -> None:
     told: list[float] = []
 
