@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 from chat_stage import Stage, stage
+from model_rows import text_of
+from tiny_files import write_gguf
 
 from runner.errors import RunnerError
 from runner.paths import user_paths
@@ -15,6 +18,7 @@ from runner.tui import app_for
 from runner.tui.chat_engine import ChatEngine
 from runner.tui.jobs import JobQueue
 from runner.tui.screens.bench import BenchScreen
+from runner.tui.screens.models import ModelsScreen
 
 __all__ = ["stage"]  # the fixture
 
@@ -55,6 +59,26 @@ def test_all_that_runs_is_asked_to_end_before_any_of_it_is_waited_for(
     assert {name for what, name in told if what == "close"} == names
     assert {name for what, name in told if what == "wait"} == names
     assert left == sorted(left, reverse=True), "one limit for all: who comes later has less of it"
+
+
+def test_what_other_programs_deleted_is_gone_when_models_are_looked_at_again(stage: Stage) -> None:
+    made = user_paths().models / "made-here" / "made-here-q4_0.gguf"
+    write_gguf(made)
+
+    async def act(on: Stage) -> None:
+        def listed() -> bool:
+            return "made-here" in text_of(on.app)
+
+        await on.ready()
+        await on.pilot.press("f2")
+        await on.until(listed, "it is not listed")
+        await on.pilot.press("f3")
+        await on.until(lambda: isinstance(on.app.screen, BenchScreen), "the mode is the same")
+        shutil.rmtree(made.parent)
+        await on.pilot.press("f2")
+        await on.until(lambda: isinstance(on.app.screen, ModelsScreen) and not listed(), "it is still listed")
+
+    stage.play(stage.script("fine"), act)
 
 
 def test_where_the_database_cannot_be_written_the_remedy_writes_nothing(
