@@ -236,6 +236,12 @@ def test_files_that_are_no_text_or_no_file_are_refused(paths: Paths, home: Path)
     paths.settings_file.mkdir()
     with pytest.raises(ConfigError, match="cannot be read"):
         load(paths, home)
+    paths.settings_file.rmdir()
+    paths.config.rmdir()
+    paths.config.touch()
+    with pytest.raises(ConfigError, match="what it should lie in is a file") as caught:
+        load(paths, home)
+    assert "RUNNER_HOME" in caught.value.hint
 
 
 def test_a_byte_order_mark_is_no_error(paths: Paths, home: Path) -> None:

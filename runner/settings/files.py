@@ -61,6 +61,11 @@ def read_text(path: Path) -> str:
         return ""
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text.", hint="Save it as UTF-8.") from error
+    except NotADirectoryError as error:
+        raise ConfigError(
+            f"{path} cannot be read: what it should lie in is a file.",
+            hint="Where RUNNER_HOME or XDG_CONFIG_HOME is set, it is to name a directory.",
+        ) from error
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be read: {error.strerror or error}.", hint="Check its permissions."
