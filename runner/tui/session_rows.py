@@ -13,11 +13,12 @@ from runner.tui.model_names import short_name
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the list: a heading, or a chat. excerpt: where a search found its words, or ""."""
+    """One line of the list: a heading or a chat. excerpt: where a search found words, or ""; position: of that turn."""
 
     heading: str = ""
     session: SessionSummary | None = None
     excerpt: str = ""
+    position: int | None = None
 
 
 def day_name(seconds: float, today: date) -> str:
@@ -46,14 +47,13 @@ def grouped(sessions: Sequence[SessionSummary], today: date) -> Iterator[Row]:
 
 def found(matches: Sequence[Match]) -> Iterator[Row]:
     """The chats in which a search found something, each once, with the first place that is not its title."""
-    first: dict[str, tuple[SessionSummary, str]] = {}
+    first: dict[str, Row] = {}
     for match in matches:
         excerpt = "" if match.position is None else match.excerpt
         known = first.get(match.session.id)
-        if known is None or (excerpt and not known[1]):
-            first[match.session.id] = (match.session, excerpt)
-    for session, excerpt in first.values():
-        yield Row(session=session, excerpt=excerpt)
+        if known is None or (excerpt and not known.excerpt):
+            first[match.session.id] = Row(session=match.session, excerpt=excerpt, position=match.position)
+    yield from first.values()
 
 
 def about(session: SessionSummary) -> str:

@@ -16,6 +16,7 @@ from runner.transcript import SessionSummary, Turn
 from runner.tui.screens.ask_text import AskText
 from runner.tui.screens.confirm import Confirm
 from runner.tui.session_rows import about, day_name, grouped
+from runner.tui.turns.entries import Question
 from runner.tui.widgets.context_meter import ContextMeter
 from runner.tui.widgets.empty_chat import EXAMPLES, EmptyChat
 from runner.tui.widgets.hint import Hint
@@ -137,6 +138,34 @@ def test_search_as_you_type_finds_words_of_turns(stage: Stage) -> None:
         await on.until(lambda: len(rows(on)) == 1 and "moon it is" in rows(on)[0])
         on.chat.query_one(SessionsRail).query_one(Input).value = ""
         await on.until(lambda: len(rows(on)) == 3)
+
+    stage.play(stage.script("Hi."), act)
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_what_a_search_found_is_looked_at(stage: Stage, is_open: bool) -> None:
+    turns = [Turn(role=("user", "assistant")[i % 2], content=f"word {i} ends") for i in range(60)]
+    stage.store.create_session(model="demo", title="long", turns=turns)
+
+    async def find(on: Stage, words: str) -> None:
+        on.chat.query_one(SessionsRail).query_one(Input).value = words
+        await on.until(lambda: any(words in row for row in rows(on)))
+        await on.pilot.press("enter", "enter")
+
+    def is_seen(on: Stage, words: str) -> bool:
+        return any(words in entry.text for entry in on.chat.transcript.shown_entries if isinstance(entry, Question))
+
+    async def act(on: Stage) -> None:
+        await on.until(lambda: len(rows(on)) == 2)
+        on.chat.action_search_chats()
+        if is_open:
+            await find(on, "word 59 ends")
+            await on.until(lambda: len(on.said) == 60)
+            on.chat.action_search_chats()
+        await find(on, "word 6 ends")
+        await on.until(lambda: is_seen(on, "word 6 ends"))
+        assert not is_seen(on, "word 58 ends")
+        assert on.chat.box.prompt.has_focus
 
     stage.play(stage.script("Hi."), act)
 

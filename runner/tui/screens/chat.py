@@ -141,7 +141,7 @@ class ChatScreen(ChatSurface):
 
     @on(SessionsRail.Opened)
     def _open_session(self, message: SessionsRail.Opened) -> None:
-        self.resume(message.session.id)
+        self.resume(message.session.id, message.position)
 
     @on(SessionsRail.NewWanted)
     def action_new_chat(self) -> None:

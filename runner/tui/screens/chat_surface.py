@@ -185,9 +185,9 @@ class ChatSurface(ModeScreen):
     def focus_prompt(self) -> None:
         self.box.prompt.focus()
 
-    def resume(self, session_id: str) -> None:
-        """Go on with a kept chat."""
-        self.attempt(lambda: self.sessions.resume(session_id))
+    def resume(self, session_id: str, position: int | None = None) -> None:
+        """Go on with a kept chat. position: of a turn to look at first."""
+        self.attempt(lambda: self.sessions.resume(session_id, position))
 
     def open_model(self, model: str) -> None:
         """Load another model; an answer that is being written is stopped only when the user agrees."""

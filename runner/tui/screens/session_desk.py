@@ -104,14 +104,19 @@ class SessionDesk:
         if had_no_room:
             box.give_back(unsent)
 
-    def resume(self, session_id: str) -> None:
-        """Go on with a kept chat."""
+    def resume(self, session_id: str, position: int | None = None) -> None:
+        """Go on with a kept chat. position: of a turn to look at first."""
         if session_id == self._chat.engine.conversation.session_id:
             self._chat.focus_prompt()
+            self._look_at(position)
             return
-        self._after_answer("open another chat", lambda: self._resume(session_id))
+        self._after_answer("open another chat", lambda: self._resume(session_id, position))
 
-    def _resume(self, session_id: str) -> None:
+    def _look_at(self, position: int | None) -> None:
+        if position is not None:  # once the transcript has its place on the screen
+            self._chat.transcript.call_after_refresh(self._chat.transcript.choose, position)
+
+    def _resume(self, session_id: str, position: int | None) -> None:
         self.leave()
         engine = self._chat.engine
         session = engine.conversation.resume(session_id)
@@ -120,6 +125,7 @@ class SessionDesk:
         except UsageError as error:  # kept by another version, with other ranges
             self._chat.fail(error)
         self._chat.show_conversation()
+        self._look_at(position)
         if session.model and session.model != engine.model:
             self._chat.tell(f"This chat was held with {session.model}: /model {session.model} goes on with it.")
 

@@ -62,9 +62,10 @@ class SessionsRail(Vertical):
 
     @dataclass
     class Opened(Message):
-        """The user wants to go on with this chat."""
+        """The user wants to go on with this chat. position: of the turn that a search found, to be looked at."""
 
         session: SessionSummary
+        position: int | None = None
 
     @dataclass
     class NewWanted(Message):
@@ -154,8 +155,12 @@ class SessionsRail(Vertical):
     @property
     def marked(self) -> SessionSummary | None:
         """The chat under the cursor."""
+        return row.session if (row := self._marked_row) is not None else None
+
+    @property
+    def _marked_row(self) -> Row | None:
         index = self.query_one(SessionList).highlighted
-        return self._shown[index].session if index is not None and index < len(self._shown) else None
+        return self._shown[index] if index is not None and index < len(self._shown) else None
 
     @on(OptionList.OptionHighlighted)
     def _tell_about(self, event: OptionList.OptionHighlighted) -> None:
@@ -182,8 +187,8 @@ class SessionsRail(Vertical):
     @on(OptionList.OptionSelected)
     def _open(self, event: OptionList.OptionSelected) -> None:
         event.stop()
-        if session := self.marked:
-            self.post_message(self.Opened(session))
+        if (row := self._marked_row) is not None and row.session is not None:
+            self.post_message(self.Opened(row.session, row.position))
 
     @on(Input.Changed)
     def _search(self, event: Input.Changed) -> None:

@@ -213,6 +213,14 @@ class Transcript(RowView, can_focus=True):
         self._chosen, self._code = turns[place], None
         self.go_to(turns[place])
 
+    def choose(self, position: int) -> None:
+        """Go to the turn at that place of the chat, if it is there."""
+        turns = (entry for entry in self.document.entries if not isinstance(entry, NoteEntry))
+        entry = next((entry for entry in turns if entry.position == position), None)
+        if entry is not None:
+            self._chosen, self._code = entry, None
+            self.go_to(entry)
+
     def action_code(self, step: int) -> None:
         """Choose the code block before (-1) or after (1) the chosen one, in the same answer."""
         answer = self._answer()
