@@ -6,6 +6,7 @@ It reads the options and prints; what a report says is made in runner.bench. It 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,7 +82,7 @@ def _is_of(run: BenchRun, model: str) -> bool:
     name = run.model.lower()
     if name == model.lower() or name.startswith(f"{model.lower()}:"):
         return True
-    meant = {Path(model).absolute(), Path(model).resolve()}
+    meant = {Path(model).absolute(), Path(os.path.realpath(model))}
     paths = (Path(file.path) for file in run.files)
     return any(path in meant or path.parent in meant for path in paths)
 

@@ -73,6 +73,10 @@ def test_a_model_that_is_a_path_has_its_history_by_that_path_too(
     keep(of(FAST, id="its", model="small.gguf", files=(weights,)), of(FAST, id="other", files=(other,)))
     assert main(["bench", "history", meant]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["its"]
+    for name, target in (("one", "other"), ("other", "one")):
+        (tmp_path / name).symlink_to(target)
+    assert main(["bench", "history", "one"]) == 0
+    assert "No benchmark of one is kept" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("form", ["json", "jsonl", "csv", "md"])
