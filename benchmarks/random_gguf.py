@@ -157,7 +157,8 @@ def _pool(kind: Type, k: int) -> NDArray[np.uint8]:
     pool = random.integers(0, 256, (_POOL_BYTES // int(size), int(size)), dtype=np.uint8)
     if kind == Type.MXFP4:  # a power of two, which the first byte has
         pool[:, 0] = 127 + round(math.log2(k**-0.5 / _MXFP4_DEVIATION))
-    for place, factor in _SCALES.get(kind, ()):
+        return pool.reshape(-1)
+    for place, factor in _SCALES[kind]:
         scale = np.float16(factor * k**-0.5 / _DEVIATIONS[kind])
         pool[:, place] = np.frombuffer(scale.tobytes(), np.uint8)
     return pool.reshape(-1)

@@ -374,6 +374,18 @@ def test_a_download_that_nobody_wants_any_more_is_not_listed_again(watched: Watc
     assert kept(user_paths()) == ()
 
 
+def test_what_is_killed_on_leaving_has_not_failed(server: Hub, watched: Watched) -> None:
+    job_id = slow_download(server, watched)
+    child = watched.queue._entries[job_id].child
+    assert child is not None
+    with held_up():
+        watched.queue.close()  # what it is asked to do it cannot hear
+        os.kill(child.pid, signal.SIGKILL)
+    watched.wait_for(job_id, "failed")
+    (note,) = (user_paths().state / "downloads").iterdir()
+    assert "failure" not in note.read_text()
+
+
 def test_what_failed_in_an_earlier_start_can_be_tried_again(server: Hub, watched: Watched) -> None:
     server.repos[GGUF].is_gated = True
     watched.wait_for(watched.queue.pull(GGUF), "failed")

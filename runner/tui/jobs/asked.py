@@ -21,7 +21,7 @@ from runner.tui.jobs.commands import is_fetched_or_begun
 
 _log = logging.getLogger(__name__)
 _PULLS, _QUANTIZATIONS = "downloads", "quantizations"
-_LONGEST: Final = 64 * 1024
+_LONGEST: Final = 128 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)

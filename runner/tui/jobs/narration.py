@@ -96,7 +96,7 @@ class Words:
         elif self._about == "error: " and line.strip():
             self._put(text, joined=True)
         if line.strip():
-            self._last.append(line.strip())
+            self._last.append(line.strip()[:_MAX_TEXT])
 
     def _put(self, text: str, *, joined: bool) -> None:
         if self._about:

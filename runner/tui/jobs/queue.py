@@ -352,7 +352,8 @@ class JobQueue:
         if ending.exit_code == _DOES_NOT_FIT:
             hint = hint.replace("--force fetches it all the same.", "Retry fetches it all the same.")
         entry.settle(state="failed", message=message, hint=hint, exit_code=ending.exit_code)
-        self._keep(entry)
+        if not self._is_closed:  # else it was killed since it did not stop in time, and goes on at the next start
+            self._keep(entry)
 
     def _give_up(self, entry: _Entry) -> None:
         """One that has no process: it does not run, or what is left of it is being deleted already."""
