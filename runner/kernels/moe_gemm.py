@@ -58,37 +58,46 @@ def _dense_product(left, right, K: tl.constexpr, BM: tl.constexpr, BN: tl.conste
 
 
 @triton.jit
+def _decoded(
+    packed, high, scale, levels, tiles, p, dtype, P: tl.constexpr,
+    FORMAT: tl.constexpr, NVIDIA: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Pair of groups p of tiles of fragments [BN / 16] as weights [BN, 64], whose words come in the order of memory."""
+    T: tl.constexpr = BN // 16
+    i = tl.arange(0, 128)[None, :]
+    at = (tiles[:, None].to(tl.int64) * P + p) * 128
+    unit = scale_value(tl.load(scale + at // 4 + (i // 16 * 4 + i % 4)))
+    word = tl.load(packed + at + i, eviction_policy="evict_first")
+    top = tl.load(high + at + i, eviction_policy="evict_first") if FORMAT == "mq6" else word
+    first, second, above = raised_quads(word, top, levels, FORMAT, NVIDIA)
+    zero = unit * (-32768.0 - above)
+    first_evens, first_odds = scaled_bytes(first, unit, zero, NVIDIA)
+    second_evens, second_odds = scaled_bytes(second, unit, zero, NVIDIA)
+    evens = tl.permute(tl.join(first_evens, second_evens), (0, 1, 3, 2))
+    odds = tl.permute(tl.join(first_odds, second_odds), (0, 1, 3, 2))
+    weights = tl.reshape(tl.join(evens, odds).to(dtype), (T, 8, 4, 2, 2, 8))  # t, g, j, e, h
+    return tl.reshape(tl.permute(weights, (0, 4, 1, 2, 3, 5)), (BN, 64))
+
+
+@triton.jit
 def _packed_product(
     packed, high, scale, levels, tiles, right, P: tl.constexpr,
     FORMAT: tl.constexpr, NVIDIA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """The same of tiles of fragments [BN / 16], but for the rows' factors; right: where the rows of by_words(x) begin.
 
-    A step is a pair of groups, whose words come in the order of memory.
+    The weights of a step are decoded in the turn before: what comes around a loop, Triton brings to shared memory.
+    Decoded in their own turn they would stay in registers, which Hopper's tensor cores read in their own time, and
+    Triton (3.6 to 3.9) lets the next turn write to them before that time has come.
     """
-    T: tl.constexpr = BN // 16
-    i = tl.arange(0, 128)[None, :]
     c = tl.arange(0, 64)[:, None]
-    words = packed + tiles[:, None].to(tl.int64) * (P * 128) + i
-    more = high + tiles[:, None].to(tl.int64) * (P * 128) + (i // 4 * 4 + i % 4)
-    codes = scale + tiles[:, None].to(tl.int64) * (P * 32) + (i // 16 * 4 + i % 4)
-    code = tl.load(codes)
+    dtype = right.dtype.element_ty
     acc = tl.zeros((BN, BM), tl.float32)
+    weights = _decoded(packed, high, scale, levels, tiles, 0, dtype, P, FORMAT, NVIDIA, BN)
     for p in range(P):
-        unit = scale_value(code)
-        code = tl.load(codes + (p + 1) % P * 32)
-        word = tl.load(words + p * 128, eviction_policy="evict_first")
-        top = tl.load(more + p * 128, eviction_policy="evict_first") if FORMAT == "mq6" else word
         rows = tl.load(right + (p * 64 + c))
-        first, second, above = raised_quads(word, top, levels, FORMAT, NVIDIA)
-        zero = unit * (-32768.0 - above)
-        first_evens, first_odds = scaled_bytes(first, unit, zero, NVIDIA)
-        second_evens, second_odds = scaled_bytes(second, unit, zero, NVIDIA)
-        evens = tl.permute(tl.join(first_evens, second_evens), (0, 1, 3, 2))
-        odds = tl.permute(tl.join(first_odds, second_odds), (0, 1, 3, 2))
-        weights = tl.reshape(tl.join(evens, odds).to(rows.dtype), (T, 8, 4, 2, 2, 8))  # t, g, j, e, h
-        weights = tl.reshape(tl.permute(weights, (0, 4, 1, 2, 3, 5)), (BN, 64))
         acc = tl.dot(weights, rows, acc, input_precision="ieee")
+        weights = _decoded(packed, high, scale, levels, tiles, (p + 1) % P, dtype, P, FORMAT, NVIDIA, BN)
     return acc
 
 
@@ -236,7 +245,7 @@ _SPAN = 1024
 
 def variants() -> Iterator[Variant]:
     for form, mean in (
-        ("", 8), ("", 100), ("mq4", 8), ("mq4", 32), ("mq4", 100), ("mq4-uniform", 32), ("mq6", 100),
+        ("mq4", 100), ("mq4", 8), ("mq4", 32), ("mq4-uniform", 32), ("mq6", 100), ("", 8), ("", 100),
     ):  # fmt: skip
         tiles = _packed_tiles(mean) if form else _dense_tiles(mean)
         yield Variant(

@@ -1,6 +1,7 @@
-"""Kernels to compile, of which one spills and one is wrong: run as a program it prints what came of each as JSON.
+"""Kernels to compile, one that spills, one that races and one that is wrong among them.
 
-It is a program since in a test's own process kernels may be for the interpreter.
+Run as a program it prints what came of each as JSON. It is a program since in a test's own process kernels may be for
+the interpreter.
 """
 
 from __future__ import annotations
@@ -46,6 +47,17 @@ def hoard(x, N: tl.constexpr):
 
 
 @triton.jit
+def overtaking(x, w, out, K, N: tl.constexpr):
+    """Its left matrix is of this turn, and no load: on Hopper it stays in registers."""
+    n, k = tl.arange(0, N), tl.arange(0, 64)
+    total = tl.zeros((N, N), tl.float32)
+    for start in range(0, K, 64):
+        left = tl.load(w + n[:, None] * K + start + k[None, :]).to(tl.bfloat16) * 2.0
+        total = tl.dot(left, tl.load(x + n[None, :] * K + start + k[:, None]), total)
+    tl.store(out + n[:, None] * N + n[None, :], total)
+
+
+@triton.jit
 def misspelt(x):
     tl.store(x, tl.load(x).to(tl.float33))
 
@@ -60,6 +72,12 @@ def samples() -> Iterator[Variant]:
             nvidia_constants={"NVIDIA": True},
         )
     yield Variant(name="hoard", kernel=hoard, signature={"x": "*fp32"}, constants={"N": 16384}, num_warps=1)
+    yield Variant(
+        name="overtaking",
+        kernel=overtaking,
+        signature={"x": "*bf16", "w": "*i8", "out": "*fp32", "K": "i32:16"},
+        constants={"N": 128},
+    )
     yield Variant(name="misspelt", kernel=misspelt, signature={"x": "*fp32"}, constants={})
 
 

@@ -16,7 +16,7 @@ from runner.errors import UsageError
 from runner.kernels.compile import TARGETS, Compiled, Variant, all_variants
 from runner.kernels.compile.__main__ import main
 from runner.kernels.compile.compilation import read_amdgcn, read_ptxas
-from runner.kernels.compile.jobs import MAY_SPILL, Job, Outcome
+from runner.kernels.compile.jobs import MAY_SPILL, Job, Outcome, overtakes_products
 from runner.kernels.compile.report import BEGIN, END, line, markdown, with_table
 from runner.kernels.compile.spread import Failure
 from runner.kernels.compile.variants import variants_of
@@ -115,6 +115,13 @@ def test_no_kernel_for_decoding_spills_more_than_a_few_registers(compiled: list[
 def test_every_kernel_fits_the_shared_memory_of_its_target(compiled: list[Row]) -> None:
     too_large = [row for row in compiled if row.get("shared_bytes", 0) > TARGETS[row["target"]].shared_limit]
     assert names(too_large) == []
+
+
+@pytest.mark.timeout(900)
+def test_no_kernel_writes_to_registers_that_tensor_cores_still_read(made: Path) -> None:
+    codes = {path.name: path.read_text() for path in (made / TTGIR).iterdir()}
+    assert sum("warp_group_dot" in code for code in codes.values()) > 15
+    assert [name for name, code in codes.items() if overtakes_products(code)] == []
 
 
 @pytest.mark.timeout(900)
@@ -224,6 +231,11 @@ def test_what_does_not_fit_into_registers_is_counted_as_spilled(samples: dict[st
         assert samples[name]["spilled_bytes"] >= 4 * (512 - 256), samples[name]
 
 
+def test_registers_that_tensor_cores_may_still_read_are_seen(samples: dict[str, Row]) -> None:
+    found = {name: overtakes_products(row["ttgir"]) for name, row in samples.items() if "ttgir" in row}
+    assert [name for name, is_late in found.items() if is_late] == ["overtaking sm_90"]
+
+
 def test_what_does_not_compile_says_why(samples: dict[str, Row]) -> None:
     for name in ("misspelt sm_90", "misspelt gfx1100"):
         assert "float33" in samples[name]["failure"]
@@ -249,9 +261,11 @@ ptxas info    : Used 64 registers, used 0 barriers, 5304 bytes cumulative stack 
 # --- the report ------------------------------------------------------------------------------------------------------
 
 
-def outcome(target: str = "sm_89", *, is_decode: bool = True, spilled: int = 0, shared: int = 2048) -> Outcome:
+def outcome(
+    target: str = "sm_89", *, is_decode: bool = True, spilled: int = 0, shared: int = 2048, ttgir: str = ""
+) -> Outcome:
     job = Job(module="sample", kernel="_sample", variant="sample bf16", target=target, is_decode=is_decode)
-    numbers = Compiled(registers=96, spilled_bytes=spilled, shared_bytes=shared, seconds=0.5, size=9000, ttgir="")
+    numbers = Compiled(registers=96, spilled_bytes=spilled, shared_bytes=shared, seconds=0.5, size=9000, ttgir=ttgir)
     return Outcome(job=job, result=numbers)
 
 
@@ -264,6 +278,11 @@ def test_a_spill_is_a_complaint_about_a_kernel_for_decoding_alone() -> None:
 def test_shared_memory_is_held_against_what_the_target_has() -> None:
     assert outcome("sm_90", shared=100 * 1024).complaint == ""
     assert "takes 102400 bytes of shared memory, and there are 101376" in outcome(shared=100 * 1024).complaint
+
+
+def test_a_race_with_tensor_cores_is_a_complaint(samples: dict[str, Row]) -> None:
+    race = outcome("sm_90", is_decode=False, ttgir=samples["overtaking sm_90"]["ttgir"])
+    assert race.complaint == "sample bf16 for sm_90 writes to registers that tensor cores may still read"
 
 
 def test_a_failure_is_marked_and_named_on_one_line() -> None:

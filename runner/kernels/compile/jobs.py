@@ -6,6 +6,7 @@ It knows no compiler: compilation.py is called, in as many processes as there ar
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -45,7 +46,8 @@ class Outcome:
 
     @property
     def complaint(self) -> str:
-        """What is wrong, "" when nothing is: it fails, spills much though it decodes, or takes too much memory."""
+        """What is wrong, "" when nothing is: it fails, spills much though it decodes, takes too much memory, or
+        overtakes its products."""
         name = f"{self.job.variant} for {self.job.target}"
         if isinstance(self.result, Failure):
             return f"{name} does not compile: {self.result.reason}"
@@ -54,7 +56,19 @@ class Outcome:
         limit = TARGETS[self.job.target].shared_limit
         if self.result.shared_bytes > limit:
             return f"{name} takes {self.result.shared_bytes} bytes of shared memory, and there are {limit}"
+        if overtakes_products(self.result.ttgir):
+            return f"{name} writes to registers that tensor cores may still read"
         return ""
+
+
+def overtakes_products(ttgir: str) -> bool:
+    """Whether a step writes to registers that the products of the step before may still read.
+
+    Hopper's tensor cores read a left matrix in registers in their own time. Where Triton waits for some of the products
+    alone, which it does to let the others go on, nothing keeps the next step from its registers.
+    """
+    is_in_registers = re.search(r"warp_group_dot %.*#ttg\.dot_op", ttgir) is not None
+    return is_in_registers and re.search(r"warp_group_dot_wait .*pendings = [1-9]", ttgir) is not None
 
 
 def jobs(targets: Sequence[str], only: str | None = None) -> list[Job]:
