@@ -55,6 +55,44 @@ def _no_later():
     tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
+@triton.jit
+def sums_of_blocks(
+    x, x_scale, first_row, R, packed, scale, by, levels, minus, first, end,
+    FORMAT: tl.constexpr, BM: tl.constexpr, T: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Tiles times BM rows of x from first_row on: [T * 16, BM] float32, which the tiles' rows' steps are to multiply.
+
+    x: the R rows of Int8Blocks, in blocks of [BM, 256]; x_scale: theirs. packed, scale: where the tiles [T, 1] begin;
+    by: row_ratio of their rows; minus: minus_of_lanes. first, end: pairs of groups, from a multiple of four on.
+    """
+    # A block of 256 columns ahead, in registers: by way of shared memory, also by TMA, they took longer.
+    words, codes = loaded_block(packed, scale, first, end)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    rows = first_row + tl.arange(0, BM)
+    acc = tl.zeros((T * 16, BM), tl.float32)
+    for start in range(first, end, 4):
+        factor = tl.load(x_scale + start // 4 * R + rows)
+        if NVIDIA:
+            _no_later()
+        next_words, next_codes = loaded_block(packed, scale, start + 4, end)
+        if NVIDIA:
+            _no_later()
+        decoder = decoders(codes, by, FORMAT, NVIDIA)
+        quads = ()
+        for w in tl.static_range(4):
+            low, high = int8_bytes(words[w], decoder, levels, minus, FORMAT, NVIDIA)
+            quads = quads + (tl.join(low, high),)  # type: ignore[assignment]  # noqa: RUF005
+        weights = tl.join(tl.join(quads[0], quads[2]), tl.join(quads[1], quads[3]))  # type: ignore[misc]
+        weights = tl.reshape(weights, (T, 8, 4, 2, 2, 4, 2, 4))  # t, g, j, e, h, byte, half, w
+        weights = tl.reshape(tl.permute(weights, (0, 4, 1, 7, 3, 6, 2, 5)), (T * 16, 256))
+        found = tl.dot(weights, x.load([first_row, start * 64]).T, out_dtype=tl.int32)
+        words, codes = next_words, next_codes
+        acc = tl.fma(found.to(tl.float32), tl.broadcast_to(factor[None, :], (T * 16, BM)), acc)
+    return acc
+
+
 @triton.jit(do_not_specialize=["M"])
 def _gemm_fragments(
     x, x_scale, packed, scale, largest, row_scale, levels, halves, M, R, N, P, n_tiles, args,
@@ -79,30 +117,9 @@ def _gemm_fragments(
     minus = minus_of_lanes(halves, T, FORMAT, NVIDIA)
     first = part * (PART * 4)
     end = P if PART == 0 else tl.minimum(first + PART * 4, P)
-    # A block of 256 columns ahead, in registers: by way of shared memory, also by TMA, they took longer.
-    words, codes = loaded_block(packed, scale, first, end)
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-    acc = tl.zeros((T * 16, BM), tl.float32)
-    for start in range(first, end, 4):
-        factor = tl.load(x_scale + start // 4 * R + rows)
-        if NVIDIA:
-            _no_later()
-        next_words, next_codes = loaded_block(packed, scale, start + 4, end)
-        if NVIDIA:
-            _no_later()
-        decoder = decoders(codes, by, FORMAT, NVIDIA)
-        quads = ()
-        for w in tl.static_range(4):
-            low, high = int8_bytes(words[w], decoder, levels, minus, FORMAT, NVIDIA)
-            quads = quads + (tl.join(low, high),)  # type: ignore[assignment]  # noqa: RUF005
-        weights = tl.join(tl.join(quads[0], quads[2]), tl.join(quads[1], quads[3]))  # type: ignore[misc]
-        weights = tl.reshape(weights, (T, 8, 4, 2, 2, 4, 2, 4))  # t, g, j, e, h, byte, half, w
-        weights = tl.reshape(tl.permute(weights, (0, 4, 1, 7, 3, 6, 2, 5)), (T * 16, 256))
-        found = tl.dot(weights, x.load([first_row, start * 64]).T, out_dtype=tl.int32)
-        words, codes = next_words, next_codes
-        acc = tl.fma(found.to(tl.float32), tl.broadcast_to(factor[None, :], (T * 16, BM)), acc)
+    acc = sums_of_blocks(
+        x, x_scale, first_row, R, packed, scale, by, levels, minus, first, end, FORMAT, BM, T, NVIDIA, PDL
+    )
     which = first_tile // T if PART == 0 else part
     finish(
         tl.trans(acc), largest, row_scale, rows, M, first_tile * 16, n_tiles * 16, N, which, args,

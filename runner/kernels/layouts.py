@@ -28,6 +28,7 @@ from runner.kernels.values import (
     ROWS_OF_BLOCKS,
     Int8Blocks,
     PackedMatrix,
+    cdiv,
     in_block_order,
     is_nvidia,
     moved,
@@ -82,12 +83,8 @@ def _is_in_order(w: PackedMatrix, laid_out: PackedMatrix, pair: int) -> bool:
 
 def _is_right_in_int8(w: PackedMatrix, laid_out: PackedMatrix, random: torch.Generator) -> bool:
     """Whether the product of a prompt of few tokens is what it should be. w: where it lies in planes, on the CPU."""
-    n_rows, k, device = 20, w.shape[1], laid_out.packed.device
-    n_blocks = -(-k // 256)
-    levels = torch.randint(-127, 128, (ROWS_OF_BLOCKS, 256 * n_blocks), dtype=torch.int8, generator=random)
-    levels[:, k:] = 0
-    scale = torch.rand(n_blocks, ROWS_OF_BLOCKS, generator=random)
-    x = Int8Blocks(levels=in_block_order(levels), scale=scale, num_rows=n_rows, num_columns=k)
+    n_rows, device = 20, laid_out.packed.device
+    x = random_rows(n_rows, w.shape[1], random)
     weights, steps = int8_weights_ref(w)
     right = x.values().double() @ (weights.double() * steps.double()[:, None]).T
     found = torch.empty(n_rows, len(weights), device=device)
@@ -98,6 +95,15 @@ def _is_right_in_int8(w: PackedMatrix, laid_out: PackedMatrix, random: torch.Gen
 
 
 _works = cache(try_products)
+
+
+def random_rows(n_rows: int, k: int, random: torch.Generator) -> Int8Blocks:
+    """Any levels and scales, to try kernels with."""
+    n_blocks, n_filled = cdiv(k, 256), cdiv(n_rows, ROWS_OF_BLOCKS) * ROWS_OF_BLOCKS
+    levels = torch.randint(-127, 128, (n_filled, 256 * n_blocks), dtype=torch.int8, generator=random)
+    levels[:, k:] = 0
+    scale = torch.rand(n_blocks, n_filled, generator=random)
+    return Int8Blocks(levels=in_block_order(levels), scale=scale, num_rows=n_rows, num_columns=k)
 
 
 def random_matrix(form: str, n_groups: int, random: torch.Generator, rotation: int = 1) -> PackedMatrix:

@@ -2,9 +2,10 @@
 
 w is [E * N, K], dense or packed, the rows of expert e from e * N on. Up to 16 rows a product is one vector a pair of a
 row and an expert (moe_fragments.py, or moe_gemv.py where weights are dense or in planes), and a row has the same bits
-whatever M is; above, pairs are sorted by expert (moe_blocks.py, or moe_gemm.py where experts have many). Pair
-p = m * k + s is row m's slot s. Activations come as matmul.py wants them, by the number of rows M, those of pairs too,
-and Int8Fragments in blocks of one row; also above 16 rows, where moe_blocks takes them. It knows no models.
+whatever M is; above, pairs are sorted by expert (moe_blocks.py for few of each, moe_int8.py on Hopper, moe_gemm.py).
+Pair p = m * k + s is row m's slot s. Activations come as matmul.py wants them, by the number of rows M, those of pairs
+too, but Int8Fragments in blocks of one row, also above 16 rows where moe_blocks takes them, and Int8Blocks for
+moe_int8.py. It knows no models.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ from runner.kernels.moe_fragments import GemvFragmentsOfExperts
 from runner.kernels.moe_gemm import Gemm
 from runner.kernels.moe_gemv import Gemv
 from runner.kernels.moe_groups import Groups, group_pairs
+from runner.kernels.moe_int8 import Int8OfExperts
 from runner.kernels.moe_pairs import gate_pairs, store_pairs
 from runner.kernels.pack import dequantize_ref
 from runner.kernels.values import (
     MOST_ROWS,
     OPTIONS,
+    Int8Blocks,
     Int8Fragments,
     Int8Rows,
     Matrix,
@@ -41,7 +44,7 @@ from runner.kernels.values import (
     rstd_ref,
 )
 
-MoeRows = Tensor | Int8Rows | Int8Fragments
+MoeRows = Tensor | Int8Rows | Int8Fragments | Int8Blocks
 """Activations as experts' matrices want them."""
 
 
@@ -142,11 +145,19 @@ def moe_linear_gated(
 
 
 def moe_linear_residual(
-    x: MoeRows, w: Matrix, to: Dispatch, h: Tensor, *, bias: Tensor | None = None, eps: float
+    x: MoeRows,
+    w: Matrix,
+    to: Dispatch,
+    h: Tensor,
+    *,
+    bias: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+    eps: float,
 ) -> Squares:
     """h += the sum over a row's slots, in their order, of weight * (x @ w.T + bias); the sums of squares of the new h.
 
-    x: of the M * k pairs. h: [M, N] float32, in place. bias: [E, N].
+    x: of the M * k pairs. h: [M, N] float32, in place. bias: [E, N]. dtype: of the pairs' products until they are added
+    up, for more than 16 rows.
     """
     (n_rows, _), n = to.experts.shape, w.shape[0] // to.num_experts
     assert h.shape == (n_rows, n)
@@ -156,7 +167,6 @@ def moe_linear_residual(
         parts = torch.empty(n_rows, gemv.n_sum_tiles, dtype=torch.float32, device=h.device)
         gemv.sum(to.weights, h, bias, parts)
         return Squares(parts=parts, size=n, eps=eps)
-    dtype = x.dtype if isinstance(x, Tensor) else torch.float32
     return _add_pairs(h, _pairs(x, w, to, bias, None, dtype, None), to.weights, eps)
 
 
@@ -187,6 +197,9 @@ def _pairs(
     elif isinstance(x, Int8Fragments):
         assert isinstance(w, PackedMatrix)
         BlocksOfExperts(x=x, w=w, groups=to.groups).pairs(epilogue, args, config, pair, width)
+    elif isinstance(x, Int8Blocks):
+        assert isinstance(w, PackedMatrix)
+        Int8OfExperts(x=x, w=w, groups=to.groups).pairs(epilogue, args, config, pair, width)
     else:
         assert isinstance(x, Tensor)
         Gemm(x=x, w=w, groups=to.groups).pairs(epilogue, args, config, pair, width)
@@ -198,6 +211,7 @@ def _gemv(x: MoeRows, w: Matrix, to: Dispatch, n: int) -> Gemv | GemvFragmentsOf
     if isinstance(x, Int8Fragments):
         assert isinstance(w, PackedMatrix)
         return GemvFragmentsOfExperts(x=x, w=w, experts=to.experts, num_rows=n)
+    assert not isinstance(x, Int8Blocks)
     return Gemv(x=x, w=w, experts=to.experts, num_rows=n)
 
 

@@ -23,10 +23,11 @@ from runner.kernels.fragments import TILE
 from runner.kernels.matmul import gate_ref
 from runner.kernels.moe_blocks import multiplies_in_blocks, takes_blocks
 from runner.kernels.moe_fragments import multiplies_experts
+from runner.kernels.moe_int8 import takes_int8
 from runner.kernels.moe_matmul import Dispatch, MoeRows, dispatch, moe_linear, moe_linear_gated, moe_linear_residual
 from runner.kernels.moe_route import rounds_in_lanes, route, route_and_round
 from runner.kernels.moe_router import router_logits
-from runner.kernels.rotate import quantize_fragments, quantize_rows, rotate_rows
+from runner.kernels.rotate import quantize_blocks, quantize_fragments, quantize_rows, rotate_rows
 from runner.kernels.values import MOST_ROWS, Matrix, PackedMatrix, is_nvidia
 
 _GATE_UP: Final = ("gate_proj", "up_proj")
@@ -96,7 +97,7 @@ class FusedMoE:
         to, ready = self._chosen(stream, before)
         down, bias = self.down
         x = self._activations(self._gated(stream, before, to, ready), None, down, len(h))
-        squares = moe_linear_residual(x, down, to, h, bias=bias, eps=stream.eps)
+        squares = moe_linear_residual(x, down, to, h, bias=bias, dtype=self.dtype, eps=stream.eps)
         return Stream(h=h, eps=stream.eps, squares=squares)
 
     def _chosen(self, stream: Stream, before: Norm | None) -> tuple[Dispatch, MoeRows | None]:
@@ -143,6 +144,8 @@ class FusedMoE:
         if isinstance(w, Tensor):
             return rotate_rows(x, gain, 1, self.dtype) if gain is not None or x.dtype != self.dtype else x
         is_few = n_tokens <= MOST_ROWS
+        if takes_int8(w, n_tokens, self.per_token, self.num_experts):
+            return quantize_blocks(x, gain, w.rotation, in_lanes=self.in_lanes)
         in_blocks = self.in_blocks and takes_blocks(w, n_tokens, self.per_token, self.num_experts)
         if in_blocks or (is_few and w.layout == "fragments"):
             return quantize_fragments(x, gain, w.rotation, ZEROS[w.format], apart=True)
