@@ -4,8 +4,8 @@ In a prompt of some tens of tokens most experts have a handful of pairs of a row
 are multiplied as int8 by the instruction that decoding takes (gemv_fragments.py), in blocks of 8 or 16 pairs of one
 expert: for most its weights are decoded once, and a program is one block, since a program for all of an expert's would
 hold up the others. It has 16 columns, of gate and up beside each other, or 32. The pairs come sorted by expert
-(moe_groups.py), and a lane finds its rows by their numbers. moe_gemm.py is for experts with more pairs, and the
-references are in moe_matmul.py.
+(moe_groups.py), and a lane finds its rows by their numbers. moe_int8.py and moe_gemm.py are for experts with more
+pairs, and the references are in moe_matmul.py.
 """
 
 from __future__ import annotations

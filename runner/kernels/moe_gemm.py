@@ -227,13 +227,12 @@ def _dense_tiles(mean: float) -> _Tiles:
     return _Tiles(rows=rows, columns=128, warps=4 if rows <= 32 else 8, stages=3)
 
 
-# H200, the same with their [2048, 768], decoding on their way: 0.29 ms for 128 rows, 0.42 for 512, 0.58 for 1024, 0.74
-# for 2048. Columns 128 take 0.47 for 512 and 1.04 for 2048, 256 take 0.35 for 128; for 1536 blocks of 64 take 0.76 and
-# of 128 0.53, for 1024 the same. Eight warps for blocks of 128 take 0.78 for 2048 and spill more, 16
-# for those of 64 take 5 % more. A fourth stage is as good, two are worse. Decoding in advance takes 1.30 for 2048 and
-# 1.47 for 3072, where this takes 0.95; with 32 experts of [5760, 2880] and [2880, 2880] and 256 pairs an expert 1.96
-# for 1.48: they would meet at about 550 pairs.
-# Four warps gave wrong sums for blocks of 64 and 128 (Triton 3.6).
+# H200, the same with their [2048, 768], decoding on their way, before weights went through shared memory, which costs
+# 5 to 15 %: 0.29 ms for 128 rows, 0.42 for 512, 0.58 for 1024, 0.74 for 2048. Columns 128 take 0.47 for 512 and 1.04
+# for 2048, 256 take 0.35 for 128; for 1536 blocks of 64 take 0.76 and of 128 0.53, for 1024 the same. Eight warps for
+# blocks of 128 take 0.78 for 2048 and spill more, 16 for those of 64 take 5 % more. A fourth stage is as good, two
+# are worse. Decoding in advance takes 1.30 for 2048 and 1.47 for 3072, where this takes 0.95; with 32 experts of
+# [5760, 2880] and [2880, 2880] and 256 pairs an expert 1.96 for 1.48: they would meet at about 550 pairs.
 def _packed_tiles(mean: float) -> _Tiles:
     rows = _rows_of_block(mean, 64 if mean <= 64 else 128)
     return _Tiles(rows=rows, columns=128 if rows <= 32 else 256, warps=16 if rows == 128 else 8, stages=3)

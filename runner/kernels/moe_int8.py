@@ -145,13 +145,17 @@ def rows_of_block(mean: float) -> int:
     return 32 if mean <= 36 else 64 if mean <= 56 else 128
 
 
-def takes_int8(w: Matrix, n_rows: int, n_slots: int, n_experts: int) -> bool:
-    """Whether the kernel is for so many rows with these experts' matrices, and right on the device they are on."""
-    if isinstance(w, Tensor) or w.layout != "fragments" or w.format not in FORMATS_AS_INT8 or n_rows <= MOST_ROWS:
-        return False
-    if not _FEW_PAIRS * n_experts < n_rows * n_slots <= _MOST_PAIRS * n_experts:
+def multiplies_in_int8(w: Matrix) -> bool:
+    """Whether the kernel takes these experts' matrices, and is right on the device that they are on: see layouts.py."""
+    if isinstance(w, Tensor) or w.layout != "fragments" or w.format not in FORMATS_AS_INT8:
         return False
     return is_hopper(w.packed) and _works(w.format, w.packed.device)
+
+
+def takes_int8(n_rows: int, n_slots: int, n_experts: int) -> bool:
+    """Whether the kernel is for so many rows: more than decoding's are for, and neither few nor very many pairs an
+    expert."""
+    return n_rows > MOST_ROWS and _FEW_PAIRS * n_experts < n_rows * n_slots <= _MOST_PAIRS * n_experts
 
 
 def try_int8(form: str, device: torch.device) -> bool:

@@ -63,7 +63,7 @@ def likeliest(variant: Variant) -> str:
     return variant.only_target or ("sm_90" if variant.is_decode else "sm_120")
 
 
-SM_90_ONLY = {"gemm_fragments", "gemm_int8", "int8_weights"}
+SM_90_ONLY = {"gemm_fragments", "gemm_int8", "int8_weights", "moe_int8"}
 NVIDIA_ONLY = {"delta_chunks", "gemv_fragments", "gemv_one_row", "lay_out", "moe_blocks", "moe_fragments"}
 
 

@@ -12,7 +12,7 @@ from runner.kernels import moe_int8
 from runner.kernels.fragments import to_fragments
 from runner.kernels.int8_weights import FORMATS_AS_INT8, int8_weights_ref
 from runner.kernels.matmul import Activation, gate_ref
-from runner.kernels.moe_int8 import Int8OfExperts, sorted_rows, takes_int8, try_int8
+from runner.kernels.moe_int8 import Int8OfExperts, multiplies_in_int8, sorted_rows, takes_int8, try_int8
 from runner.kernels.moe_matmul import Dispatch, moe_linear, moe_linear_gated, moe_linear_residual
 from runner.kernels.rotate import quantize_blocks
 from runner.kernels.values import PackedMatrix, Squares
@@ -84,18 +84,21 @@ def test_rows_are_sorted_by_expert(is_of_pairs: bool) -> None:
     assert len(found.levels) >= m * k + 128  # a block may begin at the last of them
 
 
-def test_int8_is_for_hopper_and_experts_that_have_neither_few_nor_very_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_is_for_four_bits_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     w, planes, six = to_fragments(packed("mq4", 128, 64)), packed("mq4", 128, 64), to_fragments(packed("mq6", 128, 64))
     monkeypatch.setattr(moe_int8, "is_hopper", lambda _: False)
-    assert not takes_int8(w, 64, 2, 4)
+    assert not multiplies_in_int8(w)
     monkeypatch.setattr(moe_int8, "is_hopper", lambda _: True)
-    assert takes_int8(w, 17, 2, 4)
-    assert takes_int8(w, 1024, 2, 4)
-    assert not takes_int8(w, 1025, 2, 4)
-    assert not takes_int8(w, 32, 1, 4)  # eight of each
-    assert not takes_int8(w, 16, 4, 4)
-    for other in (planes, six, random(128, 64)):
-        assert not takes_int8(other, 64, 2, 4)
+    assert multiplies_in_int8(w)
+    assert not any(map(multiplies_in_int8, (planes, six, random(128, 64))))
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "n_slots", "is_taken"),
+    [(17, 2, True), (1024, 2, True), (1025, 2, False), (32, 1, False), (16, 4, False)],
+)
+def test_int8_is_for_neither_few_nor_very_many_pairs_of_an_expert(n_rows: int, n_slots: int, is_taken: bool) -> None:
+    assert takes_int8(n_rows, n_slots, 4) == is_taken
 
 
 @pytest.mark.parametrize("form", FORMATS_AS_INT8)

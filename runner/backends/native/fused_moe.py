@@ -23,7 +23,7 @@ from runner.kernels.fragments import TILE
 from runner.kernels.matmul import gate_ref
 from runner.kernels.moe_blocks import multiplies_in_blocks, takes_blocks
 from runner.kernels.moe_fragments import multiplies_experts
-from runner.kernels.moe_int8 import takes_int8
+from runner.kernels.moe_int8 import multiplies_in_int8, takes_int8
 from runner.kernels.moe_matmul import Dispatch, MoeRows, dispatch, moe_linear, moe_linear_gated, moe_linear_residual
 from runner.kernels.moe_route import rounds_in_lanes, route, route_and_round
 from runner.kernels.moe_router import router_logits
@@ -39,7 +39,7 @@ class FusedMoE:
     shared one, whose gate is the router's last row.
 
     rounding: of what gate and up read in a step of few tokens; None where they are dense, or want two. in_lanes: see
-    quantize_rows. in_blocks: whether moe_blocks.py is for these matrices at all.
+    quantize_rows. in_blocks, in_int8: whether moe_blocks.py and moe_int8.py are for these matrices at all.
     """
 
     def __init__(self, module: MoE, name: str, reader: MatrixReader) -> None:
@@ -62,6 +62,7 @@ class FusedMoE:
         roundings = {_rounding_of(w) for w, _ in self.gate_up}
         self.rounding = roundings.pop() if len(roundings) == 1 else None
         self.in_blocks = all(multiplies_in_blocks(w) for w, _ in (*self.gate_up, self.down))
+        self.in_int8 = all(multiplies_in_int8(w) for w, _ in (*self.gate_up, self.down))
         packed = [w for w, _ in (*self.gate_up, self.down) if isinstance(w, PackedMatrix)]
         self.in_lanes = all(is_nvidia(w.packed) and _in_lanes(w.rotation, w.packed.device) for w in packed)
 
@@ -144,7 +145,7 @@ class FusedMoE:
         if isinstance(w, Tensor):
             return rotate_rows(x, gain, 1, self.dtype) if gain is not None or x.dtype != self.dtype else x
         is_few = n_tokens <= MOST_ROWS
-        if takes_int8(w, n_tokens, self.per_token, self.num_experts):
+        if self.in_int8 and takes_int8(n_tokens, self.per_token, self.num_experts):
             return quantize_blocks(x, gain, w.rotation, in_lanes=self.in_lanes)
         in_blocks = self.in_blocks and takes_blocks(w, n_tokens, self.per_token, self.num_experts)
         if in_blocks or (is_few and w.layout == "fragments"):

@@ -97,10 +97,12 @@ def test_every_row_of_every_length_is_the_plain_modules(pair: Pair) -> None:
         found[held, n, "again"] = errors(pair, ids, reference, held, n)
     usual = max(float(rows.median()) for rows in found.values())
     assert usual < 0.1
-    # A row may be worse: what Gemma norms after a branch, and above all which experts are the best of many. H200, the
-    # worst of a shape by its usual: 1.2 to 1.5, Gemma 3 2.2 and 2.9, Qwen3-30B-A3B 10; plain bfloat16 is alike.
-    most = (12 if pair.has_experts else 4) * usual
-    assert {key: float(rows.max()) for key, rows in found.items() if rows.max() > most} == {}
+    # A row may be worse: what Gemma norms after a branch, and above all which experts are the best of many, which weigh
+    # the more the fewer a token takes. H200, the worst of a shape by its usual: 1.2 to 1.5, Gemma 3 2.2 and 2.9,
+    # Qwen3-30B-A3B 10, gpt-oss-20b above 12 with one row of 4096; plain bfloat16 is alike.
+    most = (20 if pair.has_experts else 4) * usual
+    wrong = {key: float(rows.max()) for key, rows in found.items() if rows.max() > most}
+    assert wrong == {}, f"usual: {usual:.4f}"
 
 
 @pytest.mark.parametrize("n", [20, 64, 200, 512, 1000, 2048])

@@ -23,7 +23,7 @@ from runner.backends.base import Compiling
 from runner.backends.native.fused_execution import FusedExecution
 from runner.backends.native.warm_up import compile_kernels, compile_trials
 from runner.errors import RunnerError
-from runner.kernels import add_parts, layouts, moe_fragments, moe_route
+from runner.kernels import add_parts, layouts, moe_blocks, moe_fragments, moe_int8, moe_route
 from runner.kernels.compile.launches import is_compiled, launches_of
 from runner.kernels.embedding import embed
 from runner.kernels.rotate import quantize_rows
@@ -106,7 +106,8 @@ def main() -> None:
             compile_trials(kinds, device, told.append, never, has_experts=True)
             found[key] = [one.total for one in told if isinstance(one, Compiling)]
     found["trials compiled"] = all(is_compiled(launch) for launch in tried)
-    answers = (layouts._works, add_parts.rotates, moe_fragments._works, moe_route.rounds_in_lanes)
+    works = [module._works for module in (layouts, moe_blocks, moe_fragments, moe_int8)]
+    answers = (*works, add_parts.rotates, moe_route.rounds_in_lanes)
     found["trials answered"] = sum(one.cache_info().currsize for one in answers)
     with tempfile.TemporaryDirectory() as directory:
         execution = test_native_fused.fused(*test_native_fused.made(Path(directory), "qwen3-moe"))
