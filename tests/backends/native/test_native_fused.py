@@ -15,10 +15,11 @@ import pytest
 import tiny_models
 import torch
 
-from runner.backends.native import kv_cache, stream
+from runner.backends.native import fused_moe, kv_cache, stream
 from runner.backends.native.execution import PlainExecution
 from runner.backends.native.fused import FusedDecoder, FusedMlp
 from runner.backends.native.fused_execution import FusedExecution
+from runner.backends.native.fused_moe import FusedMoE
 from runner.backends.native.graphs import Graphs
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.loader import load_model, unfilled
@@ -26,6 +27,7 @@ from runner.backends.native.matrices import MatrixReader
 from runner.backends.native.model_files import read_config
 from runner.config import SamplingParams
 from runner.errors import BadModelFile
+from runner.kernels import moe_int8
 from runner.kernels.fragments import can_be_fragments, to_fragments
 from runner.kernels.grids import FORMATS
 from runner.kernels.heads import put_together_ref
@@ -170,6 +172,26 @@ def test_weights_in_fragments_give_what_they_give_in_planes(
     in_fragments._graphs.forget()
     in_fragments.cache.truncate(0)
     assert 1e-4 < difference(in_fragments.extend(PROMPT[:2], "all", go_on), wanted) < 0.05
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("name", "size"), [("qwen3-moe", "moe_intermediate_size"), ("gpt-oss", "intermediate_size")])
+def test_prompts_of_experts_in_int8_give_what_their_values_do(
+    tmp_path: Path, name: str, size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, packed = tmp_path / "source", tmp_path / "packed"
+    made(source, name, **{"hidden_size": 64, size: 64, "num_hidden_layers": 1})
+    quantize_packed(source, recipe_of("mq4-uniform"), packed, device=torch.device("cpu"), on_stage=lambda *_: None)
+    config, weights = read_config(packed), PackedWeights(packed)
+    wanted = plain(config, weights).extend(PROMPT, "all", go_on)
+    monkeypatch.setattr(stream, "best_layout", lambda w, pair: to_fragments(w, pair) if can_be_fragments(w) else w)
+    monkeypatch.setattr(moe_int8, "is_hopper", lambda _: True)
+    monkeypatch.setattr(fused_moe, "takes_int8", lambda *_: True)
+    kernels = fused(config, weights)
+    (layer,) = kernels._opened().layers
+    assert isinstance(layer.mlp, FusedMoE)
+    assert layer.mlp.in_int8
+    assert 1e-4 < difference(kernels.extend(PROMPT, "all", go_on), wanted) < 0.05
 
 
 @pytest.mark.parametrize(
