@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from runner import __version__
 from runner.backends import llamacpp
-from runner.backends.native.delta_state import SLOTS
+from runner.backends.native.delta_state import SAVED, SLOTS
 from runner.config import DEFAULT_CTX, KvType, LoadOptions
 from runner.errors import BadModelFile, DoesNotFit
 from runner.events import Notice
@@ -110,7 +110,7 @@ def test_kv_cache_by_kind_of_layer() -> None:
     assert parts["state"].size_bytes == 4 * 1030  # float32, whatever the KV type
     for devices, of_past in ((machine(64), 4), (machine(64, 40), 2)):  # in the type that it computes in
         ours = {part.kind: part for part in estimate(facts, LoadOptions(), devices, "native").kv_parts}
-        assert ours["state"].size_bytes == SLOTS * (4 * 1000 + of_past * 30)
+        assert ours["state"].size_bytes == (SLOTS + SAVED) * (4 * 1000 + of_past * 30)
         assert ours["window"].size_bytes == ours["full"].size_bytes  # and so does native
     assert parts["shared"].size_bytes == 0
 

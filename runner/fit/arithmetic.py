@@ -88,14 +88,14 @@ class _Ways:
 
 # llama.cpp: measured with llama-cpp-python 0.3.36. Its default is swa_full, by which layers with a window have cells
 # for all of the context: it lets the cache be cut anywhere. Recurrent states are float32 whatever --kv-type says.
-# native: its cache has one length for all layers, and states are those of 12 lengths, the past of their convolutions in
-# the type that it computes in (delta_state.py, which is not imported: it would import torch).
+# native: its cache has one length for all layers, and states are those of 12 lengths and two that are saved, the past
+# of their convolutions in the type that it computes in (delta_state.py, which is not imported: it would import torch).
 _GPUS: Final = ("cuda", "rocm")
 _WAYS: Final[Mapping[BackendName, _Ways]] = {
     "llamacpp": _Ways(
         ctx_block=256, keeps_windows_whole=True, splits=True, states=1, past_on_gpu=4, gpus=(*_GPUS, "metal")
     ),
-    "native": _Ways(ctx_block=1, keeps_windows_whole=True, splits=False, states=12, past_on_gpu=2, gpus=_GPUS),
+    "native": _Ways(ctx_block=1, keeps_windows_whole=True, splits=False, states=14, past_on_gpu=2, gpus=_GPUS),
     "fake": _Ways(ctx_block=1, keeps_windows_whole=False, splits=False, states=1, past_on_gpu=4, gpus=()),
 }
 

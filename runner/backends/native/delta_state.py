@@ -2,8 +2,9 @@
 
 A state has no positions that could be cut off: to go back is to have kept an earlier one. The state after p tokens lies
 in slot p % SLOTS, so a step of one token reads one slot and writes the next by its position alone. A step of a few
-tokens, which may be guesses, leaves the state after each of them, a prompt that after its last. It knows positions and
-nothing of tokens or of the mathematics.
+tokens, which may be guesses, leaves the state after each of them, a prompt that after its last. Beside the slots, which
+are soon written over, a few states are saved where that is asked for. It knows positions and nothing of tokens or of
+the mathematics.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from runner.model_config import DeltaConfig
 
 # Of a step with the longest draft the first token alone may be taken, when the next such step has run already.
 SLOTS: Final = 2 * (LONGEST_STATE_DRAFT + 1)
+SAVED: Final = 2
+"""States of each layer that are saved beside the slots: of the last two messages, the older of which is the one to go
+back to where the newer is taken back or edited."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,9 @@ class DeltaStates:
     """matrices, past: of each layer, [slots, ...] (see DeltaState); what is in them counts as `positions` says.
 
     positions: how many tokens the state in each slot comes after; None where it is spoilt or was never written. After 0
-    tokens all is zero, which lies nowhere: no slot is read then. dtype: of `past`, what the model computes in. batch:
-    () for one sequence, (B,) for B of one length, of which none goes back: they have one slot.
+    tokens all is zero, which lies nowhere: no slot is read then. saved: the same of the places beside the slots. dtype:
+    of `past`, what the model computes in. batch: () for one sequence, (B,) for B of one length, of which none goes
+    back: they have one slot and save nothing.
     """
 
     def __init__(
@@ -48,16 +53,21 @@ class DeltaStates:
         device: torch.device,
         batch: tuple[int, ...] = (),
     ) -> None:
-        self.n_slots = 1 if batch else SLOTS
+        self.n_slots, n_saved = (1, 0) if batch else (SLOTS, SAVED)
         self.positions: list[int | None] = [None] * self.n_slots
-        matrices = (self.n_slots, *batch, config.value_heads, config.key_dim, config.value_dim)
-        past = (self.n_slots, *batch, config.taps - 1, config.channels)
-        self.matrices = [torch.zeros(matrices, dtype=torch.float32, device=device) for _ in config.layers]
-        self.past = [torch.zeros(past, dtype=dtype, device=device) for _ in config.layers]
+        self.saved: list[int | None] = [None] * n_saved
+        n_all = self.n_slots + n_saved
+        matrices = (n_all, *batch, config.value_heads, config.key_dim, config.value_dim)
+        past = (n_all, *batch, config.taps - 1, config.channels)
+        of_matrices = [torch.zeros(matrices, dtype=torch.float32, device=device) for _ in config.layers]
+        of_past = [torch.zeros(past, dtype=dtype, device=device) for _ in config.layers]
+        self.matrices = [tensor[: self.n_slots] for tensor in of_matrices]
+        self.past = [tensor[: self.n_slots] for tensor in of_past]
+        self._beside = [tensor[self.n_slots :] for tensor in (*of_matrices, *of_past)]
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (*self.matrices, *self.past))
+        return sum(tensor.nbytes for tensor in (*self.matrices, *self.past, *self._beside))
 
     def read(self, layer: int, length: int) -> DeltaState | None:
         """The state of a layer after `length` tokens, as views; None after 0."""
@@ -108,14 +118,34 @@ class DeltaStates:
     def has(self, length: int) -> bool:
         return length == 0 or self.positions[self.slot(length)] == length
 
+    def save(self, length: int) -> None:
+        """Keep the state after `length` tokens, which a slot has, until the text before it changes, or it is the oldest
+        and another one is saved."""
+        assert self.has(length)
+        if length in self.saved or not self.saved:
+            return
+        place = min(range(len(self.saved)), key=lambda i: self.saved[i] or 0)
+        torch._foreach_copy_(self._saved_at(place), self.tensors_of(length))
+        self.saved[place] = length
+
     def keep(self, length: int) -> int:
-        """Go back to the first `length` tokens: how many it is gone back to, 0 where that state is not held."""
-        kept = length if self.has(length) else 0
+        """Go back to the first `length` tokens, or else to the most of them whose state is saved: how many these are, 0
+        where none is."""
+        saved = (at for at in self.saved if at is not None and at <= length)
+        kept = length if self.has(length) else max(saved, default=0)
+        if not self.has(kept):
+            torch._foreach_copy_(self.tensors_of(kept), self._saved_at(self.saved.index(kept)))
+            self.positions[self.slot(kept)] = kept
         self._forget_after(kept)
         return kept
 
+    def _saved_at(self, place: int) -> list[Tensor]:
+        """Views, as those of `tensors_of`."""
+        return [tensor[place] for tensor in self._beside]
+
     def _forget_after(self, length: int) -> None:
-        self.positions = [at if at is not None and at <= length else None for at in self.positions]
+        for known in (self.positions, self.saved):
+            known[:] = [at if at is not None and at <= length else None for at in known]
 
     def select(self, sequences: Tensor) -> None:
         """Keep these sequences of a batch, by their indices, and forget the others."""
@@ -124,12 +154,12 @@ class DeltaStates:
 
     def release(self) -> None:
         """Give the memory back; nothing is held then."""
-        self.positions = [None] * self.n_slots
-        for tensors in (self.matrices, self.past):
+        self.positions, self.saved = [None] * self.n_slots, [None] * len(self.saved)
+        for tensors in (self.matrices, self.past, self._beside):
             tensors[:] = [tensor[:0].clone() for tensor in tensors]
 
 
-def state_bytes(config: DeltaConfig | None, dtype: torch.dtype, *, n_slots: int = SLOTS) -> int:
+def state_bytes(config: DeltaConfig | None, dtype: torch.dtype, *, n_slots: int = SLOTS + SAVED) -> int:
     """What the states of one sequence take."""
     if config is None:
         return 0

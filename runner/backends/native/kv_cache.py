@@ -161,10 +161,15 @@ class KvCache:
         if self.states is not None:
             self.states.fall_short(self.length - n_behind, n_behind)
 
+    def save(self) -> None:
+        """Keep the states after all positions, to go back to where the text goes on from here in another way."""
+        if self.states is not None:
+            self.states.save(self.length)
+
     def truncate(self, length: int) -> int:
         """Forget all positions from `length` on; the memory stays for what comes next.
 
-        Returns how many are left: 0 where no state is held to go on from there.
+        Returns how many are left: fewer where no state is held to go on from there.
         """
         assert 0 <= length <= self.length
         self.length = length if self.states is None else self.states.keep(length)

@@ -154,6 +154,16 @@ def test_going_back_further_begins_anew(tiny: tuple[ModelConfig, Weights]) -> No
     assert torch.equal(extended(kernels, PROMPT), first)
 
 
+def test_what_was_saved_is_gone_back_to_with_the_same_bits(tiny: tuple[ModelConfig, Weights]) -> None:
+    kernels = fused(*tiny)
+    extended(kernels, PROMPT)
+    kernels.cache.save()
+    first = extended(kernels, FEW)
+    extended(kernels, MORE, MORE)
+    assert kernels.cache.truncate(len(PROMPT) + 1) == len(PROMPT)
+    assert torch.equal(extended(kernels, FEW), first)
+
+
 @WITH_EXPERTS_TOO
 @pytest.mark.parametrize("n_tokens", [2 * SLOTS, 21])  # one leaves its state where it began with one
 def test_a_prompt_is_filled_up_and_replayed_and_gives_what_it_gives_alone(

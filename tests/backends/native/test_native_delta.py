@@ -14,12 +14,13 @@ import pytest
 import torch
 
 from runner.backends.base import Backend, Prefill
+from runner.backends.native import backend as backend_file
 from runner.backends.native import opening
 from runner.backends.native.backend import NativeBackend
 from runner.backends.native.blocks import go_on
 from runner.backends.native.decode_loop import DecodeLoop
 from runner.backends.native.delta_net import Convolution, delta_rule, normed
-from runner.backends.native.delta_state import SLOTS, DeltaState, DeltaStates, state_bytes
+from runner.backends.native.delta_state import SAVED, SLOTS, DeltaState, DeltaStates, state_bytes
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.placement import Placement
 from runner.backends.native.writing import batch_size, write_batch
@@ -145,6 +146,24 @@ def test_nothing_is_held_of_what_was_given_back() -> None:
     assert [length for length in range(1, 6) if found.has(length)] == []
 
 
+def test_what_is_saved_can_be_gone_back_to_until_the_text_before_it_changes() -> None:
+    found = states(5)
+    found.save(5)
+    step(found, 5, 25)
+    found.save(30)
+    found.save(30)  # twice is once
+    step(found, 30, 40)
+    found.save(70)
+    assert found.saved == [70, 30]  # the oldest gave way
+    assert (found.keep(69), number(found, 30)) == (30, 30)
+    assert found.saved == [None, 30]
+    step(found, 30, 3)
+    assert (found.keep(31), number(found, 31)) == (31, 31)  # a slot has it
+    assert found.keep(30) == 30
+    assert found.keep(29) == 0
+    assert found.saved == [None, None]
+
+
 def test_what_was_taken_back_is_no_state_of_what_is_written_in_its_place() -> None:
     found = states(10)
     assert found.keep(8) == 8
@@ -247,7 +266,7 @@ def test_behind_a_token_that_could_not_be_chosen_no_step_begins() -> None:
 
 def test_the_memory_is_what_the_arithmetic_says() -> None:
     found = DeltaStates(DELTA, dtype=torch.bfloat16, device=CPU)
-    assert found.nbytes == state_bytes(DELTA, torch.bfloat16) == 2 * SLOTS * (4 * 12 + 2 * 3 * 10)
+    assert found.nbytes == state_bytes(DELTA, torch.bfloat16) == 2 * (SLOTS + SAVED) * (4 * 12 + 2 * 3 * 10)
     found.release()
     assert found.nbytes == 0
 
@@ -279,6 +298,25 @@ def test_a_chat_goes_on_and_an_edited_message_begins_anew(backend: NativeBackend
     edited = [*IDS[:10], *IDS[40:50]]
     assert prefills(backend, edited)[0] == Prefill(0, len(edited), 0)
     assert take(backend, edited, 8) == take(load(backend._model), edited, 8)
+
+
+def test_a_next_prompt_goes_on_behind_the_last_message_before_an_answer(
+    backend: NativeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a template has it that leaves out what an answer thought; and so does another answer to the same prompt."""
+    monkeypatch.setattr(backend_file, "_FEW_READ_ANEW", 8)
+    (stop,) = backend.tokenizer.stop_ids
+    first = [*IDS[:20], stop, *IDS[20:24]]
+    answer = take(backend, first, 16)  # so many that no slot has a state of the prompt
+    assert take(backend, first, 16) == answer
+    assert prefills(backend, first)[0].cached == 21
+    second = [*first[:23], *answer[4:7], stop, *IDS[30:40], stop, *IDS[20:24]]
+    take(backend, first, 16)
+    assert [prefill.done for prefill in prefills(backend, second)] == [21, len(second) - 4, len(second)]
+    assert take(backend, second, 16) == take(load(backend._model), second, 16)
+    third = [*second[:-10], *IDS[41:50]]
+    assert prefills(backend, third)[0].cached == 21  # what was edited is before the end of the second
+    assert take(backend, third, 8) == take(load(backend._model), third, 8)
 
 
 def test_an_answer_that_is_made_again_is_the_same(backend: NativeBackend) -> None:
