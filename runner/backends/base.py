@@ -6,10 +6,10 @@ engine knows nothing of weights, devices or batches. Every backend passes tests/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,7 +140,8 @@ class Backend(Protocol):
         ...
 
     def keep(self, length: int) -> int:
-        """Cut the KV cache to its first `length` positions; returns how many are left, 0 where it cannot be cut."""
+        """Cut the KV cache to its first `length` positions; returns how many are left: fewer where it cannot be cut
+        there, and states of recurrent layers were kept of an earlier position (end_of_messages), or of none."""
         ...
 
     def extend(self, tokens: Sequence[int], cancel: CancelToken) -> NDArray[np.float32] | None:
@@ -255,3 +256,17 @@ def check_prompt(prompt: Sequence[int], info: ModelInfo, *, room: int = 1) -> No
             f"The prompt has {len(prompt)} tokens and the context holds {info.n_ctx}.",
             hint="Shorten it, or load the model with a larger context (-c).",
         )
+
+
+def end_of_messages(prompt: Sequence[int], cached: int, stop_ids: Collection[int]) -> int:
+    """Where the last message of `prompt` ends, behind what is cached and behind some tokens; 0: nowhere.
+
+    The next prompt may go on from there in another way, without what the answer thought or with another answer. A cache
+    that cannot be cut keeps its state there: worth a pass of its own, unless there are few tokens to read anew.
+    """
+    ends = (at for at in range(len(prompt) - 1, max(cached, FEW_READ_ANEW), -1) if prompt[at - 1] in stop_ids)
+    return next(ends, 0)
+
+
+FEW_READ_ANEW: Final = 128
+"""A GPU reads so many tokens in the time of one or two passes more."""

@@ -15,7 +15,7 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from runner.backends import choose, llamacpp
+from runner.backends import base, choose, llamacpp
 from runner.backends.base import Backend, Prefill, Step
 from runner.backends.llamacpp.backend import LlamaCppBackend
 from runner.config import LONGEST_DRAFT, LoadOptions, SamplingParams
@@ -33,7 +33,17 @@ from runner.speculative.suffix import SuffixDrafter
 from runner.types import CancelToken, ReadyModel
 from tests.backends.cache_gguf import WINDOW, write_gemma3, write_mamba
 from tests.backends.cancelling import TimedCancel
-from tests.backends.conformance import GREEDY, GUESSES, N_CTX, SAMPLED, BackendConformance, Knowing, eager, take
+from tests.backends.conformance import (
+    GREEDY,
+    GUESSES,
+    N_CTX,
+    SAMPLED,
+    BackendConformance,
+    Knowing,
+    eager,
+    prefills,
+    take,
+)
 
 
 def gguf_model(path: Path) -> ReadyModel:
@@ -413,6 +423,28 @@ def test_recurrent_layers_cannot_go_back(tmp_path: Path, demo_directory: Path) -
     text = take(backend, [10, 11, 12], 8)
     assert backend.keep(5) == 0
     assert take(backend, [10, 11, 12], 8) == text
+
+
+def test_recurrent_layers_go_back_to_where_the_last_messages_end(
+    tmp_path: Path, demo_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next prompt of a template that leaves out what an answer thought; and another answer to the same prompt."""
+    monkeypatch.setattr(base, "FEW_READ_ANEW", 8)
+    path = write_mamba(tmp_path / "mamba.gguf", demo_directory)
+    backend, empty = load(path), load(path).memory().kv_cache_bytes
+    stop = min(backend.tokenizer.stop_ids)
+    ids = [10 + 7 * i for i in range(100)]
+    first = [*ids[:20], stop, *ids[20:24]]
+    answer = take(backend, first, 16)
+    assert backend.memory().kv_cache_bytes > empty
+    assert [prefill.done for prefill in prefills(backend, first)] == [21, 25]
+    assert take(backend, first, 16) == answer
+    second = [*first[:23], *answer[4:7], stop, *ids[30:40], stop, *ids[20:24]]
+    assert [prefill.done for prefill in prefills(backend, second)] == [21, len(second) - 4, len(second)]
+    assert take(backend, second, 16) == take(load(path), second, 16)
+    third = [*second[:-10], *ids[41:50]]
+    assert prefills(backend, third)[0].cached == 21  # what was edited is before the end of the second
+    assert backend.keep(20) == 0
 
 
 def test_a_window_is_kept_whole_so_that_drafts_can_be_taken_back(tmp_path: Path, demo_directory: Path) -> None:

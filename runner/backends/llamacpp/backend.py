@@ -24,10 +24,12 @@ from runner.backends.base import (
     Step,
     check_prompt,
     common_prefix,
+    end_of_messages,
     step_of,
     tokens_to_time,
 )
 from runner.backends.llamacpp.library import ABORT_WHEN_CANCELLED, library_log, open_context, open_model
+from runner.backends.llamacpp.saved_states import SavedStates
 from runner.backends.llamacpp.threads import Threads
 from runner.backends.llamacpp.tokenizer import LlamaCppTokenizer
 from runner.config import LONGEST_DRAFT, LoadOptions, SamplingParams
@@ -78,6 +80,7 @@ class LlamaCppBackend(Backend):
         )
         self._batch = llama_cpp.llama_batch_init(max(self._chunk, 1 + LONGEST_DRAFT), 0, 1)
         self._held: list[int] = []
+        self._saved = SavedStates(self._context)
         self._logits_address = 0
         self._logits = np.empty(0, np.float32)
         self.info = self._model_info(model, header, options)
@@ -151,9 +154,21 @@ class LlamaCppBackend(Backend):
     def _prefill(self, prompt: Sequence[int], cancel: CancelToken) -> Iterator[Prefill]:
         cached = self.keep(min(common_prefix(self._held, prompt), len(prompt) - 1))
         yield Prefill(cached, len(prompt), cached)
-        done, chunk = cached, self._chunk
+        turn = 0 if _can_go_back(self._model) else end_of_messages(prompt, cached, self.tokenizer.stop_ids)
+        if turn:
+            for done in self._read(prompt[:turn], cached, cancel):
+                yield Prefill(done, len(prompt), cached)
+            if cancel.is_cancelled:
+                return
+            self._saved.save(turn)
+        for done in self._read(prompt, turn or cached, cancel):
+            yield Prefill(done, len(prompt), cached)
+
+    def _read(self, prompt: Sequence[int], first: int, cancel: CancelToken) -> Iterator[int]:
+        """Compute the tokens from `first` on, and say how many of all are done, until `cancel` is set."""
+        done, chunk = first, self._chunk
         while done < len(prompt) and not cancel.is_cancelled:
-            n_whole = self._chunk - (done - cached) % self._chunk
+            n_whole = self._chunk - (done - first) % self._chunk
             part = prompt[done : done + _n_at_once(min(n_whole, len(prompt) - done), chunk)]
             started = time.monotonic()
             if not self._decode(part, done):
@@ -161,7 +176,7 @@ class LlamaCppBackend(Backend):
             if time.monotonic() - started > _CHUNK_GOAL_S:
                 chunk = max(chunk // 2, _MIN_CHUNK)
             done += len(part)
-            yield Prefill(done, len(prompt), cached)
+            yield done
 
     def score(self, tokens: Sequence[int]) -> Iterator[Logits]:
         check_prompt(tokens, self.info, room=0)
@@ -198,7 +213,7 @@ class LlamaCppBackend(Backend):
     def memory(self) -> MemoryUse:
         """As llama.cpp reported its buffers while it made them."""
         buffers = self._buffers
-        kv = sum(buffers.get(part, 0) for part in ("KV", "RS"))
+        kv = sum(buffers.get(part, 0) for part in ("KV", "RS")) + self._saved.nbytes
         weights = buffers.get("model", 0) or int(llama_cpp.llama_model_size(self._model))
         return MemoryUse(
             weights_bytes=weights,
@@ -247,23 +262,27 @@ class LlamaCppBackend(Backend):
             self._n_threads = n_threads
 
     def keep(self, length: int) -> int:
-        """Recurrent layers cannot go back; a sliding window has already dropped what lies behind it."""
+        """Recurrent layers cannot go back but to what was saved; a sliding window has already dropped what lies behind
+        it."""
         if length == len(self._held):
             return length
         is_cut = length > 0 and llama_cpp.llama_memory_seq_rm(self._memory, 0, length, -1)
         if is_cut and self._n_swa:
             oldest = llama_cpp.llama_memory_seq_pos_min(self._memory, 0)
             is_cut = oldest <= max(0, length - self._n_swa)
-        if not is_cut:
+        kept = length if is_cut else self._saved.go_back(length)
+        if not kept:
             self._forget()
             return 0
-        del self._held[length:]
-        return length
+        del self._held[kept:]
+        self._saved.forget_after(kept)
+        return kept
 
     def _forget(self, *, is_wiped: bool = True) -> None:
         """Empty the cache. is_wiped: its memory is set to zero too, which takes as long as it is large."""
         llama_cpp.llama_memory_clear(self._memory, is_wiped)
         self._held = []
+        self._saved.forget_after(0)
 
     def _logits_at(self, index: int) -> NDArray[np.float32]:
         """A view [V] of llama.cpp's own buffer, valid until the next decode; rebuilt only when the buffer moved."""

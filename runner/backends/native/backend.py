@@ -25,6 +25,7 @@ from runner.backends.base import (
     Step,
     check_prompt,
     common_prefix,
+    end_of_messages,
     step_of,
     tokens_to_time,
 )
@@ -45,7 +46,6 @@ from runner.speculative.speculator import Speculator
 from runner.speculative.verify import choice_after, choices_of
 from runner.types import CancelToken, MemoryUse, ModelInfo, ReadyModel
 
-_FEW_READ_ANEW = 128  # tokens, which a GPU reads in about the time of one more pass
 _TIMED_STRIDES = 3
 _GREEDY = SamplingParams(temperature=0.0)
 _STEPS_ON_THE_DEVICE = (SamplingParams(temperature=1.0, seed=0), _GREEDY)
@@ -78,7 +78,6 @@ class NativeBackend(Backend):
         self._need = need
         self._chunk = prefill_chunk(config, placement, options)
         self._held: list[int] = []  # the ids in the KV cache, by position
-        self._stops = tokenizer.stop_ids
         self._follower: Follower | None = None
         self._recorded: set[int] = set()  # how many tokens those steps draft by themselves that were recorded at load
         self._verified: set[int] = set()  # how many tokens those steps have that were: of drafts of the host's
@@ -188,7 +187,8 @@ class NativeBackend(Backend):
         # The last token is computed in any case: its logits are not kept.
         cached = self.keep(min(common_prefix(self._held, prompt), len(prompt) - 1))
         yield Prefill(cached, len(prompt), cached)
-        done, turn = cached, self._turn(prompt, cached)
+        keeps_states = self._execution.cache.states is not None
+        done, turn = cached, end_of_messages(prompt, cached, self.tokenizer.stop_ids) if keeps_states else 0
         while done < turn or len(prompt) - done > self._chunk:
             end = min(done + self._chunk, turn if done < turn else len(prompt))
             self._extend(prompt[done:end], "none", cancel)
@@ -199,15 +199,6 @@ class NativeBackend(Backend):
         choose = self._choice_after(prompt, done, params, cancel, constraint)
         yield Prefill(len(prompt), len(prompt), cached)
         return choose
-
-    def _turn(self, prompt: Sequence[int], cached: int) -> int:
-        """Where the last message of `prompt` ends, if that is behind what is cached and its states are worth a pass of
-        its own: the next prompt may go on from there without what the answer thought, or with another answer. 0 where
-        there are no states, or few tokens to read anew."""
-        if self._execution.cache.states is None:
-            return 0
-        ends = (i for i in range(len(prompt) - 1, max(cached, _FEW_READ_ANEW), -1) if prompt[i - 1] in self._stops)
-        return next(ends, 0)
 
     def _choice_after(
         self,

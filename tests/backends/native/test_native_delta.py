@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from runner.backends import base
 from runner.backends.base import Backend, Prefill
-from runner.backends.native import backend as backend_file
 from runner.backends.native import opening
 from runner.backends.native.backend import NativeBackend
 from runner.backends.native.blocks import go_on
@@ -304,7 +304,7 @@ def test_a_next_prompt_goes_on_behind_the_last_message_before_an_answer(
     backend: NativeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a template has it that leaves out what an answer thought; and so does another answer to the same prompt."""
-    monkeypatch.setattr(backend_file, "_FEW_READ_ANEW", 8)
+    monkeypatch.setattr(base, "FEW_READ_ANEW", 8)
     (stop,) = backend.tokenizer.stop_ids
     first = [*IDS[:20], stop, *IDS[20:24]]
     answer = take(backend, first, 16)  # so many that no slot has a state of the prompt
