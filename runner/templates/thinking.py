@@ -26,6 +26,7 @@ _HARMONY = ReasoningMarkers(
         end="<|end|>",
         thoughts=frozenset({"analysis"}),
         answer="final",
+        remarks=frozenset({"commentary"}),
     ),
 )
 
