@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 
 from runner.backends.base import Backend, Prefill, Step
 from runner.config import ChatOptions, SamplingParams
@@ -20,7 +21,7 @@ from runner.grammar import Grammars
 from runner.prompt import Prompt, build_prompt
 from runner.status_text import summary
 from runner.telemetry import Stopwatch
-from runner.types import CancelToken, Message
+from runner.types import CancelToken, Message, ReasoningMarkers
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class Answer:
         self._stream = AnswerStream(
             tokenizer,
             stops=self._params.stop,
-            markers=prompt.markers,
+            markers=prompt.markers if self._constraint is None else _with_remarks_as_thoughts(prompt.markers),
             is_in_reasoning=prompt.is_in_reasoning,
             follows_drafts=self._speculator is not None,
             strips_space=self._constraint is None,
@@ -192,6 +193,13 @@ class Answer:
         if self._params.max_tokens and len(self._token_ids) >= self._params.max_tokens:
             return "length"
         return "context" if n_prompt + len(self._token_ids) >= self._backend.info.n_ctx else None
+
+
+def _with_remarks_as_thoughts(markers: ReasoningMarkers | None) -> ReasoningMarkers | None:
+    """An answer that keeps to a grammar is that alone: remarks before it are free, and are no part of it."""
+    if markers is None or (channels := markers.channels) is None:
+        return markers
+    return replace(markers, channels=replace(channels, thoughts=channels.thoughts | channels.remarks))
 
 
 def _dropped_notice(dropped: Sequence[Message]) -> Notice:

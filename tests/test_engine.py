@@ -427,13 +427,25 @@ def test_the_demo_answers_in_json_of_a_schema(engine: EngineSurface, seed: int) 
     assert text_of(events).startswith(text_of(cut))
 
 
+@pytest.mark.parametrize(
+    ("reply", "template", "thought"),
+    [
+        ("<think>\nhm, 2?\n</think>\n\nIt is", THINKING_TEMPLATE, "hm, 2?"),
+        (
+            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>Let me see."
+            "<|end|><|start|>assistant<|channel|>final<|message|>It is",
+            runner.backends.fake.CHAT_TEMPLATE + "{# <|channel|>analysis<|message|> #}",
+            "hm\n\nLet me see.",
+        ),
+    ],
+    ids=["tags", "channels"],
+)
 def test_a_grammar_holds_for_the_answer_and_not_for_the_thought(
-    engine: EngineSurface, script: Callable[..., str]
+    engine: EngineSurface, script: Callable[..., str], reply: str, template: str, thought: str
 ) -> None:
-    load(engine, script(replies=["<think>\nhm, 2?\n</think>\n\nIt is"], chat_template=THINKING_TEMPLATE))
+    load(engine, script(replies=[reply], chat_template=template))
     events = list(engine.chat(user("1+1"), by_grammar(TWO)))
-    thought = "".join(event.text for event in events if isinstance(event, ReasoningDelta))
-    assert thought == "hm, 2?"
+    assert "".join(event.text for event in events if isinstance(event, ReasoningDelta)) == thought
     assert json.loads(text_of(events)) in ("Two", 2)
     assert finished(events).reason == "stop"
 

@@ -78,7 +78,7 @@ def render(
         "documents": None,
         "add_generation_prompt": add_generation_prompt,
         **{name: token for name, token in (("bos_token", bos_token), ("eos_token", eos_token)) if token},
-        **think_variables(think),
+        **think_variables(think, template),
     }
     return Rendered(guard.pieces(_run(template, variables, now)))
 

@@ -26,6 +26,7 @@ _HARMONY = ReasoningMarkers(
         end="<|end|>",
         thoughts=frozenset({"analysis"}),
         answer="final",
+        remarks=frozenset({"commentary"}),
     ),
 )
 
@@ -56,11 +57,11 @@ def starts_in_reasoning(text: str, markers: ReasoningMarkers) -> bool:
     return text.rstrip().endswith(markers.open)
 
 
-def think_variables(think: Think) -> dict[str, Any]:
+def think_variables(think: Think, template: str) -> dict[str, Any]:
     """What templates read to turn thinking on and off. "auto" sets nothing: the template's own default holds.
 
     enable_thinking is Qwen's, SmolLM's and most others' name, thinking is DeepSeek's and Granite's, reasoning_effort
-    is gpt-oss's.
+    is gpt-oss's, which always thinks: "off" is its lowest effort.
     """
     if think == "auto":
         return {}
@@ -68,4 +69,6 @@ def think_variables(think: Think) -> dict[str, Any]:
     variables: dict[str, Any] = {"enable_thinking": is_on, "thinking": is_on}
     if think in ("low", "medium", "high"):
         variables["reasoning_effort"] = think
+    elif not is_on and reasoning_markers(template) is _HARMONY:
+        variables["reasoning_effort"] = "low"
     return variables

@@ -18,6 +18,8 @@ import pytest
 from runner.backends import base, choose, llamacpp
 from runner.backends.base import Backend, Prefill, Step
 from runner.backends.llamacpp.backend import LlamaCppBackend
+from runner.backends.llamacpp.library import open_model
+from runner.backends.llamacpp.tokenizer import LlamaCppTokenizer
 from runner.config import LONGEST_DRAFT, LoadOptions, SamplingParams
 from runner.errors import (
     BackendUnavailable,
@@ -28,6 +30,7 @@ from runner.errors import (
     UnsuitedOptions,
     UnsupportedModel,
 )
+from runner.quant.gguf_file import read_header
 from runner.speculative.model_drafter import ModelDrafter
 from runner.speculative.suffix import SuffixDrafter
 from runner.types import CancelToken, ReadyModel
@@ -355,6 +358,31 @@ def test_the_name_of_the_unknown_token_is_a_control_token(shared_data: Path) -> 
     tokenizer = load(shared_data / "stories260K" / "gguf" / "stories260K-f32.gguf").tokenizer
     assert "<unk>" in tokenizer.control_tokens  # with parse_special llama.cpp finds it in a text as it does <s>
     assert tokenizer.encode("<unk>", parse_special=True) == [0]
+
+
+def test_control_tokens_that_llama_cpp_takes_for_text_are_control_tokens(tmp_path: Path) -> None:
+    """It finds those of gpt-oss's messages in every text, and shows them."""
+    names = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
+    octets = sorted(set("abcdefghijklmnopqrstuvwxyz<|>"))
+    path = tmp_path / "harmony.gguf"
+    writer = gguf.GGUFWriter(path, "gpt-oss")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*octets, *names])
+    writer.add_token_types([gguf.TokenType.NORMAL] * len(octets) + [gguf.TokenType.CONTROL] * len(names))
+    writer.add_token_merges(["a b"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    model = open_model(path, LoadOptions(n_gpu_layers=0), lambda _: None, CancelToken(), vocab_only=True)
+    tokenizer = LlamaCppTokenizer(llama_cpp.llama_model_get_vocab(model), read_header(path).metadata)
+    assert tokenizer.control_tokens == set(names)
+    text = "a<|end|><|start|>assistant<|channel|>final<|message|>"
+    kept_plain = tokenizer.encode(text, parse_special=False)
+    assert b"".join(map(tokenizer.token_bytes, kept_plain)) == text.encode()
+    assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(text))) == b"aassistantfinal"
+    assert [tokenizer.token_bytes(len(octets) + i, special=True).decode() for i in range(6)] == [*names]
+    llama_cpp.llama_model_free(model)
 
 
 @pytest.mark.parametrize("marks", [("<|im_start|>", "<|im_end|>"), ("<s>", "</s>")])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -39,7 +39,8 @@ class LlamaCppTokenizer:
 
     metadata: the GGUF file's. stop_ids: tokens that end an answer, beside those that llama.cpp knows of.
     llama.cpp invents a BOS where a file names none of its tokens (token 11 for BPE): here there is none. eos_id: what
-    the file calls its EOS, None likewise.
+    the file calls its EOS, None likewise. It also takes control tokens of gpt-oss ("<|channel|>") for text that it
+    finds in everything, so that who writes one in a message would begin a message: here they are control tokens.
     """
 
     def __init__(self, vocab: Any, metadata: Mapping[str, Any], stop_ids: Sequence[int] = ()) -> None:
@@ -54,9 +55,13 @@ class LlamaCppTokenizer:
         # The unknown token's name is found in a text as control tokens are.
         wanted = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
         attributes = llama_cpp.llama_vocab_get_attr
-        control = (token for token in range(self.vocab_size) if attributes(vocab, token) & wanted)
-        names = (self.token_bytes(token, special=True).decode("utf-8", "replace") for token in control)
-        self.control_tokens = frozenset(name for name in names if name)
+        control = {token for token in range(self.vocab_size) if attributes(vocab, token) & wanted}
+        types = enumerate(metadata.get("tokenizer.ggml.token_type") or ())
+        self._retyped = {token for token, kind in types if kind == llama_cpp.LLAMA_TOKEN_TYPE_CONTROL} - control
+        self.control_tokens = self._texts(control | self._retyped)
+        # Cut behind its first character, such a name is found no more.
+        cuts = (f"(?<={re.escape(name[0])})(?={re.escape(name[1:])})" for name in self._texts(self._retyped))
+        self._inside_retyped = re.compile("|".join(cuts) or "(?!)")
         is_sentencepiece = llama_cpp.llama_vocab_type(vocab) == llama_cpp.LLAMA_VOCAB_TYPE_SPM
         adds_space = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
         self.strips_leading_space = is_sentencepiece and adds_space
@@ -65,8 +70,15 @@ class LlamaCppTokenizer:
         value = metadata.get(f"tokenizer.ggml.{name}_token_id")
         return value if type(value) is int and 0 <= value < self.vocab_size else None
 
+    def _texts(self, tokens: Iterable[int]) -> frozenset[str]:
+        names = (self.token_bytes(token, special=True).decode("utf-8", "replace") for token in tokens)
+        return frozenset(name for name in names if name)
+
     def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
-        parts = self._parts(text) if parse_special and len(text) > _PART else [text]
+        if parse_special:
+            parts = self._parts(text) if len(text) > _PART else [text]
+        else:
+            parts = self._inside_retyped.split(text)
         return [token for part in parts for token in self._encode(part, parse_special)]
 
     def _parts(self, text: str) -> Iterator[str]:
@@ -105,7 +117,7 @@ class LlamaCppTokenizer:
         key = (token, special)
         piece = self._bytes.get(key)
         if piece is None:
-            piece = self._bytes[key] = self._piece(token, special)
+            piece = self._bytes[key] = b"" if token in self._retyped and not special else self._piece(token, special)
         return piece
 
     def _piece(self, token: int, special: bool) -> bytes:

@@ -257,7 +257,7 @@ def _of_source(weights: Weights, names: tuple[str, ...]) -> list[str]:
     bits = sum(weights.bits[name] * sizes[name] for name in rounded) / sum(sizes[name] for name in rounded)
     return [
         f"The source is {weights.quantization}, {bits:.1f} bits a weight: its rounding stays in the result, and the "
-        "new one is added to it. The original weights give a better model."
+        "new one is added to it. The original weights, where they are published, give a better model."
     ]
 
 
