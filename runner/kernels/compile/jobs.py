@@ -103,15 +103,15 @@ def jobs(targets: Sequence[str], only: str | None = None) -> list[Job]:
 
 
 def fewer(wanted: Sequence[Job]) -> list[Job]:
-    """Of these the first variant of each kernel for every target, and the others for one target."""
-    first: dict[tuple[str, str], str] = {}
+    """Of these for every target the first variant of each kernel that it has, and the others for one target."""
+    first: dict[tuple[str, str, str], str] = {}
     for job in wanted:
-        first.setdefault((job.module, job.kernel), job.variant)
+        first.setdefault((job.module, job.kernel, job.target), job.variant)
     there = {job.variant for job in wanted if job.target == (_DECODING if job.is_decode else _PROMPTS)}
     return [
         job
         for job in wanted
-        if first[job.module, job.kernel] == job.variant
+        if first[job.module, job.kernel, job.target] == job.variant
         or job.target == (_DECODING if job.is_decode else _PROMPTS)
         or job.variant not in there
     ]
