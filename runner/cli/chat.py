@@ -60,7 +60,7 @@ def chat(
     paths = user_paths()
     settings = load_settings(paths)
     is_kept = settings.save_chats and not no_log
-    resumed = _session_to_resume(paths, continue_latest, resume, is_kept=is_kept)
+    resumed = _session_to_resume(paths, continue_latest, resume, is_kept=is_kept, no_log=no_log)
     name = options.model_name(
         model, model_argument, (resumed.model or None) if resumed else None, default=settings.model
     )
@@ -230,14 +230,21 @@ def _source(setup: _Setup, opening: Opening | None = None) -> Source:
     )
 
 
-def _session_to_resume(paths: Paths, continue_latest: bool, wanted: str | None, *, is_kept: bool) -> Session | None:
+def _session_to_resume(
+    paths: Paths, continue_latest: bool, wanted: str | None, *, is_kept: bool, no_log: bool
+) -> Session | None:
     """The chat that --continue or --resume means. Raises UsageError when there is none."""
     if not continue_latest and wanted is None:
         return None
     if continue_latest and wanted is not None:
         raise UsageError("--continue and --resume are both given.", hint="Use one of them.")
-    if not is_kept:
+    if no_log:
         raise UsageError("With --no-log there is no chat to go on with.", hint="Leave out --no-log.")
+    if not is_kept:
+        raise UsageError(
+            "No chat is gone on with where none is kept: save_chats is off.",
+            hint="For this command alone it is on with RUNNER_SAVE_CHATS=true in front.",
+        )
     from runner.store import Store
 
     with closing(Store(paths.database)) as store:

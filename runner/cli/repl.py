@@ -209,7 +209,7 @@ class Repl:
                 "The context is full: the answer is cut off.", "/clear starts anew; /set ctx_size N makes it larger."
             )
         if finished.reason in ("context", "length") and self.conversation.params.grammar is not None:
-            render.warn("It is not whole by its grammar.")
+            render.warn("It may not be whole by its grammar.")
         if self.is_verbose:
             render.say(summary(finished.timings, finished.n_ctx))
             if finished.speculation is not None:

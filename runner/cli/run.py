@@ -159,7 +159,7 @@ class _OneShot:
         elif finished.reason == "length":
             render.narrate("The answer is cut off at --max-tokens.")
         if finished.reason in ("context", "length") and self._params.grammar is not None:
-            render.warn("It is not whole by its grammar.")
+            render.warn("It may not be whole by its grammar.")
         if verbose:
             render.say(summary(finished.timings, finished.n_ctx))
             done = finished.speculation

@@ -22,6 +22,7 @@ from runner.closed import cannot_read, closed, leads_nowhere, lost_target
 from runner.errors import BadModelFile, BusyError, DoesNotFit, RunnerError, UnsupportedModel, UsageError
 from runner.lock_holders import other_process
 from runner.measures import decimal_size
+from runner.paths import private_directory, user_paths
 from runner.quant.half_made import (
     DELETED_NAME,
     OLD_MARK,
@@ -188,6 +189,8 @@ class WorkDirectory:
         RunnerError when it cannot be written, or emptied.
         """
         try:
+            if self.path.is_relative_to(user_paths().data):
+                private_directory(self.path.parent)  # chats are kept there too
             self.path.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_RDONLY)
         except OSError as error:

@@ -112,6 +112,16 @@ def test_wrong_usage_exits_2(
     assert words in captured.err
 
 
+def test_the_remedy_for_a_chat_that_a_setting_keeps_from_going_on_is_that_setting(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNNER_SAVE_CHATS", "false")
+    assert main(["chat", "--continue"]) == 2
+    said = capsys.readouterr().err
+    assert "RUNNER_SAVE_CHATS=true" in said
+    assert "--no-log" not in said
+
+
 def test_a_damaged_database_is_told_before_a_model_is_loaded(
     model: str, pipe: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,6 +62,8 @@ def test_a_model_with_a_budget_has_a_name_of_its_own(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.strip() == str(user_paths().models / "demo-mq4-100")
     assert main(["show", "demo-mq4-100", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["quantization"] == "MQ6"
+    # Chats are kept beside it: others cannot read there, whichever was first.
+    assert user_paths().data.stat().st_mode & 0o077 == 0
 
 
 def test_a_recipe_and_a_folded_rotation_are_taken_and_told(
