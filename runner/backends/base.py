@@ -259,14 +259,15 @@ def check_prompt(prompt: Sequence[int], info: ModelInfo, *, room: int = 1) -> No
 
 
 def end_of_messages(prompt: Sequence[int], cached: int, stop_ids: Collection[int]) -> int:
-    """Where the last message of `prompt` ends, behind what is cached and behind some tokens; 0: nowhere.
+    """Where the last message of `prompt` ends, some tokens behind what is cached and behind its beginning; 0: nowhere.
 
     The next prompt may go on from there in another way, without what the answer thought or with another answer. A cache
     that cannot be cut keeps its state there: worth a pass of its own, unless there are few tokens to read anew.
     """
-    ends = (at for at in range(len(prompt) - 1, max(cached, FEW_READ_ANEW), -1) if prompt[at - 1] in stop_ids)
-    return next(ends, 0)
+    first = max(cached + _FEW_OF_A_PASS, FEW_READ_ANEW) + 1
+    return next((at for at in range(len(prompt) - 1, first - 1, -1) if prompt[at - 1] in stop_ids), 0)
 
 
 FEW_READ_ANEW: Final = 128
 """A GPU reads so many tokens in the time of one or two passes more."""
+_FEW_OF_A_PASS: Final = 16  # which for the native engine are a step, recorded before it runs

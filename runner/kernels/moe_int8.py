@@ -159,21 +159,24 @@ def takes_int8(n_rows: int, n_slots: int, n_experts: int) -> bool:
 
 
 def try_int8(form: str, device: torch.device) -> bool:
-    """Whether it is: lanes are a compiler's to decide."""
+    """Whether it is, in blocks of each size: lanes are a compiler's to decide."""
     random = torch.Generator().manual_seed(0)
     planes = random_matrix(form, 38, random)
-    n_rows = 2 * MOST_ROWS
-    x = random_rows(n_rows, planes.shape[1], random)
-    experts = torch.arange(n_rows, dtype=torch.int32, device=device)[:, None] % 3  # of a tile each
-    found = torch.empty(n_rows, TILE, device=device)
-    args = (found, TILE, (found, 0.0, 0.0), found, (experts, 1, TILE))
-    Int8OfExperts(x=moved(x, device), w=moved(to_fragments(planes), device), groups=group_pairs(experts, 3)).pairs(
-        moe_pairs.store_pairs, args, (0, 0, False), 0, TILE
-    )
+    w = moved(to_fragments(planes), device)
     weights, steps = int8_weights_ref(planes)
-    dense = (weights.double() * steps.double()[:, None]).view(3, TILE, -1)
-    right = torch.einsum("mk,mnk->mn", x.values().double(), dense[experts[:, 0].tolist()])
-    return bool((found.cpu() - right).norm() < 1e-5 * right.norm())
+    dense = (weights.double() * steps.double()[:, None]).view(3, TILE, -1)  # an expert is a tile
+    are_right = []
+    for mean in _MEANS_TO_TRY:
+        x = random_rows(3 * mean, planes.shape[1], random)
+        experts = torch.arange(3 * mean, dtype=torch.int32, device=device)[:, None] % 3
+        found = torch.empty(3 * mean, TILE, device=device)
+        args = (found, TILE, (found, 0.0, 0.0), found, (experts, 1, TILE))
+        Int8OfExperts(x=moved(x, device), w=w, groups=group_pairs(experts, 3)).pairs(
+            moe_pairs.store_pairs, args, (0, 0, False), 0, TILE
+        )
+        right = torch.einsum("mk,mnk->mn", x.values().double(), dense[experts[:, 0].tolist()])
+        are_right.append(bool((found.cpu() - right).norm() < 1e-5 * right.norm()))
+    return all(are_right)
 
 
 _works = cache(try_int8)
@@ -190,6 +193,8 @@ _FEW_PAIRS: Final = 8  # of an expert, on average, which are for moe_blocks.py
 _MOST_PAIRS: Final = 512
 _TILES: Final = 4  # of a program, each a warp's
 _STAGES: Final = {32: 3, 64: 2, 128: 2}  # by rows of a block
+_MEANS_TO_TRY: Final = (16, 48, 64)
+assert [rows_of_block(mean) for mean in _MEANS_TO_TRY] == list(_STAGES)
 _SPAN: Final = 512
 
 

@@ -14,6 +14,8 @@ import gguf
 import llama_cpp
 import numpy as np
 import pytest
+from random_gguf import write_gguf
+from shapes import config_of
 
 from runner.backends import base, choose, llamacpp
 from runner.backends.base import Backend, Prefill, Step
@@ -453,13 +455,34 @@ def test_recurrent_layers_cannot_go_back(tmp_path: Path, demo_directory: Path) -
     assert take(backend, [10, 11, 12], 8) == text
 
 
+@pytest.fixture(params=["mamba", "hybrid"])
+def recurrent(request: pytest.FixtureRequest, tmp_path: Path, demo_directory: Path) -> Path:
+    """A random model all of whose layers keep a state, or all but one."""
+    path = tmp_path / "recurrent.gguf"
+    if request.param == "mamba":
+        return write_mamba(path, demo_directory)
+    small = {"hidden_size": 256, "intermediate_size": 256, "vocab_size": 8192, "num_attention_heads": 2}
+    write_gguf(path, config_of("qwen3.5-0.8b", 2) | small | {"full_attention_interval": 2}, "q4_0")
+    return path
+
+
+def test_recurrent_layers_go_on_after_a_pass_that_was_cut_off(recurrent: Path) -> None:
+    backend, ids = load(recurrent), [10 + 7 * i for i in range(100)]
+    take(backend, ids[:40], 4)
+    longer = [*backend.held, *ids[90:95]]
+    cancel = CancelToken()
+    cancel.cancel()
+    with backend._stopped_by(cancel):
+        assert not backend._decode(ids[50:90], len(backend.held))  # the state may be one of some of these now
+    assert take(backend, longer, 8) == take(load(recurrent), longer, 8)
+
+
 def test_recurrent_layers_go_back_to_where_the_last_messages_end(
-    tmp_path: Path, demo_directory: Path, monkeypatch: pytest.MonkeyPatch
+    recurrent: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next prompt of a template that leaves out what an answer thought; and another answer to the same prompt."""
     monkeypatch.setattr(base, "FEW_READ_ANEW", 8)
-    path = write_mamba(tmp_path / "mamba.gguf", demo_directory)
-    backend, empty = load(path), load(path).memory().kv_cache_bytes
+    backend, empty = load(recurrent), load(recurrent).memory().kv_cache_bytes
     stop = min(backend.tokenizer.stop_ids)
     ids = [10 + 7 * i for i in range(100)]
     first = [*ids[:20], stop, *ids[20:24]]
@@ -469,7 +492,7 @@ def test_recurrent_layers_go_back_to_where_the_last_messages_end(
     assert take(backend, first, 16) == answer
     second = [*first[:23], *answer[4:7], stop, *ids[30:40], stop, *ids[20:24]]
     assert [prefill.done for prefill in prefills(backend, second)] == [21, len(second) - 4, len(second)]
-    assert take(backend, second, 16) == take(load(path), second, 16)
+    assert take(backend, second, 16) == take(load(recurrent), second, 16)
     third = [*second[:-10], *ids[41:50]]
     assert prefills(backend, third)[0].cached == 21  # what was edited is before the end of the second
     assert backend.keep(20) == 0

@@ -264,7 +264,8 @@ class LlamaCppBackend(Backend):
     def keep(self, length: int) -> int:
         """Recurrent layers cannot go back but to what was saved; a sliding window has already dropped what lies behind
         it."""
-        if length == len(self._held):
+        newest = llama_cpp.llama_memory_seq_pos_max(self._memory, 0)
+        if length == len(self._held) and newest == length - 1:  # a pass that was cut off may have gone further
             return length
         is_cut = length > 0 and llama_cpp.llama_memory_seq_rm(self._memory, 0, length, -1)
         if is_cut and self._n_swa:

@@ -63,7 +63,8 @@ class DeltaStates:
         of_past = [torch.zeros(past, dtype=dtype, device=device) for _ in config.layers]
         self.matrices = [tensor[: self.n_slots] for tensor in of_matrices]
         self.past = [tensor[: self.n_slots] for tensor in of_past]
-        self._beside = [tensor[self.n_slots :] for tensor in (*of_matrices, *of_past)]
+        # Of a batch nothing: an empty view would hold on to all that `select` lets go of.
+        self._beside = [tensor[self.n_slots :] for tensor in (*of_matrices, *of_past)] if n_saved else []
 
     @property
     def nbytes(self) -> int:

@@ -265,7 +265,7 @@ class FusedExecution:
         which notes the launches and lets none happen. Nothing is kept of it."""
         decoder = self._opened()
         # Experts' products have other tiles for more rows.
-        wanted = [*row_counts, *((256, 384, 512, 768, 1024, 2048) if decoder.has_experts else ())]
+        wanted = [*row_counts, *((256, 384, 512, 768, 1024, 1280, 2048) if decoder.has_experts else ())]
         counts = [count for count in wanted if count <= self.cache.n_ctx]
         with torch.inference_mode():
             self._reserve(max(counts))
