@@ -382,6 +382,20 @@ def test_a_long_reason_is_read_to_its_end_where_the_job_has_the_focus() -> None:
     run(jobs, body, JobMessage, size=(40, 8))
 
 
+def test_a_job_that_changes_before_its_row_is_composed_is_shown_as_it_is_then() -> None:
+    """As one does whose process answers sooner than a busy terminal draws."""
+    jobs = JobList()
+
+    async def body(app: OneWidget, pilot: Pilot[None]) -> None:
+        jobs.show([job()])
+        jobs.show([job(state="failed", message="There is no room.")])
+        await pilot.pause()
+        await pilot.pause()
+        assert "There is no room." in text_of(app)
+
+    run(jobs, body, JobMessage, size=(40, 10))
+
+
 def test_arrows_go_through_the_jobs_and_stay_among_them() -> None:
     jobs = JobList()
 

@@ -141,6 +141,8 @@ class JobRow(Widget, can_focus=True):
         if self.has_focus and job.state != self.job.state:
             self.refresh_bindings()  # other keys do something now
         self.job = job
+        if not self.query(".title"):
+            return  # it is not composed yet, and shows this job once it is
         sign, style = mark(job)
         name = job.title if self.size.width >= _WIDE else job.title.rpartition("/")[2]
         title = Content.assemble((sign, style), " ", line(name))
