@@ -269,5 +269,5 @@ def end_of_messages(prompt: Sequence[int], cached: int, stop_ids: Collection[int
 
 
 FEW_READ_ANEW: Final = 128
-"""A GPU reads so many tokens in the time of one or two passes more."""
+"""Reckoned: about as many tokens as a GPU reads in the time of two passes more."""
 _FEW_OF_A_PASS: Final = 16  # which for the native engine are a step, recorded before it runs

@@ -152,7 +152,7 @@ def multiplies_in_int8(w: Matrix) -> bool:
     return is_hopper(w.packed) and _works(w.format, w.packed.device)
 
 
-def takes_int8(n_rows: int, n_slots: int, n_experts: int) -> bool:
+def takes_pairs_in_int8(n_rows: int, n_slots: int, n_experts: int) -> bool:
     """Whether the kernel is for so many rows: more than decoding's are for, and neither few nor very many pairs an
     expert."""
     return n_rows > MOST_ROWS and _FEW_PAIRS * n_experts < n_rows * n_slots <= _MOST_PAIRS * n_experts

@@ -15,8 +15,8 @@ from checkout import CHECKOUT, python
 from runner.errors import UsageError
 from runner.kernels.compile import TARGETS, Compiled, Variant, all_variants
 from runner.kernels.compile.__main__ import main
-from runner.kernels.compile.compilation import read_amdgcn, read_ptxas
-from runner.kernels.compile.jobs import MAY_SPILL, Job, Outcome, overtakes_products
+from runner.kernels.compile.compilation import overtakes_products, read_amdgcn, read_ptxas
+from runner.kernels.compile.jobs import MAY_SPILL, Job, Outcome
 from runner.kernels.compile.report import BEGIN, END, line, markdown, with_table
 from runner.kernels.compile.spread import Failure
 from runner.kernels.compile.variants import variants_of

@@ -12,7 +12,7 @@ from runner.kernels import moe_int8
 from runner.kernels.fragments import to_fragments
 from runner.kernels.int8_weights import FORMATS_AS_INT8, int8_weights_ref
 from runner.kernels.matmul import Activation, gate_ref
-from runner.kernels.moe_int8 import Int8OfExperts, multiplies_in_int8, sorted_rows, takes_int8, try_int8
+from runner.kernels.moe_int8 import Int8OfExperts, multiplies_in_int8, sorted_rows, takes_pairs_in_int8, try_int8
 from runner.kernels.moe_matmul import Dispatch, moe_linear, moe_linear_gated, moe_linear_residual
 from runner.kernels.rotate import quantize_blocks
 from runner.kernels.values import PackedMatrix, Squares
@@ -98,7 +98,7 @@ def test_int8_is_for_four_bits_on_hopper(monkeypatch: pytest.MonkeyPatch) -> Non
     [(17, 2, True), (1024, 2, True), (1025, 2, False), (32, 1, False), (16, 4, False)],
 )
 def test_int8_is_for_neither_few_nor_very_many_pairs_of_an_expert(n_rows: int, n_slots: int, is_taken: bool) -> None:
-    assert takes_int8(n_rows, n_slots, 4) == is_taken
+    assert takes_pairs_in_int8(n_rows, n_slots, 4) == is_taken
 
 
 @pytest.mark.parametrize("form", FORMATS_AS_INT8)

@@ -23,7 +23,7 @@ from runner.kernels.fragments import TILE
 from runner.kernels.matmul import gate_ref
 from runner.kernels.moe_blocks import multiplies_in_blocks, takes_blocks
 from runner.kernels.moe_fragments import multiplies_experts
-from runner.kernels.moe_int8 import multiplies_in_int8, takes_int8
+from runner.kernels.moe_int8 import multiplies_in_int8, takes_pairs_in_int8
 from runner.kernels.moe_matmul import Dispatch, MoeRows, dispatch, moe_linear, moe_linear_gated, moe_linear_residual
 from runner.kernels.moe_route import rounds_in_lanes, route, route_and_round
 from runner.kernels.moe_router import router_logits
@@ -145,7 +145,7 @@ class FusedMoE:
         if isinstance(w, Tensor):
             return rotate_rows(x, gain, 1, self.dtype) if gain is not None or x.dtype != self.dtype else x
         is_few = n_tokens <= MOST_ROWS
-        if self.in_int8 and takes_int8(n_tokens, self.per_token, self.num_experts):
+        if self.in_int8 and takes_pairs_in_int8(n_tokens, self.per_token, self.num_experts):
             return quantize_blocks(x, gain, w.rotation, in_lanes=self.in_lanes)
         in_blocks = self.in_blocks and takes_blocks(w, n_tokens, self.per_token, self.num_experts)
         if in_blocks or (is_few and w.layout == "fragments"):

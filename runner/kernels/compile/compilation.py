@@ -160,6 +160,16 @@ def read_amdgcn(assembly: str) -> tuple[int, int]:
     return _number(r"\.vgpr_count:\s+(\d+)", assembly), 4 * _number(r"\.vgpr_spill_count:\s+(\d+)", assembly)
 
 
+def overtakes_products(ttgir: str) -> bool:
+    """Whether a step writes to registers that the products of the step before may still read.
+
+    Hopper's tensor cores read a left matrix in registers in their own time. Where Triton waits for some of the products
+    alone, which it does to let the others go on, nothing keeps the next step from its registers.
+    """
+    is_in_registers = re.search(r"warp_group_dot %.*#ttg\.dot_op", ttgir) is not None
+    return is_in_registers and re.search(r"warp_group_dot_wait .*pendings = [1-9]", ttgir) is not None
+
+
 def _number(pattern: str, text: str) -> int:
     """The largest number that the pattern finds: functions that were not inlined have their own."""
     found = re.findall(pattern, text)

@@ -6,13 +6,12 @@ It knows no compiler: compilation.py is called, in as many processes as there ar
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from runner.errors import UsageError
-from runner.kernels.compile.compilation import Compiled, compile_variant
+from runner.kernels.compile.compilation import Compiled, compile_variant, overtakes_products
 from runner.kernels.compile.spread import Failure, spread
 from runner.kernels.compile.targets import TARGETS
 from runner.kernels.compile.variants import kernel_modules, variants_of
@@ -59,16 +58,6 @@ class Outcome:
         if overtakes_products(self.result.ttgir):
             return f"{name} writes to registers that tensor cores may still read"
         return ""
-
-
-def overtakes_products(ttgir: str) -> bool:
-    """Whether a step writes to registers that the products of the step before may still read.
-
-    Hopper's tensor cores read a left matrix in registers in their own time. Where Triton waits for some of the products
-    alone, which it does to let the others go on, nothing keeps the next step from its registers.
-    """
-    is_in_registers = re.search(r"warp_group_dot %.*#ttg\.dot_op", ttgir) is not None
-    return is_in_registers and re.search(r"warp_group_dot_wait .*pendings = [1-9]", ttgir) is not None
 
 
 def jobs(targets: Sequence[str], only: str | None = None) -> list[Job]:

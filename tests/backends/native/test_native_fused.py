@@ -186,7 +186,7 @@ def test_prompts_of_experts_in_int8_give_what_their_values_do(
     wanted = plain(config, weights).extend(PROMPT, "all", go_on)
     monkeypatch.setattr(stream, "best_layout", lambda w, pair: to_fragments(w, pair) if can_be_fragments(w) else w)
     monkeypatch.setattr(moe_int8, "is_hopper", lambda _: True)
-    monkeypatch.setattr(fused_moe, "takes_int8", lambda *_: True)
+    monkeypatch.setattr(fused_moe, "takes_pairs_in_int8", lambda *_: True)
     kernels = fused(config, weights)
     (layer,) = kernels._opened().layers
     assert isinstance(layer.mlp, FusedMoE)
