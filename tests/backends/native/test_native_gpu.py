@@ -112,6 +112,14 @@ class TestNativeDeltaOnAGpu(ConformanceOnAGpu):
         yield backend
         backend.close()
 
+    def test_a_chat_goes_on_from_the_state_where_its_last_message_ended(self, backend: Backend) -> None:
+        messages = [*PROMPT, *PROMPT[::-1], *PROMPT[:30], min(backend.tokenizer.stop_ids)]
+        answered, again = ([*messages, *part] for part in (PROMPT[:20], PROMPT[20:]))
+        cold = take(backend, again, 16)
+        take(backend, answered, 40)  # more steps than there are slots
+        assert prefills(backend, again)[0].cached == len(messages)
+        assert take(backend, again, 16) == cold
+
 
 @pytest.fixture(params=["demo", "packed", "delta"])
 def model(request: pytest.FixtureRequest) -> ReadyModel:
